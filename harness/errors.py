@@ -1,0 +1,33 @@
+"""The errors that end a run with one clear line, each with the exit code that the command line gives it."""
+
+
+class WorkbookError(Exception):
+    """Base class: a problem that the person at the keyboard can do something about."""
+
+    exit_code = 1
+
+
+class BadUse(WorkbookError):
+    """An unknown flag, puzzle, device, size or file."""
+
+    exit_code = 2
+
+
+class DamagedFile(BadUse):
+    """A problem file whose blank markers are broken."""
+
+
+class CompileFailed(WorkbookError):
+    """The Mojo package does not compile, or lacks an op. `details` holds the compiler's whole output."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, details: str = ""):
+        super().__init__(message)
+        self.details = details
+
+
+class EnvironmentProblem(WorkbookError):
+    """The toolchain, a driver, a cache folder or the hardware stands in the way."""
+
+    exit_code = 5

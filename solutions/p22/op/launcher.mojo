@@ -1,0 +1,69 @@
+"""How a kernel is launched: the one trait that the launch code beside the kernels is written against.
+
+`DeviceLauncher` enqueues on a MAX `DeviceContext`. Another implementation may do anything else with the same
+calls, for example write down the PTX, the geometry and the argument bytes without a driver.
+"""
+
+from std.sys import size_of
+from max.gpu.host import DeviceBuffer, DeviceContext, Dim
+from max.gpu.host.device_context import DevicePassable
+
+from .common import MutPtr
+
+
+trait Launcher:
+    """Launches kernels in order on one device, and lends them scratch memory."""
+
+    def launch[
+        declared: TypeList[Trait=AnyType, ...],
+        //,
+        kernel: def(* args: * declared) thin -> None,
+        *Ts: DevicePassable,
+    ](mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim) raises:
+        """Enqueues `kernel` after everything launched before it.
+
+        Args:
+            name: What reports call this launch.
+            args: The kernel's arguments, in the kernel's order.
+            grid_dim: Blocks along x, y, z.
+            block_dim: Threads of a block along x, y, z.
+        """
+        ...
+
+    def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
+        """Lends `count` uninitialised elements that stay valid until every launch of this launcher is done.
+
+        Args:
+            name: What reports call this memory.
+            count: How many elements.
+
+        Returns:
+            The address on the device.
+        """
+        ...
+
+
+struct DeviceLauncher(Launcher):
+    """Enqueues on the stream of a `DeviceContext`."""
+
+    var ctx: DeviceContext
+    var _workspaces: List[DeviceBuffer[DType.uint8]]
+
+    def __init__(out self, ctx: DeviceContext):
+        self.ctx = ctx
+        self._workspaces = []
+
+    def launch[
+        declared: TypeList[Trait=AnyType, ...],
+        //,
+        kernel: def(* args: * declared) thin -> None,
+        *Ts: DevicePassable,
+    ](mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim) raises:
+        self.ctx.enqueue_function[kernel](*args, grid_dim=grid_dim, block_dim=block_dim)
+
+    def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
+        # The list keeps the buffer until this launcher goes; its release is ordered behind the launches.
+        var bytes = self.ctx.enqueue_create_buffer[DType.uint8](max(1, count) * size_of[Scalar[dtype]]())
+        var address = bytes.unsafe_ptr().unsafe_bitcast[Scalar[dtype]]().as_unsafe_any_origin()
+        self._workspaces.append(bytes^)
+        return address

@@ -1,0 +1,167 @@
+"""Builds the stand-in libraries of the virtual GPU once and keeps them in a cache folder.
+
+The cache root is $WORKBOOK_CACHE, or ~/.cache/mojo-gpu-workbook. A folder there, named by a hash of the Mojo sources
+and the compiler's version, holds libcuda.so.1, libnvidia-ml.so.1 and a `ptxas` stand-in that hands PTX through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from .linker import environment_with_linker
+
+HERE = Path(__file__).resolve().parent
+LIBRARIES = {"libcuda.so.1": "libcuda.mojo", "libnvidia-ml.so.1": "libnvml.mojo"}
+CONSTRUCTOR = "workbook_vgpu_open"
+
+# Mojo calls an external assembler as `ptxas IN -o OUT --gpu-name=...`. Copying the input keeps the PTX text, which
+# then reaches cuModuleLoadDataEx instead of machine code.
+PTXAS = """#!/bin/sh
+# Hands PTX through unchanged, so that the virtual GPU gets text and not machine code.
+in=
+out=
+while [ $# -gt 0 ]; do
+    case $1 in
+        -o) out=$2; shift ;;
+        -*) ;;
+        *) in=$1 ;;
+    esac
+    shift
+done
+exec cp "$in" "$out"
+"""
+
+
+class DriverBuildError(Exception):
+    """The stand-in libraries cannot be built here; the message is one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Paths of a built driver."""
+
+    folder: Path
+
+    @property
+    def libcuda(self) -> Path:
+        return self.folder / "libcuda.so.1"
+
+    @property
+    def libnvml(self) -> Path:
+        return self.folder / "libnvidia-ml.so.1"
+
+    @property
+    def ptxas(self) -> Path:
+        return self.folder / "ptxas"
+
+    def environment(self) -> dict[str, str]:
+        """Variables that make Mojo and MAX emit PTX and allocate each buffer by itself."""
+        return {
+            "MODULAR_NVPTX_COMPILER_PATH": str(self.ptxas),
+            "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE": "0",
+        }
+
+
+def cache_root() -> Path:
+    """Where built things are kept: $WORKBOOK_CACHE, or ~/.cache/mojo-gpu-workbook."""
+    chosen = os.environ.get("WORKBOOK_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "mojo-gpu-workbook"
+
+
+def find_mojo() -> str:
+    """The mojo executable: beside this Python, or on the PATH."""
+    beside = Path(sys.executable).with_name("mojo")
+    found = str(beside) if beside.exists() else shutil.which("mojo")
+    if not found:
+        raise DriverBuildError(
+            "mojo not found: the virtual GPU's driver is written in Mojo and built on first use"
+        )
+    return found
+
+
+def mojo_version(mojo: str) -> str:
+    """What `mojo --version` prints."""
+    done = subprocess.run([mojo, "--version"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise DriverBuildError(f"`mojo --version` failed: {last_line(done.stderr)}")
+    return done.stdout.strip()
+
+
+def last_line(text: str) -> str:
+    """The last line with something in it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "(no message)"
+
+
+def cache_key(mojo: str) -> str:
+    """Changes with any source of the libraries, with how they are built and with the compiler."""
+    digest = hashlib.sha256(mojo_version(mojo).encode() + PTXAS.encode() + CONSTRUCTOR.encode())
+    for source in sorted(HERE.glob("*.mojo")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def build() -> Driver:
+    """The driver, from the cache or freshly built (about 5 s).
+
+    Raises DriverBuildError where the cache folder cannot be written or the compiler fails. Safe when several
+    processes call it at once: each builds in its own folder, and the first to finish is kept.
+    """
+    if not sys.platform.startswith("linux"):
+        raise DriverBuildError(f"the virtual GPU's driver needs Linux, this is {sys.platform}")
+    mojo = find_mojo()
+    parent = cache_root() / "vgpu-driver"
+    driver = Driver(parent / cache_key(mojo))
+    if driver.folder.is_dir():
+        return driver
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix="building-", dir=parent))
+    except OSError as error:
+        raise DriverBuildError(
+            f"cannot write the cache folder {parent} ({error.strerror}): set WORKBOOK_CACHE to a writable folder"
+        ) from None
+    try:
+        build_into(work, mojo)
+        os.rename(work, driver.folder)
+    except OSError as error:
+        if not driver.folder.is_dir():  # else another process finished first, and its build is as good
+            raise DriverBuildError(f"cannot build in {parent}: {error}") from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return driver
+
+
+def build_into(folder: Path, mojo: str) -> None:
+    """Build both libraries side by side, and write the ptxas stand-in."""
+    with tempfile.TemporaryDirectory(prefix="linker-", dir=folder) as tools:
+        env = environment_with_linker(Path(tools))
+        env["TMPDIR"] = tools  # mojo leaves its intermediate archives behind
+        with ThreadPoolExecutor() as pool:
+            list(
+                pool.map(
+                    lambda pair: compile_library(folder / pair[0], HERE / pair[1], mojo, env),
+                    LIBRARIES.items(),
+                )
+            )
+    ptxas = folder / "ptxas"
+    ptxas.write_text(PTXAS)
+    ptxas.chmod(0o755)
+
+
+def compile_library(target: Path, source: Path, mojo: str, env: dict[str, str]) -> None:
+    """One shared library. The soname is what later dlopen calls find it by."""
+    command = [mojo, "build", "--emit", "shared-lib", "-o", str(target), str(source)]
+    for option in (f"-soname={target.name}", f"-init={CONSTRUCTOR}"):
+        command += ["-Xlinker", option]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise DriverBuildError(f"mojo could not build {target.name}: {last_line(done.stderr)}")

@@ -1,0 +1,450 @@
+"""What a CUDA driver call means on the virtual GPU: the Python end of the stand-in libraries.
+
+The Mojo libraries turn every driver call into one request of sixteen words; `Device.handle` answers it on a
+`VirtualGPU`. The same code serves the in-process way (a ctypes callback) and `vgpu exec` (a socket).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from .kernel_names import KernelCatalogue
+
+# Words of a request: operation, input address and length, room for output (address and length), arguments.
+WORDS = 16
+FIRST_ARGUMENT = 5
+
+
+class Op(IntEnum):
+    """Operations of a request, the same numbers as in transport.mojo."""
+
+    HELLO = 1
+    ATTRIBUTE = 2
+    DEVICE_NAME = 3
+    MEMORY_INFO = 4
+    ALLOCATE = 5
+    FREE = 6
+    WRITE = 7
+    READ = 8
+    COPY = 9
+    FILL = 10
+    LOAD_MODULE = 11
+    UNLOAD_MODULE = 12
+    FIND_FUNCTION = 13
+    FIND_GLOBAL = 14
+    FUNCTION_ATTRIBUTE = 15
+    SET_FUNCTION_ATTRIBUTE = 16
+    OCCUPANCY = 17
+    LAUNCH = 18
+    ADDRESS_RANGE = 19
+    CLOCK = 20
+    UNSUPPORTED = 21
+
+
+# CUDA result codes by name, as far as the virtual GPU returns them.
+RESULT_CODES = {
+    "CUDA_SUCCESS": 0,
+    "CUDA_ERROR_INVALID_VALUE": 1,
+    "CUDA_ERROR_OUT_OF_MEMORY": 2,
+    "CUDA_ERROR_NOT_INITIALIZED": 3,
+    "CUDA_ERROR_INVALID_IMAGE": 200,
+    "CUDA_ERROR_INVALID_PTX": 218,
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": 222,
+    "CUDA_ERROR_INVALID_HANDLE": 400,
+    "CUDA_ERROR_NOT_FOUND": 500,
+    "CUDA_ERROR_ILLEGAL_ADDRESS": 700,
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": 701,
+    "CUDA_ERROR_LAUNCH_TIMEOUT": 702,
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION": 715,
+    "CUDA_ERROR_MISALIGNED_ADDRESS": 716,
+    "CUDA_ERROR_LAUNCH_FAILED": 719,
+    "CUDA_ERROR_NOT_SUPPORTED": 801,
+    "CUDA_ERROR_UNKNOWN": 999,
+}
+
+# (multiprocessors, threads per multiprocessor, shared bytes a block may opt in to, shared bytes per multiprocessor),
+# from the compute capability table of the CUDA programming guide and the product of that capability people meet most.
+ARCHITECTURES = {
+    "sm_75": (40, 1024, 65536, 65536),
+    "sm_80": (108, 2048, 166912, 167936),
+    "sm_86": (84, 1536, 101376, 102400),
+    "sm_89": (128, 1536, 101376, 102400),
+    "sm_90": (132, 2048, 232448, 233472),
+}
+STATIC_SHARED_LIMIT = 49152  # bytes a block gets without asking for more by FuncAttribute
+
+# The CUDA function attributes that are answered, by number.
+MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, PTX_VERSION, BINARY_VERSION, MAX_DYNAMIC_SHARED = 0, 1, 5, 6, 8
+
+
+def capability(arch: str) -> tuple[int, int]:
+    """Compute capability of a target name: "sm_90a" -> (9, 0)."""
+    number = int(re.fullmatch(r"sm_(\d+)[a-z]?", arch)[1])
+    return number // 10, number % 10
+
+
+def device_attributes(arch: str) -> dict[int, int]:
+    """CUdevice_attribute number -> value; an attribute that is missing here is zero."""
+    key = re.sub(r"[a-z]$", "", arch)
+    if key not in ARCHITECTURES:
+        raise ValueError(
+            f"unknown virtual GPU {arch!r}: choose one of {', '.join(ARCHITECTURES)} (or sm_90a)"
+        )
+    processors, threads, opt_in, per_processor = ARCHITECTURES[key]
+    major, minor = capability(arch)
+    return {
+        1: 1024,  # threads per block
+        2: 1024,
+        3: 1024,
+        4: 64,  # block dimensions x, y, z
+        5: 2**31 - 1,
+        6: 65535,
+        7: 65535,  # grid dimensions x, y, z
+        8: STATIC_SHARED_LIMIT,
+        9: 65536,  # constant memory
+        10: 32,  # warp size
+        11: 2**31 - 1,  # memory pitch
+        12: 65536,  # registers per block
+        13: 1_000_000,  # clock in kHz: nominal, nothing is timed by it
+        15: 1,  # can copy and compute at once
+        16: processors,
+        31: 1,  # concurrent kernels
+        36: 1_000_000,  # memory clock in kHz: nominal
+        37: 4096,  # memory bus width in bits: nominal
+        38: 50 * 2**20,  # L2 bytes: nominal
+        39: threads,
+        40: 1,  # copy engines
+        41: 1,  # unified addressing
+        75: major,
+        76: minor,
+        78: 1,  # stream priorities
+        81: per_processor,
+        82: 65536,  # registers per multiprocessor
+        97: opt_in,
+        106: 32,  # blocks per multiprocessor
+        111: 1024,  # shared bytes reserved per block
+        115: 1,  # memory pools
+        120: int(major >= 9),  # cluster launch
+    }
+
+
+class DriverError(Exception):
+    """A call that fails with a CUDA result code. `code_name` is the CUDA name."""
+
+    def __init__(self, code_name: str, text: str):
+        super().__init__(text)
+        self.code_name = code_name
+
+
+@dataclass
+class LoadedModule:
+    """One cuModuleLoadDataEx: the machine's module and what the program's kernel names mean in it."""
+
+    module: object
+    entry_of: dict[
+        str, str
+    ]  # the program's symbol -> symbol in `module` (differs when a twin with lines was found)
+    label_of: dict[str, str]  # the program's symbol -> name for reports
+
+
+@dataclass
+class Function:
+    """One kernel handle of the program."""
+
+    kernel: object
+    label: str
+    layout: list[tuple[int, int]]  # (offset, size) of each parameter in the packed argument buffer
+    dynamic_shared_limit: int
+
+
+def parameter_layout(sizes: list[int]) -> list[tuple[int, int]]:
+    """Offsets of parameters in a packed buffer: scalars at their own size, everything else at eight bytes."""
+    layout, offset = [], 0
+    for size in sizes:
+        align = size if size in (1, 2, 4) else 8
+        offset = -(-offset // align) * align
+        layout.append((offset, size))
+        offset += size
+    return layout
+
+
+def code_name_of(error: BaseException) -> str:
+    """The CUDA error that a program sees for an exception of the machine."""
+    for attribute in ("code_name", "cuda_error", "code"):
+        if str(getattr(error, attribute, "")) in RESULT_CODES:
+            return str(getattr(error, attribute))
+    kind = type(error).__name__
+    if kind == "OutOfDeviceMemory":
+        return "CUDA_ERROR_OUT_OF_MEMORY"
+    if kind == "UnsupportedInstruction":
+        return "CUDA_ERROR_ILLEGAL_INSTRUCTION"
+    if kind == "StepBudgetExceeded":
+        return "CUDA_ERROR_LAUNCH_TIMEOUT"
+    return "CUDA_ERROR_UNKNOWN"
+
+
+@dataclass
+class Device:
+    """Answers driver calls on one virtual GPU.
+
+    `gpu` is the machine; `arch` its target name. `errors` collects the exceptions behind failed calls, in order: the
+    program sees only a CUDA result code, the reader of a report wants the sentence. `log` gets one line per failed
+    call and, when `verbose`, one per module and launch.
+    """
+
+    gpu: object
+    arch: str = "sm_90a"
+    log: Callable[[str], None] = lambda line: None
+    verbose: bool = False
+    catalogue: KernelCatalogue = field(default_factory=KernelCatalogue)
+    errors: list[BaseException] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.attributes = device_attributes(self.arch)
+        self.used = False  # whether any program ever opened the device
+        self._lock = threading.RLock()
+        self._ids = itertools.count(1)
+        self._modules: dict[int, LoadedModule] = {}
+        self._functions: dict[int, Function] = {}
+        self._sizes: dict[int, int] = {}  # address -> bytes of every live allocation
+        self._missing: set[str] = set()
+        self._answers = {op: getattr(self, f"_{op.name.lower()}") for op in Op}
+
+    def handle(self, operation: int, arguments: list[int], data, room: int) -> tuple[int, tuple, bytes]:
+        """One driver call. Returns (CUDA result code, up to four results, output bytes).
+
+        `data` is the input as a bytes-like object, `room` how many output bytes the caller takes. Only
+        KeyboardInterrupt leaves here; every other failure becomes a result code, and its sentence goes to `log`.
+        """
+        with self._lock:
+            try:
+                results, output = self._answers[Op(operation)](arguments, data, room)
+                return 0, results, bytes(output)[:room] if len(output) > room else output
+            except KeyboardInterrupt:
+                raise
+            except Exception as error:
+                self.errors.append(error)
+                name = code_name_of(error)
+                text = str(error) if name != "CUDA_ERROR_UNKNOWN" else f"{type(error).__name__}: {error}"
+                self.log(f"{name}: {text}")
+                return RESULT_CODES[name], (), text.encode()[: max(room - 1, 0)] + b"\0" if room else b""
+
+    # ---- device ----------------------------------------------------------------------------------------------------
+
+    def _hello(self, arguments, data, room):
+        self.used = True
+        return (), b""
+
+    def _attribute(self, arguments, data, room):
+        return (self.attributes.get(arguments[0], 0),), b""
+
+    def _device_name(self, arguments, data, room):
+        return (), f"virtual GPU ({self.arch})".encode()[: room - 1] + b"\0"
+
+    def _memory_info(self, arguments, data, room):
+        total = self.gpu.capacity
+        return (total - sum(self._sizes.values()), total), b""
+
+    def _clock(self, arguments, data, room):
+        return (time.monotonic_ns(),), b""
+
+    def _unsupported(self, arguments, data, room):
+        name = bytes(data).decode()
+        if name not in self._missing:
+            self._missing.add(name)
+            self.log(f"the program called {name}, which the virtual GPU does not have")
+        return (), b""
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def _allocate(self, arguments, data, room):
+        size = arguments[0]
+        if size <= 0:
+            raise DriverError("CUDA_ERROR_INVALID_VALUE", f"an allocation of {size} bytes was asked for")
+        address = self.gpu.allocate(size)
+        self._sizes[address] = size
+        return (address,), b""
+
+    def _free(self, arguments, data, room):
+        address = arguments[0]
+        if address == 0:
+            return (), b""
+        if self._sizes.pop(address, None) is None:
+            raise DriverError(
+                "CUDA_ERROR_INVALID_VALUE", f"free of {address:#x}, which is not a live allocation"
+            )
+        self.gpu.free(address)
+        return (), b""
+
+    def _check_range(self, what: str, address: int, size: int) -> None:
+        """A copy or a fill must lie inside one live allocation, as a real driver demands."""
+        if size < 0:
+            raise DriverError("CUDA_ERROR_INVALID_VALUE", f"{what} of {size} bytes")
+        base, length = self._allocation(address)
+        if address + size > base + length:
+            raise DriverError(
+                "CUDA_ERROR_INVALID_VALUE",
+                f"{what} of {size} bytes at {address:#x} runs {address + size - base - length} bytes past the end of "
+                f"an allocation of {length} bytes",
+            )
+
+    def _allocation(self, address: int) -> tuple[int, int]:
+        """(start, bytes) of the live allocation or module variable that holds an address."""
+        if address in self._sizes:
+            return address, self._sizes[address]
+        for base, size in self._sizes.items():
+            if base <= address < base + size:
+                return base, size
+        raise DriverError("CUDA_ERROR_INVALID_VALUE", f"{address:#x} is not an address of the virtual GPU")
+
+    def _address_range(self, arguments, data, room):
+        return self._allocation(arguments[0]), b""
+
+    def _write(self, arguments, data, room):
+        if len(data):
+            self._check_range("a copy to the device", arguments[0], len(data))
+            self.gpu.write(arguments[0], data)
+        return (), b""
+
+    def _read(self, arguments, data, room):
+        if not room:
+            return (), b""
+        self._check_range("a copy from the device", arguments[0], room)
+        return (), memoryview(self.gpu.read(arguments[0], room)).cast("B")
+
+    def _copy(self, arguments, data, room):
+        target, source, size = arguments[:3]
+        if size:
+            self._check_range("a copy on the device", target, size)
+            self._check_range("a copy on the device", source, size)
+            self.gpu.copy(target, source, size)
+        return (), b""
+
+    def _fill(self, arguments, data, room):
+        address, value, width, count = arguments[:4]
+        if count:
+            self._check_range("a fill", address, width * count)
+            self.gpu.fill(address, value.to_bytes(width, "little"), count)
+        return (), b""
+
+    # ---- modules and launches --------------------------------------------------------------------------------------
+
+    def _load_module(self, arguments, data, room):
+        image = bytes(data)
+        if image[:4] == b"\x7fELF" or not image.lstrip().startswith((b"//", b".version")):
+            raise DriverError(
+                "CUDA_ERROR_INVALID_IMAGE",
+                "this kernel was compiled to machine code, and the virtual GPU executes PTX: compile it again with "
+                "MODULAR_NVPTX_COMPILER_PATH as `vgpu exec` sets it",
+            )
+        text = image.decode()
+        twin = self.catalogue.match(text)
+        module = self.gpu.load(twin.ptx if twin else text)
+        if twin:
+            entry_of, label_of = {twin.given_entry: twin.entry}, {twin.given_entry: twin.name}
+        else:
+            entry_of = {entry: entry for entry in module.kernels}
+            label_of = {}
+        handle = next(self._ids)
+        self._modules[handle] = LoadedModule(module, entry_of, label_of)
+        if self.verbose:
+            self.log(f"loaded {', '.join(label_of.values() or entry_of)}")
+        return (handle,), b""
+
+    def _module(self, handle: int) -> LoadedModule:
+        try:
+            return self._modules[handle]
+        except KeyError:
+            raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"module handle {handle} is not loaded") from None
+
+    def _unload_module(self, arguments, data, room):
+        self._module(arguments[0])
+        del self._modules[arguments[0]]
+        return (), b""
+
+    def _find_function(self, arguments, data, room):
+        loaded, name = self._module(arguments[0]), bytes(data).decode()
+        if name not in loaded.entry_of:
+            raise DriverError("CUDA_ERROR_NOT_FOUND", f"the module has no kernel named {name}")
+        kernel = loaded.module.kernels[loaded.entry_of[name]]
+        layout = parameter_layout(list(kernel.params))
+        if len(layout) * 16 > room:
+            raise DriverError("CUDA_ERROR_NOT_SUPPORTED", f"kernel {name} has {len(layout)} parameters")
+        handle = next(self._ids)
+        label = loaded.label_of.get(name, self.catalogue.label(name))
+        self._functions[handle] = Function(kernel, label, layout, STATIC_SHARED_LIMIT)
+        words = b"".join(word.to_bytes(8, "little") for pair in layout for word in pair)
+        return (handle,), words
+
+    def _function(self, handle: int) -> Function:
+        try:
+            return self._functions[handle]
+        except KeyError:
+            raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"kernel handle {handle} is unknown") from None
+
+    def _find_global(self, arguments, data, room):
+        loaded, name = self._module(arguments[0]), bytes(data).decode()
+        variables = getattr(loaded.module, "globals", {})
+        if name not in variables:
+            raise DriverError("CUDA_ERROR_NOT_FOUND", f"the module has no variable named {name}")
+        address, size = variables[name]
+        self._sizes.setdefault(address, size)
+        return (address, size), b""
+
+    def _function_attribute(self, arguments, data, room):
+        function, attribute = self._function(arguments[0]), arguments[1]
+        major, minor = capability(self.arch)
+        answers = {
+            MAX_THREADS_PER_BLOCK: getattr(function.kernel, "max_threads", None) or 1024,
+            SHARED_SIZE_BYTES: function.kernel.shared_bytes,
+            PTX_VERSION: 10 * major + minor,
+            BINARY_VERSION: 10 * major + minor,
+            MAX_DYNAMIC_SHARED: function.dynamic_shared_limit,
+        }
+        return (answers.get(attribute, 0),), b""
+
+    def _set_function_attribute(self, arguments, data, room):
+        function, attribute, value = self._function(arguments[0]), arguments[1], arguments[2]
+        if attribute == MAX_DYNAMIC_SHARED:
+            limit = self.attributes[97] - function.kernel.shared_bytes
+            if not 0 <= value <= limit:
+                raise DriverError(
+                    "CUDA_ERROR_INVALID_VALUE",
+                    f"{function.label}: {value} bytes of dynamic shared memory asked for, the limit is {limit}",
+                )
+            function.dynamic_shared_limit = value
+        return (), b""
+
+    def _occupancy(self, arguments, data, room):
+        """Blocks per multiprocessor, from threads and shared memory (registers are not modelled)."""
+        function, threads, dynamic = self._function(arguments[0]), max(arguments[1], 1), arguments[2]
+        shared = function.kernel.shared_bytes + dynamic + self.attributes[111]
+        blocks = min(self.attributes[106], self.attributes[39] // threads, self.attributes[81] // shared)
+        return (blocks,), b""
+
+    def _launch(self, arguments, data, room):
+        function = self._function(arguments[0])
+        grid, block = tuple(arguments[1:4]), tuple(arguments[4:7])
+        shared, cluster = arguments[7], tuple(arguments[8:11])
+        if shared > function.dynamic_shared_limit:
+            raise DriverError(
+                "CUDA_ERROR_INVALID_VALUE",
+                f"{function.label}: {shared} bytes of dynamic shared memory, but a launch gets at most "
+                f"{function.dynamic_shared_limit} unless FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES allows more",
+            )
+        packed = bytes(data)
+        args = [packed[offset : offset + size] for offset, size in function.layout]
+        start = time.perf_counter()
+        self.gpu.launch(
+            function.kernel, grid, block, args, shared_bytes=shared, cluster=cluster, name=function.label
+        )
+        if self.verbose:
+            milliseconds = 1e3 * (time.perf_counter() - start)
+            self.log(f"ran {function.label} grid={grid} block={block} in {milliseconds:.1f} ms")
+        return (), b""

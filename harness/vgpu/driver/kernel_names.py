@@ -1,0 +1,79 @@
+"""Names and source lines for kernels that arrive without them.
+
+Kernels compiled inside a MAX graph are called `mojo_pkg_<hash>_<hash>` and carry no line table. The same kernel
+compiled by the recording launcher has both. Their PTX is equal once names and line directives are taken away, so a
+catalogue of recorded kernels gives a loaded module its name, and its twin with source lines is executed instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)")
+# Line table parts: directives, debug sections and the labels that exist only for them.
+_DEBUG_SECTION = re.compile(r"^\s*\.section\s+\.debug_\w+\s*\{.*?^\s*\}", re.S | re.M)
+_LINES = re.compile(
+    r"^[ \t]*(?:\.(?:loc|file|target|version)\b.*|//.*|\$L__(?:tmp|func_begin|func_end)\d+:)$", re.M
+)
+_COMMENT = re.compile(r"[ \t]*//[^\n]*")
+
+
+def entry_names(ptx: str) -> list[str]:
+    """Kernel symbols of a PTX text, in order."""
+    return _ENTRY.findall(_COMMENT.sub("", ptx))
+
+
+def fingerprint(ptx: str) -> str:
+    """Equal for two PTX texts of one kernel that differ in kernel name, comments and line information only."""
+    body = _DEBUG_SECTION.sub("", ptx)
+    body = _COMMENT.sub("", _LINES.sub("", body))
+    for number, name in enumerate(entry_names(ptx)):
+        body = body.replace(name, f"kernel{number}")
+    lines = (line.strip() for line in body.splitlines())
+    return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()
+
+
+def readable(symbol: str) -> str:
+    """A kernel symbol without the hash that the compiler appends: `vector_add_vector_add_0123456789abcdef`."""
+    return re.sub(r"_[0-9a-f]{8,16}$", "", symbol)
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A recorded kernel that equals a loaded one: its name, PTX and symbol, and the loaded one's symbol."""
+
+    name: str
+    ptx: str
+    entry: str
+    given_entry: str
+
+
+class KernelCatalogue:
+    """Known kernels by fingerprint."""
+
+    def __init__(self):
+        self._known: dict[str, tuple[str, str]] = {}
+        self._labels: dict[str, str] = {}
+
+    def add(self, name: str, ptx: str) -> None:
+        """Remember a recorded kernel: `name` for reports, `ptx` its text, best with line information."""
+        self._known[fingerprint(ptx)] = (name, ptx)
+
+    def match(self, ptx: str) -> Twin | None:
+        """The recorded twin of a loaded module, or None."""
+        known = self._known.get(fingerprint(ptx)) if self._known else None
+        if known is None:
+            return None
+        name, text = known
+        return Twin(name, text, entry_names(text)[0], entry_names(ptx)[0])
+
+    def label(self, symbol: str) -> str:
+        """A short name for a kernel that nobody recorded."""
+        if symbol not in self._labels:
+            short = readable(symbol)
+            if re.fullmatch(r"mojo_pkg_[0-9a-f]+(?:_[0-9a-f]+)?", symbol):
+                short = f"kernel {1 + len(self._labels)}"
+            self._labels[symbol] = short
+        return self._labels[symbol]

@@ -1,0 +1,906 @@
+"""The `libcuda.so.1` of the virtual GPU: the CUDA driver entry points that MAX and Mojo programs look up.
+
+Each function has the C signature of the CUDA driver API and turns into a `Request` (transport.mojo); the answers
+come from Python. Everything is synchronous: when a launch returns, the kernel has run, so streams and events order
+nothing and any non-null handle serves. Device addresses are not mapped in this process: a program that dereferences
+one on the host crashes, as it does with a real GPU. Entry points that MAX looks up but that the virtual GPU does not
+have answer CUDA_ERROR_NOT_SUPPORTED and tell Python their name.
+"""
+
+from std.ffi import external_call
+from transport import *
+
+# Handles are opaque to the program. One device, one context, one memory pool; every stream is the same stream.
+comptime CONTEXT = 0x1000
+comptime STREAM = 0x2000
+comptime EVENT_BYTES = 16
+comptime POOL = 0x4000
+comptime MAX_PARAMETERS = 256
+comptime ERROR_LOG_BYTES = 4096
+
+
+@export("workbook_vgpu_open")
+def workbook_vgpu_open() abi("C"):
+    """Library constructor."""
+    open_state()
+
+
+@export("workbook_vgpu_set_callback")
+def workbook_vgpu_set_callback(callback: Int) abi("C") -> Int32:
+    """Answer calls by this C function pointer `int32_t f(int64_t words[16])`; null ends it."""
+    if not state_is_ours():
+        return OPERATING_SYSTEM
+    state(S_CALLBACK)[] = callback
+    state(S_PID)[] = own_pid()
+    return SUCCESS
+
+
+# ---- start, errors, device ------------------------------------------------------------------------------------------
+
+
+@export("cuInit")
+def cuInit(flags: UInt32) abi("C") -> Int32:
+    var result = locked_connect()
+    if result != SUCCESS:
+        return result
+    return ask(OP_HELLO)
+
+
+@export("cuDriverGetVersion")
+def cuDriverGetVersion(version: Int) abi("C") -> Int32:
+    at[Int32](version)[] = 13000
+    return SUCCESS
+
+
+def error_name(code: Int32) -> StaticString:
+    if code == 0:
+        return "CUDA_SUCCESS"
+    if code == 1:
+        return "CUDA_ERROR_INVALID_VALUE"
+    if code == 2:
+        return "CUDA_ERROR_OUT_OF_MEMORY"
+    if code == 3:
+        return "CUDA_ERROR_NOT_INITIALIZED"
+    if code == 100:
+        return "CUDA_ERROR_NO_DEVICE"
+    if code == 101:
+        return "CUDA_ERROR_INVALID_DEVICE"
+    if code == 200:
+        return "CUDA_ERROR_INVALID_IMAGE"
+    if code == 218:
+        return "CUDA_ERROR_INVALID_PTX"
+    if code == 222:
+        return "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
+    if code == 304:
+        return "CUDA_ERROR_OPERATING_SYSTEM"
+    if code == 400:
+        return "CUDA_ERROR_INVALID_HANDLE"
+    if code == 500:
+        return "CUDA_ERROR_NOT_FOUND"
+    if code == 700:
+        return "CUDA_ERROR_ILLEGAL_ADDRESS"
+    if code == 701:
+        return "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
+    if code == 702:
+        return "CUDA_ERROR_LAUNCH_TIMEOUT"
+    if code == 715:
+        return "CUDA_ERROR_ILLEGAL_INSTRUCTION"
+    if code == 716:
+        return "CUDA_ERROR_MISALIGNED_ADDRESS"
+    if code == 719:
+        return "CUDA_ERROR_LAUNCH_FAILED"
+    if code == 801:
+        return "CUDA_ERROR_NOT_SUPPORTED"
+    return "CUDA_ERROR_UNKNOWN"
+
+
+def error_text(code: Int32) -> StaticString:
+    if code == 0:
+        return "no error"
+    if code == 1:
+        return "invalid argument"
+    if code == 2:
+        return "out of memory"
+    if code == 3:
+        return "initialization error"
+    if code == 100:
+        return "no CUDA-capable device is detected"
+    if code == 101:
+        return "invalid device ordinal"
+    if code == 200:
+        return "device kernel image is invalid"
+    if code == 218:
+        return "a PTX JIT compilation failed"
+    if code == 222:
+        return "the provided PTX was compiled with an unsupported toolchain."
+    if code == 304:
+        return "OS call failed or operation not supported on this OS"
+    if code == 400:
+        return "invalid resource handle"
+    if code == 500:
+        return "named symbol not found"
+    if code == 700:
+        return "an illegal memory access was encountered"
+    if code == 701:
+        return "too many resources requested for launch"
+    if code == 702:
+        return "the launch timed out and was terminated"
+    if code == 715:
+        return "an illegal instruction was encountered"
+    if code == 716:
+        return "misaligned address"
+    if code == 719:
+        return "unspecified launch failure"
+    if code == 801:
+        return "operation not supported"
+    return "unknown error"
+
+
+@export("cuGetErrorName")
+def cuGetErrorName(code: Int32, name: Int) abi("C") -> Int32:
+    at[Int](name)[] = c_text(error_name(code))
+    return SUCCESS
+
+
+@export("cuGetErrorString")
+def cuGetErrorString(code: Int32, text: Int) abi("C") -> Int32:
+    at[Int](text)[] = c_text(error_text(code))
+    return SUCCESS
+
+
+@export("cuDeviceGetCount")
+def cuDeviceGetCount(count: Int) abi("C") -> Int32:
+    at[Int32](count)[] = 1
+    return SUCCESS
+
+
+@export("cuDeviceGet")
+def cuDeviceGet(device: Int, ordinal: Int32) abi("C") -> Int32:
+    if ordinal != 0:
+        return 101
+    at[Int32](device)[] = 0
+    return SUCCESS
+
+
+@export("cuDeviceGetName")
+def cuDeviceGetName(name: Int, length: Int32, device: Int32) abi("C") -> Int32:
+    var request = Request(OP_DEVICE_NAME)
+    request.room(name, Int(length))
+    return request.call()
+
+
+@export("cuDeviceGetAttribute")
+def cuDeviceGetAttribute(value: Int, attribute: Int32, device: Int32) abi("C") -> Int32:
+    return int32_answer(Request(OP_ATTRIBUTE, Int(attribute)), value)
+
+
+def int32_answer(var request: Request, address: Int) -> Int32:
+    """Call, and store the first result in a C int."""
+    var code = request.call()
+    if code == SUCCESS:
+        at[Int32](address)[] = Int32(request.result())
+    return code
+
+
+def int_answer(var request: Request, address: Int) -> Int32:
+    """Call, and store the first result in a 64-bit word (an address, a handle, a size)."""
+    var code = request.call()
+    if code == SUCCESS:
+        at[Int](address)[] = request.result()
+    return code
+
+
+@export("cuDeviceCanAccessPeer")
+def cuDeviceCanAccessPeer(can: Int, device: Int32, peer: Int32) abi("C") -> Int32:
+    at[Int32](can)[] = 0
+    return SUCCESS
+
+
+@export("cuDeviceGetP2PAttribute")
+def cuDeviceGetP2PAttribute(value: Int, attribute: Int32, source: Int32, target: Int32) abi("C") -> Int32:
+    at[Int32](value)[] = 0
+    return SUCCESS
+
+
+@export("cuDeviceGetMemPool")
+def cuDeviceGetMemPool(pool: Int, device: Int32) abi("C") -> Int32:
+    at[Int](pool)[] = POOL
+    return SUCCESS
+
+
+@export("cuMemPoolSetAccess")
+def cuMemPoolSetAccess(pool: Int, map: Int, count: Int) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuMemPoolTrimTo")
+def cuMemPoolTrimTo(pool: Int, keep: Int) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuDeviceGetGraphMemAttribute")
+def cuDeviceGetGraphMemAttribute(device: Int32, attribute: Int32, value: Int) abi("C") -> Int32:
+    at[Int](value)[] = 0
+    return SUCCESS
+
+
+# ---- context, stream, event: one of each kind, nothing to order ------------------------------------------------------
+
+
+@export("cuDevicePrimaryCtxRetain")
+def cuDevicePrimaryCtxRetain(context: Int, device: Int32) abi("C") -> Int32:
+    at[Int](context)[] = CONTEXT
+    return SUCCESS
+
+
+@export("cuDevicePrimaryCtxRelease_v2")
+def cuDevicePrimaryCtxRelease_v2(device: Int32) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuCtxCreate_v2")
+def cuCtxCreate_v2(context: Int, flags: UInt32, device: Int32) abi("C") -> Int32:
+    at[Int](context)[] = CONTEXT
+    return SUCCESS
+
+
+@export("cuCtxDestroy")
+def cuCtxDestroy(context: Int) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuCtxSetCurrent")
+def cuCtxSetCurrent(context: Int) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuCtxGetCurrent")
+def cuCtxGetCurrent(context: Int) abi("C") -> Int32:
+    at[Int](context)[] = CONTEXT
+    return SUCCESS
+
+
+@export("cuCtxPushCurrent")
+def cuCtxPushCurrent(context: Int) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuCtxPopCurrent")
+def cuCtxPopCurrent(context: Int) abi("C") -> Int32:
+    if context != 0:
+        at[Int](context)[] = CONTEXT
+    return SUCCESS
+
+
+@export("cuCtxEnablePeerAccess")
+def cuCtxEnablePeerAccess(context: Int, flags: UInt32) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuCtxGetStreamPriorityRange")
+def cuCtxGetStreamPriorityRange(least: Int, greatest: Int) abi("C") -> Int32:
+    if least != 0:
+        at[Int32](least)[] = 0
+    if greatest != 0:
+        at[Int32](greatest)[] = 0
+    return SUCCESS
+
+
+@export("cuStreamCreate")
+def cuStreamCreate(stream: Int, flags: UInt32) abi("C") -> Int32:
+    at[Int](stream)[] = STREAM
+    return SUCCESS
+
+
+@export("cuStreamCreateWithPriority")
+def cuStreamCreateWithPriority(stream: Int, flags: UInt32, priority: Int32) abi("C") -> Int32:
+    at[Int](stream)[] = STREAM
+    return SUCCESS
+
+
+@export("cuStreamDestroy")
+def cuStreamDestroy(stream: Int) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuStreamSynchronize")
+def cuStreamSynchronize(stream: Int) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuStreamWaitEvent")
+def cuStreamWaitEvent(stream: Int, event: Int, flags: UInt32) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuStreamIsCapturing")
+def cuStreamIsCapturing(stream: Int, status: Int) abi("C") -> Int32:
+    at[Int32](status)[] = 0
+    return SUCCESS
+
+
+@export("cuLaunchHostFunc")
+def cuLaunchHostFunc(stream: Int, function: Int, data: Int) abi("C") -> Int32:
+    """Everything enqueued before has finished, so the function runs now."""
+    var f = function
+    Pointer(to=f).unsafe_bitcast[def(Int) abi("C") thin -> None]()[](data)
+    return SUCCESS
+
+
+@export("cuEventCreate")
+def cuEventCreate(event: Int, flags: UInt32) abi("C") -> Int32:
+    at[Int](event)[] = external_call["calloc", Int](Int(1), Int(EVENT_BYTES))
+    return SUCCESS
+
+
+@export("cuEventDestroy")
+def cuEventDestroy(event: Int) abi("C") -> Int32:
+    external_call["free", NoneType](event)
+    return SUCCESS
+
+
+@export("cuEventRecord")
+def cuEventRecord(event: Int, stream: Int) abi("C") -> Int32:
+    """Stores the clock in nanoseconds: the time that the simulation takes, not what a GPU would take."""
+    return int_answer(Request(OP_CLOCK), event)
+
+
+@export("cuEventQuery")
+def cuEventQuery(event: Int) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuEventSynchronize")
+def cuEventSynchronize(event: Int) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuEventElapsedTime")
+def cuEventElapsedTime(milliseconds: Int, start: Int, end: Int) abi("C") -> Int32:
+    at[Float32](milliseconds)[] = Float32(at[Int](end)[] - at[Int](start)[]) / 1e6
+    return SUCCESS
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+@export("cuMemGetInfo_v2")
+def cuMemGetInfo_v2(free: Int, total: Int) abi("C") -> Int32:
+    var request = Request(OP_MEMORY_INFO)
+    var code = request.call()
+    if code == SUCCESS:
+        at[Int](free)[] = request.result(0)
+        at[Int](total)[] = request.result(1)
+    return code
+
+
+@export("cuMemAlloc_v2")
+def cuMemAlloc_v2(address: Int, count: Int) abi("C") -> Int32:
+    return int_answer(Request(OP_ALLOCATE, count), address)
+
+
+@export("cuMemAllocAsync")
+def cuMemAllocAsync(address: Int, count: Int, stream: Int) abi("C") -> Int32:
+    return int_answer(Request(OP_ALLOCATE, count), address)
+
+
+@export("cuMemFree_v2")
+def cuMemFree_v2(address: Int) abi("C") -> Int32:
+    return ask(OP_FREE, address)
+
+
+@export("cuMemFreeAsync")
+def cuMemFreeAsync(address: Int, stream: Int) abi("C") -> Int32:
+    return ask(OP_FREE, address)
+
+
+@export("cuMemGetAddressRange_v2")
+def cuMemGetAddressRange_v2(base: Int, size: Int, address: Int) abi("C") -> Int32:
+    var request = Request(OP_ADDRESS_RANGE, address)
+    var code = request.call()
+    if code == SUCCESS:
+        if base != 0:
+            at[Int](base)[] = request.result(0)
+        if size != 0:
+            at[Int](size)[] = request.result(1)
+    return code
+
+
+def host_allocate(address: Int, count: Int) -> Int32:
+    """Pinned host memory is ordinary page-aligned memory; kernels cannot reach it."""
+    return SUCCESS if external_call["posix_memalign", Int32](address, Int(4096), max(count, 1)) == 0 else 2
+
+
+@export("cuMemHostAlloc")
+def cuMemHostAlloc(address: Int, count: Int, flags: UInt32) abi("C") -> Int32:
+    return host_allocate(address, count)
+
+
+@export("cuMemAllocHost_v2")
+def cuMemAllocHost_v2(address: Int, count: Int) abi("C") -> Int32:
+    return host_allocate(address, count)
+
+
+@export("cuMemFreeHost")
+def cuMemFreeHost(address: Int) abi("C") -> Int32:
+    external_call["free", NoneType](address)
+    return SUCCESS
+
+
+@export("cuMemHostRegister_v2")
+def cuMemHostRegister_v2(address: Int, count: Int, flags: UInt32) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuMemHostUnregister")
+def cuMemHostUnregister(address: Int) abi("C") -> Int32:
+    return SUCCESS
+
+
+@export("cuMemHostGetDevicePointer_v2")
+def cuMemHostGetDevicePointer_v2(address: Int, host: Int, flags: UInt32) abi("C") -> Int32:
+    at[Int](address)[] = host
+    return SUCCESS
+
+
+def write_to_device(address: Int, host: Int, count: Int) -> Int32:
+    var request = Request(OP_WRITE, address)
+    request.input(host, count)
+    return request.call()
+
+
+def read_from_device(host: Int, address: Int, count: Int) -> Int32:
+    var request = Request(OP_READ, address)
+    request.room(host, count)
+    return request.call()
+
+
+@export("cuMemcpyHtoD_v2")
+def cuMemcpyHtoD_v2(address: Int, host: Int, count: Int) abi("C") -> Int32:
+    return write_to_device(address, host, count)
+
+
+@export("cuMemcpyHtoDAsync_v2")
+def cuMemcpyHtoDAsync_v2(address: Int, host: Int, count: Int, stream: Int) abi("C") -> Int32:
+    return write_to_device(address, host, count)
+
+
+@export("cuMemcpyDtoH_v2")
+def cuMemcpyDtoH_v2(host: Int, address: Int, count: Int) abi("C") -> Int32:
+    return read_from_device(host, address, count)
+
+
+@export("cuMemcpyDtoHAsync_v2")
+def cuMemcpyDtoHAsync_v2(host: Int, address: Int, count: Int, stream: Int) abi("C") -> Int32:
+    return read_from_device(host, address, count)
+
+
+@export("cuMemcpyDtoD_v2")
+def cuMemcpyDtoD_v2(target: Int, source: Int, count: Int) abi("C") -> Int32:
+    return ask(OP_COPY, target, source, count)
+
+
+@export("cuMemcpyDtoDAsync_v2")
+def cuMemcpyDtoDAsync_v2(target: Int, source: Int, count: Int, stream: Int) abi("C") -> Int32:
+    return ask(OP_COPY, target, source, count)
+
+
+@export("cuMemcpyPeer")
+def cuMemcpyPeer(target: Int, to_context: Int, source: Int, from_context: Int, count: Int) abi("C") -> Int32:
+    return ask(OP_COPY, target, source, count)
+
+
+@export("cuMemcpyPeerAsync")
+def cuMemcpyPeerAsync(
+    target: Int, to_context: Int, source: Int, from_context: Int, count: Int, stream: Int
+) abi("C") -> Int32:
+    return ask(OP_COPY, target, source, count)
+
+
+@export("cuMemsetD8_v2")
+def cuMemsetD8_v2(address: Int, value: UInt8, count: Int) abi("C") -> Int32:
+    return ask(OP_FILL, address, Int(value), 1, count)
+
+
+@export("cuMemsetD8Async")
+def cuMemsetD8Async(address: Int, value: UInt8, count: Int, stream: Int) abi("C") -> Int32:
+    return ask(OP_FILL, address, Int(value), 1, count)
+
+
+@export("cuMemsetD16_v2")
+def cuMemsetD16_v2(address: Int, value: UInt16, count: Int) abi("C") -> Int32:
+    return ask(OP_FILL, address, Int(value), 2, count)
+
+
+@export("cuMemsetD16Async")
+def cuMemsetD16Async(address: Int, value: UInt16, count: Int, stream: Int) abi("C") -> Int32:
+    return ask(OP_FILL, address, Int(value), 2, count)
+
+
+@export("cuMemsetD32_v2")
+def cuMemsetD32_v2(address: Int, value: UInt32, count: Int) abi("C") -> Int32:
+    return ask(OP_FILL, address, Int(value), 4, count)
+
+
+@export("cuMemsetD32Async")
+def cuMemsetD32Async(address: Int, value: UInt32, count: Int, stream: Int) abi("C") -> Int32:
+    return ask(OP_FILL, address, Int(value), 4, count)
+
+
+def fill_rows(address: Int, pitch: Int, value: UInt32, width: Int, height: Int) -> Int32:
+    for row in range(height):
+        var code = ask(OP_FILL, address + row * pitch, Int(value), 4, width)
+        if code != SUCCESS:
+            return code
+    return SUCCESS
+
+
+@export("cuMemsetD2D32_v2")
+def cuMemsetD2D32_v2(address: Int, pitch: Int, value: UInt32, width: Int, height: Int) abi("C") -> Int32:
+    return fill_rows(address, pitch, value, width, height)
+
+
+@export("cuMemsetD2D32Async")
+def cuMemsetD2D32Async(
+    address: Int, pitch: Int, value: UInt32, width: Int, height: Int, stream: Int
+) abi("C") -> Int32:
+    return fill_rows(address, pitch, value, width, height)
+
+
+# ---- modules and launches -------------------------------------------------------------------------------------------
+
+
+@export("cuModuleLoadDataEx")
+def cuModuleLoadDataEx(
+    module: Int, image: Int, count: UInt32, options: Int, values: Int
+) abi("C") -> Int32:
+    """The image is PTX text, or machine code that Python refuses. Errors go to the caller's JIT log buffer, if any."""
+    var log = 0
+    var log_bytes = 0
+    for i in range(Int(count)):
+        var option = at[Int32](options + 4 * i)[]
+        if option == 5:  # CU_JIT_ERROR_LOG_BUFFER
+            log = at[Int](values + 8 * i)[]
+        elif option == 6:  # CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, passed by value
+            log_bytes = at[Int](values + 8 * i)[] & 0xFFFF_FFFF
+    # An ELF image holds zero bytes: its first ones are enough to refuse it.
+    var request = Request(OP_LOAD_MODULE)
+    request.input(image, external_call["strlen", Int](image))
+    if log != 0:
+        request.room(log, min(log_bytes, ERROR_LOG_BYTES))
+    return int_answer(request^, module)
+
+
+@export("cuModuleUnload")
+def cuModuleUnload(module: Int) abi("C") -> Int32:
+    return ask(OP_UNLOAD_MODULE, module)
+
+
+@export("cuModuleGetFunction")
+def cuModuleGetFunction(function: Int, module: Int, name: Int) abi("C") -> Int32:
+    """A CUfunction is a block of words kept for the life of the process.
+
+    Words: id, number of parameters, then offset and size of each parameter (at most MAX_PARAMETERS).
+    """
+    var record = external_call["calloc", Int](Int(2 + 2 * MAX_PARAMETERS), Int(8))
+    var request = Request(OP_FIND_FUNCTION, module)
+    request.input(name, external_call["strlen", Int](name))
+    request.room(record + 16, 16 * MAX_PARAMETERS)
+    var code = request.call()
+    if code != SUCCESS:
+        external_call["free", NoneType](record)
+        return code
+    at[Int](record)[] = request.result()
+    at[Int](record + 8)[] = request.filled() // 16
+    at[Int](function)[] = record
+    return SUCCESS
+
+
+@export("cuModuleGetGlobal_v2")
+def cuModuleGetGlobal_v2(address: Int, size: Int, module: Int, name: Int) abi("C") -> Int32:
+    var request = Request(OP_FIND_GLOBAL, module)
+    request.input(name, external_call["strlen", Int](name))
+    var code = request.call()
+    if code == SUCCESS:
+        if address != 0:
+            at[Int](address)[] = request.result(0)
+        if size != 0:
+            at[Int](size)[] = request.result(1)
+    return code
+
+
+@export("cuFuncGetParamInfo")
+def cuFuncGetParamInfo(function: Int, index: Int, offset: Int, size: Int) abi("C") -> Int32:
+    if index < 0 or index >= at[Int](function + 8)[]:
+        return INVALID_VALUE
+    at[Int](offset)[] = at[Int](function + 16 + 16 * index)[]
+    if size != 0:
+        at[Int](size)[] = at[Int](function + 24 + 16 * index)[]
+    return SUCCESS
+
+
+@export("cuFuncGetAttribute")
+def cuFuncGetAttribute(value: Int, attribute: Int32, function: Int) abi("C") -> Int32:
+    return int32_answer(Request(OP_FUNCTION_ATTRIBUTE, at[Int](function)[], Int(attribute)), value)
+
+
+@export("cuFuncSetAttribute")
+def cuFuncSetAttribute(function: Int, attribute: Int32, value: Int32) abi("C") -> Int32:
+    return ask(OP_SET_FUNCTION_ATTRIBUTE, at[Int](function)[], Int(attribute), Int(value))
+
+
+@export("cuOccupancyMaxActiveBlocksPerMultiprocessor")
+def cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    blocks: Int, function: Int, threads: Int32, shared: Int
+) abi("C") -> Int32:
+    return int32_answer(Request(OP_OCCUPANCY, at[Int](function)[], Int(threads), shared), blocks)
+
+
+def launch(mut request: Request, function: Int, parameters: Int, extra: Int) -> Int32:
+    """Gather the argument bytes, each parameter at its offset, and have the kernel run."""
+    var buffer = 0
+    if parameters == 0 and extra != 0:
+        # Pairs of a key and a value, ended by a null key: 1 = address of a ready argument buffer.
+        var entry = extra
+        while at[Int](entry)[] != 0:
+            if at[Int](entry)[] == 1:
+                buffer = at[Int](entry + 8)[]
+            entry += 16
+    var count = at[Int](function + 8)[]
+    if count > 0 and parameters == 0 and buffer == 0:
+        return INVALID_VALUE
+    var packed = external_call["calloc", Int](Int(1), Int(32768))
+    var end = 0
+    for i in range(count):
+        var offset = at[Int](function + 16 + 16 * i)[]
+        var size = at[Int](function + 24 + 16 * i)[]
+        var source = buffer + offset if buffer != 0 else at[Int](parameters + 8 * i)[]
+        _ = external_call["memmove", Int](packed + offset, source, size)
+        end = offset + size
+    request.words[5] = at[Int](function)[]
+    request.input(packed, end)
+    var code = request.call()
+    external_call["free", NoneType](packed)
+    return code
+
+
+@export("cuLaunchKernel")
+def cuLaunchKernel(
+    function: Int,
+    grid_x: UInt32,
+    grid_y: UInt32,
+    grid_z: UInt32,
+    block_x: UInt32,
+    block_y: UInt32,
+    block_z: UInt32,
+    shared: UInt32,
+    stream: Int,
+    parameters: Int,
+    extra: Int,
+) abi("C") -> Int32:
+    var request = Request(OP_LAUNCH, 0, Int(grid_x), Int(grid_y), Int(grid_z))
+    request.words[9] = Int(block_x)
+    request.words[10] = Int(block_y)
+    request.words[11] = Int(block_z)
+    request.words[12] = Int(shared)
+    request.words[13] = 1
+    request.words[14] = 1
+    request.words[15] = 1
+    return launch(request, function, parameters, extra)
+
+
+@export("cuLaunchKernelEx")
+def cuLaunchKernelEx(config: Int, function: Int, parameters: Int, extra: Int) abi("C") -> Int32:
+    """CUlaunchConfig: seven 32-bit numbers, the stream, the attributes (72 bytes each) and how many there are."""
+    var request = Request(OP_LAUNCH)
+    for i in range(7):
+        request.words[6 + i] = Int(at[UInt32](config + 4 * i)[])
+    for i in range(3):
+        request.words[13 + i] = 1
+    var attributes = at[Int](config + 40)[]
+    for i in range(Int(at[UInt32](config + 48)[])):
+        var attribute = attributes + 72 * i
+        if at[UInt32](attribute)[] == 4:  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            for j in range(3):
+                request.words[13 + j] = Int(at[UInt32](attribute + 8 + 4 * j)[])
+    return launch(request, function, parameters, extra)
+
+
+# ---- what the virtual GPU does not have: graphs, virtual memory management, multicast, tensor maps (TMA) --------------
+
+
+def unsupported(name: StaticString) -> Int32:
+    var request = Request(OP_UNSUPPORTED)
+    request.input(c_text(name), name.byte_length())
+    _ = request.call()
+    return NOT_SUPPORTED
+
+
+@export("cuGraphAddChildGraphNode")
+def cuGraphAddChildGraphNode() abi("C") -> Int32:
+    return unsupported("cuGraphAddChildGraphNode")
+
+
+@export("cuGraphAddEmptyNode")
+def cuGraphAddEmptyNode() abi("C") -> Int32:
+    return unsupported("cuGraphAddEmptyNode")
+
+
+@export("cuGraphAddKernelNode")
+def cuGraphAddKernelNode() abi("C") -> Int32:
+    return unsupported("cuGraphAddKernelNode")
+
+
+@export("cuGraphAddMemcpyNode")
+def cuGraphAddMemcpyNode() abi("C") -> Int32:
+    return unsupported("cuGraphAddMemcpyNode")
+
+
+@export("cuGraphAddMemsetNode")
+def cuGraphAddMemsetNode() abi("C") -> Int32:
+    return unsupported("cuGraphAddMemsetNode")
+
+
+@export("cuGraphCreate")
+def cuGraphCreate() abi("C") -> Int32:
+    return unsupported("cuGraphCreate")
+
+
+@export("cuGraphDebugDotPrint")
+def cuGraphDebugDotPrint() abi("C") -> Int32:
+    return unsupported("cuGraphDebugDotPrint")
+
+
+@export("cuGraphDestroy")
+def cuGraphDestroy() abi("C") -> Int32:
+    return unsupported("cuGraphDestroy")
+
+
+@export("cuGraphExecDestroy")
+def cuGraphExecDestroy() abi("C") -> Int32:
+    return unsupported("cuGraphExecDestroy")
+
+
+@export("cuGraphInstantiate")
+def cuGraphInstantiate() abi("C") -> Int32:
+    return unsupported("cuGraphInstantiate")
+
+
+@export("cuGraphInstantiateWithFlags")
+def cuGraphInstantiateWithFlags() abi("C") -> Int32:
+    return unsupported("cuGraphInstantiateWithFlags")
+
+
+@export("cuGraphInstantiateWithParams")
+def cuGraphInstantiateWithParams() abi("C") -> Int32:
+    return unsupported("cuGraphInstantiateWithParams")
+
+
+@export("cuGraphKernelNodeSetAttribute")
+def cuGraphKernelNodeSetAttribute() abi("C") -> Int32:
+    return unsupported("cuGraphKernelNodeSetAttribute")
+
+
+@export("cuGraphLaunch")
+def cuGraphLaunch() abi("C") -> Int32:
+    return unsupported("cuGraphLaunch")
+
+
+@export("cuMemAddressFree")
+def cuMemAddressFree() abi("C") -> Int32:
+    return unsupported("cuMemAddressFree")
+
+
+@export("cuMemAddressReserve")
+def cuMemAddressReserve() abi("C") -> Int32:
+    return unsupported("cuMemAddressReserve")
+
+
+@export("cuMemCreate")
+def cuMemCreate() abi("C") -> Int32:
+    return unsupported("cuMemCreate")
+
+
+@export("cuMemExportToShareableHandle")
+def cuMemExportToShareableHandle() abi("C") -> Int32:
+    return unsupported("cuMemExportToShareableHandle")
+
+
+@export("cuMemGetAllocationGranularity")
+def cuMemGetAllocationGranularity() abi("C") -> Int32:
+    return unsupported("cuMemGetAllocationGranularity")
+
+
+@export("cuMemGetHandleForAddressRange")
+def cuMemGetHandleForAddressRange() abi("C") -> Int32:
+    return unsupported("cuMemGetHandleForAddressRange")
+
+
+@export("cuMemMap")
+def cuMemMap() abi("C") -> Int32:
+    return unsupported("cuMemMap")
+
+
+@export("cuMemRelease")
+def cuMemRelease() abi("C") -> Int32:
+    return unsupported("cuMemRelease")
+
+
+@export("cuMemSetAccess")
+def cuMemSetAccess() abi("C") -> Int32:
+    return unsupported("cuMemSetAccess")
+
+
+@export("cuMemUnmap")
+def cuMemUnmap() abi("C") -> Int32:
+    return unsupported("cuMemUnmap")
+
+
+@export("cuMemcpyBatchAsync")
+def cuMemcpyBatchAsync() abi("C") -> Int32:
+    return unsupported("cuMemcpyBatchAsync")
+
+
+@export("cuMulticastAddDevice")
+def cuMulticastAddDevice() abi("C") -> Int32:
+    return unsupported("cuMulticastAddDevice")
+
+
+@export("cuMulticastBindMem")
+def cuMulticastBindMem() abi("C") -> Int32:
+    return unsupported("cuMulticastBindMem")
+
+
+@export("cuMulticastCreate")
+def cuMulticastCreate() abi("C") -> Int32:
+    return unsupported("cuMulticastCreate")
+
+
+@export("cuMulticastGetGranularity")
+def cuMulticastGetGranularity() abi("C") -> Int32:
+    return unsupported("cuMulticastGetGranularity")
+
+
+@export("cuMulticastUnbind")
+def cuMulticastUnbind() abi("C") -> Int32:
+    return unsupported("cuMulticastUnbind")
+
+
+@export("cuPointerGetAttributes")
+def cuPointerGetAttributes() abi("C") -> Int32:
+    return unsupported("cuPointerGetAttributes")
+
+
+@export("cuPointerSetAttribute")
+def cuPointerSetAttribute() abi("C") -> Int32:
+    return unsupported("cuPointerSetAttribute")
+
+
+@export("cuStreamBeginCapture")
+def cuStreamBeginCapture() abi("C") -> Int32:
+    return unsupported("cuStreamBeginCapture")
+
+
+@export("cuStreamEndCapture")
+def cuStreamEndCapture() abi("C") -> Int32:
+    return unsupported("cuStreamEndCapture")
+
+
+@export("cuStreamGetCaptureInfo_v2")
+def cuStreamGetCaptureInfo_v2() abi("C") -> Int32:
+    return unsupported("cuStreamGetCaptureInfo_v2")
+
+
+@export("cuStreamWaitValue64_v2")
+def cuStreamWaitValue64_v2() abi("C") -> Int32:
+    return unsupported("cuStreamWaitValue64_v2")
+
+
+@export("cuTensorMapEncodeIm2col")
+def cuTensorMapEncodeIm2col() abi("C") -> Int32:
+    return unsupported("cuTensorMapEncodeIm2col")
+
+
+@export("cuTensorMapEncodeTiled")
+def cuTensorMapEncodeTiled() abi("C") -> Int32:
+    return unsupported("cuTensorMapEncodeTiled")

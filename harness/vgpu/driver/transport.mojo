@@ -1,0 +1,237 @@
+"""How the stand-in libraries reach the executor of the virtual GPU.
+
+Both libraries (libcuda.mojo, libnvml.mojo) marshal C arguments and nothing else: what a call means is decided in
+Python (device.py). A call is a `Request` of sixteen 64-bit words. It travels one of two ways: to a Python callback in
+this process (the harness), or over a socket to an executor process (`vgpu exec`, whose program has no Python inside).
+
+The libraries must need libc only: no printing, no raising, no Mojo runtime. Mojo has no global variables that allow
+that, so the state lives in one page at a fixed address, mapped by the library constructor and shared by both
+libraries. All zero is a valid state: a pthread mutex, no callback, no socket.
+"""
+
+from std.ffi import external_call
+
+comptime STATE = 0x5A47_5055_0000
+comptime STATE_BYTES = 4096
+comptime MAGIC = 0x7667_7075_0001
+
+# Word offsets in the state page.
+comptime S_MAGIC = 0
+comptime S_MUTEX = 1  # 40 bytes on x86-64, 48 on aarch64
+comptime S_CALLBACK = 8
+comptime S_SOCKET = 9  # file descriptor + 1, so that zero means none
+comptime S_PID = 10  # the process that connected: a forked child must not use the connection
+
+# Operations; device.py has the same list, and a test compares the two.
+comptime OP_HELLO = 1
+comptime OP_ATTRIBUTE = 2
+comptime OP_DEVICE_NAME = 3
+comptime OP_MEMORY_INFO = 4
+comptime OP_ALLOCATE = 5
+comptime OP_FREE = 6
+comptime OP_WRITE = 7
+comptime OP_READ = 8
+comptime OP_COPY = 9
+comptime OP_FILL = 10
+comptime OP_LOAD_MODULE = 11
+comptime OP_UNLOAD_MODULE = 12
+comptime OP_FIND_FUNCTION = 13
+comptime OP_FIND_GLOBAL = 14
+comptime OP_FUNCTION_ATTRIBUTE = 15
+comptime OP_SET_FUNCTION_ATTRIBUTE = 16
+comptime OP_OCCUPANCY = 17
+comptime OP_LAUNCH = 18
+comptime OP_ADDRESS_RANGE = 19
+comptime OP_CLOCK = 20
+comptime OP_UNSUPPORTED = 21
+
+# The few CUDA result codes that the libraries produce themselves.
+comptime SUCCESS = Int32(0)
+comptime INVALID_VALUE = Int32(1)
+comptime NOT_INITIALIZED = Int32(3)
+comptime NO_DEVICE = Int32(100)
+comptime OPERATING_SYSTEM = Int32(304)
+comptime NOT_SUPPORTED = Int32(801)
+comptime UNKNOWN = Int32(999)
+
+
+def at[T: AnyType](address: Int) -> Pointer[T, MutUntrackedOrigin]:
+    """The value of type T at a raw address: how C out-parameters are written."""
+    return Pointer[T, MutUntrackedOrigin](unsafe_from_address=address)
+
+
+def state(slot: Int) -> Pointer[Int, MutUntrackedOrigin]:
+    """One word of the state page."""
+    return at[Int](STATE + 8 * slot)
+
+
+def open_state():
+    """Map the state page once per process; a second library, or the same one opened again, finds it there."""
+    # PROT_READ|PROT_WRITE; MAP_PRIVATE|MAP_ANONYMOUS|MAP_FIXED_NOREPLACE
+    var page = external_call["mmap", Int](STATE, STATE_BYTES, Int32(3), Int32(0x100022), Int32(-1), Int(0))
+    if page == STATE:
+        state(S_MAGIC)[] = MAGIC
+
+
+def state_is_ours() -> Bool:
+    """False where something else of this process occupies the fixed address (MAP_FIXED_NOREPLACE refused it)."""
+    # msync answers ENOMEM for an unmapped page instead of faulting.
+    if external_call["msync", Int32](STATE, STATE_BYTES, Int32(1)) != 0:
+        return False
+    return state(S_MAGIC)[] == MAGIC
+
+
+def c_text(text: StaticString) -> Int:
+    """The address of a literal as a C string (literals end in a zero byte)."""
+    return Int(text.unsafe_ptr())
+
+
+def say(text: StaticString):
+    """One line on standard error."""
+    _ = external_call["dprintf", Int32](Int32(2), c_text("%s\n"), c_text(text))
+
+
+def move_bytes[send: Bool](fd: Int32, address: Int, count: Int) -> Bool:
+    """Send or receive exactly `count` bytes; False when the other side is gone."""
+    var done = 0
+    while done < count:
+        var n: Int
+        comptime if send:
+            n = external_call["send", Int](fd, address + done, count - done, Int32(0x4000))  # MSG_NOSIGNAL
+        else:
+            n = external_call["recv", Int](fd, address + done, count - done, Int32(0))
+        if n > 0:
+            done += n
+        elif n == 0 or at[Int32](external_call["__errno_location", Int]())[] != 4:  # EINTR: try again
+            return False
+    return True
+
+
+def connect() -> Int32:
+    """Make sure that someone answers. Returns a CUDA result code: NO_DEVICE where nobody asked for a virtual GPU."""
+    if not state_is_ours():
+        return OPERATING_SYSTEM
+    if state(S_PID)[] != 0:
+        return SUCCESS if state(S_PID)[] == own_pid() else NOT_INITIALIZED
+    var name = external_call["getenv", Int](c_text("WORKBOOK_VGPU_SOCKET"))
+    if name == 0:
+        return NO_DEVICE
+    var length = external_call["strlen", Int](name)
+    if length == 0 or length > 100:
+        return NO_DEVICE
+    # struct sockaddr_un with an abstract name: family, a zero byte, the name. It leaves no file behind.
+    var address = Array[UInt8, 112](fill=0)
+    address[0] = 1  # AF_UNIX
+    for i in range(length):
+        address[3 + i] = at[UInt8](name + i)[]
+    var fd = external_call["socket", Int32](Int32(1), Int32(1 | 0o2000000), Int32(0))  # SOCK_STREAM|SOCK_CLOEXEC
+    if fd < 0:
+        return OPERATING_SYSTEM
+    var raw = Int(Pointer(to=address).unsafe_bitcast[UInt8]())
+    var rc = external_call["connect", Int32](fd, raw, Int32(3 + length))
+    _ = address
+    if rc != 0:
+        _ = external_call["close", Int32](fd)
+        say("virtual GPU: the executor process does not answer (did `vgpu exec` end?)")
+        return NO_DEVICE
+    state(S_SOCKET)[] = Int(fd) + 1
+    state(S_PID)[] = own_pid()
+    return SUCCESS
+
+
+def own_pid() -> Int:
+    return Int(external_call["getpid", Int32]())
+
+
+def locked_connect() -> Int32:
+    """`connect`, once, however many threads initialise at the same time."""
+    if not state_is_ours():
+        return OPERATING_SYSTEM
+    _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
+    var result = connect()
+    _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
+    return result
+
+
+struct Request:
+    """One call: operation, input bytes, room for output bytes, up to eleven arguments.
+
+    Words: 0 operation, 1-2 address and length of the input, 3-4 of the room for output, 5-15 arguments. After `call`
+    words 5-8 hold the results and word 4 the number of output bytes that were filled in.
+    """
+
+    var words: Array[Int, 16]
+
+    def __init__(out self, operation: Int, a: Int = 0, b: Int = 0, c: Int = 0, d: Int = 0):
+        self.words = Array[Int, 16](fill=0)
+        self.words[0] = operation
+        self.words[5] = a
+        self.words[6] = b
+        self.words[7] = c
+        self.words[8] = d
+
+    def input(mut self, address: Int, length: Int):
+        self.words[1] = address
+        self.words[2] = length
+
+    def room(mut self, address: Int, length: Int):
+        self.words[3] = address
+        self.words[4] = length
+
+    def call(mut self) -> Int32:
+        """Have it answered. Returns the CUDA result code."""
+        if not state_is_ours() or state(S_PID)[] != own_pid():
+            return NOT_INITIALIZED
+        var raw = Int(Pointer(to=self.words).unsafe_bitcast[Int]())
+        var callback = state(S_CALLBACK)[]
+        var result: Int32
+        if callback != 0:
+            # No lock is held here: the callback may wait for the interpreter lock, whose owner may wait for us.
+            result = Pointer(to=callback).unsafe_bitcast[def(Int) abi("C") thin -> Int32]()[](raw)
+        elif state(S_SOCKET)[] != 0:
+            _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
+            result = self.over_socket(raw)
+            _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
+        else:
+            result = NOT_INITIALIZED  # the interpreter that answered has ended: late frees come here
+        # The answer was written behind the compiler's back, through an address: read it back the same way.
+        for i in range(4, 9):
+            self.words[i] = at[Int](raw + 8 * i)[]
+        return result
+
+    def over_socket(mut self, raw: Int) -> Int32:
+        """Request: the sixteen words, the input. Answer: result code, four results, output length, the output."""
+        var fd = Int32(state(S_SOCKET)[] - 1)
+        var answer = Array[Int, 6](fill=0)
+        var answer_raw = Int(Pointer(to=answer).unsafe_bitcast[Int]())
+        var ok = (
+            move_bytes[send=True](fd, raw, 128)
+            and move_bytes[send=True](fd, at[Int](raw + 8)[], at[Int](raw + 16)[])
+            and move_bytes[send=False](fd, answer_raw, 48)
+        )
+        var filled = at[Int](answer_raw + 40)[]
+        ok = ok and filled <= at[Int](raw + 32)[] and move_bytes[send=False](fd, at[Int](raw + 24)[], filled)
+        for i in range(4):
+            at[Int](raw + 40 + 8 * i)[] = at[Int](answer_raw + 8 + 8 * i)[]
+        at[Int](raw + 32)[] = filled
+        var result = Int32(at[Int](answer_raw)[])
+        _ = answer
+        if not ok:
+            _ = external_call["close", Int32](fd)
+            state(S_SOCKET)[] = 0
+            say("virtual GPU: lost the connection to the executor process")
+            return UNKNOWN
+        return result
+
+    def result(self, index: Int = 0) -> Int:
+        return self.words[5 + index]
+
+    def filled(self) -> Int:
+        """How many output bytes came back."""
+        return self.words[4]
+
+
+def ask(operation: Int, a: Int = 0, b: Int = 0, c: Int = 0, d: Int = 0) -> Int32:
+    """A request without input or output bytes whose only answer is the result code."""
+    var request = Request(operation, a, b, c, d)
+    return request.call()

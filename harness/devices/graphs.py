@@ -1,0 +1,223 @@
+"""Compiles calls of a package's ops into one MAX graph and runs it on MAX buffers.
+
+Every size is symbolic, so that one compiled graph serves every shape. Outputs are written in place into buffers
+that the caller brings: it may fill them beforehand to see which elements a kernel never wrote. Compiled graphs are
+kept in the workbook's cache. Nothing here imports torch.
+"""
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from max.driver import CPU, Buffer, Device
+from max.dtype import DType
+from max.engine import CompiledModel, InferenceSession, read
+from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, TensorType, ops
+
+from harness.cache import cache_folder, digest
+from harness.errors import CompileFailed
+from harness.packages import OpPackage
+
+DTYPES = {
+    "float32": DType.float32,
+    "float64": DType.float64,
+    "bfloat16": DType.bfloat16,
+    "float16": DType.float16,
+}
+
+
+def accum_dtype(dtype: str) -> str:
+    """The dtype of sums and statistics: float64 for float64, else float32."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """A training op: its registered name and its arguments in order, name -> symbolic shape.
+
+    `writes` are filled in place and come first, then `reads`, then `eps`, a float64 scalar, where `eps` is set.
+    Arguments in `statistics` have the accumulation dtype, the others the dtype of the graph.
+    """
+
+    name: str
+    writes: Mapping[str, str]
+    reads: Mapping[str, str]
+    eps: bool = False
+    statistics: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op in a graph.
+
+    `prefix` comes before the names of what the call writes ("fused" makes "fused.output"), and of what it reads
+    and an earlier call of the same prefix has written.
+    """
+
+    op: OpSpec
+    parameters: tuple[tuple[str, str], ...] = ()
+    prefix: str = ""
+
+
+@dataclass
+class Program:
+    """A compiled graph: `run` executes its calls in order."""
+
+    arguments: list[str]
+    model: object
+    cached: bool
+    seconds: float = field(default=0.0)
+
+    def run(self, buffers: Mapping[str, object]) -> None:
+        """Executes every call; `buffers` maps each name in `arguments` to a Buffer (or a tensor that MAX takes)."""
+        self.model.execute(*(buffers[name] for name in self.arguments))
+
+
+def argument_types(calls: tuple[Call, ...], dtype: str, device: DeviceRef) -> dict[str, TensorType | BufferType]:
+    """The graph's inputs by name: buffers for what is written, tensors for what is only read."""
+    types: dict[str, TensorType | BufferType] = {}
+
+    def element(op: OpSpec, name: str) -> DType:
+        return DTYPES[accum_dtype(dtype) if name in op.statistics else dtype]
+
+    for call in calls:
+        for name, shape in call.op.writes.items():
+            types[label(call, name)] = BufferType(element(call.op, name), dimensions(shape), device=device)
+    for call in calls:
+        for name, shape in call.op.reads.items():
+            if label(call, name) not in types:
+                types.setdefault(name, TensorType(element(call.op, name), dimensions(shape), device=device))
+        if call.op.eps:
+            types.setdefault("eps", TensorType(DType.float64, [], device=DeviceRef.CPU()))
+    return types
+
+
+def dimensions(shape: str) -> list[str | int]:
+    """Symbolic sizes, one letter each; a digit is a fixed size."""
+    return [int(letter) if letter.isdigit() else letter for letter in shape]
+
+
+def label(call: Call, name: str) -> str:
+    """The graph-wide name of a call's argument."""
+    return f"{call.prefix}.{name}" if call.prefix else name
+
+
+def build(
+    name: str, package: OpPackage, calls: tuple[Call, ...], dtype: str, device: DeviceRef
+) -> tuple[Graph, list[str]]:
+    """The graph of the calls, in order, and the names of its inputs. Raises CompileFailed for a missing op."""
+    library = KernelLibrary()
+    library.load_paths([package.compile()])
+    for call in calls:
+        if call.op.name not in library:
+            raise CompileFailed(f"{package.path} registers no op {call.op.name!r}")
+    types = argument_types(calls, dtype, device)
+    graph = Graph(name, input_types=list(types.values()), kernel_library=library)
+    with graph:
+        values = dict(zip(types, graph.inputs, strict=True))
+
+        def read_value(call: Call, argument: str):
+            written = values.get(label(call, argument)) if call.prefix else None
+            if written is not None and isinstance(types[label(call, argument)], BufferType):
+                return ops.buffer_load(written.buffer)
+            return values[argument].tensor
+
+        for call in calls:
+            operands = [values[label(call, argument)].buffer for argument in call.op.writes]
+            operands += [read_value(call, argument) for argument in call.op.reads]
+            operands += [values["eps"].tensor] if call.op.eps else []
+            ops.inplace_custom(call.op.name, device, operands, parameters=dict(call.parameters))
+        graph.output()
+    return graph, list(types)
+
+
+def load(
+    package: OpPackage,
+    calls: tuple[Call, ...],
+    dtype: str,
+    device: Device,
+    *,
+    kind: str = "",
+    on_compile: Callable[[], None] = lambda: None,
+) -> Program:
+    """The compiled graph of `calls` on `device`, from the cache or compiled now.
+
+    Args:
+        package: The op package.
+        calls: What the graph calls, in order.
+        dtype: A key of DTYPES.
+        device: Where the kernels run.
+        kind: Part of the cache key, for devices that need code of their own ("virtual").
+        on_compile: Called when there is no cached graph, before the compile of ten seconds and more begins.
+
+    Raises CompileFailed, with the compiler's words, where the package or the graph does not compile, and
+    EnvironmentProblem where the cache cannot be written.
+    """
+    started = time.monotonic()
+    host = device.label == "cpu"
+    target = host_identity() if host else f"{device.api} {device.architecture_name}"
+    key = digest([package.digest, version("max"), target, kind, dtype, repr(calls)])
+    path = cache_folder("graphs") / f"{key}.mef"
+    session = InferenceSession(devices=[CPU()] if host else [CPU(), device])
+    compiled = read_cached(path)
+    names = list(argument_types(calls, dtype, DeviceRef.CPU()))
+    if cached := compiled is not None:
+        model = session.init(compiled)
+    else:
+        on_compile()
+        graph, names = build(f"g{key}", package, calls, dtype, DeviceRef.from_device(device))
+        compiled = compile_graph(session, graph, package)
+        model = session.init(compiled)
+        store(compiled, path)
+    return Program(names, model, cached, time.monotonic() - started)
+
+
+def read_cached(path: Path) -> CompiledModel | None:
+    """A stored graph, or None where there is none that can be read."""
+    if not path.is_file():
+        return None
+    try:
+        return read(path)
+    except RuntimeError:
+        path.unlink(missing_ok=True)
+        return None
+
+
+def store(compiled: CompiledModel, path: Path) -> None:
+    """Writes a compiled graph so that another process sees it whole or not at all."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as staging:
+        staged = Path(staging) / path.name
+        compiled.export_mef(staged)
+        os.replace(staged, path)
+
+
+def compile_graph(session: InferenceSession, graph: Graph, package: OpPackage) -> CompiledModel:
+    """Compiles a graph; MAX's failure becomes CompileFailed with the kernel's own message first."""
+    try:
+        return session.compile(graph)
+    except RuntimeError as error:
+        reason = str(error.__cause__ or error)
+        first = next((line for line in reason.splitlines() if "error" in line or "constraint" in line), reason)
+        raise CompileFailed(f"{package.path} does not compile\n{first.strip()}", reason) from error
+
+
+def host_identity() -> str:
+    """What compiled CPU code depends on: the architecture and the instruction sets of this machine."""
+    try:
+        flags = next(
+            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
+        )
+    except (OSError, StopIteration):
+        flags = platform.processor()
+    return f"{platform.system()} {platform.machine()} {digest([flags])}"
+
+
+def to_device(tensor: object, device: Device) -> Buffer:
+    """A buffer on `device` from a NumPy array or a CPU torch tensor; on the CPU it shares the memory."""
+    buffer = tensor if isinstance(tensor, Buffer) else Buffer.from_dlpack(tensor)
+    return buffer if device.label == "cpu" else buffer.to(device)

@@ -1,0 +1,145 @@
+"""`python -m harness vgpu`: run any program on the virtual GPU, or say what that device is.
+
+`exec` starts a program with stand-in CUDA libraries in front of it and executes its kernels here; `info` prints the
+device's limits and where its driver lies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+
+from .driver import build, server
+from .driver.device import ARCHITECTURES, Device, capability, device_attributes
+from .machine import Checks, StepBudgetExceeded, UnsupportedInstruction, VirtualGPU
+
+CHECKS = [field.name for field in dataclasses.fields(Checks)]
+
+EPILOG = """\
+exit codes of exec: the program's own; 1 if it ended with 0 but an error was found; 2 bad use; 5 the driver cannot be
+built or a kernel needs an instruction that is not supported; 124 time limit; 130 Ctrl-C
+
+examples:
+  python -m harness vgpu exec -- mojo run vector_add.mojo
+  python -m harness vgpu exec --blocks reversed --timeout 60 -- ./my_program --size 100
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `vgpu`."""
+    top = argparse.ArgumentParser(
+        prog="python -m harness vgpu",
+        description="The virtual GPU: executes the PTX of Mojo GPU programs on the CPU and checks memory and races.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="exec|info")
+    run = commands.add_parser(
+        "exec",
+        help="run a program on the virtual GPU",
+        usage="%(prog)s [options] -- PROGRAM [ARGUMENT ...]",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what to run, after --")
+    run.add_argument(
+        "--blocks",
+        default="natural",
+        metavar="ORDER",
+        help="block order: natural, reversed or shuffled[:seed] (default natural)",
+    )
+    run.add_argument(
+        "--checks",
+        default="all",
+        metavar="LIST",
+        help=f"all, none, or some of {','.join(CHECKS)} (default all)",
+    )
+    run.add_argument("--timeout", type=float, metavar="SECONDS", help="stop the program after this time")
+    run.add_argument("--verbose", action="store_true", help="one line for each kernel that is loaded or run")
+    info = commands.add_parser("info", help="print the device's limits and where its driver lies")
+    for command in (run, info):
+        command.add_argument("--arch", default="sm_90a", choices=[*ARCHITECTURES, "sm_90a"], help="target (sm_90a)")
+    return top
+
+
+def main(argv: list[str]) -> int:
+    """Run `vgpu ARGV`. Returns the exit code."""
+    options = parser().parse_args(argv)
+    try:
+        return execute(options) if options.command == "exec" else info(options)
+    except build.DriverBuildError as error:
+        server.say(str(error))
+        return 5
+
+
+def chosen_checks(text: str) -> Checks:
+    """The checks named on the command line. Raises ValueError for a name that is none."""
+    names = {"all": CHECKS, "none": []}.get(text, text.split(","))
+    unknown = sorted(set(names) - set(CHECKS))
+    if unknown:
+        raise ValueError(f"unknown check {', '.join(unknown)}: choose all, none or some of {','.join(CHECKS)}")
+    return Checks(**{name: name in names for name in CHECKS})
+
+
+def execute(options: argparse.Namespace) -> int:
+    """`vgpu exec`: run the program, print the findings, choose the exit code."""
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not program:
+        server.say("no program given: python -m harness vgpu exec -- PROGRAM [ARGUMENT ...]")
+        return 2
+
+    def make_device() -> Device:
+        gpu = VirtualGPU(options.arch, checks=checks, blocks=options.blocks)
+        return Device(gpu, options.arch, log=server.say, verbose=options.verbose)
+
+    try:
+        checks = chosen_checks(options.checks)
+        make_device()  # a wrong block order shows before anything is started
+        executor = server.Executor(make_device, build.build())
+        code = executor.run(program, options.timeout)
+    except (ValueError, server.ProgramNotFound) as error:
+        server.say(str(error))
+        return 2
+    if code == server.TIMED_OUT:
+        server.say(f"stopped after {options.timeout:g} s (--timeout)")
+    return summarise(executor.devices, options.arch, code)
+
+
+def summarise(devices: list[Device], arch: str, code: int) -> int:
+    """Print what was found and return the exit code: the program's own unless that is 0 and something is wrong."""
+    findings = [finding for device in devices for finding in device.gpu.findings]
+    launches = sum(len(device.gpu.launches) for device in devices)
+    for finding in findings:
+        print(finding.text(), file=sys.stderr)
+    errors = sum(finding.is_error for finding in findings)
+    notes = len(findings) - errors
+    what = "the program ran no kernel" if not launches else f"{launches} launch{'es' * (launches > 1)}"
+    server.say(f"{arch}: {what}, {plural(errors, 'error')}, {plural(notes, 'note')}")
+    failures = {type(error) for device in devices for error in device.errors}
+    if code != 0:
+        return code
+    if UnsupportedInstruction in failures:
+        return 5
+    return 1 if errors or StepBudgetExceeded in failures else 0
+
+
+def plural(count: int, word: str) -> str:
+    """`1 error`, `2 errors`."""
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def info(options: argparse.Namespace) -> int:
+    """`vgpu info`: one fact a line."""
+    attributes = device_attributes(options.arch)
+    major, minor = capability(options.arch)
+    driver = build.build()
+    print(f"device               virtual GPU ({options.arch})")
+    print(f"compute capability   {major}.{minor}")
+    print(f"memory               {VirtualGPU(options.arch).capacity / 2**30:.1f} GiB, taken from this machine as needed")
+    print(f"threads per block    {attributes[1]}")
+    print(f"shared memory        {attributes[8]} bytes a block, up to {attributes[97]} on request")
+    print(f"multiprocessors      {attributes[16]} (reported to programs; blocks run in any order)")
+    print(f"driver               {driver.folder}")
+    print("runs                 NVIDIA PTX without wgmma and TMA; AMD and Apple kernels do not run")
+    return 0

@@ -1,0 +1,218 @@
+"""`vgpu exec`: runs any program with the virtual GPU, in an executor process of its own.
+
+The program finds the stand-in libraries through LD_LIBRARY_PATH and reaches this process over a socket with an
+abstract name, so nothing is left on any file system. Each process of the program that opens the device gets a
+virtual GPU of its own. This process ends with the program and takes what it started along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .build import Driver
+from .device import FIRST_ARGUMENT, WORDS, Device
+
+_REQUEST = struct.Struct(f"<{WORDS}q")
+_ANSWER = struct.Struct("<6q")  # result code, four results, output length
+_PR_SET_CHILD_SUBREAPER = 36
+INTERRUPTED, TIMED_OUT = 130, 124
+
+
+class ProgramNotFound(Exception):
+    """The program to run does not exist or is not executable."""
+
+
+class _Interrupted(BaseException):
+    """Raised by a signal handler, also in the middle of a launch. `code` is the exit code, None if the program ended
+    by itself."""
+
+    def __init__(self, code: int | None):
+        super().__init__(code)
+        self.code = code
+
+
+class Executor:
+    """Serves one program.
+
+    `make_device()` gives a fresh `Device` for each process that connects; all of them stay in `devices` for the
+    report.
+    """
+
+    def __init__(self, make_device: Callable[[], Device], driver: Driver):
+        self.make_device = make_device
+        self.driver = driver
+        self.devices: list[Device] = []
+        self._child: subprocess.Popen | None = None
+
+    def run(self, program: list[str], timeout: float | None = None) -> int:
+        """Run a program to its end. Returns its exit code (128 + n after signal n), 124 after `timeout` seconds,
+        130 after Ctrl-C. Raises ProgramNotFound."""
+        name = f"workbook-vgpu-{os.getpid()}-{secrets.token_hex(8)}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, selectors.DefaultSelector() as selector:
+            listener.bind("\0" + name)
+            listener.listen()
+            selector.register(listener, selectors.EVENT_READ)
+            # Orphans of the program become our children, so that cleaning up finds them.
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            outcome = None
+            try:
+                with _signals(self, timeout):
+                    self._start(program, name)
+                    self._serve(selector, listener)
+            except _Interrupted as interruption:
+                outcome = interruption.code
+            except KeyboardInterrupt:
+                outcome = INTERRUPTED
+            for key in list(selector.get_map().values()):
+                if key.fileobj is not listener:
+                    key.fileobj.close()
+        if outcome is not None:
+            return self._stop(outcome)
+        code = self._child.wait()
+        return code if code >= 0 else 128 - code
+
+    def _start(self, program: list[str], name: str) -> None:
+        paths = [str(self.driver.folder), os.environ.get("LD_LIBRARY_PATH", "")]
+        env = {
+            **os.environ,
+            **self.driver.environment(),
+            "WORKBOOK_VGPU_SOCKET": name,
+            "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
+        }
+        try:
+            self._child = subprocess.Popen(program, env=env)
+        except OSError as error:
+            raise ProgramNotFound(f"cannot run {program[0]}: {error.strerror}") from None
+
+    def ended(self) -> bool:
+        return self._child is not None and self._child.poll() is not None
+
+    def _serve(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
+        """Answer requests until the program has ended."""
+        # The signal handler raises when the program ends; the time limit covers a signal just before the wait.
+        while not self.ended():
+            for key, _ in selector.select(timeout=0.5):
+                if key.fileobj is listener:
+                    self._accept(selector, listener)
+                elif not _answer(key.fileobj, key.data):
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
+
+    def _accept(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.getuid():  # anyone on the machine can name an abstract socket
+            connection.close()
+            return
+        device = self.make_device()
+        self.devices.append(device)
+        selector.register(connection, selectors.EVENT_READ, device)
+
+    def _stop(self, code: int) -> int:
+        """End the program and everything it started; first politely."""
+        for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
+            if number == signal.SIGTERM and code == INTERRUPTED and self._wait_for_end(0.5):
+                break  # Ctrl-C in a terminal reaches the program as well
+            for pid in descendants(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            if self._wait_for_end(patience):
+                break
+        return code
+
+    def _wait_for_end(self, seconds: float) -> bool:
+        """Wait until no descendant is left; collects orphans on the way."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.ended()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if not descendants(os.getpid()):
+                return True
+            time.sleep(0.02)
+        return False
+
+
+def descendants(pid: int) -> list[int]:
+    """Process identifiers of all children, grandchildren and so on of a process (Linux)."""
+    found = []
+    with contextlib.suppress(OSError):
+        for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, listing.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+@contextlib.contextmanager
+def _signals(executor: Executor, timeout: float | None):
+    """While the program runs: its end, the time limit and SIGTERM interrupt whatever this process does."""
+
+    pending = True  # one interruption is enough: the next must not disturb the cleaning up
+
+    def interrupt(code: int | None):
+        nonlocal pending
+        if pending:
+            pending = False
+            raise _Interrupted(code)
+
+    def on_child(number, frame):
+        if executor.ended():
+            interrupt(None)
+
+    handlers = {
+        signal.SIGCHLD: on_child,
+        signal.SIGALRM: lambda number, frame: interrupt(TIMED_OUT),
+        signal.SIGTERM: lambda number, frame: interrupt(128 + signal.SIGTERM),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    if timeout:
+        signal.setitimer(signal.ITIMER_REAL, timeout)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _answer(connection: socket.socket, device: Device) -> bool:
+    """Answer one request; False when the other side has closed."""
+    try:
+        words = _REQUEST.unpack(_receive(connection, _REQUEST.size))
+        data = _receive(connection, words[2])
+        code, results, output = device.handle(words[0], list(words[FIRST_ARGUMENT:]), data, words[4])
+        connection.sendall(_ANSWER.pack(code, *(*results, 0, 0, 0, 0)[:4], len(output)))
+        connection.sendall(output)
+    except (EOFError, ConnectionError):
+        return False
+    return True
+
+
+def _receive(connection: socket.socket, count: int) -> bytearray:
+    """Exactly `count` bytes. Raises EOFError when the other side has closed."""
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        received = connection.recv_into(view)
+        if not received:
+            raise EOFError
+        view = view[received:]
+    return data
+
+
+def say(line: str) -> None:
+    """One line of the virtual GPU's own on standard error; standard output belongs to the program."""
+    print(f"virtual GPU: {line}", file=sys.stderr, flush=True)

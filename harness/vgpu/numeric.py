@@ -1,0 +1,377 @@
+"""The arithmetic of PTX instructions that NumPy has no single operation for.
+
+All functions work on arrays and on NumPy scalars alike. Floating point follows PTX: results are rounded to nearest
+even, fused multiply-add rounds once. Instructions that are approximate on hardware (ex2, lg2, sin, cos, tanh, rcp,
+rsqrt, sqrt, div `.approx`) are computed in float64 and rounded once: closer to the true value than a GPU is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+u1, u2, u4, u8 = np.uint8, np.uint16, np.uint32, np.uint64
+i1, i2, i4, i8 = np.int8, np.int16, np.int32, np.int64
+f2, f4, f8 = np.float16, np.float32, np.float64
+
+UNSIGNED = {1: u1, 2: u2, 4: u4, 8: u8}
+SIGNED = {1: i1, 2: i2, 4: i4, 8: i8}
+
+
+# -- shifts and bits ----------------------------------------------------------------------------------------
+def shl(a, s):
+    """`a << s`, 0 where s is at least the width (s is uint32)."""
+    bits = a.dtype.itemsize * 8
+    return np.where(s < bits, a << (s & u4(bits - 1)).astype(a.dtype), a.dtype.type(0))
+
+
+def shr(a, s):
+    """`a >> s`; s beyond the width gives 0, or the sign for signed a."""
+    bits = a.dtype.itemsize * 8
+    if a.dtype.kind == "i":
+        return a >> np.minimum(s, u4(bits - 1)).astype(a.dtype)
+    return np.where(s < bits, a >> (s & u4(bits - 1)).astype(a.dtype), a.dtype.type(0))
+
+
+def funnel(low, high, s, left: bool, wrap: bool):
+    """shf.l / shf.r on the 64-bit value high:low; `wrap` takes the amount modulo 32, otherwise it is clamped to 32."""
+    s = (s & u4(31)) if wrap else np.minimum(s, u4(32))
+    both = (high.astype(u8) << u8(32)) | low.astype(u8)
+    s = s.astype(u8)
+    return ((both << s) >> u8(32)).astype(u4) if left else (both >> s).astype(u4)
+
+
+def mulhi(a, b):
+    """Upper half of the product."""
+    size = a.dtype.itemsize
+    if size < 8:
+        wide = (SIGNED if a.dtype.kind == "i" else UNSIGNED)[size * 2]
+        return (a.astype(wide) * b.astype(wide) >> wide(size * 8)).astype(a.dtype)
+    x, y = a.view(u8), b.view(u8)
+    mask, half = u8(0xFFFFFFFF), u8(32)
+    xl, xh, yl, yh = x & mask, x >> half, y & mask, y >> half
+    middle = xh * yl + (xl * yl >> half)
+    other = xl * yh + (middle & mask)
+    out = xh * yh + (middle >> half) + (other >> half)
+    if a.dtype.kind == "i":
+        out = out - np.where(a < 0, y, u8(0)) - np.where(b < 0, x, u8(0))
+        return out.view(i8)
+    return out
+
+
+def idiv(a, b):
+    """Integer division that truncates toward zero; division by zero gives all ones."""
+    safe = np.where(b == 0, b.dtype.type(1), b)
+    if a.dtype.kind == "u":
+        return np.where(b == 0, ~a.dtype.type(0), a // safe)
+    q = a // safe
+    q = q + ((q < 0) & (q * safe != a)).astype(a.dtype)  # floor -> truncate
+    return np.where(b == 0, a.dtype.type(-1), q)
+
+
+def irem(a, b):
+    """Remainder with the sign of the dividend; by zero gives the dividend."""
+    safe = np.where(b == 0, b.dtype.type(1), b)
+    if a.dtype.kind == "u":
+        return np.where(b == 0, a, a % safe)
+    return np.where(b == 0, a, np.fmod(a, safe))
+
+
+def popc(a):
+    """Number of one bits, as uint32."""
+    return np.bitwise_count(a).astype(u4)
+
+
+def brev(a):
+    """Bits in reverse order."""
+    bits = a.dtype.itemsize * 8
+    t = a.dtype.type
+    for step, mask in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
+        m = t(mask & ((1 << bits) - 1))
+        a = ((a >> t(step)) & m) | ((a & m) << t(step))
+    return np.asarray(a).byteswap() if np.ndim(a) else t(np.asarray(a).byteswap()[()])
+
+
+def bfind(a, shift_amount: bool):
+    """Position of the highest bit that differs from the sign, or 0xFFFFFFFF where there is none."""
+    bits = a.dtype.itemsize * 8
+    if a.dtype.kind == "i":
+        a = np.where(a < 0, ~a, a)
+    a = a.view(UNSIGNED[bits // 8])
+    position = np.full(np.shape(a), -1, i8)
+    for k in range(bits):
+        position = np.where(a >> a.dtype.type(k) & a.dtype.type(1) != 0, k, position)
+    if shift_amount:
+        position = np.where(position >= 0, bits - 1 - position, position)
+    return position.astype(u4)
+
+
+def clz(a):
+    """Leading zero bits, as uint32."""
+    return u4(a.dtype.itemsize * 8 - 1) - bfind(a, False)
+
+
+def bfe(a, pos, length):
+    """Bit field extract; `pos` and `length` are the low bytes of uint32 values."""
+    bits = a.dtype.itemsize * 8
+    pos, length = (pos & u4(255)).astype(i8), (length & u4(255)).astype(i8)
+    unsigned = a.view(UNSIGNED[bits // 8]).astype(u8)
+    shifted = np.where(pos < bits, unsigned >> np.minimum(pos, 63).astype(u8), u8(0))
+    mask = np.where(length >= 64, ~u8(0), (u8(1) << np.minimum(length, 63).astype(u8)) - u8(1))
+    out = shifted & mask
+    if a.dtype.kind == "i":
+        top = np.minimum(pos + length - 1, bits - 1)
+        sign = (unsigned >> np.maximum(top, 0).astype(u8)) & u8(1)
+        have = np.clip(np.minimum(length, bits - pos), 0, 64)
+        fill = np.where(have >= 64, u8(0), ~u8(0) << np.minimum(have, 63).astype(u8))
+        out = np.where((sign != 0) & (length != 0), out | fill, out)
+    return out.astype(UNSIGNED[bits // 8])
+
+
+def bfi(a, b, pos, length):
+    """Insert the low `length` bits of a into b at `pos`."""
+    bits = a.dtype.itemsize * 8
+    t = a.dtype.type
+    pos, length = (pos & u4(255)).astype(i8), (length & u4(255)).astype(i8)
+    ones = np.where(length >= bits, ~t(0), (t(1) << np.minimum(length, bits - 1).astype(t)) - t(1))
+    mask = np.where(pos < bits, ones << np.minimum(pos, bits - 1).astype(t), t(0))
+    return (b & ~mask) | (np.where(pos < bits, a << np.minimum(pos, bits - 1).astype(t), t(0)) & mask)
+
+
+def lop3(a, b, c, table: int):
+    """Any boolean function of three words, by its 8-bit truth table."""
+    out = a & u4(0)
+    for k in range(8):
+        if table >> k & 1:
+            out = out | ((a if k & 4 else ~a) & (b if k & 2 else ~b) & (c if k & 1 else ~c))
+    return out
+
+
+def prmt(a, b, selector, mode: str):
+    """Byte permute of b:a; `mode` "" or one of f4e b4e rc8 ecl ecr rc16."""
+    both = a.astype(u8) | (b.astype(u8) << u8(32))
+    out = (a & u4(0)).astype(u8)
+    s = selector & u4(3)
+    for k in range(4):
+        if mode == "":
+            nibble = (selector >> u4(4 * k)) & u4(15)
+            pick, sign = nibble & u4(7), nibble & u4(8)
+        else:
+            sign = u4(0)
+            pick = {
+                "f4e": lambda k: s + u4(k),
+                "b4e": lambda k: (s - u4(k)) & u4(7),
+                "rc8": lambda k: s,
+                "ecl": lambda k: np.maximum(s, u4(k)),
+                "ecr": lambda k: np.minimum(s, u4(k)),
+                "rc16": lambda k: ((s & u4(1)) << u4(1)) + u4(k & 1),
+            }[mode](k)
+        byte = (both >> (pick.astype(u8) * u8(8))) & u8(255)
+        byte = np.where(sign != 0, np.where(byte & u8(128) != 0, u8(255), u8(0)), byte)
+        out = out | (byte << u8(8 * k))
+    return out.astype(u4)
+
+
+# -- floats -------------------------------------------------------------------------------------------------
+def bf_to_f4(a):
+    """bfloat16 bits (uint16) to float32."""
+    return (a.astype(u4) << u4(16)).view(f4)
+
+
+def f4_to_bf(x):
+    """float32 to bfloat16 bits, to nearest even; NaN becomes 0x7FFF as on the hardware."""
+    b = x.view(u4)
+    r = (b + (u4(0x7FFF) + ((b >> u4(16)) & u4(1)))) >> u4(16)
+    return np.where(x != x, u4(0x7FFF), r).astype(u2)
+
+
+def f8_to_bf(x):
+    """float64 to bfloat16 bits with one rounding: float32 rounded to odd, then to nearest even."""
+    return f4_to_bf(_narrow_to_odd(x))
+
+
+def _narrow_to_odd(x):
+    """float64 to float32, rounded to odd: a later rounding to a narrower type is then exact."""
+    y = x.astype(f4)
+    back = y.astype(f8)
+    bits = y.view(u4)
+    inexact = (back != x) & np.isfinite(back)
+    # toward zero first, then set the last bit
+    bits = np.where(inexact & (np.abs(back) > np.abs(x)), bits - u4(1), bits)
+    return np.where(inexact, bits | u4(1), bits).view(f4)
+
+
+def _two_sum(a, b):
+    s = a + b
+    t = s - a
+    return s, (a - (s - t)) + (b - t)
+
+
+def sum_to_odd(p, c):
+    """p + c in float64, rounded to odd (p and c float64)."""
+    s, e = _two_sum(p, c)
+    bits = s.view(u8)
+    fix = (e != 0) & (bits & u8(1) == 0) & np.isfinite(s)
+    # e has the direction of the true sum from s: move to the odd neighbour on that side
+    up = (e > 0) == (s > 0)
+    return np.where(fix, np.where(up, bits + u8(1), bits - u8(1)), bits).view(f8)
+
+
+_HALFWAY = u8(0x1FFFFFFF)
+
+
+def fma_f4(a, b, c):
+    """a * b + c in float32 with one rounding: float64 holds the product exactly."""
+    p = a.astype(f8) * b
+    s = p + c
+    tie = s.view(u8) & _HALFWAY
+    # A second rounding can go wrong only where the float64 sum lies half-way between two float32, or is subnormal.
+    if (tie == u8(0x10000000)).any() or (np.abs(s) < 2.4e-38).any():
+        return sum_to_odd(p, c.astype(f8)).astype(f4)
+    return s.astype(f4)
+
+
+def fma_f2(a, b, c):
+    """a * b + c in float16 with one rounding."""
+    return sum_to_odd(a.astype(f8) * b.astype(f8), c.astype(f8)).astype(f2)
+
+
+def fma_bf(a, b, c):
+    """a * b + c on bfloat16 bits with one rounding."""
+    return f8_to_bf(sum_to_odd(bf_to_f4(a).astype(f8) * bf_to_f4(b), bf_to_f4(c).astype(f8)))
+
+
+def fma_f8(a, b, c):
+    """a * b + c in float64 with one rounding (Boldo and Melquiond's algorithm with rounding to odd)."""
+    k = f8(134217729.0)
+    p = a * b
+    ah = k * a - (k * a - a)
+    bh = k * b - (k * b - b)
+    al, bl = a - ah, b - bh
+    ul = al * bl - (((p - ah * bh) - al * bh) - ah * bl)
+    th, tl = _two_sum(c, ul)
+    vh, vl = _two_sum(p, th)
+    z = sum_to_odd(tl, vl)
+    exact = vh + z
+    plain = p + c
+    size = np.abs(a) + np.abs(b)
+    return np.where(np.isfinite(exact) & (size < 1e290) & ((np.abs(p) > 1e-270) | (p == 0)), exact, plain)
+
+
+def fmin(a, b):
+    """The smaller; the number where one is NaN; -0 below +0."""
+    return np.where((a == b) & (a == 0), np.where(np.signbit(a), a, b), np.fmin(a, b))
+
+
+def fmax(a, b):
+    """The larger; the number where one is NaN; +0 above -0."""
+    return np.where((a == b) & (a == 0), np.where(np.signbit(a), b, a), np.fmax(a, b))
+
+
+def flush(x):
+    """Subnormal float32 to zero of the same sign (`.ftz`)."""
+    return np.where(np.abs(x) < f4(1.1754943508222875e-38), np.copysign(x.dtype.type(0), x), x)
+
+
+def saturate(x):
+    """Clamp to [0, 1]; NaN becomes 0 (`.sat`)."""
+    return np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0)).astype(x.dtype)
+
+
+def round_int(x, mode: str):
+    """Round to an integral value: rni rzi rmi rpi."""
+    return {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode](x)
+
+
+def to_int(x, dtype):
+    """Float (already integral) to integer: clamped to the range, NaN becomes 0."""
+    info = np.iinfo(dtype)
+    x = x.astype(f8)
+    low, high = f8(info.min), f8(info.max)
+    inside = np.where((x > low) & (x < high), x, f8(0)).astype(dtype)
+    return np.where(x >= high, dtype(info.max), np.where(x <= low, dtype(info.min), inside)).astype(dtype)
+
+
+def int_to_float(a, dtype, mode: str = "rn"):
+    """Integer to float, rounded to nearest even, toward zero, down or up, once."""
+    out = a.astype(dtype)
+    if dtype is f2 and a.dtype.itemsize > 2:
+        out = _long_to_float(a, f2)
+    if mode == "rn":
+        return out
+    exact = out.astype(f8)
+    if a.dtype.itemsize == 8:
+        # compare in integers: the float may not hold the value
+        big = to_int(np.clip(exact, -9.2e18, 1.8e19), a.dtype.type)
+        over, under = big > a, big < a
+    else:
+        over, under = exact > a, exact < a
+    if mode == "rz":
+        over, under = over & (exact > 0), under & (exact < 0)
+    step_down = over if mode in ("rm", "rz") else over & False
+    step_up = under if mode in ("rp", "rz") else under & False
+    inf = dtype(np.inf)
+    return np.where(step_down, np.nextafter(out, -inf), np.where(step_up, np.nextafter(out, inf), out))
+
+
+def _long_to_float(a, dtype):
+    return a.astype(f8).astype(dtype)
+
+
+def narrow(x, dtype, mode: str):
+    """Float to a narrower float with rounding mode rn, rz, rm or rp."""
+    out = x.astype(dtype)
+    if mode == "rn":
+        return out
+    back = out.astype(f8)
+    wide = x.astype(f8)
+    over, under = back > wide, back < wide
+    if mode == "rz":
+        step_down, step_up = over & (wide > 0), under & (wide < 0)
+    else:
+        step_down, step_up = over & (mode == "rm"), under & (mode == "rp")
+    inf = dtype(np.inf)
+    return np.where(step_down, np.nextafter(out, -inf), np.where(step_up, np.nextafter(out, inf), out))
+
+
+def bf_rz(x):
+    """float32 to bfloat16 bits toward zero."""
+    b = x.view(u4) >> u4(16)
+    return np.where(x != x, u4(0x7FFF), b).astype(u2)
+
+
+def via_f8(f, x):
+    """f(x) computed in float64 and rounded to the type of x."""
+    return f(x.astype(f8)).astype(x.dtype)
+
+
+def rsqrt(x):
+    """1 / sqrt(x)."""
+    return 1.0 / np.sqrt(x)
+
+
+def dot_bytes(a, b, c, a_signed: bool, b_signed: bool):
+    """dp4a: sum of four byte products plus c."""
+    out = c.astype(i8)
+    for k in range(4):
+        x = ((a >> u4(8 * k)) & u4(255)).astype(u1)
+        y = ((b >> u4(8 * k)) & u4(255)).astype(u1)
+        x = x.view(i1) if a_signed else x
+        y = y.view(i1) if b_signed else y
+        out = out + x.astype(i8) * y.astype(i8)
+    return out.astype(i4)
+
+
+def clamp_int(a, dtype):
+    """Integer to integer with saturation."""
+    info = np.iinfo(dtype)
+    source = np.iinfo(a.dtype)
+    low, high = max(info.min, source.min), min(info.max, source.max)
+    return np.clip(a, a.dtype.type(low), a.dtype.type(high)).astype(dtype)
+
+
+def relu_bits(bits):
+    """Negative floats (given by their bits) become +0; NaN becomes the canonical NaN."""
+    size = bits.dtype.itemsize
+    t = bits.dtype.type
+    sign = t(1 << (8 * size - 1))
+    return np.where(bits & sign != 0, t(0), bits)

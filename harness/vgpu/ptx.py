@@ -1,0 +1,506 @@
+"""Reads PTX text, as the Mojo compiler writes it, into plain data: module variables, functions and instructions.
+
+Nothing is executed here and no instruction is judged here: an unknown opcode parses, so that a kernel with one
+exotic instruction on a path it never takes still runs. Every instruction keeps its PTX line and, where the
+compiler wrote line tables (`-g1`), its chain of source locations: innermost first, then the call sites it was
+inlined into.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+WIDTH = {"pred": 0, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2}
+WIDTH |= {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "tf32": 4}
+WIDTH |= {"b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16}
+
+
+class PtxError(ValueError):
+    """The text is not PTX that this parser understands; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A source position; `caller` is the position that this code was inlined into, or None."""
+
+    file: str
+    line: int
+    column: int
+    caller: Location | None = None
+
+    def chain(self) -> list[Location]:
+        """This location and its callers, innermost first."""
+        frames, at = [], self
+        while at is not None and len(frames) < 64:
+            frames.append(at)
+            at = at.caller
+        return frames
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A register operand; `negated` for `!%p1`."""
+
+    name: str
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Imm:
+    """A literal: `value` is a Python int or float; `bits` is set for 0f... and 0d... literals."""
+
+    value: int | float
+    bits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """A label, variable or function name, with an optional byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mem:
+    """An address in brackets: base register, variable or None (absolute), plus a byte offset."""
+
+    base: Reg | Sym | None
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Vec:
+    """Operands in braces, or a parenthesised list of a call."""
+
+    items: tuple
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two destinations in one: `%p1|%p2`."""
+
+    first: object
+    second: object
+
+
+@dataclass(slots=True)
+class Instr:
+    """One instruction: `op` is the base opcode, `mods` the dotted modifiers after it."""
+
+    op: str
+    mods: tuple[str, ...]
+    args: tuple
+    pred: Reg | None
+    line: int
+    loc: Location | None
+
+    @property
+    def name(self) -> str:
+        """The whole opcode as written, `st.global.b32`."""
+        return ".".join((self.op, *self.mods))
+
+
+@dataclass(slots=True)
+class Variable:
+    """A module, shared, local or parameter variable; `nbytes` 0 means sized at launch (extern shared)."""
+
+    name: str
+    space: str
+    nbytes: int
+    align: int
+    data: bytes = b""
+    line: int = 0
+    pointers: list[tuple[int, str, int]] = field(default_factory=list)  # (offset, symbol, addend) in `data`
+
+
+@dataclass(slots=True)
+class Function:
+    """One `.entry` or `.func`: parameters, declared variables and the instruction list with label positions."""
+
+    name: str
+    is_entry: bool
+    params: list[Variable] = field(default_factory=list)
+    returns: list[Variable] = field(default_factory=list)
+    regs: dict[str, str] = field(default_factory=dict)  # register -> type
+    variables: dict[str, Variable] = field(default_factory=dict)
+    body: list[Instr] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets
+    max_threads: int = 0
+    has_body: bool = False
+    line: int = 0
+
+
+@dataclass(slots=True)
+class Module:
+    """A parsed PTX text."""
+
+    version: tuple[int, int] = (0, 0)
+    target: str = ""
+    variables: dict[str, Variable] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
+
+
+SPECIAL = re.compile(r"%(?:n?tid|n?ctaid|n?clusterid|(?:n?cluster_)?(?:n?ctaid|ctarank|nctarank))\.?[xyz]?$")
+_NUMBER = re.compile(r"[+-]?(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*"
+                     r"(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)$")
+_LABEL = re.compile(r"\s*([A-Za-z_$%.][\w$]*)\s*:(?!:)")
+_LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
+_FILE = re.compile(r'\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
+_COMMENT = re.compile(r"/\*.*?\*/", re.S)
+_ARRAY = re.compile(r"(.*?)((?:\[\d*\])*)$", re.S)
+
+
+def parse(text: str) -> Module:
+    """Parse one PTX module. Raises PtxError naming the line for text that is not PTX."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    text = text.rstrip("\0 \n")
+    if ".version" not in text:
+        raise PtxError("this is not PTX text: there is no .version line")
+    return _Parser(text).run()
+
+
+def number(text: str) -> Imm:
+    """The literal `text` ("12", "0x1f", "0f3F800000", "1.5") as Imm."""
+    sign = -1 if text.startswith("-") else 1
+    body = text.lstrip("+-")
+    if body[:2] in ("0f", "0F", "0d", "0D") and len(body) in (10, 18):
+        return Imm(0, int(body[2:], 16))
+    body = body.rstrip("U")
+    if body[:2] in ("0x", "0X"):
+        return Imm(sign * int(body, 16))
+    if body[:2] in ("0b", "0B"):
+        return Imm(sign * int(body, 2))
+    if "." in body or "e" in body or "E" in body:
+        return Imm(sign * float(body))
+    return Imm(sign * (int(body, 8) if len(body) > 1 and body[0] == "0" else int(body)))
+
+
+def split_commas(text: str) -> list[str]:
+    """Split at commas that are not inside brackets, braces or parentheses."""
+    if not any(c in text for c in "{[("):
+        return [part.strip() for part in text.split(",")] if text.strip() else []
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        if c in "{[(":
+            depth += 1
+        elif c in "}])":
+            depth -= 1
+        elif c == "," and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    last = text[start:].strip()
+    return [*parts, last] if last else parts
+
+
+class _Parser:
+    """One pass over the lines; statements end at `;`, `.loc`, `.file` and sections are line directives."""
+
+    def __init__(self, text: str):
+        self.lines = _COMMENT.sub(lambda m: "\n" * m.group().count("\n"), text).split("\n")
+        self.module = Module()
+        # .file lines stand at the end of what LLVM writes: collect them first.
+        self.files = {int(m[1]): m[2] for m in map(_FILE.match, self.lines) if m}
+        self.loc: Location | None = None
+        self.seen: dict[tuple[int, int, int], Location] = {}
+        self.operands: dict[str, object] = {}
+
+    def fail(self, line: int, why: str):
+        raise PtxError(f"PTX line {line}: {why}")
+
+    def run(self) -> Module:
+        self.function: Function | None = None
+        self.scopes: list[dict[str, str]] = []
+        buffer, start, skip_section, quoted = "", 0, False, 0
+        for number_, raw in enumerate(self.lines, 1):
+            line = raw.split("//", 1)[0] if "//" in raw and '"' not in raw else raw
+            if skip_section:
+                quoted += line.count("{") - line.count("}")
+                skip_section = quoted > 0 or "{" not in line and quoted == 0 and not line.strip()
+                if quoted == 0 and "{" not in line and "}" not in line:
+                    skip_section = not line.strip()
+                continue
+            stripped = line.strip()
+            if not stripped:
+                continue
+            if not buffer.strip():
+                if stripped.startswith(".loc") and stripped[4:5].isspace():
+                    self.locate(stripped)
+                    continue
+                if stripped.startswith(".file"):
+                    continue
+                if stripped.startswith(".section"):
+                    quoted = line.count("{") - line.count("}")
+                    skip_section = "{" not in line or quoted > 0
+                    continue
+                start = number_
+                first = stripped.split(None, 2)
+                if first[0] == ".version":
+                    major, _, minor = first[1].partition(".")
+                    self.module.version = (int(major), int(minor))
+                    continue
+                if first[0] == ".target":
+                    self.module.target = stripped[7:].split(",")[0].strip()
+                    continue
+                if first[0] == ".address_size":
+                    if first[1] != "64":
+                        self.fail(number_, f".address_size {first[1]} is not supported, only 64")
+                    continue
+            buffer += line + "\n"
+            buffer, start = self.consume(buffer, start, number_)
+        if buffer.strip() or self.function is not None:
+            self.fail(start, "the text ends inside a statement or function")
+        return self.module
+
+    def locate(self, line: str):
+        m = _LOC.match(line)
+        if not m or m[2] == "0":
+            return
+        here = (int(m[1]), int(m[2]), int(m[3]))
+        caller = None
+        if m[4]:
+            at = (int(m[4]), int(m[5]), int(m[6]))
+            caller = self.seen.get(at) or Location(self.files.get(at[0], "?"), at[1], at[2])
+        self.loc = Location(self.files.get(here[0], "?"), here[1], here[2], caller)
+        self.seen[here] = self.loc
+
+    def consume(self, buffer: str, start: int, now: int) -> tuple[str, int]:
+        """Take the complete statements out of `buffer`; return what is left and the line it starts on."""
+        while True:
+            text = buffer.lstrip()
+            if not text:
+                return "", now
+            if self.function is None:
+                if text.startswith((".visible", ".weak", ".extern", ".entry", ".func", ".common", ".alias")) and (
+                    re.search(r"\.(entry|func)\b", text.split("=")[0].split("[")[0])
+                ):
+                    # a declaration ends at ';', a definition opens with '{'
+                    end = re.search(r"[;{]", text)
+                    if not end:
+                        return buffer, start
+                    self.header(text[: end.start()], end.group() == "{", start)
+                    buffer = text[end.end() :]
+                    start = now
+                    continue
+                if ";" not in text:
+                    return buffer, start
+                statement, _, buffer = text.partition(";")
+                self.declare_global(statement, start)
+                start = now
+                continue
+            if text[0] == "{":
+                self.scopes.append({})
+                buffer = text[1:]
+                start = now
+                continue
+            if text[0] == "}":
+                self.scopes.pop()
+                if not self.scopes:
+                    self.finish()
+                buffer = text[1:]
+                start = now
+                continue
+            label = _LABEL.match(text)
+            if label:
+                rest = text[label.end() :]
+                if rest.lstrip().startswith(".branchtargets"):
+                    if ";" not in rest:
+                        return buffer, start
+                    body, _, buffer = rest.partition(";")
+                    names = split_commas(body.strip()[len(".branchtargets") :])
+                    self.function.tables[label[1]] = names
+                    continue
+                if rest.lstrip().startswith((".callprototype", ".calltargets")):
+                    if ";" not in rest:
+                        return buffer, start
+                    buffer = rest.partition(";")[2]
+                    continue
+                self.function.labels[label[1]] = len(self.function.body)
+                buffer = rest
+                start = now
+                continue
+            if ";" not in text:
+                return buffer, start
+            statement, _, buffer = text.partition(";")
+            self.statement(statement.strip(), start)
+            start = now
+
+    # -- declarations ---------------------------------------------------------------------------------------
+    def header(self, text: str, has_body: bool, line: int):
+        m = re.match(
+            r"(?:\.(?:visible|weak|extern|common)\s+)*\.(entry|func)\s*(?:\.noreturn\s*)?"
+            r"(\([^)]*\)\s*)?([\w$.%]+)\s*(\((?:[^()]|\([^)]*\))*\))?(.*)$",
+            text.strip(),
+            re.S,
+        )
+        if not m:
+            self.fail(line, "this function header is not understood")
+        kind, returns, name, params, tail = m.groups()
+        f = Function(name, kind == "entry", has_body=has_body, line=line)
+        f.params = [self.variable(p, line, "param") for p in split_commas((params or "()").strip()[1:-1])]
+        f.returns = [self.variable(p, line, "param") for p in split_commas((returns or "()").strip()[1:-1])]
+        limit = re.search(r"\.maxntid\s+([\d\s,]+)", tail) or re.search(r"\.reqntid\s+([\d\s,]+)", tail)
+        if limit:
+            f.max_threads = 1
+            for n in limit[1].replace(",", " ").split():
+                f.max_threads *= int(n)
+        if has_body:
+            self.function, self.scopes, self.loc = f, [{}], None
+            self.seen = {}
+            self.module.functions[name] = f
+        else:
+            self.module.functions.setdefault(name, f)
+
+    def variable(self, text: str, line: int, space: str) -> Variable:
+        """`.param .align 8 .b8 name[32]`, `.shared .align 4 .b8 x[64]`, `.global .u32 n = 3`."""
+        head, _, init = text.partition("=")
+        head, dims = _ARRAY.match(head.strip()).groups()
+        words = head.split()
+        align = 0
+        kind = None
+        for i, word in enumerate(words):
+            if word == ".align":
+                align = int(words[i + 1])
+            elif word[1:] in WIDTH and word[0] == ".":
+                kind = word[1:]
+        vector = 4 if ".v4" in words else 2 if ".v2" in words else 1
+        if kind is None:
+            self.fail(line, f"no type in the declaration '{text.strip()[:60]}'")
+        width = WIDTH[kind] * vector
+        count = 1
+        for dim in re.findall(r"\[(\d*)\]", dims):
+            count *= int(dim) if dim else 0
+        out = Variable(words[-1], space, width * count, max(align, width, 1), line=line)
+        if init.strip():
+            self.initialise(out, init.strip().strip("{}").strip(), kind, WIDTH[kind])
+        return out
+
+    def initialise(self, var: Variable, text: str, kind: str, width: int):
+        import struct
+
+        data = bytearray()
+        for item in split_commas(text.replace("{", "").replace("}", "")):
+            if not _NUMBER.match(item):
+                m = re.match(r"(?:generic\()?([\w$.%]+)\)?(?:\s*\+\s*(\d+))?", item)
+                var.pointers.append((len(data), m[1], int(m[2] or 0)))
+                data += bytes(width)
+                continue
+            imm = number(item)
+            if imm.bits is not None:
+                data += imm.bits.to_bytes(width, "little")
+            elif isinstance(imm.value, float):
+                data += struct.pack("<f" if kind == "f32" else "<d", imm.value)
+            else:
+                data += (imm.value & ((1 << 8 * width) - 1)).to_bytes(width, "little")
+        if not var.nbytes:
+            var.nbytes = len(data)
+        var.data = bytes(data[: var.nbytes]).ljust(var.nbytes, b"\0")
+
+    def declare_global(self, text: str, line: int):
+        text = text.strip()
+        m = re.search(r"\.(global|const|shared)\b", text.partition("=")[0])
+        if not m:
+            if text.startswith((".pragma", ".alias")):
+                return
+            self.fail(line, f"'{text[:60]}' is not a module declaration")
+        var = self.variable(text, line, m[1])
+        self.module.variables[var.name] = var
+
+    def finish(self):
+        self.function = None
+
+    # -- statements -----------------------------------------------------------------------------------------
+    def statement(self, text: str, line: int):
+        if not text:
+            return
+        if text[0] == ".":
+            self.directive(text, line)
+            return
+        f = self.function
+        pred = None
+        if text[0] == "@":
+            guard, _, text = text.partition(" ") if " " in text.split("\t")[0] else text.partition("\t")
+            negated = guard[1] == "!"
+            pred = Reg(self.resolve(guard[2:] if negated else guard[1:]), negated)
+            text = text.strip()
+        opcode, _, rest = text.replace("\t", " ").replace("\n", " ").partition(" ")
+        op, *mods = opcode.split(".")
+        args = tuple(self.operand(a, line) for a in split_commas(rest.strip()))
+        f.body.append(Instr(op, tuple(mods), args, pred, line, self.loc))
+
+    def directive(self, text: str, line: int):
+        f = self.function
+        word = text.split(None, 1)[0]
+        if word == ".reg":
+            parts = text.split(None, 2)
+            kind = parts[1][1:]
+            if kind not in WIDTH:
+                self.fail(line, f"register type .{kind} is not supported")
+            for name in split_commas(parts[2]):
+                m = re.match(r"([\w$%]+)<(\d+)>$", name)
+                names = [f"{m[1]}{i}" for i in range(int(m[2]))] if m else [name]
+                for n in names:
+                    unique = n
+                    if len(self.scopes) > 1:
+                        unique = f"{n}_s{line}"
+                        self.scopes[-1][n] = unique
+                        self.operands.clear()
+                    f.regs[unique] = kind
+        elif word in (".shared", ".local", ".param"):
+            var = self.variable(text, line, word[1:])
+            f.variables[var.name] = var
+        elif word in (".pragma", ".minnctapersm", ".maxntid"):
+            return
+        else:
+            self.fail(line, f"directive {word} is not supported")
+
+    def resolve(self, name: str) -> str:
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return name
+
+    def operand(self, text: str, line: int):
+        if len(self.scopes) > 1:
+            return self.parse_operand(text, line)
+        # operands are immutable, so equal texts share one object
+        key = f"{id(self.function)} {text}"
+        found = self.operands.get(key)
+        if found is None:
+            found = self.operands[key] = self.parse_operand(text, line)
+        return found
+
+    def parse_operand(self, text: str, line: int):
+        c = text[0] if text else ""
+        if c == "[":
+            return self.memory(text[1 : text.rindex("]")], line)
+        if c in "{(":
+            return Vec(tuple(self.operand(t, line) for t in split_commas(text[1:-1])))
+        if c == "!":
+            return Reg(self.resolve(text[1:].strip()), True)
+        if "|" in text:
+            first, _, second = text.partition("|")
+            return Pair(self.operand(first.strip(), line), self.operand(second.strip(), line))
+        if _NUMBER.match(text):
+            return number(text)
+        name = self.resolve(text)
+        if name in self.function.regs or c == "%" or text == "_":
+            return Reg(name)
+        m = re.match(r"([\w$.%]+)\s*(?:\+\s*(-?\d+))?$", text)
+        if not m:
+            self.fail(line, f"operand '{text}' is not understood")
+        return Sym(self.resolve(m[1]), int(m[2] or 0))
+
+    def memory(self, text: str, line: int) -> Mem:
+        m = re.match(r"\s*([\w$.%]+)\s*(?:\+?\s*(-?\s*(?:0x[0-9a-fA-F]+|\d+)))?\s*(?:,.*)?$", text, re.S)
+        if not m:
+            self.fail(line, f"address '[{text}]' is not understood")
+        base, offset = self.resolve(m[1]), int((m[2] or "0").replace(" ", ""), 0)
+        if base in self.function.regs:
+            return Mem(Reg(base), offset)
+        if base[0].isdigit():
+            return Mem(None, int(base, 0) + offset)
+        return Mem(Reg(base) if base[0] == "%" else Sym(base), offset)

@@ -1,0 +1,94 @@
+"""What a puzzle is: its ops, variants, blanks, cases and reference, as data for the rest of the harness."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.devices.graphs import Call, OpSpec
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of input tensors: what it is called, why it is there, its sizes, and how its values are drawn."""
+
+    name: str
+    why: str
+    dims: tuple[int, ...]
+    values: str
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One checked quantity with the blank that decides it.
+
+    `variant` is the variant whose kernel holds the blank; `quantities` are the outputs that the blank alone makes.
+    """
+
+    id: str
+    variant: str
+    quantities: tuple[str, ...]
+    about: str
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """Everything the harness needs to know about one puzzle.
+
+    Attributes:
+        name: "p22"; the folder in problems/ and solutions/.
+        title: What it is about, in a few words.
+        variants: Variant name -> the calls of one graph that run it, forward and backward.
+        gates: The gates, in the order in which a learner should take them.
+        source: The file with the blanks, relative to the op package.
+        depends: (variant, quantity) -> the blanks that a GPU kernel needs for it.
+        atomic: (variant, quantity) pairs whose sums are made with atomics on a GPU, in no fixed order.
+        forward: The forward outputs that are compared; backward: the gradients, op argument -> printed name.
+        dims: The chapter's sizes; dim_names: what --dims takes.
+        cases: dims or None -> the cases of a run.
+        inputs: case, dtype, seed -> the input arrays as float64, already rounded to the dtype.
+        shapes: dims -> shape of every output.
+        reference: input tensors (torch, any dtype and device) -> outputs and gradients by autograd.
+        exact: input arrays -> outputs and gradients in NumPy longdouble.
+        multiply_adds: dims -> how many the forward pass needs; what decides whether the CPU path is run.
+        ledger: dims and dtype -> the bytes saved for backward and allocated in between.
+    """
+
+    name: str
+    title: str
+    variants: Mapping[str, tuple[Call, ...]]
+    gates: tuple[Gate, ...]
+    source: str
+    depends: Mapping[tuple[str, str], tuple[str, ...]]
+    atomic: frozenset[tuple[str, str]]
+    forward: Mapping[str, str]
+    backward: Mapping[str, str]
+    dims: tuple[int, ...]
+    dim_names: tuple[str, ...]
+    cases: Callable[[tuple[int, ...] | None], list[Case]]
+    inputs: Callable[[Case, str, int], Arrays]
+    shapes: Callable[[tuple[int, ...]], dict[str, tuple[int, ...]]]
+    reference: Callable[[dict], dict]
+    exact: Callable[[Arrays], Arrays]
+    multiply_adds: Callable[[tuple[int, ...]], int]
+    ledger: Callable[[tuple[int, ...], str], "Ledger"]
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls of every variant, in order: the one graph of a run."""
+        return tuple(call for calls in self.variants.values() for call in calls)
+
+    def op(self, quantity: str) -> OpSpec:
+        """The op that writes a quantity."""
+        return next(call.op for call in self.calls if quantity in call.op.writes)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Bytes, by tensor name: kept from forward to backward, and allocated inside one pass and given back."""
+
+    saved_eager: Mapping[str, int]
+    saved_ours: Mapping[str, int]
+    between: Mapping[str, Mapping[str, int]]

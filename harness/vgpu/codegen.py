@@ -10,11 +10,10 @@ The instructions themselves are in `opcodes.py` (arithmetic) and `opcodes_memory
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from . import numeric
+from .memory import NOWHERE, Extent, Space
 from .program import Block, Program
 from .ptx import WIDTH, Imm, Instr, Mem, Reg, Sym
 
@@ -46,26 +45,49 @@ class UnsupportedInstruction(Exception):
         )
 
 
-@dataclass(slots=True, eq=False)
 class Access:
     """One memory instruction: what the checks and counters need to know about it, and a cache of its last tensor."""
 
-    number: int
-    instr: Instr
-    kind: str  # R, W or A (atomic, or a strong load or store)
-    space: str
-    width: int  # bytes of one element
-    count: int  # elements per thread (vector width)
-    shift: int = 0  # log2 of width * count
-    mask: int = 0
-    tensor: object = None  # the global tensor, or shared variable, of the last access
-    acquires: bool = False
-    releases: bool = False
-    noncoherent: bool = False
+    __slots__ = (
+        "number instr kind space width count nbytes shift shift64 mask tensor acquires releases writes mixed "
+        "_space _views _twins unlogged used shape"
+    ).split()
 
-    @property
-    def nbytes(self) -> int:
-        return self.width * self.count
+    def __init__(self, number: int, instr: Instr, kind: str, space: str, width: int, count: int):
+        self.number, self.instr, self.space = number, instr, space
+        self.kind = kind  # R, W or A (atomic, or a strong load or store)
+        self.width, self.count = width, count  # bytes of an element, elements per thread
+        self.nbytes = width * count
+        self.shift = self.nbytes.bit_length() - 1
+        self.shift64 = np.uint64(self.shift)
+        self.mask = self.nbytes - 1
+        self.acquires = self.releases = self.mixed = self.unlogged = self.used = False
+        self.writes = kind == "W" or kind == "A" and instr.op != "ld"
+        self._twins: dict[str, Access] = {}
+        self.forget()
+
+    def forget(self):
+        """Drop what was cached about the last launch."""
+        self.tensor: Extent = NOWHERE
+        self._space = self._views = None
+        for twin in self._twins.values():
+            twin.forget()
+
+    def views(self, space: Space):
+        """The views of `space` with this access's element size."""
+        if self._space is not space:
+            self._space, self._views = space, space.views(self.width, self.count)
+        return self._views
+
+    def in_space(self, name: str) -> Access:
+        """The same access, known to be in state space `name` (for generic addresses)."""
+        found = self._twins.get(name)
+        if found is None:
+            found = self._twins[name] = Access(
+                self.number, self.instr, self.kind, name, self.width, self.count
+            )
+            found.acquires, found.releases, found.used = self.acquires, self.releases, self.used
+        return found
 
 
 class Code:
@@ -113,8 +135,7 @@ class Code:
 
     def access(self, instr: Instr, kind: str, space: str, width: int, count: int = 1) -> Access:
         """Register a memory instruction."""
-        nbytes = width * count
-        a = Access(len(self.accesses), instr, kind, space, width, count, nbytes.bit_length() - 1, nbytes - 1)
+        a = Access(len(self.accesses), instr, kind, space, width, count)
         self.accesses.append(a)
         self.namespace[f"A{a.number}"] = a
         return a
@@ -259,7 +280,9 @@ class Writer:
             base = self.use_reg(mem.base, f"u{width}")
             if not mem.offset:
                 return base
-            return self.temp(f"{base} + {self.code.constant(f'u{width}', mem.offset & ((1 << 8 * width) - 1))}")
+            return self.temp(
+                f"{base} + {self.code.constant(f'u{width}', mem.offset & ((1 << 8 * width) - 1))}"
+            )
         offset = mem.offset if mem.base is None else self.address_of(mem.base) + mem.offset
         return self.code.constant("u8", offset)
 
@@ -297,7 +320,9 @@ class Writer:
 
     def stores(self) -> list[tuple[str, str, str]]:
         """(register, expression to keep, expression to scatter) for every register that later blocks read."""
-        kept: set[str] = {f"{r}_{'p' if self.width(r) == 0 else f'u{self.width(r)}'}" for r in self.block.uses}
+        kept: set[str] = {
+            f"{r}_{'p' if self.width(r) == 0 else f'u{self.width(r)}'}" for r in self.block.uses
+        }
         out = []
         for r in self.block.stores:
             if r.startswith("return_"):

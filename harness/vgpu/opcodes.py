@@ -248,7 +248,9 @@ def absneg(w: Writer, i: Instr):
     k = f"u{WIDTH[t]}"
     full = (1 << 8 * WIDTH[t]) - 1
     e = w.use(a, k)
-    bits = f"{e} & {w.code.constant(k, full ^ mask)}" if i.op == "abs" else f"{e} ^ {w.code.constant(k, mask)}"
+    bits = (
+        f"{e} & {w.code.constant(k, full ^ mask)}" if i.op == "abs" else f"{e} ^ {w.code.constant(k, mask)}"
+    )
     w.flops += 1
     if "ftz" in i.mods and t == "f32":
         w.define(d, "f4", f"nm.flush(({bits}).view(f4))")
@@ -512,7 +514,9 @@ def mov(w: Writer, i: Instr):
         k = f"u{WIDTH[t]}"
         step = WIDTH[t] // len(a.items)
         parts = [f"{w.use(x, f'u{step}')}.astype({k})" for x in a.items]
-        expr = " | ".join(f"({p} << {w.code.constant(k, 8 * step * n)})" if n else p for n, p in enumerate(parts))
+        expr = " | ".join(
+            f"({p} << {w.code.constant(k, 8 * step * n)})" if n else p for n, p in enumerate(parts)
+        )
         w.define(d, k, expr)
     elif isinstance(d, Vec):
         k = f"u{WIDTH[t]}"
@@ -523,7 +527,9 @@ def mov(w: Writer, i: Instr):
                 continue
             moved = f"({source} >> {w.code.constant(k, 8 * step * n)})" if n else source
             w.define(x, f"u{step}", f"{moved}.astype(u{step})")
-    elif isinstance(a, Reg) and a.name.startswith("sp_clock") or isinstance(a, Reg) and "globaltimer" in a.name:
+    elif (
+        isinstance(a, Reg) and a.name.startswith("sp_clock") or isinstance(a, Reg) and "globaltimer" in a.name
+    ):
         k = f"u{w.width(d.name)}"
         w.define(d, k, f"{k}(m.clock())")
     else:
@@ -542,7 +548,18 @@ def cvta(w: Writer, i: Instr):
             window = LOCAL_WINDOW
         elif m.startswith("param"):
             window = PARAM_WINDOW
-    check(i, "to", "global", "shared", "shared::cta", "shared::cluster", "local", "param", "param::entry", "const")
+    check(
+        i,
+        "to",
+        "global",
+        "shared",
+        "shared::cta",
+        "shared::cluster",
+        "local",
+        "param",
+        "param::entry",
+        "const",
+    )
     e = w.use(i.args[1], "u8")
     if window:
         w.define(i.args[0], "u8", f"{e} {'-' if 'to' in i.mods else '+'} {w.code.constant('u8', window)}")

@@ -61,7 +61,9 @@ class Program:
         self.param_bytes = 0
         self._index: dict[str, int] = {}
         self._entry_block: dict[int, int] = {}
-        self._frames: dict[str, tuple[int, int]] = {}  # parameter name of a device function -> (offset, bytes)
+        self._frames: dict[
+            str, tuple[int, int]
+        ] = {}  # parameter name of a device function -> (offset, bytes)
         self.specials: set[str] = set()
         for p in entry.params:
             align = max(p.align, 1)
@@ -231,7 +233,9 @@ class Program:
                     self._frames[p.name] = self._local(number, p.name, p.nbytes)
             block.kind, block.succs = "jump", [after.index]
             builtin = Instr("builtin", (name,), (), None, instr.line, instr.loc)
-            builtin.args = tuple(Sym(p.name, self._frames[p.name][0]) for p in [*callee.params, *callee.returns])
+            builtin.args = tuple(
+                Sym(p.name, self._frames[p.name][0]) for p in [*callee.params, *callee.returns]
+            )
             block.instrs.append(builtin)
             block.term = None
         else:
@@ -315,7 +319,9 @@ class Program:
                         uses[r] = None
                 for r in writes:
                     if r in bit:
-                        if i.pred is not None and not kill & bit[r]:  # keeps the old value where the guard is false
+                        if (
+                            i.pred is not None and not kill & bit[r]
+                        ):  # keeps the old value where the guard is false
                             up |= bit[r]
                             uses[r] = None
                         kill |= bit[r]
@@ -323,6 +329,7 @@ class Program:
                 kill |= bit[f"return_{self.blocks[b.succs[0]].function}"]
             if b.kind == "ret":
                 up |= bit[f"return_{b.function}"]
+                uses[f"return_{b.function}"] = None
             b.uses = list(uses)
             used.append(up)
             defined.append(kill)
@@ -349,7 +356,11 @@ class Program:
         for number in sorted(range(len(self.functions)), key=lambda k: -self._depth[k]):
             members = [b.index for b in self.blocks if b.function == number]
             inside = {
-                i: [s for s in (self._after_call(i) or self.blocks[i].succs) if self.blocks[s].function == number]
+                i: [
+                    s
+                    for s in (self._after_call(i) or self.blocks[i].succs)
+                    if self.blocks[s].function == number
+                ]
                 for i in members
             }
             for i in nested_order(inside, self._entry_block[number], self._mark_loop):
@@ -383,8 +394,30 @@ def polls(i: Instr) -> bool:
     return i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods)
 
 
-_NO_DESTINATION = {"st", "red", "bra", "brx", "bar", "barrier", "fence", "membar", "prefetch", "prefetchu", "cp"}
-_NO_DESTINATION |= {"ret", "exit", "trap", "call", "stmatrix", "nanosleep", "griddepcontrol", "brkpt", "pmevent"}
+_NO_DESTINATION = {
+    "st",
+    "red",
+    "bra",
+    "brx",
+    "bar",
+    "barrier",
+    "fence",
+    "membar",
+    "prefetch",
+    "prefetchu",
+    "cp",
+}
+_NO_DESTINATION |= {
+    "ret",
+    "exit",
+    "trap",
+    "call",
+    "stmatrix",
+    "nanosleep",
+    "griddepcontrol",
+    "brkpt",
+    "pmevent",
+}
 _NO_DESTINATION |= {"builtin", "discard", "applypriority", "setmaxnreg", "createpolicy_none", "st_async"}
 
 
@@ -406,9 +439,9 @@ def has_destination(i: Instr) -> bool:
     if i.op in ("bar", "barrier"):
         return "red" in i.mods
     if i.op == "mbarrier":
-        return not ("init" in i.mods or "inval" in i.mods or "expect_tx" in i.mods or "complete_tx" in i.mods) and (
-            len(i.args) > 1 or not isinstance(i.args[0], Mem)
-        )
+        return not (
+            "init" in i.mods or "inval" in i.mods or "expect_tx" in i.mods or "complete_tx" in i.mods
+        ) and (len(i.args) > 1 or not isinstance(i.args[0], Mem))
     return i.op not in _NO_DESTINATION and bool(i.args)
 
 

@@ -144,8 +144,10 @@ class Module:
 
 
 SPECIAL = re.compile(r"%(?:n?tid|n?ctaid|n?clusterid|(?:n?cluster_)?(?:n?ctaid|ctarank|nctarank))\.?[xyz]?$")
-_NUMBER = re.compile(r"[+-]?(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*"
-                     r"(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)$")
+_NUMBER = re.compile(
+    r"[+-]?(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*"
+    r"(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)$"
+)
 _LABEL = re.compile(r"\s*([A-Za-z_$%.][\w$]*)\s*:(?!:)")
 _LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _FILE = re.compile(r'\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
@@ -274,9 +276,9 @@ class _Parser:
             if not text:
                 return "", now
             if self.function is None:
-                if text.startswith((".visible", ".weak", ".extern", ".entry", ".func", ".common", ".alias")) and (
-                    re.search(r"\.(entry|func)\b", text.split("=")[0].split("[")[0])
-                ):
+                if text.startswith(
+                    (".visible", ".weak", ".extern", ".entry", ".func", ".common", ".alias")
+                ) and (re.search(r"\.(entry|func)\b", text.split("=")[0].split("[")[0])):
                     # a declaration ends at ';', a definition opens with '{'
                     end = re.search(r"[;{]", text)
                     if not end:

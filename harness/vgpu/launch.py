@@ -1,0 +1,404 @@
+"""One launch: cuts the grid into batches, runs them, and turns what the executor notices into findings."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from .codegen import Access
+from .counters import Counters
+from .executor import Batch, StepBudget, Trap
+from .memory import NOWHERE, NULL_PAGE, Extent, Space
+from .races import AccessLog
+from .report import Finding, Findings, index_text, is_library_algorithm, place
+
+SHARED_BUDGET, LOCAL_BUDGET = 256 << 20, 512 << 20
+ORDERED_BATCHES = 16
+GUARD = 256
+
+
+class Hang(RuntimeError):
+    """The step budget is used up."""
+
+
+class Run:
+    """The state of one launch."""
+
+    def __init__(self, gpu, launch, kernel, args, dynamic_shared: int, cluster):
+        self.gpu, self.launch, self.kernel = gpu, launch, kernel
+        self.arena, self.checks, self.code = gpu.arena, gpu.checks, kernel.code
+        self.grid, self.block, self.cluster = launch.grid, launch.block, cluster
+        self.threads = self.block[0] * self.block[1] * self.block[2]
+        self.cluster_size = cluster[0] * cluster[1] * cluster[2]
+        self.dynamic_shared = dynamic_shared
+        self.findings = Findings()
+        self.steps, self.step_budget = 0, gpu.checks.steps
+        self.block_threads: dict[int, int] = {}
+        self.output: dict[int, list[str]] = {}
+        self._layout(args)
+        for a in self.code.accesses:
+            a.forget()
+        for e in self.arena.extents:
+            e.written = False
+        self.counters = launch.counters = Counters(self)
+        self.log = AccessLog(self)
+
+    def _layout(self, args):
+        program = self.code.program
+        block = bytearray(max(program.param_bytes, 1))
+        for (offset, size), given in zip(program.params.values(), args, strict=True):
+            block[offset : offset + size] = given
+        block += bytes(64)
+        data = np.frombuffer(
+            bytes(block[: len(block) // 64 * 64 + 64]).ljust(-(-len(block) // 64) * 64, b"\0"), np.uint8
+        )
+        self.param_space = Space(data, np.ones(len(data), np.uint8))
+        self.param_extent = Extent(0, program.param_bytes, "parameters", ready=True)
+        self._param_bytes = bytes(data)
+        self.P: list = []
+        self.read_params()
+        end, self.shared_extents = 0, []
+        for name, (offset, size) in self.kernel.shared_map.items():
+            size = size or self.dynamic_shared
+            label = "dynamic shared memory" if name.startswith("extern_ptr") else _shared_name(name)
+            self.shared_extents.append(Extent(offset, offset + size, label))
+            end = max(end, offset + size + GUARD)
+        self.shared_size = -(-end // 64) * 64
+        self.local_extents = [Extent(o, o + n, "local memory") for o, n in program.locals.values()]
+        self.local_size = -(-(program.local_bytes + GUARD) // 64) * 64 if program.locals else 0
+
+    def generate(self, index: int):
+        """The function of basic block `index`, generated now."""
+        function = self.code.function(index)
+        self.read_params()
+        return function
+
+    def read_params(self):
+        """Fill P, the values of the kernel parameters that generated blocks read."""
+        for offset, kind in self.code.param_reads[len(self.P) :]:
+            self.P.append(np.frombuffer(self._param_bytes, np.dtype(kind), 1, offset)[0])
+
+    # -- running --------------------------------------------------------------------------------------------
+    def execute(self):
+        """Run all blocks. Raises Hang and UnsupportedInstruction."""
+        start = time.perf_counter()
+        try:
+            with np.errstate(all="ignore"):
+                for blocks in self.batches():
+                    batch = Batch(self, blocks)
+                    batch.execute()
+                    self.log.end_batch(batch)
+        except StepBudget as stop:
+            self._hang(stop)
+        except Trap as trap:
+            block, thread = self.who(trap.batch, trap.positions[0])
+            self.record(
+                "trap", trap.block.term, "the kernel stopped itself (trap): an assertion or an unreachable state",
+                block=block, thread=thread, count=len(trap.positions), algorithm=False,
+            )  # fmt: skip
+        finally:
+            with np.errstate(all="ignore"):
+                self.log.finish()
+            self.counters.finish()
+            self.launch.seconds = time.perf_counter() - start
+            for e in self.arena.extents:
+                if e.written:
+                    e.writer = self.launch.name
+                    if not e.ready:
+                        self.arena.refresh(e.start, e.end - e.start)
+            self.launch.findings = list(self.findings)
+            for f in self.findings:
+                self.gpu.findings.record(f, (id(self.launch), id(f)))
+
+    def batches(self):
+        """Arrays of linear block numbers, in the order that the device was asked for."""
+        gx, gy, gz = self.grid
+        total = gx * gy * gz
+        size = max(self.checks.batch_threads // self.threads, 1)
+        if self.shared_size:
+            size = min(size, max(SHARED_BUDGET // self.shared_size, 1))
+        if self.local_size:
+            size = min(size, max(LOCAL_BUDGET // (self.local_size * self.threads), 1))
+        order, _, seed = self.gpu.blocks.partition(":")
+        if order != "natural":
+            size = min(size, -(-total // ORDERED_BATCHES))
+        c = self.cluster_size
+        size = max(size // c, 1) * c
+        if c == 1 and order == "natural":
+            for first in range(0, total, size):
+                yield np.arange(first, min(first + size, total))
+            return
+        blocks = self._by_cluster(total)
+        if order == "reversed":
+            blocks = blocks[::-1]
+        elif order == "shuffled":
+            np.random.default_rng(int(seed or 0)).shuffle(blocks)
+        blocks = blocks.reshape(-1)
+        for first in range(0, total, size):
+            yield blocks[first : first + size]
+
+    def _by_cluster(self, total: int) -> np.ndarray:
+        """Block numbers [cluster, rank]."""
+        gx, gy, _ = self.grid
+        cx, cy, cz = self.cluster
+        b = np.arange(total)
+        x, y, z = b % gx, b // gx % gy, b // (gx * gy)
+        cluster = (x // cx) + (gx // cx) * ((y // cy) + (gy // cy) * (z // cz))
+        rank = (x % cx) + cx * ((y % cy) + cy * (z % cz))
+        return b[np.lexsort((rank, cluster))].reshape(-1, self.cluster_size)
+
+    def print(self, text: str):
+        self.gpu.print(text)
+
+    # -- findings -------------------------------------------------------------------------------------------
+    def block_index(self, number: int) -> tuple[int, int, int]:
+        """Block number -> (x, y, z)."""
+        gx, gy, _ = self.grid
+        return number % gx, number // gx % gy, number // (gx * gy)
+
+    def thread_index(self, number: int) -> tuple[int, int, int]:
+        """Thread number in its block -> (x, y, z)."""
+        bx, by, _ = self.block
+        return number % bx, number // bx % by, number // (bx * by)
+
+    def who(self, batch, position: int):
+        """(block, thread) of a position in a batch."""
+        position = int(position)
+        block = int(batch.blocks[batch.block_of[position]])
+        return self.block_index(block), self.thread_index(int(batch.thread_of[position]))
+
+    def record(
+        self,
+        kind,
+        instr,
+        message,
+        *,
+        tensor="",
+        index=None,
+        block=None,
+        thread=None,
+        count=1,
+        other=None,
+        algorithm=None,
+    ):
+        """Add a finding about an instruction (and for races another one)."""
+        library = is_library_algorithm(instr.loc) if instr is not None else False
+        if other is not None:
+            library = library and is_library_algorithm(other.loc)
+        if algorithm is not None:
+            library = algorithm
+        where, there = place(instr), place(other) if other is not None else ""
+        finding = Finding(
+            kind, message, where, self.launch.name, tensor, index, block, thread, int(count), not library, there,
+            instr, other,
+        )  # fmt: skip
+        places = tuple(sorted((where, there))) if other is not None else (where,)
+        return self.findings.record(finding, (kind, places, tensor))
+
+    def bad_address(self, batch, A: Access, addresses, positions, inside, aligned):
+        """Out-of-bounds, null and misaligned accesses."""
+        verb = "load" if A.kind == "R" or A.instr.op == "ld" else "store" if A.kind == "W" else "atomic"
+        if inside is None:
+            block, thread = self.who(batch, positions[0])
+            self.record(
+                f"out-of-bounds {verb}",
+                A.instr,
+                "a store to the kernel's parameters",
+                block=block,
+                thread=thread,
+            )
+            return
+        cases = [("misaligned", inside & ~aligned)]
+        null = ~inside & (addresses < NULL_PAGE) if A.space == "global" else np.zeros(len(addresses), bool)
+        cases += [("null pointer", null), ("out-of-bounds", ~inside & ~null)]
+        for what, bad in cases:
+            which = np.flatnonzero(bad)
+            if not len(which):
+                continue
+            first = int(which[0])
+            address = int(addresses[first])
+            block, thread = self.who(batch, positions[first])
+            tensor, index, message = self._explain(A, what, verb, address)
+            self.record(
+                f"{what} {verb}", A.instr, message,
+                tensor=tensor, index=index, block=block, thread=thread, count=len(which),
+            )  # fmt: skip
+
+    def _explain(self, A: Access, what: str, verb: str, address: int):
+        if what == "null pointer":
+            return "", None, f"the kernel uses a null pointer: address {address:#x}"
+        if A.space == "global":
+            e = (
+                A.tensor
+                if A.tensor is not NOWHERE
+                else self.arena.find(address) or self.arena.nearest(address)
+            )
+        else:
+            extents = self.shared_extents if A.space == "shared" else self.local_extents
+            below = [x for x in extents if x.start <= address] or extents
+            e = max(below, key=lambda x: x.start, default=None)
+        if e is None:
+            return "", None, f"{verb} of {A.nbytes} bytes at {address:#x}, where there is no tensor"
+        index = e.index(address, A.width)
+        if what == "misaligned":
+            return (
+                e.name,
+                index,
+                f"{verb} of {A.nbytes} bytes at {e.name}{index_text(index)} is not {A.nbytes}-byte aligned",
+            )
+        size = (e.end - e.start) // (A.width if not e.dtype else max(1, _itemsize(e, A)))
+        outside = address - e.end if address >= e.end else e.start - address
+        side = "past the end" if address >= e.start else "before the start"
+        shape = f"shape {e.shape}" if e.shape else f"{size} elements"
+        if outside > 1 << 24:
+            return (
+                e.name,
+                index,
+                f"{verb} of {A.nbytes} bytes at {address:#x}, far from any tensor (nearest: {e.name})",
+            )
+        return e.name, index, f"{verb} {side} of {e.name} ({shape}): element {index_text(index)}"
+
+    def unwritten(self, batch, A: Access, bad, index, L):
+        """A read of memory that nobody has written."""
+        positions = batch.positions(L)
+        bad = np.broadcast_to(bad.any(axis=-1) if np.ndim(bad) > np.ndim(index) else bad, len(positions))
+        which = np.flatnonzero(bad)
+        where = np.broadcast_to(index, len(positions))[which]
+        if A.space == "global":
+            sink = self.arena.sink >> A.shift
+            keep = (where < sink) | (where >= sink + (4096 >> A.shift))
+            which, where = which[keep], where[keep]
+        if not len(which):
+            return
+        first = int(which[0])
+        byte = int(where[0]) << A.shift
+        if A.space == "global":
+            e = self.arena.find(self.arena.base + byte)
+            element = e.index(self.arena.base + byte, A.width) if e else None
+            tensor = e.name if e else ""
+        else:
+            base = batch.shared_base if A.space == "shared" else batch.local_base
+            extents = self.shared_extents if A.space == "shared" else self.local_extents
+            offset = byte - int(base[positions[first]])
+            e = next((x for x in extents if x.start <= offset < x.end), None)
+            tensor = e.name if e else f"{A.space} memory"
+            element = e.index(offset, A.width) if e else None
+        block, thread = self.who(batch, positions[first])
+        verb = "an atomic updates" if A.kind == "A" and A.instr.op != "ld" else "reads"
+        self.record(
+            "uninitialised read", A.instr, f"{verb} {tensor}{index_text(element)}, which was never written",
+            tensor=tensor, index=element, block=block, thread=thread, count=len(which),
+        )  # fmt: skip
+
+    def constant_store(self, batch, A: Access, positions):
+        block, thread = self.who(batch, positions[0])
+        self.record(
+            "store to constant memory", A.instr, "the kernel writes to a constant", block=block, thread=thread
+        )
+
+    def barrier_divergence(self, batch, waiting, deadlock: bool, only=None):
+        """Threads of one thread block wait at different barriers, or some never come."""
+        for block in np.flatnonzero(batch.alive > 0 if only is None else only):
+            groups = [(i, L[batch.block_of[L] == block]) for i, L, _ in waiting]
+            groups = [(i, L) for i, L in groups if len(L)]
+            places = {i for i, _ in groups}
+            if not groups or (len(places) < 2 and not deadlock):
+                continue
+            index, L = groups[0]
+            term = batch.program.blocks[index].term
+            there, thread = self.who(batch, L[0])
+            waiting_ = sum(len(x) for _, x in groups)
+            if len(places) > 1:
+                other = batch.program.blocks[next(i for i, _ in groups if i != index)].term
+                message = (
+                    f"{len(L)} threads of the block wait here and {waiting_ - len(L)} at another barrier:"
+                    " every thread of a block must reach the same barrier"
+                )
+            else:
+                other = None
+                message = (
+                    f"{len(L)} of {int(batch.alive[block])} threads wait at this barrier, the others never come:"
+                    " every thread of a block must reach it"
+                )
+            self.record(
+                "barrier divergence", term, message, block=there, thread=thread, count=len(L), other=other
+            )
+
+    def early_exit(self, batch, term, block: int):
+        number = self.block_index(int(batch.blocks[block]))
+        gone = int(batch.threads - batch.alive[block])
+        self.record(
+            "threads exited before a barrier", term,
+            f"{gone} threads of the block had already returned when the others waited at this barrier;"
+            " the hardware counts them as arrived",
+            block=number, algorithm=True,
+        )  # fmt: skip
+
+    def warp_divergence(self, batch, instr, position, count: int):
+        block, thread = self.who(batch, position)
+        self.record(
+            "warp divergence", instr,
+            f"{instr.name} names threads of its warp that are elsewhere in the program: all of them must reach it",
+            block=block, thread=thread, count=count,
+        )  # fmt: skip
+
+    def shuffle_absent(self, batch, instr, position, lane: int, count: int):
+        block, thread = self.who(batch, position)
+        self.record(
+            "shuffle from an absent thread", instr,
+            f"reads a value from lane {lane} of the warp, which does not take part: the result is undefined",
+            block=block, thread=thread, count=count,
+        )  # fmt: skip
+
+    def incomplete_warp(self, batch, instr, positions):
+        block, thread = self.who(batch, positions[0])
+        self.record(
+            "warp divergence",
+            instr,
+            f"{instr.name} needs all 32 threads of the warp",
+            block=block,
+            thread=thread,
+        )
+        raise Trap(_At(instr), batch, positions)
+
+    def mbarrier_unready(self, batch, A: Access, position):
+        block, thread = self.who(batch, position)
+        self.record(
+            "mbarrier not initialised", A.instr, "the mbarrier at this address has not been initialised",
+            block=block, thread=thread,
+        )  # fmt: skip
+
+    def _hang(self, stop: StepBudget):
+        instr = next(iter(stop.block.instrs), stop.block.term)
+        place_ = place(instr)
+        finding = self.record(
+            "hang", instr, f"the launch was stopped after {self.step_budget} steps; {stop.threads} threads were looping here",
+            algorithm=False,
+        )  # fmt: skip
+        finding.count = 1
+        raise Hang(
+            f"kernel {self.launch.name} did not end within {self.step_budget} steps: {stop.threads} threads are looping"
+            f" at {place_}"
+        )
+
+
+class _At:
+    """Stands for a block where only the instruction is known."""
+
+    def __init__(self, instr):
+        self.term = instr
+
+
+def _itemsize(e: Extent, A: Access) -> int:
+    from .memory import ITEMSIZE
+
+    return ITEMSIZE.get(e.dtype, A.width)
+
+
+def _shared_name(name: str) -> str:
+    """`kernel_$__global_alloc_1_$__gpu_shared_mem` -> `shared array 1`."""
+    import re
+
+    found = re.search(r"__global_alloc_(\d+)", name)
+    return f"shared array {found[1]}" if found else f"shared array {name}"

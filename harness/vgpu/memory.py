@@ -1,0 +1,239 @@
+"""Device memory: one flat arena with exact tensors in it, and a map of the bytes that have been written.
+
+Every allocation is followed by a guard zone that belongs to nobody, so a small overrun never lands in the next tensor
+unnoticed. `Space` is what the executor indexes: NumPy views of the same bytes by element width, the written-map in
+the same shapes, and the extents against which every access is checked.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import mmap
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+ALIGN = 256
+GUARD_MIN, GUARD_MAX = 512, 1 << 16
+NULL_PAGE = 4096  # addresses below are never valid
+DEFAULT_BASE = 0x7000_0000_0000
+DEFAULT_SIZE = 8 << 30
+ITEMSIZE = {
+    "float64": 8,
+    "int64": 8,
+    "uint64": 8,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+}
+ITEMSIZE |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1}
+
+
+@dataclass(slots=True, eq=False)
+class Extent:
+    """A range of addresses that may be accessed: a tensor, a module variable, or a shared variable.
+
+    `ready` means every byte has been written, so that reads need no check.
+    """
+
+    start: int
+    end: int
+    name: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    ready: bool = False
+    constant: bool = False
+    written: bool = False
+    writer: str = ""
+    allocation: int = 0
+
+    def index(self, address: int, width: int) -> int | tuple[int, ...]:
+        """The element index of an address: a tuple where the shape is known, else a flat element number."""
+        size = ITEMSIZE.get(self.dtype, width)
+        flat = (address - self.start) // size
+        if not self.shape or not 0 <= flat < math.prod(self.shape):
+            return flat
+        out = []
+        for dim in reversed(self.shape):
+            flat, last = divmod(flat, dim)
+            out.append(last)
+        return tuple(reversed(out))
+
+
+NOWHERE = Extent(1 << 62, 0)
+
+
+class Space:
+    """Bytes with views by element size. `data` is uint8, its length a multiple of 64; `written` the map beside it."""
+
+    def __init__(self, data: np.ndarray, written: np.ndarray):
+        self.data, self.written = data, written
+        self._views: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, object]] = {}
+
+    def views(self, width: int, count: int):
+        """(data view, written view, all-written value) for accesses of `count` elements of `width` bytes.
+
+        With count > 1 the data view has rows of `count` elements.
+        """
+        found = self._views.get((width, count))
+        if found is None:
+            nbytes = width * count
+            data = self.data[: len(self.data) // nbytes * nbytes].view(f"u{width}")
+            if count > 1:
+                data = data.reshape(-1, count)
+            unit = min(nbytes, 8)
+            written = self.written[: len(self.written) // nbytes * nbytes].view(f"u{unit}")
+            full = np.dtype(f"u{unit}").type(int("01" * unit, 16))
+            if nbytes > 8:
+                written = written.reshape(-1, nbytes // 8)
+            found = self._views[width, count] = (data, written, full)
+        return found
+
+
+def reserve(nbytes: int) -> np.ndarray:
+    """Zeroed bytes whose pages cost nothing until they are touched."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    flags |= getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), np.uint8)
+
+
+class OutOfSpace(Exception):
+    """No room for an allocation of this size."""
+
+
+class Arena:
+    """Global memory: allocations with guard zones, exact tensors, reads and writes by the host."""
+
+    def __init__(self, memory=None, base: int = DEFAULT_BASE, size: int = DEFAULT_SIZE):
+        if memory is None:
+            memory = reserve(size)
+        elif not isinstance(memory, np.ndarray):
+            memory = np.frombuffer(memory, np.uint8)
+        memory = memory.view(np.uint8).reshape(-1)
+        self.base = base
+        self.size = len(memory)
+        self.space = Space(memory, reserve(-(-self.size // 4096) * 4096)[: self.size])
+        self.data, self.written = self.space.data, self.space.written
+        # A page that belongs to nobody takes what wild accesses read and write.
+        self.sink = ALIGN * 16
+        self.first = 2 * NULL_PAGE
+        self.written[self.sink : self.sink + 4096] = 1
+        self._free: list[tuple[int, int]] = [(self.first, self.size - self.first)]  # (offset, bytes)
+        self._blocks: dict[int, tuple[int, int]] = {}  # address -> (reserved bytes, asked bytes)
+        self.extents: list[Extent] = []
+        self._starts: list[int] = []
+        self._arrays = None
+
+    # -- allocation -----------------------------------------------------------------------------------------
+    def allocate(self, nbytes: int, name: str = "") -> int:
+        """A new allocation; its address is a multiple of 256. Raises OutOfSpace."""
+        guard = min(max(nbytes, GUARD_MIN), GUARD_MAX)
+        room = -(-(max(nbytes, 1) + guard) // ALIGN) * ALIGN
+        for k, (offset, free) in enumerate(self._free):
+            if free >= room:
+                self._free[k : k + 1] = [(offset + room, free - room)] if free > room else []
+                break
+        else:
+            raise OutOfSpace
+        address = self.base + offset
+        self._blocks[address] = (room, nbytes)
+        self.written[offset : offset + room] = 0
+        self._add(Extent(address, address + nbytes, name or f"buffer{len(self._blocks)}", allocation=address))
+        return address
+
+    def free(self, address: int) -> bool:
+        """Give an allocation back; False if there is none at this address."""
+        block = self._blocks.pop(address, None)
+        if block is None:
+            return False
+        self.extents = [e for e in self.extents if e.allocation != address]
+        self._changed()
+        bisect.insort(self._free, (address - self.base, block[0]))
+        merged: list[tuple[int, int]] = []
+        for offset, size in self._free:
+            if merged and merged[-1][0] + merged[-1][1] == offset:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((offset, size))
+        self._free = merged
+        return True
+
+    def label(self, address: int, nbytes: int, name: str, shape=(), dtype: str = ""):
+        """Say that [address, address + nbytes) is one exact tensor. What is left of the allocation around it stays
+        accessible, except gaps of less than 256 bytes: those are padding and become guard zones."""
+        start, end = address, address + nbytes
+        keep, owner = [], 0
+        for e in self.extents:
+            if e.end <= start or e.start >= end or e.start == e.end:
+                if not (e.start == e.end == start):
+                    keep.append(e)
+                continue
+            owner = e.allocation
+            for low, high in ((e.start, min(start, e.end)), (max(end, e.start), e.end)):
+                if high - low >= ALIGN:
+                    keep.append(Extent(low, high, e.name, allocation=e.allocation))
+        self.extents = keep
+        self._add(Extent(start, end, name, tuple(shape), str(dtype), allocation=owner))
+        self.refresh(start, nbytes)
+
+    def _add(self, extent: Extent):
+        self.extents.append(extent)
+        self._changed()
+
+    def _changed(self):
+        self.extents.sort(key=lambda e: (e.start, e.end))
+        self._starts = [e.start for e in self.extents]
+        self._arrays = None
+
+    def find(self, address: int) -> Extent | None:
+        """The tensor that holds this address."""
+        k = bisect.bisect_right(self._starts, address) - 1
+        if k >= 0 and address < self.extents[k].end:
+            return self.extents[k]
+        return None
+
+    def nearest(self, address: int) -> Extent | None:
+        """The tensor that an address just outside of one probably meant: the one before it, else the next."""
+        if not self.extents:
+            return None
+        k = bisect.bisect_right(self._starts, address) - 1
+        return self.extents[max(k, 0)]
+
+    def locate(self, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For uint64 addresses: the number of the tensor each would be in, and that tensor's end."""
+        if self._arrays is None:
+            starts = np.array(self._starts or [1 << 62], np.uint64)
+            ends = np.array([e.end for e in self.extents] or [0], np.uint64)
+            self._arrays = starts, ends
+        starts, ends = self._arrays
+        k = np.searchsorted(starts, addresses, "right") - 1
+        inside = np.maximum(k, 0)
+        return inside, np.where(k >= 0, ends[inside], np.uint64(0))
+
+    # -- host access ----------------------------------------------------------------------------------------
+    def offset(self, address: int, nbytes: int) -> int | None:
+        """Byte offset in the arena, or None if the range is not inside one allocation."""
+        if nbytes == 0:
+            return max(address - self.base, 0)
+        first, last = self.find(address), self.find(address + nbytes - 1)
+        if first is None or last is None or first.allocation != last.allocation:
+            return None
+        return address - self.base
+
+    def refresh(self, address: int, nbytes: int):
+        """Recompute `ready` for the tensors in a range after the host or a kernel has written there."""
+        k = max(bisect.bisect_right(self._starts, address) - 1, 0)
+        while k < len(self.extents) and self.extents[k].start < address + nbytes:
+            e = self.extents[k]
+            if not e.ready and e.end > address:
+                e.ready = bool(self.written[e.start - self.base : e.end - self.base].all())
+            k += 1
+
+    def unwritten(self, address: int, nbytes: int) -> np.ndarray:
+        """Byte offsets from `address` of bytes that nobody has written."""
+        start = address - self.base
+        return np.flatnonzero(self.written[start : start + nbytes] == 0)

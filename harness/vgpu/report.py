@@ -1,0 +1,129 @@
+"""Findings: what went wrong in a launch, one per cause, with the Mojo line, tensor, index, block and thread.
+
+The place of a finding is the innermost source line outside of the Mojo library. Where the fault itself lies in the
+library's own algorithms (block and warp primitives and the like), the finding is a note, not an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .ptx import Instr, Location
+
+_LIBRARY = ("Mojo/", "max/", "oss/", "open-source/", "mojo/")
+_ALGORITHMS = ("/gpu/primitives/", "/algorithm/", "/linalg/", "/nn/", "/format/")
+
+
+def in_library(at: Location) -> bool:
+    """Whether a source position is in the Mojo library (its files have relative paths)."""
+    return at.file.startswith(_LIBRARY)
+
+
+def user_location(at: Location | None) -> Location | None:
+    """The innermost position outside the library, or the outermost one there is."""
+    if at is None:
+        return None
+    frames = at.chain()
+    return next((f for f in frames if not in_library(f)), frames[-1])
+
+
+def is_library_algorithm(at: Location | None) -> bool:
+    """Whether the code belongs to a library algorithm, rather than to an accessor inlined into user code."""
+    if at is None:
+        return False
+    for frame in at.chain():
+        if not in_library(frame):
+            return False
+        if any(part in frame.file for part in _ALGORITHMS):
+            return True
+    return True
+
+
+def place(instr: Instr | None) -> str:
+    """`file:line:column` of an instruction, or its PTX line where there is no line table."""
+    if instr is None:
+        return "?"
+    at = user_location(instr.loc)
+    return f"{at.file}:{at.line}:{at.column}" if at else f"PTX line {instr.line} ({instr.name})"
+
+
+@dataclass(slots=True)
+class Finding:
+    """One fault: its first occurrence, and how often it occurred.
+
+    `kind`: "out-of-bounds load", "out-of-bounds store", "null pointer load", "misaligned load", "uninitialised read",
+    "output never written", "shared race", "global race", "barrier divergence", "warp divergence", "trap", "hang" ...
+    `index` is an element index of the tensor (a tuple where its shape is known). `block` and `thread` are (x, y, z).
+    """
+
+    kind: str
+    message: str
+    where: str = ""
+    kernel: str = ""
+    tensor: str = ""
+    index: object = None
+    block: tuple[int, int, int] | None = None
+    thread: tuple[int, int, int] | None = None
+    count: int = 1
+    is_error: bool = True
+    other: str = ""  # the other place of a race
+    instr: Instr | None = None
+    other_instr: Instr | None = field(default=None, repr=False)
+
+    def text(self) -> str:
+        """A few lines for a reader."""
+        head = f"{'error' if self.is_error else 'note'}: {self.kind}"
+        if self.where:
+            head += f" at {self.where}"
+        lines = [head, f"  {self.message}"]
+        if self.other:
+            lines.append(f"  the other access: {self.other}")
+        who = []
+        if self.kernel:
+            who.append(f"kernel {self.kernel}")
+        if self.block is not None:
+            who.append(f"block {_triple(self.block)}")
+        if self.thread is not None:
+            who.append(f"thread {_triple(self.thread)}")
+        if who:
+            lines.append("  first seen in " + ", ".join(who))
+        if self.count > 1:
+            lines.append(f"  {self.count} times in all")
+        if not self.is_error:
+            lines.append("  (this code belongs to the Mojo library, or is allowed: not counted as an error)")
+        return "\n".join(lines)
+
+
+def _triple(t: tuple[int, int, int]) -> str:
+    return f"({t[0]}, {t[1]}, {t[2]})"
+
+
+class Findings(list):
+    """Findings of a device or launch, grouped: the same fault of the same instructions and tensor is counted up."""
+
+    def __init__(self):
+        super().__init__()
+        self._keys: dict[tuple, Finding] = {}
+
+    def record(self, finding: Finding, key: tuple) -> Finding:
+        """Add a finding, or add its count to the one with the same key."""
+        found = self._keys.get(key)
+        if found is not None:
+            found.count += finding.count
+            return found
+        self._keys[key] = finding
+        self.append(finding)
+        return finding
+
+
+def index_text(index) -> str:
+    """`[3]` or `[1, 2]`."""
+    if index is None:
+        return ""
+    return f"[{', '.join(map(str, index))}]" if isinstance(index, tuple) else f"[{index}]"
+
+
+def summary(findings) -> str:
+    """All findings as text, errors first."""
+    ordered = sorted(findings, key=lambda f: not f.is_error)
+    return "\n".join(f.text() for f in ordered)

@@ -59,7 +59,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--verbose", action="store_true", help="one line for each kernel that is loaded or run")
     info = commands.add_parser("info", help="print the device's limits and where its driver lies")
     for command in (run, info):
-        command.add_argument("--arch", default="sm_90a", choices=[*ARCHITECTURES, "sm_90a"], help="target (sm_90a)")
+        command.add_argument(
+            "--arch", default="sm_90a", choices=[*ARCHITECTURES, "sm_90a"], help="target (sm_90a)"
+        )
     return top
 
 
@@ -78,7 +80,9 @@ def chosen_checks(text: str) -> Checks:
     names = {"all": CHECKS, "none": []}.get(text, text.split(","))
     unknown = sorted(set(names) - set(CHECKS))
     if unknown:
-        raise ValueError(f"unknown check {', '.join(unknown)}: choose all, none or some of {','.join(CHECKS)}")
+        raise ValueError(
+            f"unknown check {', '.join(unknown)}: choose all, none or some of {','.join(CHECKS)}"
+        )
     return Checks(**{name: name in names for name in CHECKS})
 
 
@@ -136,7 +140,9 @@ def info(options: argparse.Namespace) -> int:
     driver = build.build()
     print(f"device               virtual GPU ({options.arch})")
     print(f"compute capability   {major}.{minor}")
-    print(f"memory               {VirtualGPU(options.arch).capacity / 2**30:.1f} GiB, taken from this machine as needed")
+    print(
+        f"memory               {VirtualGPU(options.arch).capacity / 2**30:.1f} GiB, taken from this machine as needed"
+    )
     print(f"threads per block    {attributes[1]}")
     print(f"shared memory        {attributes[8]} bytes a block, up to {attributes[97]} on request")
     print(f"multiprocessors      {attributes[16]} (reported to programs; blocks run in any order)")

@@ -17,10 +17,12 @@ import sys
 import threading
 
 from . import build
-from .device import FIRST_ARGUMENT, WORDS, Device, device_attributes
+from .device import FIRST_ARGUMENT, RESULT_CODES, WORDS, Device, device_attributes
 
 _Callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 _session: _Session | None = None
+_LAUNCH_FAILED = RESULT_CODES["CUDA_ERROR_LAUNCH_FAILED"]
+_INTERRUPTED = -2  # the library then repeats the signal for Python's main thread (transport.mojo)
 
 
 class VirtualGPUUnavailable(Exception):
@@ -54,8 +56,8 @@ class _Session:
             with self.interrupt.watched():
                 code, results, output = self.device.handle(words[0], words[FIRST_ARGUMENT:], data, room)
         except KeyboardInterrupt:
-            # The main thread gets its own KeyboardInterrupt as soon as it is back in Python.
-            return 719
+            # On another thread: the main one has its own KeyboardInterrupt waiting.
+            return _INTERRUPTED if threading.current_thread() is threading.main_thread() else _LAUNCH_FAILED
         for number, result in enumerate(results):
             words[FIRST_ARGUMENT + number] = result
         words[4] = len(output)
@@ -79,17 +81,17 @@ class _Interrupt:
     def __init__(self):
         self._running: set[int] = set()  # identifiers of the threads inside the callback
         self._lock = threading.Lock()
-        self._reader = self._writer = None
+        self._writer = None
         if threading.current_thread() is not threading.main_thread():
             return
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-        previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         if previous != -1:  # an event loop has it: leave it alone, Ctrl-C then waits for the launch
             signal.set_wakeup_fd(previous)
-            self.close()
             return
-        threading.Thread(target=self._watch, name="virtual-gpu-interrupt", daemon=True).start()
+        self._writer = writer
+        threading.Thread(target=self._watch, args=[reader], name="virtual-gpu-interrupt", daemon=True).start()
 
     @contextlib.contextmanager
     def watched(self):
@@ -106,11 +108,8 @@ class _Interrupt:
             with self._lock:
                 self._running.discard(me)
 
-    def _watch(self) -> None:
-        while True:
-            received = self._reader.recv(64)
-            if not received:
-                return
+    def _watch(self, reader: socket.socket) -> None:
+        while received := reader.recv(64):
             if signal.SIGINT in received and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 with self._lock:
                     for thread in self._running:
@@ -119,15 +118,15 @@ class _Interrupt:
                         )
 
     def close(self) -> None:
-        for end in (self._writer, self._reader):
-            if end is not None:
-                if end is self._writer and threading.current_thread() is threading.main_thread():
-                    if signal.set_wakeup_fd(-1) not in (-1, end.fileno()):
-                        pass
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-                end.close()
-        self._reader = self._writer = None
+        """Give the wake-up descriptor back and end the watcher."""
+        if self._writer is None:
+            return
+        if threading.current_thread() is threading.main_thread():
+            current = signal.set_wakeup_fd(-1)
+            if current not in (-1, self._writer.fileno()):  # somebody took it over since
+                signal.set_wakeup_fd(current)
+        self._writer.close()  # the watcher reads the end of the stream
+        self._writer = None
 
 
 def start(arch: str = "sm_90a", blocks: str = "natural", verbose: bool = False, **machine):

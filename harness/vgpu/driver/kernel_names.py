@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 # Line table parts: directives, debug sections and the labels that exist only for them.
-_DEBUG_SECTION = re.compile(r"^\s*\.section\s+\.debug_\w+\s*\{.*?^\s*\}", re.S | re.M)
+_DEBUG_SECTION = re.compile(r"\.section\s+\.debug_\w+\s*\{[^}]*\}")
 _LINES = re.compile(
     r"^[ \t]*(?:\.(?:loc|file|target|version)\b.*|//.*|\$L__(?:tmp|func_begin|func_end)\d+:)$", re.M
 )
@@ -36,8 +36,12 @@ def fingerprint(ptx: str) -> str:
 
 
 def readable(symbol: str) -> str:
-    """A kernel symbol without the hash that the compiler appends: `vector_add_vector_add_0123456789abcdef`."""
-    return re.sub(r"_[0-9a-f]{8,16}$", "", symbol)
+    """A kernel symbol without what the compiler appends: its parameters' types and a hash.
+
+    `app_vector_add_Pointer6A6AoA_0daf4aec4dd85128` -> `app_vector_add` (`app` is the Mojo module).
+    """
+    without_hash = re.sub(r"_[0-9a-f]{8,16}$", "", symbol)
+    return re.sub(r"(?<=[a-z0-9])_[A-Z][A-Za-z]*\w*$", "", without_hash)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,10 @@ class Executor:
         """Run a program to its end. Returns its exit code (128 + n after signal n), 124 after `timeout` seconds,
         130 after Ctrl-C. Raises ProgramNotFound."""
         name = f"workbook-vgpu-{os.getpid()}-{secrets.token_hex(8)}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, selectors.DefaultSelector() as selector:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+            selectors.DefaultSelector() as selector,
+        ):
             listener.bind("\0" + name)
             listener.listen()
             selector.register(listener, selectors.EVENT_READ)

@@ -51,8 +51,13 @@ comptime INVALID_VALUE = Int32(1)
 comptime NOT_INITIALIZED = Int32(3)
 comptime NO_DEVICE = Int32(100)
 comptime OPERATING_SYSTEM = Int32(304)
+comptime LAUNCH_FAILED = Int32(719)
 comptime NOT_SUPPORTED = Int32(801)
 comptime UNKNOWN = Int32(999)
+
+# What the Python callback answers when Ctrl-C ended it on the main thread.
+comptime INTERRUPTED = Int32(-2)
+comptime SIGINT = Int32(2)
 
 
 def at[T: AnyType](address: Int) -> Pointer[T, MutUntrackedOrigin]:
@@ -188,6 +193,10 @@ struct Request:
         if callback != 0:
             # No lock is held here: the callback may wait for the interpreter lock, whose owner may wait for us.
             result = Pointer(to=callback).unsafe_bitcast[def(Int) abi("C") thin -> Int32]()[](raw)
+            if result == INTERRUPTED:
+                # An exception cannot pass through C: repeat the signal, and Python raises it once we have returned.
+                _ = external_call["raise", Int32](SIGINT)
+                result = LAUNCH_FAILED
         elif state(S_SOCKET)[] != 0:
             _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
             result = self.over_socket(raw)

@@ -1,0 +1,244 @@
+"""Calls the CUDA driver API by hand, as a program without MAX would; run by the driver tests in a process of its own.
+
+`python cuda_api.py` expects the stand-in libraries on LD_LIBRARY_PATH (`vgpu exec`), `python cuda_api.py inprocess`
+switches the virtual GPU on in this process. Prints one JSON object: what each call answered.
+"""
+
+import ctypes
+import json
+import sys
+
+# y[i] = k * x[i] for i < n, written by hand.
+PTX = b"""
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry scale(.param .u64 y, .param .u64 x, .param .f32 k, .param .u32 n)
+{
+    .reg .pred %p<2>;
+    .reg .f32 %f<4>;
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<8>;
+    ld.param.u64 %rd1, [y];
+    ld.param.u64 %rd2, [x];
+    ld.param.f32 %f1, [k];
+    ld.param.u32 %r1, [n];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    setp.ge.u32 %p1, %r5, %r1;
+    @%p1 bra DONE;
+    cvta.to.global.u64 %rd3, %rd1;
+    cvta.to.global.u64 %rd4, %rd2;
+    mul.wide.u32 %rd5, %r5, 4;
+    add.s64 %rd6, %rd4, %rd5;
+    add.s64 %rd7, %rd3, %rd5;
+    ld.global.f32 %f2, [%rd6];
+    mul.f32 %f3, %f2, %f1;
+    st.global.f32 [%rd7], %f3;
+DONE:
+    ret;
+}
+"""
+N = 6
+Address = ctypes.c_uint64
+
+
+class LaunchAttribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_uint32), ("pad", ctypes.c_uint32), ("value", ctypes.c_uint32 * 16)]
+
+
+class LaunchConfig(ctypes.Structure):
+    _fields_ = [
+        ("dimensions", ctypes.c_uint32 * 7),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("count", ctypes.c_uint32),
+    ]
+
+
+class Cuda:
+    """The driver API with Python results; every call's result code is remembered by name in `codes`."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL("libcuda.so.1")
+
+    def code(self, function: str, *arguments) -> int:
+        return getattr(self.library, function)(*arguments)
+
+    def __call__(self, function: str, *arguments) -> None:
+        code = self.code(function, *arguments)
+        assert code == 0, f"{function}: {self.error_name(code)}"
+
+    def error_name(self, code: int) -> str:
+        text = ctypes.c_char_p()
+        self.library.cuGetErrorName(code, ctypes.byref(text))
+        return text.value.decode()
+
+    def error(self, function: str, *arguments) -> str:
+        return self.error_name(self.code(function, *arguments))
+
+    def allocate(self, count: int) -> Address:
+        address = Address()
+        self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(count))
+        return address
+
+    def upload(self, values: list[float]) -> Address:
+        data = (ctypes.c_float * len(values))(*values)
+        address = self.allocate(ctypes.sizeof(data))
+        self("cuMemcpyHtoD_v2", address, data, ctypes.c_size_t(ctypes.sizeof(data)))
+        return address
+
+    def download(self, address: Address, kind, count: int) -> list:
+        data = (kind * count)()
+        self("cuMemcpyDtoH_v2", data, address, ctypes.c_size_t(ctypes.sizeof(data)))
+        return list(data)
+
+    def function(self, ptx: bytes, name: bytes) -> ctypes.c_void_p:
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self("cuModuleLoadDataEx", ctypes.byref(module), ptx, 0, None, None)
+        self("cuModuleGetFunction", ctypes.byref(function), module, name)
+        return function
+
+    def launch(self, function, grid, block, arguments, shared=0) -> str:
+        values = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
+        return self.error("cuLaunchKernel", function, *grid, *block, shared, None, values, None)
+
+
+def memory(cuda: Cuda) -> dict:
+    """Fills, copies, ranges and the errors of wrong sizes and addresses."""
+    a = cuda.allocate(64)
+    cuda("cuMemsetD8_v2", a, 7, ctypes.c_size_t(64))
+    cuda("cuMemsetD32_v2", Address(a.value + 8), 0x01020304, ctypes.c_size_t(2))
+    cuda("cuMemsetD16_v2", Address(a.value + 16), 0x0506, ctypes.c_size_t(2))
+    cuda(
+        "cuMemsetD2D32_v2",
+        Address(a.value + 24),
+        ctypes.c_size_t(16),
+        9,
+        ctypes.c_size_t(1),
+        ctypes.c_size_t(2),
+    )
+    b = cuda.allocate(64)
+    cuda("cuMemcpyDtoD_v2", b, a, ctypes.c_size_t(64))
+    base, size = Address(), ctypes.c_size_t()
+    cuda("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), Address(b.value + 12))
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    cuda("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    host = ctypes.create_string_buffer(65)
+    out = {
+        "bytes": cuda.download(b, ctypes.c_uint8, 64),
+        "range": [base.value - b.value, size.value],
+        "used": total.value - free.value,
+        "write past the end": cuda.error("cuMemcpyHtoD_v2", b, host, ctypes.c_size_t(65)),
+        "read past the end": cuda.error("cuMemcpyDtoH_v2", host, b, ctypes.c_size_t(65)),
+        "fill past the end": cuda.error("cuMemsetD32_v2", b, 1, ctypes.c_size_t(17)),
+        "copy to host memory": cuda.error(
+            "cuMemcpyDtoD_v2", Address(ctypes.addressof(host)), a, ctypes.c_size_t(4)
+        ),
+        "empty allocation": cuda.error("cuMemAlloc_v2", ctypes.byref(Address()), ctypes.c_size_t(0)),
+        "too large": cuda.error("cuMemAlloc_v2", ctypes.byref(Address()), ctypes.c_size_t(1 << 44)),
+        "free": cuda.error("cuMemFree_v2", b),
+        "free twice": cuda.error("cuMemFree_v2", b),
+        "free null": cuda.error("cuMemFree_v2", Address(0)),
+        "use after free": cuda.error("cuMemcpyDtoH_v2", host, b, ctypes.c_size_t(4)),
+    }
+    cuda("cuMemFree_v2", a)
+    return out
+
+
+def launches(cuda: Cuda) -> dict:
+    """One kernel launched in the three ways that the API offers, and the launches that a driver refuses."""
+    scale = cuda.function(PTX, b"scale")
+    x = cuda.upload([float(i) for i in range(N)])
+    y = cuda.upload([0.0] * N)
+    arguments = [y, x, ctypes.c_float(0.5), ctypes.c_uint32(N)]
+    out = {"launch": cuda.launch(scale, (2, 1, 1), (4, 1, 1), arguments)}
+    out["by pointers"] = cuda.download(y, ctypes.c_float, N)
+
+    # The same arguments as one packed buffer: key 1 = its address, key 2 = address of its size, key 0 = end.
+    class Packed(ctypes.Structure):
+        _fields_ = [("y", Address), ("x", Address), ("k", ctypes.c_float), ("n", ctypes.c_uint32)]
+
+    packed = Packed(y, x, 3.0, N)
+    size = ctypes.c_size_t(ctypes.sizeof(packed))
+    extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(packed), 2, ctypes.addressof(size), None)
+    cuda("cuLaunchKernel", scale, 2, 1, 1, 4, 1, 1, 0, None, None, extra)
+    out["by buffer"] = cuda.download(y, ctypes.c_float, N)
+
+    arguments[2] = ctypes.c_float(2.0)
+    values = (ctypes.c_void_p * 4)(*(ctypes.addressof(a) for a in arguments))
+    cluster = LaunchAttribute(4, 0, (ctypes.c_uint32 * 16)(2, 1, 1))
+    config = LaunchConfig((ctypes.c_uint32 * 7)(2, 1, 1, 4, 1, 1, 0), None, ctypes.pointer(cluster), 1)
+    cuda("cuLaunchKernelEx", ctypes.byref(config), scale, values, None)
+    out["by config"] = cuda.download(y, ctypes.c_float, N)
+
+    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+    layout = []
+    for i in range(4):
+        cuda("cuFuncGetParamInfo", scale, ctypes.c_size_t(i), ctypes.byref(offset), ctypes.byref(size))
+        layout.append([offset.value, size.value])
+    out["parameters"] = layout
+    out["fifth parameter"] = cuda.error(
+        "cuFuncGetParamInfo", scale, ctypes.c_size_t(4), ctypes.byref(offset), ctypes.byref(size)
+    )
+    one = (1, 1, 1)
+    out |= {
+        "empty grid": cuda.launch(scale, (0, 1, 1), one, arguments),
+        "grid y": cuda.launch(scale, (1, 65536, 1), one, arguments),
+        "block": cuda.launch(scale, one, (1025, 1, 1), arguments),
+        "block z": cuda.launch(scale, one, (1, 1, 65), arguments),
+        "shared without attribute": cuda.launch(scale, one, one, arguments, shared=49153),
+        "attribute too large": cuda.error("cuFuncSetAttribute", scale, 8, 1 << 20),
+        "attribute": cuda.error("cuFuncSetAttribute", scale, 8, 65536),
+        "shared with attribute": cuda.launch(scale, one, one, arguments, shared=49153),
+        "no arguments": cuda.error("cuLaunchKernel", scale, *one, *one, 0, None, None, None),
+    }
+    return out
+
+
+def modules(cuda: Cuda) -> dict:
+    """Images and names that are refused; the reason stands in the JIT log buffer of the caller."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    cuda("cuModuleLoadDataEx", ctypes.byref(module), PTX, 0, None, None)
+    other = ctypes.c_void_p()
+    log = ctypes.create_string_buffer(500)
+    options = (ctypes.c_int * 2)(5, 6)
+    values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
+
+    def load(image: bytes) -> list[str]:
+        log.value = b""
+        code = cuda.error("cuModuleLoadDataEx", ctypes.byref(other), image, 2, options, values)
+        return [code, log.value.decode()]
+
+    return {
+        "machine code": load(b"\x7fELF\x02\x01\x01\x00"),
+        "not PTX": load(b"hello"),
+        "unknown version": load(PTX.replace(b".version 8.0", b".version 99.0")),
+        "unknown instruction": load(PTX.replace(b"mul.f32", b"frobnicate.f32")),
+        "unknown kernel": cuda.error("cuModuleGetFunction", ctypes.byref(function), module, b"nothing"),
+        "unknown variable": cuda.error("cuModuleGetGlobal_v2", None, None, module, b"nothing"),
+        "unload": cuda.error("cuModuleUnload", module),
+        "unload twice": cuda.error("cuModuleUnload", module),
+        "graphs": cuda.error("cuGraphCreate"),
+        "second device": cuda.error("cuDeviceGet", ctypes.byref(ctypes.c_int()), 1),
+    }
+
+
+def main() -> None:
+    gpu = None
+    if "inprocess" in sys.argv:
+        from harness.vgpu.driver import inprocess
+
+        gpu = inprocess.start()
+    cuda = Cuda()
+    cuda("cuInit", 0)
+    out = {"memory": memory(cuda), "launches": launches(cuda), "modules": modules(cuda)}
+    if gpu is not None:
+        out["names"] = [launch.name for launch in gpu.launches]
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""All test programs in one binary, so that one compilation serves every test: `suite NAME` runs one of them."""
+
+import faults
+from async_copy import main as async_copy
+from block_sum import main as block_sum
+from histogram import main as histogram
+from kernel_print import main as kernel_print
+from prefix_sum import main as prefix_sum
+from softmax import main as softmax
+from std.sys import argv
+from tensor_core import main as tensor_core
+from tiled_matmul import main as tiled_matmul
+from vector_add import main as vector_add
+from warp_sum import main as warp_sum
+
+
+def main() raises:
+    var name = String(argv()[1])
+    if name == "vector_add":
+        vector_add()
+    elif name == "block_sum":
+        block_sum()
+    elif name == "warp_sum":
+        warp_sum()
+    elif name == "tiled_matmul":
+        tiled_matmul()
+    elif name == "prefix_sum":
+        prefix_sum()
+    elif name == "histogram":
+        histogram()
+    elif name == "softmax":
+        softmax()
+    elif name == "async_copy":
+        async_copy()
+    elif name == "tensor_core":
+        tensor_core()
+    elif name == "kernel_print":
+        kernel_print()
+    elif name == "out_of_bounds":
+        faults.out_of_bounds()
+    elif name == "race":
+        faults.race()
+    elif name == "endless":
+        faults.endless()
+    elif name == "too_many_threads":
+        faults.too_many_threads()
+    elif name == "too_many_blocks":
+        faults.too_many_blocks()
+    elif name == "shared_without_asking":
+        faults.shared_without_asking()
+    elif name == "shared_on_request":
+        faults.shared_on_request()
+    elif name == "too_much_shared":
+        faults.too_much_shared()
+    elif name == "out_of_memory":
+        faults.out_of_memory()
+    elif name == "out_of_memory_handled":
+        faults.out_of_memory_handled()
+    elif name == "no_gpu":
+        faults.no_gpu()
+    else:
+        raise Error(t"no program named {name}")

@@ -12,9 +12,9 @@ import sys
 
 from .driver import build, server
 from .driver.device import ARCHITECTURES, Device, capability, device_attributes
-from .machine import Checks, StepBudgetExceeded, UnsupportedInstruction, VirtualGPU
+from .machine import Checks, StepBudgetExceeded, Unsupported, VirtualGPU
 
-CHECKS = [field.name for field in dataclasses.fields(Checks)]
+CHECKS = [field.name for field in dataclasses.fields(Checks) if field.default is True]
 
 EPILOG = """\
 exit codes of exec: the program's own; 1 if it ended with 0 but an error was found; 2 bad use; 5 the driver cannot be
@@ -123,7 +123,7 @@ def summarise(devices: list[Device], arch: str, code: int) -> int:
     failures = {type(error) for device in devices for error in device.errors}
     if code != 0:
         return code
-    if UnsupportedInstruction in failures:
+    if Unsupported in failures:
         return 5
     return 1 if errors or StepBudgetExceeded in failures else 0
 
@@ -141,7 +141,7 @@ def info(options: argparse.Namespace) -> int:
     print(f"device               virtual GPU ({options.arch})")
     print(f"compute capability   {major}.{minor}")
     print(
-        f"memory               {VirtualGPU(options.arch).capacity / 2**30:.1f} GiB, taken from this machine as needed"
+        f"memory               {VirtualGPU(options.arch).arena.size / 2**30:.1f} GiB, taken from this machine as needed"
     )
     print(f"threads per block    {attributes[1]}")
     print(f"shared memory        {attributes[8]} bytes a block, up to {attributes[97]} on request")
@@ -149,3 +149,7 @@ def info(options: argparse.Namespace) -> int:
     print(f"driver               {driver.folder}")
     print("runs                 NVIDIA PTX without wgmma and TMA; AMD and Apple kernels do not run")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

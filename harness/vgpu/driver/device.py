@@ -14,6 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import numpy as np
+
+from ..machine import VirtualGPU, VirtualGPUError
 from .kernel_names import KernelCatalogue
 
 # Words of a request: operation, input address and length, room for output (address and length), arguments.
@@ -65,6 +68,7 @@ RESULT_CODES = {
     "CUDA_ERROR_MISALIGNED_ADDRESS": 716,
     "CUDA_ERROR_LAUNCH_FAILED": 719,
     "CUDA_ERROR_NOT_SUPPORTED": 801,
+    "CUDA_ERROR_INVALID_CLUSTER_SIZE": 912,
     "CUDA_ERROR_UNKNOWN": 999,
 }
 
@@ -134,12 +138,12 @@ def device_attributes(arch: str) -> dict[int, int]:
     }
 
 
-class DriverError(Exception):
-    """A call that fails with a CUDA result code. `code_name` is the CUDA name."""
+class DriverError(VirtualGPUError):
+    """A call that a driver refuses. `cuda` is the name of the CUDA error."""
 
-    def __init__(self, code_name: str, text: str):
+    def __init__(self, cuda: str, text: str):
         super().__init__(text)
-        self.code_name = code_name
+        self.cuda = cuda
 
 
 @dataclass
@@ -174,21 +178,6 @@ def parameter_layout(sizes: list[int]) -> list[tuple[int, int]]:
     return layout
 
 
-def code_name_of(error: BaseException) -> str:
-    """The CUDA error that a program sees for an exception of the machine."""
-    for attribute in ("code_name", "cuda_error", "code"):
-        if str(getattr(error, attribute, "")) in RESULT_CODES:
-            return str(getattr(error, attribute))
-    kind = type(error).__name__
-    if kind == "OutOfDeviceMemory":
-        return "CUDA_ERROR_OUT_OF_MEMORY"
-    if kind == "UnsupportedInstruction":
-        return "CUDA_ERROR_ILLEGAL_INSTRUCTION"
-    if kind == "StepBudgetExceeded":
-        return "CUDA_ERROR_LAUNCH_TIMEOUT"
-    return "CUDA_ERROR_UNKNOWN"
-
-
 @dataclass
 class Device:
     """Answers driver calls on one virtual GPU.
@@ -198,7 +187,7 @@ class Device:
     call and, when `verbose`, one per module and launch.
     """
 
-    gpu: object
+    gpu: VirtualGPU
     arch: str = "sm_90a"
     log: Callable[[str], None] = lambda line: None
     verbose: bool = False
@@ -213,6 +202,7 @@ class Device:
         self._modules: dict[int, LoadedModule] = {}
         self._functions: dict[int, Function] = {}
         self._sizes: dict[int, int] = {}  # address -> bytes of every live allocation
+        self._in_kernels: set[int] = set()  # allocations whose address was a kernel's argument
         self._missing: set[str] = set()
         self._answers = {op: getattr(self, f"_{op.name.lower()}") for op in Op}
 
@@ -230,10 +220,16 @@ class Device:
                 raise
             except Exception as error:
                 self.errors.append(error)
-                name = code_name_of(error)
-                text = str(error) if name != "CUDA_ERROR_UNKNOWN" else f"{type(error).__name__}: {error}"
-                self.log(f"{name}: {text}")
-                return RESULT_CODES[name], (), text.encode()[: max(room - 1, 0)] + b"\0" if room else b""
+                return self._refuse(error, room)
+
+    def _refuse(self, error: Exception, room: int) -> tuple[int, tuple, bytes]:
+        """Turn an exception into a result code. Its sentence is logged, and fills the caller's room (a JIT log)."""
+        name = getattr(error, "cuda", "CUDA_ERROR_UNKNOWN")
+        text = str(error).removesuffix(f" [{name}]")
+        if not isinstance(error, VirtualGPUError):  # a defect of ours: say as much as possible
+            text = f"{type(error).__name__}: {text}"
+        self.log(f"{name}: {text}")
+        return RESULT_CODES.get(name, 999), (), text.encode()[: room - 1] + b"\0" if room else b""
 
     # ---- device ----------------------------------------------------------------------------------------------------
 
@@ -248,7 +244,7 @@ class Device:
         return (), f"virtual GPU ({self.arch})".encode()[: room - 1] + b"\0"
 
     def _memory_info(self, arguments, data, room):
-        total = self.gpu.capacity
+        total = self.gpu.arena.size
         return (total - sum(self._sizes.values()), total), b""
 
     def _clock(self, arguments, data, room):
@@ -273,63 +269,55 @@ class Device:
 
     def _free(self, arguments, data, room):
         address = arguments[0]
-        if address == 0:
-            return (), b""
-        if self._sizes.pop(address, None) is None:
-            raise DriverError(
-                "CUDA_ERROR_INVALID_VALUE", f"free of {address:#x}, which is not a live allocation"
-            )
-        self.gpu.free(address)
+        if address:
+            self.gpu.free(address)
+            self._sizes.pop(address, None)
+            self._in_kernels.discard(address)
         return (), b""
 
-    def _check_range(self, what: str, address: int, size: int) -> None:
-        """A copy or a fill must lie inside one live allocation, as a real driver demands."""
-        if size < 0:
-            raise DriverError("CUDA_ERROR_INVALID_VALUE", f"{what} of {size} bytes")
-        base, length = self._allocation(address)
-        if address + size > base + length:
+    def _allocation(self, address: int) -> int:
+        """Start of the live allocation that holds an address."""
+        extent = self.gpu.arena.find(address)
+        if extent is None:
             raise DriverError(
-                "CUDA_ERROR_INVALID_VALUE",
-                f"{what} of {size} bytes at {address:#x} runs {address + size - base - length} bytes past the end of "
-                f"an allocation of {length} bytes",
+                "CUDA_ERROR_INVALID_VALUE", f"{address:#x} is not an address of the virtual GPU"
             )
-
-    def _allocation(self, address: int) -> tuple[int, int]:
-        """(start, bytes) of the live allocation or module variable that holds an address."""
-        if address in self._sizes:
-            return address, self._sizes[address]
-        for base, size in self._sizes.items():
-            if base <= address < base + size:
-                return base, size
-        raise DriverError("CUDA_ERROR_INVALID_VALUE", f"{address:#x} is not an address of the virtual GPU")
+        return extent.allocation
 
     def _address_range(self, arguments, data, room):
-        return self._allocation(arguments[0]), b""
+        base = self._allocation(arguments[0])
+        return (base, self._sizes.get(base, 0)), b""
 
     def _write(self, arguments, data, room):
         if len(data):
-            self._check_range("a copy to the device", arguments[0], len(data))
             self.gpu.write(arguments[0], data)
         return (), b""
 
     def _read(self, arguments, data, room):
+        """Device to host. Missing elements are a finding only in memory that some kernel was given: Mojo's
+        `map_to_host` copies fresh buffers to the host before the program fills them."""
         if not room:
             return (), b""
-        self._check_range("a copy from the device", arguments[0], room)
-        return (), memoryview(self.gpu.read(arguments[0], room)).cast("B")
+        address = arguments[0]
+        if self._allocation(address) in self._in_kernels:
+            return (), memoryview(self.gpu.read(address, room))
+        offset = self.gpu.arena.offset(address, room)
+        if offset is None:
+            raise DriverError(
+                "CUDA_ERROR_INVALID_VALUE",
+                f"cannot read {room} bytes at {address:#x}: that is not inside one allocation",
+            )
+        return (), memoryview(self.gpu.arena.data[offset : offset + room])
 
     def _copy(self, arguments, data, room):
         target, source, size = arguments[:3]
         if size:
-            self._check_range("a copy on the device", target, size)
-            self._check_range("a copy on the device", source, size)
             self.gpu.copy(target, source, size)
         return (), b""
 
     def _fill(self, arguments, data, room):
         address, value, width, count = arguments[:4]
         if count:
-            self._check_range("a fill", address, width * count)
             self.gpu.fill(address, value.to_bytes(width, "little"), count)
         return (), b""
 
@@ -390,18 +378,17 @@ class Device:
 
     def _find_global(self, arguments, data, room):
         loaded, name = self._module(arguments[0]), bytes(data).decode()
-        variables = getattr(loaded.module, "globals", {})
-        if name not in variables:
+        address = loaded.module.addresses.get(name)
+        if address is None:
             raise DriverError("CUDA_ERROR_NOT_FOUND", f"the module has no variable named {name}")
-        address, size = variables[name]
-        self._sizes.setdefault(address, size)
-        return (address, size), b""
+        extent = self.gpu.arena.find(address)
+        return (address, extent.end - extent.start), b""
 
     def _function_attribute(self, arguments, data, room):
         function, attribute = self._function(arguments[0]), arguments[1]
         major, minor = capability(self.arch)
         answers = {
-            MAX_THREADS_PER_BLOCK: getattr(function.kernel, "max_threads", None) or 1024,
+            MAX_THREADS_PER_BLOCK: function.kernel.max_threads,
             SHARED_SIZE_BYTES: function.kernel.shared_bytes,
             PTX_VERSION: 10 * major + minor,
             BINARY_VERSION: 10 * major + minor,
@@ -439,6 +426,7 @@ class Device:
                 f"{function.dynamic_shared_limit} unless FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES allows more",
             )
         packed = bytes(data)
+        self._remember_arguments(packed)
         args = [packed[offset : offset + size] for offset, size in function.layout]
         start = time.perf_counter()
         self.gpu.launch(
@@ -448,3 +436,10 @@ class Device:
             milliseconds = 1e3 * (time.perf_counter() - start)
             self.log(f"ran {function.label} grid={grid} block={block} in {milliseconds:.1f} ms")
         return (), b""
+
+    def _remember_arguments(self, packed: bytes) -> None:
+        """Note which allocations a kernel gets: every word of its arguments may be an address."""
+        for word in np.frombuffer(packed[: len(packed) // 8 * 8], "<u8").tolist():
+            extent = self.gpu.arena.find(word)
+            if extent is not None:
+                self._in_kernels.add(extent.allocation)

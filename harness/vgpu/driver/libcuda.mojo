@@ -91,6 +91,8 @@ def error_name(code: Int32) -> StaticString:
         return "CUDA_ERROR_LAUNCH_FAILED"
     if code == 801:
         return "CUDA_ERROR_NOT_SUPPORTED"
+    if code == 912:
+        return "CUDA_ERROR_INVALID_CLUSTER_SIZE"
     return "CUDA_ERROR_UNKNOWN"
 
 
@@ -133,6 +135,8 @@ def error_text(code: Int32) -> StaticString:
         return "unspecified launch failure"
     if code == 801:
         return "operation not supported"
+    if code == 912:
+        return "a kernel launch error has occurred due to cluster misconfiguration"
     return "unknown error"
 
 

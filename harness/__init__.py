@@ -1,0 +1,19 @@
+"""The workbook's harness: runs the puzzles, checks every gradient, and has the layer to use in real models.
+
+`harness.LayerNormLinear` and `harness.fused_layernorm_linear` are loaded when they are first asked for, so that
+`import harness` and the command line start without PyTorch.
+"""
+
+__all__ = ["LayerNormLinear", "fused_layernorm_linear"]
+
+
+def __getattr__(name: str):
+    if name in __all__:
+        from harness import layers
+
+        return getattr(layers, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -187,7 +187,9 @@ def check_parameter(name: str, tensor: Tensor, rank: int, x: Tensor) -> None:
     if tensor.dtype != x.dtype:
         raise TypeError(f"{name}: expected {plain(x.dtype)}, the dtype of x, got {plain(tensor.dtype)}")
     if tensor.device != x.device:
-        raise ValueError(f"{name}: expected a tensor on {x.device}, the device of x, got one on {tensor.device}")
+        raise ValueError(
+            f"{name}: expected a tensor on {x.device}, the device of x, got one on {tensor.device}"
+        )
     if tensor.dim() != rank:
         expected = "[O, H]" if rank == 2 else "a vector"
         raise ValueError(f"{name}: expected {expected}, got shape {list(tensor.shape)}")
@@ -247,7 +249,9 @@ def max_device(device: torch.device) -> Device:
     if device.type == "cpu":
         return CPU()
     if device.index >= accelerator_count():
-        raise RuntimeError(f"x is on {device}, but MAX sees {accelerator_count()} GPUs; is the driver too old?")
+        raise RuntimeError(
+            f"x is on {device}, but MAX sees {accelerator_count()} GPUs; is the driver too old?"
+        )
     return Accelerator(device.index)
 
 

@@ -20,7 +20,9 @@ def problems() -> Path:
     """The learner's files; only a checkout has them."""
     folder = CHECKOUT / "problems"
     if not folder.is_dir():
-        raise BadUse("there is no problems/ folder here: run inside a checkout of the workbook, or use --solution")
+        raise BadUse(
+            "there is no problems/ folder here: run inside a checkout of the workbook, or use --solution"
+        )
     return folder
 
 

@@ -48,7 +48,7 @@ class OpSpec:
     writes: Mapping[str, str]
     reads: Mapping[str, str]
     eps: bool = False
-    statistics: frozenset[str] = frozenset()
+    statistics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,9 @@ class Program:
         self.model.execute(*(buffers[name] for name in self.arguments))
 
 
-def argument_types(calls: tuple[Call, ...], dtype: str, device: DeviceRef) -> dict[str, TensorType | BufferType]:
+def argument_types(
+    calls: tuple[Call, ...], dtype: str, device: DeviceRef
+) -> dict[str, TensorType | BufferType]:
     """The graph's inputs by name: buffers for what is written, tensors for what is only read."""
     types: dict[str, TensorType | BufferType] = {}
 
@@ -202,7 +204,9 @@ def compile_graph(session: InferenceSession, graph: Graph, package: OpPackage) -
         return session.compile(graph)
     except RuntimeError as error:
         reason = str(error.__cause__ or error)
-        first = next((line for line in reason.splitlines() if "error" in line or "constraint" in line), reason)
+        first = next(
+            (line for line in reason.splitlines() if "error" in line or "constraint" in line), reason
+        )
         raise CompileFailed(f"{package.path} does not compile\n{first.strip()}", reason) from error
 
 
@@ -210,7 +214,9 @@ def host_identity() -> str:
     """What compiled CPU code depends on: the architecture and the instruction sets of this machine."""
     try:
         flags = next(
-            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
+            line
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith(("flags", "Features"))
         )
     except (OSError, StopIteration):
         flags = platform.processor()

@@ -45,7 +45,9 @@ class Puzzle:
         source: The file with the blanks, relative to the op package.
         depends: (variant, quantity) -> the blanks that a GPU kernel needs for it.
         atomic: (variant, quantity) pairs whose sums are made with atomics on a GPU, in no fixed order.
-        forward: The forward outputs that are compared; backward: the gradients, op argument -> printed name.
+        forward: The forward outputs, op argument -> printed name.
+        backward: The gradients, likewise.
+        intermediate: What the graph makes visible besides, for a gate of its own.
         dims: The chapter's sizes; dim_names: what --dims takes.
         cases: dims or None -> the cases of a run.
         inputs: case, dtype, seed -> the input arrays as float64, already rounded to the dtype.
@@ -65,6 +67,7 @@ class Puzzle:
     atomic: frozenset[tuple[str, str]]
     forward: Mapping[str, str]
     backward: Mapping[str, str]
+    intermediate: tuple[str, ...]
     dims: tuple[int, ...]
     dim_names: tuple[str, ...]
     cases: Callable[[tuple[int, ...] | None], list[Case]]

@@ -15,6 +15,9 @@ comptime MutPtr[dtype: DType] = Pointer[Scalar[dtype], MutAnyOrigin]
 comptime accum_type[dtype: DType] = DType.float64 if dtype == DType.float64 else DType.float32
 """The type of every sum: float32 for the 16-bit types, else the type itself."""
 
+comptime CHUNK = 32
+"""How many elements of a row are added up before their sum is added to the row's."""
+
 
 @fieldwise_init
 struct RowStatistics[dtype: DType](Copyable, Movable):
@@ -53,17 +56,26 @@ def row_statistics[
     var x = TileTensor(input.unsafe_offset(row * hidden_dim), row_major(hidden_dim))
     var count = Scalar[accum](hidden_dim)
 
+    # Each chunk of a row is summed by itself, then the chunks: in float32 one long sum would lose digits.
     var total = Scalar[accum](0)
-    for h in range(hidden_dim):
-        total += x[h].cast[accum]()
+    for start in range(0, hidden_dim, CHUNK):
+        var chunk_total = Scalar[accum](0)
+        for h in range(start, min(start + CHUNK, hidden_dim)):
+            chunk_total += x[h].cast[accum]()
+        total += chunk_total
     var first_mean = total / count
 
     var deviations = Scalar[accum](0)
     var squares = Scalar[accum](0)
-    for h in range(hidden_dim):
-        var deviation = x[h].cast[accum]() - first_mean
-        deviations += deviation
-        squares += deviation * deviation
+    for start in range(0, hidden_dim, CHUNK):
+        var chunk_deviations = Scalar[accum](0)
+        var chunk_squares = Scalar[accum](0)
+        for h in range(start, min(start + CHUNK, hidden_dim)):
+            var deviation = x[h].cast[accum]() - first_mean
+            chunk_deviations += deviation
+            chunk_squares += deviation * deviation
+        deviations += chunk_deviations
+        squares += chunk_squares
     var correction = deviations / count
     var variance = squares / count - correction * correction
     return RowStatistics(first_mean + correction, 1 / sqrt(variance + eps))

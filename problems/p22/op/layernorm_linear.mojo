@@ -1383,16 +1383,17 @@ struct LayerNormLinearRowSums:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, accum: DType, dtype: DType
     ](
-        row_sums: MutableInputTensor[dtype=accum_type[dtype], rank=2, static_spec=_],  # [B * S, 2]
+        row_sums: MutableInputTensor[dtype=accum, rank=2, static_spec=_],  # [B * S, 2]
         dln: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, H]
         input: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, H]
-        mean: InputTensor[dtype=accum_type[dtype], rank=2, static_spec=_],  # [B, S]
-        rstd: InputTensor[dtype=accum_type[dtype], rank=2, static_spec=_],  # [B, S]
+        mean: InputTensor[dtype=accum, rank=2, static_spec=_],  # [B, S]
+        rstd: InputTensor[dtype=accum, rank=2, static_spec=_],  # [B, S]
         ln_weight: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
         ctx: DeviceContext,
     ) raises:
+        comptime assert accum == accum_type[dtype], "row_sums, mean and rstd must have the accumulation dtype"
         var B = input.dim_size(0)
         var S = input.dim_size(1)
         var H = input.dim_size(2)
@@ -1404,11 +1405,11 @@ struct LayerNormLinearRowSums:
         var sizes = checked_sizes(B, S, H, 1)
         comptime if target == "cpu":
             row_sums_cpu[dtype](
-                row_sums.unsafe_ptr(),
+                rebind[MutPtr[accum_type[dtype]]](row_sums.unsafe_ptr()),
                 dln.unsafe_ptr().as_imm(),
                 input.unsafe_ptr().as_imm(),
-                mean.unsafe_ptr().as_imm(),
-                rstd.unsafe_ptr().as_imm(),
+                rebind[ImmPtr[accum_type[dtype]]](mean.unsafe_ptr().as_imm()),
+                rebind[ImmPtr[accum_type[dtype]]](rstd.unsafe_ptr().as_imm()),
                 ln_weight.unsafe_ptr().as_imm(),
                 B * S,
                 H,
@@ -1417,11 +1418,11 @@ struct LayerNormLinearRowSums:
             var launcher = DeviceLauncher(ctx)
             launch_row_sums[dtype](
                 launcher,
-                row_sums.unsafe_ptr(),
+                rebind[MutPtr[accum_type[dtype]]](row_sums.unsafe_ptr()),
                 dln.unsafe_ptr().as_imm(),
                 input.unsafe_ptr().as_imm(),
-                mean.unsafe_ptr().as_imm(),
-                rstd.unsafe_ptr().as_imm(),
+                rebind[ImmPtr[accum_type[dtype]]](mean.unsafe_ptr().as_imm()),
+                rebind[ImmPtr[accum_type[dtype]]](rstd.unsafe_ptr().as_imm()),
                 ln_weight.unsafe_ptr().as_imm(),
                 sizes,
             )

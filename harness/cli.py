@@ -1,0 +1,205 @@
+"""The command line: `python -m harness p22 --backward`. Parses, runs, reports, and turns the verdict into an exit code.
+
+Exit codes: 0 all correct, 1 a wrong result, 2 bad use, 3 unsolved blanks, 4 the Mojo package does not compile,
+5 the environment, 6 nothing wrong but no GPU kernel ran, 130 interrupted.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.errors import BadUse, WorkbookError
+
+EXIT_CODES = """\
+exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks, nothing attempted is wrong; 4 the Mojo
+package does not compile or lacks an op; 5 the environment; 6 nothing wrong, but GPU kernels ran nowhere;
+130 interrupted"""
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of `pNN`."""
+    root = argparse.ArgumentParser(
+        prog="p22",
+        description="Run a puzzle's kernels and compare every output and gradient with PyTorch autograd.",
+        epilog=EXIT_CODES,
+        allow_abbrev=False,
+    )
+    root.add_argument("puzzle", help="which puzzle, for example p22")
+    root.add_argument(
+        "--backward", action="store_true", help="check all five gradients too, not only the forward pass"
+    )
+    variants = root.add_argument_group("variants (default: all)")
+    variants.add_argument("--fused", action="store_true", help="only the fused kernels")
+    variants.add_argument("--unfused", action="store_true", help="only the unfused kernels")
+    modes = root.add_mutually_exclusive_group()
+    modes.add_argument("--demo", action="store_true", help="train a small transformer beside plain PyTorch")
+    modes.add_argument(
+        "--demo-simple", action="store_true", help="one forward and backward through CustomOpLibrary"
+    )
+    roots = root.add_mutually_exclusive_group()
+    roots.add_argument("--problem", action="store_true", help="run problems/, your files (the default)")
+    roots.add_argument("--solution", action="store_true", help="run solutions/")
+    roots.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
+    root.add_argument(
+        "--device",
+        choices=("auto", "cpu", "gpu", "virtual", "all"),
+        default="auto",
+        help="auto: the CPU, and a GPU where MAX sees one, else the virtual GPU",
+    )
+    root.add_argument(
+        "--dims",
+        type=int,
+        nargs=4,
+        metavar=("B", "S", "H", "O"),
+        help="sizes (default: the chapter's and harder ones)",
+    )
+    root.add_argument("--dtype", choices=DTYPES, default="float32")
+    root.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    root.add_argument(
+        "--gate", metavar="ID", help="check one gate only: ln, forward, row_sums, db, dW, dgamma or dx"
+    )
+    root.add_argument(
+        "--repeat",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run the backward N times: bit-equal, or the spread",
+    )
+    root.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+    root.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
+    return root
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command line and returns its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        if arguments[:1] == ["vgpu"]:
+            from harness.vgpu.cli import main as vgpu
+
+            return vgpu(arguments[1:])
+        return run_puzzle(parser().parse_args(arguments or ["--help"]))
+    except WorkbookError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if "--verbose" in arguments and getattr(error, "details", ""):
+            print(error.details, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)  # A compile in another thread cannot be stopped; nothing is left half-written.
+
+
+def run_puzzle(flags: argparse.Namespace) -> int:
+    """One run of one puzzle."""
+    from harness import workbook
+    from harness.report import Report, as_json
+
+    puzzle = workbook.find_puzzle(flags.puzzle)
+    console = make_console(sys.stderr if flags.json == "-" else sys.stdout)
+    if flags.demo or flags.demo_simple:
+        from harness import demo
+
+        return demo.run(console) if flags.demo else demo.run_simple(console)
+    options = make_options(flags, puzzle)
+    with progress(console) as (on_compile, on_ready):
+        run = workbook.run(options, on_compile=on_compile, on_ready=on_ready)
+    Report(console, verbose=flags.verbose).run(run)
+    if not options.backward:
+        report_times(console, run)
+    if flags.json:
+        write_json(as_json(run), flags.json)
+    return run.exit_code()
+
+
+def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # noqa: F821
+    """The options of a run. Raises BadUse, naming the flag, for a value that makes no sense."""
+    from harness.workbook import Options
+
+    if flags.dims and min(flags.dims) < 1:
+        raise BadUse(f"--dims {' '.join(map(str, flags.dims))}: every size must be at least 1")
+    if flags.repeat < 1:
+        raise BadUse(f"--repeat {flags.repeat}: must be at least 1")
+    if flags.seed < 0:
+        raise BadUse(f"--seed {flags.seed}: must not be negative")
+    gates = {gate.id: gate for gate in puzzle.gates}
+    if flags.gate and flags.gate not in gates:
+        raise BadUse(f"--gate {flags.gate}: unknown gate; there is {', '.join(gates)}")
+    chosen = tuple(name for name in puzzle.variants if getattr(flags, name, False))
+    if flags.gate:
+        chosen = (gates[flags.gate].variant,)
+    return Options(
+        puzzle=puzzle,
+        root=str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",
+        backward=flags.backward
+        or (flags.gate is not None and not (set(gates[flags.gate].quantities) <= set(puzzle.forward))),
+        variants=chosen or tuple(puzzle.variants),
+        device=flags.device,
+        dims=tuple(flags.dims) if flags.dims else None,
+        dtype=flags.dtype,
+        seed=flags.seed,
+        repeat=flags.repeat,
+        gate=flags.gate,
+    )
+
+
+def make_console(stream) -> Console:
+    """A console that prints plain, unwrapped text where nobody looks at a terminal."""
+    piped = not stream.isatty()
+    return Console(file=stream, highlight=False, emoji=False, width=200 if piped else None)
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[tuple]:
+    """Shows what compiles and for how long; in a pipe, one line for each compile. Yields the two callbacks."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    words = "Compiling the Mojo kernels for the {} (10 to 40 s once, then cached)"
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        tasks = {}
+
+        def on_compile(target) -> None:
+            tasks[target.kind] = bars.add_task(words.format(target.label))
+            if not console.is_terminal:
+                console.print(words.format(target.label) + " ...")
+
+        def on_ready(target, program) -> None:
+            if target.kind in tasks:
+                bars.remove_task(tasks.pop(target.kind))
+
+        yield on_compile, on_ready
+
+
+def report_times(console: Console, run) -> None:
+    """Forward time on each device and, between a CPU and a real GPU, the ratio."""
+    from harness import timing
+
+    for line in timing.describe(run):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def write_json(data: dict, target: str) -> None:
+    """Writes JSON to a file, or to standard output for "-". Raises BadUse where the file cannot be written."""
+    text = json.dumps(data, indent=2)
+    if target == "-":
+        print(text)
+        return
+    try:
+        Path(target).write_text(text + "\n")
+    except OSError as error:
+        raise BadUse(f"--json {target}: {error.strerror}") from error

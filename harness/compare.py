@@ -1,0 +1,119 @@
+"""The verdict on one tensor: its error against the truth, measured in units of PyTorch's own error.
+
+    error = max |got - truth| / max |truth|          limit = 2 * baseline * s + floor
+
+The truth is the same function in higher precision, the baseline is PyTorch in the kernel's dtype. The tolerance so
+follows the data: nothing here is a constant picked by hand but the floor, a few units in the last place.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# The spacing of numbers just above 1.
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+FLOOR = {
+    "float64": 64 * EPSILON["float64"],
+    "float32": 4 * EPSILON["float32"],
+    "float16": EPSILON["float16"] / 2,
+    "bfloat16": EPSILON["bfloat16"] / 2,
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one tensor compares.
+
+    Attributes:
+        ok: Whether the error is within the limit and nothing is non-finite that should not be.
+        error: max |got - truth| / max |truth|, or the absolute maximum where the truth is all zero.
+        baseline: The same for PyTorch in the kernel's dtype.
+        limit: What `error` may be.
+        difference: max |got - PyTorch|, the figure that reports print for a gradient.
+        worst: Index of the largest error.
+        nonfinite: How many elements are NaN or infinite where the truth is not, or the reverse.
+        unwritten: How many elements still hold the poison that the buffer was filled with.
+    """
+
+    ok: bool
+    error: float
+    baseline: float
+    limit: float
+    difference: float
+    worst: tuple[int, ...] = ()
+    nonfinite: int = 0
+    unwritten: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """The error in units of PyTorch's own; infinite where PyTorch makes none."""
+        if self.baseline == 0:
+            return 0.0 if self.error == 0 else float("inf")
+        return self.error / self.baseline
+
+
+def allowance(atomic: bool, rows: int) -> float:
+    """s: how much more a sum over `rows` may err when atomics add it up in any order, one by one."""
+    return min(8.0, max(1.0, np.sqrt(rows) / 8)) if atomic else 1.0
+
+
+def relative_error(got: np.ndarray, truth: np.ndarray) -> float:
+    """max |got - truth| / max |truth|; absolute where the truth is all zero; 0 for empty tensors."""
+    if truth.size == 0:
+        return 0.0
+    scale = np.abs(truth).max()
+    return float(np.abs(got - truth).max() / (scale if scale > 0 else 1))
+
+
+def judge(
+    got: np.ndarray,
+    truth: np.ndarray,
+    baseline: np.ndarray,
+    dtype: str,
+    *,
+    allowance: float = 1.0,
+    poison: np.ndarray | None = None,
+) -> Verdict:
+    """Compares one tensor with the truth and with PyTorch.
+
+    Args:
+        got: What the kernel wrote, in float64 or wider.
+        truth: The same shape, from higher precision.
+        baseline: The same shape, PyTorch's answer in `dtype`.
+        dtype: The dtype that the kernel wrote, a key of EPSILON.
+        allowance: s in the limit.
+        poison: True where the buffer still holds what it was filled with before the run.
+
+    A NaN or infinity counts where the truth has none, and the reverse; where both have one at the same place and
+    with the same sign, the element is right.
+    """
+    truth = np.asarray(truth)
+    finite = np.isfinite(truth)
+    same = np.equal(got, truth) | (np.isnan(got) & np.isnan(truth))
+    nonfinite = int(np.sum(np.isfinite(got) != finite) + np.sum(~finite & ~np.isfinite(got) & ~same))
+    unwritten = int(poison.sum()) if poison is not None else 0
+    both = finite & np.isfinite(got)
+    zero = truth.dtype.type(0)
+    clean_got, clean_truth = np.where(both, got, zero), np.where(both, truth, zero)
+    error = relative_error(clean_got, clean_truth)
+    baseline_error = relative_error(
+        np.where(both & np.isfinite(baseline), baseline, clean_truth), clean_truth
+    )
+    all_zero = truth.size == 0 or not np.any(clean_truth)
+    limit = FLOOR[dtype] + (0.0 if all_zero else 2 * baseline_error * allowance)
+    difference = float(np.abs(np.where(both, got - baseline, zero)).max()) if truth.size else 0.0
+    distance = np.abs(clean_got - clean_truth)
+    distance = np.where(both | same, distance, np.inf)
+    worst = (
+        tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), truth.shape)) if truth.size else ()
+    )
+    ok = error <= limit and nonfinite == 0 and unwritten == 0
+    return Verdict(ok, error, baseline_error, limit, difference, worst, nonfinite, unwritten)
+
+
+def spread_in_ulps(runs_min: np.ndarray, runs_max: np.ndarray, dtype: str) -> float:
+    """The largest spread between repeated results, in units in the last place of the larger magnitude."""
+    magnitude = np.maximum(np.abs(runs_min), np.abs(runs_max))
+    exponent = np.floor(np.log2(np.where(magnitude > 0, magnitude, 1)))
+    ulp = EPSILON[dtype] * 2.0**exponent
+    return float(((runs_max - runs_min) / ulp).max()) if runs_min.size else 0.0

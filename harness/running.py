@@ -1,0 +1,173 @@
+"""The tensors of a run: what goes into the kernels, what PyTorch makes of the same, and the verdict on what came out.
+
+This is the one part of a run that needs torch.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from harness.compare import Verdict, allowance, judge, spread_in_ulps
+from harness.devices.graphs import Program, accum_dtype, to_device
+from harness.devices.targets import Target
+from harness.puzzles.spec import Arrays, Case, Puzzle
+from harness.workbook import Repeats
+
+# A NaN that arithmetic does not make: what still holds it after a run was never written.
+POISON = {"float64": 0x7FF8_0000_DEAD_BEEF, "float32": 0x7FC0_DEAD, "float16": 0x7EAD, "bfloat16": 0x7FED}
+BITS = {"float64": torch.int64, "float32": torch.int32, "float16": torch.int16, "bfloat16": torch.int16}
+
+
+def torch_device(target: Target) -> torch.device:
+    """Where PyTorch computes the baseline: on the same device where torch has it."""
+    return torch.device("cuda" if target.kind == "gpu" and torch.cuda.is_available() else "cpu")
+
+
+@dataclass
+class Reference:
+    """Inputs, truth and baseline of the cases of one run, each made once."""
+
+    puzzle: Puzzle
+    dtype: str
+    seed: int
+    _inputs: dict[str, Arrays] = field(default_factory=dict)
+    _truth: dict[str, Arrays] = field(default_factory=dict)
+    _baseline: dict[tuple[str, str], Arrays] = field(default_factory=dict)
+
+    def inputs(self, case: Case) -> dict[str, torch.Tensor]:
+        """The input tensors of a case on the CPU, contiguous, in the dtype of the run."""
+        kind = getattr(torch, self.dtype)
+        return {name: torch.tensor(array).to(kind).contiguous() for name, array in self.arrays(case).items()}
+
+    def arrays(self, case: Case) -> Arrays:
+        """The input arrays of a case, in float64."""
+        if case.name not in self._inputs:
+            self._inputs[case.name] = self.puzzle.inputs(case, self.dtype, self.seed)
+        return self._inputs[case.name]
+
+    def truth(self, case: Case, target: Target) -> Arrays:
+        """The same function in float64 by autograd; for float64 kernels in longdouble."""
+        if case.name not in self._truth:
+            arrays = self.arrays(case)
+            if self.dtype == "float64":
+                self._truth[case.name] = self.puzzle.exact(arrays)
+            else:
+                self._truth[case.name] = self._autograd(arrays, "float64", torch_device(target))
+        return self._truth[case.name]
+
+    def baseline(self, case: Case, target: Target) -> Arrays:
+        """PyTorch in the dtype of the run, on the device of the kernels where torch has it; in float64."""
+        device = torch_device(target)
+        key = case.name, device.type
+        if key not in self._baseline:
+            self._baseline[key] = self._autograd(self.arrays(case), self.dtype, device)
+        return self._baseline[key]
+
+    def _autograd(self, arrays: Arrays, dtype: str, device: torch.device) -> Arrays:
+        # as_strided views survive .to(), so that PyTorch sees the expanded and transposed grad_output as such.
+        tensors = {name: strided(array).to(device, getattr(torch, dtype)) for name, array in arrays.items()}
+        outputs = self.puzzle.reference(tensors)
+        return {name: tensor.to("cpu", torch.float64).numpy() for name, tensor in outputs.items()}
+
+
+def strided(array: np.ndarray) -> torch.Tensor:
+    """A tensor with the array's strides, stride 0 included."""
+    base = torch.from_numpy(np.ascontiguousarray(array))
+    if 0 in array.strides:
+        return base[tuple(slice(0, 1) if s == 0 else slice(None) for s in array.strides)].expand(array.shape)
+    order = np.argsort([-s for s in array.strides], kind="stable")
+    return base.permute(*order).contiguous().permute(*np.argsort(order))
+
+
+def poisoned(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """An output buffer filled with the poison of its dtype."""
+    return torch.full(shape, POISON[dtype], dtype=BITS[dtype]).view(getattr(torch, dtype))
+
+
+def written_dtype(puzzle: Puzzle, quantity: str, dtype: str) -> str:
+    """The dtype in which an op writes a quantity."""
+    return accum_dtype(dtype) if quantity in puzzle.op(quantity).statistics else dtype
+
+
+def execute(
+    puzzle: Puzzle, program: Program, target: Target, inputs: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Runs every variant on one case; returns what was written, on the CPU, by "variant.quantity"."""
+    dtype = str(inputs["input"].dtype).removeprefix("torch.")
+    B, S, H = inputs["input"].shape
+    shapes = puzzle.shapes((B, S, H, inputs["linear_weight"].shape[0]))
+    outputs, buffers = {}, {"eps": torch.tensor(1e-5, dtype=torch.float64)}
+    for name in program.arguments:
+        quantity = name.split(".")[-1]
+        if "." in name:
+            outputs[name] = poisoned(shapes[quantity], written_dtype(puzzle, quantity, dtype))
+            buffers[name] = to_device(outputs[name], target.device)
+        elif name != "eps":
+            buffers[name] = to_device(inputs[name], target.device)
+    program.run(buffers)
+    if target.kind != "cpu":
+        from max.driver import CPU
+
+        outputs = {name: torch.from_dlpack(buffers[name].to(CPU())) for name in outputs}
+    return outputs
+
+
+def judge_variant(
+    puzzle: Puzzle,
+    reference: Reference,
+    case: Case,
+    target: Target,
+    variant: str,
+    outputs: dict[str, torch.Tensor],
+    quantities: list[str],
+) -> dict[str, Verdict]:
+    """The verdict on each quantity of one variant."""
+    truth, baseline = reference.truth(case, target), reference.baseline(case, target)
+    verdicts = {}
+    for quantity in quantities:
+        got = outputs[f"{variant}.{quantity}"]
+        dtype = written_dtype(puzzle, quantity, reference.dtype)
+        atomic = target.kind != "cpu" and (variant, quantity) in puzzle.atomic
+        verdicts[quantity] = judge(
+            got.to(torch.float64).numpy(),
+            truth[quantity],
+            baseline[quantity],
+            dtype,
+            allowance=allowance(atomic, case.dims[0] * case.dims[1]),
+            poison=(got.view(BITS[dtype]) == POISON[dtype]).numpy(),
+        )
+    return verdicts
+
+
+def repeat(
+    puzzle: Puzzle,
+    program: Program,
+    target: Target,
+    reference: Reference,
+    case: Case,
+    variant: str,
+    quantities: list[str],
+    runs: int,
+) -> dict[str, Repeats]:
+    """Runs one case again and again: per quantity, bit-equal or the spread in ulps, and how many runs were wrong."""
+    low: dict[str, np.ndarray] = {}
+    high: dict[str, np.ndarray] = {}
+    wrong = dict.fromkeys(quantities, 0)
+    for _ in range(runs):
+        outputs = execute(puzzle, program, target, reference.inputs(case))
+        verdicts = judge_variant(puzzle, reference, case, target, variant, outputs, quantities)
+        for quantity in quantities:
+            got = outputs[f"{variant}.{quantity}"].to(torch.float64).numpy()
+            low[quantity] = np.minimum(low.get(quantity, got), got)
+            high[quantity] = np.maximum(high.get(quantity, got), got)
+            wrong[quantity] += not verdicts[quantity].ok
+    return {
+        quantity: Repeats(
+            runs,
+            bool(np.array_equal(low[quantity], high[quantity])),
+            spread_in_ulps(low[quantity], high[quantity], written_dtype(puzzle, quantity, reference.dtype)),
+            wrong[quantity],
+        )
+        for quantity in quantities
+    }

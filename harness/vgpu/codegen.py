@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import numeric
+from .errors import UnsupportedInstruction
 from .memory import NOWHERE, Extent, Space
 from .program import Block, Program
 from .ptx import WIDTH, Imm, Instr, Mem, Reg, Sym
@@ -26,23 +27,6 @@ DTYPE["p"] = np.bool_
 
 #: Where the shared, local and parameter windows lie among generic addresses.
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 56, 1 << 57, 1 << 58
-
-
-class UnsupportedInstruction(Exception):
-    """An instruction that the virtual GPU does not execute; `.instr` is the instruction."""
-
-    def __init__(self, instr: Instr, why: str = ""):
-        self.instr = instr
-        self.why = why
-        place = f"{instr.loc.file}:{instr.loc.line}" if instr.loc else ""
-        if instr.loc:
-            users = [x for x in instr.loc.chain() if x.file.startswith("/")]
-            at = users[0] if users else instr.loc
-            place = f" ({at.file}:{at.line}:{at.column})"
-        reason = f": {why}" if why else ""
-        super().__init__(
-            f"the virtual GPU does not support the instruction {instr.name} at PTX line {instr.line}{place}{reason}"
-        )
 
 
 class Access:

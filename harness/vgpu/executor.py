@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from .codegen import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access, Code
-from .memory import NOWHERE, Extent, Space
+from .memory import Extent, Space
 from .warp import WarpOps
 
 SPIN_ROUNDS = 256

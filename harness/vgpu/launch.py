@@ -8,6 +8,7 @@ import numpy as np
 
 from .codegen import Access
 from .counters import Counters
+from .errors import StepBudgetExceeded
 from .executor import Batch, StepBudget, Trap
 from .memory import NOWHERE, NULL_PAGE, Extent, Space
 from .races import AccessLog
@@ -16,10 +17,6 @@ from .report import Finding, Findings, index_text, is_library_algorithm, place
 SHARED_BUDGET, LOCAL_BUDGET = 256 << 20, 512 << 20
 ORDERED_BATCHES = 16
 GUARD = 256
-
-
-class Hang(RuntimeError):
-    """The step budget is used up."""
 
 
 class Run:
@@ -33,9 +30,9 @@ class Run:
         self.cluster_size = cluster[0] * cluster[1] * cluster[2]
         self.dynamic_shared = dynamic_shared
         self.findings = Findings()
-        self.steps, self.step_budget = 0, gpu.checks.steps
+        self.steps, self.step_budget = 0, gpu.steps
         self.block_threads: dict[int, int] = {}
-        self.output: dict[int, list[str]] = {}
+        self.atomic_hits: dict[int, int] = {}
         self._layout(args)
         for a in self.code.accesses:
             a.forget()
@@ -64,7 +61,7 @@ class Run:
             label = "dynamic shared memory" if name.startswith("extern_ptr") else _shared_name(name)
             self.shared_extents.append(Extent(offset, offset + size, label))
             end = max(end, offset + size + GUARD)
-        self.shared_size = -(-end // 64) * 64
+        self.shared_size = -(-end // 128) * 128
         self.local_extents = [Extent(o, o + n, "local memory") for o, n in program.locals.values()]
         self.local_size = -(-(program.local_bytes + GUARD) // 64) * 64 if program.locals else 0
 
@@ -81,12 +78,13 @@ class Run:
 
     # -- running --------------------------------------------------------------------------------------------
     def execute(self):
-        """Run all blocks. Raises Hang and UnsupportedInstruction."""
+        """Run all blocks. Raises StepBudgetExceeded and UnsupportedInstruction."""
         start = time.perf_counter()
         try:
             with np.errstate(all="ignore"):
                 for blocks in self.batches():
                     batch = Batch(self, blocks)
+                    self.log.start_batch(batch)
                     batch.execute()
                     self.log.end_batch(batch)
         except StepBudget as stop:
@@ -115,7 +113,7 @@ class Run:
         """Arrays of linear block numbers, in the order that the device was asked for."""
         gx, gy, gz = self.grid
         total = gx * gy * gz
-        size = max(self.checks.batch_threads // self.threads, 1)
+        size = max(self.gpu.batch_threads // self.threads, 1)
         if self.shared_size:
             size = min(size, max(SHARED_BUDGET // self.shared_size, 1))
         if self.local_size:
@@ -377,7 +375,7 @@ class Run:
             algorithm=False,
         )  # fmt: skip
         finding.count = 1
-        raise Hang(
+        raise StepBudgetExceeded(
             f"kernel {self.launch.name} did not end within {self.step_budget} steps: {stop.threads} threads are looping"
             f" at {place_}"
         )

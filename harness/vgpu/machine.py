@@ -19,7 +19,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from . import ptx
-from .codegen import PARAM_WINDOW, Code, UnsupportedInstruction  # noqa: F401  (UnsupportedInstruction: re-exported)
+from .codegen import Code
+from .errors import (  # noqa: F401  (re-exported)
+    InvalidAddress,
+    InvalidPTX,
+    LaunchError,
+    OutOfDeviceMemory,
+    StepBudgetExceeded,
+    UnsupportedInstruction,
+    VirtualGPUError,
+)
 from .launch import Run
 from .memory import DEFAULT_BASE, Arena, OutOfSpace
 from .program import LinkError, Program
@@ -31,60 +40,13 @@ RED_ZONE = 256
 FIRST_SHARED = 1024
 
 
-class VirtualGPUError(Exception):
-    """Base of all errors of the virtual GPU. `cuda` is the CUDA error name that a driver would answer."""
-
-    cuda = "CUDA_ERROR_UNKNOWN"
-
-
-class LaunchError(VirtualGPUError):
-    """A launch that no GPU would accept; nothing has run."""
-
-    def __init__(self, message: str, cuda: str = "CUDA_ERROR_INVALID_VALUE"):
-        super().__init__(f"{message} [{cuda}]")
-        self.cuda = cuda
-
-
-class InvalidPTX(VirtualGPUError):
-    """The text cannot be loaded: not PTX, a feature that is not supported, or too much static shared memory."""
-
-    cuda = "CUDA_ERROR_INVALID_PTX"
-
-
-class OutOfDeviceMemory(VirtualGPUError):
-    """No room for an allocation."""
-
-    cuda = "CUDA_ERROR_OUT_OF_MEMORY"
-
-
-class InvalidAddress(VirtualGPUError):
-    """The host named a range that is not inside one allocation."""
-
-    cuda = "CUDA_ERROR_INVALID_VALUE"
-
-
-class Unsupported(VirtualGPUError):
-    """An instruction that the virtual GPU does not execute."""
-
-    cuda = "CUDA_ERROR_NOT_SUPPORTED"
-
-
-class StepBudgetExceeded(VirtualGPUError):
-    """A launch that did not end within its step budget; the message says where it was looping."""
-
-    cuda = "CUDA_ERROR_LAUNCH_TIMEOUT"
-
-
 @dataclass(frozen=True)
 class Checks:
-    """What to check and count. `steps` is the budget of basic-block executions for one launch."""
+    """What to look for besides wrong addresses and barriers, which are always checked."""
 
     uninitialised: bool = True
     races: bool = True
     counters: bool = True
-    trace: bool = False
-    steps: int = 3_000_000
-    batch_threads: int = 65536
 
 
 @dataclass(eq=False)
@@ -120,7 +82,7 @@ class Module:
 
 @dataclass(eq=False)
 class Launch:
-    """One finished launch. `trace` (when Checks.trace) lists (tensor, "R" | "W" | "A", block, element indices)."""
+    """One finished launch. `trace` (when gpu.trace is set) lists (tensor, "R" | "W" | "A", block, element indices)."""
 
     name: str
     kernel: Kernel
@@ -138,6 +100,9 @@ class VirtualGPU:
     memory: the bytes of the whole device memory (uint8), or None to reserve some. base: device address of its first
     byte. blocks: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED"; orders other than
     natural run the grid in several batches, so that values which depend on the order differ.
+
+    Attributes to set: `trace` (record what every block accesses), `steps` (budget of basic-block executions for one
+    launch), `batch_threads` (threads that run together), `echo` (print what kernels print).
     """
 
     def __init__(
@@ -154,12 +119,17 @@ class VirtualGPU:
         self.launches: list[Launch] = []
         self.modules: list[Module] = []
         self.output: list[str] = []
-        self.echo = True  # print what kernels print
+        self.echo, self.trace, self.steps, self.batch_threads = True, False, 3_000_000, 65536
 
     @property
     def title(self) -> str:
         """How reports name this device."""
         return f"virtual GPU ({self.arch})"
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of device memory."""
+        return self.arena.size
 
     # -- memory ---------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, name: str = "") -> int:
@@ -321,7 +291,8 @@ class VirtualGPU:
     def launch(self, kernel: Kernel, grid, block, args, shared_bytes=0, cluster=(1, 1, 1), name="") -> Launch:
         """Run a kernel to its end and return its Launch, which is also appended to `launches`.
 
-        args: the bytes of each parameter. Raises LaunchError before anything runs, Unsupported, StepBudgetExceeded.
+        args: the bytes of each parameter. Raises LaunchError before anything runs, UnsupportedInstruction,
+        StepBudgetExceeded.
         Faults of the kernel do not raise: they are findings.
         """
         grid, block, cluster = (tuple(int(x) for x in t) for t in (grid, block, cluster))
@@ -329,14 +300,7 @@ class VirtualGPU:
         launch = Launch(name or kernel.name, kernel, grid, block)
         run = Run(self, launch, kernel, args, shared_bytes, cluster)
         self.launches.append(launch)
-        try:
-            run.execute()
-        except UnsupportedInstruction as error:
-            raise Unsupported(str(error)) from None
-        except RuntimeError as error:
-            if type(error).__name__ == "Hang":
-                raise StepBudgetExceeded(str(error)) from None
-            raise
+        run.execute()
         return launch
 
     def _check_launch(self, kernel, grid, block, args, shared_bytes, cluster):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .codegen import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, UnsupportedInstruction, Writer
+from .codegen import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Writer
+from .errors import UnsupportedInstruction
 from .ptx import WIDTH, Imm, Instr, Pair, Reg, Sym, Vec
 
 OPCODES: dict[str, Callable[[Writer, Instr], None]] = {}

@@ -6,8 +6,9 @@ local ones offsets in the thread's local memory. A generic address tells its spa
 
 from __future__ import annotations
 
-from .codegen import KIND, UnsupportedInstruction, Writer
+from .codegen import KIND, Writer
 from .opcodes import check, opcode, type_of
+from .errors import UnsupportedInstruction
 from .ptx import WIDTH, Imm, Instr, Mem, Pair, Reg, Vec
 
 _SPACES = ("global", "shared", "local", "param", "const", "frame")

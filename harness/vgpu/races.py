@@ -1,14 +1,591 @@
-"""Race check (work in progress: accesses are counted and dropped)."""
+"""Race check: every access is logged, and conflicts are searched in bulk, independent of the schedule that happened.
+
+Two accesses to the same bytes by different threads conflict when one of them is a plain store, or one is atomic and
+the other a plain access. They are a race when nothing orders them:
+- threads of different blocks are ordered by nothing, except release and acquire through a global atomic (below);
+- threads of one block are ordered by a barrier between the accesses (they have different `epoch`);
+- threads of one warp are ordered by a warp-wide instruction between shared-memory accesses (`warp epoch`).
+
+Per granule of memory (the smallest element the kernel accesses) three marks are kept: the last store, load and atomic.
+A mark is one integer: block or warp epoch, barrier epoch, thread and instruction. A load is compared with the store
+mark and the other way round, so the order in which the two were executed does not matter.
+
+Kernels that use the result of an atomic, or a strong load, may order blocks by it ("the last block reduces"). They get
+block vector clocks: an atomic or strong load is an acquire only if its result is used and it, or a fence after it,
+has acquire semantics; a release needs a fence or release semantics before. There the log is kept and sorted at the end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .memory import Extent
+from .program import has_destination
+from .ptx import WIDTH
+
+u8 = np.uint64
+_INSTR, _THREAD, _EPOCH, _TOP = 12, 10, 14, 27
+_THREAD_AT, _EPOCH_AT, _TOP_AT = u8(12), u8(22), u8(36)
+_SEVERAL = u8(1 << 63)
+_EPOCH_MASK = (1 << _EPOCH) - 1
+LIMIT = 1 << 22  # logged thread accesses before the log is digested
+ORDER = {"W": 0, "A": 1, "R": 2}
+
+
+def granule_of(program, spaces: tuple[str, ...]) -> int:
+    """The smallest element size with which the kernel accesses these state spaces."""
+    smallest = 8
+    for block in program.blocks:
+        for i in block.instrs:
+            if i.op in ("ld", "st", "atom", "red", "ldmatrix", "stmatrix", "cp", "mma"):
+                words = {m.split("::")[0] for m in i.mods}
+                space = next(
+                    (s for s in ("shared", "global", "local", "param", "const", "frame") if s in words),
+                    "generic",
+                )
+                if space in spaces or i.op == "cp":
+                    widths = [WIDTH[m] for m in i.mods if m in WIDTH and WIDTH[m]]
+                    smallest = min(smallest, 4 if i.op == "cp" else widths[-1] if widths else 4)
+    return smallest
+
+
+def synchronises(program) -> bool:
+    """Whether blocks may order each other: a global atomic whose result is used, or a strong load."""
+    for block in program.blocks:
+        for i in block.instrs:
+            if any(m.startswith("shared") for m in i.mods):
+                continue
+            if i.op == "atom" and has_destination(i):
+                from .program import registers
+
+                if any(r in program.read for r in registers(i.args[0])):
+                    return True
+            if i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods):
+                return True
+    return False
+
+
+class Marks:
+    """The last store, load and atomic per granule of one tensor (or of a batch's shared memory)."""
+
+    __slots__ = ("size", "by_kind")
+
+    def __init__(self, size: int):
+        self.size = size
+        self.by_kind: dict[str, np.ndarray] = {}
+
+    def get(self, kind: str) -> np.ndarray:
+        """The marks of a kind, made when first needed."""
+        found = self.by_kind.get(kind)
+        if found is None:
+            found = self.by_kind[kind] = np.zeros(self.size, u8)
+        return found
+
+
+def clash_global(other, mine):
+    """Race of two accesses in global memory: other block, or same block and epoch but another thread."""
+    x = other ^ mine
+    return (other != 0) & ((x >> _TOP_AT != 0) | ((x >> _EPOCH_AT == 0) & (x >> _THREAD_AT != 0)))
+
+
+def clash_shared(other, mine):
+    """Race of two accesses in one block's shared memory: same epoch, another thread, not ordered inside its warp."""
+    x = other ^ mine
+    same_epoch = (x >> _EPOCH_AT) & u8(_EPOCH_MASK) == 0
+    thread = (x >> _THREAD_AT) & u8(1023)
+    ordered = (thread >> u8(5) == 0) & (x >> _TOP_AT != 0)
+    return (other != 0) & same_epoch & (thread != 0) & ~ordered
 
 
 class AccessLog:
+    """All accesses of a launch: feeds the counters and the trace, and finds races."""
+
     def __init__(self, run):
         self.run = run
+        self.checking = run.checks.races
+        self.counting = run.checks.counters
+        self.tracing = run.gpu.trace
+        self.active = self.checking or self.counting or self.tracing
+        code = run.code
+        if not hasattr(code, "granules"):
+            code.granules = (
+                granule_of(code.program, ("global", "generic", "const")),
+                granule_of(code.program, ("shared", "generic")),
+                synchronises(code.program),
+            )
+        self.granule, self.shared_granule, syncs = code.granules
+        self.marks: dict[Extent, Marks] = {}
+        self.entries: dict[Extent, list] = {}
+        self.written: set[Extent] = set()
+        self.fresh: list = []
+        self.size = 0
+        self.has_store = False
+        self.batch = None
+        self.clocks = BlockClocks(self) if syncs and self.checking else None
 
-    def add(self, batch, A, tensor, index, L): ...
-    def add_shared(self, batch, A, index, L): ...
-    def barrier(self, batch, ready): ...
-    def warp_sync(self, batch, L): ...
-    def fence(self, batch, L): ...
-    def end_batch(self, batch): ...
-    def finish(self): ...
+    # -- called by the executor -----------------------------------------------------------------------------
+    def start_batch(self, batch):
+        """Ready for the accesses of a new batch."""
+        self.batch = batch
+        self.shared: list = []
+        self.shared_store = False
+        self.segment = 0
+        self.shared_marks = None
+        self.ids = None
+
+    def identity(self, batch):
+        """Marks of all threads without epoch and instruction: (global ones, shared ones)."""
+        if self.ids is None or self.ids[0] is not batch.thread_of:
+            thread = batch.thread_of.astype(u8) << _THREAD_AT
+            block = batch.blocks[batch.block_of].astype(u8) << _TOP_AT
+            self.ids = (batch.thread_of, block | thread, thread, batch.warp_of, batch.lane_of)
+        return self.ids
+
+    def add(self, batch, A, tensor: Extent, index, L):
+        """A global access: `index` in units of the access size, an int where all threads have the same."""
+        if not self.active:
+            return
+        ids = self.identity(batch)
+        epoch = batch.even_epoch
+        if epoch is None:
+            epoch = batch.epoch[batch.block_of if L is None else batch.block_of[L]]
+        segment = self.clocks.segments(batch, L) if self.clocks else None
+        entry = (A, index, ids, L, epoch, segment)
+        self.entries.setdefault(tensor, []).append(entry)
+        self.fresh.append((entry, tensor))
+        if A.writes or A.kind == "A":
+            self.has_store = True
+            self.written.add(tensor)
+        self.size += batch.n if L is None else len(L)
+        if self.clocks and A.kind == "A":
+            self.clocks.access(batch, A, index, L)
+        if self.size > LIMIT:
+            self.digest()
+
+    def add_shared(self, batch, A, index, L):
+        """A shared access of the own block."""
+        if not self.active:
+            return
+        ids = self.identity(batch)
+        epoch = batch.even_epoch
+        if epoch is None:
+            epoch = batch.epoch[batch.block_of if L is None else batch.block_of[L]]
+        top = 0
+        if batch.warp_synced:
+            top = batch.warp_epoch[batch.warp_of if L is None else batch.warp_of[L]]
+        self.shared.append((A, index, ids, L, epoch, top, self.segment))
+        self.shared_store = self.shared_store or A.kind != "R"
+        self.size += batch.n if L is None else len(L)
+        if self.size > LIMIT:
+            self.digest()
+
+    def barrier(self, batch, ready):
+        """The blocks `ready` (None: all) pass a barrier."""
+        if self.shared:
+            self.digest_shared(keep_reads=ready is not None and not ready.all())
+        if self.has_store and self.clocks is None:
+            self.digest_global()
+
+    def warp_sync(self, batch, L):
+        """The warps of `L` execute a warp-wide instruction."""
+        if batch.shared_size and self.checking:
+            if L is None:
+                batch.warp_epoch += 1
+            else:
+                batch.warp_epoch[np.unique(batch.warp_of[L])] += 1
+            batch.warp_synced = True
+            self.segment += 1
+
+    def fence(self, batch, L):
+        """A fence of the threads `L`."""
+        if self.clocks:
+            self.clocks.fence(batch, L)
+
+    def end_batch(self, batch):
+        """All threads of the batch have exited."""
+        self.digest()
+
+    def finish(self):
+        """The launch is over."""
+        if self.batch is not None:
+            self.digest()
+        if self.clocks:
+            self.clocks.finish()
+
+    def digest(self):
+        """Count, trace and check what is logged."""
+        if self.shared:
+            self.digest_shared(keep_reads=True)
+        self.digest_global(everything=self.size > LIMIT)
+        self.size = 0
+
+    # -- global memory --------------------------------------------------------------------------------------
+    def digest_global(self, everything: bool = False):
+        if self.counting and self.fresh:
+            self.run.counters.consume_global(self.fresh)
+        if self.tracing:
+            self.trace()
+        self.fresh = []
+        self.has_store = False
+        if not self.checking:
+            self.entries = {}
+            return
+        if self.clocks:
+            self.clocks.take(self.entries)
+            self.entries = {}
+            return
+        for tensor in list(self.entries):
+            # Loads alone cannot race; they wait in the log for a store, or until the log is too long.
+            if tensor in self.written or everything:
+                self.check_global(tensor, self.entries.pop(tensor))
+
+    def expand(self, entries, granule: int, base: int = 0):
+        """(granule index, mark) arrays of entries of one kind."""
+        where, marks = [], []
+        for e in entries:
+            A, index, ids, L, epoch = e[:5]
+            shared = len(e) == 7
+            identity = ids[2 if shared else 1]
+            mark = identity if L is None else identity[L]
+            extra = u8(min(A.number, 4095))
+            if np.ndim(epoch):
+                mark = mark | ((epoch.astype(u8) & u8(_EPOCH_MASK)) << _EPOCH_AT) | extra
+            else:
+                mark = mark | (u8((int(epoch) & _EPOCH_MASK) << 22) | extra)
+            if shared:
+                top = e[5]
+                if np.ndim(top):
+                    mark = mark | (top.astype(u8) << _TOP_AT)
+            cells = max(A.nbytes // granule, 1)
+            if np.ndim(index) == 0:
+                index = np.full(len(mark), index)
+            first = (((index << A.shift) - base) // granule) if cells == 1 or base else index * cells
+            if cells == 1:
+                where.append(first)
+                marks.append(mark)
+            else:
+                for k in range(cells):
+                    where.append(first + k)
+                    marks.append(mark)
+        if len(where) == 1:
+            return where[0], marks[0]
+        return np.concatenate(where), np.concatenate(marks)
+
+    def check_global(self, tensor: Extent, entries):
+        granule = self.granule
+        marks = self.marks.get(tensor)
+        if marks is None:
+            marks = self.marks[tensor] = Marks((tensor.end - tensor.start) // granule + 2)
+        base = tensor.start - self.run.arena.base
+        kinds: dict[str, list] = {}
+        for e in entries:
+            kinds.setdefault(e[0].kind, []).append(e)
+        found = {
+            k: self.expand(v, granule, base) for k, v in sorted(kinds.items(), key=lambda x: ORDER[x[0]])
+        }
+        for kind, (where, mine) in found.items():
+            table = marks.get(kind)
+            old = table[where]
+            table[where] = mine
+            won = table[where]
+            several = ((won ^ mine) >> _TOP_AT != 0) | ((old != 0) & ((old ^ mine) >> _TOP_AT != 0))
+            if kind == "W":
+                self.report_global(tensor, where, mine, won, clash_global(won, mine))
+                self.report_global(tensor, where, mine, old, clash_global(old, mine))
+            if several.any():
+                table[where[several]] |= _SEVERAL
+        for kind, (where, mine) in found.items():
+            for against in "WAR":
+                if against == kind or against not in marks.by_kind:
+                    continue
+                other = marks.by_kind[against][where]
+                self.report_global(tensor, where, mine, other, clash_global(other, mine))
+
+    def report_global(self, tensor, where, mine, other, bad):
+        if not bad.any():
+            return
+        # The bit "several blocks" says that another block is among them: show the mark's own block, if it is another.
+        across = bad & (((other ^ mine) >> _TOP_AT) != 0)
+        for part, kind in ((across, "global race"), (bad & ~across, "race inside a block")):
+            if part.any():
+                self.report(kind, tensor, where[part], mine[part], other[part], self.granule)
+
+    def report(self, kind, tensor, where, mine, other, granule, batch=None):
+        """One finding for each pair of instructions."""
+        run = self.run
+        mask = u8((1 << _INSTR) - 1)
+        a, b = mine & mask, other & mask
+        pair = np.where(a < b, a << u8(12) | b, b << u8(12) | a)
+        for value in np.unique(pair):
+            which = np.flatnonzero(pair == value)
+            k = int(which[0])
+            first = self.run.code.accesses[int(a[k])]
+            second = self.run.code.accesses[int(b[k])]
+            who, them = int(mine[k]), int(other[k])
+            cells = len(np.unique(where[which]))
+            byte = int(where[k]) * granule
+            thread = run.thread_index(who >> 12 & 1023)
+            their_thread = run.thread_index(them >> 12 & 1023)
+            if kind == "shared race":
+                local = byte % batch.shared_size
+                number = int(batch.blocks[byte // batch.shared_size])
+                tensor_ = next((x for x in run.shared_extents if x.start <= local < x.end), None)
+                index = tensor_.index(local, first.width) if tensor_ else None
+                name = tensor_.name if tensor_ else "shared memory"
+                block = run.block_index(number)
+                why = f"threads {_t(thread)} and {_t(their_thread)} of a block, with no barrier between them"
+            else:
+                name = tensor.name
+                index = tensor.index(tensor.start + byte, first.width)
+                block = run.block_index(who >> 36 & (1 << 27) - 1)
+                if kind == "global race":
+                    theirs = run.block_index(them >> 36 & (1 << 27) - 1)
+                    partner = f"blocks {_t(block)} and {_t(theirs)}" if theirs != block else "several blocks"
+                    why = f"{partner}; nothing orders blocks of a grid"
+                else:
+                    why = f"threads {_t(thread)} and {_t(their_thread)} of a block, with no barrier between them"
+            from .report import index_text
+
+            message = (
+                f"{_verb(first)} and {_verb(second)} of {name}{index_text(index)} by {why}"
+                f" ({cells} {'places' if cells > 1 else 'place'})"
+            )
+            run.record(
+                kind, first.instr, message, tensor=name, index=index, block=block, thread=thread,
+                count=cells, other=second.instr,
+            )  # fmt: skip
+
+    # -- shared memory --------------------------------------------------------------------------------------
+    def digest_shared(self, keep_reads: bool):
+        entries, self.shared = self.shared, []
+        store, self.shared_store = self.shared_store, False
+        if self.counting:
+            self.run.counters.consume_shared(self.batch, entries)
+        # Loads alone matter only if somebody may still store in the same epoch.
+        if not self.checking or not (store or keep_reads or self.shared_marks is not None):
+            return
+        if self.shared_marks is None:
+            self.shared_marks = Marks(self.batch.count * self.batch.shared_size // self.shared_granule + 1)
+        segments: list[list] = []
+        for e in entries:
+            if not segments or segments[-1][0][6] != e[6]:
+                segments.append([])
+            segments[-1].append(e)
+        for part in segments:
+            self.check_shared(part, keep_reads or len(segments) > 1)
+
+    def check_shared(self, entries, keep_reads: bool):
+        marks = self.shared_marks
+        kinds: dict[str, list] = {}
+        for e in entries:
+            kinds.setdefault(e[0].kind, []).append(e)
+        found = {
+            k: self.expand(v, self.shared_granule)
+            for k, v in sorted(kinds.items(), key=lambda x: ORDER[x[0]])
+        }
+        for kind, (where, mine) in found.items():
+            if kind == "R" and not keep_reads:
+                continue
+            table = marks.get(kind)
+            old = table[where]
+            table[where] = mine
+            if kind == "W":
+                won = table[where]
+                for other in (won, old):
+                    self.report_shared(where, mine, other)
+        for kind, (where, mine) in found.items():
+            for against in "WAR":
+                if against != kind and against in marks.by_kind:
+                    self.report_shared(where, mine, marks.by_kind[against][where])
+
+    def report_shared(self, where, mine, other):
+        bad = clash_shared(other, mine)
+        if bad.any():
+            self.report(
+                "shared race", None, where[bad], mine[bad], other[bad], self.shared_granule, self.batch
+            )
+
+    # -- trace ----------------------------------------------------------------------------------------------
+    def trace(self):
+        """Append what was accessed to the launch's trace: (tensor, kind, block number, element indices)."""
+        for (A, index, ids, L, *_), tensor in self.fresh:
+            blocks = (ids[1] if L is None else ids[1][L]) >> _TOP_AT
+            index = np.broadcast_to(index, len(blocks))
+            element = ((index << A.shift) - (tensor.start - self.run.arena.base)) // A.width
+            if A.count > 1:
+                element = (element[:, None] + np.arange(A.count)).reshape(-1)
+                blocks = np.repeat(blocks, A.count)
+            for b in np.unique(blocks):
+                self.run.launch.trace.append((tensor.name, A.kind, int(b), np.unique(element[blocks == b])))
+
+
+class BlockClocks:
+    """Vector clocks of blocks, for kernels whose blocks order each other through global atomics.
+
+    A block's history is cut into segments at its releases and acquires; `rows[s]` says for segment s which segment
+    count of every other block happened before it.
+    """
+
+    def __init__(self, log: AccessLog):
+        self.log = log
+        gx, gy, gz = log.run.grid
+        self.total = gx * gy * gz
+        self.current: dict[int, int] = {}  # block -> its segment
+        self.rows: list[dict[int, int]] = []  # segment -> {block: segments of it that happened before}
+        self.owner: list[int] = []
+        self.count: list[int] = []  # segment -> its number within its block
+        self.released: dict[int, dict[int, int]] = {}  # block -> clock at its last release fence
+        self.places: dict[tuple, dict[int, int]] = {}  # place -> clock that a release left there
+        self.seen: dict[int, dict[int, int]] = {}  # block -> clocks read but not yet acquired
+        self.log_entries: list = []
+        self.time = 0
+
+    def segment(self, block: int) -> int:
+        found = self.current.get(block)
+        return self.new_segment(block, {}) if found is None else found
+
+    def new_segment(self, block: int, clock: dict[int, int]) -> int:
+        before = self.current.get(block)
+        number = 0 if before is None else self.count[before] + 1
+        self.rows.append(clock)
+        self.owner.append(block)
+        self.count.append(number)
+        self.current[block] = len(self.rows) - 1
+        return self.current[block]
+
+    def clock(self, block: int) -> dict[int, int]:
+        """What happened before now in this block, itself included."""
+        s = self.segment(block)
+        return {**self.rows[s], block: self.count[s] + 1}
+
+    def segments(self, batch, L):
+        """The current segment of each thread's block, and the time."""
+        table = np.array([self.segment(int(b)) for b in batch.blocks])
+        self.time += 1
+        return table[batch.block_of if L is None else batch.block_of[L]], self.time
+
+    def blocks_of(self, batch, L) -> list[int]:
+        return np.unique(batch.blocks[batch.block_of if L is None else batch.block_of[L]]).tolist()
+
+    def fence(self, batch, L):
+        for b in self.blocks_of(batch, L):
+            seen = self.seen.pop(b, None)
+            if seen:
+                self.acquire(b, seen)
+            self.released[b] = self.clock(b)
+            self.new_segment(b, self.rows[self.segment(b)])  # what comes after is not covered by this fence
+
+    def acquire(self, b: int, seen: dict[int, int]):
+        clock = _join(self.rows[self.segment(b)], seen)
+        clock.pop(b, None)
+        self.new_segment(b, clock)
+
+    def access(self, batch, A, index, L):
+        """An atomic, or a strong load or store: it may publish, and it may learn."""
+        positions = batch.positions(L)
+        blocks = batch.blocks[batch.block_of[positions]]
+        places = np.broadcast_to(index, len(positions)) << A.shift
+        done = set()
+        for b, place in zip(blocks.tolist(), places.tolist(), strict=True):
+            if (b, place) in done:
+                continue
+            done.add((b, place))
+            if A.used or A.instr.op == "ld":
+                there = self.places.get(place)
+                if there:
+                    if A.acquires:
+                        self.acquire(b, there)
+                    else:
+                        self.seen[b] = _join(self.seen.get(b, {}), there)
+            if A.writes:
+                published = self.clock(b) if A.releases else self.released.get(b)
+                if published:
+                    self.places[place] = _join(self.places.get(place, {}), published)
+                    s = self.segment(b)
+                    self.new_segment(b, self.rows[s])
+
+    def take(self, entries: dict):
+        """Keep the log: it is sorted and checked when the launch is over."""
+        for tensor, some in entries.items():
+            self.log_entries += [(tensor, e) for e in some]
+
+    def finish(self):
+        by_tensor: dict[Extent, list] = {}
+        for tensor, e in self.log_entries:
+            by_tensor.setdefault(tensor, []).append(e)
+        for tensor, entries in by_tensor.items():
+            if all(e[0].kind == "R" for e in entries):
+                continue
+            self.check(tensor, entries)
+
+    def check(self, tensor: Extent, entries):
+        log = self.log
+        base = tensor.start - log.run.arena.base
+        where, marks, kinds, segments, times = [], [], [], [], []
+        for e in entries:
+            w, m = log.expand([e], log.granule, base)
+            repeat = len(w) // max(len(e[5][0]), 1)
+            where.append(w)
+            marks.append(m)
+            kinds.append(np.full(len(w), ORDER[e[0].kind]))
+            segments.append(np.tile(e[5][0], repeat))
+            times.append(np.full(len(w), e[5][1]))
+        w, m, k, s, t = (np.concatenate(x) for x in (where, marks, kinds, segments, times))
+        order = np.lexsort((t, w))
+        w, m, k, s = w[order], m[order], k[order], s[order]
+        number = np.arange(len(w))
+        first = np.r_[True, w[1:] != w[:-1]]
+        start = np.maximum.accumulate(np.where(first, number, 0))
+        for mine, others in ((0, (0, 1, 2)), (1, (0, 2)), (2, (0, 1))):
+            for other in others:
+                # the last earlier access of the other kind to the same place by another thread
+                previous = np.maximum.accumulate(np.where(k == other, number, -1))
+                previous = np.r_[-1, previous[:-1]]
+                pick = np.flatnonzero((k == mine) & (previous >= start))
+                self.judge(tensor, w, m, s, pick, previous[pick])
+                if mine == 0 and other == 0:
+                    continue
+                following = np.minimum.accumulate(np.where(k == other, number, len(w))[::-1])[::-1]
+                ok = np.flatnonzero((k == mine) & (following < len(w)))
+                ok = ok[w[following[ok]] == w[ok]]
+                self.judge(tensor, w, m, s, following[ok], ok)
+
+    def judge(self, tensor, w, m, s, later, earlier):
+        """Report the pairs of accesses that are not ordered."""
+        if not len(later):
+            return
+        a, b = m[later], m[earlier]
+        bad = clash_global(b, a)
+        if not bad.any():
+            return
+        where = np.flatnonzero(bad)
+        keep = []
+        for k in where.tolist():
+            x, y = int(s[earlier[k]]), int(s[later[k]])
+            if self.owner[x] != self.owner[y]:
+                if self.rows[y].get(self.owner[x], 0) > self.count[x]:
+                    continue
+            elif x != y:
+                continue  # the same block in another segment: its own barriers and atomics order it
+            keep.append(k)
+        if keep:
+            keep = np.array(keep)
+            self.log.report_global(tensor, w[later[keep]], a[keep], b[keep], np.ones(len(keep), bool))
+
+
+def _join(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
+    out = dict(a)
+    for k, v in b.items():
+        if v > out.get(k, 0):
+            out[k] = v
+    return out
+
+
+def _t(t) -> str:
+    return f"({t[0]}, {t[1]}, {t[2]})"
+
+
+def _verb(A) -> str:
+    if A.kind == "A":
+        return "atomic" if A.instr.op in ("atom", "red") else f"{A.instr.op} (strong)"
+    return "load" if A.kind == "R" else "store"

@@ -1,0 +1,57 @@
+"""The errors of the virtual GPU: one class tree, each with the CUDA error name that a driver would answer."""
+
+from __future__ import annotations
+
+
+class VirtualGPUError(Exception):
+    """Base of all of them."""
+
+    cuda = "CUDA_ERROR_UNKNOWN"
+
+
+class LaunchError(VirtualGPUError):
+    """A launch that no GPU would accept; nothing has run."""
+
+    def __init__(self, message: str, cuda: str = "CUDA_ERROR_INVALID_VALUE"):
+        super().__init__(f"{message} [{cuda}]")
+        self.cuda = cuda
+
+
+class InvalidPTX(VirtualGPUError):
+    """The text cannot be loaded: not PTX, a feature that is not supported, or too much static shared memory."""
+
+    cuda = "CUDA_ERROR_INVALID_PTX"
+
+
+class OutOfDeviceMemory(VirtualGPUError):
+    """No room for an allocation."""
+
+    cuda = "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+class InvalidAddress(VirtualGPUError):
+    """The host named a range that is not inside one allocation."""
+
+    cuda = "CUDA_ERROR_INVALID_VALUE"
+
+
+class UnsupportedInstruction(VirtualGPUError):
+    """An instruction that the virtual GPU does not execute; `.instr` is the instruction."""
+
+    cuda = "CUDA_ERROR_NOT_SUPPORTED"
+
+    def __init__(self, instr, why: str = ""):
+        from .report import place
+
+        self.instr, self.why = instr, why
+        at = place(instr)
+        line = f" at PTX line {instr.line}" + (f" ({at})" if instr.loc else "")
+        super().__init__(
+            f"the virtual GPU does not support the instruction {instr.name}{line}{': ' + why if why else ''}"
+        )
+
+
+class StepBudgetExceeded(VirtualGPUError):
+    """A launch that did not end within its step budget; the message says where it was looping."""
+
+    cuda = "CUDA_ERROR_LAUNCH_TIMEOUT"

@@ -12,7 +12,7 @@ import sys
 
 from .driver import build, server
 from .driver.device import ARCHITECTURES, Device, capability, device_attributes
-from .machine import Checks, StepBudgetExceeded, Unsupported, VirtualGPU
+from .machine import Checks, StepBudgetExceeded, UnsupportedInstruction, VirtualGPU
 
 CHECKS = [field.name for field in dataclasses.fields(Checks) if field.default is True]
 
@@ -123,7 +123,7 @@ def summarise(devices: list[Device], arch: str, code: int) -> int:
     failures = {type(error) for device in devices for error in device.errors}
     if code != 0:
         return code
-    if Unsupported in failures:
+    if UnsupportedInstruction in failures:
         return 5
     return 1 if errors or StepBudgetExceeded in failures else 0
 

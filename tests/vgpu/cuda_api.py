@@ -216,7 +216,6 @@ def modules(cuda: Cuda) -> dict:
         "machine code": load(b"\x7fELF\x02\x01\x01\x00"),
         "not PTX": load(b"hello"),
         "unknown version": load(PTX.replace(b".version 8.0", b".version 99.0")),
-        "unknown instruction": load(PTX.replace(b"mul.f32", b"frobnicate.f32")),
         "unknown kernel": cuda.error("cuModuleGetFunction", ctypes.byref(function), module, b"nothing"),
         "unknown variable": cuda.error("cuModuleGetGlobal_v2", None, None, module, b"nothing"),
         "unload": cuda.error("cuModuleUnload", module),

@@ -32,10 +32,29 @@ SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 56, 1 << 57, 1 << 58
 class Access:
     """One memory instruction: what the checks and counters need to know about it, and a cache of its last tensor."""
 
-    __slots__ = (
-        "number instr kind space width count nbytes shift shift64 mask tensor acquires releases writes mixed "
-        "_space _views _twins unlogged used shape"
-    ).split()
+    __slots__ = [
+        "_space",
+        "_twins",
+        "_views",
+        "acquires",
+        "count",
+        "instr",
+        "kind",
+        "mask",
+        "mixed",
+        "nbytes",
+        "number",
+        "releases",
+        "shape",
+        "shift",
+        "shift64",
+        "space",
+        "tensor",
+        "unlogged",
+        "used",
+        "width",
+        "writes",
+    ]
 
     def __init__(self, number: int, instr: Instr, kind: str, space: str, width: int, count: int):
         self.number, self.instr, self.space = number, instr, space
@@ -46,7 +65,7 @@ class Access:
         self.shift64 = np.uint64(self.shift)
         self.mask = self.nbytes - 1
         self.acquires = self.releases = self.mixed = self.unlogged = self.used = False
-        self.writes = kind == "W" or kind == "A" and instr.op != "ld"
+        self.writes = kind == "W" or (kind == "A" and instr.op != "ld")
         self._twins: dict[str, Access] = {}
         self.forget()
 

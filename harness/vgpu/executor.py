@@ -404,8 +404,12 @@ class Batch(WarpOps):
         late = (self.alive < self.threads) & (self.alive > 0)
         if ready is not None:
             late = late & ready
-        if late.any():
-            self.run.early_exit(self, self.program.blocks[index].term, int(np.flatnonzero(late)[0]))
+        if not late.any():
+            return
+        alive = self.alive_bits()
+        torn = ((alive != 0) & (alive != self.initial_bits)).reshape(self.count, -1).any(axis=1) & late
+        block = int(np.flatnonzero(torn if torn.any() else late)[0])
+        self.run.early_exit(self, self.program.blocks[index].term, block, bool(torn.any()))
 
     # -- memory ---------------------------------------------------------------------------------------------
     def load_global(self, A: Access, address, L):

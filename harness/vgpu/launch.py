@@ -323,15 +323,27 @@ class Run:
                 "barrier divergence", term, message, block=there, thread=thread, count=len(L), other=other
             )
 
-    def early_exit(self, batch, term, block: int):
+    def early_exit(self, batch, term, block: int, torn: bool):
+        """Threads have returned while others of their block wait at a barrier; `torn`: even others of their warp."""
         number = self.block_index(int(batch.blocks[block]))
         gone = int(batch.threads - batch.alive[block])
+        if torn:
+            self.record(
+                "barrier divergence",
+                term,
+                f"{gone} of {batch.threads} threads of the block, some of them from the same warp as threads that wait"
+                " here, have returned without this barrier: every thread of a block must reach it",
+                block=number,
+            )
+            return
         self.record(
-            "threads exited before a barrier", term,
-            f"{gone} threads of the block had already returned when the others waited at this barrier;"
+            "threads exited before a barrier",
+            term,
+            f"{gone} threads of the block (whole warps) had already returned when the others waited at this barrier;"
             " the hardware counts them as arrived",
-            block=number, algorithm=True,
-        )  # fmt: skip
+            block=number,
+            algorithm=True,
+        )
 
     def warp_divergence(self, batch, instr, position, count: int):
         block, thread = self.who(batch, position)

@@ -226,9 +226,7 @@ def minmax(w: Writer, i: Instr):
     if "relu" in i.mods:
         raise UnsupportedInstruction(i, "modifier .relu")
     t = type_of(i)
-    if t[0] in "su" or t in ("s16x2", "u16x2"):
-        _binary(w, i, t, lambda a, b: f"np.{i.op}imum({a}, {b})")
-    elif "NaN" in i.mods:
+    if t[0] in "su" or t in ("s16x2", "u16x2") or "NaN" in i.mods:
         _binary(w, i, t, lambda a, b: f"np.{i.op}imum({a}, {b})")
     else:
         _binary(w, i, t, lambda a, b: f"nm.f{i.op}({a}, {b})")
@@ -528,8 +526,8 @@ def mov(w: Writer, i: Instr):
                 continue
             moved = f"({source} >> {w.code.constant(k, 8 * step * n)})" if n else source
             w.define(x, f"u{step}", f"{moved}.astype(u{step})")
-    elif (
-        isinstance(a, Reg) and a.name.startswith("sp_clock") or isinstance(a, Reg) and "globaltimer" in a.name
+    elif (isinstance(a, Reg) and a.name.startswith("sp_clock")) or (
+        isinstance(a, Reg) and "globaltimer" in a.name
     ):
         k = f"u{w.width(d.name)}"
         w.define(d, k, f"{k}(m.clock())")
@@ -588,7 +586,7 @@ def cvt(w: Writer, i: Instr):
     """between all integer widths, f16, bf16, f32, f64, tf32 and packed f16x2 / bf16x2; all roundings, .sat, .ftz, .relu"""
     check(i, *_ROUND, "sat", "ftz", "relu", "satfinite")
     types = [m for m in i.mods if m in WIDTH]
-    if len(types) != 2 or "satfinite" in i.mods and "tf32" not in types:
+    if len(types) != 2 or ("satfinite" in i.mods and "tf32" not in types):
         raise UnsupportedInstruction(i)
     to, frm = types
     mode = next((m for m in i.mods if m in _ROUND), None)

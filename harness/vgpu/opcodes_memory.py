@@ -7,8 +7,8 @@ local ones offsets in the thread's local memory. A generic address tells its spa
 from __future__ import annotations
 
 from .codegen import KIND, Writer
-from .opcodes import check, opcode, type_of
 from .errors import UnsupportedInstruction
+from .opcodes import check, opcode, type_of
 from .ptx import WIDTH, Imm, Instr, Mem, Pair, Reg, Vec
 
 _SPACES = ("global", "shared", "local", "param", "const", "frame")
@@ -280,8 +280,7 @@ def mbarrier(w: Writer, i: Instr):
     if (
         what is None
         or "drop" in i.mods
-        or "expect_tx" in i.mods
-        and what != "arrive"
+        or ("expect_tx" in i.mods and what != "arrive")
         or "shared::cluster" in i.mods
     ):
         raise UnsupportedInstruction(i)

@@ -18,9 +18,66 @@ from .ptx import WIDTH, Function, Instr, Mem, Module, Pair, Reg, Sym, Vec
 
 #: Opcodes without memory effects or thread communication: guarded ones become a select, all others are split off.
 PURE = set(
-    "mov add sub mul mad mul24 mad24 fma div rem min max abs neg not and or xor cnot shl shr shf setp set selp slct "
-    "cvt cvta rcp rsqrt sqrt sin cos ex2 lg2 tanh copysign testp lop3 prmt popc clz brev bfe bfi bfind sad dp4a dp2a "
-    "isspacep mapa getctarank addc subc madc szext bmsk fns".split()
+    [
+        "mov",
+        "add",
+        "sub",
+        "mul",
+        "mad",
+        "mul24",
+        "mad24",
+        "fma",
+        "div",
+        "rem",
+        "min",
+        "max",
+        "abs",
+        "neg",
+        "not",
+        "and",
+        "or",
+        "xor",
+        "cnot",
+        "shl",
+        "shr",
+        "shf",
+        "setp",
+        "set",
+        "selp",
+        "slct",
+        "cvt",
+        "cvta",
+        "rcp",
+        "rsqrt",
+        "sqrt",
+        "sin",
+        "cos",
+        "ex2",
+        "lg2",
+        "tanh",
+        "copysign",
+        "testp",
+        "lop3",
+        "prmt",
+        "popc",
+        "clz",
+        "brev",
+        "bfe",
+        "bfi",
+        "bfind",
+        "sad",
+        "dp4a",
+        "dp2a",
+        "isspacep",
+        "mapa",
+        "getctarank",
+        "addc",
+        "subc",
+        "madc",
+        "szext",
+        "bmsk",
+        "fns",
+    ]
 )
 TERMINATORS = {"bra", "brx", "ret", "exit", "trap", "call"}
 BUILTINS = {"vprintf", "__assertfail"}
@@ -378,10 +435,41 @@ class Program:
 
 
 SPECIAL_REGISTERS = set(
-    "tid ntid ctaid nctaid laneid warpid nwarpid smid nsmid gridid clock clock64 clock_hi globaltimer globaltimer_lo "
-    "globaltimer_hi lanemask_eq lanemask_le lanemask_lt lanemask_ge lanemask_gt clusterid nclusterid cluster_ctaid "
-    "cluster_nctaid cluster_ctarank cluster_nctarank is_explicit_cluster total_smem_size dynamic_smem_size "
-    "aggr_smem_size reserved_smem_offset_begin reserved_smem_offset_end".split()
+    [
+        "tid",
+        "ntid",
+        "ctaid",
+        "nctaid",
+        "laneid",
+        "warpid",
+        "nwarpid",
+        "smid",
+        "nsmid",
+        "gridid",
+        "clock",
+        "clock64",
+        "clock_hi",
+        "globaltimer",
+        "globaltimer_lo",
+        "globaltimer_hi",
+        "lanemask_eq",
+        "lanemask_le",
+        "lanemask_lt",
+        "lanemask_ge",
+        "lanemask_gt",
+        "clusterid",
+        "nclusterid",
+        "cluster_ctaid",
+        "cluster_nctaid",
+        "cluster_ctarank",
+        "cluster_nctarank",
+        "is_explicit_cluster",
+        "total_smem_size",
+        "dynamic_smem_size",
+        "aggr_smem_size",
+        "reserved_smem_offset_begin",
+        "reserved_smem_offset_end",
+    ]
 )
 
 

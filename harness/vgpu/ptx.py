@@ -221,7 +221,7 @@ class _Parser:
             line = raw.split("//", 1)[0] if "//" in raw and '"' not in raw else raw
             if skip_section:
                 quoted += line.count("{") - line.count("}")
-                skip_section = quoted > 0 or "{" not in line and quoted == 0 and not line.strip()
+                skip_section = quoted > 0 or ("{" not in line and quoted == 0 and not line.strip())
                 if quoted == 0 and "{" not in line and "}" not in line:
                     skip_section = not line.strip()
                 continue

@@ -44,7 +44,7 @@ def granule_of(program, spaces: tuple[str, ...]) -> int:
                     "generic",
                 )
                 if space in spaces or i.op == "cp":
-                    widths = [WIDTH[m] for m in i.mods if m in WIDTH and WIDTH[m]]
+                    widths = [WIDTH[m] for m in i.mods if WIDTH.get(m)]
                     smallest = min(smallest, 4 if i.op == "cp" else widths[-1] if widths else 4)
     return smallest
 
@@ -68,7 +68,7 @@ def synchronises(program) -> bool:
 class Marks:
     """The last store, load and atomic per granule of one tensor (or of a batch's shared memory)."""
 
-    __slots__ = ("size", "by_kind")
+    __slots__ = ("by_kind", "size")
 
     def __init__(self, size: int):
         self.size = size
@@ -247,7 +247,7 @@ class AccessLog:
             shared = len(e) == 7
             identity = ids[2 if shared else 1]
             mark = identity if L is None else identity[L]
-            extra = u8(min(A.number, 4095))
+            extra = u8(min(A.number + 1, 4095))  # a mark is never 0
             if np.ndim(epoch):
                 mark = mark | ((epoch.astype(u8) & u8(_EPOCH_MASK)) << _EPOCH_AT) | extra
             else:
@@ -319,8 +319,8 @@ class AccessLog:
         for value in np.unique(pair):
             which = np.flatnonzero(pair == value)
             k = int(which[0])
-            first = self.run.code.accesses[int(a[k])]
-            second = self.run.code.accesses[int(b[k])]
+            first = self.run.code.accesses[int(a[k]) - 1]
+            second = self.run.code.accesses[int(b[k]) - 1]
             who, them = int(mine[k]), int(other[k])
             cells = len(np.unique(where[which]))
             byte = int(where[k]) * granule

@@ -67,7 +67,7 @@ class WarpOps:
         self.lane_bit = u4(1) << self.lane_of.astype(u4)
         self.warps = self.count * self.warps_per_block
         self.exited_bits = np.zeros(self.warps, u4)
-        self.all_bits = self.gather_bits(np.arange(self.n))
+        self.initial_bits = self.all_bits = self.gather_bits(np.arange(self.n))
         self.copies: list[list] = []  # [positions, their commit number, landing function]
         self.commits = None
         self.mbarriers: dict[tuple[int, int], list[int]] = {}

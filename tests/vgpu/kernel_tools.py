@@ -1,0 +1,92 @@
+"""Helpers of the virtual GPU's tests: the PTX of the Mojo test kernels (one compiler run a file) and easy launches."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from harness.vgpu.machine import VirtualGPU
+
+KERNELS = Path(__file__).parent / "kernels"
+
+
+@functools.cache
+def compiled(file: str) -> dict[str, str]:
+    """Kernel name -> PTX for one file of tests/vgpu/kernels, which prints them all. Kept in the temporary folder."""
+    source = (KERNELS / file).resolve()
+    key = hashlib.sha256(source.read_bytes() + str(source).encode()).hexdigest()[:16]
+    kept = Path(tempfile.gettempdir()) / f"vgpu-test-ptx-{os.getuid()}" / f"{source.stem}-{key}.txt"
+    if not kept.exists():
+        mojo = shutil.which("mojo") or str(Path(sys.executable).parent / "mojo")
+        done = subprocess.run([mojo, "run", "-g1", str(source)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        kept.parent.mkdir(mode=0o700, exist_ok=True)
+        part = kept.with_suffix(f".{os.getpid()}")
+        part.write_text(done.stdout)
+        part.replace(kept)
+    out = {}
+    for part in kept.read_text().split("//==")[1:]:
+        name, _, ptx = part.partition("\n")
+        out[name.strip()] = ptx
+    return out
+
+
+def line_of(file: str, text: str, nth: int = 0) -> int:
+    """The line number of the nth line that contains `text`."""
+    lines = (KERNELS / file).read_text().split("\n")
+    return [k for k, line in enumerate(lines, 1) if text in line][nth]
+
+
+class Bench:
+    """A virtual GPU with named arrays: `run` takes NumPy arrays and scalars in the kernel's argument order."""
+
+    def __init__(self, **options):
+        self.gpu = VirtualGPU(**options)
+        self.gpu.echo = False
+        self.at: dict[int, tuple[int, np.ndarray]] = {}
+        self.keep: list = []
+
+    def empty(self, name: str, shape, dtype=np.float32) -> np.ndarray:
+        """An array on the device that nobody has written."""
+        return self.place(name, np.empty(shape, dtype), fill=False)
+
+    def place(self, name: str, array: np.ndarray, fill: bool = True) -> np.ndarray:
+        """Put an array on the device; the returned array is its handle for `run` and `get`."""
+        array = np.ascontiguousarray(array)
+        address = self.gpu.allocate(array.nbytes, name)
+        self.gpu.name(address, array.nbytes, name, array.shape, array.dtype)
+        if fill:
+            self.gpu.write(address, array)
+        self.at[id(array)] = (address, array)
+        self.keep.append(array)
+        return array
+
+    def address(self, array) -> int:
+        return self.at[id(array)][0]
+
+    def get(self, array) -> np.ndarray:
+        """What is on the device now."""
+        address, like = self.at[id(array)]
+        return self.gpu.read(address, like.nbytes).view(like.dtype).reshape(like.shape)
+
+    def run(self, ptx: str, grid, block, *args, **options):
+        """Launch the only kernel of `ptx`."""
+        kernel = next(iter(self.gpu.load(ptx).kernels.values()))
+        raw = [
+            self.address(a).to_bytes(8, "little") if id(a) in self.at else np.asarray(a).tobytes()
+            for a in args
+        ]
+        triple = [(*(t if isinstance(t, tuple) else (t,)), 1, 1)[:3] for t in (grid, block)]
+        return self.gpu.launch(kernel, *triple, raw, **options)
+
+    def errors(self) -> list:
+        """All findings that are errors."""
+        return [f for f in self.gpu.findings if f.is_error]

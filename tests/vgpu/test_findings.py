@@ -1,0 +1,222 @@
+"""Planted bugs: each is reported once, as an error, at its Mojo line; and what is allowed is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_tools import Bench, compiled, line_of
+
+F4, I4 = np.float32, np.int32
+FILE = "basics.mojo"
+
+
+@pytest.fixture(scope="module")
+def ptx():
+    return compiled(FILE)
+
+
+def at(finding, text: str, nth: int = 0) -> bool:
+    """Whether the finding lies at the nth line of the kernels' file that contains `text`."""
+    return finding.where.split(":")[-2] == str(line_of(FILE, text, nth)) and FILE in finding.where
+
+
+def only(bench: Bench, *kinds: str) -> list:
+    """The error findings, which must be of exactly these kinds."""
+    found = bench.errors()
+    assert sorted(f.kind for f in found) == sorted(kinds), "\n".join(f.text() for f in bench.gpu.findings)
+    return found
+
+
+def ones(bench, name, n=1000):
+    return bench.place(name, np.ones(n, F4))
+
+
+def test_out_of_bounds(ptx):
+    bench = Bench()
+    a, b, o = ones(bench, "a"), ones(bench, "b"), bench.empty("o", 1000)
+    bench.run(ptx["vector_add_past_end"], 4, 256, o, a, b, I4(1000))
+    loads = [f for f in only(bench, "out-of-bounds load", "out-of-bounds load", "out-of-bounds store")]
+    assert {f.tensor for f in loads} == {"a", "b", "o"}
+    for f in loads:
+        assert at(f, "o[unsafe_offset=i] = a[unsafe_offset=i] + b[unsafe_offset=i]", 1), f.where
+        assert (f.index, f.block, f.thread, f.count) == (1000, (3, 0, 0), (232, 0, 0), 1)
+        assert "past the end" in f.text() and "(232, 0, 0)" in f.text()
+    np.testing.assert_array_equal(bench.get(o), np.full(1000, 2))
+
+
+def test_null_pointer(ptx):
+    bench = Bench()
+    a, o = ones(bench, "a"), bench.empty("o", 1000)
+    bench.run(ptx["vector_add"], 4, 256, o, a, np.uint64(0), I4(1000))
+    (f,) = only(bench, "null pointer load")
+    assert f.count == 1000 and "null pointer" in f.text()
+
+
+def test_misaligned(ptx):
+    bench = Bench()
+    a, b, o = ones(bench, "a"), ones(bench, "b"), bench.place("o", np.zeros(1000, F4))
+    bench.run(ptx["vector_add"], 1, 32, o, a, np.uint64(bench.address(b) + 2), I4(32))
+    (f,) = only(bench, "misaligned load")
+    assert f.tensor == "b" and "not 4-byte aligned" in f.text()
+
+
+def test_freed_memory(ptx):
+    bench = Bench()
+    a, b, o = ones(bench, "a"), ones(bench, "b"), bench.empty("o", 1000)
+    bench.gpu.free(bench.address(b))
+    bench.run(ptx["vector_add"], 1, 256, o, a, np.uint64(bench.address(b)), I4(256))
+    (f,) = only(bench, "out-of-bounds load")
+    assert f.count == 256
+
+
+def test_exact_tensors_inside_one_allocation(ptx):
+    """MAX packs several tensors in one allocation: labelled, an overrun of one into the gap behind it is seen."""
+    bench = Bench()
+    gpu = bench.gpu
+    pack = gpu.allocate(3 * 512)
+    for k, name in enumerate("abo"):
+        gpu.name(pack + 512 * k, 400, name, (100,), "float32")
+    gpu.write(pack, np.ones(100, F4))
+    gpu.write(pack + 512, np.ones(100, F4))
+    args = [np.uint64(pack + 512 * k) for k in (2, 0, 1)]
+    bench.run(ptx["vector_add_past_end"], 1, 128, *args, I4(100))
+    assert {f.tensor for f in bench.errors()} == {"a", "b", "o"}
+    assert all(f.index == (100,) or f.index == 100 for f in bench.errors())
+
+
+def test_never_written_input(ptx):
+    bench = Bench()
+    a, b, o = ones(bench, "a"), bench.empty("b", 1000), bench.empty("o", 1000)
+    bench.run(ptx["vector_add"], 4, 256, o, a, b, I4(1000))
+    (f,) = only(bench, "uninitialised read")
+    assert (f.tensor, f.index, f.count) == ("b", (0,), 1000) and at(f, "b[unsafe_offset=i]", 0)
+
+
+def test_output_element_never_written(ptx):
+    bench = Bench()
+    a, o = ones(bench, "a"), bench.empty("o", 1000)
+    launch = bench.run(ptx["unwritten_tail"], 4, 256, o, a, I4(1000))
+    assert not launch.findings
+    bench.get(o)
+    (f,) = only(bench, "output never written")
+    assert f.index == (999,) and f.tensor == "o"
+
+
+def test_unwritten_shared_memory(ptx):
+    bench = Bench()
+    a, o = ones(bench, "a", 64), bench.empty("o", 64)
+    bench.run(ptx["shared_unwritten"], 1, 64, o, a)
+    (f,) = only(bench, "uninitialised read")
+    assert f.tensor == "shared array 0" and f.thread == (32, 0, 0) and f.count == 32
+    assert at(f, "o[unsafe_offset=thread_idx.x] = rebind[Float32](s[thread_idx.x])", 1)
+
+
+def test_async_copy_without_wait(ptx):
+    bench = Bench()
+    a, o = ones(bench, "a", 512), bench.empty("o", 512)
+    bench.run(ptx["async_no_wait"], 1, 128, o, a)
+    assert {f.kind for f in bench.errors()} == {"uninitialised read"}
+
+
+def test_missing_barrier(ptx):
+    bench = Bench()
+    a, b, o = (bench.place(n, np.ones((32, 32), F4)) for n in "abo")
+    bench.run(ptx["matmul_no_barrier"], (2, 2), (16, 16), o, a, b, I4(32), I4(32), I4(32))
+    races = [f for f in bench.errors() if f.kind == "shared race"]
+    assert {f.tensor for f in races} == {"shared array 0", "shared array 1"}
+    lines = {
+        line_of(FILE, t, 1) for t in ("a_tile[ty, tx] = a[", "b_tile[ty, tx] = b[", "total += a_tile[ty, j]")
+    }
+    for f in races:
+        assert {int(w.split(":")[-2]) for w in (f.where, f.other)} <= lines
+        assert "no barrier between them" in f.text()
+
+
+@pytest.mark.parametrize("order", ["natural", "reversed", "shuffled"])
+def test_removed_atomic(ptx, order):
+    bench = Bench(blocks=order)
+    a, o = ones(bench, "a"), bench.place("o", np.zeros(1, F4))
+    bench.run(ptx["block_sum_no_atomic"], 4, 256, o, a, I4(1000))
+    assert {f.kind for f in bench.errors()} == {"global race"}
+    assert all(at(f, "o[unsafe_offset=0] += total") and f.tensor == "o" for f in bench.errors())
+
+
+@pytest.mark.parametrize("order", ["natural", "reversed", "shuffled:5"])
+def test_zero_in_first_block(ptx, order):
+    """The race of zeroing in block (0, 0): reported in every order, whatever the value."""
+    bench = Bench(blocks=order)
+    a, o = ones(bench, "a", 4000), bench.place("o", np.zeros(1, F4))
+    bench.run(ptx["zero_in_first_block"], 16, 256, o, a, I4(4000))
+    (f,) = only(bench, "global race")
+    places = {int(w.split(":")[-2]) for w in (f.where, f.other)}
+    assert places == {
+        line_of(FILE, "o[unsafe_offset=0] = 0"),
+        line_of(FILE, "fetch_add[ordering=Ordering.RELAXED](o, total)", 1),
+    }
+    assert (bench.get(o)[0] == 4000) == (order == "natural")
+
+
+@pytest.mark.parametrize("order", ["natural", "reversed"])
+def test_counter_without_fence(ptx, order):
+    bench = Bench(blocks=order)
+    a, o, partials = ones(bench, "a"), bench.empty("o", 1), bench.empty("partials", 8)
+    counter = bench.place("counter", np.zeros(1, I4))
+    bench.run(ptx["last_block_no_fence"], 8, 128, o, partials, counter, a, I4(1000))
+    (f,) = only(bench, "global race")
+    assert f.tensor == "partials"
+
+
+def test_whole_warps_exit_before_a_barrier(ptx):
+    """The hardware counts warps that have returned as arrived: a note, no error."""
+    bench = Bench()
+    a, o = ones(bench, "a", 64), bench.empty("o", 64)
+    bench.run(ptx["barrier_in_branch"], 1, 64, o, a)
+    assert [(f.kind, f.is_error) for f in bench.gpu.findings] == [("threads exited before a barrier", False)]
+    assert "counts them as arrived" in bench.gpu.findings[0].text()
+
+
+@pytest.mark.parametrize(
+    "kernel,text", [("barrier_in_branch_of_warp", "54 of 64"), ("two_barriers", "at another barrier")]
+)
+def test_barrier_divergence(ptx, kernel, text):
+    bench = Bench()
+    a, o = ones(bench, "a", 64), bench.empty("o", 64)
+    bench.run(ptx[kernel], 1, 64, o, a)
+    (f,) = only(bench, "barrier divergence")
+    assert text in f.message and f.block == (0, 0, 0)
+    start = line_of(FILE, f"def {kernel}(")
+    assert start < int(f.where.split(":")[-2]) < start + 12
+
+
+def test_step_budget_says_where(ptx):
+    from harness.vgpu.machine import StepBudgetExceeded
+
+    bench = Bench()
+    bench.gpu.steps = 2000
+    flag = bench.place("flag", np.zeros(1, I4))
+    with pytest.raises(StepBudgetExceeded, match=f"basics.mojo:{line_of(FILE, '.load(flag) == 0')}"):
+        bench.run(ptx["spin_forever"], 1, 32, flag)
+    assert [f.kind for f in bench.errors()] == ["hang"]
+
+
+def test_bank_conflicts_are_counted(ptx):
+    bench = Bench()
+    a, o = bench.place("a", np.arange(1024, dtype=F4)), bench.empty("o", 1024)
+    launch = bench.run(ptx["bank_conflicts"], 1, 32, o, a)
+    np.testing.assert_array_equal(
+        bench.get(o).reshape(32, 32), np.arange(1024).reshape(32, 32).T.T.reshape(32, 32).T
+    )
+    c = launch.counters
+    assert (c.shared_store.requests, c.shared_store.bank_conflicts) == (32, 0)
+    assert c.shared_load.bank_conflicts in (32 * 31, 8 * (32 - 4)), c.shared_load  # scalar or four-wide loads
+    assert c.global_load.sectors_per_request == 4
+
+
+def test_trace(ptx):
+    bench = Bench()
+    bench.gpu.trace = True
+    a, b, o = ones(bench, "a"), ones(bench, "b"), bench.empty("o", 1000)
+    launch = bench.run(ptx["vector_add"], 4, 256, o, a, b, I4(1000))
+    seen = {(name, kind, block): set(index.tolist()) for name, kind, block, index in launch.trace}
+    assert seen[("o", "W", 3)] == set(range(768, 1000)) and seen[("a", "R", 0)] == set(range(256))
+    assert {k[0] for k in seen} == {"a", "b", "o"}

@@ -178,7 +178,9 @@ def is_normalised(tensor, inputs):
 
 def test_no_normalised_tensor_is_saved():
     inputs = make_inputs()
-    assert any(is_normalised(tensor, inputs) for tensor in saved_by(plain_torch, inputs)), "the check sees nothing"
+    assert any(is_normalised(tensor, inputs) for tensor in saved_by(plain_torch, inputs)), (
+        "the check sees nothing"
+    )
     kept = saved_by(fused_layernorm_linear, inputs)
     assert not any(is_normalised(tensor, inputs) for tensor in kept)
     given = {tensor.data_ptr() for tensor in inputs[:4]}
@@ -203,7 +205,9 @@ def test_opcheck_forward_strided():
 
 def test_opcheck_backward():
     x, ln_weight, ln_bias, linear_weight, linear_bias = make_inputs(requires_grad=False)
-    _, mean, rstd = autograd.layernorm_linear(x, ln_weight, ln_bias, linear_weight, linear_bias, EPS, "unfused")
+    _, mean, rstd = autograd.layernorm_linear(
+        x, ln_weight, ln_bias, linear_weight, linear_bias, EPS, "unfused"
+    )
     grad_output = torch.randn(*ROWS, O)
     arguments = (grad_output, x, mean, rstd, ln_weight, ln_bias, linear_weight, "unfused")
     torch.library.opcheck(autograd.layernorm_linear_backward, arguments)
@@ -239,17 +243,37 @@ def replace(name, change):
     [
         ("x", lambda t: t.long(), TypeError, "x: expected float32, float64, bfloat16, float16, got int64"),
         ("x", lambda t: t.cfloat(), TypeError, "x: expected float32, .* got complex64"),
-        ("x", lambda t: t[0, 0, 0], ValueError, r"x: expected at least one dimension, \[..., H\], got a scalar"),
+        (
+            "x",
+            lambda t: t[0, 0, 0],
+            ValueError,
+            r"x: expected at least one dimension, \[..., H\], got a scalar",
+        ),
         ("x", lambda t: t[..., :0], ValueError, r"x: expected H >= 1, .* got shape \[3, 5, 0\]"),
         ("ln_weight", lambda t: t.double(), TypeError, "ln_weight: expected float32, .* got float64"),
         ("ln_weight", lambda t: t[:-1], ValueError, "ln_weight: expected 7 elements, .* of x, got 6"),
         ("ln_weight", lambda t: t[None], ValueError, r"ln_weight: expected a vector, got shape \[1, 7\]"),
         ("ln_bias", lambda t: t.half(), TypeError, "ln_bias: expected float32, .* got float16"),
         ("ln_bias", lambda t: torch.cat([t, t]), ValueError, "ln_bias: expected 7 elements, .* got 14"),
-        ("ln_bias", lambda t: t.to("meta"), ValueError, "ln_bias: expected a tensor on cpu, .* got one on meta"),
+        (
+            "ln_bias",
+            lambda t: t.to("meta"),
+            ValueError,
+            "ln_bias: expected a tensor on cpu, .* got one on meta",
+        ),
         ("linear_weight", lambda t: t[0], ValueError, r"linear_weight: expected \[O, H\], got shape \[7\]"),
-        ("linear_weight", lambda t: t.t(), ValueError, r"linear_weight: expected shape \[O, 7\], .* got \[7, 6\]"),
-        ("linear_weight", lambda t: t[:0], ValueError, r"linear_weight: expected O >= 1 rows, got shape \[0, 7\]"),
+        (
+            "linear_weight",
+            lambda t: t.t(),
+            ValueError,
+            r"linear_weight: expected shape \[O, 7\], .* got \[7, 6\]",
+        ),
+        (
+            "linear_weight",
+            lambda t: t[:0],
+            ValueError,
+            r"linear_weight: expected O >= 1 rows, got shape \[0, 7\]",
+        ),
         ("linear_bias", lambda t: t[:-1], ValueError, "linear_bias: expected 6 elements, .* got 5"),
         ("linear_bias", lambda t: t.bfloat16(), TypeError, "linear_bias: expected float32, .* got bfloat16"),
     ],

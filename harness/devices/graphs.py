@@ -7,12 +7,17 @@ kept in the workbook's cache. Nothing here imports torch.
 
 import os
 import platform
+import re
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
@@ -199,15 +204,57 @@ def store(compiled: CompiledModel, path: Path) -> None:
 
 
 def compile_graph(session: InferenceSession, graph: Graph, package: OpPackage) -> CompiledModel:
-    """Compiles a graph; MAX's failure becomes CompileFailed with the kernel's own message first."""
+    """Compiles a graph; MAX's failure becomes CompileFailed with the Mojo compiler's own message first."""
+    with captured_stderr() as captured:
+        try:
+            return session.compile(graph)
+        except RuntimeError as error:
+            failure = error
+    text = f"{captured.text}\n{failure.__cause__ or failure}"
+    lines = [line.strip() for line in text.splitlines()]
+    located = [
+        line for line in lines if re.search(r"\.mojo:\d+:\d+: (error: |note: constraint failed)", line)
+    ]
+    reason = (located or [line for line in lines if "error:" in line] or [str(failure)])[0]
+    raise CompileFailed(f"{package.path} does not compile\n{reason}", text.strip()) from failure
+
+
+class Captured:
+    """What was written to standard error while `captured_stderr` was on."""
+
+    text: str = ""
+
+
+@contextmanager
+def captured_stderr() -> Iterator[Captured]:
+    """Keeps what the process, the compiler's native code included, writes to standard error.
+
+    Compiles in several threads share one capture: the first in opens it, the last out ends it, and each gets all.
+    """
+    captured = Captured()
+    with _capture_lock:
+        if not _capture_users:
+            sys.stderr.flush()
+            _capture_saved.append((os.dup(2), tempfile.TemporaryFile()))
+            os.dup2(_capture_saved[0][1].fileno(), 2)
+        _capture_users.append(captured)
     try:
-        return session.compile(graph)
-    except RuntimeError as error:
-        reason = str(error.__cause__ or error)
-        first = next(
-            (line for line in reason.splitlines() if "error" in line or "constraint" in line), reason
-        )
-        raise CompileFailed(f"{package.path} does not compile\n{first.strip()}", reason) from error
+        yield captured
+    finally:
+        with _capture_lock:
+            original, file = _capture_saved[0]
+            captured.text = os.pread(file.fileno(), 1 << 24, 0).decode(errors="replace")
+            _capture_users.remove(captured)
+            if not _capture_users:
+                os.dup2(original, 2)
+                os.close(original)
+                file.close()
+                _capture_saved.clear()
+
+
+_capture_lock = threading.Lock()
+_capture_users: list[Captured] = []
+_capture_saved: list[tuple[int, IO[bytes]]] = []
 
 
 def host_identity() -> str:

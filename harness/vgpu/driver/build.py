@@ -131,6 +131,7 @@ def build() -> Driver:
         ) from None
     try:
         build_into(work, mojo)
+        work.chmod(0o755)  # mkdtemp makes it private
         os.rename(work, driver.folder)
     except OSError as error:
         if not driver.folder.is_dir():  # else another process finished first, and its build is as good

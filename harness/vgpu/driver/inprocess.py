@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 
 from . import build
 from .device import FIRST_ARGUMENT, RESULT_CODES, WORDS, Device, device_attributes
@@ -144,7 +145,7 @@ def start(arch: str = "sm_90a", blocks: str = "natural", verbose: bool = False, 
                 f"the virtual GPU runs as {_session.device.arch}: one target a process"
             )
         return _session.device.gpu
-    if "libcuda.so" in open("/proc/self/maps").read():
+    if "libcuda.so" in Path("/proc/self/maps").read_text():
         raise VirtualGPUUnavailable(
             "a CUDA driver is loaded already: start the virtual GPU before MAX or torch uses it"
         )

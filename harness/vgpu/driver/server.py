@@ -67,24 +67,34 @@ class Executor:
             listener.bind("\0" + name)
             listener.listen()
             selector.register(listener, selectors.EVENT_READ)
-            # Orphans of the program become our children, so that cleaning up finds them.
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-            outcome = None
-            try:
-                with _signals(self, timeout):
-                    self._start(program, name)
-                    self._serve(selector, listener)
-            except _Interrupted as interruption:
-                outcome = interruption.code
-            except KeyboardInterrupt:
-                outcome = INTERRUPTED
+            stop_code = self._serve_program(program, name, timeout, selector, listener)
             for key in list(selector.get_map().values()):
                 if key.fileobj is not listener:
                     key.fileobj.close()
-        if outcome is not None:
-            return self._stop(outcome)
+        if stop_code is not None:
+            return stop_code
         code = self._child.wait()
         return code if code >= 0 else 128 - code
+
+    def _serve_program(self, program, name, timeout, selector, listener) -> int | None:
+        """Start the program and answer it. Returns None when it has ended by itself, else the exit code of what
+        ended it; then nothing that it started is left."""
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the program become ours, so that we find them
+        try:
+            with _signals(self, timeout):
+                self._start(program, name)
+                self._serve(selector, listener)
+            return None
+        except _Interrupted as interruption:
+            return None if interruption.code is None else self._stop(interruption.code)
+        except KeyboardInterrupt:
+            return self._stop(INTERRUPTED)
+        except BaseException:
+            self._stop(0)
+            raise
+        finally:
+            prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
     def _start(self, program: list[str], name: str) -> None:
         paths = [str(self.driver.folder), os.environ.get("LD_LIBRARY_PATH", "")]

@@ -235,7 +235,7 @@ def captured_stderr() -> Iterator[Captured]:
     with _capture_lock:
         if not _capture_users:
             sys.stderr.flush()
-            _capture_saved.append((os.dup(2), tempfile.TemporaryFile()))
+            _capture_saved.append((os.dup(2), tempfile.TemporaryFile()))  # noqa: SIM115 (closed by the last out)
             os.dup2(_capture_saved[0][1].fileno(), 2)
         _capture_users.append(captured)
     try:

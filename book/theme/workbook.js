@@ -1,0 +1,106 @@
+// What the workbook adds to mdBook's behaviour: Mojo highlighting, command tabs with one remembered choice, the
+// stepper. Nothing here is needed to read the book.
+(function () {
+    'use strict';
+
+    function highlightMojo() {
+        if (typeof hljs === 'undefined') { return; }
+        hljs.registerLanguage('mojo', function (h) {
+            return {
+                keywords: {
+                    keyword: 'and as break comptime continue def deinit elif else except finally for from if ' +
+                        'import in is mut not or out pass raise raises read ref return struct thin trait try ' +
+                        'var where while with yield',
+                    literal: 'True False None',
+                    built_in: 'Bool DType Float64 Float32 Int Int32 List Scalar SIMD Self StaticString String ' +
+                        'range len min max print self',
+                },
+                contains: [
+                    h.HASH_COMMENT_MODE,
+                    { className: 'string', variants: [
+                        { begin: /"""/, end: /"""/ }, { begin: /'''/, end: /'''/ },
+                        h.QUOTE_STRING_MODE, h.APOS_STRING_MODE] },
+                    { className: 'number', begin: /\b(0[xX][\da-fA-F_]+|\d[\d_]*(\.\d[\d_]*)?([eE][-+]?\d+)?)/ },
+                    { className: 'meta', begin: /^\s*@[\w.]+/ },
+                    { className: 'function', beginKeywords: 'def', end: /[[(]/, excludeEnd: true,
+                      contains: [h.UNDERSCORE_TITLE_MODE] },
+                ],
+            };
+        });
+        document.querySelectorAll('code.language-mojo').forEach(function (block) {
+            block.innerHTML = hljs.highlight('mojo', block.textContent).value;
+            block.classList.add('hljs');
+        });
+    }
+
+    function remembered(key) {
+        try { return localStorage.getItem(key); } catch { return null; }
+    }
+
+    function remember(key, value) {
+        try { localStorage.setItem(key, value); } catch { /* private windows may refuse */ }
+    }
+
+    // A stored label that a page does not have falls back to one with the same first word, then to the first tab.
+    function bestTab(labels, wanted) {
+        const exact = labels.indexOf(wanted);
+        if (exact >= 0) { return exact; }
+        const word = (wanted || '').split(' ')[0];
+        return Math.max(0, labels.findIndex(function (label) { return label.split(' ')[0] === word; }));
+    }
+
+    function setUpTabs() {
+        const groups = Array.from(document.querySelectorAll('div.code-tabs'));
+        function choose(group, label) {
+            groups.filter(function (g) { return g.dataset.tabGroup === group; }).forEach(function (tabs) {
+                const buttons = Array.from(tabs.querySelectorAll('.tab-button'));
+                const panes = Array.from(tabs.querySelectorAll('.tab-content'));
+                const chosen = bestTab(buttons.map(function (b) { return b.textContent; }), label);
+                buttons.forEach(function (button, i) { button.setAttribute('aria-selected', String(i === chosen)); });
+                panes.forEach(function (pane, i) { pane.hidden = i !== chosen; });
+            });
+        }
+        groups.forEach(function (tabs) {
+            const group = tabs.dataset.tabGroup;
+            tabs.querySelector('.tab-buttons').setAttribute('role', 'tablist');
+            tabs.querySelectorAll('.tab-content').forEach(function (pane) { pane.setAttribute('role', 'tabpanel'); });
+            tabs.querySelectorAll('.tab-button').forEach(function (button) {
+                button.setAttribute('role', 'tab');
+                button.addEventListener('click', function () {
+                    remember('tabs-' + group, button.textContent);
+                    choose(group, button.textContent);
+                });
+            });
+            tabs.classList.add('tabs-ready');
+            choose(group, remembered('tabs-' + group));
+        });
+    }
+
+    function setUpSteppers() {
+        document.querySelectorAll('.stepper').forEach(function (stepper) {
+            const steps = Array.from(stepper.querySelectorAll('.step'));
+            const controls = document.createElement('div');
+            controls.className = 'stepper-controls';
+            controls.innerHTML = '<button type="button">Back</button><button type="button">Next</button>' +
+                '<span role="status"></span>';
+            const [back, next] = controls.querySelectorAll('button');
+            let current = 0;
+            function show(index) {
+                current = index;
+                steps.forEach(function (step, i) { step.hidden = i !== index; });
+                back.disabled = index === 0;
+                next.disabled = index === steps.length - 1;
+                controls.querySelector('span').textContent = 'Step ' + (index + 1) + ' of ' + steps.length;
+            }
+            back.addEventListener('click', function () { show(current - 1); });
+            next.addEventListener('click', function () { show(current + 1); });
+            stepper.prepend(controls);
+            stepper.classList.add('stepper-ready');
+            show(0);
+        });
+    }
+
+    highlightMojo();
+    setUpTabs();
+    setUpSteppers();
+})();

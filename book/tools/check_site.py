@@ -1,0 +1,131 @@
+"""Checks the built book: links and anchors lead somewhere, nothing comes from the network, pages stay small.
+
+It reads the HTML that readers get, so it also catches what mdBook itself lets pass. Where a fault comes from a
+chapter, the message names the Markdown file and the line.
+"""
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+MAX_PAGE_BYTES = 1 << 20
+LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "image": "href"}
+COLOUR_KEYWORDS = ("none", "currentcolor", "inherit", "transparent", "var(", "url(#")
+# mdBook's own pages: without chapters behind them, and with links that only its server understands.
+GENERATED = {"404.html", "toc.html"}
+
+
+class Page(HTMLParser):
+    """What one page holds: ids, links and loads, each with the line of the HTML, and colours set inside SVG."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.colours: list[str] = []
+        self._svg_depth = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attributes}
+        if "id" in values:
+            self.ids.append(values["id"])
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag in LOADED and values.get(LOADED[tag]) and values.get("rel") != "canonical":
+            self.loads.append(values[LOADED[tag]])
+        self._svg_depth += tag == "svg"
+        if self._svg_depth:
+            self.colours += fixed_colours(values)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        self._svg_depth -= tag == "svg"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._svg_depth -= tag == "svg"
+
+
+def fixed_colours(attributes: dict[str, str]) -> list[str]:
+    """Fills and strokes of one SVG element that do not follow the theme."""
+    painted = [attributes[name] for name in ("fill", "stroke") if name in attributes]
+    painted += re.findall(r"(?:fill|stroke)\s*:\s*([^;]+)", attributes.get("style", ""))
+    return [colour for colour in painted if not colour.strip().lower().startswith(COLOUR_KEYWORDS)]
+
+
+def is_remote(url: str) -> bool:
+    """Whether a browser would go to the network for it."""
+    return bool(urlsplit(url).netloc)
+
+
+def link_fault(site: Path, file: Path, url: str, pages: dict[Path, Page]) -> str | None:
+    """What is wrong with a link on a page, or None."""
+    parts = urlsplit(url)
+    if parts.scheme or parts.netloc:
+        return None
+    target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+    if target.is_dir():
+        target /= "index.html"
+    if not target.is_file():
+        return f"dead link: {url}"
+    anchor = unquote(parts.fragment)
+    if anchor and target in pages and anchor not in pages[target].ids:
+        return f"dead link: {url}: no such heading or anchor"
+    return None
+
+
+def source_of(site: Path, file: Path, src: Path, needle: str) -> str:
+    """The Markdown file and line that a fault comes from, as far as they can be found."""
+    chapter = src / file.relative_to(site).with_suffix(".md")
+    if not chapter.is_file():
+        return str(file.relative_to(site))
+    name = needle.replace(".html", ".md")
+    for number, line in enumerate(chapter.read_text(encoding="utf-8").splitlines(), start=1):
+        if needle in line or name in line:
+            return f"{src.name}/{chapter.relative_to(src)}:{number}"
+    return f"{src.name}/{chapter.relative_to(src)}:1"
+
+
+def page_faults(site: Path, file: Path, src: Path, pages: dict[Path, Page]) -> Iterator[str]:
+    """Everything wrong with one page."""
+    text, page = file.read_text(encoding="utf-8"), pages[file]
+    name = file.relative_to(site)
+    if len(text.encode()) > MAX_PAGE_BYTES:
+        yield f"{source_of(site, file, src, '')}: the page has {len(text.encode())} bytes, limit {MAX_PAGE_BYTES}"
+    if "{{#" in text:
+        yield f"{source_of(site, file, src, '{{#')}: an mdBook directive was left as it is"
+    for url in page.loads:
+        if is_remote(url):
+            yield f"{source_of(site, file, src, url)}: loads {url} from the network"
+        elif not (file.parent / unquote(urlsplit(url).path)).is_file() and urlsplit(url).scheme != "data":
+            yield f"{source_of(site, file, src, url)}: {url} is missing"
+    for colour in page.colours:
+        yield f"{source_of(site, file, src, colour)}: an SVG has the fixed colour {colour}"
+    if name.name == "print.html":
+        return  # all chapters once more: their links have been checked, their ids collide
+    for id in sorted({id for id in page.ids if page.ids.count(id) > 1}):
+        yield f"{source_of(site, file, src, id)}: the id {id} stands twice on one page"
+    for url in page.links:
+        if fault := link_fault(site, file, url, pages):
+            yield f"{source_of(site, file, src, url)}: {fault}"
+
+
+def site_faults(site: Path, src: Path) -> list[str]:
+    """Everything wrong with a built book.
+
+    Args:
+        site: The folder with the HTML.
+        src: The folder with the chapters, to name the places.
+    """
+    site = site.resolve()
+    files = sorted(file for file in site.rglob("*.html") if file.name not in GENERATED)
+    pages = {file: Page(file.read_text(encoding="utf-8")) for file in files}
+    faults = [fault for file in files for fault in page_faults(site, file, src, pages)]
+    for sheet in sorted(site.rglob("*.css")):
+        for url in re.findall(r"(?:url\(|@import\s+)['\"]?([^'\")\s]+)", sheet.read_text(encoding="utf-8")):
+            if is_remote(url):
+                faults.append(f"{sheet.relative_to(site)}: loads {url} from the network")
+    return faults

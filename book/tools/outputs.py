@@ -1,0 +1,136 @@
+"""Records what commands really print, for the book: `python book/tools/outputs.py [NAME ...]`.
+
+Every output block of the book comes from book/outputs/NAME.txt, written here together with the machine, the date and
+the versions (NAME.json). `--check` runs the commands again and compares all that does not depend on the machine.
+"""
+
+import argparse
+import datetime
+import difflib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).absolute().parents[2]
+FOLDER = ROOT / "book" / "outputs"
+PACKAGES = ("mojo", "max", "torch", "numpy")
+WIDTH = 100  # columns that a command believes its terminal has
+
+
+@dataclass(frozen=True)
+class Command:
+    """One recorded command: how the book shows it, what is run, and which exit code is right."""
+
+    shown: str
+    arguments: tuple[str, ...]
+    exit_code: int = 0
+    exact: bool = False  # the same on every machine, numbers and all
+
+
+COMMANDS = {
+    "diagonal_formula": Command(
+        "python book/examples/diagonal_formula.py", ("book/examples/diagonal_formula.py",), exact=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a command printed, and when, where and with what."""
+
+    text: str
+    command: str
+    date: str
+    machine: str
+    versions: dict[str, str]
+
+    def source(self) -> str:
+        """One line for below the block."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"Printed by `{self.command}` on {self.date}, {self.machine}, {versions}."
+
+
+def load(name: str) -> Record:
+    """A recorded output. Raises FileNotFoundError."""
+    facts = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return Record(text=(FOLDER / f"{name}.txt").read_text(encoding="utf-8"), **facts)
+
+
+def run(command: Command) -> str:
+    """What the command prints on standard output. Raises RuntimeError for another exit code than the recorded one."""
+    environment = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command.arguments], cwd=ROOT, env=environment, text=True, capture_output=True
+    )
+    if done.returncode != command.exit_code:
+        raise RuntimeError(f"{command.shown}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines()) + "\n"
+
+
+def record(name: str) -> None:
+    """Runs a command and writes its two files."""
+    command = COMMANDS[name]
+    text = run(command)
+    facts = {
+        "command": command.shown,
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores, {accelerator()}",
+        "versions": {package: importlib.metadata.version(package) for package in PACKAGES},
+    }
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
+    (FOLDER / f"{name}.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def accelerator() -> str:
+    """The GPU of this machine, or that it has none."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+
+
+def machine_free(text: str) -> list[str]:
+    """The lines of an output without what differs from machine to machine: measured numbers, hashes, cache notes."""
+    text = re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", "#", text)
+    text = re.sub(r"\b[0-9a-f]{7,}\b", "#", text)
+    text = re.sub(r"\b(compiled|cached)\b", "(compiled or cached)", text)
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def difference(name: str) -> list[str]:
+    """How a fresh run of a command differs from its record, in the lines that should be the same everywhere."""
+    command = COMMANDS[name]
+    comparable = str.splitlines if command.exact else machine_free
+    recorded, fresh = comparable(load(name).text), comparable(run(command))
+    return list(difflib.unified_diff(recorded, fresh, f"outputs/{name}.txt", "now", lineterm="", n=1))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Records the outputs of the book, all or those named; with --check only says what would change (exit 1)."""
+    parser = argparse.ArgumentParser(prog="python book/tools/outputs.py", description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(COMMANDS)}")
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    options = parser.parse_args(arguments)
+    unknown = set(options.names) - set(COMMANDS)
+    if unknown:
+        parser.error(f"no such output: {', '.join(sorted(unknown))}")
+    different = 0
+    for name in options.names or COMMANDS:
+        if options.check:
+            lines = difference(name)
+            different += bool(lines)
+            print(*lines, sep="\n", end="\n" if lines else "")
+        else:
+            record(name)
+            print(f"recorded {name}")
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

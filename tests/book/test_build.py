@@ -1,0 +1,212 @@
+"""The strict build: what must fail does, with file and line, and what is written in the documented markup works."""
+
+import re
+
+import pytest
+from conftest import BOOK, ROOT
+
+FAULTS = {
+    "bad TeX": ("# P\n\ntext\n\n$$\\frac{1$$\n", r"src/page\.md:5: bad TeX: .*end of input"),
+    "bad inline TeX": (
+        "# P\n\nan $\\undefinedcommand$ here\n",
+        r"src/page\.md:3: bad TeX: Undefined control",
+    ),
+    "formula over an empty line": (
+        "# P\n\n$$a\n\nb$$\n",
+        r"src/page\.md:3: a formula runs over an empty line",
+    ),
+    "missing file": (
+        "# P\n\n{{#include ../../no.mojo:body}}\n",
+        r"src/page\.md:3: cannot include \.\./\.\./no",
+    ),
+    "missing anchor": (
+        "# P\n\n\n{{#include ../../code.mojo:bdy}}\n",
+        r"src/page\.md:4: .*0 lines `ANCHOR: bdy`",
+    ),
+    "open anchor": (
+        "# P\n\n{{#include ../../code.mojo:open}}\n",
+        r"src/page\.md:3: .*0 lines `ANCHOR_END: open`",
+    ),
+    "unknown task in a run fence": (
+        "# P\n\n```run\np77 --x\n```\n",
+        r"src/page\.md:3: `p77 --x`: no such task",
+    ),
+    "task of one runner": (
+        "# P\n\n```run\nonly_uv\n```\n",
+        r"src/page\.md:3: `only_uv`: no such task in both",
+    ),
+    "unknown task in prose": (
+        "# P\n\nSay `pixi run -e amd p77`.\n",
+        r"src/page\.md:3: `pixi run p77`: no such task",
+    ),
+    "unknown poe task": (
+        "# P\n\n```bash\nuv run poe p77\n```\n",
+        r"src/page\.md:4: `uv run poe p77`: no such",
+    ),
+    "unrecorded output": ("# P\n\n```output nothing\n```\n", r"src/page\.md:3: no recorded output nothing"),
+    "dead link": ("# P\n\n[x](gone.md)\n", r"src/page\.md:3: dead link: gone\."),
+    "dead anchor": ("# P\n\n\n[x](#gone)\n", r"src/page\.md:4: dead link: #gone: no such heading"),
+    "network image": (
+        "# P\n\n![x](https://example.org/x.png)\n",
+        r"src/page\.md:3: loads https://example\.org/x",
+    ),
+    "network script": (
+        '# P\n\n<script src="//example.org/x.js"></script>\n',
+        r"page\.md:3: loads //example\.org/",
+    ),
+    "fixed colour": (
+        '# P\n\n<svg viewBox="0 0 1 1"><path fill="#ff0000" d="M0 0h1v1z"/></svg>\n',
+        r"src/page\.md:3: an SVG has the fixed colour #ff0000",
+    ),
+    "fixed colour in a style": (
+        '# P\n\n<svg viewBox="0 0 1 1"><path style="stroke:red" d="M0 0h1v1z"/></svg>\n',
+        r"src/page\.md:3: an SVG has the fixed colour red",
+    ),
+    "same id twice": ('# P\n\n<a id="x"></a>\n\n<a id="x"></a>\n', r"src/page\.md:3: the id x stands twice"),
+    "big page": ("# P\n\n" + "word " * 220_000, r"src/page\.md:1: the page has \d+ bytes, limit 1048576"),
+    "other directive": (
+        "# P\n\n\\{{#include x}}\n",
+        r"src/page\.md:3: an mdBook directive was left as it is",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_named_with_file_and_line(small_book, fault):
+    page, message = FAULTS[fault]
+    faults = small_book(page)
+    assert any(re.search(message, line) for line in faults), faults
+
+
+def test_all_faults_of_a_page_are_reported_at_once(small_book):
+    faults = small_book("# P\n\n$\\oops$\n\n```run\np77\n```\n")
+    assert sum("src/page.md:" in line for line in faults) == 2, faults
+
+
+def test_page_outside_the_summary_fails(small_book):
+    (small_book.book / "src" / "forgotten.md").write_text("# F\n")
+    assert "src/forgotten.md:1: not in SUMMARY.md" in small_book("# P\n")
+
+
+def test_missing_chapter_fails(small_book):
+    (small_book.book / "src" / "SUMMARY.md").write_text("# Summary\n\n- [P](page.md)\n- [G](gone.md)\n")
+    assert any("gone.md" in line for line in small_book("# P\n"))
+
+
+def test_broken_preprocessor_fails_the_build(small_book):
+    (small_book.book / "tools" / "preprocess.py").write_text("raise SystemExit('broken')\n")
+    assert small_book("# P\n") != []
+
+
+def test_missing_preprocessor_fails_the_build(small_book):
+    (small_book.book / "tools" / "preprocess.py").unlink()
+    assert small_book("# P\n") != []
+
+
+def test_unknown_setting_in_book_toml_fails(small_book):
+    with open(small_book.book / "book.toml", "a") as file:
+        file.write("\n[output.html.search]\nno-such-key = 1\n")
+    assert small_book("# P\n") != []
+
+
+PUBLIC_MARKUP = r"""
+# Page in the markup of the public puzzles
+
+Scale \\(\gamma\\) and a wide one: \\[\Large
+\frac{\partial L}{\partial x} = \text{inv\_std} \\]
+
+- in a list: \\[\Large \frac{a}{b} \\] and after
+
+<div class="code-tabs" data-tab-group="package-manager">
+  <div class="tab-buttons">
+    <button class="tab-button">pixi NVIDIA (default)</button>
+    <button class="tab-button">uv</button>
+  </div>
+  <div class="tab-content">
+
+```bash
+pixi run p22 --backward
+```
+
+  </div>
+  <div class="tab-content">
+
+```bash
+uv run poe p22 --backward
+```
+
+  </div>
+</div>
+
+<details class="solution-details">
+<summary></summary>
+
+```mojo
+{{#include ../../code.mojo:body}}
+```
+
+<div class="solution-explanation">
+
+Works.
+
+</div>
+</details>
+"""
+
+
+def test_public_markup_builds_unchanged(small_book):
+    assert small_book(PUBLIC_MARKUP) == []
+    html = (small_book.html / "page.html").read_text()
+    assert html.count('class="math math-display"') == 2
+    assert r"\Large" not in html
+    assert "Reveal the solution" in html
+    assert "def f():" in html and "ANCHOR" not in html
+
+
+def test_code_is_not_searched_for_formulas(small_book):
+    page = "# P\n\n`$x$` costs $5 or $6.\n\n```text\n$$y$$\n```\n\n```mojo\n{{#include ../../code.mojo:body}}\n```\n"
+    assert small_book(page) == []
+    html = (small_book.html / "page.html").read_text()
+    assert 'class="math' not in html
+    assert "<code>$x$</code>" in html and "$$y$$" in html and "costs $5 and $6" in html
+
+
+def test_formula_has_its_tex_as_label_and_takes_the_text_colour(small_book):
+    assert (
+        small_book("# P\n\n| a | b |\n|---|---|\n| $\\hat x | y$ | $a_b*c*$ |\n\n$$x < y$$ {#named}\n") == []
+    )
+    html = (small_book.html / "page.html").read_text()
+    assert 'aria-label="x &lt; y"' in html or 'aria-label="x < y"' in html
+    assert 'id="formula-named"' in html and 'href="#formula-named"' in html
+    assert 'aria-label="a_b*c*"' in html
+    assert 'fill="currentColor"' in html and "black" not in re.search(r"<main>.*</main>", html, re.S)[0]
+
+
+def test_equal_formulas_share_their_glyphs(small_book):
+    assert small_book("# P\n\n" + "$x$ and " * 40) == []
+    html = (small_book.html / "page.html").read_text()
+    assert html.count('aria-label="x"') == 40
+    assert html.count("<symbol") == 1
+
+
+def test_run_fence_becomes_a_tab_for_each_runner(small_book):
+    assert small_book("# P\n\n1. item\n\n   ```run\n   p22 --fused\n   ```\n") == []
+    html = (small_book.html / "page.html").read_text()
+    assert 'data-tab-group="package-manager"' in html
+    assert "uv run poe p22 --fused" in html and "pixi run p22 --fused" in html
+
+
+def test_the_book_builds(tmp_path):
+    import build
+    import generate
+
+    generate.main()
+    assert build.build(BOOK, tmp_path / "html") == []
+
+
+def test_book_shows_code_only_from_files():
+    """Mojo and Python in the book come from files that are compiled or run; a page cannot drift from them."""
+    for page in sorted((BOOK / "src").rglob("*.md")):
+        for body in re.findall(r"^```(?:mojo|python)\n(.*?)^```", page.read_text(), re.M | re.S):
+            where = f"{page.relative_to(ROOT)}: {body[:60]!r}"
+            assert re.fullmatch(r"\{\{#include [^}:]+:\w+\}\}\n", body), where

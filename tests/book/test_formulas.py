@@ -1,0 +1,277 @@
+"""Every formula of the book's derivation, by the name it has there, against autograd and finite differences.
+
+A formula is written here as the book writes it, with indices and explicit sums (einsum subscripts are the book's
+indices), in float64. Autograd differentiates the forward definition; a central difference of the forward pass, made
+with NumPy alone, is the second witness.
+"""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import BOOK
+
+B, S, H, O = 2, 3, 5, 4
+EPS = 1e-5
+PAGE = (BOOK / "src" / "puzzle_22" / "backward_pass.md").read_text(encoding="utf-8")
+NAMED = re.findall(r"\{#([\w-]+)\}", PAGE.split("## Detailed derivation")[1])
+
+
+class Sample:
+    """Random inputs with nothing special about them, and everything the forward pass makes of them."""
+
+    def __init__(self, seed: int, eps: float = EPS):
+        random = np.random.default_rng(seed)
+        self.eps = eps
+        self.x = 3 + random.standard_normal((B, S, H))
+        self.gamma, self.beta = 1 + random.standard_normal(H), random.standard_normal(H)
+        self.W, self.b = random.standard_normal((O, H)), random.standard_normal(O)
+        self.dy = 1 + random.standard_normal((B, S, O))
+        self.mean = self.x.sum(-1) / H
+        self.variance = ((self.x - self.mean[..., None]) ** 2).sum(-1) / H
+        self.rstd = 1 / np.sqrt(self.variance + eps)
+        self.x_hat = (self.x - self.mean[..., None]) * self.rstd[..., None]
+        self.ln_out = self.gamma * self.x_hat + self.beta
+        self.dln = np.einsum("bso,oh->bsh", self.dy, self.W)
+        self.g = self.dln * self.gamma
+
+    def autograd(self, *names: str) -> list[np.ndarray]:
+        """Gradients of L = sum(dy * output) at the named tensors, by PyTorch's own LayerNorm and Linear."""
+        t = {n: torch.tensor(getattr(self, n), requires_grad=True) for n in ("x", "gamma", "beta", "W", "b")}
+        t["ln_out"] = F.layer_norm(t["x"], [H], t["gamma"], t["beta"], self.eps)
+        output = F.linear(t["ln_out"], t["W"], t["b"])
+        gradients = torch.autograd.grad(output, [t[n] for n in names], torch.tensor(self.dy))
+        return [gradient.numpy() for gradient in gradients]
+
+    def loss(self, name: str, value: np.ndarray) -> float:
+        """L as a function of one input, the others as they are, straight from the definition."""
+        t = {n: getattr(self, n) for n in ("x", "gamma", "beta", "W", "b")} | {name: value}
+        centred = t["x"] - t["x"].mean(-1, keepdims=True)
+        x_hat = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + self.eps)
+        return float((self.dy * ((x_hat * t["gamma"] + t["beta"]) @ t["W"].T + t["b"])).sum())
+
+    def check_gradient(self, name: str, claimed: np.ndarray) -> None:
+        """A gradient formula against autograd and against finite differences of the loss."""
+        np.testing.assert_allclose(claimed, self.autograd(name)[0], rtol=1e-10, atol=1e-10)
+        differences = central_difference(lambda value: self.loss(name, value), getattr(self, name))
+        np.testing.assert_allclose(claimed, differences, rtol=1e-5, atol=1e-6)
+
+
+def central_difference(function, at: np.ndarray, step: float = 1e-5) -> np.ndarray:
+    """The derivative of a function by every element of `at`: shape of the value + shape of `at`, moved to the end."""
+    columns = []
+    for index in np.ndindex(at.shape):
+        up, down = at.copy(), at.copy()
+        up[index] += step
+        down[index] -= step
+        columns.append((np.asarray(function(up)) - np.asarray(function(down))) / (2 * step))
+    return np.stack(columns, -1).reshape(columns[0].shape + at.shape)
+
+
+def normalise(x: np.ndarray, eps: float = EPS, mean=None, rstd=None) -> np.ndarray:
+    """x_hat of one row; a statistic that is given is held fixed, to look at one path alone."""
+    mean = x.mean() if mean is None else mean
+    rstd = 1 / np.sqrt(((x - x.mean()) ** 2).mean() + eps) if rstd is None else rstd
+    return (x - mean) * rstd
+
+
+def check_forward(name: str, s: Sample) -> None:
+    """The forward formulas against PyTorch's own operators."""
+    x = torch.tensor(s.x)
+    variance, mean = torch.var_mean(x, -1, correction=0)
+    ln_out = F.layer_norm(x, [H], torch.tensor(s.gamma), torch.tensor(s.beta), EPS)
+    output = F.linear(ln_out, torch.tensor(s.W), torch.tensor(s.b))
+    claimed, truth = {
+        "mean": (s.mean, mean),
+        "variance": (s.variance, variance),
+        "rstd": (s.rstd, torch.rsqrt(variance + EPS)),
+        "x_hat": (s.x_hat, F.layer_norm(x, [H], eps=EPS)),
+        "ln_out": (s.ln_out, ln_out),
+        "output": (np.einsum("oh,bsh->bso", s.W, s.ln_out) + s.b, output),
+    }[name]
+    np.testing.assert_allclose(claimed, truth.numpy(), rtol=1e-10, atol=1e-12)
+
+
+def check_dln(s: Sample) -> None:
+    np.testing.assert_allclose(s.dln, s.autograd("ln_out")[0], rtol=1e-12)
+    loss = lambda ln_out: (s.dy * (ln_out @ s.W.T + s.b)).sum()  # noqa: E731
+    np.testing.assert_allclose(s.dln, central_difference(loss, s.ln_out), rtol=1e-6, atol=1e-7)
+
+
+def check_g(s: Sample) -> None:
+    x_hat = torch.tensor(s.x_hat, requires_grad=True)
+    output = F.linear(x_hat * torch.tensor(s.gamma) + torch.tensor(s.beta), torch.tensor(s.W))
+    np.testing.assert_allclose(s.g, torch.autograd.grad(output, x_hat, torch.tensor(s.dy))[0], rtol=1e-12)
+    loss = lambda x_hat: (s.dy * ((x_hat * s.gamma + s.beta) @ s.W.T)).sum()  # noqa: E731
+    np.testing.assert_allclose(s.g, central_difference(loss, s.x_hat), rtol=1e-6, atol=1e-7)
+
+
+def check_db(s: Sample) -> None:
+    s.check_gradient("b", np.einsum("bso->o", s.dy))
+
+
+def check_dW(s: Sample) -> None:
+    s.check_gradient("W", np.einsum("bso,bsh->oh", s.dy, s.ln_out))
+
+
+def check_dgamma(s: Sample) -> None:
+    s.check_gradient("gamma", np.einsum("bsh,bsh->h", s.dln, s.x_hat))
+
+
+def check_dbeta(s: Sample) -> None:
+    s.check_gradient("beta", np.einsum("bsh->h", s.dln))
+
+
+def row_jacobian(s: Sample) -> np.ndarray:
+    """d x_hat_j / d x_i of row [0, 0] by autograd, indexed [i, j]."""
+    row = torch.tensor(s.x[0, 0])
+    return torch.autograd.functional.jacobian(lambda x: F.layer_norm(x, [H], eps=EPS), row).numpy().T
+
+
+def check_chain(s: Sample) -> None:
+    np.testing.assert_allclose(row_jacobian(s) @ s.g[0, 0], s.autograd("x")[0][0, 0], rtol=1e-9, atol=1e-11)
+
+
+def check_direct(s: Sample) -> None:
+    x, mean, rstd = s.x[0, 0], s.mean[0, 0], s.rstd[0, 0]
+    differences = central_difference(lambda x: normalise(x, mean=mean, rstd=rstd), x)
+    np.testing.assert_allclose(np.eye(H) * rstd, differences.T, atol=1e-8)
+
+
+def check_dmean(s: Sample) -> None:
+    np.testing.assert_allclose(
+        np.full(H, 1 / H), central_difference(lambda x: x.mean(), s.x[0, 0]), rtol=1e-7
+    )
+
+
+def check_through_mean(s: Sample) -> None:
+    x, rstd = s.x[0, 0], s.rstd[0, 0]
+    both = central_difference(lambda x: normalise(x, rstd=rstd), x)
+    direct = central_difference(lambda x: normalise(x, mean=s.mean[0, 0], rstd=rstd), x)
+    np.testing.assert_allclose(np.full((H, H), -rstd / H), (both - direct).T, atol=1e-7)
+
+
+def check_dvariance(s: Sample) -> None:
+    x, mean = s.x[0, 0], s.mean[0, 0]
+    middle = 2 / H * (x - mean) - 2 / H**2 * (x - mean).sum()
+    end = 2 / H * (x - mean)
+    differences = central_difference(lambda x: x.var(), x)
+    row = torch.tensor(x, requires_grad=True)
+    (autograd,) = torch.autograd.grad(row.var(correction=0), row)
+    for claimed in (middle, end):
+        np.testing.assert_allclose(claimed, autograd.numpy(), rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(claimed, differences, rtol=1e-6, atol=1e-9)
+
+
+def check_drstd(s: Sample) -> None:
+    variance, rstd = s.variance[0, 0], s.rstd[0, 0]
+    t = torch.tensor(variance, requires_grad=True)
+    (autograd,) = torch.autograd.grad(torch.rsqrt(t + EPS), t)
+    difference = central_difference(lambda v: 1 / np.sqrt(v + EPS), np.asarray(variance))
+    for claimed in (-0.5 * (variance + EPS) ** -1.5, -0.5 * rstd**3):
+        np.testing.assert_allclose(claimed, autograd.item(), rtol=1e-12)
+        np.testing.assert_allclose(claimed, difference, rtol=1e-6)
+
+
+def check_through_variance(s: Sample) -> None:
+    x, mean, rstd, x_hat = s.x[0, 0], s.mean[0, 0], s.rstd[0, 0], s.x_hat[0, 0]
+    middle = np.einsum("j,i->ij", x - mean, -0.5 * rstd**3 * 2 / H * (x - mean))
+    end = -rstd / H * np.einsum("i,j->ij", x_hat, x_hat)
+    # Only rstd moves with x: the difference of all paths and of the two others.
+    everything = central_difference(normalise, x)
+    others = central_difference(lambda x: normalise(x, rstd=rstd), x)
+    for claimed in (middle, end):
+        np.testing.assert_allclose(claimed, (everything - others).T, atol=1e-7)
+
+
+def check_jacobian_entry(s: Sample) -> None:
+    rstd, x_hat = s.rstd[0, 0], s.x_hat[0, 0]
+    entry = [[rstd * ((i == j) - 1 / H - x_hat[i] * x_hat[j] / H) for j in range(H)] for i in range(H)]
+    np.testing.assert_allclose(entry, row_jacobian(s), rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(entry, central_difference(normalise, s.x[0, 0]).T, atol=1e-7)
+
+
+def check_jacobian(s: Sample) -> None:
+    rstd, x_hat, one = s.rstd[0, 0], s.x_hat[0, 0], np.ones(H)
+    matrix = rstd * (np.eye(H) - np.outer(one, one) / H - np.outer(x_hat, x_hat) / H)
+    np.testing.assert_allclose(matrix, matrix.T)
+    np.testing.assert_allclose(matrix, row_jacobian(s), rtol=1e-9, atol=1e-11)
+
+
+def check_dx(s: Sample) -> None:
+    c2 = s.g.sum(-1, keepdims=True) / H
+    c1 = (s.g * s.x_hat).sum(-1, keepdims=True) / H
+    s.check_gradient("x", s.rstd[..., None] * (s.g - c2 - s.x_hat * c1))
+
+
+def check_sum_zero(s: Sample) -> None:
+    dx = s.autograd("x")[0]
+    np.testing.assert_allclose(dx.sum(-1), 0, atol=1e-12 * np.abs(dx).max() * H)
+
+
+def check_scale(s: Sample) -> None:
+    for eps in (0.5, 1e-2, EPS):  # where eps is small both sides are, so it is made large first
+        other = Sample(7, eps)
+        left = (other.autograd("x")[0] * other.x_hat).sum(-1)
+        right = eps * other.rstd**3 * (other.g * other.x_hat).sum(-1)
+        np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-12)
+
+
+CHECKS = {
+    **{
+        name: (lambda s, name=name: check_forward(name, s))
+        for name in ("mean", "variance", "rstd", "x_hat", "ln_out", "output")
+    },
+    "dln": check_dln,
+    "g": check_g,
+    "db": check_db,
+    "dW": check_dW,
+    "dgamma": check_dgamma,
+    "dbeta": check_dbeta,
+    "chain": check_chain,
+    "direct": check_direct,
+    "dmean": check_dmean,
+    "through-mean": check_through_mean,
+    "dvariance": check_dvariance,
+    "drstd": check_drstd,
+    "through-variance": check_through_variance,
+    "jacobian-entry": check_jacobian_entry,
+    "jacobian": check_jacobian,
+    "dx": check_dx,
+    "sum-zero": check_sum_zero,
+    "scale": check_scale,
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_formula(name):
+    for seed in range(3):
+        CHECKS[name](Sample(seed))
+
+
+def test_every_display_formula_of_the_derivation_is_named_and_checked():
+    derivation = PAGE.split("## Detailed derivation")[1]
+    assert len(re.findall(r"^\$\$.*\$\$", derivation, re.M)) == len(NAMED) == len(set(NAMED))
+    assert set(NAMED) == set(CHECKS)
+
+
+def test_diagonal_formula_is_wrong():
+    s = Sample(0)
+    diagonal = s.g * s.rstd[..., None] * (1 - 1 / H - s.x_hat**2 / H)
+    truth = s.autograd("x")[0]
+    assert np.abs(diagonal - truth).max() > 0.1 * np.abs(truth).max()
+
+
+def test_two_kernel_mistakes_that_the_page_warns_of_change_the_result():
+    """dW from x_hat instead of the LayerNorm output, and dx without gamma, are told apart by inputs like these."""
+    s = Sample(0)
+    wrong_dW = np.einsum("bso,bsh->oh", s.dy, s.x_hat)
+    assert not np.allclose(wrong_dW, s.autograd("W")[0], rtol=1e-2)
+    c1, c2 = (s.dln * s.x_hat).mean(-1, keepdims=True), s.dln.mean(-1, keepdims=True)
+    assert not np.allclose(s.rstd[..., None] * (s.dln - c2 - s.x_hat * c1), s.autograd("x")[0], rtol=1e-2)
+
+
+def test_heading_of_the_derivation_keeps_its_id():
+    assert "\n## Detailed derivation of LayerNorm backward pass\n" in PAGE

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-VERSION = 3  # raise it when the output changes, so that old cache entries are not used
+VERSION = 5  # raise it when the output changes, so that old cache entries are not used
 FONT_SIZE = 20  # of the drawing, in its own units; the page scales by em, so the value hardly matters
 SIZE_COMMANDS = re.compile(r"\\(?:Huge|huge|LARGE|Large|large|normalsize|small|footnotesize|tiny)\b ?")
 
@@ -67,6 +67,12 @@ def mathml(tex: str, display: bool) -> str:
         lambda digits: f"<mn>{''.join(chr(0x1D7CE + int(digit)) for digit in digits[1])}</mn>",
         maths,
     )
+    # A sign after a relation or an opening bracket is no operator between two terms, and needs less room.
+    maths = re.sub(
+        r'(<mo>=</mo>|<mo[^>]*fence="true"[^>]*>\(</mo>)<mo>−</mo>',
+        r'\1<mo lspace="0" rspace="0.05em">−</mo>',
+        maths,
+    )
     # The combining hat carries its attachment point in the font; the ASCII one floats too high.
     return maths.replace("<mo>^</mo></mover>", "<mo>\u0302</mo></mover>")
 
@@ -89,13 +95,17 @@ def draw(tex: str, display: bool) -> Drawing:
         symbols[symbol[1]] = " ".join(symbol[0].replace('id="', 'id="m-', 1).split())
     body = SYMBOL.sub("", re.search(r"<svg[^>]*>(.*)</svg>", svg, re.S)[1])
     body = body.replace('href="#', 'href="#m-').replace(' fill="black"', "").replace("black", "currentColor")
+    # A combining accent makes ziamath leave an empty margin on the left.
+    ink = min((float(left) for left in re.findall(r'<(?:use|rect)[^>]* x="([-\d.]+)"', body)), default=x)
+    if x < ink - 1:
+        x, width = ink, width - (ink - x)
     # The symbols keep all their digits; where they stand is good to a thousandth of an em.
     body = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", body)
     return Drawing(
         width=width / FONT_SIZE,
         height=height / FONT_SIZE,
         depth=(y + height) / FONT_SIZE,
-        view_box=f"{x:g} {y:g} {width:g} {height:g}",
+        view_box=f"{x:.2f} {y:.2f} {width:.2f} {height:.2f}",
         body=" ".join(body.split()),
         symbols=symbols,
     )

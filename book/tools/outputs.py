@@ -53,7 +53,7 @@ class Record:
     def source(self) -> str:
         """One line for below the block."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"Printed by `{self.command}` on {self.date}, {self.machine}, {versions}."
+        return f"Printed by {self.command} on {self.date}, {self.machine}, {versions}."
 
 
 def load(name: str) -> Record:

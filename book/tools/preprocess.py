@@ -92,6 +92,28 @@ def check_includes(chapter: Chapter, folder: Path) -> None:
                 chapter.fault(include.start(), f"{path} has {count} lines `{keyword}: {anchor}`, not one")
 
 
+def paste(code: str, folder: Path) -> str:
+    """The body of a code fence with its includes replaced by the code, without empty lines around it.
+
+    mdBook would include the same lines, but keep the empty ones that a formatter puts before an ANCHOR_END.
+    """
+
+    def lines(include: re.Match) -> str:
+        file, anchor = folder / include[1], include[2]
+        if not file.is_file() or not re.fullmatch(r"[A-Za-z_][\w-]*", anchor or ""):
+            return include[0]
+        region = re.search(
+            rf"^[^\n]*ANCHOR:\s*{anchor}\s*\n(.*?)^[^\n]*ANCHOR_END:\s*{anchor}\s*$",
+            file.read_text(encoding="utf-8"),
+            re.M | re.S,
+        )
+        if not region:
+            return include[0]
+        return "\n".join(line for line in region[1].splitlines() if "ANCHOR" not in line).strip("\n")
+
+    return INCLUDE.sub(lines, code)
+
+
 def command_tabs(body: str, tasks: dict[str, set[str]], indent: str) -> tuple[str, list[str]]:
     """The tabs for a `run` fence, and the tasks in it that are unknown."""
     commands = [line.strip() for line in body.splitlines() if line.strip()]
@@ -116,11 +138,12 @@ def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
         chapter.fault(fence.start(), f"no recorded output {name}: run book/tools/outputs.py")
         return fence[0]
     ticks = fence["ticks"]
-    return f'{ticks}text\n{record.text}{ticks}\n\n<p class="output-source">{html.escape(record.source())}</p>'
+    source = html.escape(record.source()).replace(record.command, f"<code>{record.command}</code>")
+    return f'{ticks}text\n{record.text}{ticks}\n\n<p class="output-source">{source}</p>'
 
 
-def transform(chapter: Chapter, maths: PageMaths, tasks: dict[str, set[str]]) -> str:
-    """The chapter with formulas drawn, tabs made and empty summaries labelled."""
+def transform(chapter: Chapter, folder: Path, maths: PageMaths, tasks: dict[str, set[str]]) -> str:
+    """The chapter with formulas drawn, tabs made, code pasted and empty summaries labelled."""
 
     def replace(token: re.Match) -> str:
         if token["summary"]:
@@ -134,6 +157,8 @@ def transform(chapter: Chapter, maths: PageMaths, tasks: dict[str, set[str]]) ->
             return tabs
         if token["ticks"] and token["info"].startswith("output "):
             return printed_output(chapter, token, token["info"].removeprefix("output ").strip())
+        if token["ticks"]:
+            return paste(token[0], folder)
         tex = token["display"] or token["display_public"] or token["inline"] or token["inline_public"]
         if tex is None:
             return token[0]
@@ -154,11 +179,12 @@ def transform(chapter: Chapter, maths: PageMaths, tasks: dict[str, set[str]]) ->
 
 def process(chapter: Chapter, book_folder: Path, tasks: dict[str, set[str]]) -> str:
     """Checks and transforms one chapter; faults are collected in it."""
-    check_includes(chapter, (book_folder / chapter.path).parent)
+    folder = (book_folder / chapter.path).parent
+    check_includes(chapter, folder)
     for position, message in unknown_commands(chapter.text, tasks):
         chapter.fault(position, message)
     maths = PageMaths(book_folder / ".cache" / "maths")
-    text = transform(chapter, maths, tasks)
+    text = transform(chapter, folder, maths, tasks)
     return f"{text}\n\n{maths.sprite()}\n{MARKER}\n"
 
 

@@ -9,12 +9,12 @@ from conftest import BOOK, ROOT
 
 
 def test_usage_example_of_the_overview_runs():
-    """It asserts by itself that the fused function and PyTorch agree; the shapes are the chapter's."""
+    """It compares itself with PyTorch; what it prints last says that it got there."""
     run = subprocess.run(
         [sys.executable, BOOK / "examples" / "usage.py"], cwd=ROOT, text=True, capture_output=True
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[-1] == "x: (4, 4, 8) W: (16, 8) gamma: (8,)"
+    assert run.stdout.splitlines()[-1] == "all three agree with PyTorch"
 
 
 def shown_outputs() -> set[str]:

@@ -18,25 +18,32 @@ from harness.vgpu.machine import VirtualGPU
 KERNELS = Path(__file__).parent / "kernels"
 
 
+def kept(name: str, sources: list[Path], make) -> str:
+    """make(), kept in the temporary folder as long as the source files stay the same."""
+    digest = hashlib.sha256(b"".join(str(p).encode() + p.read_bytes() for p in sources)).hexdigest()[:16]
+    file = Path(tempfile.gettempdir()) / f"vgpu-test-ptx-{os.getuid()}" / f"{name}-{digest}.txt"
+    if not file.exists():
+        text = make()
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(text)
+        part.replace(file)
+    return file.read_text()
+
+
 @functools.cache
 def compiled(file: str) -> dict[str, str]:
-    """Kernel name -> PTX for one file of tests/vgpu/kernels, which prints them all. Kept in the temporary folder."""
+    """Kernel name -> PTX for one file of tests/vgpu/kernels, which prints them all after lines `//==NAME`."""
     source = (KERNELS / file).resolve()
-    key = hashlib.sha256(source.read_bytes() + str(source).encode()).hexdigest()[:16]
-    kept = Path(tempfile.gettempdir()) / f"vgpu-test-ptx-{os.getuid()}" / f"{source.stem}-{key}.txt"
-    if not kept.exists():
+
+    def make() -> str:
         mojo = shutil.which("mojo") or str(Path(sys.executable).parent / "mojo")
         done = subprocess.run([mojo, "run", "-g1", str(source)], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
-        kept.parent.mkdir(mode=0o700, exist_ok=True)
-        part = kept.with_suffix(f".{os.getpid()}")
-        part.write_text(done.stdout)
-        part.replace(kept)
-    out = {}
-    for part in kept.read_text().split("//==")[1:]:
-        name, _, ptx = part.partition("\n")
-        out[name.strip()] = ptx
-    return out
+        return done.stdout
+
+    parts = (part.partition("\n") for part in kept(source.stem, [source], make).split("//==")[1:])
+    return {name.strip(): ptx for name, _, ptx in parts}
 
 
 def line_of(file: str, text: str, nth: int = 0) -> int:

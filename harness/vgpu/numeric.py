@@ -267,6 +267,11 @@ def fmax(a, b):
     return np.where((a == b) & (a == 0), np.where(np.signbit(a), b, a), np.fmax(a, b))
 
 
+def keep_nan(a, b, x):
+    """x, or NaN where a or b is NaN."""
+    return np.where((a != a) | (b != b), x.dtype.type(np.nan), x)
+
+
 def flush(x):
     """Subnormal float32 to zero of the same sign (`.ftz`)."""
     return np.where(np.abs(x) < f4(1.1754943508222875e-38), np.copysign(x.dtype.type(0), x), x)

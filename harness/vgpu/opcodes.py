@@ -226,8 +226,10 @@ def minmax(w: Writer, i: Instr):
     if "relu" in i.mods:
         raise UnsupportedInstruction(i, "modifier .relu")
     t = type_of(i)
-    if t[0] in "su" or t in ("s16x2", "u16x2") or "NaN" in i.mods:
+    if t[0] in "su":
         _binary(w, i, t, lambda a, b: f"np.{i.op}imum({a}, {b})")
+    elif "NaN" in i.mods:
+        _binary(w, i, t, lambda a, b: f"nm.keep_nan({a}, {b}, nm.f{i.op}({a}, {b}))")
     else:
         _binary(w, i, t, lambda a, b: f"nm.f{i.op}({a}, {b})")
 

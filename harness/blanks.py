@@ -118,14 +118,6 @@ def outside(text: str, name: str = "the file") -> str:
     return join(pieces, {piece.id: () for piece in pieces if isinstance(piece, Blank)})
 
 
-def untouched(problem: str, solution: str, name: str = "the file") -> dict[str, Blank]:
-    """The blanks of a problem file that still are what `skeleton` made of them, by id.
-
-    A blank that holds nothing but comments and empty lines counts as untouched too.
-    """
-    return {id: blank for id, blank in find(problem, name).items() if blank.size == 0}
-
-
 def sources(folder: Path) -> list[Path]:
     """The source files of a puzzle folder that problems are made from, relative to it, in a fixed order."""
     return sorted(

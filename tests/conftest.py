@@ -1,0 +1,104 @@
+"""Shared by the tests of the harness: the puzzle, its op packages, one compiled graph a dtype, and a command line to call.
+
+Graphs come from and go to the workbook's own cache, so that a test run compiles each of them once.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def puzzle():
+    """Puzzle 22."""
+    from harness.puzzles.p22 import PUZZLE
+
+    return PUZZLE
+
+
+@pytest.fixture(scope="session")
+def solution():
+    """The solution's op package."""
+    from harness.packages import OpPackage
+
+    return OpPackage(ROOT / "solutions" / "p22" / "op")
+
+
+@pytest.fixture(scope="session")
+def program(puzzle, solution) -> Callable:
+    """dtype -> the CPU graph that a run of the solution uses; every test that asks for it shares it."""
+    from harness import workbook
+    from harness.devices.targets import cpu
+
+    @functools.cache
+    def load(dtype: str):
+        options = workbook.Options(puzzle, root="solutions", dtype=dtype)
+        return workbook.load(options, solution, cpu(), lambda target: None)
+
+    return load
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command line came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """Standard output, line by line."""
+        return self.out.splitlines()
+
+
+@pytest.fixture
+def command_line(capsys) -> Callable[..., Finished]:
+    """Calls the command line in this process, in the checkout: arguments -> exit code and output."""
+    from harness.cli import main
+
+    def call(*arguments: str) -> Finished:
+        before = os.getcwd()
+        os.chdir(ROOT)
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # --help
+            code = stop.code or 0
+        finally:
+            os.chdir(before)
+        return Finished(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def copied_package(tmp_path, solution) -> Iterator["PackageCopy"]:
+    """A copy of the solution's op package that a test may damage."""
+    copy = PackageCopy(tmp_path / "op")
+    copy.path.mkdir()
+    for file in solution.files:
+        (copy.path / file.name).write_text(file.read_text())
+    return copy
+
+
+@dataclass
+class PackageCopy:
+    """A folder with Mojo files and how to change them."""
+
+    path: Path
+    source: str = field(default="layernorm_linear.mojo")
+
+    def replace(self, old: str, new: str, file: str = "") -> int:
+        """Replaces a text that stands in the file exactly once; returns the number of its first line."""
+        path = self.path / (file or self.source)
+        text = path.read_text()
+        assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {path.name}"
+        path.write_text(text.replace(old, new))
+        return text[: text.index(old)].count("\n") + 1

@@ -292,7 +292,7 @@ def test_unknown_algorithm():
 def test_device_without_a_kernel():
     with FakeTensorMode():
         inputs = [torch.empty(tensor.shape, device="mps") for tensor in make_inputs()]
-        with pytest.raises(NotImplementedError, match="x: expected a tensor on a CPU or .* got one on mps"):
+        with pytest.raises(NotImplementedError, match=r"x: expected a tensor on a CPU or .* got one on mps"):
             fused_layernorm_linear(*inputs)
 
 
@@ -470,14 +470,14 @@ def test_gpu_any_stream():
 def test_gpu_capture_is_refused():
     inputs = make_inputs(device="cuda", requires_grad=False)
     fused_layernorm_linear(*inputs)
-    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            fused_layernorm_linear(*inputs)
+    refused = pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph")
+    with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        fused_layernorm_linear(*inputs)
 
 
 @gpu
 def test_gpu_and_cpu_tensors_do_not_mix():
     inputs = make_inputs(device="cuda")
     inputs[4] = inputs[4].detach().cpu()
-    with pytest.raises(ValueError, match="linear_bias: expected a tensor on cuda:0, .* got one on cpu"):
+    with pytest.raises(ValueError, match=r"linear_bias: expected a tensor on cuda:0, .* got one on cpu"):
         fused_layernorm_linear(*inputs)

@@ -1,0 +1,97 @@
+"""The built wheel works outside the checkout: it carries the solution kernels, and a training step runs from it."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from harness.roots import CHECKOUT
+
+TRAINING_STEP = """
+import sys
+from pathlib import Path
+
+import torch
+import harness
+
+checkout = Path(sys.argv[1])
+assert Path(harness.__file__).is_relative_to(sys.prefix), harness.__file__
+assert not any(Path(entry).resolve() == checkout for entry in sys.path), sys.path
+
+torch.manual_seed(0)
+reference = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
+layer = harness.LayerNormLinear(8, 4)
+layer.load_state_dict(reference.state_dict())
+x, target = torch.randn(2, 3, 8), torch.randn(2, 3, 4)
+losses = {}
+for model in (layer, reference):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = torch.nn.functional.mse_loss(model(x), target)
+    before.backward()
+    optimizer.step()
+    losses[model] = before.item(), torch.nn.functional.mse_loss(model(x), target).item()
+torch.testing.assert_close(losses[layer], losses[reference])
+assert losses[layer][1] < losses[layer][0]
+print("trained from", harness.__file__)
+"""
+
+
+def run(*command, **options):
+    """Runs a command outside the checkout, without what would lead Python back into it."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))
+    }
+    result = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=300, env=environment, **options
+    )
+    assert result.returncode == 0, f"{command[0]} failed\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built by the build backend itself."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=CHECKOUT)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The Python of a fresh environment that holds the wheel; torch and MAX are lent from this one.
+
+    A folder named in a .pth file joins the path without its own .pth files being read, so this environment's
+    editable install of the checkout stays behind.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", folder)
+    python = folder / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel, cwd=folder)
+    packages = Path(
+        run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    )
+    lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (packages / "lent.pth").write_text("\n".join(sorted(lent)) + "\n")
+    return python
+
+
+def test_wheel_carries_the_solutions(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for file in (CHECKOUT / "solutions" / "p22" / "op").glob("*.mojo"):
+        assert f"harness/_solutions/p22/op/{file.name}" in names
+    assert not any(name.startswith(("tests/", "problems/", "solutions/")) for name in names)
+
+
+def test_a_training_step_outside_the_checkout(installed, tmp_path):
+    script = tmp_path / "step.py"
+    script.write_text(TRAINING_STEP)
+    assert "trained from" in run(installed, script, CHECKOUT, cwd=tmp_path)
+
+
+def test_the_command_line_is_installed(installed, tmp_path):
+    assert "--backward" in run(installed.parent / "workbook", "p22", "--help", cwd=tmp_path)

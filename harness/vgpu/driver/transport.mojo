@@ -21,6 +21,8 @@ comptime S_MUTEX = 1  # 40 bytes on x86-64, 48 on aarch64
 comptime S_CALLBACK = 8
 comptime S_SOCKET = 9  # file descriptor + 1, so that zero means none
 comptime S_PID = 10  # the process that connected: a forked child must not use the connection
+comptime S_MAIN_INSIDE = 11  # whether the main thread is in the Python callback
+comptime S_PYTHON = 12  # four functions of Python's C interface, in the order of `call_python`
 
 # Operations; device.py has the same list, and a test compares the two.
 comptime OP_HELLO = 1
@@ -51,7 +53,6 @@ comptime INVALID_VALUE = Int32(1)
 comptime NOT_INITIALIZED = Int32(3)
 comptime NO_DEVICE = Int32(100)
 comptime OPERATING_SYSTEM = Int32(304)
-comptime LAUNCH_FAILED = Int32(719)
 comptime NOT_SUPPORTED = Int32(801)
 comptime UNKNOWN = Int32(999)
 
@@ -158,6 +159,35 @@ def locked_connect() -> Int32:
     return result
 
 
+def call_python(callback: Int, raw: Int) -> Int32:
+    """Call the ctypes callback.
+
+    A buffer may be freed while an exception travels up through the interpreter: then the callback would run with
+    that exception set, and lose it. So it is put aside: PyGILState_Ensure, PyErr_Fetch, call, PyErr_Restore,
+    PyGILState_Release.
+    """
+    var ensure = state(S_PYTHON)[]
+    var fetch = state(S_PYTHON + 1)[]
+    var restore = state(S_PYTHON + 2)[]
+    var release = state(S_PYTHON + 3)[]
+    var on_main = external_call["gettid", Int32]() == external_call["getpid", Int32]()
+    var gil = Pointer(to=ensure).unsafe_bitcast[def() abi("C") thin -> Int32]()[]()
+    var error = Array[Int, 3](fill=0)
+    var at_error = Int(Pointer(to=error).unsafe_bitcast[Int]())
+    Pointer(to=fetch).unsafe_bitcast[def(Int, Int, Int) abi("C") thin -> None]()[](at_error, at_error + 8, at_error + 16)
+    if on_main:
+        state(S_MAIN_INSIDE)[] = 1
+    var result = Pointer(to=callback).unsafe_bitcast[def(Int) abi("C") thin -> Int32]()[](raw)
+    if on_main:
+        state(S_MAIN_INSIDE)[] = 0
+    Pointer(to=restore).unsafe_bitcast[def(Int, Int, Int) abi("C") thin -> None]()[](
+        at[Int](at_error)[], at[Int](at_error + 8)[], at[Int](at_error + 16)[]
+    )
+    _ = error
+    Pointer(to=release).unsafe_bitcast[def(Int32) abi("C") thin -> None]()[](gil)
+    return result
+
+
 struct Request:
     """One call: operation, input bytes, room for output bytes, up to eleven arguments.
 
@@ -192,11 +222,12 @@ struct Request:
         var result: Int32
         if callback != 0:
             # No lock is held here: the callback may wait for the interpreter lock, whose owner may wait for us.
-            result = Pointer(to=callback).unsafe_bitcast[def(Int) abi("C") thin -> Int32]()[](raw)
+            result = call_python(callback, raw)
             if result == INTERRUPTED:
                 # An exception cannot pass through C: repeat the signal, and Python raises it once we have returned.
+                # Success, because an error would be raised first and hide it.
                 _ = external_call["raise", Int32](SIGINT)
-                result = LAUNCH_FAILED
+                result = SUCCESS
         elif state(S_SOCKET)[] != 0:
             _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
             result = self.over_socket(raw)

@@ -97,7 +97,7 @@ def test_cache_folder_that_cannot_be_written(tmp_path, monkeypatch):
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
     monkeypatch.setenv("WORKBOOK_CACHE", str(in_the_way))
-    with pytest.raises(build.DriverBuildError, match="cannot write the cache folder .*set WORKBOOK_CACHE"):
+    with pytest.raises(build.DriverBuildError, match=r"cannot write the cache folder .*set WORKBOOK_CACHE"):
         build.build()
 
 
@@ -106,7 +106,7 @@ def test_library_that_does_not_compile(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "HERE", tmp_path)
     monkeypatch.setattr(build, "LIBRARIES", {"libcuda.so.1": "broken.mojo"})
-    with pytest.raises(build.DriverBuildError, match="mojo could not build libcuda.so.1: .*failed"):
+    with pytest.raises(build.DriverBuildError, match=r"mojo could not build libcuda\.so\.1: .*failed"):
         build.build()
     assert list((tmp_path / "cache" / "vgpu-driver").iterdir()) == []
 

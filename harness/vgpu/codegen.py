@@ -15,7 +15,7 @@ import numpy as np
 from . import numeric
 from .errors import UnsupportedInstruction
 from .memory import NOWHERE, Extent, Space
-from .program import Block, Program
+from .program import Block, Program, registers
 from .ptx import WIDTH, Imm, Instr, Mem, Reg, Sym
 
 KIND = {"pred": "p", "b128": "u8"}
@@ -328,6 +328,8 @@ class Writer:
         }
         out = []
         for r in self.block.stores:
+            if self.block.kind == "barrier" and r in registers(self.block.term.args[0]):
+                continue  # the result of bar.red, which the executor stores when the barrier is passed
             if r.startswith("return_"):
                 out.append((r, f"c_u4_{self.block.succs[1]}", f"c_u4_{self.block.succs[1]}"))
                 self.code.constant("u4", self.block.succs[1])

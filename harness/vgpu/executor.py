@@ -36,6 +36,12 @@ class Trap(Exception):
         self.block, self.batch, self.positions = block, batch, positions
 
 
+def _plain(value) -> bool:
+    """Whether a barrier's (number, thread count, predicate) is that of `bar.sync 0`."""
+    number, count, predicate = value
+    return count is None and predicate is None and not isinstance(number, str) and np.ndim(number) == 0
+
+
 class Batch(WarpOps):
     """Some thread blocks of one launch, their registers and their shared and local memory."""
 
@@ -203,10 +209,7 @@ class Batch(WarpOps):
             elif kind == "branch":
                 self.branch(block, value, L, pending)
             elif kind == "barrier":
-                if value[2] is not None or value[1] is not None or value[0] != 0 or L is not None or pending:
-                    self.waiting.append((index, L, value))
-                else:
-                    self.waiting.append((index, None, value))
+                self.waiting.append((index, L, value))
                 if len(self.waiting) == 1 and not pending:
                     self.release(pending)
             elif kind == "call":
@@ -290,7 +293,7 @@ class Batch(WarpOps):
         if not self.waiting:
             return False
         first = self.waiting[0]
-        if len(self.waiting) == 1 and first[1] is None and not pending and first[2] == (0, None, None):
+        if len(self.waiting) == 1 and first[1] is None and not pending and _plain(first[2]):
             self.waiting = []
             self.passed(None)
             self.note_exited(first[0], None)

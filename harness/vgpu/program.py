@@ -118,9 +118,8 @@ class Program:
         self.param_bytes = 0
         self._index: dict[str, int] = {}
         self._entry_block: dict[int, int] = {}
-        self._frames: dict[
-            str, tuple[int, int]
-        ] = {}  # parameter name of a device function -> (offset, bytes)
+        # (device function, parameter or return value) -> offset in local memory
+        self._frames: dict[tuple[str, str], int] = {}
         self.specials: set[str] = set()
         for p in entry.params:
             align = max(p.align, 1)
@@ -154,7 +153,7 @@ class Program:
         if not f.is_entry:
             self.regs[f"return_{number}"] = "b32"
             for p in [*f.params, *f.returns]:
-                self._frames[p.name] = self._local(number, p.name, p.nbytes)
+                self._frames[f.name, p.name] = self._local(number, p.name, p.nbytes)[0]
         for v in f.variables.values():
             if v.space == "local":
                 self._local(number, v.name, v.nbytes)
@@ -193,7 +192,7 @@ class Program:
         self._entry_block[number] = block.index
         fixups: list[tuple[Block, list[str]]] = []
         pending: list[tuple[Instr, str, int]] = []  # st.param before the call they belong to
-        last_call: dict[str, tuple[int, int]] = {}
+        last_call: dict[str, int] = {}  # variable for a call's result -> offset
         for position, instr in enumerate(f.body):
             if position in starts and position != 0 and (block.instrs or block.term or position not in at):
                 new = self._block(number)
@@ -286,12 +285,12 @@ class Program:
             raise LinkError(f"PTX line {instr.line}: call of unknown external function {name}")
         if name in BUILTINS:
             for p in [*callee.params, *callee.returns]:
-                if p.name not in self._frames:
-                    self._frames[p.name] = self._local(number, p.name, p.nbytes)
+                if (name, p.name) not in self._frames:
+                    self._frames[name, p.name] = self._local(number, p.name, p.nbytes)[0]
             block.kind, block.succs = "jump", [after.index]
             builtin = Instr("builtin", (name,), (), None, instr.line, instr.loc)
             builtin.args = tuple(
-                Sym(p.name, self._frames[p.name][0]) for p in [*callee.params, *callee.returns]
+                Sym(p.name, self._frames[name, p.name]) for p in [*callee.params, *callee.returns]
             )
             block.instrs.append(builtin)
             block.term = None
@@ -302,10 +301,10 @@ class Program:
         for given, parameter in zip(params, callee.params, strict=True):
             for store, variable, _ in pending:
                 if variable == given.name:
-                    place = self._frames[parameter.name][0]
+                    place = self._frames[name, parameter.name]
                     store.args = (Mem(None, place + store.args[0].offset), *store.args[1:])
         for given, parameter in zip(returns, callee.returns, strict=True):
-            last_call[given.name] = self._frames[parameter.name]
+            last_call[given.name] = self._frames[name, parameter.name]
         pending.clear()
 
     def _renamed(self, i: Instr, number: int, f: Function, pending, last_call) -> Instr:
@@ -332,16 +331,15 @@ class Program:
         if i.op in ("ld", "st") and space:
             mem = i.args[1] if i.op == "ld" else i.args[0]
             base = mem.base.name if isinstance(mem.base, Sym) else None
-            if i.op == "st":
-                out.mods = tuple("frame" if m is space else m for m in i.mods)
-                out.args = (Mem(None, mem.offset), *args[1:])
+            in_frame = tuple("frame" if m is space else m for m in i.mods)
+            if (f.name, base) in self._frames:  # a parameter or return value of this function itself
+                place = Mem(None, self._frames[f.name, base] + mem.offset)
+                out.mods, out.args = in_frame, (args[0], place) if i.op == "ld" else (place, *args[1:])
+            elif i.op == "st":  # an argument: its place is known when the call comes
+                out.mods, out.args = in_frame, (Mem(None, mem.offset), *args[1:])
                 pending.append((out, base, mem.offset))
             elif base in last_call:
-                out.mods = tuple("frame" if m is space else m for m in i.mods)
-                out.args = (args[0], Mem(None, last_call[base][0] + mem.offset))
-            elif base is not None and base in self._frames and not f.is_entry:
-                out.mods = tuple("frame" if m is space else m for m in i.mods)
-                out.args = (args[0], Mem(None, self._frames[base][0] + mem.offset))
+                out.mods, out.args = in_frame, (args[0], Mem(None, last_call[base] + mem.offset))
         return out
 
     def _returns(self):

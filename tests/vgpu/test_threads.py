@@ -1,0 +1,450 @@
+"""Hand-written PTX for memory, atomics, warps, barriers, calls and clusters: what threads do to each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_tools import Bench
+from ptx_tools import HEADER, covers, kernel, run
+
+from harness.vgpu.machine import InvalidPTX, UnsupportedInstruction
+
+U4, I4, F4 = np.uint32, np.int32, np.float32
+rng = np.random.default_rng(5)
+
+
+def words(n=64, high=1 << 32):
+    return rng.integers(0, high, n, np.uint64).astype(U4)
+
+
+# -- memory -------------------------------------------------------------------------------------------------
+@covers("ld", "st")
+@pytest.mark.parametrize("kind", ["weak", "volatile", "relaxed.gpu", "acquire.sys"])
+def test_load_store_widths(kind):
+    x = words()
+    release = {"acquire.sys": "release.sys", "weak": "weak"}.get(kind, kind)
+    body = f"""
+    ld.{kind}.global.u8 %r1, [%a1];  ld.{kind}.global.s8 %r2, [%a1+1];  ld.{kind}.global.u16 %h1, [%a1+2];
+    cvt.u32.u16 %r3, %h1;  shl.b32 %r3, %r3, 16;  and.b32 %r2, %r2, 0xFF00FF;  shl.b32 %r4, %r2, 8;
+    add.u32 %y0, %r3, %r1;  st.{release}.global.u8 [%a0], %r1;"""
+    (got,) = run(body, [x], ["u4"])
+    np.testing.assert_array_equal(got, x & 0xFFFF00FF)
+
+
+@covers("ld", "st")
+def test_vectors_in_shared_memory():
+    x = words()
+    declare = ".shared .align 16 .b8 s[1024];"
+    body = """
+    mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 16, %r1;  add.u32 %r5, %x0, 1;  add.u32 %r6, %x0, 2; add.u32 %r7, %x0, 3;
+    st.shared.v4.b32 [%r1], {%x0, %r5, %r6, %r7};  bar.sync 0;
+    xor.b32 %r2, %t2, 1;  mov.u32 %r1, s;  mad.lo.u32 %r1, %r2, 16, %r1;
+    ld.shared.v2.b64 {%d1, %d2}, [%r1];  shr.u64 %d2, %d2, 32;  cvt.u32.u64 %y0, %d2;"""
+    (got,) = run(body, [x], ["u4"], declare=declare)
+    np.testing.assert_array_equal(got, x.reshape(-1, 2)[:, ::-1].ravel() + 3)
+
+
+@covers("cvta", "isspacep", "ld", "st")
+def test_generic_addresses_of_three_spaces():
+    """Each third of the threads follows a generic pointer into global, shared or local memory."""
+    x = words(96)
+    declare = ".shared .align 4 .b8 s[1024]; .local .align 4 .b8 l[16];"
+    body = """
+    mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 4, %r1;  add.u32 %r2, %x0, 1;  st.shared.b32 [%r1], %r2;
+    add.u32 %r2, %x0, 2;  st.local.b32 [l+4], %r2;
+    cvt.u64.u32 %d1, %r1;  cvta.shared.u64 %d1, %d1;  mov.b64 %d2, l;  cvta.local.u64 %d2, %d2;  add.u64 %d2, %d2, 4;
+    rem.u32 %r3, %t2, 3;  setp.eq.u32 %p1, %r3, 0;  setp.eq.u32 %p2, %r3, 1;
+    selp.b64 %d3, %d1, %d2, %p2;  selp.b64 %d3, %a1, %d3, %p1;
+    ld.b32 %r4, [%d3];  isspacep.shared %p3, %d3;  isspacep.global %p4, %d3;  isspacep.local %p5, %d3;
+    selp.u32 %r5, 10, 0, %p3;  selp.u32 %r6, 20, 0, %p4;  selp.u32 %r7, 40, 0, %p5;
+    add.u32 %y0, %r4, %r5;  add.u32 %y0, %y0, %r6;  add.u32 %y0, %y0, %r7;
+    cvta.to.shared.u64 %d4, %d1;  @%p2 st.b32 [%d3], %r6;"""
+    (got,) = run(body, [x], ["u4"], declare=declare, block=96)
+    np.testing.assert_array_equal(got, x + np.tile(np.array([20, 11, 42], U4), 32))
+
+
+@covers("ld", "mov")
+def test_module_variables_and_computed_parameters():
+    text = kernel(
+        """mov.u64 %d1, table;  and.b32 %r1, %i, 3;  mad.wide.u32 %d1, %r1, 4, %d1;  ld.global.u32 %r2, [%d1];
+        ld.const.u32 %r3, [scale];  mul.lo.u32 %y0, %r2, %r3;
+        mov.b64 %d2, q0;  mad.wide.u32 %d2, %r1, 0, %d2;  ld.param.u64 %d3, [%d2];  st.global.u32 [next+4], %r3;
+        ld.global.u64 %d4, [next+8];  ld.global.u32 %r4, [%d4];  add.u32 %y0, %y0, %r4;""",
+        0, 1, widths_in=[], widths_out=[4],
+    )  # fmt: skip
+    declared = """.global .align 4 .u32 table[4] = {10, 20, 30, 40};\n.const .align 4 .u32 scale = 3;
+    .global .align 8 .u64 next[2] = {1, table};\n"""
+    bench = Bench()
+    o = bench.empty("o", 32, U4)
+    bench.run(text.replace(".visible", declared + ".visible"), 1, 32, o)
+    np.testing.assert_array_equal(bench.get(o), np.tile([40, 70, 100, 130], 8))
+
+
+# -- atomics ------------------------------------------------------------------------------------------------
+def sequential(op: str, old: int, v: int, extra: int = 0) -> int:
+    s = lambda a: a - (1 << 32) if a >> 31 else a  # noqa: E731
+    return {
+        "add.u32": (old + v) & 0xFFFFFFFF, "min.s32": old if s(old) < s(v) else v, "max.u32": max(old, v),
+        "and.b32": old & v, "or.b32": old | v, "xor.b32": old ^ v, "exch.b32": v,
+        "cas.b32": extra if old == v else old, "inc.u32": 0 if old >= v else old + 1,
+        "dec.u32": v if old == 0 or old > v else old - 1,
+    }[op]  # fmt: skip
+
+
+@covers("atom")
+@pytest.mark.parametrize("space", ["global", "shared", "generic"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "add.u32",
+        "min.s32",
+        "max.u32",
+        "and.b32",
+        "or.b32",
+        "xor.b32",
+        "exch.b32",
+        "cas.b32",
+        "inc.u32",
+        "dec.u32",
+    ],
+)
+def test_atomics_with_results(op, space):
+    """Thread order: the returned values are those of the sequential execution."""
+    x = words(64, 1 << 32) if op not in ("inc.u32", "dec.u32", "cas.b32") else words(64, 4)
+    y = words(64, 4)
+    declare = ".shared .align 4 .b8 s[64];"
+    extra = ", %x1" if op.startswith("cas") else ""
+    place = {"global": "%d2", "shared": "%d1", "generic": "%d3"}[space]
+    dot = "" if space == "generic" else f".{space}"
+    body = f"""
+    and.b32 %r1, %t2, 3;  mov.u64 %d1, s;  mad.wide.u32 %d1, %r1, 4, %d1;  ld.param.u64 %d2, [q1];
+    mad.wide.u32 %d2, %r1, 4, %d2;  cvta.shared.u64 %d3, %d1;
+    setp.lt.u32 %p1, %t2, 4;  @%p1 st.shared.u32 [%d1], 2;  @%p1 st.global.u32 [%d2], 2;  bar.sync 0;
+    atom.relaxed.gpu{dot}.{op} %y0, [{place}], %x0{extra};  bar.sync 0;  mov.u32 %y1, 0;
+    ld{dot}.u32 %r2, [{place}];  @%p1 mov.u32 %y1, %r2;  bar.sync 0;"""
+    # y1 is array 1: its first four words are the global cells, written again at the end
+    got, cells = run(body, [x, y], ["u4", "u4"], declare=declare)
+    memory, want = [2] * 4, []
+    for t in range(64):
+        want.append(memory[t & 3])
+        memory[t & 3] = sequential(op, memory[t & 3], int(x[t]), int(y[t]))
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(cells[:4], memory)
+
+
+@covers("red")
+@pytest.mark.parametrize(
+    "kind,dtype", [("f32", F4), ("f64", np.float64), ("u64", np.uint64), ("f16x2", U4), ("bf16x2", U4)]
+)
+def test_reductions_without_result(kind, dtype):
+    n = 64
+    x = rng.integers(0, 8, n).astype(dtype)
+    given = x
+    if kind == "f16x2":
+        given = np.stack([x, x + 1], 1).astype(np.float16).view(U4).ravel()
+    elif kind == "bf16x2":
+        given = ((np.stack([x, x + 1], 1).astype(F4).view(U4)) >> 16).astype(np.uint16).view(U4).ravel()
+    width = given.dtype.itemsize
+    noftz = ".noftz" if "x2" in kind else ""
+    text = kernel(
+        f"ld.param.u64 %d1, [q0]; red.relaxed.gpu.global.add{noftz}.{kind} [%d1], %x0; bar.sync 0; ld.global.b{8 * width} %y0, [%a0];",
+        1, 1, widths_in=[width], widths_out=[width],
+    )  # fmt: skip
+    bench = Bench()
+    o, a = bench.place("o", np.zeros(n, given.dtype)), bench.place("a", given)
+    bench.run(text.replace("st.global", "// st.global"), 1, n, o, a)
+    total = bench.get(o)[:1]
+    if kind == "f16x2":
+        np.testing.assert_array_equal(total.view(np.float16), [x.sum(), (x + 1).sum()])
+    elif kind == "bf16x2":
+        values = (total.view(np.uint16).astype(U4) << 16).view(F4)
+        np.testing.assert_allclose(values, [x.sum(), (x + 1).sum()], rtol=0.02)
+    else:
+        assert total[0] == x.sum()
+
+
+# -- warps --------------------------------------------------------------------------------------------------
+@covers("shfl")
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+@pytest.mark.parametrize("width", [32, 8])
+def test_shuffle(mode, width):
+    x = words(96)
+    b, c = 3, (32 - width) << 8 | (0 if mode == "up" else 31)
+    (got, inside) = run(
+        f"shfl.sync.{mode}.b32 %y0|%p1, %x0, {b}, {c}, -1; selp.u32 %y1, 1, 0, %p1;",
+        [x],
+        ["u4", "u4"],
+        block=96,
+    )
+    want, ok = [], []
+    for t in range(96):
+        lane, base = t % 32, t - t % 32
+        low = lane - lane % width
+        j = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": low + b % width}[mode]
+        fine = j >= low if mode == "up" else j < low + width
+        want.append(x[base + (j if fine else lane)])
+        ok.append(int(fine))
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(inside, ok)
+
+
+@covers("vote", "activemask", "elect")
+def test_votes_of_some_lanes():
+    """Only even lanes take part: everything is about them."""
+    x = words(64, 4)
+    body = """
+    and.b32 %r1, %t2, 1;  setp.eq.u32 %p1, %r1, 0;  mov.u32 %y0, 0;  mov.u32 %y1, 0;  mov.u32 %y2, 0;
+    @!%p1 bra done;
+    setp.gt.u32 %p2, %x0, 0;  vote.sync.ballot.b32 %y0, %p2, 0x55555555;  activemask.b32 %y1;
+    vote.sync.any.pred %p3, %p2, 0x55555555;  vote.sync.all.pred %p4, %p2, 0x55555555;
+    vote.sync.uni.pred %p5, %p2, 0x55555555;  elect.sync %r2|%p6, 0x55555555;
+    selp.u32 %y2, 1, 0, %p3;  selp.u32 %r3, 2, 0, %p4;  selp.u32 %r4, 4, 0, %p5;  selp.u32 %r5, 8, 0, %p6;
+    add.u32 %y2, %y2, %r3;  add.u32 %y2, %y2, %r4;  add.u32 %y2, %y2, %r5;
+    done:"""
+    ballot, active, rest = run(body, [x], ["u4", "u4", "u4"])
+    for t in range(0, 64, 2):
+        base = t - t % 32
+        yes = sum(1 << k for k in range(0, 32, 2) if x[base + k] > 0)
+        everybody = yes == 0x55555555
+        assert ballot[t] == yes and active[t] == 0x55555555
+        assert rest[t] == int(yes != 0) + 2 * everybody + 4 * (everybody or yes == 0) + 8 * (t % 32 == 0)
+    assert (active[1::2] == 0).all()
+
+
+@covers("match", "redux")
+def test_match_and_redux():
+    x = words(64, 5)
+    body = """match.any.sync.b32 %y0, %x0, -1;  match.all.sync.b32 %r1|%p1, %x0, -1;  selp.u32 %y1, 1, 0, %p1;
+    redux.sync.add.u32 %y2, %x0, -1;  redux.sync.max.s32 %y3, %x0, -1;  redux.sync.xor.b32 %r2, %x0, -1;
+    shl.b32 %r2, %r2, 16;  add.u32 %y3, %y3, %r2;"""
+    same, whole, total, rest = run(body, [x], ["u4"] * 4)
+    for t in range(64):
+        warp = x[t - t % 32 :][:32]
+        assert same[t] == sum(1 << k for k in range(32) if warp[k] == x[t])
+        assert whole[t] == (len(set(warp.tolist())) == 1)
+        assert total[t] == warp.sum() and rest[t] == warp.max() + (int(np.bitwise_xor.reduce(warp)) << 16)
+
+
+@covers("stmatrix", "ldmatrix")
+def test_stmatrix_is_the_inverse_of_ldmatrix():
+    x, y = words(32), words(32)
+    declare = ".shared .align 16 .b8 s[512];"
+    body = """mov.u32 %r1, s;  and.b32 %r2, %t2, 15;  mad.lo.u32 %r1, %r2, 16, %r1;
+    stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%r1], {%x0, %x1};  bar.warp.sync -1;
+    ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%y0, %y1}, [%r1];"""
+    got = run(body, [x, y], ["u4", "u4"], declare=declare, block=32)
+    np.testing.assert_array_equal(got, [x, y])
+
+
+@covers("mma")
+@pytest.mark.parametrize(
+    "types,shape",
+    [("f32.f16.f16.f32", "m16n8k16"), ("f32.bf16.bf16.f32", "m16n8k8"), ("f64.f64.f64.f64", "m8n8k4")],
+)
+def test_mma_shapes(types, shape):
+    """Every fragment register holds ones except lane dependent A: row sums are known."""
+    f64 = types.startswith("f64")
+    one = {"f16": "0x3C003C00", "bf16": "0x3F803F80"}.get(types.split(".")[1])
+    declare = ".reg .f64 %e<8>;" if f64 else ""
+    if f64:
+        body = """cvt.rn.f64.u32 %e1, %t2; mov.f64 %e2, 0d3FF0000000000000; mov.f64 %e3, 0d4000000000000000;
+        mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%e4, %e5}, {%e1}, {%e2}, {%e3, %e3};
+        cvt.rzi.u32.f64 %y0, %e4; cvt.rzi.u32.f64 %y1, %e5;"""
+        # row g of A holds lanes 4g .. 4g+3
+        want = [4 * (4 * (t // 4)) + 6 + 2 for t in range(32)]
+    else:
+        a = "{%r1, %r1, %r1, %r1}" if shape == "m16n8k16" else "{%r1, %r1}"
+        b = "{%r2, %r2}" if shape == "m16n8k16" else "{%r2}"
+        body = f"""mov.b32 %r2, {one}; mov.b32 %r1, {one}; mov.b32 %r3, 0f40400000;
+        mma.sync.aligned.{shape}.row.col.{types} {{%r4, %r5, %r6, %r7}}, {a}, {b}, {{%r3, %r3, %r3, %r3}};
+        cvt.rzi.u32.f32 %y0, %r4; cvt.rzi.u32.f32 %y1, %r7;"""
+        want = [int(shape[5:].lstrip("k").lstrip("8k") or 8) + 3] * 32 if shape == "m16n8k8" else [19] * 32
+        if shape == "m16n8k8":
+            want = [11] * 32
+    got = run(body, [], ["u4", "u4"], declare=declare, block=32)
+    np.testing.assert_array_equal(got[0], want)
+    np.testing.assert_array_equal(got[1], want)
+
+
+# -- barriers -----------------------------------------------------------------------------------------------
+@covers("bar", "barrier")
+def test_barrier_reductions_and_named_barriers():
+    x = words(128, 3)
+    body = """setp.gt.u32 %p1, %x0, 0;  bar.red.popc.u32 %y0, 0, %p1;  bar.red.and.pred %p2, 0, %p1;
+    barrier.red.or.pred %p3, 1, %p1;  selp.u32 %y1, 1, 0, %p2;  selp.u32 %r1, 2, 0, %p3;  add.u32 %y1, %y1, %r1;
+    shr.u32 %r2, %t2, 6;  add.u32 %r2, %r2, 2;  barrier.sync %r2, 64;"""
+    count, flags = run(body, [x], ["u4", "u4"], block=128)
+    np.testing.assert_array_equal(count, np.full(128, (x > 0).sum()))
+    np.testing.assert_array_equal(flags, np.full(128, int((x > 0).all()) + 2 * int((x > 0).any())))
+
+
+@covers("mbarrier", "nanosleep")
+def test_mbarrier_orders_producer_and_consumer():
+    """The second warp waits in a spin loop for what the first one writes; no race."""
+    x = words(64)
+    declare = ".shared .align 8 .b8 bar[8]; .shared .align 4 .b8 s[128];"
+    body = """setp.eq.u32 %p1, %t2, 0;  @%p1 mbarrier.init.shared::cta.b64 [bar], 32;  bar.sync 0;
+    and.b32 %r1, %t2, 31;  mov.u32 %r2, s;  mad.lo.u32 %r2, %r1, 4, %r2;  mov.u32 %y0, 7;
+    setp.ge.u32 %p2, %t2, 32;  @%p2 bra consume;
+    st.shared.u32 [%r2], %x0;  mbarrier.arrive.shared::cta.b64 %d1, [bar];  bra.uni done;
+    consume: mbarrier.try_wait.parity.shared::cta.b64 %p3, [bar], 0;  @!%p3 nanosleep.u32 20;  @!%p3 bra consume;
+    ld.shared.u32 %y0, [%r2];
+    done:"""
+    (got,) = run(body, [x], ["u4"], declare=declare)
+    np.testing.assert_array_equal(got[32:], x[:32])
+
+
+@covers("cp")
+@pytest.mark.parametrize("wait", ["cp.async.wait_group 0;", "cp.async.wait_all;"])
+def test_async_copies_with_zero_fill(wait):
+    x = words(64)
+    declare = ".shared .align 16 .b8 s[256];"
+    body = f"""mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 4, %r1;  and.b32 %r2, %t2, 1;  shl.b32 %r2, %r2, 2;
+    cp.async.ca.shared.global [%r1], [%a1], 4, %r2;  cp.async.commit_group;  {wait}  ld.shared.u32 %y0, [%r1];"""
+    (got,) = run(body, [x], ["u4"], declare=declare)
+    np.testing.assert_array_equal(got, np.where(np.arange(64) % 2, x, 0))
+
+
+# -- control flow -------------------------------------------------------------------------------------------
+@covers("call", "ret", "bra", "brx", "exit")
+def test_device_functions_and_branch_tables():
+    """Two levels of calls from diverged threads, a result each, and a jump through a table."""
+    functions = """
+    .func (.param .b32 r0) triple (.param .b32 a0) {
+      .reg .b32 %r<4>;  ld.param.u32 %r1, [a0];  mul.lo.u32 %r1, %r1, 3;  st.param.b32 [r0], %r1;  ret; }
+    .func (.param .b32 r1) twice (.param .b32 a1, .param .b32 b1) {
+      .reg .b32 %r<6>;  .reg .pred %p<2>;  ld.param.u32 %r1, [a1];  ld.param.u32 %r2, [b1];
+      setp.gt.u32 %p1, %r1, 50;  @%p1 bra skip;
+      { .param .b32 x; .param .b32 y;  st.param.b32 [x], %r1;  call.uni (y), triple, (x);  ld.param.b32 %r1, [y]; }
+      skip: add.u32 %r3, %r1, %r2;  st.param.b32 [r1], %r3;  ret; }
+    """
+    text = kernel(
+        """and.b32 %r1, %i, 3;
+        tab: .branchtargets L0, L1, L2, L2;
+        brx.idx %r1, tab;
+        L0: mov.u32 %r2, 100; bra go;
+        L1: mov.u32 %r2, 200; bra go;
+        L2: mov.u32 %r2, 300;
+        go: setp.eq.u32 %p1, %r1, 3;  mov.u32 %y0, 0;  @%p1 bra done;
+        { .param .b32 p0; .param .b32 p1; .param .b32 q;  st.param.b32 [p0], %x0;  st.param.b32 [p1], %r2;
+          call (q), twice, (p0, p1);  ld.param.b32 %y0, [q]; }
+        done: st.global.b32 [%a0], %y0;  setp.gt.u32 %p2, %i, 1000;  @%p2 exit;""",
+        1, 1, widths_in=[4], widths_out=[4],
+    )  # fmt: skip
+    bench = Bench()
+    x = np.arange(64, dtype=U4) + 20
+    o, a = bench.empty("o", 64, U4), bench.place("a", x)
+    bench.run(text.replace(".visible", functions + ".visible"), 1, 64, o, a)
+    k = np.arange(64) & 3
+    want = np.where(x > 50, x, 3 * x) + np.array([100, 200, 300, 0])[k]
+    np.testing.assert_array_equal(bench.get(o), np.where(k == 3, 0, want))
+    assert not bench.errors()
+
+
+def test_recursion_is_refused():
+    functions = ".func f () { call.uni f, (); ret; }\n"
+    text = kernel("call.uni f, ();", 0, 1, widths_in=[], widths_out=[4]).replace(
+        ".visible", functions + ".visible"
+    )
+    bench = Bench()
+    with pytest.raises(InvalidPTX, match="recursive"):
+        bench.run(text, 1, 1, bench.empty("o", 1, U4))
+
+
+@covers("trap")
+def test_trap_is_a_finding():
+    bench = Bench()
+    text = kernel("mov.u32 %y0, 1; setp.eq.u32 %p1, %i, 3; @%p1 trap;", 0, 1, widths_in=[], widths_out=[4])
+    bench.run(text, 1, 8, bench.place("o", np.zeros(8, U4)))
+    (f,) = bench.errors()
+    assert f.kind == "trap" and f.thread == (3, 0, 0)
+
+
+@covers("mapa", "barrier", "fence", "membar")
+def test_cluster_reads_its_neighbour():
+    """Blocks of a cluster exchange a word through distributed shared memory."""
+    text = kernel(
+        """.shared .align 4 .b8 s[4];
+        mov.u32 %r1, %cluster_ctarank;  add.u32 %r2, %i, 10;  st.shared.u32 [s], %r2;  membar.gl;  fence.acq_rel.cluster;
+        barrier.cluster.arrive.aligned;  barrier.cluster.wait.aligned;
+        xor.b32 %r3, %r1, 1;  mov.u32 %r4, s;  mapa.shared::cluster.u32 %r5, %r4, %r3;
+        ld.shared::cluster.u32 %y0, [%r5];  barrier.cluster.arrive;  barrier.cluster.wait;""",
+        0, 1, widths_in=[], widths_out=[4],
+    )  # fmt: skip
+    bench = Bench()
+    o = bench.empty("o", 6, U4)
+    bench.run(text, 6, 1, o, cluster=(2, 1, 1))
+    np.testing.assert_array_equal(bench.get(o), [11, 10, 13, 12, 15, 14])
+    assert not bench.errors()
+
+
+@covers("prefetch", "prefetchu", "griddepcontrol", "pmevent", "discard", "applypriority", "setmaxnreg", "ldu")
+def test_hints_change_nothing():
+    x = words()
+    body = """prefetch.global.L2 [%a1];  griddepcontrol.wait;  griddepcontrol.launch_dependents;  pmevent 1;
+    setmaxnreg.inc.sync.aligned.u32 64;  prefetchu.L1 [%a1];  discard.global.L2 [%a1], 128;
+    applypriority.global.L2::evict_normal [%a1], 128;  ldu.global.u32 %y0, [%a1];"""
+    (got,) = run(body, [x], ["u4"])
+    np.testing.assert_array_equal(got, x)
+
+
+@covers("mov")
+def test_special_registers():
+    (got,) = run(
+        """mov.u32 %r1, %ctaid.x; mov.u32 %r2, %nctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %laneid; mov.u32 %r5, %tid.x;
+        mov.u32 %r6, %warpid; mad.lo.u32 %y0, %r1, 1000, %r5; mad.lo.u32 %y0, %r2, 10000, %y0; mad.lo.u32 %y0, %r3, 100000, %y0;
+        mad.lo.u32 %y0, %r6, 32, %y0; sub.u32 %y0, %y0, %r5; add.u32 %y0, %y0, %r4; mov.u32 %r7, %lanemask_lt; popc.b32 %r8, %r7;
+        sub.u32 %y0, %y0, %r8; mov.u64 %d1, %clock64; mov.u64 %d2, %globaltimer;""",
+        [np.zeros(128, U4)], ["u4"],
+    )  # fmt: skip
+    t = np.arange(128)
+    np.testing.assert_array_equal(got, t // 64 * 1000 + 2 * 10000 + 64 * 100000 + t % 64 // 32 * 32)
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+@covers("wgmma", "tcgen05", "wmma", "st_async", "tensormap", "multimem")
+@pytest.mark.parametrize(
+    "instr",
+    [
+        "wgmma.fence.sync.aligned", "cp.async.bulk.commit_group", "tcgen05.wait::ld.sync.aligned", "add.rz.f32 %r1, %r1, %r1",
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4}",
+        "frobnicate.b32 %r1, %r2", "cvt.rn.satfinite.e4m3x2.f32 %h1, %r1, %r2", "multimem.red.add.f32 [%a0], %r1",
+    ],
+)  # fmt: skip
+def test_unsupported_instructions_are_clear_errors(instr):
+    bench = Bench()
+    text = kernel(f"mov.u32 %y0, 0; {instr};", 0, 1, widths_in=[], widths_out=[4])
+    with pytest.raises(UnsupportedInstruction, match=instr.split()[0].split(".")[0]) as caught:
+        bench.run(text, 1, 32, bench.place("o", np.zeros(32, U4)))
+    assert "PTX line" in str(caught.value)
+    assert caught.value.instr.line == text[: text.index(instr)].count("\n") + 1
+
+
+def test_unsupported_instruction_on_a_path_not_taken():
+    (got,) = run(
+        "mov.u32 %y0, 5; setp.gt.u32 %p1, %i, 99999; @!%p1 bra go; wgmma.fence.sync.aligned; go:",
+        [words()],
+        ["u4"],
+    )
+    assert (got == 5).all()
+
+
+def test_ptx_is_refused_with_one_line():
+    from harness.vgpu.machine import VirtualGPU
+
+    gpu = VirtualGPU()
+    for text, why in (
+        ("hello", "no .version line"),
+        (HEADER.replace("8.5", "99.1"), "PTX version 99.1"),
+        (HEADER.replace("sm_90a", "gfx942"), "target 'gfx942'"),
+        (HEADER.replace("address_size 64", "address_size 32"), "address_size 32"),
+        (HEADER + ".visible .entry k() {\n mov.u32 %r1, ;;", "ends inside"),
+        (HEADER + ".visible .entry k() {\n .reg .f128 %q;\n}", "line 5: register type .f128"),
+        (
+            HEADER + ".visible .entry k() {\n .shared .align 4 .b8 s[50000];\n ret;\n}",
+            "50000 bytes of static shared",
+        ),
+    ):
+        with pytest.raises(InvalidPTX, match=why) as caught:
+            gpu.load(text)
+        assert "\n" not in str(caught.value)

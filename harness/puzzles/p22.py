@@ -155,6 +155,9 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     """The nearest values that `dtype` holds, in float64, with the strides kept."""
     if dtype == "float64":
         return array
+    if 0 in array.strides:  # a conversion would lay the repeated elements out one by one
+        base = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
+        return np.broadcast_to(rounded(base.copy(), dtype), array.shape)
     if dtype == "bfloat16":
         bits = np.asarray(array, np.float32).view(np.uint32)
         nearest = bits + 0x7FFF + ((bits >> 16) & 1)  # to nearest, ties to even
@@ -251,7 +254,7 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     element = {"float64": 8, "float32": 4}.get(dtype, 2)
     accum = 8 if accum_dtype(dtype) == "float64" else 4
     statistics = {"mean": rows * accum, "rstd": rows * accum}
-    sums = {} if element == accum else {"sums of parameter gradients": (O * H + O + 2 * H) * accum}
+    atomic = 4 if element == 2 else 8  # the sums of the fused backward pass: float32 for 16 bits, else float64
     return Ledger(
         saved_eager={"input": rows * H * element, **statistics, "ln_out": rows * H * element},
         saved_ours={"input": rows * H * element, **statistics},
@@ -264,7 +267,7 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
                 "backward grad_output_t": rows * O * element,
                 "backward row_sums": 2 * rows * accum,
             },
-            "fused": sums,
+            "fused": {"backward sums of the parameter gradients": (O * H + O + 2 * H) * atomic},
         },
     )
 

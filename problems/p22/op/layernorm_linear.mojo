@@ -31,7 +31,7 @@ from layout import TileTensor
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .common import ImmPtr, MutPtr, accum_type, atomic_add, row_statistics
+from .common import CompensatedSum, ImmPtr, MutPtr, accum_type, atomic_add, atomic_type, row_statistics
 from .cpu_reference import (
     backward_fused_cpu,
     backward_unfused_cpu,
@@ -171,7 +171,7 @@ def matmul_idiomatic_tiled[
     var row = block_idx.x * TILE + local_row
     var column = block_idx.y * TILE + local_column
 
-    var total = Scalar[accum](0)
+    var total = CompensatedSum[accum]()
     for tile_start in range(0, K, TILE):
         # Load one tile of each factor; outside the matrices the tile holds zeros, which add nothing.
         var a_column = tile_start + local_column
@@ -180,7 +180,7 @@ def matmul_idiomatic_tiled[
         b_tile[local_row, local_column] = B[b_row, column] if b_row < K and column < N else Scalar[dtype](0)
         barrier()
 
-        # A sum for each tile, then a sum of tiles: the rounding error grows with K / TILE + TILE, not with K.
+        # A plain sum for the tile, a compensated one for the tiles: its error does not grow with K.
         var tile_sum = Scalar[accum](0)
         comptime for i in range(TILE):
             tile_sum += a_tile[local_row, i].cast[accum]() * b_tile[i, local_column].cast[accum]()
@@ -189,7 +189,7 @@ def matmul_idiomatic_tiled[
         barrier()
 
     if row < M and column < N:
-        C[row, column] = total.cast[dtype]()
+        C[row, column] = total.total.cast[dtype]()
 
 
 # ANCHOR_END: matmul_idiomatic_tiled
@@ -263,7 +263,7 @@ def minimal_fused_forward_kernel[
 
         # Phase 2: normalise, scale, shift and multiply, element by element.
         # BLANK-START forward: y[row, o] = sum over h of ln_out[h] * W[o, h] + bias[o], for every o
-        # FILL IN (about 8 lines)
+        # FILL IN (about 9 lines)
         # BLANK-END forward
 
 
@@ -357,11 +357,11 @@ def column_sums_kernel[
     comptime accum = accum_type[dtype]
     var dy = TileTensor(input, row_major(Int(rows), Int(columns)))
     var column = block_idx.x * COLUMN_TILE + thread_idx.x
-    var partial = Scalar[accum](0)
+    var partial = CompensatedSum[accum]()
     if column < Int(columns):
         for row in range(thread_idx.y, Int(rows), COLUMN_TILE):
             partial += dy[row, column].cast[accum]()
-    var total = sum_over_row_lanes(partial)
+    var total = sum_over_row_lanes(partial.total)
     if thread_idx.y == 0 and column < Int(columns):
         sums[unsafe_offset=column] = total.cast[dtype]()
 
@@ -385,19 +385,19 @@ def ln_backward_parameters[
     var x = TileTensor(input, row_major(Int(rows), H))
     var dy_ln = TileTensor(dln, row_major(Int(rows), H))
     var h = block_idx.x * COLUMN_TILE + thread_idx.x
-    var dgamma = Scalar[accum](0)
-    var dbeta = Scalar[accum](0)
+    var dgamma = CompensatedSum[accum]()
+    var dbeta = CompensatedSum[accum]()
     if h < H:
         for row in range(thread_idx.y, Int(rows), COLUMN_TILE):
             var deviation = x[row, h].cast[accum]() - mean[unsafe_offset=row]
             var x_hat = deviation * rstd[unsafe_offset=row]
             dgamma += dy_ln[row, h].cast[accum]() * x_hat
             dbeta += dy_ln[row, h].cast[accum]()
-    dgamma = sum_over_row_lanes(dgamma)
-    dbeta = sum_over_row_lanes(dbeta)
+    var dgamma_total = sum_over_row_lanes(dgamma.total)
+    var dbeta_total = sum_over_row_lanes(dbeta.total)
     if thread_idx.y == 0 and h < H:
-        grad_ln_weight[unsafe_offset=h] = dgamma.cast[dtype]()
-        grad_ln_bias[unsafe_offset=h] = dbeta.cast[dtype]()
+        grad_ln_weight[unsafe_offset=h] = dgamma_total.cast[dtype]()
+        grad_ln_bias[unsafe_offset=h] = dbeta_total.cast[dtype]()
 
 
 # ---- Fused backward: one launch for all five gradients ------------------------------------------------------
@@ -429,20 +429,21 @@ def clear_gradients_kernel[
 
 
 def convert_gradients_kernel[
-    dtype: DType
+    dtype: DType, sum_dtype: DType
 ](
     grad_ln_weight: MutPtr[dtype],  # [H]
     grad_ln_bias: MutPtr[dtype],  # [H]
     grad_weight: MutPtr[dtype],  # [O, H]
     grad_bias: MutPtr[dtype],  # [O]
-    sums_ln_weight: ImmPtr[accum_type[dtype]],  # [H]
-    sums_ln_bias: ImmPtr[accum_type[dtype]],  # [H]
-    sums_weight: ImmPtr[accum_type[dtype]],  # [O, H]
-    sums_bias: ImmPtr[accum_type[dtype]],  # [O]
+    sums_ln_weight: ImmPtr[sum_dtype],  # [H]
+    sums_ln_bias: ImmPtr[sum_dtype],  # [H]
+    sums_weight: ImmPtr[sum_dtype],  # [O, H]
+    sums_bias: ImmPtr[sum_dtype],  # [O]
     hidden_dim: Int32,
     output_dim: Int32,
 ):
-    """Rounds the float32 sums of a 16-bit backward pass to its dtype. One thread owns one element of dW."""
+    """Rounds the sums of the fused backward pass to the dtype of the gradients. One thread owns one element of dW.
+    """
     var index = global_idx.x
     if index < Int(hidden_dim):
         grad_ln_weight[unsafe_offset=index] = sums_ln_weight[unsafe_offset=index].cast[dtype]()
@@ -467,22 +468,22 @@ def dln_element[
     """One element of the gradient at the LayerNorm output: dln[row, h] = sum over o of dy[row, o] * W[o, h].
     """
     comptime accum = accum_type[dtype]
-    var total = Scalar[accum](0)
+    var total = CompensatedSum[accum]()
     for o in range(output_dim):
         var dy = grad_output[unsafe_offset=row * output_dim + o].cast[accum]()
         total += dy * linear_weight[unsafe_offset=o * hidden_dim + h].cast[accum]()
-    return total
+    return total.total
 
 
 # ANCHOR: minimal_fused_backward_kernel
 def minimal_fused_backward_kernel[
-    dtype: DType
+    dtype: DType, sum_dtype: DType
 ](
     grad_input: MutPtr[dtype],  # [B, S, H]
-    grad_ln_weight: MutPtr[accum_type[dtype]],  # [H], zero before the launch
-    grad_ln_bias: MutPtr[accum_type[dtype]],  # [H], zero before the launch
-    grad_weight: MutPtr[accum_type[dtype]],  # [O, H], zero before the launch
-    grad_bias: MutPtr[accum_type[dtype]],  # [O], zero before the launch
+    grad_ln_weight: MutPtr[sum_dtype],  # [H], zero before the launch
+    grad_ln_bias: MutPtr[sum_dtype],  # [H], zero before the launch
+    grad_weight: MutPtr[sum_dtype],  # [O, H], zero before the launch
+    grad_bias: MutPtr[sum_dtype],  # [O], zero before the launch
     grad_output: ImmPtr[dtype],  # [B, S, O], dy
     input: ImmPtr[dtype],  # [B, S, H]
     mean: ImmPtr[accum_type[dtype]],  # [B, S]
@@ -498,7 +499,8 @@ def minimal_fused_backward_kernel[
     """All five gradients in one launch; nothing but the inputs and the statistics is read back.
 
     One block of one thread owns one sequence position. It alone writes its row of grad_input. Every block adds
-    to the same parameter gradients, so those additions are atomic, and their order changes from run to run.
+    to the same sums of the parameter gradients, so those additions are atomic, and their order changes from run
+    to run. A kernel enqueued before this one zeroes the sums, one behind it rounds them to the gradients' dtype.
     """
     comptime accum = accum_type[dtype]
     var B = Int(batch_size)
@@ -851,29 +853,17 @@ def launch_backward_fused[
     linear_weight: ImmPtr[dtype],
     sizes: Sizes,
 ) raises:
-    """Clear, then one launch for all five gradients; the 16-bit types add in float32 and convert afterwards.
-    """
-    comptime accum = accum_type[dtype]
+    """One launch for all five gradients, between one that clears the sums and one that rounds them."""
+    comptime sum_dtype = atomic_type[dtype]
     var H = Int(sizes.hidden_dim)
     var O = Int(sizes.output_dim)
     var elements = max(H, O, O * H)
+    var sums_ln_weight = launcher.workspace[sum_dtype]("sums_ln_weight", H)
+    var sums_ln_bias = launcher.workspace[sum_dtype]("sums_ln_bias", H)
+    var sums_weight = launcher.workspace[sum_dtype]("sums_weight", O * H)
+    var sums_bias = launcher.workspace[sum_dtype]("sums_bias", O)
 
-    var sums_ln_weight: MutPtr[accum]
-    var sums_ln_bias: MutPtr[accum]
-    var sums_weight: MutPtr[accum]
-    var sums_bias: MutPtr[accum]
-    comptime if dtype == accum:
-        sums_ln_weight = rebind[MutPtr[accum]](grad_ln_weight)
-        sums_ln_bias = rebind[MutPtr[accum]](grad_ln_bias)
-        sums_weight = rebind[MutPtr[accum]](grad_weight)
-        sums_bias = rebind[MutPtr[accum]](grad_bias)
-    else:
-        sums_ln_weight = launcher.workspace[accum]("sums_ln_weight", H)
-        sums_ln_bias = launcher.workspace[accum]("sums_ln_bias", H)
-        sums_weight = launcher.workspace[accum]("sums_weight", O * H)
-        sums_bias = launcher.workspace[accum]("sums_bias", O)
-
-    launcher.launch[clear_gradients_kernel[accum]](
+    launcher.launch[clear_gradients_kernel[sum_dtype]](
         "clear_gradients",
         sums_ln_weight,
         sums_ln_bias,
@@ -884,7 +874,7 @@ def launch_backward_fused[
         grid_dim=Dim(ceildiv(elements, ROW_THREADS)),
         block_dim=Dim(ROW_THREADS),
     )
-    launcher.launch[minimal_fused_backward_kernel[dtype]](
+    launcher.launch[minimal_fused_backward_kernel[dtype, sum_dtype]](
         "minimal_fused_backward",
         grad_input,
         sums_ln_weight,
@@ -905,22 +895,21 @@ def launch_backward_fused[
         grid_dim=Dim(Int(sizes.batch_size), min(Int(sizes.seq_len), MAX_GRID_Y)),
         block_dim=Dim(1),
     )
-    comptime if dtype != accum:
-        launcher.launch[convert_gradients_kernel[dtype]](
-            "convert_gradients",
-            grad_ln_weight,
-            grad_ln_bias,
-            grad_weight,
-            grad_bias,
-            sums_ln_weight.as_imm(),
-            sums_ln_bias.as_imm(),
-            sums_weight.as_imm(),
-            sums_bias.as_imm(),
-            sizes.hidden_dim,
-            sizes.output_dim,
-            grid_dim=Dim(ceildiv(elements, ROW_THREADS)),
-            block_dim=Dim(ROW_THREADS),
-        )
+    launcher.launch[convert_gradients_kernel[dtype, sum_dtype]](
+        "convert_gradients",
+        grad_ln_weight,
+        grad_ln_bias,
+        grad_weight,
+        grad_bias,
+        sums_ln_weight.as_imm(),
+        sums_ln_bias.as_imm(),
+        sums_weight.as_imm(),
+        sums_bias.as_imm(),
+        sizes.hidden_dim,
+        sizes.output_dim,
+        grid_dim=Dim(ceildiv(elements, ROW_THREADS)),
+        block_dim=Dim(ROW_THREADS),
+    )
 
 
 # ---- Custom ops: what MAX and PyTorch see -------------------------------------------------------------------

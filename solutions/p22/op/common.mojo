@@ -2,7 +2,7 @@
 
 from std.atomic import Atomic, Ordering
 from std.math import sqrt
-from std.sys import is_amd_gpu
+from std.sys import default_accelerator, has_accelerator, is_amd_gpu
 from layout import TileTensor
 from layout.tile_layout import row_major
 
@@ -15,8 +15,45 @@ comptime MutPtr[dtype: DType] = Pointer[Scalar[dtype], MutAnyOrigin]
 comptime accum_type[dtype: DType] = DType.float64 if dtype == DType.float64 else DType.float32
 """The type of every sum: float32 for the 16-bit types, else the type itself."""
 
-comptime CHUNK = 32
-"""How many elements of a row are added up before their sum is added to the row's."""
+
+def accelerator_has_float64() -> Bool:
+    """Whether the GPU that this is compiled for computes in float64; Apple's do not."""
+    comptime if has_accelerator():
+        return not default_accelerator().is_apple_gpu()
+    else:
+        return True
+
+
+comptime atomic_type[
+    dtype: DType
+] = DType.float32 if dtype.is_half_float() or not accelerator_has_float64() else DType.float64
+"""The type of sums that many blocks add to: wide enough that thousands of additions, one at a time and each
+rounded, leave every digit of the result. Without float64 on the GPU, the sums of float32 stay float32."""
+
+
+struct CompensatedSum[dtype: DType](Copyable, Movable):
+    """A running sum that remembers what rounding took from it and gives it back (Kahan, 1965).
+
+    A plain float32 sum of n terms loses digits as n grows; this one keeps all but the last at any length.
+    """
+
+    var total: Scalar[Self.dtype]
+    var _excess: Scalar[Self.dtype]
+
+    @always_inline
+    def __init__(out self):
+        """An empty sum."""
+        self.total = 0
+        self._excess = 0
+
+    @always_inline
+    def __iadd__(mut self, term: Scalar[Self.dtype]):
+        """Adds a term."""
+        var corrected = term - self._excess
+        var grown = self.total + corrected
+        # What `total` really grew by, less what it should have grown by.
+        self._excess = (grown - self.total) - corrected
+        self.total = grown
 
 
 @fieldwise_init
@@ -56,39 +93,30 @@ def row_statistics[
     var x = TileTensor(input.unsafe_offset(row * hidden_dim), row_major(hidden_dim))
     var count = Scalar[accum](hidden_dim)
 
-    # Each chunk of a row is summed by itself, then the chunks: in float32 one long sum would lose digits.
-    var total = Scalar[accum](0)
-    for start in range(0, hidden_dim, CHUNK):
-        var chunk_total = Scalar[accum](0)
-        for h in range(start, min(start + CHUNK, hidden_dim)):
-            chunk_total += x[h].cast[accum]()
-        total += chunk_total
-    var first_mean = total / count
+    var elements = CompensatedSum[accum]()
+    for h in range(hidden_dim):
+        elements += x[h].cast[accum]()
+    var first_mean = elements.total / count
 
-    var deviations = Scalar[accum](0)
-    var squares = Scalar[accum](0)
-    for start in range(0, hidden_dim, CHUNK):
-        var chunk_deviations = Scalar[accum](0)
-        var chunk_squares = Scalar[accum](0)
-        for h in range(start, min(start + CHUNK, hidden_dim)):
-            var deviation = x[h].cast[accum]() - first_mean
-            chunk_deviations += deviation
-            chunk_squares += deviation * deviation
-        deviations += chunk_deviations
-        squares += chunk_squares
-    var correction = deviations / count
-    var variance = squares / count - correction * correction
+    var deviations = CompensatedSum[accum]()
+    var squares = CompensatedSum[accum]()
+    for h in range(hidden_dim):
+        var deviation = x[h].cast[accum]() - first_mean
+        deviations += deviation
+        squares += deviation * deviation
+    var correction = deviations.total / count
+    var variance = squares.total / count - correction * correction
     return RowStatistics(first_mean + correction, 1 / sqrt(variance + eps))
 
 
 @always_inline
-def atomic_add[dtype: DType](address: MutPtr[dtype], index: Int, value: Scalar[dtype]):
-    """Adds `value` to `address[index]` while other blocks may add to it too; the order is not fixed.
+def atomic_add[sum_dtype: DType, dtype: DType](sums: MutPtr[sum_dtype], index: Int, value: Scalar[dtype]):
+    """Adds `value` to `sums[index]` while other blocks may add to it too; the order is not fixed.
 
     Relaxed: the sum needs no order among the additions, and the end of the kernel publishes it.
     """
     # AMD calls the scope of one device "agent"; NVIDIA and Apple call it "device".
     comptime scope: StaticString = "agent" if is_amd_gpu() else "device"
-    _ = Atomic[Scalar[dtype], scope=scope].fetch_add[ordering=Ordering.RELAXED](
-        address.unsafe_offset(index), value
+    _ = Atomic[Scalar[sum_dtype], scope=scope].fetch_add[ordering=Ordering.RELAXED](
+        sums.unsafe_offset(index), value.cast[sum_dtype]()
     )

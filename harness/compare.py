@@ -29,7 +29,7 @@ class Verdict:
         error: max |got - truth| / max |truth|, or the absolute maximum where the truth is all zero.
         baseline: The same for PyTorch in the kernel's dtype.
         limit: What `error` may be.
-        difference: max |got - PyTorch|, the figure that reports print for a gradient.
+        difference: max |got - PyTorch| over finite elements, the figure that reports print for a gradient.
         worst: Index of the largest error.
         nonfinite: How many elements are NaN or infinite where the truth is not, or the reverse.
         unwritten: How many elements still hold the poison that the buffer was filled with.
@@ -93,15 +93,15 @@ def judge(
     nonfinite = int(np.sum(np.isfinite(got) != finite) + np.sum(~finite & ~np.isfinite(got) & ~same))
     unwritten = int(poison.sum()) if poison is not None else 0
     both = finite & np.isfinite(got)
+    comparable = both & np.isfinite(baseline)
     zero = truth.dtype.type(0)
     clean_got, clean_truth = np.where(both, got, zero), np.where(both, truth, zero)
     error = relative_error(clean_got, clean_truth)
-    baseline_error = relative_error(
-        np.where(both & np.isfinite(baseline), baseline, clean_truth), clean_truth
-    )
+    baseline_error = relative_error(np.where(comparable, baseline, clean_truth), clean_truth)
     all_zero = truth.size == 0 or not np.any(clean_truth)
     limit = FLOOR[dtype] + (0.0 if all_zero else 2 * baseline_error * allowance)
-    difference = float(np.abs(np.where(both, got - baseline, zero)).max()) if truth.size else 0.0
+    apart = clean_got - np.where(comparable, baseline, clean_got)
+    difference = float(np.abs(apart).max()) if truth.size else 0.0
     distance = np.abs(clean_got - clean_truth)
     distance = np.where(both | same, distance, np.inf)
     worst = (

@@ -65,15 +65,14 @@ class Reference:
         return self._baseline[key]
 
     def _autograd(self, arrays: Arrays, dtype: str, device: torch.device) -> Arrays:
-        # as_strided views survive .to(), so that PyTorch sees the expanded and transposed grad_output as such.
-        tensors = {name: strided(array).to(device, getattr(torch, dtype)) for name, array in arrays.items()}
+        tensors = {name: strided(array, dtype, device) for name, array in arrays.items()}
         outputs = self.puzzle.reference(tensors)
         return {name: tensor.to("cpu", torch.float64).numpy() for name, tensor in outputs.items()}
 
 
-def strided(array: np.ndarray) -> torch.Tensor:
-    """A tensor with the array's strides, stride 0 included."""
-    base = torch.from_numpy(np.ascontiguousarray(array))
+def strided(array: np.ndarray, dtype: str = "float64", device: torch.device | str = "cpu") -> torch.Tensor:
+    """A tensor with the array's strides, stride 0 included, so that PyTorch sees an expanded tensor as such."""
+    base = torch.from_numpy(np.ascontiguousarray(array)).to(device, getattr(torch, dtype))  # .to() drops stride 0
     if 0 in array.strides:
         return base[tuple(slice(0, 1) if s == 0 else slice(None) for s in array.strides)].expand(array.shape)
     order = np.argsort([-s for s in array.strides], kind="stable")

@@ -10,6 +10,8 @@ import argparse
 import dataclasses
 import sys
 
+from harness.errors import EnvironmentProblem
+
 from .driver import build, server
 from .driver.device import ARCHITECTURES, Device, capability, device_attributes
 from .machine import Checks, StepBudgetExceeded, UnsupportedInstruction, VirtualGPU
@@ -70,9 +72,9 @@ def main(argv: list[str]) -> int:
     options = parser().parse_args(argv)
     try:
         return execute(options) if options.command == "exec" else info(options)
-    except build.DriverBuildError as error:
+    except EnvironmentProblem as error:
         server.say(str(error))
-        return 5
+        return error.exit_code
 
 
 def chosen_checks(text: str) -> Checks:

@@ -423,7 +423,7 @@ def test_cache_that_cannot_be_written_is_exit_code_5(tmp_path, monkeypatch, caps
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "file"))
     assert cli.main(["exec", "--", "true"]) == 5
-    assert "set WORKBOOK_CACHE to a writable folder" in capsys.readouterr().err
+    assert "set WORKBOOK_CACHE to a folder you can write" in capsys.readouterr().err
 
 
 def test_info_names_the_device(capsys):

@@ -198,6 +198,24 @@ def test_a_driver_that_is_loaded_already_is_an_error():
     assert "VirtualGPUUnavailable: a CUDA driver is loaded already" in done.stderr
 
 
+def test_starting_after_max_has_looked_for_gpus_is_an_error():
+    code = (
+        "from max.driver import accelerator_count; accelerator_count()\n"
+        "from harness.vgpu.driver import inprocess; inprocess.start()"
+    )
+    if inprocess.gpu_present():
+        pytest.skip("this machine has a GPU: MAX finds that one")
+    assert "VirtualGPUUnavailable: MAX has looked for GPUs already" in python("-c", code).stderr
+
+
+def test_starting_before_max_looks_is_enough():
+    code = (
+        "import max.driver; from harness.vgpu.driver import inprocess; inprocess.start()\n"
+        "print(max.driver.accelerator_count(), max.driver.Accelerator().label)"
+    )
+    assert python("-c", code).stdout == "1 gpu\n"
+
+
 def test_one_target_a_process():
     code = "from harness.vgpu.driver import inprocess; inprocess.start('sm_80'); inprocess.start('sm_90a')"
     assert "runs as sm_80: one target a process" in python("-c", code).stderr

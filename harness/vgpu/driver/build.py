@@ -1,12 +1,11 @@
 """Builds the stand-in libraries of the virtual GPU once and keeps them in a cache folder.
 
-The cache root is $WORKBOOK_CACHE, or ~/.cache/mojo-gpu-workbook. A folder there, named by a hash of the Mojo sources
-and the compiler's version, holds libcuda.so.1, libnvidia-ml.so.1 and a `ptxas` stand-in that hands PTX through.
+A folder of the workbook's cache, named by a hash of the Mojo sources and the compiler's version, holds libcuda.so.1,
+libnvidia-ml.so.1 and a `ptxas` stand-in that hands PTX through.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -15,6 +14,9 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from harness.cache import cache_folder, digest
+from harness.errors import EnvironmentProblem
 
 from .linker import environment_with_linker
 
@@ -40,7 +42,7 @@ exec cp "$in" "$out"
 """
 
 
-class DriverBuildError(Exception):
+class DriverBuildError(EnvironmentProblem):
     """The stand-in libraries cannot be built here; the message is one line that says what to do."""
 
 
@@ -70,12 +72,6 @@ class Driver:
         }
 
 
-def cache_root() -> Path:
-    """Where built things are kept: $WORKBOOK_CACHE, or ~/.cache/mojo-gpu-workbook."""
-    chosen = os.environ.get("WORKBOOK_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "mojo-gpu-workbook"
-
-
 def find_mojo() -> str:
     """The mojo executable: beside this Python, or on the PATH."""
     beside = Path(sys.executable).with_name("mojo")
@@ -103,32 +99,24 @@ def last_line(text: str) -> str:
 
 def cache_key(mojo: str) -> str:
     """Changes with any source of the libraries, with how they are built and with the compiler."""
-    digest = hashlib.sha256(mojo_version(mojo).encode() + PTXAS.encode() + CONSTRUCTOR.encode())
-    for source in sorted(HERE.glob("*.mojo")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()[:16]
+    sources = sorted(HERE.glob("*.mojo"))
+    return digest([mojo_version(mojo), PTXAS, CONSTRUCTOR, *(source.read_bytes() for source in sources)])
 
 
 def build() -> Driver:
     """The driver, from the cache or freshly built (about 5 s).
 
-    Raises DriverBuildError where the cache folder cannot be written or the compiler fails. Safe when several
-    processes call it at once: each builds in its own folder, and the first to finish is kept.
+    Raises EnvironmentProblem where the cache folder cannot be written, DriverBuildError where the compiler fails.
+    Safe when several processes call it at once: each builds in its own folder, and the first to finish is kept.
     """
     if not sys.platform.startswith("linux"):
         raise DriverBuildError(f"the virtual GPU's driver needs Linux, this is {sys.platform}")
     mojo = find_mojo()
-    parent = cache_root() / "vgpu-driver"
+    parent = cache_folder("vgpu-driver")
     driver = Driver(parent / cache_key(mojo))
     if driver.folder.is_dir():
         return driver
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix="building-", dir=parent))
-    except OSError as error:
-        raise DriverBuildError(
-            f"cannot write the cache folder {parent} ({error.strerror}): set WORKBOOK_CACHE to a writable folder"
-        ) from None
+    work = Path(tempfile.mkdtemp(prefix="building-", dir=parent))
     try:
         build_into(work, mojo)
         work.chmod(0o755)  # mkdtemp makes it private

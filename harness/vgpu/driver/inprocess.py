@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.errors import EnvironmentProblem
+
 from . import build
 from .device import FIRST_ARGUMENT, WORDS, Device, Op, device_attributes
 
@@ -29,7 +31,7 @@ _PYTHON_FUNCTIONS = ("PyGILState_Ensure", "PyErr_Fetch", "PyErr_Restore", "PyGIL
 _INTERRUPTED = -2  # the library then repeats the signal for Python's main thread (transport.mojo)
 
 
-class VirtualGPUUnavailable(Exception):
+class VirtualGPUUnavailable(EnvironmentProblem):
     """The virtual GPU cannot be switched on in this process; the message says why."""
 
 
@@ -190,7 +192,7 @@ def start(arch: str = "sm_90a", blocks: str = "natural", verbose: bool = False, 
     `arch` is the NVIDIA target (sm_75 ... sm_90a), `blocks` the block order ("natural", "reversed",
     "shuffled[:seed]"); further keywords go to `VirtualGPU`. Call it before the first `max.driver.Accelerator()`.
     A second call with the device on returns the same machine. Raises VirtualGPUUnavailable where MAX has opened a
-    real driver already, `build.DriverBuildError` where the libraries cannot be built.
+    real driver already, other EnvironmentProblems where the libraries cannot be built.
     """
     global _session
     if _session is not None:
@@ -209,9 +211,30 @@ def start(arch: str = "sm_90a", blocks: str = "natural", verbose: bool = False, 
     driver = build.build()
     os.environ.update(driver.environment())
     device = Device(VirtualGPU(arch, blocks=blocks, **machine), arch, log=_to_stderr, verbose=verbose)
-    _session = _Session(device, driver)
-    atexit.register(_session.close)
+    session = _Session(device, driver)
+    try:
+        _check_that_max_sees_it()
+    except VirtualGPUUnavailable:
+        session.close()
+        raise
+    _session = session
+    atexit.register(session.close)
     return device.gpu
+
+
+def _check_that_max_sees_it() -> None:
+    """MAX looks for devices once in a process: what it did not find then it never finds."""
+    driver = sys.modules.get("max.driver")
+    if driver is not None and driver.accelerator_count() == 0:
+        raise VirtualGPUUnavailable(
+            "MAX has looked for GPUs already: start the virtual GPU before asking MAX for them"
+        )
+
+
+def gpu_present() -> bool:
+    """Whether the system shows a GPU (NVIDIA, AMD, or Windows' through WSL). Asked without MAX, which looks once in a
+    process only: where it found none, the virtual GPU could not be started any more. Linux only."""
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
 
 def active() -> bool:

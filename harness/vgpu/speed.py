@@ -1,7 +1,8 @@
 """Measures the virtual GPU: `python -m harness.vgpu.speed`. All checks on, after compilation.
 
-Three figures: all kernels of puzzle 22 (unfused and fused, forward and backward) at the chapter's size and at larger
-ones, the tiled matmul of the unfused path at B=2, S=64, H=64, O=128, and a 256 x 256 x 256 tiled matmul.
+What is measured: all kernels of puzzle 22 (unfused and fused, forward and backward) at the chapter's size and at a
+larger one, the tiled matmul of the unfused path at B=2, S=64, H=64, O=128, and a 256 x 256 x 256 tiled matmul. The
+launches are recorded by speed_kernels.mojo and replayed here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,197 +20,157 @@ import numpy as np
 from .machine import Checks, Kernel, VirtualGPU
 
 ROOT = Path(__file__).resolve().parents[2]
-TILE, ROW_THREADS, COLUMN_TILE = 16, 128, 32
-EPS = 1e-5
-
-
-def puzzle_ptx() -> dict[str, str]:
-    """ "NAME:DTYPE" -> PTX of the solution's kernels, by one run of the Mojo compiler. Raises RuntimeError."""
-    mojo = shutil.which("mojo") or str(Path(sys.executable).parent / "mojo")
-    source = Path(__file__).with_name("speed_kernels.mojo")
-    done = subprocess.run(
-        [mojo, "run", "-g1", "-I", str(ROOT / "solutions" / "p22"), str(source)],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the Mojo compiler failed:\n{done.stderr}")
-    parts = (part.partition("\n") for part in done.stdout.split("//==")[1:])
-    return {name.strip(): ptx for name, _, ptx in parts}
+RECORDER = Path(__file__).with_name("speed_kernels.mojo")
 
 
 @dataclass
-class Sizes:
-    """Batch, sequence length, hidden and output dimension."""
+class Case:
+    """The recorded launches of one variant: `events` are ("tensor", name, address, bytes) or ("launch", name, kernel,
+    grid, block, argument bytes) in order."""
 
-    B: int
-    S: int
-    H: int
-    O: int
+    variant: str
+    dtype: str
+    sizes: tuple[int, int, int, int]  # B, S, H, O
+    events: list[tuple] = field(default_factory=list)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that have one of their own (scratch memory has none)."""
+        B, S, H, O = self.sizes
+        rows = B * S
+        out = {name: (H,) for name in ("gamma", "beta", "dgamma", "dbeta")}
+        out |= {"x": (rows, H), "dx": (rows, H), "W": (O, H), "dW": (O, H), "bias": (O,), "db": (O,)}
+        return out | {"dy": (rows, O), "output": (rows, O), "mean": (rows,), "rstd": (rows,)}
+
+    def inputs(self, seed: int = 0) -> dict[str, np.ndarray]:
+        """Random float64 values, x with a mean far from 0."""
+        rng = np.random.default_rng(seed)
+        shapes = self.shapes()
+        return {
+            n: rng.normal(3.0 if n == "x" else 0.5, 1.0, shapes[n])
+            for n in ("x", "gamma", "beta", "W", "bias", "dy")
+        }
 
 
-class Puzzle:
-    """Puzzle 22 on one virtual GPU: uploads a case, runs the launches of a variant, gives the results back."""
+@dataclass
+class Recording:
+    """All cases, and the PTX of every kernel by its symbol."""
 
-    def __init__(self, ptx: dict[str, str], sizes: Sizes, dtype: str = "float32", **options):
+    cases: list[Case]
+    ptx: dict[str, str]
+
+    def case(self, variant: str, dtype: str, *sizes: int) -> Case:
+        """The recorded case."""
+        return next(c for c in self.cases if (c.variant, c.dtype, c.sizes) == (variant, dtype, sizes))
+
+
+def record() -> str:
+    """Run the recorder with the Mojo compiler. Raises RuntimeError."""
+    mojo = shutil.which("mojo") or str(Path(sys.executable).parent / "mojo")
+    command = [mojo, "run", "-g1", "--target-accelerator", "sm_90a", "-I", str(ROOT / "solutions" / "p22")]
+    done = subprocess.run([*command, str(RECORDER)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the Mojo compiler failed:\n{done.stderr}")
+    return done.stdout
+
+
+def parse(text: str) -> Recording:
+    """Read what the recorder prints."""
+    cases: list[Case] = []
+    ptx: dict[str, list[str]] = {}
+    body: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("//@ "):
+            body.append(line)
+            continue
+        what, *words = line[4:].split()
+        if what == "ptx":
+            body = ptx[words[0]] = []
+        elif what == "case":
+            cases.append(Case(words[0], words[1], tuple(map(int, words[2:]))))
+        elif what == "tensor":
+            cases[-1].events.append(("tensor", words[0], int(words[1]), int(words[2])))
+        elif what == "launch":
+            geometry = tuple(map(int, words[2:8]))
+            args = [bytes.fromhex(w) for w in words[8:]]
+            cases[-1].events.append(("launch", words[0], words[1], geometry[:3], geometry[3:], args))
+    return Recording(cases, {name: "\n".join(lines) for name, lines in ptx.items()})
+
+
+def to_device(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Values as the device stores them: float32, or the bits of bfloat16 rounded to nearest even."""
+    values = values.astype(np.float32)
+    if dtype != "bfloat16":
+        return values
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+class Replay:
+    """A virtual GPU that replays recorded launches with real tensors."""
+
+    def __init__(self, recording: Recording, **options):
         self.gpu = VirtualGPU(**options)
-        self.sizes, self.dtype = sizes, dtype
+        self.recording = recording
         self.kernels: dict[str, Kernel] = {}
-        for name, text in ptx.items():
-            kernel, _, kind = name.partition(":")
-            if kind == dtype:
-                self.kernels[kernel] = next(iter(self.gpu.load(text).kernels.values()))
-        self.tensors: dict[str, tuple[int, tuple[int, ...], str]] = {}
+        self.tensors: dict[str, tuple[int, int]] = {}
 
-    def tensor(self, name: str, shape, accumulate: bool = False) -> int:
-        """The address of a tensor, allocated when first named; `accumulate` ones are float32."""
-        if name not in self.tensors:
-            dtype = "float32" if accumulate else self.dtype
-            nbytes = int(np.prod(shape)) * (4 if dtype == "float32" else 2)
-            address = self.gpu.allocate(nbytes, name)
-            self.gpu.name(address, nbytes, name, shape, dtype)
-            self.tensors[name] = address, tuple(shape), dtype
-        return self.tensors[name][0]
+    def kernel(self, symbol: str) -> Kernel:
+        """A kernel, loaded when first used."""
+        if symbol not in self.kernels:
+            self.kernels[symbol] = self.gpu.load(self.recording.ptx[symbol]).kernels[symbol]
+        return self.kernels[symbol]
 
-    def put(self, name: str, values: np.ndarray) -> None:
-        """Upload values (float) as a tensor."""
-        address = self.tensor(name, values.shape)
-        values = values.astype(np.float32)
-        if self.dtype == "bfloat16":
-            bits = values.view(np.uint32)
-            values = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-        self.gpu.write(address, values)
+    def run(self, case: Case, skip: tuple[str, ...] = ()) -> None:
+        """Upload the case's inputs and run its launches, but for those named in `skip`."""
+        inputs, shapes = case.inputs(), case.shapes()
+        real: dict[bytes, bytes] = {}
+        for event in case.events:
+            if event[0] == "tensor":
+                _, name, made_up, nbytes = event
+                address = self.gpu.allocate(nbytes, name)
+                if name in shapes:
+                    wide = nbytes // max(int(np.prod(shapes[name])), 1)
+                    self.gpu.name(address, nbytes, name, shapes[name], {2: "bfloat16", 4: "float32"}[wide])
+                self.tensors[name] = address, nbytes
+                real[made_up.to_bytes(8, "little")] = address.to_bytes(8, "little")
+                if name in inputs:
+                    self.gpu.write(address, to_device(inputs[name], case.dtype))
+            elif event[1] not in skip:
+                _, name, symbol, grid, block, args = event
+                self.gpu.launch(self.kernel(symbol), grid, block, [real.get(a, a) for a in args], name=name)
 
-    def get(self, name: str) -> np.ndarray:
-        """A tensor as float32."""
-        address, shape, dtype = self.tensors[name]
-        raw = self.gpu.read(address, int(np.prod(shape)) * (4 if dtype == "float32" else 2))
-        if dtype == "bfloat16":
-            return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
+    def get(self, name: str, case: Case) -> np.ndarray:
+        """A result as float32."""
+        address, nbytes = self.tensors[name]
+        raw, shape = self.gpu.read(address, nbytes), case.shapes()[name]
+        if nbytes == 2 * int(np.prod(shape)):
+            raw = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.uint8)
         return raw.view(np.float32).reshape(shape)
 
-    def launch(self, kernel: str, grid, block, *args):
-        """Integers are addresses, NumPy scalars are themselves."""
-        raw = [a.to_bytes(8, "little") if isinstance(a, int) else a.tobytes() for a in args]
-        triple = [(*t, 1, 1)[:3] for t in (grid, block)]
-        return self.gpu.launch(self.kernels[kernel], *triple, raw, name=kernel)
-
-    def forward(self, fused: bool) -> None:
-        """Forward pass: `output`, `mean`, `rstd`."""
-        z, i4 = self.sizes, np.int32
-        rows, H, O = z.B * z.S, z.H, z.O
-        x, gamma, beta = self.tensor("x", (rows, H)), self.tensor("gamma", (H,)), self.tensor("beta", (H,))
-        W, bias = self.tensor("W", (O, H)), self.tensor("bias", (O,))
-        y = self.tensor("output", (rows, O))
-        mean, rstd = self.tensor("mean", (rows,), True), self.tensor("rstd", (rows,), True)
-        if fused:
-            sizes = [i4(v) for v in (z.B, z.S, H, O)]
-            self.launch(
-                "fused_forward",
-                (z.B, z.S),
-                (1,),
-                y,
-                mean,
-                rstd,
-                x,
-                gamma,
-                beta,
-                W,
-                bias,
-                *sizes,
-                np.float32(EPS),
-            )
-            return
-        ln, Wt = self.tensor("ln_out", (rows, H)), self.tensor("W_t", (H, O))
-        self.launch(
-            "row_statistics", (-(-rows // 128),), (128,), mean, rstd, x, i4(rows), i4(H), np.float32(EPS)
-        )
-        self.launch("layernorm", (rows,), (128,), ln, x, mean, rstd, gamma, beta, i4(rows), i4(H))
-        self.launch("transpose", (-(-O // TILE), -(-H // TILE)), (TILE, TILE), Wt, W, i4(O), i4(H))
-        self.matmul(y, ln, Wt, rows, O, H)
-        self.launch("add_bias", (rows,), (128,), y, bias, i4(rows), i4(O))
-
-    def matmul(self, out: int, a: int, b: int, m: int, n: int, k: int):
-        """out [m, n] = a [m, k] @ b [k, n]."""
-        grid = (-(-m // TILE), -(-n // TILE))
-        return self.launch("matmul", grid, (TILE, TILE), out, a, b, *(np.int32(v) for v in (m, n, k)))
-
-    def backward(self, fused: bool) -> None:
-        """Backward pass: `dx`, `dgamma`, `dbeta`, `dW`, `db`. Needs a forward pass before."""
-        z, i4 = self.sizes, np.int32
-        rows, H, O = z.B * z.S, z.H, z.O
-        t = {name: self.tensors[name][0] for name in ("x", "mean", "rstd", "gamma", "beta", "W")}
-        dy = self.tensor("dy", (rows, O))
-        dx = self.tensor("dx", (rows, H))
-        shapes = {"dgamma": (H,), "dbeta": (H,), "dW": (O, H), "db": (O,)}
-        grads = [self.tensor(name, shape) for name, shape in shapes.items()]
-        if fused:
-            half = self.dtype != "float32"
-            sums = [self.tensor(f"sum_{n}", s, True) for n, s in shapes.items()] if half else grads
-            blocks = (-(-max(H, O, O * H) // 128),)
-            self.launch("clear", blocks, (128,), *sums, i4(H), i4(O))
-            rest = (t["x"], t["mean"], t["rstd"], t["gamma"], t["beta"], t["W"])
-            sizes = [i4(v) for v in (z.B, z.S, H, O)]
-            self.launch("fused_backward", (z.B, z.S), (1,), dx, *sums, dy, *rest, *sizes)
-            if half:
-                self.launch("convert", blocks, (128,), *grads, *sums, i4(H), i4(O))
-            return
-        ln, dln = self.tensor("ln_out", (rows, H)), self.tensor("dln", (rows, H))
-        dyt, c = self.tensor("dy_t", (O, rows)), self.tensor("row_sums", (rows, 2), True)
-        self.matmul(dln, dy, t["W"], rows, H, O)
-        self.launch(
-            "layernorm",
-            (rows,),
-            (128,),
-            ln,
-            t["x"],
-            t["mean"],
-            t["rstd"],
-            t["gamma"],
-            t["beta"],
-            i4(rows),
-            i4(H),
-        )
-        self.launch("transpose", (-(-rows // TILE), -(-O // TILE)), (TILE, TILE), dyt, dy, i4(rows), i4(O))
-        self.matmul(grads[2], dyt, ln, O, H, rows)
-        square = (COLUMN_TILE, COLUMN_TILE)
-        self.launch("column_sums", (-(-O // COLUMN_TILE),), square, grads[3], dy, i4(rows), i4(O))
-        stats = (t["x"], t["mean"], t["rstd"])
-        self.launch("row_sums", (rows,), (128,), c, dln, *stats, t["gamma"], i4(rows), i4(H))
-        self.launch("backward_input", (rows,), (128,), dx, c, dln, *stats, t["gamma"], i4(rows), i4(H))
-        columns = (-(-H // COLUMN_TILE),)
-        self.launch("backward_parameters", columns, square, *grads[:2], dln, *stats, i4(rows), i4(H))
-
-
-def case(sizes: Sizes, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random float64 inputs whose mean is far from 0."""
-    rng = np.random.default_rng(seed)
-    rows = sizes.B * sizes.S
-    shapes = {
-        "x": (rows, sizes.H),
-        "gamma": (sizes.H,),
-        "beta": (sizes.H,),
-        "W": (sizes.O, sizes.H),
-        "bias": (sizes.O,),
-    }
-    shapes["dy"] = (rows, sizes.O)
-    return {name: rng.normal(3.0 if name == "x" else 0.5, 1.0, shape) for name, shape in shapes.items()}
-
-
-def run_puzzle(ptx, sizes: Sizes, dtype: str = "float32", variants=(False, True), **options) -> Puzzle:
-    """Forward and backward of both variants; the results of the last variant stay in the returned Puzzle."""
-    puzzle = Puzzle(ptx, sizes, dtype, **options)
-    for name, values in case(sizes).items():
-        puzzle.put(name, values)
-    for fused in variants:
-        puzzle.forward(fused)
-        puzzle.backward(fused)
-    return puzzle
+    def matmul(self, m: int, k: int, n: int):
+        """Random float32 a [m, k] @ b [k, n] with the puzzle's tiled kernel: (seconds, largest error)."""
+        launch = next(e for e in self.recording.cases[0].events if e[0] == "launch" and e[1] == "matmul")
+        rng = np.random.default_rng(0)
+        a, b = rng.random((m, k), np.float32), rng.random((k, n), np.float32)
+        at = [
+            self.gpu.allocate(size * 4, name) for name, size in (("out", m * n), ("a", m * k), ("b", k * n))
+        ]
+        self.gpu.write(at[1], a)
+        self.gpu.write(at[2], b)
+        kernel = self.kernel(launch[2])
+        args = [*(x.to_bytes(8, "little") for x in at), *(np.int32(v).tobytes() for v in (m, n, k))]
+        start = time.perf_counter()
+        self.gpu.launch(kernel, (-(-m // 16), -(-n // 16), 1), (16, 16, 1), args, name="matmul")
+        seconds = time.perf_counter() - start
+        got = self.gpu.read(at[0], m * n * 4).view(np.float32).reshape(m, n)
+        return seconds, float(np.abs(got - a.astype(np.float64) @ b).max())
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print the measurements. Returns 1 if a kernel had a finding."""
-    parser = argparse.ArgumentParser(prog="python -m harness.vgpu.speed", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.vgpu.speed", description="Measure the virtual GPU on the puzzle's kernels."
+    )
     parser.add_argument(
         "--no-checks", action="store_true", help="switch the optional checks and counters off"
     )
@@ -219,48 +180,35 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     checks = Checks(False, False, False) if options.no_checks else Checks()
     start = time.perf_counter()
-    ptx = puzzle_ptx()
-    print(f"compiling the kernels to PTX (not counted below): {time.perf_counter() - start:.1f} s")
+    recording = parse(record())
+    print(f"compiling and recording the kernels (not counted below): {time.perf_counter() - start:.1f} s")
     bad = 0
 
-    def measure(title: str, target: str, work):
+    def show(title: str, target: str, work):
         nonlocal bad
         best, gpu = min((work() for _ in range(options.repeat)), key=lambda r: r[0])
         bad += sum(f.is_error for f in gpu.findings)
-        lanes = sum(launch.counters.instructions for launch in gpu.launches)
-        rate = lanes / best / 1e6
+        lanes = sum(launch.counters.instructions for launch in gpu.launches) / 1e6
         print(
-            f"{title:58} {best:7.3f} s  target {target:7}  {lanes / 1e6:8.2f} M thread instructions, {rate:.0f} M/s"
+            f"{title:58} {best:7.3f} s  target {target:6} {lanes:7.2f} M thread instructions, {lanes / best:.0f} M/s"
         )
 
-    def puzzle_work(sizes: Sizes, dtype: str = "float32"):
-        def work():
-            start = time.perf_counter()
-            p = run_puzzle(ptx, sizes, dtype, checks=checks)
-            return time.perf_counter() - start, p.gpu
+    def puzzle(dtype: str, *sizes: int):
+        start = time.perf_counter()
+        replay = Replay(recording, checks=checks)
+        for variant in ("unfused", "fused"):
+            replay.run(recording.case(variant, dtype, *sizes))
+        return time.perf_counter() - start, replay.gpu
 
-        return work
+    def matmul(*sizes: int):
+        replay = Replay(recording, checks=checks)
+        return replay.matmul(*sizes)[0], replay.gpu
 
-    def matmul_work(m: int, k: int, n: int):
-        def work():
-            p = Puzzle(ptx, Sizes(1, m, k, n), checks=checks)
-            rng = np.random.default_rng(0)
-            p.put("a", rng.random((m, k)))
-            p.put("b", rng.random((k, n)))
-            out = p.tensor("out", (m, n))
-            start = time.perf_counter()
-            p.matmul(out, p.tensors["a"][0], p.tensors["b"][0], m, n, k)
-            return time.perf_counter() - start, p.gpu
-
-        return work
-
-    measure("puzzle 22, all kernels, B=4 S=4 H=8 O=16, float32", "1 s", puzzle_work(Sizes(4, 4, 8, 16)))
-    measure(
-        "puzzle 22, all kernels, B=4 S=4 H=8 O=16, bfloat16", "-", puzzle_work(Sizes(4, 4, 8, 16), "bfloat16")
-    )
-    measure("puzzle 22, all kernels, B=2 S=16 H=32 O=48, float32", "-", puzzle_work(Sizes(2, 16, 32, 48)))
-    measure("tiled matmul M=128 K=64 N=128", "0.5 s", matmul_work(128, 64, 128))
-    measure("tiled matmul M=256 K=256 N=256", "5 s", matmul_work(256, 256, 256))
+    show("puzzle 22, all kernels, B=4 S=4 H=8 O=16, float32", "1 s", lambda: puzzle("float32", 4, 4, 8, 16))
+    show("puzzle 22, all kernels, B=4 S=4 H=8 O=16, bfloat16", "-", lambda: puzzle("bfloat16", 4, 4, 8, 16))
+    show("puzzle 22, all kernels, B=2 S=16 H=32 O=48, float32", "-", lambda: puzzle("float32", 2, 16, 32, 48))
+    show("tiled matmul M=128 K=64 N=128", "0.5 s", lambda: matmul(128, 64, 128))
+    show("tiled matmul M=256 K=256 N=256", "5 s", lambda: matmul(256, 256, 256))
     return 1 if bad else 0
 
 

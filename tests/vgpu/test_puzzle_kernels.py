@@ -1,4 +1,4 @@
-"""Puzzle 22's solution kernels on the virtual GPU, launched one by one: right values, no finding, byte counts as predicted."""
+"""Puzzle 22's solution kernels on the virtual GPU, recorded and replayed: right values, no finding, bytes as predicted."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from kernel_tools import kept
 
-from harness.vgpu.speed import ROOT, Puzzle, Sizes, case, puzzle_ptx
+from harness.vgpu.speed import RECORDER, ROOT, Case, Replay, main, parse, record, to_device
+
+CHAPTER = (4, 4, 8, 16)
 
 
 @pytest.fixture(scope="module")
-def ptx():
-    op = ROOT / "solutions" / "p22" / "op"
-    sources = [*sorted(op.glob("*.mojo")), ROOT / "harness" / "vgpu" / "speed_kernels.mojo"]
-    text = kept("puzzle", sources, lambda: "".join(f"//=={n}\n{p}" for n, p in puzzle_ptx().items()))
-    return {p.partition("\n")[0]: p.partition("\n")[2] for p in text.split("//==")[1:]}
+def recording():
+    sources = [*sorted((ROOT / "solutions" / "p22" / "op").glob("*.mojo")), RECORDER]
+    return parse(kept("puzzle", sources, record))
 
 
 def truth(c: dict[str, np.ndarray], eps: float = 1e-5) -> dict[str, np.ndarray]:
@@ -32,88 +32,97 @@ def truth(c: dict[str, np.ndarray], eps: float = 1e-5) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def rounded(c: dict, dtype: str) -> dict:
-    """The case as the device sees it."""
+def as_seen(case: Case) -> dict[str, np.ndarray]:
+    """The inputs after rounding to the device's type, in float64."""
     out = {}
-    for name, v in c.items():
-        bits = v.astype(np.float32).view(np.uint32)
-        if dtype == "bfloat16":
-            bits = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
-        out[name] = bits.view(np.float32).astype(np.float64)
+    for name, values in case.inputs().items():
+        raw = to_device(values, case.dtype)
+        out[name] = (
+            (raw.astype(np.uint32) << 16).view(np.float32) if raw.dtype == np.uint16 else raw
+        ).astype(float)
     return out
 
 
-@pytest.mark.parametrize("order", ["natural", "reversed", "shuffled:1"])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("variant", ["unfused", "fused"])
 @pytest.mark.parametrize(
-    "sizes,dtype",
+    "dtype,sizes,order",
     [
-        (Sizes(4, 4, 8, 16), "float32"),
-        (Sizes(4, 4, 8, 16), "bfloat16"),
-        (Sizes(3, 5, 33, 17), "float32"),  # odd sizes: every tile edge is ragged
-        (Sizes(1, 1, 1, 1), "float32"),
+        ("float32", CHAPTER, "natural"),
+        ("float32", CHAPTER, "reversed"),
+        ("float32", CHAPTER, "shuffled:1"),
+        ("bfloat16", CHAPTER, "natural"),
+        ("float32", (3, 5, 33, 17), "natural"),  # odd sizes: every tile edge is ragged
+        ("float32", (1, 1, 1, 1), "natural"),
     ],
 )
-def test_forward_and_backward(ptx, sizes, dtype, fused, order):
-    if order != "natural" and (sizes.S != 4 or dtype != "float32"):
-        pytest.skip("block orders are tried on the chapter's case")
-    puzzle = Puzzle(ptx, sizes, dtype, blocks=order)
-    c = case(sizes)
-    for name, values in c.items():
-        puzzle.put(name, values)
-    puzzle.forward(fused)
-    puzzle.backward(fused)
-    want = truth(rounded(c, dtype))
-    for name, value in want.items():
-        got = puzzle.get(name)
+def test_forward_and_backward(recording, dtype, sizes, order, variant):
+    case = recording.case(variant, dtype, *sizes)
+    replay = Replay(recording, blocks=order)
+    replay.run(case)
+    for name, want in truth(as_seen(case)).items():
+        if sizes == (1, 1, 1, 1) and name in ("dx", "dgamma"):
+            continue  # one column has no variance: these are 0 but for rounding, times rstd = 316
+        got = replay.get(name, case)
         limit = 3e-2 if dtype == "bfloat16" else 2e-5
-        scale = max(np.abs(value).max(), 1e-6)
-        if sizes.H == 1 and name in ("dx", "dgamma", "rstd"):
-            continue  # x_hat is 0 / 0-like with one column: only rounding noise is left
-        assert np.abs(got - value).max() <= limit * scale, (name, np.abs(got - value).max(), scale)
-    assert not puzzle.gpu.findings, puzzle.gpu.findings[0].text()
+        error = np.abs(got - want).max()
+        assert error <= limit * np.abs(want).max(), (name, error)
+    assert not replay.gpu.findings, replay.gpu.findings[0].text()
 
 
-def test_bytes_as_the_shapes_predict(ptx):
+def test_bytes_as_the_shapes_predict(recording):
     """The fused kernel reads W once for every row; the unfused matmul reads it once for every tile of rows."""
-    sizes = Sizes(4, 4, 8, 16)
-    puzzle = Puzzle(ptx, sizes)
-    for name, values in case(sizes).items():
-        puzzle.put(name, values)
-    puzzle.forward(True)
-    fused = puzzle.gpu.launches[-1].counters
-    rows, W = 16, 16 * 8 * 4
+    rows, O, W = 16, 16, 16 * 8 * 4
+    counters = {}
+    for variant in ("fused", "unfused"):
+        replay = Replay(recording)
+        replay.run(recording.case(variant, "float32", *CHAPTER))
+        for launch in replay.gpu.launches:
+            counters.setdefault((variant, launch.name), launch.counters)
+    fused = next(c for (v, name), c in counters.items() if v == "fused" and "forward" in name)
     assert fused.tensors["W"].read == rows * W
-    assert fused.tensors["output"].written == rows * 16 * 4
+    assert fused.tensors["output"].written == rows * O * 4
     assert fused.tensors["mean"].written == rows * 4
-    puzzle.forward(False)
-    matmul = next(x for x in puzzle.gpu.launches if x.name == "matmul").counters
-    assert matmul.tensors["W_t"].read == W and matmul.tensors["output"].written == rows * 16 * 4
+    matmul = counters["unfused", "matmul"]
+    assert matmul.tensors["linear_weight_t"].read == W and matmul.tensors["output"].written == rows * O * 4
     assert matmul.barriers == 2
+    backward = next(c for (v, name), c in counters.items() if v == "fused" and "backward" in name)
+    assert backward.atomics == rows * (16 + 16 * 8 + 2 * 8)
+    assert backward.atomics_per_address == rows
 
 
-def test_backward_atomics(ptx):
-    sizes = Sizes(4, 4, 8, 16)
-    puzzle = Puzzle(ptx, sizes)
-    for name, values in case(sizes).items():
-        puzzle.put(name, values)
-    puzzle.forward(True)
-    puzzle.backward(True)
-    c = next(x for x in puzzle.gpu.launches if x.name == "fused_backward").counters
-    rows = 16
-    assert c.atomics == rows * (16 + 16 * 8 + 2 * 8)
-    assert c.atomics_per_address == rows
-
-
-def test_forgotten_clear_is_reported(ptx):
+def test_forgotten_clear_is_reported(recording):
     """Without the clearing launch the atomics add to memory that nobody has written."""
-    sizes = Sizes(2, 2, 8, 16)
-    puzzle = Puzzle(ptx, sizes)
-    for name, values in case(sizes).items():
-        puzzle.put(name, values)
-    puzzle.forward(True)
-    launch = puzzle.launch
-    puzzle.launch = lambda kernel, *args: None if kernel == "clear" else launch(kernel, *args)
-    puzzle.backward(True)
-    found = {(f.kind, f.tensor) for f in puzzle.gpu.findings if f.is_error}
-    assert found == {("uninitialised read", t) for t in ("dgamma", "dbeta", "dW", "db")}
+    replay = Replay(recording)
+    replay.run(recording.case("fused", "float32", *CHAPTER), skip=("clear_gradients",))
+    kinds = {f.kind for f in replay.gpu.findings if f.is_error}
+    assert kinds == {"uninitialised read"}
+    assert {f.tensor for f in replay.gpu.findings} == {
+        "sums_ln_weight",
+        "sums_ln_bias",
+        "sums_weight",
+        "sums_bias",
+    }
+
+
+def test_speed_command(recording, monkeypatch, capsys):
+    """The command runs what it says; times are printed, not judged."""
+    import harness.vgpu.speed as speed
+
+    monkeypatch.setattr(speed, "record", lambda: "")
+    monkeypatch.setattr(speed, "parse", lambda text: recording)
+    monkeypatch.setattr(Replay, "matmul", lambda self, m, k, n: small(self, m, k, n))
+    errors = []
+    original = Replay.__dict__["matmul"]
+
+    def small(self, *sizes):
+        seconds, error = plain(self, *(s // 8 for s in sizes))
+        errors.append(error)
+        return seconds, error
+
+    assert original is not plain
+    assert main(["--repeat", "1"]) == 0
+    assert max(errors) < 1e-5
+    assert "tiled matmul M=256 K=256 N=256" in capsys.readouterr().out
+
+
+plain = Replay.matmul

@@ -72,7 +72,9 @@ class Reference:
 
 def strided(array: np.ndarray, dtype: str = "float64", device: torch.device | str = "cpu") -> torch.Tensor:
     """A tensor with the array's strides, stride 0 included, so that PyTorch sees an expanded tensor as such."""
-    base = torch.from_numpy(np.ascontiguousarray(array)).to(device, getattr(torch, dtype))  # .to() drops stride 0
+    base = torch.from_numpy(np.ascontiguousarray(array)).to(
+        device, getattr(torch, dtype)
+    )  # .to() drops stride 0
     if 0 in array.strides:
         return base[tuple(slice(0, 1) if s == 0 else slice(None) for s in array.strides)].expand(array.shape)
     order = np.argsort([-s for s in array.strides], kind="stable")
@@ -89,10 +91,10 @@ def written_dtype(puzzle: Puzzle, quantity: str, dtype: str) -> str:
     return accum_dtype(dtype) if quantity in puzzle.op(quantity).statistics else dtype
 
 
-def execute(
+def make_buffers(
     puzzle: Puzzle, program: Program, target: Target, inputs: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Runs every variant on one case; returns what was written, on the CPU, by "variant.quantity"."""
+) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    """The poisoned outputs of a program on the CPU, and a buffer on the target for every argument, both by name."""
     dtype = str(inputs["input"].dtype).removeprefix("torch.")
     B, S, H = inputs["input"].shape
     shapes = puzzle.shapes((B, S, H, inputs["linear_weight"].shape[0]))
@@ -104,6 +106,14 @@ def execute(
             buffers[name] = to_device(outputs[name], target.device)
         elif name != "eps":
             buffers[name] = to_device(inputs[name], target.device)
+    return outputs, buffers
+
+
+def execute(
+    puzzle: Puzzle, program: Program, target: Target, inputs: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Runs every variant on one case; returns what was written, on the CPU, by "variant.quantity"."""
+    outputs, buffers = make_buffers(puzzle, program, target, inputs)
     program.run(buffers)
     if target.kind != "cpu":
         from max.driver import CPU

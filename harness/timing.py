@@ -2,37 +2,39 @@
 
 import statistics
 import time
+from dataclasses import replace
 
 from harness.devices import graphs
-from harness.devices.graphs import Program, to_device
+from harness.devices.graphs import Program
 from harness.devices.targets import Target
+from harness.puzzles.spec import Case
 from harness.workbook import Run
 
 CALLS = 50
-LAUNCH_BOUND_US = 50.0
 
 
-def forward_microseconds(run: Run, target: Target, variant: str) -> float:
-    """The median time of one forward call at the sizes of the run, in microseconds, on a warm graph of its own."""
-    import torch
+def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float, float]:
+    """The median time of one forward call in microseconds: at the sizes of the run, and with every size 1.
 
-    from harness import running
-
+    The second is what a call costs that computes next to nothing.
+    """
     options = run.options
     call = options.puzzle.variants[variant][0]
     program = graphs.load(run.package, (call,), options.dtype, target.device, kind=target.kind)
     case = run.cases[0]
-    inputs = running.Reference(options.puzzle, options.dtype, options.seed).inputs(case)
-    shapes = options.puzzle.shapes(case.dims)
-    buffers: dict[str, object] = {"eps": torch.tensor(1e-5, dtype=torch.float64)}
-    for name in program.arguments:
-        quantity = name.split(".")[-1]
-        if "." in name:
-            dtype = running.written_dtype(options.puzzle, quantity, options.dtype)
-            buffers[name] = to_device(running.poisoned(shapes[quantity], dtype), target.device)
-        elif name != "eps":
-            buffers[name] = to_device(inputs[name], target.device)
-    return median_microseconds(program, buffers, target)
+    smallest = replace(case, dims=(1,) * len(case.dims))
+    return tuple(
+        median_microseconds(program, forward_buffers(run, program, c, target), target)
+        for c in (case, smallest)
+    )
+
+
+def forward_buffers(run: Run, program: Program, case: Case, target: Target) -> dict[str, object]:
+    """The buffers of one forward call on one device."""
+    from harness import running
+
+    inputs = running.Reference(run.options.puzzle, run.options.dtype, run.options.seed).inputs(case)
+    return running.make_buffers(run.options.puzzle, program, target, inputs)[1]
 
 
 def median_microseconds(program: Program, buffers: dict[str, object], target: Target) -> float:
@@ -57,7 +59,7 @@ def describe(run: Run) -> list[str]:
             for device in run.devices
             if device.target.kind != "virtual"
         }
-        for kind, microseconds in times.items():
+        for kind, (microseconds, _) in times.items():
             lines.append(
                 f"   {kind.upper()} time ({variant}): {microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
             )
@@ -65,12 +67,16 @@ def describe(run: Run) -> list[str]:
     return lines
 
 
-def ratio(times: dict[str, float]) -> str:
-    """The ratio, or why there is none. A simulated GPU has no time."""
+def ratio(times: dict[str, tuple[float, float]]) -> str:
+    """The ratio, or why there is none. `times` holds (at the run's sizes, with every size 1) by kind of device.
+
+    A simulated GPU has no time. A GPU time below twice that of an empty problem measures the launches.
+    """
     if "gpu" not in times:
         return "no GPU: ratio not measured"
     if "cpu" not in times:
         return "the CPU path was not run: ratio not measured"
-    if times["gpu"] < LAUNCH_BOUND_US:
-        return "launch-bound, no conclusion (most of the GPU time is the cost of the call)"
-    return f"{times['cpu'] / times['gpu']:.1f}x"
+    gpu, empty = times["gpu"]
+    if gpu < 2 * empty:
+        return f"launch-bound, no conclusion (with every size 1 the GPU takes {empty:,.1f} us)"
+    return f"{times['cpu'][0] / gpu:.1f}x"

@@ -15,6 +15,7 @@ from harness.errors import EnvironmentProblem
 from .driver import build, server
 from .driver.device import ARCHITECTURES, Device, capability, device_attributes
 from .machine import Checks, StepBudgetExceeded, UnsupportedInstruction, VirtualGPU
+from .report import summary
 
 CHECKS = [field.name for field in dataclasses.fields(Checks) if field.default is True]
 
@@ -116,8 +117,8 @@ def summarise(devices: list[Device], arch: str, code: int) -> int:
     """Print what was found and return the exit code: the program's own unless that is 0 and something is wrong."""
     findings = [finding for device in devices for finding in device.gpu.findings]
     launches = sum(len(device.gpu.launches) for device in devices)
-    for finding in findings:
-        print(finding.text(), file=sys.stderr)
+    if findings:
+        print(summary(findings), file=sys.stderr)
     errors = sum(finding.is_error for finding in findings)
     notes = len(findings) - errors
     what = "the program ran no kernel" if not launches else f"{launches} launch{'es' * (launches > 1)}"

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ import pytest
 
 from harness.vgpu import cli
 from harness.vgpu.driver import build, server
+from harness.vgpu.errors import LaunchError, StepBudgetExceeded
+from harness.vgpu.report import Finding
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -154,6 +157,27 @@ def test_print_from_a_kernel(suite):
     assert done.returncode == 0, done.stderr
     expected = [f"block {b} thread {t} value {7 * t}" for b in range(3) for t in (0, 2)]
     assert sorted(done.stdout.split("\n")) == sorted([*expected, ""])
+
+
+def test_mojo_run_needs_no_preparation():
+    """The program is compiled and run by one command; nothing was built for the virtual GPU beforehand."""
+    before = leftovers()
+    done = vgpu("--verbose", "--", build.find_mojo(), "run", str(HERE / "programs" / "warp_sum.mojo"))
+    x = np.zeros(512, dtype=np.int64)
+    x[:500] = integers(500)
+    np.testing.assert_array_equal(numbers(done, np.int64), [*x.reshape(16, 32).sum(axis=1), x.sum()])
+    assert "virtual GPU: ran warp_sum_warp_sum grid=(8, 1, 1) block=(64, 1, 1)" in done.stderr
+    assert leftovers() <= before
+
+
+def test_python_program_with_max():
+    code = (
+        "import numpy as np; from max.driver import CPU, Accelerator, Buffer\n"
+        "device = Accelerator(); x = Buffer.from_numpy(np.arange(5.0)).to(device)\n"
+        "print(device.architecture_name, x.to(CPU()).to_numpy())"
+    )
+    done = vgpu("--", sys.executable, "-c", code)
+    assert done.stdout == "sm_90a [0. 1. 2. 3. 4.]\n", done.stderr
 
 
 @pytest.mark.parametrize("order", ["reversed", "shuffled:3"])
@@ -424,6 +448,57 @@ def test_cache_that_cannot_be_written_is_exit_code_5(tmp_path, monkeypatch, caps
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "file"))
     assert cli.main(["exec", "--", "true"]) == 5
     assert "set WORKBOOK_CACHE to a folder you can write" in capsys.readouterr().err
+
+
+@dataclass
+class Outcome:
+    """As much of a `Device` as the summary looks at."""
+
+    findings: list = field(default_factory=list)
+    errors: list = field(default_factory=list)
+    launches: tuple = (None,)
+
+    @property
+    def gpu(self):
+        return self
+
+
+FAULT = Finding("out-of-bounds load", "load past the end of x")
+NOTE = Finding("uninitialised read", "in the library", is_error=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome", "code"),
+    [
+        (0, Outcome(), 0),
+        (0, Outcome([NOTE]), 0),
+        (0, Outcome([NOTE, FAULT]), 1),
+        (3, Outcome([FAULT]), 3),
+        (0, Outcome(errors=[StepBudgetExceeded("it loops")]), 1),
+        (0, Outcome(errors=[LaunchError("too many threads")]), 0),  # the program saw it, and may go on
+    ],
+)
+def test_exit_code_says_whether_something_is_wrong(program, outcome, code, capsys):
+    assert cli.summarise([outcome], "sm_90a", program) == code
+    errors = sum(finding.is_error for finding in outcome.findings)
+    assert f"1 launch, {errors} error" in capsys.readouterr().err
+
+
+def test_unsupported_instruction_is_exit_code_5_even_if_the_program_goes_on(tmp_path):
+    """wgmma is not simulated."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(HERE)!r}); import cuda_api\n"
+        "cuda = cuda_api.Cuda(); cuda('cuInit', 0)\n"
+        "ptx = cuda_api.PTX.replace(b'mul.f32 %f3, %f2, %f1;', b'wgmma.fence.sync.aligned;')\n"
+        "ptx = ptx.replace(b'.version 8.0', b'.version 8.5').replace(b'sm_80', b'sm_90a')\n"
+        "scale, x = cuda.function(ptx, b'scale'), cuda.upload([1.0])\n"
+        "n = cuda_api.ctypes.c_uint32(1)\n"
+        "print(cuda.launch(scale, (1, 1, 1), (1, 1, 1), [x, x, cuda_api.ctypes.c_float(1), n]))\n"
+    )
+    done = vgpu("--", sys.executable, str(script))
+    assert (done.returncode, done.stdout) == (5, "CUDA_ERROR_NOT_SUPPORTED\n")
+    assert "wgmma.fence" in done.stderr
 
 
 def test_info_names_the_device(capsys):

@@ -279,9 +279,19 @@ def test_readable_names(symbol, name):
 
 def test_kernels_without_a_name_are_numbered():
     catalogue = KernelCatalogue()
-    symbols = ["mojo_pkg_0123456789abcdef_aa", "mojo_pkg_0123456789abcdef_bb"]
+    symbols = ["mojo_pkg_0123456789abcdef_aa", "ops_0123456789abcdef_layernorm_6A6A_249de5df4a21c6e5"]
     assert [catalogue.label(symbol) for symbol in [*symbols, symbols[0]]] == [
         "kernel 1",
         "kernel 2",
         "kernel 1",
     ]
+
+
+def test_pytorch_sees_no_gpu_and_does_not_complain():
+    """A PyTorch with CUDA finds the stand-in library too."""
+    code = (
+        "from harness.vgpu.driver import inprocess; inprocess.start()\n"
+        "import torch, max.driver; print(torch.cuda.is_available(), max.driver.accelerator_count())"
+    )
+    done = python("-c", code)
+    assert (done.stdout, done.stderr) == ("False 1\n", "")

@@ -77,7 +77,7 @@ class _Session:
             words[FIRST_ARGUMENT + number] = result
         words[4] = len(output)
         if output:
-            ctypes.memmove(target, bytes(output), len(output))
+            memoryview((ctypes.c_uint8 * len(output)).from_address(target)).cast("B")[:] = output
         return code
 
     def close(self) -> None:

@@ -74,10 +74,9 @@ class KernelCatalogue:
         return Twin(name, text, entry_names(text)[0], entry_names(ptx)[0])
 
     def label(self, symbol: str) -> str:
-        """A short name for a kernel that nobody recorded."""
+        """A short name for a kernel that nobody recorded. In a package kernels have only the package's name, `ops_` or
+        `mojo_pkg_` and a hash: they are numbered in the order in which they are met."""
         if symbol not in self._labels:
-            short = readable(symbol)
-            if re.fullmatch(r"mojo_pkg_[0-9a-f]+(?:_[0-9a-f]+)?", symbol):
-                short = f"kernel {1 + len(self._labels)}"
-            self._labels[symbol] = short
+            nameless = re.match(r"\w*_[0-9a-f]{16}_", symbol)
+            self._labels[symbol] = f"kernel {1 + len(self._labels)}" if nameless else readable(symbol)
         return self._labels[symbol]

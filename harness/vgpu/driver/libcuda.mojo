@@ -58,6 +58,25 @@ def cuInit(flags: UInt32) abi("C") -> Int32:
     return ask(OP_HELLO)
 
 
+def no_device() abi("C") -> Int32:
+    return NO_DEVICE
+
+
+@export("cuGetProcAddress_v2")
+def cuGetProcAddress_v2(
+    name: Int, function: Int, version: Int32, flags: UInt64, status: Int
+) abi("C") -> Int32:
+    """How CUDA's run-time library (that of PyTorch, say) finds its driver; MAX does not ask this way.
+
+    Everything that it finds answers "no device": PyTorch then sees no GPU, and needs no word about it.
+    """
+    var f = no_device
+    at[Int](function)[] = Pointer(to=f).unsafe_bitcast[Int]()[]
+    if status != 0:
+        at[Int32](status)[] = 0
+    return SUCCESS
+
+
 @export("cuDriverGetVersion")
 def cuDriverGetVersion(version: Int) abi("C") -> Int32:
     at[Int32](version)[] = 13000

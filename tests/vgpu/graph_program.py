@@ -39,6 +39,8 @@ def load(device: Accelerator):
 
 def run(model, device, a, b, *, flag=1, extra=0) -> np.ndarray:
     inputs = [Buffer.from_numpy(x).to(device) for x in (a, b, np.array([flag], np.int32))]
+    for buffer, name in zip(inputs, ("a", "b", "flag"), strict=True):
+        inprocess.label(buffer, name)
     out = model.execute(*inputs, Buffer.from_numpy(np.array(extra, np.int32)))[0]
     return out.to(CPU()).to_numpy()
 
@@ -68,7 +70,15 @@ def main() -> None:
         "difference": float(np.abs(right - (a + b)).max()),
         "findings_of_right_run": findings,
         "findings": [
-            {"kind": f.kind, "where": f.where, "count": f.count, "error": f.is_error} for f in gpu.findings
+            {
+                "kind": f.kind,
+                "tensor": f.tensor,
+                "index": f.index,
+                "where": f.where,
+                "count": f.count,
+                "error": f.is_error,
+            }
+            for f in gpu.findings
         ],
         "launches": [launch.name for launch in gpu.launches],
         "errors": [str(error) for error in inprocess.device().errors],

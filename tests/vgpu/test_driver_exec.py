@@ -3,7 +3,6 @@
 All programs are one binary (programs/suite.mojo), compiled once for this file.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 
 from harness.vgpu import cli
-from harness.vgpu.driver import build, server
+from harness.vgpu.driver import build, inprocess, server
 from harness.vgpu.errors import LaunchError, StepBudgetExceeded
 from harness.vgpu.report import Finding
 
@@ -193,6 +192,32 @@ def test_more_shared_memory_on_request(suite):
     )
 
 
+# ---- a real GPU, where there is one --------------------------------------------------------------------------------
+
+COMPARED = ("vector_add", "block_sum", "warp_sum", "tiled_matmul", "prefix_sum", "histogram", "async_copy")
+COMPARED += ("tensor_core", "kernel_print", "shared_on_request", "softmax")
+
+
+@pytest.mark.skipif(not inprocess.gpu_present(), reason="no GPU to compare with")
+@pytest.mark.parametrize("name", COMPARED)
+def test_real_gpu_gives_the_same_elements(suite, name):
+    """The very same binary, on the GPU of this machine and on the virtual one.
+
+    All of these are exact in their formats, so every digit must agree; softmax alone is not: a GPU computes its exp
+    with an approximate ex2 (2 units in the last place), the virtual GPU with an accurate one.
+    """
+    real = subprocess.run(
+        [suite, name], capture_output=True, text=True, timeout=100, check=True
+    ).stdout.split("\n")
+    virtual = run_suite(suite, name).stdout.split("\n")
+    if name == "softmax":
+        got, expected = (np.array([float(x) for x in lines if x]) for lines in (real, virtual))
+        np.testing.assert_allclose(got, expected, rtol=8 * np.finfo(np.float32).eps)
+    else:
+        assert sorted(real) == sorted(virtual)  # prints of a kernel come in any order
+        assert name == "kernel_print" or real == virtual
+
+
 # ---- findings, errors of the device --------------------------------------------------------------------------------
 
 
@@ -349,21 +374,32 @@ def test_time_limit_during_a_launch(suite):
     assert done.returncode == server.TIMED_OUT
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_ends_everything(suite, number, code):
+@pytest.mark.parametrize(
+    ("send", "number", "code"),
+    [
+        (os.kill, signal.SIGINT, 130),
+        (os.kill, signal.SIGTERM, 143),
+        (os.killpg, signal.SIGINT, 130),  # as a terminal does it: the program gets the signal as well
+    ],
+)
+def test_signal_ends_everything(suite, send, number, code):
     before = leftovers()
     process = subprocess.Popen(
-        [*VGPU, "exec", "--verbose", "--", suite, "endless"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [*VGPU, "exec", "--verbose", "--", suite, "endless"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     for line in process.stderr:
         if "loaded" in line:  # the launch follows at once
             break
     time.sleep(0.3)
-    process.send_signal(number)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=20)
+    send(process.pid, number)
+    process.communicate(timeout=60)
     assert process.returncode == code
-    assert server.descendants(process.pid) == []
+    with pytest.raises(ProcessLookupError):  # nobody of the session is left
+        os.killpg(process.pid, 0)
     assert leftovers() <= before
 
 

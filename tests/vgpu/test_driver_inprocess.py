@@ -144,6 +144,7 @@ def test_kernels_have_names_and_lines_inside_a_graph(graph):
     (finding,) = graph["findings"]
     assert finding["kind"] == "out-of-bounds load"
     assert finding["error"]
+    assert (finding["tensor"], finding["index"]) == ("b", 100)
     assert finding["count"] == 3  # three elements past the end
     source = HERE / "graph_ops" / "sums.mojo"
     line = 1 + next(i for i, text in enumerate(source.read_text().splitlines()) if "i + Int(extra)" in text)

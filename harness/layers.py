@@ -40,13 +40,22 @@ def fused_layernorm_linear(
         Shape [..., O], contiguous, in x's dtype.
 
     Raises:
-        TypeError: x has a dtype without a kernel, or a parameter has another dtype than x.
+        TypeError: An argument is no tensor, x has a dtype without a kernel, or a parameter has another dtype.
         ValueError: A rank or a size does not fit the others, H or O is zero, tensors lie on different devices, or
             the algorithm is unknown.
         NotImplementedError: x lies on a device without a kernel (MPS), or its gradient is differentiated again.
         RuntimeError: A CUDA graph is being captured.
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
+    for name, value, optional in (
+        ("x", x, False),
+        ("ln_weight", ln_weight, True),
+        ("ln_bias", ln_bias, True),
+        ("linear_weight", linear_weight, False),
+        ("linear_bias", linear_bias, True),
+    ):
+        if not (isinstance(value, Tensor) or (optional and value is None)):
+            raise TypeError(f"{name}: expected a torch tensor, got {type(value).__name__}")
     arguments = in_autocast_dtype(x, ln_weight, ln_bias, linear_weight, linear_bias)
     output, _, _ = layernorm_linear(*arguments, eps, algorithm)
     return output

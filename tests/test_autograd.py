@@ -284,6 +284,20 @@ def test_bad_input(name, change, error, message):
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("x", [1.0, 2.0], "x: expected a torch tensor, got list"),
+        ("x", None, "x: expected a torch tensor, got NoneType"),
+        ("ln_bias", 0.0, "ln_bias: expected a torch tensor, got float"),
+        ("linear_weight", None, "linear_weight: expected a torch tensor, got NoneType"),
+    ],
+)
+def test_not_a_tensor(name, value, message):
+    with pytest.raises(TypeError, match=message):
+        fused_layernorm_linear(*replace(name, lambda tensor: value))
+
+
 def test_unknown_algorithm():
     with pytest.raises(ValueError, match="algorithm: expected 'unfused' or 'fused', got 'fastest'"):
         fused_layernorm_linear(*make_inputs(), algorithm="fastest")

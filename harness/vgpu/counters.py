@@ -108,7 +108,7 @@ class Counters:
                 t.atomics += moved // A.nbytes
         for kind, some in groups.items():
             traffic = {"R": self.global_load, "W": self.global_store, "A": self.global_atomic}[kind]
-            request, lanes, address = self._requests(some)
+            request, _, address = self._requests(some)
             traffic.bytes += sum(e[0].nbytes * (len(e[2][0]) if e[3] is None else len(e[3])) for e in some)
             traffic.requests += 1 + int(np.count_nonzero(request[1:] != request[:-1]))
             key = (request << 34) | (address >> 5)

@@ -11,7 +11,7 @@ from .counters import Counters
 from .errors import StepBudgetExceeded
 from .executor import Batch, StepBudget, Trap
 from .memory import NOWHERE, NULL_PAGE, Extent, Space
-from .races import AccessLog
+from .races import AccessLog, synchronises
 from .report import Finding, Findings, index_text, is_library_algorithm, place
 
 SHARED_BUDGET, LOCAL_BUDGET = 256 << 20, 512 << 20
@@ -119,7 +119,8 @@ class Run:
         if self.local_size:
             size = min(size, max(LOCAL_BUDGET // (self.local_size * self.threads), 1))
         order, _, seed = self.gpu.blocks.partition(":")
-        if order != "natural":
+        waits = synchronises(self.code.program) and any(b.spins for b in self.code.program.blocks)
+        if order != "natural" and not waits:  # blocks that wait for each other must run together
             size = min(size, -(-total // ORDERED_BATCHES))
         c = self.cluster_size
         size = max(size // c, 1) * c

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from .codegen import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Writer
 from .errors import UnsupportedInstruction
-from .ptx import WIDTH, Imm, Instr, Pair, Reg, Sym, Vec
+from .ptx import WIDTH, Imm, Instr, Pair, Reg, Vec
 
 OPCODES: dict[str, Callable[[Writer, Instr], None]] = {}
 
@@ -679,13 +679,6 @@ def szext(w: Writer, i: Instr):
     size = w.use(i.args[2], "u4")
     size = f"({size} & u4(31))" if "wrap" in i.mods else f"np.minimum({size}, u4(32))"
     w.define(i.args[0], "u4", f"nm.bfe({w.use(i.args[1], KIND[t])}, u4(0), {size})")
-
-
-def sym_space(w: Writer, s: Sym) -> str:
-    """The state space of a variable."""
-    if s.name.startswith("local:"):
-        return "local"
-    return "shared" if s.name in w.code.shared else "param" if s.name in w.program.params else "global"
 
 
 from . import opcodes_memory  # noqa: E402,F401  (registers its emitters)

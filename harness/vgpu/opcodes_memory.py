@@ -9,7 +9,7 @@ from __future__ import annotations
 from .codegen import KIND, Writer
 from .errors import UnsupportedInstruction
 from .opcodes import check, opcode, type_of
-from .ptx import WIDTH, Imm, Instr, Mem, Pair, Reg, Vec
+from .ptx import WIDTH, Instr, Mem, Pair, Reg, Vec
 
 _SPACES = ("global", "shared", "local", "param", "const", "frame")
 _STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
@@ -395,8 +395,3 @@ def hint(w: Writer, i: Instr):
 def never(w: Writer, i: Instr):
     """not simulated: a clear error"""
     raise UnsupportedInstruction(i, "warp-group matrix instructions and TMA are not simulated")
-
-
-def literal(a) -> int | None:
-    """The value of an immediate operand, or None."""
-    return int(a.value) if isinstance(a, Imm) else None

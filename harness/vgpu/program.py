@@ -224,7 +224,7 @@ class Program:
         if not block.term and not block.succs:
             block.kind, block.term = "ret" if not f.is_entry else "exit", None
         end = len(f.body)
-        for name, position in f.labels.items():
+        for position in f.labels.values():
             if position == end:
                 at[position] = block
         for branch, labels in fixups:

@@ -1,0 +1,160 @@
+"""The race check on hand-written PTX: what conflicts, what does not, to the byte, whatever order the blocks ran in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_tools import Bench
+from ptx_tools import kernel
+
+U4 = np.uint32
+
+
+def races(
+    body: str, grid: int, block: int, *, cells: int = 64, declare: str = "", blocks: str = "natural"
+) -> list:
+    """Findings of a kernel over one zeroed array `q0` of 32-bit cells; %d0 is its address."""
+    bench = Bench(blocks=blocks)
+    text = kernel("ld.param.u64 %d0, [q0];" + body, 0, 1, widths_in=[], widths_out=[4], declare=declare)
+    text = text.replace("st.global.b32 [%a0], %y0;", "")
+    bench.run(text, grid, block, bench.place("cells", np.zeros(cells, U4)))
+    return bench.errors()
+
+
+MINE = "mad.wide.u32 %d1, %i, 4, %d0;"
+ORDERS = pytest.mark.parametrize("blocks", ["natural", "reversed", "shuffled:2"])
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    "body,kind",
+    [
+        ("st.global.u32 [%d0], 1;", "global race"),
+        ("setp.eq.u32 %p1, %t0, 1; @%p1 st.global.u32 [%d0+4], 1; ld.global.u32 %r1, [%d0+4];", "global race"),
+        ("setp.eq.u32 %p1, %t0, 2; @%p1 st.global.u32 [%d0], 1; red.global.add.u32 [%d0], 1;", "global race"),
+        ("setp.eq.u32 %p1, %t0, 0; @%p1 ld.global.u32 %r1, [%d0]; @!%p1 red.global.add.u32 [%d0], 1;", "global race"),
+        ("red.global.add.u32 [%d0], 1;", None),
+        ("ld.global.u32 %r1, [%d0];", None),
+        (MINE + "st.global.u32 [%d1], 1; ld.global.u32 %r1, [%d1];", None),
+        (MINE + "st.global.u32 [%d1], 1; xor.b32 %r1, %i, 1; mad.wide.u32 %d2, %r1, 4, %d0; ld.global.u32 %r2, [%d2];",
+         "global race"),
+    ],
+)  # fmt: skip
+def test_between_blocks(body, kind, blocks):
+    found = races(body, 4, 1, blocks=blocks)
+    assert {f.kind for f in found} == ({kind} if kind else set())
+
+
+@pytest.mark.parametrize(
+    "body,kind",
+    [
+        ("st.global.u32 [%d0], 1;", "race inside a block"),
+        ("st.shared.u32 [s], 1;", "shared race"),
+        ("setp.eq.u32 %p1, %t2, 0; @%p1 st.shared.u32 [s], 1; ld.shared.u32 %r1, [s];", "shared race"),
+        ("setp.eq.u32 %p1, %t2, 0; @%p1 st.shared.u32 [s], 1; bar.sync 0; ld.shared.u32 %r1, [s];", None),
+        # a write after a read needs a barrier too
+        ("setp.eq.u32 %p1, %t2, 0; @%p1 st.shared.u32 [s], 1; bar.sync 0; ld.shared.u32 %r1, [s];"
+         " setp.eq.u32 %p2, %t2, 5; @%p2 st.shared.u32 [s], 2;", "shared race"),
+        ("setp.eq.u32 %p1, %t2, 0; @%p1 st.shared.u32 [s], 0; bar.sync 0; red.shared.add.u32 [s], 1;", None),
+        ("setp.eq.u32 %p1, %t2, 0; @%p1 st.shared.u32 [s], 0; red.shared.add.u32 [s], 1;", "shared race"),
+        # threads 0 and 1 of one warp, ordered by a warp barrier; then thread 40 of another warp, which is not
+        ("setp.eq.u32 %p1, %t2, 0; @%p1 st.shared.u32 [s], 1; bar.warp.sync -1; setp.eq.u32 %p2, %t2, 1;"
+         " @%p2 st.shared.u32 [s], 2;", None),
+        ("setp.eq.u32 %p1, %t2, 0; @%p1 st.shared.u32 [s], 1; bar.warp.sync -1; setp.eq.u32 %p2, %t2, 40;"
+         " @%p2 st.shared.u32 [s], 2;", "shared race"),
+        # the same store again after a barrier, by another thread
+        ("setp.eq.u32 %p1, %t2, 3; @%p1 st.global.u32 [%d0], 1; bar.sync 0; setp.eq.u32 %p2, %t2, 9;"
+         " @%p2 st.global.u32 [%d0], 2;", None),
+    ],
+)  # fmt: skip
+def test_inside_a_block(body, kind):
+    found = races(body, 1, 64, declare=".shared .align 4 .b8 s[64];")
+    assert {f.kind for f in found} == ({kind} if kind else set()), [f.text() for f in found]
+
+
+@pytest.mark.parametrize("space", ["shared", "global"])
+def test_bytes_are_told_apart(space):
+    """Neighbouring bytes and halves of one word are different places; the same byte is not."""
+    base = "mov.u64 %d1, s;" if space == "shared" else "mov.b64 %d1, %d0;"
+    declare = ".shared .align 4 .b8 s[512];"
+    own = base + f"cvt.u64.u32 %d2, %t2; add.u64 %d1, %d1, %d2; st.{space}.u8 [%d1], %r1;"
+    halves = base + f"mad.wide.u32 %d1, %t2, 2, %d1; cvt.u16.u32 %h1, %t2; st.{space}.u16 [%d1], %h1;"
+    pairs = (
+        base + f"shr.u32 %r2, %t2, 1; cvt.u64.u32 %d2, %r2; add.u64 %d1, %d1, %d2; st.{space}.u8 [%d1], %r1;"
+    )
+    zero = "mov.u32 %r1, 0;"
+    assert not races(zero + own, 1, 64, declare=declare)
+    assert not races(zero + halves, 1, 64, declare=declare)
+    (f,) = races(zero + pairs, 1, 64, declare=declare)
+    assert f.count == 32
+    # a wide load over bytes that others store
+    wide = own + f"mov.b64 %d1, {'%d0' if space == 'global' else 's'}; ld.{space}.u32 %r3, [%d1];"
+    assert {f.kind for f in races(zero + wide, 1, 64, declare=declare)} == {
+        "shared race" if space == "shared" else "race inside a block"
+    }
+
+
+def test_release_and_acquire_order_blocks():
+    """Block 1 waits for a flag that block 0 releases. Without release, acquire or the wait, it is a race."""
+    good = """setp.ne.u32 %p1, %t0, 0;  @%p1 bra reader;
+    st.global.u32 [%d0+64], 42;  st.release.gpu.global.u32 [%d0], 1;  bra done;
+    reader: setp.ne.u32 %p2, %t0, 1; @%p2 bra done;
+    spin: ld.acquire.gpu.global.u32 %r1, [%d0];  setp.eq.u32 %p3, %r1, 0;  @%p3 bra spin;
+    ld.global.u32 %r2, [%d0+64];
+    done:"""
+    assert not races(good, 2, 1)
+    for broken in (good.replace("ld.acquire", "ld.relaxed"), good.replace("st.release", "st.relaxed")):
+        assert {f.kind for f in races(broken, 2, 1)} == {"global race"}
+    fenced = good.replace(
+        "st.release.gpu.global.u32 [%d0], 1;", "fence.acq_rel.gpu; st.relaxed.gpu.global.u32 [%d0], 1;"
+    )
+    fenced = fenced.replace("ld.acquire", "ld.relaxed").replace(
+        "ld.global.u32 %r2", "fence.acq_rel.gpu; ld.global.u32 %r2"
+    )
+    assert not races(fenced, 2, 1)
+    # blocks that wait for each other run together in every order, as they do on a device
+    assert not races(good, 2, 1, blocks="reversed")
+
+
+@ORDERS
+def test_unused_atomic_result_orders_nothing(blocks):
+    """Mojo's plain atomics have acquire semantics by name; only a result that is used can order anything."""
+    body = """setp.eq.u32 %p1, %t0, 0;  @%p1 st.global.u32 [%d0+64], 0;
+    fence.sc.sys;  atom.acquire.sys.global.add.u32 %r9, [%d0], 1;  setp.ne.u32 %p2, %t0, 0;
+    @%p2 st.global.u32 [%d0+64], 5;"""
+    assert {f.kind for f in races(body, 3, 1, blocks=blocks)} == {"global race"}
+
+
+def test_one_finding_per_cause_with_a_count():
+    """A race of many elements, in many batches, is one finding."""
+    bench = Bench()
+    bench.gpu.batch_threads = 64
+    text = kernel("ld.param.u64 %a0, [q0]; and.b32 %r1, %i, 31; mad.wide.u32 %a0, %r1, 4, %a0; mov.u32 %y0, 3;", 0, 1,
+                  widths_in=[], widths_out=[4])  # fmt: skip
+    bench.run(text, 40, 32, bench.place("cells", np.zeros(32, U4)))
+    (f,) = bench.errors()
+    assert f.kind == "global race" and f.tensor == "cells" and f.count >= 32 and f.text().count("\n") <= 5
+
+
+def test_shared_memory_of_other_blocks_is_not_shared():
+    assert not races("st.shared.u32 [s], 1;", 64, 1, declare=".shared .align 4 .b8 s[64];")
+
+
+def test_counters_of_patterns():
+    """Strided loads touch one sector each; a column of a 32-wide tile conflicts 32 ways, 8-byte words 2 parts."""
+    bench = Bench()
+    body = """ld.param.u64 %d0, [q0]; mad.wide.u32 %d1, %i, 32, %d0; ld.global.u32 %r1, [%d1];
+    mov.u32 %r2, s; mad.lo.u32 %r3, %t2, 128, %r2; st.shared.u32 [%r3], %r1; mad.lo.u32 %r3, %t2, 8, %r2; bar.sync 0;
+    st.shared.u64 [%r3], %d0; red.shared.add.u32 [s], 1; red.global.add.u32 [%d0], 1;"""
+    text = kernel(body, 0, 1, widths_in=[], widths_out=[4], declare=".shared .align 8 .b8 s[4096];")
+    launch = bench.run(
+        text.replace("st.global.b32 [%a0], %y0;", ""), 2, 32, bench.place("c", np.zeros(1024, U4))
+    )
+    c = launch.counters
+    assert (c.global_load.requests, c.global_load.sectors, c.global_load.bytes) == (2, 64, 256)
+    assert (c.shared_store.requests, c.shared_store.cycles, c.shared_store.ideal) == (
+        4,
+        2 * 32 + 2 * 2,
+        2 + 4,
+    )
+    assert (c.atomics, c.atomics_per_address, c.barriers, c.threads) == (128, 64, 2, 64)

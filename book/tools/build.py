@@ -42,8 +42,10 @@ def run_mdbook(book: Path, site: Path) -> list[str]:
     )
     if run.returncode == 0 and not TROUBLE.search(run.stdout):
         return []
-    lines = [line for line in run.stdout.splitlines() if line.strip()]
-    return lines or [f"mdbook ended with {run.returncode} and said nothing"]
+    lines = [line for line in run.stdout.splitlines() if line.strip() and not line.startswith(" INFO")]
+    # Where the preprocessor has named places, what mdBook says about its exit code is of no use.
+    named = [line for line in lines if re.match(r"\S+\.md:\d+: ", line)]
+    return named or lines or [f"mdbook ended with {run.returncode} and said nothing"]
 
 
 def unprocessed(site: Path, src: Path) -> list[str]:
@@ -69,7 +71,18 @@ def build(book: Path, site: Path) -> list[str]:
     """
     src = book / "src"
     shutil.rmtree(site, ignore_errors=True)
-    return run_mdbook(book, site) or unprocessed(site, src) or check_site.site_faults(site, src)
+    faults = run_mdbook(book, site) or unprocessed(site, src)
+    if not faults:
+        bring_solutions_back(book, site)
+    return faults or check_site.site_faults(site, src)
+
+
+def bring_solutions_back(book: Path, site: Path) -> None:
+    """Puts the code of folded solutions on the pages, after mdBook has made its search index without it."""
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        if preprocess.WITHHELD in text:
+            page.write_text(preprocess.restore(text, preprocess.withheld_folder(book)), encoding="utf-8")
 
 
 def has_display() -> bool:

@@ -10,26 +10,151 @@ from pathlib import Path
 BOOK = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever an installed one lies
 
+import figures  # noqa: E402
+import ledger  # noqa: E402
+import numpy as np  # noqa: E402
+
 from harness.puzzles import p22  # noqa: E402
+
+GPT2_SMALL = (8, 1024, 768, 3072)  # the first MLP layer, eight sequences
+STEP_CASE = "hard values"
+STEP_ROW = 3  # the row of tiny variance in that case
+
+
+def table(head: list[str], rows: list[list[str]], align: str = "") -> str:
+    """A Markdown table; `align` has a letter for each column, r for right."""
+    rules = ["---:" if side == "r" else "---" for side in align.ljust(len(head), "l")]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rules, *rows]) + "\n"
 
 
 def configuration() -> str:
     """The table of the chapter's constants."""
     rows = [
-        ("Batch size", "BATCH_SIZE", p22.BATCH_SIZE, "B"),
-        ("Sequence length", "SEQ_LEN", p22.SEQ_LEN, "S"),
-        ("Hidden dimension", "HIDDEN_DIM", p22.HIDDEN_DIM, "H"),
-        ("Output dimension", "OUTPUT_DIM", p22.OUTPUT_DIM, "O"),
-        ("Epsilon", "EPS", "1e-5" if p22.EPS == 1e-5 else p22.EPS, "ε"),
-        ("Data type", "", "float32", ""),
+        ["Batch size", "`BATCH_SIZE`", str(p22.BATCH_SIZE), "B"],
+        ["Sequence length", "`SEQ_LEN`", str(p22.SEQ_LEN), "S"],
+        ["Hidden dimension", "`HIDDEN_DIM`", str(p22.HIDDEN_DIM), "H"],
+        ["Output dimension", "`OUTPUT_DIM`", str(p22.OUTPUT_DIM), "O"],
+        ["Epsilon", "`EPS`", np.format_float_scientific(p22.EPS, trim="-", exp_digits=1), "ε"],
+        ["Data type", "", "float32", ""],
     ]
+    return table(["what", "name", "value", "sign"], rows)
+
+
+def dims_text(dims: tuple[int, ...]) -> str:
+    """B = 4, S = 4, ..."""
+    return ", ".join(f"{name} = {size:,}" for name, size in zip(p22.PUZZLE.dim_names, dims, strict=True))
+
+
+def amount(count: float) -> str:
+    """A number of bytes, as it is while small, in megabytes when large."""
+    return f"{count:,} B" if count < 100_000 else f"{count / 1e6:,.1f} MB"
+
+
+def moved_table() -> str:
+    """The floor of bytes moved, unfused and fused, at the chapter's sizes and at GPT-2 small's."""
+    rows = []
+    for dims in (p22.PUZZLE.dims, GPT2_SMALL):
+        for direction in ("forward", "backward"):
+            unfused, fused = (ledger.moved(direction, variant, dims) for variant in ("unfused", "fused"))
+            launches = "{} → {}".format(*(len(ledger.LAUNCHES[direction, v]) for v in ("unfused", "fused")))
+            rows.append(
+                [
+                    dims_text(dims),
+                    direction,
+                    launches,
+                    amount(unfused),
+                    amount(fused),
+                    f"{unfused / fused:.2f}",
+                ]
+            )
+    return table(["sizes", "pass", "launches", "unfused", "fused", "ratio"], rows, "lllrrr")
+
+
+def saved_table() -> str:
+    """The bytes kept for the backward pass, by eager PyTorch and by the workbook's layer."""
+    rows = []
+    for dims in (p22.PUZZLE.dims, GPT2_SMALL):
+        account = p22.ledger(dims, "float32")
+        eager, ours = sum(account.saved_eager.values()), sum(account.saved_ours.values())
+        rows.append([dims_text(dims), amount(eager), amount(ours), f"{eager / ours:.2f}"])
+    return table(["sizes", "two PyTorch operations", "the workbook's layer", "ratio"], rows, "lrrr")
+
+
+def recomputed_table() -> str:
+    """How often x_hat and dln are computed."""
+    rows = []
+    for dims in (p22.PUZZLE.dims, GPT2_SMALL):
+        B, S, H, O = dims
+        for direction in ("forward", "backward"):
+            counts = [ledger.normalisations(direction, variant, dims) for variant in ("unfused", "fused")]
+            products = {"forward": ("-", "-"), "backward": (f"{B * S * H * O:,}", f"{3 * B * S * H * O:,}")}
+            rows.append([dims_text(dims), direction, *(f"{n:,}" for n in counts), *products[direction]])
+    head = ["sizes", "pass", "x_hat, unfused", "fused", "multiply-adds for dln, unfused", "fused"]
+    return table(head, rows, "llrrrr")
+
+
+def steps() -> dict[str, str]:
+    """The data of the stepper: every quantity of one row of a hard case, from the harness's exact reference."""
+    case = next(case for case in p22.cases() if case.name == STEP_CASE)
+    arrays = p22.inputs(case, "float32", 0)
+    S = case.dims[1]
+    row = divmod(STEP_ROW, S)
+    truth = {name: np.asarray(value, np.float64) for name, value in p22.exact(arrays).items()}
+    x, dy = arrays["input"][row], arrays["grad_output"][row]
+    gamma, beta, W = arrays["ln_weight"], arrays["ln_bias"], arrays["linear_weight"]
+    mean, rstd = truth["mean"][row], truth["rstd"][row]
+    x_hat = (x - mean) * rstd
+    ln_out, dln = x_hat * gamma + beta, dy @ W
+    g = dln * gamma
+    c1, c2 = (g * x_hat).mean(), g.mean()
+    return {
+        "statistics": numbers({"input": x, "x_hat": x_hat}, f"mean = {mean:.4f}, rstd = {rstd:.4f}"),
+        "db": numbers({"dy": dy, "grad_bias after all rows": truth["grad_bias"]}),
+        "dW": numbers({"ln_out": ln_out, f"dy[0] = {dy[0]:.3f} times ln_out": dy[0] * ln_out}),
+        "dgamma": numbers({"dln": dln, "x_hat": x_hat, "dln * x_hat": dln * x_hat}),
+        "dx": numbers(
+            {"g": g, "g - c2": g - c2, "x_hat * c1": x_hat * c1, "dx": truth["grad_input"][row]},
+            f"c1 = {c1:.4f}, c2 = {c2:.4f}",
+        ),
+    }
+
+
+def numbers(rows: dict[str, np.ndarray], note: str = "") -> str:
+    """A table of vectors, one row each, for inclusion inside HTML."""
     lines = [
-        f"| {what} | {f'`{name}`' * bool(name)} | {value} | {sign} |" for what, name, value, sign in rows
+        f"<tr><th>{name}</th>" + "".join(f"<td>{value:.3f}</td>" for value in values) + "</tr>"
+        for name, values in rows.items()
     ]
-    return "\n".join(["| what | name | value | sign |", "|---|---|---|---|", *lines]) + "\n"
+    remark = f"<p>{note}</p>" if note else ""
+    return f'<div class="table-wrapper"><table>{"".join(lines)}</table></div>{remark}\n'
 
 
-FILES: dict[str, Callable[[], str]] = {"configuration.md": configuration}
+def saved_bars() -> str:
+    """Bars of the bytes kept for the backward pass at GPT-2 small's sizes."""
+    account = p22.ledger(GPT2_SMALL, "float32")
+    rows = [
+        ("LayerNorm, then Linear", sum(account.saved_eager.values()) / 1e6),
+        ("the workbook's layer", sum(account.saved_ours.values()) / 1e6),
+    ]
+    return figures.bars(
+        rows, "MB", "Bytes kept for backward: " + "; ".join(f"{n} {v:.1f} MB" for n, v in rows)
+    )
+
+
+FILES: dict[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "moved.md": moved_table,
+    "saved.md": saved_table,
+    "recomputed.md": recomputed_table,
+    "grid.svg": figures.grid,
+    "fan_in.svg": figures.fan_in,
+    "two_stage.svg": figures.two_stage,
+    "saved.svg": saved_bars,
+    **{
+        f"step_{name}.html": (lambda name=name: steps()[name])
+        for name in ("statistics", "db", "dW", "dgamma", "dx")
+    },
+}
 
 
 def main() -> None:

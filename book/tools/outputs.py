@@ -33,9 +33,30 @@ class Command:
     exact: bool = False  # the same on every machine, numbers and all
 
 
+def example(name: str, **options) -> Command:
+    """The command that runs a program of book/examples."""
+    return Command(f"python book/examples/{name}.py", (f"book/examples/{name}.py",), **options)
+
+
+def virtual_race(blocks: str) -> Command:
+    """The race example on the virtual GPU, with a block order."""
+    arguments = f"-m harness vgpu exec --blocks {blocks} -- mojo run --debug-level=line-tables"
+    program = "book/examples/zero_race.mojo"
+    return Command(f"python {arguments} {program}", (*arguments.split(), program), 1, exact=True)
+
+
 COMMANDS = {
-    "diagonal_formula": Command(
-        "python book/examples/diagonal_formula.py", ("book/examples/diagonal_formula.py",), exact=True
+    "autograd_graph": example("autograd_graph", exact=True),
+    "autograd_function": example("autograd_function", exact=True),
+    "opcheck": example("opcheck", exact=True),
+    "diagonal_formula": example("diagonal_formula", exact=True),
+    "counters": example("counters", exact=True),
+    "race_natural": virtual_race("natural"),
+    "race_reversed": virtual_race("reversed"),
+    "backward_solution": Command(
+        "p22 --backward --solution --device cpu",
+        ("-m", "harness", "p22", "--backward", "--solution", "--device", "cpu"),
+        6,  # on the CPU alone the GPU kernels have run nowhere
     ),
 }
 
@@ -63,14 +84,23 @@ def load(name: str) -> Record:
 
 
 def run(command: Command) -> str:
-    """What the command prints on standard output. Raises RuntimeError for another exit code than the recorded one."""
-    environment = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT)}
+    """What the command prints on both streams, with paths from the checkout's root.
+
+    Raises RuntimeError for another exit code than the recorded one.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     done = subprocess.run(
-        [sys.executable, *command.arguments], cwd=ROOT, env=environment, text=True, capture_output=True
+        [sys.executable, *command.arguments],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, "COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     if done.returncode != command.exit_code:
-        raise RuntimeError(f"{command.shown}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    return "\n".join(line.rstrip() for line in done.stdout.splitlines()) + "\n"
+        raise RuntimeError(f"{command.shown}: exit code {done.returncode}\n{done.stdout}")
+    text = done.stdout.replace(f"{ROOT}/", "")
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
 def record(name: str) -> None:

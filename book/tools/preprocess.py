@@ -5,15 +5,18 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - `$...$`, `$$...$$`, `\\\\(...\\\\)` and `\\\\[...\\\\]` are TeX and become SVG; `$$...$$ {#name}` names a formula;
 - a fence with the language `run` holds command lines of the workbook and becomes tabs for uv and pixi;
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
+- `{{#blank FILE:ID}}` in a fence includes the body of a blank;
 - an empty `<summary></summary>` gets a label.
 
 Checked: every included file and anchor exists, every printed command is a task, every formula is valid TeX.
 """
 
+import hashlib
 import html
 import json
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +25,9 @@ from pathlib import Path
 import outputs
 from maths import BadFormula, PageMaths
 
+from harness import blanks
+
+WITHHELD = "This code appears when the book is built by its task: "
 MARKER = "<!-- workbook preprocessor -->"
 RUNNERS = {"uv": "uv run poe", "pixi": "pixi run"}
 SUMMARY = "<summary><strong>Reveal the solution</strong></summary>"
@@ -41,6 +47,7 @@ TOKEN = re.compile(
     re.X | re.S | re.M,
 )
 INCLUDE = re.compile(r"(?<!\\)\{\{#(?:include|rustdoc_include) +([^}:\s]+)(?::([^}]*))?\}\}")
+BLANK = re.compile(r"\{\{#blank +([^}:\s]+):(\w+)\}\}")
 COMMAND = re.compile(r"(?:pixi run|uv run poe)((?: +-e +\S+| +--?[\w-]+)*) +([\w-]+)")
 
 
@@ -56,6 +63,13 @@ class Chapter:
         """Notes a fault at a place of the original text."""
         line = self.text.count("\n", 0, position) + 1
         self.faults.append(f"{self.path}:{line}: {message}")
+
+
+def check_blanks(chapter: Chapter, folder: Path) -> None:
+    """Every included blank exists."""
+    for include in BLANK.finditer(chapter.text):
+        if find_blank(folder / include[1], include[2]) is None:
+            chapter.fault(include.start(), f"cannot include blank {include[2]} of {include[1]}")
 
 
 def task_names(root: Path) -> dict[str, set[str]]:
@@ -93,25 +107,58 @@ def check_includes(chapter: Chapter, folder: Path) -> None:
 
 
 def paste(code: str, folder: Path) -> str:
-    """The body of a code fence with its includes replaced by the code, without empty lines around it.
+    """A code fence with its includes replaced by the code, without empty lines around it.
 
-    mdBook would include the same lines, but keep the empty ones that a formatter puts before an ANCHOR_END.
+    mdBook would include the same lines, but keep the empty ones that a formatter puts before an ANCHOR_END. What is
+    not found is left alone: `check_includes` has named it.
     """
 
-    def lines(include: re.Match) -> str:
+    def region(include: re.Match) -> str:
         file, anchor = folder / include[1], include[2]
         if not file.is_file() or not re.fullmatch(r"[A-Za-z_][\w-]*", anchor or ""):
             return include[0]
-        region = re.search(
+        found = re.search(
             rf"^[^\n]*ANCHOR:\s*{anchor}\s*\n(.*?)^[^\n]*ANCHOR_END:\s*{anchor}\s*$",
             file.read_text(encoding="utf-8"),
             re.M | re.S,
         )
-        if not region:
+        if not found:
             return include[0]
-        return "\n".join(line for line in region[1].splitlines() if "ANCHOR" not in line).strip("\n")
+        return "\n".join(line for line in found[1].splitlines() if "ANCHOR" not in line).strip("\n")
 
-    return INCLUDE.sub(lines, code)
+    def body(include: re.Match) -> str:
+        found = find_blank(folder / include[1], include[2])
+        return textwrap.dedent("\n".join(found.body)) if found else include[0]
+
+    return BLANK.sub(body, INCLUDE.sub(region, code))
+
+
+def find_blank(file: Path, name: str) -> blanks.Blank | None:
+    """A blank of a problem or solution file, or None."""
+    return blanks.find(file.read_text(encoding="utf-8"), str(file)).get(name) if file.is_file() else None
+
+
+def in_solution(text: str, position: int) -> bool:
+    """Whether a place of a chapter lies inside a folded solution."""
+    opened = text.rfind('<details class="solution-details"', 0, position)
+    return opened >= 0 and "</details>" not in text[opened:position]
+
+
+def withhold(fence: str, cache: Path) -> str:
+    """A fence whose code is put aside, so that the search index never sees it; `restore` brings it back."""
+    opening, *lines, closing = fence.split("\n")
+    code = "\n".join(lines)
+    key = hashlib.sha256(code.encode()).hexdigest()[:16]
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / key).write_text(code, encoding="utf-8")
+    return f"{opening}\n{WITHHELD}{key}\n{closing}"
+
+
+def restore(page: str, cache: Path) -> str:
+    """A built page with the withheld solutions back in their places."""
+    return re.sub(
+        rf"{WITHHELD}(\w+)", lambda key: html.escape((cache / key[1]).read_text(encoding="utf-8")), page
+    )
 
 
 def command_tabs(body: str, tasks: dict[str, set[str]], indent: str) -> tuple[str, list[str]]:
@@ -142,7 +189,9 @@ def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
     return f'{ticks}text\n{record.text}{ticks}\n\n<p class="output-source">{source}</p>'
 
 
-def transform(chapter: Chapter, folder: Path, maths: PageMaths, tasks: dict[str, set[str]]) -> str:
+def transform(
+    chapter: Chapter, folder: Path, cache: Path, maths: PageMaths, tasks: dict[str, set[str]]
+) -> str:
     """The chapter with formulas drawn, tabs made, code pasted and empty summaries labelled."""
 
     def replace(token: re.Match) -> str:
@@ -158,7 +207,8 @@ def transform(chapter: Chapter, folder: Path, maths: PageMaths, tasks: dict[str,
         if token["ticks"] and token["info"].startswith("output "):
             return printed_output(chapter, token, token["info"].removeprefix("output ").strip())
         if token["ticks"]:
-            return paste(token[0], folder)
+            fence = paste(token[0], folder)
+            return withhold(fence, cache) if in_solution(chapter.text, token.start()) else fence
         tex = token["display"] or token["display_public"] or token["inline"] or token["inline_public"]
         if tex is None:
             return token[0]
@@ -177,14 +227,20 @@ def transform(chapter: Chapter, folder: Path, maths: PageMaths, tasks: dict[str,
     return TOKEN.sub(replace, chapter.text)
 
 
+def withheld_folder(book_folder: Path) -> Path:
+    """Where the code of folded solutions waits while mdBook works."""
+    return book_folder / ".cache" / "withheld"
+
+
 def process(chapter: Chapter, book_folder: Path, tasks: dict[str, set[str]]) -> str:
     """Checks and transforms one chapter; faults are collected in it."""
     folder = (book_folder / chapter.path).parent
     check_includes(chapter, folder)
+    check_blanks(chapter, folder)
     for position, message in unknown_commands(chapter.text, tasks):
         chapter.fault(position, message)
     maths = PageMaths(book_folder / ".cache" / "maths")
-    text = transform(chapter, folder, maths, tasks)
+    text = transform(chapter, folder, withheld_folder(book_folder), maths, tasks)
     return f"{text}\n\n{maths.sprite()}\n{MARKER}\n"
 
 

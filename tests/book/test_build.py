@@ -209,4 +209,49 @@ def test_book_shows_code_only_from_files():
     for page in sorted((BOOK / "src").rglob("*.md")):
         for body in re.findall(r"^```(?:mojo|python)\n(.*?)^```", page.read_text(), re.M | re.S):
             where = f"{page.relative_to(ROOT)}: {body[:60]!r}"
-            assert re.fullmatch(r"\{\{#include [^}:]+:\w+\}\}\n", body), where
+            assert re.fullmatch(r"\{\{#(?:include|blank) [^}:]+:\w+\}\}\n", body), where
+
+
+def test_reference_names_every_option_of_the_command_line():
+    from harness.cli import parser
+
+    options = {
+        name for action in parser()._actions for name in action.option_strings if name.startswith("--")
+    }
+    section = (BOOK / "src" / "reference.md").read_text().split("## Exit codes")[0]
+    named = set(re.findall(r"`(--[\w-]+)", section))
+    assert named == options - {"--help"}
+
+
+def test_commands_of_the_readme_are_tasks():
+    import preprocess
+
+    text = (ROOT / "README.md").read_text()
+    assert preprocess.COMMAND.search(text), "the README prints no command"
+    assert list(preprocess.unknown_commands(text, preprocess.task_names(ROOT))) == []
+
+
+def test_solutions_are_on_the_pages_but_not_in_the_search_index(small_book):
+    page = (
+        "# P\n\nvisible words\n\n```mojo\n{{#include ../../code.mojo:body}}\n```\n\n"
+        '<details class="solution-details">\n<summary></summary>\n\n```mojo\n{{#include ../../secret.mojo:s}}\n```\n\n</details>\n'
+    )
+    (small_book.book.parent / "secret.mojo").write_text(
+        "# ANCHOR: s\nvar zebra = a < b\n\n\n# ANCHOR_END: s\n"
+    )
+    assert small_book(page) == []
+    assert "var zebra = a &lt; b\n</code>" in (small_book.html / "page.html").read_text()
+    assert "zebra" in (small_book.html / "print.html").read_text()
+    (index,) = small_book.html.glob("searchindex*.js")
+    assert "zebra" not in index.read_text()
+    assert "visible words" in index.read_text() and "def f" in index.read_text()
+
+
+def test_blank_is_included_by_its_id(small_book):
+    (small_book.book.parent / "p.mojo").write_text(
+        "    # BLANK-START db: sum\n    add(1)\n    # BLANK-END db\n"
+    )
+    assert small_book("# P\n\n```mojo\n{{#blank ../../p.mojo:db}}\n```\n") == []
+    assert ">add(1)\n</code>" in (small_book.html / "page.html").read_text()
+    faults = small_book("# P\n\n```mojo\n{{#blank ../../p.mojo:dx}}\n```\n")
+    assert faults and "src/page.md:4: cannot include blank dx" in faults[-1]

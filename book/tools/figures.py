@@ -1,0 +1,177 @@
+"""The book's figures, drawn from the same constants as the kernels, as SVG that takes the text colour.
+
+A figure is one line of SVG without empty lines, so that a page can include it; its label is its alternative text.
+"""
+
+import html
+import re
+from pathlib import Path
+
+from harness.puzzles import p22
+
+ROOT = Path(__file__).absolute().parents[2]
+FONT = 13
+
+
+class Drawing:
+    """A growing SVG. Coordinates are pixels of a drawing that scales with the page."""
+
+    def __init__(self, width: int, height: int, label: str):
+        self.width, self.height, self.label = width, height, label
+        self.parts: list[str] = []
+
+    def box(
+        self, x: float, y: float, width: float, height: float, *, shade: float = 0, thick: float = 1
+    ) -> None:
+        """A rectangle with its upper left corner at (x, y), filled with `shade` of the text colour."""
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="currentColor"'
+            f' fill-opacity="{shade:g}" stroke="currentColor" stroke-width="{thick:g}" rx="2"/>'
+        )
+
+    def text(
+        self, x: float, y: float, words: str, *, anchor: str = "middle", size: int = FONT, code=False
+    ) -> None:
+        """Words with their baseline at y."""
+        family = ' font-family="Source Code Pro, monospace"' if code else ""
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="currentColor"{family}>'
+            f"{html.escape(words)}</text>"
+        )
+
+    def arrow(self, x0: float, y0: float, x1: float, y1: float, *, faint: bool = False) -> None:
+        """A line with a small head at (x1, y1)."""
+        length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
+        ux, uy = (x1 - x0) / length, (y1 - y0) / length
+        head = " ".join(
+            f"{x1 - 7 * ux + side * 3.5 * uy:.1f},{y1 - 7 * uy - side * 3.5 * ux:.1f}" for side in (1, -1)
+        )
+        opacity = 0.45 if faint else 1
+        self.parts.append(
+            f'<g opacity="{opacity}"><line x1="{x0:g}" y1="{y0:g}" x2="{x1 - 5 * ux:.1f}" y2="{y1 - 5 * uy:.1f}"'
+            f' stroke="currentColor"/><polygon points="{x1:g},{y1:g} {head}" fill="currentColor"/></g>'
+        )
+
+    def svg(self) -> str:
+        """The finished figure on one line."""
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
+            f' width="{self.width}" height="{self.height}" role="img" aria-label="{html.escape(self.label)}">'
+            f"{''.join(self.parts)}</svg>\n"
+        )
+
+
+def kernel_constant(name: str) -> int:
+    """A compile-time constant of the solution's kernels, read from their source."""
+    source = (ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo").read_text(encoding="utf-8")
+    return int(re.search(rf"^comptime {name} = (\d+)$", source, re.M)[1])
+
+
+def grid() -> str:
+    """Which block owns which row, and what one block reads and writes in the fused backward kernel."""
+    B, S, H, O = p22.PUZZLE.dims
+    drawing = Drawing(
+        720,
+        330,
+        f"A grid of {B} by {S} blocks, one for each row. Block (1, 2) reads its row of input and grad_output and all of "
+        "linear_weight, writes its row of grad_input alone, and adds to all parameter gradients.",
+    )
+    cell, left, top, chosen = 38, 40, 62, (1, 2)
+    drawing.text(left + S * cell / 2, 22, f"grid [B, S] = [{B}, {S}]")
+    drawing.text(left + S * cell / 2, 46, "block_idx.y, the position s", size=11)
+    for b in range(B):
+        drawing.text(left - 12, top + b * cell + cell / 2 + 4, str(b), size=11)
+        for s in range(S):
+            shade = 0.35 if (b, s) == chosen else 0.06
+            drawing.box(left + s * cell, top + b * cell, cell - 4, cell - 4, shade=shade)
+            drawing.text(left + s * cell + cell / 2 - 2, top + b * cell + cell / 2 + 2, f"{b},{s}", size=11)
+    drawing.text(left + S * cell / 2, top + B * cell + 18, "one block, one thread, one row", size=11)
+    row = chosen[0] * S + chosen[1]
+    source_x, source_y = left + (chosen[1] + 1) * cell - 4, top + chosen[0] * cell + cell / 2 - 2
+
+    tensors = [
+        ("reads", f"input[{row}, :]", H, "its own row"),
+        ("reads", f"grad_output[{row}, :]", O, "its own row"),
+        ("reads", "linear_weight", O, f"all {O} x {H} values"),
+        ("writes", f"grad_input[{row}, :]", H, "its own row, plain stores"),
+        ("adds to", "grad_ln_weight, grad_ln_bias", H, "shared by all blocks: atomics"),
+        ("adds to", "grad_weight, grad_bias", O, "shared by all blocks: atomics"),
+    ]
+    for i, (verb, name, cells, note) in enumerate(tensors):
+        y = 30 + i * 50
+        drawing.arrow(source_x + 4, source_y, 296, y + 8, faint=verb == "reads")
+        drawing.text(302, y + 2, f"{verb} ", anchor="start", size=11)
+        drawing.text(352, y + 2, name, anchor="start", size=12, code=True)
+        for k in range(cells):
+            drawing.box(302 + k * 11, y + 8, 10, 10, shade=0.35 if verb != "reads" else 0.1, thick=0.7)
+        drawing.text(302 + cells * 11 + 8, y + 17, note, anchor="start", size=11)
+    return drawing.svg()
+
+
+def fan_in() -> str:
+    """All rows add to every element of dgamma."""
+    B, S, H, _ = p22.PUZZLE.dims
+    rows = B * S
+    drawing = Drawing(
+        720,
+        190,
+        f"{rows} blocks in a line above, {H} elements of dgamma below; every block points at element 3.",
+    )
+    width, target = 720 / (rows + 1), 3
+    cell = 46
+    left = (720 - H * cell) / 2
+    drawing.text(360, 16, f"{rows} blocks, one for each row")
+    for row in range(rows):
+        x = width * (row + 0.5) + width / 2
+        drawing.box(x - 15, 26, 30, 24, shade=0.12)
+        drawing.text(x, 42, str(row), size=11)
+        drawing.arrow(x, 52, left + target * cell + cell / 2 + (row - rows / 2) * 1.4, 128, faint=True)
+    for h in range(H):
+        drawing.box(left + h * cell, 130, cell - 3, 26, shade=0.4 if h == target else 0.06)
+        drawing.text(left + h * cell + cell / 2 - 2, 147, f"h={h}", size=11)
+    drawing.text(360, 178, f"dgamma [H]: each element receives {rows} atomic additions")
+    return drawing.svg()
+
+
+def two_stage() -> str:
+    """How the unfused kernels sum a column in a fixed order."""
+    lanes = kernel_constant("COLUMN_TILE")
+    rows = 2 * lanes + 3
+    drawing = Drawing(
+        720,
+        230,
+        f"Rows are dealt out to {lanes} threads in turn; each thread adds its rows in order, then one thread adds the "
+        f"{lanes} partial sums in order.",
+    )
+    shown = [0, 1, 2, lanes - 1]
+    xs = [110, 250, 390, 600]
+    drawing.text(495, 62, "…", size=20)
+    for lane, x in zip(shown, xs, strict=True):
+        drawing.text(x, 18, f"thread {lane}", size=12)
+        mine = list(range(lane, rows, lanes))
+        for k, row in enumerate(mine):
+            drawing.box(x - 40, 28 + k * 24, 80, 20, shade=0.06)
+            drawing.text(x, 42 + k * 24, f"row {row}", size=11)
+        drawing.arrow(x, 32 + 24 * len(mine), x, 126)
+        drawing.box(x - 40, 128, 80, 24, shade=0.25)
+        drawing.text(x, 144, f"partial {lane}", size=11)
+        drawing.arrow(x, 154, 360 + (x - 360) * 0.12, 188)
+    drawing.text(495, 146, "…", size=20)
+    drawing.box(300, 190, 120, 28, shade=0.45)
+    drawing.text(360, 208, "sum of column", size=12)
+    drawing.text(30, 80, "stage 1", anchor="start", size=11)
+    drawing.text(30, 180, "stage 2", anchor="start", size=11)
+    return drawing.svg()
+
+
+def bars(rows: list[tuple[str, float]], unit: str, label: str) -> str:
+    """Horizontal bars with their values; `rows` are (name, value)."""
+    drawing = Drawing(720, 34 * len(rows) + 10, label)
+    largest = max(value for _, value in rows) or 1
+    for i, (name, value) in enumerate(rows):
+        y = 8 + 34 * i
+        drawing.text(250, y + 16, name, anchor="end", size=12)
+        length = max(1.0, 340 * value / largest)
+        drawing.box(260, y, length, 24, shade=0.3)
+        drawing.text(268 + length, y + 16, f"{value:,.1f} {unit}", anchor="start", size=12)
+    return drawing.svg()

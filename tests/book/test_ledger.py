@@ -1,0 +1,49 @@
+"""The byte ledger against what the virtual GPU counts: the same launches, tensors and bytes."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """Variant -> the launches of a forward and backward pass at the chapter's sizes, as the virtual GPU ran them."""
+    from harness.puzzles import p22
+    from harness.vgpu.speed import Replay, parse, record
+
+    recording = parse(record())
+    launches = {}
+    for variant in ("unfused", "fused"):
+        replay = Replay(recording)
+        replay.run(recording.case(variant, "float32", *p22.PUZZLE.dims))
+        launches[variant] = replay.gpu.launches
+    return launches
+
+
+@pytest.mark.parametrize("variant", ["unfused", "fused"])
+def test_ledger_is_what_the_kernels_do(counted, variant):
+    import ledger
+
+    from harness.puzzles import p22
+
+    dims = p22.PUZZLE.dims
+    expected = ledger.LAUNCHES["forward", variant] + ledger.LAUNCHES["backward", variant]
+    assert [launch.name for launch in counted[variant]] == [step.name for step in expected]
+    for launch, step in zip(counted[variant], expected, strict=True):
+        touched = launch.counters.tensors
+        assert {name for name, t in touched.items() if t.read and not t.atomics} == set(step.reads), step.name
+        assert {name for name, t in touched.items() if t.written and not t.atomics} == set(step.writes), (
+            step.name
+        )
+        assert {name for name, t in touched.items() if t.atomics} == set(step.adds), step.name
+        for name in step.writes:  # nothing is written twice, so stores are exactly the tensor
+            assert touched[name].written == ledger.size(name, dims), (step.name, name)
+        for name in step.reads:  # threads may ask for a value again, but all of it is read
+            assert touched[name].read >= ledger.size(name, dims), (step.name, name)
+
+
+def test_ledger_counts_by_hand():
+    """One row, one column, one output: every tensor is a single element."""
+    import ledger
+
+    assert ledger.moved("forward", "fused", (1, 1, 1, 1)) == 4 * 8
+    assert ledger.moved("forward", "unfused", (1, 1, 1, 1)) == 4 * (3 + 6 + 2 + 3 + 3)
+    assert ledger.moved("backward", "fused", (1, 1, 1, 1)) == 8 * 4 + (4 * 8 + 2 * 8 * 4) + (8 * 4 + 4 * 4)

@@ -119,11 +119,15 @@ def outside(text: str, name: str = "the file") -> str:
 
 
 def sources(folder: Path) -> list[Path]:
-    """The source files of a puzzle folder that problems are made from, relative to it, in a fixed order."""
+    """The files of a puzzle's solution that a learner gets: the op package, and every file with blanks.
+
+    Relative to `solutions/`, in a fixed order.
+    """
     return sorted(
         path.relative_to(folder)
         for path in folder.rglob("*")
-        if path.suffix in SUFFIXES and "wrong" not in path.parts and "__pycache__" not in path.parts
+        if path.suffix in SUFFIXES
+        and ("op" in path.relative_to(folder).parts or "BLANK-START" in path.read_text())
     )
 
 

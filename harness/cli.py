@@ -7,6 +7,7 @@ Exit codes: 0 all correct, 1 a wrong result, 2 bad use, 3 unsolved blanks, 4 the
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +73,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="run the backward N times: bit-equal, or the spread",
     )
+    root.add_argument(
+        "--blocks",
+        default="natural",
+        metavar="ORDER",
+        help="block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED",
+    )
     root.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     root.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
     return root
@@ -130,6 +137,8 @@ def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # no
         raise BadUse(f"--repeat {flags.repeat}: must be at least 1")
     if flags.seed < 0:
         raise BadUse(f"--seed {flags.seed}: must not be negative")
+    if not re.fullmatch(r"natural|reversed|shuffled(:\d+)?", flags.blocks):
+        raise BadUse(f"--blocks {flags.blocks}: expected natural, reversed, shuffled or shuffled:SEED")
     gates = {gate.id: gate for gate in puzzle.gates}
     if flags.gate and flags.gate not in gates:
         raise BadUse(f"--gate {flags.gate}: unknown gate; there is {', '.join(gates)}")
@@ -148,6 +157,7 @@ def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # no
         seed=flags.seed,
         repeat=flags.repeat,
         gate=flags.gate,
+        blocks=flags.blocks,
     )
 
 

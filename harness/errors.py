@@ -17,6 +17,10 @@ class DamagedFile(BadUse):
     """A problem file whose blank markers are broken."""
 
 
+class KernelFailed(WorkbookError):
+    """A kernel that did not come to its end on the virtual GPU."""
+
+
 class CompileFailed(WorkbookError):
     """The Mojo package does not compile, or lacks an op. `details` holds the compiler's whole output."""
 

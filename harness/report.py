@@ -33,6 +33,7 @@ class Report:
         first, others = ("fused", ["unfused"]) if "fused" in run.options.variants else ("unfused", [])
         for name in [first, *(other for other in others if other in run.options.variants)]:
             self.devices(run, name)
+        self.findings(run)
         self.unsolved(run)
         self.ledger(run)
         self.summary(run, first)
@@ -161,6 +162,23 @@ class Report:
             wrong = f", ❌ wrong in {seen.wrong_runs}" if seen.wrong_runs else ""
             self.line(f"   {names[quantity]}: {what} in {seen.runs} runs{wrong}")
 
+    def findings(self, run: Run) -> None:
+        """What the virtual GPU saw besides the values."""
+        for device in run.devices:
+            if device.target.kind != "virtual":
+                continue
+            errors = [finding for finding in device.findings if finding.is_error]
+            notes = len(device.findings) - len(errors)
+            self.line()
+            self.line(
+                f"Virtual GPU, memory and race check: {len(errors) or 'no'} finding{'s' * (len(errors) != 1)}"
+                + (f", {notes} note{'s' * (notes != 1)} on library code" if notes else ""),
+                style="bold",
+            )
+            for finding in device.findings if self.verbose else errors:
+                for text in finding.text.splitlines():
+                    self.line(f"   {relative(text)}", style="red" if finding.is_error else "dim")
+
     def unsolved(self, run: Run) -> None:
         """Where the untouched blanks are."""
         if not run.unsolved:
@@ -250,6 +268,11 @@ def shown(path: Path) -> str:
         return str(path)
 
 
+def relative(text: str) -> str:
+    """Text with the paths of files below the current folder made relative."""
+    return text.replace(f"{Path.cwd()}/", "")
+
+
 def printed_names(run: Run) -> dict[str, str]:
     """Op argument -> the name that reports print."""
     puzzle = run.options.puzzle
@@ -316,6 +339,10 @@ def as_json(run: Run) -> dict:
                 "detail": device.target.detail,
                 "cached": device.cached,
                 "compile_seconds": round(device.compile_seconds, 3),
+                "findings": [
+                    {"kind": f.kind, "error": f.is_error, "where": f.where, "count": f.count, "text": f.text}
+                    for f in device.findings
+                ],
                 "variants": {
                     name: variant_json(variant, run, names) for name, variant in device.variants.items()
                 },

@@ -106,6 +106,15 @@ def make_buffers(
             buffers[name] = to_device(outputs[name], target.device)
         elif name != "eps":
             buffers[name] = to_device(inputs[name], target.device)
+    if target.kind == "virtual":
+        from harness.devices import virtual
+
+        tensors = {name: outputs.get(name, inputs.get(name)) for name in buffers if name != "eps"}
+        virtual.name_buffers(
+            buffers,
+            {name: tuple(tensor.shape) for name, tensor in tensors.items()},
+            {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()},
+        )
     return outputs, buffers
 
 
@@ -114,7 +123,14 @@ def execute(
 ) -> dict[str, torch.Tensor]:
     """Runs every variant on one case; returns what was written, on the CPU, by "variant.quantity"."""
     outputs, buffers = make_buffers(puzzle, program, target, inputs)
-    program.run(buffers)
+    try:
+        program.run(buffers)
+    except Exception as error:
+        if target.kind != "virtual":
+            raise
+        from harness.devices import virtual
+
+        raise virtual.failure(error) from error
     if target.kind != "cpu":
         from max.driver import CPU
 

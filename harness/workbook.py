@@ -18,6 +18,7 @@ from harness.devices.targets import Skipped, Target, choose
 from harness.errors import BadUse
 from harness.packages import OpPackage
 from harness.puzzles.spec import Case, Ledger, Puzzle
+from harness.recorder import Recording, record
 
 
 def puzzle_names() -> list[str]:
@@ -48,6 +49,7 @@ class Options:
     seed: int = 0
     repeat: int = 1
     gate: str | None = None
+    blocks: str = "natural"
 
 
 @dataclass
@@ -92,13 +94,18 @@ class VariantResult:
 
 @dataclass
 class DeviceResult:
-    """One device of a run, with how its graph came about: compiled now, in how many seconds, or cached."""
+    """One device of a run, with how its graph came about: compiled now, in how many seconds, or cached.
+
+    `findings` and the `profile` of the first case are the virtual GPU's.
+    """
 
     target: Target
     cached: bool
     compile_seconds: float
     run_seconds: float
     variants: dict[str, VariantResult]
+    findings: list = field(default_factory=list)
+    profile: list = field(default_factory=list)
 
 
 @dataclass
@@ -116,13 +123,17 @@ class Run:
     unsolved: list[str]
 
     def exit_code(self) -> int:
-        """1 wrong, 3 unsolved, 6 no GPU kernel ran anywhere, 0 all correct; the first that holds."""
+        """1 wrong or a finding, 3 unsolved, 6 no GPU kernel ran anywhere, 0 all correct; the first that holds."""
         states = [v.state(self.quantities) for d in self.devices for v in d.variants.values()]
-        if "wrong" in states:
+        if "wrong" in states or self.errors():
             return 1
         if self.unsolved:
             return 3
         return 0 if any(device.target.kind != "cpu" for device in self.devices) else 6
+
+    def errors(self) -> list:
+        """The findings of the virtual GPU that are errors, in kernels that the learner has finished."""
+        return [finding for device in self.devices for finding in device.findings if finding.is_error]
 
 
 def locate(options: Options) -> OpPackage:
@@ -170,13 +181,18 @@ def run(
     found = read_blanks(package, puzzle)
     cases = puzzle.cases(options.dims)
     largest = max(puzzle.multiply_adds(case.dims) for case in cases)
-    targets, skipped = choose(options.device, largest, options.dtype)
+    targets, skipped = choose(options.device, largest, options.dtype, options.blocks)
     empty = {id for id, blank in found.items() if blank.size == 0}
     quantities = quantities_of(options)
 
-    pool = ThreadPoolExecutor(max_workers=max(1, len(targets)))
+    pool = ThreadPoolExecutor(max_workers=1 + len(targets))
     try:
-        programs = [pool.submit(load, options, package, target, on_compile) for target in targets]
+        # The virtual GPU is given kernels without names and lines; a recording of the same launches has both.
+        simulated = any(target.kind == "virtual" for target in targets)
+        recorded = (
+            pool.submit(record, package, puzzle.name, options.dtype, puzzle.dims) if simulated else None
+        )
+        programs = [pool.submit(load, options, package, target, on_compile, recorded) for target in targets]
         import torch  # noqa: F401  (takes seconds: it is imported while the graphs compile)
 
         from harness import running
@@ -201,9 +217,20 @@ def run(
 
 
 def load(
-    options: Options, package: OpPackage, target: Target, on_compile: Callable[[Target], None]
+    options: Options,
+    package: OpPackage,
+    target: Target,
+    on_compile: Callable[[Target], None],
+    recorded: "Future[Recording] | None" = None,
 ) -> graphs.Program:
     """The one graph of every variant and case on one device."""
+
+    def before_init() -> None:
+        if target.kind == "virtual":
+            from harness.devices import virtual
+
+            virtual.name_kernels(recorded.result())
+
     return graphs.load(
         package,
         options.puzzle.calls,
@@ -211,6 +238,7 @@ def load(
         target.device,
         kind=target.kind,
         on_compile=lambda: on_compile(target),
+        before_init=before_init,
     )
 
 
@@ -233,19 +261,29 @@ def run_device(
     variants = {name: VariantResult(name) for name in options.variants}
     for variant in variants.values():
         variant.unsolved = unsolved(options.puzzle, variant.variant, target, quantities, empty)
+    result = DeviceResult(target, program.cached, program.seconds, 0.0, variants)
     for case in cases:
         outputs = running.execute(options.puzzle, program, target, reference.inputs(case))
         for name, variant in variants.items():
             compared = [q for q in quantities if q not in variant.unsolved and f"{name}.{q}" in outputs]
             verdicts = running.judge_variant(options.puzzle, reference, case, target, name, outputs, compared)
             variant.comparisons.append(Comparison(case, verdicts))
+        if target.kind == "virtual" and case is cases[0]:
+            from harness.devices import virtual
+
+            result.profile = virtual.launches()
     if options.repeat > 1:
         for name, variant in variants.items():
             compared = [q for q in options.puzzle.backward if q not in variant.unsolved and q in quantities]
             variant.repeats = running.repeat(
                 options.puzzle, program, target, reference, cases[1], name, compared, options.repeat
             )
-    return DeviceResult(target, program.cached, program.seconds, time.monotonic() - started, variants)
+    if target.kind == "virtual":
+        from harness.devices import virtual
+
+        result.findings = virtual.findings()
+    result.run_seconds = time.monotonic() - started
+    return result
 
 
 def unsolved(

@@ -151,6 +151,7 @@ def load(
     *,
     kind: str = "",
     on_compile: Callable[[], None] = lambda: None,
+    before_init: Callable[[], None] = lambda: None,
 ) -> Program:
     """The compiled graph of `calls` on `device`, from the cache or compiled now.
 
@@ -161,6 +162,7 @@ def load(
         device: Where the kernels run.
         kind: Part of the cache key, for devices that need code of their own ("virtual").
         on_compile: Called when there is no cached graph, before the compile of ten seconds and more begins.
+        before_init: Called before the kernels are handed to the device.
 
     Raises CompileFailed, with the compiler's words, where the package or the graph does not compile, and
     EnvironmentProblem where the cache cannot be written.
@@ -174,11 +176,13 @@ def load(
     compiled = read_cached(path)
     names = list(argument_types(calls, dtype, DeviceRef.CPU()))
     if cached := compiled is not None:
+        before_init()
         model = session.init(compiled)
     else:
         on_compile()
         graph, names = build(f"g{key}", package, calls, dtype, DeviceRef.from_device(device))
         compiled = compile_graph(session, graph, package)
+        before_init()
         model = session.init(compiled)
         store(compiled, path)
     return Program(names, model, cached, time.monotonic() - started)

@@ -1,14 +1,17 @@
 """Which devices a run uses: what was asked for, what this machine has, and why a device is left out."""
 
+import platform
 from dataclasses import dataclass
 
-from harness.errors import BadUse
+from harness.errors import BadUse, EnvironmentProblem
 
 KINDS = ("auto", "cpu", "gpu", "virtual", "all")
 LABELS = {"cpu": "CPU", "gpu": "GPU", "virtual": "Virtual GPU"}
 
 # Above this many multiply-adds in the forward matmul, the CPU path's plain loops take minutes.
 CPU_LIMIT = 2**28
+# Above this many, the virtual GPU takes minutes.
+VIRTUAL_LIMIT = 2**22
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,6 @@ class Skipped:
 
 def cpu() -> Target:
     """The CPU path of the ops."""
-    import platform
-
     from max.driver import CPU
 
     return Target("cpu", CPU(), platform.processor() or platform.machine())
@@ -52,15 +53,37 @@ def gpu() -> Target | None:
     return Target("gpu", device, f"{device.api} {device.architecture_name}")
 
 
-def choose(wanted: str, multiply_adds: int, dtype: str) -> tuple[list[Target], list[Skipped]]:
+def virtual(blocks: str = "natural") -> Target:
+    """The virtual GPU, switched on in this process. Raises EnvironmentProblem where it cannot be."""
+    from harness.vgpu.driver import inprocess
+
+    inprocess.start(blocks=blocks)
+    from max.driver import Accelerator
+
+    device = Accelerator()
+    return Target("virtual", device, f"virtual GPU ({device.architecture_name})")
+
+
+def gpu_may_exist() -> bool:
+    """Whether this machine may have a GPU that MAX uses. Asked without MAX, which looks for devices only once."""
+    from harness.vgpu.driver import inprocess
+
+    return platform.system() != "Linux" or inprocess.gpu_present()
+
+
+def choose(
+    wanted: str, multiply_adds: int, dtype: str, blocks: str = "natural"
+) -> tuple[list[Target], list[Skipped]]:
     """The targets of a run and the devices it leaves out.
 
     Args:
         wanted: A member of KINDS. "auto" is the CPU and one GPU, real if there is one; "all" is every device.
-        multiply_adds: Of the largest case; what decides whether the CPU path is run without being asked for.
+        multiply_adds: Of the largest case; what decides whether a slow device is run without being asked for.
         dtype: float64 is for the CPU path.
+        blocks: The block order of the virtual GPU.
 
-    Raises BadUse where a device that was asked for by name is not there.
+    A process has either the real GPU or the virtual one: MAX looks for devices once. Raises BadUse where a device
+    that was asked for by name is not there.
     """
     targets: list[Target] = []
     skipped: list[Skipped] = []
@@ -69,16 +92,24 @@ def choose(wanted: str, multiply_adds: int, dtype: str) -> tuple[list[Target], l
             skipped.append(Skipped("cpu", "more than 2^28 multiply-adds; --device cpu runs it"))
         else:
             targets.append(cpu())
-    if wanted in ("auto", "gpu", "all"):
-        found = gpu()
-        if found is None and wanted == "gpu":
-            raise BadUse("--device gpu: MAX sees no GPU on this machine")
-        if found is None:
-            skipped.append(Skipped("gpu", "no GPU"))
-        elif dtype == "float64":
-            skipped.append(Skipped("gpu", "float64 is for the CPU path"))
-        else:
-            targets.append(found)
-    if wanted == "virtual":
-        raise BadUse("--device virtual: this version has no virtual GPU")
+    if wanted == "cpu":
+        return targets, skipped
+    if dtype == "float64":
+        if wanted in ("gpu", "virtual"):
+            raise BadUse(f"--dtype float64 is for the CPU path; --device {wanted} does not run it")
+        return targets, [*skipped, Skipped("gpu", "float64 is for the CPU path")]
+    found = gpu() if wanted != "virtual" and gpu_may_exist() else None
+    if found:
+        targets.append(found)
+    elif wanted == "gpu":
+        raise BadUse("--device gpu: MAX sees no GPU on this machine")
+    elif wanted == "virtual":
+        targets.append(virtual(blocks))
+    elif multiply_adds > VIRTUAL_LIMIT:
+        skipped.append(Skipped("gpu", "no GPU, and too large for the virtual one; --device virtual runs it"))
+    else:
+        try:
+            targets.append(virtual(blocks))
+        except EnvironmentProblem as problem:
+            skipped.append(Skipped("gpu", f"no GPU, and no virtual one: {problem}"))
     return targets, skipped

@@ -1,0 +1,80 @@
+"""The virtual GPU as a device of a run: kernels and tensors get their names, and findings and failures their words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.errors import EnvironmentProblem, KernelFailed, WorkbookError
+from harness.recorder import Recording
+from harness.vgpu.driver import inprocess
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the virtual GPU saw: its kind, whether it is an error or only a note, how often, and the words for it."""
+
+    kind: str
+    is_error: bool
+    where: str
+    count: int
+    text: str
+
+
+@dataclass(frozen=True)
+class LaunchCounters:
+    """What one launch did: the variant's launch name, geometry, and the counters of the virtual GPU."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    counters: object
+
+
+def name_kernels(recording: Recording) -> None:
+    """Tells the driver the names and source lines of the kernels that it is about to be given without either."""
+    names = recording.kernel_names()
+    for symbol, ptx in recording.ptx.items():
+        inprocess.device().catalogue.add(names[symbol], ptx)
+
+
+def name_buffers(
+    buffers: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
+) -> None:
+    """Tells the virtual GPU which tensor lies where, so that a finding names it and an index in it."""
+    gpu = inprocess.device().gpu
+    for name, shape in shapes.items():
+        buffer = buffers[name]
+        if buffer.num_elements:
+            nbytes = buffer.num_elements * buffer.dtype.size_in_bytes
+            gpu.name(buffer._data_ptr(), nbytes, name.split(".")[-1], shape, dtypes[name])
+
+
+def findings() -> list[Finding]:
+    """Everything found since the process began, errors first."""
+    seen = [Finding(f.kind, f.is_error, f.where, f.count, f.text()) for f in inprocess.device().gpu.findings]
+    return sorted(seen, key=lambda finding: not finding.is_error)
+
+
+def failure(error: Exception) -> WorkbookError | Exception:
+    """The error to show for a failed call of MAX: the virtual GPU's own, where it is behind it."""
+    from harness.vgpu.errors import StepBudgetExceeded, UnsupportedInstruction
+
+    behind = inprocess.device().errors
+    if not behind:
+        return error
+    if isinstance(behind[0], UnsupportedInstruction):
+        return EnvironmentProblem(str(behind[0]))
+    if isinstance(behind[0], StepBudgetExceeded):
+        return KernelFailed(str(behind[0]))
+    return KernelFailed(f"the virtual GPU refused a call: {behind[0]}")
+
+
+def launches(since: int = 0) -> list[LaunchCounters]:
+    """The launches since the one with that number."""
+    return [
+        LaunchCounters(x.name, x.grid, x.block, x.counters) for x in inprocess.device().gpu.launches[since:]
+    ]
+
+
+def launch_count() -> int:
+    """How many launches there have been."""
+    return len(inprocess.device().gpu.launches)

@@ -1,0 +1,75 @@
+"""Records the launches of puzzle 22: `mojo run -g1 -D DTYPE=float32 -I HERE -I RECORDER record.mojo B S H O`.
+
+Every variant's forward and backward pass goes through the launch functions beside the kernels.
+"""
+
+from std.sys import argv, get_defined_dtype
+
+from op.common import accum_type
+from op.layernorm_linear import (
+    EPS,
+    Sizes,
+    launch_backward_fused,
+    launch_backward_unfused,
+    launch_forward_fused,
+    launch_forward_unfused,
+    launch_row_sums,
+)
+from recorder import Recorder
+
+comptime dtype = get_defined_dtype["DTYPE", DType.float32]()
+comptime accum = accum_type[dtype]
+
+
+def main() raises:
+    var sizes = argv()
+    var B = Int(String(sizes[1]))
+    var S = Int(String(sizes[2]))
+    var H = Int(String(sizes[3]))
+    var O = Int(String(sizes[4]))
+    var recorder = Recorder()
+    record["fused"](recorder, B, S, H, O)
+    record["unfused"](recorder, B, S, H, O)
+
+
+def record[algorithm: StaticString](mut recorder: Recorder, B: Int, S: Int, H: Int, O: Int) raises:
+    """Forward, backward and, of the unfused variant, the row sums alone, on tensors with the ops' names."""
+    recorder.case(String(algorithm))
+    var sizes = Sizes(Int32(B), Int32(S), Int32(H), Int32(O))
+    var rows = B * S
+    var input = recorder.tensor[dtype]("input", rows * H).as_imm()
+    var ln_weight = recorder.tensor[dtype]("ln_weight", H).as_imm()
+    var ln_bias = recorder.tensor[dtype]("ln_bias", H).as_imm()
+    var linear_weight = recorder.tensor[dtype]("linear_weight", O * H).as_imm()
+    var linear_bias = recorder.tensor[dtype]("linear_bias", O).as_imm()
+    var grad_output = recorder.tensor[dtype]("grad_output", rows * O).as_imm()
+    var dln = recorder.tensor[dtype]("dln", rows * H).as_imm()
+    var output = recorder.tensor[dtype]("output", rows * O)
+    var mean = recorder.tensor[accum]("mean", rows)
+    var rstd = recorder.tensor[accum]("rstd", rows)
+    var grad_input = recorder.tensor[dtype]("grad_input", rows * H)
+    var grad_ln_weight = recorder.tensor[dtype]("grad_ln_weight", H)
+    var grad_ln_bias = recorder.tensor[dtype]("grad_ln_bias", H)
+    var grad_weight = recorder.tensor[dtype]("grad_weight", O * H)
+    var grad_bias = recorder.tensor[dtype]("grad_bias", O)
+    var eps = Scalar[accum](EPS)
+    comptime if algorithm == "fused":
+        launch_forward_fused[dtype](
+            recorder, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
+        )
+        launch_backward_fused[dtype](
+            recorder, grad_input, grad_ln_weight, grad_ln_bias, grad_weight, grad_bias, grad_output, input,
+            mean.as_imm(), rstd.as_imm(), ln_weight, ln_bias, linear_weight, sizes,
+        )
+    else:
+        launch_forward_unfused[dtype](
+            recorder, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
+        )
+        launch_backward_unfused[dtype](
+            recorder, grad_input, grad_ln_weight, grad_ln_bias, grad_weight, grad_bias, grad_output, input,
+            mean.as_imm(), rstd.as_imm(), ln_weight, ln_bias, linear_weight, sizes,
+        )
+        var row_sums = recorder.tensor[accum]("row_sums", 2 * rows)
+        launch_row_sums[dtype](
+            recorder, row_sums, dln, input, mean.as_imm(), rstd.as_imm(), ln_weight, sizes
+        )

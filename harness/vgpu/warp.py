@@ -552,8 +552,9 @@ def atomic_update(data, index, op: str, kind: str, values, used: bool):
     typed = [v.view(view.dtype) for v in values]
     index = np.broadcast_to(index, len(values[0]))
     if not used and op in _AT and kind not in ("f16x2", "bf16x2", "bf16"):
-        if op == "add" and len(index) and (index == index[0]).all() and view.dtype.kind != "f":
-            view[index[0]] += typed[0].sum(dtype=view.dtype)
+        if len(index) and (index == index[0]).all():
+            # All on one address, in thread order, each addition rounded: what `accumulate` does, and much faster.
+            view[index[0]] = _AT[op].accumulate(np.concatenate((view[index[:1]], typed[0])))[-1]
         else:
             _AT[op].at(view, index, typed[0])
         return None

@@ -249,14 +249,14 @@ class Run:
         size = (e.end - e.start) // (A.width if not e.dtype else max(1, _itemsize(e, A)))
         outside = address - e.end if address >= e.end else e.start - address
         side = "past the end" if address >= e.start else "before the start"
-        shape = f"shape {e.shape}" if e.shape else f"{size} elements"
+        shape = f"shape {list(e.shape)}" if len(e.shape) > 1 else f"{size} elements"
         if outside > 1 << 24:
             return (
                 e.name,
                 index,
                 f"{verb} of {A.nbytes} bytes at {address:#x}, far from any tensor (nearest: {e.name})",
             )
-        return e.name, index, f"{verb} {side} of {e.name} ({shape}): element {index_text(index)}"
+        return e.name, index, f"a {verb} {side} of {e.name} ({shape}): element {index_text(index)}"
 
     def unwritten(self, batch, A: Access, bad, index, L):
         """A read of memory that nobody has written."""

@@ -216,14 +216,14 @@ class _Parser:
     def run(self) -> Module:
         self.function: Function | None = None
         self.scopes: list[dict[str, str]] = []
-        buffer, start, skip_section, quoted = "", 0, False, 0
+        buffer, start = "", 0
+        section: int | None = None  # open braces of the debug section that is being skipped
         for number_, raw in enumerate(self.lines, 1):
             line = raw.split("//", 1)[0] if "//" in raw and '"' not in raw else raw
-            if skip_section:
-                quoted += line.count("{") - line.count("}")
-                skip_section = quoted > 0 or ("{" not in line and quoted == 0 and not line.strip())
-                if quoted == 0 and "{" not in line and "}" not in line:
-                    skip_section = not line.strip()
+            if section is not None:
+                section += line.count("{") - line.count("}")
+                if section == 0 and "}" in line:
+                    section = None
                 continue
             stripped = line.strip()
             if not stripped:
@@ -235,8 +235,9 @@ class _Parser:
                 if stripped.startswith(".file"):
                     continue
                 if stripped.startswith(".section"):
-                    quoted = line.count("{") - line.count("}")
-                    skip_section = "{" not in line or quoted > 0
+                    section = line.count("{") - line.count("}")
+                    if section == 0 and "}" in line:
+                        section = None
                     continue
                 start = number_
                 first = stripped.split(None, 2)

@@ -20,8 +20,9 @@ from __future__ import annotations
 import numpy as np
 
 from .memory import Extent
-from .program import has_destination
+from .program import registers
 from .ptx import WIDTH
+from .report import index_text
 
 u8 = np.uint64
 _INSTR, _THREAD, _EPOCH, _TOP = 12, 10, 14, 27
@@ -55,11 +56,8 @@ def synchronises(program) -> bool:
         for i in block.instrs:
             if any(m.startswith("shared") for m in i.mods):
                 continue
-            if i.op == "atom" and has_destination(i):
-                from .program import registers
-
-                if any(r in program.read for r in registers(i.args[0])):
-                    return True
+            if i.op == "atom" and any(r in program.read for r in registers(i.args[0])):
+                return True
             if i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods):
                 return True
     return False
@@ -312,6 +310,7 @@ class AccessLog:
 
     def report(self, kind, tensor, where, mine, other, granule, batch=None):
         """One finding for each pair of instructions."""
+
         run = self.run
         mask = u8((1 << _INSTR) - 1)
         a, b = mine & mask, other & mask
@@ -326,30 +325,26 @@ class AccessLog:
             byte = int(where[k]) * granule
             thread = run.thread_index(who >> 12 & 1023)
             their_thread = run.thread_index(them >> 12 & 1023)
+            theirs = block = run.block_index(who >> 36 & (1 << _TOP) - 1)
             if kind == "shared race":
                 local = byte % batch.shared_size
-                number = int(batch.blocks[byte // batch.shared_size])
-                tensor_ = next((x for x in run.shared_extents if x.start <= local < x.end), None)
-                index = tensor_.index(local, first.width) if tensor_ else None
-                name = tensor_.name if tensor_ else "shared memory"
-                block = run.block_index(number)
-                why = f"threads {_t(thread)} and {_t(their_thread)} of a block, with no barrier between them"
+                theirs = block = run.block_index(int(batch.blocks[byte // batch.shared_size]))
+                extent = next((x for x in run.shared_extents if x.start <= local < x.end), None)
+                name = extent.name if extent else "shared memory"
+                index = extent.index(local, first.width) if extent else None
             else:
-                name = tensor.name
-                index = tensor.index(tensor.start + byte, first.width)
-                block = run.block_index(who >> 36 & (1 << 27) - 1)
-                if kind == "global race":
-                    theirs = run.block_index(them >> 36 & (1 << 27) - 1)
-                    partner = f"blocks {_t(block)} and {_t(theirs)}" if theirs != block else "several blocks"
-                    why = f"{partner}; nothing orders blocks of a grid"
-                else:
-                    why = f"threads {_t(thread)} and {_t(their_thread)} of a block, with no barrier between them"
-            from .report import index_text
-
-            message = (
-                f"{_verb(first)} and {_verb(second)} of {name}{index_text(index)} by {why}"
-                f" ({cells} {'places' if cells > 1 else 'place'})"
-            )
+                name, index = tensor.name, tensor.index(tensor.start + byte, first.width)
+                theirs = run.block_index(them >> 36 & (1 << _TOP) - 1)
+            if kind == "global race":
+                other_block = f"block {_t(theirs)}" if theirs != block else "another block"
+                why = f"block {_t(block)} and {_verb(second)} by {other_block}: nothing orders the blocks of a grid"
+            else:
+                why = (
+                    f"thread {_t(thread)} and {_verb(second)} by thread {_t(their_thread)} of the same block,"
+                    " with no barrier between them"
+                )
+            places = f"{cells} places" if cells > 1 else "1 place"
+            message = f"{name}{index_text(index)}: {_verb(first)} by {why} ({places})"
             run.record(
                 kind, first.instr, message, tensor=name, index=index, block=block, thread=thread,
                 count=cells, other=second.instr,
@@ -586,6 +581,11 @@ def _t(t) -> str:
 
 
 def _verb(A) -> str:
+    """What an access is called in a message."""
     if A.kind == "A":
-        return "atomic" if A.instr.op in ("atom", "red") else f"{A.instr.op} (strong)"
-    return "load" if A.kind == "R" else "store"
+        return (
+            "an atomic"
+            if A.instr.op in ("atom", "red")
+            else f"a strong {'load' if A.instr.op == 'ld' else 'store'}"
+        )
+    return "a load" if A.kind == "R" else "a store"

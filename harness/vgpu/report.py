@@ -77,7 +77,7 @@ class Finding:
             head += f" at {self.where}"
         lines = [head, f"  {self.message}"]
         if self.other:
-            lines.append(f"  the other access: {self.other}")
+            lines.append(f"  the other place: {self.other}")
         who = []
         if self.kernel:
             who.append(f"kernel {self.kernel}")

@@ -6,6 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_tools import Bench, compiled
 
 F4, I4 = np.float32, np.int32
@@ -80,6 +82,19 @@ def test_tiled_matmul(ptx, bench, m, n, k):
     blocks = -(-n // 16) * -(-m // 16)
     assert launch.counters.barriers == blocks * 2 * -(-k // 16)
     assert launch.counters.flops >= 2 * m * n * k
+
+
+@settings(max_examples=15, deadline=None)
+@given(*[st.integers(1, 40)] * 3, st.sampled_from(["natural", "reversed", "shuffled:7"]), st.integers(0, 99))
+def test_matmul_of_any_size_and_order(ptx, m, n, k, order, seed):
+    """Small integers, so that the float32 sums are exact in every order."""
+    bench = Bench(blocks=order)
+    a = bench.place("a", rng(seed).integers(-9, 10, (m, k)).astype(F4))
+    b = bench.place("b", rng(seed + 1).integers(-9, 10, (k, n)).astype(F4))
+    o = bench.empty("o", (m, n))
+    bench.run(ptx["matmul_tiled"], (-(-n // 16), -(-m // 16)), (16, 16), o, a, b, I4(m), I4(n), I4(k))
+    np.testing.assert_array_equal(bench.get(o), a @ b)
+    assert not bench.errors()
 
 
 def test_block_sum_and_atomic(ptx, bench):

@@ -155,7 +155,7 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     """The nearest values that `dtype` holds, in float64, with the strides kept."""
     if dtype == "float64":
         return array
-    if 0 in array.strides:  # a conversion would lay the repeated elements out one by one
+    if array.size and 0 in array.strides:  # a conversion would lay the repeated elements out one by one
         base = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
         return np.broadcast_to(rounded(base.copy(), dtype), array.shape)
     if dtype == "bfloat16":

@@ -7,6 +7,7 @@ switches the virtual GPU on in this process. Prints one JSON object: what each c
 import ctypes
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 # y[i] = k * x[i] for i < n, written by hand.
 PTX = b"""
@@ -225,6 +226,22 @@ def modules(cuda: Cuda) -> dict:
     }
 
 
+def threads(cuda: Cuda) -> int:
+    """Eight threads allocate, write, read and free at the same time. Returns how many round trips were right."""
+
+    def round_trips(seed: int) -> int:
+        right = 0
+        for i in range(25):
+            values = [float(seed * 100 + i)] * (10 + i)
+            address = cuda.upload(values)
+            right += cuda.download(address, ctypes.c_float, len(values)) == values
+            cuda("cuMemFree_v2", address)
+        return right
+
+    with ThreadPoolExecutor(8) as pool:
+        return sum(pool.map(round_trips, range(8)))
+
+
 def main() -> None:
     gpu = None
     if "inprocess" in sys.argv:
@@ -234,6 +251,7 @@ def main() -> None:
     cuda = Cuda()
     cuda("cuInit", 0)
     out = {"memory": memory(cuda), "launches": launches(cuda), "modules": modules(cuda)}
+    out["threads"] = threads(cuda)
     if gpu is not None:
         out["names"] = [launch.name for launch in gpu.launches]
     print(json.dumps(out))

@@ -315,6 +315,10 @@ def test_launches_that_a_driver_refuses(api):
     assert {launches[name] for name in ("attribute", "shared with attribute")} == {"CUDA_SUCCESS"}
 
 
+def test_threads_do_not_get_in_each_others_way(api):
+    assert api["threads"] == 8 * 25
+
+
 def test_modules_that_a_driver_refuses(api):
     modules = api["modules"]
     code, log = modules["machine code"]

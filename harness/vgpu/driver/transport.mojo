@@ -213,6 +213,7 @@ struct Request:
         self.words[3] = address
         self.words[4] = length
 
+    @no_inline
     def call(mut self) -> Int32:
         """Have it answered. Returns the CUDA result code."""
         if not state_is_ours() or state(S_PID)[] != own_pid():
@@ -271,6 +272,7 @@ struct Request:
         return self.words[4]
 
 
+@no_inline
 def ask(operation: Int, a: Int = 0, b: Int = 0, c: Int = 0, d: Int = 0) -> Int32:
     """A request without input or output bytes whose only answer is the result code."""
     var request = Request(operation, a, b, c, d)

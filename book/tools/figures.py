@@ -73,10 +73,10 @@ def grid() -> str:
     drawing = Drawing(
         720,
         330,
-        f"A grid of {B} by {S} blocks, one for each row. Block (1, 2) reads its row of input and grad_output and all of "
+        f"A grid of {B} by {S} blocks, one for each row. Block (1, {S - 1}) reads its row of input and grad_output and all of "
         "linear_weight, writes its row of grad_input alone, and adds to all parameter gradients.",
     )
-    cell, left, top, chosen = 38, 40, 62, (1, 2)
+    cell, left, top, chosen = 38, 40, 62, (1, S - 1)
     drawing.text(left + S * cell / 2, 22, f"grid [B, S] = [{B}, {S}]")
     drawing.text(left + S * cell / 2, 46, "block_idx.y, the position s", size=11)
     for b in range(B):

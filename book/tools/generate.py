@@ -42,12 +42,19 @@ def configuration() -> str:
 
 def dims_text(dims: tuple[int, ...]) -> str:
     """B = 4, S = 4, ..."""
-    return ", ".join(f"{name} = {size:,}" for name, size in zip(p22.PUZZLE.dim_names, dims, strict=True))
+    return ", ".join(
+        f"{name}&nbsp;=&nbsp;{size:,}" for name, size in zip(p22.PUZZLE.dim_names, dims, strict=True)
+    )
 
 
 def amount(count: float) -> str:
     """A number of bytes, as it is while small, in megabytes when large."""
     return f"{count:,} B" if count < 100_000 else f"{count / 1e6:,.1f} MB"
+
+
+def count_text(count: int) -> str:
+    """A count, in millions when large."""
+    return f"{count:,}" if count < 1_000_000 else f"{count / 1e6:,.0f} million"
 
 
 def moved_table() -> str:
@@ -81,15 +88,15 @@ def saved_table() -> str:
 
 
 def recomputed_table() -> str:
-    """How often x_hat and dln are computed."""
+    """How often an element of x_hat is computed, and the multiply-adds that go into dln."""
     rows = []
     for dims in (p22.PUZZLE.dims, GPT2_SMALL):
         B, S, H, O = dims
         for direction in ("forward", "backward"):
             counts = [ledger.normalisations(direction, variant, dims) for variant in ("unfused", "fused")]
-            products = {"forward": ("-", "-"), "backward": (f"{B * S * H * O:,}", f"{3 * B * S * H * O:,}")}
-            rows.append([dims_text(dims), direction, *(f"{n:,}" for n in counts), *products[direction]])
-    head = ["sizes", "pass", "x_hat, unfused", "fused", "multiply-adds for dln, unfused", "fused"]
+            products = {"forward": (0, 0), "backward": (B * S * H * O, 3 * B * S * H * O)}[direction]
+            rows.append([dims_text(dims), direction, *(count_text(n) for n in (*counts, *products))])
+    head = ["sizes", "pass", "`x_hat`, unfused", "`x_hat`, fused", "`dln`, unfused", "`dln`, fused"]
     return table(head, rows, "llrrrr")
 
 

@@ -1,0 +1,153 @@
+"""A headless Chromium for the book's tests: opens pages, runs JavaScript, collects errors and network requests.
+
+It speaks the DevTools protocol over two pipes, so it needs nothing but the browser itself.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--remote-debugging-pipe",
+]
+DESKTOP, PHONE = (1280, 900), (390, 844)
+TIMEOUT = 60  # seconds, for one answer
+
+
+def find_browser() -> str | None:
+    """Chromium or Chrome on this machine."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One browser with one page. `errors` and `requests` grow while pages are open."""
+
+    def __init__(self, executable: str):
+        self.profile = tempfile.mkdtemp(prefix="book-browser-")
+        to_browser, self._out = os.pipe()
+        self._in, from_browser = os.pipe()
+
+        def connect() -> None:  # the protocol wants its pipes as descriptors 3 and 4
+            spare = os.dup(from_browser)
+            os.dup2(to_browser, 3)
+            os.dup2(spare, 4)
+            os.set_inheritable(3, True)
+            os.set_inheritable(4, True)
+
+        self._process = subprocess.Popen(
+            [executable, *FLAGS, f"--user-data-dir={self.profile}", "about:blank"],
+            preexec_fn=connect,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        os.set_blocking(self._in, False)
+        self._buffer, self._next, self._session = b"", 0, None
+        self._events: list[dict] = []
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def close(self) -> None:
+        """Ends the browser and removes its profile."""
+        self._process.terminate()
+        self._process.wait(timeout=TIMEOUT)
+        os.close(self._out)
+        os.close(self._in)
+        shutil.rmtree(self.profile, ignore_errors=True)
+
+    def call(self, method: str, **parameters) -> dict:
+        """One protocol command and its result. Raises RuntimeError for an error, TimeoutError for no answer."""
+        self._next += 1
+        message = {"id": self._next, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._next:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']['message']}")
+                return answer["result"]
+
+    def _receive(self) -> dict:
+        """The next message; events are sorted into `errors`, `requests` and the event list."""
+        deadline = time.monotonic() + TIMEOUT
+        while b"\0" not in self._buffer:
+            try:
+                self._buffer += os.read(self._in, 1 << 16)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the browser does not answer") from None
+                time.sleep(0.005)
+        text, self._buffer = self._buffer.split(b"\0", 1)
+        message = json.loads(text)
+        self._note(message)
+        return message
+
+    def _note(self, message: dict) -> None:
+        method, details = message.get("method"), message.get("params", {})
+        if method == "Network.requestWillBeSent":
+            self.requests.append(details["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self.errors.append(
+                details["exceptionDetails"].get("exception", {}).get("description", "exception")
+            )
+        elif method == "Runtime.consoleAPICalled" and details["type"] in ("error", "assert"):
+            self.errors.append(" ".join(str(a.get("value", "")) for a in details["args"]))
+        elif method == "Log.entryAdded" and details["entry"]["level"] == "error":
+            self.errors.append(details["entry"]["text"])
+        elif method:
+            self._events.append(message)
+
+    def resize(self, size: tuple[int, int]) -> None:
+        """Sets the size of the page."""
+        width, height = size
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=size == PHONE,
+        )
+
+    def open(self, page: Path) -> None:
+        """Opens a file and waits until it is loaded."""
+        self._events.clear()
+        self.call("Page.navigate", url=page.as_uri())
+        while not any(event["method"] == "Page.loadEventFired" for event in self._events):
+            self._receive()
+
+    def run(self, script: str):
+        """The value of a JavaScript expression; a promise is waited for. Raises RuntimeError for an exception."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(answer["exceptionDetails"]["exception"].get("description", script))
+        return answer["result"].get("value")
+
+    def wait_for(self, script: str, seconds: float = 20) -> None:
+        """Waits until an expression is true. Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while not self.run(script):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"never true: {script}")
+            time.sleep(0.05)

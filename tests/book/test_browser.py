@@ -1,0 +1,196 @@
+"""The built book in a real browser: no error, no network, both themes, phone width, folding, search, tabs, stepper."""
+
+import re
+
+import pytest
+from browser import DESKTOP, PHONE, Browser, find_browser
+from conftest import BOOK, ROOT
+
+pytestmark = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
+)
+
+PAGES = [
+    page.relative_to(BOOK / "src").with_suffix(".html")
+    for page in sorted((BOOK / "src").rglob("*.md"))
+    if page.name != "SUMMARY.md"
+]
+P22 = "puzzle_22/backward_pass.html"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    import build
+    import generate
+
+    folder = tmp_path_factory.mktemp("site") / "html"
+    generate.main()
+    assert build.build(BOOK, folder) == []
+    return folder
+
+
+@pytest.fixture(scope="module")
+def started():
+    browser = Browser(find_browser())
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(started, site):
+    """The browser with nothing remembered from another test, and its lists empty."""
+    started.resize(DESKTOP)
+    started.open(site / "index.html")
+    started.run("localStorage.clear()")
+    started.errors.clear()
+    started.requests.clear()
+    return started
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("theme", ["light", "navy"])
+def test_every_page_opens_clean(browser, site, theme, size):
+    browser.run(f"localStorage.setItem('mdbook-theme', '{theme}')")
+    browser.resize(size)
+    for page in PAGES:
+        browser.open(site / page)
+        assert theme in browser.run("document.documentElement.className"), page
+        assert browser.run("[...document.querySelectorAll('main details')].every(d => !d.open)"), page
+        # Wide things scroll in their own boxes; the page itself never does.
+        assert browser.run("document.documentElement.scrollWidth <= window.innerWidth"), page
+    assert browser.errors == []
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.parametrize("theme", ["light", "rust", "coal", "navy", "ayu"])
+def test_text_formulas_and_labels_are_legible(browser, site, theme):
+    """Contrast of 4.5 and more, by the WCAG formula, for what the workbook's own style sheet colours."""
+    browser.run(f"localStorage.setItem('mdbook-theme', '{theme}')")
+    browser.open(site / P22)
+    ratios = browser.run(CONTRAST)
+    assert len(ratios) == 5
+    assert all(ratio >= 4.5 for ratio in ratios.values()), ratios
+
+
+CONTRAST = """(() => {
+    function rgba(text) { const n = text.match(/[\\d.]+/g).map(Number); return n.length === 4 ? n : [...n, 1]; }
+    function luminance(c) {
+        const [r, g, b] = c.map(v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    }
+    function background(e) {
+        for (; e; e = e.parentElement) {
+            const c = rgba(getComputedStyle(e).backgroundColor);
+            if (c[3] > 0) { return c; }
+        }
+        return [255, 255, 255, 1];
+    }
+    const out = {};
+    for (const selector of ['main p', 'main p a', '.math', '.formula-name', '.output-source']) {
+        const element = document.querySelector(selector), back = background(element);
+        const style = getComputedStyle(element), color = rgba(style.color);
+        const alpha = color[3] * Number(style.opacity);
+        const seen = color.slice(0, 3).map((v, i) => v * alpha + back[i] * (1 - alpha));
+        const [a, b] = [luminance(seen), luminance(back.slice(0, 3))].sort((x, y) => y - x);
+        out[selector] = (a + 0.05) / (b + 0.05);
+    }
+    return out;
+})()"""
+
+
+def search(browser, site, words: str) -> list[str]:
+    """The links that the book's own search shows for some words."""
+    browser.open(site / "index.html")
+    browser.run("document.getElementById('mdbook-search-toggle').click()")
+    browser.run(
+        f"""(() => {{
+            const bar = document.getElementById('mdbook-searchbar');
+            bar.value = {words!r};
+            bar.dispatchEvent(new Event('input', {{bubbles: true}}));
+            bar.dispatchEvent(new KeyboardEvent('keyup', {{bubbles: true}}));
+        }})()"""
+    )
+    browser.wait_for("document.getElementById('mdbook-searchresults-header').textContent.length > 0")
+    return browser.run(
+        "[...document.querySelectorAll('#mdbook-searchresults a')].map(a => a.getAttribute('href'))"
+    )
+
+
+def solution_only_words() -> set[str]:
+    """Names that stand in the solution's blanks and nowhere else in the book or in the problem file."""
+    from harness import blanks
+
+    op = ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo"
+    bodies = "\n".join("\n".join(blank.body) for blank in blanks.find(op.read_text()).values())
+    visible = "".join(page.read_text() for page in (BOOK / "src").rglob("*.md")) + blanks.skeleton(
+        op.read_text()
+    )
+    name = r"\b[a-z]+_[a-z_]+\b"  # with an underscore: the search reduces plain words to their stems
+    return set(re.findall(name, bodies)) - set(re.findall(name, visible))
+
+
+def test_search_finds_the_text_but_no_solution(browser, site):
+    assert any("backward_pass" in link for link in search(browser, site, "diagonal"))
+    hidden = solution_only_words()
+    assert hidden, "no word to look for"
+    for word in sorted(hidden)[:3]:
+        assert word in (site / P22).read_text() or word in (site / "puzzle_22/forward_pass.html").read_text()
+        assert search(browser, site, word) == [], word
+    assert browser.errors == []
+
+
+def test_tabs_switch_together_and_are_remembered(browser, site):
+    browser.open(site / P22)
+    shown = (
+        "[...document.querySelectorAll('.code-tabs')].map(t => "
+        "[...t.querySelectorAll('.tab-content')].filter(p => p.offsetParent).map(p => p.innerText.trim()))"
+    )
+    groups = browser.run(shown)
+    assert len(groups) >= 2 and all(len(panes) == 1 and panes[0].startswith("uv run poe") for panes in groups)
+    browser.run("document.querySelectorAll('.tab-button')[1].click()")
+    assert all(panes[0].startswith("pixi run") for panes in browser.run(shown))
+    browser.open(site / "introduction.html")
+    assert all(panes[0].startswith("pixi run") for panes in browser.run(shown))
+    assert browser.errors == []
+
+
+def test_without_javascript_everything_can_be_read(browser, site):
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(site / P22)
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert browser.run(
+        "[...document.querySelectorAll('.tab-content, .step')].every(e => !e.hidden) && "
+        "getComputedStyle(document.querySelector('.tab-buttons')).display === 'none'"
+    )
+
+
+def test_stepper_walks_through_the_five_phases(browser, site):
+    browser.open(site / P22)
+    browser.run("document.querySelector('.solution-details').open = true")
+    visible = "[...document.querySelectorAll('.step')].map(s => s.offsetParent !== null)"
+    next_button = "document.querySelectorAll('.stepper-controls button')[1]"
+    for phase in range(5):
+        assert browser.run(visible) == [i == phase for i in range(5)]
+        assert f"Step {phase + 1} of 5" in browser.run(
+            "document.querySelector('.stepper-controls').innerText"
+        )
+        assert browser.run(f"{next_button}.disabled") == (phase == 4)
+        browser.run(f"{next_button}.click()")
+    browser.run("document.querySelectorAll('.stepper-controls button')[0].click()")
+    assert browser.run(visible)[3]
+    assert browser.errors == []
+
+
+def test_mojo_is_highlighted(browser, site):
+    browser.open(site / P22)
+    assert browser.run("document.querySelectorAll('code.language-mojo .hljs-keyword').length") > 20
+
+
+def test_print_page_shows_every_chapter(browser, site):
+    browser.open(site / "print.html")
+    headings = browser.run("[...document.querySelectorAll('main h1')].map(h => h.innerText.trim())")
+    titles = [re.search(r"^# (.+)$", p.read_text(), re.M)[1] for p in (BOOK / "src").rglob("*.md")]
+    assert set(titles) - {"Summary"} <= set(headings)
+    assert browser.errors == []

@@ -4,6 +4,7 @@ Needs the Mojo compiler only; no MAX, no driver. A recording takes a few seconds
 launch functions run here and in the custom op, so that a recording shows what a GPU would be given.
 """
 
+import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,16 +75,18 @@ def record(package: OpPackage, puzzle: str, dtype: str, dims: tuple[int, ...]) -
     program = roots.solutions() / puzzle / "record.mojo"
     launcher = LAUNCHER / "recorder.mojo"
     sources = [program.read_bytes(), launcher.read_bytes()]
-    key = digest([package.digest, str(package.path.resolve()), dtype, repr(dims), *sources])
+    key = digest(["2", package.digest, str(package.path.resolve()), dtype, repr(dims), *sources])
     cached = cache_folder("recordings") / f"{key}.txt"
     if cached.is_file():
         return parse(cached.read_text())
     with tempfile.TemporaryDirectory() as folder:
-        # The program imports the package as `op`, whatever its folder is called.
+        # The program imports the package as `op`, whatever its folder is called. Mojo looks beside the program
+        # first: there a copy stands, so that no other `op` is found.
         (Path(folder) / "op").symlink_to(package.path.resolve(), target_is_directory=True)
+        started = shutil.copy(program, folder)
         result = run_mojo(
             "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}",
-            "-I", folder, "-I", str(LAUNCHER), str(program), *map(str, dims),
+            "-I", str(LAUNCHER), started, *map(str, dims),
         )  # fmt: skip
         if result.returncode != 0:
             raise compile_failed(

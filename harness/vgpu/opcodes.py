@@ -38,6 +38,8 @@ def type_of(i: Instr) -> str:
     """The last type modifier of an instruction ("s32" of add.sat.s32)."""
     for m in reversed(i.mods):
         if m in WIDTH:
+            if WIDTH[m] == 16:
+                raise UnsupportedInstruction(i, "128-bit values")
             return m
     raise UnsupportedInstruction(i, "it names no type")
 
@@ -82,6 +84,7 @@ def _packed(w: Writer, i: Instr, t: str, args, f: Callable[..., str]) -> str:
 def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str], float_ok: bool = True):
     """An operation on two operands of one type, for all floating and integer types."""
     d, a, b = i.args
+    _plain16(i, t)
     if t in ("f16x2", "bf16x2"):
         w.flops += 2
         w.define(d, "u4", _packed(w, i, t, (a, b), f))
@@ -93,6 +96,12 @@ def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str], float_ok:
         _float(w, i, t, f(_operand(w, i, a, t), _operand(w, i, b, t)))
     else:
         w.define(d, KIND[t], f(w.use(a, KIND[t]), w.use(b, KIND[t])))
+
+
+def _plain16(i: Instr, t: str):
+    """Refuse .ftz and .sat where 16-bit types would need them applied."""
+    if t in ("f16", "bf16", "f16x2", "bf16x2") and ("ftz" in i.mods or "sat" in i.mods):
+        raise UnsupportedInstruction(i, f"modifiers .ftz and .sat of {t}")
 
 
 def _round_nearest(i: Instr):
@@ -111,7 +120,9 @@ def add(w: Writer, i: Instr):
     _round_nearest(i)
     t = type_of(i)
     sign = "+" if i.op == "add" else "-"
-    if t in ("s32", "u32", "b32") and "sat" in i.mods:
+    if t[0] in "su" and "sat" in i.mods:
+        if t != "s32":
+            raise UnsupportedInstruction(i, "saturation of this type")
         a, b = (w.use(x, KIND[t]) for x in i.args[1:])
         wide = f"{a}.astype(i8) {sign} {b}.astype(i8)"
         w.define(i.args[0], "i4", f"np.clip({wide}, -2147483648, 2147483647).astype(i4)")
@@ -134,6 +145,8 @@ def mul(w: Writer, i: Instr):
 
 
 def _product(w: Writer, i: Instr, t: str, a, b) -> tuple[str, str]:
+    if "sat" in i.mods:
+        raise UnsupportedInstruction(i, "saturation of integers")
     k = KIND[t]
     x, y = w.use(a, k), w.use(b, k)
     if "wide" in i.mods:
@@ -173,6 +186,7 @@ def fma(w: Writer, i: Instr):
     check(i, "rn", "rz", "rm", "rp", "ftz", "sat", "relu")
     _round_nearest(i)
     t = type_of(i)
+    _plain16(i, t)
     d, a, b, c = i.args
     w.flops += 2
     if t in ("f16x2", "bf16x2"):
@@ -414,6 +428,9 @@ _COMPARE |= {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 
 
 def _comparison(w: Writer, i: Instr, t: str, cmp: str, a, b) -> str:
+    if t in ("f16x2", "bf16x2"):
+        raise UnsupportedInstruction(i, "comparison of packed values")
+    _plain16(i, t)
     if t == "pred":
         return f"{w.use(a, 'p')} {_COMPARE[cmp]} {w.use(b, 'p')}"
     if t == "bf16":
@@ -454,6 +471,8 @@ def setp(w: Writer, i: Instr):
     result = f"{test} {sign} {extra}" if combine else test
     if i.op == "set":
         kind = next(m for m in i.mods if m in WIDTH)
+        if kind not in ("u32", "s32", "b32", "f32"):
+            raise UnsupportedInstruction(i, f"a result of type .{kind}")
         if kind == "f32":
             w.define(d, "f4", f"({result}).astype(f4)")
         else:
@@ -620,6 +639,8 @@ def cvt(w: Writer, i: Instr):
         w.define(d, KIND[to], f"nm.to_int({x}, {KIND[to]})")
     elif target_float:
         if to == "bf16":
+            if mode not in (None, "rn") or WIDTH[frm] == 8:
+                raise UnsupportedInstruction(i)
             w.define(d, "u2", f"nm.f8_to_bf({x}.astype(f8))")
         elif mode in (None, "rn") and to != "f16":
             w.define(d, KIND[to], f"{x}.astype({KIND[to]})")
@@ -632,6 +653,8 @@ def cvt(w: Writer, i: Instr):
 def _round16(w: Writer, i: Instr, to: str, x: str, mode: str | None) -> str:
     if to == "f16":
         out = f"nm.narrow({x}, f2, {mode or 'rn'!r}).view(u2)"
+    elif mode not in (None, "rn", "rz"):
+        raise UnsupportedInstruction(i, f"rounding .{mode} to bf16")
     else:
         out = f"nm.bf_rz({x})" if mode == "rz" else f"nm.f4_to_bf({x})"
     return f"nm.relu_bits({out})" if "relu" in i.mods else out
@@ -643,6 +666,8 @@ def _float_to_float(w: Writer, i: Instr, to: str, frm: str, x: str, mode: str | 
         x = f"nm.round_int({x}, {mode!r})"
     if to == "bf16":
         if frm == "f64":
+            if mode not in (None, "rn"):
+                raise UnsupportedInstruction(i, f"rounding .{mode} to bf16")
             w.define(d, "u2", f"nm.f8_to_bf({x})")
         else:
             w.define(d, "u2", _round16(w, i, "bf16", f"{x}.astype(f4)", mode))

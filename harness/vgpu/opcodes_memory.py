@@ -265,9 +265,11 @@ def async_copy(w: Writer, i: Instr):
         size = int(i.args[2].value)
         read = w.code.access(i, "R", "global", min(size, 8), max(size // 8, 1))
         write = w.code.access(i, "W", "shared", min(size, 8), max(size // 8, 1))
-        extra = w.use(i.args[3], "u4") if len(i.args) > 3 and not isinstance(i.args[3], Reg) else "None"
-        if len(i.args) > 3 and isinstance(i.args[3], Reg):
-            extra = w.use(i.args[3], "p" if w.width(i.args[3].name) == 0 else "u4")
+        rest = i.args[3:-1] if "L2::cache_hint" in i.mods else i.args[3:]
+        extra = "None"
+        if rest:
+            is_predicate = isinstance(rest[0], Reg) and w.width(rest[0].name) == 0
+            extra = w.use(rest[0], "p" if is_predicate else "u4")
         source, target = w.address(i.args[1]), w.address(i.args[0])
         w.emit(f"m.copy_async(A{read.number}, A{write.number}, {target}, {source}, {extra}, L)")
 

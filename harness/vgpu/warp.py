@@ -12,6 +12,7 @@ import numpy as np
 
 from . import numeric
 from .codegen import LOCAL_WINDOW, Access
+from .errors import UnsupportedInstruction
 
 u2, u4, u8 = np.uint16, np.uint32, np.uint64
 
@@ -220,7 +221,9 @@ class WarpOps:
         if A.space == "generic":
             name, window = self.generic(A, address)
             if name not in ("global", "shared"):
-                raise ValueError("atomic on local or mixed memory")
+                raise UnsupportedInstruction(
+                    A.instr, "an atomic on local memory, or on several state spaces at once"
+                )
             A, address = A.in_space(name), address - u8(window)
         count = self.n if L is None else len(L)
         address = np.broadcast_to(address, count)

@@ -134,7 +134,15 @@ def test_atomics_with_results(op, space):
 
 @covers("red")
 @pytest.mark.parametrize(
-    "kind,dtype", [("f32", F4), ("f64", np.float64), ("u64", np.uint64), ("f16x2", U4), ("bf16x2", U4)]
+    "kind,dtype",
+    [
+        ("f32", F4),
+        ("f64", np.float64),
+        ("u64", np.uint64),
+        ("f16", np.float16),
+        ("f16x2", U4),
+        ("bf16x2", U4),
+    ],
 )
 def test_reductions_without_result(kind, dtype):
     n = 64
@@ -145,7 +153,7 @@ def test_reductions_without_result(kind, dtype):
     elif kind == "bf16x2":
         given = ((np.stack([x, x + 1], 1).astype(F4).view(U4)) >> 16).astype(np.uint16).view(U4).ravel()
     width = given.dtype.itemsize
-    noftz = ".noftz" if "x2" in kind else ""
+    noftz = ".noftz" if "16" in kind else ""
     text = kernel(
         f"ld.param.u64 %d1, [q0]; red.relaxed.gpu.global.add{noftz}.{kind} [%d1], %x0; bar.sync 0; ld.global.b{8 * width} %y0, [%a0];",
         1, 1, widths_in=[width], widths_out=[width],
@@ -408,7 +416,19 @@ def test_special_registers():
     [
         "wgmma.fence.sync.aligned", "cp.async.bulk.commit_group", "tcgen05.wait::ld.sync.aligned", "add.rz.f32 %r1, %r1, %r1",
         "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4}",
-        "frobnicate.b32 %r1, %r2", "cvt.rn.satfinite.e4m3x2.f32 %h1, %r1, %r2", "multimem.red.add.f32 [%a0], %r1",
+        "frobnicate.b32 %r1, %r2",
+        "setp.lt.f16x2 %p1, %r1, %r1",
+        "add.sat.f16x2 %r1, %r1, %r1",
+        "fma.rn.ftz.f16 %h1, %h1, %h1, %h1",
+        "mad.hi.sat.s32 %r1, %r1, %r1, %r1",
+        "add.cc.u32 %r1, %r1, %r1",
+        "add.sat.u32 %r1, %r1, %r1",
+        "cvt.rp.bf16.f32 %h1, %r1",
+        "cvt.rz.bf16.u32 %h1, %r1",
+        "set.lt.f16.f16 %h1, %h1, %h1",
+        "ld.global.b128 %d1, [%a0]",
+        "bar.arrive 0, 64",
+        "min.xorsign.abs.f32 %r1, %r1, %r1", "cvt.rn.satfinite.e4m3x2.f32 %h1, %r1, %r2", "multimem.red.add.f32 [%a0], %r1",
     ],
 )  # fmt: skip
 def test_unsupported_instructions_are_clear_errors(instr):

@@ -103,6 +103,17 @@ def test_library_that_does_not_compile(tmp_path, monkeypatch):
     assert list((tmp_path / "cache" / "vgpu-driver").iterdir()) == []
 
 
+def test_disk_that_fills_up(tmp_path, monkeypatch):
+    def no_room(folder, mojo):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "build_into", no_room)
+    with pytest.raises(build.DriverBuildError, match=r"cannot build in .*No space left on device"):
+        build.build()
+    assert list((tmp_path / "vgpu-driver").iterdir()) == []
+
+
 def test_missing_mojo(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -148,3 +159,11 @@ def test_linker_translates_a_compiler_call():
 def test_linker_refuses_executables(capsys):
     assert linker.main(["a.o", "-o", "a.out"]) == 1
     assert "only shared libraries can be linked" in capsys.readouterr().err
+
+
+def test_linker_needs_glibc():
+    maps = "7f00-7f01 r-xp 00000000 08:01 42    /lib/ld-musl-x86_64.so.1\n"
+    with pytest.raises(FileNotFoundError, match="glibc only"):
+        linker.c_library(maps)
+    maps += "7f02-7f03 r-xp 00000000 08:01 43    /usr/lib/x86_64-linux-gnu/libc.so.6\n"
+    assert linker.c_library(maps) == Path("/usr/lib/x86_64-linux-gnu/libc.so.6")

@@ -5,6 +5,7 @@ Every program here is a process of its own, because switching the device on last
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -215,6 +216,23 @@ def test_starting_before_max_looks_is_enough():
         "print(max.driver.accelerator_count(), max.driver.Accelerator().label)"
     )
     assert python("-c", code).stdout == "1 gpu\n"
+
+
+def test_memory_page_that_is_taken_is_an_error():
+    """The libraries keep their state at a fixed address; another mapping there is left alone."""
+    source = (build.HERE / "transport.mojo").read_text()
+    address = re.search(r"comptime STATE = (\w+)", source)[1]
+    code = (
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p\n"
+        f"taken = libc.mmap(ctypes.c_void_p({address}), ctypes.c_size_t(4096), 3, 0x100022, -1, ctypes.c_long(0))\n"
+        f"assert taken == {address}\n"
+        "from harness.vgpu.driver import inprocess; inprocess.start()"
+    )
+    assert (
+        "VirtualGPUUnavailable: the virtual GPU's driver found its memory page taken"
+        in python("-c", code).stderr
+    )
 
 
 def test_one_target_a_process():

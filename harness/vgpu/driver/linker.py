@@ -42,9 +42,9 @@ def find_lld() -> Path:
     raise FileNotFoundError("no C compiler on the PATH, and no lld beside mojo")
 
 
-def c_library() -> Path:
-    """The libc.so.6 that this very process uses."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+def c_library(maps: str) -> Path:
+    """The libc.so.6 that a process uses, from the text of its /proc/PID/maps."""
+    for line in maps.splitlines():
         if line.endswith("/libc.so.6"):
             return Path(line.split(maxsplit=5)[5])
     raise FileNotFoundError("libc.so.6 not found: the stand-in linker knows Linux with glibc only")
@@ -69,8 +69,9 @@ def lld_arguments(arguments: list[str], libc: Path) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Link as `cc` would; the exit code is lld's."""
+    maps = Path("/proc/self/maps").read_text()
     try:
-        command = [str(find_lld()), *lld_arguments(arguments, c_library())]
+        command = [str(find_lld()), *lld_arguments(arguments, c_library(maps))]
     except (FileNotFoundError, ValueError) as error:
         print(f"cc stand-in: {error}", file=sys.stderr)
         return 1

@@ -11,7 +11,7 @@ libraries. All zero is a valid state: a pthread mutex, no callback, no socket.
 
 from std.ffi import external_call
 
-comptime STATE = 0x5A47_5055_0000
+comptime STATE = 0x40_4750_0000  # below 2^39, where the smallest 64-bit address spaces end
 comptime STATE_BYTES = 4096
 comptime MAGIC = 0x7667_7075_0001
 

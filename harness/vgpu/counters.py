@@ -133,6 +133,8 @@ class Counters:
         """Count logged shared accesses."""
         groups: dict[tuple[str, int], list] = {}
         for e in entries:
+            if e[0].space == "early":  # an asynchronous copy is counted when it lands
+                continue
             groups.setdefault((e[0].kind, max(e[0].shift, 2)), []).append(e)
         for (kind, shift), some in groups.items():
             traffic = {"R": self.shared_load, "W": self.shared_store, "A": self.shared_atomic}[kind]

@@ -89,7 +89,9 @@ class Batch(WarpOps):
         self.shared_base = self.block_of * size
         local = run.local_size
         if local:
-            self.local_space = Space(np.zeros(self.n * local, np.uint8), np.zeros(self.n * local, np.uint8))
+            written = np.zeros(self.n * local, np.uint8)
+            written.reshape(self.n, local)[:, :16] = 1  # the sink
+            self.local_space = Space(np.zeros(self.n * local, np.uint8), written)
             self.local_base = np.arange(self.n) * local
         self.param_space = run.param_space
 

@@ -337,6 +337,10 @@ class WarpOps:
                 keep = np.clip(take[some] - k * R.width, 0, R.width).astype(u8) * u8(8)
                 bits = np.where(keep >= u8(64), ~u8(0), (u8(1) << np.minimum(keep, u8(63))) - u8(1))
                 parts[k][some] = part & bits.astype(part.dtype)
+        if self.run.cluster_size == 1:
+            # The hardware may write any time from now on: for the race check there is a store here too.
+            safe = np.clip(target.astype(np.int64), 0, self.shared_size - W.nbytes)
+            self.log.add_shared(self, W.in_space("early"), (self.shared_base[P] + safe) >> W.shift, L)
         if self.commits is None:
             self.commits = np.zeros(self.n, np.int64)
         self.copies.append([P, self.commits[P], W, target, parts])

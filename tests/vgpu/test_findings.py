@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_tools import Bench, compiled, line_of
+from ptx_tools import kernel
+
+from harness.vgpu.ptx import Location
+from harness.vgpu.report import is_library_algorithm, user_location
 
 F4, I4 = np.float32, np.int32
 FILE = "basics.mojo"
@@ -220,3 +224,81 @@ def test_trace(ptx):
     seen = {(name, kind, block): set(index.tolist()) for name, kind, block, index in launch.trace}
     assert seen[("o", "W", 3)] == set(range(768, 1000)) and seen[("a", "R", 0)] == set(range(256))
     assert {k[0] for k in seen} == {"a", "b", "o"}
+
+
+# -- hand-written PTX ---------------------------------------------------------------------------------------
+def found(body: str, threads: int = 32, *, declare: str = "", module: str = "") -> list:
+    """Errors of a kernel whose only array is `cells`, 64 words of 1; %a0 is the thread's word."""
+    bench = Bench()
+    text = kernel(body, 0, 1, widths_in=[], widths_out=[4], declare=declare)
+    text = text.replace("st.global.b32 [%a0], %y0;", "").replace(".visible", module + ".visible")
+    bench.run(text, 1, threads, bench.place("cells", np.ones(64, np.uint32)))
+    return bench.errors()
+
+
+@pytest.mark.parametrize(
+    "body,kind,text",
+    [
+        ("mov.u64 %d1, c; setp.eq.u32 %p1, %t2, 0; @%p1 st.global.u32 [%d1], 1;", "store to constant memory", "writes to a constant"),
+        ("mov.u64 %d1, 0x7fff00000000; st.global.u32 [%d1], 1;", "out-of-bounds store", "far from any tensor"),
+        ("ld.global.u32 %r1, [%a0+-4];", "out-of-bounds load", "before the start of cells"),
+        ("ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%a0+4];", "misaligned load", "is not 16-byte aligned"),
+        ("mov.u32 %r1, 2000; ld.shared.u32 %r2, [%r1];", "out-of-bounds load", "past the end of shared array s"),
+        ("mov.b64 %d1, q0; cvta.param.u64 %d1, %d1; st.u32 [%d1], 1;", "out-of-bounds store", "kernel's parameters"),
+        ("mov.u64 %d1, 64; red.global.add.u32 [%d1], 1;", "null pointer atomic", "null pointer"),
+        ("ld.local.u32 %r1, [l];", "uninitialised read", "reads local memory[0]"),
+        ("ld.local.u32 %r1, [l+64];", "out-of-bounds load", "past the end of local memory"),
+        ("red.shared.add.u32 [s], 1;", "uninitialised read", "an atomic updates shared array s[0]"),
+        ("mbarrier.arrive.shared.b64 %d1, [s];", "mbarrier not initialised", "has not been initialised"),
+        ("mbarrier.test_wait.shared.b64 %p1, [s], %d1;", "mbarrier not initialised", "has not been initialised"),
+        ("setp.lt.u32 %p1, %t2, 16; @%p1 shfl.sync.idx.b32 %r1, %t2, 0, 31, -1; bar.sync 0;", "warp divergence", "elsewhere"),
+        ("setp.lt.u32 %p1, %t2, 16; @%p1 shfl.sync.idx.b32 %r1, %t2, 20, 31, 0xFFFF; bar.sync 0;",
+         "shuffle from an absent thread", "lane 20"),
+        ("bar.sync 0, 64;", None, ""),  # more threads than there are: all that are there is enough
+    ],
+)  # fmt: skip
+def test_finding_on_hand_written_ptx(body, kind, text):
+    errors = found(
+        body, declare=".shared .align 8 .b8 s[16]; .local .align 8 .b8 l[16];", module=".const .u32 c = 5;\n"
+    )
+    assert {f.kind for f in errors} == ({kind} if kind else set()), [f.text() for f in errors]
+    if kind:
+        assert text in errors[0].text() and "PTX line" in errors[0].where
+
+
+def test_matrix_instruction_without_a_whole_warp():
+    errors = found("mov.u32 %r1, s; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];", 20,
+                   declare=".shared .align 16 .b8 s[128];")  # fmt: skip
+    assert "needs all 32 threads of the warp" in errors[0].text()
+
+
+def test_barrier_that_some_never_reach():
+    """Two named barriers, each waiting for the other half: a deadlock on a GPU; reported and forced open here."""
+    body = """setp.lt.u32 %p1, %t2, 32;  @%p1 bra a;  bar.sync 1, 64;  bra done;
+    a: bar.sync 2, 64;
+    done:"""
+    (f,) = found(body, 64)
+    assert f.kind == "barrier divergence" and "at another barrier" in f.message
+    (f,) = found("setp.lt.u32 %p1, %t2, 32;  @!%p1 bra done;  bar.sync 1, 64;  done: bar.sync 2;", 64)
+    assert f.kind == "barrier divergence"
+
+
+def test_library_code_is_a_note(ptx):
+    """max's prefix sum reads shared words that it does not use and nobody wrote: real, harmless, not the reader's."""
+    bench = Bench()
+    a, o = bench.place("a", np.arange(128, dtype=I4)), bench.empty("o", 128, I4)
+    bench.run(ptx["block_prefix_sum"], 1, 128, o, a)
+    np.testing.assert_array_equal(bench.get(o), np.cumsum(np.arange(128)))
+    assert not bench.errors()
+    for f in bench.gpu.findings:
+        assert "belongs to the Mojo library" in f.text()
+
+
+def test_location_chains():
+    """A finding's place is the innermost line outside of the library; library algorithms are told from accessors."""
+    user = Location("/home/me/k.mojo", 7, 3)
+    accessor = Location("max/kernels/src/layout/tile_tensor.mojo", 900, 1, user)
+    primitive = Location("max/mojo/max/gpu/primitives/block.mojo", 100, 1, user)
+    assert user_location(accessor) == user == user_location(primitive)
+    assert not is_library_algorithm(accessor) and is_library_algorithm(primitive)
+    assert not is_library_algorithm(user) and not is_library_algorithm(None)

@@ -125,6 +125,15 @@ def test_unused_atomic_result_orders_nothing(blocks):
     assert {f.kind for f in races(body, 3, 1, blocks=blocks)} == {"global race"}
 
 
+@pytest.mark.parametrize("barrier", ["", "bar.sync 0;"])
+def test_async_copy_into_a_buffer_that_others_still_read(barrier):
+    body = f"""mov.u32 %r1, s; mad.lo.u32 %r2, %t2, 4, %r1; st.shared.u32 [%r2], 1; bar.sync 0;
+    xor.b32 %r3, %t2, 33; mad.lo.u32 %r3, %r3, 4, %r1; ld.shared.u32 %r4, [%r3]; {barrier}
+    mad.wide.u32 %d1, %t2, 4, %d0; cp.async.ca.shared.global [%r2], [%d1], 4; bar.sync 0; cp.async.wait_all; bar.sync 0;"""
+    found = races(body, 1, 64, declare=".shared .align 4 .b8 s[256];")
+    assert {f.kind for f in found} == (set() if barrier else {"shared race"})
+
+
 def test_one_finding_per_cause_with_a_count():
     """A race of many elements, in many batches, is one finding."""
     bench = Bench()

@@ -323,6 +323,11 @@ def warp_things(o: IntOut, a: IntIn):
     o[unsafe_offset=256 + lane] = warp.broadcast(v)
 
 
+def block_prefix_sum(o: IntOut, a: IntIn):
+    var i = thread_idx.x
+    o[unsafe_offset=i] = block.prefix_sum[block_size=128](a[unsafe_offset=i])
+
+
 def dynamic_shared(o: Out, a: In):
     var s = external_memory[Float32, address_space=AddressSpace.SHARED, alignment=16]()
     s[unsafe_offset=thread_idx.x] = a[unsafe_offset=thread_idx.x]
@@ -418,6 +423,7 @@ def main() raises:
     show[mma_tf32]("mma_tf32")
     show[matrix_load]("matrix_load")
     show[warp_things]("warp_things")
+    show[block_prefix_sum]("block_prefix_sum")
     show[dynamic_shared]("dynamic_shared")
     show[local_array]("local_array")
     show[bfloat_scale]("bfloat_scale")

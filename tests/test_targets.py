@@ -1,0 +1,123 @@
+"""The choice of devices: what was asked for, what the machine has, and the reason for every device left out."""
+
+import pytest
+
+from harness.devices import targets
+from harness.devices.targets import CPU_LIMIT, VIRTUAL_LIMIT, Skipped, Target, choose
+from harness.errors import BadUse, EnvironmentProblem
+
+GPU = Target("gpu", object(), "a GPU")
+VIRTUAL = Target("virtual", object(), "virtual GPU (sm_90a)")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """MAX sees no GPU; the virtual one is not started, as that would stay for the process."""
+    monkeypatch.setattr(targets, "gpu_may_exist", lambda: True)
+    monkeypatch.setattr(targets, "gpu", lambda: None)
+    monkeypatch.setattr(targets, "virtual", lambda blocks: VIRTUAL)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """MAX sees a GPU."""
+    monkeypatch.setattr(targets, "gpu_may_exist", lambda: True)
+    monkeypatch.setattr(targets, "gpu", lambda: GPU)
+    monkeypatch.setattr(targets, "virtual", lambda blocks: VIRTUAL)
+
+
+def kinds(chosen: list[Target]) -> list[str]:
+    """The kinds, in order."""
+    return [target.kind for target in chosen]
+
+
+@pytest.mark.parametrize("wanted", ["auto", "all"])
+def test_without_a_gpu_the_virtual_one_takes_its_place(no_gpu, wanted):
+    chosen, skipped = choose(wanted, 100, "float32")
+    assert kinds(chosen) == ["cpu", "virtual"] and not skipped
+
+
+def test_nothing_looks_for_a_gpu_where_none_can_be(no_gpu, monkeypatch):
+    """Looking makes MAX remember what it saw, and then the virtual GPU could not start."""
+    monkeypatch.setattr(targets, "gpu_may_exist", lambda: False)
+    monkeypatch.setattr(targets, "gpu", lambda: pytest.fail("looked for a GPU"))
+    assert kinds(choose("auto", 100, "float32")[0]) == ["cpu", "virtual"]
+
+
+def test_a_virtual_gpu_that_cannot_start_is_left_out_with_the_reason(no_gpu, monkeypatch):
+    def fails(blocks):
+        raise EnvironmentProblem("no linker here")
+
+    monkeypatch.setattr(targets, "virtual", fails)
+    chosen, skipped = choose("auto", 100, "float32")
+    assert kinds(chosen) == ["cpu"]
+    assert skipped == [Skipped("gpu", "no GPU, and no virtual one: no linker here")]
+    with pytest.raises(EnvironmentProblem, match="no linker here"):
+        choose("virtual", 100, "float32")
+
+
+def test_what_is_too_large_for_the_virtual_gpu_is_run_when_asked_for(no_gpu):
+    chosen, skipped = choose("auto", VIRTUAL_LIMIT + 1, "float32")
+    assert kinds(chosen) == ["cpu"]
+    assert skipped == [Skipped("gpu", "no GPU, and too large for the virtual one; --device virtual runs it")]
+    assert choose("virtual", VIRTUAL_LIMIT + 1, "float32")[0] == [VIRTUAL]
+
+
+def test_the_block_order_reaches_the_virtual_gpu(no_gpu, monkeypatch):
+    orders = []
+    monkeypatch.setattr(targets, "virtual", lambda blocks: orders.append(blocks) or VIRTUAL)
+    choose("virtual", 100, "float32", "reversed")
+    assert orders == ["reversed"]
+
+
+def test_with_a_gpu_auto_is_both(one_gpu):
+    chosen, skipped = choose("auto", 100, "float32")
+    assert kinds(chosen) == ["cpu", "gpu"] and not skipped
+
+
+def test_cpu_alone_skips_nothing(one_gpu):
+    chosen, skipped = choose("cpu", 100, "float32")
+    assert kinds(chosen) == ["cpu"] and not skipped
+
+
+def test_gpu_alone(one_gpu):
+    chosen, skipped = choose("gpu", 100, "float32")
+    assert chosen == [GPU] and not skipped
+
+
+def test_gpu_by_name_without_one_is_bad_use(no_gpu):
+    with pytest.raises(BadUse, match="--device gpu: MAX sees no GPU on this machine"):
+        choose("gpu", 100, "float32")
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "virtual"])
+def test_float64_on_a_gpu_by_name_is_bad_use(one_gpu, wanted):
+    with pytest.raises(
+        BadUse, match=f"--dtype float64 is for the CPU path; --device {wanted} does not run it"
+    ):
+        choose(wanted, 100, "float64")
+
+
+@pytest.mark.parametrize(("work", "runs"), [(CPU_LIMIT, True), (CPU_LIMIT + 1, False)])
+def test_a_large_case_leaves_the_cpu_out_unless_asked_for(one_gpu, work, runs):
+    chosen, skipped = choose("auto", work, "float32")
+    assert ("cpu" in kinds(chosen)) == runs
+    assert [s.kind for s in skipped] == ([] if runs else ["cpu"])
+    assert all("2^28 multiply-adds; --device cpu runs it" in s.reason for s in skipped)
+    assert kinds(choose("cpu", work, "float32")[0]) == ["cpu"]
+
+
+def test_float64_stays_on_the_cpu(one_gpu):
+    chosen, skipped = choose("auto", 100, "float64")
+    assert kinds(chosen) == ["cpu"]
+    assert skipped == [Skipped("gpu", "float64 is for the CPU path")]
+
+
+def test_a_simulated_gpu_is_never_called_a_gpu():
+    assert Target("virtual", None, "sm_90a").label == "Virtual GPU"
+    assert Target("gpu", None, "").label == "GPU" and Target("cpu", None, "").label == "CPU"
+
+
+def test_this_machine_has_a_cpu():
+    target = targets.cpu()
+    assert target.kind == "cpu" and target.device.label == "cpu" and target.detail

@@ -40,7 +40,8 @@ def load(device: Accelerator):
 def run(model, device, a, b, *, flag=1, extra=0) -> np.ndarray:
     inputs = [Buffer.from_numpy(x).to(device) for x in (a, b, np.array([flag], np.int32))]
     for buffer, name in zip(inputs, ("a", "b", "flag"), strict=True):
-        inprocess.label(buffer, name)
+        size = buffer.num_elements * buffer.element_size
+        gpu.name(buffer._data_ptr(), size, name, tuple(buffer.shape), buffer.dtype.name)
     out = model.execute(*inputs, Buffer.from_numpy(np.array(extra, np.int32)))[0]
     return out.to(CPU()).to_numpy()
 

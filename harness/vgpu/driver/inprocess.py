@@ -247,12 +247,5 @@ def device() -> Device | None:
     return _session.device if _session else None
 
 
-def label(buffer, name: str) -> None:
-    """Give a `max.driver.Buffer` on the virtual GPU its name, shape and dtype, for reports and exact bounds."""
-    size = buffer.num_elements * buffer.element_size
-    if size:
-        _session.device.gpu.name(buffer._data_ptr(), size, name, tuple(buffer.shape), buffer.dtype.name)
-
-
 def _to_stderr(line: str) -> None:
     print(f"virtual GPU: {line}", file=sys.stderr)

@@ -19,11 +19,12 @@ MARK = "//@ "
 
 @dataclass(frozen=True)
 class RecordedTensor:
-    """A tensor or a piece of scratch memory, at an address that means nothing but itself."""
+    """A tensor, or a piece of scratch memory, at an address that means nothing but itself."""
 
     name: str
     address: int
     nbytes: int
+    scratch: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,14 @@ class RecordedLaunch:
 
 @dataclass
 class Recording:
-    """What a puzzle launches at one size and dtype.
+    """What a puzzle launches in one dtype.
 
-    `cases` maps a variant to its tensors and launches in order; `ptx` maps a kernel's symbol to its text.
+    `cases` maps (variant, dims) to its tensors and launches in order; `ptx` maps a kernel's symbol to its text.
     """
 
-    cases: dict[str, list[RecordedTensor | RecordedLaunch]] = field(default_factory=dict)
+    cases: dict[tuple[str, tuple[int, ...]], list[RecordedTensor | RecordedLaunch]] = field(
+        default_factory=dict
+    )
     ptx: dict[str, str] = field(default_factory=dict)
 
     def launches(self) -> list[RecordedLaunch]:
@@ -61,21 +64,24 @@ class Recording:
         return names
 
 
-def record(package: OpPackage, puzzle: str, dtype: str, dims: tuple[int, ...]) -> Recording:
+def record(
+    package: OpPackage, puzzle: str, dtype: str, dims: list[tuple[int, ...]], variant: str = "all"
+) -> Recording:
     """Records a package's launches, from the cache where it holds them.
 
     Args:
         package: The op package; the recording program is the solution's, so that nobody has to keep one.
         puzzle: "p22".
         dtype: "float32", "bfloat16" or "float16".
-        dims: The sizes, as the puzzle names them.
+        dims: The sizes of each case, as the puzzle names them.
+        variant: One variant, which compiles faster, or "all".
 
     Raises CompileFailed with the compiler's diagnostics.
     """
     program = roots.solutions() / puzzle / "record.mojo"
     launcher = LAUNCHER / "recorder.mojo"
     sources = [program.read_bytes(), launcher.read_bytes()]
-    key = digest(["2", package.digest, str(package.path.resolve()), dtype, repr(dims), *sources])
+    key = digest([package.digest, str(package.path.resolve()), dtype, variant, repr(dims), *sources])
     cached = cache_folder("recordings") / f"{key}.txt"
     if cached.is_file():
         return parse(cached.read_text())
@@ -85,8 +91,8 @@ def record(package: OpPackage, puzzle: str, dtype: str, dims: tuple[int, ...]) -
         (Path(folder) / "op").symlink_to(package.path.resolve(), target_is_directory=True)
         started = shutil.copy(program, folder)
         result = run_mojo(
-            "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}",
-            "-I", str(LAUNCHER), started, *map(str, dims),
+            "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}", "-D", f"VARIANT={variant}",
+            "-I", str(LAUNCHER), started, *(str(size) for sizes in dims for size in sizes),
         )  # fmt: skip
         if result.returncode != 0:
             raise compile_failed(
@@ -111,9 +117,9 @@ def parse(text: str) -> Recording:
         if what == "ptx":
             body = bodies[words[0]] = []
         elif what == "case":
-            events = recording.cases[words[0]] = []
-        elif what == "tensor":
-            events.append(RecordedTensor(words[0], int(words[1]), int(words[2])))
+            events = recording.cases[words[0], tuple(map(int, words[1:]))] = []
+        elif what in ("tensor", "workspace"):
+            events.append(RecordedTensor(words[0], int(words[1]), int(words[2]), what == "workspace"))
         elif what == "launch":
             sizes = tuple(map(int, words[2:8]))
             arguments = tuple(bytes.fromhex(word) for word in words[8:])

@@ -190,7 +190,7 @@ def run(
         # The virtual GPU is given kernels without names and lines; a recording of the same launches has both.
         simulated = any(target.kind == "virtual" for target in targets)
         recorded = (
-            pool.submit(record, package, puzzle.name, options.dtype, puzzle.dims) if simulated else None
+            pool.submit(record, package, puzzle.name, options.dtype, [puzzle.dims]) if simulated else None
         )
         programs = [pool.submit(load, options, package, target, on_compile, recorded) for target in targets]
         import torch  # noqa: F401  (takes seconds: it is imported while the graphs compile)

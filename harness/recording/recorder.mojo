@@ -4,7 +4,8 @@ A program that records imports a puzzle's `op` package and hands a `Recorder` to
 separated by a space:
 
     //@ case NAME                           what the launches below belong to
-    //@ tensor NAME ADDRESS BYTES           a tensor at a made-up address; scratch memory too, as it is lent
+    //@ tensor NAME ADDRESS BYTES           a tensor at a made-up address
+    //@ workspace NAME ADDRESS BYTES        likewise scratch memory, as it is lent
     //@ launch NAME KERNEL gx gy gz bx by bz ARGUMENT...      (argument bytes in hexadecimal)
     //@ ptx KERNEL                          followed by the PTX, once for each kernel
 """
@@ -37,15 +38,19 @@ struct Recorder(Launcher):
         print("//@ case", name)
 
     def tensor[dtype: DType](mut self, name: StaticString, count: Int) -> MutPtr[dtype]:
+        """A made-up address for a tensor of `count` elements."""
+        return self.memory[dtype]("tensor", name, count)
+
+    def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
+        return self.memory[dtype]("workspace", name, count)
+
+    def memory[dtype: DType](mut self, what: StaticString, name: StaticString, count: Int) -> MutPtr[dtype]:
         """A made-up address for `count` elements, a page away from every other."""
         var address = self.next_address
         var bytes = count * size_of[Scalar[dtype]]()
         self.next_address += (bytes + 0xFFF) // 0x1000 * 0x1000 + 0x1000
-        print("//@ tensor", name, address, bytes)
+        print(t"//@ {what}", name, address, bytes)
         return MutPtr[dtype](unsafe_from_address=address)
-
-    def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
-        return self.tensor[dtype](name, count)
 
     def launch[
         declared: TypeList[Trait=AnyType, ...],

@@ -1,9 +1,10 @@
-"""Records the launches of puzzle 22: `mojo run -g1 -D DTYPE=float32 -I HERE -I RECORDER record.mojo B S H O`.
+"""Records the launches of puzzle 22: `mojo run -g1 -D DTYPE=float32 -D VARIANT=fused record.mojo B S H O ...`.
 
-Every variant's forward and backward pass goes through the launch functions beside the kernels.
+One case for each four sizes and each variant; without VARIANT every variant. Forward and backward pass go through the
+launch functions beside the kernels.
 """
 
-from std.sys import argv, get_defined_dtype
+from std.sys import argv, get_defined_dtype, get_defined_string
 
 from op.common import accum_type
 from op.layernorm_linear import (
@@ -19,22 +20,25 @@ from recorder import Recorder
 
 comptime dtype = get_defined_dtype["DTYPE", DType.float32]()
 comptime accum = accum_type[dtype]
+comptime VARIANT = get_defined_string["VARIANT", "all"]()
 
 
 def main() raises:
-    var sizes = argv()
-    var B = Int(String(sizes[1]))
-    var S = Int(String(sizes[2]))
-    var H = Int(String(sizes[3]))
-    var O = Int(String(sizes[4]))
+    var arguments = argv()
     var recorder = Recorder()
-    record["fused"](recorder, B, S, H, O)
-    record["unfused"](recorder, B, S, H, O)
+    for first in range(1, len(arguments) - 3, 4):
+        var sizes: List[Int] = []
+        for i in range(4):
+            sizes.append(Int(String(arguments[first + i])))
+        comptime if VARIANT == "all" or VARIANT == "fused":
+            record["fused"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
+        comptime if VARIANT == "all" or VARIANT == "unfused":
+            record["unfused"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
 
 
 def record[algorithm: StaticString](mut recorder: Recorder, B: Int, S: Int, H: Int, O: Int) raises:
     """Forward, backward and, of the unfused variant, the row sums alone, on tensors with the ops' names."""
-    recorder.case(String(algorithm))
+    recorder.case(String(t"{algorithm} {B} {S} {H} {O}"))
     var sizes = Sizes(Int32(B), Int32(S), Int32(H), Int32(O))
     var rows = B * S
     var input = recorder.tensor[dtype]("input", rows * H).as_imm()

@@ -124,6 +124,7 @@ class Arena:
         self.written[self.sink : self.sink + 4096] = 1
         self._free: list[tuple[int, int]] = [(self.first, self.size - self.first)]  # (offset, bytes)
         self._blocks: dict[int, tuple[int, int]] = {}  # address -> (reserved bytes, asked bytes)
+        self._order: list[int] = []  # the addresses in ascending order
         self.extents: list[Extent] = []
         self._starts: list[int] = []
         self._arrays = None
@@ -141,6 +142,7 @@ class Arena:
             raise OutOfSpace
         address = self.base + offset
         self._blocks[address] = (room, nbytes)
+        bisect.insort(self._order, address)
         self.written[offset : offset + room] = 0
         self._add(Extent(address, address + nbytes, name or f"buffer{len(self._blocks)}", allocation=address))
         return address
@@ -150,6 +152,7 @@ class Arena:
         block = self._blocks.pop(address, None)
         if block is None:
             return False
+        self._order.remove(address)
         self.extents = [e for e in self.extents if e.allocation != address]
         self._changed()
         bisect.insort(self._free, (address - self.base, block[0]))
@@ -219,8 +222,11 @@ class Arena:
         """Byte offset in the arena, or None if the range is not inside one allocation."""
         if nbytes == 0:
             return max(address - self.base, 0)
-        first, last = self.find(address), self.find(address + nbytes - 1)
-        if first is None or last is None or first.allocation != last.allocation:
+        k = bisect.bisect_right(self._order, address) - 1
+        if k < 0:
+            return None
+        start = self._order[k]
+        if address + nbytes > start + self._blocks[start][1]:
             return None
         return address - self.base
 

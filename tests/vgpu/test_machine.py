@@ -51,6 +51,19 @@ def test_memory_is_given_back(gpu):
     assert gpu.capacity == 1 << 20
 
 
+def test_padding_between_labelled_tensors(gpu):
+    """The host may copy a whole allocation; the gaps between its tensors are nobody's output."""
+    pack = gpu.allocate(1000)
+    gpu.name(pack, 400, "a", (100,), "float32")
+    gpu.name(pack + 512, 400, "b", (100,), "float32")
+    gpu.write(pack, np.ones(100, np.float32))
+    gpu.read(pack, 1000)
+    (f,) = gpu.findings
+    assert (f.tensor, f.index) == ("b", (0,)) and "400 of 400 bytes" in f.text()
+    gpu.name(pack, 1000, "whole")  # the memory is used again for something else
+    assert gpu.arena.find(pack + 450).name == "whole" and len(gpu.arena.extents) == 1
+
+
 def test_the_drivers_own_memory_is_used():
     """The in-process driver passes a view of its mapping and its address; data it places itself counts as written."""
     store = np.zeros(1 << 16, np.uint8)

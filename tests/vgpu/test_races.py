@@ -62,6 +62,12 @@ def test_between_blocks(body, kind, blocks):
          " @%p2 st.shared.u32 [s], 2;", None),
         ("setp.eq.u32 %p1, %t2, 0; @%p1 st.shared.u32 [s], 1; bar.warp.sync -1; setp.eq.u32 %p2, %t2, 40;"
          " @%p2 st.shared.u32 [s], 2;", "shared race"),
+        # through global memory: ordered inside a warp by a warp barrier, not across warps
+        ("setp.eq.u32 %p1, %t2, 0; @%p1 st.global.u32 [%d0], 1; bar.warp.sync -1; setp.eq.u32 %p2, %t2, 1;"
+         " @%p2 ld.global.u32 %r1, [%d0];", None),
+        ("setp.eq.u32 %p1, %t2, 0; @%p1 st.global.u32 [%d0], 1; bar.warp.sync -1; setp.eq.u32 %p2, %t2, 40;"
+         " @%p2 ld.global.u32 %r1, [%d0];", "race inside a block"),
+        ("bar.warp.sync -1; setp.lt.u32 %p1, %t2, 2; @%p1 st.global.u32 [%d0], 1;", "race inside a block"),
         # the same store again after a barrier, by another thread
         ("setp.eq.u32 %p1, %t2, 3; @%p1 st.global.u32 [%d0], 1; bar.sync 0; setp.eq.u32 %p2, %t2, 9;"
          " @%p2 st.global.u32 [%d0], 2;", None),

@@ -24,9 +24,24 @@ package does not compile or lacks an op; 5 the environment; 6 nothing wrong, but
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Raises BadUse with one line, in place of printing the usage and leaving."""
+
+    def error(self, message: str) -> None:
+        raise BadUse(message)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The flags of a command line. Raises BadUse, with what is wrong and what was typed."""
+    try:
+        return parser().parse_args(arguments)
+    except BadUse as error:
+        raise BadUse(f"{error}; got: {' '.join(arguments)} (--help lists the flags)") from None
+
+
+def parser() -> Parser:
     """The flags of `pNN`."""
-    root = argparse.ArgumentParser(
+    root = Parser(
         prog="p22",
         description="Run a puzzle's kernels and compare every output and gradient with PyTorch autograd.",
         epilog=EXIT_CODES,
@@ -43,6 +58,10 @@ def parser() -> argparse.ArgumentParser:
     modes.add_argument("--demo", action="store_true", help="train a small transformer beside plain PyTorch")
     modes.add_argument(
         "--demo-simple", action="store_true", help="one forward and backward through CustomOpLibrary"
+    )
+    modes.add_argument("--profile", action="store_true", help="count what the kernels do, on the virtual GPU")
+    modes.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write what every block reads and writes, as JSON"
     )
     roots = root.add_mutually_exclusive_group()
     roots.add_argument("--problem", action="store_true", help="run problems/, your files (the default)")
@@ -92,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
             from harness.vgpu.cli import main as vgpu
 
             return vgpu(arguments[1:])
-        return run_puzzle(parser().parse_args(arguments or ["--help"]))
+        return run_puzzle(parse(arguments or ["--help"]))
     except WorkbookError as error:
         print(f"error: {error}", file=sys.stderr)
         if "--verbose" in arguments and getattr(error, "details", ""):
@@ -117,6 +136,8 @@ def run_puzzle(flags: argparse.Namespace) -> int:
 
         return demo.run(console) if flags.demo else demo.run_simple(console)
     options = make_options(flags, puzzle)
+    if flags.profile or flags.trace:
+        return run_profile(console, options, flags.trace)
     with progress(console) as (on_compile, on_ready):
         run = workbook.run(options, on_compile=on_compile, on_ready=on_ready)
     Report(console, verbose=flags.verbose).run(run)
@@ -125,6 +146,18 @@ def run_puzzle(flags: argparse.Namespace) -> int:
     if flags.json:
         write_json(as_json(run), flags.json)
     return run.exit_code()
+
+
+def run_profile(console: Console, options, trace: Path | None) -> int:
+    """--profile or --trace: the kernels of the first case on the virtual GPU, counted or written down."""
+    from harness import profile
+
+    console.print("Recording the launches (a few seconds where they are not cached) ...")
+    if trace:
+        console.print(f"wrote {profile.write_trace(options, trace)} launches to {trace}")
+        return 0
+    console.print(*profile.table(profile.profile(options)), sep="\n", soft_wrap=True, markup=False)
+    return 0
 
 
 def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # noqa: F821

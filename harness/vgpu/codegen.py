@@ -107,7 +107,6 @@ class Code:
         self.namespace: dict[str, object] = {"np": np, "where": np.where, "nm": numeric, "put": put}
         self.namespace |= DTYPE
         self.functions: list = [None] * len(program.blocks)
-        self.sources: dict[int, str] = {}
         self.work: dict[int, tuple[int, int]] = {}  # block -> (instructions, flops) per thread
 
     def function(self, index: int):
@@ -116,7 +115,6 @@ class Code:
         if found is None:
             writer = Writer(self, self.program.blocks[index])
             source = writer.source()
-            self.sources[index] = source
             self.work[index] = (writer.instructions, writer.flops)
             exec(compile(source, f"<block {index} of {self.program.entry.name}>", "exec"), self.namespace)
             found = self.functions[index] = self.namespace[f"b{index}"]

@@ -344,11 +344,6 @@ def bf_rz(x):
     return np.where(x != x, u4(0x7FFF), b).astype(u2)
 
 
-def via_f8(f, x):
-    """f(x) computed in float64 and rounded to the type of x."""
-    return f(x.astype(f8)).astype(x.dtype)
-
-
 def rsqrt(x):
     """1 / sqrt(x)."""
     return 1.0 / np.sqrt(x)

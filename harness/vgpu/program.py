@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .ptx import WIDTH, Function, Instr, Mem, Module, Pair, Reg, Sym, Vec
+from .ptx import Function, Instr, Mem, Module, Pair, Reg, Sym, Vec
 
 #: Opcodes without memory effects or thread communication: guarded ones become a select, all others are split off.
 PURE = set(
@@ -480,31 +480,34 @@ def polls(i: Instr) -> bool:
     return i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods)
 
 
-_NO_DESTINATION = {
-    "st",
-    "red",
-    "bra",
-    "brx",
-    "bar",
-    "barrier",
-    "fence",
-    "membar",
-    "prefetch",
-    "prefetchu",
-    "cp",
-}
-_NO_DESTINATION |= {
-    "ret",
-    "exit",
-    "trap",
-    "call",
-    "stmatrix",
-    "nanosleep",
-    "griddepcontrol",
-    "brkpt",
-    "pmevent",
-}
-_NO_DESTINATION |= {"builtin", "discard", "applypriority", "setmaxnreg", "createpolicy_none", "st_async"}
+_NO_DESTINATION = set(
+    [
+        "st",
+        "red",
+        "bra",
+        "brx",
+        "bar",
+        "barrier",
+        "fence",
+        "membar",
+        "prefetch",
+        "prefetchu",
+        "cp",
+        "ret",
+        "exit",
+        "trap",
+        "call",
+        "stmatrix",
+        "nanosleep",
+        "griddepcontrol",
+        "brkpt",
+        "pmevent",
+        "builtin",
+        "discard",
+        "applypriority",
+        "setmaxnreg",
+    ]
+)
 
 
 def registers(a) -> list[str]:
@@ -612,8 +615,3 @@ def nested_order(graph: dict[int, list[int]], entry: int, on_loop) -> list[int]:
         if inner:
             out += nested_order(inner, firsts[0] if firsts else min(inner), on_loop)
     return out
-
-
-def width_of(kind: str) -> int:
-    """Bytes of a PTX type name ("f32" -> 4)."""
-    return WIDTH[kind]

@@ -143,7 +143,6 @@ class Module:
     functions: dict[str, Function] = field(default_factory=dict)
 
 
-SPECIAL = re.compile(r"%(?:n?tid|n?ctaid|n?clusterid|(?:n?cluster_)?(?:n?ctaid|ctarank|nctarank))\.?[xyz]?$")
 _NUMBER = re.compile(
     r"[+-]?(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*"
     r"(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)$"

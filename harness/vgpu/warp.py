@@ -65,7 +65,6 @@ class WarpOps:
 
     def start_warps(self):
         self.full = self.threads % 32 == 0
-        self.lane_bit = u4(1) << self.lane_of.astype(u4)
         self.warps = self.count * self.warps_per_block
         self.exited_bits = np.zeros(self.warps, u4)
         self.initial_bits = self.all_bits = self.gather_bits(np.arange(self.n))
@@ -189,12 +188,10 @@ class WarpOps:
         value = np.broadcast_to(value, len(P))
         mask = np.broadcast_to(mask, len(P))
         warp, out = self.per_warp(L), np.zeros(len(P), u4)
-        bits = self.lane_bit[P] if self.n == len(self.lane_bit) else u4(1) << self.lane_of[P].astype(u4)
         table, lanes = self.spread(value, L), self.members(mask, L)
         for k in range(32):
             same = (table[warp * 32 + k] == value) & (lanes >> u4(k) & u4(1) != 0)
             out |= np.where(same, u4(1 << k), u4(0))
-        del bits
         if mode == "any":
             return out, out != 0
         whole = out == lanes

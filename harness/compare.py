@@ -52,6 +52,16 @@ class Verdict:
         return self.error / self.baseline
 
 
+@dataclass
+class Repeats:
+    """What repeated runs of one gradient showed."""
+
+    runs: int
+    bit_equal: bool
+    spread_ulps: float
+    wrong_runs: int
+
+
 def allowance(atomic: bool, rows: int) -> float:
     """s: how much more a sum over `rows` may err when atomics add it up in any order, one by one."""
     return min(8.0, max(1.0, np.sqrt(rows) / 8)) if atomic else 1.0

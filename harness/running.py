@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from harness.compare import Verdict, allowance, judge, spread_in_ulps
+from harness.compare import Repeats, Verdict, allowance, judge, spread_in_ulps
 from harness.devices.graphs import Program, accum_dtype, to_device
 from harness.devices.targets import Target
 from harness.puzzles.spec import Arrays, Case, Puzzle
-from harness.workbook import Repeats
 
 # A NaN that arithmetic does not make: what still holds it after a run was never written.
 POISON = {"float64": 0x7FF8_0000_DEAD_BEEF, "float32": 0x7FC0_DEAD, "float16": 0x7EAD, "bfloat16": 0x7FED}

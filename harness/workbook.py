@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import blanks, puzzles, roots
-from harness.compare import Verdict
+from harness.compare import Repeats, Verdict
 from harness.devices import graphs
 from harness.devices.targets import Skipped, Target, choose
 from harness.errors import BadUse
@@ -58,16 +58,6 @@ class Comparison:
 
     case: Case
     verdicts: dict[str, Verdict]
-
-
-@dataclass
-class Repeats:
-    """What repeated runs of one gradient showed."""
-
-    runs: int
-    bit_equal: bool
-    spread_ulps: float
-    wrong_runs: int
 
 
 @dataclass

@@ -120,6 +120,7 @@ class AccessLog:
         self.has_store = False
         self.batch = None
         self.clocks = BlockClocks(self) if syncs and self.checking else None
+        self.traced: dict[tuple, list[np.ndarray]] = {}
         self.warp_syncs = False  # whether a warp-wide instruction has been executed
 
     # -- called by the executor -----------------------------------------------------------------------------
@@ -211,6 +212,9 @@ class AccessLog:
             self.digest()
         if self.clocks:
             self.clocks.finish()
+        self.run.launch.trace = [
+            (*key, np.unique(np.concatenate(parts))) for key, parts in sorted(self.traced.items())
+        ]
 
     def digest(self):
         """Count, trace and check what is logged."""
@@ -409,7 +413,7 @@ class AccessLog:
 
     # -- trace ----------------------------------------------------------------------------------------------
     def trace(self):
-        """Append what was accessed to the launch's trace: (tensor, kind, block number, element indices)."""
+        """Collect which elements of which tensor each block accessed."""
         for (A, index, ids, L, *_), tensor in self.fresh:
             blocks = (ids[1] if L is None else ids[1][L]) >> _TOP_AT
             index = np.broadcast_to(index, len(blocks))
@@ -418,7 +422,8 @@ class AccessLog:
                 element = (element[:, None] + np.arange(A.count)).reshape(-1)
                 blocks = np.repeat(blocks, A.count)
             for b in np.unique(blocks):
-                self.run.launch.trace.append((tensor.name, A.kind, int(b), np.unique(element[blocks == b])))
+                key = (tensor.name, A.kind, self.run.block_index(int(b)))
+                self.traced.setdefault(key, []).append(np.unique(element[blocks == b]))
 
 
 class BlockClocks:

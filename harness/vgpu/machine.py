@@ -84,8 +84,8 @@ class Module:
 class Launch:
     """One finished launch.
 
-    `trace` (when gpu.trace is set) lists (tensor, "R" read | "W" written | "A" atomic, block (x, y, z), element
-    numbers in ascending order), sorted; each tensor, kind and block once. Global memory only.
+    `trace` (when gpu.trace is set) lists (tensor, "R" read | "W" written | "A" atomic, block, element numbers in
+    ascending order), sorted; each tensor, kind and block once. Blocks are numbered x first. Global memory only.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Launch:
     block: tuple[int, int, int]
     counters: object = None
     findings: list[Finding] = field(default_factory=list)
-    trace: list[tuple[str, str, tuple[int, int, int], np.ndarray]] = field(default_factory=list)
+    trace: list[tuple[str, str, int, np.ndarray]] = field(default_factory=list)
     seconds: float = 0.0
 
 

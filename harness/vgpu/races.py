@@ -422,7 +422,7 @@ class AccessLog:
                 element = (element[:, None] + np.arange(A.count)).reshape(-1)
                 blocks = np.repeat(blocks, A.count)
             for b in np.unique(blocks):
-                key = (tensor.name, A.kind, self.run.block_index(int(b)))
+                key = (tensor.name, A.kind, int(b))
                 self.traced.setdefault(key, []).append(np.unique(element[blocks == b]))
 
 

@@ -222,7 +222,7 @@ def test_trace(ptx):
     a, b, o = ones(bench, "a"), ones(bench, "b"), bench.empty("o", 1000)
     launch = bench.run(ptx["vector_add"], 4, 256, o, a, b, I4(1000))
     seen = {(name, kind, block): set(index.tolist()) for name, kind, block, index in launch.trace}
-    assert seen["o", "W", (3, 0, 0)] == set(range(768, 1000)) and seen["a", "R", (0, 0, 0)] == set(range(256))
+    assert seen["o", "W", 3] == set(range(768, 1000)) and seen["a", "R", 0] == set(range(256))
     assert len(launch.trace) == len(seen) == 12
     assert {k[0] for k in seen} == {"a", "b", "o"}
 

@@ -136,6 +136,29 @@ def test_an_error_that_only_the_graph_shows_is_located(copied_package):
     assert len(text.splitlines()) == 2 and len(raised.value.details) > len(text)
 
 
+class PrintingSession:
+    """A session whose compile prints to the process's standard error and returns a graph."""
+
+    def __init__(self, text: bytes):
+        self.text = text
+
+    def compile(self, graph):
+        os.write(2, self.text)
+        return "the graph"
+
+
+def test_an_error_that_max_prints_and_passes_over_is_an_error(solution):
+    text = b"warning: slow\nerror: <unknown>:0:0: in function f: unsupported atomic synchronization scope\n"
+    with pytest.raises(CompileFailed, match="unsupported atomic synchronization scope") as raised:
+        graphs.compile_graph(PrintingSession(text), None, solution)
+    assert "warning: slow" in raised.value.details
+
+
+def test_a_warning_is_no_error(solution):
+    session = PrintingSession(b"a.mojo:1:2: warning: no error here\n")
+    assert graphs.compile_graph(session, None, solution) == "the graph"
+
+
 def test_captured_stderr_keeps_what_native_code_writes(capfd):
     with graphs.captured_stderr() as captured:
         os.write(2, b"from below\n")

@@ -209,12 +209,16 @@ def store(compiled: CompiledModel, path: Path) -> None:
 
 def compile_graph(session: InferenceSession, graph: Graph, package: OpPackage) -> CompiledModel:
     """Compiles a graph; MAX's failure becomes CompileFailed with the Mojo compiler's own message first."""
+    compiled = failure = None
     with captured_stderr() as captured:
         try:
-            return session.compile(graph)
+            compiled = session.compile(graph)
         except RuntimeError as error:
             failure = error
-    text = f"{captured.text}\n{failure.__cause__ or failure}"
+    # MAX may print an error of the target's code generator and return a graph all the same.
+    if compiled and not re.search(r"^error: |: error: ", captured.text, re.MULTILINE):
+        return compiled
+    text = f"{captured.text}\n{(failure.__cause__ or failure) if failure else ''}"
     lines = [line.strip() for line in text.splitlines()]
     located = [
         line for line in lines if re.search(r"\.mojo:\d+:\d+: (error: |note: constraint failed)", line)

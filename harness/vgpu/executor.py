@@ -36,6 +36,11 @@ class Trap(Exception):
         self.block, self.batch, self.positions = block, batch, positions
 
 
+def _others_first(blocks, last: dict[int, int]):
+    """A priority that takes blocks outside of polling loops first, then the polling one that has waited longest."""
+    return lambda i: (blocks[i].spins, last.get(i, -1) if blocks[i].spins else blocks[i].order)
+
+
 def _plain(value) -> bool:
     """Whether a barrier's (number, thread count, predicate) is that of `bar.sync 0`."""
     number, count, predicate = value
@@ -166,29 +171,32 @@ class Batch(WarpOps):
         order = [b.order for b in blocks]
         pending: dict[int, list] = {0: [None]}
         self.waiting: list[tuple] = []
-        rounds = 0
+        rounds = 0  # steps in polling loops since the last time that other threads were let run
+        turn = 0  # steps for which the others still go first
+        last: dict[int, int] = {}  # polling block -> step when it last ran
         while True:
             if not pending:
                 if not self.release(pending):
                     return
                 rounds = 0
+            if rounds > SPIN_ROUNDS:
+                # Some loop waits for other threads, which may wait for their turn or at a barrier: let them go on.
+                rounds, turn = 0, SPIN_ROUNDS
+                self.release(pending)
             if len(pending) == 1:
                 index, groups = pending.popitem()
             else:
-                index = min(pending, key=order.__getitem__)
+                first = order.__getitem__
+                if turn:
+                    turn -= 1
+                    first = _others_first(blocks, last)
+                index = min(pending, key=first)
                 groups = pending.pop(index)
             block = blocks[index]
-            if block.spins and (pending or self.waiting):
-                rounds += 1
-                if rounds > SPIN_ROUNDS:
-                    # This loop waits for other threads: let them run.
-                    rounds = 0
-                    self.release(pending)
-                    if pending:
-                        other = max(pending, key=order.__getitem__)
-                        pending.setdefault(index, []).extend(groups)
-                        index, groups = other, pending.pop(other)
-                        block = blocks[index]
+            if block.spins:
+                last[index] = run.steps
+                if pending or self.waiting:
+                    rounds += 1
             L = groups[0] if len(groups) == 1 else self.merge(groups)
             if (
                 L is not None

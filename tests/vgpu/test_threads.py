@@ -302,6 +302,23 @@ def test_mbarrier_orders_producer_and_consumer():
     np.testing.assert_array_equal(got[32:], x[:32])
 
 
+@pytest.mark.parametrize("tail", ["", "bar.sync 0;"])
+def test_spinning_threads_let_others_work(tail):
+    """The first warp polls a flag that the second sets after a long loop; the third waits at the barrier meanwhile."""
+    declare = ".shared .align 4 .b8 flag[4];"
+    body = f"""setp.eq.u32 %p1, %t2, 0;  @%p1 st.volatile.shared.u32 [flag], 0;  bar.sync 0;  mov.u32 %y0, 1;
+    setp.ge.u32 %p4, %t2, 64;  @%p4 bra meet;  setp.ge.u32 %p2, %t2, 32;  @%p2 bra work;
+    spin: ld.volatile.shared.u32 %r1, [flag];  setp.eq.u32 %p3, %r1, 0;  @%p3 bra spin;  mov.u32 %y0, %r1;  bra meet;
+    work: mov.u32 %r2, 0;
+    again: add.u32 %r2, %r2, 1;  setp.lt.u32 %p3, %r2, 3000;  @%p3 bra again;
+    setp.eq.u32 %p5, %t2, 32;  @%p5 st.volatile.shared.u32 [flag], %r2;
+    meet: {tail}"""
+    bench = Bench()
+    bench.gpu.steps = 20_000
+    (got,) = run(body, [], ["u4"], declare=declare, block=96, bench=bench)
+    np.testing.assert_array_equal(got, [3000] * 32 + [1] * 64)
+
+
 @covers("cp")
 @pytest.mark.parametrize("wait", ["cp.async.wait_group 0;", "cp.async.wait_all;"])
 def test_async_copies_with_zero_fill(wait):

@@ -167,8 +167,8 @@ class Report:
         for device in run.devices:
             if device.target.kind != "virtual":
                 continue
-            errors = [finding for finding in device.findings if finding.is_error]
-            notes = len(device.findings) - len(errors)
+            errors = [finding for finding in run.errors() if finding in device.findings]
+            notes = sum(not finding.is_error for finding in device.findings)
             self.line()
             self.line(
                 f"Virtual GPU, memory and race check: {len(errors) or 'no'} finding{'s' * (len(errors) != 1)}"

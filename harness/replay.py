@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 
 from harness.puzzles.spec import Case, Puzzle
@@ -20,13 +21,14 @@ class Replay:
         self.gpu = VirtualGPU(blocks=blocks)
         self.kernels = {symbol: self.gpu.load(ptx).kernels[symbol] for symbol, ptx in recording.ptx.items()}
 
-    def run(self, variant: str, case: Case, inputs: dict) -> dict:
+    def run(self, variant: str, case: Case, inputs: dict, given: dict | None = None) -> dict:
         """Runs one variant on one case.
 
         Args:
             variant: Which one.
             case: Its dims must have been recorded.
             inputs: The input tensors (torch, on the CPU, contiguous, in the dtype of the recording), by name.
+            given: What some of the written tensors shall hold after every launch, whatever the kernels wrote there.
 
         Returns what was written, as torch tensors by name; outputs start out poisoned, scratch memory unwritten.
         """
@@ -37,6 +39,8 @@ class Replay:
         for event in events:
             if isinstance(event, RecordedLaunch):
                 self._launch(event, real)
+                for name, tensor in (given or {}).items():
+                    self.gpu.write(written[name], raw(tensor))
                 continue
             address = self.gpu.allocate(event.nbytes, event.name)
             real[pointer(event.address)] = pointer(address)
@@ -56,7 +60,7 @@ class Replay:
     def _place(self, address: int, tensor: RecordedTensor, values: torch.Tensor) -> None:
         dtype = str(values.dtype).removeprefix("torch.")
         self.gpu.name(address, tensor.nbytes, tensor.name, tuple(values.shape), dtype)
-        self.gpu.write(address, values.contiguous().view(torch.uint8).reshape(-1).numpy())
+        self.gpu.write(address, raw(values))
 
     def _launch(self, launch: RecordedLaunch, real: dict[bytes, bytes]) -> None:
         arguments = [real.get(argument, argument) for argument in launch.arguments]
@@ -66,6 +70,11 @@ class Replay:
         dtype = getattr(torch, written_dtype(self.puzzle, name, self.dtype))
         nbytes = math.prod(shape) * dtype.itemsize
         return torch.from_numpy(self.gpu.read(address, nbytes)).view(dtype).reshape(shape)
+
+
+def raw(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a tensor."""
+    return tensor.contiguous().view(torch.uint8).reshape(-1).numpy()
 
 
 def pointer(address: int) -> bytes:

@@ -11,6 +11,7 @@ import torch
 from harness.compare import Repeats, Verdict, allowance, judge, spread_in_ulps
 from harness.devices.graphs import Program, accum_dtype, to_device
 from harness.devices.targets import Target
+from harness.diagnose import Evidence
 from harness.puzzles.spec import Arrays, Case, Puzzle
 
 # A NaN that arithmetic does not make: what still holds it after a run was never written.
@@ -162,6 +163,28 @@ def judge_variant(
             poison=(got.view(BITS[dtype]) == POISON[dtype]).numpy(),
         )
     return verdicts
+
+
+def evidence(
+    puzzle: Puzzle,
+    reference: Reference,
+    case: Case,
+    target: Target,
+    quantity: str,
+    got: torch.Tensor,
+    verdict: Verdict,
+) -> Evidence:
+    """What the diagnosis of a wrong quantity needs to know about one case."""
+    dtype = written_dtype(puzzle, quantity, reference.dtype)
+    return Evidence(
+        case,
+        reference.arrays(case),
+        got.to(torch.float64).numpy(),
+        np.asarray(reference.truth(case, target)[quantity], np.float64),
+        (got.view(BITS[dtype]) == POISON[dtype]).numpy(),
+        verdict,
+        dtype,
+    )
 
 
 def repeat(

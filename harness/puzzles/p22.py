@@ -6,6 +6,7 @@ Names: B = batch_size, S = seq_len, H = hidden_dim, O = output_dim; a row is one
 import numpy as np
 
 from harness.devices.graphs import Call, OpSpec, accum_dtype
+from harness.puzzles.mistakes_p22 import MISTAKES, derive
 from harness.puzzles.spec import Arrays, Case, Gate, Ledger, Puzzle
 
 BATCH_SIZE = 4
@@ -63,10 +64,17 @@ VARIANTS = {
 }
 
 
+STATED = ("mean", "rstd")
 GATES = (
-    Gate("ln", "unfused", ("output", "grad_weight"), "the LayerNorm output from given statistics"),
-    Gate("forward", "fused", ("output",), "the whole forward pass in one kernel"),
-    Gate("row_sums", "unfused", ("row_sums", "grad_input"), "the two means c1 and c2 of every row"),
+    Gate("ln", "unfused", ("output", "grad_weight"), "the LayerNorm output from given statistics", STATED),
+    Gate("forward", "fused", ("output",), "the whole forward pass in one kernel", STATED),
+    Gate(
+        "row_sums",
+        "unfused",
+        ("row_sums", "grad_input"),
+        "the two means c1 and c2 of every row",
+        ("grad_ln_weight", "grad_ln_bias", "grad_bias"),
+    ),
     Gate("db", "fused", ("grad_bias",), "the gradient of the linear bias"),
     Gate("dW", "fused", ("grad_weight",), "the gradient of the linear weight"),
     Gate("dgamma", "fused", ("grad_ln_weight", "grad_ln_bias"), "the gradients of the LayerNorm parameters"),
@@ -254,7 +262,9 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     element = {"float64": 8, "float32": 4}.get(dtype, 2)
     accum = 8 if accum_dtype(dtype) == "float64" else 4
     statistics = {"mean": rows * accum, "rstd": rows * accum}
-    atomic = 4 if element == 2 else 8  # the sums of the fused backward pass: float32 for 16 bits, else float64
+    atomic = (
+        4 if element == 2 else 8
+    )  # the sums of the fused backward pass: float32 for 16 bits, else float64
     return Ledger(
         saved_eager={"input": rows * H * element, **statistics, "ln_out": rows * H * element},
         saved_ours={"input": rows * H * element, **statistics},
@@ -298,4 +308,6 @@ PUZZLE = Puzzle(
     exact=exact,
     multiply_adds=multiply_adds,
     ledger=ledger,
+    derive=derive,
+    mistakes=MISTAKES,
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.devices.graphs import Call, OpSpec
+from harness.puzzles.derivation import Derivation, Mistake, Step
 
 Arrays = dict[str, np.ndarray]
 
@@ -25,12 +26,14 @@ class Gate:
     """One checked quantity with the blank that decides it.
 
     `variant` is the variant whose kernel holds the blank; `quantities` are the outputs that the blank alone makes.
+    `given` are what code outside the blanks makes on the way: wrong only where somebody changed that code.
     """
 
     id: str
     variant: str
     quantities: tuple[str, ...]
     about: str
+    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Puzzle:
         exact: input arrays -> outputs and gradients in NumPy longdouble.
         multiply_adds: dims -> how many the forward pass needs; what decides whether the CPU path is run.
         ledger: dims and dtype -> the bytes saved for backward and allocated in between.
+        derive: input arrays and changed steps -> the puzzle's mathematics in NumPy, for the diagnosis.
+        mistakes: Known mistakes, as changes of the derivation, the likeliest first.
     """
 
     name: str
@@ -77,6 +82,8 @@ class Puzzle:
     exact: Callable[[Arrays], Arrays]
     multiply_adds: Callable[[tuple[int, ...]], int]
     ledger: Callable[[tuple[int, ...], str], "Ledger"]
+    derive: Callable[[Arrays, Mapping[str, Step]], Derivation] | None = None
+    mistakes: tuple[Mistake, ...] = ()
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -86,6 +93,16 @@ class Puzzle:
     def op(self, quantity: str) -> OpSpec:
         """The op that writes a quantity."""
         return next(call.op for call in self.calls if quantity in call.op.writes)
+
+    def saved(self, variant: str) -> list[str]:
+        """What one call of a variant writes and another reads as an argument: the statistics."""
+        calls = self.variants[variant]
+        read = {name for call in calls for name in call.op.reads}
+        return [name for call in calls for name in call.op.writes if name in read]
+
+    def printed(self, quantity: str) -> str:
+        """The name that reports print."""
+        return {**self.forward, **self.backward}.get(quantity, quantity)
 
 
 @dataclass(frozen=True)

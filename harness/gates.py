@@ -1,0 +1,248 @@
+"""Gates: each blank of a puzzle judged by itself, without MAX and without a GPU, in one warm process.
+
+The kernels are recorded (one run of the Mojo compiler for all cases) and replayed on the virtual GPU. A gate whose
+blank is untouched is not run. A gate is judged on its own quantities; where the statistics that the forward pass saves
+are wrong, the later gates are judged again from right ones, so that they are not blamed for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from harness import running
+from harness.blanks import Blank
+from harness.devices.targets import Target
+from harness.diagnose import diagnose
+from harness.errors import BadUse, EnvironmentProblem
+from harness.packages import OpPackage
+from harness.puzzles.spec import Case, Gate, Puzzle
+from harness.recorder import Recording, record
+from harness.replay import Replay
+from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
+from harness.vgpu.report import Finding
+from harness.workbook import Comparison, read_blanks
+
+# An untouched blank leaves its output unwritten: what later kernels then read is no mistake of theirs.
+UNWRITTEN = ("uninitialised read", "output never written")
+
+
+@dataclass
+class GateResult:
+    """The verdict on one gate.
+
+    Attributes:
+        gate: Which one.
+        state: "unsolved" (the blank is untouched), "wrong" or "correct".
+        comparisons: One for each case, with the verdicts of the gate's quantities; empty where nothing was run.
+        findings: The virtual GPU's memory, race and barrier findings that belong to the gate, errors only.
+        diagnosis: What is wrong, line by line; empty unless wrong.
+        mistake: The id of the known mistake that the result equals, or None.
+        hint: The hint to read next, as "dx-2"; None unless wrong.
+    """
+
+    gate: Gate
+    state: str
+    comparisons: list[Comparison] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    diagnosis: list[str] = field(default_factory=list)
+    mistake: str | None = None
+    hint: str | None = None
+
+
+@dataclass
+class Outcome:
+    """What one variant did in every case: what it wrote, what was found, and why it stopped, if it did."""
+
+    outputs: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    failure: VirtualGPUError | None = None
+
+
+class Checker:
+    """Judges gates again and again: truth and baseline are computed once, recordings are cached by content."""
+
+    def __init__(self, puzzle: Puzzle, *, dtype: str = "float32", seed: int = 0):
+        self.puzzle = puzzle
+        self.dtype = dtype
+        self.reference = running.Reference(puzzle, dtype, seed)
+        self.target = Target("virtual", None, "virtual GPU (sm_90a)")
+
+    def check(
+        self, package: OpPackage, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on each gate, in the puzzle's order.
+
+        Args:
+            package: The op package; read anew at every call.
+            gates: Their ids, or None for all. Raises BadUse for an unknown one.
+            cases: None for the puzzle's.
+
+        Raises CompileFailed where the package does not compile, DamagedFile where its blank markers are broken.
+        """
+        package = OpPackage(package.path)  # a fresh one: it remembers the hash of what it has read
+        wanted = self._gates(gates)
+        cases = self.puzzle.cases(None) if cases is None else cases
+        found = read_blanks(package, self.puzzle)
+        empty = {id for id, blank in found.items() if blank.size == 0}
+        variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
+        recording = self._record(package, cases, variants)
+        outcomes = {variant: self._outcome(recording, variant, cases) for variant in variants}
+        results = []
+        for gate in wanted:
+            if gate.id in empty:
+                results.append(GateResult(gate, "unsolved"))
+            else:
+                results.append(self._judge(gate, cases, outcomes[gate.variant], package, found, empty))
+        return results
+
+    def _gates(self, ids: Sequence[str] | None) -> list[Gate]:
+        known = [gate.id for gate in self.puzzle.gates]
+        for id in ids or ():
+            if id not in known:
+                raise BadUse(f"unknown gate {id!r}; there is {', '.join(known)}")
+        return [gate for gate in self.puzzle.gates if ids is None or gate.id in ids]
+
+    def _record(self, package: OpPackage, cases: list[Case], variants: list[str]) -> Recording:
+        if not variants:
+            return Recording()
+        dims = list(dict.fromkeys(case.dims for case in cases))
+        return record(
+            package, self.puzzle.name, self.dtype, dims, variants[0] if len(variants) == 1 else "all"
+        )
+
+    def _outcome(self, recording: Recording, variant: str, cases: list[Case]) -> Outcome:
+        """Runs a variant on every case; a second time from right statistics where it computed wrong ones."""
+        outcome = self._replay(recording, variant, cases)
+        wrong = [
+            quantity
+            for quantity in self.puzzle.saved(variant)
+            if outcome.failure is None
+            and not all(self._verdicts(case, variant, outcome, (quantity,))[quantity].ok for case in cases)
+        ]
+        if wrong:
+            again = self._replay(recording, variant, cases, given=True)
+            for name, outputs in again.outputs.items():
+                outputs.update({quantity: outcome.outputs[name][quantity] for quantity in wrong})
+            again.findings = outcome.findings
+            return again
+        return outcome
+
+    def _replay(self, recording: Recording, variant: str, cases: list[Case], given: bool = False) -> Outcome:
+        replay = Replay(recording, self.puzzle, self.dtype)
+        outcome = Outcome(findings=replay.gpu.findings)
+        for case in cases:
+            try:
+                outcome.outputs[case.name] = replay.run(
+                    variant, case, self.reference.inputs(case), self._saved(case, variant) if given else {}
+                )
+            except UnsupportedInstruction as error:
+                raise EnvironmentProblem(str(error)) from error
+            except VirtualGPUError as error:
+                outcome.failure = error
+                break
+        return outcome
+
+    def _saved(self, case: Case, variant: str) -> dict[str, torch.Tensor]:
+        """What the forward pass hands to the backward pass, as it should be."""
+        truth = self.reference.truth(case, self.target)
+        return {
+            quantity: torch.tensor(truth[quantity]).to(
+                getattr(torch, running.written_dtype(self.puzzle, quantity, self.dtype))
+            )
+            for quantity in self.puzzle.saved(variant)
+        }
+
+    def _verdicts(self, case: Case, variant: str, outcome: Outcome, quantities: Sequence[str]) -> dict:
+        outputs = {f"{variant}.{name}": tensor for name, tensor in outcome.outputs[case.name].items()}
+        return running.judge_variant(
+            self.puzzle, self.reference, case, self.target, variant, outputs, list(quantities)
+        )
+
+    def _judge(
+        self,
+        gate: Gate,
+        cases: list[Case],
+        outcome: Outcome,
+        package: OpPackage,
+        found: dict[str, Blank],
+        empty: set[str],
+    ) -> GateResult:
+        quantities = (*gate.quantities, *gate.given)
+        ran = [case for case in cases if case.name in outcome.outputs]
+        result = GateResult(gate, "correct")
+        result.comparisons = [
+            Comparison(case, self._verdicts(case, gate.variant, outcome, quantities)) for case in ran
+        ]
+        result.findings = self._findings(gate, outcome, package, found, empty)
+        wrong = [q for q in quantities if any(not c.verdicts[q].ok for c in result.comparisons)]
+        if not wrong and not result.findings and outcome.failure is None:
+            return result
+        result.state = "wrong"
+        self._explain(result, wrong, outcome)
+        return result
+
+    def _findings(
+        self, gate: Gate, outcome: Outcome, package: OpPackage, found: dict[str, Blank], empty: set[str]
+    ) -> list[Finding]:
+        """The errors that belong to a gate: inside its blank, or in code that is in no blank."""
+        source = (package.path / self.puzzle.source).resolve()
+        mine = []
+        for finding in outcome.findings:
+            if not finding.is_error:
+                continue
+            owners = {id for id, blank in found.items() if touches(finding, source, blank)}
+            waiting = any(g.id in empty and g.variant == gate.variant for g in self.puzzle.gates)
+            if gate.id in owners or not (owners or (waiting and finding.kind in UNWRITTEN)):
+                mine.append(finding)
+        return mine
+
+    def _explain(self, result: GateResult, wrong: list[str], outcome: Outcome) -> None:
+        """Fills in the diagnosis: the gate's own quantities first, then findings, then given code."""
+        gate = result.gate
+        result.hint = f"{gate.id}-1"
+        if outcome.failure:
+            result.diagnosis.append(str(outcome.failure))
+        for quantity in wrong:
+            evidence = [
+                running.evidence(
+                    self.puzzle,
+                    self.reference,
+                    c.case,
+                    self.target,
+                    quantity,
+                    outcome.outputs[c.case.name][quantity],
+                    c.verdicts[quantity],
+                )
+                for c in result.comparisons
+                if not c.verdicts[quantity].ok
+            ]
+            own = quantity in gate.quantities
+            seen = diagnose(
+                self.puzzle,
+                quantity,
+                evidence,
+                name=self.puzzle.printed(quantity),
+                gate=gate.id if own else None,
+            )
+            result.diagnosis += seen.lines
+            if not own:
+                result.diagnosis.append(
+                    f"{quantity} does not come from this blank but from code outside of it"
+                )
+            result.mistake = result.mistake or seen.mistake
+            result.hint = seen.hint if own and seen.mistake else result.hint
+        for finding in result.findings:
+            result.diagnosis += finding.text().splitlines()
+
+
+def touches(finding: Finding, source: Path, blank: Blank) -> bool:
+    """Whether a finding, or the other place of a race, is inside a blank."""
+    for place in (finding.where, finding.other):
+        file, _, rest = place.partition(".mojo:")
+        if rest and Path(f"{file}.mojo") == source:
+            line = int(rest.split(":")[0])
+            if blank.line <= line < blank.line + len(blank.body):
+                return True
+    return False

@@ -1,0 +1,63 @@
+"""A puzzle's mathematics as named steps in NumPy, and known mistakes as changes of one step.
+
+    Derivation(STEPS, arrays).grad_input                       what is right
+    Derivation(STEPS, arrays, mistake.changes).grad_input      what somebody gets who makes that mistake
+
+Only the steps that a quantity needs are computed, so that asking for many mistakes is cheap.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+Step = Callable[["Derivation"], np.ndarray]
+
+
+class Derivation:
+    """The value of each step is an attribute, computed when it is first asked for.
+
+    Args:
+        steps: Name -> function of the derivation; may use the inputs and any other step.
+        arrays: The inputs by name; they come before a step of the same name.
+        changes: Steps that replace those of the same name, inputs included.
+    """
+
+    def __init__(
+        self,
+        steps: Mapping[str, Step],
+        arrays: Mapping[str, np.ndarray],
+        changes: Mapping[str, Step] | None = None,
+    ):
+        changed = changes or {}
+        self._steps = {**steps, **changed}
+        self._arrays = arrays
+        self.__dict__.update({name: array for name, array in arrays.items() if name not in changed})
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        if name.startswith("_") or name not in self._steps:
+            raise AttributeError(f"the derivation has no step {name!r}")
+        value = self.__dict__[name] = self._steps[name](self)
+        return value
+
+    def original(self, name: str) -> np.ndarray:
+        """An input as it was given, for a change of that input."""
+        return self._arrays[name]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A known mistake.
+
+    Attributes:
+        id: As in the zoo, for example "mean-term-dropped".
+        words: Ends the sentence "your dx equals the reference ...".
+        changes: Step -> what it becomes. A quantity with one axis more than the tensor lists alternatives: each
+            element may be any one of them.
+        hint: Which rung of the gate's hint ladder helps: 1 the idea, 2 the part that is often missed, 3 nearly the code.
+    """
+
+    id: str
+    words: str
+    changes: Mapping[str, Step]
+    hint: int = 2

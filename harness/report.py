@@ -311,6 +311,9 @@ def command(run: Run) -> str:
     parts += [f"--dims {' '.join(map(str, options.dims))}"] if options.dims else []
     parts += [f"--dtype {options.dtype}"] if options.dtype != "float32" else []
     parts += [f"--seed {options.seed}"] if options.seed else []
+    parts += [f"--gate {options.gate}"] if options.gate else []
+    parts += [f"--repeat {options.repeat}"] if options.repeat > 1 else []
+    parts += [f"--blocks {options.blocks}"] if options.blocks != "natural" else []
     return " ".join(parts)
 
 

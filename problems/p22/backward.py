@@ -1,0 +1,51 @@
+"""Puzzle 22 in NumPy: the backward pass of LayerNorm + Linear in about ten lines, before the Mojo kernels.
+
+One function for each gradient, checked alone: it asks for what it needs by the names of its arguments. Shapes, with B
+sequences of S positions, H features and O outputs: dy [B, S, O]; x_hat and dln [B, S, H]; rstd, c1 and c2 [B, S, 1];
+gamma and beta [H]. dln = dy @ W is the gradient at the LayerNorm output. `python -m harness p22 --numpy` checks it.
+"""
+
+import numpy as np
+
+
+def db(dy):
+    """The gradient of the linear bias, [O]."""
+    # BLANK-START db: sum dy over batch and sequence
+    # FILL IN (about 1 line)
+    # BLANK-END db
+
+
+def dW(dy, x_hat, gamma, beta):
+    """The gradient of the linear weight, [O, H]."""
+    # BLANK-START dW: the outer product of dy and the LayerNorm output, summed over batch and sequence
+    # FILL IN (about 2 lines)
+    # BLANK-END dW
+
+
+def dgamma(dln, x_hat):
+    """The gradients of the LayerNorm weight and bias, dgamma and dbeta, [H] each."""
+    # BLANK-START dgamma: return dgamma and dbeta, sums over batch and sequence
+    # FILL IN (about 1 line)
+    # BLANK-END dgamma
+
+
+def row_sums(dln, x_hat, gamma):
+    """The two means over each row that dx needs, c1 and c2, [B, S, 1] each."""
+    # BLANK-START row_sums: return c1 = mean(g * x_hat) and c2 = mean(g), with g = dln * gamma
+    # FILL IN (about 4 lines)
+    # BLANK-END row_sums
+
+
+def dx(dln, x_hat, gamma, rstd, c1, c2):
+    """The gradient of the input, [B, S, H]."""
+    # BLANK-START dx: dx = rstd * (g - c2 - x_hat * c1), with g = dln * gamma
+    # FILL IN (about 2 lines)
+    # BLANK-END dx
+
+
+def backward(dy, x, mean, rstd, gamma, beta, W):
+    """All five gradients from what the forward pass saved: x [B, S, H], mean and rstd [B, S, 1]; W is [O, H]."""
+    x_hat = (x - mean) * rstd
+    dln = dy @ W
+    c1, c2 = row_sums(dln, x_hat, gamma)
+    return dx(dln, x_hat, gamma, rstd, c1, c2), *dgamma(dln, x_hat), dW(dy, x_hat, gamma, beta), db(dy)

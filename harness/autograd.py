@@ -13,7 +13,7 @@ import threading
 import torch
 from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 
-from harness.devices.graphs import Call, OpSpec, Program, load
+from harness.devices.graphs import Call, Program, load_each
 from harness.puzzles.p22 import BACKWARD, FORWARD
 from harness.roots import op_package, solutions
 
@@ -60,7 +60,7 @@ def layernorm_linear(
             "linear_bias": x.new_zeros(O) if linear_bias is None else linear_bias,
             "eps": torch.tensor(eps, dtype=torch.float64),
         }
-        run(program(FORWARD, algorithm, x.dtype, x.device), arguments, x.device)
+        run(program("forward", algorithm, x.dtype, x.device), arguments, x.device)
     return output, mean, rstd
 
 
@@ -107,7 +107,7 @@ def layernorm_linear_backward(
         "ln_bias": x.new_zeros(H) if ln_bias is None else ln_bias,
         "linear_weight": linear_weight,
     }
-    run(program(BACKWARD, algorithm, x.dtype, x.device), arguments, x.device)
+    run(program("backward", algorithm, x.dtype, x.device), arguments, x.device)
     return gradients
 
 
@@ -223,19 +223,23 @@ def plain(dtype: torch.dtype) -> str:
 
 # ---- Running on MAX -----------------------------------------------------------------------------------------
 
-programs: dict[tuple, Program] = {}
+programs: dict[tuple, dict[str, Program]] = {}
 compiling = threading.Lock()
 
 
-def program(op: OpSpec, algorithm: str, dtype: torch.dtype, device: torch.device) -> Program:
-    """The compiled graph of one operator; compiled by the first thread that asks while the others wait."""
-    key = (op.name, algorithm, dtype, device)
+def program(direction: str, algorithm: str, dtype: torch.dtype, device: torch.device) -> Program:
+    """The compiled graph of one operator, "forward" or "backward".
+
+    Both are compiled together, by the first thread that asks for either while the others wait.
+    """
+    key = (algorithm, dtype, device)
     if key not in programs:
         with compiling:
             if key not in programs:
-                call = Call(op, (("algorithm", algorithm),))
-                programs[key] = load(package(), (call,), DTYPES[dtype], max_device(device))
-    return programs[key]
+                parameters = (("algorithm", algorithm),)
+                graphs = {"forward": (Call(FORWARD, parameters),), "backward": (Call(BACKWARD, parameters),)}
+                programs[key] = load_each(package(), graphs, DTYPES[dtype], max_device(device))
+    return programs[key][direction]
 
 
 @functools.cache

@@ -357,16 +357,14 @@ def test_several_threads_compile_once(monkeypatch):
     def slow_load(*arguments):
         time.sleep(0.05)
         compiled.append(arguments)
-        return object()
+        return {"forward": object()}
 
     monkeypatch.setattr(autograd, "programs", {})
-    monkeypatch.setattr(autograd, "load", slow_load)
+    monkeypatch.setattr(autograd, "load_each", slow_load)
     found = []
     raised = in_threads(
         8,
-        lambda i: found.append(
-            autograd.program(autograd.FORWARD, "unfused", torch.float32, torch.device("cpu"))
-        ),
+        lambda i: found.append(autograd.program("forward", "unfused", torch.float32, torch.device("cpu"))),
     )
     assert not raised and len(compiled) == 1 and len(found) == 8 and len(set(map(id, found))) == 1
 

@@ -22,7 +22,7 @@ from typing import IO
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, read
-from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, TensorType, ops
+from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, TensorType, ops
 
 from harness.cache import cache_folder, digest
 from harness.errors import CompileFailed
@@ -115,16 +115,24 @@ def label(call: Call, name: str) -> str:
 
 
 def build(
-    name: str, package: OpPackage, calls: tuple[Call, ...], dtype: str, device: DeviceRef
+    name: str,
+    package: OpPackage,
+    calls: tuple[Call, ...],
+    dtype: str,
+    device: DeviceRef,
+    module: Module | None = None,
 ) -> tuple[Graph, list[str]]:
-    """The graph of the calls, in order, and the names of its inputs. Raises CompileFailed for a missing op."""
+    """The graph of the calls, in order, and the names of its inputs; in `module`, where one is given.
+
+    Raises CompileFailed for a missing op.
+    """
     library = KernelLibrary()
     library.load_paths([package.compile()])
     for call in calls:
         if call.op.name not in library:
             raise CompileFailed(f"{package.path} registers no op {call.op.name!r}")
     types = argument_types(calls, dtype, device)
-    graph = Graph(name, input_types=list(types.values()), kernel_library=library)
+    graph = Graph(name, input_types=list(types.values()), kernel_library=library, module=module)
     with graph:
         values = dict(zip(types, graph.inputs, strict=True))
 
@@ -143,49 +151,64 @@ def build(
     return graph, list(types)
 
 
-def load(
+def load(package: OpPackage, calls: tuple[Call, ...], dtype: str, device: Device, **options) -> Program:
+    """The compiled graph of `calls` on `device`: `load_each` for one graph."""
+    return load_each(package, {"graph": calls}, dtype, device, **options)["graph"]
+
+
+def load_each(
     package: OpPackage,
-    calls: tuple[Call, ...],
+    graphs: Mapping[str, tuple[Call, ...]],
     dtype: str,
     device: Device,
     *,
     kind: str = "",
     on_compile: Callable[[], None] = lambda: None,
     before_init: Callable[[], None] = lambda: None,
-) -> Program:
-    """The compiled graph of `calls` on `device`, from the cache or compiled now.
+) -> dict[str, Program]:
+    """Compiled graphs on `device`, by name, from the cache or compiled now.
+
+    They are compiled as one unit: nearly all of the time goes into the unit, so that two cost what one does.
 
     Args:
         package: The op package.
-        calls: What the graph calls, in order.
+        graphs: What each graph calls, in order.
         dtype: A key of DTYPES.
         device: Where the kernels run.
         kind: Part of the cache key, for devices that need code of their own ("virtual").
-        on_compile: Called when there is no cached graph, before the compile of ten seconds and more begins.
+        on_compile: Called when there is nothing cached, before the compile of ten seconds and more begins.
         before_init: Called before the kernels are handed to the device.
 
-    Raises CompileFailed, with the compiler's words, where the package or the graph does not compile, and
+    Raises CompileFailed, with the compiler's words, where the package or a graph does not compile, and
     EnvironmentProblem where the cache cannot be written.
     """
     started = time.monotonic()
     host = device.label == "cpu"
     target = host_identity() if host else f"{device.api} {device.architecture_name}"
-    key = digest([package.digest, version("max"), target, kind, dtype, repr(calls)])
+    key = digest([package.digest, version("max"), target, kind, dtype, repr(sorted(graphs.items()))])
     path = cache_folder("graphs") / f"{key}.mef"
     session = InferenceSession(devices=[CPU()] if host else [CPU(), device])
     compiled = read_cached(path)
-    names = list(argument_types(calls, dtype, DeviceRef.CPU()))
-    if cached := compiled is not None:
-        before_init()
-        model = session.init(compiled)
-    else:
+    cached = compiled is not None
+    if compiled is None:
         on_compile()
-        graph, names = build(f"g{key}", package, calls, dtype, DeviceRef.from_device(device))
-        compiled = compile_graph(session, graph, package)
-        before_init()
-        model = session.init(compiled)
+        module = Module()
+        for name, calls in graphs.items():
+            build(f"g{key}_{name}", package, calls, dtype, DeviceRef.from_device(device), module)
+        compiled = compile_graph(session, module, package)
+    before_init()
+    models = session.init_all(compiled)
+    if not cached:
         store(compiled, path)
-    return Program(names, model, cached, time.monotonic() - started)
+    return {
+        name: Program(
+            list(argument_types(calls, dtype, DeviceRef.CPU())),
+            models[f"g{key}_{name}"],
+            cached,
+            time.monotonic() - started,
+        )
+        for name, calls in graphs.items()
+    }
 
 
 def read_cached(path: Path) -> CompiledModel | None:
@@ -207,12 +230,12 @@ def store(compiled: CompiledModel, path: Path) -> None:
         os.replace(staged, path)
 
 
-def compile_graph(session: InferenceSession, graph: Graph, package: OpPackage) -> CompiledModel:
-    """Compiles a graph; MAX's failure becomes CompileFailed with the Mojo compiler's own message first."""
+def compile_graph(session: InferenceSession, module: Module, package: OpPackage) -> CompiledModel:
+    """Compiles the graphs of a module; MAX's failure becomes CompileFailed, the Mojo compiler's message first."""
     compiled = failure = None
     with captured_stderr() as captured:
         try:
-            compiled = session.compile(graph)
+            compiled = session.compile(module, custom_extensions=[package.compile()])
         except RuntimeError as error:
             failure = error
     # MAX may print an error of the target's code generator and return a graph all the same.

@@ -1,7 +1,7 @@
 """The byte ledger of puzzle 22: what every launch must read and write, computed from the shapes alone.
 
 Each tensor counts once for every launch that touches it. That is a floor, the traffic of caches that never forget;
-how much the threads really ask for is counted by the virtual GPU (book/examples/counters.py).
+how much the threads really ask for is counted by the virtual GPU (`p22 --profile`).
 """
 
 import math
@@ -74,11 +74,11 @@ def size(tensor: str, dims: tuple[int, int, int, int]) -> int:
 
 
 def moved(direction: str, variant: str, dims: tuple[int, int, int, int]) -> int:
-    """The least bytes that the launches of a pass move; an atomic addition reads and writes."""
+    """The least bytes that the launches of a pass move."""
     return sum(
         size(tensor, dims)
         for step in LAUNCHES[direction, variant]
-        for tensor in (*step.reads, *step.writes, *step.adds, *step.adds)
+        for tensor in (*step.reads, *step.writes, *step.adds)
     )
 
 

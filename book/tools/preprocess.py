@@ -89,6 +89,17 @@ def unknown_commands(text: str, tasks: dict[str, set[str]]) -> Iterator[tuple[in
             yield command.start(), f"`{RUNNERS[runner]} {command[2]}`: no such task"
 
 
+def read_source(file: Path) -> str:
+    """The text of an included file. A problem file is shown as it was before anybody worked on it."""
+    parts = list(file.resolve().parts)
+    if "problems" in parts:
+        parts[parts.index("problems")] = "solutions"
+        solution = Path(*parts)
+        if solution.is_file():
+            return blanks.skeleton(solution.read_text(encoding="utf-8"), str(solution))
+    return file.read_text(encoding="utf-8")
+
+
 def check_includes(chapter: Chapter, folder: Path) -> None:
     """Every included file exists, and an anchor in it is opened and closed once."""
     for include in INCLUDE.finditer(chapter.text):
@@ -99,7 +110,7 @@ def check_includes(chapter: Chapter, folder: Path) -> None:
             continue
         if not anchor or re.fullmatch(r"[\d:]*", anchor):
             continue
-        text = file.read_text(encoding="utf-8")
+        text = read_source(file)
         for keyword in ("ANCHOR", "ANCHOR_END"):
             count = len(re.findall(rf"{keyword}:\s*{re.escape(anchor)}\s*$", text, re.M))
             if count != 1:
@@ -119,7 +130,7 @@ def paste(code: str, folder: Path) -> str:
             return include[0]
         found = re.search(
             rf"^[^\n]*ANCHOR:\s*{anchor}\s*\n(.*?)^[^\n]*ANCHOR_END:\s*{anchor}\s*$",
-            file.read_text(encoding="utf-8"),
+            read_source(file),
             re.M | re.S,
         )
         if not found:

@@ -1,14 +1,9 @@
-"""Shared by the tests of the book: its folders, and its tools on the import path."""
+"""Shared by the tests of the book: a small book to plant faults in."""
 
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).absolute().parents[2]
-BOOK = ROOT / "book"
-sys.path.insert(0, str(BOOK / "tools"))
+from book_paths import BOOK
 
 
 @pytest.fixture

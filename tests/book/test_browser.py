@@ -3,8 +3,8 @@
 import re
 
 import pytest
+from book_paths import BOOK, ROOT
 from browser import DESKTOP, PHONE, Browser, find_browser
-from conftest import BOOK, ROOT
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import BOOK, ROOT
+from book_paths import BOOK, ROOT
 
 FAULTS = {
     "bad TeX": ("# P\n\ntext\n\n$$\\frac{1$$\n", r"src/page\.md:5: bad TeX: .*end of input"),
@@ -255,3 +255,16 @@ def test_blank_is_included_by_its_id(small_book):
     assert ">add(1)\n</code>" in (small_book.html / "page.html").read_text()
     faults = small_book("# P\n\n```mojo\n{{#blank ../../p.mojo:dx}}\n```\n")
     assert faults and "src/page.md:4: cannot include blank dx" in faults[-1]
+
+
+def test_problem_code_is_shown_without_what_a_learner_wrote(small_book):
+    text = (
+        "# ANCHOR: k{}\ndef k():\n    # BLANK-START db: sum\n    {}\n    # BLANK-END db\n# ANCHOR_END: k{}\n"
+    )
+    for root, suffix, body in (("solutions", "_solution", "answer()"), ("problems", "", "mine()")):
+        folder = small_book.book.parent / root
+        folder.mkdir()
+        (folder / "k.mojo").write_text(text.format(suffix, body, suffix))
+    assert small_book("# P\n\n```mojo\n{{#include ../../problems/k.mojo:k}}\n```\n") == []
+    html = (small_book.html / "page.html").read_text()
+    assert "FILL IN" in html and "mine()" not in html and "answer()" not in html

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BOOK
+from book_paths import BOOK
 
 B, S, H, O = 2, 3, 5, 4
 EPS = 1e-5

@@ -1,20 +1,10 @@
-"""The book's programs run as printed, and its recorded outputs are what the commands print."""
+"""The book's recorded outputs are what the commands print."""
 
 import re
-import subprocess
 import sys
 
 import pytest
-from conftest import BOOK, ROOT
-
-
-def test_usage_example_of_the_overview_runs():
-    """It compares itself with PyTorch; what it prints last says that it got there."""
-    run = subprocess.run(
-        [sys.executable, BOOK / "examples" / "usage.py"], cwd=ROOT, text=True, capture_output=True
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[-1] == "all three agree with PyTorch"
+from book_paths import BOOK
 
 
 def shown_outputs() -> set[str]:
@@ -33,6 +23,8 @@ def test_every_shown_output_has_a_command_and_none_is_left_over():
 def test_recorded_output_is_what_the_command_prints(name):
     import outputs
 
+    if sys.platform != "linux" and not outputs.COMMANDS[name].anywhere:
+        pytest.skip("the virtual GPU's driver needs Linux")
     assert outputs.difference(name) == []
 
 
@@ -52,6 +44,12 @@ def test_numbers_times_and_hashes_may_differ_but_words_may_not():
     assert outputs.machine_free("dx: 2.98e-08 in 1.23 s (a1b2c3d4)") == outputs.machine_free(
         "dx:  3.01e-08 in 10.5 s (0123abcd)"
     )
+    table = (
+        "   dx  1.1e-06  1.6e-06   0.7x  3.7e-06  wide\n   CPU / GPU (fused): no GPU: ratio not measured\nend"
+    )
+    assert outputs.machine_free(table) == outputs.machine_free(
+        "   dx  1.2e-06  1.1e-06   1.1x  2.7e-06  odd sizes\nend"
+    )
     assert outputs.machine_free("dx: 2.98e-08 ok") != outputs.machine_free("dx: 2.98e-08 wrong")
 
 
@@ -69,3 +67,19 @@ def test_wrong_exit_code_is_not_recorded():
 
     with pytest.raises(RuntimeError, match="exit code 3"):
         outputs.run(outputs.Command("x", ("-c", "raise SystemExit(3)")))
+
+
+def test_numbers_that_the_fusion_page_quotes_stand_in_the_profile():
+    """The page reads the table aloud; these are the numbers that it names."""
+    import outputs
+
+    rows = [line.split() for line in outputs.load("profile").text.splitlines()]
+    read = {row[0]: int(row[3].replace(",", "")) for row in rows if len(row) == 11 and row[1] != "blocks"}
+    forward = ("row_statistics", "layernorm", "transpose", "add_bias")
+    first_matmul = next(row for row in rows if row[:1] == ["matmul"])
+    first = {row[0]: int(row[3].replace(",", "")) for row in reversed(rows) if row[:1] and row[0] in forward}
+    unfused = sum(first.values()) + int(first_matmul[3].replace(",", ""))
+    page = (BOOK / "src" / "fusion.md").read_text()
+    for number in (f"{read['minimal_fused_forward']:,}", f"{unfused:,}", "24,868", "1,176", "2,560", "15.6"):
+        assert number in page
+        assert number == f"{unfused:,}" or number in outputs.load("profile").text

@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from harness import translate
 from harness.cache import cache_folder, digest
 from harness.errors import BadUse, CompileFailed, EnvironmentProblem
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One message of the Mojo compiler. Lines and columns count from 1."""
+    """One message of the Mojo compiler, with the line of code it is about. Lines and columns count from 1."""
 
     file: str
     line: int
     column: int
     kind: str
     message: str
+    text: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}: {self.kind}: {self.message}"
@@ -94,7 +96,14 @@ def parse_diagnostics(output: str) -> list[Diagnostic]:
             place = entry["diagnostic"]
             where = place["location"]
             found.append(
-                Diagnostic(place["file"], where["line"], where["column"], entry["kind"], entry["message"])
+                Diagnostic(
+                    place["file"],
+                    where["line"],
+                    where["column"],
+                    entry["kind"],
+                    entry["message"],
+                    place.get("text", ""),
+                )
             )
         except (ValueError, KeyError, TypeError):
             continue
@@ -102,9 +111,11 @@ def parse_diagnostics(output: str) -> list[Diagnostic]:
 
 
 def compile_failed(path: Path, output: str) -> CompileFailed:
-    """The error for a package that does not compile: the first error in short, the whole output in `details`."""
+    """The error for a package that does not compile: the first error explained, the whole output in `details`."""
     diagnostics = parse_diagnostics(output)
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
     more = f"\n(and {len(errors) - 1} more; --verbose shows them)" if len(errors) > 1 else ""
     text = "\n".join(map(str, diagnostics)) or output.strip()
-    return CompileFailed(f"{path} does not compile\n{errors[0] if errors else text}{more}", text)
+    return CompileFailed(
+        f"{path} does not compile\n{translate.failure_text(diagnostics, output)}{more}", text
+    )

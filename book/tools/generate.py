@@ -53,8 +53,10 @@ def amount(count: float) -> str:
 
 
 def count_text(count: int) -> str:
-    """A count, in millions when large."""
-    return f"{count:,}" if count < 1_000_000 else f"{count / 1e6:,.0f} million"
+    """A count, in millions or billions when large."""
+    if count >= 1e9:
+        return f"{count / 1e9:,.1f} billion"
+    return f"{count:,}" if count < 1e6 else f"{count / 1e6:,.1f} million"
 
 
 def moved_table() -> str:

@@ -47,6 +47,7 @@ TOKEN = re.compile(
     re.X | re.S | re.M,
 )
 INCLUDE = re.compile(r"(?<!\\)\{\{#(?:include|rustdoc_include) +([^}:\s]+)(?::([^}]*))?\}\}")
+LINTER_NOTE = re.compile(r"\s+# noqa.*$")
 BLANK = re.compile(r"\{\{#blank +([^}:\s]+):(\w+)\}\}")
 COMMAND = re.compile(r"(?:pixi run|uv run poe)((?: +-e +\S+| +--?[\w-]+)*) +([\w-]+)")
 
@@ -135,7 +136,8 @@ def paste(code: str, folder: Path) -> str:
         )
         if not found:
             return include[0]
-        return "\n".join(line for line in found[1].splitlines() if "ANCHOR" not in line).strip("\n")
+        lines = (LINTER_NOTE.sub("", line) for line in found[1].splitlines() if "ANCHOR" not in line)
+        return "\n".join(lines).strip("\n")
 
     def body(include: re.Match) -> str:
         found = find_blank(folder / include[1], include[2])

@@ -4,10 +4,13 @@ All values come from the graphs that a run of the puzzle uses: one for each dtyp
 """
 
 import concurrent.futures
+import json
+import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +19,11 @@ import torch
 from max.driver import CPU
 
 from harness import running
+from harness.cache import cache_folder, digest
 from harness.compare import EPSILON, relative_error
 from harness.devices import graphs
 from harness.devices.targets import cpu
+from harness.packages import OpPackage
 from harness.puzzles import p22
 from harness.puzzles.spec import Case
 
@@ -232,24 +237,42 @@ def test_more_columns_than_a_grid_covers_are_refused(puzzle, program):
 # ---- Compiles for GPUs that are not here --------------------------------------------------------------------
 
 
-def graph_for(api: str, arch: str, package: Path, what: str = "all") -> subprocess.CompletedProcess:
+def kept(home: Path, parts: list[str], *command: str) -> subprocess.CompletedProcess:
+    """Runs a compile with an empty home folder, and keeps what it printed for the same content.
+
+    MAX and Mojo cache compiled code in the home folder, and code that came with an error is cached without it: only a
+    compile from nothing says everything. `parts` name all that the outcome depends on.
+    """
+    file = cache_folder("gpu-compiles") / f"{digest([*parts, version('max')])}.json"
+    if not file.is_file():
+        environment = {
+            **os.environ,
+            "WORKBOOK_CACHE": str(file.parents[1]),
+            "HOME": str(home),
+            "XDG_CACHE_HOME": str(home / ".cache"),
+        }
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=550, env=environment)
+        if "compiled" not in done.stdout and "accepted" not in done.stdout:
+            return done  # it did not come to an end: nothing to keep
+        staged = file.with_suffix(f".{os.getpid()}")
+        staged.write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
+        staged.replace(file)
+    return subprocess.CompletedProcess(command, *json.loads(file.read_text()))
+
+
+def graph_for(home: Path, api: str, arch: str, package: OpPackage, what: str = "all"):
     """Compiles the graph for a virtual device, in a process of its own."""
-    program = str(ROOT / "tests" / "p22_compile_graph.py")
-    command = [sys.executable, program, api, arch, str(package), what]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=550)
+    program, spec = ROOT / "tests" / "p22_compile_graph.py", ROOT / "harness" / "puzzles" / "p22.py"
+    parts = [package.digest, program.read_text(), spec.read_text(), api, arch, what]
+    return kept(home, parts, sys.executable, str(program), api, arch, str(package.path), what)
 
 
-def launches_for(target: str, package: Path) -> subprocess.CompletedProcess:
+def launches_for(home: Path, target: str, package: OpPackage):
     """Compiles every kernel for a target through the code that launches it."""
-    from harness.packages import run_mojo
-
-    return run_mojo(
-        "run",
-        f"--target-accelerator={target}",
-        *("-D", f"TARGET={target}", "-I", str(package.parent)),
-        str(ROOT / "tests" / "p22_launches.mojo"),
-        timeout=550,
-    )
+    program = ROOT / "tests" / "p22_launches.mojo"
+    mojo = str(Path(sys.executable).with_name("mojo"))
+    flags = (f"--target-accelerator={target}", "-D", f"TARGET={target}", "-I", str(package.path.parent))
+    return kept(home, [package.digest, program.read_text(), target], mojo, "run", *flags, str(program))
 
 
 def errors_in(finished: subprocess.CompletedProcess) -> list[str]:
@@ -266,6 +289,7 @@ GRAPH_TARGETS = {"sm_80": "cuda", "sm_90a": "cuda", "gfx942": "hip"}
 @pytest.fixture(scope="module")
 def compiles(solution, tmp_path_factory):
     """Name -> the finished process of a compile for a GPU; two at a time, as each keeps about one core busy."""
+    home = tmp_path_factory.mktemp("home")
     wrong_scope = tmp_path_factory.mktemp("wrong_scope") / "op"
     wrong_scope.mkdir()
     right = 'comptime scope: StaticString = "agent" if is_amd_gpu() else "device"'
@@ -275,9 +299,12 @@ def compiles(solution, tmp_path_factory):
         changed = text.replace(right, 'comptime scope: StaticString = "device"')
         (wrong_scope / file.name).write_text(changed)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        jobs = {arch: pool.submit(graph_for, api, arch, solution.path) for arch, api in GRAPH_TARGETS.items()}
-        jobs["wrong scope"] = pool.submit(graph_for, "hip", "gfx942", wrong_scope, "fused_backward")
-        jobs["apple-m4"] = pool.submit(launches_for, "apple-m4", solution.path)
+        jobs = {
+            arch: pool.submit(graph_for, home, api, arch, solution) for arch, api in GRAPH_TARGETS.items()
+        }
+        wrong_package = OpPackage(wrong_scope)
+        jobs["wrong scope"] = pool.submit(graph_for, home, "hip", "gfx942", wrong_package, "fused_backward")
+        jobs["apple-m4"] = pool.submit(launches_for, home, "apple-m4", solution)
         yield jobs
 
 

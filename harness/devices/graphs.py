@@ -192,9 +192,10 @@ def load_each(
     cached = compiled is not None
     if compiled is None:
         on_compile()
-        module = Module()
+        module = None
         for name, calls in graphs.items():
-            build(f"g{key}_{name}", package, calls, dtype, DeviceRef.from_device(device), module)
+            graph, _ = build(f"g{key}_{name}", package, calls, dtype, DeviceRef.from_device(device), module)
+            module = graph.module
         compiled = compile_graph(session, module, package)
     before_init()
     models = session.init_all(compiled)

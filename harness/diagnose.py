@@ -4,7 +4,7 @@ The learner's values are compared with what each known mistake of the puzzle wou
 inputs of the failing cases. A mistake is named only where it explains every failing case.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from harness.compare import EPSILON, Verdict
 from harness.puzzles.derivation import Mistake
 from harness.puzzles.spec import Arrays, Case, Puzzle
+from harness.vgpu.report import Finding
 
 SHOWN = 4
 TILES = (128, 32, 16)
@@ -91,6 +92,8 @@ def diagnose(
         if symptom:
             lines.append(f"your {name} {symptom[1]}{see}")
             return Diagnosis(lines, symptom[0], hint)
+        if worst.verdict.unwritten:
+            return Diagnosis(lines, "never-written", hint)
         if hint:
             lines.append(f"no known mistake gives these values{see}")
     return Diagnosis(lines, mistake[0].id if mistake else None, hint)
@@ -196,6 +199,44 @@ def distance_from(puzzle: Puzzle, mistake: Mistake, quantity: str, e: Evidence) 
     if not np.isfinite(distance) or distance > tolerance * scale or distance * NEARER > error:
         return None
     return float(distance / scale)
+
+
+# Finding kind -> the mistake behind it, what it means, and the rung of the hint ladder.
+FOUND = {
+    "shared race": (
+        "missing-barrier",
+        "threads of one block use the same shared memory with no barrier() between them",
+    ),
+    "race inside a block": ("missing-barrier", "threads of one block use the same memory with no barrier()"),
+    "barrier divergence": ("barrier-divergence", "some threads of a block never reach a barrier()"),
+    "uninitialised read": ("uninitialised-read", "memory is read that nothing has written"),
+    "hang": ("endless-loop", "a loop does not end"),
+    **{
+        f"out-of-bounds {access}": (
+            f"out-of-bounds-{access}",
+            f"an index runs past the end of a tensor ({access})",
+        )
+        for access in ("load", "store", "atomic")
+    },
+}
+
+
+def from_findings(findings: Sequence[Finding], loads: Container[str]) -> tuple[str, str] | None:
+    """The mistake behind the findings of the virtual GPU, and what it means; `loads` are places that load."""
+    races = [finding for finding in findings if finding.kind == "global race"]
+    if any("atomic" in race.message and "store" in race.message for race in races):
+        return (
+            "zeroed-in-the-kernel",
+            "one block stores to what other blocks add to, and nothing orders the blocks of a grid",
+        )
+    if any(race.where in loads or race.other in loads for race in races):
+        return (
+            "missing-atomic",
+            "blocks read, add and write the same element without an atomic: additions get lost",
+        )
+    if races:
+        return "overwritten", "blocks store to the same element: the last one wins, nothing is added up"
+    return next((FOUND[finding.kind] for finding in findings if finding.kind in FOUND), None)
 
 
 def coarse(e: Evidence) -> tuple[str, str] | None:

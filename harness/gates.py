@@ -14,17 +14,20 @@ import torch
 from harness import running
 from harness.blanks import Blank
 from harness.devices.targets import Target
-from harness.diagnose import diagnose
+from harness.diagnose import diagnose, from_findings
 from harness.errors import BadUse, EnvironmentProblem
 from harness.packages import OpPackage
 from harness.puzzles.spec import Case, Gate, Puzzle
 from harness.recorder import Recording, record
 from harness.replay import Replay
 from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
-from harness.vgpu.report import Finding
+from harness.vgpu.report import Finding, by_cause, place
 from harness.workbook import Comparison, read_blanks
 
 # An untouched blank leaves its output unwritten: what later kernels then read is no mistake of theirs.
+# Memory and race findings are about the code, not the formula: the last hint helps.
+RACE_RUNG = 3
+SHOWN = 3
 UNWRITTEN = ("uninitialised read", "output never written")
 
 
@@ -53,11 +56,15 @@ class GateResult:
 
 @dataclass
 class Outcome:
-    """What one variant did in every case: what it wrote, what was found, and why it stopped, if it did."""
+    """What one variant did in every case: what it wrote, what was found, and why it stopped, if it did.
+
+    `loads` are the places in the source that load from memory; read only where there are findings.
+    """
 
     outputs: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failure: VirtualGPUError | None = None
+    loads: set[str] = field(default_factory=set)
 
 
 class Checker:
@@ -125,13 +132,13 @@ class Checker:
             again = self._replay(recording, variant, cases, given=True)
             for name, outputs in again.outputs.items():
                 outputs.update({quantity: outcome.outputs[name][quantity] for quantity in wrong})
-            again.findings = outcome.findings
+            again.findings, again.loads = outcome.findings, outcome.loads
             return again
         return outcome
 
     def _replay(self, recording: Recording, variant: str, cases: list[Case], given: bool = False) -> Outcome:
         replay = Replay(recording, self.puzzle, self.dtype)
-        outcome = Outcome(findings=replay.gpu.findings)
+        outcome = Outcome()
         for case in cases:
             try:
                 outcome.outputs[case.name] = replay.run(
@@ -142,6 +149,8 @@ class Checker:
             except VirtualGPUError as error:
                 outcome.failure = error
                 break
+        outcome.findings = [finding for finding in by_cause(replay.gpu.findings) if finding.is_error]
+        outcome.loads = places_that_load(replay) if outcome.findings else set()
         return outcome
 
     def _saved(self, case: Case, variant: str) -> dict[str, torch.Tensor]:
@@ -190,8 +199,6 @@ class Checker:
         source = (package.path / self.puzzle.source).resolve()
         mine = []
         for finding in outcome.findings:
-            if not finding.is_error:
-                continue
             owners = {id for id, blank in found.items() if touches(finding, source, blank)}
             waiting = any(g.id in empty and g.variant == gate.variant for g in self.puzzle.gates)
             if gate.id in owners or not (owners or (waiting and finding.kind in UNWRITTEN)):
@@ -233,16 +240,25 @@ class Checker:
                 )
             result.mistake = result.mistake or seen.mistake
             result.hint = seen.hint if own and seen.mistake else result.hint
-        for finding in result.findings:
-            result.diagnosis += finding.text().splitlines()
+        for finding in result.findings[:SHOWN]:
+            result.diagnosis += finding.text().replace(f"{Path.cwd()}/", "").splitlines()
+        if len(result.findings) > SHOWN:
+            result.diagnosis.append(f"... and {len(result.findings) - SHOWN} more findings")
+        if found := from_findings(result.findings, outcome.loads):
+            result.mistake, result.hint = found[0], f"{gate.id}-{RACE_RUNG}"
+            result.diagnosis.append(f"{found[1]}: see hint {result.hint}")
 
 
 def touches(finding: Finding, source: Path, blank: Blank) -> bool:
-    """Whether a finding, or the other place of a race, is inside a blank."""
-    for place in (finding.where, finding.other):
-        file, _, rest = place.partition(".mojo:")
-        if rest and Path(f"{file}.mojo") == source:
-            line = int(rest.split(":")[0])
-            if blank.line <= line < blank.line + len(blank.body):
+    """Whether a finding, or the other place of a race, comes from a blank, be it through a helper."""
+    for instr in (finding.instr, finding.other_instr):
+        for at in instr.loc.chain() if instr and instr.loc else ():
+            if blank.line <= at.line < blank.line + len(blank.body) and Path(at.file) == source:
                 return True
     return False
+
+
+def places_that_load(replay: Replay) -> set[str]:
+    """Where in the source the kernels load from memory."""
+    instructions = (i for kernel in replay.kernels.values() for i in kernel.function.body)
+    return {place(instr) for instr in instructions if instr.op == "ld" and "param" not in instr.mods}

@@ -1,11 +1,12 @@
 """The virtual GPU as a device of a run: kernels and tensors get their names, and findings and failures their words."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.errors import EnvironmentProblem, KernelFailed, WorkbookError
 from harness.recorder import Recording
 from harness.vgpu.driver import inprocess
+from harness.vgpu.report import by_cause
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,9 @@ def name_buffers(
 
 
 def findings() -> list[Finding]:
-    """Everything found since the process began, one for each cause, errors first and the most frequent first.
-
-    Two findings have one cause when kind, kernel and both places are the same.
-    """
-    causes: dict[tuple, object] = {}
-    for found in inprocess.device().gpu.findings:
-        cause = found.kind, found.kernel, found.where, found.other
-        seen = causes.get(cause)
-        causes[cause] = replace(seen, count=seen.count + found.count) if seen else found
-    merged = [Finding(f.kind, f.is_error, f.where, f.count, f.text()) for f in causes.values()]
-    return sorted(merged, key=lambda finding: (not finding.is_error, -finding.count))
+    """Everything found since the process began, one for each cause, errors first and the most frequent first."""
+    merged = by_cause(inprocess.device().gpu.findings)
+    return [Finding(f.kind, f.is_error, f.where, f.count, f.text()) for f in merged]
 
 
 def failure(error: Exception) -> WorkbookError | Exception:

@@ -58,6 +58,23 @@ def values(v: Derivation) -> np.ndarray:
     return v.input.shape[-1]
 
 
+def padding(v: Derivation) -> float:
+    """Zeros between a row and the next power of two, as a share of the row."""
+    return ((1 << (values(v) - 1).bit_length()) - values(v)) / values(v)
+
+
+def by_row(v: Derivation, parameter: np.ndarray) -> np.ndarray:
+    """[B, S, 1]: a parameter [H] read at the index of the row."""
+    rows = np.arange(v.input.shape[0] * v.input.shape[1])
+    return parameter[rows % values(v)].reshape(*v.input.shape[:2], 1)
+
+
+def first_thread(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the first of 128 threads adds to the sums of a row, divided by H, [B, S, 1] each."""
+    g = (dln * v.ln_weight)[..., ::128]
+    return (g * v.x_hat[..., ::128]).sum(-1, keepdims=True) / values(v), g.sum(-1, keepdims=True) / values(v)
+
+
 def swapped(array: np.ndarray) -> np.ndarray:
     """The rows read with batch and sequence exchanged: row (b, s) gets what lies at s * B + b."""
     B, S, n = array.shape
@@ -158,6 +175,12 @@ MISTAKES = (
         "multiplied by the deviation instead of divided",
         {"rstd": lambda v: np.sqrt(v.variance + EPS)},
     ),
+    Mistake(
+        "padding-counted",
+        "with zeros behind the row, up to a power of two, counted in the variance",
+        {"variance": lambda v: ((v.input - v.mean) ** 2).mean(-1, keepdims=True) + padding(v) * v.mean**2},
+        3,
+    ),
     # The LayerNorm output.
     Mistake(
         "mean-not-subtracted", "with the mean not subtracted in x_hat", {"x_hat": lambda v: v.input * v.rstd}
@@ -178,6 +201,12 @@ MISTAKES = (
         "gamma-beta-swapped",
         "with gamma and beta exchanged",
         {"ln_out": lambda v: v.x_hat * v.ln_bias + v.ln_weight},
+    ),
+    Mistake(
+        "gamma-by-row",
+        "with gamma and beta read at the index of the row, not of the column",
+        {"ln_out": lambda v: v.x_hat * by_row(v, v.ln_weight) + by_row(v, v.ln_bias)},
+        3,
     ),
     Mistake("bias-forgotten", "without the linear bias", {"output": lambda v: v.product}),
     Mistake(
@@ -334,7 +363,22 @@ MISTAKES = (
             ),
         },
     ),
+    Mistake(
+        "gamma-forgotten-in-g",
+        "with gamma in c1 and c2 but not in g",
+        {"grad_input": lambda v: v.rstd * (v.dln - v.c2 - v.x_hat * v.c1)},
+    ),
     # The row sums alone.
+    Mistake(
+        "first-thread-only",
+        "of the first thread's columns alone, not summed over the block",
+        {
+            "row_sums": lambda v: packed(*first_thread(v, v.given_dln)),
+            "c1": lambda v: first_thread(v, v.dln)[0],
+            "c2": lambda v: first_thread(v, v.dln)[1],
+        },
+        3,
+    ),
     Mistake(
         "row-sums-exchanged",
         "with c1 and c2 written in each other's place",

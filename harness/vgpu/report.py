@@ -6,7 +6,7 @@ library's own algorithms (block and warp primitives and the like), the finding i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .ptx import Instr, Location
 
@@ -114,6 +114,19 @@ class Findings(list):
         self._keys[key] = finding
         self.append(finding)
         return finding
+
+
+def by_cause(findings) -> list[Finding]:
+    """One finding for each cause, errors first and the most frequent first.
+
+    Findings of several launches have one cause when kind, kernel and both places are the same.
+    """
+    causes: dict[tuple, Finding] = {}
+    for found in findings:
+        cause = found.kind, found.kernel, found.where, found.other
+        seen = causes.get(cause)
+        causes[cause] = replace(seen, count=seen.count + found.count) if seen else found
+    return sorted(causes.values(), key=lambda finding: (not finding.is_error, -finding.count))
 
 
 def index_text(index) -> str:

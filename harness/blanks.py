@@ -14,6 +14,7 @@ import argparse
 import difflib
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ START = re.compile(r"^(?P<indent>[ \t]*)# BLANK-START (?P<id>\w+): (?P<task>.+)$
 END = re.compile(r"^[ \t]*# BLANK-END (?P<id>\w+)$")
 MARKER = re.compile(r"^[ \t]*#\s*BLANK-(START|END)")
 SUFFIXES = {".mojo", ".py"}
+REPAIR = "`python -m harness reset` puts the file back and keeps a copy of yours"
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,32 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
     if opened:
         raise damaged(opened_at, f"blank {opened['id']} has no BLANK-END")
     return pieces
+
+
+def read(path: Path) -> str:
+    """The text of a file that somebody works on. Raises DamagedFile, in a line, for what is no readable text file."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        what = "the file is missing"
+    except IsADirectoryError:
+        what = "a folder stands where the file should be"
+    except UnicodeDecodeError as error:
+        what = f"byte {error.start} is no UTF-8 text"
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+    raise DamagedFile(f"{path}: {what}; {REPAIR}")
+
+
+def complete(found: dict[str, Blank], wanted: Iterable[str], name: str) -> dict[str, Blank]:
+    """The blanks that were found. Raises DamagedFile, naming those that are wanted and whose markers are gone."""
+    missing = [id for id in wanted if id not in found]
+    if missing:
+        raise DamagedFile(
+            f"{name}: the markers of blank {', '.join(missing)} are gone (# BLANK-START {missing[0]}: ... and "
+            f"# BLANK-END {missing[0]}); {REPAIR}"
+        )
+    return found
 
 
 def find(text: str, name: str = "the file") -> dict[str, Blank]:

@@ -15,6 +15,7 @@ from harness import blanks, puzzles, roots
 from harness.compare import Repeats, Verdict
 from harness.devices import graphs
 from harness.devices.targets import Skipped, Target, choose
+from harness.diagnose import Diagnosis, Evidence, diagnose
 from harness.errors import BadUse
 from harness.packages import OpPackage
 from harness.puzzles.spec import Case, Ledger, Puzzle
@@ -62,12 +63,16 @@ class Comparison:
 
 @dataclass
 class VariantResult:
-    """One variant on one device. `unsolved` maps a quantity to the untouched blanks that it waits for."""
+    """One variant on one device.
+
+    `unsolved` maps a quantity to the untouched blanks that it waits for, `diagnoses` a wrong one to what is wrong.
+    """
 
     variant: str
     comparisons: list[Comparison] = field(default_factory=list)
     unsolved: dict[str, tuple[str, ...]] = field(default_factory=dict)
     repeats: dict[str, Repeats] = field(default_factory=dict)
+    diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
 
     def ok(self, quantity: str) -> bool:
         """Whether a quantity is right in every case (an unsolved one is not wrong)."""
@@ -77,7 +82,7 @@ class VariantResult:
         """ "wrong", "unsolved" or "correct": the verdict on several quantities together."""
         if not all(self.ok(quantity) for quantity in quantities):
             return "wrong"
-        if any(self.repeats[q].wrong_runs for q in quantities if q in self.repeats):
+        if any(not self.repeats[q].ok for q in quantities if q in self.repeats):
             return "wrong"
         return "unsolved" if any(quantity in self.unsolved for quantity in quantities) else "correct"
 
@@ -146,9 +151,15 @@ def locate(options: Options) -> OpPackage:
 
 
 def read_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, blanks.Blank]:
-    """The blanks of the package's source file; empty where it has none of the puzzle's files."""
+    """The blanks of the package's source file; empty where it is another's package, without the file or any blank.
+
+    Raises DamagedFile where the file cannot be read, or only some of the blanks are there.
+    """
     source = package.path / puzzle.source
-    return blanks.find(source.read_text(), str(source)) if source.is_file() else {}
+    if not source.exists():
+        return {}
+    found = blanks.find(blanks.read(source), str(source))
+    return blanks.complete(found, [gate.id for gate in puzzle.gates], str(source)) if found else found
 
 
 def quantities_of(options: Options) -> list[str]:
@@ -261,16 +272,28 @@ def run_device(
     for variant in variants.values():
         variant.unsolved = unsolved(options.puzzle, variant.variant, target, quantities, empty)
     result = DeviceResult(target, program.cached, program.seconds, 0.0, variants)
+    wrong: dict[tuple[str, str], list[Evidence]] = {}
     for case in cases:
         outputs = running.execute(options.puzzle, program, target, reference.inputs(case))
         for name, variant in variants.items():
             compared = [q for q in quantities if q not in variant.unsolved and f"{name}.{q}" in outputs]
             verdicts = running.judge_variant(options.puzzle, reference, case, target, name, outputs, compared)
             variant.comparisons.append(Comparison(case, verdicts))
+            for q in [q for q in compared if not verdicts[q].ok]:
+                wrong.setdefault((name, q), []).append(
+                    running.evidence(
+                        options.puzzle, reference, case, target, q, outputs[f"{name}.{q}"], verdicts[q]
+                    )
+                )
         if target.kind == "virtual" and case is cases[0]:
             from harness.devices import virtual
 
             result.profile = virtual.launches()
+    for (name, quantity), evidence in wrong.items():
+        gate = None if target.kind == "cpu" else options.puzzle.gate_of(name, quantity)
+        variants[name].diagnoses[quantity] = diagnose(
+            options.puzzle, quantity, evidence, name=options.puzzle.printed(quantity), gate=gate
+        )
     if options.repeat > 1:
         for name, variant in variants.items():
             compared = [q for q in options.puzzle.backward if q not in variant.unsolved and q in quantities]

@@ -6,8 +6,8 @@ Names: B = batch_size, S = seq_len, H = hidden_dim, O = output_dim; a row is one
 import numpy as np
 
 from harness.devices.graphs import Call, OpSpec, accum_dtype
-from harness.puzzles.mistakes_p22 import MISTAKES, derive
-from harness.puzzles.spec import Arrays, Case, Gate, Ledger, Puzzle
+from harness.puzzles.mistakes_p22 import MISTAKES, derive, packed
+from harness.puzzles.spec import Arrays, Case, Gate, Ledger, NumpyRung, Puzzle
 
 BATCH_SIZE = 4
 SEQ_LEN = 4
@@ -282,6 +282,27 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     )
 
 
+def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
+    """c1 and c2, [B, S, 1] each, as the kernel writes them, [B * S, 2]."""
+    for name, array in (("c1", c1), ("c2", c2)):
+        if array.ndim != 3 or array.shape[-1] != 1:
+            raise ValueError(f"{name} has shape {list(array.shape)}, expected [B, S, 1] (keepdims=True)")
+    return packed(c1, c2)
+
+
+NUMPY_RUNG = NumpyRung(
+    file="backward.py",
+    names={"dy": "grad_output", "gamma": "ln_weight", "beta": "ln_bias"},
+    returns={
+        "db": ("grad_bias",),
+        "dW": ("grad_weight",),
+        "dgamma": ("grad_ln_weight", "grad_ln_bias"),
+        "row_sums": ("row_sums",),
+        "dx": ("grad_input",),
+    },
+    pack={"row_sums": pack_row_sums},
+)
+
 PUZZLE = Puzzle(
     name="p22",
     title="LayerNorm + Linear, forward and backward, unfused and fused",
@@ -310,4 +331,5 @@ PUZZLE = Puzzle(
     ledger=ledger,
     derive=derive,
     mistakes=MISTAKES,
+    numpy_rung=NUMPY_RUNG,
 )

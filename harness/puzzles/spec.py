@@ -37,6 +37,25 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class NumpyRung:
+    """The puzzle in NumPy, before the kernels: one Python file with a function for each of some gates, of the gate's name.
+
+    A function asks for steps of the puzzle's derivation by the names of its arguments.
+
+    Attributes:
+        file: Relative to the puzzle's folder.
+        names: Argument -> step of the derivation, where they differ.
+        returns: Gate -> the quantities that its function returns, in order.
+        pack: Quantity -> what makes one array of everything its function returns.
+    """
+
+    file: str
+    names: Mapping[str, str]
+    returns: Mapping[str, tuple[str, ...]]
+    pack: Mapping[str, Callable[..., np.ndarray]]
+
+
+@dataclass(frozen=True)
 class Puzzle:
     """Everything the harness needs to know about one puzzle.
 
@@ -61,6 +80,7 @@ class Puzzle:
         ledger: dims and dtype -> the bytes saved for backward and allocated in between.
         derive: input arrays and changed steps -> the puzzle's mathematics in NumPy, for the diagnosis.
         mistakes: Known mistakes, as changes of the derivation, the likeliest first.
+        numpy_rung: The puzzle in NumPy, or None.
     """
 
     name: str
@@ -84,6 +104,7 @@ class Puzzle:
     ledger: Callable[[tuple[int, ...], str], "Ledger"]
     derive: Callable[[Arrays, Mapping[str, Step]], Derivation] | None = None
     mistakes: tuple[Mistake, ...] = ()
+    numpy_rung: NumpyRung | None = None
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -99,6 +120,11 @@ class Puzzle:
         calls = self.variants[variant]
         read = {name for call in calls for name in call.op.reads}
         return [name for call in calls for name in call.op.writes if name in read]
+
+    def gate_of(self, variant: str, quantity: str) -> str | None:
+        """The gate whose blank makes a quantity, or None where given code does."""
+        gates = (g.id for g in self.gates if g.variant == variant and quantity in g.quantities)
+        return next(gates, None)
 
     def printed(self, quantity: str) -> str:
         """The name that reports print."""

@@ -65,7 +65,7 @@ def replayed(options: Options, *, trace: bool = False) -> dict[str, Replayed]:
     puzzle = options.puzzle
     case = puzzle.cases(options.dims)[0]
     recording = record(locate(options), puzzle.name, options.dtype, [case.dims])
-    player = replay.Replay(recording, puzzle, options.dtype, options.blocks)
+    player = replay.Replay(recording, puzzle, options.dtype, blocks=options.blocks)
     player.gpu.trace = trace
     inputs = running.Reference(puzzle, options.dtype, options.seed).inputs(case)
     runs = {}

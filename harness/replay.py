@@ -14,11 +14,12 @@ from harness.vgpu.machine import VirtualGPU
 class Replay:
     """A virtual GPU with the kernels of one recording."""
 
-    def __init__(self, recording: Recording, puzzle: Puzzle, dtype: str, blocks: str = "natural"):
+    def __init__(self, recording: Recording, puzzle: Puzzle, dtype: str, **machine):
+        """`machine` holds keywords for VirtualGPU: blocks, checks, arch."""
         self.recording = recording
         self.puzzle = puzzle
         self.dtype = dtype
-        self.gpu = VirtualGPU(blocks=blocks)
+        self.gpu = VirtualGPU(**machine)
         self.kernels = {symbol: self.gpu.load(ptx).kernels[symbol] for symbol, ptx in recording.ptx.items()}
 
     def run(self, variant: str, case: Case, inputs: dict, given: dict | None = None) -> dict:

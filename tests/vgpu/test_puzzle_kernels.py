@@ -1,128 +1,119 @@
-"""Puzzle 22's solution kernels on the virtual GPU, recorded and replayed: right values, no finding, bytes as predicted."""
+"""Puzzle 22's solution kernels, recorded and replayed: right values in every block order, no finding, bytes as predicted."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
-from kernel_tools import kept
 
-from harness.vgpu.speed import RECORDER, ROOT, Case, Replay, main, parse, record, to_device
+from harness import roots, running
+from harness.devices.targets import Target
+from harness.puzzles.p22 import PUZZLE
+from harness.puzzles.spec import Case
+from harness.recorder import RecordedLaunch, record
+from harness.replay import Replay
+from harness.vgpu import speed
 
-CHAPTER = (4, 4, 8, 16)
+CHAPTER = PUZZLE.dims
+ODD = (3, 5, 33, 17)  # every tile edge is ragged
+VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 
 
 @pytest.fixture(scope="module")
-def recording():
-    sources = [*sorted((ROOT / "solutions" / "p22" / "op").glob("*.mojo")), RECORDER]
-    return parse(kept("puzzle", sources, record))
+def recordings():
+    """The solution's launches by dtype."""
+    package = roots.op_package(roots.solutions(), "p22")
+    return {dtype: record(package, "p22", dtype, [CHAPTER, ODD]) for dtype in ("float32", "bfloat16")}
 
 
-def truth(c: dict[str, np.ndarray], eps: float = 1e-5) -> dict[str, np.ndarray]:
-    """Forward and backward in float64."""
-    x, gamma, beta, W, bias, dy = (c[k] for k in ("x", "gamma", "beta", "W", "bias", "dy"))
-    mean, rstd = x.mean(1), 1 / np.sqrt(x.var(1) + eps)
-    x_hat = (x - mean[:, None]) * rstd[:, None]
-    ln = x_hat * gamma + beta
-    dln = dy @ W
-    g = dln * gamma
-    c1, c2 = (g * x_hat).mean(1, keepdims=True), g.mean(1, keepdims=True)
-    return {
-        "output": ln @ W.T + bias, "mean": mean, "rstd": rstd, "dx": rstd[:, None] * (g - c2 - x_hat * c1),
-        "dgamma": (dln * x_hat).sum(0), "dbeta": dln.sum(0), "dW": dy.T @ ln, "db": dy.sum(0),
-    }  # fmt: skip
-
-
-def as_seen(case: Case) -> dict[str, np.ndarray]:
-    """The inputs after rounding to the device's type, in float64."""
-    out = {}
-    for name, values in case.inputs().items():
-        raw = to_device(values, case.dtype)
-        out[name] = (
-            (raw.astype(np.uint32) << 16).view(np.float32) if raw.dtype == np.uint16 else raw
-        ).astype(float)
-    return out
-
-
-@pytest.mark.parametrize("variant", ["unfused", "fused"])
+@pytest.mark.parametrize("variant", PUZZLE.variants)
 @pytest.mark.parametrize(
-    "dtype,sizes,order",
+    ("dtype", "dims", "order"),
     [
         ("float32", CHAPTER, "natural"),
         ("float32", CHAPTER, "reversed"),
         ("float32", CHAPTER, "shuffled:1"),
         ("bfloat16", CHAPTER, "natural"),
-        ("float32", (3, 5, 33, 17), "natural"),  # odd sizes: every tile edge is ragged
-        ("float32", (1, 1, 1, 1), "natural"),
+        ("float32", ODD, "natural"),
     ],
 )
-def test_forward_and_backward(recording, dtype, sizes, order, variant):
-    case = recording.case(variant, dtype, *sizes)
-    replay = Replay(recording, blocks=order)
-    replay.run(case)
-    for name, want in truth(as_seen(case)).items():
-        if sizes == (1, 1, 1, 1) and name in ("dx", "dgamma"):
-            continue  # one column has no variance: these are 0 but for rounding, times rstd = 316
-        got = replay.get(name, case)
-        limit = 3e-2 if dtype == "bfloat16" else 2e-5
-        error = np.abs(got - want).max()
-        assert error <= limit * np.abs(want).max(), (name, error)
-    assert not replay.gpu.findings, replay.gpu.findings[0].text()
+def test_right_in_every_block_order_and_without_a_finding(recordings, dtype, dims, order, variant):
+    case = Case("recorded", "", dims, "hard")
+    reference = running.Reference(PUZZLE, dtype, seed=0)
+    player = Replay(recordings[dtype], PUZZLE, dtype, blocks=order)
+    outputs = player.run(variant, case, reference.inputs(case))
+    named = {f"{variant}.{name}": tensor for name, tensor in outputs.items()}
+    verdicts = running.judge_variant(PUZZLE, reference, case, VIRTUAL, variant, named, list(outputs))
+    assert {name for name, verdict in verdicts.items() if not verdict.ok} == set()
+    assert {*PUZZLE.forward, *PUZZLE.backward} <= set(verdicts)
+    assert not player.gpu.findings, player.gpu.findings[0].text()
 
 
-def test_bytes_as_the_shapes_predict(recording):
-    """The fused kernel reads W once for every row; the unfused matmul reads it once for every tile of rows."""
-    rows, O, W = 16, 16, 16 * 8 * 4
+def chapter_counters(recording, variant: str) -> dict[str, object]:
+    """The counters of each launch at the chapter's size, by name; the first where a name comes twice."""
+    case = PUZZLE.cases(None)[0]
+    player = Replay(recording, PUZZLE, "float32")
+    player.run(variant, case, running.Reference(PUZZLE, "float32", 0).inputs(case))
     counters = {}
-    for variant in ("fused", "unfused"):
-        replay = Replay(recording)
-        replay.run(recording.case(variant, "float32", *CHAPTER))
-        for launch in replay.gpu.launches:
-            counters.setdefault((variant, launch.name), launch.counters)
-    fused = next(c for (v, name), c in counters.items() if v == "fused" and "forward" in name)
-    assert fused.tensors["W"].read == rows * W
-    assert fused.tensors["output"].written == rows * O * 4
-    assert fused.tensors["mean"].written == rows * 4
-    matmul = counters["unfused", "matmul"]
-    assert matmul.tensors["linear_weight_t"].read == W and matmul.tensors["output"].written == rows * O * 4
+    for launch in player.gpu.launches:
+        counters.setdefault(launch.name, launch.counters)
+    return counters
+
+
+def test_bytes_as_the_shapes_predict(recordings):
+    """The fused kernel reads W once for every row; the unfused matmul reads it once for every tile of rows."""
+    B, S, H, O = CHAPTER
+    rows, weight = B * S, O * H * 4
+    fused = chapter_counters(recordings["float32"], "fused")
+    forward = fused["minimal_fused_forward"]
+    assert forward.tensors["linear_weight"].read == rows * weight
+    assert forward.tensors["output"].written == rows * O * 4
+    assert forward.tensors["mean"].written == rows * 4
+    matmul = chapter_counters(recordings["float32"], "unfused")["matmul"]
+    assert matmul.tensors["linear_weight_t"].read == weight
+    assert matmul.tensors["output"].written == rows * O * 4
     assert matmul.barriers == 2
-    backward = next(c for (v, name), c in counters.items() if v == "fused" and "backward" in name)
-    assert backward.atomics == rows * (16 + 16 * 8 + 2 * 8)
+    backward = fused["minimal_fused_backward"]
+    assert backward.atomics == rows * (O + O * H + 2 * H)
     assert backward.atomics_per_address == rows
 
 
-def test_forgotten_clear_is_reported(recording):
+def test_the_scratch_memory_is_what_the_ledger_says(recordings):
+    """Every workspace that the launch code asks for at the chapter's size."""
+    for variant in PUZZLE.variants:
+        events = recordings["float32"].cases[variant, CHAPTER]
+        lent = sum(event.nbytes for event in events if getattr(event, "scratch", False))
+        assert lent == sum(PUZZLE.ledger(CHAPTER, "float32").between[variant].values())
+
+
+def test_forgotten_clear_is_reported(recordings):
     """Without the clearing launch the atomics add to memory that nobody has written."""
-    replay = Replay(recording)
-    replay.run(recording.case("fused", "float32", *CHAPTER), skip=("clear_gradients",))
-    kinds = {f.kind for f in replay.gpu.findings if f.is_error}
-    assert kinds == {"uninitialised read"}
-    assert {f.tensor for f in replay.gpu.findings} == {
-        "sums_ln_weight",
-        "sums_ln_bias",
-        "sums_weight",
-        "sums_bias",
-    }
+    recording = recordings["float32"]
+    events = [
+        event
+        for event in recording.cases["fused", CHAPTER]
+        if not (isinstance(event, RecordedLaunch) and event.name == "clear_gradients")
+    ]
+    case = PUZZLE.cases(None)[0]
+    player = Replay(replace(recording, cases={("fused", CHAPTER): events}), PUZZLE, "float32")
+    player.run("fused", case, running.Reference(PUZZLE, "float32", 0).inputs(case))
+    errors = [finding for finding in player.gpu.findings if finding.is_error]
+    assert {finding.kind for finding in errors} == {"uninitialised read"}
+    assert {f.tensor for f in errors} == {"sums_ln_weight", "sums_ln_bias", "sums_weight", "sums_bias"}
 
 
-def test_speed_command(recording, monkeypatch, capsys):
+def test_speed_command(monkeypatch, capsys):
     """The command runs what it says; times are printed, not judged."""
-    import harness.vgpu.speed as speed
-
-    monkeypatch.setattr(speed, "record", lambda: "")
-    monkeypatch.setattr(speed, "parse", lambda text: recording)
-    monkeypatch.setattr(Replay, "matmul", lambda self, m, k, n: small(self, m, k, n))
+    full = speed.matmul
     errors = []
-    original = Replay.__dict__["matmul"]
 
-    def small(self, *sizes):
-        seconds, error = plain(self, *(s // 8 for s in sizes))
+    def small(recording, m, k, n, checks):
+        seconds, error, gpu = full(recording, m // 8, k // 8, n // 8, checks)
         errors.append(error)
-        return seconds, error
+        return seconds, error, gpu
 
-    assert original is not plain
-    assert main(["--repeat", "1"]) == 0
+    monkeypatch.setattr(speed, "matmul", small)
+    monkeypatch.setattr(speed, "SIZES", [CHAPTER, ODD])
+    assert speed.main(["--repeat", "1"]) == 0
     assert max(errors) < 1e-5
     assert "tiled matmul M=256 K=256 N=256" in capsys.readouterr().out
-
-
-plain = Replay.matmul

@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parents[2]
 FOLDER = ROOT / "book" / "outputs"
 PACKAGES = ("mojo", "max", "torch", "numpy")
+PROGRESS = re.compile(r"(Compiling|Recording) .*\.\.\.$")  # said only while somebody waits
 WIDTH = 100  # columns that a command believes its terminal has
 
 
@@ -106,7 +107,8 @@ def run(command: Command) -> str:
     if done.returncode != command.exit_code:
         raise RuntimeError(f"{command.shown}: exit code {done.returncode}\n{done.stdout}")
     text = done.stdout.replace(f"{ROOT}/", "")
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    lines = [line.rstrip() for line in text.splitlines() if not PROGRESS.match(line)]
+    return "\n".join(lines).strip("\n") + "\n"
 
 
 def record(name: str) -> None:
@@ -135,7 +137,7 @@ def machine_free(text: str) -> list[str]:
     """The lines of an output without what differs from machine to machine: measured numbers, hashes, cache notes."""
     text = re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", "#", text)
     text = re.sub(r"\b[0-9a-f]{7,}\b", "#", text)
-    text = re.sub(r"\b(compiled|cached)\b", "(compiled or cached)", text)
+    text = text.replace("compiled in # s", "cached")
     text = re.sub(
         r"(#x +# +)\S.*", r"\1(case)", text
     )  # which case is the hardest depends on PyTorch's rounding

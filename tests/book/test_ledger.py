@@ -1,29 +1,16 @@
 """The byte ledger against what the virtual GPU counts: the same launches, tensors and bytes."""
 
-import sys
-
 import pytest
-from book_paths import ROOT
-
-sys.path.insert(0, str(ROOT / "tests" / "vgpu"))
-from kernel_tools import kept
 
 
 @pytest.fixture(scope="module")
 def counted():
     """Variant -> the launches of a forward and backward pass at the chapter's sizes, as the virtual GPU ran them."""
-    from harness.puzzles import p22
-    from harness.vgpu.speed import RECORDER, Replay, parse, record
+    from harness.profile import replayed
+    from harness.puzzles.p22 import PUZZLE
+    from harness.workbook import Options
 
-    # Kept under the same name as by the virtual GPU's own tests: the kernels are compiled once for both.
-    sources = [*sorted((ROOT / "solutions" / "p22" / "op").glob("*.mojo")), RECORDER]
-    recording = parse(kept("puzzle", sources, record))
-    launches = {}
-    for variant in ("unfused", "fused"):
-        replay = Replay(recording)
-        replay.run(recording.case(variant, "float32", *p22.PUZZLE.dims))
-        launches[variant] = replay.gpu.launches
-    return launches
+    return {variant: run.launches for variant, run in replayed(Options(PUZZLE, root="solutions")).items()}
 
 
 @pytest.mark.parametrize("variant", ["unfused", "fused"])

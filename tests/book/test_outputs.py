@@ -50,6 +50,7 @@ def test_numbers_times_and_hashes_may_differ_but_words_may_not():
     assert outputs.machine_free(table) == outputs.machine_free(
         "   dx  1.2e-06  1.1e-06   1.1x  2.7e-06  odd sizes\nend"
     )
+    assert outputs.machine_free("graph compiled in 12.3 s") == outputs.machine_free("graph cached")
     assert outputs.machine_free("dx: 2.98e-08 ok") != outputs.machine_free("dx: 2.98e-08 wrong")
 
 
@@ -60,6 +61,13 @@ def test_unknown_output_is_refused(capsys):
         outputs.main(["nothing"])
     assert exit.value.code == 2
     assert "no such output: nothing" in capsys.readouterr().err
+
+
+def test_progress_lines_are_not_recorded():
+    import outputs
+
+    script = "print('Compiling the Mojo kernels (once) ...'); print(); print('done ...'); print()"
+    assert outputs.run(outputs.Command("x", ("-c", script))) == "done ...\n"
 
 
 def test_wrong_exit_code_is_not_recorded():

@@ -54,12 +54,18 @@ class Verdict:
 
 @dataclass
 class Repeats:
-    """What repeated runs of one gradient showed."""
+    """What repeated runs of one gradient showed; `atomic` where blocks add to it in no fixed order."""
 
     runs: int
     bit_equal: bool
     spread_ulps: float
     wrong_runs: int
+    atomic: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether every run was within the limit, and equal to the last bit where the order of sums is fixed."""
+        return not self.wrong_runs and (self.bit_equal or self.atomic)
 
 
 def allowance(atomic: bool, rows: int) -> float:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.blanks import Blank
-from harness.compare import Verdict
+from harness.compare import Repeats, Verdict
 from harness.devices.targets import LABELS
 from harness.workbook import Comparison, DeviceResult, Run, VariantResult
 
@@ -127,6 +127,8 @@ class Report:
                     style="red",
                 )
                 self.line(f"      {explain(verdict)}")
+                for text in variant.diagnoses[quantity].lines if quantity in variant.diagnoses else ():
+                    self.line(f"      {text}")
 
     def errors(self, run: Run, variant: VariantResult) -> None:
         """A table of the worst case of every quantity: its error, PyTorch's, and the limit."""
@@ -160,7 +162,7 @@ class Report:
         for quantity, seen in variant.repeats.items():
             what = "bit-equal" if seen.bit_equal else f"spread of {seen.spread_ulps:.1f} ulp"
             wrong = f", ❌ wrong in {seen.wrong_runs}" if seen.wrong_runs else ""
-            self.line(f"   {names[quantity]}: {what} in {seen.runs} runs{wrong}")
+            self.line(f"   {names[quantity]}: {what} in {seen.runs} runs ({expected_spread(seen)}){wrong}")
 
     def findings(self, run: Run) -> None:
         """What the virtual GPU saw besides the values."""
@@ -241,6 +243,15 @@ def overall(run: Run) -> str:
         3: "⏳ UNSOLVED, nothing attempted is wrong",
         6: "✅ CPU CORRECT, GPU NOT RUN",
     }[run.exit_code()]
+
+
+def expected_spread(seen: Repeats) -> str:
+    """What the spread of repeated runs should be, and whether it is."""
+    if not seen.atomic:
+        must = "it must be: the order of its sums is fixed"
+        return f"as {must}" if seen.bit_equal else f"❌ bit-equal is what {must}"
+    may = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
+    return may if seen.spread_ulps <= 1 else f"{may}, here more: terms cancel, or a sum is kept in float32"
 
 
 def explain(verdict: Verdict) -> str:
@@ -366,8 +377,13 @@ def variant_json(variant: VariantResult, run: Run, names: dict[str, str]) -> dic
                 "bit_equal": seen.bit_equal,
                 "spread_ulps": seen.spread_ulps,
                 "wrong_runs": seen.wrong_runs,
+                "must_be_equal": not seen.atomic,
             }
             for quantity, seen in variant.repeats.items()
+        },
+        "diagnosis": {
+            names[quantity]: {"mistake": seen.mistake, "hint": seen.hint, "lines": seen.lines}
+            for quantity, seen in variant.diagnoses.items()
         },
         "cases": {
             comparison.case.name: {

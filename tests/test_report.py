@@ -140,10 +140,20 @@ def test_unsolved_blanks_are_listed_with_file_line_and_task(make_run):
 
 
 def test_repeats_say_bit_equal_or_the_spread(make_run):
-    repeats = {"grad_input": Repeats(5, True, 0.0, 0), "grad_weight": Repeats(5, False, 2.25, 1)}
+    repeats = {
+        "grad_input": Repeats(5, True, 0.0, 0),
+        "grad_weight": Repeats(5, False, 2.25, 1, atomic=True),
+        "grad_bias": Repeats(5, False, 1.0, 0, atomic=True),
+        "grad_ln_bias": Repeats(5, False, 1.0, 0),
+    }
     lines = printed(make_run("gpu", repeats=repeats, variants=("fused",)))
-    assert "   grad_input: bit-equal in 5 runs" in lines
-    assert "   grad_linear_weight: spread of 2.2 ulp in 5 runs, ❌ wrong in 1" in lines
+    assert "   grad_input: bit-equal in 5 runs (as it must be: the order of its sums is fixed)" in lines
+    atomics = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
+    assert f"   grad_linear_bias: spread of 1.0 ulp in 5 runs ({atomics})" in lines
+    more = f"{atomics}, here more: terms cancel, or a sum is kept in float32"
+    assert f"   grad_linear_weight: spread of 2.2 ulp in 5 runs ({more}), ❌ wrong in 1" in lines
+    fixed = "❌ bit-equal is what it must be: the order of its sums is fixed"
+    assert f"   grad_ln_bias: spread of 1.0 ulp in 5 runs ({fixed})" in lines
 
 
 def test_findings_of_the_virtual_gpu(make_run):

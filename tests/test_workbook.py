@@ -70,8 +70,13 @@ def test_3_is_unsolved_with_nothing_attempted_wrong():
 
 
 def test_a_wrong_run_among_repeated_ones_is_wrong():
-    assert run_of("gpu", repeats={"grad_input": Repeats(200, False, 3.0, 1)}).exit_code() == 1
-    assert run_of("gpu", repeats={"grad_input": Repeats(200, False, 3.0, 0)}).exit_code() == 0
+    assert run_of("gpu", repeats={"grad_input": Repeats(200, False, 3.0, 1, True)}).exit_code() == 1
+    assert run_of("gpu", repeats={"grad_input": Repeats(200, False, 3.0, 0, True)}).exit_code() == 0
+
+
+def test_a_spread_is_wrong_where_the_order_of_sums_is_fixed():
+    assert run_of("gpu", repeats={"grad_input": Repeats(200, False, 1.0, 0)}).exit_code() == 1
+    assert run_of("gpu", repeats={"grad_input": Repeats(200, True, 0.0, 0)}).exit_code() == 0
 
 
 def test_a_finding_is_wrong_and_a_note_is_not():

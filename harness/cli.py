@@ -21,6 +21,7 @@ EXIT_CODES = """\
 exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks, nothing attempted is wrong; 4 the Mojo
 package does not compile or lacks an op; 5 the environment; 6 nothing wrong, but GPU kernels ran nowhere;
 130 interrupted"""
+COMMANDS = ("list", "hint", "watch", "diff", "reset", "verify", "doctor")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -44,7 +45,7 @@ def parser() -> Parser:
     root = Parser(
         prog="p22",
         description="Run a puzzle's kernels and compare every output and gradient with PyTorch autograd.",
-        epilog=EXIT_CODES,
+        epilog=f"sub-commands, each with its own --help: {', '.join(COMMANDS)}, vgpu; {EXIT_CODES}",
         allow_abbrev=False,
     )
     root.add_argument("puzzle", help="which puzzle, for example p22")
@@ -63,6 +64,7 @@ def parser() -> Parser:
     modes.add_argument(
         "--trace", type=Path, metavar="FILE", help="write what every block reads and writes, as JSON"
     )
+    modes.add_argument("--numpy", action="store_true", help="check the NumPy rung in place of the kernels")
     roots = root.add_mutually_exclusive_group()
     roots.add_argument("--problem", action="store_true", help="run problems/, your files (the default)")
     roots.add_argument("--solution", action="store_true", help="run solutions/")
@@ -111,6 +113,10 @@ def main(argv: list[str] | None = None) -> int:
             from harness.vgpu.cli import main as vgpu
 
             return vgpu(arguments[1:])
+        if arguments and arguments[0] in COMMANDS:
+            from harness import commands
+
+            return commands.run(arguments[0], arguments[1:])
         return run_puzzle(parse(arguments or ["--help"]))
     except WorkbookError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -130,6 +136,10 @@ def run_puzzle(flags: argparse.Namespace) -> int:
     from harness.report import Report, as_json
 
     puzzle = workbook.find_puzzle(flags.puzzle)
+    if flags.numpy:
+        from harness import commands
+
+        return commands.check_numpy(puzzle, flags.gate)
     console = make_console(sys.stderr if flags.json == "-" else sys.stdout)
     if flags.demo or flags.demo_simple:
         from harness import demo

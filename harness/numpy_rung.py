@@ -47,8 +47,9 @@ class NumpyChecker:
 
     @property
     def gates(self) -> list[Gate]:
-        """The gates that have a function."""
-        return [gate for gate in self.puzzle.gates if gate.id in self.rung.returns]
+        """The gates that have a function, in the order of the file."""
+        by_id = {gate.id: gate for gate in self.puzzle.gates}
+        return [by_id[id] for id in self.rung.returns]
 
     def blanks(self, path: Path) -> dict[str, blanks.Blank]:
         """The blanks of the file. Raises DamagedFile where one is missing or the file cannot be read."""

@@ -1,0 +1,337 @@
+"""The sub-commands of the workbench: list, hint, watch, diff, reset, verify, doctor.
+
+Each is a function of the arguments behind its name that returns an exit code.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from harness import blanks, difference, gate_report, hints, restore
+from harness.cli import Parser, make_console
+from harness.errors import BadUse, DamagedFile, WorkbookError
+from harness.learner import Work
+from harness.progress import Progress
+from harness.puzzles.spec import Puzzle
+from harness.report import shown
+from harness.workbook import find_puzzle, puzzle_names
+
+
+def parser(name: str, about: str, puzzle: str | None = None) -> Parser:
+    """A parser for one sub-command; `puzzle` is "?" where the puzzle may be left out."""
+    made = Parser(prog=f"python -m harness {name}", description=about, allow_abbrev=False)
+    made.add_argument("puzzle", nargs=puzzle, help="for example p22")
+    return made
+
+
+def with_numpy(made: Parser) -> Parser:
+    """Adds --numpy."""
+    made.add_argument("--numpy", action="store_true", help="the NumPy rung in place of the kernels")
+    return made
+
+
+def works(puzzle: Puzzle) -> list[Work]:
+    """A puzzle's files with blanks, in the order in which they are taken."""
+    return [*([Work(puzzle, numpy=True)] if puzzle.numpy_rung else []), Work(puzzle)]
+
+
+def chosen(name: str | None) -> list[Puzzle]:
+    """One puzzle by name, or all."""
+    return [find_puzzle(each) for each in ([name] if name else puzzle_names())]
+
+
+def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
+    """Lines as they are: nothing in them is read as markup."""
+    for line in lines:
+        console.print(line if isinstance(line, Text) else Text(line), soft_wrap=not console.is_terminal)
+
+
+# ---- list ---------------------------------------------------------------------------------------------------
+
+
+def list_puzzles(arguments: list[str]) -> int:
+    """Every puzzle with its gates, what has passed, and a progress bar."""
+    flags = parser("list", list_puzzles.__doc__, "?").parse_args(arguments)
+    console = make_console(sys.stdout)
+    progress = Progress.load()
+    for puzzle in chosen(flags.puzzle):
+        console.print(Text(f"{puzzle.name}  {puzzle.title}", style="bold"), soft_wrap=True)
+        for work in works(puzzle):
+            print_lines(console, list_lines(work, progress))
+    return 0
+
+
+def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
+    """One file: its progress bar, then a line for each gate."""
+    title = "NumPy rung (optional, before the kernels)" if work.numpy else "Mojo kernels"
+    try:
+        states = work.states(progress)
+    except DamagedFile as error:
+        yield Text(f"   {title}: {error}", style="red")
+        return
+    done = sum(state == "passed" for state in states.values())
+    yield Text(f"   {gate_report.progress_bar(done, len(states))}  {title}: {shown(work.path)}")
+    for gate in work.gates:
+        mark, words = gate_report.STATES[states[gate.id]]
+        yield Text(f"      {mark} {gate.id:<9} {words + '':<24} {gate.about}")
+
+
+# ---- hint ---------------------------------------------------------------------------------------------------
+
+
+def hint(arguments: list[str]) -> int:
+    """The next rung of a blank's hint ladder; a rung by its name (dx-2) as often as you like."""
+    made = with_numpy(parser("hint", hint.__doc__))
+    made.add_argument(
+        "gate",
+        nargs="?",
+        help="a blank (dx), or a rung (dx-2); left out: the first blank that has not passed",
+    )
+    flags = made.parse_args(arguments)
+    puzzle = find_puzzle(flags.puzzle)
+    progress = Progress.load()
+    wanted = flags.gate or ""
+    if wanted.startswith(f"{hints.NUMPY}-"):
+        flags.numpy, wanted = True, wanted.removeprefix(f"{hints.NUMPY}-")
+    work = Work(puzzle, flags.numpy)
+    named = re.fullmatch(r"(\w+?)-(\d+)", wanted)
+    gate = work.gate(named[1] if named else wanted) if wanted else work.next_gate(progress)
+    if gate is None:
+        print("Every blank has passed: there is nothing to hint at.")
+        return 0
+    print_lines(
+        make_console(sys.stdout), next_hint(work, gate.id, progress, int(named[2]) if named else None)
+    )
+    return 0
+
+
+def next_hint(work: Work, gate: str, progress: Progress, number: int | None = None) -> list[Text]:
+    """The lines of a rung, the next one unless a number is given, which is then remembered as read."""
+    ladder = hints.ladder(work.puzzle.name, work.ladder(gate))
+    key = work.key(gate)
+    if number is not None and not 1 <= number <= len(ladder):
+        raise BadUse(f"the ladder of {gate} has rungs 1 to {len(ladder)}, not {number}")
+    number = number or min(progress.hints.get(key, 0) + 1, len(ladder))
+    last = progress.hints.get(key, 0) >= len(ladder)
+    progress.read_hint(key, number)
+    lines = list(gate_report.hint_lines(ladder[number - 1], number, len(ladder)))
+    if last and number == len(ladder):
+        numpy = " --numpy" if work.numpy else ""
+        command = f"python -m harness diff {work.puzzle.name} {gate}{numpy} --spoil"
+        lines.append(Text(f"That is the last rung. `{command}` shows the solution.", style="dim"))
+    return lines
+
+
+# ---- diff ---------------------------------------------------------------------------------------------------
+
+
+def diff(arguments: list[str]) -> int:
+    """Your blanks beside those of the solution: of the gates that have passed, or of all with --spoil."""
+    made = with_numpy(parser("diff", diff.__doc__))
+    made.add_argument("gate", nargs="?", help="one blank (default: all)")
+    made.add_argument("--spoil", action="store_true", help="also of gates that have not passed")
+    flags = made.parse_args(arguments)
+    work = Work(find_puzzle(flags.puzzle), flags.numpy)
+    gates = [work.gate(flags.gate)] if flags.gate else work.gates
+    shown_any = show_difference(
+        make_console(sys.stdout), work, Progress.load(), [gate.id for gate in gates], spoil=flags.spoil
+    )
+    return 0 if shown_any else 3
+
+
+def show_difference(
+    console: Console, work: Work, progress: Progress, gates: list[str], *, spoil: bool = False
+) -> bool:
+    """Prints the difference of some gates; returns whether there was one to print."""
+    states, yours = work.states(progress), work.blanks()
+    ours = blanks.find(blanks.read(work.solution), str(work.solution))
+    printed = False
+    for gate in gates:
+        if states[gate] != "passed" and not spoil:
+            words = gate_report.STATES[states[gate]][1]
+            console.print(Text(f"{gate}: {words}; --spoil shows the solution all the same", style="dim"))
+            continue
+        width = console.width if console.is_terminal else 0
+        console.print(difference.region(yours[gate], ours[gate], width), soft_wrap=not width)
+        printed = True
+    return printed
+
+
+# ---- reset --------------------------------------------------------------------------------------------------
+
+
+def reset(arguments: list[str]) -> int:
+    """Put a puzzle's files, or one blank, back to what they were. Asks first, and keeps a copy beside each file."""
+    made = with_numpy(parser("reset", reset.__doc__))
+    made.add_argument(
+        "blank", nargs="?", help="one blank (default: every file of the puzzle that was changed)"
+    )
+    made.add_argument("--yes", action="store_true", help="do not ask")
+    flags = made.parse_args(arguments)
+    work = Work(find_puzzle(flags.puzzle), flags.numpy)
+    changes = changed_files(work, flags.blank)
+    if not changes:
+        print("Nothing to reset: this is what the puzzle began with.")
+        return 0
+    what = f"blank {flags.blank} of " if flags.blank else ""
+    for path in changes:
+        print(
+            f"reset {what}{shown(path)}; what it holds now stays beside it, as {path.name}.DATE{restore.SUFFIX}"
+        )
+    if not flags.yes and not agreed():
+        print("Nothing was changed.")
+        return 0
+    for path, text in changes.items():
+        try:
+            kept = restore.reset(path, text)
+        except OSError as error:
+            raise BadUse(f"{error.filename or path}: {error.strerror}; nothing of it was changed") from error
+        print(f"wrote {shown(path)}" + (f", kept {shown(kept)}" if kept else ""))
+    return 0
+
+
+def changed_files(work: Work, blank: str | None) -> dict[Path, str]:
+    """The files that a reset writes, with what it writes."""
+    pairs = [(work.path, work.solution)]
+    if blank is None and not work.numpy:
+        folder = work.solution.parent
+        pairs = [
+            (work.path.parent / path.relative_to(folder), path) for path in sorted(folder.rglob("*.mojo"))
+        ]
+    wanted = {path: restore.restored(path, solution, blank) for path, solution in pairs}
+    return {path: text for path, text in wanted.items() if not holds(path, text)}
+
+
+def holds(path: Path, text: str) -> bool:
+    """Whether a file holds exactly this text."""
+    return path.is_file() and path.read_bytes() == text.encode()
+
+
+def agreed() -> bool:
+    """Whether the person at the keyboard says yes; an end of input is a no."""
+    try:
+        return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False
+
+
+# ---- verify -------------------------------------------------------------------------------------------------
+
+
+def verify(arguments: list[str]) -> int:
+    """Check all of your work: every gate of every puzzle, in NumPy and in Mojo, with every case."""
+    flags = parser("verify", verify.__doc__, "?").parse_args(arguments)
+    console = make_console(sys.stdout)
+    progress = Progress.load()
+    codes = [
+        verify_work(console, work, progress) for puzzle in chosen(flags.puzzle) for work in works(puzzle)
+    ]
+    code = next((code for code in (5, 4, 1, 2, 3) if code in codes), 0)
+    console.print(Text(f"   {VERDICTS[code]}", style="bold"))
+    return code
+
+
+VERDICTS = {
+    0: "✅ all gates passed",
+    1: "❌ something is wrong",
+    2: "❌ a file is damaged",
+    3: "⏳ gates are left; nothing attempted is wrong",
+    4: "❌ the kernels do not compile",
+    5: "❌ the environment stands in the way",
+}
+
+
+def verify_work(console: Console, work: Work, progress: Progress) -> int:
+    """Checks one file and prints the verdict of each gate; returns its exit code."""
+    console.print(
+        Text(
+            f"{work.puzzle.name} {'NumPy rung' if work.numpy else 'kernels'}: {shown(work.path)}",
+            style="bold",
+        )
+    )
+    try:
+        found = work.blanks()
+        results = make_checker(work).check(work.path if work.numpy else work.package)
+    except WorkbookError as error:
+        print_lines(console, [f"   error: {error}"])
+        return error.exit_code
+    for result in results:
+        progress.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
+        print_lines(console, gate_report.verdict_lines(result, work.puzzle, work.path, found))
+    states = [result.state for result in results]
+    # The NumPy rung is an offer: left untouched, it keeps nobody from having solved the puzzle.
+    untouched = work.numpy and set(states) == {"unsolved"}
+    return 1 if "wrong" in states else 3 if "unsolved" in states and not untouched else 0
+
+
+def make_checker(work: Work):
+    """What judges a file: the NumPy checker, or the one of the kernels, which takes seconds to import."""
+    if work.numpy:
+        from harness.numpy_rung import NumpyChecker
+
+        return NumpyChecker(work.puzzle)
+    from harness.gates import Checker
+
+    return Checker(work.puzzle)
+
+
+def check_numpy(puzzle: Puzzle, gate: str | None) -> int:
+    """`pNN --numpy`: every function of the NumPy rung, or one."""
+    console = make_console(sys.stdout)
+    work = Work(puzzle, numpy=True)
+    found = work.blanks()
+    progress = Progress.load()
+    results = make_checker(work).check(work.path, [gate] if gate else None)
+    for result in results:
+        progress.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
+        print_lines(console, gate_report.verdict_lines(result, puzzle, work.path, found))
+    states = {result.state for result in results}
+    return 1 if "wrong" in states else 3 if "unsolved" in states else 0
+
+
+# ---- watch and doctor ---------------------------------------------------------------------------------------
+
+
+def watch(arguments: list[str]) -> int:
+    """Check the current gate each time you save. Keys: n next, r run, h hint, d diff, l list, q quit."""
+    made = with_numpy(parser("watch", watch.__doc__))
+    made.add_argument(
+        "--gate", metavar="ID", help="begin with this gate (default: the first that has not passed)"
+    )
+    flags = made.parse_args(arguments)
+    work = Work(find_puzzle(flags.puzzle), flags.numpy)
+    if flags.gate:
+        work.gate(flags.gate)
+    from harness.watch import Watch
+
+    return Watch(work, flags.gate).run()
+
+
+def doctor(arguments: list[str]) -> int:
+    """What this machine has of what the workbook needs, a line each, with the remedy where something is missing."""
+    made = Parser(prog="python -m harness doctor", description=doctor.__doc__, allow_abbrev=False)
+    made.parse_args(arguments)
+    from harness.doctor import examine
+
+    return examine(make_console(sys.stdout))
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "list": list_puzzles,
+    "hint": hint,
+    "watch": watch,
+    "diff": diff,
+    "reset": reset,
+    "verify": verify,
+    "doctor": doctor,
+}
+
+
+def run(name: str, arguments: list[str]) -> int:
+    """Runs one sub-command."""
+    return COMMANDS[name](arguments)

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.packages import run_mojo
 
 MOJO_FOLDERS = ("solutions", "harness", "tests")
-PYTHON_FOLDERS = ("harness", "tests", "solutions", "problems", "book")
+PYTHON_FOLDERS = ("harness", "tests", "solutions", "book")
 LINE_LENGTH = 110
 
 

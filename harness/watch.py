@@ -203,7 +203,7 @@ class Watch:
 
     # ---- Keys ------------------------------------------------------------------------------------------------
 
-    def next(self) -> None:
+    def go_on(self) -> None:
         """Goes on to the next gate that has not passed; from one that has not passed only when asked twice."""
         if self.running():
             return
@@ -243,7 +243,7 @@ class Watch:
 
         self.note(self.safely(lines))
 
-    def list(self) -> None:
+    def overview(self) -> None:
         """All gates of the file."""
         self.note(list(commands.list_lines(self.work, self.progress)))
 
@@ -298,9 +298,9 @@ class Watch:
 
 
 ACTIONS: dict[str, Callable[[Watch], None]] = {
-    "n": Watch.next,
+    "n": Watch.go_on,
     "r": Watch.start,
     "h": Watch.hint,
     "d": Watch.diff,
-    "l": Watch.list,
+    "l": Watch.overview,
 }

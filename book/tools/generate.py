@@ -14,6 +14,7 @@ import figures  # noqa: E402
 import ledger  # noqa: E402
 import numpy as np  # noqa: E402
 
+from harness import cli  # noqa: E402
 from harness.puzzles import p22  # noqa: E402
 
 GPT2_SMALL = (8, 1024, 768, 3072)  # the first MLP layer, eight sequences
@@ -102,6 +103,25 @@ def recomputed_table() -> str:
     return table(head, rows, "llrrrr")
 
 
+def options_table() -> str:
+    """The options of `pNN`, in the words of its own help."""
+    rows = []
+    for action in cli.parser()._actions:
+        names = [name for name in action.option_strings if name.startswith("--") and name != "--help"]
+        if not names:
+            continue
+        values = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar
+        if values is None:
+            values = "" if action.nargs == 0 else action.dest.upper()
+        meaning = action.help or ""
+        if action.choices:
+            meaning = ", ".join(f"`{choice}`" for choice in action.choices) + (
+                f". {meaning}" if meaning else ""
+            )
+        rows.append([f"`{' '.join([*names, values]).strip()}`", meaning.replace("|", "\\|")])
+    return table(["option", "meaning"], rows)
+
+
 def steps() -> dict[str, str]:
     """The data of the stepper: every quantity of one row of a hard case, from the harness's exact reference."""
     case = next(case for case in p22.cases() if case.name == STEP_CASE)
@@ -152,6 +172,7 @@ def saved_bars() -> str:
 
 FILES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
+    "options.md": options_table,
     "moved.md": moved_table,
     "saved.md": saved_table,
     "recomputed.md": recomputed_table,

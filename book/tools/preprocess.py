@@ -5,7 +5,7 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - `$...$`, `$$...$$`, `\\\\(...\\\\)` and `\\\\[...\\\\]` are TeX and become SVG; `$$...$$ {#name}` names a formula;
 - a fence with the language `run` holds command lines of the workbook and becomes tabs for uv and pixi;
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
-- `{{#blank FILE:ID}}` in a fence includes the body of a blank;
+- in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
 - an empty `<summary></summary>` gets a label.
 
 Checked: every included file and anchor exists, every printed command is a task, every formula is valid TeX.
@@ -47,6 +47,7 @@ TOKEN = re.compile(
     re.X | re.S | re.M,
 )
 INCLUDE = re.compile(r"(?<!\\)\{\{#(?:include|rustdoc_include) +([^}:\s]+)(?::([^}]*))?\}\}")
+FUNCTION = re.compile(r"\{\{#function +([^}:\s]+):(\w+)\}\}")
 LINTER_NOTE = re.compile(r"\s+# noqa.*$")
 BLANK = re.compile(r"\{\{#blank +([^}:\s]+):(\w+)\}\}")
 COMMAND = re.compile(r"(?:pixi run|uv run poe)((?: +-e +\S+| +--?[\w-]+)*) +([\w-]+)")
@@ -67,7 +68,10 @@ class Chapter:
 
 
 def check_blanks(chapter: Chapter, folder: Path) -> None:
-    """Every included blank exists."""
+    """Every included blank and function exists."""
+    for include in FUNCTION.finditer(chapter.text):
+        if find_function(folder / include[1], include[2]) is None:
+            chapter.fault(include.start(), f"cannot include function {include[2]} of {include[1]}")
     for include in BLANK.finditer(chapter.text):
         if find_blank(folder / include[1], include[2]) is None:
             chapter.fault(include.start(), f"cannot include blank {include[2]} of {include[1]}")
@@ -143,7 +147,19 @@ def paste(code: str, folder: Path) -> str:
         found = find_blank(folder / include[1], include[2])
         return textwrap.dedent("\n".join(found.body)) if found else include[0]
 
-    return BLANK.sub(body, INCLUDE.sub(region, code))
+    def function(include: re.Match) -> str:
+        return find_function(folder / include[1], include[2]) or include[0]
+
+    return FUNCTION.sub(function, BLANK.sub(body, INCLUDE.sub(region, code)))
+
+
+def find_function(file: Path, name: str) -> str | None:
+    """The text of a top-level function, decorators left out, or None."""
+    if not file.is_file():
+        return None
+    next_definition = r"(?=^(?:def|struct|trait|comptime|@|#|\"\"\")|\Z)"
+    found = re.search(rf"^def {name}\b.*?{next_definition}", read_source(file), re.M | re.S)
+    return found[0].rstrip() if found else None
 
 
 def find_blank(file: Path, name: str) -> blanks.Blank | None:

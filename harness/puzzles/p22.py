@@ -99,10 +99,17 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         hard,
         Case("odd sizes", "B != S, nothing divides a tile", (3, 9, 7, 13), "hard"),
         Case("wide", "H is not a multiple of a block, O not of a tile", (3, 7, 131, 19), "hard"),
+        Case("wide output", "O is larger than a block", (2, 5, 9, 133), "hard"),
         Case("many rows", "more rows than one tile holds", (2, 33, 12, 20), "hard"),
         Case("one row", "no sum over rows to hide in", (1, 1, 24, 8), "hard"),
         Case("expanded", "grad_output has stride 0, as from sum()", (5, 7, 10, 6), "expanded"),
         Case("transposed", "grad_output is not contiguous", (5, 7, 10, 6), "transposed"),
+        Case(
+            "large values",
+            "input in the hundreds, small grad_output: nothing may overflow",
+            (2, 6, 16, 4),
+            "large",
+        ),
     ]
 
 
@@ -134,6 +141,9 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
             arrays["grad_output"] = np.broadcast_to(np.float64(1.25), (B, S, O))
         elif case.values == "transposed":
             arrays["grad_output"] = arrays["grad_output"].transpose(1, 0, 2).copy().transpose(1, 0, 2)
+        elif case.values == "large":
+            arrays["input"] *= 128
+            arrays["grad_output"] /= 64
     arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
     return {**arrays, "dln": rounded(arrays["grad_output"] @ arrays["linear_weight"], dtype)}
 
@@ -141,8 +151,8 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tiny: float) -> Arrays:
     """Inputs that a wrong backward pass does not survive.
 
-    The mean is far from 0 and differs from row to row, every fourth row has the deviation `tiny`, gamma and beta are random,
-    and grad_output has a mean and follows x_hat, so that neither correction term of dx is small.
+    The mean is far from 0 and differs from row to row, every fourth row has the deviation `tiny`, gamma and beta are random, one
+    gamma is 0 (nobody may divide by it), and grad_output has a mean and follows x_hat, so that neither correction term of dx is small.
     """
     rows = np.arange(B * S).reshape(B, S, 1)
     spread = np.where(rows % 4 == 3, tiny, 1.0)
@@ -150,10 +160,12 @@ def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tin
     row_mean = 3 + 0.5 * random.standard_normal((B, S, 1))
     centred = deviation - deviation.mean(-1, keepdims=True)
     x_hat = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
+    gamma = 1 + 0.5 * random.standard_normal(H)
+    gamma[H // 3] = 0.0
     follow = x_hat @ random.standard_normal((H, O)) / np.sqrt(H)
     return {
         "input": row_mean + deviation,
-        "ln_weight": 1 + 0.5 * random.standard_normal(H),
+        "ln_weight": gamma,
         "ln_bias": 0.5 * random.standard_normal(H),
         "grad_output": random.standard_normal((B, S, O)) + 1 + follow,
     }

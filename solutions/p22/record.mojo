@@ -62,18 +62,40 @@ def record[algorithm: StaticString](mut recorder: Recorder, B: Int, S: Int, H: I
             recorder, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
         )
         launch_backward_fused[dtype](
-            recorder, grad_input, grad_ln_weight, grad_ln_bias, grad_weight, grad_bias, grad_output, input,
-            mean.as_imm(), rstd.as_imm(), ln_weight, ln_bias, linear_weight, sizes,
+            recorder,
+            grad_input,
+            grad_ln_weight,
+            grad_ln_bias,
+            grad_weight,
+            grad_bias,
+            grad_output,
+            input,
+            mean.as_imm(),
+            rstd.as_imm(),
+            ln_weight,
+            ln_bias,
+            linear_weight,
+            sizes,
         )
     else:
         launch_forward_unfused[dtype](
             recorder, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
         )
         launch_backward_unfused[dtype](
-            recorder, grad_input, grad_ln_weight, grad_ln_bias, grad_weight, grad_bias, grad_output, input,
-            mean.as_imm(), rstd.as_imm(), ln_weight, ln_bias, linear_weight, sizes,
+            recorder,
+            grad_input,
+            grad_ln_weight,
+            grad_ln_bias,
+            grad_weight,
+            grad_bias,
+            grad_output,
+            input,
+            mean.as_imm(),
+            rstd.as_imm(),
+            ln_weight,
+            ln_bias,
+            linear_weight,
+            sizes,
         )
         var row_sums = recorder.tensor[accum]("row_sums", 2 * rows)
-        launch_row_sums[dtype](
-            recorder, row_sums, dln, input, mean.as_imm(), rstd.as_imm(), ln_weight, sizes
-        )
+        launch_row_sums[dtype](recorder, row_sums, dln, input, mean.as_imm(), rstd.as_imm(), ln_weight, sizes)

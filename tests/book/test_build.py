@@ -209,18 +209,17 @@ def test_book_shows_code_only_from_files():
     for page in sorted((BOOK / "src").rglob("*.md")):
         for body in re.findall(r"^```(?:mojo|python)\n(.*?)^```", page.read_text(), re.M | re.S):
             where = f"{page.relative_to(ROOT)}: {body[:60]!r}"
-            assert re.fullmatch(r"\{\{#(?:include|blank) [^}:]+:\w+\}\}\n", body), where
+            assert re.fullmatch(r"\{\{#(?:include|blank|function) [^}:]+:\w+\}\}\n", body), where
 
 
-def test_reference_names_every_option_of_the_command_line():
-    from harness.cli import parser
+def test_reference_has_the_options_of_the_command_line():
+    import generate
 
-    options = {
-        name for action in parser()._actions for name in action.option_strings if name.startswith("--")
-    }
-    section = (BOOK / "src" / "reference.md").read_text().split("## Exit codes")[0]
-    named = set(re.findall(r"`(--[\w-]+)", section))
-    assert named == options - {"--help"}
+    lines = generate.options_table().splitlines()
+    assert "| `--dims B S H O` |" in "\n".join(lines)
+    assert any(line.startswith("| `--dtype") and "`bfloat16`" in line for line in lines)
+    assert any(line.startswith("| `--backward` | check all five gradients") for line in lines)
+    assert "generated/options.md" in (BOOK / "src" / "reference.md").read_text()
 
 
 def test_commands_of_the_readme_are_tasks():
@@ -254,7 +253,7 @@ def test_blank_is_included_by_its_id(small_book):
     assert small_book("# P\n\n```mojo\n{{#blank ../../p.mojo:db}}\n```\n") == []
     assert ">add(1)\n</code>" in (small_book.html / "page.html").read_text()
     faults = small_book("# P\n\n```mojo\n{{#blank ../../p.mojo:dx}}\n```\n")
-    assert faults and "src/page.md:4: cannot include blank dx" in faults[-1]
+    assert "src/page.md:4: cannot include blank dx of ../../p.mojo" in faults
 
 
 def test_problem_code_is_shown_without_what_a_learner_wrote(small_book):
@@ -268,3 +267,14 @@ def test_problem_code_is_shown_without_what_a_learner_wrote(small_book):
     assert small_book("# P\n\n```mojo\n{{#include ../../problems/k.mojo:k}}\n```\n") == []
     html = (small_book.html / "page.html").read_text()
     assert "FILL IN" in html and "mine()" not in html and "answer()" not in html
+
+
+def test_function_is_included_by_its_name(small_book):
+    (small_book.book.parent / "f.mojo").write_text(
+        "def fine[\n    n: Int\n](a: Int):\n    one()\n\n    two()\n\n\n@always_inline\ndef finer():\n    pass\n"
+    )
+    assert small_book("# P\n\n```mojo\n{{#function ../../f.mojo:fine}}\n```\n") == []
+    html = (small_book.html / "page.html").read_text()
+    assert "def fine[\n    n: Int\n](a: Int):\n    one()\n\n    two()\n</code>" in html
+    faults = small_book("# P\n\n```mojo\n{{#function ../../f.mojo:gone}}\n```\n")
+    assert "src/page.md:4: cannot include function gone of ../../f.mojo" in faults

@@ -2,7 +2,6 @@
 
 import pytest
 
-
 # The ops' arguments by the letters of the formulas, as the ledger prints them.
 LETTERS = {
     "input": "x", "ln_weight": "gamma", "ln_bias": "beta", "linear_weight": "W", "linear_bias": "bias",

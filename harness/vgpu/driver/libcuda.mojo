@@ -586,10 +586,9 @@ def cuMemsetD2D32Async(
 
 
 @export("cuModuleLoadDataEx")
-def cuModuleLoadDataEx(
-    module: Int, image: Int, count: UInt32, options: Int, values: Int
-) abi("C") -> Int32:
-    """The image is PTX text, or machine code that Python refuses. Errors go to the caller's JIT log buffer, if any."""
+def cuModuleLoadDataEx(module: Int, image: Int, count: UInt32, options: Int, values: Int) abi("C") -> Int32:
+    """The image is PTX text, or machine code that Python refuses. Errors go to the caller's JIT log buffer, if any.
+    """
     var log = 0
     var log_bytes = 0
     for i in range(Int(count)):
@@ -726,7 +725,8 @@ def cuLaunchKernel(
 
 @export("cuLaunchKernelEx")
 def cuLaunchKernelEx(config: Int, function: Int, parameters: Int, extra: Int) abi("C") -> Int32:
-    """CUlaunchConfig: seven 32-bit numbers, the stream, the attributes (72 bytes each) and how many there are."""
+    """CUlaunchConfig: seven 32-bit numbers, the stream, the attributes (72 bytes each) and how many there are.
+    """
     var request = Request(OP_LAUNCH)
     for i in range(7):
         request.words[6 + i] = Int(at[UInt32](config + 4 * i)[])

@@ -80,7 +80,8 @@ def open_state():
 
 
 def state_is_ours() -> Bool:
-    """False where something else of this process occupies the fixed address (MAP_FIXED_NOREPLACE refused it)."""
+    """False where something else of this process occupies the fixed address (MAP_FIXED_NOREPLACE refused it).
+    """
     # msync answers ENOMEM for an unmapped page instead of faulting.
     if external_call["msync", Int32](STATE, STATE_BYTES, Int32(1)) != 0:
         return False
@@ -114,7 +115,8 @@ def move_bytes[send: Bool](fd: Int32, address: Int, count: Int) -> Bool:
 
 
 def connect() -> Int32:
-    """Make sure that someone answers. Returns a CUDA result code: NO_DEVICE where nobody asked for a virtual GPU."""
+    """Make sure that someone answers. Returns a CUDA result code: NO_DEVICE where nobody asked for a virtual GPU.
+    """
     if not state_is_ours():
         return OPERATING_SYSTEM
     if state(S_PID)[] != 0:
@@ -130,7 +132,9 @@ def connect() -> Int32:
     address[0] = 1  # AF_UNIX
     for i in range(length):
         address[3 + i] = at[UInt8](name + i)[]
-    var fd = external_call["socket", Int32](Int32(1), Int32(1 | 0o2000000), Int32(0))  # SOCK_STREAM|SOCK_CLOEXEC
+    var fd = external_call["socket", Int32](
+        Int32(1), Int32(1 | 0o2000000), Int32(0)
+    )  # SOCK_STREAM|SOCK_CLOEXEC
     if fd < 0:
         return OPERATING_SYSTEM
     var raw = Int(Pointer(to=address).unsafe_bitcast[UInt8]())
@@ -174,7 +178,9 @@ def call_python(callback: Int, raw: Int) -> Int32:
     var gil = Pointer(to=ensure).unsafe_bitcast[def() abi("C") thin -> Int32]()[]()
     var error = Array[Int, 3](fill=0)
     var at_error = Int(Pointer(to=error).unsafe_bitcast[Int]())
-    Pointer(to=fetch).unsafe_bitcast[def(Int, Int, Int) abi("C") thin -> None]()[](at_error, at_error + 8, at_error + 16)
+    Pointer(to=fetch).unsafe_bitcast[def(Int, Int, Int) abi("C") thin -> None]()[](
+        at_error, at_error + 8, at_error + 16
+    )
     if on_main:
         state(S_MAIN_INSIDE)[] = 1
     var result = Pointer(to=callback).unsafe_bitcast[def(Int) abi("C") thin -> Int32]()[](raw)
@@ -241,7 +247,8 @@ struct Request:
         return result
 
     def over_socket(mut self, raw: Int) -> Int32:
-        """Request: the sixteen words, the input. Answer: result code, four results, output length, the output."""
+        """Request: the sixteen words, the input. Answer: result code, four results, output length, the output.
+        """
         var fd = Int32(state(S_SOCKET)[] - 1)
         var answer = Array[Int, 6](fill=0)
         var answer_raw = Int(Pointer(to=answer).unsafe_bitcast[Int]())

@@ -17,14 +17,17 @@ def add_and_overrun(
     n: Int32,
     extra: Int32,
 ):
-    """The sum of a and b; element i of b is taken `extra` places further right. A kernel without a name of its own."""
+    """The sum of a and b; element i of b is taken `extra` places further right. A kernel without a name of its own.
+    """
     var i = global_idx.x
     if i < Int(n):
-        total[unsafe_offset=i] = a[unsafe_offset=i] + b[unsafe_offset = i + Int(extra)]
+        total[unsafe_offset=i] = a[unsafe_offset=i] + b[unsafe_offset=i + Int(extra)]
 
 
 @__name("wait_for_flag")
-def wait_for_flag(y: Floats, x: Pointer[Float32, ImmutAnyOrigin], flag: MutPointer[Int32, MutAnyOrigin], n: Int32):
+def wait_for_flag(
+    y: Floats, x: Pointer[Float32, ImmutAnyOrigin], flag: MutPointer[Int32, MutAnyOrigin], n: Int32
+):
     """Copies x once the flag is not zero; does not end otherwise."""
     while flag.unsafe_load[volatile=True](0) == 0:
         pass

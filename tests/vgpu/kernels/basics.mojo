@@ -299,7 +299,8 @@ def mma_tf32(o: Out, a: In, b: In):
 
 
 def matrix_load(o: MutPointer[BFloat16, MutAnyOrigin], a: Pointer[BFloat16, ImmutAnyOrigin]):
-    """Loads four 8 x 8 tiles with ldmatrix, plain and transposed; every lane stores its eight elements twice."""
+    """Loads four 8 x 8 tiles with ldmatrix, plain and transposed; every lane stores its eight elements twice.
+    """
     var s = stack_allocation[dtype=DType.bfloat16, address_space=AddressSpace.SHARED](row_major[16, 16]())
     var lane = lane_id()
     comptime for k in range(8):
@@ -347,13 +348,17 @@ def local_array(o: IntOut, a: IntIn):
     o[unsafe_offset=thread_idx.x] = Int32(best)
 
 
-def bfloat_scale(o: MutPointer[BFloat16, MutAnyOrigin], a: Pointer[BFloat16, ImmutAnyOrigin], s: Float32, n: Int32):
+def bfloat_scale(
+    o: MutPointer[BFloat16, MutAnyOrigin], a: Pointer[BFloat16, ImmutAnyOrigin], s: Float32, n: Int32
+):
     var i = global_idx.x
     if i < Int(n):
         o[unsafe_offset=i] = (a[unsafe_offset=i].cast[F32]() * s + 1).cast[DType.bfloat16]()
 
 
-def double_axpy(o: MutPointer[Float64, MutAnyOrigin], a: Pointer[Float64, ImmutAnyOrigin], s: Float64, n: Int32):
+def double_axpy(
+    o: MutPointer[Float64, MutAnyOrigin], a: Pointer[Float64, ImmutAnyOrigin], s: Float64, n: Int32
+):
     var i = global_idx.x
     if i < Int(n):
         o[unsafe_offset=i] = s * a[unsafe_offset=i] + 0.1

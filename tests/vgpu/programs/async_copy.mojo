@@ -12,7 +12,9 @@ comptime BLOCK = 32
 
 
 def reverse_tiles(y: MutPointer[Float32, MutAnyOrigin], x: Pointer[Float32, ImmutAnyOrigin]):
-    var buffers = stack_allocation[dtype=DType.float32, address_space=AddressSpace.SHARED](row_major[2 * TILE]())
+    var buffers = stack_allocation[dtype=DType.float32, address_space=AddressSpace.SHARED](
+        row_major[2 * TILE]()
+    )
     var source = x.unsafe_address_space_cast[AddressSpace.GLOBAL]()
     var t = thread_idx.x
     async_copy[16](source.unsafe_offset(4 * t), buffers.ptr.unsafe_offset(4 * t))
@@ -27,7 +29,7 @@ def reverse_tiles(y: MutPointer[Float32, MutAnyOrigin], x: Pointer[Float32, Immu
             async_copy_wait_group(0)
         barrier()
         for i in range(t, TILE, BLOCK):
-            y[unsafe_offset = tile * TILE + i] = rebind[Float32](buffers[(tile % 2) * TILE + TILE - 1 - i])
+            y[unsafe_offset=tile * TILE + i] = rebind[Float32](buffers[(tile % 2) * TILE + TILE - 1 - i])
         barrier()
 
 

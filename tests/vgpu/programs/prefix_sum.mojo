@@ -39,7 +39,7 @@ def add_totals(sums: MutPointer[Int32, MutAnyOrigin], totals: Pointer[Int32, Imm
     """Adds the sum of all blocks before this one."""
     var i = global_idx.x
     if block_idx.x > 0 and i < Int(n):
-        sums[unsafe_offset=i] += totals[unsafe_offset = block_idx.x - 1]
+        sums[unsafe_offset=i] += totals[unsafe_offset=block_idx.x - 1]
 
 
 def main() raises:

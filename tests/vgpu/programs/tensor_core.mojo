@@ -24,32 +24,34 @@ def product_bf16(
     comptime for i in range(8):
         comptime lower = ((i // 2) % 2) * 8  # elements 2, 3, 6, 7 lie eight rows below
         comptime right = (i // 4) * 8  # elements 4 to 7 eight columns further
-        a_part[i] = a[unsafe_offset = (group + lower) * K + 2 * part + i % 2 + right]
+        a_part[i] = a[unsafe_offset=(group + lower) * K + 2 * part + i % 2 + right]
     var b_part = SIMD[DType.bfloat16, 4]()
     comptime for i in range(4):
-        b_part[i] = b[unsafe_offset = (2 * part + i % 2 + (i // 2) * 8) * N + group]
+        b_part[i] = b[unsafe_offset=(2 * part + i % 2 + (i // 2) * 8) * N + group]
     var sum = SIMD[DType.float32, 4](0)
     mma(sum, a_part, b_part, sum)
     comptime for i in range(4):
-        d[unsafe_offset = (group + (i // 2) * 8) * N + 2 * part + i % 2] = sum[i]
+        d[unsafe_offset=(group + (i // 2) * 8) * N + 2 * part + i % 2] = sum[i]
 
 
 def product_tf32(
-    d: MutPointer[Float32, MutAnyOrigin], a: Pointer[Float32, ImmutAnyOrigin], b: Pointer[Float32, ImmutAnyOrigin]
+    d: MutPointer[Float32, MutAnyOrigin],
+    a: Pointer[Float32, ImmutAnyOrigin],
+    b: Pointer[Float32, ImmutAnyOrigin],
 ):
     comptime K = 8
     var group = Int(lane_id()) // 4
     var part = Int(lane_id()) % 4
     var a_part = SIMD[DType.float32, 4]()
     comptime for i in range(4):
-        a_part[i] = a[unsafe_offset = (group + (i % 2) * 8) * K + part + (i // 2) * 4]
+        a_part[i] = a[unsafe_offset=(group + (i % 2) * 8) * K + part + (i // 2) * 4]
     var b_part = SIMD[DType.float32, 2]()
     comptime for i in range(2):
-        b_part[i] = b[unsafe_offset = (part + i * 4) * N + group]
+        b_part[i] = b[unsafe_offset=(part + i * 4) * N + group]
     var sum = SIMD[DType.float32, 4](0)
     mma(sum, a_part, b_part, sum)
     comptime for i in range(4):
-        d[unsafe_offset = (group + (i // 2) * 8) * N + 2 * part + i % 2] = sum[i]
+        d[unsafe_offset=(group + (i // 2) * 8) * N + 2 * part + i % 2] = sum[i]
 
 
 def main() raises:

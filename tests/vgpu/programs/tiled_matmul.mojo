@@ -20,8 +20,12 @@ def tiled_matmul(
     k: Int32,
     n: Int32,
 ):
-    var a_tile = stack_allocation[dtype=DType.float32, address_space=AddressSpace.SHARED](row_major[TILE, TILE]())
-    var b_tile = stack_allocation[dtype=DType.float32, address_space=AddressSpace.SHARED](row_major[TILE, TILE]())
+    var a_tile = stack_allocation[dtype=DType.float32, address_space=AddressSpace.SHARED](
+        row_major[TILE, TILE]()
+    )
+    var b_tile = stack_allocation[dtype=DType.float32, address_space=AddressSpace.SHARED](
+        row_major[TILE, TILE]()
+    )
     var ty = thread_idx.y
     var tx = thread_idx.x
     var row = block_idx.y * TILE + ty
@@ -29,15 +33,15 @@ def tiled_matmul(
     var sum = Float32(0)
     for start in range(0, Int(k), TILE):
         var inside_a = row < Int(m) and start + tx < Int(k)
-        a_tile[ty, tx] = a[unsafe_offset = row * Int(k) + start + tx] if inside_a else 0
+        a_tile[ty, tx] = a[unsafe_offset=row * Int(k) + start + tx] if inside_a else 0
         var inside_b = start + ty < Int(k) and col < Int(n)
-        b_tile[ty, tx] = b[unsafe_offset = (start + ty) * Int(n) + col] if inside_b else 0
+        b_tile[ty, tx] = b[unsafe_offset=(start + ty) * Int(n) + col] if inside_b else 0
         barrier()
         for i in range(TILE):
             sum += a_tile[ty, i] * b_tile[i, tx]
         barrier()
     if row < Int(m) and col < Int(n):
-        c[unsafe_offset = row * Int(n) + col] = sum
+        c[unsafe_offset=row * Int(n) + col] = sum
 
 
 def main() raises:

@@ -21,7 +21,7 @@ def warp_sum(
     var value = x[unsafe_offset=i] if i < Int(n) else 0
     var sum = warp.sum(value)
     if lane_id() == 0:
-        sums[unsafe_offset = i // WARP_SIZE] = sum
+        sums[unsafe_offset=i // WARP_SIZE] = sum
         _ = Atomic[Int32, scope="device"].fetch_add[ordering=Ordering.RELAXED](total, sum)
 
 

@@ -17,6 +17,7 @@ import pytest
 from harness import blanks, running
 from harness.cli import make_console
 from harness.packages import OpPackage
+from harness.puzzles import p22
 
 ROOT = Path(__file__).resolve().parents[1]
 SOLUTION = ("p22", "--backward", "--solution")
@@ -173,7 +174,7 @@ def test_json_to_a_file(full_run):
     for device in data["devices"]:
         for variant in device["variants"].values():
             assert variant["state"] == "correct" and not variant["unsolved"]
-            assert len(variant["cases"]) == 8
+            assert list(variant["cases"]) == [case.name for case in p22.cases()]
             for quantities in variant["cases"].values():
                 assert {"grad_linear_weight", "grad_linear_bias", "grad_input"} <= set(quantities)
                 assert all(seen["ok"] and seen["error"] <= seen["limit"] for seen in quantities.values())
@@ -271,7 +272,8 @@ def test_1_a_wrong_gradient_is_shown_with_its_case(command_line, monkeypatch):
     assert finished.code == 1
     assert "   Overall Result: ❌ INCORRECT" in finished.lines
     (line,) = [line for line in finished.lines if "is wrong in" in line]
-    assert line.startswith("   ❌ grad_linear_weight is wrong in 8 of 8 cases, most in '")
+    count = len(p22.cases())
+    assert line.startswith(f"   ❌ grad_linear_weight is wrong in {count} of {count} cases, most in '")
     assert (
         "   Run this again: python -m harness p22 --backward --fused --device cpu --solution"
         in finished.lines
@@ -466,9 +468,8 @@ def test_problems_with_the_solution_s_blanks_pasted_in_pass(solution, full_run, 
 
 def test_the_default_root_is_problems():
     from harness import cli, workbook
-    from harness.puzzles.p22 import PUZZLE
 
-    options = cli.make_options(cli.parse(["p22", "--backward"]), PUZZLE)
+    options = cli.make_options(cli.parse(["p22", "--backward"]), p22.PUZZLE)
     assert workbook.locate(options).path == ROOT / "problems" / "p22" / "op"
-    chosen = cli.make_options(cli.parse(["p22", "--solution"]), PUZZLE)
+    chosen = cli.make_options(cli.parse(["p22", "--solution"]), p22.PUZZLE)
     assert workbook.locate(chosen).path == ROOT / "solutions" / "p22" / "op"

@@ -9,9 +9,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness import roots
 from harness.blanks import Blank
 from harness.cache import digest
-from harness.roots import CHECKOUT
 
 FILE = ".workbook-progress.json"
 
@@ -33,9 +33,9 @@ class Progress:
     hints: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, folder: Path = CHECKOUT) -> "Progress":
-        """The progress in a folder; empty where the file is missing or cannot be understood."""
-        path = folder / FILE
+    def load(cls, folder: Path | None = None) -> "Progress":
+        """The progress in a folder, the checkout unless another is given; empty where the file is missing or cannot be understood."""
+        path = (folder or roots.CHECKOUT) / FILE
         try:
             data = json.loads(path.read_text())
             passed = {str(key): str(value) for key, value in data["passed"].items()}

@@ -19,15 +19,18 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import commands, gate_report
+from harness.blanks import Blank
 from harness.cache import digest
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import Work
 from harness.progress import Progress
+from harness.report import relative
 
 POLL = 0.05
 """Seconds between two looks at the files and the keyboard."""
 DEBOUNCE = 0.2
 """Seconds for which a file must stay as it is before it is checked: editors write in several steps."""
+END_OF_INPUT = "\x04"
 KEYS = "n next · r run · h hint · d diff · l list · q quit"
 
 
@@ -88,7 +91,11 @@ class Terminal:
             return ""
         if not select.select([self.keyboard], [], [], seconds)[0]:
             return ""
-        return os.read(self.keyboard, 1).decode(errors="replace") or "q"
+        try:
+            key = os.read(self.keyboard, 1).decode(errors="replace")
+        except OSError:
+            key = ""
+        return "q" if key in ("", END_OF_INPUT) else key
 
     def show(self, lines: Iterable[object], footer: str) -> None:
         """A new screen: the lines, and the footer as the last of them."""
@@ -102,10 +109,11 @@ class Terminal:
 
 @dataclass
 class Check:
-    """One check, running or done: the gate, how it came out, and how long it took from the save."""
+    """One check, running or done: the gate, the blanks as they were, how it came out, and how long it took."""
 
     gate: str
     started: float
+    blanks: dict[str, Blank] = field(default_factory=dict)
     results: list = field(default_factory=list)
     error: str = ""
     seconds: float = 0.0
@@ -115,6 +123,12 @@ class Check:
     def correct(self) -> bool:
         """Whether the gate has passed."""
         return bool(self.results) and all(result.state == "correct" for result in self.results)
+
+    def unread_hint(self, progress: Progress, key: str) -> int | None:
+        """The number of the rung that the diagnosis names, unless it was read."""
+        named = next((result.hint for result in self.results if result.hint), None)
+        number = int(named.rpartition("-")[2]) if named else 0
+        return number if number > progress.hints.get(key, 0) else None
 
 
 class Watch:
@@ -176,7 +190,7 @@ class Watch:
         try:
             self.checker = self.checker or commands.make_checker(self.work)
             target = self.work.path if self.work.numpy else self.work.package
-            self.work.blanks()
+            check.blanks = self.work.blanks()
             check.results = self.checker.check(target, [check.gate])
         except WorkbookError as error:
             check.error = str(error)
@@ -188,14 +202,9 @@ class Watch:
         """Shows a verdict; begins anew where the file was saved meanwhile."""
         check = self.check
         check.seconds = time.monotonic() - check.started
-        try:
-            found = self.work.blanks()
-            for result in check.results:
-                self.progress.note(
-                    self.work.key(result.gate.id), found[result.gate.id], result.state == "correct"
-                )
-        except DamagedFile as error:
-            check.error = check.error or str(error)
+        for result in check.results:
+            id = result.gate.id
+            self.progress.note(self.work.key(id), check.blanks[id], result.state == "correct")
         if self.again:
             self.start()
         else:
@@ -214,7 +223,7 @@ class Watch:
         try:
             upcoming = self.work.next_gate(self.progress, after=self.gate)
         except DamagedFile as error:
-            self.note([Text(str(error), style="red")])
+            self.note([Text(relative(str(error)), style="red")])
             return
         if upcoming is None:
             self.note(
@@ -230,8 +239,9 @@ class Watch:
         self.start()
 
     def hint(self) -> None:
-        """The next rung of the gate's ladder."""
-        self.note(self.safely(lambda: commands.next_hint(self.work, self.gate, self.progress)))
+        """The rung that the diagnosis names, once, and then the next rung of the gate's ladder."""
+        named = None if self.running() else self.check.unread_hint(self.progress, self.work.key(self.gate))
+        self.note(self.safely(lambda: commands.next_hint(self.work, self.gate, self.progress, named)))
 
     def diff(self) -> None:
         """The blank beside the solution's, once it has passed."""
@@ -252,7 +262,7 @@ class Watch:
         try:
             return list(lines())
         except WorkbookError as error:
-            return [Text(str(error), style="red")]
+            return [Text(relative(str(error)), style="red")]
 
     def note(self, lines: Sequence[object]) -> None:
         """Shows lines below the verdict until the next check or key."""
@@ -287,11 +297,10 @@ class Watch:
             yield Text(f"checking {check.gate} ...", style="dim")
             return
         if check.error:
-            yield Text(check.error, style="red")
+            yield Text(relative(check.error), style="red")
         else:
-            found = self.work.blanks()
             for result in check.results:
-                yield from gate_report.verdict_lines(result, self.work.puzzle, self.work.path, found)
+                yield from gate_report.verdict_lines(result, self.work.puzzle, self.work.path, check.blanks)
         yield Text(f"{check.seconds:.1f} s after the save", style="dim")
         if check.correct:
             yield Text(f"{check.gate} has passed: n goes on to the next gate", style="green")

@@ -17,6 +17,7 @@ from harness.devices import graphs
 from harness.devices.targets import Skipped, Target, choose
 from harness.diagnose import Diagnosis, Evidence, diagnose
 from harness.errors import BadUse
+from harness.learner import Work
 from harness.packages import OpPackage
 from harness.puzzles.spec import Case, Ledger, Puzzle
 from harness.recorder import Recording, record
@@ -146,6 +147,9 @@ def locate(options: Options) -> OpPackage:
     if options.root == "solutions":
         return roots.op_package(roots.solutions(), name)
     if options.root == "problems":
+        Work(
+            options.puzzle
+        ).blanks()  # a learner's file has all of them, or says in a line what happened to it
         return roots.op_package(roots.problems(), name)
     return OpPackage(Path(options.root))
 

@@ -96,7 +96,7 @@ def measure(target: Target, dtype: str, sizes: list[tuple[int, ...]]) -> list[di
             calls["PyTorch"] = (pytorch(direction, inputs, device), wait)
             for who, (call, waited) in calls.items():
                 taken = sample(call, waited)
-                low, *_, high = statistics.quantiles(taken, n=5)
+                low, *_, high = statistics.quantiles(taken, n=5, method="inclusive")
                 figures = (statistics.median(taken), low, high)
                 rows.append(
                     dict(

@@ -3,6 +3,7 @@
 The strict build runs it first. Everything goes to book/.cache/generated/, so it can never be older than the code.
 """
 
+import csv
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,35 @@ def recomputed_table() -> str:
     return table(head, rows, "llrrrr")
 
 
+def measured(dtype: str) -> dict[tuple, dict[str, float]]:
+    """The medians of book/measurements, in microseconds: (sizes, pass) -> who -> median."""
+    medians: dict[tuple, dict[str, float]] = {}
+    with (BOOK / "measurements" / f"h200_{dtype}.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            dims = tuple(int(row[name]) for name in p22.PUZZLE.dim_names)
+            medians.setdefault((dims, row["pass"]), {})[row["who"]] = float(row["median_us"])
+    return medians
+
+
+def duration(microseconds: float) -> str:
+    """Microseconds, or milliseconds from a thousand on."""
+    return f"{microseconds:,.0f} µs" if microseconds < 1000 else f"{microseconds / 1000:,.1f} ms"
+
+
+def times_table() -> str:
+    """What a call took on a real GPU: fused, unfused and PyTorch's own operations, in float32."""
+    rows = [
+        [
+            dims_text(dims),
+            direction,
+            *(duration(times[who]) for who in ("fused", "unfused", "PyTorch")),
+            f"{times['unfused'] / times['fused']:.2g}",
+        ]
+        for (dims, direction), times in measured("float32").items()
+    ]
+    return table(["sizes", "pass", "fused", "unfused", "PyTorch", "unfused / fused"], rows, "llrrrr")
+
+
 def options_table() -> str:
     """The options of `pNN`, in the words of its own help."""
     rows = []
@@ -176,6 +206,7 @@ FILES: dict[str, Callable[[], str]] = {
     "moved.md": moved_table,
     "saved.md": saved_table,
     "recomputed.md": recomputed_table,
+    "times.md": times_table,
     "grid.svg": figures.grid,
     "fan_in.svg": figures.fan_in,
     "two_stage.svg": figures.two_stage,

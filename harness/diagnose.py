@@ -79,7 +79,7 @@ def diagnose(
     name = name or quantity
     worst = max(evidence, key=lambda e: (bool(e.verdict.nonfinite or e.verdict.unwritten), severity(e)))
     letters = puzzle.op(quantity).writes[quantity]
-    lines = [*elements(worst, name), f"wrong in {worst.case.name}: {place(worst.wrong, letters)}"]
+    lines = [*elements(worst, name), f"where in '{worst.case.name}': {place(worst.wrong, letters)}"]
     mistake = explanation(puzzle, quantity, evidence)
     rung = mistake[0].hint if mistake else 1
     hint = f"{gate}-{rung}" if gate else None
@@ -92,8 +92,8 @@ def diagnose(
         if symptom:
             lines.append(f"your {name} {symptom[1]}{see}")
             return Diagnosis(lines, symptom[0], hint)
-        if worst.verdict.unwritten:
-            return Diagnosis(lines, "never-written", hint)
+        if worst.verdict.unwritten or worst.verdict.nonfinite:
+            return Diagnosis(lines, "never-written" if worst.verdict.unwritten else "not-finite", hint)
         if hint:
             lines.append(f"no known mistake gives these values{see}")
     return Diagnosis(lines, mistake[0].id if mistake else None, hint)
@@ -156,7 +156,7 @@ def along(hit: np.ndarray, size: int, letter: str) -> str:
         return f"only {letter} = {first}{where}"
     if last - first + 1 != len(hit):
         steps = np.diff(hit)
-        if (steps == steps[0]).all():
+        if len(hit) > 2 and (steps == steps[0]).all():
             return f"{letter} = {first}, {first + int(steps[0])}, ... (every {int(steps[0])})"
         return f"{len(hit)} of {size} along {letter}"
     if last == size - 1:
@@ -254,11 +254,12 @@ def cancelled(e: Evidence) -> tuple[str, str] | None:
     if x is None or e.got.shape[:-1] != x.shape[:-1]:
         return None
     ratio = np.abs(x.mean(-1)) / (x.std(-1) + 1e-30)
-    error = np.abs(e.got - e.truth).max(-1)
+    size = np.abs(e.truth).max(-1)
+    error = np.abs(e.got - e.truth).max(-1) / np.where(size > 0, size, 1)
     steep = ratio > 10
     if not steep.any() or steep.all() or not np.isfinite(error).all():
         return None
-    if error[steep].max() > 20 * error[~steep].max() and error[steep].max() < 0.1 * e.scale:
+    if error[steep].max() > 20 * error[~steep].max() and error[steep].max() < 0.1:
         return (
             "cancellation",
             "is wrong in the rows whose mean is large beside their deviation, and only there: digits cancel, as in "

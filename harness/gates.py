@@ -96,13 +96,13 @@ class Checker:
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         recording = self._record(package, cases, variants)
         outcomes = {variant: self._outcome(recording, variant, cases) for variant in variants}
-        results = []
-        for gate in wanted:
-            if gate.id in empty:
-                results.append(GateResult(gate, "unsolved"))
-            else:
-                results.append(self._judge(gate, cases, outcomes[gate.variant], package, found, empty))
-        return results
+        # Every attempted gate of these variants is judged, so that what lies in no blank is put down to the right one.
+        attempted = [g for g in self.puzzle.gates if g.variant in variants and g.id not in empty]
+        judged = {gate.id: self._judge(gate, cases, outcomes[gate.variant]) for gate in attempted}
+        for gate in attempted:
+            rivals = [r for r in judged.values() if r.gate.variant == gate.variant]
+            self._finish(judged[gate.id], rivals, outcomes[gate.variant], package, found, empty)
+        return [judged.get(gate.id) or GateResult(gate, "unsolved") for gate in wanted]
 
     def _gates(self, ids: Sequence[str] | None) -> list[Gate]:
         known = [gate.id for gate in self.puzzle.gates]
@@ -169,41 +169,45 @@ class Checker:
             self.puzzle, self.reference, case, self.target, variant, outputs, list(quantities)
         )
 
-    def _judge(
+    def _judge(self, gate: Gate, cases: list[Case], outcome: Outcome) -> GateResult:
+        """The verdict by values alone."""
+        quantities = (*gate.quantities, *gate.given)
+        result = GateResult(gate, "correct")
+        result.comparisons = [
+            Comparison(case, self._verdicts(case, gate.variant, outcome, quantities))
+            for case in cases
+            if case.name in outcome.outputs
+        ]
+        if wrong_quantities(result) or outcome.failure:
+            result.state = "wrong"
+        return result
+
+    def _finish(
         self,
-        gate: Gate,
-        cases: list[Case],
+        result: GateResult,
+        rivals: list[GateResult],
         outcome: Outcome,
         package: OpPackage,
         found: dict[str, Blank],
         empty: set[str],
-    ) -> GateResult:
-        quantities = (*gate.quantities, *gate.given)
-        ran = [case for case in cases if case.name in outcome.outputs]
-        result = GateResult(gate, "correct")
-        result.comparisons = [
-            Comparison(case, self._verdicts(case, gate.variant, outcome, quantities)) for case in ran
-        ]
-        result.findings = self._findings(gate, outcome, package, found, empty)
-        wrong = [q for q in quantities if any(not c.verdicts[q].ok for c in result.comparisons)]
-        if not wrong and not result.findings and outcome.failure is None:
-            return result
-        result.state = "wrong"
-        self._explain(result, wrong, outcome)
-        return result
+    ) -> None:
+        """Adds the findings that belong to a gate, and the diagnosis.
 
-    def _findings(
-        self, gate: Gate, outcome: Outcome, package: OpPackage, found: dict[str, Blank], empty: set[str]
-    ) -> list[Finding]:
-        """The errors that belong to a gate: inside its blank, or in code that is in no blank."""
+        A finding belongs to the gate in whose blank it is. One in no blank belongs to the gates with wrong values, or
+        to all of them where no value is wrong.
+        """
         source = (package.path / self.puzzle.source).resolve()
-        mine = []
+        waiting = any(g.id in empty and g.variant == result.gate.variant for g in self.puzzle.gates)
+        blamed = [r.gate.id for r in rivals if wrong_quantities(r)] or [r.gate.id for r in rivals]
         for finding in outcome.findings:
-            owners = {id for id, blank in found.items() if touches(finding, source, blank)}
-            waiting = any(g.id in empty and g.variant == gate.variant for g in self.puzzle.gates)
-            if gate.id in owners or not (owners or (waiting and finding.kind in UNWRITTEN)):
-                mine.append(finding)
-        return mine
+            owners = [id for id, blank in found.items() if touches(finding, source, blank)]
+            if not owners and waiting and finding.kind in UNWRITTEN:
+                continue
+            if result.gate.id in (owners or blamed):
+                result.findings.append(finding)
+        if result.state == "wrong" or result.findings:
+            result.state = "wrong"
+            self._explain(result, wrong_quantities(result), outcome)
 
     def _explain(self, result: GateResult, wrong: list[str], outcome: Outcome) -> None:
         """Fills in the diagnosis: the gate's own quantities first, then findings, then given code."""
@@ -247,6 +251,12 @@ class Checker:
         if found := from_findings(result.findings, outcome.loads):
             result.mistake, result.hint = found[0], f"{gate.id}-{RACE_RUNG}"
             result.diagnosis.append(f"{found[1]}: see hint {result.hint}")
+
+
+def wrong_quantities(result: GateResult) -> list[str]:
+    """The quantities of a gate, its own first, that are wrong in some case."""
+    quantities = (*result.gate.quantities, *result.gate.given)
+    return [q for q in quantities if any(not c.verdicts[q].ok for c in result.comparisons)]
 
 
 def touches(finding: Finding, source: Path, blank: Blank) -> bool:

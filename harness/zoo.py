@@ -1,7 +1,8 @@
 """The bug zoo: wrong kernels, each one small edit of a puzzle's solution, by which the checker itself is checked.
 
 A wrong kernel is a file `solutions/pNN/wrong/NAME.toml` with the keys story (a line), gate, mistake, file, old, new, and
-maybe `also` (further gates that it gets wrong) and `source` (where such a bug was reported).
+maybe `also` (further gates that it gets wrong), `cases` (those that alone show it) and `source` (where such a bug was
+reported).
 """
 
 import shutil
@@ -16,7 +17,7 @@ from harness.errors import DamagedFile
 from harness.packages import OpPackage
 
 KEYS = {"story", "gate", "mistake", "file", "old", "new"}
-MORE = {"also", "source"}
+MORE = {"also", "cases", "source"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class WrongKernel:
     """One edit: in `file`, `old` becomes `new`.
 
     `gate` is the gate that must name it, `also` are gates that cannot be right either; `mistake` is what the diagnosis
-    must call it.
+    must call it. `cases` are those that alone show it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class WrongKernel:
     old: str
     new: str
     also: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
     source: str = ""
 
     def package(self) -> OpPackage:
@@ -85,4 +87,5 @@ def read(path: Path) -> WrongKernel:
         what = [f"has no {', '.join(sorted(missing))}"] if missing else []
         what += [f"has an unknown key {', '.join(sorted(unknown))}"] if unknown else []
         raise DamagedFile(f"{path} {' and '.join(what)}")
-    return WrongKernel(path.stem, **{**entries, "also": tuple(entries.get("also", ()))})
+    lists = {key: tuple(entries.get(key, ())) for key in ("also", "cases")}
+    return WrongKernel(path.stem, **{**entries, **lists})

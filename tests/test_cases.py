@@ -117,7 +117,7 @@ def test_hard_cases_are_hard(case, dtype):
     deviations = x.std(-1).ravel()
     typical = np.median(deviations)
     assert np.all(np.abs(x.mean(-1)) > typical), "the mean is far from 0 in every row"
-    if case.values != "expanded" and rows >= 4:
+    if case.values not in ("expanded", "large") and rows >= 4:
         tiny = deviations < 0.15 * typical
         assert np.sum(tiny) == rows // 4 and np.all(tiny[3::4]), "every fourth row"
     gamma = arrays["ln_weight"]

@@ -210,6 +210,12 @@ MISTAKES = (
     ),
     Mistake("bias-forgotten", "without the linear bias", {"output": lambda v: v.product}),
     Mistake(
+        "bias-forgotten-behind-block",
+        "without the linear bias behind the first 128 columns",
+        {"linear_bias": lambda v: v.original("linear_bias") * (np.arange(v.linear_weight.shape[0]) < 128)},
+        3,
+    ),
+    Mistake(
         "bias-twice", "with the linear bias added twice", {"output": lambda v: v.product + 2 * v.linear_bias}
     ),
     Mistake(

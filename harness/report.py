@@ -30,8 +30,8 @@ class Report:
     def run(self, run: Run) -> None:
         """The whole report."""
         self.header(run)
-        first, others = ("fused", ["unfused"]) if "fused" in run.options.variants else ("unfused", [])
-        for name in [first, *(other for other in others if other in run.options.variants)]:
+        first = run.options.variants[0]
+        for name in run.options.variants:
             self.devices(run, name)
         self.findings(run)
         self.unsolved(run)
@@ -61,15 +61,16 @@ class Report:
 
     def devices(self, run: Run, name: str) -> None:
         """The sections of one variant, a device after the other, skipped ones by their reason."""
-        suffix = "" if name == "fused" else f" ({name})"
+        main = name == main_variant(run)
+        suffix = "" if main else f" ({name})"
         what = "Backward" if run.options.backward else "Forward"
         for kind in ("cpu", "gpu", "virtual"):
             device = next((d for d in run.devices if d.target.kind == kind), None)
             skipped = next((s for s in run.skipped if s.kind == kind), None)
-            if device or (skipped and name == "fused"):
+            if device or (skipped and main):
                 self.line()
                 self.line(f"Testing {LABELS[kind]} {what} Pass{suffix}:", style="bold")
-            if skipped and not device and name == "fused":
+            if skipped and not device and main:
                 self.line(f"   ⏭ SKIPPED ({skipped.reason})")
             if device:
                 self.section(run, device, device.variants[name], what, suffix)
@@ -224,7 +225,7 @@ class Report:
 def summary_lines(run: Run, what: str, first: str) -> Iterable[str]:
     """`   - CPU Backward:  ✅ CORRECT`, for the first variant; the others follow with their names."""
     for name in (first, *(v for v in run.options.variants if v != first)):
-        suffix = "" if name == "fused" else f" ({name})"
+        suffix = "" if name == main_variant(run) else f" ({name})"
         for kind in ("cpu", "gpu", "virtual"):
             for device in run.devices:
                 if device.target.kind == kind:
@@ -233,6 +234,11 @@ def summary_lines(run: Run, what: str, first: str) -> Iterable[str]:
             for skipped in run.skipped:
                 if skipped.kind == kind and name == first:
                     yield f"   - {LABELS[kind]} {what}{suffix}:  ⏭ SKIPPED ({skipped.reason})"
+
+
+def main_variant(run: Run) -> str:
+    """The variant whose lines bear no name: the puzzle's first."""
+    return next(iter(run.options.puzzle.variants))
 
 
 def overall(run: Run) -> str:

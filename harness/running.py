@@ -3,6 +3,7 @@
 This is the one part of a run that needs torch.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,13 +92,31 @@ def written_dtype(puzzle: Puzzle, quantity: str, dtype: str) -> str:
     return accum_dtype(dtype) if quantity in puzzle.op(quantity).statistics else dtype
 
 
+def puzzle_dims(puzzle: Puzzle, inputs: dict[str, torch.Tensor]) -> tuple[int, ...]:
+    """The sizes of a case, from the shapes of its inputs."""
+    sizes = {
+        letter: size
+        for call in puzzle.calls
+        for name, letters in call.op.reads.items()
+        if name in inputs
+        for letter, size in zip(letters, inputs[name].shape, strict=True)
+    }
+    return tuple(sizes[letter] for letter in puzzle.dim_names)
+
+
+def puzzle_dtype(puzzle: Puzzle, inputs: dict[str, torch.Tensor]) -> str:
+    """The dtype of a run, from an input that is no statistic."""
+    op = puzzle.calls[0].op
+    name = next(name for name in op.reads if name not in op.statistics)
+    return str(inputs[name].dtype).removeprefix("torch.")
+
+
 def make_buffers(
     puzzle: Puzzle, program: Program, target: Target, inputs: dict[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     """The poisoned outputs of a program on the CPU, and a buffer on the target for every argument, both by name."""
-    dtype = str(inputs["input"].dtype).removeprefix("torch.")
-    B, S, H = inputs["input"].shape
-    shapes = puzzle.shapes((B, S, H, inputs["linear_weight"].shape[0]))
+    dtype = puzzle_dtype(puzzle, inputs)
+    shapes = puzzle.shapes(puzzle_dims(puzzle, inputs))
     outputs, buffers = {}, {"eps": torch.tensor(1e-5, dtype=torch.float64)}
     for name in program.arguments:
         quantity = name.split(".")[-1]
@@ -159,7 +178,7 @@ def judge_variant(
             truth[quantity],
             baseline[quantity],
             dtype,
-            allowance=allowance(atomic, case.dims[0] * case.dims[1]),
+            allowance=allowance(atomic, math.prod(case.dims[:-2])),
             poison=(got.view(BITS[dtype]) == POISON[dtype]).numpy(),
         )
     return verdicts

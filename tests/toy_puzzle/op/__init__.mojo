@@ -1,0 +1,3 @@
+"""The custom ops of the toy puzzle."""
+
+from .square import SquareTrain, SquareTrainBackward

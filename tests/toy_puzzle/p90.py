@@ -1,0 +1,86 @@
+"""Puzzle 90, a toy for the tests: y = x * x elementwise on a matrix of R rows and C columns, and its gradient."""
+
+import numpy as np
+
+from harness.devices.graphs import Call, OpSpec
+from harness.puzzles.derivation import Derivation, Mistake
+from harness.puzzles.spec import Arrays, Case, Gate, Ledger, Puzzle
+
+FORWARD = OpSpec("square_train", writes={"output": "RC"}, reads={"input": "RC"})
+BACKWARD = OpSpec(
+    "square_train_backward", writes={"grad_input": "RC"}, reads={"grad_output": "RC", "input": "RC"}
+)
+
+GATES = (
+    Gate("square", "plain", ("output",), "the square of every element"),
+    Gate("dsquare", "plain", ("grad_input",), "the gradient of the input"),
+)
+
+STEPS = {
+    "output": lambda v: v.input**2,
+    "grad_input": lambda v: 2 * v.input * v.grad_output,
+}
+MISTAKES = (
+    Mistake("two-forgotten", "without the factor 2", {"grad_input": lambda v: v.input * v.grad_output}),
+)
+
+
+def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
+    """The chapter's case and one in which the columns are not a multiple of the block."""
+    chapter = Case("chapter", "the chapter's sizes", dims or (4, 8), "plain")
+    return [chapter] if dims else [chapter, Case("wide", "more columns than threads", (3, 131), "plain")]
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """input and grad_output, [R, C]."""
+    random = np.random.default_rng([seed, *case.dims])
+    kind = dtype if dtype != "bfloat16" else "float16"
+    return {
+        name: random.standard_normal(case.dims).astype(kind).astype(np.float64)
+        for name in ("input", "grad_output")
+    }
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's answer by autograd."""
+    import torch
+
+    x = tensors["input"].detach().clone().requires_grad_(True)
+    y = x * x
+    return {"output": y.detach(), "grad_input": torch.autograd.grad(y, x, tensors["grad_output"])[0]}
+
+
+def derive(arrays: Arrays, changes=None) -> Derivation:
+    """The two steps in float64."""
+    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """In longdouble."""
+    x, dy = (np.asarray(arrays[name], np.longdouble) for name in ("input", "grad_output"))
+    return {"output": x * x, "grad_input": 2 * x * dy}
+
+
+PUZZLE = Puzzle(
+    name="p90",
+    title="A toy: square, forward and backward",
+    variants={"plain": (Call(FORWARD, (), "plain"), Call(BACKWARD, (), "plain"))},
+    gates=GATES,
+    source="square.mojo",
+    depends={("plain", "output"): ("square",), ("plain", "grad_input"): ("dsquare",)},
+    atomic=frozenset(),
+    forward={"output": "output"},
+    backward={"grad_input": "grad_input"},
+    intermediate=(),
+    dims=(4, 8),
+    dim_names=("R", "C"),
+    cases=cases,
+    inputs=inputs,
+    shapes=lambda dims: {"output": dims, "grad_input": dims},
+    reference=reference,
+    exact=exact,
+    multiply_adds=lambda dims: dims[0] * dims[1],
+    ledger=lambda dims, dtype: Ledger({"input": 0}, {"input": 0}, {"plain": {}}),
+    derive=derive,
+    mistakes=MISTAKES,
+)

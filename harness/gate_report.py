@@ -45,6 +45,7 @@ def verdict_lines(result, puzzle: Puzzle, source: Path, found: Mapping[str, Blan
         return
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
     where = f" in {len(bad)} of {cases} cases ({', '.join(bad)})" if bad else ""
+    where = f" in all {cases} cases" if bad and len(bad) == cases else where
     yield Text(f"{head} wrong{where}", style="bold red")
     for line in result.diagnosis:
         yield Text(f"      {relative(line)}")

@@ -68,7 +68,14 @@ def launch_square_backward[
 ) raises:
     """One launch: a block for each row."""
     launcher.launch[square_backward_kernel[dtype]](
-        "square_backward", grad_input, grad_output, input, rows, columns, grid_dim=Int(rows), block_dim=THREADS
+        "square_backward",
+        grad_input,
+        grad_output,
+        input,
+        rows,
+        columns,
+        grid_dim=Int(rows),
+        block_dim=THREADS,
     )
 
 

@@ -1,0 +1,29 @@
+"""The README's pictures: they are what a run prints, and showing them fetches nothing."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = {
+    "report": ["Backward Pass Test Summary:", "✅ CORRECT"],
+    "wrong_gate": [
+        "❌ dx",
+        "grad_input[0, 0, 0] got",
+        "without the mean term",
+        "problems/p22/op/layernorm_linear.mojo",
+    ],
+    "watch": ["❌ dx", "Hint dx-", "n next · r run · h hint · d diff · l list · q quit"],
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_holds_the_lines_of_its_run_and_no_address(name):
+    text = (ROOT / "docs" / f"{name}.svg").read_text()
+    words = re.sub(r"<[^>]*>", "", text).replace("&#160;", " ").replace("&#x27;", "'")
+    for line in PICTURES[name]:
+        assert line in words
+    addresses = set(re.findall(r"(?:https?:)?//[\w.]+", re.sub(r"<!--.*?-->", "", text)))
+    assert addresses == {"http://www.w3.org"}, "the name of the format, which nothing fetches"
+    assert "@font-face" not in text and "/tmp/" not in text

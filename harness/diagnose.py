@@ -92,8 +92,14 @@ def diagnose(
         if symptom:
             lines.append(f"your {name} {symptom[1]}{see}")
             return Diagnosis(lines, symptom[0], hint)
-        if worst.verdict.unwritten or worst.verdict.nonfinite:
-            return Diagnosis(lines, "never-written" if worst.verdict.unwritten else "not-finite", hint)
+        if worst.verdict.unwritten:
+            lines.append(f"a part of your {name} is never written{see}")
+            return Diagnosis(lines, "never-written", hint)
+        if worst.verdict.nonfinite:
+            lines.append(
+                f"your {name} holds values that are no numbers: a division by 0, or an overflow{see}"
+            )
+            return Diagnosis(lines, "not-finite", hint)
         if hint:
             lines.append(f"no known mistake gives these values{see}")
     return Diagnosis(lines, mistake[0].id if mistake else None, hint)

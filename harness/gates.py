@@ -244,6 +244,8 @@ class Checker:
                 )
             result.mistake = result.mistake or seen.mistake
             result.hint = seen.hint if own and seen.mistake else result.hint
+        if right := [q for q in gate.quantities if q not in wrong] if wrong else []:
+            result.diagnosis.append(f"{', '.join(right)} itself is right in every case")
         for finding in result.findings[:SHOWN]:
             result.diagnosis += finding.text().replace(f"{Path.cwd()}/", "").splitlines()
         if len(result.findings) > SHOWN:

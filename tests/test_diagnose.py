@@ -15,7 +15,7 @@ from harness.puzzles.p22 import PUZZLE
 CASES = [case for case in p22.cases() if case.name in ("hard values", "odd sizes", "wide", "wide output")]
 ARRAYS = {case.name: p22.inputs(case, "float32", 0) for case in p22.cases()}
 GRADIENTS = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
-QUANTITIES = ("output", *GRADIENTS, "row_sums")
+QUANTITIES = ("output", "mean", "rstd", *GRADIENTS, "row_sums")
 
 
 def evidence(case, quantity, got, unwritten=None):

@@ -1,6 +1,6 @@
 """Puzzle 22's derivation step by step, and the mistakes that people make in it.
 
-Shapes: input, x_hat, ln_out, dln, g [B, S, H]; grad_output [B, S, O]; mean, rstd, c1, c2 [B, S, 1]. `given_dln` is the
+Shapes: input, x_hat, ln_out, dln, g [B, S, H]; grad_output [B, S, O]; row_mean, row_rstd, c1, c2 [B, S, 1]. `given_dln` is the
 gradient at the LayerNorm output that the row sums start from when they are checked alone.
 """
 
@@ -25,10 +25,12 @@ def packed(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
 
 
 STEPS = {
-    "mean": lambda v: v.input.mean(-1, keepdims=True),
-    "variance": lambda v: ((v.input - v.mean) ** 2).mean(-1, keepdims=True),
-    "rstd": lambda v: 1 / np.sqrt(v.variance + EPS),
-    "x_hat": lambda v: (v.input - v.mean) * v.rstd,
+    "row_mean": lambda v: v.input.mean(-1, keepdims=True),
+    "variance": lambda v: ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True),
+    "row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS),
+    "mean": lambda v: v.row_mean[..., 0],
+    "rstd": lambda v: v.row_rstd[..., 0],
+    "x_hat": lambda v: (v.input - v.row_mean) * v.row_rstd,
     "scaled": lambda v: v.x_hat * v.ln_weight,
     "ln_out": lambda v: v.scaled + v.ln_bias,
     "product": lambda v: v.ln_out @ v.linear_weight.T,
@@ -37,7 +39,7 @@ STEPS = {
     "g": lambda v: v.dln * v.ln_weight,
     "c1": lambda v: (v.g * v.x_hat).mean(-1, keepdims=True),
     "c2": lambda v: v.g.mean(-1, keepdims=True),
-    "grad_input": lambda v: v.rstd * (v.g - v.c2 - v.x_hat * v.c1),
+    "grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.x_hat * v.c1),
     "grad_ln_weight": lambda v: (v.dln * v.x_hat).sum((0, 1)),
     "grad_ln_bias": lambda v: v.dln.sum((0, 1)),
     "grad_weight": lambda v: np.einsum("bso,bsh->oh", v.grad_output, v.ln_out),
@@ -96,7 +98,7 @@ def truncated(array: np.ndarray, multiple: int) -> np.ndarray:
 
 def diagonal(v: Derivation) -> np.ndarray:
     """dx by the diagonal of the Jacobian alone."""
-    return v.rstd * v.g * (1 - 1 / values(v) - v.x_hat**2 / values(v))
+    return v.row_rstd * v.g * (1 - 1 / values(v) - v.x_hat**2 / values(v))
 
 
 def each_row(array: np.ndarray) -> np.ndarray:
@@ -150,42 +152,52 @@ def alternatives(count) -> dict:
 
 MISTAKES = (
     # The statistics.
-    Mistake("eps-forgotten", "without eps in rstd", {"rstd": lambda v: 1 / np.sqrt(v.variance)}),
+    Mistake("eps-forgotten", "without eps in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance)}),
     Mistake(
         "eps-outside-root",
         "with eps added outside the root, rstd = 1 / (sqrt(variance) + eps)",
-        {"rstd": lambda v: 1 / (np.sqrt(v.variance) + EPS)},
+        {"row_rstd": lambda v: 1 / (np.sqrt(v.variance) + EPS)},
     ),
     Mistake(
-        "eps-twice", "with eps added twice in rstd", {"rstd": lambda v: 1 / np.sqrt(v.variance + 2 * EPS)}
+        "eps-twice", "with eps added twice in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 2 * EPS)}
     ),
-    Mistake("eps-too-small", "with eps = 1e-6", {"rstd": lambda v: 1 / np.sqrt(v.variance + 1e-6)}),
+    Mistake("eps-too-small", "with eps = 1e-6", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 1e-6)}),
     Mistake(
         "unbiased-variance",
         "with the variance divided by H - 1, not H",
-        {"variance": lambda v: v.input.var(-1, keepdims=True, ddof=1) if values(v) > 1 else np.inf * v.mean},
+        {
+            "variance": lambda v: (
+                v.input.var(-1, keepdims=True, ddof=1) if values(v) > 1 else np.inf * v.row_mean
+            )
+        },
     ),
     Mistake(
         "variance-for-rstd",
         "with 1 / (variance + eps), the root forgotten",
-        {"rstd": lambda v: 1 / (v.variance + EPS)},
+        {"row_rstd": lambda v: 1 / (v.variance + EPS)},
     ),
     Mistake(
         "std-for-rstd",
         "multiplied by the deviation instead of divided",
-        {"rstd": lambda v: np.sqrt(v.variance + EPS)},
+        {"row_rstd": lambda v: np.sqrt(v.variance + EPS)},
     ),
     Mistake(
         "padding-counted",
         "with zeros behind the row, up to a power of two, counted in the variance",
-        {"variance": lambda v: ((v.input - v.mean) ** 2).mean(-1, keepdims=True) + padding(v) * v.mean**2},
+        {
+            "variance": lambda v: (
+                ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True) + padding(v) * v.row_mean**2
+            )
+        },
         3,
     ),
     # The LayerNorm output.
     Mistake(
-        "mean-not-subtracted", "with the mean not subtracted in x_hat", {"x_hat": lambda v: v.input * v.rstd}
+        "mean-not-subtracted",
+        "with the mean not subtracted in x_hat",
+        {"x_hat": lambda v: v.input * v.row_rstd},
     ),
-    Mistake("rstd-forgotten", "with rstd left out of x_hat", {"x_hat": lambda v: v.input - v.mean}),
+    Mistake("rstd-forgotten", "with rstd left out of x_hat", {"x_hat": lambda v: v.input - v.row_mean}),
     Mistake("from-x-hat", "taken from x_hat instead of the LayerNorm output", {"ln_out": lambda v: v.x_hat}),
     Mistake(
         "from-input", "taken from the input instead of the LayerNorm output", {"ln_out": lambda v: v.input}
@@ -272,7 +284,7 @@ MISTAKES = (
     Mistake(
         "input-swapped",
         "with batch and sequence of the input exchanged",
-        {"x_hat": lambda v: swapped((v.input - v.mean) * v.rstd)},
+        {"x_hat": lambda v: swapped((v.input - v.row_mean) * v.row_rstd)},
         3,
     ),
     # dx.
@@ -281,38 +293,38 @@ MISTAKES = (
     Mistake(
         "both-terms-dropped",
         "without both correction terms, c2 and x_hat * c1",
-        {"grad_input": lambda v: v.rstd * v.g},
+        {"grad_input": lambda v: v.row_rstd * v.g},
     ),
     Mistake(
         "mean-term-doubled",
         "with the mean term c2 subtracted twice",
-        {"grad_input": lambda v: v.rstd * (v.g - 2 * v.c2 - v.x_hat * v.c1)},
+        {"grad_input": lambda v: v.row_rstd * (v.g - 2 * v.c2 - v.x_hat * v.c1)},
     ),
     Mistake(
         "mean-term-added",
         "with the mean term c2 added, not subtracted",
-        {"grad_input": lambda v: v.rstd * (v.g + v.c2 - v.x_hat * v.c1)},
+        {"grad_input": lambda v: v.row_rstd * (v.g + v.c2 - v.x_hat * v.c1)},
     ),
     Mistake(
         "variance-term-added",
         "with the variance term x_hat * c1 added, not subtracted",
-        {"grad_input": lambda v: v.rstd * (v.g - v.c2 + v.x_hat * v.c1)},
+        {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 + v.x_hat * v.c1)},
     ),
     Mistake(
         "x-hat-forgotten",
         "with c1 not multiplied by x_hat",
-        {"grad_input": lambda v: v.rstd * (v.g - v.c2 - v.c1)},
+        {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.c1)},
     ),
     Mistake(
         "terms-exchanged",
         "with c1 and c2 exchanged",
-        {"grad_input": lambda v: v.rstd * (v.g - v.c1 - v.x_hat * v.c2)},
+        {"grad_input": lambda v: v.row_rstd * (v.g - v.c1 - v.x_hat * v.c2)},
     ),
     Mistake(
         "sums-not-means",
         "with sums over H in c1 and c2, not means",
         {
-            "grad_input": lambda v: v.rstd * (v.g - values(v) * (v.c2 + v.x_hat * v.c1)),
+            "grad_input": lambda v: v.row_rstd * (v.g - values(v) * (v.c2 + v.x_hat * v.c1)),
             "row_sums": lambda v: values(v) * packed(*row_sums(v, v.given_dln)),
         },
     ),
@@ -321,7 +333,7 @@ MISTAKES = (
         "with c1 and c2 divided by O, not H",
         {
             "grad_input": lambda v: (
-                v.rstd * (v.g - values(v) / v.grad_output.shape[-1] * (v.c2 + v.x_hat * v.c1))
+                v.row_rstd * (v.g - values(v) / v.grad_output.shape[-1] * (v.c2 + v.x_hat * v.c1))
             ),
         },
     ),
@@ -334,7 +346,7 @@ MISTAKES = (
     Mistake(
         "rstd-factor-twice",
         "with the factor rstd twice",
-        {"grad_input": lambda v: v.rstd**2 * (v.g - v.c2 - v.x_hat * v.c1)},
+        {"grad_input": lambda v: v.row_rstd**2 * (v.g - v.c2 - v.x_hat * v.c1)},
     ),
     Mistake(
         "gamma-forgotten-in-dx",
@@ -359,7 +371,7 @@ MISTAKES = (
         "with gamma applied to the whole of dx, not to g",
         {
             "grad_input": lambda v: (
-                v.rstd
+                v.row_rstd
                 * v.ln_weight
                 * (
                     v.dln
@@ -372,7 +384,7 @@ MISTAKES = (
     Mistake(
         "gamma-forgotten-in-g",
         "with gamma in c1 and c2 but not in g",
-        {"grad_input": lambda v: v.rstd * (v.dln - v.c2 - v.x_hat * v.c1)},
+        {"grad_input": lambda v: v.row_rstd * (v.dln - v.c2 - v.x_hat * v.c1)},
     ),
     # The row sums alone.
     Mistake(

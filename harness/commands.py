@@ -303,13 +303,34 @@ def watch(arguments: list[str]) -> int:
     made.add_argument(
         "--gate", metavar="ID", help="begin with this gate (default: the first that has not passed)"
     )
+    made.add_argument(
+        "--measure", type=int, metavar="N", help="time N saves of a solved copy, from save to verdict"
+    )
     flags = made.parse_args(arguments)
     work = Work(find_puzzle(flags.puzzle), flags.numpy)
     if flags.gate:
         work.gate(flags.gate)
+    if flags.measure is not None:
+        return measure_watch(work, flags.gate or work.gates[-1].id, flags.measure)
     from harness.watch import Watch
 
     return Watch(work, flags.gate).run()
+
+
+def measure_watch(work: Work, gate: str, saves: int) -> int:
+    """`watch --measure`: the time from a save to the verdict, on a solved copy."""
+    import statistics
+
+    from harness.watch import measure
+
+    if saves < 1:
+        raise BadUse(f"--measure {saves}: must be at least 1")
+    seconds = measure(work, gate, saves)
+    each = ", ".join(f"{s:.1f}" for s in seconds)
+    print(
+        f"{work.puzzle.name} {work.ladder(gate)}: save to verdict {statistics.median(seconds):.1f} s, median of {each}"
+    )
+    return 0
 
 
 def doctor(arguments: list[str]) -> int:

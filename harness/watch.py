@@ -5,25 +5,28 @@ check runs in a thread, so that keys answer while a kernel compiles. Files are c
 that notices every way in which editors and network folders save, by renaming included.
 """
 
+import io
 import os
 import select
 import sys
+import tempfile
 import termios
 import threading
 import time
 import tty
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from harness import commands, gate_report
+from harness import blanks, commands, gate_report, roots
 from harness.blanks import Blank
 from harness.cache import digest
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import Work
-from harness.progress import Progress
+from harness.progress import FILE, Progress
 from harness.report import relative
 
 POLL = 0.05
@@ -313,3 +316,47 @@ ACTIONS: dict[str, Callable[[Watch], None]] = {
     "d": Watch.diff,
     "l": Watch.overview,
 }
+
+
+# ---- Measuring ----------------------------------------------------------------------------------------------
+
+
+def measure(work: Work, gate: str, saves: int) -> list[float]:
+    """Seconds from a save to the verdict, for each of some saves that change the code of a gate's blank.
+
+    The save is a real one, on a copy that is solved; the first, which also imports and compiles for the first time, is
+    left out. Raises WorkbookError where a verdict is not "correct".
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = replace(work, problems=Path(folder))
+        blanks.generate(roots.solutions() / work.puzzle.name, copy.problems / work.puzzle.name)
+        skeleton, solution = blanks.read(copy.path), blanks.read(copy.solution)
+        body = blanks.find(solution)[gate].body
+        watch = Watch(copy, gate, Console(file=io.StringIO()))
+        watch.terminal = Terminal(watch.console)
+        watch.progress = Progress(copy.problems / FILE)
+        files = Files(copy)
+        seconds = []
+        for number in range(saves + 1):
+            indent = body[0][: len(body[0]) - len(body[0].lstrip())]
+            changed = UNLIKELY[work.numpy].format(indent=indent, number=number + time.time_ns() % 10**6)
+            full = blanks.find(blanks.fill(skeleton, solution))
+            bodies = {id: blank.body for id, blank in full.items()} | {gate: (changed, *body)}
+            copy.path.write_text(blanks.join(blanks.split(skeleton), bodies))
+            saved = time.monotonic()
+            while not files.saved():
+                time.sleep(POLL)
+            watch.start()
+            watch.check.done.wait()
+            seconds.append(time.monotonic() - saved)
+            watch.finish()
+            if not watch.check.correct:
+                raise WorkbookError(watch.check.error or "the solution's gate is not correct")
+        return seconds[1:]
+
+
+UNLIKELY = {
+    False: "{indent}if block_idx.x == 1_000_000_000 + {number}:\n{indent}    return",
+    True: "{indent}if {number} < 0:\n{indent}    return None",
+}
+"""A statement that changes a kernel, or a Python function, and never what it computes."""

@@ -6,6 +6,7 @@ The truth is the same function in higher precision, the baseline is PyTorch in t
 follows the data: nothing here is a constant picked by hand but the floor, a few units in the last place.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +71,7 @@ class Repeats:
 
 def allowance(atomic: bool, rows: int) -> float:
     """s: how much more a sum over `rows` may err when atomics add it up in any order, one by one."""
-    return min(8.0, max(1.0, np.sqrt(rows) / 8)) if atomic else 1.0
+    return min(8.0, max(1.0, math.sqrt(rows) / 8)) if atomic else 1.0
 
 
 def relative_error(got: np.ndarray, truth: np.ndarray) -> float:

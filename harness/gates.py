@@ -27,6 +27,8 @@ from harness.workbook import Comparison, read_blanks
 # An untouched blank leaves its output unwritten: what later kernels then read is no mistake of theirs.
 # Memory and race findings are about the code, not the formula: the last hint helps.
 RACE_RUNG = 3
+# Steps that a launch may take on the virtual GPU: the cases need 5000, an endless loop is stopped within seconds.
+STEPS = 100_000
 SHOWN = 3
 UNWRITTEN = ("uninitialised read", "output never written")
 
@@ -140,6 +142,7 @@ class Checker:
         replay = Replay(recording, self.puzzle, self.dtype)
         outcome = Outcome()
         for case in cases:
+            replay.gpu.steps = STEPS + self.puzzle.multiply_adds(case.dims)
             try:
                 outcome.outputs[case.name] = replay.run(
                     variant, case, self.reference.inputs(case), self._saved(case, variant) if given else {}

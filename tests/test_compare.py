@@ -1,5 +1,6 @@
 """The verdict, by hand-made numbers and properties; and the checker checked: wrong backward formulas must be rejected."""
 
+import json
 import warnings
 
 import numpy as np
@@ -68,6 +69,8 @@ def test_allowance_widens_the_share_of_the_baseline_only():
 def test_allowance_grows_with_the_root_of_the_rows(rows, s):
     assert allowance(True, rows) == s
     assert allowance(False, rows) == 1
+    seen = verdict([2.0], [1.0], allowance=allowance(True, rows))
+    assert json.loads(json.dumps({"ok": seen.ok, "limit": seen.limit})) == {"ok": False, "limit": seen.limit}
 
 
 def test_the_ratio_where_torch_makes_no_error():

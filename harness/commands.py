@@ -17,7 +17,7 @@ from harness.errors import BadUse, DamagedFile, WorkbookError
 from harness.learner import Work
 from harness.progress import Progress
 from harness.puzzles.spec import Puzzle
-from harness.report import shown
+from harness.report import relative, shown
 from harness.workbook import find_puzzle, puzzle_names
 
 
@@ -225,11 +225,15 @@ def agreed() -> bool:
 
 def verify(arguments: list[str]) -> int:
     """Check all of your work: every gate of every puzzle, in NumPy and in Mojo, with every case."""
-    flags = parser("verify", verify.__doc__, "?").parse_args(arguments)
+    made = parser("verify", verify.__doc__, "?")
+    made.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
+    flags = made.parse_args(arguments)
     console = make_console(sys.stdout)
     progress = Progress.load()
     codes = [
-        verify_work(console, work, progress) for puzzle in chosen(flags.puzzle) for work in works(puzzle)
+        verify_work(console, work, progress, verbose=flags.verbose)
+        for puzzle in chosen(flags.puzzle)
+        for work in works(puzzle)
     ]
     code = next((code for code in (5, 4, 1, 2, 3) if code in codes), 0)
     console.print(Text(f"   {VERDICTS[code]}", style="bold"))
@@ -237,7 +241,7 @@ def verify(arguments: list[str]) -> int:
 
 
 VERDICTS = {
-    0: "✅ all gates passed",
+    0: "✅ all gates passed ; `python -m harness diff` shows your lines beside the solution's",
     1: "❌ something is wrong",
     2: "❌ a file is damaged",
     3: "⏳ gates are left; nothing attempted is wrong",
@@ -246,27 +250,26 @@ VERDICTS = {
 }
 
 
-def verify_work(console: Console, work: Work, progress: Progress) -> int:
+def verify_work(console: Console, work: Work, progress: Progress, *, verbose: bool = False) -> int:
     """Checks one file and prints the verdict of each gate; returns its exit code."""
-    console.print(
-        Text(
-            f"{work.puzzle.name} {'NumPy rung' if work.numpy else 'kernels'}: {shown(work.path)}",
-            style="bold",
-        )
-    )
+    title = f"{work.puzzle.name} {'NumPy rung' if work.numpy else 'kernels'}: {shown(work.path)}"
     try:
         found = work.blanks()
+        # The NumPy rung is an offer: left untouched, it keeps nobody from having solved the puzzle.
+        if work.numpy and not any(blank.size for blank in found.values()):
+            console.print(Text(f"{title}: untouched (it is optional)", style="dim"))
+            return 0
+        console.print(Text(title, style="bold"))
         results = make_checker(work).check(work.path if work.numpy else work.package)
     except WorkbookError as error:
-        print_lines(console, [f"   error: {error}"])
+        details = getattr(error, "details", "") if verbose else ""
+        print_lines(console, [f"   error: {relative(str(error))}", *relative(details).splitlines()])
         return error.exit_code
     for result in results:
         progress.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
         print_lines(console, gate_report.verdict_lines(result, work.puzzle, work.path, found))
-    states = [result.state for result in results]
-    # The NumPy rung is an offer: left untouched, it keeps nobody from having solved the puzzle.
-    untouched = work.numpy and set(states) == {"unsolved"}
-    return 1 if "wrong" in states else 3 if "unsolved" in states and not untouched else 0
+    states = {result.state for result in results}
+    return 1 if "wrong" in states else 3 if "unsolved" in states else 0
 
 
 def make_checker(work: Work):

@@ -212,7 +212,7 @@ def integers(got: str, wanted: str) -> str | None:
 def float_from_integer(got: str, wanted: str) -> str | None:
     """An Int beside a float."""
     if INTEGER.fullmatch(got) and FLOAT.fullmatch(wanted):
-        return f"An integer does not become a float by itself: `Scalar[accum](H)`, or here `{spelled(wanted)}(...)`."
+        return f"An integer does not become a float by itself: `{spelled(wanted)}(...)`, as in `Scalar[accum](H)`."
     return None
 
 
@@ -229,6 +229,11 @@ def generic_dtype(got: str, wanted: str) -> str | None:
 
 def dtypes(got: str, wanted: str) -> str | None:
     """Two floats of different dtype."""
+    if wanted == "Scalar[sum_dtype]":
+        return (
+            "The sums that all blocks share have a dtype of their own, and a plain `+=` would lose additions: "
+            "`atomic_add(sums, index, value)` converts and adds. See common.mojo."
+        )
     if FLOAT.fullmatch(got) and FLOAT.fullmatch(wanted):
         return (
             "Two dtypes meet, and Mojo converts neither silently. Read with `x[row, h].cast[accum]()`, compute in "

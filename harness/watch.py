@@ -33,6 +33,8 @@ POLL = 0.05
 """Seconds between two looks at the files and the keyboard."""
 DEBOUNCE = 0.2
 """Seconds for which a file must stay as it is before it is checked: editors write in several steps."""
+MORE = "; --verbose shows them"
+"""What a compile error says elsewhere about further errors."""
 END_OF_INPUT = "\x04"
 KEYS = "n next · r run · h hint · d diff · l list · q quit"
 
@@ -196,7 +198,7 @@ class Watch:
             check.blanks = self.work.blanks()
             check.results = self.checker.check(target, [check.gate])
         except WorkbookError as error:
-            check.error = str(error)
+            check.error = str(error).replace(MORE, "")
         except Exception as error:  # a file that vanishes between two looks must not end the loop
             check.error = f"{type(error).__name__}: {error}"
         check.done.set()

@@ -87,6 +87,12 @@ MISTAKES = {
         "cannot be converted from 'Float32' to",
         "`x[row, h].cast[accum]()`",
     ),
+    "shared sum without an atomic": (
+        "def f[accum: DType, sum_dtype: DType](sums: Pointer[Scalar[sum_dtype], MutAnyOrigin], term: Scalar[accum]):\n"
+        "    sums[unsafe_offset=0] += term\n" + in_main("pass"),
+        "cannot be converted from 'Scalar[accum]' to 'Scalar[sum_dtype]'",
+        "`atomic_add(sums, index, value)`",
+    ),
     "vector of a parameter": (
         "def g(v: SIMD[DType.float32, 4]):\n    pass\n"
         "def f[dtype: DType](v: SIMD[dtype, 4]):\n    comptime if dtype == DType.float32:\n        g(v)\n"

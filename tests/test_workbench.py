@@ -272,6 +272,46 @@ def test_the_whole_numpy_backward_pass_agrees_with_finite_differences():
         assert numeric == pytest.approx((gradient * step).sum(), rel=1e-6)
 
 
+# ---- verify -------------------------------------------------------------------------------------------------
+
+
+def test_verify_of_untouched_files_says_unsolved(checkout):
+    finished = checkout.run("verify")
+    assert finished.returncode == 3
+    assert "backward.py: untouched (it is optional)" in finished.stdout
+    assert finished.stdout.count("⏳ ") == len(PUZZLE.gates) + 1
+    line = blanks.find(checkout.kernels.read_text())["dx"].line
+    assert f"problems/p22/op/layernorm_linear.mojo:{line}\n" in finished.stdout
+
+
+def test_verify_counts_what_is_wrong_in_numpy(checkout):
+    checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("sum", "mean"))
+    finished = checkout.run("verify", "p22")
+    assert (
+        finished.returncode == 1 and "❌ db" in finished.stdout and "❌ something is wrong" in finished.stdout
+    )
+
+
+def test_verify_of_a_kernel_that_does_not_compile_explains_the_first_error(checkout):
+    checkout.fill(checkout.kernels, "db", change=lambda line: line.replace("dy[", "dz["))
+    finished = checkout.run("verify")
+    assert finished.returncode == 4
+    assert (
+        "problems/p22/op/layernorm_linear.mojo:" in finished.stdout
+        and str(checkout.path) not in finished.stdout
+    )
+    assert "-> Nothing called `dz`" in finished.stdout and "❌ the kernels do not compile" in finished.stdout
+    verbose = checkout.run("verify", "--verbose")
+    assert verbose.stdout.count("use of unknown declaration 'dz'") > 1
+
+
+def test_verify_of_a_damaged_file_goes_on_with_the_others(checkout):
+    damage(checkout.numpy, "one marker deleted")
+    finished = checkout.run("verify")
+    assert finished.returncode == 2
+    assert "blank dx has no BLANK-END" in finished.stdout and "⏳ ln" in finished.stdout
+
+
 # ---- diff and reset -----------------------------------------------------------------------------------------
 
 

@@ -305,7 +305,7 @@ def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
 
 NUMPY_RUNG = NumpyRung(
     file="backward.py",
-    names={"dy": "grad_output", "gamma": "ln_weight", "beta": "ln_bias"},
+    names={"dy": "grad_output", "gamma": "ln_weight", "beta": "ln_bias", "rstd": "row_rstd"},
     returns={
         "db": ("grad_bias",),
         "dW": ("grad_weight",),

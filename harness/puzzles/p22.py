@@ -107,7 +107,7 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         Case(
             "large values",
             "input in the hundreds, small grad_output: nothing may overflow",
-            (2, 6, 16, 4),
+            (3, 6, 16, 20),
             "large",
         ),
     ]
@@ -117,7 +117,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     """The input arrays of a case, in float64, rounded to what `dtype` can hold.
 
     Returns input [B, S, H], ln_weight and ln_bias [H], linear_weight [O, H], linear_bias [O], grad_output [B, S, O],
-    and dln [B, S, H], the gradient at the LayerNorm output, for the kernel that starts from it.
+    and dln [B, S, H], a gradient at the LayerNorm output for the kernel that starts from one.
     """
     B, S, H, O = case.dims
     random = np.random.default_rng([seed, B, S, H, O])
@@ -145,7 +145,9 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
             arrays["input"] *= 128
             arrays["grad_output"] /= 64
     arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
-    return {**arrays, "dln": rounded(arrays["grad_output"] @ arrays["linear_weight"], dtype)}
+    # Moved away from 0: of a single row, both means could vanish, and what then remains is rounding.
+    dln = 1 + arrays["grad_output"] @ arrays["linear_weight"]
+    return {**arrays, "dln": rounded(dln, dtype)}
 
 
 def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tiny: float) -> Arrays:

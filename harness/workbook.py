@@ -92,7 +92,7 @@ class VariantResult:
 class DeviceResult:
     """One device of a run, with how its graph came about: compiled now, in how many seconds, or cached.
 
-    `findings` and the `profile` of the first case are the virtual GPU's.
+    `findings` are the virtual GPU's.
     """
 
     target: Target
@@ -101,7 +101,6 @@ class DeviceResult:
     run_seconds: float
     variants: dict[str, VariantResult]
     findings: list = field(default_factory=list)
-    profile: list = field(default_factory=list)
 
 
 @dataclass
@@ -289,10 +288,6 @@ def run_device(
                         options.puzzle, reference, case, target, q, outputs[f"{name}.{q}"], verdicts[q]
                     )
                 )
-        if target.kind == "virtual" and case is cases[0]:
-            from harness.devices import virtual
-
-            result.profile = virtual.launches()
     for (name, quantity), evidence in wrong.items():
         gate = None if target.kind == "cpu" else options.puzzle.gate_of(name, quantity)
         variants[name].diagnoses[quantity] = diagnose(

@@ -20,16 +20,6 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True)
-class LaunchCounters:
-    """What one launch did: the variant's launch name, geometry, and the counters of the virtual GPU."""
-
-    name: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    counters: object
-
-
 def name_kernels(recording: Recording) -> None:
     """Tells the driver the names and source lines of the kernels that it is about to be given without either."""
     names = recording.kernel_names()
@@ -67,15 +57,3 @@ def failure(error: Exception) -> WorkbookError | Exception:
     if isinstance(behind[0], StepBudgetExceeded):
         return KernelFailed(str(behind[0]))
     return KernelFailed(f"the virtual GPU refused a call: {behind[0]}")
-
-
-def launches(since: int = 0) -> list[LaunchCounters]:
-    """The launches since the one with that number."""
-    return [
-        LaunchCounters(x.name, x.grid, x.block, x.counters) for x in inprocess.device().gpu.launches[since:]
-    ]
-
-
-def launch_count() -> int:
-    """How many launches there have been."""
-    return len(inprocess.device().gpu.launches)

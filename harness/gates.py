@@ -117,9 +117,7 @@ class Checker:
         if not variants:
             return Recording()
         dims = list(dict.fromkeys(case.dims for case in cases))
-        return record(
-            package, self.puzzle.name, self.dtype, dims, variants[0] if len(variants) == 1 else "all"
-        )
+        return record(package, self.puzzle.name, self.dtype, dims, variants)
 
     def _outcome(self, recording: Recording, variant: str, cases: list[Case]) -> Outcome:
         """Runs a variant on every case; a second time from right statistics where it computed wrong ones."""

@@ -64,7 +64,9 @@ def replayed(options: Options, *, trace: bool = False) -> dict[str, Replayed]:
 
     puzzle = options.puzzle
     case = puzzle.cases(options.dims)[0]
-    recording = record(locate(options), puzzle.name, options.dtype, [case.dims])
+    recording = record(
+        locate(options), puzzle.name, options.dtype, [case.dims], puzzle.compiled_with(options.variants)
+    )
     player = replay.Replay(recording, puzzle, options.dtype, blocks=options.blocks)
     player.gpu.trace = trace
     inputs = running.Reference(puzzle, options.dtype, options.seed).inputs(case)

@@ -6,6 +6,7 @@ launch functions run here and in the custom op, so that a recording shows what a
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class Recording:
 
 
 def record(
-    package: OpPackage, puzzle: str, dtype: str, dims: list[tuple[int, ...]], variant: str = "all"
+    package: OpPackage, puzzle: str, dtype: str, dims: list[tuple[int, ...]], variants: Sequence[str] = ()
 ) -> Recording:
     """Records a package's launches, from the cache where it holds them.
 
@@ -74,14 +75,16 @@ def record(
         puzzle: "p22".
         dtype: "float32", "bfloat16" or "float16".
         dims: The sizes of each case, as the puzzle names them.
-        variant: One variant, which compiles faster, or "all".
+        variants: Which ones, the fewer the faster; without any, those that the recording program takes by itself.
 
     Raises CompileFailed with the compiler's diagnostics.
     """
     program = roots.solutions() / puzzle / "record.mojo"
     launcher = LAUNCHER / "recorder.mojo"
     sources = [program.read_bytes(), launcher.read_bytes()]
-    key = digest([package.digest, str(package.path.resolve()), dtype, variant, repr(dims), *sources])
+    key = digest(
+        [package.digest, str(package.path.resolve()), dtype, *sorted(variants), repr(dims), *sources]
+    )
     cached = cache_folder("recordings") / f"{key}.txt"
     if cached.is_file():
         return parse(cached.read_text())
@@ -91,7 +94,7 @@ def record(
         (Path(folder) / "op").symlink_to(package.path.resolve(), target_is_directory=True)
         started = shutil.copy(program, folder)
         result = run_mojo(
-            "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}", "-D", f"VARIANT={variant}",
+            "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}", *(f"-DVARIANT_{name}" for name in variants),
             "-I", str(LAUNCHER), started, *(str(size) for sizes in dims for size in sizes),
         )  # fmt: skip
         if result.returncode != 0:

@@ -201,9 +201,12 @@ def run(
     pool = ThreadPoolExecutor(max_workers=1 + len(targets))
     try:
         # The virtual GPU is given kernels without names and lines; a recording of the same launches has both.
+        compiled = puzzle.compiled_with(options.variants)
         simulated = any(target.kind == "virtual" for target in targets)
         recorded = (
-            pool.submit(record, package, puzzle.name, options.dtype, [puzzle.dims]) if simulated else None
+            pool.submit(record, package, puzzle.name, options.dtype, [puzzle.dims], compiled)
+            if simulated
+            else None
         )
         programs = [pool.submit(load, options, package, target, on_compile, recorded) for target in targets]
         import torch  # noqa: F401  (takes seconds: it is imported while the graphs compile)
@@ -236,7 +239,7 @@ def load(
     on_compile: Callable[[Target], None],
     recorded: "Future[Recording] | None" = None,
 ) -> graphs.Program:
-    """The one graph of every variant and case on one device."""
+    """The one graph of the variants and every case on one device."""
 
     def before_init() -> None:
         if target.kind == "virtual":
@@ -246,7 +249,7 @@ def load(
 
     return graphs.load(
         package,
-        options.puzzle.calls,
+        options.puzzle.calls_of(options.puzzle.compiled_with(options.variants)),
         options.dtype,
         target.device,
         kind=target.kind,

@@ -46,7 +46,7 @@ def recordings(request, puzzle) -> dict[str, Future]:
 
     def make(kernel):
         dims = list(dict.fromkeys(case.dims for case in cases_for(puzzle, kernel)))
-        return record(kernel.package(), puzzle.name, "float32", dims, variant_of(puzzle, kernel))
+        return record(kernel.package(), puzzle.name, "float32", dims, [variant_of(puzzle, kernel)])
 
     yield {kernel.name: pool.submit(make, kernel) for kernel in KERNELS if kernel.name in chosen}
     pool.shutdown(cancel_futures=True)

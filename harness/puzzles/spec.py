@@ -1,6 +1,6 @@
 """What a puzzle is: its ops, variants, blanks, cases and reference, as data for the rest of the harness."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +81,7 @@ class Puzzle:
         derive: input arrays and changed steps -> the puzzle's mathematics in NumPy, for the diagnosis.
         mistakes: Known mistakes, as changes of the derivation, the likeliest first.
         numpy_rung: The puzzle in NumPy, or None.
+        on_request: Variants that run only where they are asked for by name.
     """
 
     name: str
@@ -105,11 +106,29 @@ class Puzzle:
     derive: Callable[[Arrays, Mapping[str, Step]], Derivation] | None = None
     mistakes: tuple[Mistake, ...] = ()
     numpy_rung: NumpyRung | None = None
+    on_request: tuple[str, ...] = ()
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The calls of every variant, in order: the one graph of a run."""
-        return tuple(call for calls in self.variants.values() for call in calls)
+        """The calls of every variant, in order."""
+        return self.calls_of(self.variants)
+
+    def calls_of(self, variants: Iterable[str]) -> tuple[Call, ...]:
+        """The calls of some variants, in order."""
+        return tuple(call for name in variants for call in self.variants[name])
+
+    @property
+    def default_variants(self) -> tuple[str, ...]:
+        """The variants of a run that names none."""
+        return tuple(name for name in self.variants if name not in self.on_request)
+
+    def compiled_with(self, variants: tuple[str, ...]) -> tuple[str, ...]:
+        """The variants that one graph or recording holds where `variants` are asked for.
+
+        All default ones go together, so that a run of one of them finds what a run of all has compiled.
+        """
+        default = self.default_variants if set(variants) & set(self.default_variants) else ()
+        return tuple(name for name in self.variants if name in default or name in variants)
 
     def op(self, quantity: str) -> OpSpec:
         """The op that writes a quantity."""

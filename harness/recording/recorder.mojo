@@ -26,6 +26,8 @@ comptime FIRST_ADDRESS = 0x5A5A00000000
 struct Recorder(Launcher):
     """Prints every launch and lends made-up memory."""
 
+    comptime wgmma = False
+
     var next_address: Int
     var seen: List[String]
 

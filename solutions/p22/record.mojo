@@ -1,15 +1,15 @@
-"""Records the launches of puzzle 22: `mojo run -g1 -D DTYPE=float32 -D VARIANT=fused record.mojo B S H O ...`.
+"""Records the launches of puzzle 22: `mojo run -g1 -D DTYPE=float32 -D VARIANT_fused record.mojo B S H O ...`.
 
-One case for each four sizes and each variant; without VARIANT every variant. Forward and backward pass go through the
+One case for each four sizes and each variant; without a VARIANT_ flag the fused and the unfused one. Forward and backward pass go through the
 launch functions beside the kernels.
 """
 
-from std.sys import argv, get_defined_dtype, get_defined_string
+from std.sys import argv, get_defined_dtype, is_defined
 
-from op.common import accum_type
+from op.common import Sizes, accum_type
+from op.fast import launch_backward_fast, launch_forward_fast
 from op.layernorm_linear import (
     EPS,
-    Sizes,
     launch_backward_fused,
     launch_backward_unfused,
     launch_forward_fused,
@@ -20,7 +20,10 @@ from recorder import Recorder
 
 comptime dtype = get_defined_dtype["DTYPE", DType.float32]()
 comptime accum = accum_type[dtype]
-comptime VARIANT = get_defined_string["VARIANT", "all"]()
+comptime FUSED = is_defined["VARIANT_fused"]()
+comptime UNFUSED = is_defined["VARIANT_unfused"]()
+comptime FAST = is_defined["VARIANT_fast"]()
+comptime DEFAULT = not (FUSED or UNFUSED or FAST)
 
 
 def main() raises:
@@ -30,10 +33,12 @@ def main() raises:
         var sizes: List[Int] = []
         for i in range(4):
             sizes.append(Int(String(arguments[first + i])))
-        comptime if VARIANT == "all" or VARIANT == "fused":
+        comptime if FUSED or DEFAULT:
             record["fused"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
-        comptime if VARIANT == "all" or VARIANT == "unfused":
+        comptime if UNFUSED or DEFAULT:
             record["unfused"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
+        comptime if FAST:
+            record["fast"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
 
 
 def record[algorithm: StaticString](mut recorder: Recorder, B: Int, S: Int, H: Int, O: Int) raises:
@@ -62,6 +67,26 @@ def record[algorithm: StaticString](mut recorder: Recorder, B: Int, S: Int, H: I
             recorder, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
         )
         launch_backward_fused[dtype](
+            recorder,
+            grad_input,
+            grad_ln_weight,
+            grad_ln_bias,
+            grad_weight,
+            grad_bias,
+            grad_output,
+            input,
+            mean.as_imm(),
+            rstd.as_imm(),
+            ln_weight,
+            ln_bias,
+            linear_weight,
+            sizes,
+        )
+    elif algorithm == "fast":
+        launch_forward_fast[dtype](
+            recorder, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
+        )
+        launch_backward_fast[dtype](
             recorder,
             grad_input,
             grad_ln_weight,

@@ -1,4 +1,4 @@
-"""Puzzle 22: LayerNorm + Linear, forward and backward, unfused and fused.
+"""Puzzle 22: LayerNorm + Linear, forward and backward, unfused, fused and fast.
 
     x_hat  = (input - mean) * rstd                 rstd = 1 / sqrt(variance + eps), statistics over H
     ln_out = x_hat * ln_weight + ln_bias
@@ -9,7 +9,8 @@ linear_bias [O]; mean and rstd [B, S]. A row is one sequence position: rows = B 
 argument, so a kernel is compiled once for a dtype. Sums are kept in `accum_type[dtype]`.
 
 The file in reading order: the unfused forward kernels, the fused forward kernel, the unfused backward kernels,
-the fused backward kernel, how each variant is launched, and the custom ops that MAX and PyTorch see.
+the fused backward kernel, how each variant is launched, and the custom ops that MAX and PyTorch see. The kernels of
+the fast variant stand in files of their own, and `fast.mojo` says in which order they run.
 """
 
 from std.math import ceildiv
@@ -31,7 +32,7 @@ from layout import TileTensor
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .common import CompensatedSum, ImmPtr, MutPtr, accum_type, atomic_add, atomic_type, row_statistics
+from .common import CompensatedSum, ImmPtr, MutPtr, Sizes, accum_type, atomic_add, atomic_type, row_statistics
 from .cpu_reference import (
     backward_fused_cpu,
     backward_unfused_cpu,
@@ -40,6 +41,7 @@ from .cpu_reference import (
     row_statistics_cpu,
     row_sums_cpu,
 )
+from .fast import launch_backward_fast, launch_forward_fast
 from .launcher import DeviceLauncher, Launcher
 
 comptime EPS = 1e-5
@@ -547,20 +549,6 @@ def minimal_fused_backward_kernel[
 # ---- How each variant is launched ---------------------------------------------------------------------------
 
 
-@fieldwise_init
-struct Sizes(Copyable, Movable):
-    """The four sizes of a problem, in the type in which kernels take them."""
-
-    var batch_size: Int32
-    var seq_len: Int32
-    var hidden_dim: Int32
-    var output_dim: Int32
-
-    def rows(self) -> Int32:
-        """Sequence positions: batch_size * seq_len."""
-        return self.batch_size * self.seq_len
-
-
 def launch_row_statistics[
     L: Launcher, //, dtype: DType
 ](
@@ -936,6 +924,11 @@ def checked_sizes(batch_size: Int, seq_len: Int, hidden_dim: Int, output_dim: In
     return Sizes(Int32(batch_size), Int32(seq_len), Int32(hidden_dim), Int32(output_dim))
 
 
+def is_algorithm(name: StaticString) -> Bool:
+    """Whether there is a variant of this name."""
+    return name == "unfused" or name == "fused" or name == "fast"
+
+
 def run_forward[
     dtype: DType, target: StaticString, algorithm: StaticString
 ](
@@ -951,8 +944,8 @@ def run_forward[
     eps: Float64,
     mut launcher: DeviceLauncher,
 ) raises:
-    """The forward pass of either variant, on the device of the op."""
-    comptime assert algorithm == "fused" or algorithm == "unfused", "algorithm must be 'fused' or 'unfused'"
+    """The forward pass of any variant, on the device of the op."""
+    comptime assert is_algorithm(algorithm), "algorithm must be 'unfused', 'fused' or 'fast'"
     var eps_accum = eps.cast[accum_type[dtype]]()
     if sizes.rows() == 0:
         return
@@ -994,6 +987,20 @@ def run_forward[
     else:
         comptime if algorithm == "fused":
             launch_forward_fused[dtype](
+                launcher,
+                output,
+                mean,
+                rstd,
+                input,
+                ln_weight,
+                ln_bias,
+                linear_weight,
+                linear_bias,
+                sizes,
+                eps_accum,
+            )
+        elif algorithm == "fast":
+            launch_forward_fast[dtype](
                 launcher,
                 output,
                 mean,
@@ -1067,8 +1074,8 @@ def run_backward[
     sizes: Sizes,
     mut launcher: DeviceLauncher,
 ) raises:
-    """The backward pass of either variant, on the device of the op."""
-    comptime assert algorithm == "fused" or algorithm == "unfused", "algorithm must be 'fused' or 'unfused'"
+    """The backward pass of any variant, on the device of the op."""
+    comptime assert is_algorithm(algorithm), "algorithm must be 'unfused', 'fused' or 'fast'"
     comptime if target == "cpu":
         var rows = Int(sizes.rows())
         var H = Int(sizes.hidden_dim)
@@ -1115,6 +1122,23 @@ def run_backward[
             )
     elif algorithm == "fused":
         launch_backward_fused[dtype](
+            launcher,
+            grad_input,
+            grad_ln_weight,
+            grad_ln_bias,
+            grad_weight,
+            grad_bias,
+            grad_output,
+            input,
+            mean,
+            rstd,
+            ln_weight,
+            ln_bias,
+            linear_weight,
+            sizes,
+        )
+    elif algorithm == "fast":
+        launch_backward_fast[dtype](
             launcher,
             grad_input,
             grad_ln_weight,

@@ -14,6 +14,9 @@ from .common import MutPtr
 trait Launcher:
     """Launches kernels in order on one device, and lends them scratch memory."""
 
+    comptime wgmma: Bool
+    """Whether every device that this launcher serves runs Hopper's wgmma and TMA instructions: a choice of kernels."""
+
     def launch[
         declared: TypeList[Trait=AnyType, ...],
         //,
@@ -45,6 +48,8 @@ trait Launcher:
 
 struct DeviceLauncher(Launcher):
     """Enqueues on the stream of a `DeviceContext`."""
+
+    comptime wgmma = False
 
     var ctx: DeviceContext
     var _workspaces: List[DeviceBuffer[DType.uint8]]

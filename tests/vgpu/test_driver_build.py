@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.vgpu.driver import build, linker
+from harness import linker
+from harness.vgpu.driver import build
 from harness.vgpu.driver.device import Op
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from harness.cache import cache_folder, digest
 from harness.errors import EnvironmentProblem
-
-from .linker import environment_with_linker
+from harness.linker import environment_with_linker
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = {"libcuda.so.1": "libcuda.mojo", "libnvidia-ml.so.1": "libnvml.mojo"}

@@ -60,8 +60,11 @@ def launch_backward_fast[
     ln_bias: ImmPtr[dtype],
     linear_weight: ImmPtr[dtype],
     sizes: Sizes,
+    weight_wanted: Bool = True,
+    bias_wanted: Bool = True,
 ) raises:
-    """Six launches, seven where rows are no whole number of aligned vectors."""
+    """Six launches, seven where rows are no whole number of aligned vectors; fewer where the gradient of a frozen
+    linear weight or bias is not wanted, whose memory then is not touched."""
     var rows = sizes.rows()
     var H = sizes.hidden_dim
     var O = sizes.output_dim
@@ -84,7 +87,9 @@ def launch_backward_fast[
         ln_bias,
         sizes,
     )
-    launch_gemm[dtype, "tn", False, tf32](
-        launcher, "grad_weight", grad_weight, grad_output, ln_out.as_imm(), ln_out.as_imm(), O, H, rows
-    )
-    launch_bias_gradient[dtype](launcher, grad_bias, grad_output, mean, sizes)
+    if weight_wanted:
+        launch_gemm[dtype, "tn", False, tf32](
+            launcher, "grad_weight", grad_weight, grad_output, ln_out.as_imm(), ln_out.as_imm(), O, H, rows
+        )
+    if bias_wanted:
+        launch_bias_gradient[dtype](launcher, grad_bias, grad_output, mean, sizes)

@@ -49,16 +49,17 @@ def run_mdbook(book: Path, site: Path) -> list[str]:
 
 
 def unprocessed(site: Path, src: Path) -> list[str]:
-    """Chapters whose page does not carry the preprocessor's mark."""
+    """Chapters whose page does not carry the preprocessor's mark. Folders like _includes hold snippets of pages."""
     faults = []
     for chapter in sorted(src.rglob("*.md")):
-        page = site / chapter.relative_to(src).with_suffix(".html")
-        if chapter.name == "SUMMARY.md":
+        name = chapter.relative_to(src)
+        page = site / name.with_suffix(".html")
+        if name.name == "SUMMARY.md" or any(part.startswith("_") for part in name.parts):
             continue
         if not page.is_file():
-            faults.append(f"{src.name}/{chapter.relative_to(src)}:1: not in SUMMARY.md")
+            faults.append(f"{src.name}/{name}:1: not in SUMMARY.md")
         elif preprocess.MARKER not in page.read_text(encoding="utf-8"):
-            faults.append(f"{src.name}/{chapter.relative_to(src)}:1: the preprocessor did not run on it")
+            faults.append(f"{src.name}/{name}:1: the preprocessor did not run on it")
     return faults
 
 

@@ -12,6 +12,9 @@ from urllib.parse import unquote, urlsplit
 
 MAX_PAGE_BYTES = 1 << 20
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "image": "href"}
+IMAGES = ("img", "image", "source")
+PAINT = ("fill", "stroke", "stop-color", "flood-color", "lighting-color", "color")
+INCLUDED = re.compile(r"\{\{#include +([^}:\s]+)")
 COLOUR_KEYWORDS = ("none", "currentcolor", "inherit", "transparent", "var(", "url(#")
 # mdBook's own pages: without chapters behind them, and with links that only its server understands.
 GENERATED = {"404.html", "toc.html"}
@@ -25,8 +28,10 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.links: list[str] = []
         self.loads: list[str] = []
+        self.images: list[str] = []
         self.colours: list[str] = []
         self._svg_depth = 0
+        self._in_style = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
@@ -37,22 +42,29 @@ class Page(HTMLParser):
             self.links.append(values["href"])
         if tag in LOADED and values.get(LOADED[tag]) and values.get("rel") != "canonical":
             self.loads.append(values[LOADED[tag]])
+            self.images += [values[LOADED[tag]]] if tag in IMAGES else []
         self._svg_depth += tag == "svg"
         if self._svg_depth:
             self.colours += fixed_colours(values)
+            self._in_style = tag == "style"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_style:
+            self.colours += fixed_colours({"style": data})
 
     def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attributes)
-        self._svg_depth -= tag == "svg"
+        self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
         self._svg_depth -= tag == "svg"
+        self._in_style = False
 
 
 def fixed_colours(attributes: dict[str, str]) -> list[str]:
-    """Fills and strokes of one SVG element that do not follow the theme."""
-    painted = [attributes[name] for name in ("fill", "stroke") if name in attributes]
-    painted += re.findall(r"(?:fill|stroke)\s*:\s*([^;]+)", attributes.get("style", ""))
+    """Paint of one SVG element, or of its style, that does not follow the theme."""
+    painted = [attributes[name] for name in PAINT if name in attributes]
+    painted += re.findall(rf"(?<![\w-])(?:{'|'.join(PAINT)})\s*:\s*([^;}}]+)", attributes.get("style", ""))
     return [colour for colour in painted if not colour.strip().lower().startswith(COLOUR_KEYWORDS)]
 
 
@@ -82,11 +94,27 @@ def source_of(site: Path, file: Path, src: Path, needle: str) -> str:
     chapter = src / file.relative_to(site).with_suffix(".md")
     if not chapter.is_file():
         return str(file.relative_to(site))
-    name = needle.replace(".html", ".md")
-    for number, line in enumerate(chapter.read_text(encoding="utf-8").splitlines(), start=1):
-        if needle in line or name in line:
-            return f"{src.name}/{chapter.relative_to(src)}:{number}"
-    return f"{src.name}/{chapter.relative_to(src)}:1"
+    name = f"{src.name}/{chapter.relative_to(src)}"
+    lines = chapter.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        if needle in line or needle.replace(".html", ".md") in line:
+            return f"{name}:{number}"
+    for number, line in enumerate(lines, start=1):
+        for path in INCLUDED.findall(line):
+            included = chapter.parent / path
+            if included.is_file() and needle in included.read_text(encoding="utf-8"):
+                return f"{name}:{number}"
+    return f"{name}:1"
+
+
+def image_colours(file: Path, url: str) -> list[str]:
+    """Fixed colours in an SVG that a page shows as an image. There even `currentColor` is black in every theme."""
+    image = file.parent / unquote(urlsplit(url).path)
+    if image.suffix != ".svg" or not image.is_file():
+        return []
+    return Page(image.read_text(encoding="utf-8")).colours or [
+        "black: an image does not see the page's colour"
+    ]
 
 
 def page_faults(site: Path, file: Path, src: Path, pages: dict[Path, Page]) -> Iterator[str]:
@@ -102,6 +130,9 @@ def page_faults(site: Path, file: Path, src: Path, pages: dict[Path, Page]) -> I
             yield f"{source_of(site, file, src, url)}: loads {url} from the network"
         elif not (file.parent / unquote(urlsplit(url).path)).is_file() and urlsplit(url).scheme != "data":
             yield f"{source_of(site, file, src, url)}: {url} is missing"
+    for url in page.images:
+        for colour in image_colours(file, url):
+            yield f"{source_of(site, file, src, url)}: an SVG has the fixed colour {colour}"
     for colour in page.colours:
         yield f"{source_of(site, file, src, colour)}: an SVG has the fixed colour {colour}"
     if name.name == "print.html":
@@ -123,6 +154,8 @@ def site_faults(site: Path, src: Path) -> list[str]:
     site = site.resolve()
     files = sorted(file for file in site.rglob("*.html") if file.name not in GENERATED)
     pages = {file: Page(file.read_text(encoding="utf-8")) for file in files}
+    # Copies of chapters, index.html and print.html, come last: the first lines name a file and a line.
+    files.sort(key=lambda file: not (src / file.relative_to(site)).with_suffix(".md").is_file())
     faults = [fault for file in files for fault in page_faults(site, file, src, pages)]
     for sheet in sorted(site.rglob("*.css")):
         for url in re.findall(r"(?:url\(|@import\s+)['\"]?([^'\")\s]+)", sheet.read_text(encoding="utf-8")):

@@ -15,10 +15,11 @@ import figures  # noqa: E402
 import ledger  # noqa: E402
 import numpy as np  # noqa: E402
 
-from harness import cli  # noqa: E402
+from harness import cli, zoo  # noqa: E402
 from harness.puzzles import p22  # noqa: E402
 
 GPT2_SMALL = (8, 1024, 768, 3072)  # the first MLP layer, eight sequences
+GATES = [gate.id for gate in p22.PUZZLE.gates]
 STEP_CASE = "hard values"
 
 
@@ -132,6 +133,39 @@ def times_table() -> str:
     return table(["sizes", "pass", "fused", "unfused", "PyTorch", "unfused / fused"], rows, "llrrrr")
 
 
+def compile_rows() -> list[dict[str, str]]:
+    """The rows of book/measurements/compile_*.csv, one file for each machine."""
+    rows = []
+    for file in sorted((BOOK / "measurements").glob("compile_*.csv")):
+        with file.open(newline="") as source:
+            rows += csv.DictReader(source)
+    return rows
+
+
+def compile_table() -> str:
+    """What the first call and the later ones took with torch.compile and without."""
+    rows = [
+        [
+            row["machine"],
+            dims_text(tuple(int(row[name]) for name in p22.PUZZLE.dim_names)),
+            f"`{row['way']}`" if row["way"] != "eager" else "eager",
+            f"{float(row['first_s']):.3g} s",
+            duration(float(row["median_us"])),
+        ]
+        for row in compile_rows()
+    ]
+    return table(["machine", "sizes", "way", "first call", "later calls"], rows, "lllrr")
+
+
+def zoo_table() -> str:
+    """The wrong kernels: what each does wrong, which gate must reject it, and where such a bug was reported."""
+    rows = [
+        [kernel.gate, kernel.story.replace("|", "\\|").replace("*", "\\*"), kernel.source]
+        for kernel in sorted(zoo.load(), key=lambda kernel: GATES.index(kernel.gate))
+    ]
+    return table(["gate", "what is wrong", "seen in"], rows)
+
+
 def options_table() -> str:
     """The options of `pNN`, in the words of its own help."""
     rows = []
@@ -207,6 +241,8 @@ FILES: dict[str, Callable[[], str]] = {
     "saved.md": saved_table,
     "recomputed.md": recomputed_table,
     "times.md": times_table,
+    "compile.md": compile_table,
+    "zoo.md": zoo_table,
     "grid.svg": figures.grid,
     "fan_in.svg": figures.fan_in,
     "two_stage.svg": figures.two_stage,

@@ -58,11 +58,16 @@ COMMANDS = {
     "autograd_function": example("autograd_function", anywhere=True),
     "opcheck": example("opcheck", anywhere=True),
     "diagonal_formula": example("diagonal_formula", anywhere=True),
+    "compile_settings": example("compile_settings", anywhere=True),
     "profile": Command(
         "p22 --profile --solution", ("-m", "harness", "p22", "--profile", "--solution"), exact=True
     ),
     "race_natural": virtual_race("natural"),
     "race_reversed": virtual_race("reversed"),
+    "wrong_kernels": Command(
+        "python book/examples/wrong_kernel.py dw_from_x_hat dx_diagonal_jacobian",
+        ("book/examples/wrong_kernel.py", "dw_from_x_hat", "dx_diagonal_jacobian"),
+    ),
     "forward_fused": puzzle("--fused"),
     "backward_solution": puzzle("--backward"),
 }

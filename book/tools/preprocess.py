@@ -6,6 +6,8 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - a fence with the language `run` holds command lines of the workbook and becomes tabs for uv and pixi;
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
 - in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
+- `{{#hints PUZZLE:BLANK}}` is the hint ladder of a blank, a fold for each rung;
+- an included Markdown file is treated like the page that it stands in;
 - an empty `<summary></summary>` gets a label.
 
 Checked: every included file and anchor exists, every printed command is a task, every formula is valid TeX.
@@ -14,6 +16,7 @@ Checked: every included file and anchor exists, every printed command is a task,
 import hashlib
 import html
 import json
+import os
 import re
 import sys
 import textwrap
@@ -25,7 +28,8 @@ from pathlib import Path
 import outputs
 from maths import BadFormula, PageMaths
 
-from harness import blanks
+from harness import blanks, hints
+from harness.errors import BadUse
 
 WITHHELD = "This code appears when the book is built by its task: "
 MARKER = "<!-- workbook preprocessor -->"
@@ -39,6 +43,8 @@ TOKEN = re.compile(
     | ^(?P<indent>[ \t>]*) (?P<ticks>`{3,}|~{3,}) (?P<info>[^\n]*)\n (?P<body>.*?) ^[ \t>]*(?P=ticks)[ \t]*$
     | (?P<code> (?P<tick>`+) (?!`) .+? (?<!`) (?P=tick) (?!`) )
     | (?P<summary> <summary>\s*</summary> )
+    | (?<!\\) \{\{\#include[ ]+(?P<snippet>[^}:\s]+\.md)\}\}
+    | \{\{\#hints[ ]+(?P<puzzle>\w+):(?P<ladder>[\w-]+)\}\}
     | \$\$ (?P<display>.+?) \$\$ (?:[ ]?\{\#(?P<name>[\w-]+)\})?
     | \\\\\[ (?P<display_public>.+?) \\\\\]
     | \\\\\( (?P<inline_public>.+?) \\\\\)
@@ -55,16 +61,26 @@ COMMAND = re.compile(r"(?:pixi run|uv run poe)((?: +-e +\S+| +--?[\w-]+)*) +([\w
 
 @dataclass
 class Chapter:
-    """One page while it is worked on: its path under src/, its text, and what is wrong with it."""
+    """One page, or a snippet of one, while it is worked on: its path, its text, and what is wrong with it."""
 
     path: str
     text: str
     faults: list[str]
+    solution: bool = False  # all of it stands inside a folded solution
 
     def fault(self, position: int, message: str) -> None:
         """Notes a fault at a place of the original text."""
         line = self.text.count("\n", 0, position) + 1
         self.faults.append(f"{self.path}:{line}: {message}")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the chapters of a build have in common, and the formulas of the page at hand."""
+
+    book: Path
+    tasks: dict[str, set[str]]
+    maths: PageMaths
 
 
 def check_blanks(chapter: Chapter, folder: Path) -> None:
@@ -167,20 +183,21 @@ def find_blank(file: Path, name: str) -> blanks.Blank | None:
     return blanks.find(file.read_text(encoding="utf-8"), str(file)).get(name) if file.is_file() else None
 
 
-def in_solution(text: str, position: int) -> bool:
+def in_solution(chapter: Chapter, position: int) -> bool:
     """Whether a place of a chapter lies inside a folded solution."""
-    opened = text.rfind('<details class="solution-details"', 0, position)
-    return opened >= 0 and "</details>" not in text[opened:position]
+    opened = chapter.text.rfind('<details class="solution-details"', 0, position)
+    return chapter.solution or (opened >= 0 and "</details>" not in chapter.text[opened:position])
 
 
 def withhold(fence: str, cache: Path) -> str:
     """A fence whose code is put aside, so that the search index never sees it; `restore` brings it back."""
     opening, *lines, closing = fence.split("\n")
-    code = "\n".join(lines)
+    indent = opening[: len(opening) - len(opening.lstrip(" \t>"))]  # that of a list or a quotation
+    code = "\n".join(line.removeprefix(indent) for line in lines)
     key = hashlib.sha256(code.encode()).hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
     (cache / key).write_text(code, encoding="utf-8")
-    return f"{opening}\n{WITHHELD}{key}\n{closing}"
+    return f"{opening}\n{indent}{WITHHELD}{key}\n{closing}"
 
 
 def restore(page: str, cache: Path) -> str:
@@ -218,16 +235,60 @@ def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
     return f'{ticks}text\n{record.text}{ticks}\n\n<p class="output-source">{source}</p>'
 
 
-def transform(
-    chapter: Chapter, folder: Path, cache: Path, maths: PageMaths, tasks: dict[str, set[str]]
+def snippet(
+    chapter: Chapter, place: re.Match, folder: Path, setting: Setting, within: tuple[Path, ...]
 ) -> str:
-    """The chapter with formulas drawn, tabs made, code pasted and empty summaries labelled."""
+    """An included Markdown file, checked and transformed like a page; its faults are named by its own lines."""
+    file = (folder / place["snippet"]).resolve()
+    if not file.is_file():
+        return place[0]  # `check_includes` has named it
+    if file in within:
+        chapter.fault(place.start(), f"{place['snippet']} includes itself")
+        return ""
+    name = os.path.relpath(file, setting.book.resolve())
+    text = file.read_text(encoding="utf-8").rstrip("\n")
+    if chapter.text[: place.start()].endswith('"'):
+        text = text.strip(
+            "<>"
+        )  # an address: in the text it needs the brackets, in an attribute it must not have them
+    part = Chapter(name, text, chapter.faults, in_solution(chapter, place.start()))
+    return transform(part, file.parent, setting, (*within, file))
+
+
+def hint_ladder(chapter: Chapter, place: re.Match, setting: Setting) -> str:
+    """The rungs of a blank's hint ladder, folded one by one; nearly-code stays out of the search index."""
+    try:
+        rungs = hints.ladder(place["puzzle"], place["ladder"])
+    except BadUse as error:
+        chapter.fault(place.start(), str(error))
+        return place[0]
+    language = "python" if place["ladder"].startswith(hints.NUMPY) else "mojo"
+    folds = []
+    for rung in rungs:
+        fence = f"```{language}\n{rung.code}\n```"
+        code = f"{withhold(fence, withheld_folder(setting.book))}\n\n" if rung.code else ""
+        folds.append(
+            f'<details class="hint">\n<summary>Hint {rung.id}</summary>\n\n{rung.text}\n\n{code}</details>\n'
+        )
+    return f'<div class="hint-ladder">\n{"".join(folds)}</div>\n'
+
+
+def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Path, ...] = ()) -> str:
+    """The chapter with its faults noted, formulas drawn, tabs made, code pasted and empty summaries labelled."""
+    check_includes(chapter, folder)
+    check_blanks(chapter, folder)
+    for position, message in unknown_commands(chapter.text, setting.tasks):
+        chapter.fault(position, message)
 
     def replace(token: re.Match) -> str:
         if token["summary"]:
             return SUMMARY
+        if token["snippet"]:
+            return snippet(chapter, token, folder, setting, within)
+        if token["ladder"]:
+            return hint_ladder(chapter, token, setting)
         if token["ticks"] and token["info"].strip() == "run":
-            tabs, unknown = command_tabs(token["body"], tasks, token["indent"])
+            tabs, unknown = command_tabs(token["body"], setting.tasks, token["indent"])
             for command in unknown:
                 chapter.fault(
                     token.start(), f"`{command}`: no such task in both pyproject.toml and pixi.toml"
@@ -237,23 +298,27 @@ def transform(
             return printed_output(chapter, token, token["info"].removeprefix("output ").strip())
         if token["ticks"]:
             fence = paste(token[0], folder)
-            return withhold(fence, cache) if in_solution(chapter.text, token.start()) else fence
-        tex = token["display"] or token["display_public"] or token["inline"] or token["inline_public"]
-        if tex is None:
-            return token[0]
-        if "\n\n" in tex:
-            chapter.fault(
-                token.start(), "a formula runs over an empty line: is a dollar sign missing its twin?"
-            )
-            return token[0]
-        display = bool(token["display"] or token["display_public"])
-        try:
-            return maths.render(re.sub(r"\n[ >]*", " ", tex), display, token["name"])
-        except BadFormula as error:
-            chapter.fault(token.start(), f"bad TeX: {error}")
-            return token[0]
+            hidden = in_solution(chapter, token.start())
+            return withhold(fence, withheld_folder(setting.book)) if hidden else fence
+        return formula(chapter, token, setting.maths)
 
     return TOKEN.sub(replace, chapter.text)
+
+
+def formula(chapter: Chapter, token: re.Match, maths: PageMaths) -> str:
+    """A formula as SVG, or the token as it is where there is none in it."""
+    tex = token["display"] or token["display_public"] or token["inline"] or token["inline_public"]
+    if tex is None:
+        return token[0]
+    if "\n\n" in tex:
+        chapter.fault(token.start(), "a formula runs over an empty line: is a dollar sign missing its twin?")
+        return token[0]
+    display = bool(token["display"] or token["display_public"])
+    try:
+        return maths.render(re.sub(r"\n[ >]*", " ", tex), display, token["name"])
+    except BadFormula as error:
+        chapter.fault(token.start(), f"bad TeX: {error}")
+        return token[0]
 
 
 def withheld_folder(book_folder: Path) -> Path:
@@ -262,15 +327,10 @@ def withheld_folder(book_folder: Path) -> Path:
 
 
 def process(chapter: Chapter, book_folder: Path, tasks: dict[str, set[str]]) -> str:
-    """Checks and transforms one chapter; faults are collected in it."""
-    folder = (book_folder / chapter.path).parent
-    check_includes(chapter, folder)
-    check_blanks(chapter, folder)
-    for position, message in unknown_commands(chapter.text, tasks):
-        chapter.fault(position, message)
-    maths = PageMaths(book_folder / ".cache" / "maths")
-    text = transform(chapter, folder, withheld_folder(book_folder), maths, tasks)
-    return f"{text}\n\n{maths.sprite()}\n{MARKER}\n"
+    """Checks and transforms one page; faults are collected in it."""
+    setting = Setting(book_folder, tasks, PageMaths(book_folder / ".cache" / "maths"))
+    text = transform(chapter, (book_folder / chapter.path).parent, setting)
+    return f"{text}\n\n{setting.maths.sprite()}\n{MARKER}\n"
 
 
 def chapters(items: list) -> Iterator[dict]:

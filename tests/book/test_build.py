@@ -1,5 +1,6 @@
 """The strict build: what must fail does, with file and line, and what is written in the documented markup works."""
 
+import html
 import re
 
 import pytest
@@ -62,6 +63,19 @@ FAULTS = {
         '# P\n\n<svg viewBox="0 0 1 1"><path style="stroke:red" d="M0 0h1v1z"/></svg>\n',
         r"src/page\.md:3: an SVG has the fixed colour red",
     ),
+    "fixed colour in a style sheet": (
+        "# P\n\n<svg viewBox='0 0 1 1'><style>path { stop-color: teal }</style><path d='M0 0h1v1z'/></svg>\n",
+        r"src/page\.md:3: an SVG has the fixed colour teal",
+    ),
+    "unknown blank of hints": (
+        "# P\n\n{{#hints p22:dZ}}\n",
+        r"src/page\.md:3: no hints for 'dZ'; there is ln, ",
+    ),
+    "unknown puzzle of hints": ("# P\n\n{{#hints p99:dx}}\n", r"src/page\.md:3: no hints for p99: "),
+    "missing snippet": (
+        "# P\n\n{{#include ../_includes/gone.md}}\n",
+        r"src/page\.md:3: cannot include \.\./_includes/gone\.md: no such file",
+    ),
     "same id twice": ('# P\n\n<a id="x"></a>\n\n<a id="x"></a>\n', r"src/page\.md:3: the id x stands twice"),
     "big page": ("# P\n\n" + "word " * 220_000, r"src/page\.md:1: the page has \d+ bytes, limit 1048576"),
     "other directive": (
@@ -76,6 +90,43 @@ def test_fault_is_named_with_file_and_line(small_book, fault):
     page, message = FAULTS[fault]
     faults = small_book(page)
     assert any(re.search(message, line) for line in faults), faults
+
+
+def plant(book, name: str, text: str) -> None:
+    """A file under the small book's src/."""
+    file = book / "src" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+
+
+def test_colour_in_an_included_or_shown_figure_is_named_by_the_page_that_has_it(small_book):
+    red = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><path fill="{}" d="M0 0h1v1z"/></svg>'
+    plant(small_book.book, "red.svg", red.format("#f00"))
+    plant(small_book.book, "current.svg", red.format("currentColor"))
+    assert small_book("# P\n\ntext\n\n{{#include red.svg}}\n")[0] == (
+        "src/page.md:5: an SVG has the fixed colour #f00"
+    )
+    assert small_book("# P\n\n{{#include current.svg}}\n") == []
+    assert small_book("# P\n\n![x](red.svg)\n")[0] == "src/page.md:3: an SVG has the fixed colour #f00"
+    (fault, *_) = small_book("# P\n\n![x](current.svg)\n")
+    assert fault.startswith("src/page.md:3: an SVG has the fixed colour black: an image does not see")
+
+
+def test_faults_of_a_snippet_are_named_by_its_own_lines(small_book):
+    plant(small_book.book, "_includes/part.md", "fine\n\n$\\oops$\n")
+    assert any(
+        line.startswith("src/_includes/part.md:3: bad TeX")
+        for line in small_book("# P\n\n{{#include _includes/part.md}}\n")
+    )
+    plant(small_book.book, "_includes/part.md", "```mojo\n{{#include ../../../code.mojo:gone}}\n```\n")
+    assert any(
+        line.startswith("src/_includes/part.md:2: ")
+        for line in small_book("# P\n\n{{#include _includes/part.md}}\n")
+    )
+    plant(small_book.book, "_includes/part.md", "{{#include part.md}}\n")
+    assert "src/_includes/part.md:1: part.md includes itself" in small_book(
+        "# P\n\n{{#include _includes/part.md}}\n"
+    )
 
 
 def test_all_faults_of_a_page_are_reported_at_once(small_book):
@@ -110,16 +161,40 @@ def test_unknown_setting_in_book_toml_fails(small_book):
 
 
 PUBLIC_MARKUP = r"""
-# Page in the markup of the public puzzles
+# ⛓️ A page in the markup of the public puzzles
 
-Scale \\(\gamma\\) and a wide one: \\[\Large
-\frac{\partial L}{\partial x} = \text{inv\_std} \\]
+> ## A heading in a quotation
+>
+> With **bold** words, and a [link](../puzzle_21/puzzle_21.md#start).
 
-- in a list: \\[\Large \frac{a}{b} \\] and after
+Scale \\(\gamma\\) and shift (\\(\beta\\)). A wide one breaks its lines: \\[\Large \frac{\partial
+L}{\partial x} = \text{inv\_std} \odot \gamma \\] where:
+
+- in a list: \\[\Large \frac{1}{H} \sum_{i=1}^{H} (x_i - \mu)^2
+  \\] and after
+  - deeper, \\(\gamma = [1.2, 0.8]\\) for example
+
+```mojo
+{{#include ../../../problems/p22/op/k.mojo:kernel}}
+```
+
+<a href="{{#include ../_includes/repo_url.md}}/blob/main/problems/p22/op/k.mojo" class="filename">View full file: problems/p22/op/k.mojo</a>
+
+<details>
+<summary><strong>Tips</strong></summary>
+
+<div class="solution-tips">
+
+1. **One**:
+   - with \\(x\\)
+
+</div>
+</details>
 
 <div class="code-tabs" data-tab-group="package-manager">
   <div class="tab-buttons">
     <button class="tab-button">pixi NVIDIA (default)</button>
+    <button class="tab-button">pixi AMD</button>
     <button class="tab-button">uv</button>
   </div>
   <div class="tab-content">
@@ -132,35 +207,100 @@ pixi run p22 --backward
   <div class="tab-content">
 
 ```bash
+pixi run -e amd p22 --backward
+```
+
+  </div>
+  <div class="tab-content">
+
+```bash
 uv run poe p22 --backward
 ```
 
   </div>
 </div>
 
+```txt
+Your output: grad_bias: 0.00e+00 ✅
+```
+
+## Solution
+
 <details class="solution-details">
 <summary></summary>
 
 ```mojo
-{{#include ../../code.mojo:body}}
+{{#include ../../../solutions/p22/op/k.mojo:kernel_solution}}
 ```
 
 <div class="solution-explanation">
 
-Works.
+1. **Works**:
+
+   ```mojo
+   var hidden_idx = thread_idx.x
+   ```
 
 </div>
 </details>
+
+### 💡 Notes & more
+
+Back to the [notes](#-notes--more).
 """
 
 
 def test_public_markup_builds_unchanged(small_book):
-    assert small_book(PUBLIC_MARKUP) == []
-    html = (small_book.html / "page.html").read_text()
-    assert html.count('class="math math-display"') == 2
-    assert r"\Large" not in html
-    assert "Reveal the solution" in html
-    assert "def f():" in html and "ANCHOR" not in html
+    """A page in a folder of its own, with the public puzzles' include paths and their file of the repository's address."""
+    root, src = small_book.book.parent, small_book.book / "src"
+    for name, suffix in (("problems", ""), ("solutions", "_solution")):
+        folder = root / name / "p22" / "op"
+        folder.mkdir(parents=True)
+        body = "# BLANK-START ln: go\n    var zebra_stripe = 1\n    # BLANK-END ln"
+        (folder / "k.mojo").write_text(
+            f"# ANCHOR: kernel{suffix}\ndef kernel():\n    {body}\n# ANCHOR_END: kernel{suffix}\n"
+        )
+    plant(small_book.book, "_includes/repo_url.md", "<https://example.org/puzzles>\n")
+    plant(small_book.book, "puzzle_21/puzzle_21.md", "# 21\n\n## Start\n")
+    plant(small_book.book, "puzzle_22/puzzle_22.md", PUBLIC_MARKUP)
+    (src / "SUMMARY.md").write_text(
+        "# Summary\n\n- [P](page.md)\n- [21](puzzle_21/puzzle_21.md)\n- [22](puzzle_22/puzzle_22.md)\n"
+    )
+    assert small_book("# P\n") == []
+    html = (small_book.html / "puzzle_22" / "puzzle_22.html").read_text()
+    assert html.count('class="math math-display"') == 2 and html.count('class="math"') == 4
+    assert r"\Large" not in html and "\\\\(" not in html
+    assert 'href="https://example.org/puzzles/blob/main/problems/p22/op/k.mojo"' in html
+    assert "Reveal the solution" in html and "ANCHOR" not in html
+    before, after = html.split("Reveal the solution")
+    assert 'mojo">var hidden_idx = thread_idx.x\n</code>' in after
+    assert "FILL IN" in before and "zebra_stripe" not in before and "zebra_stripe" in after
+    (index,) = small_book.html.glob("searchindex*.js")
+    assert "zebra_stripe" not in index.read_text()
+
+
+def test_hint_ladder_is_that_of_the_command_line(small_book):
+    from harness import hints
+
+    assert small_book("# P\n\n{{#hints p22:dW}}\n\n{{#hints p22:numpy-dW}}\n") == []
+    page = (small_book.html / "page.html").read_text()
+    words = " ".join(re.sub(r"<[^>]+>", "", page).split())
+    (index,) = small_book.html.glob("searchindex*.js")
+    for rung in hints.ladder("p22", "dW") + hints.ladder("p22", "numpy-dW"):
+        assert f"<summary>Hint {rung.id}</summary>" in page
+        assert rung.text.split("`")[0].strip() in words
+        for line in rung.code.splitlines():
+            assert html.escape(line) in page, line
+    assert page.count('<details class="hint">') == 6 and "<details open" not in page
+    assert "atomic_add(grad_weight, o * H + h" in page
+    assert "grad_weight, o" not in index.read_text()
+
+
+def test_every_blank_of_the_puzzle_has_its_ladder_in_the_book():
+    from harness import hints
+
+    pages = "".join(page.read_text() for page in (BOOK / "src" / "puzzle_22").glob("*.md"))
+    assert set(re.findall(r"\{\{#hints p22:([\w-]+)\}\}", pages)) == set(hints.ladders("p22"))
 
 
 def test_code_is_not_searched_for_formulas(small_book):

@@ -1,0 +1,26 @@
+"""What the harness says about wrong kernels: `python book/examples/wrong_kernel.py NAME ...`, names of solutions/p22/wrong/.
+
+Only the gate that a kernel gets wrong is judged, on the virtual GPU, in all cases.
+"""
+
+import sys
+
+from rich.console import Console
+
+from harness import zoo
+from harness.blanks import find
+from harness.gate_report import verdict_lines
+from harness.gates import Checker
+from harness.puzzles.p22 import PUZZLE
+
+console = Console(highlight=False, emoji=False)
+checker = Checker(PUZZLE)
+for kernel in zoo.load():
+    if kernel.name in sys.argv[1:]:
+        package = kernel.package()
+        source = package.path / kernel.file
+        (result,) = checker.check(package, [kernel.gate])
+        console.print(f"{kernel.name}: {kernel.story}", soft_wrap=True)
+        for line in verdict_lines(result, PUZZLE, source, find(source.read_text())):
+            console.print(line, soft_wrap=True)
+        console.print()

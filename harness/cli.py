@@ -52,13 +52,17 @@ def parser() -> Parser:
     root.add_argument(
         "--backward", action="store_true", help="check all five gradients too, not only the forward pass"
     )
-    variants = root.add_argument_group("variants (default: all)")
+    variants = root.add_argument_group("variants (default: fused and unfused)")
     variants.add_argument("--fused", action="store_true", help="only the fused kernels")
     variants.add_argument("--unfused", action="store_true", help="only the unfused kernels")
+    variants.add_argument("--fast", action="store_true", help="only the fast kernels, which hold no blanks")
     modes = root.add_mutually_exclusive_group()
     modes.add_argument("--demo", action="store_true", help="train a small transformer beside plain PyTorch")
     modes.add_argument(
         "--demo-simple", action="store_true", help="one forward and backward through CustomOpLibrary"
+    )
+    modes.add_argument(
+        "--bench", action="store_true", help="time it beside PyTorch and others; with --help: its own flags"
     )
     modes.add_argument("--profile", action="store_true", help="count what the kernels do, on the virtual GPU")
     modes.add_argument(
@@ -117,6 +121,10 @@ def main(argv: list[str] | None = None) -> int:
             from harness import commands
 
             return commands.run(arguments[0], arguments[1:])
+        if "--bench" in arguments:
+            from harness import bench
+
+            return bench.main(arguments)
         return run_puzzle(parse(arguments or ["--help"]))
     except WorkbookError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -193,7 +201,7 @@ def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # no
         root=str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",
         backward=flags.backward
         or (flags.gate is not None and not (set(gates[flags.gate].quantities) <= set(puzzle.forward))),
-        variants=chosen or tuple(puzzle.variants),
+        variants=chosen or puzzle.default_variants,
         device=flags.device,
         dims=tuple(flags.dims) if flags.dims else None,
         dtype=flags.dtype,
@@ -240,9 +248,9 @@ def progress(console: Console) -> Iterator[tuple]:
 
 def report_times(console: Console, run) -> None:
     """Forward time on each device and, between a CPU and a real GPU, the ratio."""
-    from harness import timing
+    from harness import measure
 
-    for line in timing.describe(run):
+    for line in measure.describe(run):
         console.print(line, soft_wrap=True, markup=False)
 
 

@@ -1,18 +1,18 @@
-"""Times forward and backward of every variant from puzzle size to GPT-2 size: `python -m harness.measure --csv FILE`.
+"""What one waited call through MAX takes: the lines of a forward check, and `python -m harness.measure --csv FILE`.
 
-Each call goes through MAX and is waited for, so that small sizes show the cost of a call, not of the kernel. PyTorch's
-own two operations run beside them in the same process, at the same sizes, in the same way. A row of the CSV is one
-(sizes, pass, who): the median and the 20 % and 80 % quantiles in microseconds, the number of calls, and the machine.
+The command times forward and backward of the chapter's kernels from puzzle size to GPT-2 size. Each call is waited
+for, so that small sizes show the cost of a call, not of the kernel. PyTorch's own two operations run beside them in
+the same process, at the same sizes, in the same way. A row of the CSV is one (sizes, pass, who): the median and the
+20 % and 80 % quantiles in microseconds, the number of calls, and the machine. `p22 --bench` compares with more.
 """
 
 import argparse
 import csv
 import datetime
 import platform
-import statistics
 import sys
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,31 +24,86 @@ from harness.devices.targets import Target, cpu, gpu
 from harness.errors import BadUse
 from harness.puzzles.p22 import PUZZLE
 from harness.puzzles.spec import Case
+from harness.timing import summary, waited
+from harness.workbook import Run
 
 SIZES = [(4, 4, 8, 16), (4, 64, 64, 64), (8, 128, 256, 256), (8, 512, 768, 768), (8, 1024, 768, 3072)]
 PASSES = ("forward", "backward")
 FIELDS = ("device", "dtype", "B", "S", "H", "O", "pass", "who", "median_us", "p20_us", "p80_us", "calls")
 FIELDS += ("date", "torch", "max")
+VARIANTS = ("fused", "unfused")
 SECONDS = 2.0
+CALLS = 50
 
 
-def sample(call: Callable[[], None], wait: Callable[[], None]) -> list[float]:
-    """Microseconds of single calls, each waited for: two unseen, then for SECONDS, at least 3 and at most 200."""
-    microseconds: list[float] = []
-    began = time.perf_counter()
-    while len(microseconds) < 5 or (time.perf_counter() - began < SECONDS and len(microseconds) < 202):
-        start = time.perf_counter()
-        call()
-        wait()
-        microseconds.append((time.perf_counter() - start) * 1e6)
-    return microseconds[2:]
+# ---- The lines of a forward check ---------------------------------------------------------------------------
+
+
+def describe(run: Run) -> list[str]:
+    """Lines that say what each device took, and the ratio of CPU to GPU where it means something."""
+    lines = []
+    for variant in run.options.variants:
+        times = {
+            device.target.kind: forward_microseconds(run, device.target, variant)
+            for device in run.devices
+            if device.target.kind != "virtual"
+        }
+        for kind, (microseconds, _) in times.items():
+            lines.append(
+                f"   {kind.upper()} time ({variant}): {microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
+            )
+        lines.append(f"   CPU / GPU ({variant}): {cpu_to_gpu(times)}")
+    return lines
+
+
+def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float, float]:
+    """The median time of one forward call in microseconds: at the sizes of the run, and with every size 1.
+
+    The second is what a call costs that computes next to nothing.
+    """
+    options = run.options
+    call = options.puzzle.variants[variant][0]
+    program = graphs.load(run.package, (call,), options.dtype, target.device, kind=target.kind)
+    case = run.cases[0]
+    smallest = replace(case, dims=(1,) * len(case.dims))
+    return tuple(median_microseconds(run, program, c, target) for c in (case, smallest))
+
+
+def median_microseconds(run: Run, program: graphs.Program, case: Case, target: Target) -> float:
+    """The median of waited calls, CALLS of them where they do not take long."""
+    buffers = forward_buffers(run, program, case, target)
+    return summary(waited(lambda: program.run(buffers), target.device.synchronize, 10.0, CALLS)).median
+
+
+def forward_buffers(run: Run, program: graphs.Program, case: Case, target: Target) -> dict[str, object]:
+    """The buffers of one forward call on one device."""
+    inputs = running.Reference(run.options.puzzle, run.options.dtype, run.options.seed).inputs(case)
+    return running.make_buffers(run.options.puzzle, program, target, inputs)[1]
+
+
+def cpu_to_gpu(times: dict[str, tuple[float, float]]) -> str:
+    """The ratio, or why there is none. `times` holds (at the run's sizes, with every size 1) by kind of device.
+
+    A simulated GPU has no time. A GPU time below twice that of an empty problem measures the launches.
+    """
+    if "gpu" not in times:
+        return "no GPU: ratio not measured"
+    if "cpu" not in times:
+        return "the CPU path was not run: ratio not measured"
+    gpu_time, empty = times["gpu"]
+    if gpu_time < 2 * empty:
+        return f"launch-bound, no conclusion (with every size 1 the GPU takes {empty:,.1f} us)"
+    return f"{times['cpu'][0] / gpu_time:.1f}x"
+
+
+# ---- From size to size --------------------------------------------------------------------------------------
 
 
 def kernels(target: Target, dtype: str) -> dict[str, graphs.Program]:
     """A graph for each pass of each variant, compiled as one unit: "fused forward" and so on."""
     calls = {
         f"{variant} {direction}": (PUZZLE.variants[variant][number],)
-        for variant in PUZZLE.variants
+        for variant in VARIANTS
         for number, direction in enumerate(PASSES)
     }
     package = roots.op_package(roots.solutions(), PUZZLE.name)
@@ -91,13 +146,13 @@ def measure(target: Target, dtype: str, sizes: list[tuple[int, ...]]) -> list[di
         for direction in PASSES:
             calls = {
                 variant: (ours(programs[f"{variant} {direction}"], target, inputs), target.device.synchronize)
-                for variant in PUZZLE.variants
+                for variant in VARIANTS
             }
             calls["PyTorch"] = (pytorch(direction, inputs, device), wait)
-            for who, (call, waited) in calls.items():
-                taken = sample(call, waited)
-                low, *_, high = statistics.quantiles(taken, n=5, method="inclusive")
-                figures = (statistics.median(taken), low, high)
+            for who, (call, done) in calls.items():
+                taken = waited(call, done, SECONDS)
+                found = summary(taken)
+                figures = (found.median, found.p20, found.p80)
                 rows.append(
                     dict(
                         zip(

@@ -1,82 +1,236 @@
-"""How long a forward pass takes on the devices of a run: medians of repeated calls, and one honest ratio."""
+"""The one place where time is taken: clocks, the rounds in which candidates take turns, and what is made of the numbers.
 
+A clock turns a call and a number of repeats into microseconds for each call. `take_turns` runs every candidate once in
+each round, in a new order each time, so that a ratio compares neighbours of one round: clocks of the GPU, its
+temperature and other users drift from round to round, and hit all of them alike.
+"""
+
+import gc
+import random
 import statistics
 import time
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from harness.devices import graphs
-from harness.devices.graphs import Program
-from harness.devices.targets import Target
-from harness.puzzles.spec import Case
-from harness.workbook import Run
+Call = Callable[[], object]
 
-CALLS = 50
+SLOW = 100_000.0
+"""Microseconds of a call from which on a candidate takes part in SLOW_ROUNDS rounds only."""
+SLOW_ROUNDS = 3
+MOST_REPEATS = 5_000
 
 
-def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float, float]:
-    """The median time of one forward call in microseconds: at the sizes of the run, and with every size 1.
+# ---- Clocks -------------------------------------------------------------------------------------------------
 
-    The second is what a call costs that computes next to nothing.
+
+class WallClock:
+    """Calls that are done when they return: the CPU."""
+
+    def synchronize(self) -> None:
+        """Nothing is ever under way."""
+
+    def elapsed(self, call: Call, repeats: int) -> float:
+        """Microseconds of one call, from `repeats` in a row."""
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - start) * 1e6 / repeats
+
+
+class CudaClock:
+    """Work on torch's current stream, between two CUDA events."""
+
+    def synchronize(self) -> None:
+        """Waits until the GPU has nothing to do."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def elapsed(self, call: Call, repeats: int) -> float:
+        """Microseconds of one call, from `repeats` in a row."""
+        import torch
+
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(repeats):
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / repeats
+
+
+class ColdClock(CudaClock):
+    """As CudaClock, but everything that a call left in the L2 cache is pushed out before the next."""
+
+    def __init__(self, flush_bytes: int = 2**28):
+        import torch
+
+        self.scratch = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
+
+    def elapsed(self, call: Call, repeats: int) -> float:
+        """Microseconds of one call; the time of the flushes in between is not counted."""
+        import torch
+
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        for start, end in marks:
+            self.scratch.zero_()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        return sum(start.elapsed_time(end) for start, end in marks) * 1e3 / repeats
+
+
+class IssueClock:
+    """How long the caller is kept: the work is started, not waited for."""
+
+    def __init__(self, device: WallClock | CudaClock):
+        self.synchronize = device.synchronize
+
+    def elapsed(self, call: Call, repeats: int) -> float:
+        """Microseconds until a call returns, from `repeats` in a row on an idle device."""
+        self.synchronize()
+        return WallClock().elapsed(call, repeats)
+
+
+# ---- A CUDA graph -------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """One call captured as a CUDA graph; calling it replays. `outputs` holds what the captured call returned.
+
+    Args:
+        prepare: Makes the call. It runs on the stream of the capture, because autograd runs a backward pass on the
+            stream of its forward pass.
+
+    Raises whatever the call raises that cannot be captured.
     """
-    options = run.options
-    call = options.puzzle.variants[variant][0]
-    program = graphs.load(run.package, (call,), options.dtype, target.device, kind=target.kind)
-    case = run.cases[0]
-    smallest = replace(case, dims=(1,) * len(case.dims))
-    return tuple(
-        median_microseconds(program, forward_buffers(run, program, c, target), target)
-        for c in (case, smallest)
-    )
+
+    WARM_UPS = 3
+
+    def __init__(self, prepare: Callable[[], Call]):
+        import torch
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.call = prepare()  # kept: it may own tensors that the graph reads
+            for _ in range(self.WARM_UPS):
+                self.call()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=stream):
+            self.outputs = self.call()
+        torch.cuda.synchronize()
+
+    def __call__(self) -> None:
+        self.graph.replay()
 
 
-def forward_buffers(run: Run, program: Program, case: Case, target: Target) -> dict[str, object]:
-    """The buffers of one forward call on one device."""
-    from harness import running
-
-    inputs = running.Reference(run.options.puzzle, run.options.dtype, run.options.seed).inputs(case)
-    return running.make_buffers(run.options.puzzle, program, target, inputs)[1]
+# ---- Rounds -------------------------------------------------------------------------------------------------
 
 
-def median_microseconds(program: Program, buffers: dict[str, object], target: Target) -> float:
-    """The median of CALLS calls, each waited for, after two that are not counted."""
-    seconds = []
-    for _ in range(CALLS + 2):
-        started = time.perf_counter()
-        program.run(buffers)
-        target.device.synchronize()
-        seconds.append(time.perf_counter() - started)
-        if sum(seconds) > 10 and len(seconds) > 4:
-            break
-    return statistics.median(seconds[2:]) * 1e6
+@dataclass(frozen=True)
+class Protocol:
+    """How a column is measured.
 
-
-def describe(run: Run) -> list[str]:
-    """Lines that say what each device took, and the ratio of CPU to GPU where it means something."""
-    lines = []
-    for variant in run.options.variants:
-        times = {
-            device.target.kind: forward_microseconds(run, device.target, variant)
-            for device in run.devices
-            if device.target.kind != "virtual"
-        }
-        for kind, (microseconds, _) in times.items():
-            lines.append(
-                f"   {kind.upper()} time ({variant}): {microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
-            )
-        lines.append(f"   CPU / GPU ({variant}): {ratio(times)}")
-    return lines
-
-
-def ratio(times: dict[str, tuple[float, float]]) -> str:
-    """The ratio, or why there is none. `times` holds (at the run's sizes, with every size 1) by kind of device.
-
-    A simulated GPU has no time. A GPU time below twice that of an empty problem measures the launches.
+    Attributes:
+        rounds: How often every candidate has its turn.
+        burst: Microseconds of work in a turn, as many calls as fit, at least one.
+        idle: Shortest and longest pause before a turn, in seconds; a GPU at its power limit lowers its clock within
+            milliseconds of full work, and a pause brings it back.
     """
-    if "gpu" not in times:
-        return "no GPU: ratio not measured"
-    if "cpu" not in times:
-        return "the CPU path was not run: ratio not measured"
-    gpu, empty = times["gpu"]
-    if gpu < 2 * empty:
-        return f"launch-bound, no conclusion (with every size 1 the GPU takes {empty:,.1f} us)"
-    return f"{times['cpu'][0] / gpu:.1f}x"
+
+    rounds: int
+    burst: float
+    idle: tuple[float, float] = (0.0, 0.0)
+
+    def __str__(self) -> str:
+        low, high = (1000 * seconds for seconds in self.idle)
+        pause = f"{low:g}-{high:g} ms idle, then " if high else ""
+        return f"{pause}{self.burst / 1000:g} ms of calls, {self.rounds} shuffled rounds"
+
+
+def repeats_for(clock, call: Call, burst: float) -> int:
+    """How many calls make a burst, from one call after an unseen one."""
+    clock.elapsed(call, 1)
+    clock.synchronize()
+    return max(1, min(MOST_REPEATS, round(burst / max(clock.elapsed(call, 1), 1e-3))))
+
+
+def take_turns(
+    calls: dict[str, Call],
+    clock,
+    protocol: Protocol,
+    *,
+    seed: int = 0,
+    sleep: Callable[[float], None] = time.sleep,
+    on_round: Callable[[int], None] = lambda number: None,
+) -> dict[str, list[float]]:
+    """Microseconds of a call for every candidate and round, in the order of the rounds.
+
+    A candidate of SLOW microseconds and more has no entries behind the first SLOW_ROUNDS.
+    """
+    order = random.Random(seed)
+    repeats = {name: repeats_for(clock, call, protocol.burst) for name, call in calls.items()}
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    with no_garbage_collection():
+        for number in range(protocol.rounds):
+            for name in order.sample(list(calls), len(calls)):
+                if number >= SLOW_ROUNDS and taken[name][0] >= SLOW:
+                    continue
+                clock.synchronize()
+                if protocol.idle[1]:
+                    sleep(order.uniform(*protocol.idle))
+                taken[name].append(clock.elapsed(calls[name], repeats[name]))
+            on_round(number + 1)
+    return taken
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Python's collector stands still, so that it cannot fall into one candidate's turn."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def waited(call: Call, wait: Call, seconds: float, most: int = 200) -> list[float]:
+    """Microseconds of single calls, each waited for: two unseen, then for some seconds, at least 3 and at most `most`."""
+    taken: list[float] = []
+    began = time.perf_counter()
+    while len(taken) < 5 or (time.perf_counter() - began < seconds and len(taken) < most + 2):
+        start = time.perf_counter()
+        call()
+        wait()
+        taken.append((time.perf_counter() - start) * 1e6)
+    return taken[2:]
+
+
+# ---- What is made of the numbers ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The median of some times and the quantiles between which three of five lie, in microseconds."""
+
+    median: float
+    p20: float
+    p80: float
+
+
+def summary(times: list[float]) -> Summary:
+    """The summary of at least one time."""
+    if len(times) == 1:
+        return Summary(times[0], times[0], times[0])
+    low, *_, high = statistics.quantiles(times, n=5, method="inclusive")
+    return Summary(statistics.median(times), low, high)
+
+
+def ratio(times: list[float], base: list[float]) -> float:
+    """The median of the ratios of the rounds that both have."""
+    return statistics.median(time / other for time, other in zip(times, base, strict=False))

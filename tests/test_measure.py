@@ -1,10 +1,12 @@
-"""The timing of passes from size to size: what is called, and what is written; no time is judged."""
+"""What waited calls through MAX take: when a ratio may be concluded, and the CSV from size to size; no time is judged."""
 
 import csv
+from types import SimpleNamespace
 
 import pytest
 
-from harness import measure
+from harness import measure, workbook
+from harness.devices.targets import cpu
 from harness.errors import BadUse
 
 
@@ -33,7 +35,43 @@ def test_a_file_that_cannot_be_written(short, tmp_path):
         measure.main(["--csv", str(tmp_path / "missing" / "times.csv")])
 
 
-def test_unseen_calls_are_not_counted(monkeypatch):
-    monkeypatch.setattr(measure, "SECONDS", 0.0)
-    seen = []
-    assert len(measure.sample(lambda: seen.append(1), lambda: None)) == len(seen) - 2
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ({"cpu": (900.0, 5.0)}, "no GPU: ratio not measured"),
+        ({"gpu": (900.0, 5.0)}, "the CPU path was not run: ratio not measured"),
+        ({"cpu": (900.0, 5.0), "gpu": (100.0, 20.0)}, "9.0x"),
+        ({"cpu": (50.0, 5.0), "gpu": (100.0, 20.0)}, "0.5x"),
+        (
+            {"cpu": (900.0, 5.0), "gpu": (39.0, 20.0)},
+            "launch-bound, no conclusion (with every size 1 the GPU takes 20.0 us)",
+        ),
+    ],
+)
+def test_a_ratio_only_where_it_means_something(times, said):
+    assert measure.cpu_to_gpu(times) == said
+
+
+def test_the_virtual_gpu_has_no_time(monkeypatch):
+    measured = []
+    monkeypatch.setattr(
+        measure,
+        "forward_microseconds",
+        lambda run, target, variant: measured.append(target.kind) or (3.0, 1.0),
+    )
+    devices = [SimpleNamespace(target=SimpleNamespace(kind=kind)) for kind in ("cpu", "virtual")]
+    run = SimpleNamespace(options=SimpleNamespace(variants=("fused", "unfused")), devices=devices)
+    lines = measure.describe(run)
+    assert measured == ["cpu", "cpu"]
+    assert lines == [
+        "   CPU time (fused): 3.0 us, median of up to 50 calls through MAX",
+        "   CPU / GPU (fused): no GPU: ratio not measured",
+        "   CPU time (unfused): 3.0 us, median of up to 50 calls through MAX",
+        "   CPU / GPU (unfused): no GPU: ratio not measured",
+    ]
+
+
+def test_forward_buffers_are_what_one_call_needs(puzzle, program):
+    run = SimpleNamespace(options=workbook.Options(puzzle, root="solutions"))
+    buffers = measure.forward_buffers(run, program("float32"), puzzle.cases(None)[0], cpu())
+    assert set(buffers) == set(program("float32").arguments)

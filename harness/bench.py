@@ -1,0 +1,687 @@
+"""`p22 --bench`: LayerNorm + Linear of the workbook timed beside everything a user would take in its place.
+
+Every candidate is checked against float64 before it is timed; one that is wrong is not timed. All candidates of a
+size take turns in one process, ratios are ratios of neighbouring turns, and the floor (bare matrix products) and the
+ceilings (a large matrix product, a large copy) are measured in the same run. Columns:
+
+- `graph`: a CUDA graph of one call, replayed in short bursts after a pause. This is the time of the kernels.
+- `loop`: plain calls one after the other, between CUDA events; on a CPU by the wall clock. This is what a program
+  without graphs waits for.
+- `host`: how long a call keeps its caller, at the chapter's sizes.
+- `memory`: bytes that autograd keeps, bytes in use behind the forward pass, and the peak of forward and backward.
+"""
+
+import argparse
+import csv
+import datetime
+import functools
+import gc
+import importlib.metadata
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from harness.bench_report import PASS_NAMES, Row, Show
+from harness.candidates import (
+    CANDIDATES,
+    PASSES,
+    PEERS,
+    VARIANTS,
+    Candidate,
+    Differentiable,
+    Problem,
+    Products,
+    Sizes,
+    Unavailable,
+    errors,
+    grown_bytes,
+    make_problem,
+    peak_bytes,
+    quantities,
+    saved_bytes,
+    wrong,
+)
+from harness.errors import BadUse
+from harness.timing import (
+    ColdClock,
+    CudaClock,
+    Graph,
+    IssueClock,
+    Protocol,
+    Summary,
+    WallClock,
+    ratio,
+    summary,
+    take_turns,
+)
+
+NAMED = {
+    "puzzle": [Sizes(16, 8, 16)],
+    "gpt2": [Sizes(8192, 768, 3072)],
+    "S0": [Sizes(4096, 768, 3072)],
+    "S1": [Sizes(8192, 1024, 4096)],
+    "S2": [Sizes(8192, 4096, 4096)],
+    "S3": [Sizes(16384, 4096, 12288)],
+    "climb": [
+        Sizes(16, 8, 16),
+        Sizes(256, 64, 64),
+        Sizes(1024, 256, 256),
+        Sizes(4096, 768, 768),
+        Sizes(8192, 768, 3072),
+    ],
+}
+CPU_SIZES = "256,128,256"
+GPU_SIZES = "S0;S1;S2;S3"
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "tf32": torch.float32,
+}
+COLUMNS = ("graph", "loop", "host", "memory")
+LAUNCH_BOUND = 20.0
+"""Microseconds below which a time is that of launches, and nothing is concluded from it."""
+FIELDS = (
+    *("device", "driver", "torch", "triton", "max", "date", "protocol"),
+    *("M", "H", "O", "dtype", "pass", "candidate", "role", "column"),
+    *("median_us", "p20_us", "p80_us", "samples"),
+    *("ratio_to_floor", "ratio_to_fastest_peer", "fastest_peer"),
+    *("tflops", "percent_of_matmul", "gbs", "percent_of_copy", "error"),
+    *("saved_bytes", "grown_bytes", "peak_bytes", "note"),
+)
+
+
+# ---- Flags --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure; `sizes` None stands for the default of the device."""
+
+    sizes: list[Sizes]
+    dtype: str
+    passes: tuple[str, ...]
+    columns: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    rounds: int
+    cold: bool
+    seconds: float
+    device: torch.device
+
+
+def parser(make=argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The flags of `pNN --bench`."""
+    flags = make(prog="p22 --bench", description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    flags.add_argument("puzzle", help="which puzzle; p22 is the one that has a benchmark")
+    flags.add_argument(
+        "--sizes",
+        metavar="LIST",
+        help=f'"M,H,O;..." or names: {", ".join(NAMED)} (default: {GPU_SIZES} on a GPU, {CPU_SIZES} on a CPU)',
+    )
+    flags.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on a GPU, float32 on a CPU")
+    flags.add_argument("--passes", metavar="LIST", default="forward,backward,both", help=", ".join(PASSES))
+    flags.add_argument("--columns", metavar="LIST", default=",".join(COLUMNS), help="default: all")
+    flags.add_argument("--variants", metavar="LIST", default="all", help=f"{', '.join(VARIANTS)}; all, none")
+    flags.add_argument("--peers", metavar="LIST", default="all", help=f"{', '.join(PEERS)}; all, none")
+    flags.add_argument(
+        "--rounds", type=int, default=9, metavar="N", help="turns of every candidate (default: 9)"
+    )
+    flags.add_argument("--cold-l2", action="store_true", help="empty the L2 cache before every call")
+    flags.add_argument(
+        "--budget", type=float, default=float("inf"), metavar="SECONDS", help="start nothing that ends later"
+    )
+    flags.add_argument("--csv", type=Path, metavar="FILE", help="write every row here, as it is measured")
+    flags.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+    return flags
+
+
+def make_options(flags: argparse.Namespace) -> Options:
+    """The options of a run. Raises BadUse, naming the flag, for a value that makes no sense."""
+    if flags.puzzle != "p22":
+        raise BadUse(f"{flags.puzzle} --bench: only p22 has a benchmark")
+    if flags.rounds < 1:
+        raise BadUse(f"--rounds {flags.rounds}: must be at least 1")
+    if not flags.budget > 0:
+        raise BadUse(f"--budget {flags.budget:g}: must be more than 0 seconds")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = device.type == "cuda"
+    if flags.cold_l2 and not on_gpu:
+        raise BadUse("--cold-l2: needs a GPU, and PyTorch sees none")
+    if flags.dtype == "tf32" and not on_gpu:
+        raise BadUse("--dtype tf32: needs a GPU, and PyTorch sees none")
+    # On a CPU there is no graph, and a call keeps its caller for as long as it takes: the loop says it.
+    asked = listed("--columns", flags.columns, COLUMNS)
+    columns = tuple(column for column in asked if on_gpu or column in ("loop", "memory"))
+    if not columns:
+        raise BadUse(f"--columns {flags.columns}: needs a GPU, and PyTorch sees none")
+    chosen = ("bare GEMMs", *listed("--variants", flags.variants, VARIANTS))
+    chosen += listed("--peers", flags.peers, PEERS)
+    return Options(
+        sizes=parse_sizes(flags.sizes or (GPU_SIZES if on_gpu else CPU_SIZES)),
+        dtype=flags.dtype or ("bfloat16" if on_gpu else "float32"),
+        passes=listed("--passes", flags.passes, PASSES),
+        columns=columns,
+        candidates=tuple(candidate for candidate in CANDIDATES if candidate.name in chosen),
+        rounds=flags.rounds,
+        cold=flags.cold_l2,
+        seconds=flags.budget,
+        device=device,
+    )
+
+
+def listed(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The members of a list on the command line, in the order of `known`. Raises BadUse for an unknown one."""
+    if text in ("all", "none"):
+        return known if text == "all" else ()
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise BadUse(f"{flag}: {name!r} is not one of {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+def parse_sizes(text: str) -> list[Sizes]:
+    """Sizes from "M,H,O;name;...". Raises BadUse for one that is neither three positive numbers nor a name."""
+    sizes = []
+    for part in (part.strip() for part in text.split(";")):
+        numbers = re.fullmatch(r"(\d+)\s*,\s*(\d+)\s*,\s*(\d+)", part)
+        if part in NAMED:
+            sizes += NAMED[part]
+        elif numbers and all(int(number) for number in numbers.groups()):
+            sizes.append(Sizes(*map(int, numbers.groups())))
+        else:
+            raise BadUse(
+                f'--sizes: {part!r} is neither "M,H,O" with M, H, O >= 1 nor one of {", ".join(NAMED)}'
+            )
+    return sizes
+
+
+# ---- The machine --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def machine(device: torch.device) -> dict[str, str]:
+    """The first fields of every row."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {cpu_name()}"
+    return {
+        "device": name,
+        "driver": driver() if device.type == "cuda" else "",
+        "torch": torch.__version__,
+        "triton": version("triton"),
+        "max": version("max"),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def version(distribution: str) -> str:
+    """The version of an installed package, or nothing."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def driver() -> str:
+    """The version of the kernel module of an NVIDIA driver, or nothing where it cannot be read."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    return found[1] if found else ""
+
+
+def cpu_name() -> str:
+    """The model of this machine's CPU, how many cores this process may use, and its architecture."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    model = re.search(r"^model name\s*: (.*)$", text, re.M)
+    return f"{model[1] if model else platform.machine()}, {torch.get_num_threads()} threads"
+
+
+# ---- Measuring ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ready:
+    """A candidate that is right at one size, with its calls and its errors by quantity."""
+
+    candidate: Candidate
+    calls: Differentiable | Products
+    errors: dict[str, tuple[float, float]]
+
+    def error(self, direction: str) -> float:
+        """The largest relative Frobenius error of what a pass returns; NaN for the floor."""
+        found = [self.errors[name][0] for name in quantities(direction) if name in self.errors]
+        return max(found, default=float("nan"))
+
+
+@dataclass
+class Bench:
+    """One run: what is asked for, what was found so far, and where it is shown."""
+
+    options: Options
+    show: Show
+    rows: list[Row] = field(default_factory=list)
+    ceilings: dict[str, float] = field(default_factory=dict)
+    on_row: Callable[[Row], None] | None = None
+    faults: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def cuda(self) -> bool:
+        """Whether a GPU is measured."""
+        return self.options.device.type == "cuda"
+
+    def run(self) -> None:
+        """Measures everything that was asked for."""
+        timed = [column for column in self.options.columns if column != "host"]
+        if self.cuda and {"graph", "loop"} & set(timed):
+            self.measure_ceilings()
+        if timed:
+            for sizes in self.options.sizes:
+                self.run_size(sizes, self.options.candidates, self.options.passes, timed)
+        if "host" in self.options.columns:
+            quick = tuple(c for c in self.options.candidates if c.name != "max-autotune")
+            self.run_size(NAMED["puzzle"][0], quick, ("inference", "forward", "both"), ["host"])
+
+    def run_size(self, sizes: Sizes, candidates, passes, columns) -> None:
+        """Everything at one size, whose tensors are gone afterwards."""
+        if self.late(0):
+            self.leave_out(sizes, "all candidates", "all", self.spent())
+            return
+        torch._dynamo.reset()
+        problem = make_problem(sizes, DTYPES[self.options.dtype], self.options.device)
+        ready = self.prepare(problem, candidates)
+        if "memory" in columns:
+            self.measure_memory(problem, ready)
+        for direction in passes:
+            for column in (column for column in columns if column != "memory"):
+                if self.late(0):
+                    self.leave_out(sizes, "all candidates", column, self.spent(), direction)
+                    continue
+                self.measure(problem, ready, direction, column)
+        del problem, ready
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def late(self, seconds: float) -> bool:
+        """Whether what takes so long would end after the time limit."""
+        return time.monotonic() - self.started + seconds >= self.options.seconds
+
+    def spent(self) -> str:
+        """Why something is left out for want of time."""
+        return f"left out by --budget {self.options.seconds:g}"
+
+    # ---- Candidates, checked
+
+    def prepare(self, problem: Problem, candidates: tuple[Candidate, ...]) -> list[Ready]:
+        """The candidates that exist here and are right."""
+        truth = problem.truth()
+        own = errors(results(plain_calls(problem)), truth)
+        ready = []
+        for candidate in candidates:
+            if self.late(candidate.seconds if self.cuda else 0):
+                self.leave_out(problem.sizes, candidate.name, "all", self.spent())
+                continue
+            with self.show.step(f"{problem.sizes}: preparing and checking {candidate.name}"):
+                found = self.prepare_one(candidate, problem, truth, own)
+            if found:
+                ready.append(found)
+        return ready
+
+    def prepare_one(self, candidate, problem: Problem, truth, own) -> Ready | None:
+        """One candidate, or None with the reason noted: it does not exist here, fails, or is wrong."""
+        try:
+            calls = candidate.build(problem)
+            if isinstance(calls, Products):
+                return Ready(candidate, calls, {})
+            found = errors(results(calls), truth)
+        except Unavailable as reason:
+            self.leave_out(problem.sizes, candidate.name, "all", f"skipped: {reason}")
+            return None
+        except Exception as error:  # whatever a peer or a half-installed package raises is its own fault
+            self.fail(problem.sizes, candidate, error)
+            return None
+        faults = wrong(found, own, problem.x.dtype)
+        if faults:
+            self.faults += 1
+            worst = max(pair[0] for pair in found.values())
+            self.leave_out(problem.sizes, candidate.name, "all", f"WRONG: {'; '.join(faults)}", error=worst)
+            return None
+        return Ready(candidate, calls, found)
+
+    def fail(self, sizes: Sizes, candidate: Candidate, error: Exception) -> None:
+        """Notes a candidate that raises; one of ours that does is a fault of the run, unknown algorithms apart."""
+        unknown = isinstance(error, ValueError) and str(error).startswith("algorithm:")
+        if candidate.role == "ours" and not unknown:
+            self.faults += 1
+            self.leave_out(sizes, candidate.name, "all", f"FAILED: {first_line(error)}")
+            return
+        self.leave_out(sizes, candidate.name, "all", f"skipped: {first_line(error)}")
+
+    # ---- Columns
+
+    def measure(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> None:
+        """One pass in one column, all candidates in turns."""
+        where = f"{problem.sizes}, {PASS_NAMES[direction]}, {column}"
+        with self.show.step(where) as advance:
+            calls = self.callables(problem, ready, direction, column)
+            protocol = self.protocol(column)
+            times = take_turns(
+                calls,
+                self.clock(column),
+                protocol,
+                on_round=lambda number: advance(number / protocol.rounds),
+            )
+        if not times:
+            return
+        rows = self.rows_of(problem.sizes, ready, direction, column, times, protocol)
+        for row in rows:
+            self.add(row)
+        self.show.table(where, self.options.dtype, rows)
+
+    def callables(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> dict:
+        """name -> what is timed; a candidate that cannot be captured says so."""
+        calls = {}
+        for one in ready:
+            prepare = functools.partial(one.calls.prepare, direction)
+            try:
+                if column == "graph":
+                    calls[one.candidate.name] = graph = Graph(prepare)
+                    self.check_graph(graph, one, problem, direction)
+                else:
+                    calls[one.candidate.name] = prepare()
+            except Exception as error:  # as in prepare_one
+                calls.pop(one.candidate.name, None)
+                self.leave_out(
+                    problem.sizes, one.candidate.name, column, f"not {column}: {first_line(error)}", direction
+                )
+        return calls
+
+    def check_graph(self, graph: Graph, one: Ready, problem: Problem, direction: str) -> None:
+        """Raises RuntimeError where a replay does not write what a plain call returns: a launch was not captured."""
+        expected = [tensor.clone() for tensor in one.calls.prepare(direction)()]
+        for tensor in graph.outputs:
+            tensor.detach().fill_(float("nan"))
+        graph()
+        torch.cuda.synchronize()
+        limit = 2 * torch.finfo(problem.x.dtype).eps + 1e-4  # a capture may choose another product algorithm
+        for got, plain in zip(graph.outputs, expected, strict=True):
+            difference = (got.detach().float() - plain.detach().float()).norm()
+            if not difference <= limit * plain.detach().float().norm():
+                raise RuntimeError("the replayed graph does not write what a plain call writes")
+
+    def clock(self, column: str):
+        """How a column takes time."""
+        device = (
+            (ColdClock() if self.options.cold and column != "host" else CudaClock())
+            if self.cuda
+            else WallClock()
+        )
+        return IssueClock(device) if column == "host" else device
+
+    def protocol(self, column: str) -> Protocol:
+        """The bursts and pauses of a column."""
+        if column == "graph":
+            return Protocol(self.options.rounds, burst=4_000, idle=(0.06, 0.08))
+        if column == "host":
+            return Protocol(self.options.rounds, burst=2_000)
+        return Protocol(self.options.rounds, burst=20_000 if self.cuda else 200_000)
+
+    def rows_of(self, sizes, ready, direction, column, times, protocol) -> list[Row]:
+        """The CSV rows of one pass in one column."""
+        roles = {one.candidate.name: one.candidate.role for one in ready}
+        medians = {name: summary(taken).median for name, taken in times.items()}
+        peers = {name: medians[name] for name in times if roles[name] == "peer"}
+        fastest = min(peers, key=peers.get, default="")
+        rows = []
+        for one in (one for one in ready if one.candidate.name in times):
+            taken = times[one.candidate.name]
+            row = self.row(sizes, one.candidate, direction, column)
+            row |= {"protocol": self.protocol_words(column, protocol), "samples": len(taken)}
+            row |= times_fields(summary(taken))
+            row["error"] = f"{one.error(direction):.2e}" if one.errors else ""
+            if column != "host":
+                row |= self.rates(sizes, direction, medians[one.candidate.name])
+                row |= ratios(one.candidate.name, times, fastest)
+            rows.append(row)
+        return rows
+
+    def protocol_words(self, column: str, protocol: Protocol) -> str:
+        """What the CSV says of how a row was measured."""
+        cold = ", L2 emptied before every call" if self.options.cold and column != "host" else ""
+        return f"{protocol}{cold}"
+
+    def row(self, sizes: Sizes, candidate: Candidate, direction: str, column: str) -> Row:
+        """A row that says who, what and where."""
+        return machine(self.options.device) | {
+            "M": sizes.M,
+            "H": sizes.H,
+            "O": sizes.O,
+            "dtype": self.options.dtype,
+            "pass": direction,
+            "candidate": candidate.name,
+            "role": candidate.role,
+            "column": column,
+            "note": candidate.version(),
+        }
+
+    def rates(self, sizes: Sizes, direction: str, microseconds: float) -> Row:
+        """Achieved TFLOP/s and GB/s from the counts of `Sizes`, and their share of this run's ceilings."""
+        width = torch.finfo(DTYPES[self.options.dtype]).bits // 8
+        tflops = sizes.operations(direction) / microseconds / 1e6
+        gbs = sizes.bytes(direction, width) / microseconds / 1e3
+        row = {"tflops": f"{tflops:.4g}", "gbs": f"{gbs:.4g}"}
+        if self.ceilings:
+            row["percent_of_matmul"] = f"{100 * tflops / self.ceilings['tflops']:.1f}"
+            row["percent_of_copy"] = f"{100 * gbs / self.ceilings['gbs']:.1f}"
+        return row
+
+    def measure_ceilings(self) -> None:
+        """What this GPU does at best: one large matrix product, one large copy. One row each."""
+        dtype, device = DTYPES[self.options.dtype], self.options.device
+        n = 8192
+        a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        source = torch.randint(255, (2**30,), dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        calls = {"matmul ceiling": lambda: torch.mm(a, b), "copy ceiling": lambda: target.copy_(source)}
+        protocol = self.protocol("graph")
+        with self.show.step("ceilings: a product of 8192 x 8192 matrices, a copy of 1 GiB") as advance:
+            times = take_turns(
+                calls, CudaClock(), protocol, on_round=lambda number: advance(number / protocol.rounds)
+            )
+        product, copy = (summary(times[name]) for name in calls)
+        self.ceilings = {
+            "tflops": 2 * n**3 / product.median / 1e6,
+            "gbs": 2 * source.nbytes / copy.median / 1e3,
+        }
+        for name, found, rate in (("matmul ceiling", product, "tflops"), ("copy ceiling", copy, "gbs")):
+            row = self.row(Sizes(n, n, n), Candidate(name, "ceiling", Products), "", "ceiling")
+            row |= {
+                "protocol": str(protocol),
+                "samples": len(times[name]),
+                rate: f"{self.ceilings[rate]:.4g}",
+            }
+            self.add(row | times_fields(found))
+        self.show.line(
+            f"Ceilings of this run: {self.ceilings['tflops']:,.0f} TFLOP/s, {self.ceilings['gbs']:,.0f} GB/s"
+        )
+
+    def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
+        """One row for each candidate: bytes kept for backward, in use behind forward, and at the peak of both."""
+        rows = []
+        for one in (one for one in ready if isinstance(one.calls, Differentiable)):
+            forward, both = one.calls.prepare("forward"), one.calls.prepare("both")
+            row = self.row(problem.sizes, one.candidate, "both", "memory")
+            try:
+                both()
+                row["saved_bytes"] = saved_bytes(forward, one.calls.leaves[1:])
+                if self.cuda:
+                    row |= {"grown_bytes": grown_bytes(forward), "peak_bytes": peak_bytes(both)}
+            except Exception as error:  # as in prepare_one
+                self.leave_out(
+                    problem.sizes, one.candidate.name, "memory", f"not memory: {first_line(error)}"
+                )
+                continue
+            rows.append(row)
+            self.add(row)
+        self.show.memory(problem.sizes, rows)
+
+    # ---- Rows
+
+    def leave_out(
+        self,
+        sizes: Sizes,
+        name: str,
+        column: str,
+        reason: str,
+        direction: str = "",
+        error: float | None = None,
+    ) -> None:
+        """Notes in the rows and on the screen who is not measured, and why."""
+        known = {candidate.name: candidate for candidate in CANDIDATES}
+        candidate = known.get(name, Candidate(name, "", Products))
+        row = self.row(sizes, candidate, direction, column) | {"note": reason}
+        if error is not None:
+            row["error"] = f"{error:.2e}"
+        self.add(row)
+        what = f" ({PASS_NAMES[direction]})" if direction else ""
+        self.show.line(f"   {name}{what}: {reason}")
+
+    def add(self, row: Row) -> None:
+        """Keeps a row and hands it on."""
+        row = {name: row.get(name, "") for name in FIELDS}
+        self.rows.append(row)
+        if self.on_row:
+            self.on_row(row)
+
+
+def plain_calls(problem: Problem) -> Differentiable:
+    """PyTorch's own two operations, whose error is the baseline."""
+    eager = next(candidate for candidate in CANDIDATES if candidate.name == "eager")
+    return eager.build(problem)
+
+
+def results(calls: Differentiable) -> dict[str, torch.Tensor]:
+    """All quantities of one forward and backward pass, by name."""
+    return dict(zip(quantities("both"), calls.prepare("both")(), strict=True))
+
+
+def times_fields(found: Summary) -> Row:
+    """The summary as CSV fields."""
+    return {f"{name}_us": f"{getattr(found, name):.2f}" for name in ("median", "p20", "p80")}
+
+
+def ratios(name: str, times: dict[str, list[float]], fastest: str) -> Row:
+    """The two ratios of a candidate, medians over the rounds; none where either time is one of launches."""
+
+    def conclusive(one: str) -> bool:
+        return one in times and statistics.median(times[one]) >= LAUNCH_BOUND
+
+    row: Row = {"fastest_peer": fastest}
+    if not conclusive(name):
+        return row | {"note": f"launch-bound: below {LAUNCH_BOUND:g} us nothing is concluded"}
+    if conclusive("bare GEMMs"):
+        row["ratio_to_floor"] = f"{ratio(times[name], times['bare GEMMs']):.4f}"
+    if conclusive(fastest):
+        row["ratio_to_fastest_peer"] = f"{ratio(times[name], times[fastest]):.4f}"
+    return row
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+# ---- The command --------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    """Runs `pNN --bench ...` and returns its exit code: 1 where a candidate is wrong or one of ours fails."""
+    from harness.cli import Parser, make_console, write_json
+
+    flags = parser(Parser).parse_args([argument for argument in arguments if argument != "--bench"])
+    options = make_options(flags)
+    console = make_console(sys.stderr if flags.json == "-" else sys.stdout)
+    torch.set_float32_matmul_precision("high" if options.dtype == "tf32" else "highest")
+    with csv_file(flags.csv) as write_row:
+        bench = Bench(options, Show(console), on_row=write_row)
+        introduce(bench)
+        try:
+            bench.run()
+        except KeyboardInterrupt:
+            bench.show.line(f"interrupted: {len(bench.rows)} rows were measured" + kept(flags))
+            raise
+        finally:
+            if flags.json:
+                write_json(as_json(bench), flags.json)
+    if bench.faults:
+        bench.show.line(f"❌ {bench.faults} wrong or failed; see above")
+    return int(bench.faults > 0)
+
+
+def introduce(bench: Bench) -> None:
+    """Says what is measured, on what, and what is not."""
+    facts = machine(bench.options.device)
+    words = [facts["device"], facts["driver"] and f"driver {facts['driver']}", f"torch {facts['torch']}"]
+    words += [f"{name} {facts[name]}" for name in ("triton", "max") if facts[name]]
+    bench.show.line(", ".join(word for word in words if word))
+    if not bench.cuda:
+        bench.show.line(
+            "No GPU here: these are times of the CPU paths, and they say nothing about any GPU. "
+            "The virtual GPU is never timed."
+        )
+
+
+def kept(flags: argparse.Namespace) -> str:
+    """Where the rows are."""
+    return f" and are in {flags.csv}" if flags.csv else ""
+
+
+@contextmanager
+def csv_file(path: Path | None) -> Iterator:
+    """Yields what writes a row at once, or None without a path. Raises BadUse where the file cannot be written."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w", newline="", encoding="utf-8")
+    except OSError as error:
+        raise BadUse(f"--csv {path}: {error.strerror}") from error
+    with file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+
+        def write(row: Row) -> None:
+            writer.writerow(row)
+            file.flush()
+
+        yield write
+
+
+def as_json(bench: Bench) -> dict:
+    """The run as plain data: the rows of the CSV under the machine that they share."""
+    shared = machine(bench.options.device)
+    return {
+        "puzzle": "p22",
+        **shared,
+        "dtype": bench.options.dtype,
+        "exit_code": int(bench.faults > 0),
+        "rows": [
+            {key: value for key, value in row.items() if key not in shared and value != ""}
+            for row in bench.rows
+        ],
+    }

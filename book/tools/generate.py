@@ -14,11 +14,14 @@ sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever a
 import figures  # noqa: E402
 import ledger  # noqa: E402
 import numpy as np  # noqa: E402
+import roofline  # noqa: E402
+import times_chart  # noqa: E402
 
 from harness import cli, zoo  # noqa: E402
 from harness.puzzles import p22  # noqa: E402
 
 GPT2_SMALL = (8, 1024, 768, 3072)  # the first MLP layer, eight sequences
+SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
 GATES = [gate.id for gate in p22.PUZZLE.gates]
 STEP_CASE = "hard values"
 
@@ -166,6 +169,55 @@ def zoo_table() -> str:
     return table(["gate", "what is wrong", "seen in"], rows)
 
 
+def roofline_table() -> str:
+    """Operations, bytes and the least time of each pass on an H200."""
+    rows = []
+    for size, dims in SIZES.items():
+        for dtype in roofline.PEAKS:
+            works = {
+                "LayerNorm alone": roofline.layernorm(dims, dtype),
+                "both, forward": roofline.pair(dims, dtype, "forward"),
+                "both, backward": roofline.pair(dims, dtype, "backward"),
+            }
+            for name, work in works.items():
+                memory, arithmetic = work.least_seconds(dtype)
+                rows.append(
+                    [
+                        size,
+                        dtype,
+                        name,
+                        count_text(int(work.operations)),
+                        amount(int(work.bytes)),
+                        f"{work.intensity:.3g}",
+                        "memory" if memory > arithmetic else "arithmetic",
+                        short_time(max(memory, arithmetic)),
+                    ]
+                )
+    head = ["sizes", "dtype", "pass", "operations", "bytes", "for each byte", "limited by", "at least"]
+    return table(head, rows, "lllrrrlr")
+
+
+def short_time(seconds: float) -> str:
+    """A time with three digits, from nanoseconds on."""
+    for unit, scale in (("ns", 1e-6), ("µs", 1e-3)):
+        if seconds < 0.9995 * scale:
+            return f"{seconds / scale * 1e3:.3g} {unit}"
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def roofline_chart() -> str:
+    """The roofline with the measured forward passes."""
+    times = {dtype: measured(dtype) for dtype in roofline.PEAKS}
+    return roofline.chart(times, SIZES)
+
+
+def ratio_chart() -> str:
+    """Unfused against fused, at all sizes that were measured in float32."""
+    times = measured("float32")
+    names = {dims: f"{dims[2]} → {dims[3]}" for dims, _ in times}
+    return times_chart.ratio(times, names)
+
+
 def options_table() -> str:
     """The options of `pNN`, in the words of its own help."""
     rows = []
@@ -243,6 +295,9 @@ FILES: dict[str, Callable[[], str]] = {
     "times.md": times_table,
     "compile.md": compile_table,
     "zoo.md": zoo_table,
+    "roofline.md": roofline_table,
+    "ratio.svg": ratio_chart,
+    "roofline.svg": roofline_chart,
     "grid.svg": figures.grid,
     "fan_in.svg": figures.fan_in,
     "two_stage.svg": figures.two_stage,

@@ -1,0 +1,91 @@
+"""The roofline's numbers by hand, and what the fusion page says of them; the logarithmic axes of the charts."""
+
+import re
+
+import pytest
+from book_paths import BOOK
+
+PAGE = " ".join((BOOK / "src" / "fusion.md").read_text().split())
+GPT2 = (8, 1024, 768, 3072)
+
+
+def test_one_element_by_hand():
+    """One row, one column, one output: every tensor is a single element."""
+    import roofline
+
+    work = roofline.pair((1, 1, 1, 1), "float32", "forward")
+    assert work == roofline.Work(2 + 8, 4 * 6 + 8)  # x, W, gamma, beta, bias, y; mean and rstd
+    work = roofline.pair((1, 1, 1, 1), "bfloat16", "backward")
+    assert work == roofline.Work(2 * (2 + 8), 2 * 10 + 8)  # dy, x, W, gamma, beta; dx, dW, dgamma, dbeta, db
+    assert roofline.layernorm((1, 1, 1, 1), "float32") == roofline.Work(8, 4 * 4)
+
+
+def test_bytes_agree_with_the_ledger():
+    """The same tensors as in the ledger of a single fused launch, where nothing is left over."""
+    import ledger
+    import roofline
+
+    for dims in ((4, 4, 8, 16), GPT2):
+        assert roofline.pair(dims, "float32", "forward").bytes == ledger.moved("forward", "fused", dims)
+
+
+def test_ceiling_is_the_lower_roof():
+    import roofline
+
+    memory_bound = roofline.Work(operations=1e6, bytes=1e6)
+    assert memory_bound.ceiling("float32") == pytest.approx(4.8e12)
+    arithmetic_bound = roofline.Work(operations=1e12, bytes=1e6)
+    assert arithmetic_bound.ceiling("float32") == pytest.approx(67e12)
+    assert arithmetic_bound.ceiling("bfloat16") == pytest.approx(989e12)
+
+
+def test_what_the_page_says_of_the_roof():
+    import generate
+    import roofline
+
+    work = {dtype: roofline.pair(GPT2, dtype, "forward") for dtype in roofline.PEAKS}
+    assert f"{work['float32'].intensity:.0f} operations for each byte" in PAGE
+    norm = {dtype: max(roofline.layernorm(GPT2, dtype).least_seconds(dtype)) * 1e6 for dtype in work}
+    product = {dtype: max(work[dtype].least_seconds(dtype)) * 1e6 for dtype in work}
+    assert (
+        f"{norm['float32']:.1f} µs in float32, and the product costs arithmetic {product['float32']:.0f} µs"
+        in PAGE
+    )
+    assert f"perfect fusion could save {100 * norm['float32'] / product['float32']:.0f} %" in PAGE
+    assert f"it is {norm['bfloat16']:.1f} µs beside {product['bfloat16']:.0f} µs" in PAGE
+    times = generate.measured("float32")[GPT2, "forward"]
+    reached = {
+        who: 100 * work["float32"].operations / (t * 1e-6) / work["float32"].ceiling("float32")
+        for who, t in times.items()
+    }
+    said = re.search(
+        r"PyTorch reaches (\d+) % of the float32 roof, the unfused kernels (\d+) %, the one-thread fused kernel ([\d.]+) %",
+        PAGE,
+    ).groups()
+    assert said == (f"{reached['PyTorch']:.0f}", f"{reached['unfused']:.0f}", f"{reached['fused']:.2f}")
+    small = [generate.measured(dtype)[(4, 4, 8, 16), "forward"].values() for dtype in roofline.PEAKS]
+    fastest = min(time for times in small for time in times)
+    assert f"the fastest one took {fastest:.1f} µs" in PAGE
+    assert max(roofline.pair((4, 4, 8, 16), "float32", "forward").least_seconds("float32")) < 1e-9
+
+
+def test_no_measured_point_lies_above_the_roof():
+    import generate
+    import roofline
+
+    for dtype in roofline.PEAKS:
+        for (dims, direction), times in generate.measured(dtype).items():
+            work = roofline.pair(dims, dtype, direction)
+            assert work.operations / (min(times.values()) * 1e-6) < work.ceiling(dtype)
+
+
+def test_logarithmic_axes():
+    from charts import BOTTOM, LEFT, RIGHT, TOP, LogChart, powers
+
+    chart = LogChart((400, 300), "words", (1, 100), (1e-2, 1e2), "across", "up")
+    assert chart.place(1, 1e-2) == (LEFT, 300 - BOTTOM)
+    assert chart.place(100, 1e2) == (400 - RIGHT, TOP)
+    assert chart.place(10, 1) == pytest.approx(((LEFT + 400 - RIGHT) / 2, (TOP + 300 - BOTTOM) / 2))
+    assert list(powers(0.5, 200).values()) == ["1", "10", "100"]
+    svg = chart.svg()
+    assert svg.count("\n") == 1 and 'aria-label="words"' in svg and ">across<" in svg

@@ -1,10 +1,14 @@
 """LayerNorm + Linear as PyTorch operators: the solution kernels behind `torch.library`, with their gradients.
 
 Two operators are registered. `mojo_workbook::layernorm_linear` returns the output and the statistics of every row;
-`mojo_workbook::layernorm_linear_backward` returns all five gradients. Between them autograd keeps the input, gamma,
-beta, the linear weight, mean and rstd; the LayerNorm output is computed again. Both run as one MAX graph on the
-memory of the torch tensors, without a copy. A graph is compiled when a dtype is first used on a device: ten seconds
-and more, once, for it is cached. `harness.layers` has the function and the module to call.
+`mojo_workbook::layernorm_linear_backward` returns the gradients. Between them autograd keeps the input, gamma, beta,
+the linear weight, mean and rstd; the LayerNorm output is computed again.
+
+There are two ways to the kernels. The fast algorithm on a GPU goes through an extension module (`harness.direct`), which
+launches on torch's stream; outside compiled graphs it does so without the registered operators, whose dispatch would
+cost more than the launches. Everything else runs as one MAX graph on the memory of the torch tensors, without a copy; a
+graph is compiled when a dtype is first used on a device: ten seconds and more, once, for it is cached.
+`harness.layers` has the function and the module to call.
 """
 
 import functools
@@ -13,7 +17,9 @@ import threading
 import torch
 from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 
+from harness import direct
 from harness.devices.graphs import Call, Program, load_each
+from harness.direct import BIAS, WEIGHT
 from harness.puzzles.p22 import BACKWARD, FORWARD
 from harness.roots import op_package, solutions
 
@@ -23,7 +29,7 @@ DTYPES = {
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
 }
-ALGORITHMS = ("unfused", "fused")
+ALGORITHMS = ("unfused", "fused", "fast")
 
 Tensor = torch.Tensor
 
@@ -40,28 +46,38 @@ def layernorm_linear(
     linear_bias: Tensor | None,
     eps: float,
     algorithm: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns output [..., O], and mean and rstd [...] of the rows of x [..., H], in float32 or wider.
+) -> tuple[Tensor, Tensor]:
+    """Returns output [..., O], and mean and rstd of the rows of x [..., H] as [2, ...], in float32 or wider.
 
     Raises TypeError, ValueError or NotImplementedError where `check` does.
     """
-    output, mean, rstd = forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm)
-    rows = mean.numel()
+    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm)
+    H, O = x.shape[-1], linear_weight.shape[0]
+    tensors = [
+        x,
+        x.new_ones(H) if ln_weight is None else ln_weight,
+        x.new_zeros(H) if ln_bias is None else ln_bias,
+        linear_weight,
+        x.new_zeros(O) if linear_bias is None else linear_bias,
+    ]
+    kernels = direct.kernels(x.device) if algorithm == "fast" else None
+    if kernels:
+        plan = direct.plan(x.shape, O, x.dtype)
+        return kernels.forward(plan, eps, True, *(tensor.contiguous() for tensor in tensors))
+    algorithm = direct.graph_algorithm(x.device) if algorithm == "fast" else algorithm
+    output, statistics = forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm)
+    rows = statistics[0].numel()
     if rows:
-        H, O = x.shape[-1], linear_weight.shape[0]
         arguments = {
             "output": output.view(rows, 1, O),
-            "mean": mean.view(rows, 1),
-            "rstd": rstd.view(rows, 1),
+            "mean": statistics[0].view(rows, 1),
+            "rstd": statistics[1].view(rows, 1),
+            **dict(zip(FORWARD.reads, tensors, strict=True)),
             "input": x.reshape(rows, 1, H),
-            "ln_weight": x.new_ones(H) if ln_weight is None else ln_weight,
-            "ln_bias": x.new_zeros(H) if ln_bias is None else ln_bias,
-            "linear_weight": linear_weight,
-            "linear_bias": x.new_zeros(O) if linear_bias is None else linear_bias,
             "eps": torch.tensor(eps, dtype=torch.float64),
         }
         run(program("forward", algorithm, x.dtype, x.device), arguments, x.device)
-    return output, mean, rstd
+    return output, statistics
 
 
 @layernorm_linear.register_fake
@@ -71,8 +87,7 @@ def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algo
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     return (
         x.new_empty((*x.shape[:-1], linear_weight.shape[0])),
-        x.new_empty(x.shape[:-1], dtype=wide),
-        x.new_empty(x.shape[:-1], dtype=wide),
+        x.new_empty((2, *x.shape[:-1]), dtype=wide),
     )
 
 
@@ -80,59 +95,96 @@ def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algo
 def layernorm_linear_backward(
     grad_output: Tensor,
     x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
+    statistics: Tensor,
     ln_weight: Tensor | None,
     ln_bias: Tensor | None,
     linear_weight: Tensor,
+    wanted: int,
     algorithm: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O] from grad_output [..., O].
 
-    The kernels compute all five, also those of a parameter that is absent or needs no gradient.
+    dW and db are empty where `wanted`, a sum of WEIGHT and BIAS, leaves them out. The others are always computed, also
+    those of a parameter that is absent or needs no gradient.
     """
-    gradients = backward_buffers(grad_output, x, mean, rstd, ln_weight, ln_bias, linear_weight, algorithm)
-    rows = mean.numel()
-    if not rows:
-        return tuple(gradient.zero_() for gradient in gradients)
     H, O = x.shape[-1], linear_weight.shape[0]
+    ln_weight = x.new_ones(H) if ln_weight is None else ln_weight
+    ln_bias = x.new_zeros(H) if ln_bias is None else ln_bias
+    kernels = direct.kernels(x.device) if algorithm == "fast" else None
+    if kernels:
+        tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
+        plan = direct.plan(x.shape, O, x.dtype)
+        gradients = kernels.backward(plan, wanted, *(tensor.contiguous() for tensor in tensors))
+        return tuple(x.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    algorithm = direct.graph_algorithm(x.device) if algorithm == "fast" else algorithm
+    gradients = backward_buffers(
+        grad_output, x, statistics, ln_weight, ln_bias, linear_weight, ALL, algorithm
+    )
+    rows = statistics[0].numel()
+    if not rows:
+        return pruned([gradient.zero_() for gradient in gradients], wanted)
     arguments = {
         **dict(zip(BACKWARD.writes, gradients, strict=True)),
         "grad_input": gradients[0].view(rows, 1, H),
         "grad_output": grad_output.reshape(rows, 1, O),
         "input": x.reshape(rows, 1, H),
-        "mean": mean.reshape(rows, 1),
-        "rstd": rstd.reshape(rows, 1),
-        "ln_weight": x.new_ones(H) if ln_weight is None else ln_weight,
-        "ln_bias": x.new_zeros(H) if ln_bias is None else ln_bias,
+        "mean": statistics[0].reshape(rows, 1),
+        "rstd": statistics[1].reshape(rows, 1),
+        "ln_weight": ln_weight,
+        "ln_bias": ln_bias,
         "linear_weight": linear_weight,
     }
     run(program("backward", algorithm, x.dtype, x.device), arguments, x.device)
-    return gradients
+    return pruned(gradients, wanted)
 
 
 @layernorm_linear_backward.register_fake
-def backward_buffers(grad_output, x, mean, rstd, ln_weight, ln_bias, linear_weight, algorithm):
+def backward_buffers(grad_output, x, statistics, ln_weight, ln_bias, linear_weight, wanted, algorithm):
     """Allocates what the backward operator returns."""
     O, H = linear_weight.shape
-    return x.new_empty(x.shape), x.new_empty(H), x.new_empty(H), x.new_empty((O, H)), x.new_empty(O)
+    gradients = (x.new_empty(x.shape), x.new_empty(H), x.new_empty(H), x.new_empty((O, H)), x.new_empty(O))
+    return pruned(gradients, wanted)
+
+
+ALL = WEIGHT | BIAS
+
+
+def pruned(gradients, wanted: int) -> tuple[Tensor, ...]:
+    """The five gradients, with an empty tensor in the place of dW and db where they are not wanted."""
+    dx, dgamma, dbeta, dW, db = gradients
+    return (
+        dx,
+        dgamma,
+        dbeta,
+        dW if wanted & WEIGHT else dW.new_empty(0),
+        db if wanted & BIAS else db.new_empty(0),
+    )
 
 
 def keep_for_backward(ctx, inputs, output):
-    """Keeps six tensors; the statistics are no differentiable outputs."""
+    """Keeps five tensors; the statistics are no differentiable outputs."""
     x, ln_weight, ln_bias, linear_weight, _, _, ctx.algorithm = inputs
-    _, mean, rstd = output
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.save_for_backward(x, mean, rstd, ln_weight, ln_bias, linear_weight)
+    _, statistics = output
+    ctx.mark_non_differentiable(statistics)
+    ctx.save_for_backward(x, statistics, ln_weight, ln_bias, linear_weight)
 
 
-def backward(ctx, grad_output, grad_mean, grad_rstd):
+def backward(ctx, grad_output, grad_statistics):
     """The gradient of every input of the forward operator, None where none is needed."""
-    gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, ctx.algorithm)
-    needed = [
-        gradient if need else None for gradient, need in zip(gradients, ctx.needs_input_grad, strict=False)
-    ]
-    return (*needed, None, None)
+    needed = ctx.needs_input_grad
+    wanted = wanted_of(needed)
+    gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, ctx.algorithm)
+    return (*only(gradients, needed), None, None)
+
+
+def wanted_of(needed: tuple[bool, ...]) -> int:
+    """Which gradients of the linear layer are wanted, from whether each input of the forward pass needs one."""
+    return (WEIGHT if needed[3] else 0) | (BIAS if needed[4] else 0)
+
+
+def only(gradients, needed) -> list[Tensor | None]:
+    """The gradients that are needed, None in the place of the others."""
+    return [gradient if need else None for gradient, need in zip(gradients, needed, strict=False)]
 
 
 def refuse_double_backward(ctx, *grads):
@@ -145,6 +197,128 @@ def refuse_double_backward(ctx, *grads):
 
 layernorm_linear.register_autograd(backward, setup_context=keep_for_backward)
 layernorm_linear_backward.register_autograd(refuse_double_backward)
+
+
+# ---- The direct way -----------------------------------------------------------------------------------------
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+class Direct(torch.autograd.Function):
+    """One pass each way through the extension module, between tensors on one GPU."""
+
+    @staticmethod
+    def forward(ctx, x, ln_weight, ln_bias, linear_weight, linear_bias, eps, plan, kernels):
+        output, statistics = kernels.forward(
+            plan, eps, True, x, ln_weight, ln_bias, linear_weight, linear_bias
+        )
+        ctx.save_for_backward(x, statistics, ln_weight, ln_bias, linear_weight)
+        ctx.plan, ctx.kernels = plan, kernels
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        needed = ctx.needs_input_grad
+        wanted = wanted_of(needed)
+        if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
+            gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, "fast")
+        else:
+            tensors = [
+                tensor if tensor.is_contiguous() else tensor.contiguous()
+                for tensor in (grad_output, *ctx.saved_tensors)
+            ]
+            gradients = ctx.kernels.backward(ctx.plan, wanted, *tensors)
+        return (*only(gradients, needed), None, None, None)
+
+
+def call_directly(
+    x: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    eps: float,
+) -> Tensor | None:
+    """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
+
+    Those are: no module (yet) for x's device, tensors on different devices, subclasses of Tensor, and torch's modes and
+    transforms that watch operators.
+    """
+    if not (
+        type(x) in PLAIN
+        and type(linear_weight) in PLAIN
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._are_functorch_transforms_active()
+    ):
+        return None
+    index = x.get_device()
+    kernels = direct.found.get(index)
+    if kernels is None:
+        return None
+    if ln_weight is None or ln_bias is None or linear_bias is None:
+        H, O = x.shape[-1:], linear_weight.shape[:1]
+        ln_weight = x.new_ones(H) if ln_weight is None else ln_weight
+        ln_bias = x.new_zeros(H) if ln_bias is None else ln_bias
+        linear_bias = x.new_zeros(O) if linear_bias is None else linear_bias
+    if not (
+        type(ln_weight) in PLAIN
+        and type(ln_bias) in PLAIN
+        and type(linear_bias) in PLAIN
+        and index
+        == ln_weight.get_device()
+        == ln_bias.get_device()
+        == linear_weight.get_device()
+        == linear_bias.get_device()
+    ):
+        return None
+    plan = checked_plan(
+        x.shape,
+        ln_weight.shape,
+        ln_bias.shape,
+        linear_weight.shape,
+        linear_bias.shape,
+        x.dtype,
+        ln_weight.dtype,
+        ln_bias.dtype,
+        linear_weight.dtype,
+        linear_bias.dtype,
+    )
+    if plan is None:
+        return None
+    tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+    if not (
+        x.is_contiguous()
+        and ln_weight.is_contiguous()
+        and ln_bias.is_contiguous()
+        and linear_weight.is_contiguous()
+        and linear_bias.is_contiguous()
+    ):
+        tensors = tuple(tensor.contiguous() for tensor in tensors)
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or linear_weight.requires_grad
+        or ln_weight.requires_grad
+        or ln_bias.requires_grad
+        or linear_bias.requires_grad
+    ):
+        return Direct.apply(*tensors, eps, plan, kernels)
+    return kernels.forward(plan, eps, False, *tensors)[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def checked_plan(x, ln_weight, ln_bias, linear_weight, linear_bias, dtype, *dtypes) -> direct.Plan | None:
+    """The plan for tensors of these shapes and dtypes, or None where `check` has something against them."""
+    tensors = [
+        torch.empty(shape, dtype=dtype, device="meta")
+        for shape, dtype in zip(
+            (x, ln_weight, ln_bias, linear_weight, linear_bias), (dtype, *dtypes), strict=True
+        )
+    ]
+    try:
+        check(*tensors, "fast")
+    except (TypeError, ValueError):
+        return None
+    return direct.plan(x, linear_weight[0], dtype)
 
 
 # ---- Checks -------------------------------------------------------------------------------------------------
@@ -302,6 +476,7 @@ def refuse_capture() -> None:
     """Raises while torch captures a CUDA graph: MAX's stream cannot be captured."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "fused_layernorm_linear cannot be captured in a CUDA graph, because MAX launches on a stream of its "
-            'own; call it outside the capture, or compile without mode="reduce-overhead"'
+            "fused_layernorm_linear cannot be captured in a CUDA graph here, because MAX launches on a stream of its "
+            'own; call it outside the capture, or compile without mode="reduce-overhead", or use algorithm="fast", '
+            "whose extension module can be captured"
         )

@@ -1,4 +1,4 @@
-"""The sub-commands of the workbench: list, hint, watch, diff, reset, verify, doctor.
+"""The sub-commands of the workbench: list, hint, watch, diff, reset, verify, doctor, build-ext.
 
 Each is a function of the arguments behind its name that returns an exit code.
 """
@@ -6,6 +6,7 @@ Each is a function of the arguments behind its name that returns an exit code.
 import re
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -345,6 +346,62 @@ def doctor(arguments: list[str]) -> int:
     return examine(make_console(sys.stdout))
 
 
+# ---- build-ext ----------------------------------------------------------------------------------------------
+
+
+def build_ext(arguments: list[str]) -> int:
+    """Build the extension module that LayerNormLinear uses on a GPU, for this machine's GPUs or for another's.
+
+    Without it the first call on a GPU builds it. A module that was built elsewhere is found in the folder that the
+    environment variable WORKBOOK_EXTENSIONS names; building wants no GPU and no C compiler.
+    """
+    from harness import extension
+
+    made = Parser(
+        prog="python -m harness build-ext",
+        description=build_ext.__doc__,
+        epilog="exit codes: 0 built, or there already; 2 bad use; 4 the kernels do not compile; 5 the environment",
+        allow_abbrev=False,
+    )
+    made.add_argument(
+        "--arch",
+        action="append",
+        metavar="NAME",
+        help="for example sm_90a or gfx942; may be repeated (default: the GPUs that PyTorch sees here)",
+    )
+    made.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help=f"where to put it (default: {extension.VARIABLE}, else the workbook's cache)",
+    )
+    flags = made.parse_args(arguments)
+    console = make_console(sys.stdout)
+    wanted = [extension.canonical(name) for name in flags.arch] if flags.arch else extension.present()
+    for architecture in dict.fromkeys(wanted):
+        print_lines(console, [built_line(console, architecture, flags.output)])
+    return 0
+
+
+def built_line(console: Console, architecture: str, output: Path | None) -> str:
+    """Builds for one architecture, with a spinner or a line while it lasts; what was built, how long, and where."""
+    from harness import extension
+
+    words = f"Building the extension module for {architecture} (most of a minute, once)"
+    with ExitStack() as stack:
+
+        def on_build() -> None:
+            if console.is_terminal:
+                stack.enter_context(console.status(words))
+            else:
+                print_lines(console, [f"{words} ..."])
+
+        built = extension.build(architecture, output, on_build)
+    size = built.path.stat().st_size / 2**20
+    how = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"
+    return f"{architecture}: {how}, {size:.1f} MiB: {shown(built.path)}"
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": list_puzzles,
     "hint": hint,
@@ -353,6 +410,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "reset": reset,
     "verify": verify,
     "doctor": doctor,
+    "build-ext": build_ext,
 }
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from harness.autograd import layernorm_linear
+from harness.autograd import PLAIN, call_directly, layernorm_linear
 
 Tensor = torch.Tensor
 
@@ -16,13 +16,17 @@ def fused_layernorm_linear(
     linear_bias: Tensor | None,
     eps: float = 1e-5,
     *,
-    algorithm: str = "unfused",
+    algorithm: str = "fast",
 ) -> Tensor:
     """`linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
 
     For the backward pass it keeps x, the parameters and two numbers for each row; the LayerNorm output is computed
-    again. The first call with a dtype on a device compiles for ten seconds and more; the result is cached on disk.
-    Under `torch.autocast` it computes in the autocast dtype, with statistics in float32.
+    again. Under `torch.autocast` it computes in the autocast dtype, with statistics in float32. On a GPU, torch's own
+    flag for matrix products in TF32 holds here too.
+
+    The first call on a GPU builds a module for it, which takes most of a minute; `python -m harness build-ext` does so
+    ahead of time. Anywhere else, and where that fails, the first call with a dtype compiles a MAX graph for ten seconds
+    and more. Both are cached on disk.
 
     Args:
         x: Shape [..., H], H >= 1; float32, float64, bfloat16 or float16, on a CPU or a CUDA or ROCm GPU. The
@@ -32,9 +36,10 @@ def fused_layernorm_linear(
         linear_weight: [O, H], O >= 1.
         linear_bias: [O], or None for zeros.
         eps: Added to the variance, inside the root.
-        algorithm: "unfused" launches a kernel for each step, uses no atomics, so that every run gives the same
-            bits, and is the faster one at the sizes of real models. "fused" is the chapter's single kernel: one
-            thread for each row, parameter gradients by atomics on a GPU.
+        algorithm: "fast" is meant for real models: vectorised row kernels and tensor cores, launched on torch's
+            stream, so that CUDA graphs can capture them. "unfused" launches a kernel for each step of the maths.
+            "fused" is the chapter's single kernel: one thread for each row, parameter gradients by atomics on a GPU.
+            All but "fused" give the same bits in every run.
 
     Returns:
         Shape [..., O], contiguous, in x's dtype.
@@ -44,21 +49,33 @@ def fused_layernorm_linear(
         ValueError: A rank or a size does not fit the others, H or O is zero, tensors lie on different devices, or
             the algorithm is unknown.
         NotImplementedError: x lies on a device without a kernel (MPS), or its gradient is differentiated again.
-        RuntimeError: A CUDA graph is being captured.
+        RuntimeError: A CUDA graph is being captured, and not the fast algorithm's extension module is used.
+        torch.OutOfMemoryError: There is no room on the GPU; the message says how many bytes were needed.
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
-    for name, value, optional in (
-        ("x", x, False),
-        ("ln_weight", ln_weight, True),
-        ("ln_bias", ln_bias, True),
-        ("linear_weight", linear_weight, False),
-        ("linear_bias", linear_bias, True),
-    ):
-        if not (isinstance(value, Tensor) or (optional and value is None)):
-            raise TypeError(f"{name}: expected a torch tensor, got {type(value).__name__}")
-    arguments = in_autocast_dtype(x, ln_weight, ln_bias, linear_weight, linear_bias)
-    output, _, _ = layernorm_linear(*arguments, eps, algorithm)
+    tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+    compiling = torch.compiler.is_compiling()
+    if compiling or torch._C._is_any_autocast_enabled() or type(x) not in PLAIN:
+        check_types(*tensors)
+        tensors = in_autocast_dtype(*tensors)
+    if algorithm == "fast" and not compiling:
+        output = call_directly(*tensors, eps)
+        if output is not None:
+            return output
+    check_types(*tensors)
+    output, _ = layernorm_linear(*tensors, eps, algorithm)
     return output
+
+
+def check_types(*tensors: Tensor | None) -> None:
+    """Raises TypeError, naming the argument, for what is no tensor; three of the five may be None."""
+    for name, value in zip(NAMES, tensors, strict=True):
+        if not (isinstance(value, Tensor) or (name in OPTIONAL and value is None)):
+            raise TypeError(f"{name}: expected a torch tensor, got {type(value).__name__}")
+
+
+NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
+OPTIONAL = ("ln_weight", "ln_bias", "linear_bias")
 
 
 def in_autocast_dtype(x: Tensor, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -105,7 +122,7 @@ class LayerNormLinear(nn.Module):
         elementwise_affine: bool = True,
         ln_bias: bool = True,
         bias: bool = True,
-        algorithm: str = "unfused",
+        algorithm: str = "fast",
         device=None,
         dtype=None,
     ):
@@ -118,7 +135,7 @@ class LayerNormLinear(nn.Module):
 
     @classmethod
     def from_modules(
-        cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "unfused"
+        cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "fast"
     ) -> "LayerNormLinear":
         """A layer around two existing ones. It shares them: an optimizer that holds their parameters goes on.
 
@@ -151,10 +168,23 @@ class LayerNormLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] to [..., O]; see `fused_layernorm_linear` for dtypes, devices and errors."""
-        ln, linear = self.ln, self.linear
+        children = self._modules
+        ln, linear = children["0"], children["1"]
         return fused_layernorm_linear(
-            x, ln.weight, ln.bias, linear.weight, linear.bias, ln.eps, algorithm=self.algorithm
+            x,
+            parameter(ln, "weight"),
+            parameter(ln, "bias"),
+            parameter(linear, "weight"),
+            parameter(linear, "bias"),
+            ln.eps,
+            algorithm=self.algorithm,
         )
 
     def extra_repr(self) -> str:
         return f"algorithm={self.algorithm!r}"
+
+
+def parameter(module: nn.Module, name: str) -> Tensor | None:
+    """A module's parameter, without the microsecond of nn.Module's attribute look-up where it is a plain one."""
+    own = module._parameters
+    return own[name] if name in own else getattr(module, name)

@@ -1,0 +1,270 @@
+"""Puzzle 22 as a Python extension module: the shortest way from PyTorch to the kernels.
+
+`harness.extension` builds this file for one GPU architecture and loads it. Every function takes addresses and sizes as
+integers, and launches on the stream whose handle it is given, so that the kernels are ordered with whatever else the
+caller puts there and a CUDA graph can capture them. Nothing is allocated on the GPU: scratch memory is the caller's,
+who first asks how many bytes it takes. Arguments are not checked here.
+"""
+
+from std.memory.alloc import unsafe_alloc
+from std.os import abort
+from std.python import Python, PythonObject
+from std.python.bindings import PyObjectPtr, PythonModuleBuilder, _set_python_error
+from std.reflection import get_linkage_name
+from std.sys import default_accelerator, size_of
+from max.gpu.host import DeviceContext, DeviceStream, Dim
+from max.gpu.host.device_context import DevicePassable
+
+from op.common import ImmPtr, MutPtr, Sizes, accum_type
+from op.fast import launch_backward_fast, launch_forward_fast
+from op.launcher import Launcher
+
+comptime ALIGNMENT = 256
+"""Of every piece of scratch memory, in bytes; the caller's block must have it too."""
+
+
+# ---- One GPU ------------------------------------------------------------------------------------------------
+
+
+struct Gpu(Movable):
+    """A GPU and the kernels that have been loaded on it."""
+
+    var ctx: DeviceContext
+    var kernels: List[Tuple[Int, Int]]
+    """The address of a kernel's name, which is one for each kernel, and of its `DeviceFunction`. Never freed."""
+
+    def __init__(out self, index: Int) raises:
+        self.ctx = DeviceContext(index)
+        self.kernels = []
+
+    def find(self, name: Int) -> Int:
+        """The address of a loaded function, 0 where it is not loaded."""
+        for kernel in self.kernels:
+            if kernel[0] == name:
+                return kernel[1]
+        return 0
+
+
+# ---- Launching on a stream of the caller's ------------------------------------------------------------------
+
+
+struct StreamLauncher(Launcher):
+    """Enqueues on a stream that somebody else owns, with scratch memory that somebody else lends.
+
+    Without a GPU it launches nothing and only counts the scratch memory.
+    """
+
+    comptime wgmma = default_accelerator()._is_arch["sm_90a"]()
+
+    var gpu: Optional[Pointer[Gpu, MutUntrackedOrigin]]
+    var stream: Optional[DeviceStream]
+    var scratch: Int
+    var available: Int
+    var used: Int
+
+    def __init__(out self):
+        """Counts."""
+        self.gpu = None
+        self.stream = None
+        self.scratch = 0
+        self.available = Int.MAX
+        self.used = 0
+
+    def __init__(out self, gpu: Int, stream: Int, scratch: Int, available: Int) raises:
+        """Launches on `stream` of a GPU that `open` has given, with `available` bytes at `scratch`."""
+        var opened = Pointer[Gpu, MutUntrackedOrigin](unsafe_from_address=gpu)
+        self.gpu = opened
+        self.stream = opened[].ctx.create_external_stream(
+            OpaquePointer[MutAnyOrigin](unsafe_from_address=stream)
+        )
+        self.scratch = scratch
+        self.available = available
+        self.used = 0
+
+    def launch[
+        declared: TypeList[Trait=AnyType, ...],
+        //,
+        kernel: def(* args: * declared) thin -> None,
+        *Ts: DevicePassable,
+    ](mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim) raises:
+        if not self.gpu:
+            return
+        comptime Function = type_of(self.gpu.value()[].ctx.compile_function[kernel]())
+        ref gpu = self.gpu.value()[]
+        comptime symbol = get_linkage_name[kernel]()
+        var key = Int(symbol.unsafe_ptr())
+        var address = gpu.find(key)
+        if not address:
+            # Loading takes milliseconds and more, and must not happen again on the next call.
+            var loaded = unsafe_alloc[Function](1)
+            loaded.unsafe_write(gpu.ctx.compile_function[kernel]())
+            address = Int(loaded)
+            gpu.kernels.append((key, address))
+        ref function = Pointer[Function, MutAnyOrigin](unsafe_from_address=address)[]
+        self.stream.value().enqueue_function(function, *args, grid_dim=grid_dim, block_dim=block_dim)
+
+    def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
+        var start = self.used
+        var bytes = count * size_of[Scalar[dtype]]()
+        self.used += (bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        if self.used > self.available:
+            raise Error(t"{name} needs {self.used} bytes of scratch memory, got {self.available}")
+        return MutPtr[dtype](unsafe_from_address=self.scratch + start)
+
+
+# ---- Arguments ----------------------------------------------------------------------------------------------
+
+
+struct Arguments:
+    """The integers, and the one float, of a call, taken in order."""
+
+    var items: Pointer[PyObjectPtr, MutUntrackedOrigin]
+    var taken: Int
+
+    def __init__(out self, items: Pointer[PyObjectPtr, MutUntrackedOrigin]):
+        self.items = items
+        self.taken = 0
+
+    def integer(mut self) -> Int:
+        """The next argument, an integer."""
+        self.taken += 1
+        return Int(Python().cpython().PyLong_AsSsize_t(self.items[unsafe_offset=self.taken - 1]))
+
+    def float(mut self) -> Float64:
+        """The next argument, a float."""
+        self.taken += 1
+        return Float64(Python().cpython().PyFloat_AsDouble(self.items[unsafe_offset=self.taken - 1]))
+
+    def written[dtype: DType](mut self) -> MutPtr[dtype]:
+        """The next argument, the address of a tensor that is written."""
+        return MutPtr[dtype](unsafe_from_address=self.integer())
+
+    def read[dtype: DType](mut self) -> ImmPtr[dtype]:
+        """The next argument, the address of a tensor that is only read."""
+        return ImmPtr[dtype](unsafe_from_address=self.integer())
+
+    def sizes(mut self) -> Sizes:
+        """The next three arguments: rows, H, O."""
+        var rows = Int32(self.integer())
+        var hidden_dim = Int32(self.integer())
+        return Sizes(rows, 1, hidden_dim, Int32(self.integer()))
+
+    def launcher(mut self) raises -> StreamLauncher:
+        """The next four arguments: what `open` has returned, the stream's handle, scratch memory and its bytes; or
+        four times 0 to launch nothing and only count the scratch memory."""
+        var gpu = self.integer()
+        var stream = self.integer()
+        var scratch = self.integer()
+        var available = self.integer()
+        return StreamLauncher(gpu, stream, scratch, available) if gpu else StreamLauncher()
+
+
+# ---- The two passes -----------------------------------------------------------------------------------------
+
+
+def run_forward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """The forward pass of one dtype; the arguments that are left are those of the launch function, in its order."""
+    var sizes = arguments.sizes()
+    var eps = arguments.float().cast[accum_type[dtype]]()
+    launch_forward_fast[dtype, tf32](
+        launcher,
+        arguments.written[dtype](),
+        arguments.written[accum_type[dtype]](),
+        arguments.written[accum_type[dtype]](),
+        arguments.read[dtype](),
+        arguments.read[dtype](),
+        arguments.read[dtype](),
+        arguments.read[dtype](),
+        arguments.read[dtype](),
+        sizes,
+        eps,
+    )
+
+
+def run_backward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """The backward pass of one dtype: whether the gradients of the linear weight (1) and bias (2) are wanted, then the
+    arguments of the launch function, in its order."""
+    var sizes = arguments.sizes()
+    var wanted = arguments.integer()
+    launch_backward_fast[dtype, tf32](
+        launcher,
+        arguments.written[dtype](),
+        arguments.written[dtype](),
+        arguments.written[dtype](),
+        arguments.written[dtype](),
+        arguments.written[dtype](),
+        arguments.read[dtype](),
+        arguments.read[dtype](),
+        arguments.read[accum_type[dtype]](),
+        arguments.read[accum_type[dtype]](),
+        arguments.read[dtype](),
+        arguments.read[dtype](),
+        arguments.read[dtype](),
+        sizes,
+        weight_wanted=wanted & 1 != 0,
+        bias_wanted=wanted & 2 != 0,
+    )
+
+
+def run[backward: Bool, dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """Runs one pass of one dtype."""
+    comptime if backward:
+        run_backward[dtype, tf32](arguments, launcher)
+    else:
+        run_forward[dtype, tf32](arguments, launcher)
+
+
+def run[backward: Bool](items: Pointer[PyObjectPtr, MutUntrackedOrigin]) raises -> Int:
+    """Runs one pass and returns the bytes of scratch memory that it takes.
+
+    After the launcher's four arguments comes the number of the kind: a dtype, and of float32 whether its products may
+    be rounded to tf32.
+    """
+    var arguments = Arguments(items)
+    var launcher = arguments.launcher()
+    var kind = arguments.integer()
+    if kind == 0:
+        run[backward, DType.float32, False](arguments, launcher)
+    elif kind == 1:
+        run[backward, DType.float32, True](arguments, launcher)
+    elif kind == 2:
+        run[backward, DType.bfloat16, False](arguments, launcher)
+    elif kind == 3:
+        run[backward, DType.float16, False](arguments, launcher)
+    else:
+        run[backward, DType.float64, False](arguments, launcher)
+    return launcher.used
+
+
+# ---- What Python sees ---------------------------------------------------------------------------------------
+
+
+def call[
+    backward: Bool
+](module: PyObjectPtr, items: Pointer[PyObjectPtr, MutUntrackedOrigin], count: Int) abi("C") -> PyObjectPtr:
+    """One pass; a Mojo error becomes a Python exception."""
+    try:
+        return Python().cpython().PyLong_FromSsize_t(run[backward](items))
+    except error:
+        _set_python_error(error)
+        return PyObjectPtr()
+
+
+def open(index: PythonObject) raises -> PythonObject:
+    """A handle of the GPU with this number; it lasts as long as the process."""
+    var gpu = unsafe_alloc[Gpu](1)
+    gpu.unsafe_write(Gpu(Int(py=index)))
+    return PythonObject(Int(gpu))
+
+
+@export
+def PyInit_workbook_p22() abi("C") -> PythonObject:
+    """Makes the module."""
+    try:
+        var module = PythonModuleBuilder("workbook_p22")
+        module.def_function[open]("open", docstring="open(index): a handle of a GPU")
+        module.def_py_c_function(call[False], "forward", docstring="the forward pass")
+        module.def_py_c_function(call[True], "backward", docstring="the backward pass")
+        return module.finalize()
+    except error:
+        abort(String(error))

@@ -20,6 +20,7 @@ import importlib.metadata
 import platform
 import re
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -104,7 +105,7 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; `sizes` None stands for the default of the device."""
+    """What to measure. `seconds` is when to stop, `cold` whether the L2 cache is emptied before every call."""
 
     sizes: list[Sizes]
     dtype: str
@@ -230,13 +231,12 @@ def version(distribution: str) -> str:
 
 
 def driver() -> str:
-    """The version of the kernel module of an NVIDIA driver, or nothing where it cannot be read."""
+    """The version of the NVIDIA driver, or nothing where nvidia-smi does not say it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.split("\n")[0]
+    except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
-    return found[1] if found else ""
 
 
 def cpu_name() -> str:
@@ -301,8 +301,14 @@ class Bench:
             self.leave_out(sizes, "all candidates", "all", self.spent())
             return
         torch._dynamo.reset()
-        problem = make_problem(sizes, DTYPES[self.options.dtype], self.options.device)
-        ready = self.prepare(problem, candidates)
+        try:
+            problem = make_problem(sizes, DTYPES[self.options.dtype], self.options.device)
+            truth = problem.truth()
+        except (RuntimeError, MemoryError) as error:  # torch reports want of memory as RuntimeError
+            self.leave_out(sizes, "all candidates", "all", f"skipped: {first_line(error)}")
+            return
+        ready = self.prepare(problem, truth, candidates)
+        del truth
         if "memory" in columns:
             self.measure_memory(problem, ready)
         for direction in passes:
@@ -326,9 +332,8 @@ class Bench:
 
     # ---- Candidates, checked
 
-    def prepare(self, problem: Problem, candidates: tuple[Candidate, ...]) -> list[Ready]:
+    def prepare(self, problem: Problem, truth, candidates: tuple[Candidate, ...]) -> list[Ready]:
         """The candidates that exist here and are right."""
-        truth = problem.truth()
         own = errors(results(plain_calls(problem)), truth)
         ready = []
         for candidate in candidates:
@@ -405,8 +410,9 @@ class Bench:
                     calls[one.candidate.name] = prepare()
             except Exception as error:  # as in prepare_one
                 calls.pop(one.candidate.name, None)
+                why = "cannot be captured" if column == "graph" else "fails"
                 self.leave_out(
-                    problem.sizes, one.candidate.name, column, f"not {column}: {first_line(error)}", direction
+                    problem.sizes, one.candidate.name, column, f"{why}: {first_line(error)}", direction
                 )
         return calls
 
@@ -531,9 +537,7 @@ class Bench:
                 if self.cuda:
                     row |= {"grown_bytes": grown_bytes(forward), "peak_bytes": peak_bytes(both)}
             except Exception as error:  # as in prepare_one
-                self.leave_out(
-                    problem.sizes, one.candidate.name, "memory", f"not memory: {first_line(error)}"
-                )
+                self.leave_out(problem.sizes, one.candidate.name, "memory", f"fails: {first_line(error)}")
                 continue
             rows.append(row)
             self.add(row)

@@ -17,7 +17,7 @@ Call = Callable[[], object]
 
 SLOW = 100_000.0
 """Microseconds of a call from which on a candidate takes part in SLOW_ROUNDS rounds only."""
-SLOW_ROUNDS = 3
+SLOW_ROUNDS = 5
 MOST_REPEATS = 5_000
 
 

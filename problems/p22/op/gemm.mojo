@@ -5,7 +5,7 @@ from max.gpu.host import Dim
 
 from .common import ImmPtr, MutPtr
 from .fast_rows import multiprocessors
-from .gemm_portable import GEMM_THREADS, gemm_simt
+from .gemm_portable import GEMM_THREADS, gemm_kernel
 from .launcher import Launcher
 
 comptime TILE = 128
@@ -79,7 +79,7 @@ def launch_portable[
     k: Int32,
 ) raises:
     """One launch of a kernel for every GPU; the tiles of c are numbered along grid x, which has room for any number."""
-    launcher.launch[gemm_simt[dtype, operands, with_bias, tile]](
+    launcher.launch[gemm_kernel[dtype, operands, with_bias, tf32, tile]](
         name,
         c,
         a,

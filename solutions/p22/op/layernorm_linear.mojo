@@ -42,6 +42,7 @@ from .cpu_reference import (
     row_sums_cpu,
 )
 from .fast import launch_backward_fast, launch_forward_fast
+from .fast_cpu import backward_fast_cpu, forward_fast_cpu
 from .launcher import DeviceLauncher, Launcher
 
 comptime EPS = 1e-5
@@ -1016,6 +1017,21 @@ def run_forward[
                 O,
                 eps_accum,
             )
+        elif algorithm == "fast":
+            forward_fast_cpu[dtype](
+                output,
+                mean,
+                rstd,
+                input,
+                ln_weight,
+                ln_bias,
+                linear_weight,
+                linear_bias,
+                rows,
+                H,
+                O,
+                eps_accum,
+            )
         else:
             forward_unfused_cpu[dtype](
                 output,
@@ -1136,6 +1152,24 @@ def run_backward[
                 grad_weight,
                 grad_bias,
                 launcher.workspace[DType.float64]("sums", 3 * H + O * H + O),
+                grad_output,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                ln_bias,
+                linear_weight,
+                rows,
+                H,
+                O,
+            )
+        elif algorithm == "fast":
+            backward_fast_cpu[dtype](
+                grad_input,
+                grad_ln_weight,
+                grad_ln_bias,
+                grad_weight,
+                grad_bias,
                 grad_output,
                 input,
                 mean,

@@ -1,0 +1,365 @@
+"""The fast CPU path of puzzle 22: vectorised, in parallel, and equal to the last bit on any number of threads.
+
+The formulas are those of `cpu_reference.mojo`, which is the one to read first. What differs is the order of the
+work: rows are taken in blocks of `BLOCK_ROWS`, all three products go through `gemm_cpu.mojo`, and the LayerNorm
+output is computed where a product reads it, so that it is never stored. Sums are kept in `accum_type[dtype]`, as on
+the GPU: long ones are compensated, the parameter gradients are summed by block first, and then over the blocks.
+"""
+
+from std.algorithm import vectorize
+from std.math import align_up, ceildiv, sqrt
+from std.memory.alloc import unsafe_alloc
+from std.sys import simd_width_of
+from max.algorithm import sync_parallelize
+
+from .common import CompensatedSum, ImmPtr, MutPtr, RowStatistics, accum_type
+from .gemm_cpu import BLOCK_ROWS, Matrix, Operand, padded_columns, product, superblock_rows
+
+
+struct VectorSum[dtype: DType](Copyable, Movable):
+    """A compensated sum (Kahan, 1965) that takes a vector of terms at a time, one running sum for each lane.
+    """
+
+    comptime lanes = simd_width_of[Self.dtype]()
+
+    var _totals: SIMD[Self.dtype, Self.lanes]
+    var _excess: SIMD[Self.dtype, Self.lanes]
+    var _rest: CompensatedSum[Self.dtype]
+
+    @always_inline
+    def __init__(out self):
+        """An empty sum."""
+        self._totals = 0
+        self._excess = 0
+        self._rest = CompensatedSum[Self.dtype]()
+
+    @always_inline
+    def add[width: Int](mut self, terms: SIMD[Self.dtype, width]):
+        """Adds a whole vector of terms, or fewer, one by one."""
+        comptime if width == Self.lanes:
+            var corrected = rebind[SIMD[Self.dtype, Self.lanes]](terms) - self._excess
+            var grown = self._totals + corrected
+            self._excess = (grown - self._totals) - corrected
+            self._totals = grown
+        else:
+            comptime for lane in range(width):
+                self._rest += terms[lane]
+
+    @always_inline
+    def total(self) -> Scalar[Self.dtype]:
+        """The sum of every term so far."""
+        var sum = self._rest.copy()
+        comptime for lane in range(Self.lanes):
+            sum += self._totals[lane]
+        return sum.total
+
+
+@always_inline
+def add_compensated[
+    dtype: DType, width: Int
+](totals: MutPtr[dtype], excess: MutPtr[dtype], index: Int, terms: SIMD[dtype, width]):
+    """Adds one term to each of `width` running sums in memory, which lie side by side, as `CompensatedSum` does.
+    """
+    var total = totals.unsafe_load[width=width](index)
+    var corrected = terms - excess.unsafe_load[width=width](index)
+    var grown = total + corrected
+    excess.unsafe_store(index, (grown - total) - corrected)
+    totals.unsafe_store(index, grown)
+
+
+struct Normalised[dtype: DType, transposed: Bool](Operand):
+    """The LayerNorm output as an operand, (x - mean) * rstd * gamma + beta: [rows, H], or transposed [H, rows].
+
+    The index that is summed is the row, or, transposed, h.
+    """
+
+    comptime accum = accum_type[Self.dtype]
+    comptime along_k = Self.transposed
+
+    var input: Pointer[Scalar[Self.dtype], ImmUntrackedOrigin]
+    var mean: Pointer[Scalar[accum_type[Self.dtype]], ImmUntrackedOrigin]
+    var rstd: Pointer[Scalar[accum_type[Self.dtype]], ImmUntrackedOrigin]
+    var ln_weight: Pointer[Scalar[Self.dtype], ImmUntrackedOrigin]
+    var ln_bias: Pointer[Scalar[Self.dtype], ImmUntrackedOrigin]
+    var hidden_dim: Int
+
+    def __init__(
+        out self,
+        input: ImmPtr[Self.dtype],  # [rows, H]
+        mean: ImmPtr[accum_type[Self.dtype]],  # [rows]
+        rstd: ImmPtr[accum_type[Self.dtype]],  # [rows]
+        ln_weight: ImmPtr[Self.dtype],  # [H], gamma
+        ln_bias: ImmPtr[Self.dtype],  # [H], beta
+        hidden_dim: Int,
+    ):
+        """Remembers where everything lies."""
+        self.input = input.unsafe_origin_cast[ImmUntrackedOrigin]()
+        self.mean = mean.unsafe_origin_cast[ImmUntrackedOrigin]()
+        self.rstd = rstd.unsafe_origin_cast[ImmUntrackedOrigin]()
+        self.ln_weight = ln_weight.unsafe_origin_cast[ImmUntrackedOrigin]()
+        self.ln_bias = ln_bias.unsafe_origin_cast[ImmUntrackedOrigin]()
+        self.hidden_dim = hidden_dim
+
+    @always_inline
+    def load[width: Int](self, k: Int, i: Int) -> SIMD[Self.accum, width]:
+        var row = i if Self.transposed else k
+        var h = k if Self.transposed else i
+        var x = self.input.unsafe_load[width=width](row * self.hidden_dim + h).cast[Self.accum]()
+        var x_hat = (x - self.mean[unsafe_offset=row]) * self.rstd[unsafe_offset=row]
+        var gamma = self.ln_weight.unsafe_load[width=width](h).cast[Self.accum]()
+        return x_hat * gamma + self.ln_bias.unsafe_load[width=width](h).cast[Self.accum]()
+
+
+def forward_fast_cpu[
+    dtype: DType
+](
+    output: MutPtr[dtype],  # [rows, O]
+    mean: MutPtr[accum_type[dtype]],  # [rows]
+    rstd: MutPtr[accum_type[dtype]],  # [rows]
+    input: ImmPtr[dtype],  # [rows, H]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    linear_weight: ImmPtr[dtype],  # [O, H]
+    linear_bias: ImmPtr[dtype],  # [O]
+    rows: Int,
+    H: Int,
+    O: Int,
+    eps: Scalar[accum_type[dtype]],
+):
+    """Statistics of every row, then one product that normalises its left operand as it reads it."""
+    comptime accum = accum_type[dtype]
+
+    # Phase 1: the statistics of every row, saved for the backward pass.
+    def block_statistics(block: Int) {imm}:
+        for row in range(block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, rows)):
+            var statistics = vector_row_statistics(input, row, H, eps)
+            mean[unsafe_offset=row] = statistics.mean
+            rstd[unsafe_offset=row] = statistics.rstd
+
+    sync_parallelize(block_statistics, ceildiv(rows, BLOCK_ROWS))
+
+    # Phase 2: normalise, scale, shift and multiply; then the bias.
+    var ln_out = Normalised[dtype, True](input, mean.as_imm(), rstd.as_imm(), ln_weight, ln_bias, H)
+    var W = Matrix[dtype, True](linear_weight, H)
+    store_product[dtype, with_bias=True](output, ln_out, W, linear_bias, rows, O, H)
+
+
+def vector_row_statistics[
+    dtype: DType
+](input: ImmPtr[dtype], row: Int, H: Int, eps: Scalar[accum_type[dtype]]) -> RowStatistics[accum_type[dtype]]:
+    """Mean and rstd of one row by the corrected two passes of `row_statistics`, a vector of elements at a time.
+    """
+    comptime accum = accum_type[dtype]
+    comptime lanes = simd_width_of[accum]()
+    var x = input.unsafe_offset(row * H)
+
+    var elements = VectorSum[accum]()
+
+    def add_elements[width: Int](h: Int) {mut elements, imm x}:
+        elements.add(x.unsafe_load[width=width](h).cast[accum]())
+
+    vectorize[lanes](H, add_elements)
+    var first_mean = elements.total() / Scalar[accum](H)
+
+    var deviations = VectorSum[accum]()
+    var squares = VectorSum[accum]()
+
+    def add_deviations[width: Int](h: Int) {mut deviations, mut squares, imm x, imm first_mean}:
+        var deviation = x.unsafe_load[width=width](h).cast[accum]() - first_mean
+        deviations.add(deviation)
+        squares.add(deviation * deviation)
+
+    vectorize[lanes](H, add_deviations)
+    var correction = deviations.total() / Scalar[accum](H)
+    var variance = squares.total() / Scalar[accum](H) - correction * correction
+    return RowStatistics(first_mean + correction, 1 / sqrt(variance + eps))
+
+
+def store_product[
+    A: Operand, B: Operand, //, dtype: DType, *, with_bias: Bool
+](
+    target: MutPtr[dtype],  # [rows, columns]
+    a: A,
+    b: B,
+    bias: ImmPtr[dtype],  # [columns], read only with_bias
+    rows: Int,
+    columns: Int,
+    depth: Int,
+):
+    """A product, rounded to the dtype of the tensors after the last addition."""
+    comptime accum = accum_type[dtype]
+    var stride = padded_columns[accum](columns)
+    var step = superblock_rows[accum](rows, columns)
+    var sums = unsafe_alloc[Scalar[accum]](step * stride, alignment=64).as_unsafe_any_origin()
+    for first in range(0, rows, step):
+        var count = min(step, rows - first)
+        product[accum](sums, a, b, first, count, columns, depth)
+
+        def store_block(block: Int) {imm}:
+            for row in range(block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, count)):
+                var source = sums.unsafe_offset(row * stride)
+                var out = target.unsafe_offset((first + row) * columns)
+
+                def store[width: Int](column: Int) {imm source, imm out, imm bias}:
+                    var value = source.unsafe_load[width=width](column)
+                    comptime if with_bias:
+                        value += bias.unsafe_load[width=width](column).cast[accum]()
+                    out.unsafe_store(column, value.cast[dtype]())
+
+                vectorize[simd_width_of[accum]()](columns, store)
+
+        sync_parallelize(store_block, ceildiv(count, BLOCK_ROWS))
+    sums.unsafe_free()
+
+
+def backward_fast_cpu[
+    dtype: DType
+](
+    grad_input: MutPtr[dtype],  # [rows, H]
+    grad_ln_weight: MutPtr[dtype],  # [H]
+    grad_ln_bias: MutPtr[dtype],  # [H]
+    grad_weight: MutPtr[dtype],  # [O, H]
+    grad_bias: MutPtr[dtype],  # [O]
+    grad_output: ImmPtr[dtype],  # [rows, O], dy
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    linear_weight: ImmPtr[dtype],  # [O, H]
+    rows: Int,
+    H: Int,
+    O: Int,
+):
+    """Two products, with the rows of dln finished while they are in cache."""
+    comptime accum = accum_type[dtype]
+    var blocks = ceildiv(rows, BLOCK_ROWS)
+    # The sums of each block of rows: dgamma [H], dbeta [H], db [O].
+    var partials = unsafe_alloc[Scalar[accum]](blocks * (2 * H + O), alignment=64).as_unsafe_any_origin()
+
+    # Linear: dln = dY W. LayerNorm: c1 and c2 of every row, then dx; the sums over the rows of each block.
+    var stride = padded_columns[accum](H)
+    var step = superblock_rows[accum](rows, H)
+    var dln = unsafe_alloc[Scalar[accum]](step * stride, alignment=64).as_unsafe_any_origin()
+    var dY = Matrix[dtype, True](grad_output, O)
+    var W = Matrix[dtype, False](linear_weight, H)
+    for first in range(0, rows, step):
+        var count = min(step, rows - first)
+        product[accum](dln, dY, W, first, count, H, O)
+
+        def finish_block(block: Int) {imm}:
+            var from_row = block * BLOCK_ROWS
+            backward_rows[dtype](
+                grad_input,
+                partials.unsafe_offset((first // BLOCK_ROWS + block) * (2 * H + O)),
+                dln.unsafe_offset(from_row * stride).as_imm(),
+                stride,
+                grad_output,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                first + from_row,
+                min(first + from_row + BLOCK_ROWS, first + count),
+                H,
+                O,
+            )
+
+        sync_parallelize(finish_block, ceildiv(count, BLOCK_ROWS))
+    dln.unsafe_free()
+
+    # Linear: dW = dY^T ln_out. The parameter gradients, over all blocks.
+    var dY_T = Matrix[dtype, False](grad_output, O)
+    var ln_out = Normalised[dtype, False](input, mean, rstd, ln_weight, ln_bias, H)
+    store_product[dtype, with_bias=False](grad_weight, dY_T, ln_out, ln_bias, O, H, rows)
+    sum_blocks(grad_ln_weight, partials.as_imm(), 2 * H + O, blocks, H)
+    sum_blocks(grad_ln_bias, partials.unsafe_offset(H).as_imm(), 2 * H + O, blocks, H)
+    sum_blocks(grad_bias, partials.unsafe_offset(2 * H).as_imm(), 2 * H + O, blocks, O)
+    partials.unsafe_free()
+
+
+def backward_rows[
+    dtype: DType
+](
+    grad_input: MutPtr[dtype],  # [rows, H]
+    sums: MutPtr[accum_type[dtype]],  # dgamma [H], dbeta [H], db [O], of these rows
+    dln: ImmPtr[accum_type[dtype]],  # [last_row - first_row, H], rows `stride` apart
+    stride: Int,
+    grad_output: ImmPtr[dtype],  # [rows, O], dy
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    first_row: Int,
+    last_row: Int,
+    H: Int,
+    O: Int,
+):
+    """The rows [first_row, last_row): dx, and their sums of dln * x_hat, dln and dy."""
+    comptime accum = accum_type[dtype]
+    comptime lanes = simd_width_of[accum]()
+    var excess = unsafe_alloc[Scalar[accum]](2 * H + O, alignment=64).as_unsafe_any_origin()
+    for i in range(2 * H + O):
+        sums[unsafe_offset=i] = 0
+        excess[unsafe_offset=i] = 0
+    for row in range(first_row, last_row):
+        var x = input.unsafe_offset(row * H)
+        var dx = grad_input.unsafe_offset(row * H)
+        var dy = grad_output.unsafe_offset(row * O)
+        var row_dln = dln.unsafe_offset((row - first_row) * stride)
+        var row_mean = mean[unsafe_offset=row]
+        var row_rstd = rstd[unsafe_offset=row]
+
+        # The two means over the row: c1 = mean_h(g * x_hat), c2 = mean_h(g), g = dln * gamma.
+        var sum_g_x_hat = VectorSum[accum]()
+        var sum_g = VectorSum[accum]()
+
+        def add_terms[width: Int](h: Int) {mut sum_g_x_hat, mut sum_g, imm}:
+            var x_hat = (x.unsafe_load[width=width](h).cast[accum]() - row_mean) * row_rstd
+            var g = row_dln.unsafe_load[width=width](h) * ln_weight.unsafe_load[width=width](h).cast[accum]()
+            sum_g_x_hat.add(g * x_hat)
+            sum_g.add(g)
+
+        vectorize[lanes](H, add_terms)
+        var c1 = sum_g_x_hat.total() / Scalar[accum](H)
+        var c2 = sum_g.total() / Scalar[accum](H)
+
+        # dx = rstd * (g - c2 - x_hat * c1), and this row's share of dgamma, dbeta and db.
+        def finish[width: Int](h: Int) {imm}:
+            var x_hat = (x.unsafe_load[width=width](h).cast[accum]() - row_mean) * row_rstd
+            var dln_h = row_dln.unsafe_load[width=width](h)
+            var g = dln_h * ln_weight.unsafe_load[width=width](h).cast[accum]()
+            dx.unsafe_store(h, (row_rstd * (g - c2 - x_hat * c1)).cast[dtype]())
+            add_compensated(sums, excess, h, dln_h * x_hat)
+            add_compensated(sums, excess, H + h, dln_h)
+
+        vectorize[lanes](H, finish)
+
+        def add_dy[width: Int](o: Int) {imm}:
+            add_compensated(sums, excess, 2 * H + o, dy.unsafe_load[width=width](o).cast[accum]())
+
+        vectorize[lanes](O, add_dy)
+    excess.unsafe_free()
+
+
+def sum_blocks[
+    dtype: DType
+](
+    target: MutPtr[dtype],  # [columns]
+    partials: ImmPtr[accum_type[dtype]],  # [blocks, columns], rows `stride` apart
+    stride: Int,
+    blocks: Int,
+    columns: Int,
+):
+    """Adds the sums of all blocks, compensated, in the order of the blocks."""
+    comptime accum = accum_type[dtype]
+    comptime COLUMNS = 64  # of one task
+
+    def sum_columns(task: Int) {imm}:
+        for column in range(task * COLUMNS, min((task + 1) * COLUMNS, columns)):
+            var sum = CompensatedSum[accum]()
+            for block in range(blocks):
+                sum += partials[unsafe_offset=block * stride + column]
+            target[unsafe_offset=column] = sum.total.cast[dtype]()
+
+    sync_parallelize(sum_columns, ceildiv(columns, COLUMNS))

@@ -368,13 +368,12 @@ class Bench:
         return Ready(candidate, calls, found)
 
     def fail(self, sizes: Sizes, candidate: Candidate, error: Exception) -> None:
-        """Notes a candidate that raises; one of ours that does is a fault of the run, unknown algorithms apart."""
-        unknown = isinstance(error, ValueError) and str(error).startswith("algorithm:")
-        if candidate.role == "ours" and not unknown:
-            self.faults += 1
-            self.leave_out(sizes, candidate.name, "all", f"FAILED: {first_line(error)}")
-            return
-        self.leave_out(sizes, candidate.name, "all", f"skipped: {first_line(error)}")
+        """Notes a candidate that raises. A peer may; one of ours that does is a fault of the run."""
+        mine = candidate.role == "ours"
+        self.faults += mine
+        self.leave_out(
+            sizes, candidate.name, "all", f"{'FAILED' if mine else 'skipped'}: {first_line(error)}"
+        )
 
     # ---- Columns
 
@@ -458,6 +457,7 @@ class Bench:
             row = self.row(sizes, one.candidate, direction, column)
             row |= {"protocol": self.protocol_words(column, protocol), "samples": len(taken)}
             row |= times_fields(summary(taken))
+            row["note"] = one.calls.note or row["note"]
             row["error"] = f"{one.error(direction):.2e}" if one.errors else ""
             if column != "host":
                 row |= self.rates(sizes, direction, medians[one.candidate.name])

@@ -128,11 +128,12 @@ class Differentiable:
         leaves: x, gamma, beta, W and b, as the function wants them.
         grad_output: What the backward pass starts from.
         again: The same function for a backward pass that is run many times after one forward pass.
+        note: What a reader of the times must know.
     """
 
-    def __init__(self, function, leaves, grad_output, again=None):
+    def __init__(self, function, leaves, grad_output, again=None, note=""):
         self.function, self.leaves, self.grad_output = function, leaves, grad_output
-        self.again = again or function
+        self.again, self.note = again or function, note
 
     def prepare(self, direction: str) -> Callable[[], tuple[Tensor, ...]]:
         """A call that does one pass and returns its quantities, in the order of `quantities(direction)`."""
@@ -153,6 +154,8 @@ class Differentiable:
 
 class Products:
     """The bare matrix products of a pass on the numbers of the problem: no candidate can do without them."""
+
+    note = ""
 
     def __init__(self, problem: Problem):
         self.x, _, _, self.W, _ = (leaf.detach() for leaf in problem.leaves)
@@ -221,14 +224,16 @@ def ours(algorithm: str) -> Callable[[Problem], Differentiable]:
         if LIMITS.get((where, algorithm), math.inf) <= sizes.M * sizes.H * sizes.O:
             raise Unavailable("made for reading; a call takes seconds and more at this size")
         try:
-            from harness import layers
+            from harness import direct, layers
         except ImportError as error:
             raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
+        detour = algorithm == "fast" and where == "cuda" and direct.kernels(problem.x.device) is None
 
         def function(*leaves: Tensor) -> Tensor:
             return layers.fused_layernorm_linear(*leaves, EPS, algorithm=algorithm)
 
-        return Differentiable(function, problem.leaves, problem.grad_output)
+        note = "no extension module: a MAX graph" if detour else ""
+        return Differentiable(function, problem.leaves, problem.grad_output, note=note)
 
     return build
 

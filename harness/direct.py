@@ -120,6 +120,8 @@ class Kernels:
 
     def count_scratch(self, backward: bool, kind: int, rows: int, H: int, O: int) -> int:
         """The bytes of scratch memory that a pass over aligned tensors takes."""
+        if not rows:
+            return 0
         if backward:
             return self.launch_backward(*NOWHERE, kind, rows, H, O, WEIGHT | BIAS, *[0] * 12)
         return self.launch_forward(*NOWHERE, kind, rows, H, O, 1e-5, *[0] * 8)
@@ -165,8 +167,8 @@ class Kernels:
             raise out_of_memory(
                 "forward", plan, rows * O * plan.dtype.itemsize + kept, need, error
             ) from error
-        mean = statistics.data_ptr() if keep else scratch.data_ptr() + need
         if rows:
+            mean = statistics.data_ptr() if keep else scratch.data_ptr() + need
             self.launch_forward(
                 self.gpu,
                 current_stream(self.index),

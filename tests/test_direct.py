@@ -1,0 +1,667 @@
+"""The direct way from torch tensors to the extension module: what it passes, allocates, keeps, and when it steps aside.
+
+Most tests run without a GPU: a module written with torch stands in the place of the built one. It computes from the
+addresses that it is given, and memory comes from the CPU. The tests at the end want a real GPU.
+"""
+
+import copy
+import ctypes
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from harness import autograd, direct, extension
+from harness.errors import EnvironmentProblem
+from harness.layers import LayerNormLinear, fused_layernorm_linear
+
+NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+EPS = 1e-5
+H, O = 7, 6
+ROWS = (3, 5)
+
+KINDS = {
+    0: torch.float32,
+    1: torch.float32,
+    2: torch.bfloat16,
+    3: torch.float16,
+    4: torch.float64,
+}
+
+
+class TorchModule:
+    """Stands in for the extension module: the same calls, computed by torch on the CPU memory behind the addresses.
+
+    The scratch memory is overwritten first, so that a result which overlaps with it is lost. `calls` holds what was
+    launched: the name, the kind and, of a backward pass, the gradients that were wanted.
+    """
+
+    STREAM = 4711
+
+    def __init__(self):
+        self.calls = []
+
+    def open(self, index):
+        self.index = index
+        return 22
+
+    @staticmethod
+    def needed(backward, rows, H):
+        return (2 if backward else 1) * rows * H * 8 // 256 * 256 + 256
+
+    def start(self, gpu, stream, scratch, available, needed):
+        """Whether to launch; counts otherwise."""
+        if gpu == 0:
+            assert (stream, scratch, available) == (0, 0, 0)
+            return False
+        assert (gpu, stream) == (22, self.STREAM) and available >= needed
+        ctypes.memset(scratch, 0xFF, available)
+        return True
+
+    def forward(self, gpu, stream, scratch, available, kind, rows, H, O, eps, *addresses):
+        needed = self.needed(False, rows, H)
+        if not self.start(gpu, stream, scratch, available, needed):
+            return needed
+        self.calls.append(("forward", kind))
+        dtype = KINDS[kind]
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        shapes = [(rows, O), (rows,), (rows,), (rows, H), (H,), (H,), (O, H), (O,)]
+        types = [dtype, wide, wide, *[dtype] * 5]
+        tensors = [at(*each) for each in zip(addresses, shapes, types, strict=True)]
+        output, mean, rstd, x, gamma, beta, W, bias = tensors
+        x, gamma, beta, W, bias = (tensor.double() for tensor in (x, gamma, beta, W, bias))
+        mean.copy_(x.mean(1))
+        rstd.copy_((x.var(1, correction=0) + eps).rsqrt())
+        output.copy_(F.linear(F.layer_norm(x, (H,), gamma, beta, eps), W, bias))
+        return needed
+
+    def backward(self, gpu, stream, scratch, available, kind, rows, H, O, wanted, *addresses):
+        needed = self.needed(True, rows, H)
+        if not self.start(gpu, stream, scratch, available, needed):
+            return needed
+        self.calls.append(("backward", kind, wanted))
+        dtype = KINDS[kind]
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        shapes = [
+            (rows, H),
+            (H,),
+            (H,),
+            (O, H),
+            (O,),
+            (rows, O),
+            (rows, H),
+            (rows,),
+            (rows,),
+            (H,),
+            (H,),
+            (O, H),
+        ]
+        types = [*[dtype] * 7, wide, wide, *[dtype] * 3]
+        tensors = [at(*each) for each in zip(addresses, shapes, types, strict=True)]
+        dx, dgamma, dbeta, dW, db = tensors[:5]
+        dy, x, mean, rstd, gamma, beta, W = (tensor.double() for tensor in tensors[5:])
+        x_hat = (x - mean[:, None]) * rstd[:, None]
+        dln = dy @ W
+        g = dln * gamma
+        c1, c2 = (g * x_hat).mean(1, keepdim=True), g.mean(1, keepdim=True)
+        dx.copy_(rstd[:, None] * (g - c2 - x_hat * c1))
+        dgamma.copy_((dln * x_hat).sum(0))
+        dbeta.copy_(dln.sum(0))
+        assert (dW is not None, db is not None) == (bool(wanted & 1), bool(wanted & 2))
+        if dW is not None:
+            dW.copy_(dy.T @ (x_hat * gamma + beta))
+        if db is not None:
+            db.copy_(dy.sum(0))
+        return needed
+
+
+def at(address, shape, dtype):
+    """A tensor on the memory at an address; None at address 0."""
+    if not address:
+        return None
+    count = torch.Size(shape).numel()
+    memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """The stand-in, behind everything on the CPU."""
+    module = TorchModule()
+    monkeypatch.setattr(direct, "empty_strided", torch._C._dynamo.guards._empty_strided_cpu)
+    monkeypatch.setattr(direct, "current_device", lambda: -1)
+    monkeypatch.setattr(direct, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])
+    kernels = direct.Kernels(module, -1)
+    monkeypatch.setattr(direct, "found", {-1: kernels})
+    monkeypatch.setattr(direct, "kernels", lambda device: kernels if device.type == "cpu" else None)
+    return module
+
+
+@pytest.fixture
+def no_operator(monkeypatch):
+    """The registered forward operator must not be called."""
+
+    def refuse(*arguments):
+        raise AssertionError("went through the registered operator")
+
+    monkeypatch.setattr("harness.layers.layernorm_linear", refuse)
+
+
+def make_inputs(dtype=torch.float32, rows=ROWS, device="cpu", H=H, O=O, seed=0, requires_grad=True):
+    """x with a mean of 3 and every fourth row nearly constant, and random parameters."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    x = randn(*rows, H)
+    x.view(-1, H)[3::4] *= 0.2
+    tensors = (x + 3, 1 + 0.5 * randn(H), 0.5 * randn(H), randn(O, H) / H**0.5, randn(O))
+    return [tensor.to(dtype).to(device).requires_grad_(requires_grad) for tensor in tensors]
+
+
+def random_gradient(output, seed=1):
+    """Random values of an output's shape, dtype and device."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(output.shape, generator=generator) + 1).to(output)
+
+
+def plain_torch(x, ln_weight, ln_bias, linear_weight, linear_bias, eps=EPS):
+    """The same function from PyTorch's own operations."""
+    return F.linear(F.layer_norm(x, x.shape[-1:], ln_weight, ln_bias, eps), linear_weight, linear_bias)
+
+
+def output_and_gradients(function, inputs, grad_output=None):
+    """The output and the gradients of all inputs, each detached."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    output = function(*leaves)
+    grad_output = random_gradient(output) if grad_output is None else grad_output.to(output)
+    return [output.detach(), *torch.autograd.grad(output, leaves, grad_output)]
+
+
+def assert_as_good_as_torch(function, inputs, grad_output=None):
+    """Every result is within twice PyTorch's own error of the float64 result, plus a few roundings.
+
+    For float64 the truth is no more exact than PyTorch: normalising a row of 3 +- 0.2 magnifies its roundings by 15.
+    """
+    got = output_and_gradients(function, inputs, grad_output)
+    baseline = output_and_gradients(plain_torch, inputs, grad_output)
+    given = random_gradient(baseline[0]) if grad_output is None else grad_output
+    truth = output_and_gradients(plain_torch, [tensor.double() for tensor in inputs], given.double())
+    floor = (4 * 15 if inputs[0].dtype == torch.float64 else 4) * torch.finfo(inputs[0].dtype).eps
+    for name, ours, theirs, exact in zip(("output", *NAMES), got, baseline, truth, strict=True):
+        scale = exact.abs().max()
+        error = (ours.double() - exact).abs().max() / scale
+        limit = 2 * (theirs.double() - exact).abs().max() / scale + floor
+        assert (ours.dtype == inputs[0].dtype and ours.is_contiguous()) or name == "x"
+        assert error <= limit, f"{name}: {error} above {limit}"
+
+
+def assert_near(got, expected, relative=1e-4):
+    """The largest difference is below `relative` of the largest value."""
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    assert (got - expected).abs().max() <= relative * expected.abs().max()
+
+
+# ---- What is passed -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [ROWS, (4,), (1, 1), (), (2, 1, 3, 2)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_agrees_with_autograd(module, no_operator, dtype, rows):
+    assert_as_good_as_torch(fused_layernorm_linear, make_inputs(dtype, rows))
+    kind = direct.KINDS[dtype]
+    assert module.calls == [("forward", kind), ("backward", kind, 3)]
+
+
+def test_without_grad_nothing_is_kept(module, no_operator):
+    inputs = make_inputs()
+    expected = plain_torch(*inputs)
+    with torch.no_grad():
+        output = fused_layernorm_linear(*inputs)
+    assert not output.requires_grad
+    assert_near(output, expected.detach())
+    frozen = fused_layernorm_linear(*make_inputs(requires_grad=False))
+    assert not frozen.requires_grad and torch.equal(frozen, output)
+    assert module.calls == [("forward", 0)] * 2
+
+
+@pytest.mark.parametrize("needed", NAMES)
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "all but"])
+def test_gradients_only_where_needed(module, no_operator, needed, others):
+    inputs = make_inputs(requires_grad=False)
+    for name, tensor in zip(NAMES, inputs, strict=True):
+        tensor.requires_grad_((name == needed) != others)
+    expected = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in inputs]
+    fused_layernorm_linear(*inputs).square().sum().backward()
+    plain_torch(*expected).square().sum().backward()
+    for tensor, reference in zip(inputs, expected, strict=True):
+        assert (tensor.grad is None) == (not tensor.requires_grad)
+        if tensor.requires_grad:
+            assert_near(tensor.grad, reference.grad)
+    wanted = (direct.WEIGHT if inputs[3].requires_grad else 0) | (
+        direct.BIAS if inputs[4].requires_grad else 0
+    )
+    assert module.calls[-1] == ("backward", 0, wanted)
+
+
+@pytest.mark.parametrize(
+    "absent", [("ln_weight",), ("ln_bias",), ("linear_bias",), ("ln_weight", "ln_bias", "linear_bias")]
+)
+def test_absent_parameters(module, no_operator, absent):
+    def function(*tensors):
+        given = [None if name in absent else tensor for name, tensor in zip(NAMES, tensors, strict=True)]
+        return fused_layernorm_linear(*given)
+
+    inputs = make_inputs()
+    given = [None if name in absent else tensor for name, tensor in zip(NAMES, inputs, strict=True)]
+    assert_near(function(*inputs), plain_torch(*given))
+    leaves = [tensor for tensor in given if tensor is not None]
+    got = torch.autograd.grad(function(*inputs).square().sum(), leaves)
+    expected = torch.autograd.grad(plain_torch(*given).square().sum(), leaves)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert_near(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "grad_output",
+    [
+        torch.tensor(1.25).expand(*ROWS, O),
+        torch.arange(-40.0, 15 * O - 40).view(O, *ROWS).permute(1, 2, 0),
+        torch.arange(-40.0, 30 * O - 40).view(*ROWS, 2 * O)[..., ::2],
+    ],
+    ids=["stride 0", "transposed", "every second"],
+)
+def test_grad_output_of_any_strides(module, no_operator, grad_output):
+    assert not grad_output.is_contiguous()
+    assert_as_good_as_torch(fused_layernorm_linear, make_inputs(), grad_output)
+
+
+def test_inputs_of_any_strides(module, no_operator):
+    x, ln_weight, ln_bias, linear_weight, linear_bias = make_inputs()
+    strided = (
+        x.transpose(0, 1).contiguous().transpose(0, 1),
+        ln_weight.repeat_interleave(2)[::2],
+        ln_bias[0].expand(H),
+        linear_weight.t().contiguous().t(),
+        linear_bias.flip(0),
+    )
+    assert not any(tensor.is_contiguous() for tensor in strided[:4])
+    leaves = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+    got, expected = fused_layernorm_linear(*strided), plain_torch(*strided)
+    assert_near(got, expected)
+    pairs = zip(
+        torch.autograd.grad(got.square().sum(), leaves),
+        torch.autograd.grad(expected.square().sum(), leaves),
+        strict=True,
+    )
+    for ours, theirs in pairs:
+        assert_near(ours, theirs)
+
+
+@pytest.mark.parametrize("rows", [(0,), (2, 0, 3)])
+def test_zero_rows_launch_nothing(module, no_operator, rows):
+    output, *gradients = output_and_gradients(fused_layernorm_linear, make_inputs(rows=rows))
+    assert output.shape == (*rows, O) and gradients[0].shape == (*rows, H)
+    assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients)
+    assert module.calls == []
+
+
+def test_scratch_is_counted_again_for_unaligned_tensors(module, monkeypatch):
+    """Kernels may need more for tensors whose addresses rule out wide loads; those are counted call by call."""
+    counted = []
+    kernels = direct.found[-1]
+    for name in ("launch_forward", "launch_backward"):
+        launch = getattr(kernels, name)
+
+        def spy(*arguments, launch=launch, name=name):
+            if arguments[0] == 0:
+                counted.append((name, arguments[-5] % direct.VECTOR, arguments[-1] % direct.VECTOR))
+            return launch(*arguments)
+
+        monkeypatch.setattr(kernels, name, spy)
+    base = torch.randn(1 + 4 * H)
+    inputs = make_inputs(rows=(4,), requires_grad=False)
+    for _ in range(2):
+        fused_layernorm_linear(*inputs)
+    assert counted == [("launch_forward", 0, 0)]
+    inputs[0] = base[1:].view(4, H).requires_grad_()
+    expected = plain_torch(*inputs)
+    output = fused_layernorm_linear(*inputs)
+    assert_near(output, expected)
+    assert counted[1:] == [("launch_forward", 4, inputs[4].data_ptr() % 16)]
+    output.backward(torch.ones_like(output))
+    assert [name for name, *_ in counted[2:]] == ["launch_backward", "launch_backward"]
+
+
+def test_a_call_with_other_sizes_plans_anew(module, no_operator):
+    for rows, width, outputs in (
+        ((2, 3), 7, 6),
+        ((3, 2), 7, 6),
+        ((6,), 7, 6),
+        ((2, 3), 6, 7),
+        ((2, 3), 7, 6),
+    ):
+        inputs = make_inputs(rows=rows, H=width, O=outputs)
+        got = output_and_gradients(fused_layernorm_linear, inputs)
+        for ours, theirs in zip(got, output_and_gradients(plain_torch, inputs), strict=True):
+            assert_near(ours, theirs)
+
+
+def test_eps_is_passed_on(module, no_operator):
+    inputs = make_inputs()
+    assert_near(fused_layernorm_linear(*inputs, 0.5), plain_torch(*inputs, 0.5))
+    assert (fused_layernorm_linear(*inputs, 0.5) - plain_torch(*inputs)).abs().max() > 0.01
+
+
+def test_tf32_follows_torch_s_flag_at_each_call(module, no_operator):
+    inputs = make_inputs()
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        output = fused_layernorm_linear(*inputs)
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        output.sum().backward()
+        fused_layernorm_linear(*inputs)
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        fused_layernorm_linear(*make_inputs(torch.bfloat16))
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert module.calls == [("forward", 1), ("backward", 0, 3), ("forward", 0), ("forward", 2)]
+
+
+@pytest.mark.parametrize("precision", ["high", "highest"])
+def test_tf32_follows_the_older_flag_too(precision):
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.set_float32_matmul_precision(precision)
+        assert direct.kind_of(torch.float32) == (1 if precision == "high" else 0)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_gradcheck(module, no_operator):
+    inputs = make_inputs(torch.float64, rows=(4,))
+    assert torch.autograd.gradcheck(fused_layernorm_linear, inputs)
+
+
+def test_same_bits_every_time(module):
+    inputs = make_inputs()
+    first = output_and_gradients(fused_layernorm_linear, inputs)
+    for _ in range(5):
+        again = output_and_gradients(fused_layernorm_linear, inputs)
+        assert all(map(torch.equal, first, again))
+
+
+# ---- What is kept -------------------------------------------------------------------------------------------
+
+
+def test_five_tensors_are_saved_and_only_the_statistics_are_new(module, no_operator):
+    inputs = make_inputs()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda t: t):
+        fused_layernorm_linear(*inputs)
+    given = {tensor.data_ptr() for tensor in inputs[:4]}
+    own = [tensor for tensor in kept if tensor.data_ptr() not in given]
+    assert len(kept) == 5 and [(tuple(tensor.shape), tensor.dtype) for tensor in own] == [
+        ((2, *ROWS), torch.float32)
+    ]
+
+
+def test_saved_tensors_may_come_back_strided(module, no_operator):
+    """A hook may pack a tensor any way it likes."""
+    inputs = make_inputs()
+    expected = torch.autograd.grad(fused_layernorm_linear(*inputs).square().sum(), inputs)
+
+    def unpack(tensor):
+        return tensor.detach().repeat_interleave(2, -1)[..., ::2]
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        got = torch.autograd.grad(fused_layernorm_linear(*inputs).square().sum(), inputs)
+    assert all(map(torch.equal, got, expected))
+
+
+def test_changing_a_saved_tensor_in_place_is_an_error(module, no_operator):
+    inputs = make_inputs()
+    output = fused_layernorm_linear(*inputs)
+    with torch.no_grad():
+        inputs[3].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_double_backward_is_refused(module):
+    inputs = make_inputs()
+    (dx,) = torch.autograd.grad(fused_layernorm_linear(*inputs).square().sum(), inputs[:1], create_graph=True)
+    expected = torch.autograd.grad(plain_torch(*inputs).square().sum(), inputs[:1])[0]
+    assert_near(dx.detach(), expected)
+    with pytest.raises(NotImplementedError, match="fused_layernorm_linear has no double backward"):
+        dx.sum().backward()
+
+
+def test_out_of_memory_says_how_much(module, monkeypatch):
+    def no_room(size, strides, dtype):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    inputs = make_inputs()
+    output = fused_layernorm_linear(*inputs)
+    monkeypatch.setattr(direct, "empty_strided", no_room)
+    scratch = TorchModule.needed(False, 15, H)
+    results = 15 * O * 4 + 2 * 15 * 4
+    with pytest.raises(
+        torch.OutOfMemoryError,
+        match=rf"forward pass over 15 rows, 7 -> 6 in float32, needed {results + scratch:,} bytes of GPU memory: "
+        rf"{results:,} for results and {scratch:,} for scratch\. CUDA out of memory",
+    ):
+        fused_layernorm_linear(*inputs)
+    scratch = TorchModule.needed(True, 15, H)
+    results = 4 * (15 * H + 2 * H + O * H + O)
+    with pytest.raises(torch.OutOfMemoryError, match=f"backward pass .* needed {results + scratch:,} bytes"):
+        output.sum().backward()
+
+
+# ---- The layer and torch's modes ----------------------------------------------------------------------------
+
+
+def sequential():
+    """What the layer replaces."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))
+
+
+def test_layer(module, no_operator):
+    reference = sequential()
+    layer = LayerNormLinear.from_modules(*copy.deepcopy(reference))
+    assert layer.algorithm == "fast"
+    x, y = (make_inputs()[0] for _ in range(2))
+    layer(x).square().sum().backward()
+    reference(y).square().sum().backward()
+    assert_near(x.grad, y.grad)
+    for mine, theirs in zip(layer.parameters(), reference.parameters(), strict=True):
+        assert_near(mine.grad, theirs.grad)
+
+
+def test_layer_with_a_parametrized_weight(module, no_operator):
+    """A parametrized weight is computed on access, and is no parameter of its module any more."""
+    reference = sequential()
+    nn.utils.parametrizations.weight_norm(reference[1])
+    layer = LayerNormLinear.from_modules(*copy.deepcopy(reference))
+    x = make_inputs()[0]
+    assert_near(layer(x), reference(x))
+
+
+def test_autocast_goes_the_direct_way(module, no_operator):
+    inputs = make_inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = fused_layernorm_linear(*inputs)
+    assert output.dtype == torch.bfloat16 and module.calls == [("forward", 2)]
+    output.sum().backward()
+    assert all(tensor.grad.dtype == torch.float32 for tensor in inputs)
+
+
+def test_inference_mode(module, no_operator):
+    inputs = make_inputs()
+    with torch.inference_mode():
+        output = fused_layernorm_linear(*inputs)
+    assert output.is_inference()
+    assert_near(output, plain_torch(*inputs).detach())
+
+
+class Subclass(torch.Tensor):
+    """Any subclass: its operators may mean something else."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_subclasses_go_through_the_operator(module, monkeypatch, name):
+    inputs = make_inputs(requires_grad=False)
+    index = NAMES.index(name)
+    inputs[index] = inputs[index].as_subclass(Subclass)
+    monkeypatch.setattr(autograd, "Direct", None)
+    assert autograd.call_directly(*inputs, EPS) is None
+
+
+def test_modes_and_transforms_go_through_the_operator(module):
+    inputs = make_inputs(requires_grad=False)
+    with FakeTensorMode():
+        assert autograd.call_directly(*inputs, EPS) is None
+    seen = []
+
+    def function(x):
+        seen.append(autograd.call_directly(x, *inputs[1:], EPS))
+        return x.sum()
+
+    torch.func.grad(function)(inputs[0])
+    assert seen == [None] and module.calls == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "message"),
+    [
+        ("x", lambda t: t.long(), TypeError, "x: expected float32, float64, bfloat16, float16, got int64"),
+        ("x", lambda t: t[0, 0, 0], ValueError, "x: expected at least one dimension"),
+        ("x", lambda t: t[..., :0], ValueError, "x: expected H >= 1"),
+        ("ln_weight", lambda t: t.double(), TypeError, "ln_weight: expected float32, .* got float64"),
+        ("ln_bias", lambda t: t[:-1], ValueError, "ln_bias: expected 7 elements, .* of x, got 6"),
+        (
+            "linear_weight",
+            lambda t: t.t(),
+            ValueError,
+            r"linear_weight: expected shape \[O, 7\], .* got \[7, 6\]",
+        ),
+        ("linear_weight", lambda t: None, TypeError, "linear_weight: expected a torch tensor, got NoneType"),
+        ("linear_bias", lambda t: t[None], ValueError, r"linear_bias: expected a vector, got shape \[1, 6\]"),
+        ("linear_bias", lambda t: 0.0, TypeError, "linear_bias: expected a torch tensor, got float"),
+    ],
+)
+def test_bad_input(module, name, change, error, message):
+    inputs = make_inputs(requires_grad=False)
+    index = NAMES.index(name)
+    inputs[index] = change(inputs[index])
+    with pytest.raises(error, match=message):
+        fused_layernorm_linear(*inputs)
+    assert module.calls == []
+
+
+def test_sizes_beyond_32_bits(module):
+    many = torch.empty(1).expand(2**31, 1)
+    one = torch.ones(1)
+    with pytest.raises(ValueError, match=r"rows: the kernels take at most 2,147,483,647, got 2,147,483,648"):
+        fused_layernorm_linear(many, one, one, one[None], one)
+
+
+# ---- The registered operators over the module ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", range(4))
+def test_opcheck(module, wanted):
+    inputs = make_inputs()
+    torch.library.opcheck(autograd.layernorm_linear, (*inputs, EPS, "fast"))
+    x, ln_weight, ln_bias, linear_weight, _ = (tensor.detach() for tensor in inputs)
+    _, statistics = autograd.layernorm_linear(*inputs, EPS, "fast")
+    arguments = (torch.randn(*ROWS, O), x, statistics, ln_weight, ln_bias, linear_weight, wanted, "fast")
+    torch.library.opcheck(autograd.layernorm_linear_backward, arguments)
+    assert module.calls
+
+
+def test_compiled_graphs_call_the_operator(module):
+    torch._dynamo.reset()
+    layer = LayerNormLinear.from_modules(*sequential())
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (3, 4, 9):
+        x, y = (make_inputs(rows=(2, rows))[0] for _ in range(2))
+        compiled(x).square().sum().backward()
+        sequential()(y).square().sum().backward()
+        assert_near(x.grad, y.grad)
+    assert module.calls == [("forward", 0), ("backward", 0, 3)] * 3
+    torch._dynamo.reset()
+
+
+# ---- Finding the module -------------------------------------------------------------------------------------
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def empty_table(monkeypatch):
+    monkeypatch.setattr(direct, "found", {})
+    monkeypatch.setattr(direct, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(extension, "architecture", lambda device: "sm_90a")
+
+
+def test_no_module_for_other_devices(empty_table):
+    assert direct.kernels(torch.device("cpu")) is None and direct.kernels(torch.device("meta")) is None
+    assert direct.found == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (EnvironmentProblem("no linker here"), "no linker here"),
+        (ImportError("bad file"), "ImportError: bad file"),
+    ],
+)
+def test_without_a_module_one_warning_says_why(empty_table, monkeypatch, error, words):
+    def fail(architecture):
+        raise error
+
+    monkeypatch.setattr(extension, "build", fail)
+    with pytest.warns(
+        RuntimeWarning, match=f"MAX graph of its fast kernels on cuda:0, which is slower .*: {words}"
+    ):
+        assert direct.kernels(GPU) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert direct.kernels(GPU) is None
+
+
+def test_an_old_gpu_gets_the_unfused_kernels(empty_table, monkeypatch):
+    monkeypatch.setattr(direct, "capability", lambda device: (7, 5))
+    monkeypatch.setattr(extension, "architecture", lambda device: extension.nvidia_architecture((7, 5)))
+    with pytest.warns(RuntimeWarning, match=r"unfused kernels on cuda:0.*want sm_80 or newer, not sm_75"):
+        assert direct.kernels(GPU) is None
+    assert direct.graph_algorithm(GPU) == "unfused"
+    assert direct.graph_algorithm(torch.device("cpu")) == "fast"
+
+
+def test_several_threads_open_a_gpu_once(empty_table, monkeypatch, tmp_path):
+    built = []
+    stand_in = TorchModule()
+    monkeypatch.setattr(
+        extension,
+        "build",
+        lambda architecture: built.append(architecture) or extension.Built(tmp_path, architecture, 0.0),
+    )
+    monkeypatch.setattr(extension, "load", lambda path: stand_in)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(direct.kernels(GPU))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert built == ["sm_90a"] and len(found) == 8 and len(set(map(id, found))) == 1
+    assert found[0].gpu == 22 and stand_in.index == 0

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 FLOAT = 4  # bytes of a float32
+HALF = 2  # of the 16-bit types
 SUM = 8  # of the float64 in which blocks add up the gradients of float32 parameters
 
 SHAPES = {
@@ -65,11 +66,14 @@ LAUNCHES = {
 }
 
 
-def size(tensor: str, dims: tuple[int, int, int, int]) -> int:
-    """The bytes of a tensor at sizes (B, S, H, O), in float32 but for the sums."""
+def size(tensor: str, dims: tuple[int, int, int, int], dtype: str = "float32") -> int:
+    """The bytes of a tensor at sizes (B, S, H, O). Statistics are float32; sums are wider than the dtype."""
     B, S, H, O = dims
     letters = {"R": B * S, "H": H, "O": O, "2": 2}
-    width = SUM if tensor.startswith("sums_") else FLOAT
+    if dtype == "float32":
+        width = SUM if tensor.startswith("sums_") else FLOAT
+    else:
+        width = FLOAT if tensor.startswith("sums_") or tensor in ("mean", "rstd", "row_sums") else HALF
     return width * math.prod(letters[letter] for letter in SHAPES[tensor])
 
 

@@ -1,0 +1,161 @@
+"""Measures every kernel of a pass on a GPU: `python book/tools/kernel_times.py FILE`, for the chapter about the fast variant.
+
+Each pass of each algorithm is called a few times under PyTorch's profiler, one call at a time with a pause behind it, so
+that the GPU neither waits for the host nor gets hot. A row of the CSV is one launch: its place in the pass, the kernel
+and the median of its durations. The sizes are those of GPT-2 small's first MLP layer.
+"""
+
+import csv
+import datetime
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).absolute().parents[2]
+sys.path.insert(0, str(ROOT))  # the harness of this checkout
+
+import torch  # noqa: E402
+
+from harness.layers import fused_layernorm_linear  # noqa: E402
+
+DIMS = (8, 1024, 768, 3072)
+CALLS = {"fused": 3, "unfused": 12, "fast": 30}
+FIELDS = [
+    "device",
+    "date",
+    "torch",
+    "max",
+    "dtype",
+    "B",
+    "S",
+    "H",
+    "O",
+    "algorithm",
+    "pass",
+    "position",
+    "kernel",
+    "median_us",
+    "calls",
+]
+
+# What stands in the mangled names; the first that is found, so longer names come before their parts.
+KERNELS = (
+    "minimal_fused_forward_kernel",
+    "minimal_fused_backward_kernel",
+    "clear_gradients_kernel",
+    "convert_gradients_kernel",
+    "row_statistics_kernel",
+    "layernorm_kernel",
+    "transpose_kernel",
+    "matmul_idiomatic_tiled",
+    "add_bias_kernel",
+    "column_sums_kernel",
+    "ln_backward_row_sums",
+    "ln_backward_input",
+    "ln_backward_parameters",
+    "ln_backward_rows",
+    "ln_backward_any",
+    "layernorm_rows",
+    "layernorm_any",
+    "column_partials",
+    "finish_columns",
+    "finish_sums",
+    "sum_columns",
+    "gemm_hopper",
+    "gemm_",
+)
+
+
+def kernel_name(mangled: str) -> str:
+    """The kernel's name in the source, where it is one of ours."""
+    return next((name.rstrip("_") for name in KERNELS if name in mangled), mangled[:60])
+
+
+def sequence(events: list[dict], calls: int) -> list[tuple[str, float]]:
+    """The launches of one call, in order, with the median of their durations in microseconds.
+
+    Args:
+        events: Those of a chrome trace; kernels have the category "kernel", a name, and ts and dur in microseconds.
+        calls: How many equal calls they come from.
+
+    Raises RuntimeError where they are no equal calls.
+    """
+    kernels = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda event: event["ts"])
+    if not kernels or len(kernels) % calls:
+        raise RuntimeError(f"{len(kernels)} kernels in {calls} calls")
+    length = len(kernels) // calls
+    rows = [kernels[start : start + length] for start in range(0, len(kernels), length)]
+    launches = []
+    for place in zip(*rows, strict=True):
+        names = {event["name"] for event in place}
+        if len(names) > 1:
+            raise RuntimeError(f"calls differ: {sorted(names)}")
+        launches.append((kernel_name(names.pop()), statistics.median(event["dur"] for event in place)))
+    return launches
+
+
+def profiled(step, calls: int) -> list[tuple[str, float]]:
+    """The launches of a function that is called again and again."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(calls):
+            step()
+            torch.cuda.synchronize()
+            time.sleep(0.02)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        return sequence(json.loads(Path(file.name).read_text())["traceEvents"], calls)
+
+
+def passes(dtype: torch.dtype, algorithm: str) -> dict:
+    """The forward and the backward pass as functions without arguments, on random numbers."""
+    B, S, H, O = DIMS
+    torch.manual_seed(0)
+    shapes = ((B, S, H), (H,), (H,), (O, H), (O,))
+    tensors = [torch.randn(shape, device="cuda", dtype=dtype).requires_grad_() for shape in shapes]
+    grad_output = torch.randn(B, S, O, device="cuda", dtype=dtype)
+    output = fused_layernorm_linear(*tensors, algorithm=algorithm)
+
+    def forward():
+        with torch.no_grad():
+            fused_layernorm_linear(*tensors, algorithm=algorithm)
+
+    def backward():
+        torch.autograd.grad(output, tensors, grad_output, retain_graph=True)
+
+    return {"forward": forward, "backward": backward}
+
+
+def main(file: Path) -> None:
+    """Measures every algorithm and writes the CSV."""
+    import importlib.metadata
+
+    facts = {
+        "device": torch.cuda.get_device_name(),
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "max": importlib.metadata.version("max"),
+        "dtype": "bfloat16",
+        **dict(zip("BSHO", DIMS, strict=True)),
+    }
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, FIELDS)
+        writer.writeheader()
+        for algorithm, calls in CALLS.items():
+            for direction, step in passes(torch.bfloat16, algorithm).items():
+                for position, (kernel, median) in enumerate(profiled(step, calls)):
+                    writer.writerow(
+                        facts
+                        | {"algorithm": algorithm, "pass": direction, "position": position, "calls": calls}
+                        | {"kernel": kernel, "median_us": f"{median:.2f}"}
+                    )
+                out.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

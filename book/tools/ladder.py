@@ -1,0 +1,255 @@
+"""The climb from the chapter's first kernel to the fast variant: what each step promised, and what it took.
+
+Predictions come from the shapes and from what an H200 can do at most. Results come from
+book/measurements/ladder_h200.csv, which `kernel_times.py` writes on a GPU; every launch in it needs a prediction, and
+every launch that is spoken of must be in it.
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import ledger
+import roofline
+
+MEASURED = Path(__file__).absolute().parent.parent / "measurements" / "ladder_h200.csv"
+DTYPE = "bfloat16"
+
+MULTIPROCESSORS = 132
+CLOCK = 1.98e9  # the highest clock of the multiprocessors, in Hz
+SCHEDULERS = 4  # warp instructions that a multiprocessor can start in a clock
+WARP = 32
+
+# Arithmetic of the one-thread kernels for each pair of an output and a column. Forward: subtract, scale, multiply, add
+# (gamma and beta), multiply by W, and four for the compensated sum. Backward: multiply and add to dW, and three times
+# a multiplication and a compensated sum for dln.
+ONE_THREAD = {"minimal_fused_forward": 9, "minimal_fused_backward": 2 + 3 * 5}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch as it was measured, in microseconds, and the least time that its prediction allows."""
+
+    kernel: str
+    measured: float
+    predicted: float
+    limit: str
+
+
+def memory(tensors: float) -> tuple[float, str]:
+    """Microseconds for bytes, and what limits them."""
+    return tensors / roofline.BANDWIDTH * 1e6, "memory"
+
+
+def one_lane(kernel: str, dims: tuple[int, int, int, int]) -> tuple[float, str]:
+    """An instruction of a warp takes its turn, whether one of its lanes works or all 32."""
+    B, S, H, O = dims
+    turns = ONE_THREAD[kernel] * B * S * H * O
+    return turns / (MULTIPROCESSORS * SCHEDULERS * CLOCK) * 1e6, "one lane of a warp"
+
+
+def shared_memory(dims: tuple[int, int, int, int]) -> tuple[float, str]:
+    """Every multiply-add of the tiled product loads two values, and a load of a warp takes its multiprocessor a clock."""
+    B, S, H, O = dims
+    return 2 * B * S * H * O / WARP / (MULTIPROCESSORS * CLOCK) * 1e6, "shared memory"
+
+
+def tensor_cores(dims: tuple[int, int, int, int]) -> tuple[float, str]:
+    """A product at the peak of the tensor cores."""
+    B, S, H, O = dims
+    return 2 * B * S * H * O / roofline.PEAKS[DTYPE] * 1e6, "tensor cores"
+
+
+def prediction(kernel: str, step: ledger.Launch | None, dims: tuple[int, int, int, int]) -> tuple[float, str]:
+    """The least microseconds of a launch, and what limits it.
+
+    Args:
+        kernel: Its name in the CSV.
+        step: Its place in the ledger, for the fused and the unfused kernels.
+        dims: The sizes.
+
+    Raises LookupError for a kernel without a prediction.
+    """
+    if step is not None and step.name in ONE_THREAD:
+        return one_lane(step.name, dims)
+    if step is not None and step.name == "matmul":
+        return shared_memory(dims)
+    if step is not None:
+        names = (*step.reads, *step.writes, *step.adds)
+        return memory(sum(ledger.size(name, dims, DTYPE) for name in names))
+    if kernel.startswith("gemm"):
+        return tensor_cores(dims)
+    fast = {
+        "layernorm_rows": ("x", "ln_out"),
+        "ln_backward_rows": ("dln", "x", "dx", "ln_out"),
+        "column_partials": ("dy",),
+        "finish_sums": ("dgamma", "dbeta", "db"),
+    }
+    if kernel not in fast:
+        raise LookupError(f"{MEASURED.name}: no prediction for the kernel {kernel}")
+    return memory(sum(ledger.size(name, dims, DTYPE) for name in fast[kernel]))
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """All launches of the CSV by algorithm and pass, and where they were measured."""
+
+    launches: dict[tuple[str, str], list[Launch]]
+    dims: tuple[int, int, int, int]
+    facts: dict[str, str]
+
+    def of(self, algorithm: str, direction: str, *kernels: str) -> list[Launch]:
+        """Some launches of a pass, all without names. Raises LookupError for what the file does not have."""
+        found = self.launches.get((algorithm, direction))
+        if not found:
+            raise LookupError(f"{MEASURED.name} has no rows of {algorithm}, {direction}")
+        missing = [kernel for kernel in kernels if not any(launch.kernel == kernel for launch in found)]
+        if missing:
+            raise LookupError(f"{MEASURED.name}: {algorithm}, {direction}: no row of {', '.join(missing)}")
+        return [launch for launch in found if not kernels or launch.kernel in kernels]
+
+    def product(self) -> Launch:
+        """The one matrix product of the fast forward pass. Raises LookupError where there is none."""
+        products = [x for x in self.of("fast", "forward") if x.kernel.startswith("gemm")]
+        if len(products) != 1:
+            raise LookupError(f"{MEASURED.name}: fast, forward: {len(products)} matrix products")
+        return products[0]
+
+    def took(self, algorithm: str, direction: str, *kernels: str) -> float:
+        """The microseconds of some launches together."""
+        return sum(launch.measured for launch in self.of(algorithm, direction, *kernels))
+
+
+def load(file: Path = MEASURED) -> Ladder:
+    """Reads the CSV. Raises LookupError where it lacks a launch of the ledger or has one without a prediction."""
+    with file.open(newline="") as source:
+        rows = list(csv.DictReader(source))
+    if not rows:
+        raise LookupError(f"{file.name} has no rows")
+    dims = tuple(int(rows[0][letter]) for letter in "BSHO")
+    launches = {}
+    for algorithm in ("fused", "unfused", "fast"):
+        for direction in ("forward", "backward"):
+            chosen = [row for row in rows if (row["algorithm"], row["pass"]) == (algorithm, direction)]
+            steps = ledger.LAUNCHES.get((direction, algorithm), [None] * len(chosen))
+            if len(steps) != len(chosen) or not chosen:
+                raise LookupError(f"{file.name}: {algorithm}, {direction}: {len(chosen)} rows")
+            launches[algorithm, direction] = [
+                Launch(row["kernel"], float(row["median_us"]), *prediction(row["kernel"], step, dims))
+                for row, step in zip(chosen, steps, strict=True)
+            ]
+    return Ladder(launches, dims, rows[0])
+
+
+# ---- What the chapter shows ---------------------------------------------------------------------------------
+
+
+def duration(microseconds: float) -> str:
+    """Microseconds or milliseconds, with three digits."""
+    if microseconds < 999.5:
+        return f"{microseconds:#.3g}".rstrip(".") + " µs"
+    return f"{microseconds / 1000:,.4g} ms" if microseconds > 99_950 else f"{microseconds / 1000:#.3g} ms"
+
+
+def times(ratio: float) -> str:
+    """A ratio with two digits."""
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def table(launches: list[Launch]) -> str:
+    """Prediction and result of some launches, as Markdown."""
+    lines = [
+        "| launch | limited by | predicted, at least | measured | times the prediction |",
+        "|---|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| `{x.kernel}` | {x.limit} | {duration(x.predicted)} | {duration(x.measured)} | {times(x.measured / x.predicted)} |"
+        for x in launches
+    ]
+    if len(launches) > 1:
+        total, floor = sum(x.measured for x in launches), sum(x.predicted for x in launches)
+        lines.append(f"| together | | {duration(floor)} | {duration(total)} | {times(total / floor)} |")
+    return "\n".join(lines) + "\n"
+
+
+def versions(ladder: Ladder) -> dict[str, tuple[float, float]]:
+    """The forward pass after each step: its name, and predicted and measured microseconds of its launches together.
+
+    Steps 3 and 4 exchange launches of the pass before them; their totals are sums, not runs.
+    """
+    unfused = ladder.of("unfused", "forward")
+    rows = ("row_statistics_kernel", "layernorm_kernel")
+    vectorised = [x for x in unfused if x.kernel not in rows] + ladder.of("fast", "forward", "layernorm_rows")
+    product = ladder.product()
+    (bias,) = ladder.of("unfused", "forward", "add_bias_kernel")
+    steps = {
+        "1 minimal fused": ladder.of("fused", "forward"),
+        "2 one block per row": unfused,
+        "3 vectorised rows": vectorised,
+        "4 tensor cores": [*ladder.of("fast", "forward", "layernorm_rows"), product, bias],
+        "5 epilogue": ladder.of("fast", "forward"),
+    }
+    return {
+        name: (sum(x.predicted for x in launches), sum(x.measured for x in launches))
+        for name, launches in steps.items()
+    }
+
+
+def climb(ladder: Ladder) -> str:
+    """The forward pass after each step, predicted and measured, as a chart."""
+    from charts import LogChart
+
+    steps = versions(ladder)
+    words = "; ".join(f"{name}: {duration(took)}" for name, (_, took) in steps.items())
+    drawing = LogChart(
+        (720, 360),
+        f"Time of the forward pass after each step, on a logarithmic axis, falling from step to step. {words}.",
+        x=(1, 2 ** len(steps)),
+        y=(10, 1e6),
+        x_name="",
+        y_name="forward pass",
+        y_ticks={
+            10.0**power: duration(10.0**power).replace(".00", "").replace(".0", "") for power in range(1, 7)
+        },
+        x_ticks={2 ** (i + 0.5): name for i, name in enumerate(steps)},
+    )
+    points = {2 ** (i + 0.5): pair for i, pair in enumerate(steps.values())}
+    drawing.curve([(x, predicted) for x, (predicted, _) in points.items()], dash="5 4", thick=1)
+    drawing.curve([(x, took) for x, (_, took) in points.items()])
+    for x, (predicted, took) in points.items():
+        drawing.marker(x, predicted, "circle", hollow=True)
+        drawing.marker(x, took, "circle")
+        drawing.note(x, took, duration(took), dx=9, dy=-6)
+    for y, name, hollow in ((2.5e5, "measured", False), (1e5, "predicted, at least", True)):
+        drawing.marker(2**3.6, y, "circle", hollow=hollow)
+        drawing.note(2**3.6, y, name)
+    return drawing.svg()
+
+
+def pages(file: Path = MEASURED) -> dict[str, str]:
+    """What the chapter includes, by file name. Raises LookupError where the measurements lack something."""
+    ladder = load(file)
+    saved = ladder.took("unfused", "forward", "add_bias_kernel")
+    rows = ladder.took("unfused", "forward", "row_statistics_kernel", "layernorm_kernel")
+    product = ladder.product()
+    tiled = ladder.took("unfused", "forward", "transpose_kernel", "matmul_idiomatic_tiled")
+    fast = ladder.took("fast", "forward", "layernorm_rows")
+    facts = ladder.facts
+    sizes = ", ".join(f"{letter} = {size:,}" for letter, size in zip("BSHO", ladder.dims, strict=True))
+    return {
+        "ladder_where.md": (
+            f"All times are those of single launches under PyTorch's profiler, on an {facts['device']}, {facts['dtype']}, "
+            f"{sizes}, medians of several calls, {facts['date']}, PyTorch {facts['torch']}.\n"
+        ),
+        "ladder_1.md": table(ladder.of("fused", "forward")) + "\n" + table(ladder.of("fused", "backward")),
+        "ladder_2.md": table(ladder.of("unfused", "forward")),
+        "ladder_3.md": table(ladder.of("fast", "forward", "layernorm_rows"))
+        + f"\nThe two launches that it takes the place of needed {duration(rows)}, {times(rows / fast)} times as long.\n",
+        "ladder_4.md": table([product])
+        + f"\nTranspose and tiled product needed {duration(tiled)}, {times(tiled / product.measured)} times as long.\n",
+        "ladder_5.md": table(ladder.of("unfused", "forward", "add_bias_kernel"))
+        + f"\nThat launch of {duration(saved)} is gone. The product with the bias in it is the one measured in step 4.\n",
+        "ladder_6_unfused.md": table(ladder.of("unfused", "backward")),
+        "ladder_6.md": table(ladder.of("fast", "backward")),
+        "ladder.svg": climb(ladder),
+    }

@@ -1,0 +1,148 @@
+"""The ladder's predictions by hand, what its tables show, and what it refuses; the reading of a profiler's trace."""
+
+import csv
+
+import pytest
+
+DIMS = (8, 1024, 768, 3072)
+PASSES = {
+    ("fused", "forward"): ["minimal_fused_forward_kernel"],
+    ("fused", "backward"): ["clear_gradients_kernel", "minimal_fused_backward_kernel", "convert_gradients_kernel"],
+    ("unfused", "forward"): [
+        "row_statistics_kernel", "layernorm_kernel", "transpose_kernel", "matmul_idiomatic_tiled", "add_bias_kernel",
+    ],
+    ("unfused", "backward"): [
+        "matmul_idiomatic_tiled", "layernorm_kernel", "transpose_kernel", "matmul_idiomatic_tiled", "column_sums_kernel",
+        "ln_backward_row_sums", "ln_backward_input", "ln_backward_parameters",
+    ],
+    ("fast", "forward"): ["layernorm_rows", "gemm_hopper"],
+    ("fast", "backward"): ["gemm_hopper", "ln_backward_rows", "gemm_hopper"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Writes a CSV in which the i-th launch of a pass took i + 1 microseconds; `passes` may be other ones."""
+
+    def write(passes=PASSES):
+        file = tmp_path / "ladder_h200.csv"
+        facts = dict(zip("BSHO", DIMS, strict=True)) | {
+            "device": "a GPU",
+            "date": "a day",
+            "torch": "2",
+            "dtype": "bfloat16",
+        }
+        with file.open("w", newline="") as out:
+            writer = csv.DictWriter(out, [*facts, "algorithm", "pass", "kernel", "median_us"])
+            writer.writeheader()
+            for (algorithm, direction), kernels in passes.items():
+                for i, kernel in enumerate(kernels):
+                    row = {"algorithm": algorithm, "pass": direction, "kernel": kernel, "median_us": i + 1}
+                    writer.writerow(facts | row)
+        return file
+
+    return write
+
+
+def predicted(ladder, algorithm, direction, kernel) -> float:
+    """The prediction for a launch, the first of its name."""
+    return next(x.predicted for x in ladder.of(algorithm, direction) if x.kernel == kernel)
+
+
+def test_predictions_by_hand(measured):
+    import ladder
+
+    found = ladder.load(measured())
+    rows, H, O = 8 * 1024, 768, 3072
+    lanes = 132 * 4 * 1.98e9  # warp instructions a second
+    assert predicted(found, "fused", "forward", "minimal_fused_forward_kernel") == pytest.approx(
+        9 * rows * H * O / lanes * 1e6
+    )
+    assert predicted(found, "fused", "backward", "minimal_fused_backward_kernel") == pytest.approx(
+        17 * rows * H * O / lanes * 1e6
+    )
+    loads = 2 * rows * H * O / 32  # of a warp, from shared memory
+    assert predicted(found, "unfused", "forward", "matmul_idiomatic_tiled") == pytest.approx(
+        loads / (132 * 1.98e9) * 1e6
+    )
+    assert predicted(found, "unfused", "forward", "add_bias_kernel") == pytest.approx(
+        (2 * rows * O + O) * 2 / 4.8e6
+    )
+    assert predicted(found, "fused", "backward", "clear_gradients_kernel") == pytest.approx(
+        (O * H + 2 * H + O) * 4 / 4.8e6
+    )
+    assert predicted(found, "fast", "forward", "layernorm_rows") == pytest.approx(2 * rows * H * 2 / 4.8e6)
+    assert predicted(found, "fast", "backward", "ln_backward_rows") == pytest.approx(4 * rows * H * 2 / 4.8e6)
+    assert predicted(found, "fast", "forward", "gemm_hopper") == pytest.approx(2 * rows * H * O / 989e6)
+
+
+def test_tables_and_versions(measured):
+    import ladder
+
+    pages = ladder.pages(measured())
+    assert "a GPU, bfloat16, B = 8, S = 1,024, H = 768, O = 3,072" in pages["ladder_where.md"]
+    assert "| `gemm_hopper` | tensor cores | 39.1 µs | 2.00 µs | 0.051 |" in pages["ladder_4.md"]
+    assert "| together | |" in pages["ladder_6.md"] and "together" not in pages["ladder_4.md"]
+    totals = {name: took for name, (_, took) in ladder.versions(ladder.load(measured())).items()}
+    # Launches took 1, 2, ... in their pass: unfused 1 to 5, fast 1 and 2.
+    assert list(totals.values()) == [1, 15, 15 - 3 + 1, 1 + 2 + 5, 3]
+    svg = pages["ladder.svg"]
+    assert svg.count("\n") == 1 and "black" not in svg and "5 epilogue" in svg
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({("fast", "forward"): ["layernorm_rows"]}, "0 matrix products"),
+        ({("fast", "forward"): ["gemm_hopper"]}, "no row of layernorm_rows"),
+        ({("unfused", "forward"): PASSES["unfused", "forward"][:4]}, "unfused, forward: 4 rows"),
+        ({("fused", "backward"): []}, "fused, backward: 0 rows"),
+        ({("fast", "backward"): ["gemm_hopper", "mystery"]}, "no prediction for the kernel mystery"),
+    ],
+)
+def test_a_missing_or_unknown_row_is_refused(measured, change, message):
+    import ladder
+
+    with pytest.raises(LookupError, match=message):
+        ladder.pages(measured(PASSES | change))
+
+
+def test_a_file_without_rows_is_refused(measured):
+    import ladder
+
+    with pytest.raises(LookupError, match="has no rows"):
+        ladder.load(measured({}))
+
+
+def event(name: str, ts: float, dur: float, cat: str = "kernel") -> dict:
+    return {"name": name, "ts": ts, "dur": dur, "cat": cat}
+
+
+def test_trace_becomes_launches_with_medians():
+    import kernel_times
+
+    events = [
+        event("x_layernorm_rows_6A", 10, 4), event("p_gemm_hopper_kernel_z", 20, 8), event("copy", 15, 9, "gpu_memcpy"),
+        event("p_gemm_hopper_kernel_z", 120, 6), event("x_layernorm_rows_6A", 110, 2),
+        event("x_layernorm_rows_6A", 210, 3), event("p_gemm_hopper_kernel_z", 220, 7),
+    ]  # fmt: skip
+    assert kernel_times.sequence(events, 3) == [("layernorm_rows", 3), ("gemm_hopper", 7)]
+    with pytest.raises(RuntimeError, match="6 kernels in 4 calls"):
+        kernel_times.sequence(events, 4)
+    with pytest.raises(RuntimeError, match="0 kernels"):
+        kernel_times.sequence([], 4)
+    with pytest.raises(RuntimeError, match="calls differ"):
+        kernel_times.sequence([event("a", 1, 1), event("b", 2, 1)], 2)
+
+
+def test_kernels_of_the_sources_are_known_by_their_names():
+    import kernel_times
+
+    sources = "\n".join(
+        file.read_text() for file in (kernel_times.ROOT / "solutions" / "p22" / "op").glob("*.mojo")
+    )
+    for kernels in PASSES.values():
+        for kernel in kernels:
+            assert f"def {kernel}" in sources, kernel
+            assert kernel_times.kernel_name(f"op_{kernel}_6AoA") == kernel
+    assert kernel_times.kernel_name("vectorized_elementwise") == "vectorized_elementwise"

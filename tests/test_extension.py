@@ -1,0 +1,487 @@
+"""The extension module: which architecture, building once, the cache, loading elsewhere, the kernels on the virtual GPU.
+
+The module for sm_80 is built with the compiler once and then comes from the workbook's cache.
+"""
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import extension
+from harness.errors import BadUse, CompileFailed, EnvironmentProblem
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def built():
+    """The module for sm_80: it has everything but Hopper's own kernels."""
+    return extension.build("sm_80")
+
+
+def run_python(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess:
+    """Runs code in a process of its own, in the checkout."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+        env={**os.environ, **env},
+    )
+
+
+# ---- Which architecture -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        ((8, 0), "sm_80"),
+        ((8, 6), "sm_86"),
+        ((8, 9), "sm_89"),
+        ((9, 0), "sm_90a"),
+        ((10, 0), "sm_100a"),
+        ((12, 0), "sm_120a"),
+    ],
+)
+def test_nvidia_architectures_are_ones_that_mojo_knows(capability, name):
+    assert extension.nvidia_architecture(capability) == name
+    assert extension.supported()[name] == name
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (7, 0), (6, 1)])
+def test_an_nvidia_gpu_that_is_too_old(capability):
+    name = f"sm_{capability[0]}{capability[1]}"
+    with pytest.raises(extension.Unsupported, match=f"want sm_80 or newer, not {name}"):
+        extension.nvidia_architecture(capability)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("sm_90", "sm_90a"),
+        ("sm_90a", "sm_90a"),
+        ("sm_80", "sm_80"),
+        ("sm_100", "sm_100a"),
+        ("mi300x", "gfx942"),
+    ],
+)
+def test_a_name_becomes_the_one_that_is_looked_for(given, found):
+    assert extension.canonical(given) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("h100", "--arch h100: unknown; there is .*gfx942.*sm_90a"),
+        ("sm_75", "--arch sm_75: the fast kernels want sm_80 or newer, not sm_75"),
+        ("mi300a", "--arch mi300a: extension modules are for GPUs of NVIDIA and AMD"),
+    ],
+)
+def test_a_name_without_a_module(name, message):
+    with pytest.raises(BadUse, match=message):
+        extension.canonical(name)
+
+
+def test_torch_s_device_decides(monkeypatch):
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {1: (9, 0)}[device.index])
+    assert extension.architecture(device) == "sm_90a"
+    with pytest.raises(extension.Unsupported, match="no extension module for mps"):
+        extension.architecture(torch.device("mps"))
+
+
+def test_a_rocm_device(monkeypatch):
+    class Properties:
+        gcnArchName = "gfx942:sramecc+:xnack-"
+
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    assert extension.architecture(torch.device("cuda", 0)) == "gfx942"
+
+
+# ---- The name of the file -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(monkeypatch, tmp_path):
+    """A copy of the solution's sources that a test may change, and modules of its own."""
+    folder, files = extension.sources()
+    for file in files:
+        copy = tmp_path / "solutions" / "p22" / file.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(file.read_text())
+    monkeypatch.setattr(extension, "solutions", lambda: tmp_path / "solutions")
+    monkeypatch.setenv(extension.VARIABLE, str(tmp_path / "modules"))
+    extension.file_name.cache_clear()
+    yield tmp_path / "solutions" / "p22"
+    extension.file_name.cache_clear()
+
+
+def test_the_name_follows_everything_that_the_module_depends_on(copied, monkeypatch):
+    def name(architecture="sm_80"):
+        extension.file_name.cache_clear()
+        return extension.file_name(architecture)
+
+    names = [name(), name("sm_86")]
+    kernels = copied / "op" / "fast_rows.mojo"
+    kernels.write_text(kernels.read_text() + "\n")
+    names.append(name())
+    (copied / "op" / "more.mojo").write_text('"""Nothing."""\n')
+    names.append(name())
+    monkeypatch.setattr(extension, "mojo_version", lambda: "0.0")
+    names.append(name())
+    assert len(set(names)) == 5 and all(
+        each.startswith("p22_sm_8") and each.endswith(".so") for each in names
+    )
+    assert name() == names[-1]
+
+
+def test_the_sources_are_those_of_the_checkout():
+    folder, files = extension.sources()
+    assert folder == ROOT / "solutions" / "p22" and files[0].name == "extension.mojo"
+    assert {"fast.mojo", "gemm.mojo", "launcher.mojo"} <= {file.name for file in files}
+
+
+def test_the_variable_names_the_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv(extension.VARIABLE, str(tmp_path / "a" / "b"))
+    assert extension.folder() == tmp_path / "a" / "b" and (tmp_path / "a" / "b").is_dir()
+    monkeypatch.setenv(extension.VARIABLE, "")
+    monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
+    assert extension.folder() == tmp_path / "cache" / "extensions"
+
+
+def test_a_folder_that_cannot_be_made(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(extension.VARIABLE, str(tmp_path / "file" / "modules"))
+    with pytest.raises(
+        EnvironmentProblem, match=r"cannot make the folder .*; set WORKBOOK_EXTENSIONS to a folder"
+    ):
+        extension.build("sm_80")
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="this system has no /proc")
+def test_a_folder_that_cannot_be_written():
+    with pytest.raises(EnvironmentProblem, match=r"cannot write to /proc/self .*; set WORKBOOK_EXTENSIONS"):
+        extension.build("sm_80", Path("/proc/self"))
+
+
+# ---- Building -----------------------------------------------------------------------------------------------
+
+
+def test_a_module_that_is_there_is_not_built_again(built, monkeypatch):
+    monkeypatch.setattr(extension, "compile_module", None)
+    again = extension.build("sm_80", on_build=lambda: pytest.fail("built again"))
+    assert again.path == built.path and again.seconds == 0
+
+
+def slow_compile(architecture, staging):
+    """In the place of the compiler: leaves a mark and takes a while."""
+    (staging.parent / f"mark-{os.getpid()}-{time.monotonic_ns()}").touch()
+    time.sleep(0.5)
+    target = staging / "module.so"
+    target.write_text(architecture)
+    return target
+
+
+def build_with_slow_compile(folder):
+    extension.compile_module = slow_compile
+    return extension.build("sm_80", folder)
+
+
+def test_several_processes_build_once(tmp_path):
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        results = pool.map(build_with_slow_compile, [tmp_path] * 4)
+    assert len({result.path for result in results}) == 1 and results[0].path.read_text() == "sm_80"
+    assert len(list(tmp_path.glob("mark-*"))) == 1
+    assert sorted(result.seconds > 0 for result in results) == [False, False, False, True]
+
+
+def test_a_build_that_fails_leaves_nothing(monkeypatch, tmp_path):
+    def fail(architecture, staging):
+        (staging / "half").write_text("")
+        raise CompileFailed("no")
+
+    monkeypatch.setattr(extension, "compile_module", fail)
+    with pytest.raises(CompileFailed):
+        extension.build("sm_80", tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    monkeypatch.setattr(extension, "compile_module", slow_compile)
+    assert extension.build("sm_80", tmp_path).path.read_text() == "sm_80"
+
+
+def test_a_kernel_that_does_not_compile(copied):
+    kernels = copied / "op" / "fast.mojo"
+    kernels.write_text(kernels.read_text() + "\ndef broken(:\n    pass\n")
+    with pytest.raises(CompileFailed, match=r"extension.mojo does not compile\n.*fast.mojo:\d+"):
+        extension.build("sm_80")
+
+
+def test_a_linker_that_is_missing(copied, monkeypatch, tmp_path):
+    """The error is the environment's, and says the linker's last words."""
+    broken = tmp_path / "bin"
+    broken.mkdir()
+    (broken / "cc").write_text("#!/bin/sh\necho 'cc: no room on the device' >&2\nexit 1\n")
+    (broken / "cc").chmod(0o755)
+    (copied / "extension.mojo").write_text(
+        '"""Small."""\n\n\n@export\ndef f() abi("C") -> Int:\n    return 1\n'
+    )
+    monkeypatch.setenv("PATH", f"{broken}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(EnvironmentProblem, match="the extension module cannot be built: ") as caught:
+        extension.build("sm_80")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_it_links_without_a_c_compiler(copied, tmp_path, monkeypatch):
+    """With a PATH on which there is no C compiler."""
+    small = '"""Small."""\n\n\n@export\ndef answer() abi("C") -> Int:\n    return 42\n'
+    (copied / "extension.mojo").write_text(small)
+    for name in ("sh", "cp", "env"):
+        (tmp_path / name).symlink_to(f"/bin/{name}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    path = extension.build("sm_80").path
+    import ctypes
+
+    extension.load_runtime()
+    assert ctypes.CDLL(str(path)).answer() == 42
+
+
+# ---- Loading ------------------------------------------------------------------------------------------------
+
+LOAD = """
+import json, sys
+from pathlib import Path
+from harness import extension
+assert not {"max", "torch"} & set(sys.modules)
+module = extension.load(Path(sys.argv[1]))
+sizes = (12, 33, 20)
+print(json.dumps({
+    "forward": [module.forward(0, 0, 0, 0, kind, *sizes, 1e-5, *[0] * 8) for kind in range(5)],
+    "backward": [module.backward(0, 0, 0, 0, kind, *sizes, 3, *[0] * 12) for kind in range(5)],
+    "frozen": module.backward(0, 0, 0, 0, 0, *sizes, 0, *[0] * 12),
+    "runtime": sorted({line.split()[-1] for line in open("/proc/self/maps") if "libKGENCompilerRTShared" in line}),
+}))
+try:
+    module.open(0)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_it_loads_without_max_and_counts_without_a_gpu(built, tmp_path):
+    """Also where the folder in which it was built is gone: Mojo's libraries come from this environment."""
+    moved = tmp_path / "elsewhere.so"
+    data = built.path.read_bytes()
+    libraries = Path(importlib.util.find_spec("max").origin or "").parent
+    moved.write_bytes(data)
+    result = run_python(LOAD, moved)
+    assert result.returncode == 0, result.stderr
+    counted = json.loads(result.stdout.splitlines()[0])
+    assert len(counted["runtime"]) == 1 and "modular" in counted["runtime"][0], libraries
+    # Forward: at least the LayerNorm output; backward: that and dln. Each piece begins at a multiple of 256.
+    for kind, itemsize in enumerate((4, 4, 2, 2, 8)):
+        rows, H = 12, 33
+        assert counted["forward"][kind] >= rows * H * itemsize and counted["forward"][kind] % 256 == 0
+        assert counted["backward"][kind] >= 2 * rows * H * itemsize and counted["backward"][kind] % 256 == 0
+    assert counted["frozen"] <= counted["backward"][0]
+    if not torch.cuda.is_available():
+        assert result.stdout.splitlines()[1].startswith("Exception "), "no GPU to open"
+
+
+def test_a_file_that_is_no_module(tmp_path):
+    path = tmp_path / "module.so"
+    path.write_text("not a library")
+    with pytest.raises(EnvironmentProblem, match=f"cannot load {path}: "):
+        extension.load(path)
+
+
+@pytest.fixture
+def fresh_runtime():
+    extension.load_runtime.cache_clear()
+    yield
+    extension.load_runtime.cache_clear()
+
+
+def test_without_max(monkeypatch, fresh_runtime):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentProblem, match="MAX is not installed"):
+        extension.load_runtime()
+
+
+def test_without_mojo_s_libraries(monkeypatch, fresh_runtime):
+    monkeypatch.setattr(extension, "RUNTIME", ("libnothing.so",))
+    with pytest.raises(EnvironmentProblem, match=r"libnothing.so is in neither .*; reinstall MAX"):
+        extension.load_runtime()
+
+
+# ---- The kernels on the virtual GPU -------------------------------------------------------------------------
+
+VIRTUAL = """
+import json, sys
+import numpy as np
+from pathlib import Path
+from harness.vgpu.driver import inprocess
+inprocess.start(arch="sm_80")
+from max.driver import CPU, Accelerator, Buffer
+from max.dtype import DType
+from harness import extension
+
+module = extension.load(Path(sys.argv[1]))
+device, random = Accelerator(), np.random.default_rng(0)
+gpu, stream = module.open(0), 0
+
+
+def on_device(array):
+    return Buffer.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def scratch(need):
+    # Scratch memory is never cleared for the kernels.
+    return on_device(np.full(max(1, need), 0xFF, np.uint8))
+
+
+def run(rows, H, O, wanted=3, offset=0):
+    draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
+    x, gamma, beta, W, bias, dy = draw(rows, H) + 2, draw(H), draw(H), draw(O, H), draw(O), draw(rows, O)
+    zeros = lambda *shape: on_device(np.full(shape, np.nan, np.float32))
+    y, mean, rstd = zeros(rows, O), zeros(rows), zeros(rows)
+    # `offset` elements in front of x make its address one that no vector begins at.
+    shifted = on_device(np.concatenate([np.zeros(offset, np.float32), x.ravel()]))
+    given = [on_device(each) for each in (gamma, beta, W, bias)]
+    X = shifted._data_ptr() + 4 * offset
+    sizes = (0, rows, H, O)
+    address = lambda *buffers: [buffer._data_ptr() for buffer in buffers]
+    forward = (*sizes, 1e-5, *address(y, mean, rstd), X, *address(*given))
+    need = module.forward(0, 0, 0, 0, *forward)
+    lent = scratch(need)
+    used = module.forward(gpu, stream, lent._data_ptr(), need, *forward)
+    results = [zeros(rows, H), zeros(H), zeros(H), zeros(O, H), zeros(O)]
+    DY = on_device(dy)
+    backward = (*sizes, wanted, *address(*results), *address(DY), X, *address(mean, rstd), *address(*given[:3]))
+    need_backward = module.backward(0, 0, 0, 0, *backward)
+    lent_backward = scratch(need_backward)
+    used_backward = module.backward(gpu, stream, lent_backward._data_ptr(), need_backward, *backward)
+    assert (used, used_backward) == (need, need_backward)
+
+    x, gamma, beta, W, bias, dy = (each.astype(np.float64) for each in (x, gamma, beta, W, bias, dy))
+    m, r = x.mean(1, keepdims=True), 1 / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    x_hat = (x - m) * r
+    dln = dy @ W
+    g = dln * gamma
+    dx = r * (g - g.mean(1, keepdims=True) - x_hat * (g * x_hat).mean(1, keepdims=True))
+    truth = [(x_hat * gamma + beta) @ W.T + bias, m[:, 0], r[:, 0]]
+    truth += [dx, (dln * x_hat).sum(0), dln.sum(0), dy.T @ (x_hat * gamma + beta), dy.sum(0)]
+    errors = {}
+    names = ("output", "mean", "rstd", "dx", "dgamma", "dbeta", "dW", "db")
+    for name, got, exact in zip(names, [y, mean, rstd, *results], truth, strict=True):
+        got = got.to(CPU()).to_numpy()
+        untouched = np.isnan(got).all()
+        errors[name] = "untouched" if untouched else float(np.abs(got - exact).max() / np.abs(exact).max())
+    return errors
+
+
+print(json.dumps({
+    "small": run(6, 9, 5),
+    "whole vectors": run(8, 16, 8),
+    "again": run(8, 16, 8),
+    "unaligned": run(8, 16, 8, offset=1),
+    "frozen": run(6, 9, 5, wanted=0),
+    "frozen weight": run(6, 9, 5, wanted=2),
+}))
+need = module.forward(0, 0, 0, 0, 0, 6, 9, 5, 1e-5, *[0] * 8)
+try:
+    module.forward(gpu, stream, 256, need - 1, 0, 6, 9, 5, 1e-5, *[256] * 8)
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the virtual GPU's driver is for Linux")
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="MAX would find the real GPU's driver")
+def test_the_module_on_the_virtual_gpu(built):
+    """The built file itself, through the driver's interface: addresses, order of arguments, scratch memory, streams."""
+    result = run_python(VIRTUAL, built.path)
+    assert result.returncode == 0, result.stderr
+    errors = json.loads(result.stdout.splitlines()[0])
+    skipped = {"frozen": {"dW", "db"}, "frozen weight": {"dW"}}
+    for case, found in errors.items():
+        left = {name for name, error in found.items() if error == "untouched"}
+        assert left == skipped.get(case, set()), case
+        assert max(error for error in found.values() if error != "untouched") < 2e-6, (case, found)
+    assert "bytes of scratch memory, got" in result.stdout.splitlines()[1]
+
+
+# ---- The command --------------------------------------------------------------------------------------------
+
+
+def test_build_ext_says_what_and_where(command_line, monkeypatch, tmp_path):
+    monkeypatch.setattr(extension, "compile_module", slow_compile)
+    done = command_line("build-ext", "--arch", "sm_80", "--arch", "mi300x", "--output", tmp_path)
+    assert done.code == 0
+    assert len(list(tmp_path.glob("p22_*.so"))) == 2 and (tmp_path / extension.file_name("gfx942")).is_file()
+    for architecture, line in zip(("sm_80", "gfx942"), done.lines[1::2], strict=True):
+        assert line.startswith(f"{architecture}: built in 0.") and line.endswith(
+            extension.file_name(architecture)
+        )
+    assert done.lines[0] == "Building the extension module for sm_80 (most of a minute, once) ..."
+    again = command_line("build-ext", "--arch", "sm_80", "--output", tmp_path)
+    assert again.code == 0 and again.lines[0].startswith("sm_80: was there already")
+
+
+def test_build_ext_builds_for_the_gpus_here(command_line, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    capabilities = {0: (9, 0), 1: (8, 0), 2: (9, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
+    monkeypatch.setattr(extension, "compile_module", slow_compile)
+    assert command_line("build-ext", "--output", tmp_path).code == 0
+    assert {path.name for path in tmp_path.glob("*.so")} == {
+        extension.file_name(a) for a in ("sm_80", "sm_90a")
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--arch", "h100"], 2, "--arch h100: unknown"),
+        (["--arch"], 2, "expected one argument"),
+        (["--nonsense"], 2, "--nonsense"),
+        (["--arch", "sm_80", "--output", "/dev/null/x"], 5, "cannot make the folder /dev/null/x"),
+    ],
+)
+def test_build_ext_refuses(command_line, arguments, code, words):
+    done = command_line("build-ext", *arguments)
+    assert done.code == code and words in done.err and len(done.err.splitlines()) == 1
+
+
+def test_build_ext_without_a_gpu_asks_for_a_name(command_line, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    done = command_line("build-ext")
+    assert (
+        done.code == 2
+        and "sees no GPU on this machine; name what to build for, as in --arch sm_90a" in done.err
+    )
+
+
+def test_build_ext_with_a_kernel_that_does_not_compile(command_line, copied):
+    (copied / "extension.mojo").write_text('"""Broken."""\n\n\ndef broken(:\n    pass\n')
+    done = command_line("build-ext", "--arch", "sm_80")
+    assert done.code == 4 and "does not compile" in done.err
+
+
+def test_build_ext_help(command_line):
+    done = command_line("build-ext", "--help")
+    assert (
+        done.code == 0
+        and "--arch" in done.out
+        and extension.VARIABLE in done.out
+        and "exit codes" in done.out
+    )

@@ -5,6 +5,7 @@ The strict build runs it first. Everything goes to book/.cache/generated/, so it
 
 import csv
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -219,6 +220,14 @@ def ratio_chart() -> str:
     return times_chart.ratio(times, names)
 
 
+def tasks_table() -> str:
+    """The tasks beside the puzzles' own, in the words of the task list."""
+    pyproject = tomllib.loads((BOOK.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    tasks = pyproject["tool"]["poe"]["tasks"]
+    rows = [[f"`{name}`", task["help"].replace("|", "\\|")] for name, task in tasks.items() if name != "p22"]
+    return table(["task", "what it does"], rows)
+
+
 def options_table() -> str:
     """The options of `pNN`, in the words of its own help."""
     rows = []
@@ -290,6 +299,7 @@ def saved_bars() -> str:
 FILES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "options.md": options_table,
+    "tasks.md": tasks_table,
     "moved.md": moved_table,
     "saved.md": saved_table,
     "recomputed.md": recomputed_table,

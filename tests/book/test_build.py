@@ -362,6 +362,15 @@ def test_reference_has_the_options_of_the_command_line():
     assert "generated/options.md" in (BOOK / "src" / "reference.md").read_text()
 
 
+def test_reference_has_every_task():
+    import generate
+    import preprocess
+
+    listed = set(re.findall(r"^\| `(\S+)` \|", generate.tasks_table(), re.M))
+    assert all(listed | {"p22"} == tasks for tasks in preprocess.task_names(ROOT).values())
+    assert "generated/tasks.md" in (BOOK / "src" / "reference.md").read_text()
+
+
 def test_commands_of_the_readme_are_tasks():
     import preprocess
 

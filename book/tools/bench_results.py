@@ -1,7 +1,8 @@
 """Tables and charts of the benchmark, from the CSV that `p22 --bench --csv` wrote: nothing in them is typed by hand.
 
-`python book/tools/bench_results.py FILE.csv [FOLDER]` writes them all; the SVGs for a README bring their own background.
-The generator of the book's pages calls `pages()`. Training results come from `python -m harness.train_gpt2 --csv`.
+`python book/tools/bench_results.py [FOLDER]` writes them all (default: docs/); the SVGs then bring their own background,
+for a README. The generator of the book's pages calls `pages()`. The training results come from
+`python -m harness.train_gpt2 --csv`.
 """
 
 import csv
@@ -15,6 +16,7 @@ from figures import Drawing
 
 BOOK = Path(__file__).absolute().parents[1]
 MEASURED = BOOK / "measurements" / "h200_bench_bfloat16.csv"
+CLIMB = BOOK / "measurements" / "h200_bench_climb.csv"
 TRAINED = BOOK / "measurements" / "h200_training.csv"
 
 Row = dict[str, str]
@@ -75,9 +77,9 @@ def select(rows: Iterable[Row], direction: str, column: str) -> dict[Size, dict[
 
 
 def size_text(dims: Size) -> str:
-    """4,096 × 768 → 3,072."""
+    """4,096 rows, 768 → 3,072."""
     M, H, O = dims
-    return f"{M:,} × {H:,} → {O:,}"
+    return f"{M:,} rows, {H:,} → {O:,}"
 
 
 def time_text(microseconds: float) -> str:
@@ -122,7 +124,7 @@ def times_table(rows: list[Row], direction: str, column: str) -> str:
                     row["error"] or "",
                 ]
             )
-    head = ["rows × H → O", "", "time", "20 to 80 %", "/ products", "/ fastest peer", "TFLOP/s", "of ceiling"]
+    head = ["sizes", "", "time", "20 to 80 %", "/ products", "/ fastest peer", "TFLOP/s", "of ceiling"]
     return table([*head, "error"], body, left=2)
 
 
@@ -157,7 +159,7 @@ def ratios_table(rows: list[Row], candidate: str = "fast", direction: str = "bot
                 else "–",
             ]
         )
-    head = ["rows × H → O", "time", "/ bare products", "/ fastest peer", "/ fastest peer, plain loop"]
+    head = ["sizes", "time", "/ bare products", "/ fastest peer", "/ fastest peer, plain loop"]
     return table(head, body)
 
 
@@ -168,7 +170,7 @@ def memory_table(rows: list[Row]) -> str:
         for name, row in found.items():
             cells = (row["saved_bytes"], row["grown_bytes"], row["peak_bytes"])
             body.append([size_text(dims), NAMES[name], *(mebibytes(cell) for cell in cells)])
-    return table(["rows × H → O", "", "kept for backward", "grown by forward", "peak"], body, left=2)
+    return table(["sizes", "", "kept for backward", "grown by forward", "peak"], body, left=2)
 
 
 def mebibytes(cell: str) -> str:
@@ -255,7 +257,7 @@ def ratio_chart(rows: list[Row], direction: str = "both", column: str = "graph")
         for name, row in sorted(able.items(), key=lambda item: float(item[1]["median_us"])):
             ratio = float(row["ratio_to_floor"])
             group.append(
-                (NAMES[name], ratio, f"{ratio:.2f}   {time_text(float(row['median_us']))}", name == "fast")
+                (NAMES[name], ratio, f"{ratio:.2f} · {time_text(float(row['median_us']))}", name == "fast")
             )
             spoken.append(f"{size_text(dims)} {NAMES[name]} {ratio:.2f}")
         if group:
@@ -275,7 +277,7 @@ def memory_chart(rows: list[Row]) -> str:
         for name, row in found.items():
             share = int(row["saved_bytes"]) / eager
             group.append(
-                (NAMES[name], share, f"{share:.2f}   {mebibytes(row['saved_bytes'])}", name == "fast")
+                (NAMES[name], share, f"{share:.2f} · {mebibytes(row['saved_bytes'])}", name == "fast")
             )
             spoken.append(f"{size_text(dims)} {NAMES[name]} {share:.2f}")
         groups[size_text(dims)] = group
@@ -319,8 +321,8 @@ def roofline_chart(rows: list[Row], direction: str = "both", column: str = "grap
                 drawing.marker(1000 * tflops / float(at[name]["gbs"]), tflops, shape, hollow=hollow)
     for number, name in enumerate(shown):
         y = 110 / 1.22**number
-        drawing.marker(1250, y, MARKS[name][0], hollow=MARKS[name][1])
-        drawing.note(1250, y, NAMES[name])
+        drawing.marker(800, y, MARKS[name][0], hollow=MARKS[name][1])
+        drawing.note(800, y, NAMES[name])
     return drawing.svg()
 
 
@@ -400,7 +402,7 @@ def standalone(svg: str) -> str:
     return f"{opening}>{style}{closing}"
 
 
-def pages(measured: Path = MEASURED, trained: Path = TRAINED) -> dict[str, str]:
+def pages(measured: Path = MEASURED, climb: Path = CLIMB, trained: Path = TRAINED) -> dict[str, str]:
     """What the book's pages can include, by file name; without a file, without what is made from it."""
     found: dict[str, str] = {}
     if measured.is_file():
@@ -419,24 +421,22 @@ def pages(measured: Path = MEASURED, trained: Path = TRAINED) -> dict[str, str]:
             "bench_roofline.svg": lambda: roofline_chart(rows),
         }
         found |= {name: make() for name, make in makers.items()}
+    if climb.is_file():
+        found["bench_climb.svg"] = climb_chart(read(climb))
     if trained.is_file():
         found["training.md"] = training_table(read_training(trained))
     return found
 
 
 def main(arguments: list[str]) -> int:
-    """Writes every table and chart of a benchmark into a folder, the charts to stand alone."""
-    if not arguments:
-        print(__doc__, file=sys.stderr)
-        return 2
-    folder = Path(arguments[1]) if len(arguments) > 1 else Path("docs")
+    """Writes every table and chart into a folder, the charts to stand alone."""
+    folder = Path(arguments[0] if arguments else "docs")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in pages(Path(arguments[0]), TRAINED).items():
+    for name, text in pages().items():
         (folder / name).write_text(standalone(text) if name.endswith(".svg") else text, encoding="utf-8")
         print(folder / name)
     return 0
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(BOOK.parent))
     sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,277 @@
+"""Tables and charts of the benchmark say what the CSV says, refuse what it refuses, and can be read light and dark."""
+
+import csv
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from book_paths import BOOK  # noqa: F401 (puts the book's tools on the import path)
+
+from harness.bench import FIELDS
+from harness.candidates import CANDIDATES
+
+SMALL, LARGE = (4096, 768, 3072), (8192, 4096, 4096)
+TIMES = {
+    SMALL: {"bare GEMMs": 90.0, "fast": 99.0, "eager": 150.0, "compile": 120.0},
+    LARGE: {"bare GEMMs": 1000.0, "fast": 1100.0, "eager": 1200.0, "compile": 1250.0},
+}
+SHARED = {"device": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0", "triton": "3.6.0", "max": "26.7.0"}
+SHARED |= {"date": "2026-01-02", "dtype": "bfloat16"}
+
+
+def csv_rows(column="graph", direction="both"):
+    """Rows of one pass as the benchmark writes them, without ceilings and memory."""
+    for (M, H, O), times in TIMES.items():
+        fastest = min(("eager", "compile"), key=times.get)
+        for name, time in times.items():
+            tflops = 6 * M * H * O / time / 1e6
+            yield SHARED | {
+                **{"M": M, "H": H, "O": O, "pass": direction, "candidate": name, "column": column},
+                **{"median_us": time, "p20_us": 0.99 * time, "p80_us": 1.02 * time, "samples": 9},
+                "ratio_to_floor": time / times["bare GEMMs"],
+                "ratio_to_fastest_peer": time / times[fastest],
+                "fastest_peer": fastest,
+                **{"tflops": tflops, "gbs": tflops, "percent_of_matmul": tflops / 8, "error": "2.3e-03"},
+            }
+
+
+def memory_rows():
+    """Memory of two candidates at the small size."""
+    for name, saved in (("fast", 6 * 2**20), ("eager", 12 * 2**20)):
+        sizes = dict(zip("MHO", SMALL, strict=True))
+        yield SHARED | sizes | {"pass": "both", "column": "memory", "candidate": name, "saved_bytes": saved}
+
+
+def ceiling_rows():
+    """What the same run reached at best."""
+    for name, key, value in (("matmul ceiling", "tflops", 800), ("copy ceiling", "gbs", 4000)):
+        yield SHARED | {"M": 8192, "H": 8192, "O": 8192, "column": "ceiling", "candidate": name, key: value}
+
+
+def write(path, *rows):
+    """A CSV with the benchmark's fields."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """A benchmark with two columns, memory, ceilings, and a peer that was not installed."""
+    from bench_results import read
+
+    absent = SHARED | dict(zip("MHO", SMALL, strict=True))
+    absent |= {"column": "all", "candidate": "liger", "note": "skipped: not installed"}
+    return read(
+        write(
+            tmp_path / "bench.csv",
+            *csv_rows("graph"),
+            *csv_rows("loop"),
+            *memory_rows(),
+            *ceiling_rows(),
+            absent,
+        )
+    )
+
+
+def cells(markdown):
+    """The cells of a Markdown table, line by line, without the line of rules."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()]
+    return [line for line in lines if not set("".join(line)) <= set("-: ")]
+
+
+def words(svg):
+    """The texts of a picture, in order."""
+    return [element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
+
+
+def test_every_candidate_has_a_name_and_a_marker():
+    import bench_results
+
+    assert set(bench_results.NAMES) == {candidate.name for candidate in CANDIDATES}
+    assert set(bench_results.MARKS) == set(bench_results.NAMES) - {"bare GEMMs"}
+    assert len(set(bench_results.MARKS.values())) == len(bench_results.MARKS), "two look alike"
+
+
+def test_the_table_of_times(rows):
+    import bench_results
+
+    head, *body = cells(bench_results.times_table(rows, "both", "graph"))
+    assert head[2:6] == ["time", "20 to 80 %", "/ products", "/ fastest peer"]
+    assert [line[1] for line in body[:4]] == [
+        "bare matrix products",
+        "LayerNormLinear",
+        "torch.compile",
+        "PyTorch eager",
+    ]
+    ours = body[1]
+    assert ours[0] == "4,096 rows, 768 → 3,072" and ours[2] == "99.0 µs" and ours[3] == "-1.0 % +2.0 %"
+    assert ours[4] == "1.10" and ours[5] == "0.82" and ours[8] == "2.3e-03"
+    assert cells(bench_results.times_table(rows, "forward", "graph"))[1:] == []
+
+
+def test_the_table_of_ratios_names_the_peer(rows):
+    import bench_results
+
+    small, large = cells(bench_results.ratios_table(rows))[1:]
+    assert small == [
+        "4,096 rows, 768 → 3,072",
+        "99.0 µs",
+        "1.10",
+        "0.82 (torch.compile)",
+        "0.82 (torch.compile)",
+    ]
+    assert large[1:4] == ["1,100 µs", "1.10", "0.92 (PyTorch eager)"]
+
+
+def test_a_refused_ratio_stays_refused(tmp_path):
+    import bench_results
+
+    one = next(csv_rows()) | {"candidate": "fast", "ratio_to_floor": "", "ratio_to_fastest_peer": ""}
+    rows = bench_results.read(write(tmp_path / "refused.csv", one))
+    assert cells(bench_results.ratios_table(rows))[1][2] == "–"
+    assert cells(bench_results.times_table(rows, "both", "graph"))[1][4:6] == ["–", "–"]
+    assert "1.00" not in bench_results.ratio_chart(rows)
+
+
+def test_memory_and_who_was_left_out(rows):
+    import bench_results
+
+    body = cells(bench_results.memory_table(rows))[1:]
+    assert [line[1:3] for line in body] == [["LayerNormLinear", "6.0 MiB"], ["PyTorch eager", "12.0 MiB"]]
+    assert body[0][3] == "–"
+    assert bench_results.left_out(rows) == (
+        "- Liger LayerNorm, linear (4,096 rows, 768 → 3,072): skipped: not installed\n"
+    )
+    assert words(bench_results.memory_chart(rows))[-2:] == ["PyTorch eager", "1.00 · 12.0 MiB"]
+
+
+def test_host_times(tmp_path):
+    import bench_results
+
+    given = [
+        SHARED
+        | dict(zip("MHO", (16, 8, 16), strict=True))
+        | {"pass": direction, "column": "host", "candidate": name, "median_us": time}
+        for name, times in {"fast": (9.0, 13.0, 80.0), "eager": (17.0, 21.0, 156.0)}.items()
+        for direction, time in zip(("inference", "forward", "both"), times, strict=True)
+    ]
+    body = cells(bench_results.host_table(bench_results.read(write(tmp_path / "host.csv", *given))))[1:]
+    assert body == [
+        ["LayerNormLinear", "9.0 µs", "13.0 µs", "80.0 µs"],
+        ["PyTorch eager", "17.0 µs", "21.0 µs", "156.0 µs"],
+    ]
+
+
+def test_bars_are_as_long_as_the_ratios(rows):
+    """The bar of ratio 1.10 against the one of 1.67, and the dashed line at 1."""
+    import bench_results
+
+    svg = bench_results.ratio_chart(rows)
+    root = ElementTree.fromstring(svg)
+    boxes = [element for element in root if element.tag.endswith("rect")]
+    lengths = [float(box.get("width")) for box in boxes[:3]]
+    ratios = [TIMES[SMALL][name] / 90 for name in ("fast", "compile", "eager")]
+    for length, ratio in zip(lengths, ratios, strict=True):
+        assert length / lengths[0] == pytest.approx(ratio / ratios[0], rel=1e-3)
+    line = next(element for element in root if element.tag.endswith("line"))
+    left = float(boxes[0].get("x"))
+    assert (float(line.get("x1")) - left) / lengths[0] == pytest.approx(1 / ratios[0], abs=0.002)
+    assert len({box.get("fill-opacity") for box in boxes}) == 2, "ours is to be told from the others"
+    assert "1.10 · 99.0 µs" in words(svg)
+    right = max(float(element.get("x")) for element in root if element.tag.endswith("text"))
+    assert right < 900 - 8 * len("1.67 · 150.0 µs"), "words run out of the picture"
+
+
+def test_the_roofline_stands_on_the_ceilings_of_the_run(rows):
+    import bench_results
+
+    svg = bench_results.roofline_chart(rows)
+    assert "large matrix product: 800 TFLOP/s" in words(svg) and "large copy: 4.0 TB/s" in words(svg)
+    with pytest.raises(ValueError, match="no ceilings"):
+        bench_results.roofline_chart([row for row in rows if row["column"] != "ceiling"])
+
+
+def test_the_climb_has_a_curve_for_everybody(rows):
+    import bench_results
+
+    svg = bench_results.climb_chart(rows)
+    assert {"LayerNormLinear", "PyTorch eager", "torch.compile"} <= set(words(svg))
+
+
+def test_pictures_alone_are_legible_light_and_dark(rows):
+    """Text and background belong together in both schemes, with the contrast that WCAG asks of small text."""
+    import bench_results
+
+    svg = bench_results.standalone(bench_results.ratio_chart(rows))
+    ElementTree.fromstring(svg)
+    pairs = re.findall(r"svg\{color:#(\w{6});background:#(\w{6})", svg)
+    assert len(pairs) == 2 and "prefers-color-scheme:dark" in svg
+
+    def luminance(colour):
+        channels = [int(colour[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for pair in pairs:
+        low, high = sorted(map(luminance, pair))
+        assert (high + 0.05) / (low + 0.05) > 7
+    assert set(re.findall(r'(?:fill|stroke)="([^"]*)"', svg)) == {"currentColor"}
+    assert re.findall(r"//[\w.]+", svg) == ["//www.w3.org"], "the name of the format, which nothing fetches"
+
+
+def test_training(tmp_path):
+    import bench_results
+
+    path = tmp_path / "training.csv"
+    lines = ["model,step,loss,step_us,peak_bytes"]
+    for name, time, last in (("LayerNormLinear", 900, 2.5), ("plain PyTorch", 1000, 2.4)):
+        for step in range(30):
+            lines.append(f"{name},{step},{5.0 if step < 20 else last},{time if step >= 10 else 1e6},{2**20}")
+    path.write_text("\n".join(lines))
+    ours, plain = cells(bench_results.training_table(bench_results.read_training(path)))[1:]
+    assert ours == ["LayerNormLinear", "5.0000", "2.5000", "0.90 ms", "0.900", "1.0 MiB"]
+    assert plain[2:5] == ["2.4000", "1.00 ms", "1.000"]
+
+
+def test_other_files_are_refused(tmp_path):
+    import bench_results
+
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="no column `candidate`"):
+        bench_results.read(path)
+    with pytest.raises(ValueError, match="no column `loss`"):
+        bench_results.read_training(path)
+
+
+def test_pages_are_made_from_the_files_that_are_there(tmp_path):
+    import bench_results
+
+    nowhere = tmp_path / "nothing.csv"
+    assert bench_results.pages(nowhere, nowhere, nowhere) == {}
+    measured = write(
+        tmp_path / "bench.csv", *csv_rows("graph"), *csv_rows("loop"), *memory_rows(), *ceiling_rows()
+    )
+    found = bench_results.pages(measured, measured, nowhere)
+    assert {
+        "bench_ratios.md",
+        "bench_ratio.svg",
+        "bench_memory.svg",
+        "bench_roofline.svg",
+        "bench_climb.svg",
+    } <= set(found)
+    assert "NVIDIA H200, driver 580.1, torch 2.11.0" in found["bench_source.md"]
+    assert all(text.count("\n") == 1 for name, text in found.items() if name.endswith(".svg"))
+
+
+def test_the_command_writes_into_a_folder(tmp_path, monkeypatch, capsys):
+    import bench_results
+
+    monkeypatch.setattr(bench_results, "pages", lambda: {"a.md": "text", "b.svg": "<svg><g/></svg>\n"})
+    assert bench_results.main([str(tmp_path / "docs")]) == 0
+    assert (tmp_path / "docs" / "a.md").read_text() == "text"
+    assert "prefers-color-scheme" in (tmp_path / "docs" / "b.svg").read_text()
+    assert capsys.readouterr().out.count("\n") == 2

@@ -319,11 +319,18 @@ def roofline_chart(rows: list[Row], direction: str = "both", column: str = "grap
                 shape, hollow = MARKS[name]
                 tflops = float(at[name]["tflops"])
                 drawing.marker(1000 * tflops / float(at[name]["gbs"]), tflops, shape, hollow=hollow)
-    for number, name in enumerate(shown):
-        y = 110 / 1.22**number
-        drawing.marker(800, y, MARKS[name][0], hollow=MARKS[name][1])
-        drawing.note(800, y, NAMES[name])
+    legend(drawing, shown, across=0.67, up=0.4)
     return drawing.svg()
+
+
+def legend(drawing: LogChart, names: list[str], across: float, up: float) -> None:
+    """What the markers mean, from a place on downwards; the place in shares of the two axes."""
+    x = drawing.x[0] * (drawing.x[1] / drawing.x[0]) ** across
+    for number, name in enumerate(names):
+        y = drawing.y[0] * (drawing.y[1] / drawing.y[0]) ** (up - 0.06 * number)
+        shape, hollow = MARKS[name]
+        drawing.marker(x, y, shape, hollow=hollow)
+        drawing.note(x, y, NAMES[name])
 
 
 def climb_chart(rows: list[Row], direction: str = "both", column: str = "loop") -> str:
@@ -340,13 +347,14 @@ def climb_chart(rows: list[Row], direction: str = "both", column: str = "loop") 
         y_name="µs",
         x_ticks={product: f"{dims[1]} → {dims[2]}" for dims, product in products.items()},
     )
-    for name in (name for name in MARKS if any(name in at for at in found.values())):
+    shown = [name for name in MARKS if any(name in at for at in found.values())]
+    legend(drawing, shown, across=0.03, up=0.95)
+    for name in shown:
         shape, hollow = MARKS[name]
         points = [(products[dims], float(at[name]["median_us"])) for dims, at in found.items() if name in at]
         drawing.curve(points, dash="6 4" if hollow else "")
         for point in points:
             drawing.marker(*point, shape, hollow=hollow)
-        drawing.note(*points[0], NAMES[name], dx=10, dy=-8)
     return drawing.svg()
 
 

@@ -453,7 +453,8 @@ def test_gpu_agrees_with_autograd(algorithm):
 
 
 @gpu
-def test_gpu_any_stream():
+@pytest.mark.parametrize("algorithm", autograd.ALGORITHMS)
+def test_gpu_any_stream(algorithm):
     """Inputs rewritten on a side stream just before each call, results read there just after.
 
     A long kernel goes first in the stream, so that a call that does not wait for it reads the old values.
@@ -472,7 +473,7 @@ def test_gpu_any_stream():
             with torch.no_grad():
                 for leaf, tensor in zip(leaves, source, strict=True):
                     leaf.copy_(tensor)
-            output = fused_layernorm_linear(*leaves)
+            output = fused_layernorm_linear(*leaves, algorithm=algorithm)
             got.append([output.detach() * 1, *torch.autograd.grad(output, leaves, grad_output)])
     torch.cuda.synchronize()
     for ours, theirs in zip(got, expected, strict=True):
@@ -482,11 +483,12 @@ def test_gpu_any_stream():
 
 @gpu
 def test_gpu_capture_is_refused():
+    """Of a MAX graph; the extension module's launches can be captured."""
     inputs = make_inputs(device="cuda", requires_grad=False)
-    fused_layernorm_linear(*inputs)
+    fused_layernorm_linear(*inputs, algorithm="unfused")
     refused = pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph")
     with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
-        fused_layernorm_linear(*inputs)
+        fused_layernorm_linear(*inputs, algorithm="unfused")
 
 
 @gpu

@@ -413,6 +413,23 @@ def test_five_tensors_are_saved_and_only_the_statistics_are_new(module, no_opera
     ]
 
 
+def saved_bytes(function, inputs):
+    """What autograd keeps for the backward pass, without the parameters, each memory once."""
+    kept = {}
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.update({tensor.data_ptr(): tensor.nbytes}) or tensor, lambda tensor: tensor
+    ):
+        output = function(*inputs)
+    output.sum().backward()
+    return sum(kept[address] for address in kept.keys() - {tensor.data_ptr() for tensor in inputs[1:]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_half_of_what_torch_saves(module, dtype):
+    inputs = make_inputs(dtype, (64,), H=256, O=256)
+    assert saved_bytes(fused_layernorm_linear, inputs) <= 0.55 * saved_bytes(plain_torch, inputs)
+
+
 def test_saved_tensors_may_come_back_strided(module, no_operator):
     """A hook may pack a tensor any way it likes."""
     inputs = make_inputs()
@@ -665,3 +682,274 @@ def test_several_threads_open_a_gpu_once(empty_table, monkeypatch, tmp_path):
         thread.join()
     assert built == ["sm_90a"] and len(found) == 8 and len(set(map(id, found))) == 1
     assert found[0].gpu == 22 and stand_in.index == 0
+
+
+# ---- On a real GPU ------------------------------------------------------------------------------------------
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch sees")
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The kernels of the first GPU, and no warning on the way to them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = direct.kernels(torch.device("cuda", 0))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def counted(kernels, monkeypatch):
+    """How often the module was called to launch."""
+    calls = []
+    for name in ("launch_forward", "launch_backward"):
+        launch = getattr(kernels, name)
+
+        def spy(*arguments, launch=launch, name=name):
+            if arguments[0]:
+                calls.append(name)
+            return launch(*arguments)
+
+        monkeypatch.setattr(kernels, name, spy)
+    return calls
+
+
+def gpu_inputs(dtype=torch.float32, rows=ROWS, H=H, O=O, seed=0, requires_grad=True):
+    return make_inputs(dtype, rows, "cuda", H, O, seed, requires_grad)
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("rows", "width", "outputs"),
+    [
+        ((3, 5), 7, 6),
+        ((1,), 8, 16),
+        ((4, 4), 8, 16),
+        ((257,), 129, 65),
+        ((2, 100), 768, 320),
+        ((130,), 2056, 24),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gpu_agrees_with_autograd(counted, dtype, rows, width, outputs):
+    assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(dtype, rows, width, outputs))
+    assert counted == ["launch_forward", "launch_backward"]
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gpu_at_the_size_of_a_model(kernels, dtype):
+    assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(dtype, (4, 1024), 768, 3072))
+
+
+@gpu
+def test_gpu_tf32_is_as_good_as_torch_s(kernels):
+    before = torch.backends.cuda.matmul.fp32_precision
+    inputs = gpu_inputs(rows=(512,), H=768, O=512)
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        exact = fused_layernorm_linear(*inputs)
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert not torch.equal(fused_layernorm_linear(*inputs), exact), "the flag changes nothing"
+        assert_as_good_as_torch(fused_layernorm_linear, inputs)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("which", range(5), ids=NAMES)
+def test_gpu_unaligned_tensors(counted, dtype, which):
+    """A slice that begins one element after an aligned address."""
+    inputs = gpu_inputs(dtype, (9,), 16, 24)
+
+    def function(*tensors):
+        tensors = list(tensors)
+        memory = torch.cat([tensors[which].new_zeros(1), tensors[which].flatten()])
+        tensors[which] = memory[1:].view_as(tensors[which])
+        assert tensors[which].data_ptr() % direct.VECTOR and tensors[which].is_contiguous()
+        return fused_layernorm_linear(*tensors)
+
+    assert_as_good_as_torch(function, inputs)
+    assert counted == ["launch_forward", "launch_backward"]
+
+
+@gpu
+def test_gpu_strided_tensors(kernels):
+    inputs = gpu_inputs(rows=(6, 4))
+    grad_output = torch.ones(O, 6, 4, device="cuda").permute(1, 2, 0)
+
+    def function(x, ln_weight, ln_bias, linear_weight, linear_bias):
+        x = x.transpose(0, 1).contiguous().transpose(0, 1)
+        return fused_layernorm_linear(x, ln_weight, ln_bias, linear_weight.t().contiguous().t(), linear_bias)
+
+    assert_as_good_as_torch(function, inputs, grad_output)
+
+
+@gpu
+def test_gpu_same_bits_every_time(kernels):
+    inputs = gpu_inputs(torch.bfloat16, (4, 300), 776, 520)
+    first = output_and_gradients(fused_layernorm_linear, inputs)
+    for _ in range(50):
+        again = output_and_gradients(fused_layernorm_linear, inputs)
+        assert all(map(torch.equal, first, again))
+
+
+@gpu
+def test_gpu_gradcheck(kernels):
+    assert torch.autograd.gradcheck(fused_layernorm_linear, gpu_inputs(torch.float64, (4,)))
+
+
+@gpu
+def test_gpu_zero_rows(kernels):
+    _, *gradients = output_and_gradients(fused_layernorm_linear, gpu_inputs(rows=(0,)))
+    assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients)
+
+
+@gpu
+def test_gpu_out_of_memory(kernels):
+    """4 TiB of results; what is there already is left alone."""
+    x, one = torch.ones(2**20, 1, device="cuda"), torch.ones(1, device="cuda")
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"1048576 rows, 1 -> 1048576 in float32, needed 4,398,\d+,\d+"
+    ):
+        fused_layernorm_linear(x, one, one, x, x[:, 0])
+    assert fused_layernorm_linear(*gpu_inputs()).isfinite().all()
+
+
+def side_stream_work(inputs_of, function, repeats, size=4096):
+    """Results of `function` on a side stream, its inputs rewritten there just before each call, behind a long kernel."""
+    stream = torch.cuda.Stream()
+    busy = torch.randn(size, size, device="cuda")
+    leaves = [torch.zeros_like(tensor).requires_grad_() for tensor in inputs_of(0)]
+    sources = [inputs_of(seed) for seed in range(repeats)]
+    torch.cuda.synchronize()
+    got = []
+    with torch.cuda.stream(stream):
+        for source in sources:
+            busy = busy @ busy * 1e-4
+            with torch.no_grad():
+                for leaf, tensor in zip(leaves, source, strict=True):
+                    leaf.copy_(tensor)
+            output = function(*leaves)
+            gradients = torch.autograd.grad(output, leaves, torch.ones_like(output))
+            got.append([tensor.detach().clone() for tensor in (output, *gradients)])
+    stream.synchronize()
+    return got
+
+
+@gpu
+def test_gpu_threads_with_streams_of_their_own(kernels):
+    results, raised = {}, []
+
+    def inputs_of(thread):
+        return lambda seed: gpu_inputs(rows=(64 + thread,), seed=100 * thread + seed, requires_grad=False)
+
+    def work(thread):
+        try:
+            results[thread] = side_stream_work(inputs_of(thread), fused_layernorm_linear, 10, 1024)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not raised
+    for thread, found in results.items():
+        for seed, ours in enumerate(found):
+            inputs = inputs_of(thread)(seed)
+            ones = torch.ones(inputs[0].shape[0], O)
+            for mine, theirs in zip(ours, output_and_gradients(plain_torch, inputs, ones), strict=True):
+                assert_near(mine, theirs)
+
+
+@gpu
+def test_gpu_graph_captures_both_passes(kernels):
+    inputs = gpu_inputs(rows=(32,))
+    grad_output = torch.ones(32, O, device="cuda")
+
+    def step():
+        output = fused_layernorm_linear(*inputs)
+        return [output, *torch.autograd.grad(output, inputs, grad_output)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for seed in range(5):
+        with torch.no_grad():
+            for tensor, fresh in zip(inputs, gpu_inputs(rows=(32,), seed=seed), strict=True):
+                tensor.copy_(fresh)
+        graph.replay()
+        expected = output_and_gradients(plain_torch, inputs, grad_output)
+        for ours, theirs in zip(captured, expected, strict=True):
+            assert_near(ours.detach(), theirs)
+
+
+@gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_gpu_compiled(counted, mode):
+    torch._dynamo.reset()
+    reference = sequential().cuda()
+    layer = LayerNormLinear.from_modules(*copy.deepcopy(reference))
+    compiled = torch.compile(layer, fullgraph=True, mode=mode)
+    for seed in range(5):
+        x, y = (gpu_inputs(rows=(2, 3), seed=seed)[0] for _ in range(2))
+        torch.compiler.cudagraph_mark_step_begin()
+        compiled(x).square().sum().backward()
+        reference(y).square().sum().backward()
+        assert_near(x.grad, y.grad)
+        for mine, theirs in zip(layer.parameters(), reference.parameters(), strict=True):
+            assert_near(mine.grad, theirs.grad)
+    assert counted
+    torch._dynamo.reset()
+
+
+@gpu
+def test_gpu_compiled_with_changing_lengths(kernels):
+    torch._dynamo.reset()
+    reference = sequential().cuda()
+    compiled = torch.compile(LayerNormLinear.from_modules(*copy.deepcopy(reference)), fullgraph=True)
+    for rows in (3, 4):
+        compiled(gpu_inputs(rows=(2, rows))[0]).sum().backward()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for rows in (5, 17, 2):
+            x = gpu_inputs(rows=(2, rows))[0]
+            assert_near(compiled(x), reference(x))
+    torch._dynamo.reset()
+
+
+@gpu
+def test_gpu_autocast(counted):
+    layer = LayerNormLinear.from_modules(*sequential()).cuda()
+    x = gpu_inputs()[0]
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        output = layer(x)
+    output.float().square().sum().backward()
+    assert output.dtype == torch.bfloat16 and x.grad.dtype == torch.float32
+    assert counted == ["launch_forward", "launch_backward"]
+
+
+@gpu
+@pytest.mark.parametrize("biases", [True, False], ids=["all", "no biases"])
+def test_gpu_opcheck(kernels, biases):
+    inputs = gpu_inputs() if biases else [*gpu_inputs()[:2], None, gpu_inputs()[3], None]
+    torch.library.opcheck(autograd.layernorm_linear, (*inputs, EPS, "fast"))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two GPUs")
+def test_gpu_the_second_of_two():
+    """The tensors decide, not the current device, which stays as it is."""
+    inputs = [tensor.detach().to("cuda:1").requires_grad_() for tensor in make_inputs()]
+    with torch.cuda.device(0):
+        assert_as_good_as_torch(fused_layernorm_linear, inputs)
+        assert torch.cuda.current_device() == 0
+    assert direct.found[1].index == 1

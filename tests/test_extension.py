@@ -221,9 +221,12 @@ def test_a_build_that_fails_leaves_nothing(monkeypatch, tmp_path):
 
 def test_a_kernel_that_does_not_compile(copied):
     kernels = copied / "op" / "fast.mojo"
-    kernels.write_text(kernels.read_text() + "\ndef broken(:\n    pass\n")
-    with pytest.raises(CompileFailed, match=r"extension.mojo does not compile\n.*fast.mojo:\d+"):
+    text = kernels.read_text()
+    assert "sizes.rows()" in text
+    kernels.write_text(text.replace("sizes.rows()", "sizes.rowz()", 1))
+    with pytest.raises(CompileFailed, match=r"extension\.mojo does not compile\n.*fast\.mojo:\d+") as caught:
         extension.build("sm_80")
+    assert "'Sizes' value has no attribute 'rowz'" in caught.value.details
 
 
 def test_a_linker_that_is_missing(copied, monkeypatch, tmp_path):

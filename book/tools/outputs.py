@@ -40,11 +40,10 @@ def example(name: str, **options) -> Command:
     return Command(f"python book/examples/{name}.py", (f"book/examples/{name}.py",), exact=True, **options)
 
 
-def virtual_race(blocks: str) -> Command:
-    """The race example on the virtual GPU, with a block order."""
-    arguments = f"-m harness vgpu exec --blocks {blocks} -- mojo run --debug-level=line-tables"
-    program = "book/examples/zero_race.mojo"
-    return Command(f"python {arguments} {program}", (*arguments.split(), program), 1, exact=True)
+def virtual(program: str, exit_code: int = 0, options: str = "") -> Command:
+    """A Mojo program of book/examples on the virtual GPU."""
+    run = f"-m harness vgpu exec {options}-- mojo run --debug-level=line-tables book/examples/{program}.mojo"
+    return Command(f"python {run}", tuple(run.split()), exit_code, exact=True)
 
 
 def puzzle(flags: str) -> Command:
@@ -62,8 +61,9 @@ COMMANDS = {
     "profile": Command(
         "p22 --profile --solution", ("-m", "harness", "p22", "--profile", "--solution"), exact=True
     ),
-    "race_natural": virtual_race("natural"),
-    "race_reversed": virtual_race("reversed"),
+    "row_squares": virtual("row_squares"),
+    "race_natural": virtual("zero_race", 1, "--blocks natural "),
+    "race_reversed": virtual("zero_race", 1, "--blocks reversed "),
     "wrong_kernels": Command(
         "python book/examples/wrong_kernel.py dw_from_x_hat dx_diagonal_jacobian",
         ("book/examples/wrong_kernel.py", "dw_from_x_hat", "dx_diagonal_jacobian"),

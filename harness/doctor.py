@@ -131,6 +131,31 @@ def gpu() -> Iterator[Finding]:
     )
 
 
+def extension_module() -> Iterator[Finding]:
+    """What LayerNormLinear launches with on a GPU: built for the GPUs here, or not yet."""
+    from harness import extension
+    from harness.devices import targets
+
+    part = "extension module"
+    command = "python -m harness build-ext"
+    if not targets.gpu_may_exist():
+        yield Finding(part, "note", f"for a GPU; `{command} --arch NAME` builds it for another machine")
+        return
+    try:
+        wanted = extension.present()
+    except WorkbookError as error:
+        yield Finding(part, "note", f"{error}: LayerNormLinear goes through a MAX graph")
+        return
+    for architecture in wanted:
+        path = extension.folder() / extension.file_name(architecture)
+        if path.is_file():
+            yield Finding(part, "good", str(path))
+        else:
+            yield Finding(
+                part, "note", f"not built for {architecture} yet: the first call does it", f"`{command}`"
+            )
+
+
 def virtual_gpu() -> Iterator[Finding]:
     """The replay of recorded kernels works everywhere; the driver that MAX loads is for Linux."""
     from harness.vgpu.machine import VirtualGPU
@@ -201,6 +226,7 @@ PARTS: dict[str, Callable[[], Iterator[Finding]]] = {
     "packages": packages,
     "Mojo compiler": mojo,
     "GPU": gpu,
+    "extension module": extension_module,
     "virtual GPU": virtual_gpu,
     "caches": caches,
     "C compiler": c_compiler,

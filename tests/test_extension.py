@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import extension
+from harness import doctor, extension
+from harness.devices import targets
 from harness.errors import BadUse, CompileFailed, EnvironmentProblem
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -263,7 +264,8 @@ def test_it_links_without_a_c_compiler(copied, tmp_path, monkeypatch):
 LOAD = """
 import json, sys
 from pathlib import Path
-from harness import extension
+from harness import doctor, extension
+from harness.devices import targets
 assert not {"max", "torch"} & set(sys.modules)
 module = extension.load(Path(sys.argv[1]))
 sizes = (12, 33, 20)
@@ -336,7 +338,8 @@ from harness.vgpu.driver import inprocess
 inprocess.start(arch="sm_80")
 from max.driver import CPU, Accelerator, Buffer
 from max.dtype import DType
-from harness import extension
+from harness import doctor, extension
+from harness.devices import targets
 
 module = extension.load(Path(sys.argv[1]))
 device, random = Accelerator(), np.random.default_rng(0)
@@ -488,3 +491,31 @@ def test_build_ext_help(command_line):
         and extension.VARIABLE in done.out
         and "exit codes" in done.out
     )
+
+
+# ---- The doctor ---------------------------------------------------------------------------------------------
+
+
+def test_the_doctor_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(targets, "gpu_may_exist", lambda: False)
+    (found,) = doctor.extension_module()
+    assert found.state == "note" and "build-ext --arch NAME" in found.words
+
+
+def test_the_doctor_with_gpus(monkeypatch, tmp_path):
+    monkeypatch.setattr(targets, "gpu_may_exist", lambda: True)
+    monkeypatch.setattr(extension, "present", lambda: ["sm_80", "sm_90a"])
+    monkeypatch.setenv(extension.VARIABLE, str(tmp_path))
+    there = tmp_path / extension.file_name("sm_90a")
+    there.write_text("")
+    missing, found = doctor.extension_module()
+    assert missing.state == "note" and "not built for sm_80 yet" in missing.words
+    assert found.state == "good" and found.words == str(there)
+
+
+def test_the_doctor_with_an_old_gpu(monkeypatch):
+    monkeypatch.setattr(targets, "gpu_may_exist", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    (found,) = doctor.extension_module()
+    assert found.state == "note" and "want sm_80 or newer, not sm_75: " in found.words

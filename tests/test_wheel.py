@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import extension
 from harness.roots import CHECKOUT
 
 TRAINING_STEP = """
@@ -85,6 +86,27 @@ def test_wheel_carries_the_solutions(wheel):
     for file in (CHECKOUT / "solutions" / "p22" / "op").glob("*.mojo"):
         assert f"harness/_solutions/p22/op/{file.name}" in names
     assert not any(name.startswith(("tests/", "problems/", "solutions/")) for name in names)
+
+
+EXTENSION = """
+import sys
+from pathlib import Path
+from harness import extension
+
+folder, files = extension.sources()
+assert folder.is_relative_to(sys.prefix) and all(file.is_file() for file in files), folder
+module = extension.load(Path(sys.argv[1]))
+assert module.forward(0, 0, 0, 0, 0, 12, 33, 20, 1e-5, *[0] * 8) > 0
+print(extension.file_name("sm_80"), "outside")
+"""
+
+
+def test_the_extension_module_outside_the_checkout(installed, tmp_path):
+    """An installed package makes the module from the same sources, and looks for it under the same name."""
+    built = extension.build("sm_80").path
+    script = tmp_path / "load.py"
+    script.write_text(EXTENSION)
+    assert run(installed, script, built, cwd=tmp_path).split() == [built.name, "outside"]
 
 
 def test_a_training_step_outside_the_checkout(installed, tmp_path):

@@ -30,13 +30,17 @@ class RecordedTensor:
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """One launch: what reports call it, the kernel's symbol, geometry, and the bytes of every argument."""
+    """One launch: what reports call it, the kernel's symbol, geometry, and the bytes of every argument.
+
+    `shared` is shared memory beyond what the kernel declares, in bytes.
+    """
 
     name: str
     symbol: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     arguments: tuple[bytes, ...]
+    shared: int = 0
 
 
 @dataclass
@@ -125,7 +129,7 @@ def parse(text: str) -> Recording:
             events.append(RecordedTensor(words[0], int(words[1]), int(words[2]), what == "workspace"))
         elif what == "launch":
             sizes = tuple(map(int, words[2:8]))
-            arguments = tuple(bytes.fromhex(word) for word in words[8:])
-            events.append(RecordedLaunch(words[0], words[1], sizes[:3], sizes[3:], arguments))
+            arguments = tuple(bytes.fromhex(word) for word in words[9:])
+            events.append(RecordedLaunch(*words[:2], sizes[:3], sizes[3:], arguments, int(words[8])))
     recording.ptx = {symbol: "\n".join(lines) for symbol, lines in bodies.items()}
     return recording

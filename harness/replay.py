@@ -65,7 +65,8 @@ class Replay:
 
     def _launch(self, launch: RecordedLaunch, real: dict[bytes, bytes]) -> None:
         arguments = [real.get(argument, argument) for argument in launch.arguments]
-        self.gpu.launch(self.kernels[launch.symbol], launch.grid, launch.block, arguments, name=launch.name)
+        kernel = self.kernels[launch.symbol]
+        self.gpu.launch(kernel, launch.grid, launch.block, arguments, launch.shared, name=launch.name)
 
     def _read(self, name: str, address: int, shape: tuple[int, ...]) -> torch.Tensor:
         dtype = getattr(torch, written_dtype(self.puzzle, name, self.dtype))

@@ -42,7 +42,9 @@ struct CompilingLauncher(Launcher):
         //,
         kernel: def(* args: * declared) thin -> None,
         *Ts: DevicePassable,
-    ](mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim) raises:
+    ](
+        mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim, shared_bytes: Int = 0
+    ) raises:
         var info = compile_info[kernel, emission_kind="asm", target=get_gpu_target[TARGET]()]()
         var size = info.asm.byte_length()
         print(

@@ -6,7 +6,7 @@ separated by a space:
     //@ case NAME                           what the launches below belong to
     //@ tensor NAME ADDRESS BYTES           a tensor at a made-up address
     //@ workspace NAME ADDRESS BYTES        likewise scratch memory, as it is lent
-    //@ launch NAME KERNEL gx gy gz bx by bz ARGUMENT...      (argument bytes in hexadecimal)
+    //@ launch NAME KERNEL gx gy gz bx by bz SHARED ARGUMENT...     (dynamic shared memory and argument bytes, the latter in hexadecimal)
     //@ ptx KERNEL                          followed by the PTX, once for each kernel
 """
 
@@ -59,7 +59,9 @@ struct Recorder(Launcher):
         //,
         kernel: def(* args: * declared) thin -> None,
         *Ts: DevicePassable,
-    ](mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim) raises:
+    ](
+        mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim, shared_bytes: Int = 0
+    ) raises:
         var info = compile_info[kernel, emission_kind="asm", target=TARGET]()
         var symbol = String(info.function_name)
         if symbol not in self.seen:
@@ -68,7 +70,7 @@ struct Recorder(Launcher):
             print(info.asm)
         var line = String(t"//@ launch {name} {symbol}")
         line += String(t" {grid_dim.x()} {grid_dim.y()} {grid_dim.z()}")
-        line += String(t" {block_dim.x()} {block_dim.y()} {block_dim.z()}")
+        line += String(t" {block_dim.x()} {block_dim.y()} {block_dim.z()} {shared_bytes}")
         comptime for i in range(Ts.length):
             comptime count = size_of[Ts[i].device_type, target=TARGET]()
             var raw = List[UInt8](length=max(count, 64), fill=0)

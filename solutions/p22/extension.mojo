@@ -12,10 +12,10 @@ from std.python import Python, PythonObject
 from std.python.bindings import PyObjectPtr, PythonModuleBuilder, _set_python_error
 from std.reflection import get_linkage_name
 from std.sys import default_accelerator, size_of
-from max.gpu.host import DeviceContext, DeviceStream, Dim
+from max.gpu.host import DeviceContext, DeviceStream, Dim, FuncAttribute
 from max.gpu.host.device_context import DevicePassable
 
-from op.common import ImmPtr, MutPtr, Sizes, accum_type
+from op.common import ImmPtr, MutPtr, Sizes, accum_type, shared_memory
 from op.fast import launch_backward_fast, launch_forward_fast
 from op.launcher import Launcher
 
@@ -86,7 +86,9 @@ struct StreamLauncher(Launcher):
         //,
         kernel: def(* args: * declared) thin -> None,
         *Ts: DevicePassable,
-    ](mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim) raises:
+    ](
+        mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim, shared_bytes: Int = 0
+    ) raises:
         if not self.gpu:
             return
         comptime Function = type_of(self.gpu.value()[].ctx.compile_function[kernel]())
@@ -97,11 +99,17 @@ struct StreamLauncher(Launcher):
         if not address:
             # Loading takes milliseconds and more, and must not happen again on the next call.
             var loaded = unsafe_alloc[Function](1)
-            loaded.unsafe_write(gpu.ctx.compile_function[kernel]())
+            if shared_bytes:
+                var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(shared_memory()))
+                loaded.unsafe_write(gpu.ctx.compile_function[kernel](func_attribute=most))
+            else:
+                loaded.unsafe_write(gpu.ctx.compile_function[kernel]())
             address = Int(loaded)
             gpu.kernels.append((key, address))
         ref function = Pointer[Function, MutAnyOrigin](unsafe_from_address=address)[]
-        self.stream.value().enqueue_function(function, *args, grid_dim=grid_dim, block_dim=block_dim)
+        self.stream.value().enqueue_function(
+            function, *args, grid_dim=grid_dim, block_dim=block_dim, shared_mem_bytes=shared_bytes
+        )
 
     def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
         var start = self.used

@@ -3,8 +3,7 @@
 from std.math import ceildiv
 from max.gpu.host import Dim
 
-from .common import ImmPtr, MutPtr
-from .fast_rows import multiprocessors
+from .common import ImmPtr, MutPtr, multiprocessors
 from .gemm_portable import GEMM_THREADS, gemm_kernel
 from .launcher import Launcher
 

@@ -1,8 +1,9 @@
-"""What the CPU path and the GPU kernels share: pointer types, the accumulation type, sizes, row statistics, atomics."""
+"""What the CPU path and the GPU kernels share: pointer types, types of sums, sizes, the GPU's limits, row statistics."""
 
 from std.atomic import Atomic, Ordering
 from std.math import sqrt
 from std.sys import default_accelerator, has_accelerator, is_amd_gpu
+from max.gpu.host import DeviceContext
 from layout import TileTensor
 from layout.tile_layout import row_major
 
@@ -29,6 +30,31 @@ comptime atomic_type[
 ] = DType.float32 if dtype.is_half_float() or not accelerator_has_float64() else DType.float64
 """The type of sums that many blocks add to: wide enough that thousands of additions, one at a time and each
 rounded, leave every digit of the result. Without float64 on the GPU, the sums of float32 stay float32."""
+
+
+def multiprocessors() -> Int:
+    """How many blocks the GPU of this build runs side by side, at one a multiprocessor."""
+    comptime if has_accelerator():
+        return DeviceContext.default_device_info.sm_count
+    else:
+        return 1
+
+
+def lanes_of_a_warp() -> Int:
+    """Threads of a warp on the GPU of this build, for launch geometry; kernels ask WARP_SIZE."""
+    comptime if has_accelerator():
+        return DeviceContext.default_device_info.warp_size
+    else:
+        return 32
+
+
+def shared_memory() -> Int:
+    """Bytes of shared memory for a block that has a multiprocessor of the GPU of this build to itself."""
+    comptime if has_accelerator():
+        # NVIDIA keeps 1 KiB for itself; the other KiB is what kernels here declare.
+        return DeviceContext.default_device_info.shared_memory_per_multiprocessor - 2048
+    else:
+        return 30 * 1024
 
 
 struct CompensatedSum[dtype: DType](Copyable, Movable):

@@ -7,28 +7,34 @@ fixed order: no atomics, so every run gives the same bits. Rows that are no whol
 or too long for the registers, take the kernels whose names end in `_any`, which load one element at a time.
 """
 
-from std.math import ceildiv, iota, sqrt
+from std.math import ceildiv, sqrt
 from std.memory import AddressSpace
-from std.sys import has_accelerator, size_of
-from max.gpu import WARP_SIZE, barrier, block_dim, block_idx, grid_dim, thread_idx
-from max.gpu.host import DeviceContext, Dim
+from std.sys import is_nvidia_gpu, size_of
+from std.utils import StaticTuple
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, WARP_SIZE, barrier, block_dim, block_idx, grid_dim, thread_idx
+from max.gpu.host import Dim
+from max.gpu.memory import async_copy, async_copy_commit_group, async_copy_wait_group, external_memory
 from max.gpu.primitives import warp
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .common import ImmPtr, MutPtr, Sizes, accum_type
+from .common import ImmPtr, MutPtr, Sizes, accum_type, lanes_of_a_warp, multiprocessors, shared_memory
 from .launcher import Launcher
 
 comptime VECTOR_BYTES = 16
 """The widest access of a thread."""
-comptime FORWARD_VECTORS = 4
-"""Vectors of a row that a thread keeps in the forward kernel."""
-comptime FORWARD_THREADS = 256
-"""Threads of a block of the forward kernel that holds several rows."""
+comptime ROW_VECTORS = 4
+"""Vectors of a row that a thread owns, in each tensor."""
+comptime FORWARD_THREADS = 512
+"""The most threads of a block of the forward kernel,"""
+comptime FORWARD_BLOCKS = 2
+"""of which a multiprocessor has so many at a time,"""
+comptime FORWARD_STAGES = 3
+"""and for which so many rows are in shared memory or on their way; one of them is worked on."""
 comptime BACKWARD_THREADS = 512
 """The most threads of a block of the backward kernel."""
-comptime MAX_GROUP = 512
-"""The most threads that share a row."""
+comptime BACKWARD_STAGES = 2
+"""Rows of a group of threads that are in shared memory or on their way."""
 comptime MAX_WARPS = 32
 """Room for the partial sums of the warps of a block; AMD's are half as many."""
 comptime ANY_THREADS = 256
@@ -39,26 +45,8 @@ comptime COLUMN_ROWS = 8
 """Threads that share a column in the first stage of a sum over rows."""
 comptime COLUMN_BLOCKS = 6
 """Blocks that one multiprocessor has at a time in the first stage of a sum over rows."""
-comptime BACKWARD_BLOCKS = 2
-"""Blocks that one multiprocessor has at a time in the backward kernel."""
 comptime FINISH_ROWS = 16
 """Threads that share a column in the second stage of a sum over rows."""
-
-
-def multiprocessors() -> Int:
-    """How many blocks the GPU of this build runs side by side, at one a multiprocessor."""
-    comptime if has_accelerator():
-        return DeviceContext.default_device_info.sm_count
-    else:
-        return 1
-
-
-def lanes_of_a_warp() -> Int:
-    """Threads of a warp on the GPU of this build, for launch geometry; kernels ask WARP_SIZE."""
-    comptime if has_accelerator():
-        return DeviceContext.default_device_info.warp_size
-    else:
-        return 32
 
 
 comptime vector_width[dtype: DType] = VECTOR_BYTES // size_of[Scalar[dtype]]()
@@ -75,12 +63,12 @@ def is_aligned[dtype: DType](address: ImmPtr[dtype]) -> Bool:
 
 @always_inline
 def row_sum[
-    dtype: DType, width: SIMDLength, //, slot: Int
-](values: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    dtype: DType, width: SIMDLength, //
+](values: SIMD[dtype, width], slot: Int) -> SIMD[dtype, width]:
     """Adds the values of the block_dim.x threads that share a row; each of them gets the sum.
 
-    Always in the same order. Every thread of the block must call it. Between two calls with the same `slot` every
-    thread must have called it with another one, so that nobody overwrites what a neighbour still reads.
+    Always in the same order. Every thread of the block must call it, with slot 0 and slot 1 in turn, so that nobody
+    overwrites what a neighbour still reads.
     """
     var totals = values
     comptime for distance in range(5 if WARP_SIZE == 32 else 6):
@@ -89,26 +77,86 @@ def row_sum[
     var warps = block_dim.x // WARP_SIZE
     if warps == 1:
         return totals
-    var partials = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](
-        row_major[2, MAX_WARPS, Int(width)]()
+    comptime size = Int(width) * size_of[Scalar[dtype]]()
+    var partials = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED, alignment=size](
+        row_major[2 * MAX_WARPS * Int(width)]()
     )
-    var first = thread_idx.y * warps
+    var first = partials.ptr.unsafe_offset((slot * MAX_WARPS + thread_idx.y * warps) * Int(width))
     if thread_idx.x % WARP_SIZE == 0:
-        comptime for i in range(Int(width)):
-            partials[slot, first + thread_idx.x // WARP_SIZE, i] = totals[i]
+        first.unsafe_store[alignment=size](thread_idx.x // WARP_SIZE * Int(width), totals)
     barrier()
     totals = 0
     for w in range(warps):
-        comptime for i in range(Int(width)):
-            totals[i] += partials[slot, first + w, i]
+        totals += first.unsafe_load[width=width, alignment=size](w * Int(width))
     return totals
+
+
+# ---- Between global and shared memory ----------------------------------------------------------------------
+
+
+@always_inline
+def load_vector[
+    dtype: DType, //, width: Int, wide: DType
+](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int) -> SIMD[wide, width]:
+    """A vector from shared memory, in the type of sums."""
+    return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
+
+
+@always_inline
+def copy_vector[
+    dtype: DType
+](target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED], source: ImmPtr[dtype]):
+    """Copies 16 bytes to shared memory; on NVIDIA the thread goes on while they are on their way."""
+    comptime width = vector_width[dtype]
+    comptime if is_nvidia_gpu():
+        async_copy[VECTOR_BYTES](source.unsafe_address_space_cast[AddressSpace.GLOBAL](), target)
+    else:
+        target.unsafe_store[alignment=VECTOR_BYTES](
+            0, source.unsafe_load[width=width, alignment=VECTOR_BYTES](0)
+        )
+
+
+@always_inline
+def end_copies():
+    """Closes a batch of copies."""
+    comptime if is_nvidia_gpu():
+        async_copy_commit_group()
+
+
+@always_inline
+def wait_for_copies[behind: Int]():
+    """Waits for all batches but the last `behind`."""
+    comptime if is_nvidia_gpu():
+        async_copy_wait_group(Int32(behind))
+
+
+@always_inline
+def copy_constants[
+    dtype: DType, //, vectors: Int
+](
+    target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED],
+    source: ImmPtr[dtype],
+    columns: Int,
+):
+    """This thread's vectors of gamma or beta, once for all rows."""
+    comptime width = vector_width[dtype]
+    comptime for v in range(vectors):
+        var h = (v * block_dim.x + thread_idx.x) * width
+        if h < columns:
+            target.unsafe_store[alignment=VECTOR_BYTES](
+                v * block_dim.x * width, source.unsafe_load[width=width, alignment=VECTOR_BYTES](h)
+            )
 
 
 # ---- Forward ------------------------------------------------------------------------------------------------
 
 
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(FORWARD_THREADS)),
+    `nvvm.minctasm`=SIMDLength(FORWARD_BLOCKS),
+)
 def layernorm_rows[
-    dtype: DType
+    dtype: DType, vectors: Int, stages: Int
 ](
     ln_out: MutPtr[dtype],  # [rows, H]
     mean: MutPtr[accum_type[dtype]],  # [rows]
@@ -120,51 +168,87 @@ def layernorm_rows[
     hidden_dim: Int32,
     eps: Scalar[accum_type[dtype]],
 ):
-    """Statistics and LayerNorm of a row that is read once. block_dim.x threads own a row, block_dim.y rows a block.
+    """Statistics and LayerNorm of rows that are read once. block_dim.x threads own a row, block_dim.y rows a block.
 
-    Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS. The variance is the mean of squared
-    deviations; the mean of the deviations themselves corrects the rounding of the first mean.
+    Thread t owns the vectors t, t + block_dim.x, ...: at most `vectors`. The variance is the mean of squared
+    deviations; the mean of the deviations themselves corrects the rounding of the first mean. A block goes on with
+    the rows grid_dim.x * block_dim.y further, which are on their way into shared memory meanwhile.
     """
     comptime accum = accum_type[dtype]
     comptime width = vector_width[dtype]
+    var H = Int(hidden_dim)
+    var scale = 1 / Scalar[accum](H)
+    var stride = grid_dim.x * block_dim.y
+    var column = thread_idx.x * width
+    var next_column = block_dim.x * width
+
+    # Shared memory: gamma, beta, then for each stage the input, thread by thread.
+    var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var gamma = memory.unsafe_offset(column)
+    var beta = memory.unsafe_offset(vectors * next_column + column)
+    var stage_slots = vectors * next_column * block_dim.y
+    var slots = memory.unsafe_offset((2 + thread_idx.y) * vectors * next_column + column)
+
+    @__parameter
+    @always_inline
+    def fetch(row: Int, stage: Int):
+        if row < Int(rows):
+            comptime for v in range(vectors):
+                var h = column + v * next_column
+                if h < H:
+                    copy_vector(
+                        slots.unsafe_offset(stage * stage_slots + v * next_column), input.unsafe_offset(row * H + h)
+                    )
+        end_copies()
+
     var row = block_idx.x * block_dim.y + thread_idx.y
-    # A group behind the last row goes along, for the barriers, with a row of no columns.
-    var columns = Int(hidden_dim) if row < Int(rows) else 0
-    var x_row = input.unsafe_offset(row * Int(hidden_dim))
-    var y_row = ln_out.unsafe_offset(row * Int(hidden_dim))
-    var count = Scalar[accum](hidden_dim)
+    comptime for stage in range(stages - 1):
+        fetch(row + stage * stride, stage)
+    if thread_idx.y == 0:
+        copy_constants[vectors](gamma, ln_weight, H)
+        copy_constants[vectors](beta, ln_bias, H)
+    barrier()
 
-    var x = Array[SIMD[dtype, width], FORWARD_VECTORS](fill=0)
-    var total = SIMD[accum, width](0)
-    comptime for v in range(FORWARD_VECTORS):
-        var h = (v * block_dim.x + thread_idx.x) * width
-        if h < columns:
-            x[v] = x_row.unsafe_load[width=width, alignment=VECTOR_BYTES](h)
-    comptime for v in range(FORWARD_VECTORS):
-        total += x[v].cast[accum]()
-    var first_mean = row_sum[slot=0](total.reduce_add()) / count
+    # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
+    var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
+    var stage = 0
+    for _ in range(turns):
+        fetch(row + (stages - 1) * stride, stage - 1 if stage > 0 else stages - 1)
+        wait_for_copies[stages - 1]()
+        var slot = slots.unsafe_offset(stage * stage_slots)
+        # Behind the last row there are no columns.
+        var columns = H if row < Int(rows) else 0
 
-    var deviations = SIMD[accum, width](0)
-    var squares = SIMD[accum, width](0)
-    comptime for v in range(FORWARD_VECTORS):
-        if (v * block_dim.x + thread_idx.x) * width < columns:
-            var deviation = x[v].cast[accum]() - first_mean
-            deviations += deviation
-            squares += deviation * deviation
-    var sums = row_sum[slot=1](SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add())) / count
-    var row_mean = first_mean + sums[0]
-    var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
-    if thread_idx.x == 0 and columns > 0:
-        mean[unsafe_offset=row] = row_mean
-        rstd[unsafe_offset=row] = row_rstd
+        var x = Array[SIMD[accum, width], vectors](fill=0)
+        var total = SIMD[accum, width](0)
+        comptime for v in range(vectors):
+            if column + v * next_column < columns:
+                x[v] = load_vector[width, accum](slot, v * next_column)
+                total += x[v]
+        var first_mean = row_sum(total.reduce_add(), 0) * scale
 
-    comptime for v in range(FORWARD_VECTORS):
-        var h = (v * block_dim.x + thread_idx.x) * width
-        if h < columns:
-            var gamma = ln_weight.unsafe_load[width=width, alignment=VECTOR_BYTES](h).cast[accum]()
-            var beta = ln_bias.unsafe_load[width=width, alignment=VECTOR_BYTES](h).cast[accum]()
-            var x_hat = (x[v].cast[accum]() - row_mean) * row_rstd
-            y_row.unsafe_store[alignment=VECTOR_BYTES](h, (x_hat * gamma + beta).cast[dtype]())
+        var deviations = SIMD[accum, width](0)
+        var squares = SIMD[accum, width](0)
+        comptime for v in range(vectors):
+            if column + v * next_column < columns:
+                var deviation = x[v] - first_mean
+                deviations += deviation
+                squares += deviation * deviation
+        var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1) * scale
+        var row_mean = first_mean + sums[0]
+        var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
+        if thread_idx.x == 0 and columns > 0:
+            mean[unsafe_offset=row] = row_mean
+            rstd[unsafe_offset=row] = row_rstd
+
+        comptime for v in range(vectors):
+            if column + v * next_column < columns:
+                var x_hat = (x[v] - row_mean) * row_rstd
+                var y = x_hat * load_vector[width, accum](gamma, v * next_column)
+                y += load_vector[width, accum](beta, v * next_column)
+                ln_out.unsafe_store[alignment=VECTOR_BYTES](row * H + column + v * next_column, y.cast[dtype]())
+        row += stride
+        stage = stage + 1 if stage < stages - 1 else 0
 
 
 def layernorm_any[
@@ -190,13 +274,13 @@ def layernorm_any[
     var total = Scalar[accum](0)
     for h in range(thread_idx.x, H, block_dim.x):
         total += x[unsafe_offset=h].cast[accum]()
-    var first_mean = row_sum[slot=0](total) / count
+    var first_mean = row_sum(total, 0) / count
 
     var sums = SIMD[accum, 2](0)
     for h in range(thread_idx.x, H, block_dim.x):
         var deviation = x[unsafe_offset=h].cast[accum]() - first_mean
         sums += SIMD[accum, 2](deviation, deviation * deviation)
-    sums = row_sum[slot=1](sums) / count
+    sums = row_sum(sums, 1) / count
     var row_mean = first_mean + sums[0]
     var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
     if thread_idx.x == 0:
@@ -207,6 +291,51 @@ def layernorm_any[
         var x_hat = (x[unsafe_offset=h].cast[accum]() - row_mean) * row_rstd
         var shifted = x_hat * ln_weight[unsafe_offset=h].cast[accum]() + ln_bias[unsafe_offset=h].cast[accum]()
         ln_out[unsafe_offset=row * H + h] = shifted.cast[dtype]()
+
+
+@fieldwise_init
+struct RowGeometry(Copyable, Movable):
+    """How a kernel for rows of aligned vectors is launched."""
+
+    var group: Int
+    """Threads that share a row: block_dim.x."""
+    var groups: Int
+    """Rows that a block works on at a time: block_dim.y. 0 where a row is too long for the kernel."""
+    var blocks: Int
+    """Blocks: grid_dim.x."""
+    var shared_bytes: Int
+    """Dynamic shared memory of a block."""
+
+
+def row_geometry[
+    dtype: DType, *, tensors: Int, threads: Int, stages: Int, resident: Int
+](rows: Int, H: Int) -> RowGeometry:
+    """The geometry with `resident` blocks on each multiprocessor, of at most so many threads each.
+
+    A block works on as many rows at a time as its share of the shared memory holds `stages` times, with gamma and
+    beta, but on no more than keep every multiprocessor busy.
+    """
+    var group = ceildiv(H, vector_width[dtype] * ROW_VECTORS * lanes_of_a_warp()) * lanes_of_a_warp()
+    var tensor_bytes = ROW_VECTORS * group * VECTOR_BYTES
+    var room = (shared_memory() // resident - 2 * tensor_bytes) // (stages * tensors * tensor_bytes)
+    var most = multiprocessors() * resident
+    var groups = min(threads // group, room, ceildiv(rows, most))
+    if groups < 1:
+        return RowGeometry(group, 0, 0, 0)
+    var bytes = tensor_bytes * (2 + stages * tensors * groups)
+    return RowGeometry(group, groups, min(ceildiv(rows, groups), most), bytes)
+
+
+def forward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
+    """How `layernorm_rows` is launched."""
+    return row_geometry[
+        dtype, tensors=1, threads=FORWARD_THREADS, stages=FORWARD_STAGES, resident=FORWARD_BLOCKS
+    ](rows, H)
+
+
+def backward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
+    """How `ln_backward_rows` is launched: with one block a multiprocessor, so that few partial sums are left."""
+    return row_geometry[dtype, tensors=2, threads=BACKWARD_THREADS, stages=BACKWARD_STAGES, resident=1](rows, H)
 
 
 def launch_layernorm_fast[
@@ -223,18 +352,13 @@ def launch_layernorm_fast[
     eps: Scalar[accum_type[dtype]],
 ) raises:
     """One launch: mean, rstd and the LayerNorm output of every row."""
-    comptime width = vector_width[dtype]
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
-    var vectors = ceildiv(H, width)
-    var aligned = (
-        H % width == 0 and is_aligned(input) and is_aligned(ln_weight) and is_aligned(ln_bias)
-    ) and is_aligned(ln_out.as_imm())
-    if aligned and vectors <= FORWARD_VECTORS * MAX_GROUP:
-        var warps = ceildiv(vectors, FORWARD_VECTORS * lanes_of_a_warp())
-        var group = warps * lanes_of_a_warp()
-        var rows_of_a_block = max(1, min(rows, FORWARD_THREADS // group))
-        launcher.launch[layernorm_rows[dtype]](
+    var aligned = H % vector_width[dtype] == 0 and is_aligned(input) and is_aligned(ln_weight)
+    aligned = aligned and is_aligned(ln_bias) and is_aligned(ln_out.as_imm())
+    var geometry = forward_geometry[dtype](rows, H)
+    if aligned and geometry.groups > 0:
+        launcher.launch[layernorm_rows[dtype, ROW_VECTORS, FORWARD_STAGES]](
             "layernorm_rows",
             ln_out,
             mean,
@@ -245,8 +369,9 @@ def launch_layernorm_fast[
             sizes.rows(),
             sizes.hidden_dim,
             eps,
-            grid_dim=Dim(ceildiv(rows, rows_of_a_block)),
-            block_dim=Dim(group, rows_of_a_block),
+            grid_dim=Dim(geometry.blocks),
+            block_dim=Dim(geometry.group, geometry.groups),
+            shared_bytes=geometry.shared_bytes,
         )
     else:
         launcher.launch[layernorm_any[dtype]](
@@ -268,8 +393,9 @@ def launch_layernorm_fast[
 # ---- Backward -----------------------------------------------------------------------------------------------
 
 
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BACKWARD_THREADS)))
 def ln_backward_rows[
-    dtype: DType, vectors: Int
+    dtype: DType, vectors: Int, stages: Int
 ](
     grad_input: MutPtr[dtype],  # [rows, H]
     ln_out: MutPtr[dtype],  # [rows, H], computed again for dW
@@ -288,131 +414,160 @@ def ln_backward_rows[
     dx = rstd * (g - c2 - x_hat * c1) with g = dln * gamma, c1 = mean(g * x_hat), c2 = mean(g); ln_out; and the
     block's share of dgamma = sum of dln * x_hat and dbeta = sum of dln. block_dim.x threads own a row,
     block_dim.y rows a block, which goes on with the rows grid_dim.x * block_dim.y further. A thread keeps its
-    columns' dgamma and dbeta in registers from its first row to its last, and asks for its next row before it works
-    on this one.
+    columns' dgamma and dbeta in registers from its first row to its last. The vectors of its next rows are on their
+    way into slots of shared memory, which no other thread touches, while it works on this one.
     """
     comptime accum = accum_type[dtype]
     comptime width = vector_width[dtype]
-    comptime Vectors = Array[SIMD[dtype, width], vectors]
     var H = Int(hidden_dim)
-    var count = Scalar[accum](H)
+    var scale = 1 / Scalar[accum](H)
     var stride = grid_dim.x * block_dim.y
+    var column = thread_idx.x * width
+    var next_column = block_dim.x * width
 
-    var gamma = Vectors(fill=0)
-    var beta = Vectors(fill=0)
-    comptime for v in range(vectors):
-        var h = (v * block_dim.x + thread_idx.x) * width
-        if h < H:
-            gamma[v] = ln_weight.unsafe_load[width=width, alignment=VECTOR_BYTES](h)
-            beta[v] = ln_bias.unsafe_load[width=width, alignment=VECTOR_BYTES](h)
-    var dgamma = Array[SIMD[accum, width], vectors](fill=0)
-    var dbeta = Array[SIMD[accum, width], vectors](fill=0)
+    # Shared memory: gamma, beta, then for each stage the input and dln, thread by thread.
+    var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var gamma = memory.unsafe_offset(column)
+    var beta = memory.unsafe_offset(vectors * next_column + column)
+    var tensor_slots = vectors * next_column * block_dim.y
+    var slots = memory.unsafe_offset(
+        2 * vectors * next_column + thread_idx.y * vectors * next_column + column
+    )
+
+    @__parameter
+    @always_inline
+    def fetch(row: Int, stage: Int):
+        if row < Int(rows):
+            var slot = slots.unsafe_offset(stage * 2 * tensor_slots)
+            var start = row * H + column
+            comptime for v in range(vectors):
+                if column + v * next_column < H:
+                    copy_vector(slot.unsafe_offset(v * next_column), input.unsafe_offset(start + v * next_column))
+                    copy_vector(
+                        slot.unsafe_offset(tensor_slots + v * next_column), dln.unsafe_offset(start + v * next_column)
+                    )
+        end_copies()
 
     var row = block_idx.x * block_dim.y + thread_idx.y
-    var x = Vectors(fill=0)
-    var dy = Vectors(fill=0)
+    comptime for stage in range(stages - 1):
+        fetch(row + stage * stride, stage)
     var row_mean = Scalar[accum](0)
     var row_rstd = Scalar[accum](0)
     if row < Int(rows):
-        load_row[width](x, input, row, H)
-        load_row[width](dy, dln, row, H)
         row_mean = mean[unsafe_offset=row]
         row_rstd = rstd[unsafe_offset=row]
+    if thread_idx.y == 0:
+        copy_constants[vectors](gamma, ln_weight, H)
+        copy_constants[vectors](beta, ln_bias, H)
+    barrier()
+    var dgamma = Array[SIMD[accum, width], vectors](fill=0)
+    var dbeta = Array[SIMD[accum, width], vectors](fill=0)
 
     # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
     var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
+    var stage = 0
     for turn in range(turns):
-        var next_x = Vectors(fill=0)
-        var next_dy = Vectors(fill=0)
+        var last_stage = stage - 1 if stage > 0 else stages - 1
+        fetch(row + (stages - 1) * stride, last_stage)
+        var next_row = row + stride
         var next_mean = Scalar[accum](0)
         var next_rstd = Scalar[accum](0)
-        var next_row = row + stride
         if next_row < Int(rows):
-            load_row[width](next_x, input, next_row, H)
-            load_row[width](next_dy, dln, next_row, H)
             next_mean = mean[unsafe_offset=next_row]
             next_rstd = rstd[unsafe_offset=next_row]
+        wait_for_copies[stages - 1]()
+        var slot = slots.unsafe_offset(stage * 2 * tensor_slots)
+        # Behind the last row there are no columns.
+        var columns = H if row < Int(rows) else 0
 
-        # Behind the last column and the last row dln is 0, and adds nothing to any sum.
         var sum_g_x_hat = SIMD[accum, width](0)
         var sum_g = SIMD[accum, width](0)
         comptime for v in range(vectors):
-            var x_hat = (x[v].cast[accum]() - row_mean) * row_rstd
-            var d = dy[v].cast[accum]()
-            var g = d * gamma[v].cast[accum]()
-            dgamma[v] += d * x_hat
-            dbeta[v] += d
-            sum_g_x_hat += g * x_hat
-            sum_g += g
+            if column + v * next_column < columns:
+                var x = load_vector[width, accum](slot, v * next_column)
+                var d = load_vector[width, accum](slot, tensor_slots + v * next_column)
+                var x_hat = (x - row_mean) * row_rstd
+                var g = d * load_vector[width, accum](gamma, v * next_column)
+                dgamma[v] += d * x_hat
+                dbeta[v] += d
+                sum_g_x_hat += g * x_hat
+                sum_g += g
         var sums = SIMD[accum, 2](sum_g_x_hat.reduce_add(), sum_g.reduce_add())
-        var c = (row_sum[slot=0](sums) if turn % 2 == 0 else row_sum[slot=1](sums)) / count
+        var c = row_sum(sums, turn % 2) * scale
 
-        if row < Int(rows):
-            comptime for v in range(vectors):
-                var h = (v * block_dim.x + thread_idx.x) * width
-                if h < H:
-                    var x_hat = (x[v].cast[accum]() - row_mean) * row_rstd
-                    var gamma_v = gamma[v].cast[accum]()
-                    var g = dy[v].cast[accum]() * gamma_v
-                    var dx = row_rstd * (g - c[1] - x_hat * c[0])
-                    var y = x_hat * gamma_v + beta[v].cast[accum]()
-                    grad_input.unsafe_store[alignment=VECTOR_BYTES](row * H + h, dx.cast[dtype]())
-                    ln_out.unsafe_store[alignment=VECTOR_BYTES](row * H + h, y.cast[dtype]())
-        x = next_x^
-        dy = next_dy^
+        comptime for v in range(vectors):
+            if column + v * next_column < columns:
+                var x = load_vector[width, accum](slot, v * next_column)
+                var d = load_vector[width, accum](slot, tensor_slots + v * next_column)
+                var gamma_v = load_vector[width, accum](gamma, v * next_column)
+                var x_hat = (x - row_mean) * row_rstd
+                var dx = row_rstd * (d * gamma_v - c[1] - x_hat * c[0])
+                var y = x_hat * gamma_v + load_vector[width, accum](beta, v * next_column)
+                var place = row * H + column + v * next_column
+                grad_input.unsafe_store[alignment=VECTOR_BYTES](place, dx.cast[dtype]())
+                ln_out.unsafe_store[alignment=VECTOR_BYTES](place, y.cast[dtype]())
         row_mean = next_mean
         row_rstd = next_rstd
         row = next_row
+        stage = stage + 1 if stage < stages - 1 else 0
 
-    add_groups(dgamma, dbeta)
+    # The slots have done their work; the groups of the block add their sums there.
+    add_groups(
+        memory.unsafe_offset(2 * vectors * next_column).unsafe_bitcast[Scalar[accum]](), dgamma, dbeta
+    )
     if thread_idx.y == 0:
         var mine = partials.unsafe_offset(2 * block_idx.x * H)
         comptime for v in range(vectors):
-            var h = (v * block_dim.x + thread_idx.x) * width
+            var h = column + v * next_column
             if h < H:
                 mine.unsafe_store[alignment=VECTOR_BYTES](h, dgamma[v])
                 mine.unsafe_store[alignment=VECTOR_BYTES](H + h, dbeta[v])
 
 
 @always_inline
-def load_row[
-    dtype: DType, vectors: Int, //, width: Int
-](mut row_vectors: Array[SIMD[dtype, width], vectors], source: ImmPtr[dtype], row: Int, columns: Int):
-    """The vectors of a row that this thread owns; those behind the last column stay as they are."""
-    comptime for v in range(vectors):
-        var h = (v * block_dim.x + thread_idx.x) * width
-        if h < columns:
-            row_vectors[v] = source.unsafe_load[width=width, alignment=VECTOR_BYTES](row * columns + h)
-
-
-@always_inline
 def add_groups[
     dtype: DType, width: SIMDLength, vectors: Int, //
-](mut dgamma: Array[SIMD[dtype, width], vectors], mut dbeta: Array[SIMD[dtype, width], vectors]):
+](
+    shared: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED],
+    mut dgamma: Array[SIMD[dtype, width], vectors],
+    mut dbeta: Array[SIMD[dtype, width], vectors],
+):
     """Adds the sums of the groups of a block, halving the number of groups each time; group 0 ends with the total.
 
-    Every thread of the block must call it.
+    `shared` has room for the sums of half of the groups and is used by nobody else. Every thread must call it.
     """
-    # At most half of the threads hand theirs over at a time; block_dim.y > 1 leaves a thread one vector.
-    comptime half = BACKWARD_THREADS // 2
-    var handed = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](
-        row_major[half, 2 * Int(width)]()
-    )
+    comptime quad = VECTOR_BYTES // size_of[Scalar[dtype]]()
+    comptime quads = max(1, Int(width) // quad)
+    comptime part = Int(width) // quads
     var groups = block_dim.y
     while groups > 1:
         var kept = ceildiv(groups, 2)
+        var threads = kept * block_dim.x
+        barrier()
         if kept <= thread_idx.y < groups:
-            var place = (thread_idx.y - kept) * block_dim.x + thread_idx.x
-            comptime for i in range(Int(width)):
-                handed[place, i] = dgamma[0][i]
-                handed[place, Int(width) + i] = dbeta[0][i]
+            var thread = (thread_idx.y - kept) * block_dim.x + thread_idx.x
+            comptime for v in range(vectors):
+                comptime for q in range(quads):
+                    var place = ((2 * v * quads + q) * threads + thread) * part
+                    shared.unsafe_store[alignment=part * size_of[Scalar[dtype]]()](
+                        place, dgamma[v].slice[part, offset=q * part]()
+                    )
+                    shared.unsafe_store[alignment=part * size_of[Scalar[dtype]]()](
+                        place + quads * threads * part, dbeta[v].slice[part, offset=q * part]()
+                    )
         barrier()
         if thread_idx.y < groups - kept:
-            var place = thread_idx.y * block_dim.x + thread_idx.x
-            comptime for i in range(Int(width)):
-                dgamma[0][i] += handed[place, i]
-                dbeta[0][i] += handed[place, Int(width) + i]
-        barrier()
+            var thread = thread_idx.y * block_dim.x + thread_idx.x
+            comptime for v in range(vectors):
+                comptime for q in range(quads):
+                    var place = ((2 * v * quads + q) * threads + thread) * part
+                    var more = shared.unsafe_load[width=part, alignment=part * size_of[Scalar[dtype]]()](place)
+                    var more_beta = shared.unsafe_load[width=part, alignment=part * size_of[Scalar[dtype]]()](
+                        place + quads * threads * part
+                    )
+                    comptime for e in range(part):
+                        dgamma[v][q * part + e] += more[e]
+                        dbeta[v][q * part + e] += more_beta[e]
         groups = kept
 
 
@@ -440,7 +595,7 @@ def ln_backward_any[
         var x_hat = (input[unsafe_offset=row * H + h].cast[accum]() - row_mean) * row_rstd
         var g = dln[unsafe_offset=row * H + h].cast[accum]() * ln_weight[unsafe_offset=h].cast[accum]()
         sums += SIMD[accum, 2](g * x_hat, g)
-    var c = row_sum[slot=0](sums) / Scalar[accum](H)
+    var c = row_sum(sums, 0) / Scalar[accum](H)
 
     for h in range(thread_idx.x, H, block_dim.x):
         var x_hat = (input[unsafe_offset=row * H + h].cast[accum]() - row_mean) * row_rstd
@@ -650,13 +805,12 @@ def launch_bias_gradient[
 
 
 def launch_ln_backward_rows[
-    L: Launcher, //, dtype: DType, vectors: Int
+    L: Launcher, //, dtype: DType
 ](
     mut launcher: L,
     grad_input: MutPtr[dtype],
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
     ln_out: MutPtr[dtype],
+    partials: MutPtr[accum_type[dtype]],
     dln: ImmPtr[dtype],
     input: ImmPtr[dtype],
     mean: ImmPtr[accum_type[dtype]],
@@ -664,15 +818,10 @@ def launch_ln_backward_rows[
     ln_weight: ImmPtr[dtype],
     ln_bias: ImmPtr[dtype],
     sizes: Sizes,
+    geometry: RowGeometry,
 ) raises:
-    """Two launches, for rows of aligned vectors of which a thread takes at most `vectors`."""
-    var rows = Int(sizes.rows())
-    var H = Int(sizes.hidden_dim)
-    var group = ceildiv(H, vector_width[dtype] * vectors * lanes_of_a_warp()) * lanes_of_a_warp()
-    var groups = max(1, min(rows, BACKWARD_THREADS // group))
-    var blocks = min(ceildiv(rows, groups), BACKWARD_BLOCKS * multiprocessors())
-    var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", blocks * 2 * H)
-    launcher.launch[ln_backward_rows[dtype, vectors]](
+    """One launch: dx, ln_out, and partial sums of dgamma and dbeta, [geometry.blocks, 2, H]."""
+    launcher.launch[ln_backward_rows[dtype, ROW_VECTORS, BACKWARD_STAGES]](
         "ln_backward_rows",
         grad_input,
         ln_out,
@@ -685,11 +834,9 @@ def launch_ln_backward_rows[
         ln_bias,
         sizes.rows(),
         sizes.hidden_dim,
-        grid_dim=Dim(blocks),
-        block_dim=Dim(group, groups),
-    )
-    launch_finish_sums[dtype](
-        launcher, "ln_parameter_gradients", grad_ln_weight, grad_ln_bias, partials.as_imm(), blocks, H, 2
+        grid_dim=Dim(geometry.blocks),
+        block_dim=Dim(geometry.group, geometry.groups),
+        shared_bytes=geometry.shared_bytes,
     )
 
 
@@ -710,41 +857,25 @@ def launch_ln_backward_fast[
     sizes: Sizes,
 ) raises:
     """Two or three launches: dx, dgamma, dbeta and ln_out from dln."""
-    comptime width = vector_width[dtype]
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
-    var aligned = H % width == 0 and is_aligned(dln) and is_aligned(input) and is_aligned(ln_weight)
+    var aligned = H % vector_width[dtype] == 0 and is_aligned(dln) and is_aligned(input) and is_aligned(ln_weight)
     aligned = aligned and is_aligned(ln_bias) and is_aligned(grad_input.as_imm()) and is_aligned(ln_out.as_imm())
-    if aligned and H <= width * BACKWARD_THREADS:
-        launch_ln_backward_rows[dtype, 1](
-            launcher,
-            grad_input,
-            grad_ln_weight,
-            grad_ln_bias,
-            ln_out,
-            dln,
-            input,
-            mean,
-            rstd,
-            ln_weight,
-            ln_bias,
-            sizes,
+    var geometry = backward_geometry[dtype](rows, H)
+    if aligned and geometry.groups > 0:
+        var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", geometry.blocks * 2 * H)
+        launch_ln_backward_rows[dtype](
+            launcher, grad_input, ln_out, partials, dln, input, mean, rstd, ln_weight, ln_bias, sizes, geometry
         )
-        return
-    if aligned and H <= 2 * width * BACKWARD_THREADS:
-        launch_ln_backward_rows[dtype, 2](
+        launch_finish_sums[dtype](
             launcher,
-            grad_input,
+            "ln_parameter_gradients",
             grad_ln_weight,
             grad_ln_bias,
-            ln_out,
-            dln,
-            input,
-            mean,
-            rstd,
-            ln_weight,
-            ln_bias,
-            sizes,
+            partials.as_imm(),
+            geometry.blocks,
+            H,
+            2,
         )
         return
     launcher.launch[ln_backward_any[dtype]](

@@ -5,10 +5,10 @@ calls, for example write down the PTX, the geometry and the argument bytes witho
 """
 
 from std.sys import size_of
-from max.gpu.host import DeviceBuffer, DeviceContext, Dim
+from max.gpu.host import DeviceBuffer, DeviceContext, Dim, FuncAttribute
 from max.gpu.host.device_context import DevicePassable
 
-from .common import MutPtr
+from .common import MutPtr, shared_memory
 
 
 trait Launcher:
@@ -22,7 +22,9 @@ trait Launcher:
         //,
         kernel: def(* args: * declared) thin -> None,
         *Ts: DevicePassable,
-    ](mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim) raises:
+    ](
+        mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim, shared_bytes: Int = 0
+    ) raises:
         """Enqueues `kernel` after everything launched before it.
 
         Args:
@@ -30,6 +32,7 @@ trait Launcher:
             args: The kernel's arguments, in the kernel's order.
             grid_dim: Blocks along x, y, z.
             block_dim: Threads of a block along x, y, z.
+            shared_bytes: Shared memory of a block beyond what the kernel itself declares.
         """
         ...
 
@@ -63,8 +66,19 @@ struct DeviceLauncher(Launcher):
         //,
         kernel: def(* args: * declared) thin -> None,
         *Ts: DevicePassable,
-    ](mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim) raises:
-        self.ctx.enqueue_function[kernel](*args, grid_dim=grid_dim, block_dim=block_dim)
+    ](
+        mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim, shared_bytes: Int = 0
+    ) raises:
+        if shared_bytes == 0:
+            self.ctx.enqueue_function[kernel](*args, grid_dim=grid_dim, block_dim=block_dim)
+            return
+        self.ctx.enqueue_function[kernel](
+            *args,
+            grid_dim=grid_dim,
+            block_dim=block_dim,
+            shared_mem_bytes=shared_bytes,
+            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(shared_memory())),
+        )
 
     def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
         # The list keeps the buffer until this launcher goes; its release is ordered behind the launches.

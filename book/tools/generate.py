@@ -12,6 +12,7 @@ from pathlib import Path
 BOOK = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever an installed one lies
 
+import bench_results  # noqa: E402
 import figures  # noqa: E402
 import ladder  # noqa: E402
 import ledger  # noqa: E402
@@ -327,6 +328,7 @@ def main() -> None:
     texts = {name: make() for name, make in FILES.items()}
     if ladder.MEASURED.is_file():  # else the page that includes its tables fails the build
         texts |= ladder.pages()
+    texts |= bench_results.pages()
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
 

@@ -126,6 +126,14 @@ class Kernels:
             return self.launch_backward(*NOWHERE, kind, rows, H, O, WEIGHT | BIAS, *[0] * 12)
         return self.launch_forward(*NOWHERE, kind, rows, H, O, 1e-5, *[0] * 8)
 
+    def probe(self) -> None:
+        """Launches one small forward pass. Raises whatever the driver and the kernels' assembler have against it."""
+        with torch.cuda.device(self.index):
+            if torch.cuda.is_current_stream_capturing():
+                return
+            ones = torch.ones(8, 8, device="cuda")
+            self.forward(plan(ones.shape, 8, ones.dtype), 1e-5, False, ones, ones[0], ones[0], ones, ones[0])
+
     def forward(
         self,
         plan: Plan,
@@ -305,10 +313,12 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def find(device: torch.device) -> Kernels | None:
-    """Builds, loads and opens; warns where that fails."""
+    """Builds, loads, opens and tries; warns where that fails."""
     try:
         built = extension.build(extension.architecture(device))
-        return Kernels(extension.load(built.path), device.index)
+        found = Kernels(extension.load(built.path), device.index)
+        found.probe()
+        return found
     except (
         Exception
     ) as error:  # whatever the toolchain, the loader or the driver raises, there is another way

@@ -656,6 +656,19 @@ def test_without_a_module_one_warning_says_why(empty_table, monkeypatch, error, 
         assert direct.kernels(GPU) is None
 
 
+def test_a_driver_that_refuses_the_kernels_is_a_warning(empty_table, monkeypatch, tmp_path):
+    def refuse(kernels):
+        raise Exception("CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
+
+    monkeypatch.setattr(extension, "build", lambda architecture: extension.Built(tmp_path, architecture, 0.0))
+    monkeypatch.setattr(extension, "load", lambda path: TorchModule())
+    monkeypatch.setattr(direct.Kernels, "probe", refuse)
+    with pytest.warns(
+        RuntimeWarning, match="there is no extension module: Exception: CUDA_ERROR_UNSUPPORTED_PTX"
+    ):
+        assert direct.kernels(GPU) is None
+
+
 def test_an_old_gpu_gets_the_unfused_kernels(empty_table, monkeypatch):
     monkeypatch.setattr(direct, "capability", lambda device: (7, 5))
     monkeypatch.setattr(extension, "architecture", lambda device: extension.nvidia_architecture((7, 5)))
@@ -674,13 +687,14 @@ def test_several_threads_open_a_gpu_once(empty_table, monkeypatch, tmp_path):
         lambda architecture: built.append(architecture) or extension.Built(tmp_path, architecture, 0.0),
     )
     monkeypatch.setattr(extension, "load", lambda path: stand_in)
+    monkeypatch.setattr(direct.Kernels, "probe", lambda kernels: built.append("tried"))
     found = []
     threads = [threading.Thread(target=lambda: found.append(direct.kernels(GPU))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert built == ["sm_90a"] and len(found) == 8 and len(set(map(id, found))) == 1
+    assert built == ["sm_90a", "tried"] and len(found) == 8 and len(set(map(id, found))) == 1
     assert found[0].gpu == 22 and stand_in.index == 0
 
 

@@ -68,7 +68,7 @@ def test_text_formulas_and_labels_are_legible(browser, site, theme):
     browser.run(f"localStorage.setItem('mdbook-theme', '{theme}')")
     browser.open(site / P22)
     ratios = browser.run(CONTRAST)
-    assert len(ratios) == 5
+    assert len(ratios) == 7
     assert all(ratio >= 4.5 for ratio in ratios.values()), ratios
 
 
@@ -86,7 +86,7 @@ CONTRAST = """(() => {
         return [255, 255, 255, 1];
     }
     const out = {};
-    for (const selector of ['main p', 'main p a', '.math', '.formula-name', '.output-source']) {
+    for (const selector of ['main p', 'main p a', '.math', '.formula-name', '.output-source', 'figcaption', '.hint summary']) {
         const element = document.querySelector(selector), back = background(element);
         const style = getComputedStyle(element), color = rgba(style.color);
         const alpha = color[3] * Number(style.opacity);

@@ -296,6 +296,23 @@ def test_hint_ladder_is_that_of_the_command_line(small_book):
     assert "grad_weight, o" not in index.read_text()
 
 
+def test_whatever_a_solution_uses_stands_in_the_book_or_in_the_problem_file():
+    """A reader who has the pages of puzzle 21 and 22 and the problem file need not look anything up elsewhere."""
+    from harness import blanks
+
+    op = (ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo").read_text()
+    code = "\n".join(line.split("#")[0] for blank in blanks.find(op).values() for line in blank.body)
+    own = set(re.findall(r"(?:var|for) (\w+)", code))
+    pages = [
+        page.read_text()
+        for folder in ("puzzle_21", "puzzle_22")
+        for page in (BOOK / "src" / folder).glob("*.md")
+    ]
+    known = set(re.findall(r"\w+", "\n".join(pages) + blanks.skeleton(op)))
+    assert len(own) > 5
+    assert set(re.findall(r"[A-Za-z_]\w*", code)) - own - known == set()
+
+
 def test_every_blank_of_the_puzzle_has_its_ladder_in_the_book():
     from harness import hints
 

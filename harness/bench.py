@@ -90,6 +90,7 @@ DTYPES = {
 COLUMNS = ("graph", "loop", "host", "memory")
 LAUNCH_BOUND = 20.0
 """Microseconds below which a time is that of launches, and nothing is concluded from it."""
+CEILING_ROWS, CEILING_BYTES = 8192, 2**30
 FIELDS = (
     *("device", "driver", "torch", "triton", "max", "date", "protocol"),
     *("M", "H", "O", "dtype", "pass", "candidate", "role", "column"),
@@ -430,12 +431,11 @@ class Bench:
 
     def clock(self, column: str):
         """How a column takes time."""
-        device = (
-            (ColdClock() if self.options.cold and column != "host" else CudaClock())
-            if self.cuda
-            else WallClock()
-        )
-        return IssueClock(device) if column == "host" else device
+        if not self.cuda:
+            return WallClock()
+        if column == "host":
+            return IssueClock(CudaClock())
+        return ColdClock(self.options.device) if self.options.cold else CudaClock()
 
     def protocol(self, column: str) -> Protocol:
         """The bursts and pauses of a column."""
@@ -498,13 +498,14 @@ class Bench:
     def measure_ceilings(self) -> None:
         """What this GPU does at best: one large matrix product, one large copy. One row each."""
         dtype, device = DTYPES[self.options.dtype], self.options.device
-        n = 8192
+        n = CEILING_ROWS
         a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-        source = torch.randint(255, (2**30,), dtype=torch.uint8, device=device)
+        source = torch.randint(255, (CEILING_BYTES,), dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         calls = {"matmul ceiling": lambda: torch.mm(a, b), "copy ceiling": lambda: target.copy_(source)}
         protocol = self.protocol("graph")
-        with self.show.step("ceilings: a product of 8192 x 8192 matrices, a copy of 1 GiB") as advance:
+        what = f"ceilings: a product of {n} x {n} matrices, a copy of {CEILING_BYTES / 2**30:g} GiB"
+        with self.show.step(what) as advance:
             times = take_turns(
                 calls, CudaClock(), protocol, on_round=lambda number: advance(number / protocol.rounds)
             )

@@ -19,6 +19,8 @@ SLOW = 100_000.0
 """Microseconds of a call from which on a candidate takes part in SLOW_ROUNDS rounds only."""
 SLOW_ROUNDS = 5
 MOST_REPEATS = 5_000
+FLUSH_BYTES = 2**28
+"""What is written between two calls to push everything else out of a GPU's L2 cache; several times its size."""
 
 
 # ---- Clocks -------------------------------------------------------------------------------------------------
@@ -63,10 +65,10 @@ class CudaClock:
 class ColdClock(CudaClock):
     """As CudaClock, but everything that a call left in the L2 cache is pushed out before the next."""
 
-    def __init__(self, flush_bytes: int = 2**28):
+    def __init__(self, device):
         import torch
 
-        self.scratch = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
+        self.scratch = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def elapsed(self, call: Call, repeats: int) -> float:
         """Microseconds of one call; the time of the flushes in between is not counted."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -13,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import bench, candidates
+from harness import bench, candidates, timing
 from harness.bench_report import Show
 from harness.candidates import Candidate, Differentiable, Sizes, Unavailable
 
@@ -453,6 +454,140 @@ def test_a_graph_that_holds_no_launch_is_found(monkeypatch):
     run.check_graph(Replay(True), one, problem, "both")
     with pytest.raises(RuntimeError, match="does not write what a plain call writes"):
         run.check_graph(Replay(False), one, problem, "both")
+
+
+class PretendDevice:
+    """Says that it is a GPU; its tensors lie on the CPU."""
+
+    type = "cuda"
+
+
+@pytest.fixture
+def pretend_gpu(monkeypatch):
+    """Stand-ins for torch.cuda that run everything on the CPU: the plumbing of the GPU's columns, not its times."""
+
+    class Event:
+        clock = 0.0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            Event.clock += 0.05
+            self.at = Event.clock
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return end.at - self.at  # 0.05 ms
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    class CUDAGraph:
+        def replay(self):
+            for tensor, value in zip(self.outputs, self.call(), strict=True):
+                tensor.detach().copy_(value.detach())
+
+    @contextlib.contextmanager
+    def capture(graph, stream):
+        pretend["capturing"] = True
+        yield
+        pretend["capturing"] = False
+
+    pretend = {"capturing": False, "memory": 0}
+    for name, value in {
+        "Event": Event,
+        "Stream": Stream,
+        "CUDAGraph": CUDAGraph,
+        "graph": capture,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": Stream,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+        "get_device_name": lambda device: "Pretend GPU",
+        "memory_allocated": lambda: 100,
+        "max_memory_allocated": lambda: 1700,
+        "reset_peak_memory_stats": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    original = timing.Graph.__init__
+
+    def remembering(self, prepare):
+        original(self, prepare)
+        self.graph.outputs, self.graph.call = self.outputs, self.call
+
+    monkeypatch.setattr(timing.Graph, "__init__", remembering)
+    monkeypatch.setattr(bench, "make_problem", on_the_cpu(candidates.make_problem))
+    for name in ("randn", "randint", "empty"):
+        monkeypatch.setattr(torch, name, on_the_cpu(getattr(torch, name)))
+    monkeypatch.setattr(bench, "CEILING_ROWS", 8)
+    monkeypatch.setattr(bench, "CEILING_BYTES", 2**10)
+    monkeypatch.setattr(timing, "FLUSH_BYTES", 2**10)
+    monkeypatch.setattr(bench, "driver", lambda: "1.2")
+    monkeypatch.setattr(bench, "NAMED", {"puzzle": [Sizes(3, 2, 4)]})
+    return pretend
+
+
+def on_the_cpu(function):
+    """The function with a device named PretendDevice replaced."""
+
+    def call(*arguments, **named):
+        arguments = [torch.device("cpu") if isinstance(a, PretendDevice) else a for a in arguments]
+        if isinstance(named.get("device"), PretendDevice):
+            named["device"] = torch.device("cpu")
+        return function(*arguments, **named)
+
+    return call
+
+
+def test_the_columns_of_a_gpu(pretend_gpu):
+    """Every column is filled, ceilings included, and who cannot be captured says so and is timed in the loop."""
+
+    class NoCapture(Differentiable):
+        def prepare(self, direction):
+            call = super().prepare(direction)
+
+            def refusing():
+                if pretend_gpu["capturing"]:
+                    pretend_gpu["capturing"] = False
+                    raise RuntimeError("cannot be captured in a CUDA graph")
+                return call()
+
+            return refusing
+
+    def build(problem):
+        return NoCapture(candidates.eager, problem.leaves, problem.grad_output, note="a detour")
+
+    chosen = (FLOOR, EAGER, Candidate("mine", "ours", build))
+    run = a_bench(*chosen, columns=bench.COLUMNS, passes=("forward", "backward", "both"))
+    run.options = dataclasses.replace(run.options, device=PretendDevice(), cold=True)
+    run.run()
+    assert run.faults == 0, printed(run)
+    found = {(row["candidate"], row["pass"], row["column"]): row for row in run.rows}
+    for direction in ("forward", "backward", "both"):
+        for name in ("bare GEMMs", "eager"):
+            graph = found[name, direction, "graph"]
+            assert float(graph["median_us"]) == pytest.approx(50.0) and graph["device"] == "Pretend GPU"
+            assert graph["driver"] == "1.2" and "60-80 ms idle" in graph["protocol"]
+            assert "L2 emptied" in graph["protocol"] and graph["percent_of_matmul"]
+            assert float(graph["ratio_to_floor"]) == pytest.approx(1)
+        refused = found["mine", direction, "graph"]
+        assert refused["note"] == "cannot be captured: RuntimeError: cannot be captured in a CUDA graph"
+        assert refused["median_us"] == ""
+        assert float(found["mine", direction, "loop"]["median_us"]) == pytest.approx(50.0)
+        assert found["mine", direction, "loop"]["note"] == "a detour"
+    for direction in ("inference", "forward", "both"):
+        host = found["eager", direction, "host"]
+        assert (host["M"], host["H"], host["O"]) == (3, 2, 4) and float(host["median_us"]) > 0
+        assert host["ratio_to_floor"] == host["tflops"] == "" and "L2" not in host["protocol"]
+    memory = found["eager", "both", "memory"]
+    assert memory["peak_bytes"] == 1600 and memory["grown_bytes"] == -4 * TINY.M * TINY.O
+    assert float(found["matmul ceiling", "", "ceiling"]["tflops"]) > 0
+    assert float(found["copy ceiling", "", "ceiling"]["gbs"]) > 0
+    assert "Ceilings of this run" in printed(run)
 
 
 def test_ceilings_turn_rates_into_percents():

@@ -76,6 +76,30 @@
         });
     }
 
+    // A row of a step's data lights up together with the formula and the lines of code that use its names.
+    function linkRowsToCode(step) {
+        const code = step.querySelector('pre code');
+        code.innerHTML = code.innerHTML.split('\n').map(function (line) {
+            return '<span class="code-line">' + line + '</span>';
+        }).join('\n');
+        const lines = Array.from(code.querySelectorAll('.code-line'));
+        const formula = step.querySelector('.math-display');
+        step.querySelectorAll('tr[data-names]').forEach(function (row) {
+            const names = row.dataset.names.split(' ').map(function (name) { return new RegExp('\\b' + name + '\\b'); });
+            const used = lines.filter(function (line) {
+                return names.every(function (name) { return name.test(line.textContent); });
+            });
+            function light(on) {
+                [row, formula].concat(used).forEach(function (part) { part.classList.toggle('lit', on); });
+            }
+            row.tabIndex = 0;
+            row.addEventListener('mouseenter', function () { light(true); });
+            row.addEventListener('mouseleave', function () { light(false); });
+            row.addEventListener('focus', function () { light(true); });
+            row.addEventListener('blur', function () { light(false); });
+        });
+    }
+
     function setUpSteppers() {
         document.querySelectorAll('.stepper').forEach(function (stepper) {
             const steps = Array.from(stepper.querySelectorAll('.step'));
@@ -95,6 +119,7 @@
             back.addEventListener('click', function () { show(current - 1); });
             next.addEventListener('click', function () { show(current + 1); });
             stepper.prepend(controls);
+            steps.forEach(linkRowsToCode);
             stepper.classList.add('stepper-ready');
             show(0);
         });

@@ -4,6 +4,7 @@ The strict build runs it first. Everything goes to book/.cache/generated/, so it
 """
 
 import csv
+import re
 import sys
 import tomllib
 from collections.abc import Callable
@@ -27,6 +28,7 @@ GPT2_SMALL = (8, 1024, 768, 3072)  # the first MLP layer, eight sequences
 SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
 GATES = [gate.id for gate in p22.PUZZLE.gates]
 STEP_CASE = "hard values"
+PROSE = ("after", "all", "rows", "times")  # in the labels of the stepper
 
 
 def table(head: list[str], rows: list[list[str]], align: str = "") -> str:
@@ -274,15 +276,24 @@ def steps() -> dict[str, str]:
 
 
 def numbers(rows: dict[str, np.ndarray], note: str = "") -> str:
-    """A table of vectors, one row each, for inclusion inside HTML."""
+    """A table of vectors, one row each, for inclusion inside HTML.
+
+    The names in a row's label say which lines of the code beside it belong to the row.
+    """
     lines = [
-        f"<tr><th>{name}</th>"
+        f'<tr data-names="{" ".join(code_names(name))}"><th>{name}</th>'
         + "".join(f"<td>{round(float(value), 3) + 0.0:.3f}</td>" for value in values)
         + "</tr>"
         for name, values in rows.items()
     ]
     remark = f"<p>{note}</p>" if note else ""
     return f'<div class="table-wrapper"><table>{"".join(lines)}</table></div>{remark}\n'
+
+
+def code_names(label: str) -> list[str]:
+    """The variables of the kernel that a label of the stepper speaks of, each once."""
+    words = re.findall(r"[A-Za-z_]\w*", label)
+    return list(dict.fromkeys("x" if word == "input" else word for word in words if word not in PROSE))
 
 
 def saved_bars() -> str:

@@ -183,6 +183,31 @@ def test_stepper_walks_through_the_five_phases(browser, site):
     assert browser.errors == []
 
 
+def test_a_row_of_data_lights_up_with_its_code_and_formula(browser, site):
+    browser.open(site / P22)
+    browser.run("document.querySelector('.solution-details').open = true")
+    step = "document.querySelectorAll('.step')[3]"
+    browser.run(
+        "for (let i = 0; i < 3; i++) document.querySelectorAll('.stepper-controls button')[1].click()"
+    )
+    lit = f"[...{step}.querySelectorAll('.code-line.lit')].map(line => line.innerText.trim())"
+    assert browser.run(lit) == []
+    browser.run(f"{step}.querySelectorAll('tr')[2].focus()")  # dln * x_hat
+    assert browser.run(lit) == ["atomic_add(grad_ln_weight, h, dln * x_hat)"]
+    assert browser.run(f"{step}.querySelector('.math-display').classList.contains('lit')")
+    browser.run("document.activeElement.blur()")
+    assert browser.run(lit) == []
+    # Every row has its lines, but for those of the first step, whose formula alone speaks of them.
+    rows = "[...document.querySelectorAll('.step')].flatMap(s => [...s.querySelectorAll('tr')].map(r => {"
+    counts = browser.run(
+        rows
+        + " r.focus(); r.dispatchEvent(new Event('focus')); const n = s.querySelectorAll('.code-line.lit').length;"
+        " r.dispatchEvent(new Event('blur')); return [r.dataset.names, n]; }))"
+    )
+    assert len(counts) == 13 and browser.errors == []
+    assert [names for names, lines in counts if not lines] == ["x", "x_hat"]
+
+
 def test_mojo_is_highlighted(browser, site):
     browser.open(site / P22)
     assert browser.run("document.querySelectorAll('code.language-mojo .hljs-keyword').length") > 20

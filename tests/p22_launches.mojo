@@ -43,7 +43,13 @@ struct CompilingLauncher(Launcher):
         kernel: def(* args: * declared) thin -> None,
         *Ts: DevicePassable,
     ](
-        mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim, shared_bytes: Int = 0
+        mut self,
+        name: StaticString,
+        *args: *Ts,
+        grid_dim: Dim,
+        block_dim: Dim,
+        shared_bytes: Int = 0,
+        early: Bool = False,
     ) raises:
         var info = compile_info[kernel, emission_kind="asm", target=get_gpu_target[TARGET]()]()
         var size = info.asm.byte_length()

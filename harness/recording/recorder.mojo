@@ -60,7 +60,13 @@ struct Recorder(Launcher):
         kernel: def(* args: * declared) thin -> None,
         *Ts: DevicePassable,
     ](
-        mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim, shared_bytes: Int = 0
+        mut self,
+        name: StaticString,
+        *args: *Ts,
+        grid_dim: Dim,
+        block_dim: Dim,
+        shared_bytes: Int = 0,
+        early: Bool = False,
     ) raises:
         var info = compile_info[kernel, emission_kind="asm", target=TARGET]()
         var symbol = String(info.function_name)

@@ -14,6 +14,7 @@ from std.reflection import get_linkage_name
 from std.sys import default_accelerator, size_of
 from max.gpu.host import DeviceContext, DeviceStream, Dim, FuncAttribute
 from max.gpu.host.device_context import DevicePassable
+from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
 from op.common import ImmPtr, MutPtr, Sizes, accum_type, shared_memory
 from op.fast import launch_backward_fast, launch_forward_fast
@@ -87,7 +88,13 @@ struct StreamLauncher(Launcher):
         kernel: def(* args: * declared) thin -> None,
         *Ts: DevicePassable,
     ](
-        mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim, shared_bytes: Int = 0
+        mut self,
+        name: StaticString,
+        *args: *Ts,
+        grid_dim: Dim,
+        block_dim: Dim,
+        shared_bytes: Int = 0,
+        early: Bool = False,
     ) raises:
         if not self.gpu:
             return
@@ -107,9 +114,24 @@ struct StreamLauncher(Launcher):
             address = Int(loaded)
             gpu.kernels.append((key, address))
         ref function = Pointer[Function, MutAnyOrigin](unsafe_from_address=address)[]
-        self.stream.value().enqueue_function(
-            function, *args, grid_dim=grid_dim, block_dim=block_dim, shared_mem_bytes=shared_bytes
-        )
+        if early and Self.wgmma:
+            self.stream.value().enqueue_function(
+                function,
+                *args,
+                grid_dim=grid_dim,
+                block_dim=block_dim,
+                shared_mem_bytes=shared_bytes,
+                attributes=pdl_launch_attributes(PDLLevel.ON),
+            )
+        else:
+            self.stream.value().enqueue_function(
+                function, *args, grid_dim=grid_dim, block_dim=block_dim, shared_mem_bytes=shared_bytes
+            )
+
+    def context(self) -> Optional[DeviceContext]:
+        if self.gpu:
+            return self.gpu.value()[].ctx
+        return None
 
     def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
         var start = self.used
@@ -171,7 +193,8 @@ struct Arguments:
 
 
 def run_forward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
-    """The forward pass of one dtype; the arguments that are left are those of the launch function, in its order."""
+    """The forward pass of one dtype; the arguments that are left are those of the launch function, in its order.
+    """
     var sizes = arguments.sizes()
     var eps = arguments.float().cast[accum_type[dtype]]()
     launch_forward_fast[dtype, tf32](
@@ -214,7 +237,9 @@ def run_backward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launche
     )
 
 
-def run[backward: Bool, dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+def run[
+    backward: Bool, dtype: DType, tf32: Bool
+](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
     """Runs one pass of one dtype."""
     comptime if backward:
         run_backward[dtype, tf32](arguments, launcher)

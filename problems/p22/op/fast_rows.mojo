@@ -11,7 +11,15 @@ from std.math import ceildiv, sqrt
 from std.memory import AddressSpace
 from std.sys import is_nvidia_gpu, size_of
 from std.utils import StaticTuple
-from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, WARP_SIZE, barrier, block_dim, block_idx, grid_dim, thread_idx
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    WARP_SIZE,
+    barrier,
+    block_dim,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
 from max.gpu.host import Dim
 from max.gpu.memory import async_copy, async_copy_commit_group, async_copy_wait_group, external_memory
 from max.gpu.primitives import warp
@@ -62,9 +70,7 @@ def is_aligned[dtype: DType](address: ImmPtr[dtype]) -> Bool:
 
 
 @always_inline
-def row_sum[
-    dtype: DType, width: SIMDLength, //
-](values: SIMD[dtype, width], slot: Int) -> SIMD[dtype, width]:
+def row_sum[dtype: DType, width: SIMDLength, //](values: SIMD[dtype, width], slot: Int) -> SIMD[dtype, width]:
     """Adds the values of the block_dim.x threads that share a row; each of them gets the sum.
 
     Always in the same order. Every thread of the block must call it, with slot 0 and slot 1 in turn, so that nobody
@@ -197,7 +203,8 @@ def layernorm_rows[
                 var h = column + v * next_column
                 if h < H:
                     copy_vector(
-                        slots.unsafe_offset(stage * stage_slots + v * next_column), input.unsafe_offset(row * H + h)
+                        slots.unsafe_offset(stage * stage_slots + v * next_column),
+                        input.unsafe_offset(row * H + h),
                     )
         end_copies()
 
@@ -246,7 +253,9 @@ def layernorm_rows[
                 var x_hat = (x[v] - row_mean) * row_rstd
                 var y = x_hat * load_vector[width, accum](gamma, v * next_column)
                 y += load_vector[width, accum](beta, v * next_column)
-                ln_out.unsafe_store[alignment=VECTOR_BYTES](row * H + column + v * next_column, y.cast[dtype]())
+                ln_out.unsafe_store[alignment=VECTOR_BYTES](
+                    row * H + column + v * next_column, y.cast[dtype]()
+                )
         row += stride
         stage = stage + 1 if stage < stages - 1 else 0
 
@@ -289,7 +298,9 @@ def layernorm_any[
 
     for h in range(thread_idx.x, H, block_dim.x):
         var x_hat = (x[unsafe_offset=h].cast[accum]() - row_mean) * row_rstd
-        var shifted = x_hat * ln_weight[unsafe_offset=h].cast[accum]() + ln_bias[unsafe_offset=h].cast[accum]()
+        var shifted = (
+            x_hat * ln_weight[unsafe_offset=h].cast[accum]() + ln_bias[unsafe_offset=h].cast[accum]()
+        )
         ln_out[unsafe_offset=row * H + h] = shifted.cast[dtype]()
 
 
@@ -334,8 +345,11 @@ def forward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
 
 
 def backward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
-    """How `ln_backward_rows` is launched: with one block a multiprocessor, so that few partial sums are left."""
-    return row_geometry[dtype, tensors=2, threads=BACKWARD_THREADS, stages=BACKWARD_STAGES, resident=1](rows, H)
+    """How `ln_backward_rows` is launched: with one block a multiprocessor, so that few partial sums are left.
+    """
+    return row_geometry[dtype, tensors=2, threads=BACKWARD_THREADS, stages=BACKWARD_STAGES, resident=1](
+        rows, H
+    )
 
 
 def launch_layernorm_fast[
@@ -442,9 +456,12 @@ def ln_backward_rows[
             var start = row * H + column
             comptime for v in range(vectors):
                 if column + v * next_column < H:
-                    copy_vector(slot.unsafe_offset(v * next_column), input.unsafe_offset(start + v * next_column))
                     copy_vector(
-                        slot.unsafe_offset(tensor_slots + v * next_column), dln.unsafe_offset(start + v * next_column)
+                        slot.unsafe_offset(v * next_column), input.unsafe_offset(start + v * next_column)
+                    )
+                    copy_vector(
+                        slot.unsafe_offset(tensor_slots + v * next_column),
+                        dln.unsafe_offset(start + v * next_column),
                     )
         end_copies()
 
@@ -512,9 +529,7 @@ def ln_backward_rows[
         stage = stage + 1 if stage < stages - 1 else 0
 
     # The slots have done their work; the groups of the block add their sums there.
-    add_groups(
-        memory.unsafe_offset(2 * vectors * next_column).unsafe_bitcast[Scalar[accum]](), dgamma, dbeta
-    )
+    add_groups(memory.unsafe_offset(2 * vectors * next_column).unsafe_bitcast[Scalar[accum]](), dgamma, dbeta)
     if thread_idx.y == 0:
         var mine = partials.unsafe_offset(2 * block_idx.x * H)
         comptime for v in range(vectors):
@@ -561,7 +576,9 @@ def add_groups[
             comptime for v in range(vectors):
                 comptime for q in range(quads):
                     var place = ((2 * v * quads + q) * threads + thread) * part
-                    var more = shared.unsafe_load[width=part, alignment=part * size_of[Scalar[dtype]]()](place)
+                    var more = shared.unsafe_load[width=part, alignment=part * size_of[Scalar[dtype]]()](
+                        place
+                    )
                     var more_beta = shared.unsafe_load[width=part, alignment=part * size_of[Scalar[dtype]]()](
                         place + quads * threads * part
                     )
@@ -602,7 +619,9 @@ def ln_backward_any[
         var gamma = ln_weight[unsafe_offset=h].cast[accum]()
         var g = dln[unsafe_offset=row * H + h].cast[accum]() * gamma
         grad_input[unsafe_offset=row * H + h] = (row_rstd * (g - c[1] - x_hat * c[0])).cast[dtype]()
-        ln_out[unsafe_offset=row * H + h] = (x_hat * gamma + ln_bias[unsafe_offset=h].cast[accum]()).cast[dtype]()
+        ln_out[unsafe_offset=row * H + h] = (x_hat * gamma + ln_bias[unsafe_offset=h].cast[accum]()).cast[
+            dtype
+        ]()
 
 
 # ---- Sums over rows, in two stages --------------------------------------------------------------------------
@@ -737,14 +756,17 @@ def launch_column_sums[
     rows: Int,
     columns: Int,
 ) raises:
-    """Two launches: the sums over rows of dy into `sums`; with_x_hat of dy * x_hat, and of dy into `more_sums`."""
+    """Two launches: the sums over rows of dy into `sums`; with_x_hat of dy * x_hat, and of dy into `more_sums`.
+    """
     comptime sums_of_a_column = 2 if with_x_hat else 1
     var tiles = ceildiv(columns, COLUMN_LANES * width)
     # Slices enough to fill the GPU, none so thin that its partial sum costs as much as its rows.
     var wanted = ceildiv(COLUMN_BLOCKS * multiprocessors(), tiles)
     var rows_of_a_slice = max(ceildiv(rows, wanted), 4 * COLUMN_ROWS)
     var slices = ceildiv(rows, rows_of_a_slice)
-    var partials = launcher.workspace[accum_type[dtype]]("column_partials", slices * columns * sums_of_a_column)
+    var partials = launcher.workspace[accum_type[dtype]](
+        "column_partials", slices * columns * sums_of_a_column
+    )
     launcher.launch[column_partials[dtype, width, with_x_hat]](
         name,
         partials,
@@ -804,6 +826,28 @@ def launch_bias_gradient[
         )
 
 
+def suits_ln_backward_rows[
+    dtype: DType
+](
+    grad_input: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    sizes: Sizes,
+) -> Bool:
+    """Whether rows are whole numbers of aligned vectors, and short enough for a block's shared memory."""
+    var H = Int(sizes.hidden_dim)
+    var aligned = (
+        H % vector_width[dtype] == 0 and is_aligned(dln) and is_aligned(input) and is_aligned(ln_weight)
+    )
+    aligned = (
+        aligned and is_aligned(ln_bias) and is_aligned(grad_input.as_imm()) and is_aligned(ln_out.as_imm())
+    )
+    return aligned and backward_geometry[dtype](Int(sizes.rows()), H).groups > 0
+
+
 def launch_ln_backward_rows[
     L: Launcher, //, dtype: DType
 ](
@@ -859,13 +903,22 @@ def launch_ln_backward_fast[
     """Two or three launches: dx, dgamma, dbeta and ln_out from dln."""
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
-    var aligned = H % vector_width[dtype] == 0 and is_aligned(dln) and is_aligned(input) and is_aligned(ln_weight)
-    aligned = aligned and is_aligned(ln_bias) and is_aligned(grad_input.as_imm()) and is_aligned(ln_out.as_imm())
-    var geometry = backward_geometry[dtype](rows, H)
-    if aligned and geometry.groups > 0:
+    if suits_ln_backward_rows[dtype](grad_input, ln_out, dln, input, ln_weight, ln_bias, sizes):
+        var geometry = backward_geometry[dtype](rows, H)
         var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", geometry.blocks * 2 * H)
         launch_ln_backward_rows[dtype](
-            launcher, grad_input, ln_out, partials, dln, input, mean, rstd, ln_weight, ln_bias, sizes, geometry
+            launcher,
+            grad_input,
+            ln_out,
+            partials,
+            dln,
+            input,
+            mean,
+            rstd,
+            ln_weight,
+            ln_bias,
+            sizes,
+            geometry,
         )
         launch_finish_sums[dtype](
             launcher,

@@ -13,8 +13,16 @@ forward pass; the LayerNorm output is computed again by the row kernel on its wa
 """
 
 from .common import ImmPtr, MutPtr, Sizes, accum_type
-from .fast_rows import launch_bias_gradient, launch_layernorm_fast, launch_ln_backward_fast
+from .fast_rows import (
+    backward_geometry,
+    launch_bias_gradient,
+    launch_layernorm_fast,
+    launch_ln_backward_fast,
+    launch_ln_backward_rows,
+    suits_ln_backward_rows,
+)
 from .gemm import launch_gemm
+from .gemm_hopper import SideSums, column_slices_of, launch_gemm_hopper, suits_hopper
 from .launcher import Launcher
 
 
@@ -70,6 +78,34 @@ def launch_backward_fast[
     var O = sizes.output_dim
     var dln = launcher.workspace[dtype]("dln", Int(rows) * Int(H))
     var ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
+    comptime if L.wgmma and dtype.is_half_float():
+        var suits = suits_hopper[dtype, "nn"](dln, grad_output, linear_weight, Int(rows), Int(H), Int(O))
+        suits = suits and suits_hopper[dtype, "tn"](
+            grad_weight, grad_output, ln_out.as_imm(), Int(O), Int(H), Int(rows)
+        )
+        suits = suits and suits_ln_backward_rows[dtype](
+            grad_input, ln_out, dln.as_imm(), input, ln_weight, ln_bias, sizes
+        )
+        if suits and weight_wanted and bias_wanted:
+            launch_backward_hopper[dtype](
+                launcher,
+                grad_input,
+                grad_ln_weight,
+                grad_ln_bias,
+                grad_weight,
+                grad_bias,
+                dln,
+                ln_out,
+                grad_output,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                ln_bias,
+                linear_weight,
+                sizes,
+            )
+            return
     launch_gemm[dtype, "nn", False, tf32](
         launcher, "dln", dln, grad_output, linear_weight, linear_weight, rows, H, O
     )
@@ -93,3 +129,83 @@ def launch_backward_fast[
         )
     if bias_wanted:
         launch_bias_gradient[dtype](launcher, grad_bias, grad_output, mean, sizes)
+
+
+def launch_backward_hopper[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    grad_ln_weight: MutPtr[dtype],
+    grad_ln_bias: MutPtr[dtype],
+    grad_weight: MutPtr[dtype],
+    grad_bias: MutPtr[dtype],
+    dln: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    grad_output: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    linear_weight: ImmPtr[dtype],
+    sizes: Sizes,
+) raises:
+    """Three launches. The products have warps with nothing to do: those of the first sum the columns of dY while it
+    passes through, those of the second add the slices of db, dgamma and dbeta."""
+    var rows = sizes.rows()
+    var H = sizes.hidden_dim
+    var O = sizes.output_dim
+    var geometry = backward_geometry[dtype](Int(rows), Int(H))
+    var bias_slices = column_slices_of(Int(rows))
+    var bias_partials = launcher.workspace[DType.float32]("bias_partials", bias_slices * Int(O))
+    var ln_partials = launcher.workspace[accum_type[dtype]](
+        "ln_backward_partials", geometry.blocks * 2 * Int(H)
+    )
+
+    launch_gemm_hopper[dtype, "nn", False, "sum columns"](
+        launcher,
+        "dln",
+        dln,
+        grad_output,
+        linear_weight,
+        linear_weight,
+        rows,
+        H,
+        O,
+        SideSums[dtype](bias_partials, dln),
+    )
+    launch_ln_backward_rows[dtype](
+        launcher,
+        grad_input,
+        ln_out,
+        ln_partials,
+        dln.as_imm(),
+        input,
+        mean,
+        rstd,
+        ln_weight,
+        ln_bias,
+        sizes,
+        geometry,
+    )
+    launch_gemm_hopper[dtype, "tn", False, "add slices"](
+        launcher,
+        "grad_weight",
+        grad_weight,
+        grad_output,
+        ln_out.as_imm(),
+        ln_out.as_imm(),
+        O,
+        H,
+        rows,
+        SideSums(
+            bias_partials,
+            bias_slices,
+            grad_bias,
+            rebind[ImmPtr[DType.float32]](ln_partials.as_imm()),
+            geometry.blocks,
+            grad_ln_weight,
+            grad_ln_bias,
+        ),
+    )

@@ -4,6 +4,7 @@ from std.math import ceildiv
 from max.gpu.host import Dim
 
 from .common import ImmPtr, MutPtr, multiprocessors
+from .gemm_hopper import launch_gemm_hopper, suits_hopper
 from .gemm_portable import GEMM_THREADS, gemm_kernel
 from .launcher import Launcher
 
@@ -52,6 +53,10 @@ def launch_gemm[
         k: The length of the sums.
     """
     comptime assert operands == "nt" or operands == "nn" or operands == "tn", "operands must be nt, nn or tn"
+    comptime if L.wgmma and dtype.is_half_float():
+        if suits_hopper[dtype, operands](c, a, b, Int(m), Int(n), Int(k)):
+            launch_gemm_hopper[dtype, operands, with_bias, "none"](launcher, name, c, a, b, bias, m, n, k)
+            return
     if ceildiv(Int(m), TILE) * ceildiv(Int(n), TILE) >= multiprocessors():
         launch_portable[dtype, operands, with_bias, tf32, TILE](launcher, name, c, a, b, bias, m, n, k)
     else:
@@ -77,7 +82,8 @@ def launch_portable[
     n: Int32,
     k: Int32,
 ) raises:
-    """One launch of a kernel for every GPU; the tiles of c are numbered along grid x, which has room for any number."""
+    """One launch of a kernel for every GPU; the tiles of c are numbered along grid x, which has room for any number.
+    """
     launcher.launch[gemm_kernel[dtype, operands, with_bias, tf32, tile]](
         name,
         c,

@@ -23,7 +23,13 @@ trait Launcher:
         kernel: def(* args: * declared) thin -> None,
         *Ts: DevicePassable,
     ](
-        mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim, shared_bytes: Int = 0
+        mut self,
+        name: StaticString,
+        *args: *Ts,
+        grid_dim: Dim,
+        block_dim: Dim,
+        shared_bytes: Int = 0,
+        early: Bool = False,
     ) raises:
         """Enqueues `kernel` after everything launched before it.
 
@@ -33,8 +39,14 @@ trait Launcher:
             grid_dim: Blocks along x, y, z.
             block_dim: Threads of a block along x, y, z.
             shared_bytes: Shared memory of a block beyond what the kernel itself declares.
+            early: Whether the kernel may start before the launch in front of it is done, because it waits for that
+                itself ("programmatic dependent launch"). A launcher may let it start no earlier.
         """
         ...
+
+    def context(self) -> Optional[DeviceContext]:
+        """The context of this launcher's device, for descriptors; without one it launches nothing."""
+        return None
 
     def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
         """Lends `count` uninitialised elements that stay valid until every launch of this launcher is done.
@@ -67,7 +79,13 @@ struct DeviceLauncher(Launcher):
         kernel: def(* args: * declared) thin -> None,
         *Ts: DevicePassable,
     ](
-        mut self, name: StaticString, *args: *Ts, grid_dim: Dim, block_dim: Dim, shared_bytes: Int = 0
+        mut self,
+        name: StaticString,
+        *args: *Ts,
+        grid_dim: Dim,
+        block_dim: Dim,
+        shared_bytes: Int = 0,
+        early: Bool = False,
     ) raises:
         if shared_bytes == 0:
             self.ctx.enqueue_function[kernel](*args, grid_dim=grid_dim, block_dim=block_dim)

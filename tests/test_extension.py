@@ -20,6 +20,7 @@ from harness.devices import targets
 from harness.errors import BadUse, CompileFailed, EnvironmentProblem
 
 ROOT = Path(__file__).resolve().parents[1]
+VIRTUAL = Path(__file__).with_name("p22_extension_run.py")
 
 
 @pytest.fixture(scope="session")
@@ -264,8 +265,7 @@ def test_it_links_without_a_c_compiler(copied, tmp_path, monkeypatch):
 LOAD = """
 import json, sys
 from pathlib import Path
-from harness import doctor, extension
-from harness.devices import targets
+from harness import extension
 assert not {"max", "torch"} & set(sys.modules)
 module = extension.load(Path(sys.argv[1]))
 sizes = (12, 33, 20)
@@ -286,12 +286,11 @@ def test_it_loads_without_max_and_counts_without_a_gpu(built, tmp_path):
     """Also where the folder in which it was built is gone: Mojo's libraries come from this environment."""
     moved = tmp_path / "elsewhere.so"
     data = built.path.read_bytes()
-    libraries = Path(importlib.util.find_spec("max").origin or "").parent
     moved.write_bytes(data)
     result = run_python(LOAD, moved)
     assert result.returncode == 0, result.stderr
     counted = json.loads(result.stdout.splitlines()[0])
-    assert len(counted["runtime"]) == 1 and "modular" in counted["runtime"][0], libraries
+    assert len(counted["runtime"]) == 1 and "modular" in counted["runtime"][0]
     # Forward: at least the LayerNorm output; backward: that and dln. Each piece begins at a multiple of 256.
     for kind, itemsize in enumerate((4, 4, 2, 2, 8)):
         rows, H = 12, 33
@@ -330,99 +329,23 @@ def test_without_mojo_s_libraries(monkeypatch, fresh_runtime):
 
 # ---- The kernels on the virtual GPU -------------------------------------------------------------------------
 
-VIRTUAL = """
-import json, sys
-import numpy as np
-from pathlib import Path
-from harness.vgpu.driver import inprocess
-inprocess.start(arch="sm_80")
-from max.driver import CPU, Accelerator, Buffer
-from max.dtype import DType
-from harness import doctor, extension
-from harness.devices import targets
-
-module = extension.load(Path(sys.argv[1]))
-device, random = Accelerator(), np.random.default_rng(0)
-gpu, stream = module.open(0), 0
-
-
-def on_device(array):
-    return Buffer.from_numpy(np.ascontiguousarray(array)).to(device)
-
-
-def scratch(need):
-    # Scratch memory is never cleared for the kernels.
-    return on_device(np.full(max(1, need), 0xFF, np.uint8))
-
-
-def run(rows, H, O, wanted=3, offset=0):
-    draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
-    x, gamma, beta, W, bias, dy = draw(rows, H) + 2, draw(H), draw(H), draw(O, H), draw(O), draw(rows, O)
-    zeros = lambda *shape: on_device(np.full(shape, np.nan, np.float32))
-    y, mean, rstd = zeros(rows, O), zeros(rows), zeros(rows)
-    # `offset` elements in front of x make its address one that no vector begins at.
-    shifted = on_device(np.concatenate([np.zeros(offset, np.float32), x.ravel()]))
-    given = [on_device(each) for each in (gamma, beta, W, bias)]
-    X = shifted._data_ptr() + 4 * offset
-    sizes = (0, rows, H, O)
-    address = lambda *buffers: [buffer._data_ptr() for buffer in buffers]
-    forward = (*sizes, 1e-5, *address(y, mean, rstd), X, *address(*given))
-    need = module.forward(0, 0, 0, 0, *forward)
-    lent = scratch(need)
-    used = module.forward(gpu, stream, lent._data_ptr(), need, *forward)
-    results = [zeros(rows, H), zeros(H), zeros(H), zeros(O, H), zeros(O)]
-    DY = on_device(dy)
-    backward = (*sizes, wanted, *address(*results), *address(DY), X, *address(mean, rstd), *address(*given[:3]))
-    need_backward = module.backward(0, 0, 0, 0, *backward)
-    lent_backward = scratch(need_backward)
-    used_backward = module.backward(gpu, stream, lent_backward._data_ptr(), need_backward, *backward)
-    assert (used, used_backward) == (need, need_backward)
-
-    x, gamma, beta, W, bias, dy = (each.astype(np.float64) for each in (x, gamma, beta, W, bias, dy))
-    m, r = x.mean(1, keepdims=True), 1 / np.sqrt(x.var(1, keepdims=True) + 1e-5)
-    x_hat = (x - m) * r
-    dln = dy @ W
-    g = dln * gamma
-    dx = r * (g - g.mean(1, keepdims=True) - x_hat * (g * x_hat).mean(1, keepdims=True))
-    truth = [(x_hat * gamma + beta) @ W.T + bias, m[:, 0], r[:, 0]]
-    truth += [dx, (dln * x_hat).sum(0), dln.sum(0), dy.T @ (x_hat * gamma + beta), dy.sum(0)]
-    errors = {}
-    names = ("output", "mean", "rstd", "dx", "dgamma", "dbeta", "dW", "db")
-    for name, got, exact in zip(names, [y, mean, rstd, *results], truth, strict=True):
-        got = got.to(CPU()).to_numpy()
-        untouched = np.isnan(got).all()
-        errors[name] = "untouched" if untouched else float(np.abs(got - exact).max() / np.abs(exact).max())
-    return errors
-
-
-print(json.dumps({
-    "small": run(6, 9, 5),
-    "whole vectors": run(8, 16, 8),
-    "again": run(8, 16, 8),
-    "unaligned": run(8, 16, 8, offset=1),
-    "frozen": run(6, 9, 5, wanted=0),
-    "frozen weight": run(6, 9, 5, wanted=2),
-}))
-need = module.forward(0, 0, 0, 0, 0, 6, 9, 5, 1e-5, *[0] * 8)
-try:
-    module.forward(gpu, stream, 256, need - 1, 0, 6, 9, 5, 1e-5, *[256] * 8)
-except Exception as error:
-    print(error)
-"""
-
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the virtual GPU's driver is for Linux")
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="MAX would find the real GPU's driver")
 def test_the_module_on_the_virtual_gpu(built):
     """The built file itself, through the driver's interface: addresses, order of arguments, scratch memory, streams."""
-    result = run_python(VIRTUAL, built.path)
+    result = run_python(VIRTUAL.read_text(), built.path)
     assert result.returncode == 0, result.stderr
     errors = json.loads(result.stdout.splitlines()[0])
     skipped = {"frozen": {"dW", "db"}, "frozen weight": {"dW"}}
     for case, found in errors.items():
         left = {name for name, error in found.items() if error == "untouched"}
         assert left == skipped.get(case, set()), case
-        assert max(error for error in found.values() if error != "untouched") < 2e-6, (case, found)
+        limit = {"tf32": 2e-3, "bfloat16": 2e-2, "float16": 2e-3, "float64": 1e-14}.get(case, 2e-6)
+        largest = max(error for error in found.values() if error != "untouched")
+        assert largest < limit, (case, found)
+        # A kind that computed in a wider dtype than it says would be as good as the next one.
+        assert largest > limit / 1000, (case, found)
     assert "bytes of scratch memory, got" in result.stdout.splitlines()[1]
 
 

@@ -1,19 +1,32 @@
 """The fast CPU path of puzzle 22: vectorised, in parallel, and equal to the last bit on any number of threads.
 
 The formulas are those of `cpu_reference.mojo`, which is the one to read first. What differs is the order of the
-work: rows are taken in blocks of `BLOCK_ROWS`, all three products go through `gemm_cpu.mojo`, and the LayerNorm
-output is computed where a product reads it, so that it is never stored. Sums are kept in `accum_type[dtype]`, as on
-the GPU: long ones are compensated, the parameter gradients are summed by block first, and then over the blocks.
+work: all three products go through `gemm_cpu.mojo`; a block of rows is finished while it is in cache; the LayerNorm
+output is computed where a product reads it, and never stored. Sums are kept in `accum_type[dtype]`, as on the GPU:
+long ones are compensated, the parameter gradients are summed by block first, and then over the blocks.
 """
 
 from std.algorithm import vectorize
-from std.math import align_up, ceildiv, sqrt
-from std.memory.alloc import unsafe_alloc
+from std.math import ceildiv, sqrt
 from std.sys import simd_width_of
-from max.algorithm import sync_parallelize
 
 from .common import CompensatedSum, ImmPtr, MutPtr, RowStatistics, accum_type
-from .gemm_cpu import BLOCK_ROWS, Matrix, Operand, padded_columns, product, superblock_rows
+from .gemm_cpu import (
+    BLOCK_ROWS,
+    PANEL_DEPTH,
+    Matrix,
+    Operand,
+    aligned_alloc,
+    block_rows,
+    multiply_block,
+    pack_columns,
+    padded_columns,
+    share_blocks,
+    workers,
+)
+
+comptime CHUNK_ELEMENTS = 1 << 22
+"""About how many elements of the LayerNorm output are packed at a time."""
 
 
 struct VectorSum[dtype: DType](Copyable, Movable):
@@ -126,22 +139,54 @@ def forward_fast_cpu[
     O: Int,
     eps: Scalar[accum_type[dtype]],
 ):
-    """Statistics of every row, then one product that normalises its left operand as it reads it."""
+    """One product, whose left operand is normalised as it is read, a block of rows at a time."""
     comptime accum = accum_type[dtype]
+    var stride = padded_columns[accum](O)
+    var panels = aligned_alloc[accum](H * stride)
+    pack_columns(panels, Matrix[dtype, True](linear_weight, H), O, 0, H)
 
-    # Phase 1: the statistics of every row, saved for the backward pass.
-    def block_statistics(block: Int) {imm}:
-        for row in range(block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, rows)):
+    var block = block_rows(rows)
+    var blocks = ceildiv(rows, block)
+    var scratch = block * stride + BLOCK_ROWS * PANEL_DEPTH
+    var memory = aligned_alloc[accum](workers(blocks) * scratch)
+
+    def forward_block(index: Int, worker: Int) {imm}:
+        var first = index * block
+        var count = min(block, rows - first)
+        var sums = memory.unsafe_offset(worker * scratch)
+
+        # Phase 1: the statistics of these rows, saved for the backward pass.
+        for row in range(first, first + count):
             var statistics = vector_row_statistics(input, row, H, eps)
             mean[unsafe_offset=row] = statistics.mean
             rstd[unsafe_offset=row] = statistics.rstd
 
-    sync_parallelize(block_statistics, ceildiv(rows, BLOCK_ROWS))
+        # Phase 2: normalise, scale, shift and multiply; then the bias.
+        multiply_block[accum](
+            sums,
+            stride,
+            Normalised[dtype, True](input, mean.as_imm(), rstd.as_imm(), ln_weight, ln_bias, H),
+            panels.as_imm(),
+            sums.unsafe_offset(block * stride),
+            first,
+            count,
+            0,
+            H,
+            False,
+        )
+        for row in range(count):
+            var y = output.unsafe_offset((first + row) * O)
+            var row_sums = sums.unsafe_offset(row * stride)
 
-    # Phase 2: normalise, scale, shift and multiply; then the bias.
-    var ln_out = Normalised[dtype, True](input, mean.as_imm(), rstd.as_imm(), ln_weight, ln_bias, H)
-    var W = Matrix[dtype, True](linear_weight, H)
-    store_product[dtype, with_bias=True](output, ln_out, W, linear_bias, rows, O, H)
+            def store[width: Int](o: Int) {imm}:
+                var bias = linear_bias.unsafe_load[width=width](o).cast[accum]()
+                y.unsafe_store(o, (row_sums.unsafe_load[width=width](o) + bias).cast[dtype]())
+
+            vectorize[simd_width_of[accum]()](O, store)
+
+    share_blocks(blocks, forward_block)
+    memory.unsafe_free()
+    panels.unsafe_free()
 
 
 def vector_row_statistics[
@@ -175,43 +220,6 @@ def vector_row_statistics[
     return RowStatistics(first_mean + correction, 1 / sqrt(variance + eps))
 
 
-def store_product[
-    A: Operand, B: Operand, //, dtype: DType, *, with_bias: Bool
-](
-    target: MutPtr[dtype],  # [rows, columns]
-    a: A,
-    b: B,
-    bias: ImmPtr[dtype],  # [columns], read only with_bias
-    rows: Int,
-    columns: Int,
-    depth: Int,
-):
-    """A product, rounded to the dtype of the tensors after the last addition."""
-    comptime accum = accum_type[dtype]
-    var stride = padded_columns[accum](columns)
-    var step = superblock_rows[accum](rows, columns)
-    var sums = unsafe_alloc[Scalar[accum]](step * stride, alignment=64).as_unsafe_any_origin()
-    for first in range(0, rows, step):
-        var count = min(step, rows - first)
-        product[accum](sums, a, b, first, count, columns, depth)
-
-        def store_block(block: Int) {imm}:
-            for row in range(block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, count)):
-                var source = sums.unsafe_offset(row * stride)
-                var out = target.unsafe_offset((first + row) * columns)
-
-                def store[width: Int](column: Int) {imm source, imm out, imm bias}:
-                    var value = source.unsafe_load[width=width](column)
-                    comptime if with_bias:
-                        value += bias.unsafe_load[width=width](column).cast[accum]()
-                    out.unsafe_store(column, value.cast[dtype]())
-
-                vectorize[simd_width_of[accum]()](columns, store)
-
-        sync_parallelize(store_block, ceildiv(count, BLOCK_ROWS))
-    sums.unsafe_free()
-
-
 def backward_fast_cpu[
     dtype: DType
 ](
@@ -231,51 +239,124 @@ def backward_fast_cpu[
     H: Int,
     O: Int,
 ):
-    """Two products, with the rows of dln finished while they are in cache."""
+    """Two products: dln, whose rows are finished while they are in cache, and dW."""
     comptime accum = accum_type[dtype]
-    var blocks = ceildiv(rows, BLOCK_ROWS)
-    # The sums of each block of rows: dgamma [H], dbeta [H], db [O].
-    var partials = unsafe_alloc[Scalar[accum]](blocks * (2 * H + O), alignment=64).as_unsafe_any_origin()
-
-    # Linear: dln = dY W. LayerNorm: c1 and c2 of every row, then dx; the sums over the rows of each block.
     var stride = padded_columns[accum](H)
-    var step = superblock_rows[accum](rows, H)
-    var dln = unsafe_alloc[Scalar[accum]](step * stride, alignment=64).as_unsafe_any_origin()
-    var dY = Matrix[dtype, True](grad_output, O)
-    var W = Matrix[dtype, False](linear_weight, H)
-    for first in range(0, rows, step):
-        var count = min(step, rows - first)
-        product[accum](dln, dY, W, first, count, H, O)
+    var panels = aligned_alloc[accum](O * stride)
+    pack_columns(panels, Matrix[dtype, False](linear_weight, H), H, 0, O)
 
-        def finish_block(block: Int) {imm}:
-            var from_row = block * BLOCK_ROWS
-            backward_rows[dtype](
-                grad_input,
-                partials.unsafe_offset((first // BLOCK_ROWS + block) * (2 * H + O)),
-                dln.unsafe_offset(from_row * stride).as_imm(),
+    var block = block_rows(rows)
+    var blocks = ceildiv(rows, block)
+    var scratch = block * stride + BLOCK_ROWS * PANEL_DEPTH
+    var memory = aligned_alloc[accum](workers(blocks) * scratch)
+    # The sums over the rows of each block: dgamma [H], dbeta [H], db [O].
+    var partials = aligned_alloc[accum](blocks * (2 * H + O))
+
+    def backward_block(index: Int, worker: Int) {imm}:
+        var first = index * block
+        var count = min(block, rows - first)
+        var dln = memory.unsafe_offset(worker * scratch)
+
+        # Linear: dln = dY W.
+        multiply_block[accum](
+            dln,
+            stride,
+            Matrix[dtype, True](grad_output, O),
+            panels.as_imm(),
+            dln.unsafe_offset(block * stride),
+            first,
+            count,
+            0,
+            O,
+            False,
+        )
+        # LayerNorm: c1 and c2 of every row, then dx; the sums over these rows.
+        backward_rows[dtype](
+            grad_input,
+            partials.unsafe_offset(index * (2 * H + O)),
+            dln.as_imm(),
+            stride,
+            grad_output,
+            input,
+            mean,
+            rstd,
+            ln_weight,
+            first,
+            first + count,
+            H,
+            O,
+        )
+
+    share_blocks(blocks, backward_block)
+    sum_blocks(grad_ln_weight, grad_ln_bias, grad_bias, partials.as_imm(), blocks, H, O)
+    partials.unsafe_free()
+    memory.unsafe_free()
+    panels.unsafe_free()
+    weight_gradient(
+        grad_weight,
+        Matrix[dtype, False](grad_output, O),
+        Normalised[dtype, False](input, mean, rstd, ln_weight, ln_bias, H),
+        rows,
+        H,
+        O,
+    )
+
+
+def weight_gradient[
+    dtype: DType
+](
+    grad_weight: MutPtr[dtype],  # [O, H]
+    dy: Matrix[dtype, False],  # [rows, O]
+    ln_out: Normalised[dtype, False],  # [rows, H]
+    rows: Int,
+    H: Int,
+    O: Int,
+):
+    """Linear: dW = dY^T ln_out, over one chunk of rows after the other."""
+    comptime accum = accum_type[dtype]
+    var stride = padded_columns[accum](H)
+    var most = max(PANEL_DEPTH, CHUNK_ELEMENTS // stride // PANEL_DEPTH * PANEL_DEPTH)
+    var chunk = max(1, min(rows, most))
+    var panels = aligned_alloc[accum](chunk * stride)
+    var block = block_rows(O)
+    var blocks = ceildiv(O, block)
+    var sums = aligned_alloc[accum](blocks * block * stride)
+    var packed = aligned_alloc[accum](workers(blocks) * BLOCK_ROWS * PANEL_DEPTH)
+    for row in range(0, rows, chunk):
+        var count = min(chunk, rows - row)
+        pack_columns(panels, ln_out, H, row, count)
+
+        def add_chunk(index: Int, worker: Int) {imm}:
+            multiply_block[accum](
+                sums.unsafe_offset(index * block * stride),
                 stride,
-                grad_output,
-                input,
-                mean,
-                rstd,
-                ln_weight,
-                first + from_row,
-                min(first + from_row + BLOCK_ROWS, first + count),
-                H,
-                O,
+                dy,
+                panels.as_imm(),
+                packed.unsafe_offset(worker * BLOCK_ROWS * PANEL_DEPTH),
+                index * block,
+                min(block, O - index * block),
+                row,
+                count,
+                row > 0,
             )
 
-        sync_parallelize(finish_block, ceildiv(count, BLOCK_ROWS))
-    dln.unsafe_free()
+        share_blocks(blocks, add_chunk)
 
-    # Linear: dW = dY^T ln_out. The parameter gradients, over all blocks.
-    var dY_T = Matrix[dtype, False](grad_output, O)
-    var ln_out = Normalised[dtype, False](input, mean, rstd, ln_weight, ln_bias, H)
-    store_product[dtype, with_bias=False](grad_weight, dY_T, ln_out, ln_bias, O, H, rows)
-    sum_blocks(grad_ln_weight, partials.as_imm(), 2 * H + O, blocks, H)
-    sum_blocks(grad_ln_bias, partials.unsafe_offset(H).as_imm(), 2 * H + O, blocks, H)
-    sum_blocks(grad_bias, partials.unsafe_offset(2 * H).as_imm(), 2 * H + O, blocks, O)
-    partials.unsafe_free()
+    def store_block(index: Int, worker: Int) {imm}:
+        for o in range(index * block, min((index + 1) * block, O)):
+            var dW = grad_weight.unsafe_offset(o * H)
+            var row_sums = sums.unsafe_offset(o * stride)
+
+            def store[width: Int](h: Int) {imm}:
+                var sum = row_sums.unsafe_load[width=width](h) if rows > 0 else SIMD[accum, width](0)
+                dW.unsafe_store(h, sum.cast[dtype]())
+
+            vectorize[simd_width_of[accum]()](H, store)
+
+    share_blocks(blocks, store_block)
+    packed.unsafe_free()
+    sums.unsafe_free()
+    panels.unsafe_free()
 
 
 def backward_rows[
@@ -298,7 +379,7 @@ def backward_rows[
     """The rows [first_row, last_row): dx, and their sums of dln * x_hat, dln and dy."""
     comptime accum = accum_type[dtype]
     comptime lanes = simd_width_of[accum]()
-    var excess = unsafe_alloc[Scalar[accum]](2 * H + O, alignment=64).as_unsafe_any_origin()
+    var excess = aligned_alloc[accum](2 * H + O)
     for i in range(2 * H + O):
         sums[unsafe_offset=i] = 0
         excess[unsafe_offset=i] = 0
@@ -345,21 +426,30 @@ def backward_rows[
 def sum_blocks[
     dtype: DType
 ](
-    target: MutPtr[dtype],  # [columns]
-    partials: ImmPtr[accum_type[dtype]],  # [blocks, columns], rows `stride` apart
-    stride: Int,
+    grad_ln_weight: MutPtr[dtype],  # [H]
+    grad_ln_bias: MutPtr[dtype],  # [H]
+    grad_bias: MutPtr[dtype],  # [O]
+    partials: ImmPtr[accum_type[dtype]],  # [blocks, H + H + O]
     blocks: Int,
-    columns: Int,
+    H: Int,
+    O: Int,
 ):
     """Adds the sums of all blocks, compensated, in the order of the blocks."""
     comptime accum = accum_type[dtype]
     comptime COLUMNS = 64  # of one task
+    var columns = 2 * H + O
 
-    def sum_columns(task: Int) {imm}:
+    def sum_columns(task: Int, worker: Int) {imm}:
         for column in range(task * COLUMNS, min((task + 1) * COLUMNS, columns)):
             var sum = CompensatedSum[accum]()
             for block in range(blocks):
-                sum += partials[unsafe_offset=block * stride + column]
-            target[unsafe_offset=column] = sum.total.cast[dtype]()
+                sum += partials[unsafe_offset=block * columns + column]
+            var gradient = sum.total.cast[dtype]()
+            if column < H:
+                grad_ln_weight[unsafe_offset=column] = gradient
+            elif column < 2 * H:
+                grad_ln_bias[unsafe_offset=column - H] = gradient
+            else:
+                grad_bias[unsafe_offset=column - 2 * H] = gradient
 
-    sync_parallelize(sum_columns, ceildiv(columns, COLUMNS))
+    share_blocks(ceildiv(columns, COLUMNS), sum_columns)

@@ -1,17 +1,20 @@
 """A matrix product for the CPU: C = sum over k of A[k, i] * B[k, j], vectorised, in parallel, in a fixed order.
 
-Both operands are packed into panels just before they are used: a panel fits a cache and is laid out in the order in
-which the innermost loop reads it (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
-Packing costs little beside the product, and buys two freedoms: an operand may lie transposed, and it need not exist
-at all, as long as an `Operand` can say what its elements are. So the LayerNorm output is never stored.
+Both operands are packed before they are used: laid out in the order in which the innermost loop reads them, in
+panels that fit a cache (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008). Packing
+costs little beside the product, and buys two freedoms: an operand may lie transposed, and it need not exist at all,
+as long as an `Operand` can say what its elements are. So the LayerNorm output is never stored.
 
-An element of C sums its k in panels of `PANEL_DEPTH`, one after the other, whoever computes it: the result is the
-same to the last bit on any number of threads, and the error grows with the number of panels, not of terms.
+`pack_columns` packs B, for all; `multiply_block` computes a block of rows of C, whose caller decides what becomes of
+it; `share_blocks` gives the blocks to the threads. An element of C adds up the sums of `RUN` neighbouring k, in their
+order, whoever computes it: the result is the same to the last bit on any number of threads, and the error of a long
+sum grows with the number of runs, not of terms.
 """
 
+from std.atomic import Atomic
 from std.math import align_up, ceildiv, fma
 from std.memory.alloc import unsafe_alloc
-from std.sys import prefetch, simd_width_of
+from std.sys import num_logical_cores, prefetch, simd_width_of
 from max.algorithm import sync_parallelize
 
 from .common import ImmPtr, MutPtr, accum_type
@@ -19,16 +22,25 @@ from .common import ImmPtr, MutPtr, accum_type
 comptime SLIVER_ROWS = 6 if simd_width_of[DType.float32]() == 8 else 12
 """Rows of the tile of C that lives in registers; two vectors wide, it fills 12 of AVX2's 16 registers, or 24 of
 the 32 of AVX-512 and NEON."""
-comptime BLOCK_ROWS = 192
-"""Rows of a block of C: what one task computes at a time. Its panel of A stays in the second-level cache."""
-comptime PANEL_DEPTH = 512
-"""How many k a panel holds: more of them means fewer visits to C, and a larger panel."""
-comptime SUPERBLOCK_ELEMENTS = 1 << 22
-"""About how many elements of C are worked on at once; a panel of B is packed once for all of them."""
-
-
 comptime sliver_columns[accum: DType] = 2 * simd_width_of[accum]()
 """Columns of the tile of C that lives in registers."""
+comptime PANEL_DEPTH = 512
+"""How many k a panel holds: more of them means fewer visits to C, and larger panels."""
+comptime RUN = 128
+"""How many terms are summed in registers before they are added to C."""
+comptime BLOCK_ROWS = 192
+"""The most rows in a block; their panel of A stays in the second-level cache."""
+comptime FEWEST_ROWS = 2 * SLIVER_ROWS
+"""The fewest; with fewer still, fetching the panels of B would cost more than using them."""
+comptime BLOCKS = 16
+"""How many blocks to make of few rows: enough for as many threads, whatever their number is."""
+comptime GROUP = 4
+"""Slivers of B that are packed together."""
+
+
+def block_rows(rows: Int) -> Int:
+    """Rows of a block: whole tiles, and the same on every machine."""
+    return min(max(align_up(ceildiv(rows, BLOCKS), SLIVER_ROWS), FEWEST_ROWS), BLOCK_ROWS)
 
 
 def padded_columns[accum: DType](columns: Int) -> Int:
@@ -36,10 +48,9 @@ def padded_columns[accum: DType](columns: Int) -> Int:
     return align_up(columns, sliver_columns[accum])
 
 
-def superblock_rows[accum: DType](rows: Int, columns: Int) -> Int:
-    """How many rows of C to compute at a time: whole blocks, about SUPERBLOCK_ELEMENTS of them."""
-    var most = SUPERBLOCK_ELEMENTS // padded_columns[accum](columns) // BLOCK_ROWS * BLOCK_ROWS
-    return min(align_up(rows, BLOCK_ROWS), max(BLOCK_ROWS, most))
+def aligned_alloc[dtype: DType](count: Int) -> MutPtr[dtype]:
+    """Uninitialised memory that starts on a cache line; to be freed by `unsafe_free`."""
+    return unsafe_alloc[Scalar[dtype]](count, alignment=64).as_unsafe_any_origin()
 
 
 trait Operand(ImplicitlyCopyable):
@@ -75,82 +86,98 @@ struct Matrix[dtype: DType, transposed: Bool](Operand):
         return self.data.unsafe_load[width=width](index).cast[Self.accum]()
 
 
-def product[
-    A: Operand, B: Operand, //, accum: DType
-](
-    c: MutPtr[accum],  # [rows rounded up to whole blocks, padded_columns]
-    a: A,
-    b: B,
-    first_row: Int,
-    rows: Int,
-    columns: Int,
-    depth: Int,
-):
-    """Rows first_row, first_row + 1, ... of the product. What lies beyond `rows` and `columns` is overwritten too.
+def share_blocks[F: def(Int, Int) -> None, //](blocks: Int, body: F):
+    """Calls body(block, worker) for every block; a thread that is done takes the next one.
+
+    No two calls with the same `worker`, which is less than `workers(blocks)`, run at the same time.
     """
-    comptime width = sliver_columns[accum]
-    var stride = padded_columns[accum](columns)
-    var slivers = stride // width
-    var panel = unsafe_alloc[Scalar[accum]](PANEL_DEPTH * stride, alignment=64).as_unsafe_any_origin()
-    for first_k in range(0, max(depth, 1), PANEL_DEPTH):
-        var count = min(PANEL_DEPTH, depth - first_k)
+    var next = unsafe_alloc[Int64](1).as_unsafe_any_origin()
+    next[] = 0
 
-        def pack_columns(sliver: Int) {imm}:
-            var first = sliver * width
-            pack[accum, width](
-                panel.unsafe_offset(first * count), b, first, min(width, columns - first), first_k, count
-            )
+    def work(worker: Int) {imm}:
+        var block = Int(Atomic[Int64].fetch_add(next, 1))
+        while block < blocks:
+            body(block, worker)
+            block = Int(Atomic[Int64].fetch_add(next, 1))
 
-        def multiply_block(block: Int) {imm}:
-            var first = block * BLOCK_ROWS
-            multiply_panel[accum](
-                c.unsafe_offset(first * stride),
-                panel.as_imm(),
-                a,
-                first_row + first,
-                min(BLOCK_ROWS, rows - first),
-                slivers,
-                first_k,
-                count,
-            )
-
-        sync_parallelize(pack_columns, slivers)
-        sync_parallelize(multiply_block, ceildiv(rows, BLOCK_ROWS))
-    panel.unsafe_free()
+    sync_parallelize(work, workers(blocks))
+    next.unsafe_free()
 
 
-def multiply_panel[
-    A: Operand, //, accum: DType
+def workers(blocks: Int) -> Int:
+    """How many threads `share_blocks` uses at most."""
+    return min(blocks, num_logical_cores())
+
+
+def pack_columns[
+    B: Operand, //, accum: DType
 ](
-    c: MutPtr[accum],  # [BLOCK_ROWS, slivers * width]
-    panel: ImmPtr[accum],  # [slivers, count, width], of B
-    a: A,
-    first_row: Int,
-    rows: Int,
-    slivers: Int,
+    panels: MutPtr[accum],  # [count, padded_columns], in panels of PANEL_DEPTH, these in slivers
+    b: B,
+    columns: Int,
     first_k: Int,
     count: Int,
 ):
-    """Adds the product over one panel of k to a block of C; the first panel overwrites it."""
+    """Packs the rows first_k, ... of B for `multiply_block`."""
     comptime width = sliver_columns[accum]
-    var stride = slivers * width
-    var block = unsafe_alloc[Scalar[accum]](BLOCK_ROWS * PANEL_DEPTH, alignment=64).as_unsafe_any_origin()
-    for row in range(0, rows, SLIVER_ROWS):
-        pack[accum, SLIVER_ROWS](
-            block.unsafe_offset(row * count), a, first_row + row, min(SLIVER_ROWS, rows - row), first_k, count
-        )
-    # The block of A stays in the second-level cache, and a sliver of B is used for all of its rows.
-    for sliver in range(slivers):
-        for row in range(0, rows, SLIVER_ROWS):
-            multiply_tile[accum](
-                c.unsafe_offset(row * stride + sliver * width),
-                stride,
-                block.unsafe_offset(row * count).as_imm(),
-                panel.unsafe_offset(sliver * count * width).as_imm(),
-                count,
-                first_k > 0,
+    var stride = padded_columns[accum](columns)
+    var groups = ceildiv(stride, GROUP * width)
+
+    def pack_group(task: Int, worker: Int) {imm}:
+        var k = task // groups * PANEL_DEPTH
+        var depth = min(PANEL_DEPTH, count - k)
+        var start = task % groups * GROUP * width
+        for column in range(start, min(start + GROUP * width, stride), width):
+            pack[accum, width](
+                panels.unsafe_offset(k * stride + column * depth),
+                b,
+                column,
+                min(width, columns - column),
+                first_k + k,
+                depth,
             )
-    block.unsafe_free()
+
+    share_blocks(ceildiv(count, PANEL_DEPTH) * groups, pack_group)
+
+
+def multiply_block[
+    A: Operand, //, accum: DType
+](
+    c: MutPtr[accum],  # [rows rounded up to whole tiles, stride]
+    stride: Int,
+    a: A,
+    panels: ImmPtr[accum],  # [count, stride], of B, by `pack_columns`
+    packed: MutPtr[accum],  # [BLOCK_ROWS, PANEL_DEPTH], scratch for A
+    first_row: Int,
+    rows: Int,
+    first_k: Int,
+    count: Int,
+    add: Bool,
+):
+    """The rows first_row, ... of the product over first_k, ..., which C becomes, or which is added to C."""
+    comptime width = sliver_columns[accum]
+    for k in range(0, count, PANEL_DEPTH):
+        var depth = min(PANEL_DEPTH, count - k)
+        for row in range(0, rows, SLIVER_ROWS):
+            pack[accum, SLIVER_ROWS](
+                packed.unsafe_offset(row * depth),
+                a,
+                first_row + row,
+                min(SLIVER_ROWS, rows - row),
+                first_k + k,
+                depth,
+            )
+        # The panel of A stays in the second-level cache, and a sliver of B is used for all of its rows.
+        for column in range(0, stride, width):
+            for row in range(0, rows, SLIVER_ROWS):
+                multiply_tile[accum](
+                    c.unsafe_offset(row * stride + column),
+                    stride,
+                    packed.unsafe_offset(row * depth).as_imm(),
+                    panels.unsafe_offset(k * stride + column * depth).as_imm(),
+                    depth,
+                    add or k > 0,
+                )
 
 
 @always_inline
@@ -159,32 +186,34 @@ def multiply_tile[
 ](
     c: MutPtr[accum],  # [SLIVER_ROWS, width], rows `stride` apart
     stride: Int,
-    a: ImmPtr[accum],  # [count, SLIVER_ROWS]
-    b: ImmPtr[accum],  # [count, width]
-    count: Int,
+    a: ImmPtr[accum],  # [depth, SLIVER_ROWS]
+    b: ImmPtr[accum],  # [depth, width]
+    depth: Int,
     add: Bool,
 ):
-    """The innermost loop: a tile of C in registers, one outer product for each k."""
+    """The innermost loop: a tile of C in registers, one outer product for each k; C is overwritten, or added to.
+    """
     comptime lanes = simd_width_of[accum]()
     comptime vectors = sliver_columns[accum] // lanes
     # C is needed after the loop; ask for it now.
     comptime for i in range(SLIVER_ROWS):
         comptime for v in range(vectors):
             prefetch(c.unsafe_offset(i * stride + v * lanes))
-    var sums = Array[SIMD[accum, lanes], SLIVER_ROWS * vectors](fill=0)
-    for k in range(count):
-        var b_row = Array[SIMD[accum, lanes], vectors](fill=0)
-        comptime for v in range(vectors):
-            b_row[v] = b.unsafe_load[width=lanes]((k * vectors + v) * lanes)
-        comptime for i in range(SLIVER_ROWS):
-            var a_element = SIMD[accum, lanes](a[unsafe_offset=k * SLIVER_ROWS + i])
+    for first in range(0, depth, RUN):
+        var sums = Array[SIMD[accum, lanes], SLIVER_ROWS * vectors](fill=0)
+        for k in range(first, min(first + RUN, depth)):
+            var b_row = Array[SIMD[accum, lanes], vectors](fill=0)
             comptime for v in range(vectors):
-                sums[i * vectors + v] = fma(a_element, b_row[v], sums[i * vectors + v])
-    comptime for i in range(SLIVER_ROWS):
-        comptime for v in range(vectors):
-            var tile = c.unsafe_offset(i * stride + v * lanes)
-            var before = tile.unsafe_load[width=lanes](0) if add else SIMD[accum, lanes](0)
-            tile.unsafe_store(0, before + sums[i * vectors + v])
+                b_row[v] = b.unsafe_load[width=lanes]((k * vectors + v) * lanes)
+            comptime for i in range(SLIVER_ROWS):
+                var a_element = SIMD[accum, lanes](a[unsafe_offset=k * SLIVER_ROWS + i])
+                comptime for v in range(vectors):
+                    sums[i * vectors + v] = fma(a_element, b_row[v], sums[i * vectors + v])
+        comptime for i in range(SLIVER_ROWS):
+            comptime for v in range(vectors):
+                var tile = c.unsafe_offset(i * stride + v * lanes)
+                var before = tile.unsafe_load[width=lanes](0) if add or first > 0 else SIMD[accum, lanes](0)
+                tile.unsafe_store(0, before + sums[i * vectors + v])
 
 
 def pack[

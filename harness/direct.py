@@ -118,13 +118,13 @@ class Kernels:
         self.gpu = module.open(index)
         self.scratch = functools.lru_cache(maxsize=4096)(self.count_scratch)
 
-    def count_scratch(self, backward: bool, kind: int, rows: int, H: int, O: int) -> int:
-        """The bytes of scratch memory that a pass over aligned tensors takes."""
+    def count_scratch(self, wanted: int | None, kind: int, rows: int, H: int, O: int) -> int:
+        """The bytes of scratch memory that a pass over aligned tensors takes; forward where `wanted` is None."""
         if not rows:
             return 0
-        if backward:
-            return self.launch_backward(*NOWHERE, kind, rows, H, O, WEIGHT | BIAS, *[0] * 12)
-        return self.launch_forward(*NOWHERE, kind, rows, H, O, 1e-5, *[0] * 8)
+        if wanted is None:
+            return self.launch_forward(*NOWHERE, kind, rows, H, O, 1e-5, *[0] * 8)
+        return self.launch_backward(*NOWHERE, kind, rows, H, O, wanted, *[0] * 12)
 
     def probe(self) -> None:
         """Launches one small forward pass. Raises whatever the driver and the kernels' assembler have against it."""
@@ -161,7 +161,7 @@ class Kernels:
             linear_weight.data_ptr(),
             linear_bias.data_ptr(),
         )
-        need = self.scratch(False, kind, rows, H, O)
+        need = self.scratch(None, kind, rows, H, O)
         if (given[0] | given[1] | given[2] | given[3] | given[4]) % VECTOR:
             need = max(need, self.launch_forward(*NOWHERE, kind, rows, H, O, eps, 0, 0, 0, *given))
         kept = 2 * rows * plan.wide.itemsize
@@ -227,11 +227,9 @@ class Kernels:
             ln_bias.data_ptr(),
             linear_weight.data_ptr(),
         )
-        need = self.scratch(True, kind, rows, H, O)
+        need = self.scratch(wanted, kind, rows, H, O)
         if (given[0] | given[1] | given[4] | given[5] | given[6]) % VECTOR:
-            need = max(
-                need, self.launch_backward(*NOWHERE, kind, rows, H, O, WEIGHT | BIAS, *[0] * 5, *given)
-            )
+            need = max(need, self.launch_backward(*NOWHERE, kind, rows, H, O, wanted, *[0] * 5, *given))
         try:
             dx = empty_strided(plan.input_size, plan.input_strides, dtype)
             dgamma = empty_strided((H,), (1,), dtype)

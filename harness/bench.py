@@ -46,6 +46,7 @@ from harness.candidates import (
     grown_bytes,
     make_problem,
     peak_bytes,
+    plain,
     quantities,
     saved_bytes,
     wrong,
@@ -253,6 +254,10 @@ def cpu_name() -> str:
 # ---- Measuring ----------------------------------------------------------------------------------------------
 
 
+class WrongGraph(Exception):
+    """A CUDA graph that does something else than the call that was captured."""
+
+
 @dataclass
 class Ready:
     """A candidate that is right at one size, with its calls and its errors by quantity."""
@@ -305,10 +310,11 @@ class Bench:
         try:
             problem = make_problem(sizes, DTYPES[self.options.dtype], self.options.device)
             truth = problem.truth()
+            own = errors(results(plain(problem)), truth)
         except (RuntimeError, MemoryError) as error:  # torch reports want of memory as RuntimeError
             self.leave_out(sizes, "all candidates", "all", f"skipped: {first_line(error)}")
             return
-        ready = self.prepare(problem, truth, candidates)
+        ready = self.prepare(problem, truth, own, candidates)
         del truth
         if "memory" in columns:
             self.measure_memory(problem, ready)
@@ -333,9 +339,8 @@ class Bench:
 
     # ---- Candidates, checked
 
-    def prepare(self, problem: Problem, truth, candidates: tuple[Candidate, ...]) -> list[Ready]:
-        """The candidates that exist here and are right."""
-        own = errors(results(plain_calls(problem)), truth)
+    def prepare(self, problem: Problem, truth, own, candidates: tuple[Candidate, ...]) -> list[Ready]:
+        """The candidates that exist here and are right; `own` are the errors of PyTorch's two operations."""
         ready = []
         for candidate in candidates:
             if self.late(candidate.seconds if self.cuda else 0):
@@ -381,7 +386,7 @@ class Bench:
     def measure(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> None:
         """One pass in one column, all candidates in turns."""
         where = f"{problem.sizes}, {PASS_NAMES[direction]}, {column}"
-        with self.show.step(where) as advance:
+        with self.show.step(where) as advance, torch.set_grad_enabled(direction != "inference"):
             calls = self.callables(problem, ready, direction, column)
             protocol = self.protocol(column)
             times = take_turns(
@@ -410,24 +415,26 @@ class Bench:
                     calls[one.candidate.name] = prepare()
             except Exception as error:  # as in prepare_one
                 calls.pop(one.candidate.name, None)
-                why = "cannot be captured" if column == "graph" else "fails"
+                refused = column == "graph" and not isinstance(error, WrongGraph)
+                why = "cannot be captured" if refused else "FAILED"
+                self.faults += one.candidate.role == "ours" and not refused
                 self.leave_out(
                     problem.sizes, one.candidate.name, column, f"{why}: {first_line(error)}", direction
                 )
         return calls
 
     def check_graph(self, graph: Graph, one: Ready, problem: Problem, direction: str) -> None:
-        """Raises RuntimeError where a replay does not write what a plain call returns: a launch was not captured."""
+        """Raises WrongGraph where a replay does not write what a plain call returns: a launch was not captured."""
         expected = [tensor.clone() for tensor in one.calls.prepare(direction)()]
         for tensor in graph.outputs:
             tensor.detach().fill_(float("nan"))
         graph()
         torch.cuda.synchronize()
         limit = 2 * torch.finfo(problem.x.dtype).eps + 1e-4  # a capture may choose another product algorithm
-        for got, plain in zip(graph.outputs, expected, strict=True):
-            difference = (got.detach().float() - plain.detach().float()).norm()
-            if not difference <= limit * plain.detach().float().norm():
-                raise RuntimeError("the replayed graph does not write what a plain call writes")
+        for got, wanted in zip(graph.outputs, expected, strict=True):
+            difference = (got.detach().float() - wanted.detach().float()).norm()
+            if not difference <= limit * wanted.detach().float().norm():
+                raise WrongGraph("the replayed graph does not write what a plain call writes")
 
     def clock(self, column: str):
         """How a column takes time."""
@@ -573,12 +580,6 @@ class Bench:
             self.on_row(row)
 
 
-def plain_calls(problem: Problem) -> Differentiable:
-    """PyTorch's own two operations, whose error is the baseline."""
-    eager = next(candidate for candidate in CANDIDATES if candidate.name == "eager")
-    return eager.build(problem)
-
-
 def results(calls: Differentiable) -> dict[str, torch.Tensor]:
     """All quantities of one forward and backward pass, by name."""
     return dict(zip(quantities("both"), calls.prepare("both")(), strict=True))
@@ -628,11 +629,12 @@ def main(arguments: list[str]) -> int:
         try:
             bench.run()
         except KeyboardInterrupt:
-            bench.show.line(f"interrupted: {len(bench.rows)} rows were measured" + kept(flags))
+            bench.show.line(f"interrupted: {len(bench.rows)} rows were measured{kept(flags, ' and')}")
             raise
         finally:
             if flags.json:
                 write_json(as_json(bench), flags.json)
+    bench.show.line(f"took {time.monotonic() - bench.started:.0f} s{kept(flags, ', the rows')}")
     if bench.faults:
         bench.show.line(f"❌ {bench.faults} wrong or failed; see above")
     return int(bench.faults > 0)
@@ -651,9 +653,9 @@ def introduce(bench: Bench) -> None:
         )
 
 
-def kept(flags: argparse.Namespace) -> str:
+def kept(flags: argparse.Namespace, who: str) -> str:
     """Where the rows are."""
-    return f" and are in {flags.csv}" if flags.csv else ""
+    return f"{who} are in {flags.csv}" if flags.csv else ""
 
 
 @contextmanager

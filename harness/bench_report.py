@@ -46,7 +46,7 @@ class Show:
         host = rows[0]["column"] == "host"
         self.line()
         self.line(f"{where}, {dtype}: {rows[0]['protocol']}", style="bold")
-        head = f"   {'candidate':<20}{'median us':>12}{'p20':>11}{'p80':>11}"
+        head = f"   {'candidate':<20}{'median us':>12}{'p20':>12}{'p80':>12}"
         if not host:
             head += f"{'/ floor':>10}{'/ best peer':>13}{'TFLOP/s':>10}{'of max':>8}{'GB/s':>8}{'of max':>8}"
         self.line(f"{head}{'error':>11}")
@@ -70,9 +70,8 @@ class Show:
 def table_line(row: Row, host: bool) -> str:
     """One candidate of a table."""
     times = (float(row[f"{name}_us"]) for name in ("median", "p20", "p80"))
-    line = f"   {row['candidate']:<20}" + "".join(
-        f"{t:>{w},.1f}" for t, w in zip(times, (12, 11, 11), strict=True)
-    )
+    words = (f"{time:,.1f}" if time < 1e5 else f"{time:,.0f}" for time in times)
+    line = f"   {row['candidate']:<20}" + "".join(f"{word:>12}" for word in words)
     if not host:
         percents = [
             f"{row[name]}%" if row.get(name) else "-" for name in ("percent_of_matmul", "percent_of_copy")

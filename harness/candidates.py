@@ -136,20 +136,16 @@ class Differentiable:
         self.again, self.note = again or function, note
 
     def prepare(self, direction: str) -> Callable[[], tuple[Tensor, ...]]:
-        """A call that does one pass and returns its quantities, in the order of `quantities(direction)`."""
-        if direction == "inference":
-            return self.without_gradients
-        if direction == "forward":
+        """A call that does one pass and returns its quantities, in the order of `quantities(direction)`.
+
+        "inference" is meant to be called without gradients; who calls sees to it, for the switch itself takes time.
+        """
+        if direction in ("inference", "forward"):
             return lambda: (self.function(*self.leaves),)
         if direction == "both":
             return lambda: forward_and_backward(self.function, self.leaves, self.grad_output)
         output = self.again(*self.leaves)
         return lambda: torch.autograd.grad(output, self.leaves, self.grad_output, retain_graph=True)
-
-    @torch.no_grad()
-    def without_gradients(self) -> tuple[Tensor, ...]:
-        """The forward pass of a model that is only used."""
-        return (self.function(*self.leaves),)
 
 
 class Products:

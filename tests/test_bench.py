@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -125,14 +126,14 @@ def test_every_pass_returns_its_quantities():
     calls = EAGER.build(problem)
     for direction in candidates.PASSES:
         prepared = calls.prepare(direction)
-        first, again = prepared(), prepared()
+        with torch.set_grad_enabled(direction != "inference"):
+            first, again = prepared(), prepared()
         names = candidates.quantities(direction)
         assert len(first) == len(names)
         for name, one, two in zip(names, first, again, strict=True):
             assert torch.equal(one, two)
             assert torch.allclose(one.detach().double(), truth[name], rtol=1e-4, atol=1e-4)
-    assert not calls.prepare("inference")()[0].requires_grad
-    assert calls.prepare("forward")()[0].requires_grad
+        assert direction in ("backward", "both") or first[0].requires_grad == (direction == "forward")
 
 
 def test_the_floor_is_one_two_or_three_products():
@@ -280,10 +281,12 @@ def test_a_pass_that_fails_in_one_column_is_noted_and_the_others_are_timed():
     def build(problem):
         return Half(candidates.eager, problem.leaves, problem.grad_output)
 
-    run = a_bench(EAGER, Candidate("half", "peer", build), passes=("backward", "both"), columns=("loop",))
+    half = Candidate("half", "ours", build)
+    run = a_bench(EAGER, half, passes=("backward", "both"), columns=("loop",))
     run.run()
+    assert run.faults == 1
     half = {(row["pass"], row["column"]): row for row in run.rows if row["candidate"] == "half"}
-    assert half["backward", "loop"]["note"] == "fails: RuntimeError: no double run"
+    assert half["backward", "loop"]["note"] == "FAILED: RuntimeError: no double run"
     assert half["backward", "loop"]["median_us"] == "" and float(half["both", "loop"]["median_us"]) > 0
 
 
@@ -386,6 +389,7 @@ def test_end_to_end_on_the_cpu(command_line, tmp_path):
     assert [row["note"] for row in rows if row["candidate"] == "liger"] == [
         "skipped: its Triton kernels need a GPU"
     ]
+    assert re.search(rf"took \d+ s, the rows are in {target}", finished.err)
     data = json.loads(finished.out)
     assert data["puzzle"] == "p22" and data["exit_code"] == 0 and len(data["rows"]) == len(rows)
     assert data["device"] == rows[0]["device"] and "device" not in data["rows"][0]
@@ -452,7 +456,7 @@ def test_a_graph_that_holds_no_launch_is_found(monkeypatch):
 
     run = a_bench(EAGER)
     run.check_graph(Replay(True), one, problem, "both")
-    with pytest.raises(RuntimeError, match="does not write what a plain call writes"):
+    with pytest.raises(bench.WrongGraph, match="does not write what a plain call writes"):
         run.check_graph(Replay(False), one, problem, "both")
 
 
@@ -545,12 +549,14 @@ def on_the_cpu(function):
 
 def test_the_columns_of_a_gpu(pretend_gpu):
     """Every column is filled, ceilings included, and who cannot be captured says so and is timed in the loop."""
+    gradients = {}
 
     class NoCapture(Differentiable):
         def prepare(self, direction):
             call = super().prepare(direction)
 
             def refusing():
+                gradients[direction] = torch.is_grad_enabled()
                 if pretend_gpu["capturing"]:
                     pretend_gpu["capturing"] = False
                     raise RuntimeError("cannot be captured in a CUDA graph")
@@ -579,6 +585,7 @@ def test_the_columns_of_a_gpu(pretend_gpu):
         assert refused["median_us"] == ""
         assert float(found["mine", direction, "loop"]["median_us"]) == pytest.approx(50.0)
         assert found["mine", direction, "loop"]["note"] == "a detour"
+    assert gradients == {"inference": False, "forward": True, "backward": True, "both": True}
     for direction in ("inference", "forward", "both"):
         host = found["eager", direction, "host"]
         assert (host["M"], host["H"], host["O"]) == (3, 2, 4) and float(host["median_us"]) > 0

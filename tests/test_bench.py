@@ -527,7 +527,7 @@ def pretend_gpu(monkeypatch):
     monkeypatch.setattr(bench, "make_problem", on_the_cpu(candidates.make_problem))
     for name in ("randn", "randint", "empty"):
         monkeypatch.setattr(torch, name, on_the_cpu(getattr(torch, name)))
-    monkeypatch.setattr(bench, "CEILING_ROWS", 8)
+    monkeypatch.setattr(bench, "CEILING_PRODUCTS", (Sizes(2, 2, 2), Sizes(8, 8, 16), Sizes(4, 4, 4)))
     monkeypatch.setattr(bench, "CEILING_BYTES", 2**10)
     monkeypatch.setattr(timing, "FLUSH_BYTES", 2**10)
     monkeypatch.setattr(bench, "driver", lambda: "1.2")
@@ -592,8 +592,11 @@ def test_the_columns_of_a_gpu(pretend_gpu):
         assert host["ratio_to_floor"] == host["tflops"] == "" and "L2" not in host["protocol"]
     memory = found["eager", "both", "memory"]
     assert memory["peak_bytes"] == 1600 and memory["grown_bytes"] == -4 * TINY.M * TINY.O
-    assert float(found["matmul ceiling", "", "ceiling"]["tflops"]) > 0
-    assert float(found["copy ceiling", "", "ceiling"]["gbs"]) > 0
+    ceiling, copy = (found[name, "", "ceiling"] for name in ("matmul ceiling", "copy ceiling"))
+    # Every burst takes the same time here, so the largest product is the fastest.
+    assert (ceiling["M"], ceiling["H"], ceiling["O"]) == (8, 8, 16)
+    for row, rate, work in ((ceiling, "tflops", 2 * 8 * 8 * 16 / 1e12), (copy, "gbs", 2 * 2**10 / 1e9)):
+        assert float(row[rate]) == pytest.approx(work / float(row["median_us"]) / 1e-6, rel=0.02)
     assert "Ceilings of this run" in printed(run)
 
 

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from harness.autograd import PLAIN, call_directly, layernorm_linear
 
@@ -48,7 +49,8 @@ def fused_layernorm_linear(
         TypeError: An argument is no tensor, x has a dtype without a kernel, or a parameter has another dtype.
         ValueError: A rank or a size does not fit the others, H or O is zero, tensors lie on different devices, or
             the algorithm is unknown.
-        NotImplementedError: x lies on a device without a kernel (MPS), or its gradient is differentiated again.
+        NotImplementedError: x lies on a device without a kernel (MPS), its gradient is differentiated again, or
+            a tensor has a tangent of forward-mode differentiation.
         RuntimeError: A CUDA graph is being captured, and not the fast algorithm's extension module is used.
         torch.OutOfMemoryError: There is no room on the GPU; the message says how many bytes were needed.
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
@@ -58,6 +60,8 @@ def fused_layernorm_linear(
     if compiling or torch._C._is_any_autocast_enabled() or type(x) not in PLAIN:
         check_types(*tensors)
         tensors = in_autocast_dtype(*tensors)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(*tensors)
     if algorithm == "fast" and not compiling:
         output = call_directly(*tensors, eps)
         if output is not None:
@@ -72,6 +76,16 @@ def check_types(*tensors: Tensor | None) -> None:
     for name, value in zip(NAMES, tensors, strict=True):
         if not (isinstance(value, Tensor) or (name in OPTIONAL and value is None)):
             raise TypeError(f"{name}: expected a torch tensor, got {type(value).__name__}")
+
+
+def refuse_tangents(*tensors: Tensor | None) -> None:
+    """Raises for a dual tensor of forward-mode differentiation, whose tangent the kernels would silently lose."""
+    for name, tensor in zip(NAMES, tensors, strict=True):
+        if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                f"{name}: fused_layernorm_linear has no forward-mode derivative; "
+                "use torch.nn.functional.layer_norm and linear where one is needed"
+            )
 
 
 NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")

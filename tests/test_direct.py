@@ -760,6 +760,11 @@ def test_gpu_at_the_size_of_a_model(kernels, dtype):
 
 
 @gpu
+def test_gpu_a_million_rows(kernels):
+    assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(rows=(1_000_003,), H=9, O=4))
+
+
+@gpu
 def test_gpu_tf32_is_as_good_as_torch_s(kernels):
     before = torch.backends.cuda.matmul.fp32_precision
     inputs = gpu_inputs(rows=(512,), H=768, O=512)

@@ -2,7 +2,7 @@
 
 from std.atomic import Atomic, Ordering
 from std.math import sqrt
-from std.sys import default_accelerator, has_accelerator, is_amd_gpu
+from std.sys import default_accelerator, has_accelerator, inlined_assembly, is_amd_gpu
 from max.gpu.host import DeviceContext
 from layout import TileTensor
 from layout.tile_layout import row_major
@@ -51,10 +51,26 @@ def lanes_of_a_warp() -> Int:
 def shared_memory() -> Int:
     """Bytes of shared memory for a block that has a multiprocessor of the GPU of this build to itself."""
     comptime if has_accelerator():
-        # NVIDIA keeps 1 KiB for itself; the other KiB is what kernels here declare.
-        return DeviceContext.default_device_info.shared_memory_per_multiprocessor - 2048
+        # NVIDIA keeps 1 KiB of it; kernels that ask for the rest declare at most 2 KiB themselves.
+        return DeviceContext.default_device_info.shared_memory_per_multiprocessor - 3072
     else:
         return 30 * 1024
+
+
+@always_inline
+def wait_for_earlier_grids():
+    """Waits until the grids launched before this one are done and what they wrote can be read.
+
+    It returns at once unless the launch asked for programmatic serialization.
+    """
+    inlined_assembly["griddepcontrol.wait;", NoneType, constraints="~{memory}"]()
+
+
+@always_inline
+def start_later_grids():
+    """Lets the next grid start, if it was launched with programmatic serialization; it waits for this one itself.
+    """
+    inlined_assembly["griddepcontrol.launch_dependents;", NoneType, constraints="~{memory}"]()
 
 
 struct CompensatedSum[dtype: DType](Copyable, Movable):

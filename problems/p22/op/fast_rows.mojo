@@ -1,7 +1,7 @@
 """The row kernels of the fast variant: LayerNorm forward and backward, and sums over rows in two stages.
 
-Each kernel reads its operands from DRAM once, 16 bytes a thread at a time, and keeps a row in registers between its
-statistics and what is made from them. A group of threads (one or more whole warps, block_dim.x) shares a row, and a
+Each kernel reads its operands from DRAM once, 16 bytes a thread at a time, and keeps a row in registers between the
+sums over it and what is made from them. A group of threads (one or more whole warps, block_dim.x) shares a row, and a
 block holds block_dim.y groups. Sums over rows go to one partial sum for each block, added by a second kernel in a
 fixed order: no atomics, so every run gives the same bits. Rows that are no whole number of aligned 16-byte vectors,
 or too long for the registers, take the kernels whose names end in `_any`, which load one element at a time.
@@ -26,21 +26,29 @@ from max.gpu.primitives import warp
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .common import ImmPtr, MutPtr, Sizes, accum_type, lanes_of_a_warp, multiprocessors, shared_memory
+from .common import (
+    ImmPtr,
+    MutPtr,
+    Sizes,
+    accum_type,
+    lanes_of_a_warp,
+    multiprocessors,
+    shared_memory,
+    start_later_grids,
+    wait_for_earlier_grids,
+)
 from .launcher import Launcher
 
 comptime VECTOR_BYTES = 16
 """The widest access of a thread."""
-comptime ROW_VECTORS = 4
-"""Vectors of a row that a thread owns, in each tensor."""
-comptime FORWARD_THREADS = 512
-"""The most threads of a block of the forward kernel,"""
-comptime FORWARD_BLOCKS = 2
-"""of which a multiprocessor has so many at a time,"""
-comptime FORWARD_STAGES = 3
-"""and for which so many rows are in shared memory or on their way; one of them is worked on."""
+comptime FORWARD_VECTORS = 4
+"""Vectors of a row that a thread owns in the forward kernel."""
+comptime FORWARD_RESIDENT = 1024
+"""Threads of the forward kernel that share a multiprocessor: a bound on their registers."""
 comptime BACKWARD_THREADS = 512
 """The most threads of a block of the backward kernel."""
+comptime MAX_BACKWARD_VECTORS = 2
+"""The most vectors of a row that a thread owns in the backward kernel."""
 comptime BACKWARD_STAGES = 2
 """Rows of a group of threads that are in shared memory or on their way."""
 comptime MAX_WARPS = 32
@@ -70,16 +78,23 @@ def is_aligned[dtype: DType](address: ImmPtr[dtype]) -> Bool:
 
 
 @always_inline
+def warp_sum[dtype: DType, width: SIMDLength, //](values: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """Adds the values of the lanes of a warp, always in the same order; each lane gets the sum."""
+    var totals = values
+    comptime for distance in range(5 if WARP_SIZE == 32 else 6):
+        comptime for i in range(Int(width)):
+            totals[i] += warp.shuffle_xor(totals[i], UInt32(1 << distance))
+    return totals
+
+
+@always_inline
 def row_sum[dtype: DType, width: SIMDLength, //](values: SIMD[dtype, width], slot: Int) -> SIMD[dtype, width]:
     """Adds the values of the block_dim.x threads that share a row; each of them gets the sum.
 
     Always in the same order. Every thread of the block must call it, with slot 0 and slot 1 in turn, so that nobody
     overwrites what a neighbour still reads.
     """
-    var totals = values
-    comptime for distance in range(5 if WARP_SIZE == 32 else 6):
-        comptime for i in range(Int(width)):
-            totals[i] += warp.shuffle_xor(totals[i], UInt32(1 << distance))
+    var totals = warp_sum(values)
     var warps = block_dim.x // WARP_SIZE
     if warps == 1:
         return totals
@@ -91,10 +106,12 @@ def row_sum[dtype: DType, width: SIMDLength, //](values: SIMD[dtype, width], slo
     if thread_idx.x % WARP_SIZE == 0:
         first.unsafe_store[alignment=size](thread_idx.x // WARP_SIZE * Int(width), totals)
     barrier()
+    # Every warp adds the partial sums of all warps, one in each lane.
+    var lane = thread_idx.x % WARP_SIZE
     totals = 0
-    for w in range(warps):
-        totals += first.unsafe_load[width=width, alignment=size](w * Int(width))
-    return totals
+    if lane < warps:
+        totals = first.unsafe_load[width=width, alignment=size](lane * Int(width))
+    return warp_sum(totals)
 
 
 # ---- Between global and shared memory ----------------------------------------------------------------------
@@ -106,6 +123,40 @@ def load_vector[
 ](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int) -> SIMD[wide, width]:
     """A vector from shared memory, in the type of sums."""
     return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
+
+
+@always_inline
+def store_vector[
+    dtype: DType, width: SIMDLength, //
+](
+    target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED],
+    offset: Int,
+    values: SIMD[dtype, width],
+):
+    """Stores a vector in shared memory."""
+    target.unsafe_store[alignment=VECTOR_BYTES](offset, values)
+
+
+@always_inline
+def load_global[
+    dtype: DType, //, width: Int, wide: DType
+](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
+    """A vector from global memory, in the type of sums."""
+    return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
+
+
+@always_inline
+def normalised[
+    dtype: DType, accum: DType, width: SIMDLength
+](x: SIMD[accum, width], mean: Scalar[accum], rstd: Scalar[accum]) -> SIMD[accum, width]:
+    """x_hat = (x - mean) * rstd of elements that have been `dtype`.
+
+    Of 16-bit elements in one operation: the rounding of mean * rstd is far below that of the elements themselves.
+    """
+    comptime if dtype.is_half_float():
+        return x.fma(rstd, -mean * rstd)
+    else:
+        return (x - mean) * rstd
 
 
 @always_inline
@@ -138,31 +189,29 @@ def wait_for_copies[behind: Int]():
 
 @always_inline
 def copy_constants[
-    dtype: DType, //, vectors: Int
+    dtype: DType, accum: DType, //, vectors: Int
 ](
-    target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED],
+    target: Pointer[mut=True, Scalar[accum], _, address_space=AddressSpace.SHARED],
     source: ImmPtr[dtype],
     columns: Int,
 ):
-    """This thread's vectors of gamma or beta, once for all rows."""
+    """This thread's vectors of gamma or beta, converted once for all rows."""
     comptime width = vector_width[dtype]
     comptime for v in range(vectors):
         var h = (v * block_dim.x + thread_idx.x) * width
         if h < columns:
-            target.unsafe_store[alignment=VECTOR_BYTES](
-                v * block_dim.x * width, source.unsafe_load[width=width, alignment=VECTOR_BYTES](h)
-            )
+            store_vector(target, v * block_dim.x * width, load_global[width, accum](source, h))
 
 
 # ---- Forward ------------------------------------------------------------------------------------------------
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(FORWARD_THREADS)),
-    `nvvm.minctasm`=SIMDLength(FORWARD_BLOCKS),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)),
+    `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // threads),
 )
 def layernorm_rows[
-    dtype: DType, vectors: Int, stages: Int
+    dtype: DType, threads: Int, early: Bool
 ](
     ln_out: MutPtr[dtype],  # [rows, H]
     mean: MutPtr[accum_type[dtype]],  # [rows]
@@ -174,90 +223,60 @@ def layernorm_rows[
     hidden_dim: Int32,
     eps: Scalar[accum_type[dtype]],
 ):
-    """Statistics and LayerNorm of rows that are read once. block_dim.x threads own a row, block_dim.y rows a block.
+    """Statistics and LayerNorm of a row that is read once. block_dim.x threads own a row, block_dim.y rows a block.
 
-    Thread t owns the vectors t, t + block_dim.x, ...: at most `vectors`. The variance is the mean of squared
-    deviations; the mean of the deviations themselves corrects the rounding of the first mean. A block goes on with
-    the rows grid_dim.x * block_dim.y further, which are on their way into shared memory meanwhile.
+    Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS. The variance is the mean of squared
+    deviations; the mean of the deviations themselves corrects the rounding of the first mean.
+
+    Parameters:
+        dtype: Of the rows.
+        threads: The most threads of a block.
+        early: Whether the kernel may be started before the launch in front of it is done.
     """
     comptime accum = accum_type[dtype]
     comptime width = vector_width[dtype]
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
     var H = Int(hidden_dim)
     var scale = 1 / Scalar[accum](H)
-    var stride = grid_dim.x * block_dim.y
+    var row = block_idx.x * block_dim.y + thread_idx.y
+    # A group behind the last row goes along, for the barriers, with a row of no columns.
+    var columns = H if row < Int(rows) else 0
     var column = thread_idx.x * width
     var next_column = block_dim.x * width
+    var x_row = input.unsafe_offset(row * H)
+    var y_row = ln_out.unsafe_offset(row * H)
 
-    # Shared memory: gamma, beta, then for each stage the input, thread by thread.
-    var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
-    var gamma = memory.unsafe_offset(column)
-    var beta = memory.unsafe_offset(vectors * next_column + column)
-    var stage_slots = vectors * next_column * block_dim.y
-    var slots = memory.unsafe_offset((2 + thread_idx.y) * vectors * next_column + column)
+    var x = Array[SIMD[accum, width], FORWARD_VECTORS](fill=0)
+    var total = SIMD[accum, width](0)
+    comptime for v in range(FORWARD_VECTORS):
+        if column + v * next_column < columns:
+            x[v] = load_global[width, accum](x_row, column + v * next_column)
+    comptime for v in range(FORWARD_VECTORS):
+        total += x[v]
+    var first_mean = row_sum(total.reduce_add(), 0) * scale
 
-    @__parameter
-    @always_inline
-    def fetch(row: Int, stage: Int):
-        if row < Int(rows):
-            comptime for v in range(vectors):
-                var h = column + v * next_column
-                if h < H:
-                    copy_vector(
-                        slots.unsafe_offset(stage * stage_slots + v * next_column),
-                        input.unsafe_offset(row * H + h),
-                    )
-        end_copies()
+    var deviations = SIMD[accum, width](0)
+    var squares = SIMD[accum, width](0)
+    comptime for v in range(FORWARD_VECTORS):
+        if column + v * next_column < columns:
+            var deviation = x[v] - first_mean
+            deviations += deviation
+            squares = deviation.fma(deviation, squares)
+    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1) * scale
+    var row_mean = first_mean + sums[0]
+    var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
+    if thread_idx.x == 0 and columns > 0:
+        mean[unsafe_offset=row] = row_mean
+        rstd[unsafe_offset=row] = row_rstd
 
-    var row = block_idx.x * block_dim.y + thread_idx.y
-    comptime for stage in range(stages - 1):
-        fetch(row + stage * stride, stage)
-    if thread_idx.y == 0:
-        copy_constants[vectors](gamma, ln_weight, H)
-        copy_constants[vectors](beta, ln_bias, H)
-    barrier()
-
-    # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
-    var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
-    var stage = 0
-    for _ in range(turns):
-        fetch(row + (stages - 1) * stride, stage - 1 if stage > 0 else stages - 1)
-        wait_for_copies[stages - 1]()
-        var slot = slots.unsafe_offset(stage * stage_slots)
-        # Behind the last row there are no columns.
-        var columns = H if row < Int(rows) else 0
-
-        var x = Array[SIMD[accum, width], vectors](fill=0)
-        var total = SIMD[accum, width](0)
-        comptime for v in range(vectors):
-            if column + v * next_column < columns:
-                x[v] = load_vector[width, accum](slot, v * next_column)
-                total += x[v]
-        var first_mean = row_sum(total.reduce_add(), 0) * scale
-
-        var deviations = SIMD[accum, width](0)
-        var squares = SIMD[accum, width](0)
-        comptime for v in range(vectors):
-            if column + v * next_column < columns:
-                var deviation = x[v] - first_mean
-                deviations += deviation
-                squares += deviation * deviation
-        var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1) * scale
-        var row_mean = first_mean + sums[0]
-        var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
-        if thread_idx.x == 0 and columns > 0:
-            mean[unsafe_offset=row] = row_mean
-            rstd[unsafe_offset=row] = row_rstd
-
-        comptime for v in range(vectors):
-            if column + v * next_column < columns:
-                var x_hat = (x[v] - row_mean) * row_rstd
-                var y = x_hat * load_vector[width, accum](gamma, v * next_column)
-                y += load_vector[width, accum](beta, v * next_column)
-                ln_out.unsafe_store[alignment=VECTOR_BYTES](
-                    row * H + column + v * next_column, y.cast[dtype]()
-                )
-        row += stride
-        stage = stage + 1 if stage < stages - 1 else 0
+    comptime for v in range(FORWARD_VECTORS):
+        var h = column + v * next_column
+        if h < columns:
+            var x_hat = normalised[dtype](x[v], row_mean, row_rstd)
+            var y = x_hat.fma(load_global[width, accum](ln_weight, h), load_global[width, accum](ln_bias, h))
+            y_row.unsafe_store[alignment=VECTOR_BYTES](h, y.cast[dtype]())
 
 
 def layernorm_any[
@@ -304,54 +323,6 @@ def layernorm_any[
         ln_out[unsafe_offset=row * H + h] = shifted.cast[dtype]()
 
 
-@fieldwise_init
-struct RowGeometry(Copyable, Movable):
-    """How a kernel for rows of aligned vectors is launched."""
-
-    var group: Int
-    """Threads that share a row: block_dim.x."""
-    var groups: Int
-    """Rows that a block works on at a time: block_dim.y. 0 where a row is too long for the kernel."""
-    var blocks: Int
-    """Blocks: grid_dim.x."""
-    var shared_bytes: Int
-    """Dynamic shared memory of a block."""
-
-
-def row_geometry[
-    dtype: DType, *, tensors: Int, threads: Int, stages: Int, resident: Int
-](rows: Int, H: Int) -> RowGeometry:
-    """The geometry with `resident` blocks on each multiprocessor, of at most so many threads each.
-
-    A block works on as many rows at a time as its share of the shared memory holds `stages` times, with gamma and
-    beta, but on no more than keep every multiprocessor busy.
-    """
-    var group = ceildiv(H, vector_width[dtype] * ROW_VECTORS * lanes_of_a_warp()) * lanes_of_a_warp()
-    var tensor_bytes = ROW_VECTORS * group * VECTOR_BYTES
-    var room = (shared_memory() // resident - 2 * tensor_bytes) // (stages * tensors * tensor_bytes)
-    var most = multiprocessors() * resident
-    var groups = min(threads // group, room, ceildiv(rows, most))
-    if groups < 1:
-        return RowGeometry(group, 0, 0, 0)
-    var bytes = tensor_bytes * (2 + stages * tensors * groups)
-    return RowGeometry(group, groups, min(ceildiv(rows, groups), most), bytes)
-
-
-def forward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
-    """How `layernorm_rows` is launched."""
-    return row_geometry[
-        dtype, tensors=1, threads=FORWARD_THREADS, stages=FORWARD_STAGES, resident=FORWARD_BLOCKS
-    ](rows, H)
-
-
-def backward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
-    """How `ln_backward_rows` is launched: with one block a multiprocessor, so that few partial sums are left.
-    """
-    return row_geometry[dtype, tensors=2, threads=BACKWARD_THREADS, stages=BACKWARD_STAGES, resident=1](
-        rows, H
-    )
-
-
 def launch_layernorm_fast[
     L: Launcher, //, dtype: DType
 ](
@@ -367,49 +338,57 @@ def launch_layernorm_fast[
 ) raises:
     """One launch: mean, rstd and the LayerNorm output of every row."""
     var rows = Int(sizes.rows())
-    var H = Int(sizes.hidden_dim)
-    var aligned = H % vector_width[dtype] == 0 and is_aligned(input) and is_aligned(ln_weight)
+    var vectors = ceildiv(Int(sizes.hidden_dim), vector_width[dtype])
+    var group = ceildiv(vectors, FORWARD_VECTORS * lanes_of_a_warp()) * lanes_of_a_warp()
+    var aligned = (
+        Int(sizes.hidden_dim) % vector_width[dtype] == 0 and is_aligned(input) and is_aligned(ln_weight)
+    )
     aligned = aligned and is_aligned(ln_bias) and is_aligned(ln_out.as_imm())
-    var geometry = forward_geometry[dtype](rows, H)
-    if aligned and geometry.groups > 0:
-        launcher.launch[layernorm_rows[dtype, ROW_VECTORS, FORWARD_STAGES]](
-            "layernorm_rows",
-            ln_out,
-            mean,
-            rstd,
-            input,
-            ln_weight,
-            ln_bias,
-            sizes.rows(),
-            sizes.hidden_dim,
-            eps,
-            grid_dim=Dim(geometry.blocks),
-            block_dim=Dim(geometry.group, geometry.groups),
-            shared_bytes=geometry.shared_bytes,
-        )
-    else:
-        launcher.launch[layernorm_any[dtype]](
-            "layernorm_any",
-            ln_out,
-            mean,
-            rstd,
-            input,
-            ln_weight,
-            ln_bias,
-            sizes.rows(),
-            sizes.hidden_dim,
-            eps,
-            grid_dim=Dim(rows),
-            block_dim=Dim(ANY_THREADS),
-        )
+    # The first size of block that holds a row.
+    comptime for threads in [128, 512]:
+        if aligned and group <= threads:
+            var groups = min(rows, threads // group)
+            launcher.launch[layernorm_rows[dtype, threads, L.wgmma]](
+                "layernorm_rows",
+                ln_out,
+                mean,
+                rstd,
+                input,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                eps,
+                grid_dim=Dim(ceildiv(rows, groups)),
+                block_dim=Dim(group, groups),
+                early=L.wgmma,
+            )
+            return
+    launcher.launch[layernorm_any[dtype]](
+        "layernorm_any",
+        ln_out,
+        mean,
+        rstd,
+        input,
+        ln_weight,
+        ln_bias,
+        sizes.rows(),
+        sizes.hidden_dim,
+        eps,
+        grid_dim=Dim(rows),
+        block_dim=Dim(ANY_THREADS),
+    )
 
 
 # ---- Backward -----------------------------------------------------------------------------------------------
 
 
-@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BACKWARD_THREADS)))
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BACKWARD_THREADS)),
+    `nvvm.minctasm`=SIMDLength(backward_blocks(vectors)),
+)
 def ln_backward_rows[
-    dtype: DType, vectors: Int, stages: Int
+    dtype: DType, vectors: Int, early: Bool
 ](
     grad_input: MutPtr[dtype],  # [rows, H]
     ln_out: MutPtr[dtype],  # [rows, H], computed again for dW
@@ -428,8 +407,13 @@ def ln_backward_rows[
     dx = rstd * (g - c2 - x_hat * c1) with g = dln * gamma, c1 = mean(g * x_hat), c2 = mean(g); ln_out; and the
     block's share of dgamma = sum of dln * x_hat and dbeta = sum of dln. block_dim.x threads own a row,
     block_dim.y rows a block, which goes on with the rows grid_dim.x * block_dim.y further. A thread keeps its
-    columns' dgamma and dbeta in registers from its first row to its last. The vectors of its next rows are on their
+    columns' dgamma and dbeta in registers from its first row to its last. The vectors of its next row are on their
     way into slots of shared memory, which no other thread touches, while it works on this one.
+
+    Parameters:
+        dtype: Of the rows.
+        vectors: How many a thread owns, in each of the two tensors.
+        early: Whether the kernel may be started before the launch in front of it is done.
     """
     comptime accum = accum_type[dtype]
     comptime width = vector_width[dtype]
@@ -439,14 +423,13 @@ def ln_backward_rows[
     var column = thread_idx.x * width
     var next_column = block_dim.x * width
 
-    # Shared memory: gamma, beta, then for each stage the input and dln, thread by thread.
-    var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    # Shared memory: gamma and beta in the type of sums, then for each stage the input and dln, thread by thread.
+    var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
     var gamma = memory.unsafe_offset(column)
     var beta = memory.unsafe_offset(vectors * next_column + column)
+    var slots = memory.unsafe_offset(2 * vectors * next_column).unsafe_bitcast[Scalar[dtype]]()
     var tensor_slots = vectors * next_column * block_dim.y
-    var slots = memory.unsafe_offset(
-        2 * vectors * next_column + thread_idx.y * vectors * next_column + column
-    )
+    slots = slots.unsafe_offset(thread_idx.y * vectors * next_column + column)
 
     @__parameter
     @always_inline
@@ -465,18 +448,22 @@ def ln_backward_rows[
                     )
         end_copies()
 
+    if thread_idx.y == 0:
+        copy_constants[vectors](gamma, ln_weight, H)
+        copy_constants[vectors](beta, ln_bias, H)
+    barrier()
+    # gamma and beta are the caller's; what earlier launches write is read only from here on.
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
     var row = block_idx.x * block_dim.y + thread_idx.y
-    comptime for stage in range(stages - 1):
+    comptime for stage in range(BACKWARD_STAGES - 1):
         fetch(row + stage * stride, stage)
     var row_mean = Scalar[accum](0)
     var row_rstd = Scalar[accum](0)
     if row < Int(rows):
         row_mean = mean[unsafe_offset=row]
         row_rstd = rstd[unsafe_offset=row]
-    if thread_idx.y == 0:
-        copy_constants[vectors](gamma, ln_weight, H)
-        copy_constants[vectors](beta, ln_bias, H)
-    barrier()
     var dgamma = Array[SIMD[accum, width], vectors](fill=0)
     var dbeta = Array[SIMD[accum, width], vectors](fill=0)
 
@@ -484,52 +471,51 @@ def ln_backward_rows[
     var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
     var stage = 0
     for turn in range(turns):
-        var last_stage = stage - 1 if stage > 0 else stages - 1
-        fetch(row + (stages - 1) * stride, last_stage)
+        fetch(row + (BACKWARD_STAGES - 1) * stride, stage - 1 if stage > 0 else BACKWARD_STAGES - 1)
         var next_row = row + stride
         var next_mean = Scalar[accum](0)
         var next_rstd = Scalar[accum](0)
         if next_row < Int(rows):
             next_mean = mean[unsafe_offset=next_row]
             next_rstd = rstd[unsafe_offset=next_row]
-        wait_for_copies[stages - 1]()
+        wait_for_copies[BACKWARD_STAGES - 1]()
         var slot = slots.unsafe_offset(stage * 2 * tensor_slots)
         # Behind the last row there are no columns.
         var columns = H if row < Int(rows) else 0
 
-        var sum_g_x_hat = SIMD[accum, width](0)
-        var sum_g = SIMD[accum, width](0)
+        var x_hat = Array[SIMD[accum, width], vectors](fill=0)
+        var g = Array[SIMD[accum, width], vectors](fill=0)
+        var sums = SIMD[accum, 2](0)
         comptime for v in range(vectors):
             if column + v * next_column < columns:
-                var x = load_vector[width, accum](slot, v * next_column)
+                x_hat[v] = normalised[dtype](
+                    load_vector[width, accum](slot, v * next_column), row_mean, row_rstd
+                )
                 var d = load_vector[width, accum](slot, tensor_slots + v * next_column)
-                var x_hat = (x - row_mean) * row_rstd
-                var g = d * load_vector[width, accum](gamma, v * next_column)
-                dgamma[v] += d * x_hat
+                g[v] = d * load_vector[width, accum](gamma, v * next_column)
+                dgamma[v] = d.fma(x_hat[v], dgamma[v])
                 dbeta[v] += d
-                sum_g_x_hat += g * x_hat
-                sum_g += g
-        var sums = SIMD[accum, 2](sum_g_x_hat.reduce_add(), sum_g.reduce_add())
-        var c = row_sum(sums, turn % 2) * scale
+                sums += SIMD[accum, 2]((g[v] * x_hat[v]).reduce_add(), g[v].reduce_add())
+        sums = row_sum(sums, turn % 2) * (scale * row_rstd)
 
+        # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`.
         comptime for v in range(vectors):
             if column + v * next_column < columns:
-                var x = load_vector[width, accum](slot, v * next_column)
-                var d = load_vector[width, accum](slot, tensor_slots + v * next_column)
-                var gamma_v = load_vector[width, accum](gamma, v * next_column)
-                var x_hat = (x - row_mean) * row_rstd
-                var dx = row_rstd * (d * gamma_v - c[1] - x_hat * c[0])
-                var y = x_hat * gamma_v + load_vector[width, accum](beta, v * next_column)
                 var place = row * H + column + v * next_column
+                var dx = g[v].fma(row_rstd, x_hat[v].fma(-sums[0], -sums[1]))
                 grad_input.unsafe_store[alignment=VECTOR_BYTES](place, dx.cast[dtype]())
+                var y = x_hat[v].fma(
+                    load_vector[width, accum](gamma, v * next_column),
+                    load_vector[width, accum](beta, v * next_column),
+                )
                 ln_out.unsafe_store[alignment=VECTOR_BYTES](place, y.cast[dtype]())
         row_mean = next_mean
         row_rstd = next_rstd
         row = next_row
-        stage = stage + 1 if stage < stages - 1 else 0
+        stage = stage + 1 if stage < BACKWARD_STAGES - 1 else 0
 
     # The slots have done their work; the groups of the block add their sums there.
-    add_groups(memory.unsafe_offset(2 * vectors * next_column).unsafe_bitcast[Scalar[accum]](), dgamma, dbeta)
+    add_groups(memory.unsafe_offset(2 * vectors * next_column), dgamma, dbeta)
     if thread_idx.y == 0:
         var mine = partials.unsafe_offset(2 * block_idx.x * H)
         comptime for v in range(vectors):
@@ -826,6 +812,50 @@ def launch_bias_gradient[
         )
 
 
+@fieldwise_init
+struct RowGeometry(Copyable, Movable):
+    """How `ln_backward_rows` is launched."""
+
+    var vectors: Int
+    """Vectors of a row that a thread owns."""
+    var group: Int
+    """Threads that share a row: block_dim.x."""
+    var groups: Int
+    """Rows that a block works on at a time: block_dim.y. 0 where a row is too long for the kernel."""
+    var blocks: Int
+    """Blocks, and partial sums: grid_dim.x."""
+    var shared_bytes: Int
+    """Dynamic shared memory of a block."""
+
+
+def backward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
+    """The geometry for rows of aligned vectors.
+
+    As many rows at a time as fill the multiprocessors' threads and shared memory, and no more than keep all of them
+    busy until the last turn: every block more leaves a partial sum more to add.
+    """
+    comptime width = vector_width[dtype]
+    var vectors = 1 if H <= BACKWARD_THREADS * width else MAX_BACKWARD_VECTORS
+    var group = ceildiv(H, width * vectors * lanes_of_a_warp()) * lanes_of_a_warp()
+    var elements = vectors * group * width
+    var constant_bytes = 2 * elements * size_of[Scalar[accum_type[dtype]]]()
+    var row_bytes = 2 * BACKWARD_STAGES * elements * size_of[Scalar[dtype]]()
+    var resident = backward_blocks(vectors)
+    var most = resident * multiprocessors()
+    var groups = min(BACKWARD_THREADS // group, (shared_memory() // resident - constant_bytes) // row_bytes)
+    if groups < 1:
+        return RowGeometry(vectors, group, 0, 0, 0)
+    var turns = ceildiv(rows, most * groups)
+    groups = ceildiv(rows, most * turns)
+    var blocks = min(ceildiv(rows, groups), most)
+    return RowGeometry(vectors, group, groups, blocks, constant_bytes + groups * row_bytes)
+
+
+def backward_blocks(vectors: Int) -> Int:
+    """Blocks of `ln_backward_rows` that share a multiprocessor: a bound on the registers of a thread."""
+    return 2 if vectors == 1 else 1
+
+
 def suits_ln_backward_rows[
     dtype: DType
 ](
@@ -865,23 +895,26 @@ def launch_ln_backward_rows[
     geometry: RowGeometry,
 ) raises:
     """One launch: dx, ln_out, and partial sums of dgamma and dbeta, [geometry.blocks, 2, H]."""
-    launcher.launch[ln_backward_rows[dtype, ROW_VECTORS, BACKWARD_STAGES]](
-        "ln_backward_rows",
-        grad_input,
-        ln_out,
-        partials,
-        dln,
-        input,
-        mean,
-        rstd,
-        ln_weight,
-        ln_bias,
-        sizes.rows(),
-        sizes.hidden_dim,
-        grid_dim=Dim(geometry.blocks),
-        block_dim=Dim(geometry.group, geometry.groups),
-        shared_bytes=geometry.shared_bytes,
-    )
+    comptime for vectors in range(1, MAX_BACKWARD_VECTORS + 1):
+        if geometry.vectors == vectors:
+            launcher.launch[ln_backward_rows[dtype, vectors, L.wgmma]](
+                "ln_backward_rows",
+                grad_input,
+                ln_out,
+                partials,
+                dln,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                grid_dim=Dim(geometry.blocks),
+                block_dim=Dim(geometry.group, geometry.groups),
+                shared_bytes=geometry.shared_bytes,
+                early=L.wgmma,
+            )
 
 
 def launch_ln_backward_fast[

@@ -56,7 +56,7 @@ from max.gpu.sync import (
     named_barrier,
 )
 
-from .common import ImmPtr, MutPtr, multiprocessors
+from .common import ImmPtr, MutPtr, multiprocessors, start_later_grids, wait_for_earlier_grids
 from .launcher import Launcher
 
 comptime BLOCK_M = 128
@@ -629,22 +629,6 @@ def wait(at: Shared[Int64], parity: Int32):
 def wait_for_group(consumer: Int):
     """A barrier for the 128 threads of one consumer; barrier 0 is the whole block's."""
     named_barrier[Int32(GROUP)](Int32(consumer + 1))
-
-
-@always_inline
-def wait_for_earlier_grids():
-    """Waits until the grids launched before this one are done and what they wrote can be read.
-
-    It returns at once unless the launch asked for programmatic serialization.
-    """
-    inlined_assembly["griddepcontrol.wait;", NoneType, constraints="~{memory}"]()
-
-
-@always_inline
-def start_later_grids():
-    """Lets the next grid start, if it was launched with programmatic serialization; it waits for this one itself.
-    """
-    inlined_assembly["griddepcontrol.launch_dependents;", NoneType, constraints="~{memory}"]()
 
 
 # ---- How it is launched -------------------------------------------------------------------------------------

@@ -34,17 +34,27 @@ comptime WARPS_DOWN = 2
 """The 8 warps of a block lie over its tile of c 2 down,"""
 comptime WARPS_ACROSS = 4
 """and 4 across."""
-comptime RESIDENT = 2
-"""Blocks that a multiprocessor has room for: a bound on the registers of a thread."""
 comptime SIDE = 16
 """Threads along each side of a tile in the kernel without tensor cores."""
 comptime DEPTH = 16
 """How far one step goes along k in the kernel without tensor cores."""
+comptime RUN = 128
+"""Terms of a sum before it is added to the total, in the kernel without tensor cores; whole steps."""
+
+
+def uses_tensor_cores[dtype: DType, tf32: Bool]() -> Bool:
+    """Whether NVIDIA's tensor cores multiply these types."""
+    return dtype.is_half_float() or (tf32 and dtype == DType.float32)
+
+
+def blocks_of[dtype: DType, tf32: Bool]() -> Int:
+    """Blocks that share a multiprocessor: a bound on the registers of a thread."""
+    return 2 if uses_tensor_cores[dtype, tf32]() else 1
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(GEMM_THREADS)),
-    `nvvm.minctasm`=SIMDLength(RESIDENT),
+    `nvvm.minctasm`=SIMDLength(blocks_of[dtype, tf32]()),
 )
 def gemm_kernel[
     dtype: DType, operands: StaticString, with_bias: Bool, tf32: Bool, tile: Int
@@ -58,7 +68,7 @@ def gemm_kernel[
     k: Int32,
 ):
     """One tile of c, by what the GPU has that this is compiled for."""
-    comptime if is_nvidia_gpu() and (dtype.is_half_float() or (tf32 and dtype == DType.float32)):
+    comptime if is_nvidia_gpu() and uses_tensor_cores[dtype, tf32]():
         gemm_tensor_cores[dtype, operands, with_bias, tile](c, a, b, bias, Int(m), Int(n), Int(k))
     else:
         gemm_simt[dtype, operands, with_bias, tile](c, a, b, bias, Int(m), Int(n), Int(k))
@@ -112,7 +122,9 @@ def gemm_tensor_cores[
     def fetch(step: Int):
         var a_tile = shared.unsafe_offset(step % STAGES * 2 * tile * depth)
         load_tile[tile, operands != "tn"](a_tile, a, corner[0], step * depth, m, k)
-        load_tile[tile, operands == "nt"](a_tile.unsafe_offset(tile * depth), b, corner[1], step * depth, n, k)
+        load_tile[tile, operands == "nt"](
+            a_tile.unsafe_offset(tile * depth), b, corner[1], step * depth, n, k
+        )
         async_copy_commit_group()
 
     # The first turns only send for tiles.
@@ -234,7 +246,9 @@ def load_rows[
         var share = SIMD[dtype, chunk](0)
         comptime for part in range(4):
             share[part] = load_element[tile](
-                shared, first + part % 2 * 8 + lane_id() // 4, first_chunk * chunk + part // 2 * 4 + lane_id() % 4
+                shared,
+                first + part % 2 * 8 + lane_id() // 4,
+                first_chunk * chunk + part // 2 * 4 + lane_id() % 4,
             )
         return to_tf32(share)
 
@@ -262,7 +276,9 @@ def load_columns[
         var share = SIMD[dtype, chunk](0)
         comptime for part in range(4):
             share[part] = load_element[tile](
-                shared, first + part // 2 * 8 + lane_id() // 4, first_chunk * chunk + part % 2 * 4 + lane_id() % 4
+                shared,
+                first + part // 2 * 8 + lane_id() // 4,
+                first_chunk * chunk + part % 2 * 4 + lane_id() % 4,
             )
         return to_tf32(share)
 
@@ -281,14 +297,17 @@ def load_matrices[dtype: DType, //, chunk: Int](shared: SharedPtr[dtype], place:
 
 
 @always_inline
-def load_element[dtype: DType, //, tile: Int](shared: SharedPtr[dtype], column: Int, depth: Int) -> Scalar[dtype]:
+def load_element[
+    dtype: DType, //, tile: Int
+](shared: SharedPtr[dtype], column: Int, depth: Int) -> Scalar[dtype]:
     """One float32 of a tile that has a row for each k; `ldmatrix` cannot transpose elements of 32 bits."""
     return shared[unsafe_offset=place_of[tile, False, 4](depth, column // 4) + column % 4]
 
 
 @always_inline
 def to_tf32[dtype: DType, width: SIMDLength](values: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Rounds float32 to the 10 bits of tf32, to nearest. Unrounded, the tensor cores would cut the rest off."""
+    """Rounds float32 to the 10 bits of tf32, to nearest. Unrounded, the tensor cores would cut the rest off.
+    """
     var rounded = values
     comptime for i in range(Int(width)):
         rounded[i] = inlined_assembly[
@@ -303,70 +322,89 @@ def to_tf32[dtype: DType, width: SIMDLength](values: SIMD[dtype, width]) -> SIMD
 @always_inline
 def gemm_simt[
     dtype: DType, operands: StaticString, with_bias: Bool, tile: Int
-](c: MutPtr[dtype], a: ImmPtr[dtype], b: ImmPtr[dtype], bias: ImmPtr[dtype], M: Int, N: Int, K: Int):
-    """The product without tensor cores. A thread owns 4 x 4 elements of every 64 x 64 square of the block's tile."""
+](c: MutPtr[dtype], a: ImmPtr[dtype], b: ImmPtr[dtype], bias: ImmPtr[dtype], m: Int, n: Int, k: Int):
+    """The product without tensor cores. A thread owns 4 x 4 elements of every 64 x 64 square of the block's tile.
+
+    Sums of RUN terms are added to the total: a sum of short sums is rounded less often than one long sum.
+    """
     comptime accum = accum_type[dtype]
     comptime squares = tile // (4 * SIDE)
-    var corner = tile_corner[tile](M, N)
-    var first_row = corner[0]
-    var first_column = corner[1]
-    var tx = thread_idx.x % SIDE
-    var ty = thread_idx.x // SIDE
-
-    # Both tiles lie with k along their rows; the padding spreads a column of them over the banks.
+    comptime Sums = Array[SIMD[accum, 4], squares * squares * 4]
+    var corner = tile_corner[tile](m, n)
+    var tx = thread_idx.x % SIDE * 4
+    var ty = thread_idx.x // SIDE * 4
+    # Both tiles have a row for each k; the padding spreads their columns over the banks.
     comptime pitch = tile + 4
-    var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[DEPTH, pitch]())
-    var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[DEPTH, pitch]())
-    var sums = Array[SIMD[accum, 4], squares * squares * 4](fill=0)
+    comptime layout = row_major[DEPTH * pitch]()
+    var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED, alignment=CHUNK_BYTES](
+        layout
+    ).ptr
+    var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED, alignment=CHUNK_BYTES](
+        layout
+    ).ptr
+    var totals = Sums(fill=0)
 
-    for start in range(0, K, DEPTH):
-        comptime for i in range(tile * DEPTH // GEMM_THREADS):
-            var index = i * GEMM_THREADS + thread_idx.x
-            comptime if operands == "tn":
-                var depth = index // tile
-                var row = index % tile
-                var inside = start + depth < K and first_row + row < M
-                var place = (start + depth) * M + first_row + row
-                a_tile[depth, row] = a[unsafe_offset=place].cast[accum]() if inside else 0
-            else:
-                var depth = index % DEPTH
-                var row = index // DEPTH
-                var inside = start + depth < K and first_row + row < M
-                var place = (first_row + row) * K + start + depth
-                a_tile[depth, row] = a[unsafe_offset=place].cast[accum]() if inside else 0
-            comptime if operands == "nt":
-                var depth = index % DEPTH
-                var column = index // DEPTH
-                var inside = start + depth < K and first_column + column < N
-                var place = (first_column + column) * K + start + depth
-                b_tile[depth, column] = b[unsafe_offset=place].cast[accum]() if inside else 0
-            else:
-                var depth = index // tile
-                var column = index % tile
-                var inside = start + depth < K and first_column + column < N
-                var place = (start + depth) * N + first_column + column
-                b_tile[depth, column] = b[unsafe_offset=place].cast[accum]() if inside else 0
-        barrier()
-
-        comptime for depth in range(DEPTH):
-            comptime for si in range(squares):
-                var rows = a_tile.ptr.unsafe_load[width=4, alignment=16](depth * pitch + si * 64 + ty * 4)
-                comptime for sj in range(squares):
-                    var columns = b_tile.ptr.unsafe_load[width=4, alignment=16](depth * pitch + sj * 64 + tx * 4)
-                    comptime for i in range(4):
-                        comptime place = (si * squares + sj) * 4 + i
-                        sums[place] = columns.fma(rows[i], sums[place])
-        # Nobody may load the next tiles while a neighbour still reads these.
-        barrier()
+    for run in range(0, k, RUN):
+        var sums = Sums(fill=0)
+        for start in range(run, min(run + RUN, k), DEPTH):
+            load_converted[tile, operands != "tn"](a_tile, a, corner[0], start, m, k)
+            load_converted[tile, operands == "nt"](b_tile, b, corner[1], start, n, k)
+            barrier()
+            for depth in range(DEPTH):
+                comptime for si in range(squares):
+                    var rows = a_tile.unsafe_load[width=4, alignment=CHUNK_BYTES](
+                        depth * pitch + si * 64 + ty
+                    )
+                    comptime for sj in range(squares):
+                        var columns = b_tile.unsafe_load[width=4, alignment=CHUNK_BYTES](
+                            depth * pitch + sj * 64 + tx
+                        )
+                        comptime for i in range(4):
+                            comptime place = (si * squares + sj) * 4 + i
+                            sums[place] = columns.fma(rows[i], sums[place])
+            # Nobody may load the next tiles while a neighbour still reads these.
+            barrier()
+        comptime for place in range(squares * squares * 4):
+            totals[place] += sums[place]
 
     comptime for si in range(squares):
         comptime for i in range(4):
-            var row = first_row + si * 64 + ty * 4 + i
+            var row = corner[0] + si * 64 + ty + i
             comptime for sj in range(squares):
                 comptime for j in range(4):
-                    var column = first_column + sj * 64 + tx * 4 + j
-                    if row < M and column < N:
-                        var total = sums[(si * squares + sj) * 4 + i][j]
+                    var column = corner[1] + sj * 64 + tx + j
+                    if row < m and column < n:
+                        var total = totals[(si * squares + sj) * 4 + i][j]
                         comptime if with_bias:
                             total += bias[unsafe_offset=column].cast[accum]()
-                        c[unsafe_offset=row * N + column] = total.cast[dtype]()
+                        c[unsafe_offset=row * n + column] = total.cast[dtype]()
+
+
+@always_inline
+def load_converted[
+    dtype: DType, accum: DType, //, tile: Int, along_k: Bool
+](
+    target: Pointer[mut=True, Scalar[accum], _, address_space=AddressSpace.SHARED],
+    source: ImmPtr[dtype],
+    first: Int,
+    first_k: Int,
+    count: Int,
+    k: Int,
+):
+    """Copies a tile of an operand to shared memory as `load_tile` does, in the type of sums, with a row for each k.
+    """
+    comptime for i in range(tile * DEPTH // GEMM_THREADS):
+        var index = i * GEMM_THREADS + thread_idx.x
+        var depth = index % DEPTH if along_k else index // tile
+        var element = index // DEPTH if along_k else index % tile
+        var inside = first_k + depth < k and first + element < count
+        var place = (
+            (first + element) * k
+            + first_k
+            + depth if along_k else (first_k + depth) * count
+            + first
+            + element
+        )
+        target[unsafe_offset=depth * (tile + 4) + element] = source[unsafe_offset=place].cast[
+            accum
+        ]() if inside else 0

@@ -4,6 +4,11 @@
 
 The truth is the same function in higher precision, the baseline is PyTorch in the kernel's dtype. The tolerance so
 follows the data: nothing here is a constant picked by hand but the floor, a few units in the last place.
+
+A truth that is a difference of equal terms is 0, or what rounding leaves, and no measure of itself: of H = 1, dx is
+rstd * (g - g), and whether a right kernel gives 0 or a unit in the last place of rstd * g is up to how it contracts
+its multiplications and additions. Where max |truth| is below one such unit of the terms, their size takes its place
+in `error`, for PyTorch's too: to be as near to 0 as the terms can be told is right.
 """
 
 import math
@@ -27,7 +32,8 @@ class Verdict:
 
     Attributes:
         ok: Whether the error is within the limit and nothing is non-finite that should not be.
-        error: max |got - truth| / max |truth|, or the absolute maximum where the truth is all zero.
+        error: max |got - truth| / max |truth|, or over the size of the terms where these cancel; the absolute maximum
+            where the truth is all zero and no size is known.
         baseline: The same for PyTorch in the kernel's dtype.
         limit: What `error` may be.
         difference: max |got - PyTorch| over finite elements, the figure that reports print for a gradient.
@@ -74,11 +80,11 @@ def allowance(atomic: bool, rows: int) -> float:
     return min(8.0, max(1.0, math.sqrt(rows) / 8)) if atomic else 1.0
 
 
-def relative_error(got: np.ndarray, truth: np.ndarray) -> float:
-    """max |got - truth| / max |truth|; absolute where the truth is all zero; 0 for empty tensors."""
+def relative_error(got: np.ndarray, truth: np.ndarray, scale: float = 0.0) -> float:
+    """max |got - truth| / scale, without one max |truth|; absolute where that is 0 too; 0 for empty tensors."""
     if truth.size == 0:
         return 0.0
-    scale = np.abs(truth).max()
+    scale = scale or np.abs(truth).max()
     return float(np.abs(got - truth).max() / (scale if scale > 0 else 1))
 
 
@@ -90,6 +96,7 @@ def judge(
     *,
     allowance: float = 1.0,
     poison: np.ndarray | None = None,
+    terms: float = 0.0,
 ) -> Verdict:
     """Compares one tensor with the truth and with PyTorch.
 
@@ -100,6 +107,7 @@ def judge(
         dtype: The dtype that the kernel wrote, a key of EPSILON.
         allowance: s in the limit.
         poison: True where the buffer still holds what it was filled with before the run.
+        terms: The size of the terms whose difference the tensor is; 0 where nothing cancels.
 
     A NaN or infinity counts where the truth has none, and the reverse; where both have one at the same place and
     with the same sign, the element is right.
@@ -113,10 +121,11 @@ def judge(
     comparable = both & np.isfinite(baseline)
     zero = truth.dtype.type(0)
     clean_got, clean_truth = np.where(both, got, zero), np.where(both, truth, zero)
-    error = relative_error(clean_got, clean_truth)
-    baseline_error = relative_error(np.where(comparable, baseline, clean_truth), clean_truth)
-    all_zero = truth.size == 0 or not np.any(clean_truth)
-    limit = FLOOR[dtype] + (0.0 if all_zero else 2 * baseline_error * allowance)
+    scale, floor = cancelled_scale(clean_truth, terms, dtype)
+    error = relative_error(clean_got, clean_truth, scale)
+    baseline_error = relative_error(np.where(comparable, baseline, clean_truth), clean_truth, scale)
+    all_zero = truth.size == 0 or not (scale or np.any(clean_truth))
+    limit = floor + (0.0 if all_zero else 2 * baseline_error * allowance)
     apart = clean_got - np.where(comparable, baseline, clean_got)
     difference = float(np.abs(apart).max()) if truth.size else 0.0
     distance = np.abs(clean_got - clean_truth)
@@ -126,6 +135,17 @@ def judge(
     )
     ok = error <= limit and nonfinite == 0 and unwritten == 0
     return Verdict(ok, error, baseline_error, limit, difference, worst, nonfinite, unwritten)
+
+
+def cancelled_scale(truth: np.ndarray, terms: float, dtype: str) -> tuple[float, float]:
+    """What errors are measured by and the floor: the terms, where the truth is lost in their rounding; else 0.
+
+    Kernels of a 16-bit type compute in float32, so that theirs cancel to float32's last place too.
+    """
+    arithmetic = "float64" if dtype == "float64" else "float32"
+    if truth.size and np.abs(truth).max() < EPSILON[arithmetic] * terms < math.inf:
+        return terms, FLOOR[arithmetic]
+    return 0.0, FLOOR[dtype]
 
 
 def spread_in_ulps(runs_min: np.ndarray, runs_max: np.ndarray, dtype: str) -> float:

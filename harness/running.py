@@ -35,6 +35,7 @@ class Reference:
     _inputs: dict[str, Arrays] = field(default_factory=dict)
     _truth: dict[str, Arrays] = field(default_factory=dict)
     _baseline: dict[tuple[str, str], Arrays] = field(default_factory=dict)
+    _terms: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def inputs(self, case: Case) -> dict[str, torch.Tensor]:
         """The input tensors of a case on the CPU, contiguous, in the dtype of the run."""
@@ -64,6 +65,12 @@ class Reference:
         if key not in self._baseline:
             self._baseline[key] = self._autograd(self.arrays(case), self.dtype, device)
         return self._baseline[key]
+
+    def terms(self, case: Case) -> dict[str, float]:
+        """The size of the terms that cancel in a quantity, for those that have any."""
+        if case.name not in self._terms:
+            self._terms[case.name] = self.puzzle.terms(self.arrays(case))
+        return self._terms[case.name]
 
     def _autograd(self, arrays: Arrays, dtype: str, device: torch.device) -> Arrays:
         tensors = {name: strided(array, dtype, device) for name, array in arrays.items()}
@@ -180,6 +187,7 @@ def judge_variant(
             dtype,
             allowance=allowance(atomic, math.prod(case.dims[:-2])),
             poison=(got.view(BITS[dtype]) == POISON[dtype]).numpy(),
+            terms=reference.terms(case).get(quantity, 0.0),
         )
     return verdicts
 

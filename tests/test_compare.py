@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from harness import running
 from harness.compare import EPSILON, allowance, judge, relative_error, spread_in_ulps
 from harness.devices.targets import cpu
+from harness.puzzles.spec import Case
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 NAN, INF = float("nan"), float("inf")
@@ -76,6 +77,83 @@ def test_allowance_grows_with_the_root_of_the_rows(rows, s):
 def test_the_ratio_where_torch_makes_no_error():
     assert verdict([1.5], [1.0]).ratio == INF
     assert verdict([1.0], [1.0]).ratio == 0
+
+
+# ---- Terms that cancel ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_where_all_cancels_the_terms_are_the_measure(dtype):
+    """16-bit kernels compute in float32, and are held to its last place."""
+    floor = 2.0**-46 if dtype == "float64" else 2.0**-21
+    seen = verdict([0.0, 50 * floor], [0.0, 0.0], dtype=dtype, terms=50.0)
+    assert seen.ok and seen.error == floor
+    assert not verdict([0.0, 51 * floor], [0.0, 0.0], dtype=dtype, terms=50.0).ok
+    # What is too much for large terms is too much for small ones at a smaller size.
+    assert not verdict([0.0, floor], [0.0, 0.0], dtype=dtype, terms=0.5).ok
+
+
+def test_torch_is_measured_by_the_terms_too():
+    seen = verdict([0.75], [0.0], baseline=[0.25], terms=8.0)
+    assert (seen.error, seen.baseline, seen.limit) == (0.09375, 0.03125, 0.0625 + 2.0**-21)
+    assert not seen.ok and verdict([-0.5], [0.0], baseline=[0.25], terms=8.0).ok
+
+
+def test_a_truth_that_rounding_of_the_terms_leaves_counts_as_none():
+    assert verdict([3e-14], [1e-14], terms=10.0).ok
+    assert not verdict([3e-5], [1e-14], terms=10.0).ok
+
+
+@given(st.floats(1e-6, 1e3), st.floats(-1e3, 1e3), st.floats(1e-3, 1e3), st.sampled_from(DTYPES))
+def test_terms_change_nothing_where_the_truth_can_be_told_from_their_rounding(truth, got, terms, dtype):
+    assume(truth >= terms * 2.0**-23)
+    assert verdict([got], [truth], dtype=dtype, terms=terms) == verdict([got], [truth], dtype=dtype)
+
+
+@pytest.mark.parametrize("terms", [NAN, INF, 0.0])
+def test_terms_of_no_size_change_nothing(terms):
+    assert verdict([1e-6], [0.0], terms=terms) == verdict([1e-6], [0.0])
+
+
+ONE_COLUMN = Case("one column", "", (2, 3, 1, 4), "hard")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_dx_of_one_column_is_right_with_and_without_a_fused_multiplication(puzzle, seed):
+    """g - c2 is 0 where g is rounded before it is subtracted, and the rounding error of g where it is not."""
+    reference = running.Reference(puzzle, "float32", seed)
+    t = correct(reference.arrays(ONE_COLUMN))
+    unrounded = t["dln"].astype(np.float64) * t["gamma"]
+    contracted = t["rstd"] * (unrounded - t["g"]).astype(F)
+    truth = reference.truth(ONE_COLUMN, cpu())["grad_input"]
+    baseline = reference.baseline(ONE_COLUMN, cpu())["grad_input"]
+    terms = reference.terms(ONE_COLUMN)["grad_input"]
+    assert np.abs(truth).max() < 1e-10 and terms == pytest.approx(
+        2 * np.abs(t["rstd"] * t["g"]).max(), rel=1e-5
+    )
+    assert np.any(contracted)
+    for got in (t["grad_input"], contracted):
+        assert judge(got.astype(np.float64), truth, baseline, "float32", terms=terms).ok
+    wrong = correct(reference.arrays(ONE_COLUMN), c2=lambda t: F(0))["grad_input"]
+    assert not judge(wrong.astype(np.float64), truth, baseline, "float32", terms=terms).ok
+
+
+@pytest.mark.parametrize("factor", [1 + 2.0**-16, 0.999, 2.0])
+def test_dx_of_one_column_with_slightly_wrong_means_is_rejected(puzzle, factor):
+    reference = running.Reference(puzzle, "float32", 0)
+    wrong = correct(reference.arrays(ONE_COLUMN), c2=lambda t: F(factor) * t["g"])["grad_input"]
+    truth = reference.truth(ONE_COLUMN, cpu())["grad_input"]
+    baseline = reference.baseline(ONE_COLUMN, cpu())["grad_input"]
+    terms = reference.terms(ONE_COLUMN)["grad_input"]
+    assert not judge(wrong.astype(np.float64), truth, baseline, "float32", terms=terms).ok
+
+
+def test_no_case_of_the_puzzle_cancels(puzzle):
+    """So that every wrong kernel is judged by the truth's own size."""
+    reference = running.Reference(puzzle, "float32", 0)
+    for case in puzzle.cases(None):
+        largest = np.abs(reference.truth(case, cpu())["grad_input"]).max()
+        assert largest > 1e-3 * reference.terms(case)["grad_input"], case.name
 
 
 # ---- Edges --------------------------------------------------------------------------------------------------

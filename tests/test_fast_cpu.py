@@ -61,6 +61,7 @@ def test_every_case_of_the_puzzle(puzzle, fast, dtype):
         pytest.param((1, 25, 33, 129), id="one more than a block of rows, two tiles of columns, a run"),
         pytest.param((5, 40, 512, 31), id="a whole panel of k, and less than a tile of columns"),
         pytest.param((3, 7, 1025, 513), id="one more than two panels, and than one"),
+        pytest.param((2, 3, 1, 4), id="one column, whose dx cancels"),
         pytest.param((2, 1600, 17, 24), id="blocks of the largest size, the last one not full"),
     ],
 )

@@ -155,8 +155,8 @@ def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tin
     """Inputs that a wrong backward pass does not survive.
 
     The mean is far from 0 and differs from row to row, every fourth row has the deviation `tiny`, gamma and beta
-    are random, one gamma is 0 (nobody may divide by it), and grad_output has a mean and follows x_hat, so that
-    neither correction term of dx is small.
+    are random, one gamma of several is 0 (nobody may divide by it), and grad_output has a mean and follows x_hat,
+    so that neither correction term of dx is small.
     """
     rows = np.arange(B * S).reshape(B, S, 1)
     spread = np.where(rows % 4 == 3, tiny, 1.0)
@@ -166,7 +166,8 @@ def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tin
     x_hat = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
     follow = x_hat @ random.standard_normal((H, O)) / np.sqrt(H)
     gamma = 1 + 0.5 * random.standard_normal(H)
-    gamma[H // 3] = 0.0
+    if H > 1:
+        gamma[H // 3] = 0.0
     return {
         "input": row_mean + deviation,
         "ln_weight": gamma,
@@ -261,6 +262,19 @@ def exact(arrays: Arrays) -> Arrays:
         "grad_bias": dy.sum((0, 1)),
         "row_sums": np.stack([(given * x_hat).mean(-1), given.mean(-1)], -1).reshape(-1, 2),
     }
+
+
+def terms(arrays: Arrays) -> dict[str, float]:
+    """The size of the three terms of dx = rstd * (g - c2 - x_hat * c1); of H = 1 they cancel, and dx is 0."""
+    x, gamma, W, dy = (arrays[name] for name in ("input", "ln_weight", "linear_weight", "grad_output"))
+    centred = x - x.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
+    x_hat = centred * rstd
+    g = dy @ W * gamma
+    c1 = (g * x_hat).mean(-1, keepdims=True)
+    c2 = g.mean(-1, keepdims=True)
+    sizes = rstd * (np.abs(g) + np.abs(c2) + np.abs(x_hat * c1))
+    return {"grad_input": float(sizes.max(initial=0.0))}
 
 
 def multiply_adds(dims: tuple[int, ...]) -> int:
@@ -359,5 +373,6 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     numpy_rung=NUMPY_RUNG,
+    terms=terms,
     on_request=("fast",),
 )

@@ -78,6 +78,7 @@ class Puzzle:
         exact: input arrays -> outputs and gradients in NumPy longdouble.
         multiply_adds: dims -> how many the forward pass needs; what decides whether the CPU path is run.
         ledger: dims and dtype -> the bytes saved for backward and allocated in between.
+        terms: input arrays -> the size of the terms whose difference a quantity is, where they can cancel.
         derive: input arrays and changed steps -> the puzzle's mathematics in NumPy, for the diagnosis.
         mistakes: Known mistakes, as changes of the derivation, the likeliest first.
         numpy_rung: The puzzle in NumPy, or None.
@@ -106,6 +107,7 @@ class Puzzle:
     derive: Callable[[Arrays, Mapping[str, Step]], Derivation] | None = None
     mistakes: tuple[Mistake, ...] = ()
     numpy_rung: NumpyRung | None = None
+    terms: Callable[[Arrays], dict[str, float]] = lambda arrays: {}
     on_request: tuple[str, ...] = ()
 
     @property

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-VERSION = 6  # raise it when the output changes, so that old cache entries are not used
+VERSION = 7  # raise it when the output changes, so that old cache entries are not used
 FONT_SIZE = 20  # of the drawing, in its own units; the page scales by em, so the value hardly matters
 SIZE_COMMANDS = re.compile(r"\\(?:Huge|huge|LARGE|Large|large|normalsize|small|footnotesize|tiny)\b ?")
 
@@ -69,12 +69,12 @@ def mathml(tex: str, display: bool) -> str:
     )
     # A sign after a relation or an opening bracket is no operator between two terms, and needs less room.
     maths = re.sub(
-        r'(<mo>=</mo>|<mo[^>]*fence="true"[^>]*>\(</mo>)<mo>−</mo>',
+        r'(<mo>=</mo>|<mo[^>]*fence="true"[^>]*>\(</mo>|<mo separator="true">,</mo>)<mo>−</mo>',
         r'\1<mo lspace="0" rspace="0.05em">−</mo>',
         maths,
     )
-    # ziamath's table of operators lacks the dot of a product.
-    maths = maths.replace("<mo>⋅</mo>", '<mo lspace="0.2em" rspace="0.2em">⋅</mo>')
+    # ziamath's table of operators lacks the signs of products.
+    maths = re.sub("<mo>([⋅⊙])</mo>", r'<mo lspace="0.2em" rspace="0.2em">\1</mo>', maths)
     # The combining hat carries its attachment point in the font; the ASCII one floats too high.
     return maths.replace("<mo>^</mo></mover>", "<mo>\u0302</mo></mover>")
 

@@ -170,17 +170,20 @@ class Kernels:
             statistics = (
                 empty_strided(plan.statistics_size, plan.statistics_strides, plan.wide) if keep else None
             )
-            scratch = empty_strided((need if keep else need + kept,), (1,), torch.uint8)
+            # The smallest problems need none, and every allocation takes half a microsecond.
+            lent = need if keep else need + kept
+            scratch = empty_strided((lent,), (1,), torch.uint8) if lent else None
         except torch.OutOfMemoryError as error:
             raise out_of_memory(
                 "forward", plan, rows * O * plan.dtype.itemsize + kept, need, error
             ) from error
         if rows:
-            mean = statistics.data_ptr() if keep else scratch.data_ptr() + need
+            start = scratch.data_ptr() if lent else 0
+            mean = statistics.data_ptr() if keep else start + need
             self.launch_forward(
                 self.gpu,
                 current_stream(self.index),
-                scratch.data_ptr(),
+                start,
                 need,
                 kind,
                 rows,
@@ -236,7 +239,7 @@ class Kernels:
             dbeta = empty_strided((H,), (1,), dtype)
             dW = empty_strided((O, H), (H, 1), dtype) if wanted & WEIGHT else None
             db = empty_strided((O,), (1,), dtype) if wanted & BIAS else None
-            scratch = empty_strided((need,), (1,), torch.uint8)
+            scratch = empty_strided((need,), (1,), torch.uint8) if need else None
         except torch.OutOfMemoryError as error:
             results = (rows * H + 2 * H + O * H + O) * dtype.itemsize
             raise out_of_memory("backward", plan, results, need, error) from error
@@ -246,7 +249,7 @@ class Kernels:
         self.launch_backward(
             self.gpu,
             current_stream(self.index),
-            scratch.data_ptr(),
+            scratch.data_ptr() if need else 0,
             need,
             kind,
             rows,

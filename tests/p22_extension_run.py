@@ -20,6 +20,8 @@ from max.driver import CPU, Accelerator, Buffer  # noqa: E402
 module = extension.load(Path(sys.argv[1]))
 device, random = Accelerator(), np.random.default_rng(0)
 gpu, stream = module.open(0), 0
+# Rows, H and O above what the module does in one launch.
+LARGER, VECTORS = (5, 257, 27), (4, 272, 32)
 
 
 def on_device(array):
@@ -118,20 +120,26 @@ print(
     json.dumps(
         {
             "small": run(6, 9, 5),
-            "whole vectors": run(8, 16, 8),
-            "again": run(8, 16, 8),
-            "unaligned": run(8, 16, 8, offset=1),
-            "frozen": run(6, 9, 5, wanted=0),
-            "frozen weight": run(6, 9, 5, wanted=2),
-            "tf32": run(6, 9, 5, kind=1),
-            "bfloat16": run(6, 9, 5, kind=2),
-            "float16": run(6, 9, 5, kind=3),
-            "float64": run(6, 9, 5, kind=4),
+            "small, other sizes": run(1, 200, 3),
+            "small, frozen": run(6, 9, 5, wanted=0),
+            "small, frozen weight": run(6, 9, 5, wanted=2),
+            "small, bfloat16": run(6, 9, 5, kind=2),
+            "small, float64": run(6, 9, 5, kind=4),
+            "no whole vectors": run(*LARGER),
+            "whole vectors": run(*VECTORS),
+            "again": run(*VECTORS),
+            "unaligned": run(*VECTORS, offset=1),
+            "frozen": run(*LARGER, wanted=0),
+            "frozen weight": run(*LARGER, wanted=2),
+            "tf32": run(*LARGER, kind=1),
+            "bfloat16": run(*LARGER, kind=2),
+            "float16": run(*LARGER, kind=3),
+            "float64": run(*LARGER, kind=4),
         }
     )
 )
-need = module.forward(0, 0, 0, 0, 0, 6, 9, 5, 1e-5, *[0] * 8)
+need = module.forward(0, 0, 0, 0, 0, *LARGER, 1e-5, *[0] * 8)
 try:
-    module.forward(gpu, stream, 256, need - 1, 0, 6, 9, 5, 1e-5, *[256] * 8)
+    module.forward(gpu, stream, 256, need - 1, 0, *LARGER, 1e-5, *[256] * 8)
 except Exception as error:
     print(error)

@@ -19,6 +19,7 @@ from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 from op.common import ImmPtr, MutPtr, Sizes, accum_type, shared_memory
 from op.fast import launch_backward_fast, launch_forward_fast
 from op.launcher import Launcher
+from small import launch_backward_small, launch_forward_small, suits_small_backward, suits_small_forward
 
 comptime ALIGNMENT = 256
 """Of every piece of scratch memory, in bytes; the caller's block must have it too."""
@@ -193,48 +194,82 @@ struct Arguments:
 
 
 def run_forward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
-    """The forward pass of one dtype; the arguments that are left are those of the launch function, in its order.
-    """
+    """The forward pass of one dtype: sizes, eps, and the tensors of the launch function, in its order."""
     var sizes = arguments.sizes()
     var eps = arguments.float().cast[accum_type[dtype]]()
-    launch_forward_fast[dtype, tf32](
-        launcher,
-        arguments.written[dtype](),
-        arguments.written[accum_type[dtype]](),
-        arguments.written[accum_type[dtype]](),
-        arguments.read[dtype](),
-        arguments.read[dtype](),
-        arguments.read[dtype](),
-        arguments.read[dtype](),
-        arguments.read[dtype](),
-        sizes,
-        eps,
-    )
+    var output = arguments.written[dtype]()
+    var mean = arguments.written[accum_type[dtype]]()
+    var rstd = arguments.written[accum_type[dtype]]()
+    var input = arguments.read[dtype]()
+    var ln_weight = arguments.read[dtype]()
+    var ln_bias = arguments.read[dtype]()
+    var linear_weight = arguments.read[dtype]()
+    var linear_bias = arguments.read[dtype]()
+    if suits_small_forward(sizes):
+        launch_forward_small[dtype](
+            launcher, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
+        )
+    else:
+        launch_forward_fast[dtype, tf32](
+            launcher, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
+        )
 
 
 def run_backward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
-    """The backward pass of one dtype: whether the gradients of the linear weight (1) and bias (2) are wanted, then the
-    arguments of the launch function, in its order."""
+    """The backward pass of one dtype: sizes, whether the gradients of the linear weight (1) and bias (2) are wanted,
+    and the tensors of the launch function, in its order."""
     var sizes = arguments.sizes()
     var wanted = arguments.integer()
-    launch_backward_fast[dtype, tf32](
-        launcher,
-        arguments.written[dtype](),
-        arguments.written[dtype](),
-        arguments.written[dtype](),
-        arguments.written[dtype](),
-        arguments.written[dtype](),
-        arguments.read[dtype](),
-        arguments.read[dtype](),
-        arguments.read[accum_type[dtype]](),
-        arguments.read[accum_type[dtype]](),
-        arguments.read[dtype](),
-        arguments.read[dtype](),
-        arguments.read[dtype](),
-        sizes,
-        weight_wanted=wanted & 1 != 0,
-        bias_wanted=wanted & 2 != 0,
-    )
+    var grad_input = arguments.written[dtype]()
+    var grad_ln_weight = arguments.written[dtype]()
+    var grad_ln_bias = arguments.written[dtype]()
+    var grad_weight = arguments.written[dtype]()
+    var grad_bias = arguments.written[dtype]()
+    var grad_output = arguments.read[dtype]()
+    var input = arguments.read[dtype]()
+    var mean = arguments.read[accum_type[dtype]]()
+    var rstd = arguments.read[accum_type[dtype]]()
+    var ln_weight = arguments.read[dtype]()
+    var ln_bias = arguments.read[dtype]()
+    var linear_weight = arguments.read[dtype]()
+    if suits_small_backward(sizes):
+        launch_backward_small[dtype](
+            launcher,
+            grad_input,
+            grad_ln_weight,
+            grad_ln_bias,
+            grad_weight,
+            grad_bias,
+            grad_output,
+            input,
+            mean,
+            rstd,
+            ln_weight,
+            ln_bias,
+            linear_weight,
+            sizes,
+            weight_wanted=wanted & 1 != 0,
+            bias_wanted=wanted & 2 != 0,
+        )
+    else:
+        launch_backward_fast[dtype, tf32](
+            launcher,
+            grad_input,
+            grad_ln_weight,
+            grad_ln_bias,
+            grad_weight,
+            grad_bias,
+            grad_output,
+            input,
+            mean,
+            rstd,
+            ln_weight,
+            ln_bias,
+            linear_weight,
+            sizes,
+            weight_wanted=wanted & 1 != 0,
+            bias_wanted=wanted & 2 != 0,
+        )
 
 
 def run[

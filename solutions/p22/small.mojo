@@ -33,7 +33,9 @@ def suits_small_forward(sizes: Sizes) -> Bool:
     """Whether a forward pass is small enough for one launch."""
     var weight = Int(sizes.hidden_dim) * Int(sizes.output_dim)
     return (
-        sizes.hidden_dim <= SIDE and weight <= FORWARD_WORK // 64 and Int(sizes.rows()) * weight <= FORWARD_WORK
+        sizes.hidden_dim <= SIDE
+        and weight <= FORWARD_WORK // 64
+        and Int(sizes.rows()) * weight <= FORWARD_WORK
     )
 
 
@@ -127,7 +129,7 @@ def small_backward_kernel[
     weight_wanted: Int32,  # 0: grad_weight is not touched
     bias_wanted: Int32,  # 0: grad_bias is not touched
 ):
-    """All five gradients in one block: every element has one thread that sums it, so that nothing needs an atomic."""
+    """All five gradients in one block: every element has one thread that sums it, so nothing is atomic."""
     comptime accum = accum_type[dtype]
     var R = Int(rows)
     var H = Int(hidden_dim)

@@ -23,6 +23,12 @@ class InvalidPTX(VirtualGPUError):
     cuda = "CUDA_ERROR_INVALID_PTX"
 
 
+class UnsupportedPTXVersion(InvalidPTX):
+    """PTX of a version that the virtual GPU does not know, as a driver older than the compiler would meet."""
+
+    cuda = "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
+
+
 class OutOfDeviceMemory(VirtualGPUError):
     """No room for an allocation."""
 

@@ -27,6 +27,7 @@ from .errors import (  # noqa: F401  (re-exported)
     OutOfDeviceMemory,
     StepBudgetExceeded,
     UnsupportedInstruction,
+    UnsupportedPTXVersion,
     VirtualGPUError,
 )
 from .launch import Run
@@ -234,13 +235,13 @@ class VirtualGPU:
 
     # -- modules --------------------------------------------------------------------------------------------
     def load(self, text: str) -> Module:
-        """Load PTX. Raises InvalidPTX."""
+        """Load PTX. Raises InvalidPTX, of an unknown version UnsupportedPTXVersion."""
         try:
             parsed = ptx.parse(text)
         except ptx.PtxError as error:
             raise InvalidPTX(str(error)) from None
         if not (6, 0) <= parsed.version < (10, 0):
-            raise InvalidPTX(
+            raise UnsupportedPTXVersion(
                 f"PTX version {parsed.version[0]}.{parsed.version[1]} is not known to the {self.title}"
             )
         if not parsed.target.startswith("sm_"):

@@ -326,7 +326,7 @@ def test_modules_that_a_driver_refuses(api):
     assert "compiled to machine code" in log
     assert modules["not PTX"][0] == "CUDA_ERROR_INVALID_IMAGE"
     code, log = modules["unknown version"]
-    assert code == "CUDA_ERROR_INVALID_PTX"
+    assert code == "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
     assert "99.0" in log
     assert modules["unknown kernel"] == modules["unknown variable"] == "CUDA_ERROR_NOT_FOUND"
     assert (modules["unload"], modules["unload twice"]) == ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_HANDLE")

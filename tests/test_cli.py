@@ -24,7 +24,29 @@ SOLUTION = ("p22", "--backward", "--solution")
 ON_CPU = (*SOLUTION, "--device", "cpu")
 
 # What readers compare with; GPU stands for the device that ran the GPU kernels, N for a number.
-PUBLISHED = """\
+SECTION = """\
+Testing {device} Backward Pass:
+
+Testing {device} Backward Implementation - Backward Pass
+---------------------------------------------------------
+   Computing PyTorch autograd reference...
+   Computing Mojo backward implementation ({device})...
+{gap}✅ {device} Backward Implementation backward completed
+   Forward max difference: N
+   grad_input: N ✅
+   grad_ln_weight: N ✅
+   grad_ln_bias: N ✅
+   grad_linear_weight: N ✅
+   grad_linear_bias: N ✅
+
+   Forward pass: ✅ CORRECT
+   Gradients:    ✅ CORRECT
+   Overall:      ✅ CORRECT
+
+"""
+CPU_SECTION = SECTION.format(device="CPU", gap="")
+GPU_SECTION = SECTION.format(device="GPU", gap="\n")
+PUBLISHED = f"""\
 Testing with dimensions: [4, 4, 8] -> [4, 4, 16]
 ✅ Loaded Mojo operations library
 ============================================================
@@ -33,44 +55,7 @@ Testing with dimensions: [4, 4, 8] -> [4, 4, 16]
 ============================================================
 Testing with dimensions: [4, 4, 8] -> [4, 4, 16]
 
-Testing CPU Backward Pass:
-
-Testing CPU Backward Implementation - Backward Pass
----------------------------------------------------------
-   Computing PyTorch autograd reference...
-   Computing Mojo backward implementation (CPU)...
-✅ CPU Backward Implementation backward completed
-   Forward max difference: N
-   grad_input: N ✅
-   grad_ln_weight: N ✅
-   grad_ln_bias: N ✅
-   grad_linear_weight: N ✅
-   grad_linear_bias: N ✅
-
-   Forward pass: ✅ CORRECT
-   Gradients:    ✅ CORRECT
-   Overall:      ✅ CORRECT
-
-Testing GPU Backward Pass:
-
-Testing GPU Backward Implementation - Backward Pass
----------------------------------------------------------
-   Computing PyTorch autograd reference...
-   Computing Mojo backward implementation (GPU)...
-
-✅ GPU Backward Implementation backward completed
-   Forward max difference: N
-   grad_input: N ✅
-   grad_ln_weight: N ✅
-   grad_ln_bias: N ✅
-   grad_linear_weight: N ✅
-   grad_linear_bias: N ✅
-
-   Forward pass: ✅ CORRECT
-   Gradients:    ✅ CORRECT
-   Overall:      ✅ CORRECT
-
-Backward Pass Test Summary:
+{CPU_SECTION}{GPU_SECTION}Backward Pass Test Summary:
    - CPU Backward:  ✅ CORRECT
    - GPU Backward:  ✅ CORRECT
 

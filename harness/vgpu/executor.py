@@ -399,6 +399,12 @@ class Batch(WarpOps):
             out.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
         return out
 
+    def epochs(self, L):
+        """The barriers passed by the blocks of the threads L (None: all): one number where all blocks agree."""
+        if self.even_epoch is not None:
+            return self.even_epoch
+        return self.epoch[self.block_of if L is None else self.block_of[L]]
+
     def passed(self, ready):
         """A barrier has been passed by the thread blocks `ready` (None: all): accesses before it are over."""
         self.run.log.barrier(self, ready)

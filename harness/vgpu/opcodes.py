@@ -12,6 +12,18 @@ from .codegen import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Writer
 from .errors import UnsupportedInstruction
 from .ptx import WIDTH, Imm, Instr, Pair, Reg, Vec
 
+# The modifiers that name a state space.
+STATE_SPACES = (
+    "global",
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "local",
+    "param",
+    "param::entry",
+    "const",
+)
+
 OPCODES: dict[str, Callable[[Writer, Instr], None]] = {}
 
 
@@ -568,18 +580,7 @@ def cvta(w: Writer, i: Instr):
             window = LOCAL_WINDOW
         elif m.startswith("param"):
             window = PARAM_WINDOW
-    check(
-        i,
-        "to",
-        "global",
-        "shared",
-        "shared::cta",
-        "shared::cluster",
-        "local",
-        "param",
-        "param::entry",
-        "const",
-    )
+    check(i, "to", *STATE_SPACES)
     e = w.use(i.args[1], "u8")
     if window:
         w.define(i.args[0], "u8", f"{e} {'-' if 'to' in i.mods else '+'} {w.code.constant('u8', window)}")

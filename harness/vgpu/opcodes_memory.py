@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .codegen import KIND, Writer
 from .errors import UnsupportedInstruction
-from .opcodes import check, opcode, type_of
+from .opcodes import STATE_SPACES, check, opcode, type_of
 from .ptx import WIDTH, Instr, Mem, Pair, Reg, Vec
 
 _SPACES = ("global", "shared", "local", "param", "const", "frame")
@@ -17,17 +17,7 @@ _HINTS = {"weak", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "cta", "gpu", 
 _HINTS |= {"L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate"}
 _HINTS |= {"L2::evict_normal", "L2::evict_last", "L2::evict_first", "L2::cache_hint"}
 _HINTS |= {"L2::64B", "L2::128B", "L2::256B", "v2", "v4", "v8", *_STRONG}
-_SPACE_WORDS = {
-    "global",
-    "shared",
-    "shared::cta",
-    "shared::cluster",
-    "local",
-    "param",
-    "param::entry",
-    "param::func",
-}
-_SPACE_WORDS |= {"const", "frame"}
+_SPACE_WORDS = {*STATE_SPACES, "param::func", "frame"}
 
 
 def space_of(i: Instr) -> str:
@@ -183,12 +173,17 @@ def shuffle(w: Writer, i: Instr):
     d, a, b, c, *mask = i.args
     mask = w.use(mask[0], "u4") if mask else w.code.constant("u4", 0xFFFFFFFF)
     args = ", ".join(w.use(x, "u4") for x in (a, b, c))
-    value = w.temp(f"m.shuffle({_instr(w, i)}, {mode!r}, {args}, {mask}, L)")
+    _define_with_predicate(w, d, f"m.shuffle({_instr(w, i)}, {mode!r}, {args}, {mask}, L)")
+
+
+def _define_with_predicate(w: Writer, d: Reg | Pair, call: str):
+    """Give the result of `call`, a value and a predicate, to d, which may be a pair of both or the value alone."""
+    result = w.temp(call)
     if isinstance(d, Pair):
-        w.define(d.first, "u4", f"{value}[0]")
-        w.define(d.second, "p", f"{value}[1]")
+        w.define(d.first, "u4", f"{result}[0]")
+        w.define(d.second, "p", f"{result}[1]")
     else:
-        w.define(d, "u4", f"{value}[0]")
+        w.define(d, "u4", f"{result}[0]")
 
 
 @opcode("vote")
@@ -214,12 +209,8 @@ def match(w: Writer, i: Instr):
     check(i, "any", "all", "sync")
     d, a, mask = i.args
     mode = "any" if "any" in i.mods else "all"
-    value = w.temp(f"m.match({_instr(w, i)}, {mode!r}, {w.use(a, KIND[type_of(i)])}, {w.use(mask, 'u4')}, L)")
-    if isinstance(d, Pair):
-        w.define(d.first, "u4", f"{value}[0]")
-        w.define(d.second, "p", f"{value}[1]")
-    else:
-        w.define(d, "u4", f"{value}[0]")
+    operands = f"{w.use(a, KIND[type_of(i)])}, {w.use(mask, 'u4')}"
+    _define_with_predicate(w, d, f"m.match({_instr(w, i)}, {mode!r}, {operands}, L)")
 
 
 @opcode("redux")

@@ -146,9 +146,7 @@ class AccessLog:
         if not self.active:
             return
         ids = self.identity(batch)
-        epoch = batch.even_epoch
-        if epoch is None:
-            epoch = batch.epoch[batch.block_of if L is None else batch.block_of[L]]
+        epoch = batch.epochs(L)
         segment = self.clocks.segments(batch, L) if self.clocks else None
         entry = (A, index, ids, L, epoch, segment)
         self.entries.setdefault(tensor, []).append(entry)
@@ -167,9 +165,7 @@ class AccessLog:
         if not self.active:
             return
         ids = self.identity(batch)
-        epoch = batch.even_epoch
-        if epoch is None:
-            epoch = batch.epoch[batch.block_of if L is None else batch.block_of[L]]
+        epoch = batch.epochs(L)
         top = 0
         if batch.warp_synced:
             top = batch.warp_epoch[batch.warp_of if L is None else batch.warp_of[L]]

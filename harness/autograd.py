@@ -222,13 +222,29 @@ class Direct(torch.autograd.Function):
         wanted = wanted_of(needed)
         if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
             gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, "fast")
-        else:
-            tensors = [
-                tensor if tensor.is_contiguous() else tensor.contiguous()
-                for tensor in (grad_output, *ctx.saved_tensors)
-            ]
-            gradients = ctx.kernels.backward(ctx.plan, wanted, *tensors)
-        return (*only(gradients, needed), None, None, None)
+            return (*only(gradients, needed), None, None, None)
+        x, statistics, ln_weight, ln_bias, linear_weight = ctx.saved_tensors
+        tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
+        if not (
+            grad_output.is_contiguous()
+            and x.is_contiguous()
+            and statistics.is_contiguous()
+            and ln_weight.is_contiguous()
+            and ln_bias.is_contiguous()
+            and linear_weight.is_contiguous()
+        ):
+            tensors = [tensor.contiguous() for tensor in tensors]
+        dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, *tensors)
+        return (
+            dx if needed[0] else None,
+            dgamma if needed[1] else None,
+            dbeta if needed[2] else None,
+            dW,
+            db,
+            None,
+            None,
+            None,
+        )
 
 
 def call_directly(

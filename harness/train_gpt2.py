@@ -10,14 +10,12 @@ from PyTorch's than four times that.
 import argparse
 import contextlib
 import csv
-import datetime
 import math
 import random
 import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -32,6 +30,7 @@ from harness.demo import plot
 from harness.demo_model import CharacterModel, plain_pair
 from harness.errors import BadUse, WorkbookError
 from harness.layers import LayerNormLinear
+from harness.machine import machine
 from harness.roots import CHECKOUT
 from harness.timing import CudaClock, WallClock, ratio, summary
 
@@ -44,19 +43,10 @@ WINDOW = 10
 """Losses are compared as means of so many steps."""
 TIMES_CONTROL = 4.0
 FIELDS = (
-    "device",
-    "torch",
-    "max",
-    "date",
-    "precision",
-    "layers",
-    "width",
-    "heads",
-    "context",
-    "batch",
-    "seed",
+    *("device", "driver", "torch", "triton", "max", "date"),
+    *("precision", "layers", "width", "heads", "context", "batch", "seed"),
+    *("step", "model", "loss", "step_us", "peak_bytes"),
 )
-FIELDS += ("step", "model", "loss", "step_us", "peak_bytes")
 
 
 @dataclass(frozen=True)
@@ -317,14 +307,8 @@ def make_options(flags: argparse.Namespace) -> Options:
 
 def rows(trainees: dict[str, Trainee], options: Options) -> Iterator[dict[str, object]]:
     """The rows of the CSV: one for each step of each model."""
-    on_gpu = options.device.type == "cuda"
     shared = {name: getattr(options, name) for name in FIELDS if hasattr(options, name)}
-    shared |= {
-        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
-        "torch": torch.__version__,
-        "max": version("max"),
-        "date": datetime.date.today().isoformat(),
-    }
+    shared |= machine(options.device)
     for name, one in trainees.items():
         for number, (loss, microseconds) in enumerate(zip(one.losses, one.times, strict=False)):
             own = {"step": number, "model": name, "loss": f"{loss:.6f}", "step_us": f"{microseconds:.1f}"}

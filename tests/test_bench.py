@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import bench, candidates, timing
+from harness import bench, bench_run, candidates, machine, timing
 from harness.bench_report import Show
 from harness.candidates import Candidate, Differentiable, Sizes, Unavailable
 
@@ -42,7 +42,7 @@ def a_bench(*chosen, columns=("loop", "memory"), passes=("both",), seconds=math.
         device=torch.device("cpu"),
     )
     console = Console(file=io.StringIO(), width=200, highlight=False, emoji=False)
-    return bench.Bench(options, Show(console), **further)
+    return bench_run.Bench(options, Show(console), **further)
 
 
 def printed(run):
@@ -191,7 +191,7 @@ def test_a_right_candidate_is_timed():
 def test_one_wrong_element_or_a_nan_is_enough():
     problem = candidates.make_problem(Sizes(400, 64, 96), torch.float32, torch.device("cpu"))
     truth = problem.truth()
-    own = candidates.errors(bench.results(EAGER.build(problem)), truth)
+    own = candidates.errors(bench_run.results(EAGER.build(problem)), truth)
     result = {name: tensor.clone() for name, tensor in truth.items()}
     assert candidates.wrong(candidates.errors(result, truth), own, torch.float32) == []
     result["output"][7, 3] += 1e-4 * truth["output"].abs().max()
@@ -213,18 +213,18 @@ def test_errors_of_zero_are_absolute():
 
 def test_below_twenty_microseconds_nothing_is_concluded():
     times = {"bare GEMMs": [30.0, 40.0], "ours": [33.0, 44.0], "peer": [60.0, 80.0], "tiny": [19.0, 20.0]}
-    assert bench.ratios("ours", times, "peer") == {
+    assert bench_run.ratios("ours", times, "peer") == {
         "fastest_peer": "peer",
         "ratio_to_floor": "1.1000",
         "ratio_to_fastest_peer": "0.5500",
     }
-    refused = bench.ratios("tiny", times, "peer")
+    refused = bench_run.ratios("tiny", times, "peer")
     assert "launch-bound" in refused["note"]
     assert not {"ratio_to_floor", "ratio_to_fastest_peer"} & set(refused)
-    assert "ratio_to_fastest_peer" not in bench.ratios("ours", times, "tiny")
+    assert "ratio_to_fastest_peer" not in bench_run.ratios("ours", times, "tiny")
     times["bare GEMMs"] = [5.0, 5.0]
-    assert "ratio_to_floor" not in bench.ratios("ours", times, "peer")
-    assert bench.ratios("ours", {"ours": [50.0]}, "") == {"fastest_peer": ""}
+    assert "ratio_to_floor" not in bench_run.ratios("ours", times, "peer")
+    assert bench_run.ratios("ours", {"ours": [50.0]}, "") == {"fastest_peer": ""}
 
 
 def test_an_absent_peer_is_listed_with_its_reason():
@@ -293,7 +293,7 @@ def test_a_pass_that_fails_in_one_column_is_noted_and_the_others_are_timed():
 def test_the_time_limit_leaves_out_and_says_so(monkeypatch):
     run = a_bench(EAGER, FLOOR, seconds=10.0, passes=("forward", "both"))
     now = iter([0.0, 0.0, 0.0, 0.0, 11.0, 11.0, 11.0])
-    monkeypatch.setattr(bench.time, "monotonic", lambda: run.started + next(now))
+    monkeypatch.setattr(bench_run.time, "monotonic", lambda: run.started + next(now))
     run.run()
     left = [(row["pass"], row["column"]) for row in run.rows if row["note"] == "left out by --budget 10"]
     assert left == [("both", "loop")]
@@ -306,7 +306,7 @@ def test_a_size_without_room_is_named(monkeypatch):
     def no_room(*arguments):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
-    monkeypatch.setattr(bench, "make_problem", no_room)
+    monkeypatch.setattr(bench_run, "make_problem", no_room)
     run = a_bench(EAGER)
     run.run()
     assert "can't allocate memory" in run.rows[0]["note"] and len(run.rows) == 1
@@ -408,14 +408,14 @@ def test_an_interrupt_keeps_the_rows_and_gives_130(tmp_path):
     target = tmp_path / "rows.csv"
     program = f"""
 import sys
-from harness import bench, cli
+from harness import bench_run, cli
 
 def measure(self, problem, ready, direction, column):
     if direction == "backward":
         raise KeyboardInterrupt
     original(self, problem, ready, direction, column)
 
-original, bench.Bench.measure = bench.Bench.measure, measure
+original, bench_run.Bench.measure = bench_run.Bench.measure, measure
 sys.exit(cli.main(["p22", "--bench", "--sizes", "8,4,4", "--rounds", "1", "--columns", "loop", "--variants", "none",
                    "--peers", "eager", "--csv", {str(target)!r}]))
 """
@@ -442,7 +442,7 @@ def test_a_graph_that_holds_no_launch_is_found(monkeypatch):
     """A replay that writes nothing leaves the NaN that was put there."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
-    one = bench.Ready(EAGER, EAGER.build(problem), {})
+    one = bench_run.Ready(EAGER, EAGER.build(problem), {})
 
     class Replay:
         def __init__(self, writes):
@@ -456,7 +456,7 @@ def test_a_graph_that_holds_no_launch_is_found(monkeypatch):
 
     run = a_bench(EAGER)
     run.check_graph(Replay(True), one, problem, "both")
-    with pytest.raises(bench.WrongGraph, match="does not write what a plain call writes"):
+    with pytest.raises(bench_run.WrongGraph, match="does not write what a plain call writes"):
         run.check_graph(Replay(False), one, problem, "both")
 
 
@@ -524,14 +524,14 @@ def pretend_gpu(monkeypatch):
         self.graph.outputs, self.graph.call = self.outputs, self.call
 
     monkeypatch.setattr(timing.Graph, "__init__", remembering)
-    monkeypatch.setattr(bench, "make_problem", on_the_cpu(candidates.make_problem))
+    monkeypatch.setattr(bench_run, "make_problem", on_the_cpu(candidates.make_problem))
     for name in ("randn", "randint", "empty"):
         monkeypatch.setattr(torch, name, on_the_cpu(getattr(torch, name)))
-    monkeypatch.setattr(bench, "CEILING_PRODUCTS", (Sizes(2, 2, 2), Sizes(8, 8, 16), Sizes(4, 4, 4)))
-    monkeypatch.setattr(bench, "CEILING_BYTES", 2**10)
+    monkeypatch.setattr(bench_run, "CEILING_PRODUCTS", (Sizes(2, 2, 2), Sizes(8, 8, 16), Sizes(4, 4, 4)))
+    monkeypatch.setattr(bench_run, "CEILING_BYTES", 2**10)
     monkeypatch.setattr(timing, "FLUSH_BYTES", 2**10)
-    monkeypatch.setattr(bench, "driver", lambda: "1.2")
-    monkeypatch.setattr(bench, "NAMED", {"puzzle": [Sizes(3, 2, 4)]})
+    monkeypatch.setattr(machine, "driver", lambda: "1.2")
+    monkeypatch.setattr(bench_run, "HOST_SIZES", Sizes(3, 2, 4))
     return pretend
 
 

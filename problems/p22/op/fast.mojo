@@ -22,7 +22,7 @@ from .fast_rows import (
     suits_ln_backward_rows,
 )
 from .gemm import launch_gemm
-from .gemm_hopper import SideSums, column_slices_of, launch_gemm_hopper, suits_hopper
+from .gemm_hopper import SideSums, column_slices_of, flag_count, launch_gemm_hopper, suits_hopper
 from .launcher import Launcher
 
 
@@ -158,6 +158,7 @@ def launch_backward_hopper[
     var O = sizes.output_dim
     var geometry = backward_geometry[dtype](Int(rows), Int(H))
     var bias_slices = column_slices_of(Int(rows))
+    var flags = launcher.workspace[DType.int32]("flags", flag_count())
     var bias_partials = launcher.workspace[DType.float32]("bias_partials", bias_slices * Int(O))
     var ln_partials = launcher.workspace[accum_type[dtype]](
         "ln_backward_partials", geometry.blocks * 2 * Int(H)
@@ -173,7 +174,7 @@ def launch_backward_hopper[
         rows,
         H,
         O,
-        SideSums[dtype](bias_partials, dln),
+        SideSums[dtype](flags, bias_partials, dln),
     )
     launch_ln_backward_rows[dtype](
         launcher,
@@ -200,6 +201,7 @@ def launch_backward_hopper[
         H,
         rows,
         SideSums(
+            flags,
             bias_partials,
             bias_slices,
             grad_bias,

@@ -85,6 +85,10 @@ comptime SHARED_BYTES = 226 * 1024
 """Shared memory that a launch may ask for on Hopper."""
 comptime RASTER = UInt32(16)
 """Tiles along m that are visited before the next tile along n, so that running blocks share operands in L2."""
+comptime TILE_COST = 650
+"""What a tile costs beside its steps, in steps of one column: filling the pipeline, storing the tile."""
+comptime HANDING_COST = 1200
+"""Likewise, what it costs to leave or to take over unfinished sums."""
 comptime WAIT_HINT = 10_000_000
 """How long one attempt to pass a barrier may sleep, in nanoseconds."""
 
@@ -141,22 +145,39 @@ struct Tile(Copyable, Movable):
     var column: Int
 
 
-struct Schedule(Copyable, Movable):
-    """Tiles block_idx.x, + grid_dim.x, ... are this block's, in all of its warps.
+@fieldwise_init
+struct Work(Copyable, Movable):
+    """A piece of work: steps first to last - 1 of the sums of one tile. The block with the last steps stores it.
+    """
 
-    Tiles are numbered down the columns of panels of RASTER tile rows.
+    var tile: Tile
+    var first: Int
+    var last: Int
+    var helpers: Int
+    """How many other blocks have the steps before these: those with the numbers before this block's."""
+
+
+struct Schedule[split: Bool](Copyable, Movable):
+    """What is this block's, in all of its warps.
+
+    Tiles block_idx.x, + grid_dim.x, ..., numbered down the columns of panels of RASTER tile rows. With `split` the grid
+    is a multiple of the tiles, and the steps of a tile are spread evenly over neighbouring blocks. A block waits only for
+    blocks with lower numbers, which have started no later, so nobody waits for one that cannot start.
     """
 
     # Unsigned and 32 bits wide, because a division of 64 bits costs a hundred instructions.
     var block_n: UInt32
     var tile_rows: UInt32
     var tile_columns: UInt32
+    var steps: Int
+    """Of one tile."""
 
     @always_inline
-    def __init__(out self, m: Int32, n: Int32, block_n: Int):
+    def __init__(out self, m: Int32, n: Int32, k: Int32, block_n: Int):
         self.block_n = UInt32(block_n)
         self.tile_rows = ceildiv(UInt32(m), UInt32(BLOCK_M))
         self.tile_columns = ceildiv(UInt32(n), self.block_n)
+        self.steps = Int(ceildiv(UInt32(k), UInt32(BLOCK_K)))
 
     @always_inline
     def tiles(self) -> Int:
@@ -171,6 +192,27 @@ struct Schedule(Copyable, Movable):
         var within = UInt32(index) - panel * self.tile_columns
         return Tile(Int((panel + within % height) * UInt32(BLOCK_M)), Int(within // height * self.block_n))
 
+    @always_inline
+    def count(self) -> Int:
+        """How many pieces of work this block has."""
+        comptime if Self.split:
+            return 1
+        else:
+            return Int(ceildiv(UInt32(max(0, self.tiles() - block_idx.x)), UInt32(grid_dim.x)))
+
+    @always_inline
+    def piece(self, index: Int) -> Work:
+        """The index-th piece."""
+        comptime if Self.split:
+            var shares = UInt32(grid_dim.x) // UInt32(self.tiles())
+            var number = UInt32(block_idx.x) // shares
+            var share = UInt32(block_idx.x) - number * shares
+            var first = Int(UInt32(self.steps) * share // shares)
+            var last = Int(UInt32(self.steps) * (share + 1) // shares)
+            return Work(self.tile(Int(number)), first, last, Int(share))
+        else:
+            return Work(self.tile(block_idx.x + index * grid_dim.x), 0, self.steps, 0)
+
 
 # ---- The kernel ---------------------------------------------------------------------------------------------
 
@@ -180,7 +222,12 @@ struct Schedule(Copyable, Movable):
 @__llvm_arg_metadata(c_map, `nvvm.grid_constant`)
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
 def gemm_hopper_kernel[
-    dtype: DType, block_n: Int, operands: StaticString, with_bias: Bool, side_work: StaticString
+    dtype: DType,
+    block_n: Int,
+    operands: StaticString,
+    with_bias: Bool,
+    split: Bool,
+    side_work: StaticString,
 ](
     a_map: TMADescriptor,
     b_map: TMADescriptor,
@@ -189,9 +236,10 @@ def gemm_hopper_kernel[
     m: Int32,
     n: Int32,
     k: Int32,
-    column_partials: MutPtr[
-        DType.float32
-    ],  # "sum columns" writes [slices, k], "add slices" reads [slices, m]
+    partial_tiles: MutPtr[DType.float32],  # [blocks, 128, block_n], written and read where split
+    flags: MutPtr[DType.int32],  # [blocks, 2], zero where split; "sum columns" clears flag_count of them
+    flag_count: Int32,
+    column_partials: MutPtr[DType.float32],  # [slices, k] for "sum columns", [slices, m] for "add slices"
     column_slices: Int32,
     column_sums: MutPtr[dtype],  # [m], written by "add slices"
     row_partials: ImmPtr[DType.float32],  # [row_slices, 2 n], read by "add slices"
@@ -206,12 +254,15 @@ def gemm_hopper_kernel[
         block_n: Columns of a tile: 128, 192 or 256.
         operands: "nt", "nn" or "tn"; see the top of the file.
         with_bias: Whether `bias` is added.
+        split: Whether several blocks work on a tile; the grid must be a multiple of the tiles.
         side_work: What the idle warps do. "none"; "sum columns": those of A over every 64 rows, while A passes
             through, for "nn"; "add slices": the second stage of two such sums, for "tn".
     """
     comptime assert operands == "nt" or operands == "nn" or operands == "tn", "operands must be nt, nn or tn"
     comptime assert block_n % 64 == 0 and 128 <= block_n <= 256, "a tile has 128, 192 or 256 columns"
-    comptime assert side_work != "sum columns" or operands == "nn", "rows of A must lie along k, each once"
+    comptime assert (
+        side_work != "sum columns" or operands == "nn" and not split
+    ), "rows of A along k, each once"
     comptime assert side_work != "add slices" or not with_bias, "there is one place for both"
     comptime pipeline = Pipeline[block_n]
     comptime readers = 2 + (SUM_WARPS if side_work == "sum columns" else 0)
@@ -232,8 +283,7 @@ def gemm_hopper_kernel[
     wait_for_earlier_grids()
     start_later_grids()
 
-    var schedule = Schedule(m, n, block_n)
-    var steps = ceildiv(Int(k), BLOCK_K)
+    var schedule = Schedule[split](m, n, k, block_n)
     if thread_idx.x < GROUP:
         # Registers that these warps do not need go to the consumers.
         warpgroup_reg_dealloc[56]()
@@ -241,7 +291,6 @@ def gemm_hopper_kernel[
         if thread_idx.x == 0:
             produce[block_n, operands](
                 schedule,
-                steps,
                 memory,
                 full,
                 empty,
@@ -249,10 +298,11 @@ def gemm_hopper_kernel[
                 Pointer(to=b_map).unsafe_bitcast[NoneType]().as_unsafe_any_origin(),
             )
         comptime if side_work == "sum columns":
+            if warp == 3 and block_idx.x == 0:
+                for i in range(thread_idx.x % 32, Int(flag_count), 32):
+                    flags[unsafe_offset=i] = 0
             if 1 <= warp <= SUM_WARPS:
-                sum_columns[dtype, block_n](
-                    schedule, steps, memory, full, empty, column_partials, warp - 1, Int(k)
-                )
+                sum_columns[dtype, block_n](schedule, memory, full, empty, column_partials, warp - 1, Int(k))
         comptime if side_work == "add slices":
             if warp > 0:
                 # A product without a bias leaves the bias's place free.
@@ -275,7 +325,6 @@ def gemm_hopper_kernel[
         warpgroup_reg_alloc[224]()
         consume[dtype, block_n, operands, with_bias](
             schedule,
-            steps,
             memory,
             full,
             empty,
@@ -283,6 +332,8 @@ def gemm_hopper_kernel[
             bias,
             Int(m),
             Int(n),
+            partial_tiles,
+            flags,
         )
 
 
@@ -291,10 +342,9 @@ def gemm_hopper_kernel[
 
 @always_inline
 def produce[
-    block_n: Int, operands: StaticString
+    block_n: Int, operands: StaticString, split: Bool
 ](
-    schedule: Schedule,
-    steps: Int,
+    schedule: Schedule[split],
     memory: Shared[UInt8],
     full: Shared[Int64],
     empty: Shared[Int64],
@@ -305,16 +355,16 @@ def produce[
     comptime pipeline = Pipeline[block_n]
     # A barrier that nobody has arrived at yet counts as passed with the other parity: every stage starts empty.
     var turn = Turn[pipeline.STAGES](0, 1)
-    for index in range(block_idx.x, schedule.tiles(), grid_dim.x):
-        var tile = schedule.tile(index)
-        for step in range(steps):
+    for index in range(schedule.count()):
+        var work = schedule.piece(index)
+        for step in range(work.first, work.last):
             wait(empty.unsafe_offset(turn.stage), turn.parity)
             var arrived = full.unsafe_offset(turn.stage)
             mbarrier_arrive_expect_tx_shared(arrived, Int32(pipeline.STAGE_BYTES))
             var a_tile = memory.unsafe_offset(turn.stage * pipeline.STAGE_BYTES)
             var b_tile = a_tile.unsafe_offset(pipeline.A_BYTES)
-            load[operands != "tn", BLOCK_M](a_tile, a_map, arrived, tile.row, step * BLOCK_K)
-            load[operands == "nt", block_n](b_tile, b_map, arrived, tile.column, step * BLOCK_K)
+            load[operands != "tn", BLOCK_M](a_tile, a_map, arrived, work.tile.row, step * BLOCK_K)
+            load[operands == "nt", block_n](b_tile, b_map, arrived, work.tile.column, step * BLOCK_K)
             turn.advance()
 
 
@@ -340,10 +390,9 @@ def load[
 
 @always_inline
 def consume[
-    dtype: DType, block_n: Int, operands: StaticString, with_bias: Bool
+    dtype: DType, block_n: Int, operands: StaticString, with_bias: Bool, split: Bool
 ](
-    schedule: Schedule,
-    steps: Int,
+    schedule: Schedule[split],
     memory: Shared[UInt8],
     full: Shared[Int64],
     empty: Shared[Int64],
@@ -351,6 +400,8 @@ def consume[
     bias: ImmPtr[dtype],
     m: Int,
     n: Int,
+    partial_tiles: MutPtr[DType.float32],
+    flags: MutPtr[DType.int32],
 ):
     """Multiplies and stores 64 rows of every tile."""
     comptime pipeline = Pipeline[block_n]
@@ -366,8 +417,9 @@ def consume[
     var b_first = memory.unsafe_offset(pipeline.A_BYTES)
     var turn = Turn[pipeline.STAGES](0, 0)
 
-    for index in range(block_idx.x, schedule.tiles(), grid_dim.x):
-        var tile = schedule.tile(index)
+    for index in range(schedule.count()):
+        var work = schedule.piece(index)
+        var tile = work.tile.copy()
         # Asked for now, needed when the tile is done.
         var biases = StaticTuple[Scalar[dtype], biases_of_a_thread]()
         comptime if with_bias:
@@ -384,7 +436,7 @@ def consume[
         )
         var multiplying = turn.stage
         turn.advance()
-        for _ in range(1, steps):
+        for _ in range(work.first + 1, work.last):
             wait(full.unsafe_offset(turn.stage), turn.parity)
             sums = multiply[dtype, block_n, operands, False](
                 a_first.unsafe_offset(turn.stage * pipeline.STAGE_BYTES),
@@ -399,6 +451,14 @@ def consume[
         wgmma_wait_group_sync[0]()
         release(empty, multiplying, thread)
 
+        comptime if split:
+            if work.last < schedule.steps:
+                hand_over[block_n](sums, partial_tiles, flags, consumer, thread)
+                continue
+            for helper in range(work.helpers):
+                sums = take_over[block_n](
+                    sums, partial_tiles, flags, block_idx.x - 1 - helper, consumer, thread
+                )
         comptime if with_bias:
             comptime for i in range(biases_of_a_thread):
                 if thread + i * GROUP < block_n:
@@ -519,15 +579,69 @@ def store[
             cp_async_bulk_commit_group()
 
 
+# ---- Tiles that several blocks work on ----------------------------------------------------------------------
+
+
+@always_inline
+def partial_tile[
+    block_n: Int
+](partial_tiles: MutPtr[DType.float32], block: Int, consumer: Int, thread: Int) -> MutPtr[DType.float32]:
+    """Where a thread's unfinished sums lie: four at a time, side by side with its neighbours'."""
+    return partial_tiles.unsafe_offset((block * 2 + consumer) * 64 * block_n + 4 * thread)
+
+
+@always_inline
+def hand_over[
+    block_n: Int
+](
+    sums: StaticTuple[Float32, block_n // 2],
+    partial_tiles: MutPtr[DType.float32],
+    flags: MutPtr[DType.int32],
+    consumer: Int,
+    thread: Int,
+):
+    """Leaves unfinished sums to the block that stores the tile."""
+    var place = partial_tile[block_n](partial_tiles, block_idx.x, consumer, thread)
+    comptime for i in range(0, block_n // 2, 4):
+        var four = SIMD[DType.float32, 4](sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
+        place.unsafe_store[alignment=16](i * GROUP, four)
+    wait_for_group(consumer)
+    if thread == 0:
+        publish(flags.unsafe_offset(block_idx.x * 2 + consumer))
+
+
+@always_inline
+def take_over[
+    block_n: Int
+](
+    sums: StaticTuple[Float32, block_n // 2],
+    partial_tiles: MutPtr[DType.float32],
+    flags: MutPtr[DType.int32],
+    block: Int,
+    consumer: Int,
+    thread: Int,
+) -> StaticTuple[Float32, block_n // 2]:
+    """Adds what another block has left. The order of additions is the same in every run."""
+    if thread == 0:
+        await_published(flags.unsafe_offset(block * 2 + consumer))
+    wait_for_group(consumer)
+    var place = partial_tile[block_n](partial_tiles, block, consumer, thread)
+    var result = sums
+    comptime for i in range(0, block_n // 2, 4):
+        var four = place.unsafe_load[width=4, alignment=16](i * GROUP)
+        comptime for j in range(4):
+            result[i + j] = result[i + j] + four[j]
+    return result
+
+
 # ---- Sums on the side ---------------------------------------------------------------------------------------
 
 
 @always_inline
 def sum_columns[
-    dtype: DType, block_n: Int
+    dtype: DType, block_n: Int, split: Bool
 ](
-    schedule: Schedule,
-    steps: Int,
+    schedule: Schedule[split],
     memory: Shared[UInt8],
     full: Shared[Int64],
     empty: Shared[Int64],
@@ -543,11 +657,11 @@ def sum_columns[
     comptime pipeline = Pipeline[block_n]
     var lane = thread_idx.x % 32
     var turn = Turn[pipeline.STAGES](0, 0)
-    for index in range(block_idx.x, schedule.tiles(), grid_dim.x):
-        var tile = schedule.tile(index)
+    for index in range(schedule.count()):
+        var tile = schedule.piece(index).tile.copy()
         var row_of_partials = partials.unsafe_offset((tile.row // 64 + half) * k)
         var next = tile.column // block_n
-        for step in range(steps):
+        for step in range(schedule.steps):
             wait(full.unsafe_offset(turn.stage), turn.parity)
             if step == next:
                 next += Int(schedule.tile_columns)
@@ -631,6 +745,24 @@ def wait_for_group(consumer: Int):
     named_barrier[Int32(GROUP)](Int32(consumer + 1))
 
 
+@always_inline
+def publish(flag: MutPtr[DType.int32]):
+    """Sets a flag; whoever sees it also sees what this group of threads wrote before its last barrier."""
+    inlined_assembly[
+        "fence.acq_rel.gpu; st.release.gpu.global.s32 [$0], $1;", NoneType, constraints="l,r,~{memory}"
+    ](Int64(Int(flag)), Int32(1))
+
+
+@always_inline
+def await_published(flag: MutPtr[DType.int32]):
+    """Waits until a flag is set."""
+    var seen = Int32(0)
+    while seen == 0:
+        seen = inlined_assembly["ld.acquire.gpu.global.s32 $0, [$1];", Int32, constraints="=r,l,~{memory}"](
+            Int64(Int(flag))
+        )
+
+
 # ---- How it is launched -------------------------------------------------------------------------------------
 
 
@@ -653,7 +785,11 @@ def column_slices_of(rows: Int) -> Int:
 
 @fieldwise_init
 struct SideSums[dtype: DType](Copyable, Movable):
-    """What the side work of a product reads and writes; see the kernel's arguments."""
+    """What the side work of a product, and the blocks that share tiles, read and write; see the kernel's arguments.
+    """
+
+    @__allow_legacy_any_origin_fields
+    var flags: MutPtr[DType.int32]
 
     @__allow_legacy_any_origin_fields
     var column_partials: MutPtr[DType.float32]
@@ -674,11 +810,71 @@ struct SideSums[dtype: DType](Copyable, Movable):
 
     def __init__(out self, anything: MutPtr[Self.dtype]):
         """Nothing; the addresses are never used."""
-        self = Self(MutPtr[DType.float32](unsafe_from_address=Int(anything)), anything)
+        var address = Int(anything)
+        self = Self(
+            MutPtr[DType.int32](unsafe_from_address=address),
+            MutPtr[DType.float32](unsafe_from_address=address),
+            anything,
+        )
 
-    def __init__(out self, column_partials: MutPtr[DType.float32], anything: MutPtr[Self.dtype]):
+    def __init__(
+        out self,
+        flags: MutPtr[DType.int32],
+        column_partials: MutPtr[DType.float32],
+        anything: MutPtr[Self.dtype],
+    ):
         """For "sum columns"; the other addresses are never used."""
-        self = Self(column_partials, 0, anything, column_partials.as_imm(), 0, anything, anything)
+        self = Self(flags, column_partials, 0, anything, column_partials.as_imm(), 0, anything, anything)
+
+
+def flag_count() -> Int:
+    """How many flags a product with shared tiles may use."""
+    return 2 * multiprocessors()
+
+
+@fieldwise_init
+struct TilePlan(Copyable, Movable):
+    """How a product is cut up."""
+
+    var block_n: Int
+    var split: Bool
+    var blocks: Int
+    var cost: Int
+    """The longest a block has to work, in steps of one column: 0.0023 us on an H200."""
+
+    @staticmethod
+    def whole(m: Int, n: Int, k: Int, block_n: Int) -> Self:
+        """Every tile is one block's."""
+        var tiles = ceildiv(m, BLOCK_M) * ceildiv(n, block_n)
+        var blocks = min(multiprocessors(), tiles)
+        var steps = ceildiv(k, BLOCK_K)
+        return Self(block_n, False, blocks, ceildiv(tiles, blocks) * (steps * block_n + TILE_COST))
+
+    @staticmethod
+    def shared(m: Int, n: Int, k: Int, block_n: Int) -> Optional[Self]:
+        """Several blocks work on a tile, where the GPU has blocks enough and there are steps enough to share.
+        """
+        var tiles = ceildiv(m, BLOCK_M) * ceildiv(n, block_n)
+        var steps = ceildiv(k, BLOCK_K)
+        var shares = min(multiprocessors() // tiles, steps // 8)
+        if shares < 2:
+            return None
+        var cost = ceildiv(steps, shares) * block_n + TILE_COST + (shares - 1) * HANDING_COST
+        return Self(block_n, True, shares * tiles, cost)
+
+
+def plan_tiles(m: Int, n: Int, k: Int, may_share: Bool) -> TilePlan:
+    """The cheapest way to cut up a product."""
+    var best = TilePlan.whole(m, n, k, 256)
+    comptime for i in range(3):
+        var whole = TilePlan.whole(m, n, k, 256 - 64 * i)
+        if whole.cost < best.cost:
+            best = whole^
+        if may_share:
+            var shared = TilePlan.shared(m, n, k, 256 - 64 * i)
+            if shared and shared.value().cost < best.cost:
+                best = shared.value().copy()
+    return best^
 
 
 def launch_gemm_hopper[
@@ -702,23 +898,23 @@ def launch_gemm_hopper[
 ) raises:
     """One launch: c = a b, plus the bias of each column with_bias, where `suits_hopper`; see `launch_gemm`.
 
-    The width of the tiles is the one with which the blocks' rounds cost least: a round takes as long as a tile is
-    wide, and a little longer.
+    With the side work "add slices" blocks may share tiles; the flags in `side` must be zero then, and an earlier "sum
+    columns" with the same flags makes them so.
     """
+    comptime may_share = side_work == "add slices"
     var sums = side.value().copy() if side else SideSums[dtype](c)
-    var cheapest = 0
-    var best = Int.MAX
+    var plan = plan_tiles(Int(m), Int(n), Int(k), may_share)
     comptime for i in range(3):
         comptime block_n = 256 - 64 * i
-        var rounds = ceildiv(ceildiv(Int(m), BLOCK_M) * ceildiv(Int(n), block_n), multiprocessors())
-        if rounds * (block_n + 24) < best:
-            best = rounds * (block_n + 24)
-            cheapest = block_n
-    comptime for i in range(3):
-        comptime block_n = 256 - 64 * i
-        if block_n == cheapest:
-            launch_tiles[dtype, block_n, operands, with_bias, side_work](
-                launcher, name, c, a, b, bias, m, n, k, sums
+        if block_n == plan.block_n:
+            comptime if may_share:
+                if plan.split:
+                    launch_tiles[dtype, block_n, operands, with_bias, True, side_work](
+                        launcher, name, c, a, b, bias, m, n, k, sums, plan.blocks
+                    )
+                    return
+            launch_tiles[dtype, block_n, operands, with_bias, False, side_work](
+                launcher, name, c, a, b, bias, m, n, k, sums, plan.blocks
             )
 
 
@@ -729,6 +925,7 @@ def launch_tiles[
     block_n: Int,
     operands: StaticString,
     with_bias: Bool,
+    split: Bool,
     side_work: StaticString,
 ](
     mut launcher: L,
@@ -741,8 +938,12 @@ def launch_tiles[
     n: Int32,
     k: Int32,
     sums: SideSums[dtype],
+    blocks: Int,
 ) raises:
     """One launch with tiles of block_n columns."""
+    var partial_tiles = sums.column_partials
+    comptime if split:
+        partial_tiles = launcher.workspace[DType.float32]("partial_tiles", blocks * BLOCK_M * block_n)
     var ctx = launcher.context()
     if not ctx:
         return
@@ -750,7 +951,7 @@ def launch_tiles[
     comptime b_along_k = operands == "nt"
     var a_height, a_width = (m, k) if a_along_k else (k, m)
     var b_height, b_width = (n, k) if b_along_k else (k, n)
-    launcher.launch[gemm_hopper_kernel[dtype, block_n, operands, with_bias, side_work]](
+    launcher.launch[gemm_hopper_kernel[dtype, block_n, operands, with_bias, split, side_work]](
         name,
         tensor_map[dtype, BLOCK_M if a_along_k else BLOCK_K](ctx.value(), a, Int(a_height), Int(a_width)),
         tensor_map[dtype, block_n if b_along_k else BLOCK_K](ctx.value(), b, Int(b_height), Int(b_width)),
@@ -759,6 +960,9 @@ def launch_tiles[
         m,
         n,
         k,
+        partial_tiles,
+        sums.flags,
+        Int32(flag_count()),
         sums.column_partials,
         Int32(sums.column_slices),
         sums.column_sums,
@@ -766,7 +970,7 @@ def launch_tiles[
         Int32(sums.row_slices),
         sums.row_sums,
         sums.more_row_sums,
-        grid_dim=Dim(min(multiprocessors(), ceildiv(Int(m), BLOCK_M) * ceildiv(Int(n), block_n))),
+        grid_dim=Dim(blocks),
         block_dim=Dim(THREADS),
         shared_bytes=Pipeline[block_n].BYTES,
         early=True,

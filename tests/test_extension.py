@@ -268,17 +268,21 @@ from pathlib import Path
 from harness import extension
 assert not {"max", "torch"} & set(sys.modules)
 module = extension.load(Path(sys.argv[1]))
-sizes = (12, 33, 20)
+sizes = (12, 300, 20)
 print(json.dumps({
     "forward": [module.forward(0, 0, 0, 0, kind, *sizes, 1e-5, *[0] * 8) for kind in range(5)],
     "backward": [module.backward(0, 0, 0, 0, kind, *sizes, 3, *[0] * 12) for kind in range(5)],
+    "small": [module.forward(0, 0, 0, 0, 0, 16, 8, 16, 1e-5, *[0] * 8),
+              module.backward(0, 0, 0, 0, 0, 16, 8, 16, 3, *[0] * 12)],
     "frozen": module.backward(0, 0, 0, 0, 0, *sizes, 0, *[0] * 12),
     "runtime": sorted({line.split()[-1] for line in open("/proc/self/maps") if "libKGENCompilerRTShared" in line}),
 }))
-try:
-    module.open(0)
-except Exception as error:
-    print(type(error).__name__, error)
+calls = [lambda: module.forward(0, 0, 0, 0), lambda: module.backward(*[0] * 22), lambda: module.open(0)]
+for call in calls:
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, error)
 """
 
 
@@ -297,12 +301,14 @@ def test_it_loads_without_max_and_counts_without_a_gpu(architecture, tmp_path):
     assert len(counted["runtime"]) == 1 and "modular" in counted["runtime"][0]
     # Forward: at least the LayerNorm output; backward: that and dln. Each piece begins at a multiple of 256.
     for kind, itemsize in enumerate((4, 4, 2, 2, 8)):
-        rows, H = 12, 33
+        rows, H = 12, 300
         assert counted["forward"][kind] >= rows * H * itemsize and counted["forward"][kind] % 256 == 0
         assert counted["backward"][kind] >= 2 * rows * H * itemsize and counted["backward"][kind] % 256 == 0
-    assert counted["frozen"] <= counted["backward"][0]
+    assert counted["frozen"] <= counted["backward"][0] and counted["small"] == [0, 0]
+    errors = result.stdout.splitlines()[1:]
+    assert errors[:2] == ["Exception expected 17 arguments, got 4", "Exception expected 21 arguments, got 22"]
     if not torch.cuda.is_available():
-        assert result.stdout.splitlines()[1].startswith("Exception "), "no GPU to open"
+        assert errors[2].startswith("Exception "), "no GPU to open"
 
 
 def test_a_file_that_is_no_module(tmp_path):

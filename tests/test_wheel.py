@@ -96,7 +96,7 @@ from harness import extension
 folder, files = extension.sources()
 assert folder.is_relative_to(sys.prefix) and all(file.is_file() for file in files), folder
 module = extension.load(Path(sys.argv[1]))
-assert module.forward(0, 0, 0, 0, 0, 12, 33, 20, 1e-5, *[0] * 8) > 0
+assert module.forward(0, 0, 0, 0, 0, 12, 300, 20, 1e-5, *[0] * 8) > 0
 print(extension.file_name("sm_80"), "outside")
 """
 

@@ -21,6 +21,10 @@ from op.fast import launch_backward_fast, launch_forward_fast
 from op.launcher import Launcher
 from small import launch_backward_small, launch_forward_small, suits_small_backward, suits_small_forward
 
+comptime FORWARD_ARGUMENTS = 17
+"""The launcher's four, the kind, three sizes, eps, eight tensors."""
+comptime BACKWARD_ARGUMENTS = 21
+"""The launcher's four, the kind, three sizes, what is wanted, twelve tensors."""
 comptime ALIGNMENT = 256
 """Of every piece of scratch memory, in bytes; the caller's block must have it too."""
 
@@ -311,7 +315,10 @@ def call[
     backward: Bool
 ](module: PyObjectPtr, items: Pointer[PyObjectPtr, MutUntrackedOrigin], count: Int) abi("C") -> PyObjectPtr:
     """One pass; a Mojo error becomes a Python exception."""
+    comptime expected = BACKWARD_ARGUMENTS if backward else FORWARD_ARGUMENTS
     try:
+        if count != expected:
+            raise Error(t"expected {expected} arguments, got {count}")
         return Python().cpython().PyLong_FromSsize_t(run[backward](items))
     except error:
         _set_python_error(error)

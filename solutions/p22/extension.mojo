@@ -112,7 +112,7 @@ struct StreamLauncher(Launcher):
             # Loading takes milliseconds and more, and must not happen again on the next call.
             var loaded = unsafe_alloc[Function](1)
             if shared_bytes:
-                var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(shared_memory()))
+                var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(max(shared_bytes, shared_memory())))
                 loaded.unsafe_write(gpu.ctx.compile_function[kernel](func_attribute=most))
             else:
                 loaded.unsafe_write(gpu.ctx.compile_function[kernel]())

@@ -81,8 +81,8 @@ comptime SUM_WARPS = 2
 """Warps of the producer group that sum the columns of A: its warps 1 and 2."""
 comptime ADD_WARPS = 3
 """Warps of the producer group that add slices: its warps 1 to 3."""
-comptime SHARED_BYTES = 226 * 1024
-"""Shared memory that a launch may ask for on Hopper."""
+comptime SHARED_BYTES = 227 * 1024
+"""Shared memory that a block may have on Hopper."""
 comptime RASTER = UInt32(16)
 """Tiles along m that are visited before the next tile along n, so that running blocks share operands in L2."""
 comptime TILE_COST = 650

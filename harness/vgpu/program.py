@@ -418,6 +418,9 @@ class Program:
                 ]
                 for i in members
             }
+            # A block that nothing leads to must not pass for a way into a loop: the loop would seem to start elsewhere.
+            live = reachable(inside, self._entry_block[number])
+            inside = {i: inside[i] for i in members if i in live}
             for i in nested_order(inside, self._entry_block[number], self._mark_loop):
                 self.blocks[i].order = position
                 position += 1
@@ -596,6 +599,16 @@ def components(graph: dict[int, list[int]], roots: list[int]) -> list[list[int]]
                             break
                     found.append(group)
     return found[::-1]
+
+
+def reachable(graph: dict[int, list[int]], entry: int) -> set[int]:
+    """The nodes that a path leads to from `entry`, itself included."""
+    seen, todo = {entry}, [entry]
+    while todo:
+        more = [s for s in graph[todo.pop()] if s not in seen]
+        seen.update(more)
+        todo += more
+    return seen
 
 
 def nested_order(graph: dict[int, list[int]], entry: int, on_loop) -> list[int]:

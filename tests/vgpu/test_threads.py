@@ -196,6 +196,23 @@ def test_shuffle(mode, width):
     np.testing.assert_array_equal(inside, ok)
 
 
+def test_lanes_meet_again_in_a_loop_that_a_dead_block_points_into():
+    """A compiler may put the end of a loop above its body, and leave a jump there that nothing leads to."""
+    x = words(32) % 1000
+    body = """
+        mov.b32 %y0, 0; mov.b32 %r0, 0; setp.ge.u32 %p0, %t2, 2; bra.uni BODY;
+        DEAD: bra.uni LATCH;
+        LATCH: add.u32 %r0, %r0, 1; setp.ge.u32 %p1, %r0, 3; @%p1 bra END;
+        BODY: mov.b32 %r1, 0; @%p0 bra SKIP; mov.b32 %r1, %x0;
+        SKIP: shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1; add.u32 %y0, %y0, %r2;
+        @%p0 bra LATCH; add.u32 %y0, %y0, %x0; bra.uni LATCH;
+        END:
+    """
+    (got,) = run(body, [x], ["u4"], block=32)
+    want = [3 * (int(x[0]) + int(x[1])) if t < 2 else 0 for t in range(32)]
+    np.testing.assert_array_equal(got, want)
+
+
 @covers("vote", "activemask", "elect")
 def test_votes_of_some_lanes():
     """Only even lanes take part: everything is about them."""

@@ -5,6 +5,7 @@ is worked out once (`Plan`), memory comes from torch's allocator in the way comp
 the module as integers. Whoever calls has checked that the tensors lie on one GPU.
 """
 
+import contextlib
 import functools
 import math
 import threading
@@ -22,6 +23,11 @@ Tensor = torch.Tensor
 # How the module numbers what it computes in.
 KINDS = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
 TF32 = 1
+DEVICE = "cuda"
+"""What torch calls NVIDIA's and AMD's GPUs."""
+LIBRARY_FROM = 2**24
+"""From this many multiply-adds on, the products of float32 and float64 are torch's own, between this project's row
+kernels: the vendor's library is faster in them, and follows torch's flag for TF32 by itself."""
 VECTOR = 16
 """Bytes to which every address must be aligned for the kernels' wide loads; others take a slower variant."""
 
@@ -51,6 +57,8 @@ class Plan:
     dtype: torch.dtype
     wide: torch.dtype
     """Of the statistics."""
+    library: bool
+    """Whether the products are torch's own."""
     input_size: tuple[int, ...]
     input_strides: tuple[int, ...]
     output_size: tuple[int, ...]
@@ -75,6 +83,7 @@ def plan(shape: torch.Size, output_dim: int, dtype: torch.dtype) -> Plan:
         *sizes.values(),
         dtype,
         torch.float64 if dtype == torch.float64 else torch.float32,
+        dtype.itemsize >= 4 and math.prod(sizes.values()) >= LIBRARY_FROM,
         tuple(shape),
         contiguous_strides(shape),
         output_size,
@@ -115,6 +124,7 @@ class Kernels:
     def __init__(self, module: ModuleType, index: int):
         self.index = index
         self.launch_forward, self.launch_backward = module.forward, module.backward
+        self.module = module
         self.gpu = module.open(index)
         self.scratch = functools.lru_cache(maxsize=4096)(self.count_scratch)
 
@@ -152,6 +162,8 @@ class Kernels:
         if current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self.forward(plan, eps, keep, x, ln_weight, ln_bias, linear_weight, linear_bias)
+        if plan.library:
+            return self.forward_with_library(plan, eps, x, ln_weight, ln_bias, linear_weight, linear_bias)
         rows, H, O = plan.rows, plan.H, plan.O
         kind = kind_of(plan.dtype)
         given = (
@@ -218,6 +230,9 @@ class Kernels:
                 return self.backward(
                     plan, wanted, grad_output, x, statistics, ln_weight, ln_bias, linear_weight
                 )
+        if plan.library:
+            tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
+            return self.backward_with_library(plan, wanted, *tensors)
         rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
         kind = kind_of(dtype)
         mean = statistics.data_ptr()
@@ -264,6 +279,81 @@ class Kernels:
             *given,
         )
         return gradients
+
+    def launch_rows(self, launch, plan: Plan, extra: float | int, addresses: tuple[int, ...]) -> None:
+        """Launches the rows of a pass, with scratch memory counted for just these addresses."""
+        arguments = (KINDS[plan.dtype], plan.rows, plan.H, plan.O, extra, *addresses)
+        need = launch(*NOWHERE, *arguments)
+        scratch = empty_strided((need,), (1,), torch.uint8)
+        launch(self.gpu, current_stream(self.index), scratch.data_ptr(), need, *arguments)
+
+    def forward_with_library(
+        self, plan: Plan, eps, x, ln_weight, ln_bias, linear_weight, linear_bias
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, with torch's own product."""
+        rows, H, O = plan.rows, plan.H, plan.O
+        try:
+            with torch.no_grad(), without_autocast():
+                output = empty_strided(plan.output_size, plan.output_strides, plan.dtype)
+                statistics = empty_strided(plan.statistics_size, plan.statistics_strides, plan.wide)
+                ln_out = empty_strided((rows, H), (H, 1), plan.dtype)
+                mean = statistics.data_ptr()
+                addresses = (
+                    ln_out.data_ptr(),
+                    mean,
+                    mean + rows * plan.wide.itemsize,
+                    x.data_ptr(),
+                    ln_weight.data_ptr(),
+                    ln_bias.data_ptr(),
+                )
+                self.launch_rows(self.module.forward_rows, plan, eps, addresses)
+                torch.addmm(linear_bias, ln_out, linear_weight.t(), out=output.view(rows, O))
+        except torch.OutOfMemoryError as error:
+            results = rows * O * plan.dtype.itemsize + 2 * rows * plan.wide.itemsize
+            raise out_of_memory("forward", plan, results, rows * H * plan.dtype.itemsize, error) from error
+        return output, statistics
+
+    def backward_with_library(
+        self, plan: Plan, wanted, grad_output, x, statistics, ln_weight, ln_bias, linear_weight
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """As `backward`, with torch's own products."""
+        rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
+        dy = grad_output.view(rows, O)
+        try:
+            with torch.no_grad(), without_autocast():
+                dln = torch.mm(dy, linear_weight)
+                dx = empty_strided(plan.input_size, plan.input_strides, dtype)
+                dgamma = empty_strided((H,), (1,), dtype)
+                dbeta = empty_strided((H,), (1,), dtype)
+                db = empty_strided((O,), (1,), dtype) if wanted & BIAS else None
+                ln_out = empty_strided((rows, H), (H, 1), dtype)
+                mean = statistics.data_ptr()
+                addresses = (
+                    dx.data_ptr(),
+                    dgamma.data_ptr(),
+                    dbeta.data_ptr(),
+                    ln_out.data_ptr(),
+                    db.data_ptr() if db is not None else 0,
+                    dy.data_ptr(),
+                    dln.data_ptr(),
+                    x.data_ptr(),
+                    mean,
+                    mean + rows * plan.wide.itemsize,
+                    ln_weight.data_ptr(),
+                    ln_bias.data_ptr(),
+                )
+                self.launch_rows(self.module.backward_rows, plan, wanted, addresses)
+                dW = torch.mm(dy.t(), ln_out) if wanted & WEIGHT else None
+        except torch.OutOfMemoryError as error:
+            results = (rows * H + 2 * H + O * H + O) * dtype.itemsize
+            raise out_of_memory("backward", plan, results, 2 * rows * H * dtype.itemsize, error) from error
+        return dx, dgamma, dbeta, dW, db
+
+
+def without_autocast():
+    """Keeps `torch.autocast` from narrowing the operands of torch's own products."""
+    on = torch._C._is_any_autocast_enabled()
+    return torch.autocast(DEVICE, enabled=False) if on else contextlib.nullcontext()
 
 
 def out_of_memory(

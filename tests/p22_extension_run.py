@@ -111,9 +111,54 @@ def run(rows, H, O, wanted=3, offset=0, kind=0):
     names = ("output", "mean", "rstd", "dx", "dgamma", "dbeta", "dW", "db")
     for name, got, exact in zip(names, [y, mean, rstd, *results], truth, strict=True):
         got = (wide if name in ("mean", "rstd") else coder).decode(got.to(CPU()).to_numpy())
-        untouched = np.isnan(got).all()
-        errors[name] = "untouched" if untouched else float(np.abs(got - exact).max() / np.abs(exact).max())
+        errors[name] = error_of(got, exact)
     return errors
+
+
+def run_rows(rows, H, O, wanted=3, kind=0):
+    """What lies around the products, which are NumPy's here; the error of each result."""
+    dtype = np.float64 if kind == 4 else np.float32
+
+    def draw(*shape):
+        """Random values."""
+        return random.standard_normal(shape).astype(dtype)
+
+    x, gamma, beta, W, dy = draw(rows, H), draw(H), draw(H), draw(O, H), draw(rows, O)
+    shapes = {"ln_out": (rows, H), "mean": (rows,), "rstd": (rows,)}
+    shapes |= {"dx": (rows, H), "dgamma": (H,), "dbeta": (H,), "ln_out again": (rows, H), "db": (O,)}
+    got = {name: on_device(np.full(shape, np.nan, dtype)) for name, shape in shapes.items()}
+    given = {"x": x, "gamma": gamma, "beta": beta, "dy": dy, "dln": dy @ W}
+    given = {name: on_device(array) for name, array in given.items()}
+    address = {name: buffer._data_ptr() for name, buffer in {**got, **given}.items()}
+    for launch, extra, names in (
+        (module.forward_rows, 1e-5, "ln_out mean rstd x gamma beta"),
+        (module.backward_rows, wanted, "dx dgamma dbeta ln_out_again db dy dln x mean rstd gamma beta"),
+    ):
+        addresses = [address[name.replace("_again", " again")] for name in names.split()]
+        arguments = (kind, rows, H, O, extra, *addresses)
+        need = launch(0, 0, 0, 0, *arguments)
+        lent = scratch(need)
+        assert launch(gpu, stream, lent._data_ptr(), need, *arguments) == need
+
+    x, gamma, beta, W, dy = (each.astype(np.float64) for each in (x, gamma, beta, W, dy))
+    mean, rstd = x.mean(1), 1 / np.sqrt(x.var(1) + 1e-5)
+    x_hat = (x - mean[:, None]) * rstd[:, None]
+    dln = dy @ W
+    g = dln * gamma
+    dx = g - g.mean(1, keepdims=True) - x_hat * (g * x_hat).mean(1, keepdims=True)
+    truth = {"ln_out": x_hat * gamma + beta, "mean": mean, "rstd": rstd, "dx": rstd[:, None] * dx}
+    truth |= {
+        "dgamma": (dln * x_hat).sum(0),
+        "dbeta": dln.sum(0),
+        "ln_out again": truth["ln_out"],
+        "db": dy.sum(0),
+    }
+    return {name: error_of(got[name].to(CPU()).to_numpy(), exact) for name, exact in truth.items()}
+
+
+def error_of(got, exact):
+    """The largest error by the largest value, or "untouched"."""
+    return "untouched" if np.isnan(got).all() else float(np.abs(got - exact).max() / np.abs(exact).max())
 
 
 print(
@@ -135,6 +180,9 @@ print(
             "bfloat16": run(*LARGER, kind=2),
             "float16": run(*LARGER, kind=3),
             "float64": run(*LARGER, kind=4),
+            "rows": run_rows(6, 9, 5),
+            "rows, frozen bias": run_rows(*VECTORS, wanted=1),
+            "rows, float64": run_rows(*LARGER, kind=4),
         }
     )
 )

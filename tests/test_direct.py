@@ -86,6 +86,54 @@ class TorchModule:
         output.copy_(F.linear(F.layer_norm(x, (H,), gamma, beta, eps), W, bias))
         return needed
 
+    def forward_rows(self, gpu, stream, scratch, available, kind, rows, H, O, eps, *addresses):
+        if not self.start(gpu, stream, scratch, available, 256):
+            return 256
+        self.calls.append(("forward_rows", kind))
+        dtype = KINDS[kind]
+        shapes = [(rows, H), (rows,), (rows,), (rows, H), (H,), (H,)]
+        ln_out, mean, rstd, x, gamma, beta = (
+            at(each, shape, dtype) for each, shape in zip(addresses, shapes, strict=True)
+        )
+        mean.copy_(x.double().mean(1))
+        rstd.copy_((x.double().var(1, correction=0) + eps).rsqrt())
+        ln_out.copy_(F.layer_norm(x.double(), (H,), gamma.double(), beta.double(), eps))
+        return 256
+
+    def backward_rows(self, gpu, stream, scratch, available, kind, rows, H, O, wanted, *addresses):
+        if not self.start(gpu, stream, scratch, available, 512):
+            return 512
+        self.calls.append(("backward_rows", kind, wanted))
+        dtype = KINDS[kind]
+        shapes = [
+            (rows, H),
+            (H,),
+            (H,),
+            (rows, H),
+            (O,),
+            (rows, O),
+            (rows, H),
+            (rows, H),
+            (rows,),
+            (rows,),
+            (H,),
+            (H,),
+        ]
+        tensors = [at(each, shape, dtype) for each, shape in zip(addresses, shapes, strict=True)]
+        dx, dgamma, dbeta, ln_out, db = tensors[:5]
+        dy, dln, x, mean, rstd, gamma, beta = (tensor.double() for tensor in tensors[5:])
+        x_hat = (x - mean[:, None]) * rstd[:, None]
+        g = dln * gamma
+        c1, c2 = (g * x_hat).mean(1, keepdim=True), g.mean(1, keepdim=True)
+        dx.copy_(rstd[:, None] * (g - c2 - x_hat * c1))
+        dgamma.copy_((dln * x_hat).sum(0))
+        dbeta.copy_(dln.sum(0))
+        ln_out.copy_(x_hat * gamma + beta)
+        assert (db is not None) == bool(wanted & 2)
+        if db is not None:
+            db.copy_(dy.sum(0))
+        return 512
+
     def backward(self, gpu, stream, scratch, available, kind, rows, H, O, wanted, *addresses):
         needed = self.needed(wanted, rows, H)
         if not self.start(gpu, stream, scratch, available, needed):
@@ -141,6 +189,7 @@ def module(monkeypatch):
     module = TorchModule()
     monkeypatch.setattr(direct, "empty_strided", torch._C._dynamo.guards._empty_strided_cpu)
     monkeypatch.setattr(direct, "current_device", lambda: -1)
+    monkeypatch.setattr(direct, "DEVICE", "cpu")
     monkeypatch.setattr(direct, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])
     kernels = direct.Kernels(module, -1)
     monkeypatch.setattr(direct, "found", {-1: kernels})
@@ -488,6 +537,84 @@ def test_out_of_memory_says_how_much(module, monkeypatch):
         output.sum().backward()
 
 
+# ---- Torch's own products -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def library(module, monkeypatch):
+    """Every product of float32 and float64 is torch's own."""
+    for cached in (direct.plan, autograd.checked_plan):
+        cached.cache_clear()
+    monkeypatch.setattr(direct, "LIBRARY_FROM", 1)
+    yield
+    for cached in (direct.plan, autograd.checked_plan):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("rows", [ROWS, (4,), (2, 1, 3, 2)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_of_torch_between_the_rows(module, library, no_operator, dtype, rows):
+    assert_as_good_as_torch(fused_layernorm_linear, make_inputs(dtype, rows))
+    parts = [call[0] for call in module.calls]
+    assert parts == (["forward_rows", "backward_rows"] if dtype.itemsize >= 4 else ["forward", "backward"])
+
+
+@pytest.mark.parametrize("rows", [2**20 - 1, 2**20])
+def test_large_products_are_torch_s(rows):
+    plan = direct.plan(torch.Size([rows, 4]), 4, torch.float32)
+    assert plan.library == (rows == 2**20)
+    assert not direct.plan(torch.Size([rows, 4]), 4, torch.bfloat16).library
+
+
+@pytest.mark.parametrize("frozen", [("linear_weight",), ("linear_bias",), ("linear_weight", "linear_bias")])
+def test_products_of_frozen_parameters_are_left_out(module, library, no_operator, frozen):
+    inputs = make_inputs()
+    for name, tensor in zip(NAMES, inputs, strict=True):
+        tensor.requires_grad_(name not in frozen)
+    expected = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in inputs]
+    fused_layernorm_linear(*inputs).square().sum().backward()
+    plain_torch(*expected).square().sum().backward()
+    for tensor, reference in zip(inputs, expected, strict=True):
+        assert (tensor.grad is None) == (not tensor.requires_grad)
+        if tensor.requires_grad:
+            assert_near(tensor.grad, reference.grad)
+    wanted = 3 - ("linear_weight" in frozen) - 2 * ("linear_bias" in frozen)
+    assert module.calls[-1] == ("backward_rows", 0, wanted)
+
+
+def test_products_of_torch_and_its_modes(module, library, no_operator):
+    """Without grad, in inference mode, backward under autocast, and an in-place operation on the output."""
+    inputs = make_inputs()
+    expected = output_and_gradients(plain_torch, inputs, torch.ones(*ROWS, O))
+    with torch.no_grad():
+        assert_near(fused_layernorm_linear(*inputs), expected[0])
+    with torch.inference_mode():
+        assert_near(fused_layernorm_linear(*inputs).clone(), expected[0])
+    output = fused_layernorm_linear(*inputs)
+    output.add_(1)
+    assert_near(output.detach() - 1, expected[0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gradients = torch.autograd.grad(output, inputs, torch.ones(*ROWS, O))
+    for ours, theirs in zip(gradients, expected[1:], strict=True):
+        assert_near(ours, theirs)
+
+
+def test_out_of_memory_in_a_product(module, library, monkeypatch):
+    def no_room(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    inputs = make_inputs()
+    output = fused_layernorm_linear(*inputs)
+    monkeypatch.setattr(torch, "mm", no_room)
+    monkeypatch.setattr(torch, "addmm", no_room)
+    results, scratch = 15 * O * 4 + 2 * 15 * 4, 15 * H * 4
+    with pytest.raises(torch.OutOfMemoryError, match=f"forward pass .* needed {results + scratch:,} bytes"):
+        fused_layernorm_linear(*inputs)
+    results, scratch = 4 * (15 * H + 2 * H + O * H + O), 2 * 15 * H * 4
+    with pytest.raises(torch.OutOfMemoryError, match=f"backward pass .* needed {results + scratch:,} bytes"):
+        output.sum().backward()
+
+
 # ---- The layer and torch's modes ----------------------------------------------------------------------------
 
 
@@ -721,7 +848,7 @@ def kernels():
 
 @pytest.fixture
 def counted(kernels, monkeypatch):
-    """How often the module was called to launch."""
+    """How often the module was called to launch a whole pass."""
     calls = []
     for name in ("launch_forward", "launch_backward"):
         launch = getattr(kernels, name)
@@ -755,7 +882,8 @@ def gpu_inputs(dtype=torch.float32, rows=ROWS, H=H, O=O, seed=0, requires_grad=T
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gpu_agrees_with_autograd(counted, dtype, rows, width, outputs):
     assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(dtype, rows, width, outputs))
-    assert counted == ["launch_forward", "launch_backward"]
+    library = direct.plan(torch.Size([*rows, width]), outputs, dtype).library
+    assert counted == ([] if library else ["launch_forward", "launch_backward"])
 
 
 @gpu
@@ -770,9 +898,17 @@ def test_gpu_a_million_rows(kernels):
 
 
 @gpu
-def test_gpu_tf32_is_as_good_as_torch_s(kernels):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gpu_products_of_torch(counted, dtype):
+    assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(dtype, (500,), 259, 131))
+    assert not counted, "above LIBRARY_FROM the rows alone are the module's"
+
+
+@gpu
+@pytest.mark.parametrize("sizes", [((64,), 264, 256), ((512,), 768, 512)], ids=["own products", "torch's"])
+def test_gpu_tf32_is_as_good_as_torch_s(kernels, sizes):
     before = torch.backends.cuda.matmul.fp32_precision
-    inputs = gpu_inputs(rows=(512,), H=768, O=512)
+    inputs = gpu_inputs(torch.float32, *sizes)
     try:
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         exact = fused_layernorm_linear(*inputs)

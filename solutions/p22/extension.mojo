@@ -18,13 +18,10 @@ from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
 from op.common import ImmPtr, MutPtr, Sizes, accum_type, shared_memory
 from op.fast import launch_backward_fast, launch_forward_fast
+from op.fast_rows import launch_bias_gradient, launch_layernorm_fast, launch_ln_backward_fast
 from op.launcher import Launcher
 from small import launch_backward_small, launch_forward_small, suits_small_backward, suits_small_forward
 
-comptime FORWARD_ARGUMENTS = 17
-"""The launcher's four, the kind, three sizes, eps, eight tensors."""
-comptime BACKWARD_ARGUMENTS = 21
-"""The launcher's four, the kind, three sizes, what is wanted, twelve tensors."""
 comptime ALIGNMENT = 256
 """Of every piece of scratch memory, in bytes; the caller's block must have it too."""
 
@@ -112,7 +109,9 @@ struct StreamLauncher(Launcher):
             # Loading takes milliseconds and more, and must not happen again on the next call.
             var loaded = unsafe_alloc[Function](1)
             if shared_bytes:
-                var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(max(shared_bytes, shared_memory())))
+                var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                    UInt32(max(shared_bytes, shared_memory()))
+                )
                 loaded.unsafe_write(gpu.ctx.compile_function[kernel](func_attribute=most))
             else:
                 loaded.unsafe_write(gpu.ctx.compile_function[kernel]())
@@ -194,7 +193,7 @@ struct Arguments:
         return StreamLauncher(gpu, stream, scratch, available) if gpu else StreamLauncher()
 
 
-# ---- The two passes -----------------------------------------------------------------------------------------
+# ---- The passes --------------------------------------------------------------------------------------------
 
 
 def run_forward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
@@ -276,35 +275,92 @@ def run_backward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launche
         )
 
 
+def run_forward_rows[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """What comes before the product of the forward pass: sizes, eps, ln_out, mean, rstd, input, gamma, beta.
+    """
+    var sizes = arguments.sizes()
+    var eps = arguments.float().cast[accum_type[dtype]]()
+    var ln_out = arguments.written[dtype]()
+    var mean = arguments.written[accum_type[dtype]]()
+    var rstd = arguments.written[accum_type[dtype]]()
+    var input = arguments.read[dtype]()
+    var ln_weight = arguments.read[dtype]()
+    launch_layernorm_fast[dtype](
+        launcher, ln_out, mean, rstd, input, ln_weight, arguments.read[dtype](), sizes, eps
+    )
+
+
+def run_backward_rows[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """What lies between the products of the backward pass, and db: sizes, what is wanted, dx, dgamma, dbeta, ln_out, db,
+    dY, dln, input, mean, rstd, gamma, beta."""
+    var sizes = arguments.sizes()
+    var wanted = arguments.integer()
+    var grad_input = arguments.written[dtype]()
+    var grad_ln_weight = arguments.written[dtype]()
+    var grad_ln_bias = arguments.written[dtype]()
+    var ln_out = arguments.written[dtype]()
+    var grad_bias = arguments.written[dtype]()
+    var grad_output = arguments.read[dtype]()
+    var dln = arguments.read[dtype]()
+    var input = arguments.read[dtype]()
+    var mean = arguments.read[accum_type[dtype]]()
+    var rstd = arguments.read[accum_type[dtype]]()
+    var ln_weight = arguments.read[dtype]()
+    var ln_bias = arguments.read[dtype]()
+    launch_ln_backward_fast[dtype](
+        launcher,
+        grad_input,
+        grad_ln_weight,
+        grad_ln_bias,
+        ln_out,
+        dln,
+        input,
+        mean,
+        rstd,
+        ln_weight,
+        ln_bias,
+        sizes,
+    )
+    if wanted & 2 != 0:
+        launch_bias_gradient[dtype](launcher, grad_bias, grad_output, mean, sizes)
+
+
 def run[
-    backward: Bool, dtype: DType, tf32: Bool
+    part: StaticString, dtype: DType, tf32: Bool
 ](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
-    """Runs one pass of one dtype."""
-    comptime if backward:
-        run_backward[dtype, tf32](arguments, launcher)
-    else:
+    """Runs one part of one dtype."""
+    comptime if part == "forward":
         run_forward[dtype, tf32](arguments, launcher)
+    elif part == "backward":
+        run_backward[dtype, tf32](arguments, launcher)
+    elif part == "forward_rows":
+        run_forward_rows[dtype](arguments, launcher)
+    else:
+        run_backward_rows[dtype](arguments, launcher)
 
 
-def run[backward: Bool](items: Pointer[PyObjectPtr, MutUntrackedOrigin]) raises -> Int:
-    """Runs one pass and returns the bytes of scratch memory that it takes.
+def run[part: StaticString](items: Pointer[PyObjectPtr, MutUntrackedOrigin]) raises -> Int:
+    """Runs one part and returns the bytes of scratch memory that it takes.
 
     After the launcher's four arguments comes the number of the kind: a dtype, and of float32 whether its products may
-    be rounded to tf32.
+    be rounded to tf32. The rows alone are there for the dtypes whose products may be left to a library.
     """
+    comptime rows_alone = part == "forward_rows" or part == "backward_rows"
     var arguments = Arguments(items)
     var launcher = arguments.launcher()
     var kind = arguments.integer()
     if kind == 0:
-        run[backward, DType.float32, False](arguments, launcher)
-    elif kind == 1:
-        run[backward, DType.float32, True](arguments, launcher)
-    elif kind == 2:
-        run[backward, DType.bfloat16, False](arguments, launcher)
-    elif kind == 3:
-        run[backward, DType.float16, False](arguments, launcher)
+        run[part, DType.float32, False](arguments, launcher)
+    elif kind == 4:
+        run[part, DType.float64, False](arguments, launcher)
     else:
-        run[backward, DType.float64, False](arguments, launcher)
+        comptime if not rows_alone:
+            if kind == 1:
+                run[part, DType.float32, True](arguments, launcher)
+            elif kind == 2:
+                run[part, DType.bfloat16, False](arguments, launcher)
+            else:
+                run[part, DType.float16, False](arguments, launcher)
     return launcher.used
 
 
@@ -312,14 +368,13 @@ def run[backward: Bool](items: Pointer[PyObjectPtr, MutUntrackedOrigin]) raises 
 
 
 def call[
-    backward: Bool
+    part: StaticString, expected: Int
 ](module: PyObjectPtr, items: Pointer[PyObjectPtr, MutUntrackedOrigin], count: Int) abi("C") -> PyObjectPtr:
-    """One pass; a Mojo error becomes a Python exception."""
-    comptime expected = BACKWARD_ARGUMENTS if backward else FORWARD_ARGUMENTS
+    """One part; a Mojo error becomes a Python exception."""
     try:
         if count != expected:
             raise Error(t"expected {expected} arguments, got {count}")
-        return Python().cpython().PyLong_FromSsize_t(run[backward](items))
+        return Python().cpython().PyLong_FromSsize_t(run[part](items))
     except error:
         _set_python_error(error)
         return PyObjectPtr()
@@ -338,8 +393,11 @@ def PyInit_workbook_p22() abi("C") -> PythonObject:
     try:
         var module = PythonModuleBuilder("workbook_p22")
         module.def_function[open]("open", docstring="open(index): a handle of a GPU")
-        module.def_py_c_function(call[False], "forward", docstring="the forward pass")
-        module.def_py_c_function(call[True], "backward", docstring="the backward pass")
+        # The launcher's four arguments, the kind, three sizes, eps or what is wanted, and the tensors.
+        module.def_py_c_function(call["forward", 9 + 8], "forward")
+        module.def_py_c_function(call["backward", 9 + 12], "backward")
+        module.def_py_c_function(call["forward_rows", 9 + 6], "forward_rows")
+        module.def_py_c_function(call["backward_rows", 9 + 12], "backward_rows")
         return module.finalize()
     except error:
         abort(String(error))

@@ -51,7 +51,7 @@ struct Recorder(Launcher):
         var address = self.next_address
         var bytes = count * size_of[Scalar[dtype]]()
         self.next_address += (bytes + 0xFFF) // 0x1000 * 0x1000 + 0x1000
-        print(t"//@ {what}", name, address, bytes)
+        print("//@", what, name, address, bytes)
         return MutPtr[dtype](unsafe_from_address=address)
 
     def launch[
@@ -69,25 +69,52 @@ struct Recorder(Launcher):
         early: Bool = False,
     ) raises:
         var info = compile_info[kernel, emission_kind="asm", target=TARGET]()
-        var symbol = String(info.function_name)
-        if symbol not in self.seen:
-            self.seen.append(symbol)
-            print("//@ ptx", symbol)
-            print(info.asm)
-        var line = String(t"//@ launch {name} {symbol}")
-        line += String(t" {grid_dim.x()} {grid_dim.y()} {grid_dim.z()}")
-        line += String(t" {block_dim.x()} {block_dim.y()} {block_dim.z()} {shared_bytes}")
+        var bytes: List[UInt8] = []
+        var sizes: List[Int] = []
         comptime for i in range(Ts.length):
             comptime count = size_of[Ts[i].device_type, target=TARGET]()
-            var raw = List[UInt8](length=max(count, 64), fill=0)
+            var start = len(bytes)
+            bytes.resize(start + max(count, 64), 0)
             var encoder = DefaultDeviceTypeEncoder()
-            args[i]._to_device_type(encoder, raw.unsafe_ptr().unsafe_bitcast[NoneType]())
-            line += " "
-            for k in range(count):
-                line += hex_digit(Int(raw[k]) // 16) + hex_digit(Int(raw[k]) % 16)
-        print(line)
+            args[i]._to_device_type(
+                encoder, bytes.unsafe_ptr().unsafe_offset(start).unsafe_bitcast[NoneType]()
+            )
+            bytes.shrink(start + count)
+            sizes.append(count)
+        self.write(name, info.function_name, info.asm, grid_dim, block_dim, shared_bytes, bytes, sizes)
 
+    @no_inline
+    def write(
+        mut self,
+        name: StaticString,
+        symbol: StringSlice,
+        ptx: StringSlice,
+        grid: Dim,
+        block: Dim,
+        shared_bytes: Int,
+        bytes: List[UInt8],
+        sizes: List[Int],
+    ):
+        """Prints one launch, and before the first of its kernel the PTX.
 
-def hex_digit(value: Int) -> String:
-    """One hexadecimal digit."""
-    return String("0123456789abcdef"[byte=value])
+        Not in `launch`, which is compiled anew for every kernel: all this in every one of them costs seconds.
+        """
+        var known = False
+        for i in range(len(self.seen)):
+            known = known or self.seen[i] == symbol
+        if not known:
+            self.seen.append(String(symbol))
+            print("//@ ptx", symbol)
+            print(ptx)
+        print("//@ launch", name, symbol, end="")
+        var numbers: List[Int] = [grid.x(), grid.y(), grid.z(), block.x(), block.y(), block.z(), shared_bytes]
+        for i in range(len(numbers)):
+            print("", numbers[i], end="")
+        var first = 0
+        comptime DIGITS = "0123456789abcdef"
+        for i in range(len(sizes)):
+            print(" ", end="")
+            for k in range(first, first + sizes[i]):
+                print(DIGITS[byte=Int(bytes[k]) // 16], DIGITS[byte=Int(bytes[k]) % 16], sep="", end="")
+            first += sizes[i]
+        print()

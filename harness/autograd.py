@@ -247,6 +247,10 @@ class Direct(torch.autograd.Function):
         )
 
 
+# Past the Python part of Function.apply, which looks for functorch's transforms: there are none here.
+apply_direct = super(torch.autograd.Function, Direct).apply
+
+
 def call_directly(
     x: Tensor,
     ln_weight: Tensor | None,
@@ -317,7 +321,7 @@ def call_directly(
         or ln_bias.requires_grad
         or linear_bias.requires_grad
     ):
-        return Direct.apply(*tensors, eps, plan, kernels)
+        return apply_direct(*tensors, eps, plan, kernels)
     return kernels.forward(plan, eps, False, *tensors)[0]
 
 

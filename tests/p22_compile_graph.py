@@ -28,7 +28,7 @@ from harness.devices import graphs  # noqa: E402
 from harness.packages import OpPackage  # noqa: E402
 from harness.puzzles.p22 import PUZZLE  # noqa: E402
 
-calls = PUZZLE.calls if what == "all" else PUZZLE.variants["fused"][1:]
+calls = PUZZLE.calls_of(PUZZLE.default_variants) if what == "all" else PUZZLE.variants["fused"][1:]
 graph, names = graphs.build("p22", OpPackage(Path(package)), calls, "float32", DeviceRef.GPU(0))
 InferenceSession(devices=[CPU(), Accelerator(0)]).compile(graph)
 print(f"compiled {len(calls)} calls with {len(names)} arguments for {arch}", flush=True)

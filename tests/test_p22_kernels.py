@@ -39,7 +39,7 @@ def judged(puzzle, program):
         reference = running.Reference(puzzle, dtype, seed)
         outputs = running.execute(puzzle, program(dtype), cpu(), reference.inputs(case))
         verdicts = {}
-        for variant in puzzle.variants:
+        for variant in puzzle.default_variants:
             quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
             seen = running.judge_variant(puzzle, reference, case, cpu(), variant, outputs, quantities)
             verdicts |= {f"{variant}.{quantity}": verdict for quantity, verdict in seen.items()}
@@ -326,7 +326,7 @@ def test_every_kernel_compiles_for_apple_in_three_dtypes(compiles):
     finished = compiles["apple-m4"].result()
     assert not errors_in(finished)
     launched = launch_lines(finished)
-    source = "".join(file.read_text() for file in sorted((ROOT / "solutions/p22/op").glob("*.mojo")))
+    source = (ROOT / "solutions/p22/op/layernorm_linear.mojo").read_text()
     assert all(int(line[-1]) > 500 for line in launched), "every kernel has code"
     for dtype in ("float32", "bfloat16", "float16"):
         names = {line[3] for line in launched if line[1] == dtype}

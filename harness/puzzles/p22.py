@@ -312,9 +312,18 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
                 "forward ln_out": rows * H * element,
                 "backward dln": rows * H * element,
                 "backward ln_out": rows * H * element,
+                "backward partial sums, at most": partial_sums(rows, H, O) * accum,
             },
         },
     )
+
+
+def partial_sums(rows: int, H: int, O: int) -> int:
+    """The most partial sums that the fast variant keeps of dgamma, dbeta and db, on a GPU of 132 multiprocessors.
+
+    A block makes one of its rows, 32 or more where it sums columns; not more than 6 blocks share a multiprocessor.
+    """
+    return min(rows, 6 * 132) * 2 * H + min(-(-rows // 32), 6 * 132) * O
 
 
 def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:

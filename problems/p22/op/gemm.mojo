@@ -32,7 +32,7 @@ def launch_gemm[
     n: Int32,
     k: Int32,
 ) raises:
-    """One launch: c [m, n] = a b, plus the bias of each column with_bias; every matrix is row-major.
+    """One launch: c [m, n] = a b, plus the bias of each column with_bias; every matrix is row-major. None where m is 0.
 
     Parameters:
         L: The launcher.
@@ -53,6 +53,8 @@ def launch_gemm[
         k: The length of the sums.
     """
     comptime assert operands == "nt" or operands == "nn" or operands == "tn", "operands must be nt, nn or tn"
+    if m == 0:
+        return
     comptime if L.wgmma and dtype.is_half_float():
         if suits_hopper[dtype, operands](c, a, b, Int(m), Int(n), Int(k)):
             launch_gemm_hopper[dtype, operands, with_bias, "none"](launcher, name, c, a, b, bias, m, n, k)

@@ -336,8 +336,10 @@ def launch_layernorm_fast[
     sizes: Sizes,
     eps: Scalar[accum_type[dtype]],
 ) raises:
-    """One launch: mean, rstd and the LayerNorm output of every row."""
+    """One launch: mean, rstd and the LayerNorm output of every row. None where there are no rows."""
     var rows = Int(sizes.rows())
+    if rows == 0:
+        return
     var vectors = ceildiv(Int(sizes.hidden_dim), vector_width[dtype])
     var group = ceildiv(vectors, FORWARD_VECTORS * lanes_of_a_warp()) * lanes_of_a_warp()
     var aligned = (
@@ -753,19 +755,21 @@ def launch_column_sums[
     var partials = launcher.workspace[accum_type[dtype]](
         "column_partials", slices * columns * sums_of_a_column
     )
-    launcher.launch[column_partials[dtype, width, with_x_hat]](
-        name,
-        partials,
-        dy,
-        input,
-        mean,
-        rstd,
-        Int32(rows),
-        Int32(columns),
-        Int32(rows_of_a_slice),
-        grid_dim=Dim(tiles, slices),
-        block_dim=Dim(COLUMN_LANES, COLUMN_ROWS),
-    )
+    # The sums over no rows are zeros, which the second stage writes.
+    if slices > 0:
+        launcher.launch[column_partials[dtype, width, with_x_hat]](
+            name,
+            partials,
+            dy,
+            input,
+            mean,
+            rstd,
+            Int32(rows),
+            Int32(columns),
+            Int32(rows_of_a_slice),
+            grid_dim=Dim(tiles, slices),
+            block_dim=Dim(COLUMN_LANES, COLUMN_ROWS),
+        )
     launch_finish_sums[dtype](
         launcher, name, sums, more_sums, partials.as_imm(), slices, columns, sums_of_a_column
     )
@@ -821,7 +825,7 @@ struct RowGeometry(Copyable, Movable):
     var group: Int
     """Threads that share a row: block_dim.x."""
     var groups: Int
-    """Rows that a block works on at a time: block_dim.y. 0 where a row is too long for the kernel."""
+    """Rows that a block works on at a time: block_dim.y. 0 where there are none, or a row is too long."""
     var blocks: Int
     """Blocks, and partial sums: grid_dim.x."""
     var shared_bytes: Int
@@ -841,9 +845,11 @@ def backward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
     var constant_bytes = 2 * elements * size_of[Scalar[accum_type[dtype]]]()
     var row_bytes = 2 * BACKWARD_STAGES * elements * size_of[Scalar[dtype]]()
     var resident = backward_blocks(vectors)
+    if shared_memory() // resident - constant_bytes < row_bytes:
+        resident = 1
     var most = resident * multiprocessors()
     var groups = min(BACKWARD_THREADS // group, (shared_memory() // resident - constant_bytes) // row_bytes)
-    if groups < 1:
+    if groups < 1 or rows == 0:
         return RowGeometry(vectors, group, 0, 0, 0)
     var turns = ceildiv(rows, most * groups)
     groups = ceildiv(rows, most * turns)
@@ -933,7 +939,7 @@ def launch_ln_backward_fast[
     ln_bias: ImmPtr[dtype],
     sizes: Sizes,
 ) raises:
-    """Two or three launches: dx, dgamma, dbeta and ln_out from dln."""
+    """Two or three launches: dx, dgamma, dbeta and ln_out from dln. One where there are no rows."""
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
     if suits_ln_backward_rows[dtype](grad_input, ln_out, dln, input, ln_weight, ln_bias, sizes):
@@ -964,20 +970,21 @@ def launch_ln_backward_fast[
             2,
         )
         return
-    launcher.launch[ln_backward_any[dtype]](
-        "ln_backward_any",
-        grad_input,
-        ln_out,
-        dln,
-        input,
-        mean,
-        rstd,
-        ln_weight,
-        ln_bias,
-        sizes.hidden_dim,
-        grid_dim=Dim(rows),
-        block_dim=Dim(ANY_THREADS),
-    )
+    if rows > 0:
+        launcher.launch[ln_backward_any[dtype]](
+            "ln_backward_any",
+            grad_input,
+            ln_out,
+            dln,
+            input,
+            mean,
+            rstd,
+            ln_weight,
+            ln_bias,
+            sizes.hidden_dim,
+            grid_dim=Dim(rows),
+            block_dim=Dim(ANY_THREADS),
+        )
     launch_column_sums[dtype, 1, True](
         launcher, "ln_parameter_gradients", grad_ln_weight, grad_ln_bias, dln, input, mean, rstd, rows, H
     )

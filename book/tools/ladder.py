@@ -2,7 +2,7 @@
 
 Predictions come from the shapes and from what an H200 can do at most. Results come from
 book/measurements/ladder_h200.csv, which `kernel_times.py` writes on a GPU; every launch in it needs a prediction, and
-every launch that is spoken of must be in it.
+every launch that is spoken of must be in it. Without the file there are predictions only.
 """
 
 import csv
@@ -28,10 +28,10 @@ ONE_THREAD = {"minimal_fused_forward": 9, "minimal_fused_backward": 2 + 3 * 5}
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch as it was measured, in microseconds, and the least time that its prediction allows."""
+    """One launch: what it took in microseconds, if it was measured, and the least time that its prediction allows."""
 
     kernel: str
-    measured: float
+    measured: float | None
     predicted: float
     limit: str
 
@@ -105,11 +105,11 @@ def prediction(kernel: str, step: ledger.Launch | None, dims: tuple[int, int, in
 
 @dataclass(frozen=True)
 class Ladder:
-    """All launches of the CSV by algorithm and pass, and where they were measured."""
+    """All launches by algorithm and pass, and a row that says where they were measured; without one they were not."""
 
     launches: dict[tuple[str, str], list[Launch]]
     dims: tuple[int, int, int, int]
-    facts: dict[str, str]
+    facts: dict[str, str] | None
 
     def of(self, algorithm: str, direction: str, *kernels: str) -> list[Launch]:
         """Some launches of a pass, all without names. Raises LookupError for what the file does not have."""
@@ -156,6 +156,21 @@ def load(file: Path = MEASURED) -> Ladder:
     return Ladder(launches, dims, rows[0])
 
 
+def predicted(dims: tuple[int, int, int, int]) -> Ladder:
+    """The launches of every pass with their predictions, none of them measured."""
+    fast = {
+        "forward": ("layernorm_rows", "gemm_hopper_kernel"),
+        "backward": ("gemm_hopper_kernel", "ln_backward_rows", "gemm_hopper_kernel"),
+    }
+    launches = {
+        ("fast", way): [Launch(x, None, *prediction(x, None, dims)) for x in names]
+        for way, names in fast.items()
+    }
+    for (way, algorithm), steps in ledger.LAUNCHES.items():
+        launches[algorithm, way] = [Launch(x.name, None, *prediction(x.name, x, dims)) for x in steps]
+    return Ladder(launches, dims, None)
+
+
 def without_others(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """The rows of our kernels. Raises LookupError where others, such as a library's, take more than a twentieth."""
     ours = [row for row in rows if not row["kernel"].startswith("other ")]
@@ -172,7 +187,9 @@ def without_others(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def duration(microseconds: float) -> str:
-    """Microseconds or milliseconds, with three digits."""
+    """Nanoseconds, microseconds or milliseconds, with three digits."""
+    if microseconds < 0.9995:
+        return f"{microseconds * 1000:#.3g}".rstrip(".") + " ns"
     if microseconds < 999.5:
         return f"{microseconds:#.3g}".rstrip(".") + " µs"
     return f"{microseconds / 1000:,.4g} ms" if microseconds > 99_950 else f"{microseconds / 1000:#.3g} ms"
@@ -184,22 +201,32 @@ def times(ratio: float) -> str:
 
 
 def table(launches: list[Launch]) -> str:
-    """Prediction and result of some launches, as Markdown."""
-    lines = [
-        "| launch | limited by | predicted, at least | measured | times the prediction |",
-        "|---|---|---:|---:|---:|",
-    ]
-    lines += [
-        f"| `{x.kernel}` | {x.limit} | {duration(x.predicted)} | {duration(x.measured)} | {times(x.measured / x.predicted)} |"
-        for x in launches
-    ]
+    """Prediction and result of some launches, as Markdown; without measurements the predictions alone."""
+    rows = [(f"`{x.kernel}`", x.limit, x.predicted, x.measured) for x in launches]
     if len(launches) > 1:
-        total, floor = sum(x.measured for x in launches), sum(x.predicted for x in launches)
-        lines.append(f"| together | | {duration(floor)} | {duration(total)} | {times(total / floor)} |")
+        rows.append(("together", "", *totals(launches)))
+    if any(x.measured is None for x in launches):
+        lines = ["| launch | limited by | predicted, at least |", "|---|---|---:|"]
+        lines += [f"| {name} | {limit} | {duration(floor)} |" for name, limit, floor, _ in rows]
+    else:
+        lines = [
+            "| launch | limited by | predicted, at least | measured | times the prediction |",
+            "|---|---|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {name} | {limit} | {duration(floor)} | {duration(took)} | {times(took / floor)} |"
+            for name, limit, floor, took in rows
+        ]
     return "\n".join(lines) + "\n"
 
 
-def versions(ladder: Ladder) -> dict[str, tuple[float, float]]:
+def totals(launches: list[Launch]) -> tuple[float, float | None]:
+    """The predicted and the measured microseconds of some launches together."""
+    measured = None if any(x.measured is None for x in launches) else sum(x.measured for x in launches)
+    return sum(x.predicted for x in launches), measured
+
+
+def versions(ladder: Ladder) -> dict[str, tuple[float, float | None]]:
     """The forward pass after each step: its name, and predicted and measured microseconds of its launches together.
 
     Steps 3 and 4 exchange launches of the pass before them; their totals are sums, not runs.
@@ -216,10 +243,7 @@ def versions(ladder: Ladder) -> dict[str, tuple[float, float]]:
         "4 tensor cores": [*ladder.of("fast", "forward", "layernorm_rows"), product, bias],
         "5 epilogue": ladder.of("fast", "forward"),
     }
-    return {
-        name: (sum(x.predicted for x in launches), sum(x.measured for x in launches))
-        for name, launches in steps.items()
-    }
+    return {name: totals(launches) for name, launches in steps.items()}
 
 
 def climb(ladder: Ladder) -> str:
@@ -227,7 +251,8 @@ def climb(ladder: Ladder) -> str:
     from charts import LogChart
 
     steps = versions(ladder)
-    words = "; ".join(f"{name}: {duration(took)}" for name, (_, took) in steps.items())
+    shown = {name: floor if took is None else took for name, (floor, took) in steps.items()}
+    words = "; ".join(f"{name}: {duration(time)}" for name, time in shown.items())
     drawing = LogChart(
         (720, 360),
         f"Time of the forward pass after each step, on a logarithmic axis, falling from step to step. {words}.",
@@ -240,43 +265,72 @@ def climb(ladder: Ladder) -> str:
         },
         x_ticks={2 ** (i + 0.5): name for i, name in enumerate(steps)},
     )
-    points = {2 ** (i + 0.5): pair for i, pair in enumerate(steps.values())}
-    drawing.curve([(x, predicted) for x, (predicted, _) in points.items()], dash="5 4", thick=1)
-    drawing.curve([(x, took) for x, (_, took) in points.items()])
-    for x, (predicted, took) in points.items():
-        drawing.marker(x, predicted, "circle", hollow=True)
-        drawing.marker(x, took, "circle")
-        drawing.note(x, took, duration(took), dx=9, dy=-6)
-    for y, name, hollow in ((2.5e5, "measured", False), (1e5, "predicted, at least", True)):
-        drawing.marker(2**3.6, y, "circle", hollow=hollow)
-        drawing.note(2**3.6, y, name)
+    places = [2 ** (i + 0.5) for i in range(len(steps))]
+    floors = [(x, floor) for x, (floor, _) in zip(places, steps.values(), strict=True)]
+    drawing.curve(floors, dash="5 4", thick=1)
+    for point in floors:
+        drawing.marker(*point, "circle", hollow=True)
+    drawing.marker(2**3.6, 1e5, "circle", hollow=True)
+    drawing.note(2**3.6, 1e5, "predicted, at least")
+    if ladder.facts:
+        took = list(zip(places, shown.values(), strict=True))
+        drawing.curve(took)
+        for point in [*took, (2**3.6, 2.5e5)]:
+            drawing.marker(*point, "circle")
+        drawing.note(2**3.6, 2.5e5, "measured")
+    for x, time in zip(places, shown.values(), strict=True):
+        drawing.note(x, time, duration(time), dx=9, dy=-6)
     return drawing.svg()
 
 
 def pages(file: Path = MEASURED) -> dict[str, str]:
     """What the chapter includes, by file name. Raises LookupError where the measurements lack something."""
-    ladder = load(file)
-    saved = ladder.took("unfused", "forward", "add_bias")
-    rows = ladder.took("unfused", "forward", "row_statistics", "layernorm")
-    product = ladder.product()
-    tiled = ladder.took("unfused", "forward", "transpose", "matmul")
-    fast = ladder.took("fast", "forward", "layernorm_rows")
-    facts = ladder.facts
-    sizes = ", ".join(f"{letter} = {size:,}" for letter, size in zip("BSHO", ladder.dims, strict=True))
+    from generate import GPT2_SMALL
+
+    ladder = load(file) if file.is_file() else predicted(GPT2_SMALL)
+    said = results(ladder) if ladder.facts else {}
+    tables = {
+        "1": table(ladder.of("fused", "forward")) + "\n" + table(ladder.of("fused", "backward")),
+        "2": table(ladder.of("unfused", "forward")),
+        "3": table(ladder.of("fast", "forward", "layernorm_rows")),
+        "4": table([ladder.product()]),
+        "5": table(ladder.of("unfused", "forward", "add_bias")),
+        "6": table(ladder.of("fast", "backward")),
+    }
+    label = "**Result.**" if ladder.facts else "**In numbers.**"
     return {
-        "ladder_where.md": (
-            f"All times are those of single launches under PyTorch's profiler, on an {facts['device']}, {facts['dtype']}, "
-            f"{sizes}, medians of several calls, {facts['date']}, PyTorch {facts['torch']}.\n"
-        ),
-        "ladder_1.md": table(ladder.of("fused", "forward")) + "\n" + table(ladder.of("fused", "backward")),
-        "ladder_2.md": table(ladder.of("unfused", "forward")),
-        "ladder_3.md": table(ladder.of("fast", "forward", "layernorm_rows"))
-        + f"\nThe two launches that it takes the place of needed {duration(rows)}, {times(rows / fast)} times as long.\n",
-        "ladder_4.md": table([product])
-        + f"\nTranspose and tiled product needed {duration(tiled)}, {times(tiled / product.measured)} times as long.\n",
-        "ladder_5.md": table(ladder.of("unfused", "forward", "add_bias"))
-        + f"\nThat launch of {duration(saved)} is gone. The product with the bias in it is the one measured in step 4.\n",
+        "ladder_where.md": where(ladder),
         "ladder_6_unfused.md": table(ladder.of("unfused", "backward")),
-        "ladder_6.md": table(ladder.of("fast", "backward")),
         "ladder.svg": climb(ladder),
+        **{
+            f"ladder_{step}.md": f"{label}\n\n{text}\n{said.get(step, '')}\n" for step, text in tables.items()
+        },
+    }
+
+
+def where(ladder: Ladder) -> str:
+    """A paragraph about what was measured, or that nothing was."""
+    sizes = ", ".join(f"{letter} = {size:,}" for letter, size in zip("BSHO", ladder.dims, strict=True))
+    if not ladder.facts:
+        return f"The tables are for {DTYPE} and {sizes}, and hold predictions alone.\n"
+    return (
+        "The last column of each table is the measured time divided by the prediction. A number near 1 says that the guess "
+        "was right and that the kernel is nearly done. A large number says that something else holds it up, and that there "
+        "is work left. A number below 1 says that a tensor was still in the cache of 50 MB, in which an earlier launch left "
+        f"it. Measured were single launches under PyTorch's profiler, on an {ladder.facts['device']}, {ladder.facts['dtype']}, "
+        f"{sizes}, medians of several calls, {ladder.facts['date']}, PyTorch {ladder.facts['torch']}.\n"
+    )
+
+
+def results(ladder: Ladder) -> dict[str, str]:
+    """What the measurements say of steps that replace launches of earlier ones."""
+    rows = ladder.took("unfused", "forward", "row_statistics", "layernorm")
+    fast = ladder.took("fast", "forward", "layernorm_rows")
+    tiled = ladder.took("unfused", "forward", "transpose", "matmul")
+    saved = ladder.took("unfused", "forward", "add_bias")
+    return {
+        "3": f"The two launches that it takes the place of needed {duration(rows)}, {times(rows / fast)} times as long.",
+        "4": f"Transpose and tiled product needed {duration(tiled)}, {times(tiled / ladder.product().measured)} times as "
+        "long.",
+        "5": f"That launch of {duration(saved)} is gone. The product with the bias in it is the one measured in step 4.",
     }

@@ -78,7 +78,7 @@ def test_tables_and_versions(measured):
     pages = ladder.pages(measured())
     assert "a GPU, bfloat16, B = 8, S = 1,024, H = 768, O = 3,072" in pages["ladder_where.md"]
     assert "| `gemm_hopper_kernel` | tensor cores | 39.1 µs | 2.00 µs | 0.051 |" in pages["ladder_4.md"]
-    assert "| together | |" in pages["ladder_6.md"] and "together" not in pages["ladder_4.md"]
+    assert "| together |  |" in pages["ladder_6.md"] and "together" not in pages["ladder_4.md"]
     totals = {name: took for name, (_, took) in ladder.versions(ladder.load(measured())).items()}
     # Launches took 1, 2, ... in their pass: unfused 1 to 5, fast 1 and 2.
     assert list(totals.values()) == [1, 15, 15 - 3 + 1, 1 + 2 + 5, 3]
@@ -103,6 +103,18 @@ def test_a_missing_or_unknown_row_is_refused(measured, change, message):
 
     with pytest.raises(LookupError, match=message):
         ladder.pages(measured(PASSES | change))
+
+
+def test_without_measurements_there_are_predictions_alone(tmp_path):
+    import ladder
+
+    pages = ladder.pages(tmp_path / "none.csv")
+    assert "hold predictions alone" in pages["ladder_where.md"] and set(pages) == {
+        "ladder_where.md", "ladder_6_unfused.md", "ladder.svg", *(f"ladder_{step}.md" for step in range(1, 7)),
+    }  # fmt: skip
+    assert not any("measured" in text for text in pages.values())
+    assert "| `gemm_hopper_kernel` | tensor cores | 39.1 µs |" in pages["ladder_4.md"]
+    assert "| together |  | 88.7 µs |" in pages["ladder_6.md"]  # two products, and four tensors through memory
 
 
 def test_a_file_without_rows_is_refused(measured):

@@ -6,6 +6,7 @@ Its parts that a size can leave half full: a vector (16), a tile (12 rows, 32 co
 
 import functools
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 import torch
 
 from harness import running
+from harness.compare import EPSILON
 from harness.devices.graphs import load
 from harness.devices.targets import cpu
+from harness.packages import run_mojo
 from harness.puzzles.spec import Case
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,6 +109,57 @@ def test_without_rows_the_parameter_gradients_are_zero(puzzle, fast):
     for name in ("grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias"):
         assert outputs[f"fast.{name}"].numel() and not outputs[f"fast.{name}"].any(), name
     assert outputs["fast.output"].shape == (0, 3, 50)
+
+
+# ---- Other processors ---------------------------------------------------------------------------------------
+
+
+def numbers(count: int, step: int) -> np.ndarray:
+    """What tests/p22_fast_cpu.mojo computes with."""
+    return (np.arange(count) * step % 61) / 32 - 1
+
+
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="needs Linux on x86")
+@pytest.mark.parametrize("processor", ["x86-64", "haswell"])
+def test_processors_with_narrower_vectors_and_fewer_registers(puzzle, solution, processor):
+    """SSE has vectors of 4 float32, AVX2 of 8, both 16 registers: other tiles than those of AVX-512 and NEON."""
+    if processor == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no AVX2")
+    finished = run_mojo(
+        "run",
+        "--target-cpu",
+        processor,
+        "-I",
+        str(solution.path.parent),
+        str(ROOT / "tests/p22_fast_cpu.mojo"),
+    )
+    assert finished.returncode == 0, finished.stderr
+    arrays = {
+        "input": numbers(35 * 37, 7919).reshape(1, 35, 37),
+        "ln_weight": numbers(37, 31),
+        "ln_bias": numbers(37, 37),
+        "linear_weight": numbers(70 * 37, 7907).reshape(70, 37),
+        "linear_bias": numbers(70, 41),
+        "grad_output": numbers(35 * 70, 7001).reshape(1, 35, 70),
+        "dln": np.zeros((1, 35, 37)),
+    }
+    truth = puzzle.exact(arrays)
+    seen = set()
+    for line in finished.stdout.splitlines():
+        dtype, name, *values = line.split()
+        apart = np.abs(np.array(values, np.float64) - truth[name].ravel()).max() / np.abs(truth[name]).max()
+        assert apart < (1 if "16" in dtype else 16) * EPSILON[dtype], (dtype, name)
+        seen.add((dtype, name))
+    assert len(seen) == len(DTYPES) * 6
+
+
+def test_it_compiles_for_arm(solution, tmp_path):
+    finished = run_mojo(
+        "build", "--emit", "asm", "--target-triple", "aarch64-unknown-linux-gnu", "--target-cpu", "neoverse-n1",
+        "-I", str(solution.path.parent), str(ROOT / "tests/p22_fast_cpu.mojo"), "-o", str(tmp_path / "arm.s"),
+    )  # fmt: skip
+    assert finished.returncode == 0 and "error:" not in finished.stderr, finished.stderr
+    assert "fmla" in (tmp_path / "arm.s").read_text(), "the innermost loop multiplies vectors"
 
 
 # ---- The same bits ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ sum grows with the number of runs, not of terms.
 """
 
 from std.atomic import Atomic
-from std.math import align_up, ceildiv, fma
+from std.math import align_up, ceildiv, fma, gcd
 from std.memory.alloc import unsafe_alloc
 from std.sys import num_logical_cores, prefetch, simd_width_of
 from max.algorithm import sync_parallelize
@@ -240,9 +240,8 @@ def pack[
             for i in range(present):
                 copy[1](k, i)
     else:
-        # The largest vector that divides the width of a sliver of A as well as of B.
-        comptime lanes = 4 if width % simd_width_of[accum]() != 0 else simd_width_of[accum]()
-        comptime assert width % lanes == 0, "a sliver must be whole vectors wide"
+        # The widest vector of which a sliver, of A or of B, is made of whole ones.
+        comptime lanes = gcd(width, simd_width_of[accum]())
         for k in range(count):
             for i in range(0, present - present % lanes, lanes):
                 copy[lanes](k, i)

@@ -53,6 +53,8 @@ comptime BACKWARD_STAGES = 2
 """Rows of a group of threads that are in shared memory or on their way."""
 comptime MAX_WARPS = 32
 """Room for the partial sums of the warps of a block; AMD's are half as many."""
+comptime EARLY_ELEMENTS = 4 * 1024 * 1024
+"""The most elements of the input with which a row kernel starts early."""
 comptime ANY_THREADS = 256
 """Threads that share a row in the kernels for any row."""
 comptime COLUMN_LANES = 32
@@ -201,6 +203,11 @@ def copy_constants[
         var h = (v * block_dim.x + thread_idx.x) * width
         if h < columns:
             store_vector(target, v * block_dim.x * width, load_global[width, accum](source, h))
+
+
+def starts_early(sizes: Sizes) -> Bool:
+    """Whether a row kernel is so short that it pays to start it before the launch in front of it is done."""
+    return Int(sizes.rows()) * Int(sizes.hidden_dim) <= EARLY_ELEMENTS
 
 
 # ---- Forward ------------------------------------------------------------------------------------------------
@@ -363,7 +370,7 @@ def launch_layernorm_fast[
                 eps,
                 grid_dim=Dim(ceildiv(rows, groups)),
                 block_dim=Dim(group, groups),
-                early=L.wgmma,
+                early=L.wgmma and starts_early(sizes),
             )
             return
     launcher.launch[layernorm_any[dtype]](
@@ -919,7 +926,7 @@ def launch_ln_backward_rows[
                 grid_dim=Dim(geometry.blocks),
                 block_dim=Dim(geometry.group, geometry.groups),
                 shared_bytes=geometry.shared_bytes,
-                early=L.wgmma,
+                early=L.wgmma and starts_early(sizes),
             )
 
 

@@ -89,6 +89,8 @@ comptime TILE_COST = 650
 """What a tile costs beside its steps, in steps of one column: filling the pipeline, storing the tile."""
 comptime HANDING_COST = 1200
 """Likewise, what it costs to leave or to take over unfinished sums."""
+comptime EARLY_ROUNDS = 3
+"""The most tiles of a block with which a product starts before the launch in front of it is done."""
 comptime WAIT_HINT = 10_000_000
 """How long one attempt to pass a barrier may sleep, in nanoseconds."""
 
@@ -839,6 +841,8 @@ struct TilePlan(Copyable, Movable):
     var block_n: Int
     var split: Bool
     var blocks: Int
+    var rounds: Int
+    """Tiles, or shares of a tile, of one block."""
     var cost: Int
     """The longest a block has to work, in steps of one column: 0.0023 us on an H200."""
 
@@ -848,7 +852,8 @@ struct TilePlan(Copyable, Movable):
         var tiles = ceildiv(m, BLOCK_M) * ceildiv(n, block_n)
         var blocks = min(multiprocessors(), tiles)
         var steps = ceildiv(k, BLOCK_K)
-        return Self(block_n, False, blocks, ceildiv(tiles, blocks) * (steps * block_n + TILE_COST))
+        var rounds = ceildiv(tiles, blocks)
+        return Self(block_n, False, blocks, rounds, rounds * (steps * block_n + TILE_COST))
 
     @staticmethod
     def shared(m: Int, n: Int, k: Int, block_n: Int) -> Optional[Self]:
@@ -860,7 +865,7 @@ struct TilePlan(Copyable, Movable):
         if shares < 2:
             return None
         var cost = ceildiv(steps, shares) * block_n + TILE_COST + (shares - 1) * HANDING_COST
-        return Self(block_n, True, shares * tiles, cost)
+        return Self(block_n, True, shares * tiles, 1, cost)
 
 
 def plan_tiles(m: Int, n: Int, k: Int, may_share: Bool) -> TilePlan:
@@ -910,11 +915,11 @@ def launch_gemm_hopper[
             comptime if may_share:
                 if plan.split:
                     launch_tiles[dtype, block_n, operands, with_bias, True, side_work](
-                        launcher, name, c, a, b, bias, m, n, k, sums, plan.blocks
+                        launcher, name, c, a, b, bias, m, n, k, sums, plan
                     )
                     return
             launch_tiles[dtype, block_n, operands, with_bias, False, side_work](
-                launcher, name, c, a, b, bias, m, n, k, sums, plan.blocks
+                launcher, name, c, a, b, bias, m, n, k, sums, plan
             )
 
 
@@ -938,12 +943,12 @@ def launch_tiles[
     n: Int32,
     k: Int32,
     sums: SideSums[dtype],
-    blocks: Int,
+    plan: TilePlan,
 ) raises:
     """One launch with tiles of block_n columns."""
     var partial_tiles = sums.column_partials
     comptime if split:
-        partial_tiles = launcher.workspace[DType.float32]("partial_tiles", blocks * BLOCK_M * block_n)
+        partial_tiles = launcher.workspace[DType.float32]("partial_tiles", plan.blocks * BLOCK_M * block_n)
     var ctx = launcher.context()
     if not ctx:
         return
@@ -970,10 +975,12 @@ def launch_tiles[
         Int32(sums.row_slices),
         sums.row_sums,
         sums.more_row_sums,
-        grid_dim=Dim(blocks),
+        grid_dim=Dim(plan.blocks),
         block_dim=Dim(THREADS),
         shared_bytes=Pipeline[block_n].BYTES,
-        early=True,
+        # Blocks that start early lie on multiprocessors in the order in which these became free. Over many rounds that
+        # costs more than the early start wins: 1 to 2 % of a large product, measured.
+        early=plan.rounds <= EARLY_ROUNDS,
     )
 
 

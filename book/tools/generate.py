@@ -332,12 +332,20 @@ FILES: dict[str, Callable[[], str]] = {
 }
 
 
+def benchmark(texts: dict[str, str]) -> str:
+    """The parts of the benchmark's page for which there are measurements, and so texts to include."""
+    parts = {"bench_ratios.md": "_results.md", "training.md": "_training.md"}
+    present = [part for needed, part in parts.items() if needed in texts]
+    return "\n\n".join(f"{{{{#include ../../src/fast/{part}}}}}" for part in present) + "\n"
+
+
 def main() -> None:
     """Writes all files."""
     folder = BOOK / ".cache" / "generated"
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: make() for name, make in FILES.items()}
     texts |= ladder.pages() | bench_results.pages()
+    texts["benchmark.md"] = benchmark(texts)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
 

@@ -114,7 +114,9 @@ def test_without_measurements_there_are_predictions_alone(tmp_path):
     }  # fmt: skip
     assert not any("measured" in text for text in pages.values())
     assert "| `gemm_hopper_kernel` | tensor cores | 39.1 µs |" in pages["ladder_4.md"]
-    assert "| together |  | 88.7 µs |" in pages["ladder_6.md"]  # two products, and four tensors through memory
+    assert (
+        "| together |  | 88.7 µs |" in pages["ladder_6.md"]
+    )  # two products, and four tensors through memory
 
 
 def test_a_file_without_rows_is_refused(measured):

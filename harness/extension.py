@@ -149,7 +149,11 @@ class Built:
 def sources() -> tuple[Path, list[Path]]:
     """The folder of the puzzle's solution, and the Mojo files in it that a module is made of."""
     folder = solutions() / PUZZLE
-    return folder, [folder / "extension.mojo", folder / "small.mojo", *sorted((folder / "op").rglob("*.mojo"))]
+    return folder, [
+        folder / "extension.mojo",
+        folder / "small.mojo",
+        *sorted((folder / "op").rglob("*.mojo")),
+    ]
 
 
 @functools.cache

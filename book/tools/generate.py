@@ -332,6 +332,17 @@ FILES: dict[str, Callable[[], str]] = {
 }
 
 
+def autotune_table() -> str:
+    """LayerNormLinear beside max-autotune, each over the bare products of the run that it was measured in."""
+    both = bench_results.select(bench_results.read(bench_results.MEASURED), "both", "graph")
+    rows = []
+    for dims, found in both.items():
+        if "max-autotune" in found:
+            ours, other = (float(found[name]["ratio_to_floor"]) for name in ("fast", "max-autotune"))
+            rows.append([bench_results.size_text(dims), f"{ours:.2f}", f"{other:.2f}", f"{ours / other:.2f}"])
+    return table(["sizes", "LayerNormLinear", "max-autotune", "ratio"], rows, "lrrr")
+
+
 def benchmark(texts: dict[str, str]) -> str:
     """The parts of the benchmark's page for which there are measurements, and so texts to include."""
     parts = {"bench_ratios.md": "_results.md", "training.md": "_training.md"}
@@ -346,6 +357,8 @@ def main() -> None:
     texts = {name: make() for name, make in FILES.items()}
     texts |= ladder.pages() | bench_results.pages()
     texts["benchmark.md"] = benchmark(texts)
+    if bench_results.MEASURED.is_file():
+        texts["bench_autotune.md"] = autotune_table()
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
 

@@ -387,7 +387,7 @@ def built_line(console: Console, architecture: str, output: Path | None) -> str:
     """Builds for one architecture, with a spinner or a line while it lasts; what was built, how long, and where."""
     from harness import extension
 
-    words = f"Building the extension module for {architecture} (most of a minute, once)"
+    words = f"Building the extension module for {architecture} (a minute or two, once)"
     with ExitStack() as stack:
 
         def on_build() -> None:

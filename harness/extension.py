@@ -193,7 +193,7 @@ def made(path: Path, remedy: str) -> Path:
 def build(
     architecture: str, output: Path | None = None, on_build: Callable[[], None] = lambda: None
 ) -> Built:
-    """The module for one architecture: what the folder holds, else built now, which takes most of a minute.
+    """The module for one architecture: what the folder holds, else built now, which takes a minute or two.
 
     Several processes and threads may ask at once: one builds and the others wait for it.
 

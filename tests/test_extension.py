@@ -372,7 +372,7 @@ def test_build_ext_says_what_and_where(command_line, monkeypatch, tmp_path):
         assert line.startswith(f"{architecture}: built in 0.") and line.endswith(
             extension.file_name(architecture)
         )
-    assert done.lines[0] == "Building the extension module for sm_80 (most of a minute, once) ..."
+    assert done.lines[0] == "Building the extension module for sm_80 (a minute or two, once) ..."
     again = command_line("build-ext", "--arch", "sm_80", "--output", tmp_path)
     assert again.code == 0 and again.lines[0].startswith("sm_80: was there already")
 

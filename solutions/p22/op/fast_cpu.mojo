@@ -145,7 +145,7 @@ def forward_fast_cpu[
     var panels = aligned_alloc[accum](H * stride)
     pack_columns(panels, Matrix[dtype, True](linear_weight, H), O, 0, H)
 
-    var block = block_rows(rows)
+    var block = block_rows(rows, O)
     var blocks = ceildiv(rows, block)
     var scratch = block * stride + BLOCK_ROWS * PANEL_DEPTH
     var memory = aligned_alloc[accum](workers(blocks) * scratch)
@@ -245,7 +245,7 @@ def backward_fast_cpu[
     var panels = aligned_alloc[accum](O * stride)
     pack_columns(panels, Matrix[dtype, False](linear_weight, H), H, 0, O)
 
-    var block = block_rows(rows)
+    var block = block_rows(rows, H)
     var blocks = ceildiv(rows, block)
     var scratch = block * stride + BLOCK_ROWS * PANEL_DEPTH
     var memory = aligned_alloc[accum](workers(blocks) * scratch)
@@ -318,7 +318,7 @@ def weight_gradient[
     var most = max(PANEL_DEPTH, CHUNK_ELEMENTS // stride // PANEL_DEPTH * PANEL_DEPTH)
     var chunk = max(1, min(rows, most))
     var panels = aligned_alloc[accum](chunk * stride)
-    var block = block_rows(O)
+    var block = block_rows(O, H)
     var blocks = ceildiv(O, block)
     var sums = aligned_alloc[accum](blocks * block * stride)
     var packed = aligned_alloc[accum](workers(blocks) * BLOCK_ROWS * PANEL_DEPTH)

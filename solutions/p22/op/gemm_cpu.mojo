@@ -30,6 +30,8 @@ comptime RUN = 128
 """How many terms are summed in registers before they are added to C."""
 comptime BLOCK_ROWS = 192
 """The most rows in a block; their panel of A stays in the second-level cache."""
+comptime BLOCK_ELEMENTS = 1 << 21
+"""And about the most elements of C in it: a thread keeps one block."""
 comptime FEWEST_ROWS = 2 * SLIVER_ROWS
 """The fewest; with fewer still, fetching the panels of B would cost more than using them."""
 comptime BLOCKS = 16
@@ -38,9 +40,11 @@ comptime GROUP = 4
 """Slivers of B that are packed together."""
 
 
-def block_rows(rows: Int) -> Int:
-    """Rows of a block: whole tiles, and the same on every machine."""
-    return min(max(align_up(ceildiv(rows, BLOCKS), SLIVER_ROWS), FEWEST_ROWS), BLOCK_ROWS)
+def block_rows(rows: Int, columns: Int) -> Int:
+    """Rows of a block of C: whole tiles, and the same on every machine."""
+    var most = min(BLOCK_ROWS, BLOCK_ELEMENTS // columns // SLIVER_ROWS * SLIVER_ROWS)
+    var wanted = align_up(ceildiv(rows, BLOCKS), SLIVER_ROWS)
+    return max(FEWEST_ROWS, min(wanted, most))
 
 
 def padded_columns[accum: DType](columns: Int) -> Int:

@@ -17,8 +17,9 @@ from harness.vgpu.machine import VirtualGPU
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("float32", "tf32", "bfloat16", "float16")
 FORMS = ("nt", "nn", "tn")
-# m, n, k, shift: whole tiles, nothing that divides anything, one row, several tiles each way, and unaligned addresses.
-SIZES = [(64, 64, 64, 0), (37, 53, 29, 0), (1, 8, 16, 0), (130, 200, 72, 0), (40, 48, 56, 1)]
+LONG = (1, 8, 4096, 0)
+# m, n, k, shift: whole tiles, nothing that divides anything, one row, several tiles each way, unaligned addresses, long.
+SIZES = [(64, 64, 64, 0), (37, 53, 29, 0), (1, 8, 16, 0), (130, 200, 72, 0), (40, 48, 56, 1), LONG]
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +117,24 @@ def test_tf32_rounds_to_nearest_where_cutting_off_would_lose_a_bit(products):
         tensors = {"a": left, "b": right, "bias": torch.zeros(n)}
         got, _ = run(products("tf32"), (f"{form}64", (m, n, k, 0)), tensors, torch.full((m, n), torch.nan))
         assert (got == 64 * (1 + 2.0**-10)).all(), form
+
+
+@pytest.mark.parametrize("tile", [64, 128])
+def test_long_float32_sums_lose_less_than_one_running_sum(products, tile):
+    m, n, k, _ = LONG
+    random = np.random.default_rng(7)
+    a, b = (
+        random.uniform(0.5, 1.5, (m, k)).astype(np.float32),
+        random.uniform(0.5, 1.5, (k, n)).astype(np.float32),
+    )
+    tensors = {"a": torch.from_numpy(a), "b": torch.from_numpy(b), "bias": torch.zeros(n)}
+    got, _ = run(products("float32"), (f"nn{tile}", LONG), tensors, torch.zeros(m, n))
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    running = np.zeros(n, np.float32)
+    for j in range(k):
+        running = (running + a[0, j].astype(np.float64) * b[j]).astype(np.float32)
+    plain = np.sqrt(((running - exact) ** 2).mean())
+    assert np.sqrt(((got.numpy() - exact) ** 2).mean()) < plain / 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -72,6 +72,15 @@ def test_a_second_load_is_cached_and_compiles_nothing(puzzle, solution, program)
     assert again.arguments == program("float32").arguments
 
 
+def test_a_graph_has_its_plain_name_whatever_key_it_was_first_compiled_under(puzzle, solution, program):
+    """Another kind of device is another key; MAX, which sees the same graph, answers with the first one's names."""
+    assert graphs.plain_names({"g0123_forward": 1, "gabcd_back_ward": 2}) == {"forward": 1, "back_ward": 2}
+    program("float32")
+    calls = puzzle.calls_of(puzzle.default_variants)
+    again = graphs.load(solution, calls, "float32", CPU(), kind="the same again")
+    assert again.arguments == program("float32").arguments
+
+
 class Stopped(Exception):
     """Raised in place of a compile."""
 

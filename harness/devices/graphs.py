@@ -198,18 +198,27 @@ def load_each(
             module = graph.module
         compiled = compile_graph(session, module, package)
     before_init()
-    models = session.init_all(compiled)
+    models = plain_names(session.init_all(compiled))
     if not cached:
         store(compiled, path)
     return {
         name: Program(
             list(argument_types(calls, dtype, DeviceRef.CPU())),
-            models[f"g{key}_{name}"],
+            models[name],
             cached,
             time.monotonic() - started,
         )
         for name, calls in graphs.items()
     }
+
+
+def plain_names(models: Mapping[str, object]) -> dict[str, object]:
+    """The models without what `load_each` puts before their names.
+
+    It may not be what it has just put there: where nothing else has changed, MAX answers from a cache of its own, and
+    with the names that the graphs had the first time.
+    """
+    return {name.partition("_")[2]: model for name, model in models.items()}
 
 
 def read_cached(path: Path) -> CompiledModel | None:

@@ -20,7 +20,6 @@ comptime TARGET: StaticString = get_defined_string["TARGET"]()
 comptime ALIGNMENT = 4096
 
 
-
 struct CompilingLauncher(Launcher):
     """Compiles what it is asked to launch and says so; its memory is addresses that nobody reads."""
 

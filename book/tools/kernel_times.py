@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parents[2]
 sys.path.insert(0, str(ROOT))  # the harness of this checkout
 
+import ledger  # noqa: E402
 import torch  # noqa: E402
 
 from harness.layers import fused_layernorm_linear  # noqa: E402
@@ -46,12 +47,30 @@ FIELDS = [
 OURS = re.compile(
     r"^op_(?:layernorm_linear|fast_rows|gemm_hopper|gemm_portable)_(\w+?)_?(?:\d+A\d*A|_[0-9a-f]{16})"
 )
+# In a MAX graph nothing is left of a kernel's name but the package and the file.
+NAMELESS = re.compile(r"^ops_[0-9a-f]{16}_")
 
 
 def kernel_name(mangled: str) -> str:
-    """What is left of a kernel's name in the source, or "other" and the name where it is none of ours."""
+    """What is left of a kernel's name in the source: nothing in a MAX graph; "other" and the name where it is none of
+    ours."""
+    if NAMELESS.match(mangled):
+        return ""
     found = OURS.match(mangled)
     return found[1] if found else f"other {mangled[:60]}"
+
+
+def named(launches: list[tuple[str, float]], algorithm: str, direction: str) -> list[tuple[str, float]]:
+    """The launches, those without a name called what the ledger calls the launch in their place.
+
+    Raises RuntimeError where there are more or fewer of them than the ledger has.
+    """
+    steps = [step.name for step in ledger.LAUNCHES.get((direction, algorithm), ())]
+    nameless = sum(not kernel for kernel, _ in launches)
+    if nameless and nameless != len(steps):
+        raise RuntimeError(f"{algorithm}, {direction}: {nameless} launches, the ledger has {len(steps)}")
+    names = iter(steps)
+    return [(kernel or next(names), median) for kernel, median in launches]
 
 
 def sequence(events: list[dict], calls: int) -> list[tuple[str, float]]:
@@ -128,7 +147,8 @@ def main(file: Path) -> None:
         writer.writeheader()
         for algorithm, calls in CALLS.items():
             for direction, step in passes(torch.bfloat16, algorithm).items():
-                for position, (kernel, median) in enumerate(profiled(step, calls)):
+                launches = named(profiled(step, calls), algorithm, direction)
+                for position, (kernel, median) in enumerate(launches):
                     writer.writerow(
                         facts
                         | {"algorithm": algorithm, "pass": direction, "position": position, "calls": calls}

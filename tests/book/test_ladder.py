@@ -165,3 +165,16 @@ def test_names_as_the_compiler_cuts_them():
         "vectorized_elementwise_kernel": "other vectorized_elementwise_kernel",
     }.items():
         assert kernel_times.kernel_name(mangled) == name
+
+
+def test_launches_of_a_max_graph_get_their_names_from_the_ledger():
+    import kernel_times
+
+    assert kernel_times.kernel_name("ops_0123456789abcdef_layernorm_6A6A_3b5464cbdd42fd6a") == ""
+    launches = [("other fill", 1.0), ("", 2.0), ("", 3.0), ("", 4.0)]
+    assert kernel_times.named(launches, "fused", "backward") == [
+        ("other fill", 1.0), ("clear_gradients", 2.0), ("minimal_fused_backward", 3.0), ("convert_gradients", 4.0),
+    ]  # fmt: skip
+    with pytest.raises(RuntimeError, match="fused, backward: 2 launches, the ledger has 3"):
+        kernel_times.named(launches[:3], "fused", "backward")
+    assert kernel_times.named([("gemm_hopper_ker", 1.0)], "fast", "forward") == [("gemm_hopper_ker", 1.0)]

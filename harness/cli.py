@@ -131,6 +131,9 @@ def main(argv: list[str] | None = None) -> int:
         if "--verbose" in arguments and getattr(error, "details", ""):
             print(error.details, file=sys.stderr)
         return error.exit_code
+    except MemoryError as error:
+        print(f"error: not enough memory for these sizes: {error}", file=sys.stderr)
+        return BadUse.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.stdout.flush()
@@ -195,7 +198,12 @@ def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # no
         raise BadUse(f"--gate {flags.gate}: unknown gate; there is {', '.join(gates)}")
     chosen = tuple(name for name in puzzle.variants if getattr(flags, name, False))
     if flags.gate:
-        chosen = (gates[flags.gate].variant,)
+        variant = gates[flags.gate].variant
+        if chosen and variant not in chosen:
+            raise BadUse(
+                f"--gate {flags.gate}: a gate of the {variant} kernels; leave out --{' --'.join(chosen)}"
+            )
+        chosen = (variant,)
     return Options(
         puzzle=puzzle,
         root=str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",

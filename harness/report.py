@@ -322,8 +322,12 @@ def command(run: Run) -> str:
     parts += ["--backward"] if options.backward else []
     if wrong and len({name for _, name in wrong}) == 1:
         parts.append(f"--{wrong[0][1]}")
+    elif options.variants != options.puzzle.default_variants and not options.gate:
+        parts += [f"--{name}" for name in options.variants]
     if wrong and len({kind for kind, _ in wrong}) == 1:
         parts.append(f"--device {wrong[0][0]}")
+    elif options.device != "auto":
+        parts.append(f"--device {options.device}")
     parts += {"problems": [], "solutions": ["--solution"]}.get(options.root, [f"--ops {options.root}"])
     parts += [f"--dims {' '.join(map(str, options.dims))}"] if options.dims else []
     parts += [f"--dtype {options.dtype}"] if options.dtype != "float32" else []

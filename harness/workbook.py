@@ -165,6 +165,14 @@ def read_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, blanks.Blank]:
     return blanks.complete(found, [gate.id for gate in puzzle.gates], str(source)) if found else found
 
 
+def recorded_dims(options: Options, cases: list) -> list[tuple[int, ...]]:
+    """Sizes that between them launch every kernel of a run: variants on request choose their kernels by size."""
+    puzzle = options.puzzle
+    if not set(options.variants) & set(puzzle.on_request):
+        return [puzzle.dims]
+    return list(dict.fromkeys([puzzle.dims, *(case.dims for case in cases)]))
+
+
 def quantities_of(options: Options) -> list[str]:
     """What a run compares: the forward outputs, and with --backward the gradients and what leads to them."""
     puzzle = options.puzzle
@@ -204,7 +212,7 @@ def run(
         compiled = puzzle.compiled_with(options.variants)
         simulated = any(target.kind == "virtual" for target in targets)
         recorded = (
-            pool.submit(record, package, puzzle.name, options.dtype, [puzzle.dims], compiled)
+            pool.submit(record, package, puzzle.name, options.dtype, recorded_dims(options, cases), compiled)
             if simulated
             else None
         )

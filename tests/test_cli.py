@@ -192,7 +192,7 @@ def test_repeat_on_the_cpu_is_bit_equal(command_line):
 def test_dims_seed_and_dtype_reach_the_run(command_line):
     arguments = ("--dims", "2", "3", "5", "7", "--seed", "4", "--dtype", "bfloat16")
     finished = command_line(*ON_CPU, *arguments)
-    assert finished.lines[0] == "Testing with dimensions: [2, 3, 5] -> [2, 3, 7]"
+    assert "Testing with dimensions: [2, 3, 5] -> [2, 3, 7]" in finished.lines
     assert finished.lines[2].endswith("bfloat16, seed 4")
     assert finished.code == 6
 
@@ -313,6 +313,7 @@ def bad_use(command_line, *arguments: str) -> str:
         (["p22", "--device", "tpu"], ["--device", "'tpu'", "virtual"]),
         (["p22", "--dtype", "int8"], ["--dtype", "'int8'", "float32"]),
         (["p22", "--gate", "dZ"], ["--gate dZ", "unknown gate", "ln, forward, row_sums, db, dW, dgamma, dx"]),
+        (["p22", "--gate", "dW", "--fast"], ["--gate dW", "the fused kernels", "leave out --fast"]),
         (["p22", "--repeat", "0"], ["--repeat 0", "must be at least 1"]),
         (["p22", "--seed", "-1"], ["--seed -1", "must not be negative"]),
         (["p22", "--blocks", "random"], ["--blocks random", "natural, reversed, shuffled"]),
@@ -458,3 +459,16 @@ def test_the_default_root_is_problems():
     assert workbook.locate(options).path == ROOT / "problems" / "p22" / "op"
     chosen = cli.make_options(cli.parse(["p22", "--solution"]), p22.PUZZLE)
     assert workbook.locate(chosen).path == ROOT / "solutions" / "p22" / "op"
+
+
+def test_2_sizes_beyond_the_memory_say_what_was_asked_for(monkeypatch, capsys):
+    from harness import cli
+
+    def refuse(flags):
+        raise MemoryError("Unable to allocate 522. GiB for an array")
+
+    monkeypatch.setattr(cli, "run_puzzle", refuse)
+    assert cli.main(["p22"]) == 2
+    assert capsys.readouterr().err == (
+        "error: not enough memory for these sizes: Unable to allocate 522. GiB for an array\n"
+    )

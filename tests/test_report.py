@@ -204,6 +204,12 @@ def test_nothing_wraps_and_nothing_is_markup(make_run):
             {"grad_input": WRONG},
             "python -m harness p22 --backward --fused --solution --gate dx --repeat 7 --blocks shuffled:2",
         ),
+        # No value is wrong: a race or the like was found.
+        (
+            {"variants": ("fast",), "device": "virtual"},
+            {},
+            "python -m harness p22 --backward --fast --device virtual --solution",
+        ),
     ],
 )
 def test_the_command_to_run_again_is_one_that_repeats_the_run(make_run, options, bad, expected):

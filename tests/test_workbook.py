@@ -166,3 +166,13 @@ def test_a_skipped_device_is_no_result():
     run = run_of("cpu")
     run.skipped.append(Skipped("gpu", "no GPU"))
     assert run.exit_code() == 6 and run.errors() == []
+
+
+def test_kernels_that_are_chosen_by_size_are_recorded_at_every_size():
+    from harness.puzzles.p22 import PUZZLE
+    from harness.workbook import Options, recorded_dims
+
+    cases = PUZZLE.cases(None)
+    assert recorded_dims(Options(puzzle=PUZZLE, variants=("fused", "unfused")), cases) == [PUZZLE.dims]
+    fast = recorded_dims(Options(puzzle=PUZZLE, variants=("fast",)), cases)
+    assert set(fast) == {PUZZLE.dims, *(case.dims for case in cases)} and len(fast) == len(set(fast))

@@ -457,14 +457,13 @@ def ln_backward_rows[
                     )
         end_copies()
 
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
     if thread_idx.y == 0:
         copy_constants[vectors](gamma, ln_weight, H)
         copy_constants[vectors](beta, ln_bias, H)
     barrier()
-    # gamma and beta are the caller's; what earlier launches write is read only from here on.
-    comptime if early:
-        wait_for_earlier_grids()
-        start_later_grids()
     var row = block_idx.x * block_dim.y + thread_idx.y
     comptime for stage in range(BACKWARD_STAGES - 1):
         fetch(row + stage * stride, stage)

@@ -53,13 +53,7 @@ def layernorm_linear(
     """
     check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm)
     H, O = x.shape[-1], linear_weight.shape[0]
-    tensors = [
-        x,
-        x.new_ones(H) if ln_weight is None else ln_weight,
-        x.new_zeros(H) if ln_bias is None else ln_bias,
-        linear_weight,
-        x.new_zeros(O) if linear_bias is None else linear_bias,
-    ]
+    tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
     kernels = direct.kernels(x.device) if algorithm == "fast" else None
     if kernels:
         plan = direct.plan(x.shape, O, x.dtype)
@@ -78,6 +72,18 @@ def layernorm_linear(
         }
         run(program("forward", algorithm, x.dtype, x.device), arguments, x.device)
     return output, statistics
+
+
+def with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias) -> tuple[Tensor, ...]:
+    """The arguments with ones and zeros in the place of absent parameters; sizes need not fit yet."""
+    H, O = x.shape[-1:], linear_weight.shape[:1]
+    return (
+        x,
+        x.new_ones(H) if ln_weight is None else ln_weight,
+        x.new_zeros(H) if ln_bias is None else ln_bias,
+        linear_weight,
+        x.new_zeros(O) if linear_bias is None else linear_bias,
+    )
 
 
 @layernorm_linear.register_fake
@@ -276,10 +282,7 @@ def call_directly(
     if kernels is None:
         return None
     if ln_weight is None or ln_bias is None or linear_bias is None:
-        H, O = x.shape[-1:], linear_weight.shape[:1]
-        ln_weight = x.new_ones(H) if ln_weight is None else ln_weight
-        ln_bias = x.new_zeros(H) if ln_bias is None else ln_bias
-        linear_bias = x.new_zeros(O) if linear_bias is None else linear_bias
+        _, ln_weight, ln_bias, _, linear_bias = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
     if not (
         type(ln_weight) in PLAIN
         and type(ln_bias) in PLAIN

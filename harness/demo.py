@@ -108,6 +108,18 @@ def batches(characters: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tens
         yield excerpt[:, :-1], excerpt[:, 1:]
 
 
+def training_progress(console: Console) -> Progress:
+    """A bar of steps, with the field `losses` behind it; shown on a terminal only, and gone afterwards."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[losses]}"),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
 def train(
     console: Console, models: dict[str, nn.Module], characters: torch.Tensor, steps: int, deadline: float
 ) -> dict[str, list[float]]:
@@ -116,14 +128,7 @@ def train(
         name: torch.optim.AdamW(model.parameters(), LEARNING_RATE) for name, model in models.items()
     }
     curves: dict[str, list[float]] = {name: [] for name in models}
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[losses]}"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with training_progress(console) as progress:
         task = progress.add_task("compiling the kernels", total=steps, losses="")
         for _, (given, wanted) in zip(range(steps), batches(characters), strict=False):
             for name, model in models.items():

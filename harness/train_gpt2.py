@@ -21,12 +21,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from torch import nn
 
 from harness.cli import Parser, make_console
-from harness.demo import plot
+from harness.demo import plot, training_progress
 from harness.demo_model import CharacterModel, plain_pair
 from harness.errors import BadUse, WorkbookError
 from harness.layers import LayerNormLinear
@@ -155,14 +154,7 @@ def train(console: Console, options: Options, trainees: dict[str, Trainee], text
     """Trains the models in lockstep, in a new order at every step."""
     clock = CudaClock() if options.device.type == "cuda" else WallClock()
     order = random.Random(options.seed)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[losses]}"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with training_progress(console) as progress:
         task = progress.add_task("training", total=options.steps, losses="")
         for number, batch in zip(range(options.steps), batches(text, options), strict=False):
             for name in order.sample(list(trainees), len(trainees)):

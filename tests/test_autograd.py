@@ -1,66 +1,36 @@
 """The registered operators: right against float64 autograd, well behaved under torch's own checks, clear in error."""
 
+import functools
 import subprocess
 import sys
 import threading
 import time
 
+import layer_checks
 import pytest
 import torch
 import torch.nn.functional as F
+from layer_checks import (
+    EPS,
+    GRAD_OUTPUTS,
+    NAMES,
+    ROWS,
+    H,
+    O,
+    assert_as_good_as_torch,
+    assert_near,
+    assert_only_needed_gradients,
+    output_and_gradients,
+    plain_torch,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from harness import autograd
 from harness.layers import fused_layernorm_linear
 
-NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
-ROWS = (3, 5)
-H, O = 7, 6
-EPS = 1e-5
-
-
-def make_inputs(dtype=torch.float32, rows=ROWS, device="cpu", seed=0, requires_grad=True):
-    """x with a mean of 3 and every fourth row almost constant, and random parameters."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    x = randn(*rows, H)
-    x.view(-1, H)[3::4] *= 0.02
-    tensors = (x + 3, 1 + 0.5 * randn(H), 0.5 * randn(H), randn(O, H) / H**0.5, randn(O))
-    return [tensor.to(dtype).to(device).requires_grad_(requires_grad) for tensor in tensors]
-
-
-def plain_torch(x, ln_weight, ln_bias, linear_weight, linear_bias, eps=EPS):
-    """The same function from PyTorch's own operations."""
-    return F.linear(F.layer_norm(x, x.shape[-1:], ln_weight, ln_bias, eps), linear_weight, linear_bias)
-
-
-def output_and_gradients(function, inputs, grad_output):
-    """The output and the gradients of all inputs, each detached."""
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    output = function(*leaves)
-    return [output.detach(), *torch.autograd.grad(output, leaves, grad_output)]
-
-
-def assert_as_good_as_torch(function, inputs, grad_output):
-    """Every result is within twice PyTorch's own error of the float64 result, plus four roundings."""
-    got = output_and_gradients(function, inputs, grad_output)
-    baseline = output_and_gradients(plain_torch, inputs, grad_output)
-    truth = output_and_gradients(plain_torch, [tensor.double() for tensor in inputs], grad_output.double())
-    eps = torch.finfo(inputs[0].dtype).eps
-    for name, ours, theirs, exact in zip(("output", *NAMES), got, baseline, truth, strict=True):
-        scale = exact.abs().max()
-        error = (ours.double() - exact).abs().max() / scale
-        limit = 2 * (theirs.double() - exact).abs().max() / scale + 4 * eps
-        assert ours.dtype == inputs[0].dtype and error <= limit, f"{name}: {error} above {limit}"
-
-
-def assert_near(got, expected):
-    """The largest difference is below 1e-4 of the largest value: rounding, in float32, of a row of deviation 0.02."""
-    assert (got - expected).abs().max() <= 1e-4 * expected.abs().max()
+# Rounding, in float32, of rows of deviation 0.02 is what the limits here are for.
+make_inputs = functools.partial(layer_checks.make_inputs, deviation=0.02)
 
 
 # ---- Right values -------------------------------------------------------------------------------------------
@@ -99,24 +69,10 @@ def test_gradients_only_where_needed(needed, others):
     inputs = make_inputs(requires_grad=False)
     for name, tensor in zip(NAMES, inputs, strict=True):
         tensor.requires_grad_((name == needed) != others)
-    expected = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in inputs]
-    fused_layernorm_linear(*inputs).square().sum().backward()
-    plain_torch(*expected).square().sum().backward()
-    for tensor, reference in zip(inputs, expected, strict=True):
-        assert (tensor.grad is None) == (not tensor.requires_grad)
-        if tensor.requires_grad:
-            assert_near(tensor.grad, reference.grad)
+    assert_only_needed_gradients(inputs)
 
 
-@pytest.mark.parametrize(
-    "grad_output",
-    [
-        torch.tensor(1.25).expand(*ROWS, O),
-        torch.arange(-40.0, 15 * O - 40).view(O, *ROWS).permute(1, 2, 0),
-        torch.arange(-40.0, 30 * O - 40).view(*ROWS, 2 * O)[..., ::2],
-    ],
-    ids=["stride 0", "transposed", "every second"],
-)
+@pytest.mark.parametrize("grad_output", GRAD_OUTPUTS.values(), ids=GRAD_OUTPUTS.keys())
 def test_grad_output_of_any_strides(grad_output):
     assert not grad_output.is_contiguous()
     assert_as_good_as_torch(fused_layernorm_linear, make_inputs(), grad_output)

@@ -9,7 +9,7 @@ __all__ = ["LayerNormLinear", "fused_layernorm_linear"]
 
 def __getattr__(name: str):
     if name in __all__:
-        from harness import layers
+        from harness.nn import layers
 
         return getattr(layers, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

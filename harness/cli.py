@@ -5,17 +5,16 @@ Exit codes: 0 all correct, 1 a wrong result, 2 bad use, 3 unsolved blanks, 4 the
 """
 
 import argparse
-import json
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
 from harness.errors import BadUse, WorkbookError
+from harness.screens.console import Parser, make_console, progress, write_json
+from harness.spec.catalogue import find_puzzle
 
 EXIT_CODES = """\
 exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks, nothing attempted is wrong; 4 the Mojo
@@ -23,13 +22,6 @@ package does not compile or lacks an op; 5 the environment; 6 nothing wrong, but
 130 interrupted"""
 COMMANDS = ("list", "hint", "watch", "diff", "reset", "verify", "doctor", "build-ext")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
-class Parser(argparse.ArgumentParser):
-    """Raises BadUse with one line, in place of printing the usage and leaving."""
-
-    def error(self, message: str) -> None:
-        raise BadUse(message)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -122,9 +114,9 @@ def main(argv: list[str] | None = None) -> int:
 
             return commands.run(arguments[0], arguments[1:])
         if "--bench" in arguments:
-            from harness import bench
+            from harness.bench import command
 
-            return bench.main(arguments)
+            return command.main(arguments)
         return run_puzzle(parse(arguments or ["--help"]))
     except WorkbookError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -143,24 +135,24 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_puzzle(flags: argparse.Namespace) -> int:
     """One run of one puzzle."""
-    from harness import workbook
-    from harness.report import Report, as_json
+    from harness.check import runs
+    from harness.screens.report import Report, as_json
 
-    puzzle = workbook.find_puzzle(flags.puzzle)
+    puzzle = find_puzzle(flags.puzzle)
     if flags.numpy:
         from harness import commands
 
         return commands.check_numpy(puzzle, flags.gate)
     console = make_console(sys.stderr if flags.json == "-" else sys.stdout)
     if flags.demo or flags.demo_simple:
-        from harness import demo
+        from harness.puzzles.p22 import demo
 
         return demo.run(console) if flags.demo else demo.run_simple(console)
     options = make_options(flags, puzzle)
     if flags.profile or flags.trace:
         return run_profile(console, options, flags.trace)
     with progress(console) as (on_compile, on_ready):
-        run = workbook.run(options, on_compile=on_compile, on_ready=on_ready)
+        run = runs.run(options, on_compile=on_compile, on_ready=on_ready)
     Report(console, verbose=flags.verbose).run(run)
     if not options.backward:
         report_times(console, run)
@@ -171,7 +163,7 @@ def run_puzzle(flags: argparse.Namespace) -> int:
 
 def run_profile(console: Console, options, trace: Path | None) -> int:
     """--profile or --trace: the kernels of the first case on the virtual GPU, counted or written down."""
-    from harness import profile
+    from harness.check import profile
 
     console.print("Recording the launches (a few seconds where they are not cached) ...")
     if trace:
@@ -183,7 +175,7 @@ def run_profile(console: Console, options, trace: Path | None) -> int:
 
 def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # noqa: F821
     """The options of a run. Raises BadUse, naming the flag, for a value that makes no sense."""
-    from harness.workbook import Options
+    from harness.check.runs import Options
 
     if flags.dims and min(flags.dims) < 1:
         raise BadUse(f"--dims {' '.join(map(str, flags.dims))}: every size must be at least 1")
@@ -220,55 +212,9 @@ def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # no
     )
 
 
-def make_console(stream) -> Console:
-    """A console that prints plain, unwrapped text where nobody looks at a terminal."""
-    piped = not stream.isatty()
-    return Console(file=stream, highlight=False, emoji=False, width=200 if piped else None)
-
-
-@contextmanager
-def progress(console: Console) -> Iterator[tuple]:
-    """Shows what compiles and for how long; in a pipe, one line for each compile. Yields the two callbacks."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    words = "Compiling the Mojo kernels for the {} (10 to 40 s once, then cached)"
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
-        tasks = {}
-
-        def on_compile(target) -> None:
-            tasks[target.kind] = bars.add_task(words.format(target.label))
-            if not console.is_terminal:
-                console.print(words.format(target.label) + " ...")
-
-        def on_ready(target, program) -> None:
-            if target.kind in tasks:
-                bars.remove_task(tasks.pop(target.kind))
-
-        yield on_compile, on_ready
-
-
 def report_times(console: Console, run) -> None:
     """Forward time on each device and, between a CPU and a real GPU, the ratio."""
-    from harness import measure
+    from harness.bench import measure
 
     for line in measure.describe(run):
         console.print(line, soft_wrap=True, markup=False)
-
-
-def write_json(data: dict, target: str) -> None:
-    """Writes JSON to a file, or to standard output for "-". Raises BadUse where the file cannot be written."""
-    text = json.dumps(data, indent=2)
-    if target == "-":
-        print(text)
-        return
-    try:
-        Path(target).write_text(text + "\n")
-    except OSError as error:
-        raise BadUse(f"--json {target}: {error.strerror}") from error

@@ -5,21 +5,23 @@ Each is a function of the arguments behind its name that returns an exit code.
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from harness import blanks, difference, gate_report, hints, restore
-from harness.cli import Parser, make_console
-from harness.errors import BadUse, DamagedFile, WorkbookError
-from harness.learner import Work
-from harness.progress import Progress
-from harness.puzzles.spec import Puzzle
-from harness.report import relative, shown
-from harness.workbook import find_puzzle, puzzle_names
+from harness.check.checkers import make_checker
+from harness.errors import BadUse, WorkbookError
+from harness.learner import hints, restore
+from harness.learner.progress import Progress
+from harness.learner.work import Work
+from harness.screens import gate_report
+from harness.screens.console import Parser, make_console, print_lines, relative, shown
+from harness.screens.work import list_lines, next_hint, show_difference
+from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.puzzle import Puzzle
 
 
 def parser(name: str, about: str, puzzle: str | None = None) -> Parser:
@@ -45,12 +47,6 @@ def chosen(name: str | None) -> list[Puzzle]:
     return [find_puzzle(each) for each in ([name] if name else puzzle_names())]
 
 
-def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
-    """Lines as they are: nothing in them is read as markup."""
-    for line in lines:
-        console.print(line if isinstance(line, Text) else Text(line), soft_wrap=not console.is_terminal)
-
-
 # ---- list ---------------------------------------------------------------------------------------------------
 
 
@@ -64,21 +60,6 @@ def list_puzzles(arguments: list[str]) -> int:
         for work in works(puzzle):
             print_lines(console, list_lines(work, progress))
     return 0
-
-
-def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
-    """One file: its progress bar, then a line for each gate."""
-    title = "NumPy rung (optional, before the kernels)" if work.numpy else "Mojo kernels"
-    try:
-        states = work.states(progress)
-    except DamagedFile as error:
-        yield Text(f"   {title}: {error}", style="red")
-        return
-    done = sum(state == "passed" for state in states.values())
-    yield Text(f"   {gate_report.progress_bar(done, len(states))}  {title}: {shown(work.path)}")
-    for gate in work.gates:
-        mark, words = gate_report.STATES[states[gate.id]]
-        yield Text(f"      {mark} {gate.id:<9} {words + '':<24} {gate.about}")
 
 
 # ---- hint ---------------------------------------------------------------------------------------------------
@@ -110,23 +91,6 @@ def hint(arguments: list[str]) -> int:
     return 0
 
 
-def next_hint(work: Work, gate: str, progress: Progress, number: int | None = None) -> list[Text]:
-    """The lines of a rung, the next one unless a number is given, which is then remembered as read."""
-    ladder = hints.ladder(work.puzzle.name, work.ladder(gate))
-    key = work.key(gate)
-    if number is not None and not 1 <= number <= len(ladder):
-        raise BadUse(f"the ladder of {gate} has rungs 1 to {len(ladder)}, not {number}")
-    number = number or min(progress.hints.get(key, 0) + 1, len(ladder))
-    last = progress.hints.get(key, 0) >= len(ladder)
-    progress.read_hint(key, number)
-    lines = list(gate_report.hint_lines(ladder[number - 1], number, len(ladder)))
-    if last and number == len(ladder):
-        numpy = " --numpy" if work.numpy else ""
-        command = f"python -m harness diff {work.puzzle.name} {gate}{numpy} --spoil"
-        lines.append(Text(f"That is the last rung. `{command}` shows the solution.", style="dim"))
-    return lines
-
-
 # ---- diff ---------------------------------------------------------------------------------------------------
 
 
@@ -142,24 +106,6 @@ def diff(arguments: list[str]) -> int:
         make_console(sys.stdout), work, Progress.load(), [gate.id for gate in gates], spoil=flags.spoil
     )
     return 0 if shown_any else 3
-
-
-def show_difference(
-    console: Console, work: Work, progress: Progress, gates: list[str], *, spoil: bool = False
-) -> bool:
-    """Prints the difference of some gates; returns whether there was one to print."""
-    states, yours = work.states(progress), work.blanks()
-    ours = blanks.find(blanks.read(work.solution), str(work.solution))
-    printed = False
-    for gate in gates:
-        if states[gate] != "passed" and not spoil:
-            words = gate_report.STATES[states[gate]][1]
-            console.print(Text(f"{gate}: {words}; --spoil shows the solution all the same", style="dim"))
-            continue
-        width = console.width if console.is_terminal else 0
-        console.print(difference.region(yours[gate], ours[gate], width), soft_wrap=not width)
-        printed = True
-    return printed
 
 
 # ---- reset --------------------------------------------------------------------------------------------------
@@ -273,17 +219,6 @@ def verify_work(console: Console, work: Work, progress: Progress, *, verbose: bo
     return 1 if "wrong" in states else 3 if "unsolved" in states else 0
 
 
-def make_checker(work: Work):
-    """What judges a file: the NumPy checker, or the one of the kernels, which takes seconds to import."""
-    if work.numpy:
-        from harness.numpy_rung import NumpyChecker
-
-        return NumpyChecker(work.puzzle)
-    from harness.gates import Checker
-
-    return Checker(work.puzzle)
-
-
 def check_numpy(puzzle: Puzzle, gate: str | None) -> int:
     """`pNN --numpy`: every function of the NumPy rung, or one."""
     console = make_console(sys.stdout)
@@ -316,7 +251,7 @@ def watch(arguments: list[str]) -> int:
         work.gate(flags.gate)
     if flags.measure is not None:
         return measure_watch(work, flags.gate or work.gates[-1].id, flags.measure)
-    from harness.watch import Watch
+    from harness.screens.watch import Watch
 
     return Watch(work, flags.gate).run()
 
@@ -325,7 +260,7 @@ def measure_watch(work: Work, gate: str, saves: int) -> int:
     """`watch --measure`: the time from a save to the verdict, on a solved copy."""
     import statistics
 
-    from harness.watch import measure
+    from harness.screens.watch import measure
 
     if saves < 1:
         raise BadUse(f"--measure {saves}: must be at least 1")
@@ -341,7 +276,7 @@ def doctor(arguments: list[str]) -> int:
     """What this machine has of what the workbook needs, a line each, with the remedy where something is missing."""
     made = Parser(prog="python -m harness doctor", description=doctor.__doc__, allow_abbrev=False)
     made.parse_args(arguments)
-    from harness.doctor import examine
+    from harness.screens.doctor import examine
 
     return examine(make_console(sys.stdout))
 
@@ -355,7 +290,7 @@ def build_ext(arguments: list[str]) -> int:
     Without it the first call on a GPU builds it. A module that was built elsewhere is found in the folder that the
     environment variable WORKBOOK_EXTENSIONS names; building wants no GPU and no C compiler.
     """
-    from harness import extension
+    from harness.toolchain import extension
 
     made = Parser(
         prog="python -m harness build-ext",
@@ -385,7 +320,7 @@ def build_ext(arguments: list[str]) -> int:
 
 def built_line(console: Console, architecture: str, output: Path | None) -> str:
     """Builds for one architecture, with a spinner or a line while it lasts; what was built, how long, and where."""
-    from harness import extension
+    from harness.toolchain import extension
 
     words = f"Building the extension module for {architecture} (a minute or two, once)"
     with ExitStack() as stack:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="session")
 def puzzle():
     """Puzzle 22."""
-    from harness.puzzles.p22 import PUZZLE
+    from harness.puzzles.p22.spec import PUZZLE
 
     return PUZZLE
 
@@ -25,7 +25,7 @@ def puzzle():
 @pytest.fixture(scope="session")
 def solution():
     """The solution's op package."""
-    from harness.packages import OpPackage
+    from harness.toolchain.packages import OpPackage
 
     return OpPackage(ROOT / "solutions" / "p22" / "op")
 
@@ -33,13 +33,13 @@ def solution():
 @pytest.fixture(scope="session")
 def program(puzzle, solution) -> Callable:
     """dtype -> the CPU graph that a run of the solution uses; every test that asks for it shares it."""
-    from harness import workbook
+    from harness.check import runs
     from harness.devices.targets import cpu
 
     @functools.cache
     def load(dtype: str):
-        options = workbook.Options(puzzle, root="solutions", dtype=dtype)
-        return workbook.load(options, solution, cpu(), lambda target: None)
+        options = runs.Options(puzzle, root="solutions", dtype=dtype)
+        return runs.load(options, solution, cpu(), lambda target: None)
 
     return load
 

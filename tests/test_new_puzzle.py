@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import blanks
+from harness.learner import blanks
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "tests" / "toy_puzzle"
@@ -28,7 +28,7 @@ def checkout(tmp_path_factory) -> Path:
     for name in ("common.mojo", "launcher.mojo"):  # what every puzzle shares
         shutil.copy(ROOT / "solutions" / "p22" / "op" / name, solution / "op")
     finished = subprocess.run(
-        [sys.executable, "-m", "harness.blanks"], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-m", "harness.learner.blanks"], cwd=folder, capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr
     return folder

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import extension
-from harness.roots import CHECKOUT
+from harness.toolchain import extension
+from harness.toolchain.roots import CHECKOUT
 
 TRAINING_STEP = """
 import sys
@@ -91,7 +91,7 @@ def test_wheel_carries_the_solutions(wheel):
 EXTENSION = """
 import sys
 from pathlib import Path
-from harness import extension
+from harness.toolchain import extension
 
 folder, files = extension.sources()
 assert folder.is_relative_to(sys.prefix) and all(file.is_file() for file in files), folder

@@ -7,7 +7,7 @@ import html
 import re
 from pathlib import Path
 
-from harness.puzzles import p22
+from harness.puzzles.p22 import spec as p22
 
 ROOT = Path(__file__).absolute().parents[2]
 FONT = 13

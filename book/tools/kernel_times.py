@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # the harness of this checkout
 import ledger  # noqa: E402
 import torch  # noqa: E402
 
-from harness.layers import fused_layernorm_linear  # noqa: E402
+from harness.nn.layers import fused_layernorm_linear  # noqa: E402
 
 DIMS = (8, 1024, 768, 3072)
 CALLS = {"fused": 3, "unfused": 12, "fast": 30}

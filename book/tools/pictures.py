@@ -20,11 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from harness import blanks, commands, roots, workbook  # noqa: E402 (the path comes first)
-from harness.learner import Work  # noqa: E402
-from harness.progress import Progress  # noqa: E402
-from harness.puzzles.p22 import PUZZLE  # noqa: E402
-from harness.report import Report  # noqa: E402
-from harness.watch import Terminal, Watch  # noqa: E402
+from harness.learner.progress import Progress  # noqa: E402
+from harness.learner.work import Work  # noqa: E402
+from harness.puzzles.p22.spec import PUZZLE  # noqa: E402
+from harness.screens.report import Report  # noqa: E402
+from harness.screens.watch import Terminal, Watch  # noqa: E402
 
 WIDTH = 112
 # rich's own format loads a font from the network; any fixed-width font of the reader's serves as well.

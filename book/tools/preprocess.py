@@ -28,8 +28,8 @@ from pathlib import Path
 import outputs
 from maths import BadFormula, PageMaths
 
-from harness import blanks, hints
 from harness.errors import BadUse
+from harness.learner import blanks, hints
 
 WITHHELD = "This code appears when the book is built by its task: "
 MARKER = "<!-- workbook preprocessor -->"

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness.devices.recorder import Recording
 from harness.errors import EnvironmentProblem, KernelFailed, WorkbookError
-from harness.recorder import Recording
 from harness.vgpu.driver import inprocess
 from harness.vgpu.report import by_cause
 

@@ -12,12 +12,12 @@ import time
 
 import numpy as np
 
-from harness import roots
-from harness.puzzles.p22 import PUZZLE
-from harness.puzzles.spec import Case
-from harness.recorder import Recording, record
-from harness.replay import Replay, pointer
-from harness.running import Reference
+from harness.check.tensors import Reference
+from harness.devices.recorder import Recording, record
+from harness.devices.replay import Replay, pointer
+from harness.puzzles.p22.spec import PUZZLE
+from harness.spec.puzzle import Case
+from harness.toolchain import roots
 
 from .machine import Checks, VirtualGPU
 

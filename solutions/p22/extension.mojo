@@ -1,6 +1,6 @@
 """Puzzle 22 as a Python extension module: the shortest way from PyTorch to the kernels.
 
-`harness.extension` builds this file for one GPU architecture and loads it. Every function takes addresses and sizes as
+`harness.toolchain.extension` builds this file for one GPU architecture and loads it. Every function takes addresses and sizes as
 integers, and launches on the stream whose handle it is given, so that the kernels are ordered with whatever else the
 caller puts there and a CUDA graph can capture them. Nothing is allocated on the GPU: scratch memory is the caller's,
 who first asks how many bytes it takes. Arguments are not checked here.

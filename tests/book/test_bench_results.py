@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from book_paths import BOOK  # noqa: F401 (puts the book's tools on the import path)
 
-from harness.bench import FIELDS
-from harness.candidates import CANDIDATES
+from harness.bench.command import FIELDS
+from harness.puzzles.p22.candidates import CANDIDATES
 
 SMALL, LARGE = (4096, 768, 3072), (8192, 4096, 4096)
 TIMES = {

@@ -118,7 +118,7 @@ def search(browser, site, words: str) -> list[str]:
 
 def solution_only_words() -> set[str]:
     """Names that stand in the solution's blanks and nowhere else in the book or in the problem file."""
-    from harness import blanks
+    from harness.learner import blanks
 
     op = ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo"
     bodies = "\n".join("\n".join(blank.body) for blank in blanks.find(op.read_text()).values())

@@ -280,7 +280,7 @@ def test_public_markup_builds_unchanged(small_book):
 
 
 def test_hint_ladder_is_that_of_the_command_line(small_book):
-    from harness import hints
+    from harness.learner import hints
 
     assert small_book("# P\n\n{{#hints p22:dW}}\n\n{{#hints p22:numpy-dW}}\n") == []
     page = (small_book.html / "page.html").read_text()
@@ -298,7 +298,7 @@ def test_hint_ladder_is_that_of_the_command_line(small_book):
 
 def test_whatever_a_solution_uses_stands_in_the_book_or_in_the_problem_file():
     """A reader who has the pages of puzzle 21 and 22 and the problem file need not look anything up elsewhere."""
-    from harness import blanks
+    from harness.learner import blanks
 
     op = (ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo").read_text()
     code = "\n".join(line.split("#")[0] for blank in blanks.find(op).values() for line in blank.body)
@@ -314,7 +314,7 @@ def test_whatever_a_solution_uses_stands_in_the_book_or_in_the_problem_file():
 
 
 def test_every_blank_of_the_puzzle_has_its_ladder_in_the_book():
-    from harness import hints
+    from harness.learner import hints
 
     pages = "".join(page.read_text() for page in (BOOK / "src" / "puzzle_22").glob("*.md"))
     assert set(re.findall(r"\{\{#hints p22:([\w-]+)\}\}", pages)) == set(hints.ladders("p22"))

@@ -13,9 +13,9 @@ LETTERS = {
 @pytest.fixture(scope="module")
 def counted():
     """Variant -> the launches of a forward and backward pass at the chapter's sizes, as the virtual GPU ran them."""
-    from harness.profile import replayed
-    from harness.puzzles.p22 import PUZZLE
-    from harness.workbook import Options
+    from harness.check.profile import replayed
+    from harness.check.runs import Options
+    from harness.puzzles.p22.spec import PUZZLE
 
     return {variant: run.launches for variant, run in replayed(Options(PUZZLE, root="solutions")).items()}
 
@@ -24,7 +24,7 @@ def counted():
 def test_ledger_is_what_the_kernels_do(counted, variant):
     import ledger
 
-    from harness.puzzles import p22
+    from harness.puzzles.p22 import spec as p22
 
     dims = p22.PUZZLE.dims
     expected = ledger.LAUNCHES["forward", variant] + ledger.LAUNCHES["backward", variant]

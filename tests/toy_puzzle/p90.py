@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from harness.devices.graphs import Call, OpSpec
-from harness.puzzles.derivation import Derivation, Mistake
-from harness.puzzles.spec import Arrays, Case, Gate, Ledger, Puzzle
+from harness.spec.derivation import Derivation, Mistake
+from harness.spec.ops import Call, OpSpec
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle
 
 FORWARD = OpSpec("square_train", writes={"output": "RC"}, reads={"input": "RC"})
 BACKWARD = OpSpec(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import linker
+from harness.toolchain import linker
 from harness.vgpu.driver import build
 from harness.vgpu.driver.device import Op
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from harness import roots, running
+from harness.check import tensors
+from harness.devices.recorder import RecordedLaunch, record
+from harness.devices.replay import Replay
 from harness.devices.targets import Target
-from harness.puzzles.p22 import PUZZLE
-from harness.puzzles.spec import Case
-from harness.recorder import RecordedLaunch, record
-from harness.replay import Replay
+from harness.puzzles.p22.spec import PUZZLE
+from harness.spec.puzzle import Case
+from harness.toolchain import roots
 from harness.vgpu import speed
 
 CHAPTER = PUZZLE.dims
@@ -39,11 +40,11 @@ def recordings():
 )
 def test_right_in_every_block_order_and_without_a_finding(recordings, dtype, dims, order, variant):
     case = Case("recorded", "", dims, "hard")
-    reference = running.Reference(PUZZLE, dtype, seed=0)
+    reference = tensors.Reference(PUZZLE, dtype, seed=0)
     player = Replay(recordings[dtype], PUZZLE, dtype, blocks=order)
     outputs = player.run(variant, case, reference.inputs(case))
     named = {f"{variant}.{name}": tensor for name, tensor in outputs.items()}
-    verdicts = running.judge_variant(PUZZLE, reference, case, VIRTUAL, variant, named, list(outputs))
+    verdicts = tensors.judge_variant(PUZZLE, reference, case, VIRTUAL, variant, named, list(outputs))
     assert {name for name, verdict in verdicts.items() if not verdict.ok} == set()
     assert {*PUZZLE.forward, *PUZZLE.backward} <= set(verdicts)
     assert not player.gpu.findings, player.gpu.findings[0].text()
@@ -53,7 +54,7 @@ def chapter_counters(recording, variant: str) -> dict[str, object]:
     """The counters of each launch at the chapter's size, by name; the first where a name comes twice."""
     case = PUZZLE.cases(None)[0]
     player = Replay(recording, PUZZLE, "float32")
-    player.run(variant, case, running.Reference(PUZZLE, "float32", 0).inputs(case))
+    player.run(variant, case, tensors.Reference(PUZZLE, "float32", 0).inputs(case))
     counters = {}
     for launch in player.gpu.launches:
         counters.setdefault(launch.name, launch.counters)
@@ -96,7 +97,7 @@ def test_forgotten_clear_is_reported(recordings):
     ]
     case = PUZZLE.cases(None)[0]
     player = Replay(replace(recording, cases={("fused", CHAPTER): events}), PUZZLE, "float32")
-    player.run("fused", case, running.Reference(PUZZLE, "float32", 0).inputs(case))
+    player.run("fused", case, tensors.Reference(PUZZLE, "float32", 0).inputs(case))
     errors = [finding for finding in player.gpu.findings if finding.is_error]
     assert {finding.kind for finding in errors} == {"uninitialised read"}
     assert {f.tensor for f in errors} == {"sums_ln_weight", "sums_ln_bias", "sums_weight", "sums_bias"}

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.cache import cache_folder, digest
 from harness.errors import EnvironmentProblem
-from harness.linker import environment_with_linker
+from harness.toolchain.cache import cache_folder, digest
+from harness.toolchain.linker import environment_with_linker
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = {"libcuda.so.1": "libcuda.mojo", "libnvidia-ml.so.1": "libnvml.mojo"}

@@ -1,0 +1,1 @@
+"""Measuring: clocks and protocols, the run, its tables, the machine."""

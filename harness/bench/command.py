@@ -1,0 +1,225 @@
+"""`p22 --bench`: LayerNorm + Linear of the workbook timed beside everything a user would take in its place.
+
+Every candidate is checked against float64 before it is timed; one that is wrong is not timed. All candidates of a
+size take turns in one process, ratios are ratios of neighbouring turns, and the floor (bare matrix products) and the
+ceilings (a large matrix product, a large copy) are measured in the same run. Columns:
+
+- `graph`: a CUDA graph of one call, replayed in short bursts after a pause. This is the time of the kernels.
+- `loop`: plain calls one after the other, between CUDA events; on a CPU by the wall clock. This is what a program
+  without graphs waits for.
+- `host`: how long a call keeps its caller, at the chapter's sizes.
+- `memory`: bytes that autograd keeps, bytes in use behind the forward pass, and the peak of forward and backward.
+"""
+
+import argparse
+import csv
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from harness.bench.machine import machine
+from harness.bench.report import Row, Show
+from harness.bench.runner import DTYPES, FIELDS, HOST_SIZES, Bench, Options
+from harness.errors import BadUse
+from harness.puzzles.p22.candidates import CANDIDATES, PASSES, PEERS, VARIANTS, Sizes
+
+NAMED = {
+    "puzzle": [HOST_SIZES],
+    "gpt2": [Sizes(8192, 768, 3072)],
+    "S0": [Sizes(4096, 768, 3072)],
+    "S1": [Sizes(8192, 1024, 4096)],
+    "S2": [Sizes(8192, 4096, 4096)],
+    "S3": [Sizes(16384, 4096, 12288)],
+    "climb": [
+        Sizes(16, 8, 16),
+        Sizes(256, 64, 64),
+        Sizes(1024, 256, 256),
+        Sizes(4096, 768, 768),
+        Sizes(8192, 768, 3072),
+    ],
+}
+CPU_SIZES = "256,128,256"
+GPU_SIZES = "S0;S1;S2;S3"
+COLUMNS = ("graph", "loop", "host", "memory")
+
+
+# ---- Flags --------------------------------------------------------------------------------------------------
+
+
+def parser(make=argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The flags of `pNN --bench`."""
+    flags = make(prog="p22 --bench", description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    flags.add_argument("puzzle", help="which puzzle; p22 is the one that has a benchmark")
+    flags.add_argument(
+        "--sizes",
+        metavar="LIST",
+        help=f'"M,H,O;..." or names: {", ".join(NAMED)} (default: {GPU_SIZES} on a GPU, {CPU_SIZES} on a CPU)',
+    )
+    flags.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on a GPU, float32 on a CPU")
+    flags.add_argument("--passes", metavar="LIST", default="forward,backward,both", help=", ".join(PASSES))
+    flags.add_argument("--columns", metavar="LIST", default=",".join(COLUMNS), help="default: all")
+    flags.add_argument("--variants", metavar="LIST", default="all", help=f"{', '.join(VARIANTS)}; all, none")
+    flags.add_argument("--peers", metavar="LIST", default="all", help=f"{', '.join(PEERS)}; all, none")
+    flags.add_argument(
+        "--rounds", type=int, default=9, metavar="N", help="turns of every candidate (default: 9)"
+    )
+    flags.add_argument("--cold-l2", action="store_true", help="empty the L2 cache before every call")
+    flags.add_argument(
+        "--budget", type=float, default=float("inf"), metavar="SECONDS", help="start nothing that ends later"
+    )
+    flags.add_argument("--csv", type=Path, metavar="FILE", help="write every row here, as it is measured")
+    flags.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+    return flags
+
+
+def make_options(flags: argparse.Namespace) -> Options:
+    """The options of a run. Raises BadUse, naming the flag, for a value that makes no sense."""
+    if flags.puzzle != "p22":
+        raise BadUse(f"{flags.puzzle} --bench: only p22 has a benchmark")
+    if flags.rounds < 1:
+        raise BadUse(f"--rounds {flags.rounds}: must be at least 1")
+    if not flags.budget > 0:
+        raise BadUse(f"--budget {flags.budget:g}: must be more than 0 seconds")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = device.type == "cuda"
+    if flags.cold_l2 and not on_gpu:
+        raise BadUse("--cold-l2: needs a GPU, and PyTorch sees none")
+    if flags.dtype == "tf32" and not on_gpu:
+        raise BadUse("--dtype tf32: needs a GPU, and PyTorch sees none")
+    # On a CPU there is no graph, and a call keeps its caller for as long as it takes: the loop says it.
+    asked = listed("--columns", flags.columns, COLUMNS)
+    columns = tuple(column for column in asked if on_gpu or column in ("loop", "memory"))
+    if not columns:
+        raise BadUse(f"--columns {flags.columns}: needs a GPU, and PyTorch sees none")
+    chosen = ("bare GEMMs", *listed("--variants", flags.variants, VARIANTS))
+    chosen += listed("--peers", flags.peers, PEERS)
+    return Options(
+        sizes=parse_sizes(flags.sizes or (GPU_SIZES if on_gpu else CPU_SIZES)),
+        dtype=flags.dtype or ("bfloat16" if on_gpu else "float32"),
+        passes=listed("--passes", flags.passes, PASSES),
+        columns=columns,
+        candidates=tuple(candidate for candidate in CANDIDATES if candidate.name in chosen),
+        rounds=flags.rounds,
+        cold=flags.cold_l2,
+        seconds=flags.budget,
+        device=device,
+    )
+
+
+def listed(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The members of a list on the command line, in the order of `known`. Raises BadUse for an unknown one."""
+    if text in ("all", "none"):
+        return known if text == "all" else ()
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise BadUse(f"{flag}: {name!r} is not one of {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+def parse_sizes(text: str) -> list[Sizes]:
+    """Sizes from "M,H,O;name;...". Raises BadUse for one that is neither three positive numbers nor a name."""
+    sizes = []
+    for part in (part.strip() for part in text.split(";")):
+        numbers = re.fullmatch(r"(\d+)\s*,\s*(\d+)\s*,\s*(\d+)", part)
+        if part in NAMED:
+            sizes += NAMED[part]
+        elif numbers and all(int(number) for number in numbers.groups()):
+            sizes.append(Sizes(*map(int, numbers.groups())))
+        else:
+            raise BadUse(
+                f'--sizes: {part!r} is neither "M,H,O" with M, H, O >= 1 nor one of {", ".join(NAMED)}'
+            )
+    return sizes
+
+
+# ---- The command --------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    """Runs `pNN --bench ...` and returns its exit code: 1 where a candidate is wrong or one of ours fails."""
+    from harness.screens.console import Parser, make_console, write_json
+
+    flags = parser(Parser).parse_args([argument for argument in arguments if argument != "--bench"])
+    options = make_options(flags)
+    console = make_console(sys.stderr if flags.json == "-" else sys.stdout)
+    # torch says so when its thread for backward passes starts; the products are right, and timed later.
+    warnings.filterwarnings(
+        "ignore", message="Attempting to run cuBLAS, but there was no current CUDA context"
+    )
+    torch.set_float32_matmul_precision("high" if options.dtype == "tf32" else "highest")
+    with csv_file(flags.csv) as write_row:
+        bench = Bench(options, Show(console), on_row=write_row)
+        introduce(bench)
+        try:
+            bench.run()
+        except KeyboardInterrupt:
+            bench.show.line(f"interrupted: {len(bench.rows)} rows were measured{kept(flags, ' and')}")
+            raise
+        finally:
+            if flags.json:
+                write_json(as_json(bench), flags.json)
+    bench.show.line(f"took {time.monotonic() - bench.started:.0f} s{kept(flags, ', the rows')}")
+    if bench.faults:
+        bench.show.line(f"❌ {bench.faults} wrong or failed; see above")
+    return int(bench.faults > 0)
+
+
+def introduce(bench: Bench) -> None:
+    """Says what is measured, on what, and what is not."""
+    facts = machine(bench.options.device)
+    words = [facts["device"], facts["driver"] and f"driver {facts['driver']}", f"torch {facts['torch']}"]
+    words += [f"{name} {facts[name]}" for name in ("triton", "max") if facts[name]]
+    bench.show.line(", ".join(word for word in words if word))
+    if not bench.cuda:
+        bench.show.line(
+            "No GPU here: these are times of the CPU paths, and they say nothing about any GPU. "
+            "The virtual GPU is never timed."
+        )
+
+
+def kept(flags: argparse.Namespace, who: str) -> str:
+    """Where the rows are."""
+    return f"{who} are in {flags.csv}" if flags.csv else ""
+
+
+@contextmanager
+def csv_file(path: Path | None) -> Iterator:
+    """Yields what writes a row at once, or None without a path. Raises BadUse where the file cannot be written."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w", newline="", encoding="utf-8")
+    except OSError as error:
+        raise BadUse(f"--csv {path}: {error.strerror}") from error
+    with file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+
+        def write(row: Row) -> None:
+            writer.writerow(row)
+            file.flush()
+
+        yield write
+
+
+def as_json(bench: Bench) -> dict:
+    """The run as plain data: the rows of the CSV under the machine that they share."""
+    shared = machine(bench.options.device)
+    return {
+        "puzzle": "p22",
+        **shared,
+        "dtype": bench.options.dtype,
+        "exit_code": int(bench.faults > 0),
+        "rows": [
+            {key: value for key, value in row.items() if key not in shared and value != ""}
+            for row in bench.rows
+        ],
+    }

@@ -1,0 +1,436 @@
+"""One run of the benchmark: who is right and ready, every column measured, and the rows that come of it."""
+
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from harness.bench.machine import machine
+from harness.bench.report import PASS_NAMES, Row, Show
+from harness.bench.timing import (
+    ColdClock,
+    CudaClock,
+    Graph,
+    IssueClock,
+    Protocol,
+    Summary,
+    WallClock,
+    ratio,
+    summary,
+    take_turns,
+)
+from harness.puzzles.p22.candidates import (
+    CANDIDATES,
+    Candidate,
+    Differentiable,
+    Problem,
+    Products,
+    Sizes,
+    Unavailable,
+    errors,
+    grown_bytes,
+    make_problem,
+    peak_bytes,
+    plain,
+    quantities,
+    saved_bytes,
+    wrong,
+)
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "tf32": torch.float32,
+}
+HOST_SIZES = Sizes(16, 8, 16)
+"""The chapter's sizes, at which a call is all host time."""
+LAUNCH_BOUND = 20.0
+"""Microseconds below which a time is that of launches, and nothing is concluded from it."""
+CEILING_PRODUCTS, CEILING_BYTES = (Sizes(8192, 8192, 8192), Sizes(16384, 4096, 12288)), 2**30
+"""The ceilings of a run are the faster of these products, and a copy of so many bytes."""
+FIELDS = (
+    *("device", "driver", "torch", "triton", "max", "date", "protocol"),
+    *("M", "H", "O", "dtype", "pass", "candidate", "role", "column"),
+    *("median_us", "p20_us", "p80_us", "samples"),
+    *("ratio_to_floor", "ratio_to_fastest_peer", "fastest_peer"),
+    *("tflops", "percent_of_matmul", "gbs", "percent_of_copy", "error"),
+    *("saved_bytes", "grown_bytes", "peak_bytes", "note"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. `seconds` is when to stop, `cold` whether the L2 cache is emptied before every call."""
+
+    sizes: list[Sizes]
+    dtype: str
+    passes: tuple[str, ...]
+    columns: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    rounds: int
+    cold: bool
+    seconds: float
+    device: torch.device
+
+
+class WrongGraph(Exception):
+    """A CUDA graph that does something else than the call that was captured."""
+
+
+@dataclass
+class Ready:
+    """A candidate that is right at one size, with its calls and its errors by quantity."""
+
+    candidate: Candidate
+    calls: Differentiable | Products
+    errors: dict[str, tuple[float, float]]
+
+    def error(self, direction: str) -> float:
+        """The largest relative Frobenius error of what a pass returns; NaN for the floor."""
+        found = [self.errors[name][0] for name in quantities(direction) if name in self.errors]
+        return max(found, default=float("nan"))
+
+
+@dataclass
+class Bench:
+    """One run: what is asked for, what was found so far, and where it is shown."""
+
+    options: Options
+    show: Show
+    rows: list[Row] = field(default_factory=list)
+    ceilings: dict[str, float] = field(default_factory=dict)
+    on_row: Callable[[Row], None] | None = None
+    faults: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def cuda(self) -> bool:
+        """Whether a GPU is measured."""
+        return self.options.device.type == "cuda"
+
+    def run(self) -> None:
+        """Measures everything that was asked for."""
+        timed = [column for column in self.options.columns if column != "host"]
+        if self.cuda and {"graph", "loop"} & set(timed):
+            self.measure_ceilings()
+        if timed:
+            for sizes in self.options.sizes:
+                self.run_size(sizes, self.options.candidates, self.options.passes, timed)
+        if "host" in self.options.columns:
+            quick = tuple(c for c in self.options.candidates if c.name != "max-autotune")
+            self.run_size(HOST_SIZES, quick, ("inference", "forward", "both"), ["host"])
+
+    def run_size(self, sizes: Sizes, candidates, passes, columns) -> None:
+        """Everything at one size, whose tensors are gone afterwards."""
+        if self.late(0):
+            self.leave_out(sizes, "all candidates", "all", self.spent())
+            return
+        torch._dynamo.reset()
+        try:
+            problem = make_problem(sizes, DTYPES[self.options.dtype], self.options.device)
+            truth = problem.truth()
+            own = errors(results(plain(problem)), truth)
+        except (RuntimeError, MemoryError) as error:  # torch reports want of memory as RuntimeError
+            self.leave_out(sizes, "all candidates", "all", f"skipped: {first_line(error)}")
+            return
+        ready = self.prepare(problem, truth, own, candidates)
+        del truth
+        if "memory" in columns:
+            self.measure_memory(problem, ready)
+        for direction in passes:
+            for column in (column for column in columns if column != "memory"):
+                if self.late(0):
+                    self.leave_out(sizes, "all candidates", column, self.spent(), direction)
+                    continue
+                self.measure(problem, ready, direction, column)
+        del problem, ready
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def late(self, seconds: float) -> bool:
+        """Whether what takes so long would end after the time limit."""
+        return time.monotonic() - self.started + seconds >= self.options.seconds
+
+    def spent(self) -> str:
+        """Why something is left out for want of time."""
+        return f"left out by --budget {self.options.seconds:g}"
+
+    # ---- Candidates, checked
+
+    def prepare(self, problem: Problem, truth, own, candidates: tuple[Candidate, ...]) -> list[Ready]:
+        """The candidates that exist here and are right; `own` are the errors of PyTorch's two operations."""
+        ready = []
+        for candidate in candidates:
+            if self.late(candidate.seconds if self.cuda else 0):
+                self.leave_out(problem.sizes, candidate.name, "all", self.spent())
+                continue
+            with self.show.step(f"{problem.sizes}: preparing and checking {candidate.name}"):
+                found = self.prepare_one(candidate, problem, truth, own)
+            if found:
+                ready.append(found)
+        return ready
+
+    def prepare_one(self, candidate, problem: Problem, truth, own) -> Ready | None:
+        """One candidate, or None with the reason noted: it does not exist here, fails, or is wrong."""
+        try:
+            calls = candidate.build(problem)
+            if isinstance(calls, Products):
+                return Ready(candidate, calls, {})
+            found = errors(results(calls), truth)
+        except Unavailable as reason:
+            self.leave_out(problem.sizes, candidate.name, "all", f"skipped: {reason}")
+            return None
+        except Exception as error:  # whatever a peer or a half-installed package raises is its own fault
+            self.fail(problem.sizes, candidate, error)
+            return None
+        faults = wrong(found, own, problem.x.dtype)
+        if faults:
+            self.faults += 1
+            worst = max(pair[0] for pair in found.values())
+            self.leave_out(problem.sizes, candidate.name, "all", f"WRONG: {'; '.join(faults)}", error=worst)
+            return None
+        return Ready(candidate, calls, found)
+
+    def fail(self, sizes: Sizes, candidate: Candidate, error: Exception) -> None:
+        """Notes a candidate that raises. A peer may; one of ours that does is a fault of the run."""
+        mine = candidate.role == "ours"
+        self.faults += mine
+        self.leave_out(
+            sizes, candidate.name, "all", f"{'FAILED' if mine else 'skipped'}: {first_line(error)}"
+        )
+
+    # ---- Columns
+
+    def measure(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> None:
+        """One pass in one column, all candidates in turns."""
+        where = f"{problem.sizes}, {PASS_NAMES[direction]}, {column}"
+        with self.show.step(where) as advance, torch.set_grad_enabled(direction != "inference"):
+            calls = self.callables(problem, ready, direction, column)
+            protocol = self.protocol(column)
+            times = take_turns(
+                calls,
+                self.clock(column),
+                protocol,
+                on_round=lambda number: advance(number / protocol.rounds),
+            )
+        if not times:
+            return
+        rows = self.rows_of(problem.sizes, ready, direction, column, times, protocol)
+        for row in rows:
+            self.add(row)
+        self.show.table(where, self.options.dtype, rows)
+
+    def callables(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> dict:
+        """name -> what is timed; a candidate that cannot be captured says so."""
+        calls = {}
+        for one in ready:
+            prepare = functools.partial(one.calls.prepare, direction)
+            try:
+                if column == "graph":
+                    calls[one.candidate.name] = graph = Graph(prepare)
+                    self.check_graph(graph, one, problem, direction)
+                else:
+                    calls[one.candidate.name] = prepare()
+            except Exception as error:  # as in prepare_one
+                calls.pop(one.candidate.name, None)
+                refused = column == "graph" and not isinstance(error, WrongGraph)
+                why = "cannot be captured" if refused else "FAILED"
+                self.faults += one.candidate.role == "ours" and not refused
+                self.leave_out(
+                    problem.sizes, one.candidate.name, column, f"{why}: {first_line(error)}", direction
+                )
+        return calls
+
+    def check_graph(self, graph: Graph, one: Ready, problem: Problem, direction: str) -> None:
+        """Raises WrongGraph where a replay does not write what a plain call returns: a launch was not captured."""
+        expected = [tensor.clone() for tensor in one.calls.prepare(direction)()]
+        for tensor in graph.outputs:
+            tensor.detach().fill_(float("nan"))
+        graph()
+        torch.cuda.synchronize()
+        limit = 2 * torch.finfo(problem.x.dtype).eps + 1e-4  # a capture may choose another product algorithm
+        for got, wanted in zip(graph.outputs, expected, strict=True):
+            difference = (got.detach().float() - wanted.detach().float()).norm()
+            if not difference <= limit * wanted.detach().float().norm():
+                raise WrongGraph("the replayed graph does not write what a plain call writes")
+
+    def clock(self, column: str):
+        """How a column takes time."""
+        if not self.cuda:
+            return WallClock()
+        if column == "host":
+            return IssueClock(CudaClock())
+        return ColdClock(self.options.device) if self.options.cold else CudaClock()
+
+    def protocol(self, column: str) -> Protocol:
+        """The bursts and pauses of a column."""
+        if column == "graph":
+            return Protocol(self.options.rounds, burst=4_000, idle=(0.06, 0.08))
+        if column == "host":
+            return Protocol(self.options.rounds, burst=2_000)
+        return Protocol(self.options.rounds, burst=20_000 if self.cuda else 200_000)
+
+    def rows_of(self, sizes, ready, direction, column, times, protocol) -> list[Row]:
+        """The CSV rows of one pass in one column."""
+        roles = {one.candidate.name: one.candidate.role for one in ready}
+        medians = {name: summary(taken).median for name, taken in times.items()}
+        peers = {name: medians[name] for name in times if roles[name] == "peer"}
+        fastest = min(peers, key=peers.get, default="")
+        rows = []
+        for one in (one for one in ready if one.candidate.name in times):
+            taken = times[one.candidate.name]
+            row = self.row(sizes, one.candidate, direction, column)
+            row |= {"protocol": self.protocol_words(column, protocol), "samples": len(taken)}
+            row |= times_fields(summary(taken))
+            row["note"] = one.calls.note or row["note"]
+            row["error"] = f"{one.error(direction):.2e}" if one.errors else ""
+            if column != "host":
+                row |= self.rates(sizes, direction, medians[one.candidate.name])
+                row |= ratios(one.candidate.name, times, fastest)
+            rows.append(row)
+        return rows
+
+    def protocol_words(self, column: str, protocol: Protocol) -> str:
+        """What the CSV says of how a row was measured."""
+        cold = ", L2 emptied before every call" if self.options.cold and column != "host" else ""
+        return f"{protocol}{cold}"
+
+    def row(self, sizes: Sizes, candidate: Candidate, direction: str, column: str) -> Row:
+        """A row that says who, what and where."""
+        return machine(self.options.device) | {
+            "M": sizes.M,
+            "H": sizes.H,
+            "O": sizes.O,
+            "dtype": self.options.dtype,
+            "pass": direction,
+            "candidate": candidate.name,
+            "role": candidate.role,
+            "column": column,
+            "note": candidate.version(),
+        }
+
+    def rates(self, sizes: Sizes, direction: str, microseconds: float) -> Row:
+        """Achieved TFLOP/s and GB/s from the counts of `Sizes`, and their share of this run's ceilings."""
+        width = torch.finfo(DTYPES[self.options.dtype]).bits // 8
+        tflops = sizes.operations(direction) / microseconds / 1e6
+        gbs = sizes.bytes(direction, width) / microseconds / 1e3
+        row = {"tflops": f"{tflops:.4g}", "gbs": f"{gbs:.4g}"}
+        if self.ceilings:
+            row["percent_of_matmul"] = f"{100 * tflops / self.ceilings['tflops']:.1f}"
+            row["percent_of_copy"] = f"{100 * gbs / self.ceilings['gbs']:.1f}"
+        return row
+
+    def measure_ceilings(self) -> None:
+        """What this GPU does at best: the fastest of some large matrix products, one large copy. One row each."""
+        dtype, device = DTYPES[self.options.dtype], self.options.device
+        calls: dict[object, Callable] = {}
+        for sizes in CEILING_PRODUCTS:
+            a = torch.randn(sizes.M, sizes.H, device=device).to(dtype)
+            b = torch.randn(sizes.O, sizes.H, device=device).to(dtype)
+            calls[sizes] = functools.partial(torch.mm, a, b.T)
+        source = torch.randint(255, (CEILING_BYTES,), dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        calls["copy"] = lambda: target.copy_(source)
+        protocol = self.protocol("graph")
+        with self.show.step("ceilings: large matrix products, a large copy") as advance:
+            times = take_turns(
+                calls, CudaClock(), protocol, on_round=lambda number: advance(number / protocol.rounds)
+            )
+        medians = {name: summary(taken).median for name, taken in times.items()}
+        best = max(CEILING_PRODUCTS, key=lambda sizes: sizes.operations("forward") / medians[sizes])
+        self.ceilings = {
+            "tflops": best.operations("forward") / medians[best] / 1e6,
+            "gbs": 2 * source.nbytes / medians["copy"] / 1e3,
+        }
+        for name, key, rate in (("matmul ceiling", best, "tflops"), ("copy ceiling", "copy", "gbs")):
+            row = self.row(best, Candidate(name, "ceiling", Products), "", "ceiling")
+            row |= {"protocol": str(protocol), "samples": len(times[key])} | times_fields(summary(times[key]))
+            self.add(row | {rate: f"{self.ceilings[rate]:.4g}"})
+        self.show.line(
+            f"Ceilings of this run: {self.ceilings['tflops']:,.0f} TFLOP/s ({best}), "
+            f"{self.ceilings['gbs']:,.0f} GB/s (copy)"
+        )
+
+    def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
+        """One row for each candidate: bytes kept for backward, in use behind forward, and at the peak of both."""
+        rows = []
+        for one in (one for one in ready if isinstance(one.calls, Differentiable)):
+            forward, both = one.calls.prepare("forward"), one.calls.prepare("both")
+            row = self.row(problem.sizes, one.candidate, "both", "memory")
+            try:
+                both()
+                row["saved_bytes"] = saved_bytes(forward, one.calls.leaves[1:])
+                if self.cuda:
+                    row |= {"grown_bytes": grown_bytes(forward), "peak_bytes": peak_bytes(both)}
+            except Exception as error:  # as in prepare_one
+                self.leave_out(problem.sizes, one.candidate.name, "memory", f"fails: {first_line(error)}")
+                continue
+            rows.append(row)
+            self.add(row)
+        self.show.memory(problem.sizes, rows)
+
+    # ---- Rows
+
+    def leave_out(
+        self,
+        sizes: Sizes,
+        name: str,
+        column: str,
+        reason: str,
+        direction: str = "",
+        error: float | None = None,
+    ) -> None:
+        """Notes in the rows and on the screen who is not measured, and why."""
+        known = {candidate.name: candidate for candidate in CANDIDATES}
+        candidate = known.get(name, Candidate(name, "", Products))
+        row = self.row(sizes, candidate, direction, column) | {"note": reason}
+        if error is not None:
+            row["error"] = f"{error:.2e}"
+        self.add(row)
+        what = f" ({PASS_NAMES[direction]})" if direction else ""
+        self.show.line(f"   {name}{what}: {reason}")
+
+    def add(self, row: Row) -> None:
+        """Keeps a row and hands it on."""
+        row = {name: row.get(name, "") for name in FIELDS}
+        self.rows.append(row)
+        if self.on_row:
+            self.on_row(row)
+
+
+def results(calls: Differentiable) -> dict[str, torch.Tensor]:
+    """All quantities of one forward and backward pass, by name."""
+    return dict(zip(quantities("both"), calls.prepare("both")(), strict=True))
+
+
+def times_fields(found: Summary) -> Row:
+    """The summary as CSV fields."""
+    return {f"{name}_us": f"{getattr(found, name):.2f}" for name in ("median", "p20", "p80")}
+
+
+def ratios(name: str, times: dict[str, list[float]], fastest: str) -> Row:
+    """The two ratios of a candidate, medians over the rounds; none where either time is one of launches."""
+
+    def conclusive(one: str) -> bool:
+        return one in times and statistics.median(times[one]) >= LAUNCH_BOUND
+
+    row: Row = {"fastest_peer": fastest}
+    if not conclusive(name):
+        return row | {"note": f"launch-bound: below {LAUNCH_BOUND:g} us nothing is concluded"}
+    if conclusive("bare GEMMs"):
+        row["ratio_to_floor"] = f"{ratio(times[name], times['bare GEMMs']):.4f}"
+    if conclusive(fastest):
+        row["ratio_to_fastest_peer"] = f"{ratio(times[name], times[fastest]):.4f}"
+    return row
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

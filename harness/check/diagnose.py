@@ -1,0 +1,274 @@
+"""What is wrong with a wrong tensor: by how much, where, and which known mistake it looks like.
+
+The learner's values are compared with what each known mistake of the puzzle would give, evaluated in NumPy on the very
+inputs of the failing cases. A mistake is named only where it explains every failing case.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.check.compare import EPSILON, Verdict
+from harness.spec.derivation import Mistake
+from harness.spec.puzzle import Arrays, Case, Puzzle
+from harness.vgpu.report import Finding
+
+SHOWN = 4
+TILES = (128, 32, 16)
+# Above this many multiply-adds the NumPy formulas take long: only the place of the errors is said.
+LARGEST = 2**26
+# A formula explains a result that is this many times nearer to it than to the truth.
+NEARER = 8
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One quantity in one case where it is wrong.
+
+    Attributes:
+        case: The case; `arrays` its inputs in float64.
+        got, truth: The tensor that was written, in float64, and what it should be.
+        unwritten: True where nothing was written.
+        verdict: By how much it is wrong.
+        dtype: What the kernel writes.
+    """
+
+    case: Case
+    arrays: Arrays
+    got: np.ndarray
+    truth: np.ndarray
+    unwritten: np.ndarray
+    verdict: Verdict
+    dtype: str = "float32"
+
+    @property
+    def scale(self) -> float:
+        """What errors are measured against: the largest truth, or 1 where all of it is zero."""
+        return float(np.abs(self.truth).max()) or 1.0
+
+    @property
+    def wrong(self) -> np.ndarray:
+        """True where an element by itself is beyond the limit, not finite or not written."""
+        with np.errstate(invalid="ignore"):
+            far = np.abs(self.got - self.truth) > self.verdict.limit * self.scale
+        return far | ~np.isfinite(self.got) | self.unwritten
+
+
+@dataclass
+class Diagnosis:
+    """The words, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None)."""
+
+    lines: list[str] = field(default_factory=list)
+    mistake: str | None = None
+    hint: str | None = None
+
+
+def diagnose(
+    puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], *, name: str = "", gate: str | None = None
+) -> Diagnosis:
+    """Says what is wrong with a quantity.
+
+    Args:
+        puzzle: Its derivation and known mistakes.
+        quantity: The op argument.
+        evidence: The cases in which it is wrong, at least one.
+        name: What reports call the quantity.
+        gate: Whose hints help; None where there is no blank to hint at.
+    """
+    name = name or quantity
+    worst = max(evidence, key=lambda e: (bool(e.verdict.nonfinite or e.verdict.unwritten), severity(e)))
+    letters = puzzle.op(quantity).writes[quantity]
+    lines = [*elements(worst, name), f"where in '{worst.case.name}': {place(worst.wrong, letters)}"]
+    mistake = explanation(puzzle, quantity, evidence)
+    rung = mistake[0].hint if mistake else 1
+    hint = f"{gate}-{rung}" if gate else None
+    see = f": see hint {hint}" if hint else ""
+    if mistake:
+        known, distance = mistake
+        lines.append(f"your {name} equals the reference {known.words}, to {distance:.0e}{see}")
+    else:
+        symptom = coarse(worst) or cancelled(worst)
+        if symptom:
+            lines.append(f"your {name} {symptom[1]}{see}")
+            return Diagnosis(lines, symptom[0], hint)
+        if worst.verdict.unwritten:
+            lines.append(f"a part of your {name} is never written{see}")
+            return Diagnosis(lines, "never-written", hint)
+        if worst.verdict.nonfinite:
+            lines.append(
+                f"your {name} holds values that are no numbers: a division by 0, or an overflow{see}"
+            )
+            return Diagnosis(lines, "not-finite", hint)
+        if hint:
+            lines.append(f"no known mistake gives these values{see}")
+    return Diagnosis(lines, mistake[0].id if mistake else None, hint)
+
+
+def severity(evidence: Evidence) -> float:
+    """Error in units of the limit."""
+    return evidence.verdict.error / evidence.verdict.limit
+
+
+def elements(evidence: Evidence, name: str) -> Iterator[str]:
+    """The first few wrong elements, with what was got and what was expected, and what kind of wrong they are."""
+    wrong = np.argwhere(evidence.wrong)
+    if evidence.verdict.unwritten:
+        count = int(evidence.unwritten.sum())
+        yield f"{count} of {evidence.got.size} elements of {name} were never written"
+    nonfinite = ~np.isfinite(evidence.got) & np.isfinite(evidence.truth) & ~evidence.unwritten
+    if nonfinite.any():
+        kinds = "NaN" if np.isnan(evidence.got[nonfinite]).all() else "infinite or NaN"
+        yield f"{int(nonfinite.sum())} of {evidence.got.size} elements of {name} are {kinds}"
+    for index in wrong[:SHOWN].tolist():
+        at = tuple(index)
+        got = "never written" if evidence.unwritten[at] else f"got {evidence.got[at]:.7g}"
+        yield f"{name}{index} {got}, expected {evidence.truth[at]:.7g}"
+    if len(wrong) > SHOWN:
+        yield f"... {len(wrong)} of {evidence.got.size} elements are wrong"
+
+
+def place(wrong: np.ndarray, letters: str) -> str:
+    """Where the wrong elements of a tensor sit, in words; `letters` names its axes, as "BSH"."""
+    if wrong.all():
+        return "every element"
+    if wrong.sum() == 0:
+        return "the tensor as a whole"
+    if wrong.sum() == 1:
+        return f"one element, {np.argwhere(wrong)[0].tolist()}"
+    parts = []
+    for axis, letter in enumerate(letters):
+        others = tuple(k for k in range(wrong.ndim) if k != axis)
+        hit = np.flatnonzero(wrong.any(others))
+        part = along(hit, wrong.shape[axis], letter)
+        if part:
+            parts.append(part)
+    full = np.ix_(
+        *[np.flatnonzero(wrong.any(tuple(k for k in range(wrong.ndim) if k != a))) for a in range(wrong.ndim)]
+    )
+    share = wrong[full].mean()
+    if not parts:
+        return f"spread over the tensor, {share:.0%} of the elements"
+    return ", ".join(parts) + ("" if share == 1 else f" ({share:.0%} of the elements there)")
+
+
+def along(hit: np.ndarray, size: int, letter: str) -> str:
+    """Which indices of one axis hold wrong elements; empty where all do."""
+    if len(hit) == size:
+        return ""
+    first, last = int(hit[0]), int(hit[-1])
+    if len(hit) == 1:
+        where = " (the last)" if first == size - 1 else " (the first)" if first == 0 else ""
+        return f"only {letter} = {first}{where}"
+    if last - first + 1 != len(hit):
+        steps = np.diff(hit)
+        if len(hit) > 2 and (steps == steps[0]).all():
+            return f"{letter} = {first}, {first + int(steps[0])}, ... (every {int(steps[0])})"
+        return f"{len(hit)} of {size} along {letter}"
+    if last == size - 1:
+        tile = next((t for t in TILES if first and first % t == 0 and size - first <= t), None)
+        if tile:
+            return f"the last tile of {tile} along {letter}, from {first}"
+        return f"{letter} from {first} to the end"
+    return f"{letter} from {first} to {last}"
+
+
+def explanation(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> tuple[Mistake, float] | None:
+    """The known mistake that gives these values in every failing case, and the largest distance from it."""
+    if any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
+        return None
+    if any(not np.isfinite(e.got).all() for e in evidence):
+        return None
+    for mistake in puzzle.mistakes:
+        distances = []
+        for e in evidence:
+            distance = distance_from(puzzle, mistake, quantity, e)
+            if distance is None:
+                break
+            distances.append(distance)
+        else:
+            return mistake, max(distances)
+    return None
+
+
+def distance_from(puzzle: Puzzle, mistake: Mistake, quantity: str, e: Evidence) -> float | None:
+    """How far a result is from what a mistake gives, relative to the largest value; None where it is too far."""
+    with np.errstate(all="ignore"):
+        formula = np.asarray(getattr(puzzle.derive(e.arrays, mistake.changes), quantity), np.float64)
+        apart = np.abs(e.got - formula)
+        if formula.ndim > e.got.ndim:
+            apart = apart.min(0)
+        error = np.abs(e.got - e.truth).max()
+        distance = apart.max()
+    scale = max(e.scale, float(np.abs(e.got).max()))
+    tolerance = 2 * e.verdict.limit + 8 * EPSILON[e.dtype]
+    if not np.isfinite(distance) or distance > tolerance * scale or distance * NEARER > error:
+        return None
+    return float(distance / scale)
+
+
+# Finding kind -> the mistake behind it, what it means, and the rung of the hint ladder.
+FOUND = {
+    "shared race": (
+        "missing-barrier",
+        "threads of one block use the same shared memory with no barrier() between them",
+    ),
+    "race inside a block": ("missing-barrier", "threads of one block use the same memory with no barrier()"),
+    "barrier divergence": ("barrier-divergence", "some threads of a block never reach a barrier()"),
+    "uninitialised read": ("uninitialised-read", "memory is read that nothing has written"),
+    "hang": ("endless-loop", "a loop does not end"),
+    **{
+        f"out-of-bounds {access}": (
+            f"out-of-bounds-{access}",
+            f"an index runs past the end of a tensor ({access})",
+        )
+        for access in ("load", "store", "atomic")
+    },
+}
+
+
+def from_findings(findings: Sequence[Finding], loads: Container[str]) -> tuple[str, str] | None:
+    """The mistake behind the findings of the virtual GPU, and what it means; `loads` are places that load."""
+    races = [finding for finding in findings if finding.kind == "global race"]
+    if any("atomic" in race.message and "store" in race.message for race in races):
+        return (
+            "zeroed-in-the-kernel",
+            "one block stores to what other blocks add to, and nothing orders the blocks of a grid",
+        )
+    if any(race.where in loads or race.other in loads for race in races):
+        return (
+            "missing-atomic",
+            "blocks read, add and write the same element without an atomic: additions get lost",
+        )
+    if races:
+        return "overwritten", "blocks store to the same element: the last one wins, nothing is added up"
+    return next((FOUND[finding.kind] for finding in findings if finding.kind in FOUND), None)
+
+
+def coarse(e: Evidence) -> tuple[str, str] | None:
+    """Whether every element has no more digits than a 16-bit type although the kernel writes a wider one."""
+    if e.dtype not in ("float32", "float64") or not np.isfinite(e.got).all() or e.got.size < 4:
+        return None
+    if (e.got.astype(np.float16).astype(np.float64) == e.got).all() and severity(e) < 1e5:
+        return "rounded-to-float16", "has only the digits of float16: somewhere it is rounded to 16 bits"
+    return None
+
+
+def cancelled(e: Evidence) -> tuple[str, str] | None:
+    """Whether the errors sit in the rows whose mean is large beside their deviation, as after a cancellation."""
+    x = e.arrays.get("input")
+    if x is None or e.got.shape[:-1] != x.shape[:-1]:
+        return None
+    ratio = np.abs(x.mean(-1)) / (x.std(-1) + 1e-30)
+    size = np.abs(e.truth).max(-1)
+    error = np.abs(e.got - e.truth).max(-1) / np.where(size > 0, size, 1)
+    steep = ratio > 10
+    if not steep.any() or steep.all() or not np.isfinite(error).all():
+        return None
+    if error[steep].max() > 20 * error[~steep].max() and error[steep].max() < 0.1:
+        return (
+            "cancellation",
+            "is wrong in the rows whose mean is large beside their deviation, and only there: digits cancel, as in "
+            "E[x^2] - mean^2",
+        )
+    return None

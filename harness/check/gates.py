@@ -1,0 +1,277 @@
+"""Gates: each blank of a puzzle judged by itself, without MAX and without a GPU, in one warm process.
+
+The kernels are recorded (one run of the Mojo compiler for all cases) and replayed on the virtual GPU. A gate whose
+blank is untouched is not run. A gate is judged on its own quantities; where the statistics that the forward pass saves
+are wrong, the later gates are judged again from right ones, so that they are not blamed for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from harness.check import tensors
+from harness.check.diagnose import diagnose, from_findings
+from harness.check.runs import Comparison, read_blanks
+from harness.devices.recorder import Recording, record
+from harness.devices.replay import Replay
+from harness.devices.targets import Target
+from harness.errors import BadUse, EnvironmentProblem
+from harness.learner.blanks import Blank
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.toolchain.packages import OpPackage
+from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
+from harness.vgpu.report import Finding, by_cause, place
+
+# An untouched blank leaves its output unwritten: what later kernels then read is no mistake of theirs.
+# Memory and race findings are about the code, not the formula: the last hint helps.
+RACE_RUNG = 3
+# Steps that a launch may take on the virtual GPU: the cases need 5000, an endless loop is stopped within seconds.
+STEPS = 100_000
+SHOWN = 3
+UNWRITTEN = ("uninitialised read", "output never written")
+
+
+@dataclass
+class GateResult:
+    """The verdict on one gate.
+
+    Attributes:
+        gate: Which one.
+        state: "unsolved" (the blank is untouched), "wrong" or "correct".
+        comparisons: One for each case, with the verdicts of the gate's quantities; empty where nothing was run.
+        findings: The virtual GPU's memory, race and barrier findings that belong to the gate, errors only.
+        diagnosis: What is wrong, line by line; empty unless wrong.
+        mistake: The id of the known mistake that the result equals, or None.
+        hint: The hint to read next, as "dx-2"; None unless wrong.
+    """
+
+    gate: Gate
+    state: str
+    comparisons: list[Comparison] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    diagnosis: list[str] = field(default_factory=list)
+    mistake: str | None = None
+    hint: str | None = None
+
+
+@dataclass
+class Outcome:
+    """What one variant did in every case: what it wrote, what was found, and why it stopped, if it did.
+
+    `loads` are the places in the source that load from memory; read only where there are findings.
+    """
+
+    outputs: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    failure: VirtualGPUError | None = None
+    loads: set[str] = field(default_factory=set)
+
+
+class Checker:
+    """Judges gates again and again: truth and baseline are computed once, recordings are cached by content."""
+
+    def __init__(self, puzzle: Puzzle, *, dtype: str = "float32", seed: int = 0):
+        self.puzzle = puzzle
+        self.dtype = dtype
+        self.reference = tensors.Reference(puzzle, dtype, seed)
+        self.target = Target("virtual", None, "virtual GPU (sm_90a)")
+
+    def check(
+        self, package: OpPackage, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on each gate, in the puzzle's order.
+
+        Args:
+            package: The op package; read anew at every call.
+            gates: Their ids, or None for all. Raises BadUse for an unknown one.
+            cases: None for the puzzle's.
+
+        Raises CompileFailed where the package does not compile, DamagedFile where its blank markers are broken.
+        """
+        package = OpPackage(package.path)  # a fresh one: it remembers the hash of what it has read
+        wanted = self._gates(gates)
+        cases = self.puzzle.cases(None) if cases is None else cases
+        found = read_blanks(package, self.puzzle)
+        empty = {id for id, blank in found.items() if blank.size == 0}
+        variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
+        recording = self._record(package, cases, variants)
+        outcomes = {variant: self._outcome(recording, variant, cases) for variant in variants}
+        # Every attempted gate of these variants is judged, so that what lies in no blank is put down to the right one.
+        attempted = [g for g in self.puzzle.gates if g.variant in variants and g.id not in empty]
+        judged = {gate.id: self._judge(gate, cases, outcomes[gate.variant]) for gate in attempted}
+        for gate in attempted:
+            rivals = [r for r in judged.values() if r.gate.variant == gate.variant]
+            self._finish(judged[gate.id], rivals, outcomes[gate.variant], package, found, empty)
+        return [judged.get(gate.id) or GateResult(gate, "unsolved") for gate in wanted]
+
+    def _gates(self, ids: Sequence[str] | None) -> list[Gate]:
+        known = [gate.id for gate in self.puzzle.gates]
+        for id in ids or ():
+            if id not in known:
+                raise BadUse(f"unknown gate {id!r}; there is {', '.join(known)}")
+        return [gate for gate in self.puzzle.gates if ids is None or gate.id in ids]
+
+    def _record(self, package: OpPackage, cases: list[Case], variants: list[str]) -> Recording:
+        if not variants:
+            return Recording()
+        dims = list(dict.fromkeys(case.dims for case in cases))
+        return record(package, self.puzzle.name, self.dtype, dims, variants)
+
+    def _outcome(self, recording: Recording, variant: str, cases: list[Case]) -> Outcome:
+        """Runs a variant on every case; a second time from right statistics where it computed wrong ones."""
+        outcome = self._replay(recording, variant, cases)
+        wrong = [
+            quantity
+            for quantity in self.puzzle.saved(variant)
+            if outcome.failure is None
+            and not all(self._verdicts(case, variant, outcome, (quantity,))[quantity].ok for case in cases)
+        ]
+        if wrong:
+            again = self._replay(recording, variant, cases, given=True)
+            for name, outputs in again.outputs.items():
+                outputs.update({quantity: outcome.outputs[name][quantity] for quantity in wrong})
+            again.findings, again.loads = outcome.findings, outcome.loads
+            return again
+        return outcome
+
+    def _replay(self, recording: Recording, variant: str, cases: list[Case], given: bool = False) -> Outcome:
+        replay = Replay(recording, self.puzzle, self.dtype)
+        outcome = Outcome()
+        for case in cases:
+            replay.gpu.steps = STEPS + self.puzzle.multiply_adds(case.dims)
+            try:
+                outcome.outputs[case.name] = replay.run(
+                    variant, case, self.reference.inputs(case), self._saved(case, variant) if given else {}
+                )
+            except UnsupportedInstruction as error:
+                raise EnvironmentProblem(str(error)) from error
+            except VirtualGPUError as error:
+                outcome.failure = error
+                break
+        outcome.findings = [finding for finding in by_cause(replay.gpu.findings) if finding.is_error]
+        outcome.loads = places_that_load(replay) if outcome.findings else set()
+        return outcome
+
+    def _saved(self, case: Case, variant: str) -> dict[str, torch.Tensor]:
+        """What the forward pass hands to the backward pass, as it should be."""
+        truth = self.reference.truth(case, self.target)
+        return {
+            quantity: torch.tensor(truth[quantity]).to(
+                getattr(torch, self.puzzle.written_dtype(quantity, self.dtype))
+            )
+            for quantity in self.puzzle.saved(variant)
+        }
+
+    def _verdicts(self, case: Case, variant: str, outcome: Outcome, quantities: Sequence[str]) -> dict:
+        outputs = {f"{variant}.{name}": tensor for name, tensor in outcome.outputs[case.name].items()}
+        return tensors.judge_variant(
+            self.puzzle, self.reference, case, self.target, variant, outputs, list(quantities)
+        )
+
+    def _judge(self, gate: Gate, cases: list[Case], outcome: Outcome) -> GateResult:
+        """The verdict by values alone."""
+        quantities = (*gate.quantities, *gate.given)
+        result = GateResult(gate, "correct")
+        result.comparisons = [
+            Comparison(case, self._verdicts(case, gate.variant, outcome, quantities))
+            for case in cases
+            if case.name in outcome.outputs
+        ]
+        if wrong_quantities(result) or outcome.failure:
+            result.state = "wrong"
+        return result
+
+    def _finish(
+        self,
+        result: GateResult,
+        rivals: list[GateResult],
+        outcome: Outcome,
+        package: OpPackage,
+        found: dict[str, Blank],
+        empty: set[str],
+    ) -> None:
+        """Adds the findings that belong to a gate, and the diagnosis.
+
+        A finding belongs to the gate in whose blank it is. One in no blank belongs to the gates with wrong values, or
+        to all of them where no value is wrong.
+        """
+        source = (package.path / self.puzzle.source).resolve()
+        waiting = any(g.id in empty and g.variant == result.gate.variant for g in self.puzzle.gates)
+        blamed = [r.gate.id for r in rivals if wrong_quantities(r)] or [r.gate.id for r in rivals]
+        for finding in outcome.findings:
+            owners = [id for id, blank in found.items() if touches(finding, source, blank)]
+            if not owners and waiting and finding.kind in UNWRITTEN:
+                continue
+            if result.gate.id in (owners or blamed):
+                result.findings.append(finding)
+        if result.state == "wrong" or result.findings:
+            result.state = "wrong"
+            self._explain(result, wrong_quantities(result), outcome)
+
+    def _explain(self, result: GateResult, wrong: list[str], outcome: Outcome) -> None:
+        """Fills in the diagnosis: the gate's own quantities first, then findings, then given code."""
+        gate = result.gate
+        result.hint = f"{gate.id}-1"
+        if outcome.failure:
+            result.diagnosis.append(str(outcome.failure))
+        for quantity in wrong:
+            evidence = [
+                tensors.evidence(
+                    self.puzzle,
+                    self.reference,
+                    c.case,
+                    self.target,
+                    quantity,
+                    outcome.outputs[c.case.name][quantity],
+                    c.verdicts[quantity],
+                )
+                for c in result.comparisons
+                if not c.verdicts[quantity].ok
+            ]
+            own = quantity in gate.quantities
+            seen = diagnose(
+                self.puzzle,
+                quantity,
+                evidence,
+                name=self.puzzle.printed(quantity),
+                gate=gate.id if own else None,
+            )
+            result.diagnosis += seen.lines
+            if not own:
+                result.diagnosis.append(
+                    f"{quantity} does not come from this blank but from code outside of it"
+                )
+            result.mistake = result.mistake or seen.mistake
+            result.hint = seen.hint if own and seen.mistake else result.hint
+        if right := [q for q in gate.quantities if q not in wrong] if wrong else []:
+            result.diagnosis.append(f"{', '.join(right)} itself is right in every case")
+        for finding in result.findings[:SHOWN]:
+            result.diagnosis += finding.text().replace(f"{Path.cwd()}/", "").splitlines()
+        if len(result.findings) > SHOWN:
+            result.diagnosis.append(f"... and {len(result.findings) - SHOWN} more findings")
+        if found := from_findings(result.findings, outcome.loads):
+            result.mistake, result.hint = found[0], f"{gate.id}-{RACE_RUNG}"
+            result.diagnosis.append(f"{found[1]}: see hint {result.hint}")
+
+
+def wrong_quantities(result: GateResult) -> list[str]:
+    """The quantities of a gate, its own first, that are wrong in some case."""
+    quantities = (*result.gate.quantities, *result.gate.given)
+    return [q for q in quantities if any(not c.verdicts[q].ok for c in result.comparisons)]
+
+
+def touches(finding: Finding, source: Path, blank: Blank) -> bool:
+    """Whether a finding, or the other place of a race, comes from a blank, be it through a helper."""
+    for instr in (finding.instr, finding.other_instr):
+        for at in instr.loc.chain() if instr and instr.loc else ():
+            if blank.line <= at.line < blank.line + len(blank.body) and Path(at.file) == source:
+                return True
+    return False
+
+
+def places_that_load(replay: Replay) -> set[str]:
+    """Where in the source the kernels load from memory."""
+    instructions = (i for kernel in replay.kernels.values() for i in kernel.function.body)
+    return {place(instr) for instr in instructions if instr.op == "ld" and "param" not in instr.mods}

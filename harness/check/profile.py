@@ -1,0 +1,217 @@
+"""What the kernels do, counted on the virtual GPU: bytes, sectors, bank conflicts, atomics, flops. Counts, no times.
+
+A launch touches the bytes of every tensor that it reads or writes, once; what it moves beyond that, it moves again.
+The bytes that the shapes predict are so the least that any kernel with the same inputs and outputs could move.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.check.runs import Options, locate
+from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
+from harness.errors import BadUse
+
+
+@dataclass(frozen=True)
+class LaunchProfile:
+    """One launch: its name and geometry, its counters, and the bytes of the tensors it reads and of those it writes."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    counters: object
+    touched_read: int
+    touched_written: int
+
+    @property
+    def read(self) -> int:
+        """Bytes that loads ask for."""
+        return self.counters.global_load.bytes
+
+    @property
+    def written(self) -> int:
+        """Bytes that stores and atomics send."""
+        return self.counters.global_store.bytes + self.counters.global_atomic.bytes
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written."""
+        return self.read + self.written
+
+    @property
+    def touched(self) -> int:
+        """What the shapes predict at least: every tensor read once, every tensor written once."""
+        return self.touched_read + self.touched_written
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The launches of one variant as they ran, each with its recording, and every event of the recording."""
+
+    launches: list
+    recorded: list[RecordedLaunch]
+    events: list
+
+
+def replayed(options: Options, *, trace: bool = False) -> dict[str, Replayed]:
+    """Replays the first case of a run on the virtual GPU, variant by variant.
+
+    With `trace` the launches also carry what every block read and wrote. Raises a WorkbookError where the package
+    does not compile or a kernel does not come to its end.
+    """
+    from harness.check import tensors
+    from harness.devices import replay
+
+    puzzle = options.puzzle
+    case = puzzle.cases(options.dims)[0]
+    recording = record(
+        locate(options), puzzle.name, options.dtype, [case.dims], puzzle.compiled_with(options.variants)
+    )
+    player = replay.Replay(recording, puzzle, options.dtype, blocks=options.blocks)
+    player.gpu.trace = trace
+    inputs = tensors.Reference(puzzle, options.dtype, options.seed).inputs(case)
+    runs = {}
+    for variant in options.variants:
+        before = len(player.gpu.launches)
+        player.run(variant, case, inputs)
+        events = recording.cases[variant, case.dims]
+        recorded = [event for event in events if isinstance(event, RecordedLaunch)]
+        launches = player.gpu.launches[before:]
+        count = needed(launches, {*puzzle.forward, *puzzle.backward})
+        runs[variant] = Replayed(launches[:count], recorded[:count], events)
+    return runs
+
+
+def needed(launches: list, outputs: set[str]) -> int:
+    """How many launches it takes until every output is written; those behind only show intermediates to a gate."""
+    writers = [
+        number
+        for number, launch in enumerate(launches, start=1)
+        if any((t.written or t.atomics) and name in outputs for name, t in launch.counters.tensors.items())
+    ]
+    return max(writers, default=len(launches))
+
+
+def profile(options: Options) -> dict[str, list[LaunchProfile]]:
+    """The counters of the first case of a run: variant -> its launches, in order."""
+    return {
+        variant: [
+            measured(launch, recorded, run.events)
+            for launch, recorded in zip(run.launches, run.recorded, strict=True)
+        ]
+        for variant, run in replayed(options).items()
+    }
+
+
+def measured(launch, recorded: RecordedLaunch, events: list) -> LaunchProfile:
+    """The profile of a replayed launch; sizes come from the tensors that it was recorded with."""
+    sizes = {event.name: event.nbytes for event in events if isinstance(event, RecordedTensor)}
+    traffic = launch.counters.tensors
+    read = sum(sizes[name] for name, t in traffic.items() if t.read and name in sizes)
+    written = sum(sizes[name] for name, t in traffic.items() if (t.written or t.atomics) and name in sizes)
+    return LaunchProfile(recorded.name, recorded.grid, recorded.block, launch.counters, read, written)
+
+
+def table(profiles: dict[str, list[LaunchProfile]]) -> list[str]:
+    """The profile as lines: one for each launch, then the variants side by side."""
+    row = "   {:24} {:>10} {:>8} {:>10} {:>10} {:>10} {:>8} {:>9} {:>8} {:>10} {:>11}".format
+    lines = []
+    for variant, launches in profiles.items():
+        lines += ["", f"{variant}: {len(launches)} launches"]
+        lines.append(
+            row(
+                "launch",
+                "blocks",
+                "threads",
+                "read B",
+                "written B",
+                "predicted",
+                "x",
+                "sect/req",
+                "bank",
+                "atomics",
+                "flops",
+            )
+        )
+        lines += [row(*cells(launch)) for launch in launches]
+    lines += ["", "side by side"]
+    lines.append("   {:34}".format("") + "".join(f"{variant:>14}" for variant in profiles))
+    for what, total in TOTALS.items():
+        lines.append(f"   {what:34}" + "".join(f"{total(launches):>14,}" for launches in profiles.values()))
+    lines += ["", *LEGEND]
+    return lines
+
+
+def cells(launch: LaunchProfile) -> list[str]:
+    """The cells of one launch's line."""
+    c = launch.counters
+    again = f"{launch.moved / launch.touched:.1f}" if launch.touched else "-"
+    return [
+        launch.name,
+        f"{launch.grid[0] * launch.grid[1] * launch.grid[2]:,}",
+        f"{launch.block[0] * launch.block[1] * launch.block[2]:,}",
+        f"{launch.read:,}",
+        f"{launch.written:,}",
+        f"{launch.touched:,}",
+        again,
+        f"{c.global_load.sectors_per_request:.1f}",
+        f"{c.shared_load.bank_conflicts + c.shared_store.bank_conflicts:,}",
+        f"{c.atomics:,}",
+        f"{c.flops:,}",
+    ]
+
+
+TOTALS = {
+    "launches": len,
+    "bytes moved": lambda launches: sum(launch.moved for launch in launches),
+    "bytes the shapes predict": lambda launches: sum(launch.touched for launch in launches),
+    "32-byte sectors": lambda launches: sum(
+        t.sectors for launch in launches for t in (launch.counters.global_load, launch.counters.global_store)
+    ),
+    "atomics": lambda launches: sum(launch.counters.atomics for launch in launches),
+    "most atomics on one address": lambda launches: max(
+        launch.counters.atomics_per_address for launch in launches
+    ),
+    "barriers": lambda launches: sum(launch.counters.barriers for launch in launches),
+    "flops": lambda launches: sum(launch.counters.flops for launch in launches),
+}
+
+LEGEND = [
+    "predicted: every tensor of the launch moved once; x: how many times that is really moved (caches not counted)",
+    "sect/req: 32-byte sectors for one load of a warp, 4 if 32 threads read 32 neighbouring floats",
+    "bank: extra cycles of shared memory because threads of a warp met in a bank",
+    "Counted on the virtual GPU (sm_90a), which has no clock: none of this is a time.",
+]
+
+
+def write_trace(options: Options, target: Path) -> int:
+    """Writes what every block of every launch read and wrote as JSON; returns the number of launches.
+
+    The file holds a list of {variant, launch, grid, block, accesses}; an access is {tensor, kind, block, indices} with
+    kind "R", "W" or "A" (atomic) and element indices. Raises BadUse where the file cannot be written.
+    """
+    entries = [
+        trace_entry(variant, launch)
+        for variant, run in replayed(options, trace=True).items()
+        for launch in run.launches
+    ]
+    try:
+        target.write_text(json.dumps(entries) + "\n")
+    except OSError as error:
+        raise BadUse(f"--trace {target}: {error.strerror}") from error
+    return len(entries)
+
+
+def trace_entry(variant: str, launch) -> dict:
+    """One launch of a trace as plain data."""
+    return {
+        "variant": variant,
+        "launch": launch.name,
+        "grid": launch.grid,
+        "block": launch.block,
+        "accesses": [
+            {"tensor": tensor, "kind": kind, "block": int(block), "indices": [int(i) for i in indices]}
+            for tensor, kind, block, indices in launch.trace
+        ],
+    }

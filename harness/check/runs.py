@@ -1,0 +1,312 @@
+"""A run: the kernels of one puzzle and one root on some devices, every output compared with the reference.
+
+`run` returns plain data; it prints nothing. `Run.exit_code` is the verdict in one number.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.check.compare import Repeats, Verdict
+from harness.check.diagnose import Diagnosis, Evidence, diagnose
+from harness.devices import graphs
+from harness.devices.recorder import Recording, record
+from harness.devices.targets import Skipped, Target, choose
+from harness.learner import blanks
+from harness.learner.work import Work
+from harness.spec.puzzle import Case, Ledger, Puzzle
+from harness.toolchain import roots
+from harness.toolchain.packages import OpPackage
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run. `root` is "problems", "solutions" or the path of an op package."""
+
+    puzzle: Puzzle
+    root: str = "problems"
+    backward: bool = True
+    variants: tuple[str, ...] = ("fused", "unfused")
+    device: str = "auto"
+    dims: tuple[int, ...] | None = None
+    dtype: str = "float32"
+    seed: int = 0
+    repeat: int = 1
+    gate: str | None = None
+    blocks: str = "natural"
+
+
+@dataclass
+class Comparison:
+    """One variant on one case: the verdict of every quantity that was compared."""
+
+    case: Case
+    verdicts: dict[str, Verdict]
+
+
+@dataclass
+class VariantResult:
+    """One variant on one device.
+
+    `unsolved` maps a quantity to the untouched blanks that it waits for, `diagnoses` a wrong one to what is wrong.
+    """
+
+    variant: str
+    comparisons: list[Comparison] = field(default_factory=list)
+    unsolved: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    repeats: dict[str, Repeats] = field(default_factory=dict)
+    diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
+
+    def ok(self, quantity: str) -> bool:
+        """Whether a quantity is right in every case (an unsolved one is not wrong)."""
+        return all(c.verdicts[quantity].ok for c in self.comparisons if quantity in c.verdicts)
+
+    def state(self, quantities: list[str]) -> str:
+        """ "wrong", "unsolved" or "correct": the verdict on several quantities together."""
+        if not all(self.ok(quantity) for quantity in quantities):
+            return "wrong"
+        if any(not self.repeats[q].ok for q in quantities if q in self.repeats):
+            return "wrong"
+        return "unsolved" if any(quantity in self.unsolved for quantity in quantities) else "correct"
+
+
+@dataclass
+class DeviceResult:
+    """One device of a run, with how its graph came about: compiled now, in how many seconds, or cached.
+
+    `findings` are the virtual GPU's.
+    """
+
+    target: Target
+    cached: bool
+    compile_seconds: float
+    run_seconds: float
+    variants: dict[str, VariantResult]
+    findings: list = field(default_factory=list)
+
+
+@dataclass
+class Run:
+    """Everything a report needs."""
+
+    options: Options
+    package: OpPackage
+    cases: list[Case]
+    quantities: list[str]
+    devices: list[DeviceResult]
+    skipped: list[Skipped]
+    blanks: dict[str, blanks.Blank]
+    ledger: Ledger
+    unsolved: list[str]
+
+    def exit_code(self) -> int:
+        """1 wrong or a finding, 3 unsolved, 6 no GPU kernel ran anywhere, 0 all correct; the first that holds."""
+        states = [v.state(self.quantities) for d in self.devices for v in d.variants.values()]
+        if "wrong" in states or self.errors():
+            return 1
+        if self.unsolved:
+            return 3
+        return 0 if any(device.target.kind != "cpu" for device in self.devices) else 6
+
+    def errors(self) -> list:
+        """The findings of the virtual GPU that are errors.
+
+        While a blank is untouched, the kernels behind it read what it has not written: no mistake of the learner's.
+        """
+        waiting = any(blank.size == 0 for blank in self.blanks.values())
+        return [
+            finding
+            for device in self.devices
+            for finding in device.findings
+            if finding.is_error and not (waiting and finding.kind == "uninitialised read")
+        ]
+
+
+def locate(options: Options) -> OpPackage:
+    """The op package of a run."""
+    name = options.puzzle.name
+    if options.root == "solutions":
+        return roots.op_package(roots.solutions(), name)
+    if options.root == "problems":
+        Work(
+            options.puzzle
+        ).blanks()  # a learner's file has all of them, or says in a line what happened to it
+        return roots.op_package(roots.problems(), name)
+    return OpPackage(Path(options.root))
+
+
+def read_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, blanks.Blank]:
+    """The blanks of the package's source file; empty where it is another's package, without the file or any blank.
+
+    Raises DamagedFile where the file cannot be read, or only some of the blanks are there.
+    """
+    source = package.path / puzzle.source
+    if not source.exists():
+        return {}
+    found = blanks.find(blanks.read(source), str(source))
+    return blanks.complete(found, [gate.id for gate in puzzle.gates], str(source)) if found else found
+
+
+def recorded_dims(options: Options, cases: list) -> list[tuple[int, ...]]:
+    """Sizes that between them launch every kernel of a run: variants on request choose their kernels by size."""
+    puzzle = options.puzzle
+    if not set(options.variants) & set(puzzle.on_request):
+        return [puzzle.dims]
+    return list(dict.fromkeys([puzzle.dims, *(case.dims for case in cases)]))
+
+
+def quantities_of(options: Options) -> list[str]:
+    """What a run compares: the forward outputs, and with --backward the gradients and what leads to them."""
+    puzzle = options.puzzle
+    if options.gate:
+        return list(next(gate.quantities for gate in puzzle.gates if gate.id == options.gate))
+    forward = list(puzzle.forward)
+    return [*forward, *puzzle.backward, *puzzle.intermediate] if options.backward else forward
+
+
+def run(
+    options: Options,
+    *,
+    on_compile: Callable[[Target], None] = lambda target: None,
+    on_ready: Callable[[Target, graphs.Program], None] = lambda target, program: None,
+) -> Run:
+    """Compiles, runs and compares.
+
+    Args:
+        options: What to run.
+        on_compile: Called, maybe from another thread, when the graph of a device is not cached.
+        on_ready: Called when a device's graph is there.
+
+    Raises a WorkbookError for anything that keeps the kernels from running.
+    """
+    puzzle = options.puzzle
+    package = locate(options)
+    found = read_blanks(package, puzzle)
+    cases = puzzle.cases(options.dims)
+    largest = max(puzzle.multiply_adds(case.dims) for case in cases)
+    targets, skipped = choose(options.device, largest, options.dtype, options.blocks)
+    empty = {id for id, blank in found.items() if blank.size == 0}
+    quantities = quantities_of(options)
+
+    pool = ThreadPoolExecutor(max_workers=1 + len(targets))
+    try:
+        # The virtual GPU is given kernels without names and lines; a recording of the same launches has both.
+        compiled = puzzle.compiled_with(options.variants)
+        simulated = any(target.kind == "virtual" for target in targets)
+        recorded = (
+            pool.submit(record, package, puzzle.name, options.dtype, recorded_dims(options, cases), compiled)
+            if simulated
+            else None
+        )
+        programs = [pool.submit(load, options, package, target, on_compile, recorded) for target in targets]
+        import torch  # noqa: F401  (takes seconds: it is imported while the graphs compile)
+
+        from harness.check import tensors
+
+        reference = tensors.Reference(puzzle, options.dtype, options.seed)
+        results = [
+            run_device(options, target, program, cases, quantities, empty, reference, on_ready)
+            for target, program in zip(targets, programs, strict=True)
+        ]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compile
+    waiting = [
+        gate.id
+        for gate in puzzle.gates
+        if gate.id in empty
+        and gate.variant in options.variants
+        and set(gate.quantities) & set(quantities)
+        and options.gate in (None, gate.id)
+    ]
+    ledger = puzzle.ledger(cases[0].dims, options.dtype)
+    return Run(options, package, cases, quantities, results, skipped, found, ledger, waiting)
+
+
+def load(
+    options: Options,
+    package: OpPackage,
+    target: Target,
+    on_compile: Callable[[Target], None],
+    recorded: "Future[Recording] | None" = None,
+) -> graphs.Program:
+    """The one graph of the variants and every case on one device."""
+
+    def before_init() -> None:
+        if target.kind == "virtual":
+            from harness.devices import virtual
+
+            virtual.name_kernels(recorded.result())
+
+    return graphs.load(
+        package,
+        options.puzzle.calls_of(options.puzzle.compiled_with(options.variants)),
+        options.dtype,
+        target.device,
+        kind=target.kind,
+        on_compile=lambda: on_compile(target),
+        before_init=before_init,
+    )
+
+
+def run_device(
+    options: Options,
+    target: Target,
+    loading: "Future[graphs.Program]",
+    cases: list[Case],
+    quantities: list[str],
+    empty: set[str],
+    reference: "object",
+    on_ready: Callable[[Target, graphs.Program], None],
+) -> DeviceResult:
+    """Runs every case on one device and judges what came out."""
+    from harness.check import tensors
+
+    program = loading.result()
+    on_ready(target, program)
+    started = time.monotonic()
+    variants = {name: VariantResult(name) for name in options.variants}
+    for variant in variants.values():
+        variant.unsolved = unsolved(options.puzzle, variant.variant, target, quantities, empty)
+    result = DeviceResult(target, program.cached, program.seconds, 0.0, variants)
+    wrong: dict[tuple[str, str], list[Evidence]] = {}
+    for case in cases:
+        outputs = tensors.execute(options.puzzle, program, target, reference.inputs(case))
+        for name, variant in variants.items():
+            compared = [q for q in quantities if q not in variant.unsolved and f"{name}.{q}" in outputs]
+            verdicts = tensors.judge_variant(options.puzzle, reference, case, target, name, outputs, compared)
+            variant.comparisons.append(Comparison(case, verdicts))
+            for q in [q for q in compared if not verdicts[q].ok]:
+                wrong.setdefault((name, q), []).append(
+                    tensors.evidence(
+                        options.puzzle, reference, case, target, q, outputs[f"{name}.{q}"], verdicts[q]
+                    )
+                )
+    for (name, quantity), evidence in wrong.items():
+        gate = None if target.kind == "cpu" else options.puzzle.gate_of(name, quantity)
+        variants[name].diagnoses[quantity] = diagnose(
+            options.puzzle, quantity, evidence, name=options.puzzle.printed(quantity), gate=gate
+        )
+    if options.repeat > 1:
+        for name, variant in variants.items():
+            compared = [q for q in options.puzzle.backward if q not in variant.unsolved and q in quantities]
+            variant.repeats = tensors.repeat(
+                options.puzzle, program, target, reference, cases[1], name, compared, options.repeat
+            )
+    if target.kind == "virtual":
+        from harness.devices import virtual
+
+        result.findings = virtual.findings()
+    result.run_seconds = time.monotonic() - started
+    return result
+
+
+def unsolved(
+    puzzle: Puzzle, variant: str, target: Target, quantities: list[str], empty: set[str]
+) -> dict[str, tuple[str, ...]]:
+    """The quantities of a variant that wait for an untouched blank. The CPU path has no blanks."""
+    if target.kind == "cpu":
+        return {}
+    waits = {q: tuple(b for b in puzzle.depends.get((variant, q), ()) if b in empty) for q in quantities}
+    return {quantity: ids for quantity, ids in waits.items() if ids}

@@ -1,0 +1,12 @@
+"""The poison that output buffers are filled with, so that what a kernel never writes is seen."""
+
+import torch
+
+# A NaN that arithmetic does not make: what still holds it after a run was never written.
+POISON = {"float64": 0x7FF8_0000_DEAD_BEEF, "float32": 0x7FC0_DEAD, "float16": 0x7EAD, "bfloat16": 0x7FED}
+BITS = {"float64": torch.int64, "float32": torch.int32, "float16": torch.int16, "bfloat16": torch.int16}
+
+
+def poisoned(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """An output buffer filled with the poison of its dtype."""
+    return torch.full(shape, POISON[dtype], dtype=BITS[dtype]).view(getattr(torch, dtype))

@@ -1,0 +1,84 @@
+"""Replays recorded launches on the virtual GPU: no MAX, no driver, one process, a second for a puzzle's cases."""
+
+import math
+
+import numpy as np
+import torch
+
+from harness.devices.poison import poisoned
+from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
+from harness.spec.puzzle import Case, Puzzle
+from harness.vgpu.machine import VirtualGPU
+
+
+class Replay:
+    """A virtual GPU with the kernels of one recording."""
+
+    def __init__(self, recording: Recording, puzzle: Puzzle, dtype: str, **machine):
+        """`machine` holds keywords for VirtualGPU: blocks, checks, arch."""
+        self.recording = recording
+        self.puzzle = puzzle
+        self.dtype = dtype
+        self.gpu = VirtualGPU(**machine)
+        self.kernels = {symbol: self.gpu.load(ptx).kernels[symbol] for symbol, ptx in recording.ptx.items()}
+
+    def run(self, variant: str, case: Case, inputs: dict, given: dict | None = None) -> dict:
+        """Runs one variant on one case.
+
+        Args:
+            variant: Which one.
+            case: Its dims must have been recorded.
+            inputs: The input tensors (torch, on the CPU, contiguous, in the dtype of the recording), by name.
+            given: What some of the written tensors shall hold after every launch, whatever the kernels wrote there.
+
+        Returns what was written, as torch tensors by name; outputs start out poisoned, scratch memory unwritten.
+        """
+        written: dict[str, int] = {}
+        real: dict[bytes, bytes] = {}
+        shapes = self.puzzle.shapes(case.dims)
+        events = self.recording.cases[variant, case.dims]
+        for event in events:
+            if isinstance(event, RecordedLaunch):
+                self._launch(event, real)
+                for name, tensor in (given or {}).items():
+                    self.gpu.write(written[name], raw(tensor))
+                continue
+            address = self.gpu.allocate(event.nbytes, event.name)
+            real[pointer(event.address)] = pointer(address)
+            if event.scratch:
+                continue
+            if event.name in inputs:
+                self._place(address, event, inputs[event.name])
+            else:
+                dtype = self.puzzle.written_dtype(event.name, self.dtype)
+                self._place(address, event, poisoned(shapes[event.name], dtype))
+                written[event.name] = address
+        outputs = {name: self._read(name, address, shapes[name]) for name, address in written.items()}
+        for address in real.values():
+            self.gpu.free(int.from_bytes(address, "little"))
+        return outputs
+
+    def _place(self, address: int, tensor: RecordedTensor, values: torch.Tensor) -> None:
+        dtype = str(values.dtype).removeprefix("torch.")
+        self.gpu.name(address, tensor.nbytes, tensor.name, tuple(values.shape), dtype)
+        self.gpu.write(address, raw(values))
+
+    def _launch(self, launch: RecordedLaunch, real: dict[bytes, bytes]) -> None:
+        arguments = [real.get(argument, argument) for argument in launch.arguments]
+        kernel = self.kernels[launch.symbol]
+        self.gpu.launch(kernel, launch.grid, launch.block, arguments, launch.shared, name=launch.name)
+
+    def _read(self, name: str, address: int, shape: tuple[int, ...]) -> torch.Tensor:
+        dtype = getattr(torch, self.puzzle.written_dtype(name, self.dtype))
+        nbytes = math.prod(shape) * dtype.itemsize
+        return torch.from_numpy(self.gpu.read(address, nbytes)).view(dtype).reshape(shape)
+
+
+def raw(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a tensor."""
+    return tensor.contiguous().view(torch.uint8).reshape(-1).numpy()
+
+
+def pointer(address: int) -> bytes:
+    """An address as a kernel argument."""
+    return address.to_bytes(8, "little")

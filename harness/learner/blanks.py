@@ -1,0 +1,217 @@
+"""Blanks: the regions of a solution that a learner fills in, and the problem files that are made from them.
+
+A blank stands between two comment lines in any file under `solutions/`:
+
+    # BLANK-START dx: the task in a line
+    ...
+    # BLANK-END dx
+
+`skeleton` replaces what is between by a FILL IN line; everything outside stays as it is, but for the suffix
+`_solution` of book anchors. `python -m harness.learner.blanks` writes `problems/` from `solutions/`.
+"""
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import DamagedFile
+
+START = re.compile(r"^(?P<indent>[ \t]*)# BLANK-START (?P<id>\w+): (?P<task>.+)$")
+END = re.compile(r"^[ \t]*# BLANK-END (?P<id>\w+)$")
+MARKER = re.compile(r"^[ \t]*#\s*BLANK-(START|END)")
+SUFFIXES = {".mojo", ".py"}
+REPAIR = "`python -m harness reset` puts the file back and keeps a copy of yours"
+
+
+@dataclass(frozen=True)
+class Blank:
+    """One region: its id, its task, the lines between the markers, and the number of the first (from 1)."""
+
+    id: str
+    task: str
+    indent: str
+    body: tuple[str, ...]
+    line: int
+
+    @property
+    def size(self) -> int:
+        """How many lines of code the region holds, comments and empty lines left out."""
+        return sum(1 for line in self.body if line.strip() and not line.strip().startswith("#"))
+
+
+def split(text: str, name: str = "the file") -> list[str | Blank]:
+    """Cuts a file into the lines outside blanks (markers included) and the blanks, in order.
+
+    Line endings are normalised to "\\n". Raises DamagedFile, naming file and line, for a marker that is
+    malformed, unpaired, nested or repeated.
+    """
+    pieces: list[str | Blank] = []
+    seen: set[str] = set()
+    opened: re.Match | None = None
+    opened_at = 0
+    body: list[str] = []
+
+    def damaged(number: int, what: str) -> DamagedFile:
+        return DamagedFile(f"{name}:{number}: {what}")
+
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
+        start, end = START.match(line.rstrip()), END.match(line.rstrip())
+        if MARKER.match(line) and not (start or end):
+            raise damaged(number, f"damaged blank marker {line.strip()!r}")
+        if start and opened:
+            raise damaged(number, f"blank {start['id']} starts inside blank {opened['id']}")
+        if start and start["id"] in seen:
+            raise damaged(number, f"blank {start['id']} stands twice")
+        if end and (not opened or end["id"] != opened["id"]):
+            raise damaged(number, f"BLANK-END {end['id']} without its BLANK-START")
+        if start:
+            opened, opened_at, body = start, number, []
+            seen.add(start["id"])
+            pieces.append(line)
+        elif end:
+            pieces.append(Blank(opened["id"], opened["task"], opened["indent"], tuple(body), opened_at + 1))
+            pieces.append(line)
+            opened = None
+        elif opened:
+            body.append(line)
+        else:
+            pieces.append(line)
+    if opened:
+        raise damaged(opened_at, f"blank {opened['id']} has no BLANK-END")
+    return pieces
+
+
+def read(path: Path) -> str:
+    """The text of a file that somebody works on. Raises DamagedFile, in a line, for what is no readable text file."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        what = "the file is missing"
+    except IsADirectoryError:
+        what = "a folder stands where the file should be"
+    except UnicodeDecodeError as error:
+        what = f"byte {error.start} is no UTF-8 text"
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+    raise DamagedFile(f"{path}: {what}; {REPAIR}")
+
+
+def complete(found: dict[str, Blank], wanted: Iterable[str], name: str) -> dict[str, Blank]:
+    """The blanks that were found. Raises DamagedFile, naming those that are wanted and whose markers are gone."""
+    missing = [id for id in wanted if id not in found]
+    if missing:
+        raise DamagedFile(
+            f"{name}: the markers of blank {', '.join(missing)} are gone (# BLANK-START {missing[0]}: ... and "
+            f"# BLANK-END {missing[0]}); {REPAIR}"
+        )
+    return found
+
+
+def find(text: str, name: str = "the file") -> dict[str, Blank]:
+    """The blanks of a file by id, in the order of the file."""
+    return {piece.id: piece for piece in split(text, name) if isinstance(piece, Blank)}
+
+
+def join(pieces: list[str | Blank], bodies: dict[str, tuple[str, ...]]) -> str:
+    """The file again, with the bodies of some blanks replaced."""
+    lines: list[str] = []
+    for piece in pieces:
+        lines += bodies.get(piece.id, piece.body) if isinstance(piece, Blank) else [piece]
+    return "\n".join(lines)
+
+
+def skeleton(solution: str, name: str = "the file") -> str:
+    """The problem file of a solution file: blanks emptied, book anchors without `_solution`."""
+    pieces = split(solution, name)
+    bodies = {
+        piece.id: (f"{piece.indent}# FILL IN (about {piece.size} line{'s' * (piece.size != 1)})",)
+        for piece in pieces
+        if isinstance(piece, Blank)
+    }
+    return re.sub(r"(# ANCHOR(?:_END)?: *\w+?)_solution\b", r"\1", join(pieces, bodies))
+
+
+def fill(problem: str, solution: str, name: str = "the file") -> str:
+    """The problem file with the solution's blanks pasted in."""
+    return join(split(problem, name), {id: blank.body for id, blank in find(solution).items()})
+
+
+def outside(text: str, name: str = "the file") -> str:
+    """Everything but the bodies of the blanks: what a learner leaves as it is."""
+    pieces = split(text, name)
+    return join(pieces, {piece.id: () for piece in pieces if isinstance(piece, Blank)})
+
+
+def sources(folder: Path) -> list[Path]:
+    """The files of a puzzle's solution that a learner gets: the op package, and every file with blanks.
+
+    Relative to `solutions/`, in a fixed order.
+    """
+    return sorted(
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if path.suffix in SUFFIXES
+        and ("op" in path.relative_to(folder).parts or "BLANK-START" in path.read_text())
+    )
+
+
+def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Path]:
+    """Writes every problem file that differs from the skeleton of its solution; returns what it wrote.
+
+    A file in which a blank has been worked on is left alone and raises DamagedFile, unless `force`.
+    """
+    written = []
+    for relative in sources(solutions):
+        wanted = skeleton((solutions / relative).read_text(), str(solutions / relative))
+        target = problems / relative
+        present = target.read_text() if target.is_file() else None
+        if present == wanted:
+            continue
+        if present is not None and not force and any(b.size for b in find(present, str(target)).values()):
+            raise DamagedFile(f"{target}: a blank holds work; --force overwrites it")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(wanted)
+        written.append(target)
+    return written
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes problems/ from solutions/, or with --check only says what differs (exit 1)."""
+    parser = argparse.ArgumentParser(prog="python -m harness.learner.blanks", description=main.__doc__)
+    parser.add_argument("--solutions", type=Path, default=Path("solutions"))
+    parser.add_argument("--problems", type=Path, default=Path("problems"))
+    parser.add_argument("--check", action="store_true", help="write nothing, print the difference")
+    parser.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
+    options = parser.parse_args(argv)
+    try:
+        if options.check:
+            return check(options.solutions, options.problems)
+        for path in generate(options.solutions, options.problems, force=options.force):
+            print(f"wrote {path}")
+    except DamagedFile as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def check(solutions: Path, problems: Path) -> int:
+    """Prints how the problem files differ from the skeletons of their solutions; 0 if they do not."""
+    different = 0
+    for relative in sources(solutions):
+        wanted = skeleton((solutions / relative).read_text())
+        target = problems / relative
+        present = target.read_text() if target.is_file() else ""
+        diff = list(
+            difflib.unified_diff(present.splitlines(), wanted.splitlines(), str(target), "generated", n=1)
+        )
+        different += bool(diff)
+        print(*diff, sep="\n", end="\n" if diff else "")
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

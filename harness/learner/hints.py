@@ -1,0 +1,56 @@
+"""The hint ladders of a puzzle, from `solutions/pNN/hints.toml`: what the command line and the book show.
+
+A ladder belongs to a blank and has at least three rungs, named GATE-1, GATE-2, ...; those of the NumPy rung are named
+numpy-GATE-1 and so on.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import BadUse
+from harness.toolchain import roots
+
+NUMPY = "numpy"
+
+
+@dataclass(frozen=True)
+class Hint:
+    """One rung: its id, a paragraph of Markdown, and lines of code or none."""
+
+    id: str
+    text: str
+    code: str = ""
+
+
+def ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[Hint]]:
+    """Every ladder of a puzzle by the name of its blank, "dx" or "numpy-dx", in the order of the file.
+
+    Raises BadUse where the file is missing or not in the form that its head describes.
+    """
+    path = (solutions or roots.solutions()) / puzzle / "hints.toml"
+    try:
+        data = tomllib.loads(path.read_text())
+        entries = {name: rungs for name, rungs in data.items() if name != NUMPY}
+        entries |= {f"{NUMPY}-{name}": rungs for name, rungs in data.get(NUMPY, {}).items()}
+        return {
+            name: [make(f"{name}-{number}", rung) for number, rung in enumerate(rungs, start=1)]
+            for name, rungs in entries.items()
+        }
+    except OSError as error:
+        raise BadUse(f"no hints for {puzzle}: {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise BadUse(f"{path} is damaged: {error}") from error
+
+
+def make(id: str, rung: dict) -> Hint:
+    """A rung from its table; the paragraph's lines are joined."""
+    return Hint(id, " ".join(rung["text"].split()), rung.get("code", "").strip("\n"))
+
+
+def ladder(puzzle: str, name: str) -> list[Hint]:
+    """One ladder. Raises BadUse, naming those there are."""
+    found = ladders(puzzle)
+    if name not in found:
+        raise BadUse(f"no hints for {name!r}; there is {', '.join(found)}")
+    return found[name]

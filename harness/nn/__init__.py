@@ -1,0 +1,18 @@
+"""What a model imports: the layers, made of the workbook's kernels.
+
+Nothing is loaded before it is asked for, so that `import harness.nn` does not import PyTorch.
+"""
+
+__all__ = ["LayerNormLinear", "fused_layernorm_linear"]
+
+
+def __getattr__(name: str):
+    if name in __all__:
+        from harness.nn import layers
+
+        return getattr(layers, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,506 @@
+"""LayerNorm + Linear as PyTorch operators: the solution kernels behind `torch.library`, with their gradients.
+
+Two operators are registered. `mojo_workbook::layernorm_linear` returns the output and the statistics of every row;
+`mojo_workbook::layernorm_linear_backward` returns the gradients. Between them autograd keeps the input, gamma, beta,
+the linear weight, mean and rstd; the LayerNorm output is computed again.
+
+There are two ways to the kernels. The fast algorithm on a GPU goes through an extension module (`harness.nn.direct`), which
+launches on torch's stream; outside compiled graphs it does so without the registered operators, whose dispatch would
+cost more than the launches. Everything else runs as one MAX graph on the memory of the torch tensors, without a copy; a
+graph is compiled when a dtype is first used on a device: ten seconds and more, once, for it is cached.
+`harness.nn.layers` has the function and the module to call.
+"""
+
+import functools
+import threading
+
+import torch
+from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
+
+from harness.devices.graphs import Program, load_each
+from harness.nn import direct
+from harness.nn.direct import BIAS, WEIGHT
+from harness.nn.ops import BACKWARD, FORWARD
+from harness.spec.ops import Call
+from harness.toolchain.roots import op_package, solutions
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+ALGORITHMS = ("unfused", "fused", "fast")
+
+Tensor = torch.Tensor
+
+
+# ---- The operators ------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("mojo_workbook::layernorm_linear", mutates_args=())
+def layernorm_linear(
+    x: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    eps: float,
+    algorithm: str,
+) -> tuple[Tensor, Tensor]:
+    """Returns output [..., O], and mean and rstd of the rows of x [..., H] as [2, ...], in float32 or wider.
+
+    Raises TypeError, ValueError or NotImplementedError where `check` does.
+    """
+    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm)
+    H, O = x.shape[-1], linear_weight.shape[0]
+    tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
+    kernels = direct.kernels(x.device) if algorithm == "fast" else None
+    if kernels:
+        plan = direct.plan(x.shape, O, x.dtype)
+        return kernels.forward(plan, eps, True, *(tensor.contiguous() for tensor in tensors))
+    algorithm = direct.graph_algorithm(x.device) if algorithm == "fast" else algorithm
+    output, statistics = forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm)
+    rows = statistics[0].numel()
+    if rows:
+        arguments = {
+            "output": output.view(rows, 1, O),
+            "mean": statistics[0].view(rows, 1),
+            "rstd": statistics[1].view(rows, 1),
+            **dict(zip(FORWARD.reads, tensors, strict=True)),
+            "input": x.reshape(rows, 1, H),
+            "eps": torch.tensor(eps, dtype=torch.float64),
+        }
+        run(program("forward", algorithm, x.dtype, x.device), arguments, x.device)
+    return output, statistics
+
+
+def with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias) -> tuple[Tensor, ...]:
+    """The arguments with ones and zeros in the place of absent parameters; sizes need not fit yet."""
+    H, O = x.shape[-1:], linear_weight.shape[:1]
+    return (
+        x,
+        x.new_ones(H) if ln_weight is None else ln_weight,
+        x.new_zeros(H) if ln_bias is None else ln_bias,
+        linear_weight,
+        x.new_zeros(O) if linear_bias is None else linear_bias,
+    )
+
+
+@layernorm_linear.register_fake
+def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm):
+    """Checks the arguments and allocates what the forward operator returns."""
+    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return (
+        x.new_empty((*x.shape[:-1], linear_weight.shape[0])),
+        x.new_empty((2, *x.shape[:-1]), dtype=wide),
+    )
+
+
+@torch.library.custom_op("mojo_workbook::layernorm_linear_backward", mutates_args=())
+def layernorm_linear_backward(
+    grad_output: Tensor,
+    x: Tensor,
+    statistics: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    linear_weight: Tensor,
+    wanted: int,
+    algorithm: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O] from grad_output [..., O].
+
+    dW and db are empty where `wanted`, a sum of WEIGHT and BIAS, leaves them out. The others are always computed, also
+    those of a parameter that is absent or needs no gradient.
+    """
+    H, O = x.shape[-1], linear_weight.shape[0]
+    ln_weight = x.new_ones(H) if ln_weight is None else ln_weight
+    ln_bias = x.new_zeros(H) if ln_bias is None else ln_bias
+    kernels = direct.kernels(x.device) if algorithm == "fast" else None
+    if kernels:
+        tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
+        plan = direct.plan(x.shape, O, x.dtype)
+        gradients = kernels.backward(plan, wanted, *(tensor.contiguous() for tensor in tensors))
+        return tuple(x.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    algorithm = direct.graph_algorithm(x.device) if algorithm == "fast" else algorithm
+    gradients = backward_buffers(
+        grad_output, x, statistics, ln_weight, ln_bias, linear_weight, ALL, algorithm
+    )
+    rows = statistics[0].numel()
+    if not rows:
+        return pruned([gradient.zero_() for gradient in gradients], wanted)
+    arguments = {
+        **dict(zip(BACKWARD.writes, gradients, strict=True)),
+        "grad_input": gradients[0].view(rows, 1, H),
+        "grad_output": grad_output.reshape(rows, 1, O),
+        "input": x.reshape(rows, 1, H),
+        "mean": statistics[0].reshape(rows, 1),
+        "rstd": statistics[1].reshape(rows, 1),
+        "ln_weight": ln_weight,
+        "ln_bias": ln_bias,
+        "linear_weight": linear_weight,
+    }
+    run(program("backward", algorithm, x.dtype, x.device), arguments, x.device)
+    return pruned(gradients, wanted)
+
+
+@layernorm_linear_backward.register_fake
+def backward_buffers(grad_output, x, statistics, ln_weight, ln_bias, linear_weight, wanted, algorithm):
+    """Allocates what the backward operator returns."""
+    O, H = linear_weight.shape
+    gradients = (x.new_empty(x.shape), x.new_empty(H), x.new_empty(H), x.new_empty((O, H)), x.new_empty(O))
+    return pruned(gradients, wanted)
+
+
+ALL = WEIGHT | BIAS
+
+
+def pruned(gradients, wanted: int) -> tuple[Tensor, ...]:
+    """The five gradients, with an empty tensor in the place of dW and db where they are not wanted."""
+    dx, dgamma, dbeta, dW, db = gradients
+    return (
+        dx,
+        dgamma,
+        dbeta,
+        dW if wanted & WEIGHT else dW.new_empty(0),
+        db if wanted & BIAS else db.new_empty(0),
+    )
+
+
+def keep_for_backward(ctx, inputs, output):
+    """Keeps five tensors; the statistics are no differentiable outputs."""
+    x, ln_weight, ln_bias, linear_weight, _, _, ctx.algorithm = inputs
+    _, statistics = output
+    ctx.mark_non_differentiable(statistics)
+    ctx.save_for_backward(x, statistics, ln_weight, ln_bias, linear_weight)
+
+
+def backward(ctx, grad_output, grad_statistics):
+    """The gradient of every input of the forward operator, None where none is needed."""
+    needed = ctx.needs_input_grad
+    wanted = wanted_of(needed)
+    gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, ctx.algorithm)
+    return (*only(gradients, needed), None, None)
+
+
+def wanted_of(needed: tuple[bool, ...]) -> int:
+    """Which gradients of the linear layer are wanted, from whether each input of the forward pass needs one."""
+    return (WEIGHT if needed[3] else 0) | (BIAS if needed[4] else 0)
+
+
+def only(gradients, needed) -> list[Tensor | None]:
+    """The gradients that are needed, None in the place of the others."""
+    return [gradient if need else None for gradient, need in zip(gradients, needed, strict=False)]
+
+
+def refuse_double_backward(ctx, *grads):
+    """Raises: the gradients have no gradient."""
+    raise NotImplementedError(
+        "fused_layernorm_linear has no double backward: its gradients cannot be differentiated again; "
+        "use torch.nn.functional.layer_norm and linear where a second derivative is needed"
+    )
+
+
+layernorm_linear.register_autograd(backward, setup_context=keep_for_backward)
+layernorm_linear_backward.register_autograd(refuse_double_backward)
+
+
+# ---- The direct way -----------------------------------------------------------------------------------------
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+class Direct(torch.autograd.Function):
+    """One pass each way through the extension module, between tensors on one GPU."""
+
+    @staticmethod
+    def forward(ctx, x, ln_weight, ln_bias, linear_weight, linear_bias, eps, plan, kernels):
+        output, statistics = kernels.forward(
+            plan, eps, True, x, ln_weight, ln_bias, linear_weight, linear_bias
+        )
+        ctx.save_for_backward(x, statistics, ln_weight, ln_bias, linear_weight)
+        ctx.plan, ctx.kernels = plan, kernels
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        needed = ctx.needs_input_grad
+        wanted = wanted_of(needed)
+        if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
+            gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, "fast")
+            return (*only(gradients, needed), None, None, None)
+        x, statistics, ln_weight, ln_bias, linear_weight = ctx.saved_tensors
+        tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
+        if not (
+            grad_output.is_contiguous()
+            and x.is_contiguous()
+            and statistics.is_contiguous()
+            and ln_weight.is_contiguous()
+            and ln_bias.is_contiguous()
+            and linear_weight.is_contiguous()
+        ):
+            tensors = [tensor.contiguous() for tensor in tensors]
+        dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, *tensors)
+        return (
+            dx if needed[0] else None,
+            dgamma if needed[1] else None,
+            dbeta if needed[2] else None,
+            dW,
+            db,
+            None,
+            None,
+            None,
+        )
+
+
+# Past the Python part of Function.apply, which looks for functorch's transforms: there are none here.
+apply_direct = super(torch.autograd.Function, Direct).apply
+
+
+def call_directly(
+    x: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    eps: float,
+) -> Tensor | None:
+    """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
+
+    Those are: no module (yet) for x's device, tensors on different devices, subclasses of Tensor, and torch's modes and
+    transforms that watch operators.
+    """
+    if not (
+        type(x) in PLAIN
+        and type(linear_weight) in PLAIN
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._are_functorch_transforms_active()
+    ):
+        return None
+    index = x.get_device()
+    kernels = direct.found.get(index)
+    if kernels is None:
+        return None
+    if ln_weight is None or ln_bias is None or linear_bias is None:
+        _, ln_weight, ln_bias, _, linear_bias = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
+    if not (
+        type(ln_weight) in PLAIN
+        and type(ln_bias) in PLAIN
+        and type(linear_bias) in PLAIN
+        and index
+        == ln_weight.get_device()
+        == ln_bias.get_device()
+        == linear_weight.get_device()
+        == linear_bias.get_device()
+    ):
+        return None
+    plan = checked_plan(
+        x.shape,
+        ln_weight.shape,
+        ln_bias.shape,
+        linear_weight.shape,
+        linear_bias.shape,
+        x.dtype,
+        ln_weight.dtype,
+        ln_bias.dtype,
+        linear_weight.dtype,
+        linear_bias.dtype,
+    )
+    if plan is None:
+        return None
+    tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+    if not (
+        x.is_contiguous()
+        and ln_weight.is_contiguous()
+        and ln_bias.is_contiguous()
+        and linear_weight.is_contiguous()
+        and linear_bias.is_contiguous()
+    ):
+        tensors = tuple(tensor.contiguous() for tensor in tensors)
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or linear_weight.requires_grad
+        or ln_weight.requires_grad
+        or ln_bias.requires_grad
+        or linear_bias.requires_grad
+    ):
+        return apply_direct(*tensors, eps, plan, kernels)
+    return kernels.forward(plan, eps, False, *tensors)[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def checked_plan(x, ln_weight, ln_bias, linear_weight, linear_bias, dtype, *dtypes) -> direct.Plan | None:
+    """The plan for tensors of these shapes and dtypes, or None where `check` has something against them."""
+    tensors = [
+        torch.empty(shape, dtype=dtype, device="meta")
+        for shape, dtype in zip(
+            (x, ln_weight, ln_bias, linear_weight, linear_bias), (dtype, *dtypes), strict=True
+        )
+    ]
+    try:
+        check(*tensors, "fast")
+    except (TypeError, ValueError):
+        return None
+    return direct.plan(x, linear_weight[0], dtype)
+
+
+# ---- Checks -------------------------------------------------------------------------------------------------
+
+
+def check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm) -> None:
+    """Raises where the forward operator cannot take its arguments; the message names the first one at fault.
+
+    Raises:
+        TypeError: A dtype that has no kernel, or that is not x's.
+        ValueError: A rank or size that does not fit the others, H or O of zero, an unknown algorithm, tensors on
+            different devices.
+        NotImplementedError: A device that has no kernel.
+    """
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm: expected {' or '.join(map(repr, ALGORITHMS))}, got {algorithm!r}")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"x: expected {', '.join(DTYPES.values())}, got {plain(x.dtype)}")
+    if x.device.type not in ("cpu", "cuda", "meta"):
+        raise NotImplementedError(
+            f"x: expected a tensor on a CPU or a CUDA or ROCm GPU, got one on {x.device}, which has no kernel; "
+            "move the layer and its input, or use torch.nn.LayerNorm and Linear there"
+        )
+    if x.dim() < 1:
+        raise ValueError("x: expected at least one dimension, [..., H], got a scalar")
+    parameters = {
+        "ln_weight": (ln_weight, 1),
+        "ln_bias": (ln_bias, 1),
+        "linear_weight": (linear_weight, 2),
+        "linear_bias": (linear_bias, 1),
+    }
+    for name, (tensor, rank) in parameters.items():
+        if tensor is not None:
+            check_parameter(name, tensor, rank, x)
+    check_sizes(x, ln_weight, ln_bias, linear_weight, linear_bias)
+
+
+def check_parameter(name: str, tensor: Tensor, rank: int, x: Tensor) -> None:
+    """Raises where a parameter's dtype, device or rank is not what x makes it."""
+    if tensor.dtype != x.dtype:
+        raise TypeError(f"{name}: expected {plain(x.dtype)}, the dtype of x, got {plain(tensor.dtype)}")
+    if tensor.device != x.device:
+        raise ValueError(
+            f"{name}: expected a tensor on {x.device}, the device of x, got one on {tensor.device}"
+        )
+    if tensor.dim() != rank:
+        expected = "[O, H]" if rank == 2 else "a vector"
+        raise ValueError(f"{name}: expected {expected}, got shape {list(tensor.shape)}")
+
+
+def check_sizes(x, ln_weight, ln_bias, linear_weight, linear_bias) -> None:
+    """Raises where H or O differs between tensors or is zero."""
+    H, O = x.shape[-1], linear_weight.shape[0]
+    if H < 1:
+        raise ValueError(f"x: expected H >= 1, the size of the last dimension, got shape {list(x.shape)}")
+    if O < 1:
+        raise ValueError(f"linear_weight: expected O >= 1 rows, got shape {list(linear_weight.shape)}")
+    for name, tensor in (("ln_weight", ln_weight), ("ln_bias", ln_bias)):
+        if tensor is not None and tensor.shape[0] != H:
+            raise ValueError(f"{name}: expected {H} elements, the last dimension of x, got {tensor.shape[0]}")
+    if linear_weight.shape[1] != H:
+        raise ValueError(
+            f"linear_weight: expected shape [O, {H}], {H} being the last dimension of x, "
+            f"got {list(linear_weight.shape)}"
+        )
+    if linear_bias is not None and linear_bias.shape[0] != O:
+        raise ValueError(
+            f"linear_bias: expected {O} elements, the rows of linear_weight, got {linear_bias.shape[0]}"
+        )
+
+
+def plain(dtype: torch.dtype) -> str:
+    """The name of a dtype without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- Running on MAX -----------------------------------------------------------------------------------------
+
+programs: dict[tuple, dict[str, Program]] = {}
+compiling = threading.Lock()
+
+
+def program(direction: str, algorithm: str, dtype: torch.dtype, device: torch.device) -> Program:
+    """The compiled graph of one operator, "forward" or "backward".
+
+    Both are compiled together, by the first thread that asks for either while the others wait.
+    """
+    key = (algorithm, dtype, device)
+    if key not in programs:
+        with compiling:
+            if key not in programs:
+                parameters = (("algorithm", algorithm),)
+                graphs = {"forward": (Call(FORWARD, parameters),), "backward": (Call(BACKWARD, parameters),)}
+                programs[key] = load_each(package(), graphs, DTYPES[dtype], max_device(device))
+    return programs[key][direction]
+
+
+@functools.cache
+def package():
+    """The solution's kernels: a learner's never stand behind the layer."""
+    return op_package(solutions(), "p22")
+
+
+def max_device(device: torch.device) -> Device:
+    """MAX's device for torch's. Raises RuntimeError where MAX does not see the GPU that torch sees."""
+    if device.type == "cpu":
+        return CPU()
+    if device.index >= accelerator_count():
+        raise RuntimeError(
+            f"x is on {device}, but MAX sees {accelerator_count()} GPUs; is the driver too old?"
+        )
+    return Accelerator(device.index)
+
+
+def run(program: Program, arguments: dict[str, Tensor], device: torch.device) -> None:
+    """Runs a program on torch tensors, in the order of torch's current stream."""
+    # MAX takes no strides and no tensor that asks for a gradient.
+    tensors = {name: tensor.detach().contiguous() for name, tensor in arguments.items()}
+    if device.type == "cpu":
+        execute(program, tensors)
+        return
+    refuse_capture()
+    with torch.cuda.device(device):
+        run_in_stream_order(program, tensors, device)
+
+
+def run_in_stream_order(program: Program, tensors: dict[str, Tensor], device: torch.device) -> None:
+    """Makes MAX wait for torch's current stream, and that stream for MAX.
+
+    MAX launches on a stream of its own, which is ordered with torch's default stream only. From any other stream
+    the kernels would read inputs that are not written yet, without an error; so work goes through the default
+    stream there and back. `record_stream` keeps torch's allocator from lending the memory out again while MAX
+    still uses it.
+    """
+    current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    if current == default:
+        execute(program, tensors)
+        return
+    default.wait_stream(current)
+    with torch.cuda.stream(default):
+        execute(program, tensors)
+    current.wait_stream(default)
+    for tensor in tensors.values():
+        if tensor.is_cuda:
+            tensor.record_stream(default)
+
+
+def execute(program: Program, tensors: dict[str, Tensor]) -> None:
+    """Runs a program on the memory of the tensors."""
+    # MAX takes torch tensors too, but needs 20 us for each to find out that it does.
+    program.run({name: Buffer.from_dlpack(tensor) for name, tensor in tensors.items()})
+
+
+def refuse_capture() -> None:
+    """Raises while torch captures a CUDA graph: MAX's stream cannot be captured."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "fused_layernorm_linear cannot be captured in a CUDA graph here, because MAX launches on a stream of its "
+            'own; call it outside the capture, or compile without mode="reduce-overhead", or use algorithm="fast", '
+            "whose extension module can be captured"
+        )

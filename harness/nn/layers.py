@@ -1,0 +1,204 @@
+"""LayerNorm followed by Linear as one differentiable function and one module, for models that are really trained."""
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from harness.nn.autograd import PLAIN, call_directly, layernorm_linear
+
+Tensor = torch.Tensor
+
+
+def fused_layernorm_linear(
+    x: Tensor,
+    ln_weight: Tensor | None,
+    ln_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    eps: float = 1e-5,
+    *,
+    algorithm: str = "fast",
+) -> Tensor:
+    """`linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
+
+    For the backward pass it keeps x, the parameters and two numbers for each row; the LayerNorm output is computed
+    again. Under `torch.autocast` it computes in the autocast dtype, with statistics in float32. On a GPU, torch's own
+    flag for matrix products in TF32 holds here too.
+
+    The first call on a GPU builds a module for it, which takes a minute or two; `python -m harness build-ext` does so
+    ahead of time. Anywhere else, and where that fails, the first call with a dtype compiles a MAX graph for ten seconds
+    and more. Both are cached on disk.
+
+    Args:
+        x: Shape [..., H], H >= 1; float32, float64, bfloat16 or float16, on a CPU or a CUDA or ROCm GPU. The
+            leading dimensions are free, and may be zero.
+        ln_weight: gamma, [H], or None for ones.
+        ln_bias: beta, [H], or None for zeros.
+        linear_weight: [O, H], O >= 1.
+        linear_bias: [O], or None for zeros.
+        eps: Added to the variance, inside the root.
+        algorithm: "fast" is meant for real models: vectorised row kernels and tensor cores, launched on torch's
+            stream, so that CUDA graphs can capture them. "unfused" launches a kernel for each step of the maths.
+            "fused" is the chapter's single kernel: one thread for each row, parameter gradients by atomics on a GPU.
+            All but "fused" give the same bits in every run.
+
+    Returns:
+        Shape [..., O], contiguous, in x's dtype.
+
+    Raises:
+        TypeError: An argument is no tensor, x has a dtype without a kernel, or a parameter has another dtype.
+        ValueError: A rank or a size does not fit the others, H or O is zero, tensors lie on different devices, or
+            the algorithm is unknown.
+        NotImplementedError: x lies on a device without a kernel (MPS), its gradient is differentiated again, or
+            a tensor has a tangent of forward-mode differentiation.
+        RuntimeError: A CUDA graph is being captured, and not the fast algorithm's extension module is used.
+        torch.OutOfMemoryError: There is no room on the GPU; the message says how many bytes were needed.
+        harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
+    """
+    tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+    compiling = torch.compiler.is_compiling()
+    if compiling or torch._C._is_any_autocast_enabled() or type(x) not in PLAIN:
+        check_types(*tensors)
+        tensors = in_autocast_dtype(*tensors)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(*tensors)
+    if algorithm == "fast" and not compiling:
+        output = call_directly(*tensors, eps)
+        if output is not None:
+            return output
+    check_types(*tensors)
+    output, _ = layernorm_linear(*tensors, eps, algorithm)
+    return output
+
+
+def check_types(*tensors: Tensor | None) -> None:
+    """Raises TypeError, naming the argument, for what is no tensor; three of the five may be None."""
+    for name, value in zip(NAMES, tensors, strict=True):
+        if not (isinstance(value, Tensor) or (name in OPTIONAL and value is None)):
+            raise TypeError(f"{name}: expected a torch tensor, got {type(value).__name__}")
+
+
+def refuse_tangents(*tensors: Tensor | None) -> None:
+    """Raises for a dual tensor of forward-mode differentiation, whose tangent the kernels would silently lose."""
+    for name, tensor in zip(NAMES, tensors, strict=True):
+        if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                f"{name}: fused_layernorm_linear has no forward-mode derivative; "
+                "use torch.nn.functional.layer_norm and linear where one is needed"
+            )
+
+
+NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
+OPTIONAL = ("ln_weight", "ln_bias", "linear_bias")
+
+
+def in_autocast_dtype(x: Tensor, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors as `torch.autocast` wants them on x's device; like torch's own layers it leaves float64 alone."""
+    device = x.device.type
+    tensors = (x, *parameters)
+    # Asked of these two only, because autocast is not defined for every device ("meta" raises).
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(tensor: Tensor | None) -> Tensor | None:
+        narrow = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+        return tensor.to(dtype) if narrow else tensor
+
+    return tuple(cast(tensor) for tensor in tensors)
+
+
+class LayerNormLinear(nn.Module):
+    """Takes the place of `nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))`.
+
+    The two layers are its children "0" and "1", as in the Sequential: a state dict fits both ways, the same seed
+    gives the same parameters, and code that looks for `nn.LayerNorm` and `nn.Linear` finds them. They only hold the
+    parameters; `forward` runs `fused_layernorm_linear`, so hooks on the children do not fire.
+
+    Args:
+        in_features: H.
+        out_features: O.
+        eps: As in `nn.LayerNorm`.
+        elementwise_affine: Whether LayerNorm has a weight, and a bias if `ln_bias` says so.
+        ln_bias: Whether LayerNorm has a bias.
+        bias: Whether Linear has a bias.
+        algorithm: As in `fused_layernorm_linear`.
+        device: Where the parameters are made.
+        dtype: Of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        ln_bias: bool = True,
+        bias: bool = True,
+        algorithm: str = "fast",
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        ln = nn.LayerNorm(in_features, eps, elementwise_affine, ln_bias, device=device, dtype=dtype)
+        linear = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
+        self.algorithm = algorithm
+        self.add_module("0", ln)
+        self.add_module("1", linear)
+
+    @classmethod
+    def from_modules(
+        cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "fast"
+    ) -> "LayerNormLinear":
+        """A layer around two existing ones. It shares them: an optimizer that holds their parameters goes on.
+
+        Raises TypeError where they are no LayerNorm and Linear, ValueError where their sizes do not fit.
+        """
+        if not isinstance(ln, nn.LayerNorm):
+            raise TypeError(f"ln: expected nn.LayerNorm, got {type(ln).__name__}")
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear: expected nn.Linear, got {type(linear).__name__}")
+        if tuple(ln.normalized_shape) != (linear.in_features,):
+            raise ValueError(
+                f"ln: expected normalized_shape ({linear.in_features},), the in_features of linear, "
+                f"got {tuple(ln.normalized_shape)}"
+            )
+        layer = cls(linear.in_features, linear.out_features, algorithm=algorithm, device="meta")
+        layer.training = ln.training
+        layer.add_module("0", ln)
+        layer.add_module("1", linear)
+        return layer
+
+    @property
+    def ln(self) -> nn.LayerNorm:
+        """The child that holds gamma, beta and eps."""
+        return getattr(self, "0")
+
+    @property
+    def linear(self) -> nn.Linear:
+        """The child that holds the linear weight and bias."""
+        return getattr(self, "1")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., H] to [..., O]; see `fused_layernorm_linear` for dtypes, devices and errors."""
+        children = self._modules
+        ln, linear = children["0"], children["1"]
+        return fused_layernorm_linear(
+            x,
+            parameter(ln, "weight"),
+            parameter(ln, "bias"),
+            parameter(linear, "weight"),
+            parameter(linear, "bias"),
+            ln.eps,
+            algorithm=self.algorithm,
+        )
+
+    def extra_repr(self) -> str:
+        return f"algorithm={self.algorithm!r}"
+
+
+def parameter(module: nn.Module, name: str) -> Tensor | None:
+    """A module's parameter, without the microsecond of nn.Module's attribute look-up where it is a plain one."""
+    own = module._parameters
+    return own[name] if name in own else getattr(module, name)

@@ -1,0 +1,469 @@
+"""Puzzle 22's derivation step by step, and the mistakes that people make in it.
+
+Shapes: input, x_hat, ln_out, dln, g [B, S, H]; grad_output [B, S, O]; row_mean, row_rstd, c1, c2 [B, S, 1]. `given_dln` is the
+gradient at the LayerNorm output that the row sums start from when they are checked alone.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from harness.nn.ops import EPS
+from harness.spec.derivation import Derivation, Mistake, Step
+
+
+def row_sums(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """c1 and c2 of every row, [B, S, 1] each."""
+    g = dln * v.ln_weight
+    return (g * v.x_hat).mean(-1, keepdims=True), g.mean(-1, keepdims=True)
+
+
+def packed(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
+    """As the kernel writes them, [B * S, 2]."""
+    return np.concatenate([c1, c2], -1).reshape(-1, 2)
+
+
+STEPS = {
+    "row_mean": lambda v: v.input.mean(-1, keepdims=True),
+    "variance": lambda v: ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True),
+    "row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS),
+    "mean": lambda v: v.row_mean[..., 0],
+    "rstd": lambda v: v.row_rstd[..., 0],
+    "x_hat": lambda v: (v.input - v.row_mean) * v.row_rstd,
+    "scaled": lambda v: v.x_hat * v.ln_weight,
+    "ln_out": lambda v: v.scaled + v.ln_bias,
+    "product": lambda v: v.ln_out @ v.linear_weight.T,
+    "output": lambda v: v.product + v.linear_bias,
+    "dln": lambda v: v.grad_output @ v.linear_weight,
+    "g": lambda v: v.dln * v.ln_weight,
+    "c1": lambda v: (v.g * v.x_hat).mean(-1, keepdims=True),
+    "c2": lambda v: v.g.mean(-1, keepdims=True),
+    "grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.x_hat * v.c1),
+    "grad_ln_weight": lambda v: (v.dln * v.x_hat).sum((0, 1)),
+    "grad_ln_bias": lambda v: v.dln.sum((0, 1)),
+    "grad_weight": lambda v: np.einsum("bso,bsh->oh", v.grad_output, v.ln_out),
+    "grad_bias": lambda v: v.grad_output.sum((0, 1)),
+    "row_sums": lambda v: packed(*row_sums(v, v.given_dln)),
+}
+
+
+def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
+    """The derivation of the puzzle's input arrays, in float64."""
+    given = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+    given["given_dln"] = given.pop("dln")
+    return Derivation(STEPS, given, changes)
+
+
+def values(v: Derivation) -> np.ndarray:
+    """Number of elements in a row."""
+    return v.input.shape[-1]
+
+
+def padding(v: Derivation) -> float:
+    """Zeros between a row and the next power of two, as a share of the row."""
+    return ((1 << (values(v) - 1).bit_length()) - values(v)) / values(v)
+
+
+def by_row(v: Derivation, parameter: np.ndarray) -> np.ndarray:
+    """[B, S, 1]: a parameter [H] read at the index of the row."""
+    rows = np.arange(v.input.shape[0] * v.input.shape[1])
+    return parameter[rows % values(v)].reshape(*v.input.shape[:2], 1)
+
+
+def first_thread(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the first of 128 threads adds to the sums of a row, divided by H, [B, S, 1] each."""
+    g = (dln * v.ln_weight)[..., ::128]
+    return (g * v.x_hat[..., ::128]).sum(-1, keepdims=True) / values(v), g.sum(-1, keepdims=True) / values(v)
+
+
+def swapped(array: np.ndarray) -> np.ndarray:
+    """The rows read with batch and sequence exchanged: row (b, s) gets what lies at s * B + b."""
+    B, S, n = array.shape
+    return array.reshape(S, B, n).swapaxes(0, 1)
+
+
+def as_stored(matrix: np.ndarray) -> np.ndarray:
+    """An [O, H] matrix read as if it were stored [H, O]: element (o, h) is what lies at h * O + o."""
+    O, H = matrix.shape
+    return matrix.reshape(H, O).T
+
+
+def truncated(array: np.ndarray, multiple: int) -> np.ndarray:
+    """With zeros behind the last whole multiple along the last axis."""
+    kept = array.copy()
+    kept[..., array.shape[-1] // multiple * multiple :] = 0
+    return kept
+
+
+def diagonal(v: Derivation) -> np.ndarray:
+    """dx by the diagonal of the Jacobian alone."""
+    return v.row_rstd * v.g * (1 - 1 / values(v) - v.x_hat**2 / values(v))
+
+
+def each_row(array: np.ndarray) -> np.ndarray:
+    """[B, S, ...] -> [B * S, ...]: every row by itself, as alternatives."""
+    return array.reshape(-1, *array.shape[2:])
+
+
+def one_row_only(v: Derivation) -> dict[str, np.ndarray]:
+    """What single rows add to each parameter gradient, [rows, ...]."""
+    return {
+        "grad_bias": each_row(v.grad_output),
+        "grad_weight": each_row(v.grad_output[..., :, None] * v.ln_out[..., None, :]),
+        "grad_ln_weight": each_row(v.dln * v.x_hat),
+        "grad_ln_bias": each_row(v.dln),
+    }
+
+
+def parameter_gradients(function) -> dict:
+    """The same change for each of the four parameter gradients; `function` takes the derivation and a name."""
+    names = ("grad_bias", "grad_weight", "grad_ln_weight", "grad_ln_bias")
+    return {name: lambda v, name=name: function(v, name) for name in names}
+
+
+def summed(v: Derivation, name: str, rows: np.ndarray) -> np.ndarray:
+    """A parameter gradient summed over some rows only; `rows` is a mask [B, S]."""
+    return one_row_only(v)[name][rows.reshape(-1)].sum(0)
+
+
+def mask(v: Derivation, keep) -> np.ndarray:
+    """[B, S] booleans from `keep(b, s, B, S)`."""
+    B, S = v.input.shape[:2]
+    b, s = np.indices((B, S))
+    return keep(b, s, B, S) & np.ones((B, S), bool)
+
+
+def only_rows(keep) -> dict:
+    """Parameter gradients from those rows alone."""
+    return parameter_gradients(lambda v, name: summed(v, name, mask(v, keep)))
+
+
+def alternatives(count) -> dict:
+    """Parameter gradients where each element is what one of some groups of rows added; `count` picks the axis kept."""
+
+    def by_group(v: Derivation, name: str) -> np.ndarray:
+        B, S = v.input.shape[:2]
+        rows = one_row_only(v)[name]
+        return rows.reshape(B, S, *rows.shape[1:]).sum(count)
+
+    return parameter_gradients(by_group)
+
+
+MISTAKES = (
+    # The statistics.
+    Mistake("eps-forgotten", "without eps in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance)}),
+    Mistake(
+        "eps-outside-root",
+        "with eps added outside the root, rstd = 1 / (sqrt(variance) + eps)",
+        {"row_rstd": lambda v: 1 / (np.sqrt(v.variance) + EPS)},
+    ),
+    Mistake(
+        "eps-twice", "with eps added twice in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 2 * EPS)}
+    ),
+    Mistake("eps-too-small", "with eps = 1e-6", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 1e-6)}),
+    Mistake(
+        "unbiased-variance",
+        "with the variance divided by H - 1, not H",
+        {
+            "variance": lambda v: (
+                v.input.var(-1, keepdims=True, ddof=1) if values(v) > 1 else np.inf * v.row_mean
+            )
+        },
+    ),
+    Mistake(
+        "variance-for-rstd",
+        "with 1 / (variance + eps), the root forgotten",
+        {"row_rstd": lambda v: 1 / (v.variance + EPS)},
+    ),
+    Mistake(
+        "std-for-rstd",
+        "multiplied by the deviation instead of divided",
+        {"row_rstd": lambda v: np.sqrt(v.variance + EPS)},
+    ),
+    Mistake(
+        "padding-counted",
+        "with zeros behind the row, up to a power of two, counted in the variance",
+        {
+            "variance": lambda v: (
+                ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True) + padding(v) * v.row_mean**2
+            )
+        },
+        3,
+    ),
+    # The LayerNorm output.
+    Mistake(
+        "mean-not-subtracted",
+        "with the mean not subtracted in x_hat",
+        {"x_hat": lambda v: v.input * v.row_rstd},
+    ),
+    Mistake("rstd-forgotten", "with rstd left out of x_hat", {"x_hat": lambda v: v.input - v.row_mean}),
+    Mistake("from-x-hat", "taken from x_hat instead of the LayerNorm output", {"ln_out": lambda v: v.x_hat}),
+    Mistake(
+        "from-input", "taken from the input instead of the LayerNorm output", {"ln_out": lambda v: v.input}
+    ),
+    Mistake("beta-forgotten", "without beta in the LayerNorm output", {"ln_out": lambda v: v.scaled}),
+    Mistake("gamma-forgotten", "without gamma in the LayerNorm output", {"scaled": lambda v: v.x_hat}),
+    Mistake(
+        "beta-scaled",
+        "with beta multiplied by gamma too",
+        {"ln_out": lambda v: (v.x_hat + v.ln_bias) * v.ln_weight},
+    ),
+    Mistake(
+        "gamma-beta-swapped",
+        "with gamma and beta exchanged",
+        {"ln_out": lambda v: v.x_hat * v.ln_bias + v.ln_weight},
+    ),
+    Mistake(
+        "gamma-by-row",
+        "with gamma and beta read at the index of the row, not of the column",
+        {"ln_out": lambda v: v.x_hat * by_row(v, v.ln_weight) + by_row(v, v.ln_bias)},
+        3,
+    ),
+    Mistake("bias-forgotten", "without the linear bias", {"output": lambda v: v.product}),
+    Mistake(
+        "bias-forgotten-behind-block",
+        "without the linear bias behind the first 128 columns",
+        {"linear_bias": lambda v: v.original("linear_bias") * (np.arange(v.linear_weight.shape[0]) < 128)},
+        3,
+    ),
+    Mistake(
+        "bias-twice", "with the linear bias added twice", {"output": lambda v: v.product + 2 * v.linear_bias}
+    ),
+    Mistake(
+        "weight-strides-swapped",
+        "with W read as if it were stored [H, O]",
+        {"linear_weight": lambda v: as_stored(v.original("linear_weight"))},
+        3,
+    ),
+    Mistake(
+        "grad-weight-strides-swapped",
+        "stored as [H, O]: written at h * O + o, not o * H + h",
+        {
+            "grad_weight": lambda v: np.einsum("bso,bsh->ho", v.grad_output, v.ln_out).reshape(
+                v.linear_weight.shape
+            )
+        },
+        3,
+    ),
+    Mistake(
+        "last-tile-dropped",
+        "without the last part of a tile of 16 along H",
+        {"product": lambda v: truncated(v.ln_out, 16) @ v.linear_weight.T},
+        3,
+    ),
+    # grad_output.
+    Mistake(
+        "grad-output-ignored",
+        "with grad_output taken to be 1",
+        {"grad_output": lambda v: np.ones_like(v.original("grad_output"))},
+        1,
+    ),
+    Mistake(
+        "grad-output-swapped",
+        "with batch and sequence of grad_output exchanged",
+        {"grad_output": lambda v: swapped(v.original("grad_output"))},
+        3,
+    ),
+    Mistake(
+        "grad-output-first-row",
+        "with the grad_output of the first row used for all",
+        {
+            "grad_output": lambda v: np.broadcast_to(
+                v.original("grad_output")[:1, :1], v.original("grad_output").shape
+            )
+        },
+        3,
+    ),
+    Mistake(
+        "grad-output-reversed",
+        "with the rows of grad_output in reverse order",
+        {"grad_output": lambda v: v.original("grad_output")[::-1, ::-1]},
+        3,
+    ),
+    Mistake(
+        "input-swapped",
+        "with batch and sequence of the input exchanged",
+        {"x_hat": lambda v: swapped((v.input - v.row_mean) * v.row_rstd)},
+        3,
+    ),
+    # dx.
+    Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: 0.0}),
+    Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: 0.0}),
+    Mistake(
+        "both-terms-dropped",
+        "without both correction terms, c2 and x_hat * c1",
+        {"grad_input": lambda v: v.row_rstd * v.g},
+    ),
+    Mistake(
+        "mean-term-doubled",
+        "with the mean term c2 subtracted twice",
+        {"grad_input": lambda v: v.row_rstd * (v.g - 2 * v.c2 - v.x_hat * v.c1)},
+    ),
+    Mistake(
+        "mean-term-added",
+        "with the mean term c2 added, not subtracted",
+        {"grad_input": lambda v: v.row_rstd * (v.g + v.c2 - v.x_hat * v.c1)},
+    ),
+    Mistake(
+        "variance-term-added",
+        "with the variance term x_hat * c1 added, not subtracted",
+        {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 + v.x_hat * v.c1)},
+    ),
+    Mistake(
+        "x-hat-forgotten",
+        "with c1 not multiplied by x_hat",
+        {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.c1)},
+    ),
+    Mistake(
+        "terms-exchanged",
+        "with c1 and c2 exchanged",
+        {"grad_input": lambda v: v.row_rstd * (v.g - v.c1 - v.x_hat * v.c2)},
+    ),
+    Mistake(
+        "sums-not-means",
+        "with sums over H in c1 and c2, not means",
+        {
+            "grad_input": lambda v: v.row_rstd * (v.g - values(v) * (v.c2 + v.x_hat * v.c1)),
+            "row_sums": lambda v: values(v) * packed(*row_sums(v, v.given_dln)),
+        },
+    ),
+    Mistake(
+        "means-over-output",
+        "with c1 and c2 divided by O, not H",
+        {
+            "grad_input": lambda v: (
+                v.row_rstd * (v.g - values(v) / v.grad_output.shape[-1] * (v.c2 + v.x_hat * v.c1))
+            ),
+        },
+    ),
+    Mistake("diagonal-jacobian", "with the diagonal of the Jacobian alone", {"grad_input": diagonal}, 1),
+    Mistake(
+        "rstd-factor-forgotten",
+        "without the factor rstd",
+        {"grad_input": lambda v: v.g - v.c2 - v.x_hat * v.c1},
+    ),
+    Mistake(
+        "rstd-factor-twice",
+        "with the factor rstd twice",
+        {"grad_input": lambda v: v.row_rstd**2 * (v.g - v.c2 - v.x_hat * v.c1)},
+    ),
+    Mistake(
+        "gamma-forgotten-in-dx",
+        "without gamma in g",
+        {
+            "g": lambda v: v.dln,
+            "row_sums": lambda v: packed(
+                (v.given_dln * v.x_hat).mean(-1, keepdims=True), v.given_dln.mean(-1, keepdims=True)
+            ),
+        },
+    ),
+    Mistake(
+        "gamma-forgotten-in-sums",
+        "with gamma in g but not in c1 and c2",
+        {
+            "c1": lambda v: (v.dln * v.x_hat).mean(-1, keepdims=True),
+            "c2": lambda v: v.dln.mean(-1, keepdims=True),
+        },
+    ),
+    Mistake(
+        "gamma-outside",
+        "with gamma applied to the whole of dx, not to g",
+        {
+            "grad_input": lambda v: (
+                v.row_rstd
+                * v.ln_weight
+                * (
+                    v.dln
+                    - v.dln.mean(-1, keepdims=True)
+                    - v.x_hat * (v.dln * v.x_hat).mean(-1, keepdims=True)
+                )
+            ),
+        },
+    ),
+    Mistake(
+        "gamma-forgotten-in-g",
+        "with gamma in c1 and c2 but not in g",
+        {"grad_input": lambda v: v.row_rstd * (v.dln - v.c2 - v.x_hat * v.c1)},
+    ),
+    # The row sums alone.
+    Mistake(
+        "first-thread-only",
+        "of the first thread's columns alone, not summed over the block",
+        {
+            "row_sums": lambda v: packed(*first_thread(v, v.given_dln)),
+            "c1": lambda v: first_thread(v, v.dln)[0],
+            "c2": lambda v: first_thread(v, v.dln)[1],
+        },
+        3,
+    ),
+    Mistake(
+        "row-sums-exchanged",
+        "with c1 and c2 written in each other's place",
+        {"row_sums": lambda v: packed(*row_sums(v, v.given_dln)[::-1])},
+    ),
+    Mistake(
+        "row-sums-x-hat-forgotten",
+        "with x_hat left out of c1",
+        {
+            "row_sums": lambda v: packed(*[row_sums(v, v.given_dln)[1]] * 2),
+            "c1": lambda v: v.c2,
+        },
+    ),
+    # The parameter gradients.
+    Mistake(
+        "from-ln-out",
+        "multiplied with the LayerNorm output instead of x_hat",
+        {"grad_ln_weight": lambda v: (v.dln * v.ln_out).sum((0, 1))},
+    ),
+    Mistake(
+        "gamma-twice",
+        "with gamma multiplied in: dgamma and dbeta want dln, not g",
+        {
+            "grad_ln_weight": lambda v: (v.g * v.x_hat).sum((0, 1)),
+            "grad_ln_bias": lambda v: v.g.sum((0, 1)),
+        },
+    ),
+    Mistake(
+        "dgamma-dbeta-exchanged",
+        "with dgamma and dbeta in each other's place",
+        {
+            "grad_ln_weight": lambda v: v.dln.sum((0, 1)),
+            "grad_ln_bias": lambda v: (v.dln * v.x_hat).sum((0, 1)),
+        },
+    ),
+    Mistake(
+        "averaged-over-rows",
+        "divided by the number of rows: a mean, not a sum",
+        parameter_gradients(lambda v, name: one_row_only(v)[name].mean(0)),
+    ),
+    Mistake("only-first-batch", "of the first batch alone", only_rows(lambda b, s, B, S: b == 0), 3),
+    Mistake(
+        "only-first-position", "of the first sequence position alone", only_rows(lambda b, s, B, S: s == 0), 3
+    ),
+    Mistake("only-first-row", "of the first row alone", only_rows(lambda b, s, B, S: (b == 0) & (s == 0)), 3),
+    Mistake(
+        "last-row-missed", "without the last row", only_rows(lambda b, s, B, S: (b < B - 1) | (s < S - 1)), 3
+    ),
+    Mistake("first-row-missed", "without the first row", only_rows(lambda b, s, B, S: (b > 0) | (s > 0)), 3),
+    Mistake(
+        "overwritten",
+        "of one row only, in each element: what the other rows added is overwritten or lost",
+        {**parameter_gradients(lambda v, name: one_row_only(v)[name])},
+        3,
+    ),
+    Mistake(
+        "not-accumulated-over-batch",
+        "of one batch only, in each element: not summed over the batch",
+        alternatives(1),
+        3,
+    ),
+    Mistake(
+        "not-accumulated-over-sequence",
+        "of one sequence position only, in each element: not summed over the sequence",
+        alternatives(0),
+        3,
+    ),
+    Mistake(
+        "doubled", "twice over", parameter_gradients(lambda v, name: 2 * one_row_only(v)[name].sum(0)), 3
+    ),
+)

@@ -1,0 +1,359 @@
+"""Puzzle 22, LayerNorm + Linear: ops, variants, gates, cases, constants and reference.
+
+Names: B = batch_size, S = seq_len, H = hidden_dim, O = output_dim; a row is one of the B * S sequence positions.
+"""
+
+import numpy as np
+
+from harness.nn.ops import BACKWARD, EPS, FORWARD, STATISTICS
+from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
+from harness.spec.ops import Call, OpSpec, accum_dtype
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, NumpyRung, Puzzle
+
+BATCH_SIZE = 4
+SEQ_LEN = 4
+HIDDEN_DIM = 8
+OUTPUT_DIM = 16
+
+ROW_SUMS = OpSpec(
+    "layernorm_linear_row_sums",
+    writes={"row_sums": "R2"},
+    reads={"dln": "BSH", "input": "BSH", "mean": "BS", "rstd": "BS", "ln_weight": "H"},
+    statistics=STATISTICS,
+)
+
+
+def variant(algorithm: str) -> tuple[Call, ...]:
+    """The forward and backward call of one algorithm."""
+    parameters = (("algorithm", algorithm),)
+    return Call(FORWARD, parameters, algorithm), Call(BACKWARD, parameters, algorithm)
+
+
+VARIANTS = {
+    "fused": variant("fused"),
+    # The row sums are an intermediate of the unfused backward pass; this call makes them visible.
+    "unfused": (*variant("unfused"), Call(ROW_SUMS, (), "unfused")),
+    "fast": variant("fast"),
+}
+
+
+STATED = ("mean", "rstd")
+GATES = (
+    Gate("ln", "unfused", ("output", "grad_weight"), "the LayerNorm output from given statistics", STATED),
+    Gate("forward", "fused", ("output",), "the whole forward pass in one kernel", STATED),
+    Gate(
+        "row_sums",
+        "unfused",
+        ("row_sums", "grad_input"),
+        "the two means c1 and c2 of every row",
+        ("grad_ln_weight", "grad_ln_bias", "grad_bias"),
+    ),
+    Gate("db", "fused", ("grad_bias",), "the gradient of the linear bias"),
+    Gate("dW", "fused", ("grad_weight",), "the gradient of the linear weight"),
+    Gate("dgamma", "fused", ("grad_ln_weight", "grad_ln_bias"), "the gradients of the LayerNorm parameters"),
+    Gate("dx", "fused", ("grad_input",), "the gradient of the input"),
+)
+
+# Sums that blocks add to with atomics on a GPU.
+ATOMIC = frozenset(
+    ("fused", quantity) for quantity in ("grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
+)
+
+
+def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
+    """The chapter's case and the hard ones; with `dims`, the chapter's and the hard values at those sizes."""
+    B, S, H, O = dims or (BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM)
+    chapter = Case("chapter", "gamma = 1, beta = 0, grad_output = 1", (B, S, H, O), "plain")
+    hard = Case("hard values", "mean 3, tiny variance, grad_output follows x_hat", (B, S, H, O), "hard")
+    if dims:
+        return [chapter, hard]
+    return [
+        chapter,
+        hard,
+        Case("odd sizes", "B != S, nothing divides a tile", (3, 9, 7, 13), "hard"),
+        Case("wide", "H is larger than a block and no multiple of one", (3, 7, 131, 5), "hard"),
+        Case("wide output", "O is larger than a block and no multiple of one", (2, 5, 9, 133), "hard"),
+        Case("many rows", "more rows than one tile holds", (2, 33, 12, 20), "hard"),
+        Case("one row", "no sum over rows to hide in", (1, 1, 24, 8), "hard"),
+        Case("expanded", "grad_output has stride 0, as from sum()", (5, 7, 10, 6), "expanded"),
+        Case("transposed", "grad_output is not contiguous", (5, 7, 10, 6), "transposed"),
+        Case(
+            "large values",
+            "input in the hundreds, small grad_output: nothing may overflow",
+            (3, 6, 16, 20),
+            "large",
+        ),
+    ]
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """The input arrays of a case, in float64, rounded to what `dtype` can hold.
+
+    Returns input [B, S, H], ln_weight and ln_bias [H], linear_weight [O, H], linear_bias [O], grad_output [B, S, O],
+    and dln [B, S, H], a gradient at the LayerNorm output for the kernel that starts from one.
+    """
+    B, S, H, O = case.dims
+    random = np.random.default_rng([seed, B, S, H, O])
+    weights = {
+        "linear_weight": random.standard_normal((O, H)) / np.sqrt(H),
+        "linear_bias": random.standard_normal(O),
+    }
+    if case.values == "plain":
+        arrays = {
+            "input": random.standard_normal((B, S, H)),
+            "ln_weight": np.ones(H),
+            "ln_bias": np.zeros(H),
+            **weights,
+            "grad_output": np.ones((B, S, O)),
+        }
+    else:
+        # With a constant grad_output the rounding of every tiny-variance row adds up in dgamma: that measures luck.
+        tiny = 1.0 if case.values in ("expanded", "large") else 0.05
+        arrays = {**hard_values(B, S, H, O, random, tiny), **weights}
+        if case.values == "expanded":
+            arrays["grad_output"] = np.broadcast_to(np.float64(1.25), (B, S, O))
+        elif case.values == "transposed":
+            arrays["grad_output"] = arrays["grad_output"].transpose(1, 0, 2).copy().transpose(1, 0, 2)
+        elif case.values == "large":
+            arrays["input"] *= 128
+            arrays["grad_output"] /= 64
+    arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
+    # Moved away from 0: of a single row, both means could vanish, and what then remains is rounding.
+    dln = 1 + arrays["grad_output"] @ arrays["linear_weight"]
+    return {**arrays, "dln": rounded(dln, dtype)}
+
+
+def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tiny: float) -> Arrays:
+    """Inputs that a wrong backward pass does not survive.
+
+    The mean is far from 0 and differs from row to row, every fourth row has the deviation `tiny`, gamma and beta
+    are random, one gamma of several is 0 (nobody may divide by it), and grad_output has a mean and follows x_hat,
+    so that neither correction term of dx is small.
+    """
+    rows = np.arange(B * S).reshape(B, S, 1)
+    spread = np.where(rows % 4 == 3, tiny, 1.0)
+    deviation = random.standard_normal((B, S, H)) * spread
+    row_mean = 3 + 0.5 * random.standard_normal((B, S, 1))
+    centred = deviation - deviation.mean(-1, keepdims=True)
+    x_hat = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
+    follow = x_hat @ random.standard_normal((H, O)) / np.sqrt(H)
+    gamma = 1 + 0.5 * random.standard_normal(H)
+    if H > 1:
+        gamma[H // 3] = 0.0
+    return {
+        "input": row_mean + deviation,
+        "ln_weight": gamma,
+        "ln_bias": 0.5 * random.standard_normal(H),
+        "grad_output": random.standard_normal((B, S, O)) + 1 + follow,
+    }
+
+
+def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The nearest values that `dtype` holds, in float64, with the strides kept."""
+    if dtype == "float64":
+        return array
+    if array.size and 0 in array.strides:  # a conversion would lay the repeated elements out one by one
+        base = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
+        return np.broadcast_to(rounded(base.copy(), dtype), array.shape)
+    if dtype == "bfloat16":
+        bits = np.asarray(array, np.float32).view(np.uint32)
+        nearest = bits + 0x7FFF + ((bits >> 16) & 1)  # to nearest, ties to even
+        return (nearest & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+    return array.astype(dtype).astype(np.float64)
+
+
+def shapes(dims: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The shape of everything the ops write, by op argument."""
+    B, S, H, O = dims
+    size = {"B": B, "S": S, "H": H, "O": O, "R": B * S, "2": 2}
+    return {
+        name: tuple(size[letter] for letter in shape)
+        for op in (FORWARD, BACKWARD, ROW_SUMS)
+        for name, shape in op.writes.items()
+    }
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's own answer by autograd, in the dtype and on the device of the tensors, under the op's names.
+
+    Returns output, mean, rstd, the five gradients and the row sums. A float16 or bfloat16 mean and rstd are given in float32.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    names = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
+    x, gamma, beta, W, b = (tensors[name].detach().clone().requires_grad_(True) for name in names)
+    output = F.linear(F.layer_norm(x, x.shape[-1:], gamma, beta, EPS), W, b)
+    gradients = torch.autograd.grad(output, (x, gamma, beta, W, b), tensors["grad_output"])
+    wide = x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    variance, mean = torch.var_mean(wide, -1, correction=0)
+    return {
+        "output": output.detach(),
+        "mean": mean,
+        "rstd": torch.rsqrt(variance + EPS),
+        **dict(zip(BACKWARD.writes, gradients, strict=True)),
+        "row_sums": row_sums(tensors["dln"].to(wide.dtype), wide, gamma.detach().to(wide.dtype)),
+    }
+
+
+def row_sums(dln, x, gamma):
+    """c1 and c2 of every row, [B * S, 2], from dln [B, S, H], by PyTorch operations."""
+    import torch
+
+    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    x_hat = (x - mean) * torch.rsqrt(variance + EPS)
+    g = dln * gamma
+    return torch.stack([(g * x_hat).mean(-1), g.mean(-1)], -1).reshape(-1, 2)
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """The same function and its gradients in NumPy longdouble, from the formulas of the book's derivation."""
+    wide = {name: np.asarray(array, np.longdouble) for name, array in arrays.items()}
+    x, gamma, beta, W, b, dy = (
+        wide[name]
+        for name in ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias", "grad_output")
+    )
+    mean = x.mean(-1)
+    centred = x - mean[..., None]
+    rstd = 1 / np.sqrt((centred**2).mean(-1) + np.longdouble(EPS))
+    x_hat = centred * rstd[..., None]
+    ln_out = x_hat * gamma + beta
+    dln = dy @ W
+    g = dln * gamma
+    c1 = (g * x_hat).mean(-1, keepdims=True)
+    c2 = g.mean(-1, keepdims=True)
+    given = wide["dln"] * gamma
+    return {
+        "output": ln_out @ W.T + b,
+        "mean": mean,
+        "rstd": rstd,
+        "grad_input": rstd[..., None] * (g - c2 - x_hat * c1),
+        "grad_ln_weight": (dln * x_hat).sum((0, 1)),
+        "grad_ln_bias": dln.sum((0, 1)),
+        "grad_weight": np.einsum("bso,bsh->oh", dy, ln_out),
+        "grad_bias": dy.sum((0, 1)),
+        "row_sums": np.stack([(given * x_hat).mean(-1), given.mean(-1)], -1).reshape(-1, 2),
+    }
+
+
+def terms(arrays: Arrays) -> dict[str, float]:
+    """The size of the three terms of dx = rstd * (g - c2 - x_hat * c1); of H = 1 they cancel, and dx is 0."""
+    x, gamma, W, dy = (arrays[name] for name in ("input", "ln_weight", "linear_weight", "grad_output"))
+    centred = x - x.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
+    x_hat = centred * rstd
+    g = dy @ W * gamma
+    c1 = (g * x_hat).mean(-1, keepdims=True)
+    c2 = g.mean(-1, keepdims=True)
+    sizes = rstd * (np.abs(g) + np.abs(c2) + np.abs(x_hat * c1))
+    return {"grad_input": float(sizes.max(initial=0.0))}
+
+
+def multiply_adds(dims: tuple[int, ...]) -> int:
+    """Multiply-adds of the forward matmul: B * S * H * O."""
+    return int(np.prod([int(size) for size in dims]))
+
+
+def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
+    """Bytes kept for the backward pass (parameters and grad_output left out), and allocated in between.
+
+    Eager keeps the input and the statistics for LayerNorm, and the LayerNorm output for Linear.
+    """
+    B, S, H, O = dims
+    rows = B * S
+    element = {"float64": 8, "float32": 4}.get(dtype, 2)
+    accum = 8 if accum_dtype(dtype) == "float64" else 4
+    statistics = {"mean": rows * accum, "rstd": rows * accum}
+    atomic = (
+        4 if element == 2 else 8
+    )  # the sums of the fused backward pass: float32 for 16 bits, else float64
+    return Ledger(
+        saved_eager={"input": rows * H * element, **statistics, "ln_out": rows * H * element},
+        saved_ours={"input": rows * H * element, **statistics},
+        between={
+            "unfused": {
+                "forward ln_out": rows * H * element,
+                "forward linear_weight_t": O * H * element,
+                "backward ln_out": rows * H * element,
+                "backward dln": rows * H * element,
+                "backward grad_output_t": rows * O * element,
+                "backward row_sums": 2 * rows * accum,
+            },
+            "fused": {"backward sums of the parameter gradients": (O * H + O + 2 * H) * atomic},
+            "fast": {
+                "forward ln_out": rows * H * element,
+                "backward dln": rows * H * element,
+                "backward ln_out": rows * H * element,
+                "backward partial sums, at most": partial_sums(rows, H, O) * accum,
+            },
+        },
+    )
+
+
+def partial_sums(rows: int, H: int, O: int) -> int:
+    """The most partial sums that the fast variant keeps of dgamma, dbeta and db, on a GPU of 132 multiprocessors.
+
+    A block makes one of its rows, 32 or more where it sums columns; not more than 6 blocks share a multiprocessor.
+    """
+    return min(rows, 6 * 132) * 2 * H + min(-(-rows // 32), 6 * 132) * O
+
+
+def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
+    """c1 and c2, [B, S, 1] each, as the kernel writes them, [B * S, 2]."""
+    for name, array in (("c1", c1), ("c2", c2)):
+        if array.ndim != 3 or array.shape[-1] != 1:
+            raise ValueError(f"{name} has shape {list(array.shape)}, expected [B, S, 1] (keepdims=True)")
+    return packed(c1, c2)
+
+
+NUMPY_RUNG = NumpyRung(
+    file="backward.py",
+    names={
+        "dy": "grad_output",
+        "gamma": "ln_weight",
+        "beta": "ln_bias",
+        "rstd": "row_rstd",
+        "row_sums.dln": "given_dln",
+    },
+    returns={
+        "db": ("grad_bias",),
+        "dW": ("grad_weight",),
+        "dgamma": ("grad_ln_weight", "grad_ln_bias"),
+        "row_sums": ("row_sums",),
+        "dx": ("grad_input",),
+    },
+    pack={"row_sums": pack_row_sums},
+)
+
+PUZZLE = Puzzle(
+    name="p22",
+    title="LayerNorm + Linear, forward and backward, unfused, fused and fast",
+    variants=VARIANTS,
+    gates=GATES,
+    source="layernorm_linear.mojo",
+    intermediate=("row_sums",),
+    depends={(gate.variant, quantity): (gate.id,) for gate in GATES for quantity in gate.quantities},
+    atomic=ATOMIC,
+    forward={"output": "output", "mean": "mean", "rstd": "rstd"},
+    backward={
+        "grad_input": "grad_input",
+        "grad_ln_weight": "grad_ln_weight",
+        "grad_ln_bias": "grad_ln_bias",
+        "grad_weight": "grad_linear_weight",
+        "grad_bias": "grad_linear_bias",
+    },
+    dims=(BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM),
+    dim_names=("B", "S", "H", "O"),
+    cases=cases,
+    inputs=inputs,
+    shapes=shapes,
+    reference=reference,
+    exact=exact,
+    multiply_adds=multiply_adds,
+    ledger=ledger,
+    derive=derive,
+    mistakes=MISTAKES,
+    numpy_rung=NUMPY_RUNG,
+    terms=terms,
+    on_request=("fast",),
+)

@@ -1,0 +1,1 @@
+"""What people see: consoles, reports, the watch screen, the doctor."""

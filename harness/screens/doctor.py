@@ -1,0 +1,234 @@
+"""What this machine has of what the workbook needs: one line for each part, with the remedy where it is broken.
+
+Everything but MAX's devices is found out without starting a GPU; nothing is changed.
+"""
+
+import os
+import platform
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.errors import WorkbookError
+from harness.toolchain.cache import VARIABLE, cache_folder
+from harness.toolchain.roots import CHECKOUT, INSTALLED_SOLUTIONS
+
+DISTRIBUTION = "mojo-gpu-workbook"
+INSTALL = "run `uv sync` or `pixi install`, and start through `uv run poe ...` or `pixi run ...`"
+MARKS = {"good": "✅", "note": "·", "broken": "❌"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor: what was looked at, how it is ("good", "note" or "broken"), and what to do about it."""
+
+    part: str
+    state: str
+    words: str
+    remedy: str = ""
+
+
+def examine(console: Console) -> int:
+    """Prints a line for each part. Returns 5 where something is broken, else 0."""
+    broken = False
+    for finding in findings():
+        broken |= finding.state == "broken"
+        line = f"{MARKS[finding.state]} {finding.part:<16} {finding.words}"
+        line += f" -> {finding.remedy}" if finding.remedy else ""
+        style = {"broken": "red", "note": "dim"}.get(finding.state, "")
+        console.print(Text(line, style=style), soft_wrap=True)
+    return 5 if broken else 0
+
+
+def findings() -> Iterator[Finding]:
+    """Every part in turn; a check that itself fails is a broken part."""
+    for part, check in PARTS.items():
+        try:
+            yield from check()
+        except WorkbookError as error:
+            yield Finding(part, "broken", str(error))
+        except Exception as error:  # whatever an incomplete installation raises is what the doctor is for
+            yield Finding(part, "broken", f"{type(error).__name__}: {error}", INSTALL)
+
+
+def pins() -> dict[str, str]:
+    """The versions that the workbook was tested with, by distribution: from pyproject.toml, else from the metadata."""
+    project = CHECKOUT / "pyproject.toml"
+    if project.is_file():
+        wanted = tomllib.loads(project.read_text())["project"]["dependencies"]
+    else:
+        wanted = [r.split(";")[0].strip() for r in metadata.requires(DISTRIBUTION) or [] if "extra" not in r]
+    return dict(requirement.split("==", 1) for requirement in wanted if "==" in requirement)
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter."""
+    version = platform.python_version()
+    good = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    yield Finding(
+        "Python",
+        "good" if good else "broken",
+        f"{version}, {sys.executable}",
+        "" if good else "Python 3.11 to 3.13 is wanted; " + INSTALL,
+    )
+
+
+def packages() -> Iterator[Finding]:
+    """Each pinned distribution against what is installed."""
+    for name, wanted in pins().items():
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Finding(name, "broken", f"not installed, {wanted} is wanted", INSTALL)
+            continue
+        same = found.split("+")[0] == wanted
+        yield Finding(
+            name, "good" if same else "broken", found, "" if same else f"{wanted} is wanted: {INSTALL}"
+        )
+
+
+def mojo() -> Iterator[Finding]:
+    """Whether the compiler starts."""
+    from harness.toolchain.packages import run_mojo
+
+    result = run_mojo("--version")
+    words = " ".join(result.stdout.split()) or " ".join(result.stderr.split())
+    good = result.returncode == 0
+    yield Finding("Mojo compiler", "good" if good else "broken", words, "" if good else INSTALL)
+
+
+def gpu() -> Iterator[Finding]:
+    """Which real GPU MAX and PyTorch see, or why none."""
+    from harness.devices import targets
+
+    if not targets.gpu_may_exist():
+        yield Finding(
+            "GPU", "note", "none: no NVIDIA or AMD driver on this machine; kernels run on the virtual GPU"
+        )
+        return
+    found = targets.gpu()
+    if found:
+        yield Finding("GPU", "good", found.detail)
+    else:
+        yield Finding(
+            "GPU",
+            "note",
+            "a driver is there, but MAX sees no GPU it can use; kernels run on the virtual GPU",
+            "`nvidia-smi` or `rocm-smi` should list it; Apple GPUs need Xcode",
+        )
+    import torch
+
+    cuda = torch.cuda.is_available()
+    yield Finding(
+        "PyTorch's GPU", "good" if cuda else "note", "seen" if cuda else "none: the baseline runs on the CPU"
+    )
+
+
+def extension_module() -> Iterator[Finding]:
+    """What LayerNormLinear launches with on a GPU: built for the GPUs here, or not yet."""
+    from harness.devices import targets
+    from harness.toolchain import extension
+
+    part = "extension module"
+    command = "python -m harness build-ext"
+    if not targets.gpu_may_exist():
+        yield Finding(part, "note", f"for a GPU; `{command} --arch NAME` builds it for another machine")
+        return
+    try:
+        wanted = extension.present()
+    except WorkbookError as error:
+        yield Finding(part, "note", f"{error}: LayerNormLinear goes through a MAX graph")
+        return
+    for architecture in wanted:
+        path = extension.folder() / extension.file_name(architecture)
+        if path.is_file():
+            yield Finding(part, "good", str(path))
+        else:
+            yield Finding(
+                part, "note", f"not built for {architecture} yet: the first call does it", f"`{command}`"
+            )
+
+
+def virtual_gpu() -> Iterator[Finding]:
+    """The replay of recorded kernels works everywhere; the driver that MAX loads is for Linux."""
+    from harness.vgpu.machine import VirtualGPU
+
+    VirtualGPU()
+    linux = platform.system() == "Linux"
+    yield Finding(
+        "virtual GPU",
+        "good" if linux else "note",
+        "sm_90a, for gates and for whole runs" if linux else "sm_90a, for gates; whole runs want Linux",
+    )
+
+
+def caches() -> Iterator[Finding]:
+    """Where compiled things are kept, how much, and whether it can be written."""
+    yield size_of("workbook cache", cache_folder(), f"{VARIABLE} puts it elsewhere; all of it can be deleted")
+    compiler = Path.home() / ".cache" / "modular"
+    if compiler.is_dir():
+        writable = os.access(compiler, os.W_OK)
+        found = size_of("compiler cache", compiler, "all of it can be deleted")
+        yield found if writable else Finding(found.part, "broken", found.words, f"make {compiler} writable")
+
+
+def size_of(part: str, folder: Path, note: str) -> Finding:
+    """How much a folder holds."""
+    sizes = [
+        entry.stat().st_size for entry in folder.rglob("*") if entry.is_file() and not entry.is_symlink()
+    ]
+    return Finding(part, "good", f"{folder}: {sum(sizes) / 2**20:,.0f} MiB in {len(sizes)} files; {note}")
+
+
+def c_compiler() -> Iterator[Finding]:
+    """Only extension modules and standalone programs are linked by one."""
+    found = next((path for name in ("cc", "clang", "gcc") if (path := shutil.which(name))), None)
+    plus = next((path for name in ("c++", "clang++", "g++") if (path := shutil.which(name))), None)
+    if found:
+        yield Finding("C compiler", "good", f"{found}" + (f", C++: {plus}" if plus else ", no C++"))
+    else:
+        yield Finding(
+            "C compiler",
+            "note",
+            "none; puzzles, gates and the virtual GPU do without, torch.compile on the CPU and `mojo build` do not",
+            "install gcc or clang",
+        )
+
+
+def files() -> Iterator[Finding]:
+    """The checkout's own folders."""
+    problems, solutions = CHECKOUT / "problems", CHECKOUT / "solutions"
+    if problems.is_dir() and solutions.is_dir():
+        yield Finding("checkout", "good", str(CHECKOUT))
+    else:
+        carried = (
+            "the solutions inside the package are used"
+            if INSTALLED_SOLUTIONS.is_dir()
+            else "no solutions either"
+        )
+        yield Finding(
+            "checkout",
+            "note",
+            f"no problems/ beside {CHECKOUT}: {carried}",
+            "clone the repository to solve puzzles",
+        )
+
+
+PARTS: dict[str, Callable[[], Iterator[Finding]]] = {
+    "Python": python,
+    "packages": packages,
+    "Mojo compiler": mojo,
+    "GPU": gpu,
+    "extension module": extension_module,
+    "virtual GPU": virtual_gpu,
+    "caches": caches,
+    "C compiler": c_compiler,
+    "checkout": files,
+}

@@ -1,0 +1,78 @@
+"""What the gates of a learner's puzzle look like on a terminal: verdicts, diagnoses, progress. Computes nothing."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich.text import Text
+
+from harness.check.compare import Verdict
+from harness.learner.blanks import Blank
+from harness.learner.hints import Hint
+from harness.screens.console import relative, shown
+from harness.spec.puzzle import Puzzle
+
+MARKS = {"correct": "✅", "wrong": "❌", "unsolved": "⏳"}
+STATES = {
+    "passed": ("✅", "passed"),
+    "changed": ("✎", "changed since it passed"),
+    "begun": ("✎", "begun, not passed yet"),
+    "unsolved": ("·", "unsolved"),
+}
+
+
+def verdict_lines(result, puzzle: Puzzle, source: Path, found: Mapping[str, Blank]) -> Iterator[Text]:
+    """One gate: a line with the verdict, then what is wrong, then the command for the hint.
+
+    Args:
+        result: A GateResult, or that of the NumPy rung.
+        puzzle: The puzzle.
+        source: The file with the blanks.
+        found: Its blanks.
+    """
+    gate = result.gate
+    head = f"{MARKS[result.state]} {gate.id:<9}"
+    if result.state == "unsolved":
+        blank = found[gate.id]
+        yield Text(f"{head} unsolved   {shown(source)}:{blank.line}")
+        yield Text(f"             {blank.task}", style="dim")
+        return
+    cases = len(result.comparisons)
+    if result.state == "correct":
+        worst = hardest(result)
+        yield Text(
+            f"{head} correct in {cases} case{'s' * (cases != 1)}; {describe_worst(worst)}", style="green"
+        )
+        return
+    bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
+    where = f" in {len(bad)} of {cases} cases ({', '.join(bad)})" if bad else ""
+    where = f" in all {cases} cases" if bad and len(bad) == cases else where
+    yield Text(f"{head} wrong{where}", style="bold red")
+    for line in result.diagnosis:
+        yield Text(f"      {relative(line)}")
+    if result.hint:
+        yield Text(f"      next: python -m harness hint {puzzle.name} {result.hint}", style="dim")
+
+
+def hardest(result) -> Verdict:
+    """The verdict that comes nearest to its limit."""
+    verdicts = [verdict for comparison in result.comparisons for verdict in comparison.verdicts.values()]
+    return max(verdicts, key=lambda verdict: verdict.error / verdict.limit)
+
+
+def describe_worst(verdict: Verdict) -> str:
+    """How near to the limit the hardest case came."""
+    return f"largest error {verdict.error:.1e}, the limit there {verdict.limit:.1e}"
+
+
+def progress_bar(done: int, total: int, width: int = 20) -> str:
+    """`[########------------] 3/7`."""
+    filled = round(width * done / total) if total else 0
+    return f"[{'#' * filled}{'-' * (width - filled)}] {done}/{total}"
+
+
+def hint_lines(hint: Hint, number: int, total: int) -> Iterator[Text]:
+    """A rung: its name and place in the ladder, the paragraph, the code."""
+    yield Text(f"Hint {hint.id} ({number} of {total})", style="bold")
+    yield Text(hint.text)
+    for line in hint.code.splitlines():
+        yield Text(f"    {line}", style="cyan")

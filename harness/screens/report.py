@@ -1,0 +1,400 @@
+"""Prints a run for a person, or gives it as JSON. Computes nothing but the words."""
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.check.compare import Repeats, Verdict
+from harness.check.runs import Comparison, DeviceResult, Run, VariantResult
+from harness.devices.targets import LABELS
+from harness.learner.blanks import Blank
+from harness.screens.console import relative, shown
+
+RULE = "=" * 60
+THIN_RULE = "-" * 57
+STATES = {"correct": "✅ CORRECT", "wrong": "❌ INCORRECT", "unsolved": "⏳ UNSOLVED"}
+
+
+class Report:
+    """Writes a run to a console; piped output is the same text, plain and unwrapped."""
+
+    def __init__(self, console: Console, *, verbose: bool = False):
+        self.console = console
+        self.verbose = verbose
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One line, as it is: nothing in it is read as markup, and nothing wraps."""
+        self.console.print(Text(text, style=style), soft_wrap=True)
+
+    def run(self, run: Run) -> None:
+        """The whole report."""
+        self.header(run)
+        first = run.options.variants[0]
+        for name in run.options.variants:
+            self.devices(run, name)
+        self.findings(run)
+        self.unsolved(run)
+        self.ledger(run)
+        self.summary(run, first)
+
+    def header(self, run: Run) -> None:
+        """What is run: sizes, files, and how the graphs came about."""
+        dimensions = describe_dims(run.cases[0].dims)
+        self.line(f"Testing with dimensions: {dimensions}")
+        self.line("✅ Loaded Mojo operations library")
+        self.line(
+            f"   ran {shown(run.package.path)} (hash {run.package.digest[:8]}), {run.options.dtype}, seed {run.options.seed}"
+        )
+        for device in run.devices:
+            how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
+            self.line(f"   on {device.target.label}: {device.target.detail}, graph {how}")
+        if run.options.backward:
+            for text in (
+                RULE,
+                f"{'':11}Comprehensive Backward Pass Test",
+                f"{'':11}Testing Custom LayerNorm + Linear Gradients",
+                RULE,
+            ):
+                self.line(text)
+            self.line(f"Testing with dimensions: {dimensions}")
+
+    def devices(self, run: Run, name: str) -> None:
+        """The sections of one variant, a device after the other, skipped ones by their reason."""
+        main = name == main_variant(run)
+        suffix = "" if main else f" ({name})"
+        what = "Backward" if run.options.backward else "Forward"
+        for kind in ("cpu", "gpu", "virtual"):
+            device = next((d for d in run.devices if d.target.kind == kind), None)
+            skipped = next((s for s in run.skipped if s.kind == kind), None)
+            if device or (skipped and main):
+                self.line()
+                self.line(f"Testing {LABELS[kind]} {what} Pass{suffix}:", style="bold")
+            if skipped and not device and main:
+                self.line(f"   ⏭ SKIPPED ({skipped.reason})")
+            if device:
+                self.section(run, device, device.variants[name], what, suffix)
+
+    def section(self, run: Run, device: DeviceResult, variant: VariantResult, what: str, suffix: str) -> None:
+        """One variant on one device: the published lines, then what stands behind them."""
+        label = device.target.label
+        puzzle = run.options.puzzle
+        forward = [q for q in puzzle.forward if q in run.quantities]
+        gradients = [q for q in puzzle.backward if q in run.quantities]
+        self.line()
+        self.line(f"Testing {label} {what} Implementation - {what} Pass{suffix}")
+        self.line(THIN_RULE)
+        self.line("   Computing PyTorch autograd reference...")
+        self.line(f"   Computing Mojo {what.lower()} implementation ({label})...")
+        if device.target.kind != "cpu":
+            self.line()
+        self.line(f"✅ {label} {what} Implementation {what.lower()} completed")
+        chapter = variant.comparisons[0]
+        self.line(f"   Forward max difference: {self.figure(variant, chapter, 'output', tick=False)}")
+        for quantity in gradients:
+            self.line(f"   {puzzle.backward[quantity]}: {self.figure(variant, chapter, quantity)}")
+        self.wrong(run, variant)
+        self.errors(run, variant)
+        self.repeats(run, variant)
+        self.line()
+        self.line(f"   Forward pass: {STATES[variant.state(forward)]}")
+        if gradients:
+            self.line(f"   Gradients:    {STATES[variant.state([*gradients, *puzzle.intermediate])]}")
+        self.line(f"   Overall:      {STATES[variant.state(run.quantities)]}")
+
+    def figure(self, variant: VariantResult, chapter: Comparison, quantity: str, tick: bool = True) -> str:
+        """The published figure of a quantity: the largest difference from PyTorch in the chapter's case."""
+        if quantity in variant.unsolved:
+            return f"⏳ UNSOLVED (blank {', '.join(variant.unsolved[quantity])})"
+        if quantity not in chapter.verdicts:
+            return "not compared"
+        mark = (" ✅" if variant.ok(quantity) else " ❌") if tick else ""
+        return f"{chapter.verdicts[quantity].difference:.2e}{mark}"
+
+    def wrong(self, run: Run, variant: VariantResult) -> None:
+        """One line for each quantity that is wrong in some case: where, by how much, and since when it is too much."""
+        names = printed_names(run)
+        for quantity in run.quantities:
+            bad = [
+                (c, c.verdicts[quantity])
+                for c in variant.comparisons
+                if quantity in c.verdicts and not c.verdicts[quantity].ok
+            ]
+            if bad:
+                comparison, verdict = max(bad, key=lambda pair: pair[1].error / pair[1].limit)
+                cases = f"{len(bad)} of {len(variant.comparisons)} cases"
+                self.line(
+                    f"   ❌ {names[quantity]} is wrong in {cases}, most in '{comparison.case.name}' ({comparison.case.why})",
+                    style="red",
+                )
+                self.line(f"      {explain(verdict)}")
+                for text in variant.diagnoses[quantity].lines if quantity in variant.diagnoses else ():
+                    self.line(f"      {text}")
+
+    def errors(self, run: Run, variant: VariantResult) -> None:
+        """A table of the worst case of every quantity: its error, PyTorch's, and the limit."""
+        names = printed_names(run)
+        count = len(variant.comparisons)
+        self.line(
+            f"   {count} case{'s' * (count != 1)}: {', '.join(c.case.name for c in variant.comparisons)}",
+            style="dim",
+        )
+        row = "   {:20} {:>8} {:>10} {:>7} {:>8}  {}".format
+        heading = row("error against truth", "ours", "PyTorch's", "ratio", "limit", "in the hardest case")
+        for quantity in run.quantities:
+            judged = [(c.verdicts[quantity], c) for c in variant.comparisons if quantity in c.verdicts]
+            if not judged:
+                continue
+            verdict, comparison = max(judged, key=lambda pair: pair[0].error / pair[0].limit)
+            if heading:
+                self.line(heading, style="dim")
+                heading = ""
+            figures = [
+                f"{verdict.error:.1e}",
+                f"{verdict.baseline:.1e}",
+                f"{verdict.ratio:.1f}x",
+                f"{verdict.limit:.1e}",
+            ]
+            self.line(row(names[quantity], *figures, comparison.case.name))
+
+    def repeats(self, run: Run, variant: VariantResult) -> None:
+        """What repeated runs showed, a line for each gradient."""
+        names = printed_names(run)
+        for quantity, seen in variant.repeats.items():
+            what = "bit-equal" if seen.bit_equal else f"spread of {seen.spread_ulps:.1f} ulp"
+            wrong = f", ❌ wrong in {seen.wrong_runs}" if seen.wrong_runs else ""
+            self.line(f"   {names[quantity]}: {what} in {seen.runs} runs ({expected_spread(seen)}){wrong}")
+
+    def findings(self, run: Run) -> None:
+        """What the virtual GPU saw besides the values."""
+        for device in run.devices:
+            if device.target.kind != "virtual":
+                continue
+            errors = [finding for finding in run.errors() if finding in device.findings]
+            notes = sum(not finding.is_error for finding in device.findings)
+            self.line()
+            self.line(
+                f"Virtual GPU, memory and race check: {len(errors) or 'no'} finding{'s' * (len(errors) != 1)}"
+                + (f", {notes} note{'s' * (notes != 1)} on library code" if notes else ""),
+                style="bold",
+            )
+            for finding in device.findings if self.verbose else errors:
+                for text in finding.text.splitlines():
+                    self.line(f"   {relative(text)}", style="red" if finding.is_error else "dim")
+
+    def unsolved(self, run: Run) -> None:
+        """Where the untouched blanks are."""
+        if not run.unsolved:
+            return
+        self.line()
+        self.line(f"Unsolved blanks ({len(run.unsolved)} of {len(run.options.puzzle.gates)}):", style="bold")
+        source = shown(run.package.path / run.options.puzzle.source)
+        for gate in run.unsolved:
+            blank: Blank = run.blanks[gate]
+            self.line(f"   {gate:9}{source}:{blank.line}  {blank.task}")
+
+    def ledger(self, run: Run) -> None:
+        """Bytes kept for the backward pass and allocated in between, from the shapes."""
+        if not run.options.backward:
+            return
+        self.line()
+        self.line(
+            f"Bytes kept for the backward pass, parameters left out ({describe_dims(run.cases[0].dims)}):"
+        )
+        self.line(f"   PyTorch eager: {describe_bytes(run.ledger.saved_eager)}")
+        self.line(f"   ours:          {describe_bytes(run.ledger.saved_ours)}")
+        self.line("Bytes allocated in between on a GPU:")
+        for name in run.options.variants:
+            self.line(f"   {name + ':':14} {describe_bytes(run.ledger.between[name])}")
+
+    def summary(self, run: Run, first: str) -> None:
+        """The verdict, a line for each device and variant, and one for all."""
+        what = "Backward" if run.options.backward else "Forward"
+        self.line()
+        self.line(f"{what} Pass Test Summary:", style="bold")
+        for text in summary_lines(run, what, first):
+            self.line(text)
+        self.line()
+        self.line(f"   Overall Result: {overall(run)}", style="bold")
+        if run.exit_code() in (1, 3):
+            self.line(f"   Run this again: {command(run)}")
+        self.line()
+        self.line(f"{what.upper()} PASS Test Completed!")
+
+
+def summary_lines(run: Run, what: str, first: str) -> Iterable[str]:
+    """`   - CPU Backward:  ✅ CORRECT`, for the first variant; the others follow with their names."""
+    for name in (first, *(v for v in run.options.variants if v != first)):
+        suffix = "" if name == main_variant(run) else f" ({name})"
+        for kind in ("cpu", "gpu", "virtual"):
+            for device in run.devices:
+                if device.target.kind == kind:
+                    state = device.variants[name].state(run.quantities)
+                    yield f"   - {device.target.label} {what}{suffix}:  {STATES[state]}"
+            for skipped in run.skipped:
+                if skipped.kind == kind and name == first:
+                    yield f"   - {LABELS[kind]} {what}{suffix}:  ⏭ SKIPPED ({skipped.reason})"
+
+
+def main_variant(run: Run) -> str:
+    """The variant whose lines bear no name: the puzzle's first."""
+    return next(iter(run.options.puzzle.variants))
+
+
+def overall(run: Run) -> str:
+    """The verdict on the whole run in a few words."""
+    return {
+        0: "✅ ALL CORRECT",
+        1: "❌ INCORRECT",
+        3: "⏳ UNSOLVED, nothing attempted is wrong",
+        6: "✅ CPU CORRECT, GPU NOT RUN",
+    }[run.exit_code()]
+
+
+def expected_spread(seen: Repeats) -> str:
+    """What the spread of repeated runs should be, and whether it is."""
+    if not seen.atomic:
+        must = "it must be: the order of its sums is fixed"
+        return f"as {must}" if seen.bit_equal else f"❌ bit-equal is what {must}"
+    may = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
+    return may if seen.spread_ulps <= 1 else f"{may}, here more: terms cancel, or a sum is kept in float32"
+
+
+def explain(verdict: Verdict) -> str:
+    """Why a verdict is not ok, in a line."""
+    if verdict.unwritten:
+        return (
+            f"{verdict.unwritten} elements were never written, the first wrong one at {list(verdict.worst)}"
+        )
+    if verdict.nonfinite:
+        return (
+            f"{verdict.nonfinite} elements are NaN or infinite where the reference is not (or the reverse), "
+            f"one at {list(verdict.worst)}: not a wrong gradient but a value that is none"
+        )
+    return (
+        f"error {verdict.error:.2e}, {verdict.ratio:.3g} times PyTorch's own {verdict.baseline:.2e} "
+        f"(limit {verdict.limit:.2e}), worst at {list(verdict.worst)}"
+    )
+
+
+def printed_names(run: Run) -> dict[str, str]:
+    """Op argument -> the name that reports print."""
+    puzzle = run.options.puzzle
+    return {**puzzle.forward, **puzzle.backward, **{q: q for q in puzzle.intermediate}}
+
+
+def describe_dims(dims: tuple[int, ...]) -> str:
+    """Input and output shape: [4, 4, 8] -> [4, 4, 16]."""
+    *leading, hidden, output = dims
+    return f"{[*leading, hidden]} -> {[*leading, output]}"
+
+
+def describe_bytes(parts: dict[str, int]) -> str:
+    """A sum of bytes with its parts."""
+    if not parts:
+        return "none"
+    return f"{sum(parts.values()):,} ({', '.join(f'{name} {count:,}' for name, count in parts.items())})"
+
+
+def command(run: Run) -> str:
+    """The command that runs the failing part again."""
+    options = run.options
+    wrong = [
+        (device.target.kind, name)
+        for device in run.devices
+        for name, variant in device.variants.items()
+        if variant.state(run.quantities) == "wrong"
+    ]
+    parts = ["python -m harness", options.puzzle.name]
+    parts += ["--backward"] if options.backward else []
+    if wrong and len({name for _, name in wrong}) == 1:
+        parts.append(f"--{wrong[0][1]}")
+    elif options.variants != options.puzzle.default_variants and not options.gate:
+        parts += [f"--{name}" for name in options.variants]
+    if wrong and len({kind for kind, _ in wrong}) == 1:
+        parts.append(f"--device {wrong[0][0]}")
+    elif options.device != "auto":
+        parts.append(f"--device {options.device}")
+    parts += {"problems": [], "solutions": ["--solution"]}.get(options.root, [f"--ops {options.root}"])
+    parts += [f"--dims {' '.join(map(str, options.dims))}"] if options.dims else []
+    parts += [f"--dtype {options.dtype}"] if options.dtype != "float32" else []
+    parts += [f"--seed {options.seed}"] if options.seed else []
+    parts += [f"--gate {options.gate}"] if options.gate else []
+    parts += [f"--repeat {options.repeat}"] if options.repeat > 1 else []
+    parts += [f"--blocks {options.blocks}"] if options.blocks != "natural" else []
+    return " ".join(parts)
+
+
+def as_json(run: Run) -> dict:
+    """The run as plain data, gradients under their printed names."""
+    names = printed_names(run)
+    return {
+        "puzzle": run.options.puzzle.name,
+        "ops": str(run.package.path),
+        "hash": run.package.digest,
+        "dtype": run.options.dtype,
+        "dims": list(run.cases[0].dims),
+        "seed": run.options.seed,
+        "backward": run.options.backward,
+        "exit_code": run.exit_code(),
+        "unsolved": run.unsolved,
+        "skipped": {s.kind: s.reason for s in run.skipped},
+        "ledger": {
+            "saved_eager": dict(run.ledger.saved_eager),
+            "saved_ours": dict(run.ledger.saved_ours),
+            "between": {name: dict(parts) for name, parts in run.ledger.between.items()},
+        },
+        "devices": [
+            {
+                "device": device.target.kind,
+                "detail": device.target.detail,
+                "cached": device.cached,
+                "compile_seconds": round(device.compile_seconds, 3),
+                "findings": [
+                    {"kind": f.kind, "error": f.is_error, "where": f.where, "count": f.count, "text": f.text}
+                    for f in device.findings
+                ],
+                "variants": {
+                    name: variant_json(variant, run, names) for name, variant in device.variants.items()
+                },
+            }
+            for device in run.devices
+        ],
+    }
+
+
+def variant_json(variant: VariantResult, run: Run, names: dict[str, str]) -> dict:
+    """One variant on one device as plain data."""
+    return {
+        "state": variant.state(run.quantities),
+        "unsolved": {names[quantity]: list(ids) for quantity, ids in variant.unsolved.items()},
+        "repeat": {
+            names[quantity]: {
+                "runs": seen.runs,
+                "bit_equal": seen.bit_equal,
+                "spread_ulps": seen.spread_ulps,
+                "wrong_runs": seen.wrong_runs,
+                "must_be_equal": not seen.atomic,
+            }
+            for quantity, seen in variant.repeats.items()
+        },
+        "diagnosis": {
+            names[quantity]: {"mistake": seen.mistake, "hint": seen.hint, "lines": seen.lines}
+            for quantity, seen in variant.diagnoses.items()
+        },
+        "cases": {
+            comparison.case.name: {
+                names[quantity]: {
+                    "ok": verdict.ok,
+                    "error": verdict.error,
+                    "pytorch_error": verdict.baseline,
+                    "limit": verdict.limit,
+                    "difference": verdict.difference,
+                    "nonfinite": verdict.nonfinite,
+                    "unwritten": verdict.unwritten,
+                }
+                for quantity, verdict in comparison.verdicts.items()
+            }
+            for comparison in variant.comparisons
+        },
+    }

@@ -1,0 +1,368 @@
+"""`watch`: checks the current gate each time one of its files is saved, in one warm process.
+
+Three parts: `Watch` is the loop and its keys, `Terminal` owns the keyboard and the screen, `Files` notices saves. A
+check runs in a thread, so that keys answer while a kernel compiles. Files are compared by content, many times a second:
+that notices every way in which editors and network folders save, by renaming included.
+"""
+
+import io
+import os
+import select
+import sys
+import tempfile
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.check.checkers import make_checker
+from harness.errors import DamagedFile, WorkbookError
+from harness.learner import blanks
+from harness.learner.blanks import Blank
+from harness.learner.progress import FILE, Progress
+from harness.learner.work import Work
+from harness.screens import gate_report
+from harness.screens.console import make_console, relative
+from harness.screens.work import list_lines, next_hint, show_difference
+from harness.toolchain import roots
+from harness.toolchain.cache import digest
+
+POLL = 0.05
+"""Seconds between two looks at the files and the keyboard."""
+DEBOUNCE = 0.2
+"""Seconds for which a file must stay as it is before it is checked: editors write in several steps."""
+MORE = "; --verbose shows them"
+"""What a compile error says elsewhere about further errors."""
+END_OF_INPUT = "\x04"
+KEYS = "n next · r run · h hint · d diff · l list · q quit"
+
+
+class Files:
+    """Says when the watched files have changed and come to rest."""
+
+    def __init__(self, work: Work):
+        self.work = work
+        self.seen = self.fingerprint()
+        self.changed_at: float | None = None
+        self.settled = self.seen
+
+    def fingerprint(self) -> str:
+        """A hash of the names and contents; a file that cannot be read right now counts as empty."""
+        parts: list[str | bytes] = []
+        for path in self.work.files:
+            parts.append(path.name)
+            try:
+                parts.append(path.read_bytes())
+            except OSError:
+                parts.append(b"")
+        return digest(parts)
+
+    def saved(self) -> bool:
+        """Whether the contents differ from those last reported, and have not changed for DEBOUNCE seconds."""
+        now = self.fingerprint()
+        if now != self.seen:
+            self.seen, self.changed_at = now, time.monotonic()
+        rested = self.changed_at is None or time.monotonic() - self.changed_at >= DEBOUNCE
+        if now == self.settled or not rested:
+            return False
+        self.settled = now
+        return True
+
+
+class Terminal:
+    """The keyboard, one key at a time without Enter, and the screen. Without a terminal, lines go out and no keys come in."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
+        self.before = None
+
+    def __enter__(self) -> "Terminal":
+        if self.keyboard is not None:
+            self.before = termios.tcgetattr(self.keyboard)
+            tty.setcbreak(self.keyboard)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.before is not None:
+            termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
+
+    def key(self, seconds: float) -> str:
+        """The key that is pressed within some seconds, or ""; "q" where the keyboard has gone away."""
+        if self.keyboard is None:
+            time.sleep(seconds)
+            return ""
+        if not select.select([self.keyboard], [], [], seconds)[0]:
+            return ""
+        try:
+            key = os.read(self.keyboard, 1).decode(errors="replace")
+        except OSError:
+            key = ""
+        return "q" if key in ("", END_OF_INPUT) else key
+
+    def show(self, lines: Iterable[object], footer: str) -> None:
+        """A new screen: the lines, and the footer as the last of them."""
+        if self.console.is_terminal:
+            self.console.clear()
+        for line in lines:
+            self.console.print(line, soft_wrap=not self.console.is_terminal)
+        if self.console.is_terminal:
+            self.console.print(Text(footer, style="reverse"), end="")
+
+
+@dataclass
+class Check:
+    """One check, running or done: the gate, the blanks as they were, how it came out, and how long it took."""
+
+    gate: str
+    started: float
+    blanks: dict[str, Blank] = field(default_factory=dict)
+    results: list = field(default_factory=list)
+    error: str = ""
+    seconds: float = 0.0
+    done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def correct(self) -> bool:
+        """Whether the gate has passed."""
+        return bool(self.results) and all(result.state == "correct" for result in self.results)
+
+    def unread_hint(self, progress: Progress, key: str) -> int | None:
+        """The number of the rung that the diagnosis names, unless it was read."""
+        named = next((result.hint for result in self.results if result.hint), None)
+        number = int(named.rpartition("-")[2]) if named else 0
+        return number if number > progress.hints.get(key, 0) else None
+
+
+class Watch:
+    """The loop: one current gate, at most one check at a time."""
+
+    def __init__(self, work: Work, gate: str | None = None, console: Console | None = None):
+        self.work = work
+        self.progress = Progress.load()
+        self.gate = gate
+        self.console = console or make_console(sys.stdout)
+        self.check: Check | None = None
+        self.checker = None
+        self.notes: list[object] = []
+        self.skipping = False
+        self.again = False
+
+    def run(self) -> int:
+        """Watches until q is pressed. Returns 0; Ctrl-C ends it too."""
+        self.choose_first_gate()
+        files = Files(self.work)
+        with Terminal(self.console) as terminal:
+            self.terminal = terminal
+            self.start()
+            while True:
+                if files.saved():
+                    self.start()
+                if self.check and self.check.done.is_set() and not self.check.seconds:
+                    self.finish()
+                key = terminal.key(POLL)
+                if key == "q":
+                    terminal.show([], "")
+                    return 0
+                if key in ACTIONS:
+                    ACTIONS[key](self)
+
+    def choose_first_gate(self) -> None:
+        """The gate to begin with; a damaged file is reported by the check that follows."""
+        if self.gate is None:
+            try:
+                upcoming = self.work.next_gate(self.progress)
+            except DamagedFile:
+                upcoming = None
+            self.gate = (upcoming or self.work.gates[0]).id
+
+    # ---- Checking --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins a check of the current gate, or remembers to, where one is running."""
+        if self.check and not self.check.done.is_set():
+            self.again = True
+            return
+        self.notes, self.skipping, self.again = [], False, False
+        self.check = Check(self.gate, time.monotonic())
+        threading.Thread(target=self.judge, args=(self.check,), daemon=True).start()
+        self.draw()
+
+    def judge(self, check: Check) -> None:
+        """Runs in a thread of its own: everything that goes wrong becomes the check's error."""
+        try:
+            self.checker = self.checker or make_checker(self.work)
+            target = self.work.path if self.work.numpy else self.work.package
+            check.blanks = self.work.blanks()
+            check.results = self.checker.check(target, [check.gate])
+        except WorkbookError as error:
+            check.error = str(error).replace(MORE, "")
+        except Exception as error:  # a file that vanishes between two looks must not end the loop
+            check.error = f"{type(error).__name__}: {error}"
+        check.done.set()
+
+    def finish(self) -> None:
+        """Shows a verdict; begins anew where the file was saved meanwhile."""
+        check = self.check
+        check.seconds = time.monotonic() - check.started
+        for result in check.results:
+            id = result.gate.id
+            self.progress.note(self.work.key(id), check.blanks[id], result.state == "correct")
+        if self.again:
+            self.start()
+        else:
+            self.draw()
+
+    # ---- Keys ------------------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """Goes on to the next gate that has not passed; from one that has not passed only when asked twice."""
+        if self.running():
+            return
+        if not self.check.correct and not self.skipping:
+            self.skipping = True
+            self.note([Text(f"{self.gate} has not passed; n once more goes on all the same", style="yellow")])
+            return
+        try:
+            upcoming = self.work.next_gate(self.progress, after=self.gate)
+        except DamagedFile as error:
+            self.note([Text(relative(str(error)), style="red")])
+            return
+        if upcoming is None:
+            self.note(
+                [
+                    Text(
+                        "Every gate has passed. `python -m harness verify` checks all of them at once.",
+                        style="green",
+                    )
+                ]
+            )
+            return
+        self.gate = upcoming.id
+        self.start()
+
+    def hint(self) -> None:
+        """The rung that the diagnosis names, once, and then the next rung of the gate's ladder."""
+        named = None if self.running() else self.check.unread_hint(self.progress, self.work.key(self.gate))
+        self.note(self.safely(lambda: next_hint(self.work, self.gate, self.progress, named)))
+
+    def diff(self) -> None:
+        """The blank beside the solution's, once it has passed."""
+
+        def lines() -> list[object]:
+            with self.console.capture() as captured:
+                show_difference(self.console, self.work, self.progress, [self.gate])
+            return [Text.from_ansi(captured.get())]
+
+        self.note(self.safely(lines))
+
+    def overview(self) -> None:
+        """All gates of the file."""
+        self.note(list(list_lines(self.work, self.progress)))
+
+    def safely(self, lines: Callable[[], Sequence[object]]) -> list[object]:
+        """Lines, or the one that says why there are none."""
+        try:
+            return list(lines())
+        except WorkbookError as error:
+            return [Text(relative(str(error)), style="red")]
+
+    def note(self, lines: Sequence[object]) -> None:
+        """Shows lines below the verdict until the next check or key."""
+        self.notes = list(lines)
+        self.draw()
+
+    def running(self) -> bool:
+        """Whether a check is under way."""
+        return self.check is not None and not self.check.done.is_set()
+
+    # ---- The screen ------------------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        """The gate, the verdict or what is going on, what a key asked for, and the keys."""
+        self.terminal.show([*self.heading(), *self.verdict(), Text(""), *self.notes], KEYS)
+
+    def heading(self) -> Iterable[Text]:
+        """Puzzle, gate and progress."""
+        try:
+            states = self.work.states(self.progress)
+            done = gate_report.progress_bar(sum(s == "passed" for s in states.values()), len(states))
+        except DamagedFile:
+            done = ""
+        gate = self.work.gate(self.gate)
+        name = f"{self.work.puzzle.name}{' in NumPy' if self.work.numpy else ''}"
+        yield Text(f"{name} · {gate.id}: {gate.about}   {done}", style="bold")
+
+    def verdict(self) -> Iterable[Text]:
+        """What the check of the current gate came to."""
+        check = self.check
+        if self.running() or not check.seconds:
+            yield Text(f"checking {check.gate} ...", style="dim")
+            return
+        if check.error:
+            yield Text(relative(check.error), style="red")
+        else:
+            for result in check.results:
+                yield from gate_report.verdict_lines(result, self.work.puzzle, self.work.path, check.blanks)
+        yield Text(f"{check.seconds:.1f} s after the save", style="dim")
+        if check.correct:
+            yield Text(f"{check.gate} has passed: n goes on to the next gate", style="green")
+
+
+ACTIONS: dict[str, Callable[[Watch], None]] = {
+    "n": Watch.go_on,
+    "r": Watch.start,
+    "h": Watch.hint,
+    "d": Watch.diff,
+    "l": Watch.overview,
+}
+
+
+# ---- Measuring ----------------------------------------------------------------------------------------------
+
+
+def measure(work: Work, gate: str, saves: int) -> list[float]:
+    """Seconds from a save to the verdict, for each of some saves that change the code of a gate's blank.
+
+    The save is a real one, on a copy that is solved; the first, which also imports and compiles for the first time, is
+    left out. Raises WorkbookError where a verdict is not "correct".
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = replace(work, problems=Path(folder))
+        blanks.generate(roots.solutions() / work.puzzle.name, copy.problems / work.puzzle.name)
+        skeleton, solution = blanks.read(copy.path), blanks.read(copy.solution)
+        body = blanks.find(solution)[gate].body
+        watch = Watch(copy, gate, Console(file=io.StringIO()))
+        watch.terminal = Terminal(watch.console)
+        watch.progress = Progress(copy.problems / FILE)
+        files = Files(copy)
+        seconds = []
+        for number in range(saves + 1):
+            indent = body[0][: len(body[0]) - len(body[0].lstrip())]
+            changed = UNLIKELY[work.numpy].format(indent=indent, number=number + time.time_ns() % 10**6)
+            full = blanks.find(blanks.fill(skeleton, solution))
+            bodies = {id: blank.body for id, blank in full.items()} | {gate: (changed, *body)}
+            copy.path.write_text(blanks.join(blanks.split(skeleton), bodies))
+            saved = time.monotonic()
+            while not files.saved():
+                time.sleep(POLL)
+            watch.start()
+            watch.check.done.wait()
+            seconds.append(time.monotonic() - saved)
+            watch.finish()
+            if not watch.check.correct:
+                raise WorkbookError(watch.check.error or "the solution's gate is not correct")
+        return seconds[1:]
+
+
+UNLIKELY = {
+    False: "{indent}if block_idx.x == 1_000_000_000 + {number}:\n{indent}    return",
+    True: "{indent}if {number} < 0:\n{indent}    return None",
+}
+"""A statement that changes a kernel, or a Python function, and never what it computes."""

@@ -1,0 +1,1 @@
+"""What a puzzle is, as data: ops, cases, gates, derivations, and which puzzles there are."""

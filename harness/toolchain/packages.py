@@ -1,0 +1,83 @@
+"""Op packages: a folder of Mojo files that registers custom ops, compiled once for each content."""
+
+import os
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from harness.errors import BadUse, CompileFailed, EnvironmentProblem
+from harness.toolchain import translate
+from harness.toolchain.cache import cache_folder, digest
+from harness.toolchain.diagnostics import parse_diagnostics
+
+
+@dataclass(frozen=True)
+class OpPackage:
+    """The op package in one folder, identified by what its files hold."""
+
+    path: Path
+
+    def __post_init__(self):
+        if not self.path.is_dir():
+            raise BadUse(f"no op package at {self.path}: it is not a folder")
+        if not (self.path / "__init__.mojo").is_file():
+            raise BadUse(f"no op package at {self.path}: it has no __init__.mojo")
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The Mojo files of the package, in a fixed order."""
+        return sorted(self.path.rglob("*.mojo"))
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the names and contents of the files, and of the Mojo version."""
+        parts: list[str | bytes] = [mojo_version()]
+        for file in self.files:
+            parts += [str(file.relative_to(self.path)), file.read_bytes()]
+        return digest(parts)
+
+    def compile(self) -> Path:
+        """The compiled package, from the cache where it holds one. Raises CompileFailed with the diagnostics."""
+        # The compiler takes the module's name from the file's, so that the staging file bears the final name.
+        target = cache_folder("packages") / f"ops_{self.digest}.mojoc"
+        if target.is_file():
+            return target
+        with tempfile.TemporaryDirectory(dir=target.parent) as staging:
+            staged = Path(staging) / target.name
+            result = run_mojo("precompile", "--diagnostic-format", "json", str(self.path), "-o", str(staged))
+            if result.returncode != 0:
+                raise compile_failed(self.path, result.stdout + result.stderr)
+            os.replace(staged, target)
+        return target
+
+
+def mojo_version() -> str:
+    """The version of the installed Mojo compiler."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name in ("mojo", "mojo-compiler"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    raise EnvironmentProblem("Mojo is not installed: run `uv sync`, or start through `uv run` or `pixi run`")
+
+
+def run_mojo(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """Runs the installed Mojo compiler and captures what it prints."""
+    from mojo.run import subprocess_run_mojo
+
+    return subprocess_run_mojo(list(arguments), capture_output=True, text=True, **options)
+
+
+def compile_failed(path: Path, output: str) -> CompileFailed:
+    """The error for a package that does not compile: the first error explained, the whole output in `details`."""
+    diagnostics = parse_diagnostics(output)
+    errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
+    more = f"\n(and {len(errors) - 1} more; --verbose shows them)" if len(errors) > 1 else ""
+    text = "\n".join(map(str, diagnostics)) or output.strip()
+    return CompileFailed(
+        f"{path} does not compile\n{translate.failure_text(diagnostics, output)}{more}", text
+    )

@@ -1,0 +1,270 @@
+"""What a message of the Mojo compiler means to a learner: one sentence, and a place to look.
+
+Works on the compiler's JSON diagnostics and, for what the compiler only prints as text (a failed constraint deep in the
+standard library), on the lines of its output. The wording of Mojo 1.2 is matched; a message that no rule knows gets no
+sentence, and the compiler's own line stands alone.
+"""
+
+import re
+from collections.abc import Sequence
+
+from harness.toolchain.diagnostics import Diagnostic
+
+CONVERSION = re.compile(
+    r"(?:cannot be converted from '(?P<got>[^']+)' to '(?P<wanted>[^']+)'"
+    r"|cannot implicitly convert '(?P<got2>[^']+)' value to '(?P<wanted2>[^']+)')"
+)
+INTEGER = re.compile(r"(U?Int\d*|Scalar\[\.u?int\d+\])")
+FLOAT = re.compile(r"(B?Float\d+|Scalar\[.*\]|SIMD\[.*, 1\]|.*ElementType)")
+
+# The whole meaning of a message, as (pattern, sentence); the first that matches the message or the line of code counts.
+# {0}, {1}, ... are the pattern's groups. A pointer follows after " See ".
+NAMES = {
+    "alias": "`alias` is gone: a compile-time constant is written `comptime N = 8`.",
+    "let": "`let` is gone: a local name is declared by `var`.",
+    "value": "`@value` is gone: write `@fieldwise_init` and `struct S(Copyable, Movable)`.",
+    "InlineArray": "`InlineArray` is now `Array[T, n](fill=0)`.",
+}
+MESSAGES: tuple[tuple[str, str], ...] = (
+    (
+        r"use of unknown declaration '(\w+)'; did you mean to import it from '([\w.]+)'",
+        "`{0}` is not imported here: add `from {1} import {0}` to the imports at the top of the file.",
+    ),
+    (
+        r"use of unknown declaration '(\w+)'",
+        "Nothing called `{0}` is visible at this line: a typo, a name that another blank declares, or one declared "
+        "inside a loop that has ended. See the lines above the blank for the names that you are given.",
+    ),
+    (
+        r"implicit declaration of '(\w+)' is not allowed",
+        "The first assignment declares a name, and says so: `var {0} = ...`; after that `{0} = ...` and `{0} += ...`.",
+    ),
+    (r"'fn' has been removed", "Functions are written `def`; one that can raise says `raises`."),
+    (
+        r"unable to locate module '(gpu|algorithm|nn|linalg)",
+        "The GPU and kernel modules moved below `max`: `from max.{0} import ...`. "
+        "See the imports at the top of layernorm_linear.mojo.",
+    ),
+    (
+        r"unable to locate module '([\w.]+)'",
+        "There is no module `{0}`: standard modules begin with `std.` (`from std.math import sqrt`), GPU modules "
+        "with `max.gpu`, files of this package with a dot (`from .common import atomic_add`).",
+    ),
+    (
+        r"(?:package|module) '([\w.]+)' does not contain '(\w+)'",
+        "`{1}` is not in `{0}`: it is spelled otherwise, has moved, or was removed from a file that others import it "
+        "from. See `git diff`, or put the file back with `python -m harness reset`.",
+    ),
+    (
+        r"expression must be mutable in assignment|evaluated to False, expected 'mut'",
+        "The left side may only be read: an input tensor, or an argument. Write to the output tensor, or copy the "
+        "value first: `var copy = ...`.",
+    ),
+    (
+        r"'(if|for)' statement does not support decorators",
+        "A compile-time `{0}` is written `comptime {0} ...:`, without a decorator.",
+    ),
+    (
+        r"negative indexing is not supported",
+        "Mojo has no `x[-1]`: the last element is `x[len(x) - 1]`.",
+    ),
+    (
+        r"[Ii]nequality is only defined for `Scalar`s|[Ee]quality is only defined for `Scalar`s",
+        "`a > b` on vectors is not one truth value: `a.gt(b)`, `.lt`, `.eq` give a mask, `mask.select(x, y)` uses it.",
+    ),
+    (
+        r"GPU architecture '?[\w.]*'? ?(?:is not supported|detected)|[Uu]nknown GPU architecture"
+        r"|target '\w*' is not supported by this build|target architecture '\w*' is not valid",
+        "The kernel was compiled for a GPU that this compiler does not know, or where none is seen; nothing is wrong "
+        "with the kernel. See `python -m harness doctor`; `--device virtual` needs no GPU.",
+    ),
+    (
+        r"unsupported atomic synchronization scope",
+        "The scope of an atomic differs between makers: use `atomic_add` of common.mojo, which chooses it.",
+    ),
+    (
+        r"'([^']+)' value has no attribute '(sqrt|exp|log|tanh|rsqrt|max|min|abs)'",
+        "`{1}` is a function, not a method: `{1}(x)`, imported by `from std.math import {1}` unless it is built in.",
+    ),
+    (
+        r"'([^']+)' value has no attribute '(\w+)'",
+        "A `{0}` has nothing called `{1}`: check the spelling, and whether it is the tensor or an element of it "
+        "(`x` or `x[row, h]`).",
+    ),
+    (
+        r"invalid call to 'cast': unexpected argument",
+        "The dtype is a parameter, in square brackets: `x.cast[DType.float32]()`.",
+    ),
+    (
+        r"missing required argument: '(\w+)'",
+        "The call leaves out `{0}`. See the declaration that the compiler names in its note (--verbose).",
+    ),
+    (
+        r"failed to infer parameter 'origin'",
+        "A pointer type names what it points into: `ImmPtr[dtype]` for what is read, `MutPtr[dtype]` for what is "
+        "written, both from common.mojo.",
+    ),
+    (
+        r"cannot call function that may raise",
+        "The called function may raise, so that the one around it must say `raises`; a GPU kernel cannot.",
+    ),
+    (r"invalid redefinition of '(\w+)'", "`{0}` is declared already: assign to it without `var`."),
+    (
+        r"indentation must not mix tabs and spaces",
+        "The file indents by spaces (four of them), this line by tabs. See your editor's setting for .mojo files.",
+    ),
+    (
+        r"statement indentation must match|unexpected indentation|expected an indented block",
+        "This line stands at another depth than the block around it.",
+    ),
+    (
+        r"body must not be empty",
+        "A loop, an `if` or a function needs at least one statement; a comment is none. `pass` does nothing.",
+    ),
+    (
+        r"unexpected token in expression",
+        "Something here, or at the end of the line before, cannot stand in an expression: a stray or missing bracket or "
+        "operator, or `i++`, which is `i += 1`.",
+    ),
+    (r"expected ':'", "A line that opens a block (`for`, `if`, `def`) ends in a colon."),
+    (
+        r"expected 'else' clause in ternary",
+        "A conditional value always has both sides: `a if condition else b`.",
+    ),
+    (
+        r"registers no op '(\w+)'",
+        'No struct carries `@extensibility.register("{0}")`: the line was removed or renamed. '
+        "See `git diff`, or put the file back with `python -m harness reset`.",
+    ),
+)
+# Mistakes that the compiler only sees the consequences of: the line of code says what was meant.
+CODE: tuple[tuple[str, str], ...] = (
+    (r"^\s*alias\s", NAMES["alias"]),
+    (r"^\s*let\s", NAMES["let"]),
+    (r"\b(inout|owned|borrowed)\s+\w+\s*:", "Argument conventions are now `mut x: T` (was inout) and `var x: T` (was owned)."),
+    (r"\bf(['\"]).*\{.*\1", 'Mojo\'s formatted text is `t"n = {n}"`, with a t.'),
+    (r"UnsafePointer", "`UnsafePointer` is now `Pointer`, with an origin: `ImmPtr[dtype]`, `MutPtr[dtype]` of common.mojo."),
+)  # fmt: skip
+
+
+def explain(diagnostic: Diagnostic, notes: Sequence[str] = ()) -> str | None:
+    """One sentence on an error, or None where no rule knows it.
+
+    Args:
+        diagnostic: The compiler's first error, with its line of code.
+        notes: The messages and lines that the compiler printed after it.
+    """
+    texts = [diagnostic.message, *notes]
+    named = re.match(r"use of unknown declaration '(\w+)'$", diagnostic.message)
+    if named and named[1] in NAMES:
+        return NAMES[named[1]]
+    if re.search(r"^(expected|unexpected|expressions must not|statements must|failed to infer)", texts[0]):
+        for pattern, sentence in CODE:
+            if re.search(pattern, diagnostic.text):
+                return sentence
+    if not vague(diagnostic.message):
+        return conversion(diagnostic.message) or by_message(diagnostic.message)
+    # The reason is in a note: that the left side may not be written beats a type that does not fit.
+    for rule in (by_message, conversion):
+        for text in texts:
+            if sentence := rule(text):
+                return sentence
+    return None
+
+
+def vague(message: str) -> bool:
+    """Whether a message only says that something failed; the reason stands in a note."""
+    return message.startswith(("function instantiation failed", "no matching", "call expansion failed"))
+
+
+def by_message(text: str) -> str | None:
+    """The sentence of the first rule that knows the message."""
+    for pattern, sentence in MESSAGES:
+        if found := re.search(pattern, text):
+            return sentence.format(*found.groups())
+    return None
+
+
+def conversion(text: str) -> str | None:
+    """The sentence on two types that do not fit each other: integers, floats of two dtypes, generic vectors."""
+    found = CONVERSION.search(text)
+    if not found or "unresolved parameter" in text:
+        return None
+    got, wanted = found["got"] or found["got2"], found["wanted"] or found["wanted2"]
+    for describe in (integers, float_from_integer, generic_dtype, dtypes):
+        if sentence := describe(got, wanted):
+            return sentence
+    return f"A `{wanted}` is wanted here and a `{got}` given; Mojo converts nothing silently."
+
+
+def integers(got: str, wanted: str) -> str | None:
+    """Int against Int32 and the like."""
+    if INTEGER.fullmatch(got) and INTEGER.fullmatch(wanted):
+        return (
+            f"A kernel's sizes arrive as Int32 while indices are Int, and Mojo converts neither silently: "
+            f"`{wanted}(...)`. See how the kernel's first lines make H, S and O."
+        )
+    return None
+
+
+def float_from_integer(got: str, wanted: str) -> str | None:
+    """An Int beside a float."""
+    if INTEGER.fullmatch(got) and FLOAT.fullmatch(wanted):
+        return f"An integer does not become a float by itself: `{spelled(wanted)}(...)`, as in `Scalar[accum](H)`."
+    return None
+
+
+def generic_dtype(got: str, wanted: str) -> str | None:
+    """A vector whose dtype is a parameter, where one of a known dtype is wanted, or the reverse."""
+    sides = [re.fullmatch(r"SIMD\[(.+), (.+)\]", side) for side in (got, wanted)]
+    if all(sides) and sides[0][1] != sides[1][1]:
+        return (
+            f"The compiler does not know that `{sides[0][1]}` is `{sides[1][1]}` here, even inside `comptime if`: "
+            f"`.cast[...]()` converts the value, `rebind[{wanted}](...)` states that the types are the same."
+        )
+    return None
+
+
+def dtypes(got: str, wanted: str) -> str | None:
+    """Two floats of different dtype."""
+    if wanted == "Scalar[sum_dtype]":
+        return (
+            "The sums that all blocks share have a dtype of their own, and a plain `+=` would lose additions: "
+            "`atomic_add(sums, index, value)` converts and adds. See common.mojo."
+        )
+    if FLOAT.fullmatch(got) and FLOAT.fullmatch(wanted):
+        return (
+            "Two dtypes meet, and Mojo converts neither silently. Read with `x[row, h].cast[accum]()`, compute in "
+            "accum, and write with `.cast[dtype]()`. See `row_statistics` in common.mojo."
+        )
+    return None
+
+
+def spelled(name: str) -> str:
+    """A scalar type as it is written in code; the element type of a tensor by its dtype."""
+    return "Scalar[dtype]" if name.endswith("ElementType") else name
+
+
+def failure_text(diagnostics: Sequence[Diagnostic], output: str) -> str:
+    """What a compile failed with, in a few lines: the first error as the compiler put it, its reason, the sentence.
+
+    Args:
+        diagnostics: The located messages of the compiler.
+        output: Everything that it printed.
+    """
+    errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
+    if not errors:
+        return output.strip()
+    first = errors[0]
+    after = list(diagnostics)[list(diagnostics).index(first) + 1 :]
+    notes = [diagnostic.message for diagnostic in after if diagnostic.kind == "note"]
+    constraints = re.findall(r"note: (constraint failed: .*)", output)
+    lines = [str(first)]
+    if vague(first.message):
+        # The innermost located note is the learner's line; the standard library's come as plain text. The reason
+        # stands at the bottom of the chain.
+        lines += [str(d) for d in after if d.kind == "note"][-1:]
+        lines += [f"   {constraints[-1]}"] if constraints else []
+    if sentence := explain(first, [*constraints[::-1], *notes]):
+        lines.append(f"   -> {sentence}")
+    return "\n".join(lines)

@@ -1,0 +1,624 @@
+"""`p22 --bench`: what is compared, what is refused, what is caught, and what stands in the CSV; no time is judged."""
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from harness.bench import command, machine, runner, timing
+from harness.bench.report import Show
+from harness.puzzles.p22 import candidates
+from harness.puzzles.p22.candidates import Candidate, Differentiable, Sizes, Unavailable
+
+TINY = Sizes(6, 5, 7)
+
+
+def rows_of(path):
+    """The rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def a_bench(*chosen, columns=("loop", "memory"), passes=("both",), seconds=math.inf, **further):
+    """A run of some candidates at a tiny size, printing into a string."""
+    options = command.Options(
+        sizes=[TINY],
+        dtype="float32",
+        passes=passes,
+        columns=columns,
+        candidates=chosen,
+        rounds=2,
+        cold=False,
+        seconds=seconds,
+        device=torch.device("cpu"),
+    )
+    console = Console(file=io.StringIO(), width=200, highlight=False, emoji=False)
+    return runner.Bench(options, Show(console), **further)
+
+
+def printed(run):
+    """What a run has printed."""
+    return run.show.console.file.getvalue()
+
+
+def scaled(factor, quantity):
+    """eager, but one gradient comes out multiplied by a factor; "output" multiplies the output alone."""
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, tensor, forward, backward):
+            ctx.factor = backward
+            return tensor * forward
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.factor, None, None
+
+    def build(problem):
+        def function(*leaves):
+            names = candidates.QUANTITIES[1:]
+            pairs = zip(names, leaves, strict=True)
+            leaves = [Scale.apply(leaf, 1.0, factor if name == quantity else 1.0) for name, leaf in pairs]
+            return Scale.apply(candidates.eager(*leaves), factor if quantity == "output" else 1.0, 1.0)
+
+        return Differentiable(function, problem.leaves, problem.grad_output)
+
+    return Candidate("scaled", "peer", build)
+
+
+EAGER = next(candidate for candidate in candidates.CANDIDATES if candidate.name == "eager")
+FLOOR = next(candidate for candidate in candidates.CANDIDATES if candidate.role == "floor")
+
+
+# ---- What is compared ---------------------------------------------------------------------------------------
+
+
+def test_counts_of_operations_and_bytes():
+    """Counted once by hand: 2 rows of 3 to 5 features, 2 bytes an element."""
+    sizes = Sizes(2, 3, 5)
+    assert [sizes.operations(name) for name in ("forward", "backward", "both")] == [60, 120, 180]
+    forward = 2 * (6 + 15 + 3 + 3 + 5 + 10) + 2 * 2 * 4
+    backward = 2 * (10 + 6 + 15 + 3 + 3 + 6 + 3 + 3 + 15 + 5) + 2 * 2 * 4
+    assert sizes.bytes("inference", 2) == forward - 16
+    assert sizes.bytes("forward", 2) == forward
+    assert sizes.bytes("backward", 2) == backward
+    assert sizes.bytes("both", 2) == forward + backward
+
+
+def test_the_truth_is_the_mathematics():
+    """Against NumPy in float64, from the formulas of the chapter."""
+    problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
+    x, gamma, beta, W, b = (leaf.detach().double().numpy() for leaf in problem.leaves)
+    dy = problem.grad_output.double().numpy()
+    mean = x.mean(1, keepdims=True)
+    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(1, keepdims=True) + 1e-5)
+    x_hat = (x - mean) * rstd
+    ln_out, dln = x_hat * gamma + beta, dy @ W
+    g = dln * gamma
+    c1, c2 = (g * x_hat).mean(1, keepdims=True), g.mean(1, keepdims=True)
+    expected = {
+        "output": ln_out @ W.T + b,
+        "grad_input": rstd * (g - c2 - x_hat * c1),
+        "grad_ln_weight": (dln * x_hat).sum(0),
+        "grad_ln_bias": dln.sum(0),
+        "grad_weight": dy.T @ ln_out,
+        "grad_bias": dy.sum(0),
+    }
+    for name, value in problem.truth().items():
+        np.testing.assert_allclose(value.numpy(force=True), expected[name], rtol=1e-9, atol=1e-9)
+    # No term of dx is small enough to be forgotten.
+    size = np.abs(expected["grad_input"]).max()
+    assert np.abs(rstd * c2).max() > 0.02 * size and np.abs(rstd * x_hat * c1).max() > 0.2 * size
+
+
+def test_every_pass_returns_its_quantities():
+    problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
+    truth = problem.truth()
+    calls = EAGER.build(problem)
+    for direction in candidates.PASSES:
+        prepared = calls.prepare(direction)
+        with torch.set_grad_enabled(direction != "inference"):
+            first, again = prepared(), prepared()
+        names = candidates.quantities(direction)
+        assert len(first) == len(names)
+        for name, one, two in zip(names, first, again, strict=True):
+            assert torch.equal(one, two)
+            assert torch.allclose(one.detach().double(), truth[name], rtol=1e-4, atol=1e-4)
+        assert direction in ("backward", "both") or first[0].requires_grad == (direction == "forward")
+
+
+def test_the_floor_is_one_two_or_three_products():
+    problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
+    products = FLOOR.build(problem)
+    M, H, O = TINY.M, TINY.H, TINY.O
+    shapes = {"forward": [(M, O)], "backward": [(M, H), (O, H)], "both": [(M, O), (M, H), (O, H)]}
+    for direction, expected in shapes.items():
+        found = products.prepare(direction)()
+        assert [tuple(tensor.shape) for tensor in found] == expected
+        assert not any(tensor.requires_grad for tensor in found)
+
+
+def test_a_compiled_backward_pass_can_be_run_again_and_again():
+    """A compiled backward pass may write over what forward kept; the one that is timed alone must not."""
+    problem = candidates.make_problem(Sizes(32, 16, 24), torch.float32, torch.device("cpu"))
+    calls = candidates.compiled("default")(problem)
+    both = calls.prepare("both")()
+    backward = calls.prepare("backward")
+    for _ in range(4):
+        for one, two in zip(backward(), both[1:], strict=True):
+            assert torch.allclose(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_saved_bytes_leave_out_parameters_and_output():
+    problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
+    calls = EAGER.build(problem)
+    M, H = TINY.M, TINY.H
+    found = candidates.saved_bytes(calls.prepare("forward"), calls.leaves[1:])
+    assert found == 4 * (2 * M * H + 2 * M), "x, the LayerNorm output, mean and rstd"
+
+
+# ---- Right or wrong -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantity", candidates.QUANTITIES)
+def test_a_wrong_candidate_is_caught_and_not_timed(quantity):
+    run = a_bench(EAGER, scaled(1.001, quantity))
+    run.run()
+    assert run.faults == 1
+    rows = [row for row in run.rows if row["candidate"] == "scaled"]
+    assert [row["column"] for row in rows] == ["all"]
+    assert rows[0]["note"].startswith(f"WRONG: {quantity} is off by 1.0e-03 of its norm")
+    assert "scaled: WRONG" in printed(run)
+    assert rows[0]["median_us"] == "" and float(rows[0]["error"]) == pytest.approx(1e-3, rel=0.05)
+
+
+def test_a_right_candidate_is_timed():
+    run = a_bench(EAGER, scaled(1.0, "output"))
+    run.run()
+    assert run.faults == 0
+    assert {row["candidate"] for row in run.rows if row["column"] == "loop"} == {"eager", "scaled"}
+
+
+def test_one_wrong_element_or_a_nan_is_enough():
+    problem = candidates.make_problem(Sizes(400, 64, 96), torch.float32, torch.device("cpu"))
+    truth = problem.truth()
+    own = candidates.errors(runner.results(EAGER.build(problem)), truth)
+    result = {name: tensor.clone() for name, tensor in truth.items()}
+    assert candidates.wrong(candidates.errors(result, truth), own, torch.float32) == []
+    result["output"][7, 3] += 1e-4 * truth["output"].abs().max()
+    faults = candidates.wrong(candidates.errors(result, truth), own, torch.float32)
+    assert any("output is off by 1.0e-04 of its largest value" in fault for fault in faults)
+    result["grad_bias"][0] = float("nan")
+    faults = candidates.wrong(candidates.errors(result, truth), own, torch.float32)
+    assert any("grad_bias is off by nan" in fault for fault in faults)
+
+
+def test_errors_of_zero_are_absolute():
+    zero = torch.zeros(3)
+    assert candidates.errors({"dx": zero}, {"dx": zero.double()}) == {"dx": (0.0, 0.0)}
+    assert candidates.errors({"dx": zero + 2}, {"dx": zero.double()})["dx"][1] == 2.0
+
+
+# ---- Refusals -----------------------------------------------------------------------------------------------
+
+
+def test_below_twenty_microseconds_nothing_is_concluded():
+    times = {"bare GEMMs": [30.0, 40.0], "ours": [33.0, 44.0], "peer": [60.0, 80.0], "tiny": [19.0, 20.0]}
+    assert runner.ratios("ours", times, "peer") == {
+        "fastest_peer": "peer",
+        "ratio_to_floor": "1.1000",
+        "ratio_to_fastest_peer": "0.5500",
+    }
+    refused = runner.ratios("tiny", times, "peer")
+    assert "launch-bound" in refused["note"]
+    assert not {"ratio_to_floor", "ratio_to_fastest_peer"} & set(refused)
+    assert "ratio_to_fastest_peer" not in runner.ratios("ours", times, "tiny")
+    times["bare GEMMs"] = [5.0, 5.0]
+    assert "ratio_to_floor" not in runner.ratios("ours", times, "peer")
+    assert runner.ratios("ours", {"ours": [50.0]}, "") == {"fastest_peer": ""}
+
+
+def test_an_absent_peer_is_listed_with_its_reason():
+    def absent(problem):
+        raise Unavailable("not installed (No module named 'peer')")
+
+    def broken(problem):
+        raise OSError("libpeer.so: cannot open shared object file\nsecond line")
+
+    run = a_bench(EAGER, Candidate("absent", "peer", absent), Candidate("broken", "peer", broken))
+    run.run()
+    notes = {row["candidate"]: row["note"] for row in run.rows if row["column"] == "all"}
+    assert notes == {
+        "absent": "skipped: not installed (No module named 'peer')",
+        "broken": "skipped: OSError: libpeer.so: cannot open shared object file second line",
+    }
+    assert run.faults == 0 and "   absent: skipped: not installed" in printed(run)
+
+
+def test_a_variant_of_ours_that_raises_is_a_fault():
+    def crash(problem):
+        raise RuntimeError("launch failed")
+
+    run = a_bench(EAGER, Candidate("crash", "ours", crash))
+    run.run()
+    assert [row["note"] for row in run.rows if row["column"] == "all"] == [
+        "FAILED: RuntimeError: launch failed"
+    ]
+    assert run.faults == 1
+
+
+@pytest.mark.parametrize("algorithm", ["fused", "unfused"])
+def test_reference_kernels_are_left_out_where_a_call_takes_minutes(algorithm):
+    problem = candidates.Problem(Sizes(2**11, 2**10, 2**10), (torch.empty(1),), torch.empty(1))
+    with pytest.raises(Unavailable, match="made for reading"):
+        candidates.ours(algorithm)(problem)
+
+
+@pytest.mark.parametrize("name", ["max-autotune", "liger", "transformer-engine"])
+def test_gpu_peers_are_skipped_on_a_cpu(name):
+    problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
+    chosen = next(candidate for candidate in candidates.CANDIDATES if candidate.name == name)
+    with pytest.raises(Unavailable, match="GPU"):
+        chosen.build(problem)
+
+
+def test_a_pass_that_fails_in_one_column_is_noted_and_the_others_are_timed():
+    class Half(Differentiable):
+        def prepare(self, direction):
+            if direction == "backward":
+                raise RuntimeError("no double run")
+            return super().prepare(direction)
+
+    def build(problem):
+        return Half(candidates.eager, problem.leaves, problem.grad_output)
+
+    half = Candidate("half", "ours", build)
+    run = a_bench(EAGER, half, passes=("backward", "both"), columns=("loop",))
+    run.run()
+    assert run.faults == 1
+    half = {(row["pass"], row["column"]): row for row in run.rows if row["candidate"] == "half"}
+    assert half["backward", "loop"]["note"] == "FAILED: RuntimeError: no double run"
+    assert half["backward", "loop"]["median_us"] == "" and float(half["both", "loop"]["median_us"]) > 0
+
+
+def test_the_time_limit_leaves_out_and_says_so(monkeypatch):
+    run = a_bench(EAGER, FLOOR, seconds=10.0, passes=("forward", "both"))
+    now = iter([0.0, 0.0, 0.0, 0.0, 11.0, 11.0, 11.0])
+    monkeypatch.setattr(runner.time, "monotonic", lambda: run.started + next(now))
+    run.run()
+    left = [(row["pass"], row["column"]) for row in run.rows if row["note"] == "left out by --budget 10"]
+    assert left == [("both", "loop")]
+    run = a_bench(EAGER, seconds=1e-9)
+    run.run()
+    assert [row["note"] for row in run.rows] == ["left out by --budget 1e-09"]
+
+
+def test_a_size_without_room_is_named(monkeypatch):
+    def no_room(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(runner, "make_problem", no_room)
+    run = a_bench(EAGER)
+    run.run()
+    assert "can't allocate memory" in run.rows[0]["note"] and len(run.rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["p21"], "p21 --bench: only p22 has a benchmark"),
+        (["p22", "--rounds", "0"], "--rounds 0: must be at least 1"),
+        (["p22", "--budget", "0"], "--budget 0: must be more than 0 seconds"),
+        (["p22", "--sizes", "12,0,4"], "--sizes: '12,0,4' is neither"),
+        (["p22", "--sizes", "S0;S9"], "--sizes: 'S9' is neither"),
+        (["p22", "--peers", "eager,apex"], "--peers: 'apex' is not one of eager, compile"),
+        (["p22", "--variants", "slow"], "--variants: 'slow' is not one of fast, unfused, fused"),
+        (["p22", "--passes", "sideways"], "--passes: 'sideways' is not one of"),
+        (["p22", "--columns", "blue"], "--columns: 'blue' is not one of graph, loop, host, memory"),
+        (["p22", "--csv", "/nonexistent/times.csv"], "--csv /nonexistent/times.csv: No such file"),
+        (["p22", "--dtype", "int8"], "invalid choice: 'int8'"),
+        (["p22", "--fastest"], "unrecognized arguments: --fastest"),
+    ],
+)
+def test_bad_use_is_one_line_and_exit_code_2(command_line, arguments, message):
+    finished = command_line(*arguments, "--bench")
+    assert finished.code == 2 and finished.out == ""
+    assert finished.err.startswith("error: ") and message in finished.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize(
+    "arguments", [["--cold-l2"], ["--dtype", "tf32"], ["--columns", "graph"], ["--columns", "host"]]
+)
+def test_what_needs_a_gpu_says_so(command_line, arguments):
+    finished = command_line("p22", "--bench", *arguments)
+    assert finished.code == 2 and "needs a GPU, and PyTorch sees none" in finished.err
+
+
+def test_sizes_by_name_and_by_number():
+    assert command.parse_sizes("S0; 16,8,4") == [Sizes(4096, 768, 3072), Sizes(16, 8, 4)]
+    assert command.parse_sizes("climb")[-1] == command.NAMED["gpt2"][0]
+
+
+# ---- From end to end ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_end_to_end_on_the_cpu(command_line, tmp_path):
+    target = tmp_path / "bench.csv"
+    finished = command_line(
+        *("p22", "--bench", "--sizes", "24,16,32", "--rounds", "2", "--peers", "eager,liger"),
+        *("--variants", "unfused,fused", "--csv", target, "--json", "-"),
+    )
+    assert finished.code == 0
+    assert "No GPU here: these are times of the CPU paths" in finished.err
+    assert "24 rows, 16 -> 32, forward + backward, loop" in finished.err and "\x1b" not in finished.err
+    rows = rows_of(target)
+    assert list(rows[0]) == list(command.FIELDS)
+    timed = [row for row in rows if row["column"] == "loop"]
+    assert {(row["candidate"], row["pass"]) for row in timed} == {
+        (name, direction)
+        for name in ("bare GEMMs", "unfused", "fused", "eager")
+        for direction in ("forward", "backward", "both")
+    }
+    for row in timed:
+        assert (row["M"], row["H"], row["O"], row["dtype"]) == ("24", "16", "32", "float32")
+        assert row["device"].startswith("CPU ") and row["torch"] == torch.__version__ and row["max"]
+        assert 0 < float(row["p20_us"]) <= float(row["median_us"]) <= float(row["p80_us"])
+        assert row["samples"] == "2" and row["protocol"] == "200 ms of calls, 2 shuffled rounds"
+        tflops = 2 * 24 * 16 * 32 * candidates.GEMMS[row["pass"]] / float(row["median_us"]) / 1e6
+        assert float(row["tflops"]) == pytest.approx(tflops, rel=0.01)
+        assert row["percent_of_matmul"] == row["percent_of_copy"] == "", "no ceiling is measured on a CPU"
+        if row["role"] != "floor":
+            assert 0 <= float(row["error"]) < 1e-5
+    for row in timed:
+        if row["candidate"] == row["fastest_peer"] == "eager" and row["ratio_to_fastest_peer"]:
+            assert float(row["ratio_to_fastest_peer"]) == 1
+    memory = {row["candidate"]: int(row["saved_bytes"]) for row in rows if row["column"] == "memory"}
+    x, statistics = 4 * 24 * 16, 8 * 24
+    assert memory == {"unfused": x + statistics, "fused": x + statistics, "eager": 2 * x + statistics}
+    assert [row["note"] for row in rows if row["candidate"] == "liger"] == [
+        "skipped: its Triton kernels need a GPU"
+    ]
+    assert re.search(rf"took \d+ s, the rows are in {target}", finished.err)
+    data = json.loads(finished.out)
+    assert data["puzzle"] == "p22" and data["exit_code"] == 0 and len(data["rows"]) == len(rows)
+    assert data["device"] == rows[0]["device"] and "device" not in data["rows"][0]
+
+
+def test_the_exit_code_of_a_wrong_candidate(command_line, monkeypatch):
+    chosen = (EAGER, Candidate("fast", "ours", scaled(1.01, "grad_input").build))
+    monkeypatch.setattr(command, "CANDIDATES", chosen)
+    finished = command_line("p22", "--bench", "--sizes", "8,4,4", "--rounds", "1", "--columns", "memory")
+    assert finished.code == 1
+    assert "fast: WRONG: grad_input" in finished.out and "1 wrong or failed" in finished.out
+
+
+def test_an_interrupt_keeps_the_rows_and_gives_130(tmp_path):
+    """In a process of its own, because the command line leaves at once."""
+    target = tmp_path / "rows.csv"
+    program = f"""
+import sys
+from harness import cli
+from harness.bench import runner
+
+def measure(self, problem, ready, direction, column):
+    if direction == "backward":
+        raise KeyboardInterrupt
+    original(self, problem, ready, direction, column)
+
+original, runner.Bench.measure = runner.Bench.measure, measure
+sys.exit(cli.main(["p22", "--bench", "--sizes", "8,4,4", "--rounds", "1", "--columns", "loop", "--variants", "none",
+                   "--peers", "eager", "--csv", {str(target)!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 130, done.stderr
+    assert f"interrupted: 2 rows were measured and are in {target}" in done.stdout
+    assert [(row["candidate"], row["pass"]) for row in rows_of(target)] == [
+        ("bare GEMMs", "forward"),
+        ("eager", "forward"),
+    ]
+
+
+def test_help_has_the_flags_of_the_benchmark(command_line):
+    finished = command_line("p22", "--bench", "--help")
+    assert finished.code == 0
+    for flag in ("--sizes", "--dtype", "--csv", "--cold-l2", "--peers", "--rounds", "--budget", "--json"):
+        assert flag in finished.out
+
+
+# ---- What only a GPU has, on stand-ins ----------------------------------------------------------------------
+
+
+def test_a_graph_that_holds_no_launch_is_found(monkeypatch):
+    """A replay that writes nothing leaves the NaN that was put there."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
+    one = runner.Ready(EAGER, EAGER.build(problem), {})
+
+    class Replay:
+        def __init__(self, writes):
+            self.writes = writes
+            self.outputs = one.calls.prepare("both")()
+
+        def __call__(self):
+            if self.writes:
+                for tensor, value in zip(self.outputs, one.calls.prepare("both")(), strict=True):
+                    tensor.copy_(value)
+
+    run = a_bench(EAGER)
+    run.check_graph(Replay(True), one, problem, "both")
+    with pytest.raises(runner.WrongGraph, match="does not write what a plain call writes"):
+        run.check_graph(Replay(False), one, problem, "both")
+
+
+class PretendDevice:
+    """Says that it is a GPU; its tensors lie on the CPU."""
+
+    type = "cuda"
+
+
+@pytest.fixture
+def pretend_gpu(monkeypatch):
+    """Stand-ins for torch.cuda that run everything on the CPU: the plumbing of the GPU's columns, not its times."""
+
+    class Event:
+        clock = 0.0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            Event.clock += 0.05
+            self.at = Event.clock
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return end.at - self.at  # 0.05 ms
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    class CUDAGraph:
+        def replay(self):
+            for tensor, value in zip(self.outputs, self.call(), strict=True):
+                tensor.detach().copy_(value.detach())
+
+    @contextlib.contextmanager
+    def capture(graph, stream):
+        pretend["capturing"] = True
+        yield
+        pretend["capturing"] = False
+
+    pretend = {"capturing": False, "memory": 0}
+    for name, value in {
+        "Event": Event,
+        "Stream": Stream,
+        "CUDAGraph": CUDAGraph,
+        "graph": capture,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": Stream,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+        "get_device_name": lambda device: "Pretend GPU",
+        "memory_allocated": lambda: 100,
+        "max_memory_allocated": lambda: 1700,
+        "reset_peak_memory_stats": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    original = timing.Graph.__init__
+
+    def remembering(self, prepare):
+        original(self, prepare)
+        self.graph.outputs, self.graph.call = self.outputs, self.call
+
+    monkeypatch.setattr(timing.Graph, "__init__", remembering)
+    monkeypatch.setattr(runner, "make_problem", on_the_cpu(candidates.make_problem))
+    for name in ("randn", "randint", "empty"):
+        monkeypatch.setattr(torch, name, on_the_cpu(getattr(torch, name)))
+    monkeypatch.setattr(runner, "CEILING_PRODUCTS", (Sizes(2, 2, 2), Sizes(8, 8, 16), Sizes(4, 4, 4)))
+    monkeypatch.setattr(runner, "CEILING_BYTES", 2**10)
+    monkeypatch.setattr(timing, "FLUSH_BYTES", 2**10)
+    monkeypatch.setattr(machine, "driver", lambda: "1.2")
+    monkeypatch.setattr(runner, "HOST_SIZES", Sizes(3, 2, 4))
+    return pretend
+
+
+def on_the_cpu(function):
+    """The function with a device named PretendDevice replaced."""
+
+    def call(*arguments, **named):
+        arguments = [torch.device("cpu") if isinstance(a, PretendDevice) else a for a in arguments]
+        if isinstance(named.get("device"), PretendDevice):
+            named["device"] = torch.device("cpu")
+        return function(*arguments, **named)
+
+    return call
+
+
+def test_the_columns_of_a_gpu(pretend_gpu):
+    """Every column is filled, ceilings included, and who cannot be captured says so and is timed in the loop."""
+    gradients = {}
+
+    class NoCapture(Differentiable):
+        def prepare(self, direction):
+            call = super().prepare(direction)
+
+            def refusing():
+                gradients[direction] = torch.is_grad_enabled()
+                if pretend_gpu["capturing"]:
+                    pretend_gpu["capturing"] = False
+                    raise RuntimeError("cannot be captured in a CUDA graph")
+                return call()
+
+            return refusing
+
+    def build(problem):
+        return NoCapture(candidates.eager, problem.leaves, problem.grad_output, note="a detour")
+
+    chosen = (FLOOR, EAGER, Candidate("mine", "ours", build))
+    run = a_bench(*chosen, columns=command.COLUMNS, passes=("forward", "backward", "both"))
+    run.options = dataclasses.replace(run.options, device=PretendDevice(), cold=True)
+    run.run()
+    assert run.faults == 0, printed(run)
+    found = {(row["candidate"], row["pass"], row["column"]): row for row in run.rows}
+    for direction in ("forward", "backward", "both"):
+        for name in ("bare GEMMs", "eager"):
+            graph = found[name, direction, "graph"]
+            assert float(graph["median_us"]) == pytest.approx(50.0) and graph["device"] == "Pretend GPU"
+            assert graph["driver"] == "1.2" and "60-80 ms idle" in graph["protocol"]
+            assert "L2 emptied" in graph["protocol"] and graph["percent_of_matmul"]
+            assert float(graph["ratio_to_floor"]) == pytest.approx(1)
+        refused = found["mine", direction, "graph"]
+        assert refused["note"] == "cannot be captured: RuntimeError: cannot be captured in a CUDA graph"
+        assert refused["median_us"] == ""
+        assert float(found["mine", direction, "loop"]["median_us"]) == pytest.approx(50.0)
+        assert found["mine", direction, "loop"]["note"] == "a detour"
+    assert gradients == {"inference": False, "forward": True, "backward": True, "both": True}
+    for direction in ("inference", "forward", "both"):
+        host = found["eager", direction, "host"]
+        assert (host["M"], host["H"], host["O"]) == (3, 2, 4) and float(host["median_us"]) > 0
+        assert host["ratio_to_floor"] == host["tflops"] == "" and "L2" not in host["protocol"]
+    memory = found["eager", "both", "memory"]
+    assert memory["peak_bytes"] == 1600 and memory["grown_bytes"] == -4 * TINY.M * TINY.O
+    ceiling, copy = (found[name, "", "ceiling"] for name in ("matmul ceiling", "copy ceiling"))
+    # Every burst takes the same time here, so the largest product is the fastest.
+    assert (ceiling["M"], ceiling["H"], ceiling["O"]) == (8, 8, 16)
+    for row, rate, work in ((ceiling, "tflops", 2 * 8 * 8 * 16 / 1e12), (copy, "gbs", 2 * 2**10 / 1e9)):
+        assert float(row[rate]) == pytest.approx(work / float(row["median_us"]) / 1e-6, rel=0.02)
+    assert "Ceilings of this run" in printed(run)
+
+
+def test_ceilings_turn_rates_into_percents():
+    run = a_bench(EAGER)
+    assert "percent_of_matmul" not in run.rates(TINY, "both", 10.0)
+    run.ceilings = {"tflops": 500.0, "gbs": 4000.0}
+    rates = run.rates(Sizes(4096, 768, 3072), "both", 100.0)
+    operations = 3 * 2 * 4096 * 768 * 3072
+    assert float(rates["tflops"]) == pytest.approx(operations / 100e-6 / 1e12, rel=1e-3)
+    assert float(rates["percent_of_matmul"]) == pytest.approx(operations / 100e-6 / 1e12 / 5, abs=0.05)
+    assert float(rates["percent_of_copy"]) == pytest.approx(float(rates["gbs"]) / 40, abs=0.05)
+
+
+def test_a_terminal_sees_a_bar_and_a_pipe_lines():
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Show(terminal).step("compiling eager") as advance:
+        advance(0.5)
+    assert "compiling eager" in terminal.file.getvalue() and "\x1b" in terminal.file.getvalue()
+    pipe = Console(file=io.StringIO(), width=100)
+    with contextlib.suppress(ValueError), Show(pipe).step("compiling eager"):
+        raise ValueError
+    assert pipe.file.getvalue() == "compiling eager ...\n"

@@ -1,0 +1,245 @@
+"""The diagnosis: where errors sit, what kind they are, and every known mistake told from every other one."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from harness.check import diagnose as d
+from harness.check.compare import judge
+from harness.check.diagnose import Evidence
+from harness.puzzles.p22 import spec as p22
+from harness.puzzles.p22.mistakes import MISTAKES, derive
+from harness.puzzles.p22.spec import PUZZLE
+
+CASES = [case for case in p22.cases() if case.name in ("hard values", "odd sizes", "wide", "wide output")]
+ARRAYS = {case.name: p22.inputs(case, "float32", 0) for case in p22.cases()}
+GRADIENTS = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
+QUANTITIES = ("output", "mean", "rstd", *GRADIENTS, "row_sums")
+
+
+def evidence(case, quantity, got, unwritten=None):
+    """Evidence for values that a kernel might have written, in float32."""
+    arrays = ARRAYS[case.name]
+    truth = np.asarray(p22.exact(arrays)[quantity], np.float64)
+    got = np.asarray(got, np.float32).astype(np.float64)
+    unwritten = np.zeros(truth.shape, bool) if unwritten is None else unwritten
+    rounded = truth.astype(np.float32).astype(np.float64)
+    verdict = judge(got, truth, rounded, "float32", poison=unwritten)
+    return Evidence(case, arrays, got, truth, unwritten, verdict)
+
+
+def truth(case, quantity="grad_input"):
+    """What is right."""
+    return np.asarray(p22.exact(ARRAYS[case.name])[quantity], np.float64)
+
+
+# ---- The derivation -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", p22.cases(), ids=lambda case: case.name)
+def test_the_steps_agree_with_the_exact_reference(case):
+    exact = p22.exact(ARRAYS[case.name])
+    steps = derive(ARRAYS[case.name])
+    for quantity in QUANTITIES:
+        apart = np.abs(getattr(steps, quantity) - exact[quantity]).max()
+        assert apart <= 1e-11 * np.abs(exact[quantity]).max(), quantity
+
+
+def test_an_unknown_step_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no step 'dz'"):
+        _ = derive(ARRAYS["chapter"]).dz
+
+
+def test_mistakes_have_ids_of_their_own_and_a_rung():
+    assert len({mistake.id for mistake in MISTAKES}) == len(MISTAKES)
+    assert {mistake.hint for mistake in MISTAKES} <= {1, 2, 3}
+
+
+# ---- Known mistakes -----------------------------------------------------------------------------------------
+
+
+def by_formula(mistake, case, quantity):
+    """What the mistake gives, or None where it gives what is right. Of alternatives the last."""
+    with np.errstate(all="ignore"):
+        values = np.asarray(getattr(derive(ARRAYS[case.name], mistake.changes), quantity))
+    right = truth(case, quantity)
+    values = values[-1] if values.ndim > right.ndim else values
+    apart = np.abs(values - right).max() / np.abs(right).max()
+    return values if np.isfinite(apart) and apart > 1e-4 else None
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
+def test_every_mistake_is_named_in_every_quantity_that_it_spoils(mistake):
+    spoiled = 0
+    for quantity in QUANTITIES:
+        found = [(case, by_formula(mistake, case, quantity)) for case in CASES]
+        cases = [evidence(case, quantity, values) for case, values in found if values is not None]
+        if not cases:
+            continue
+        spoiled += 1
+        diagnosis = d.diagnose(PUZZLE, quantity, cases, gate="G")
+        named = next(m for m in MISTAKES if m.id == diagnosis.mistake)
+        for case, values in found:
+            if values is not None:  # the name may be another's only where that one gives the same numbers
+                other = np.asarray(getattr(derive(ARRAYS[case.name], named.changes), quantity))
+                apart = np.abs(values - other)
+                apart = apart.min(0) if other.ndim > values.ndim else apart
+                assert apart.max() <= 1e-6 * np.abs(values).max(), (quantity, diagnosis.mistake)
+        assert diagnosis.hint == f"G-{named.hint}"
+        assert f"equals the reference {named.words}, to " in diagnosis.lines[-1]
+    assert spoiled, "a mistake that spoils nothing cannot be found"
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_noise_is_no_known_mistake(quantity):
+    random = np.random.default_rng(0)
+    cases = [
+        evidence(
+            case,
+            quantity,
+            truth(case, quantity) * (1 + 0.01 * random.standard_normal(truth(case, quantity).shape)),
+        )
+        for case in CASES
+    ]
+    diagnosis = d.diagnose(PUZZLE, quantity, cases, gate="dx")
+    assert diagnosis.mistake is None and diagnosis.hint == "dx-1"
+    assert diagnosis.lines[-1] == "no known mistake gives these values: see hint dx-1"
+
+
+def test_a_mistake_must_explain_every_failing_case():
+    first, second = CASES[:2]
+    dropped = derive(ARRAYS[first.name], {"c2": lambda v: 0.0}).grad_input
+    cases = [evidence(first, "grad_input", dropped), evidence(second, "grad_input", 1.01 * truth(second))]
+    assert d.diagnose(PUZZLE, "grad_input", cases[:1]).mistake == "mean-term-dropped"
+    assert d.diagnose(PUZZLE, "grad_input", cases).mistake is None
+
+
+def test_without_a_gate_there_is_no_hint():
+    dropped = derive(ARRAYS["wide"], {"c2": lambda v: 0.0}).grad_input
+    diagnosis = d.diagnose(PUZZLE, "grad_input", [evidence(CASES[2], "grad_input", dropped)])
+    assert diagnosis.hint is None and not any("hint" in line for line in diagnosis.lines)
+
+
+def test_a_float32_result_with_the_digits_of_float16():
+    case = CASES[1]
+    diagnosis = d.diagnose(
+        PUZZLE, "output", [evidence(case, "output", truth(case, "output").astype(np.float16))], gate="forward"
+    )
+    assert diagnosis.mistake == "rounded-to-float16" and "float16" in diagnosis.lines[-1]
+
+
+def test_cancellation_is_seen_by_the_rows_that_it_spoils():
+    case = CASES[1]
+    x = ARRAYS[case.name]["input"]
+    spoiled = truth(case) * (1 + 1e-3 * (np.abs(x.mean(-1)) > 10 * x.std(-1)))[..., None]
+    diagnosis = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", spoiled)])
+    assert diagnosis.mistake == "cancellation" and "E[x^2] - mean^2" in diagnosis.lines[-1]
+    everywhere = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", truth(case) * 1.001)])
+    assert everywhere.mistake != "cancellation"
+
+
+# ---- Elements -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_wrong_elements_with_index_got_and_expected():
+    case = CASES[0]
+    got = truth(case)
+    got[1, 2, 3] += 1
+    got[2, 0, 5] += 1
+    lines = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", got)], name="dx").lines
+    right = truth(case)
+    assert lines[0] == f"dx[1, 2, 3] got {np.float32(got[1, 2, 3]):.7g}, expected {right[1, 2, 3]:.7g}"
+    assert lines[1].startswith("dx[2, 0, 5] got")
+    assert not any("... " in line for line in lines)
+
+
+def test_more_wrong_elements_than_are_shown():
+    case = CASES[0]
+    lines = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", truth(case) + 1)]).lines
+    assert lines[4] == "... 128 of 128 elements are wrong"
+
+
+def test_unwritten_nan_and_wrong_are_told_apart():
+    case = CASES[0]
+    poison = np.zeros((4, 4, 8), bool)
+    poison[0, 0, 0] = True
+    got = np.where(poison, np.nan, truth(case))
+    never = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", got, poison)], name="dx")
+    assert never.mistake == "never-written"
+    assert never.lines[0] == "1 of 128 elements of dx were never written"
+    assert never.lines[1].startswith("dx[0, 0, 0] never written, expected ")
+    nan = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", got)], name="dx")
+    assert nan.mistake == "not-finite" and nan.lines[0] == "1 of 128 elements of dx are NaN"
+    infinite = d.diagnose(
+        PUZZLE, "grad_input", [evidence(case, "grad_input", np.where(poison, np.inf, truth(case)))], name="dx"
+    )
+    assert (
+        infinite.mistake == "not-finite"
+        and infinite.lines[0] == "1 of 128 elements of dx are infinite or NaN"
+    )
+
+
+# ---- Places -------------------------------------------------------------------------------------------------
+
+
+def marked(shape, *indices):
+    """A mask with some indices set."""
+    mask = np.zeros(shape, bool)
+    for index in indices:
+        mask[index] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("mask", "letters", "words"),
+    [
+        (np.ones((2, 3), bool), "OH", "every element"),
+        (marked((2, 3), (1, 2)), "OH", "one element, [1, 2]"),
+        (marked((4, 5), (3, slice(None))), "OH", "only O = 3 (the last)"),
+        (marked((4, 5), (slice(None), 0)), "OH", "only H = 0 (the first)"),
+        (marked((4, 5), (slice(None), 2)), "OH", "only H = 2"),
+        (marked((2, 3, 4), (1, 2)), "BSH", "only B = 1 (the last), only S = 2 (the last)"),
+        (marked((40,), (slice(32, None))), "H", "the last tile of 32 along H, from 32"),
+        (marked((20, 3), (slice(16, None))), "OH", "the last tile of 16 along O, from 16"),
+        (marked((131,), (slice(128, None))), "H", "the last tile of 128 along H, from 128"),
+        (marked((9,), (slice(5, None))), "H", "H from 5 to the end"),
+        (marked((9,), (slice(2, 5))), "H", "H from 2 to 4"),
+        (marked((9,), (slice(2, None, 3))), "H", "H = 2, 5, ... (every 3)"),
+        (marked((9,), 1, 2, 6), "H", "3 of 9 along H"),
+        (marked((2, 2), (0, 0), (1, 1)), "OH", "spread over the tensor, 50% of the elements"),
+        (marked((4, 4), (2, 0), (3, 1), (3, 0)), "OH", "O from 2 to the end, H from 0 to 1 (75% of the elements there)"),
+        (np.zeros((2, 2), bool), "OH", "the tensor as a whole"),
+    ],
+)  # fmt: skip
+def test_where_errors_sit(mask, letters, words):
+    assert d.place(mask, letters) == words
+
+
+# ---- Findings -----------------------------------------------------------------------------------------------
+
+
+def finding(kind, message="", where="a.mojo:1:1", other=""):
+    """As much of a finding as the diagnosis reads."""
+    return SimpleNamespace(kind=kind, message=message, where=where, other=other)
+
+
+@pytest.mark.parametrize(
+    ("findings", "mistake"),
+    [
+        ([finding("shared race")], "missing-barrier"),
+        ([finding("out-of-bounds store")], "out-of-bounds-store"),
+        ([finding("uninitialised read")], "uninitialised-read"),
+        ([finding("global race", "x: a store by A and a store by B")], "overwritten"),
+        ([finding("global race", "x: a store by A and a store by B", other="b.mojo:2:2")], "missing-atomic"),
+        (
+            [finding("global race", "x: an atomic by A and a store by B", other="b.mojo:2:2")],
+            "zeroed-in-the-kernel",
+        ),
+        ([finding("misaligned load")], None),
+        ([], None),
+    ],
+)
+def test_what_findings_mean(findings, mistake):
+    seen = d.from_findings(findings, loads={"b.mojo:2:2"})
+    assert (seen and seen[0]) == mistake

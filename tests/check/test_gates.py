@@ -1,0 +1,145 @@
+"""Gates one by one: the solution passes, the skeleton is unsolved, and nobody is blamed for another's mistake."""
+
+import shutil
+
+import pytest
+
+from harness.check import gates
+from harness.check.gates import Checker
+from harness.errors import BadUse, CompileFailed, DamagedFile
+from harness.learner import blanks
+from harness.toolchain.packages import OpPackage
+
+FUSED = ("forward", "db", "dW", "dgamma", "dx")
+
+
+@pytest.fixture(scope="module")
+def checker(puzzle):
+    """One warm checker for all."""
+    return Checker(puzzle)
+
+
+@pytest.fixture
+def skeleton(tmp_path, solution):
+    """gate ids -> a package with a learner's file in which only those blanks are filled in, as in the solution."""
+
+    def make(*filled, change=("", "")) -> OpPackage:
+        folder = tmp_path / "learner"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(solution.path, folder)
+        source = folder / "layernorm_linear.mojo"
+        text = source.read_text()
+        bodies = {id: blank.body for id, blank in blanks.find(text).items() if id in filled}
+        old, new = change
+        assert not old or text.count(old) == 1
+        bodies = {id: tuple("\n".join(body).replace(old, new).split("\n")) for id, body in bodies.items()}
+        source.write_text(blanks.join(blanks.split(blanks.skeleton(text)), bodies))
+        return OpPackage(folder)
+
+    return make
+
+
+def states(results):
+    """Gate id -> state."""
+    return {result.gate.id: result.state for result in results}
+
+
+def few(puzzle):
+    """The case of the chapter's size with hard values, and one with other sizes."""
+    return [case for case in puzzle.cases(None) if case.name in ("hard values", "odd sizes")]
+
+
+def test_the_solution_passes_every_gate_in_every_case(checker, puzzle, solution):
+    results = checker.check(solution)
+    assert [result.gate for result in results] == list(puzzle.gates)
+    for result in results:
+        assert result.state == "correct", (result.gate.id, result.diagnosis)
+        assert [comparison.case for comparison in result.comparisons] == puzzle.cases(None)
+        for comparison in result.comparisons:
+            assert set(comparison.verdicts) == {*result.gate.quantities, *result.gate.given}
+        assert (result.findings, result.diagnosis, result.mistake, result.hint) == ([], [], None, None)
+
+
+def test_every_quantity_of_every_variant_is_judged_by_some_gate(puzzle):
+    judged = {(gate.variant, q) for gate in puzzle.gates for q in (*gate.quantities, *gate.given)}
+    assert judged == {
+        (name, q)
+        for name in puzzle.default_variants  # the others hold no blanks
+        for call in puzzle.variants[name]
+        for q in call.op.writes
+    }
+
+
+def test_the_solution_passes_in_bfloat16(puzzle, solution):
+    results = Checker(puzzle, dtype="bfloat16", seed=3).check(solution, ["db", "dx"], few(puzzle))
+    assert states(results) == {"db": "correct", "dx": "correct"}
+
+
+def test_an_untouched_problem_is_unsolved_and_nothing_is_run(checker, puzzle, skeleton, monkeypatch):
+    monkeypatch.setattr(gates, "record", None)
+    results = checker.check(skeleton())
+    assert states(results) == {gate.id: "unsolved" for gate in puzzle.gates}
+    assert not any(result.comparisons or result.diagnosis for result in results)
+
+
+def test_one_solved_blank_among_untouched_ones(checker, puzzle, skeleton):
+    results = checker.check(skeleton("dx"), FUSED, few(puzzle))
+    assert states(results) == {id: "unsolved" for id in FUSED} | {"dx": "correct"}
+
+
+def test_what_an_untouched_blank_leaves_unwritten_is_not_put_down_to_the_next_one(checker, puzzle, skeleton):
+    results = checker.check(skeleton("row_sums"), cases=few(puzzle))
+    assert states(results) == {gate.id: "unsolved" for gate in puzzle.gates} | {"row_sums": "correct"}
+    results = checker.check(skeleton("ln"), ["ln", "row_sums"], few(puzzle))
+    assert states(results) == {"ln": "correct", "row_sums": "unsolved"}
+
+
+def test_an_endless_loop_ends_and_says_where(checker, puzzle, skeleton):
+    endless = (
+        "for o in range(O):\n            atomic_add(grad_bias",
+        "var o = 0\n        while o < O:\n            atomic_add(grad_bias",
+    )
+    package = skeleton("db", change=endless)
+    (db,) = checker.check(package, ["db"], few(puzzle)[:1])
+    assert db.state == "wrong" and db.mistake == "endless-loop" and db.hint == "db-3"
+    assert "minimal_fused_backward did not end" in db.diagnosis[0]
+    assert "layernorm_linear.mojo:" in db.diagnosis[0] or "common.mojo:" in db.diagnosis[0]
+
+
+def test_a_package_without_markers_is_judged_as_a_whole(checker, puzzle, copied_package):
+    path = copied_package.path / copied_package.source
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "# BLANK-" not in line))
+    copied_package.replace("atomic_add(grad_ln_bias, h, dln)", "atomic_add(grad_ln_bias, h, 2 * dln)")
+    results = checker.check(OpPackage(copied_package.path), FUSED, few(puzzle))
+    assert states(results) == {id: "correct" for id in FUSED} | {"dgamma": "wrong"}
+    (dgamma,) = (result for result in results if result.gate.id == "dgamma")
+    assert dgamma.mistake == "doubled" and dgamma.hint == "dgamma-3"
+    assert not any(line.startswith("grad_ln_weight[") for line in dgamma.diagnosis)
+    assert "grad_ln_weight itself is right in every case" in dgamma.diagnosis
+    assert any(line.startswith("grad_ln_bias[0] got ") for line in dgamma.diagnosis)
+
+
+def test_a_package_that_does_not_compile(checker, copied_package):
+    copied_package.replace("atomic_add(grad_ln_bias, h, dln)", "atomic_add(grad_ln_bias, h, no_such_name)")
+    with pytest.raises(CompileFailed, match="use of unknown declaration 'no_such_name'"):
+        checker.check(OpPackage(copied_package.path), ["dgamma"])
+
+
+def test_a_damaged_marker(checker, copied_package):
+    copied_package.replace("# BLANK-END dx", "# BLANK-END dy")
+    with pytest.raises(DamagedFile, match="BLANK-END dy"):
+        checker.check(OpPackage(copied_package.path), ["db"])
+
+
+def test_an_unknown_gate(checker, solution):
+    with pytest.raises(BadUse, match="unknown gate 'dZ'; there is ln, forward, row_sums, db, dW, dgamma, dx"):
+        checker.check(solution, ["dx", "dZ"])
+
+
+def test_a_change_of_the_file_is_seen_by_the_same_package_object(checker, copied_package, puzzle):
+    """The checker hashes the files anew at every call, whatever the package object remembers."""
+    package = OpPackage(copied_package.path)
+    assert package.digest
+    text = (copied_package.path / copied_package.source).read_text()
+    (copied_package.path / copied_package.source).write_text(blanks.skeleton(text))
+    assert states(checker.check(package)) == {gate.id: "unsolved" for gate in puzzle.gates}

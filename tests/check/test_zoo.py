@@ -1,0 +1,171 @@
+"""The checker is checked: every wrong kernel is rejected for the right reason, and the solution is not.
+
+The wrong kernels go through the recording launcher, two compiles at a time, and are judged in this one process; three
+go through the command line to their exit code.
+"""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from harness.check import zoo
+from harness.check.gates import Checker
+from harness.devices.recorder import record
+from harness.errors import DamagedFile
+from harness.toolchain import roots
+
+ROOT = roots.CHECKOUT
+KERNELS = zoo.load()
+END_TO_END = ("dx_mean_term_doubled", "grad_output_ignored", "dw_from_x_hat")
+
+
+@pytest.fixture(scope="module")
+def checker(puzzle):
+    """One warm checker for all."""
+    return Checker(puzzle)
+
+
+def variant_of(puzzle, kernel):
+    """The variant whose kernels hold the mistake."""
+    return next(gate.variant for gate in puzzle.gates if gate.id == kernel.gate)
+
+
+def cases_for(puzzle, kernel):
+    """The cases that the kernel is judged by: those that it needs, where it says so, else the usual ones."""
+    usual = ("hard values", "odd sizes", "wide", "many rows", "expanded")
+    return [case for case in puzzle.cases(None) if case.name in (kernel.cases or usual)]
+
+
+@pytest.fixture(scope="module")
+def recordings(request, puzzle) -> dict[str, Future]:
+    """Every wrong kernel that this run tests, being recorded in the background; what it makes is in the cache."""
+    chosen = {item.callspec.params["kernel"].name for item in request.session.items if is_zoo_test(item)}
+    pool = ThreadPoolExecutor(max_workers=2)
+
+    def make(kernel):
+        dims = list(dict.fromkeys(case.dims for case in cases_for(puzzle, kernel)))
+        return record(kernel.package(), puzzle.name, "float32", dims, [variant_of(puzzle, kernel)])
+
+    yield {kernel.name: pool.submit(make, kernel) for kernel in KERNELS if kernel.name in chosen}
+    pool.shutdown(cancel_futures=True)
+
+
+def is_zoo_test(item) -> bool:
+    """Whether a collected test is one of the recorded kernels'."""
+    return getattr(item, "originalname", "") == "test_a_wrong_kernel_is_rejected_for_the_right_reason"
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checker, recordings):
+    recordings[kernel.name].result()
+    gates = [gate.id for gate in puzzle.gates if gate.variant == variant_of(puzzle, kernel)]
+    results = {
+        result.gate.id: result for result in checker.check(kernel.package(), gates, cases_for(puzzle, kernel))
+    }
+    wrong = {id for id, result in results.items() if result.state == "wrong"}
+    assert wrong == {kernel.gate, *kernel.also} & set(gates)
+    named = results[kernel.gate]
+    assert named.mistake == kernel.mistake, "\n".join(named.diagnosis)
+    assert named.hint.startswith(f"{kernel.gate}-") and any(named.hint in line for line in named.diagnosis)
+    assert all(
+        result.mistake is None and not result.diagnosis for id, result in results.items() if id not in wrong
+    )
+
+
+def test_the_zoo_is_large_and_covers_every_gate(puzzle):
+    assert len(KERNELS) >= 24
+    assert {kernel.gate for kernel in KERNELS} == {gate.id for gate in puzzle.gates}
+    assert len({kernel.mistake for kernel in KERNELS}) >= 15
+    assert all(len(kernel.story.splitlines()) == 1 for kernel in KERNELS)
+
+
+@pytest.mark.parametrize("name", END_TO_END)
+def test_a_wrong_kernel_fails_the_command_line(name, puzzle):
+    """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""
+    kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+    flags = ("p22", "--backward", "--fused", "--device", "virtual", "--json", "-")
+    finished = subprocess.run(
+        [sys.executable, "-m", "harness", *flags, "--ops", str(kernel.package().path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 1, finished.stderr
+    run = json.loads(finished.stdout)
+    (variant,) = run["devices"][0]["variants"].values()
+    named = next(gate for gate in puzzle.gates if gate.id == kernel.gate).quantities[0]
+    assert variant["state"] == "wrong"
+    assert variant["diagnosis"][puzzle.printed(named)]["mistake"] == kernel.mistake
+    assert variant["diagnosis"][puzzle.printed(named)]["hint"].startswith(f"{kernel.gate}-")
+    assert "equals the reference" in finished.stderr, "the report says it in words"
+    wrong = {
+        gate.id
+        for gate in puzzle.gates
+        if {puzzle.printed(q) for q in gate.quantities} & variant["diagnosis"].keys()
+    }
+    assert wrong & {"forward", "db", "dW", "dgamma", "dx"} == {kernel.gate, *kernel.also}
+
+
+# ---- The files ----------------------------------------------------------------------------------------------
+
+GOOD = """\
+story = "A story."
+gate = "dx"
+mistake = "m"
+file = "layernorm_linear.mojo"
+old = "row_rstd * (g - c2"
+new = "row_rstd * (g - 2 * c2"
+"""
+
+
+def written(folder, text):
+    """A wrong kernel's file."""
+    path = folder / "some.toml"
+    path.write_text(text)
+    return path
+
+
+def test_an_edit_changes_the_copy_and_nothing_else(tmp_path, solution):
+    before = {file: file.read_text() for file in solution.files}
+    package = zoo.read(written(tmp_path, GOOD)).apply(tmp_path / "op")
+    changed = [file.name for file in solution.files if (package.path / file.name).read_text() != before[file]]
+    assert changed == ["layernorm_linear.mojo"]
+    assert "row_rstd * (g - 2 * c2" in (package.path / changed[0]).read_text()
+    assert {file: file.read_text() for file in solution.files} == before
+
+
+@pytest.mark.parametrize(("old", "times"), [("no such text", 0), ("var H = ", 10)])
+def test_an_edit_that_does_not_apply_once_is_an_error(tmp_path, solution, old, times):
+    kernel = zoo.read(written(tmp_path, GOOD.replace("row_rstd * (g - c2", old, 1)))
+    count = (solution.path / "layernorm_linear.mojo").read_text().count(old)
+    assert (count > 1) == (times > 1)
+    with pytest.raises(
+        DamagedFile, match=f"some no longer applies: its old text stands {count} times in layernorm"
+    ):
+        kernel.apply(tmp_path / "op")
+    assert not (tmp_path / "op").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD.replace('gate = "dx"\n', ""), "some.toml has no gate"),
+        (GOOD + 'hint = "dx-1"\n', "some.toml has an unknown key hint"),
+        (GOOD + "hint\n", "some.toml: "),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, text, message):
+    with pytest.raises(DamagedFile, match=message):
+        zoo.read(written(tmp_path, text))
+
+
+def test_the_package_of_a_wrong_kernel_is_made_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
+    first = KERNELS[0].package()
+    stamp = (first.path / KERNELS[0].file).stat().st_mtime_ns
+    assert KERNELS[0].package().path == first.path
+    assert (first.path / KERNELS[0].file).stat().st_mtime_ns == stamp
+    assert KERNELS[1].package().path != first.path

@@ -1,0 +1,526 @@
+"""The learner's commands on a copy of the checkout: list, hint, diff, reset, doctor, the NumPy rung, damaged files."""
+
+import io
+import json
+import re
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.cli import main
+from harness.learner import blanks, hints, progress
+from harness.puzzles.p22.spec import PUZZLE
+from harness.screens import doctor
+from harness.toolchain import roots
+
+ROOT = Path(__file__).resolve().parents[2]
+SOLUTION = ROOT / "solutions" / "p22"
+
+
+@dataclass
+class Finished:
+    """What a command came to."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Checkout:
+    """A copy of what a learner has, with the untouched problem; commands run in this process, which takes it for its own."""
+
+    def __init__(self, path: Path, monkeypatch, capsys):
+        self.path, self.monkeypatch, self.capsys = path, monkeypatch, capsys
+        shutil.copytree(ROOT / "solutions" / "p22", path / "solutions" / "p22")
+        shutil.copy(ROOT / "pyproject.toml", path)
+        self.kernels = path / "problems" / "p22" / "op" / "layernorm_linear.mojo"
+        self.numpy = path / "problems" / "p22" / "backward.py"
+        blanks.generate(path / "solutions", path / "problems")
+        monkeypatch.setattr(roots, "CHECKOUT", path)
+        monkeypatch.chdir(path)
+
+    def run(self, *arguments: str, say: str = "") -> Finished:
+        """Calls the command line as a learner does; `say` is what is typed."""
+        self.monkeypatch.setattr("sys.stdin", io.StringIO(say))
+        self.capsys.readouterr()
+        try:
+            code = main(list(arguments))
+        except SystemExit as stop:  # --help
+            code = stop.code
+        return Finished(code, *self.capsys.readouterr())
+
+    def fill(self, file: Path, *ids: str, change=lambda body: body) -> None:
+        """Writes the solution's lines into some blanks, changed by a function."""
+        solution = blanks.find(
+            (self.path / "solutions" / file.relative_to(self.path / "problems")).read_text()
+        )
+        bodies = {id: tuple(change(line) for line in solution[id].body) for id in ids}
+        file.write_text(blanks.join(blanks.split(file.read_text()), bodies))
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch, capsys):
+    """A fresh copy."""
+    return Checkout(tmp_path, monkeypatch, capsys)
+
+
+def one_line(finished: Finished) -> str:
+    """The one line of a bad use, without a traceback."""
+    assert finished.returncode == 2, finished.stdout + finished.stderr
+    assert finished.stderr.count("\n") == 1 and finished.stderr.startswith("error: ")
+    return finished.stderr
+
+
+# ---- Hints --------------------------------------------------------------------------------------------------
+
+
+def test_every_blank_has_a_ladder_of_at_least_three_rungs():
+    ladders = hints.ladders("p22")
+    kernels = blanks.find((SOLUTION / "op" / PUZZLE.source).read_text())
+    numpy = blanks.find((SOLUTION / "backward.py").read_text())
+    assert set(ladders) == {*kernels, *(f"numpy-{id}" for id in numpy)}
+    for name, ladder in ladders.items():
+        assert len(ladder) >= 3
+        assert [hint.id for hint in ladder] == [f"{name}-{n}" for n in range(1, len(ladder) + 1)]
+        assert ladder[-1].code and not ladder[0].code
+
+
+def test_no_hint_gives_the_whole_solution_away():
+    for name, ladder in hints.ladders("p22").items():
+        file = "backward.py" if name.startswith("numpy-") else f"op/{PUZZLE.source}"
+        body = blanks.find((SOLUTION / file).read_text())[name.removeprefix("numpy-")].body
+        code = {line.strip() for line in body if line.strip()}
+        for hint in ladder:
+            assert not code <= {line.strip() for line in hint.code.splitlines()}, hint.id
+
+
+def test_code_in_hints_uses_names_of_the_kernels():
+    source = "\n".join(path.read_text() for path in (SOLUTION / "op").glob("*.mojo"))
+    known = set(re.findall(r"\w+", source))
+    for name, ladder in hints.ladders("p22").items():
+        if not name.startswith("numpy-"):
+            for hint in ladder:
+                code = re.sub(r"#.*", "", hint.code)
+                assert set(re.findall(r"[A-Za-z_]\w*", code)) <= known, hint.id
+
+
+def test_every_mistake_points_to_a_rung_that_exists():
+    shortest = min(len(ladder) for ladder in hints.ladders("p22").values())
+    assert {mistake.hint for mistake in PUZZLE.mistakes} <= set(range(1, shortest + 1))
+
+
+def test_hint_shows_the_next_rung_each_time(checkout):
+    heads = [checkout.run("hint", "p22", "dx").stdout.splitlines() for _ in range(4)]
+    assert [lines[0] for lines in heads] == [
+        "Hint dx-1 (1 of 3)", "Hint dx-2 (2 of 3)", "Hint dx-3 (3 of 3)", "Hint dx-3 (3 of 3)",
+    ]  # fmt: skip
+    assert "--spoil" in heads[3][-1] and "--spoil" not in heads[2][-1]
+    assert json.loads((checkout.path / progress.FILE).read_text())["hints"] == {"p22 dx": 3}
+
+
+def test_a_rung_by_its_name_and_the_numpy_ladder(checkout):
+    assert checkout.run("hint", "p22", "dx-2").stdout.startswith("Hint dx-2 (2 of 3)")
+    assert checkout.run("hint", "p22", "dx").stdout.startswith("Hint dx-3 (3 of 3)")
+    assert checkout.run("hint", "p22", "numpy-db-3").stdout.startswith("Hint numpy-db-3 (3 of 3)")
+    assert checkout.run("hint", "p22", "--numpy").stdout.startswith("Hint numpy-db-3 (3 of 3)")
+    assert checkout.run("hint", "p22").stdout.startswith("Hint ln-1 (1 of 3)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("hint", "p22", "dy"), "unknown gate 'dy'; there is ln, forward"),
+        (("hint", "p22", "dx-9"), "the ladder of dx has rungs 1 to 3, not 9"),
+        (("hint", "p99"), "unknown puzzle 'p99'"),
+        (("hint",), "the following arguments are required: puzzle"),
+        (("list", "--all"), "unrecognized arguments: --all"),
+        (("diff", "p22", "ln", "--numpy"), "unknown gate 'ln'; there is db, dW"),
+        (("reset", "p22", "dy"), "unknown blank 'dy'; there is ln"),
+        (("watch", "p22", "--gate", "dy"), "unknown gate 'dy'"),
+        (("p22", "--numpy", "--gate", "ln"), "the NumPy rung has no gate 'ln'; there is db"),
+    ],
+)
+def test_bad_use_of_a_command_is_one_line(checkout, arguments, words):
+    assert words in one_line(checkout.run(*arguments))
+
+
+def test_damaged_hints_are_named(tmp_path):
+    (tmp_path / "p22").mkdir()
+    (tmp_path / "p22" / "hints.toml").write_text("[[dx]]\nwords = 1\n")
+    with pytest.raises(hints.BadUse, match=r"hints.toml is damaged: 'text'"):
+        hints.ladders("p22", tmp_path)
+    with pytest.raises(hints.BadUse, match="no hints for p23"):
+        hints.ladders("p23", tmp_path)
+
+
+# ---- Progress -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"passed": 1, "hints": {}}', '{"passed": {}, "hints": {"a": "b"}}']
+)
+def test_a_damaged_progress_file_is_a_fresh_start(tmp_path, text):
+    (tmp_path / progress.FILE).write_text(text)
+    assert progress.Progress.load(tmp_path).passed == {}
+
+
+def test_progress_that_cannot_be_saved_stops_nothing(tmp_path):
+    tracker = progress.Progress.load(tmp_path / "nowhere")
+    tracker.read_hint("p22 dx", 1)
+    assert tracker.hints == {"p22 dx": 1}
+
+
+def test_a_passed_blank_that_is_edited_counts_as_changed(tmp_path):
+    passed = blanks.Blank("dx", "task", "", ("x = 1",), 3)
+    tracker = progress.Progress.load(tmp_path)
+    assert tracker.state("p22 dx", passed) == "begun"
+    tracker.note("p22 dx", passed, True)
+    again = progress.Progress.load(tmp_path)
+    assert again.state("p22 dx", passed) == "passed"
+    assert again.state("p22 dx", blanks.Blank("dx", "task", "", ("x = 1  ",), 9)) == "passed"
+    assert again.state("p22 dx", blanks.Blank("dx", "task", "", ("x = 2",), 3)) == "changed"
+    assert again.state("p22 dx", blanks.Blank("dx", "task", "", ("# x",), 3)) == "unsolved"
+    again.note("p22 dx", passed, False)
+    assert progress.Progress.load(tmp_path).state("p22 dx", passed) == "begun"
+
+
+# ---- The NumPy rung -----------------------------------------------------------------------------------------
+
+
+def test_the_numpy_rung_is_about_ten_lines():
+    found = blanks.find((SOLUTION / "backward.py").read_text())
+    assert sum(blank.size for blank in found.values()) <= 12
+
+
+def test_numpy_unsolved_then_wrong_then_right(checkout):
+    untouched = checkout.run("p22", "--numpy")
+    assert untouched.returncode == 3 and untouched.stdout.count("⏳") == 5
+    checkout.fill(checkout.numpy, "dx", change=lambda line: line.replace(" - c2", ""))
+    wrong = checkout.run("p22", "--numpy")
+    assert wrong.returncode == 1 and wrong.stdout.count("⏳") == 4
+    assert re.search(r"❌ dx +wrong in all \d+ cases", wrong.stdout)
+    assert re.search(r"grad_input\[0, 0, 0\] got \S+, expected ", wrong.stdout)
+    assert "without the mean term" in wrong.stdout and "hint p22 numpy-dx-2" in wrong.stdout
+    checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
+    right = checkout.run("p22", "--numpy")
+    assert right.returncode == 0 and right.stdout.count("✅") == 5
+    assert "] 5/5  NumPy rung" in checkout.run("list").stdout
+
+
+@pytest.mark.parametrize(
+    ("blank", "body", "words"),
+    [
+        ("db", "return dy.sum(0)", "grad_linear_bias has shape [4, 16], expected [16]"),
+        ("db", "total = dy.sum((0, 1))", "db() returns nothing: a `return` is missing"),
+        ("db", "return dz.sum((0, 1))", "NameError: name 'dz' is not defined"),
+        ("db", "return dy.sum((0, 5))", "AxisError"),
+        ("dgamma", "return dln.sum((0, 1))", "dgamma() should return 2 arrays"),
+        ("row_sums", "return dln", "row_sums() should return 2 arrays"),
+        ("row_sums", "return dln.mean(-1), dln.mean(-1)", "c1 has shape [4, 4], expected [B, S, 1] (keepdims=True)"),
+        ("dx", "return dln * np.nan", "are NaN"),
+    ],
+)  # fmt: skip
+def test_what_a_numpy_function_may_do_wrong(tmp_path, blank, body, words):
+    from harness.check.rungs import NumpyChecker
+
+    text = blanks.skeleton((SOLUTION / "backward.py").read_text())
+    path = tmp_path / "backward.py"
+    path.write_text(blanks.join(blanks.split(text), {blank: (f"    {body}",)}))
+    (result,) = NumpyChecker(PUZZLE).check(path, [blank])
+    assert result.state == "wrong" and result.hint.startswith(f"numpy-{blank}-")
+    assert any(words in line for line in result.diagnosis), result.diagnosis
+
+
+def test_a_numpy_function_cannot_spoil_the_inputs_of_another(tmp_path):
+    from harness.check.rungs import NumpyChecker
+
+    path = tmp_path / "backward.py"
+    text = (SOLUTION / "backward.py").read_text()
+    path.write_text(
+        text.replace("    return dy.sum((0, 1))", "    total = dy.sum((0, 1))\n    dy *= 0\n    return total")
+    )
+    checker = NumpyChecker(PUZZLE)
+    assert [result.state for result in checker.check(path) + checker.check(path)] == ["correct"] * 10
+
+
+def test_the_whole_numpy_backward_pass_agrees_with_finite_differences():
+    from harness.check.rungs import load
+
+    module = load(SOLUTION / "backward.py")
+    random = np.random.default_rng(5)
+    B, S, H, O = 2, 3, 5, 4
+    x, gamma, beta, W = (random.standard_normal(shape) for shape in ((B, S, H), (H,), (H,), (O, H)))
+    dy = random.standard_normal((B, S, O))
+
+    def loss(x, gamma, beta, W, b):
+        mean = x.mean(-1, keepdims=True)
+        rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
+        return (dy * (((x - mean) * rstd * gamma + beta) @ W.T + b)).sum()
+
+    mean = x.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
+    gradients = module["backward"](dy, x, mean, rstd, gamma, beta, W)
+    values = [x, gamma, beta, W, np.zeros(O)]
+    for which, gradient in enumerate(gradients):
+        step = random.standard_normal(values[which].shape)
+        moved = [
+            [v + sign * 1e-6 * step if k == which else v for k, v in enumerate(values)] for sign in (1, -1)
+        ]
+        numeric = (loss(*moved[0]) - loss(*moved[1])) / 2e-6
+        assert numeric == pytest.approx((gradient * step).sum(), rel=1e-6)
+
+
+# ---- verify -------------------------------------------------------------------------------------------------
+
+
+def test_verify_of_untouched_files_says_unsolved(checkout):
+    finished = checkout.run("verify")
+    assert finished.returncode == 3
+    assert "backward.py: untouched (it is optional)" in finished.stdout
+    assert finished.stdout.count("⏳ ") == len(PUZZLE.gates) + 1
+    line = blanks.find(checkout.kernels.read_text())["dx"].line
+    assert f"problems/p22/op/layernorm_linear.mojo:{line}\n" in finished.stdout
+
+
+def test_verify_counts_what_is_wrong_in_numpy(checkout):
+    checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("sum", "mean"))
+    finished = checkout.run("verify", "p22")
+    assert (
+        finished.returncode == 1 and "❌ db" in finished.stdout and "❌ something is wrong" in finished.stdout
+    )
+
+
+def test_verify_of_a_kernel_that_does_not_compile_explains_the_first_error(checkout):
+    checkout.fill(checkout.kernels, "db", change=lambda line: line.replace("dy[", "dz["))
+    finished = checkout.run("verify")
+    assert finished.returncode == 4
+    assert (
+        "problems/p22/op/layernorm_linear.mojo:" in finished.stdout
+        and str(checkout.path) not in finished.stdout
+    )
+    assert "-> Nothing called `dz`" in finished.stdout and "❌ the kernels do not compile" in finished.stdout
+    verbose = checkout.run("verify", "--verbose")
+    assert verbose.stdout.count("use of unknown declaration 'dz'") > 1
+
+
+def test_verify_of_a_damaged_file_goes_on_with_the_others(checkout):
+    damage(checkout.numpy, "one marker deleted")
+    finished = checkout.run("verify")
+    assert finished.returncode == 2
+    assert "blank dx has no BLANK-END" in finished.stdout and "⏳ ln" in finished.stdout
+
+
+# ---- diff and reset -----------------------------------------------------------------------------------------
+
+
+def test_diff_waits_for_the_gate_to_pass(checkout):
+    checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "axis=(0, 1)"))
+    before = checkout.run("diff", "p22", "db", "--numpy")
+    assert before.returncode == 3 and "dy.sum" not in before.stdout and "--spoil" in before.stdout
+    spoiled = checkout.run("diff", "p22", "db", "--numpy", "--spoil").stdout
+    assert "> return dy.sum(axis=(0, 1))" in spoiled and "> return dy.sum((0, 1))" in spoiled
+    checkout.run("p22", "--numpy")
+    after = checkout.run("diff", "p22", "--numpy")
+    assert after.returncode == 0
+    assert "> return dy.sum(axis=(0, 1))" in after.stdout and "einsum" not in after.stdout
+
+
+def test_diff_of_equal_blanks_says_so(checkout):
+    checkout.fill(checkout.kernels, "db")
+    assert "the same as the solution" in checkout.run("diff", "p22", "db", "--spoil").stdout
+
+
+def backups(checkout: Checkout) -> list[Path]:
+    """Every copy that resets have made."""
+    return sorted((checkout.path / "problems").rglob("*.bak"))
+
+
+def test_reset_asks_and_a_no_changes_nothing(checkout):
+    checkout.fill(checkout.kernels, "dx")
+    work = checkout.kernels.read_text()
+    for answer in ("", "n\n", "what\n"):
+        finished = checkout.run("reset", "p22", say=answer)
+        assert finished.returncode == 0 and "Nothing was changed." in finished.stdout
+        assert checkout.kernels.read_text() == work and not backups(checkout)
+
+
+def test_reset_of_one_blank_keeps_the_others_and_a_copy(checkout):
+    checkout.fill(checkout.kernels, "dx", "db")
+    work = checkout.kernels.read_text()
+    finished = checkout.run("reset", "p22", "dx", say="y\n")
+    assert finished.returncode == 0
+    found = blanks.find(checkout.kernels.read_text())
+    assert found["dx"].size == 0 and found["db"].size > 0
+    (kept,) = backups(checkout)
+    assert kept.read_text() == work and kept.parent == checkout.kernels.parent
+
+
+def test_reset_of_a_puzzle_puts_every_changed_file_back(checkout):
+    checkout.fill(checkout.kernels, "dx")
+    common = checkout.kernels.with_name("common.mojo")
+    common.unlink()
+    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert checkout.kernels.read_text() == blanks.skeleton((SOLUTION / "op" / PUZZLE.source).read_text())
+    assert common.read_text() == (SOLUTION / "op" / "common.mojo").read_text()
+    assert len(backups(checkout)) == 1
+    again = checkout.run("reset", "p22", "--yes")
+    assert again.returncode == 0 and "Nothing to reset" in again.stdout and len(backups(checkout)) == 1
+
+
+def test_copies_never_overwrite_each_other(checkout):
+    for n in range(3):
+        checkout.numpy.write_text(f"work {n}")
+        assert checkout.run("reset", "p22", "--numpy", "--yes").returncode == 0
+    assert {path.read_text() for path in backups(checkout)} == {"work 0", "work 1", "work 2"}
+
+
+def test_git_ignores_progress_and_copies(checkout):
+    rules = (ROOT / ".gitignore").read_text().splitlines()
+    assert progress.FILE in rules and "problems/**/*.bak" in rules
+
+
+# ---- Damaged problem files ----------------------------------------------------------------------------------
+
+
+def damage(path: Path, how: str) -> None:
+    """Does to a file what happens to files."""
+    text = path.read_text()
+    if how == "one marker deleted":
+        path.write_text(text.replace("# BLANK-END dx\n", ""))
+    elif how == "both markers deleted":
+        path.write_text(re.sub(r".*BLANK-(START|END) dx\b.*\n", "", text))
+    elif how == "every marker deleted":
+        path.write_text(re.sub(r".*BLANK-(START|END).*\n", "", text))
+    elif how == "duplicated":
+        path.write_text(text + text)
+    elif how == "half-written":
+        path.write_text(text[: text.index("# BLANK-START dx") + 40])
+    elif how == "empty":
+        path.write_text("")
+    elif how == "not text":
+        path.write_bytes(b"\xff\xfe\x00" * 9)
+    elif how == "folder":
+        path.rename(path.with_suffix(".mine"))
+        path.mkdir()
+        (path / "notes").write_text("mine")
+    elif how == "missing":
+        path.unlink()
+
+
+DAMAGE = {
+    "one marker deleted": "blank dx has no BLANK-END",
+    "both markers deleted": "the markers of blank dx are gone",
+    "every marker deleted": "the markers of blank",
+    "duplicated": "stands twice",
+    "half-written": "blank dx has no BLANK-END",
+    "empty": "the markers of blank",
+    "not text": "is no UTF-8 text",
+    "folder": "a folder stands where the file should be",
+    "missing": "the file is missing",
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("file", ["kernels", "numpy"])
+def test_a_damaged_file_is_one_clear_line_and_reset_repairs_it(checkout, how, file):
+    path = getattr(checkout, file)
+    flags = ["--numpy"] if file == "numpy" else []
+    damage(path, how)
+    line = one_line(checkout.run("diff", "p22", *flags))
+    assert DAMAGE[how] in line and path.name in line
+    listed = checkout.run("list")
+    assert listed.returncode == 0 and DAMAGE[how] in listed.stdout
+    assert checkout.run("reset", "p22", "--yes", *flags).returncode == 0
+    assert path.read_text() == blanks.skeleton(
+        (ROOT / "solutions" / path.relative_to(checkout.path / "problems")).read_text()
+    )
+    kept = backups(checkout)
+    if how == "missing":
+        assert not kept
+    elif how == "folder":
+        assert (kept[0] / "notes").read_text() == "mine"
+    else:
+        assert len(kept) == 1
+
+
+@pytest.mark.parametrize("how", ["folder", "half-written", "every marker deleted", "missing"])
+def test_a_run_of_a_damaged_file_is_one_clear_line(checkout, how):
+    damage(checkout.kernels, how)
+    assert DAMAGE[how] in one_line(checkout.run("p22", "--backward"))
+
+
+def test_one_blank_of_a_damaged_file_is_not_reset(checkout):
+    damage(checkout.kernels, "one marker deleted")
+    before = checkout.kernels.read_text()
+    assert "one blank of a damaged file cannot be found" in one_line(
+        checkout.run("reset", "p22", "db", "--yes")
+    )
+    assert checkout.kernels.read_text() == before and not backups(checkout)
+
+
+def test_windows_line_endings_and_tabs_are_fine(checkout):
+    checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
+    checkout.numpy.write_bytes(checkout.numpy.read_bytes().replace(b"\n", b"\r\n").replace(b"    ", b"\t"))
+    finished = checkout.run("p22", "--numpy")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    checkout.kernels.write_bytes(checkout.kernels.read_bytes().replace(b"\n", b"\r\n"))
+    assert "0/7  Mojo kernels" in checkout.run("list").stdout
+
+
+def test_a_syntax_error_names_the_line(checkout):
+    checkout.fill(checkout.numpy, "db", change=lambda line: line + ")")
+    line = one_line(checkout.run("p22", "--numpy"))
+    number = blanks.find(checkout.numpy.read_text())["db"].line
+    assert f"backward.py:{number}: " in line and "unmatched ')'" in line
+
+
+# ---- doctor -------------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_this_machine_well(checkout):
+    finished = checkout.run("doctor")
+    assert finished.returncode == 0, finished.stdout
+    for part in (
+        "Python",
+        "max",
+        "mojo",
+        "torch",
+        "Mojo compiler",
+        "GPU",
+        "virtual GPU",
+        "workbook cache",
+        "C compiler",
+    ):
+        assert re.search(rf"^[✅·] {re.escape(part)} ", finished.stdout, re.MULTILINE), part
+
+
+def test_doctor_compares_versions_with_the_pins(monkeypatch):
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert [f"{name}=={version}" for name, version in doctor.pins().items()] == wanted
+    monkeypatch.setattr(doctor, "pins", lambda: {"numpy": "0.0.1", "no-such-thing": "3"})
+    found = {finding.part: finding for finding in doctor.packages()}
+    assert found["numpy"].state == "broken" and "0.0.1 is wanted" in found["numpy"].remedy
+    assert found["no-such-thing"].state == "broken" and "not installed" in found["no-such-thing"].words
+
+
+def test_doctor_exits_5_where_a_part_is_broken(monkeypatch, tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("WORKBOOK_CACHE", str(blocked / "cache"))
+    assert main(["doctor"]) == 5
+    assert "❌ caches" in capsys.readouterr().out.replace("workbook cache", "caches")
+
+
+def test_doctor_goes_on_behind_a_check_that_fails(monkeypatch):
+    def fails():
+        raise RuntimeError("no luck")
+        yield
+
+    monkeypatch.setattr(doctor, "PARTS", {"one": fails, "two": doctor.python})
+    found = list(doctor.findings())
+    assert (found[0].part, found[0].state) == ("one", "broken") and "no luck" in found[0].words
+    assert found[1].part == "Python"

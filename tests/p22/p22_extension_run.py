@@ -1,0 +1,193 @@
+"""Runs an extension module on the virtual GPU: `p22_extension_run.py MODULE`. A process has one GPU, real or virtual.
+
+Prints the largest relative error of every result, by case, as JSON, or "untouched" for one that was not written; then
+the error for scratch memory that is a byte too small. The truth is NumPy's, in float64.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from harness.toolchain import extension
+from harness.vgpu.driver import inprocess
+
+inprocess.start(arch="sm_80")
+
+from max.driver import CPU, Accelerator, Buffer  # noqa: E402
+
+module = extension.load(Path(sys.argv[1]))
+device, random = Accelerator(), np.random.default_rng(0)
+gpu, stream = module.open(0), 0
+# Rows, H and O above what the module does in one launch.
+LARGER, VECTORS = (5, 257, 27), (4, 272, 32)
+
+
+def on_device(array):
+    """A buffer on the virtual GPU."""
+    return Buffer.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def scratch(need):
+    """Scratch memory, full of NaN: nobody clears it for the kernels."""
+    return on_device(np.full(max(1, need), 0xFF, np.uint8))
+
+
+class Bfloat16:
+    """NumPy has no bfloat16: its bits are the upper half of a float32's."""
+
+    itemsize = 2
+
+    @staticmethod
+    def encode(array):
+        return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+    @staticmethod
+    def decode(bits):
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class Plain:
+    """A dtype that NumPy has."""
+
+    def __init__(self, dtype):
+        self.itemsize = np.dtype(dtype).itemsize
+        self.encode = self.decode = lambda array: array.astype(dtype)
+
+
+def run(rows, H, O, wanted=3, offset=0, kind=0):
+    """Both passes on random tensors; the error of each result."""
+    coder = (Plain(np.float32), Plain(np.float32), Bfloat16, Plain(np.float16), Plain(np.float64))[kind]
+    wide = Plain(np.float64 if kind == 4 else np.float32)
+
+    def draw(*shape):
+        """Random values that the dtype can hold."""
+        return coder.decode(coder.encode(random.standard_normal(shape)))
+
+    def blank(coder, *shape):
+        """Memory that nobody has written: NaN."""
+        return on_device(coder.encode(np.full(shape, np.nan)))
+
+    def address(*buffers):
+        return [buffer._data_ptr() for buffer in buffers]
+
+    x, gamma, beta, W, bias, dy = draw(rows, H), draw(H), draw(H), draw(O, H), draw(O), draw(rows, O)
+    y, mean, rstd = blank(coder, rows, O), blank(wide, rows), blank(wide, rows)
+    # `offset` elements in front of x make its address one that no vector begins at.
+    shifted = on_device(coder.encode(np.concatenate([np.zeros(offset), x.ravel()])))
+    given = [on_device(coder.encode(each)) for each in (gamma, beta, W, bias)]
+    X = shifted._data_ptr() + coder.itemsize * offset
+    sizes = (kind, rows, H, O)
+    forward = (*sizes, 1e-5, *address(y, mean, rstd), X, *address(*given))
+    need = module.forward(0, 0, 0, 0, *forward)
+    lent = scratch(need)
+    used = module.forward(gpu, stream, lent._data_ptr(), need, *forward)
+    results = [blank(coder, rows, H), blank(coder, H), blank(coder, H), blank(coder, O, H), blank(coder, O)]
+    DY = on_device(coder.encode(dy))
+    backward = (
+        *sizes,
+        wanted,
+        *address(*results),
+        *address(DY),
+        X,
+        *address(mean, rstd),
+        *address(*given[:3]),
+    )
+    need_backward = module.backward(0, 0, 0, 0, *backward)
+    lent_backward = scratch(need_backward)
+    used_backward = module.backward(gpu, stream, lent_backward._data_ptr(), need_backward, *backward)
+    assert (used, used_backward) == (need, need_backward)
+
+    x, gamma, beta, W, bias, dy = (each.astype(np.float64) for each in (x, gamma, beta, W, bias, dy))
+    m, r = x.mean(1, keepdims=True), 1 / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    x_hat = (x - m) * r
+    dln = dy @ W
+    g = dln * gamma
+    dx = r * (g - g.mean(1, keepdims=True) - x_hat * (g * x_hat).mean(1, keepdims=True))
+    truth = [(x_hat * gamma + beta) @ W.T + bias, m[:, 0], r[:, 0]]
+    truth += [dx, (dln * x_hat).sum(0), dln.sum(0), dy.T @ (x_hat * gamma + beta), dy.sum(0)]
+    errors = {}
+    names = ("output", "mean", "rstd", "dx", "dgamma", "dbeta", "dW", "db")
+    for name, got, exact in zip(names, [y, mean, rstd, *results], truth, strict=True):
+        got = (wide if name in ("mean", "rstd") else coder).decode(got.to(CPU()).to_numpy())
+        errors[name] = error_of(got, exact)
+    return errors
+
+
+def run_rows(rows, H, O, wanted=3, kind=0):
+    """What lies around the products, which are NumPy's here; the error of each result."""
+    dtype = np.float64 if kind == 4 else np.float32
+
+    def draw(*shape):
+        """Random values."""
+        return random.standard_normal(shape).astype(dtype)
+
+    x, gamma, beta, W, dy = draw(rows, H), draw(H), draw(H), draw(O, H), draw(rows, O)
+    shapes = {"ln_out": (rows, H), "mean": (rows,), "rstd": (rows,)}
+    shapes |= {"dx": (rows, H), "dgamma": (H,), "dbeta": (H,), "ln_out again": (rows, H), "db": (O,)}
+    got = {name: on_device(np.full(shape, np.nan, dtype)) for name, shape in shapes.items()}
+    given = {"x": x, "gamma": gamma, "beta": beta, "dy": dy, "dln": dy @ W}
+    given = {name: on_device(array) for name, array in given.items()}
+    address = {name: buffer._data_ptr() for name, buffer in {**got, **given}.items()}
+    for launch, extra, names in (
+        (module.forward_rows, 1e-5, "ln_out mean rstd x gamma beta"),
+        (module.backward_rows, wanted, "dx dgamma dbeta ln_out_again db dy dln x mean rstd gamma beta"),
+    ):
+        addresses = [address[name.replace("_again", " again")] for name in names.split()]
+        arguments = (kind, rows, H, O, extra, *addresses)
+        need = launch(0, 0, 0, 0, *arguments)
+        lent = scratch(need)
+        assert launch(gpu, stream, lent._data_ptr(), need, *arguments) == need
+
+    x, gamma, beta, W, dy = (each.astype(np.float64) for each in (x, gamma, beta, W, dy))
+    mean, rstd = x.mean(1), 1 / np.sqrt(x.var(1) + 1e-5)
+    x_hat = (x - mean[:, None]) * rstd[:, None]
+    dln = dy @ W
+    g = dln * gamma
+    dx = g - g.mean(1, keepdims=True) - x_hat * (g * x_hat).mean(1, keepdims=True)
+    truth = {"ln_out": x_hat * gamma + beta, "mean": mean, "rstd": rstd, "dx": rstd[:, None] * dx}
+    truth |= {
+        "dgamma": (dln * x_hat).sum(0),
+        "dbeta": dln.sum(0),
+        "ln_out again": truth["ln_out"],
+        "db": dy.sum(0),
+    }
+    return {name: error_of(got[name].to(CPU()).to_numpy(), exact) for name, exact in truth.items()}
+
+
+def error_of(got, exact):
+    """The largest error by the largest value, or "untouched"."""
+    return "untouched" if np.isnan(got).all() else float(np.abs(got - exact).max() / np.abs(exact).max())
+
+
+print(
+    json.dumps(
+        {
+            "small": run(6, 9, 5),
+            "small, other sizes": run(1, 200, 3),
+            "small, frozen": run(6, 9, 5, wanted=0),
+            "small, frozen weight": run(6, 9, 5, wanted=2),
+            "small, bfloat16": run(6, 9, 5, kind=2),
+            "small, float64": run(6, 9, 5, kind=4),
+            "no whole vectors": run(*LARGER),
+            "whole vectors": run(*VECTORS),
+            "again": run(*VECTORS),
+            "unaligned": run(*VECTORS, offset=1),
+            "frozen": run(*LARGER, wanted=0),
+            "frozen weight": run(*LARGER, wanted=2),
+            "tf32": run(*LARGER, kind=1),
+            "bfloat16": run(*LARGER, kind=2),
+            "float16": run(*LARGER, kind=3),
+            "float64": run(*LARGER, kind=4),
+            "rows": run_rows(6, 9, 5),
+            "rows, frozen bias": run_rows(*VECTORS, wanted=1),
+            "rows, float64": run_rows(*LARGER, kind=4),
+        }
+    )
+)
+need = module.forward(0, 0, 0, 0, 0, *LARGER, 1e-5, *[0] * 8)
+try:
+    module.forward(gpu, stream, 256, need - 1, 0, *LARGER, 1e-5, *[256] * 8)
+except Exception as error:
+    print(error)

@@ -1,0 +1,265 @@
+"""Puzzle 22 as data: the reference is right by two independent ways, the cases are hard, and the sizes are accounted for."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.check import tensors
+from harness.puzzles.p22 import spec as p22
+from harness.spec.puzzle import Case
+
+CASES = p22.cases()
+HARD = [case for case in CASES if case.values != "plain"]
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+DIFFERENTIATED = {
+    "grad_input": "input",
+    "grad_ln_weight": "ln_weight",
+    "grad_ln_bias": "ln_bias",
+    "grad_weight": "linear_weight",
+    "grad_bias": "linear_bias",
+}
+
+
+def names(cases):
+    """Parametrises a test over cases."""
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+# ---- The reference ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@names(CASES)
+def test_exact_agrees_with_autograd_in_float64(case, seed):
+    arrays = p22.inputs(case, "float64", seed)
+    exact = p22.exact(arrays)
+    by_torch = p22.reference({name: tensors.strided(array) for name, array in arrays.items()})
+    assert set(exact) == set(by_torch)
+    for name, truth in exact.items():
+        difference = np.abs(by_torch[name].numpy() - truth).max()
+        assert difference <= 1e-11 * np.abs(truth).max(), name
+
+
+def scalar_loss(arrays):
+    """sum(output * grad_output) in longdouble, written without the gradient formulas."""
+    x, gamma, beta, W, b = (arrays[name] for name in DIFFERENTIATED.values())
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    ln_out = gamma * (x - mean) / np.sqrt(variance + np.longdouble(1e-5)) + beta
+    return (np.einsum("bsh,oh->bso", ln_out, W) + b) * arrays["grad_output"]
+
+
+@pytest.mark.parametrize("gradient", DIFFERENTIATED)
+def test_exact_agrees_with_central_differences(gradient):
+    """Five points, so that the error falls with the fourth power of the step; a row of deviation 0.05 is among them."""
+    arrays = p22.inputs(Case("small", "", (2, 3, 5, 4), "hard"), "float64", 7)
+    wide = {name: np.array(array, np.longdouble) for name, array in arrays.items()}
+    exact = p22.exact(arrays)[gradient]
+    name, step = DIFFERENTIATED[gradient], np.longdouble(1e-4)
+    differences = np.zeros_like(exact)
+    for index in np.ndindex(exact.shape):
+        for weight, offset in ((1, -2), (-8, -1), (8, 1), (-1, 2)):
+            moved = {**wide, name: wide[name].copy()}
+            moved[name][index] += offset * step
+            differences[index] += weight * scalar_loss(moved).sum() / (12 * step)
+    assert np.abs(exact - differences).max() <= 1e-8 * np.abs(differences).max()
+
+
+def test_row_sums_start_from_the_given_dln():
+    """c1 and c2 by a loop over rows, from a dln that does not come from grad_output."""
+    arrays = p22.inputs(CASES[2], "float64", 3)
+    arrays["dln"] = np.random.default_rng(0).standard_normal(arrays["input"].shape)
+    B, S, H = arrays["input"].shape
+    rows = p22.exact(arrays)["row_sums"]
+    assert rows.shape == (B * S, 2)
+    for row in range(B * S):
+        x, dln = arrays["input"][row // S, row % S], arrays["dln"][row // S, row % S]
+        x_hat = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+        c1 = sum(dln[h] * arrays["ln_weight"][h] * x_hat[h] for h in range(H)) / H
+        c2 = sum(dln[h] * arrays["ln_weight"][h] for h in range(H)) / H
+        np.testing.assert_allclose(rows[row].astype(float), [c1, c2], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reference_answers_in_its_own_dtype_with_wide_statistics(dtype):
+    kind = getattr(torch, dtype)
+    arrays = p22.inputs(CASES[1], dtype, 0)
+    outputs = p22.reference({name: tensors.strided(array, dtype) for name, array in arrays.items()})
+    wide = torch.float64 if dtype == "float64" else torch.float32
+    for name, tensor in outputs.items():
+        assert tensor.dtype == (wide if name in p22.STATISTICS else kind), name
+        assert not tensor.requires_grad
+
+
+# ---- The cases ----------------------------------------------------------------------------------------------
+
+
+def test_the_cases_cover_what_kernels_get_wrong():
+    sizes = [case.dims for case in HARD]
+    assert CASES[0].dims == (4, 4, 8, 16)
+    assert any(B != S for B, S, H, O in sizes)
+    assert any(B * S == 1 for B, S, H, O in sizes)
+    assert any(H % 2 and O % 2 for B, S, H, O in sizes)
+    assert any(H > 128 and H % 32 for B, S, H, O in sizes), "a row longer than a block of 128 threads"
+    assert any(B * S > 32 and (B * S) % 32 for B, S, H, O in sizes), "more rows than a tile, and a rest"
+    assert any(O > 128 and O % 32 for B, S, H, O in sizes), "the same for the output"
+    assert {case.values for case in HARD} == {"hard", "expanded", "transposed", "large"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@names(HARD)
+def test_hard_cases_are_hard(case, dtype):
+    arrays = p22.inputs(case, dtype, 0)
+    x = arrays["input"]
+    rows = x.shape[0] * x.shape[1]
+    deviations = x.std(-1).ravel()
+    typical = np.median(deviations)
+    assert np.all(np.abs(x.mean(-1)) > typical), "the mean is far from 0 in every row"
+    if case.values not in ("expanded", "large") and rows >= 4:
+        tiny = deviations < 0.15 * typical
+        assert np.sum(tiny) == rows // 4 and np.all(tiny[3::4]), "every fourth row"
+    gamma = arrays["ln_weight"]
+    assert np.std(gamma) > 0.1 and np.abs(arrays["ln_bias"]).max() > 0.1
+    assert np.any(gamma == 0), "nobody may divide by gamma"
+    if case.values != "expanded":
+        assert np.std(arrays["grad_output"]) > 0.1 * np.abs(arrays["grad_output"]).max()
+
+
+@names(HARD)
+def test_neither_correction_term_of_dx_is_small(case):
+    """Each is a hundredth of g or more, a thousand times what float32 kernels may err."""
+    arrays = p22.inputs(case, "float64", 0)
+    x = arrays["input"]
+    x_hat = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    g = (arrays["grad_output"] @ arrays["linear_weight"]) * arrays["ln_weight"]
+    size = np.abs(g).max()
+    assert np.abs(g.mean(-1)).max() > 0.01 * size
+    assert np.abs(x_hat * (g * x_hat).mean(-1, keepdims=True)).max() > 0.01 * size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_expanded_and_transposed_grad_output_reach_torch_as_such(dtype):
+    by_values = {case.values: case for case in HARD}
+    expanded = p22.inputs(by_values["expanded"], dtype, 0)["grad_output"]
+    transposed = p22.inputs(by_values["transposed"], dtype, 0)["grad_output"]
+    assert tensors.strided(expanded, dtype).stride() == (0, 0, 0)
+    tensor = tensors.strided(transposed, dtype)
+    assert not tensor.is_contiguous() and tensor.transpose(0, 1).is_contiguous()
+    assert np.array_equal(tensor.double().numpy(), transposed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@names(CASES)
+def test_inputs_are_exact_in_the_dtype_of_the_run(case, dtype):
+    for name, array in p22.inputs(case, dtype, 5).items():
+        tensor = torch.tensor(array)
+        assert torch.equal(tensor.to(getattr(torch, dtype)).double(), tensor), name
+
+
+def test_seeds_differ_and_repeat():
+    one, again, other = (p22.inputs(CASES[1], "float32", seed)["input"] for seed in (0, 0, 1))
+    assert np.array_equal(one, again) and not np.array_equal(one, other)
+
+
+def test_dims_replace_the_sizes_and_keep_the_hard_values():
+    chosen = p22.cases((2, 3, 5, 7))
+    assert {case.dims for case in chosen} == {(2, 3, 5, 7)}
+    assert [case.values for case in chosen] == ["plain", "hard"]
+
+
+# ---- Rounding -----------------------------------------------------------------------------------------------
+
+
+def by_torch(values: np.ndarray, dtype: str) -> np.ndarray:
+    """What torch rounds float32 values to."""
+    return torch.tensor(values, dtype=torch.float32).to(getattr(torch, dtype)).double().numpy()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
+def test_rounding_is_that_of_torch(dtype, values):
+    array = np.array(values, np.float64)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(p22.rounded(array, dtype), by_torch(array, dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "expected"),
+    [
+        ("bfloat16", 1 + 2**-8, 1.0),  # a tie: down to the even neighbour
+        ("bfloat16", 1 + 3 * 2**-8, 1 + 2**-6),  # a tie: up to the even neighbour
+        ("bfloat16", -1 - 2**-8, -1.0),
+        ("bfloat16", 1 + 2**-8 + 2**-20, 1 + 2**-7),  # just above a tie
+        ("bfloat16", 3.0e38, 226 * 2.0**120),  # 225.7 steps of 2^120
+        ("bfloat16", 255.4 * 2.0**120, 255 * 2.0**120),  # the largest bfloat16
+        ("bfloat16", 255.5 * 2.0**120, np.inf),
+        ("float16", 1 + 2**-11, 1.0),
+        ("float16", 1 + 3 * 2**-11, 1 + 2**-9),
+        ("float16", 65519.0, 65504.0),
+        ("float16", 65520.0, np.inf),
+        ("float16", 2.0**-25, 0.0),  # half of the smallest subnormal: a tie
+        ("float32", 1 + 2.0**-24, 1.0),
+        ("float32", 1 + 3 * 2.0**-24, 1 + 2.0**-22),
+        ("float64", 1 + 2.0**-52, 1 + 2.0**-52),
+    ],
+)
+def test_ties_go_to_even_and_too_large_values_to_infinity(dtype, value, expected):
+    with np.errstate(over="ignore"):
+        assert p22.rounded(np.array([value]), dtype)[0] == pytest.approx(expected, rel=1e-7, abs=0)
+
+
+# ---- Sizes and bytes ----------------------------------------------------------------------------------------
+
+
+def test_shapes_and_work_by_hand():
+    shapes = p22.shapes((2, 3, 5, 7))
+    assert shapes["output"] == (2, 3, 7) and shapes["grad_input"] == (2, 3, 5)
+    assert shapes["grad_weight"] == (7, 5) and shapes["grad_bias"] == (7,)
+    assert shapes["mean"] == shapes["rstd"] == (2, 3) and shapes["row_sums"] == (6, 2)
+    assert p22.multiply_adds((2, 3, 5, 7)) == 210
+    assert p22.multiply_adds((64, 4096, 4096, 16384)) == 2**44, "larger than 32 bits"
+
+
+def test_every_gate_decides_something_that_its_variant_compares(puzzle):
+    compared = {*puzzle.forward, *puzzle.backward, *puzzle.intermediate}
+    for gate in puzzle.gates:
+        assert gate.variant in puzzle.variants and gate.quantities and set(gate.quantities) <= compared
+    assert {q for gate in puzzle.gates for q in gate.quantities} >= {"output", *puzzle.backward}
+
+
+def saved_by_eager(dtype: torch.dtype, B: int, S: int, H: int, O: int) -> int:
+    """Bytes of the tensors that autograd keeps for LayerNorm and Linear, parameters left out."""
+    norm, linear = torch.nn.LayerNorm(H, dtype=dtype), torch.nn.Linear(H, O, dtype=dtype)
+    parameters = {p.data_ptr() for p in (*norm.parameters(), *linear.parameters())}
+    kept = {}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    x = torch.randn(B, S, H, dtype=dtype, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = linear(norm(x))
+    assert output.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_bytes_that_eager_keeps_are_those_that_autograd_keeps(dtype):
+    dims = (2, 3, 8, 7)
+    ledger = p22.ledger(dims, dtype)
+    assert sum(ledger.saved_eager.values()) == saved_by_eager(getattr(torch, dtype), *dims)
+
+
+def test_ledger_by_hand():
+    B, S, H, O = 2, 3, 8, 7
+    ledger = p22.ledger((B, S, H, O), "bfloat16")
+    assert sum(ledger.saved_ours.values()) == 6 * 8 * 2 + 2 * 6 * 4
+    assert sum(ledger.saved_eager.values()) - sum(ledger.saved_ours.values()) == 6 * 8 * 2
+    assert "ln_out" not in ledger.saved_ours
+    parameters = O * H + O + 2 * H
+    assert sum(ledger.between["fused"].values()) == parameters * 4, "16 bits are added up in float32"
+    assert sum(p22.ledger((B, S, H, O), "float32").between["fused"].values()) == parameters * 8

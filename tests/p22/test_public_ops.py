@@ -1,0 +1,94 @@
+"""The public ops keep their contract: names, parameters and argument order, loaded by MAX's own PyTorch binding.
+
+Everything here is spelled out, not taken from the package's spec, because other harnesses rely on it.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from max.experimental.torch import CustomOpLibrary
+
+from harness.toolchain.roots import CHECKOUT
+
+B, S, H, O = 4, 4, 8, 16
+SIZES = {"batch_size": B, "seq_len": S, "hidden_dim": H, "output_dim": O}
+
+
+@pytest.fixture(scope="module")
+def ops():
+    return CustomOpLibrary(CHECKOUT / "solutions" / "p22" / "op")
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    """input, ln_weight, ln_bias, linear_weight, linear_bias, with a mean of 2, and grad_output."""
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    inputs = (2 + randn(B, S, H), 1 + 0.5 * randn(H), 0.5 * randn(H), randn(O, H), randn(O))
+    return inputs, 1 + randn(B, S, O)
+
+
+def expected(tensors):
+    """output, and the five gradients in the order of the inputs, by autograd in float64."""
+    inputs, grad_output = tensors
+    x, ln_weight, ln_bias, linear_weight, linear_bias = leaves = [t.double().requires_grad_() for t in inputs]
+    output = F.linear(F.layer_norm(x, (H,), ln_weight, ln_bias, 1e-5), linear_weight, linear_bias)
+    return output.detach(), torch.autograd.grad(output, leaves, grad_output.double())
+
+
+def assert_near(got, exact):
+    assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("algorithm", ["unfused", "fused"])
+def test_forward(ops, tensors, algorithm):
+    output = torch.full((B, S, O), float("nan"))
+    ops.layernorm_linear[{"algorithm": algorithm, **SIZES}](output, *tensors[0])
+    assert_near(output, expected(tensors)[0])
+
+
+def test_forward_by_argument_name(ops, tensors):
+    output = torch.full((B, S, O), float("nan"))
+    names = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
+    arguments = dict(zip(names, tensors[0], strict=True))
+    ops.layernorm_linear[{"algorithm": "fused", **SIZES}](output=output, **arguments)
+    assert_near(output, expected(tensors)[0])
+
+
+def test_backward_without_an_algorithm(ops, tensors):
+    (x, ln_weight, ln_bias, linear_weight, _), grad_output = tensors
+    gradients = [torch.full_like(tensor, float("nan")) for tensor in tensors[0]]
+    ops.layernorm_linear_backward[SIZES](*gradients, grad_output, x, ln_weight, ln_bias, linear_weight)
+    for got, exact in zip(gradients, expected(tensors)[1], strict=True):
+        assert_near(got, exact)
+
+
+def test_backward_by_argument_name(ops, tensors):
+    gradient_names = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
+    names = ("input", "ln_weight", "ln_bias", "linear_weight")
+    gradients = {
+        name: torch.full_like(tensor, float("nan"))
+        for name, tensor in zip(gradient_names, tensors[0], strict=True)
+    }
+    arguments = dict(zip(names, tensors[0][:4], strict=True))
+    ops.layernorm_linear_backward[SIZES](**gradients, grad_output=tensors[1], **arguments)
+    for got, exact in zip(gradients.values(), expected(tensors)[1], strict=True):
+        assert_near(got, exact)
+
+
+def test_backward_takes_an_algorithm(ops, tensors):
+    (x, ln_weight, ln_bias, linear_weight, _), grad_output = tensors
+    gradients = [torch.full_like(tensor, float("nan")) for tensor in tensors[0]]
+    parameters = {**SIZES, "algorithm": "unfused"}
+    ops.layernorm_linear_backward[parameters](*gradients, grad_output, x, ln_weight, ln_bias, linear_weight)
+    for got, exact in zip(gradients, expected(tensors)[1], strict=True):
+        assert_near(got, exact)
+
+
+def test_sizes_are_checked_against_the_tensors(ops, tensors):
+    output = torch.empty(B, S, O)
+    with pytest.raises(Exception, match=r"output has size 16 along axis 2, expected 15"):
+        ops.layernorm_linear[{"algorithm": "fused", **SIZES, "output_dim": 15}](output, *tensors[0])

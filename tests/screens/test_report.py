@@ -1,0 +1,249 @@
+"""The report: what it prints for runs that are right, wrong, unsolved or without a GPU, and the same as JSON."""
+
+import io
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from harness.check.compare import Verdict
+from harness.check.runs import Comparison, DeviceResult, Options, Run, VariantResult
+from harness.check.tensors import Repeats
+from harness.devices.targets import Skipped, Target
+from harness.devices.virtual import Finding
+from harness.learner.blanks import Blank
+from harness.puzzles.p22 import spec as p22
+from harness.screens import console, report
+
+RIGHT = Verdict(True, 2e-7, 1e-7, 1e-6, 1.5e-8, (0,))
+WRONG = Verdict(False, 5e-3, 1e-7, 1e-6, 2.5e-2, (1, 2))
+CASES = p22.cases()[:2]
+WORDS = {"cpu": "x86_64", "gpu": "cuda sm_90a", "virtual": "virtual GPU (sm_90a)"}
+
+
+@pytest.fixture
+def make_run(puzzle, solution):
+    """A run of the solution on some kinds of device with given verdicts, everything else right."""
+
+    def make(*kinds, bad=None, unsolved=None, skipped=(), repeats=None, findings=(), **options) -> Run:
+        options = Options(puzzle, root="solutions", **options)
+        quantities = [*puzzle.forward, *puzzle.backward, *puzzle.intermediate]
+        quantities = quantities if options.backward else list(puzzle.forward)
+        devices = []
+        for kind in kinds:
+            variants = {}
+            for name in options.variants:
+                waiting = {q: ids for q, ids in (unsolved or {}).items() if kind != "cpu"}
+                verdicts = {q: (bad or {}).get(q, RIGHT) for q in quantities if q not in waiting}
+                comparisons = [Comparison(case, dict(verdicts)) for case in CASES]
+                variants[name] = VariantResult(name, comparisons, waiting, repeats or {})
+            target = Target(kind, None, WORDS[kind])
+            devices.append(DeviceResult(target, kind == "cpu", 12.3, 0.5, variants, list(findings)))
+        blanks = {
+            id: Blank(id, f"the task of {id}", "", (), 40) for ids in (unsolved or {}).values() for id in ids
+        }
+        return Run(
+            options,
+            solution,
+            CASES,
+            quantities,
+            devices,
+            list(skipped),
+            blanks,
+            puzzle.ledger((4, 4, 8, 16), "float32"),
+            list(blanks),
+        )
+
+    return make
+
+
+def printed(run: Run, **options) -> list[str]:
+    """The lines of the report in a pipe."""
+    stream = io.StringIO()
+    report.Report(Console(file=stream, highlight=False, width=60), **options).run(run)
+    return stream.getvalue().splitlines()
+
+
+def test_a_right_run_on_cpu_and_gpu(make_run):
+    lines = printed(make_run("cpu", "gpu"))
+    assert "   - CPU Backward:  ✅ CORRECT" in lines and "   - GPU Backward:  ✅ CORRECT" in lines
+    assert "   - GPU Backward (unfused):  ✅ CORRECT" in lines
+    assert "   Overall Result: ✅ ALL CORRECT" in lines
+    assert lines[-1] == "BACKWARD PASS Test Completed!"
+    assert "   grad_linear_weight: 1.50e-08 ✅" in lines
+    assert not any("Run this again" in line for line in lines)
+
+
+def test_how_each_graph_came_about(make_run):
+    lines = printed(make_run("cpu", "gpu"))
+    assert "   on CPU: x86_64, graph cached" in lines
+    assert "   on GPU: cuda sm_90a, graph compiled in 12.3 s" in lines
+
+
+def test_a_simulated_gpu_is_never_called_a_gpu(make_run):
+    lines = printed(make_run("cpu", "virtual"))
+    assert "   - Virtual GPU Backward:  ✅ CORRECT" in lines
+    assert "Testing Virtual GPU Backward Pass:" in lines
+    assert all(
+        "Virtual GPU" in line or "virtual GPU" in line
+        for line in lines
+        if "GPU" in line and "on a GPU" not in line
+    )
+
+
+def test_gpu_kernels_that_ran_nowhere(make_run):
+    lines = printed(make_run("cpu", skipped=[Skipped("gpu", "no GPU")]))
+    at = lines.index("Testing GPU Backward Pass:")
+    assert lines[at + 1] == "   ⏭ SKIPPED (no GPU)"
+    assert "   - GPU Backward:  ⏭ SKIPPED (no GPU)" in lines
+    assert "   Overall Result: ✅ CPU CORRECT, GPU NOT RUN" in lines
+
+
+def test_a_wrong_gradient_names_case_error_and_place(make_run):
+    lines = printed(make_run("cpu", "gpu", bad={"grad_weight": WRONG}))
+    assert "   grad_linear_weight: 2.50e-02 ❌" in lines
+    at = next(i for i, line in enumerate(lines) if "is wrong in" in line)
+    assert lines[at] == (
+        f"   ❌ grad_linear_weight is wrong in 2 of 2 cases, most in 'chapter' ({CASES[0].why})"
+    )
+    assert lines[at + 1] == (
+        "      error 5.00e-03, 5e+04 times PyTorch's own 1.00e-07 (limit 1.00e-06), worst at [1, 2]"
+    )
+    assert "   Forward pass: ✅ CORRECT" in lines and "   Gradients:    ❌ INCORRECT" in lines
+    assert "   Overall Result: ❌ INCORRECT" in lines
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (replace(WRONG, nonfinite=3), "3 elements are NaN or infinite where the reference is not"),
+        (
+            replace(WRONG, unwritten=4, nonfinite=4),
+            "4 elements were never written, the first wrong one at [1, 2]",
+        ),
+        (replace(WRONG, baseline=0.0), "inf times PyTorch's own 0.00e+00"),
+    ],
+)
+def test_why_a_verdict_is_not_ok(verdict, words):
+    assert words in report.explain(verdict)
+
+
+def test_unsolved_blanks_are_listed_with_file_line_and_task(make_run):
+    lines = printed(make_run("cpu", "gpu", unsolved={"grad_input": ("dx",), "output": ("forward",)}))
+    assert "   grad_input: ⏳ UNSOLVED (blank dx)" in lines
+    assert "   Forward max difference: ⏳ UNSOLVED (blank forward)" in lines
+    assert "   dx       solutions/p22/op/layernorm_linear.mojo:40  the task of dx" in lines
+    assert "   - CPU Backward:  ✅ CORRECT" in lines and "   - GPU Backward:  ⏳ UNSOLVED" in lines
+    assert "   Overall Result: ⏳ UNSOLVED, nothing attempted is wrong" in lines
+
+
+def test_repeats_say_bit_equal_or_the_spread(make_run):
+    repeats = {
+        "grad_input": Repeats(5, True, 0.0, 0),
+        "grad_weight": Repeats(5, False, 2.25, 1, atomic=True),
+        "grad_bias": Repeats(5, False, 1.0, 0, atomic=True),
+        "grad_ln_bias": Repeats(5, False, 1.0, 0),
+    }
+    lines = printed(make_run("gpu", repeats=repeats, variants=("fused",)))
+    assert "   grad_input: bit-equal in 5 runs (as it must be: the order of its sums is fixed)" in lines
+    atomics = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
+    assert f"   grad_linear_bias: spread of 1.0 ulp in 5 runs ({atomics})" in lines
+    more = f"{atomics}, here more: terms cancel, or a sum is kept in float32"
+    assert f"   grad_linear_weight: spread of 2.2 ulp in 5 runs ({more}), ❌ wrong in 1" in lines
+    fixed = "❌ bit-equal is what it must be: the order of its sums is fixed"
+    assert f"   grad_ln_bias: spread of 1.0 ulp in 5 runs ({fixed})" in lines
+
+
+def test_findings_of_the_virtual_gpu(make_run):
+    race = Finding("global race", True, "a.mojo:2:1", 1, "error: global race at a.mojo:2:1\n  second line")
+    note = Finding("global race", False, "library", 1, "note: in a library")
+    run = make_run("virtual", findings=[race, note])
+    lines = printed(run)
+    assert "Virtual GPU, memory and race check: 1 finding, 1 note on library code" in lines
+    assert "   error: global race at a.mojo:2:1" in lines and "     second line" in lines
+    assert "   note: in a library" not in lines and "   note: in a library" in printed(run, verbose=True)
+    assert "Virtual GPU, memory and race check: no findings" in printed(make_run("virtual"))
+
+
+def test_the_ledger_adds_up(make_run):
+    lines = printed(make_run("cpu"))
+    assert "   PyTorch eager: 1,152 (input 512, mean 64, rstd 64, ln_out 512)" in lines
+    assert "   ours:          640 (input 512, mean 64, rstd 64)" in lines
+
+
+def test_the_forward_check_prints_no_gradients_and_no_ledger(make_run):
+    lines = printed(make_run("cpu", backward=False))
+    assert lines[-1] == "FORWARD PASS Test Completed!"
+    assert "   - CPU Forward:  ✅ CORRECT" in lines
+    assert not any("grad_" in line or "Bytes" in line or "Comprehensive" in line for line in lines)
+
+
+def test_nothing_wraps_and_nothing_is_markup(make_run):
+    """In a pipe of 60 columns; case names and compiler output may hold brackets."""
+    run = make_run(
+        "cpu", "virtual", findings=[Finding("x", True, "", 1, "[bold]reads x[3, 4][/bold]" + "y" * 80)]
+    )
+    lines = printed(run)
+    assert "   [bold]reads x[3, 4][/bold]" + "y" * 80 in lines
+    assert max(map(len, lines)) > 100
+
+
+@pytest.mark.parametrize(
+    ("options", "bad", "expected"),
+    [
+        ({}, {"grad_input": WRONG}, "python -m harness p22 --backward --solution"),
+        (
+            {"variants": ("unfused",), "dims": (2, 3, 5, 7), "dtype": "bfloat16", "seed": 3},
+            {"grad_input": WRONG},
+            "python -m harness p22 --backward --unfused --solution --dims 2 3 5 7 --dtype bfloat16 --seed 3",
+        ),
+        (
+            {"variants": ("fused",), "gate": "dx", "repeat": 7, "blocks": "shuffled:2"},
+            {"grad_input": WRONG},
+            "python -m harness p22 --backward --fused --solution --gate dx --repeat 7 --blocks shuffled:2",
+        ),
+        # No value is wrong: a race or the like was found.
+        (
+            {"variants": ("fast",), "device": "virtual"},
+            {},
+            "python -m harness p22 --backward --fast --device virtual --solution",
+        ),
+    ],
+)
+def test_the_command_to_run_again_is_one_that_repeats_the_run(make_run, options, bad, expected):
+    from harness import cli
+
+    run = make_run("cpu", "gpu", bad=bad, **options)
+    assert report.command(run) == expected
+    parsed = cli.make_options(cli.parse(expected.split()[3:]), run.options.puzzle)
+    assert parsed == run.options
+
+
+def test_json_holds_the_verdicts_under_printed_names(make_run):
+    bad = {"grad_weight": WRONG}
+    run = make_run("cpu", "gpu", bad=bad, skipped=[Skipped("virtual", "why not")])
+    data = json.loads(json.dumps(report.as_json(run)))
+    assert data["exit_code"] == 1 and data["skipped"] == {"virtual": "why not"}
+    (cpu, gpu) = data["devices"]
+    assert (cpu["device"], cpu["cached"], gpu["cached"], gpu["compile_seconds"]) == ("cpu", True, False, 12.3)
+    seen = gpu["variants"]["fused"]["cases"]["chapter"]["grad_linear_weight"]
+    assert (seen["ok"], seen["error"], seen["pytorch_error"], seen["limit"]) == (False, 5e-3, 1e-7, 1e-6)
+    assert gpu["variants"]["fused"]["state"] == "wrong"
+    assert data["ledger"]["saved_ours"] == {"input": 512, "mean": 64, "rstd": 64}
+
+
+def test_dims_and_paths_in_words(monkeypatch, tmp_path):
+    assert report.describe_dims((4, 4, 8, 16)) == "[4, 4, 8] -> [4, 4, 16]"
+    assert report.describe_bytes({}) == "none"
+    monkeypatch.chdir(tmp_path)
+    assert console.shown(tmp_path / "a" / "b") == "a/b"
+    assert console.shown(tmp_path.parent) == str(tmp_path.parent)
+
+
+def test_figure_of_what_was_not_compared(make_run):
+    run = make_run("cpu")
+    comparison = SimpleNamespace(verdicts={})
+    variant = run.devices[0].variants["fused"]
+    assert report.Report(Console(file=io.StringIO())).figure(variant, comparison, "output") == "not compared"

@@ -1,0 +1,275 @@
+"""Watch, driven as by a person: a real process behind a pseudo-terminal, files saved in all the ways that editors do."""
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import struct
+import sys
+import termios
+import time
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+from harness.learner import blanks
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = "n next · r run · h hint · d diff · l list · q quit"
+START = "import sys, pathlib; from harness.toolchain import roots; roots.CHECKOUT = pathlib.Path.cwd(); from harness.cli import main; sys.exit(main())"
+
+
+class Session:
+    """A watch process in a pseudo-terminal of 120 columns; `screen` is what the last screen holds."""
+
+    def __init__(self, folder: Path, *arguments: str):
+        self.path = folder
+        shutil.copytree(ROOT / "solutions" / "p22", folder / "solutions" / "p22")
+        blanks.generate(folder / "solutions", folder / "problems")
+        self.numpy = folder / "problems" / "p22" / "backward.py"
+        self.kernels = folder / "problems" / "p22" / "op" / "layernorm_linear.mojo"
+        self.arguments = arguments
+        self.pid = self.terminal = None
+        self.received = ""
+
+    def start(self) -> None:
+        """Starts the process."""
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.chdir(self.path)
+            environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+            environment.pop("COLUMNS", None)
+            os.execve(sys.executable, [sys.executable, "-c", START, *self.arguments], environment)
+        ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 120, 0, 0))
+
+    def press(self, key: str) -> None:
+        """Presses a key; what was on the screen before no longer counts."""
+        self.forget()
+        os.write(self.terminal, key.encode())
+
+    def forget(self) -> None:
+        """Empties what was received."""
+        self.read(0.1)
+        self.received = ""
+
+    def read(self, seconds: float) -> bool:
+        """Takes in what the process prints; False once it has ended."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if select.select([self.terminal], [], [], left)[0]:
+                try:
+                    data = os.read(self.terminal, 65536)
+                except OSError:
+                    return False
+                if not data:
+                    return False
+                self.received += data.decode(errors="replace")
+        return True
+
+    @property
+    def screen(self) -> str:
+        """The last complete screen as text."""
+        screens = self.received.split("\x1b[2J\x1b[H")
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screens[-1])
+
+    def wait(self, words: str, seconds: float = 60) -> str:
+        """Waits until the screen holds some words, keys included; returns it."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            alive = self.read(0.05)
+            if words in self.screen and self.screen.rstrip().endswith(KEYS):
+                return self.screen
+            assert alive, f"ended while waiting for {words!r}:\n{self.received}"
+        raise AssertionError(f"no {words!r} on the screen:\n{self.screen}")
+
+    def save(self, file: Path, **bodies: str) -> None:
+        """Writes some blanks of a file."""
+        pieces = blanks.split(file.read_text())
+        file.write_text(blanks.join(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()}))
+
+    def ended(self) -> int:
+        """Waits for the end; the exit code."""
+        while self.read(0.2):
+            pass
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = None
+        return os.waitstatus_to_exitcode(status)
+
+    def close(self) -> None:
+        """Ends the process if a test has left it running."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        if self.terminal:
+            os.close(self.terminal)
+
+
+@pytest.fixture
+def watch(tmp_path):
+    """A watch on the NumPy rung, which answers within a second."""
+    session = Session(tmp_path, "watch", "p22", "--numpy")
+    session.start()
+    session.wait("⏳ db")
+    yield session
+    session.close()
+
+
+WRONG_DB = "    return dy.mean((0, 1))"
+RIGHT_DB = "    return dy.sum((0, 1))"
+RIGHT_DW = '    return np.einsum("bso,bsh->oh", dy, x_hat * gamma + beta)'
+
+
+def test_a_save_is_checked_and_n_goes_on_only_after_green(watch):
+    watch.save(watch.numpy, db=WRONG_DB)
+    screen = watch.wait("❌ db")
+    assert "got " in screen and "expected " in screen and "hint p22 numpy-db-2" in screen
+    watch.press("n")
+    assert "p22 in NumPy · db" in watch.wait("db has not passed")
+    watch.save(watch.numpy, db=RIGHT_DB)
+    screen = watch.wait("✅ db")
+    assert "1/5" in screen and "n goes on to the next gate" in screen
+    assert "p22 in NumPy · db" in screen, "it does not go on by itself"
+    watch.press("n")
+    watch.wait("⏳ dW")
+    watch.save(watch.numpy, dW=RIGHT_DW)
+    watch.wait("✅ dW")
+
+
+def test_n_twice_skips_a_gate(watch):
+    watch.press("n")
+    watch.wait("db has not passed")
+    watch.press("n")
+    watch.wait("⏳ dW")
+
+
+def test_the_keys(watch):
+    watch.press("h")
+    watch.wait("Hint numpy-db-1 (1 of 3)")
+    watch.press("h")
+    watch.wait("Hint numpy-db-2 (2 of 3)")
+    watch.press("d")
+    assert "dy.sum" not in watch.wait("--spoil shows the solution")
+    watch.press("l")
+    assert "· dx" in watch.wait("NumPy rung")
+    watch.press("x")
+    watch.save(watch.numpy, db=RIGHT_DB)
+    watch.wait("✅ db")
+    watch.press("d")
+    watch.wait("the same as the solution")
+    watch.press("q")
+    assert watch.ended() == 0
+
+
+def test_r_runs_again_without_a_save(watch):
+    watch.press("r")
+    watch.wait("⏳ db")
+    assert "checking db ..." in watch.received
+
+
+def test_the_hint_that_the_diagnosis_names_comes_first(watch):
+    watch.save(watch.numpy, db=WRONG_DB)
+    watch.wait("❌ db")
+    watch.press("h")
+    watch.wait("Hint numpy-db-2 (2 of 3)")
+
+
+def test_a_save_by_renaming(watch):
+    """Vim writes a new file and moves it over the old one."""
+    text = watch.numpy.read_text().replace("    # FILL IN (about 1 line)", RIGHT_DB, 1)
+    other = watch.numpy.with_suffix(".tmp")
+    other.write_text(text)
+    os.replace(other, watch.numpy)
+    watch.wait("✅ db")
+
+
+def test_a_save_that_changes_nothing_is_no_save(watch):
+    watch.forget()
+    watch.numpy.touch()
+    watch.read(1.0)
+    assert watch.received == ""
+
+
+def test_a_save_in_many_steps_is_checked_once(watch):
+    text = watch.numpy.read_text().replace("    # FILL IN (about 1 line)", RIGHT_DB, 1)
+    watch.forget()
+    with watch.numpy.open("w") as file:
+        for start in range(0, len(text), len(text) // 10):
+            file.write(text[start : start + len(text) // 10])
+            file.flush()
+            time.sleep(0.05)
+    watch.wait("✅ db")
+    assert watch.received.count("checking db ...") == 1
+
+
+def test_broken_files_give_a_line_and_watching_goes_on(watch):
+    whole = watch.numpy.read_text()
+    watch.numpy.write_text(whole[: whole.index("# BLANK-END dW")])
+    watch.wait("blank dW has no BLANK-END")
+    watch.numpy.write_text(whole.replace("def dW(", "def dW(("))
+    watch.wait("backward.py:")
+    watch.numpy.unlink()
+    watch.wait("the file is missing")
+    watch.numpy.mkdir()
+    (watch.numpy / "mine").write_text("mine")
+    watch.press("r")
+    watch.wait("a folder stands where the file should be")
+    watch.press("l")
+    watch.wait("a folder stands where the file should be")
+    watch.press("n")
+    watch.press("n")
+    watch.press("h")
+    watch.wait("Hint numpy-db-1")
+    watch.numpy.rename(watch.numpy.with_suffix(".folder"))
+    watch.numpy.write_text(whole.replace("    # FILL IN (about 1 line)", RIGHT_DB, 1))
+    watch.wait("✅ db")
+    assert "Traceback" not in watch.received
+
+
+@pytest.mark.parametrize(
+    ("key", "code"), [("q", 0), ("\x04", 0), ("\x03", 130)], ids=["q", "Ctrl-D", "Ctrl-C"]
+)
+def test_leaving_gives_the_terminal_back(watch, key, code):
+    assert not termios.tcgetattr(watch.terminal)[3] & termios.ICANON, "one key at a time"
+    watch.press(key)
+    os.waitid(os.P_PID, watch.pid, os.WEXITED | os.WNOWAIT)
+    assert termios.tcgetattr(watch.terminal)[3] & termios.ICANON, "whole lines again"
+    assert watch.ended() == code
+
+
+def test_a_kernel_is_watched_too_and_keys_answer_while_it_compiles(tmp_path):
+    session = Session(tmp_path, "watch", "p22", "--gate", "db")
+    session.start()
+    try:
+        session.wait("⏳ db")
+        session.save(
+            session.kernels,
+            db="        for o in range(O):\n            atomic_add(grad_bias, o, dyy[row, o])",
+        )
+        assert "Nothing called `dyy`" in session.wait("use of unknown declaration 'dyy'", 240)
+        right = "        for o in range(O):\n            atomic_add(grad_bias, o, dy[row, o].cast[accum]())"
+        session.save(session.kernels, db=right)
+        session.wait("checking db ...")
+        session.press("h")
+        assert "checking db ..." in session.wait("Hint db-1 (1 of 3)", 5)
+        assert "1/7" in session.wait("✅ db", 240)
+    finally:
+        session.close()
+
+
+def test_measuring_a_save_changes_the_code_and_leaves_the_learner_alone(tmp_path, monkeypatch, capsys):
+    from harness.cli import main
+    from harness.toolchain import roots
+
+    session = Session(tmp_path)
+    monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
+    before = session.numpy.read_bytes()
+    assert main(["watch", "p22", "--numpy", "--gate", "db", "--measure", "3"]) == 0
+    assert re.search(
+        r"p22 numpy-db: save to verdict [\d.]+ s, median of ([\d.]+, ){2}[\d.]+\n", capsys.readouterr().out
+    )
+    assert session.numpy.read_bytes() == before and not (tmp_path / ".workbook-progress.json").exists()
+    assert main(["watch", "p22", "--numpy", "--measure", "0"]) == 2
+    assert "--measure 0: must be at least 1" in capsys.readouterr().err

@@ -1,0 +1,84 @@
+"""Op packages: which folders are one, what names their content, and what a package that does not compile says."""
+
+import json
+
+import pytest
+
+from harness.errors import BadUse, CompileFailed
+from harness.toolchain.diagnostics import parse_diagnostics
+from harness.toolchain.packages import OpPackage, compile_failed
+
+
+def diagnostic(file="a.mojo", line=3, column=7, kind="error", message="no such name"):
+    """One line of the compiler's JSON output."""
+    return json.dumps(
+        {
+            "diagnostic": {"file": file, "location": {"line": line, "column": column}},
+            "kind": kind,
+            "message": message,
+        }
+    )
+
+
+def test_a_missing_folder_is_bad_use(tmp_path):
+    with pytest.raises(BadUse, match=r"no op package at .*/nowhere: it is not a folder"):
+        OpPackage(tmp_path / "nowhere")
+
+
+def test_a_folder_without_init_is_bad_use(tmp_path):
+    with pytest.raises(BadUse, match=r"no op package at .*: it has no __init__\.mojo"):
+        OpPackage(tmp_path)
+
+
+def test_the_digest_names_content_and_not_place(copied_package, solution):
+    assert OpPackage(copied_package.path).digest == solution.digest
+    copied_package.replace("comptime TILE = 16", "comptime TILE = 32")
+    changed = OpPackage(copied_package.path).digest
+    assert changed != solution.digest
+    (copied_package.path / "common.mojo").rename(copied_package.path / "shared.mojo")
+    assert OpPackage(copied_package.path).digest not in (changed, solution.digest)
+
+
+def test_diagnostics_are_read_and_other_output_is_passed_over():
+    output = "\n".join(
+        ["warming up", diagnostic(), '{"kind": "note"}', "[1]", diagnostic(kind="note", line=9)]
+    )
+    found = parse_diagnostics(output)
+    assert [str(d) for d in found] == ["a.mojo:3:7: error: no such name", "a.mojo:9:7: note: no such name"]
+
+
+def test_a_failure_shows_the_first_error_and_keeps_the_rest(tmp_path):
+    output = "\n".join([diagnostic(kind="warning"), diagnostic(line=4), diagnostic(line=5)])
+    failure = compile_failed(tmp_path, output)
+    assert str(failure) == (
+        f"{tmp_path} does not compile\na.mojo:4:7: error: no such name\n(and 1 more; --verbose shows them)"
+    )
+    assert failure.details.splitlines() == [
+        "a.mojo:3:7: warning: no such name",
+        "a.mojo:4:7: error: no such name",
+        "a.mojo:5:7: error: no such name",
+    ]
+
+
+def test_a_failure_without_located_messages_shows_what_was_said(tmp_path):
+    assert str(compile_failed(tmp_path, "cannot link\n")).endswith("does not compile\ncannot link")
+
+
+def test_the_compiler_names_file_and_line_of_a_broken_kernel(copied_package):
+    file = copied_package.path / "common.mojo"
+    file.write_text(file.read_text() + "\n\ndef broken():\n    no_such_name()\n")
+    line = file.read_text().count("\n")
+    with pytest.raises(CompileFailed) as raised:
+        OpPackage(copied_package.path).compile()
+    text = str(raised.value)
+    assert f"{file}:{line}:" in text
+    assert "no_such_name" in text and text.count("\n") <= 2
+    assert raised.value.exit_code == 4
+
+
+def test_compiling_again_takes_the_same_file(solution):
+    first = solution.compile()
+    written = first.stat().st_mtime_ns
+    assert solution.digest in first.name
+    assert OpPackage(solution.path).compile() == first
+    assert first.stat().st_mtime_ns == written

@@ -1,0 +1,227 @@
+"""The error translator, on what the installed compiler really says: every case compiles a small file with one mistake."""
+
+import pytest
+
+from harness.toolchain.diagnostics import Diagnostic
+from harness.toolchain.packages import compile_failed, run_mojo
+from harness.toolchain.translate import explain
+
+KERNEL = """\
+from layout import TileTensor
+from layout.tile_layout import row_major
+def kernel[dtype: DType](target: Pointer[Scalar[dtype], MutAnyOrigin], source: Pointer[Scalar[dtype], ImmutAnyOrigin]):
+    var y = TileTensor(target, row_major(4))
+    var x = TileTensor(source, row_major(4))
+    {line}
+def main():
+    pass
+"""
+
+
+def in_main(*lines: str) -> str:
+    """A program whose main holds these lines."""
+    return "def main():\n" + "".join(f"    {line}\n" for line in lines)
+
+
+# What the learner wrote, what the compiler says, and what the sentence must tell.
+MISTAKES = {
+    "unknown name": (in_main("print(m)"), "unknown declaration 'm'", "Nothing called `m`"),
+    "name of a loop that has ended": (
+        in_main("for i in range(3):", "    var z = i", "print(z)"),
+        "unknown declaration 'z'",
+        "a loop that has ended",
+    ),
+    "function not imported": (
+        in_main("print(sqrt(Float32(2)))"),
+        "unknown declaration 'sqrt'",
+        "`from std.math import sqrt`",
+    ),
+    "no var": (in_main("total = 3"), "implicit declaration of 'total'", "`var total = ...`"),
+    "fn": ("fn f():\n    pass\n" + in_main("f()"), "'fn' has been removed", "`def`"),
+    "alias at file scope": ("alias N = 8\n" + in_main("pass"), "expressions must not", "`comptime N = 8`"),
+    "alias in a function": (in_main("alias N = 8"), "unknown declaration 'alias'", "`comptime N = 8`"),
+    "let": (in_main("let x = 3"), "unknown declaration 'let'", "declared by `var`"),
+    "@value": ("@value\nstruct S:\n    var x: Int\n" + in_main("pass"), "'value'", "@fieldwise_init"),
+    "InlineArray": (in_main("var x = InlineArray[Int, 4](fill=0)"), "'InlineArray'", "`Array[T, n](fill=0)`"),
+    "UnsafePointer": (
+        "def f(p: UnsafePointer[Float32]):\n    pass\n" + in_main("pass"),
+        "failed to infer parameter 'origin'",
+        "`UnsafePointer` is now `Pointer`",
+    ),
+    "pointer without origin": (
+        "def f(p: Pointer[Float32]):\n    pass\n" + in_main("pass"),
+        "failed to infer parameter 'origin'",
+        "`ImmPtr[dtype]`",
+    ),
+    "gpu module": (
+        "from gpu import thread_idx\n" + in_main("pass"),
+        "unable to locate module 'gpu'",
+        "`from max.gpu import ...`",
+    ),
+    "std.gpu module": (
+        "from std.gpu import thread_idx\n" + in_main("pass"),
+        "unable to locate module 'gpu'",
+        "`from max.gpu import ...`",
+    ),
+    "unknown module": (
+        "from maths import sqrt\n" + in_main("pass"),
+        "unable to locate module 'maths'",
+        "`from std.math import sqrt`",
+    ),
+    "name not in module": (
+        "from max.gpu import threadidx\n" + in_main("pass"),
+        "does not contain 'threadidx'",
+        "`threadidx` is not in `gpu`",
+    ),
+    "two dtypes": (
+        "def f(a: Float32, b: Float16) -> Float32:\n    return a * b\n" + in_main("pass"),
+        "cannot be converted from 'Float16' to 'Float32'",
+        "`.cast[dtype]()`",
+    ),
+    "sum stored in a tensor": (
+        KERNEL.format(line="y[0] = x[0].cast[DType.float32]()"),
+        "cannot implicitly convert",
+        "`.cast[dtype]()`",
+    ),
+    "generic and float32": (
+        KERNEL.format(line="y[0] = x[0] * Float32(2)"),
+        "cannot be converted from 'Float32' to",
+        "`x[row, h].cast[accum]()`",
+    ),
+    "shared sum without an atomic": (
+        "def f[accum: DType, sum_dtype: DType](sums: Pointer[Scalar[sum_dtype], MutAnyOrigin], term: Scalar[accum]):\n"
+        "    sums[unsafe_offset=0] += term\n" + in_main("pass"),
+        "cannot be converted from 'Scalar[accum]' to 'Scalar[sum_dtype]'",
+        "`atomic_add(sums, index, value)`",
+    ),
+    "vector of a parameter": (
+        "def g(v: SIMD[DType.float32, 4]):\n    pass\n"
+        "def f[dtype: DType](v: SIMD[dtype, 4]):\n    comptime if dtype == DType.float32:\n        g(v)\n"
+        + in_main("pass"),
+        "cannot be converted from 'SIMD[dtype, 4]'",
+        "`rebind[SIMD[.float32, 4]](...)`",
+    ),
+    "Int32 for Int": (
+        "def f(n: Int):\n    pass\n" + in_main("f(Int32(3))"),
+        "cannot be converted from 'Int32' to 'Int'",
+        "`Int(...)`",
+    ),
+    "range over Int32": (
+        in_main("for i in range(0, Int32(3), 2):", "    print(i)"),
+        "no matching function in call to 'range'",
+        "`Int(...)`",
+    ),
+    "float by Int": (
+        in_main("var n = 3", "print(Float32(2) / n)"),
+        "cannot be converted from 'Int' to 'Float32'",
+        "`Scalar[accum](H)`",
+    ),
+    "input written": (
+        KERNEL.format(line="x[0] = y[0]"),
+        "no matching method in call to '__setitem__'",
+        "Write to the output tensor",
+    ),
+    "@parameter if": (
+        "def f[n: Int]() -> Int:\n    @parameter\n    if n > 1:\n        return 2\n    return 1\n" + in_main("pass"),
+        "'if' statement does not support decorators",
+        "`comptime if ...:`",
+    ),
+    "@parameter for": (
+        in_main("@parameter", "for i in range(4):", "    print(i)"),
+        "'for' statement does not support decorators",
+        "`comptime for ...:`",
+    ),
+    "negative index": (
+        in_main("var l: List[Int] = [1, 2]", "print(l[-1])"),
+        "negative indexing is not supported",
+        "`x[len(x) - 1]`",
+    ),
+    "vector comparison": (
+        in_main("var a = SIMD[DType.float32, 4](1)", "if a > 0:", "    print(1)"),
+        "only defined for `Scalar`s",
+        "`a.gt(b)`",
+    ),
+    "function as method": (in_main("print(Float32(2).sqrt())"), "no attribute 'sqrt'", "`sqrt(x)`"),
+    "misspelled method": (
+        in_main("print(Float32(1).castt[DType.float64]())"),
+        "no attribute 'castt'",
+        "nothing called `castt`",
+    ),
+    "cast with parentheses": (
+        in_main("print(Float32(1).cast(DType.float64))"),
+        "invalid call to 'cast'",
+        "`x.cast[DType.float32]()`",
+    ),
+    "missing argument": (
+        "def f(a: Int, b: Int):\n    pass\n" + in_main("f(1)"),
+        "missing required argument: 'b'",
+        "leaves out `b`",
+    ),
+    "inout": ("def f(inout x: Int):\n    x = 2\n" + in_main("pass"), "expected ')'", "`mut x: T`"),
+    "f-string": (in_main("var n = 1", "print(f'n = {n}')"), "expected ')'", 't"n = {n}"'),
+    "++": (in_main("var i = 0", "i++"), "unexpected token", "`i += 1`"),
+    "declared twice": (in_main("var a = 1", "var a = 2"), "invalid redefinition of 'a'", "without `var`"),
+    "tabs": (in_main("var a = 1") + "\tvar b = 2\n    print(a)\n", "must not mix tabs", "indents by spaces"),
+    "argument written": (
+        "def f(x: Int):\n    x = 2\n" + in_main("pass"),
+        "expression must be mutable",
+        "copy the value first",
+    ),
+    "raises": (
+        "def g() raises:\n    raise Error('x')\n" + in_main("g()"),
+        "may raise",
+        "must say `raises`",
+    ),
+    "empty loop": (in_main("for i in range(3):", "    # nothing", "print(1)"), "body must not be empty", "a comment is none"),
+    "no colon": (in_main("for i in range(3)", "    print(i)"), "expected ':'", "ends in a colon"),
+    "no else": (in_main("var x = 3 if True"), "expected 'else'", "`a if condition else b`"),
+    "GPU of no name": (
+        "from max.gpu.host.compile import get_gpu_target\nfrom std.compile import compile_info\n"
+        "def k(p: Pointer[Float32, MutAnyOrigin]):\n    p[unsafe_offset=0] = 1\n"
+        + in_main('print(compile_info[k, emission_kind="asm", target=get_gpu_target["sm_999"]()]().asm)'),
+        "Unknown GPU architecture",
+        "python -m harness doctor",
+    ),
+    "no GPU here": (
+        "from max.gpu.host import DeviceContext\ndef k(p: Pointer[Float32, MutAnyOrigin]):\n    p[unsafe_offset=0] = 1\n"
+        "def main() raises:\n    var ctx = DeviceContext()\n    var b = ctx.enqueue_create_buffer[DType.float32](4)\n"
+        "    ctx.enqueue_function[k](b, grid_dim=1, block_dim=1)\n",
+        "target 'unknown' is not supported",
+        "nothing is wrong with the kernel",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_compilers_message_comes_first_and_then_what_it_means(name, tmp_path):
+    code, message, meaning = MISTAKES[name]
+    program = tmp_path / "program.mojo"
+    program.write_text(code)
+    result = run_mojo("run", "--diagnostic-format", "json", str(program))
+    if name == "no GPU here" and result.returncode == 0:
+        pytest.skip("this machine has a GPU")
+    assert result.returncode != 0
+    lines = str(compile_failed(tmp_path, result.stdout + result.stderr)).splitlines()
+    arrow = next(number for number, line in enumerate(lines) if line.startswith("   -> "))
+    assert lines[0] == f"{tmp_path} does not compile"
+    assert lines[1].startswith(f"{program}:")
+    assert message in "\n".join(lines[1:arrow])
+    assert meaning in lines[arrow]
+    assert lines[arrow].endswith((".", "type."))
+
+
+def test_an_instantiation_names_the_learners_line(tmp_path):
+    program = tmp_path / "program.mojo"
+    program.write_text(MISTAKES["negative index"][0])
+    result = run_mojo("run", "--diagnostic-format", "json", str(program))
+    text = str(compile_failed(tmp_path, result.stdout + result.stderr))
+    assert f"{program}:3:" in text
+
+
+def test_a_message_that_no_rule_knows_stands_alone(tmp_path):
+    assert explain(Diagnostic("a.mojo", 1, 1, "error", "the moon is full", "x")) is None
+
+
+def test_a_missing_op_is_explained():
+    sentence = explain(Diagnostic("op", 1, 1, "error", "op registers no op 'layernorm_linear_train'"))
+    assert '@extensibility.register("layernorm_linear_train")' in sentence

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .codegen import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access, Code
+from .access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
+from .codegen import Code, put
 from .memory import Extent, Space
+from .ptx import WIDTH
 from .warp import WarpOps
 
 SPIN_ROUNDS = 256
@@ -151,8 +153,6 @@ class Batch(WarpOps):
             # A register that some path reads before it is written reads as zero.
             width = {"pred": np.bool_, "b16": np.uint16, "b64": np.uint64}.get(kind)
             if width is None:
-                from .ptx import WIDTH
-
                 width = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[min(WIDTH[kind], 8)]
             self.S[self.code.slots[name]] = width(0)
 
@@ -336,8 +336,6 @@ class Batch(WarpOps):
                 self.note_exited(index, ready)
             if result is not None:
                 instr = self.program.blocks[index].term
-                from .codegen import put
-
                 put(self, self.S, self.code.slots[instr.args[0].name], moving, result[go])
             target = self.program.blocks[index].succs[0]
             pending.setdefault(target, []).append(None if len(moving) == self.n else moving)

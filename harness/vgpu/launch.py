@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
 
-from .codegen import Access
+from .access import Access
 from .counters import Counters
 from .errors import StepBudgetExceeded
 from .executor import Batch, StepBudget, Trap
-from .memory import NOWHERE, NULL_PAGE, Extent, Space
+from .memory import ITEMSIZE, NOWHERE, NULL_PAGE, Extent, Space
 from .races import AccessLog, synchronises
 from .report import Finding, Findings, index_text, is_library_algorithm, place
 
@@ -402,14 +403,10 @@ class _At:
 
 
 def _itemsize(e: Extent, A: Access) -> int:
-    from .memory import ITEMSIZE
-
     return ITEMSIZE.get(e.dtype, A.width)
 
 
 def _shared_name(name: str) -> str:
     """`kernel_$__global_alloc_1_$__gpu_shared_mem` -> `shared array 1`."""
-    import re
-
     found = re.search(r"__global_alloc_(\d+)", name)
     return f"shared array {found[1]}" if found else f"shared array {name}"

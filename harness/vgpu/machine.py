@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import ptx
+from . import opcodes, opcodes_memory, ptx  # noqa: F401  (the opcodes register their emitters)
 from .codegen import Code
 from .errors import (  # noqa: F401  (re-exported)
     InvalidAddress,

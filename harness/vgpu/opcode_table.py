@@ -10,7 +10,8 @@ import ast
 import re
 from pathlib import Path
 
-from .opcodes import OPCODES
+from . import opcodes, opcodes_memory  # noqa: F401  (they register their emitters)
+from .emitters import OPCODES
 from .program import SPECIAL_REGISTERS
 
 FILE = Path(__file__).with_name("OPCODES.md")

@@ -1,66 +1,17 @@
 """What each PTX instruction does: one emitter per opcode, which writes the NumPy code for it.
 
-An emitter gets the block writer and the instruction. Its docstring is its row in OPCODES.md. Arithmetic, comparison
-and conversion are here; memory, warp and tensor-core instructions are in opcodes_memory.py.
+Arithmetic, comparison and conversion are here; memory, warp and tensor-core instructions are in opcodes_memory.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from .codegen import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Writer
+from .access import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
+from .codegen import Writer
+from .emitters import STATE_SPACES, check, opcode, type_of
 from .errors import UnsupportedInstruction
 from .ptx import WIDTH, Imm, Instr, Pair, Reg, Vec
-
-# The modifiers that name a state space.
-STATE_SPACES = (
-    "global",
-    "shared",
-    "shared::cta",
-    "shared::cluster",
-    "local",
-    "param",
-    "param::entry",
-    "const",
-)
-
-OPCODES: dict[str, Callable[[Writer, Instr], None]] = {}
-
-
-def opcode(*names: str):
-    """Register an emitter for these base opcodes."""
-
-    def register(f):
-        for name in names:
-            OPCODES[name] = f
-        return f
-
-    return register
-
-
-def emit(w: Writer, i: Instr):
-    """Write the code of one instruction. Raises UnsupportedInstruction for an unknown opcode or variant."""
-    found = OPCODES.get(i.op)
-    if found is None:
-        raise UnsupportedInstruction(i)
-    found(w, i)
-
-
-def type_of(i: Instr) -> str:
-    """The last type modifier of an instruction ("s32" of add.sat.s32)."""
-    for m in reversed(i.mods):
-        if m in WIDTH:
-            if WIDTH[m] == 16:
-                raise UnsupportedInstruction(i, "128-bit values")
-            return m
-    raise UnsupportedInstruction(i, "it names no type")
-
-
-def check(i: Instr, *known: str):
-    """Refuse modifiers that are neither types nor known: never a wrong answer."""
-    for m in i.mods:
-        if m not in WIDTH and m not in known:
-            raise UnsupportedInstruction(i, f"modifier .{m}")
 
 
 def _float(w: Writer, i: Instr, t: str, expr: str, n: int = 1):
@@ -705,6 +656,3 @@ def szext(w: Writer, i: Instr):
     size = w.use(i.args[2], "u4")
     size = f"({size} & u4(31))" if "wrap" in i.mods else f"np.minimum({size}, u4(32))"
     w.define(i.args[0], "u4", f"nm.bfe({w.use(i.args[1], KIND[t])}, u4(0), {size})")
-
-
-from . import opcodes_memory  # noqa: E402,F401  (registers its emitters)

@@ -6,9 +6,11 @@ local ones offsets in the thread's local memory. A generic address tells its spa
 
 from __future__ import annotations
 
-from .codegen import KIND, Writer
+from .access import KIND, SHARED_WINDOW
+from .codegen import Writer
+from .emitters import STATE_SPACES, check, opcode, type_of
 from .errors import UnsupportedInstruction
-from .opcodes import STATE_SPACES, check, opcode, type_of
+from .fragments import mma_supported
 from .ptx import WIDTH, Instr, Mem, Pair, Reg, Vec
 
 _SPACES = ("global", "shared", "local", "param", "const", "frame")
@@ -299,8 +301,6 @@ def _shared_place(w: Writer, i: Instr, mem: Mem) -> str:
     place = w.address(mem)
     if any(m.startswith("shared") for m in i.mods):
         return place
-    from .codegen import SHARED_WINDOW
-
     return f"({place} - {w.code.constant('u8', SHARED_WINDOW)})"
 
 
@@ -312,8 +312,6 @@ def mma(w: Writer, i: Instr):
     shape = next(m for m in i.mods if m.startswith("m"))
     types = [m for m in i.mods if m in WIDTH]
     rows, columns, depth = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
-    from .warp import mma_supported
-
     if not mma_supported(shape, types) or "row" not in i.mods:
         raise UnsupportedInstruction(i)
     d, a, b, c = (x.items if isinstance(x, Vec) else (x,) for x in i.args)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.vgpu.emitters import OPCODES
 from harness.vgpu.opcode_table import FILE, coverage, table
-from harness.vgpu.opcodes import OPCODES
 
 
 def test_the_table_is_current():

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.console import Parser, make_console, progress, write_json
 from harness.errors import BadUse, WorkbookError
-from harness.screens.console import Parser, make_console, progress, write_json
 from harness.spec.catalogue import find_puzzle
 
 EXIT_CODES = """\

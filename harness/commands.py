@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.check.checkers import make_checker
+from harness.console import Parser, make_console, print_lines, relative, shown
 from harness.errors import BadUse, WorkbookError
 from harness.learner import hints, restore
 from harness.learner.progress import Progress
 from harness.learner.work import Work
 from harness.screens import gate_report
-from harness.screens.console import Parser, make_console, print_lines, relative, shown
 from harness.screens.work import list_lines, next_hint, show_difference
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Puzzle

@@ -144,7 +144,7 @@ def parse_sizes(text: str) -> list[Sizes]:
 
 def main(arguments: list[str]) -> int:
     """Runs `pNN --bench ...` and returns its exit code: 1 where a candidate is wrong or one of ours fails."""
-    from harness.screens.console import Parser, make_console, write_json
+    from harness.console import Parser, make_console, write_json
 
     flags = parser(Parser).parse_args([argument for argument in arguments if argument != "--bench"])
     options = make_options(flags)

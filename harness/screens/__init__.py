@@ -1,1 +1,1 @@
-"""What people see: consoles, reports, the watch screen, the doctor."""
+"""What people see: reports, the watch screen, the doctor."""

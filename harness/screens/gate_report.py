@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.text import Text
 
 from harness.check.compare import Verdict
+from harness.console import relative, shown
 from harness.learner.blanks import Blank
 from harness.learner.hints import Hint
-from harness.screens.console import relative, shown
 from harness.spec.puzzle import Puzzle
 
 MARKS = {"correct": "✅", "wrong": "❌", "unsolved": "⏳"}

@@ -7,9 +7,9 @@ from rich.text import Text
 
 from harness.check.compare import Repeats, Verdict
 from harness.check.runs import Comparison, DeviceResult, Run, VariantResult
+from harness.console import relative, shown
 from harness.devices.targets import LABELS
 from harness.learner.blanks import Blank
-from harness.screens.console import relative, shown
 
 RULE = "=" * 60
 THIN_RULE = "-" * 57

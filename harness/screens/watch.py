@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.check.checkers import make_checker
+from harness.console import make_console, relative
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import blanks
 from harness.learner.blanks import Blank
 from harness.learner.progress import FILE, Progress
 from harness.learner.work import Work
 from harness.screens import gate_report
-from harness.screens.console import make_console, relative
 from harness.screens.work import list_lines, next_hint, show_difference
 from harness.toolchain import roots
 from harness.toolchain.cache import digest

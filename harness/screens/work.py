@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
+from harness.console import shown
 from harness.errors import BadUse, DamagedFile
 from harness.learner import blanks, hints
 from harness.learner.progress import Progress
 from harness.learner.work import Work
 from harness.screens import difference, gate_report
-from harness.screens.console import shown
 
 
 def list_lines(work: Work, progress: Progress) -> Iterable[Text]:

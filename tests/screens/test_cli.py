@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from harness.check import tensors
+from harness.console import make_console
 from harness.devices import poison
 from harness.learner import blanks
 from harness.puzzles.p22 import spec as p22
-from harness.screens.console import make_console
 from harness.toolchain.packages import OpPackage
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from harness import console
 from harness.check.compare import Verdict
 from harness.check.runs import Comparison, DeviceResult, Options, Run, VariantResult
 from harness.check.tensors import Repeats
@@ -15,7 +16,7 @@ from harness.devices.targets import Skipped, Target
 from harness.devices.virtual import Finding
 from harness.learner.blanks import Blank
 from harness.puzzles.p22 import spec as p22
-from harness.screens import console, report
+from harness.screens import report
 
 RIGHT = Verdict(True, 2e-7, 1e-7, 1e-6, 1.5e-8, (0,))
 WRONG = Verdict(False, 5e-3, 1e-7, 1e-6, 2.5e-2, (1, 2))

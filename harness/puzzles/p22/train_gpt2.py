@@ -26,11 +26,11 @@ from torch import nn
 
 from harness.bench.machine import machine
 from harness.bench.timing import CudaClock, WallClock, ratio, summary
+from harness.console import Parser, make_console
 from harness.errors import BadUse, WorkbookError
 from harness.nn.layers import LayerNormLinear
 from harness.puzzles.p22.demo import plot, training_progress
 from harness.puzzles.p22.demo_model import CharacterModel, plain_pair
-from harness.screens.console import Parser, make_console
 from harness.toolchain.roots import CHECKOUT
 
 OURS, PLAIN, CONTROL = "LayerNormLinear", "plain PyTorch", "plain PyTorch, moved"

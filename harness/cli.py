@@ -6,6 +6,7 @@ Exit codes: 0 all correct, 1 a wrong result, 2 bad use, 3 unsolved blanks, 4 the
 
 import argparse
 import os
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -144,10 +145,9 @@ def run_puzzle(flags: argparse.Namespace) -> int:
 
         return commands.check_numpy(puzzle, flags.gate)
     console = make_console(sys.stderr if flags.json == "-" else sys.stdout)
-    if flags.demo or flags.demo_simple:
-        from harness.puzzles.p22 import demo
-
-        return demo.run(console) if flags.demo else demo.run_simple(console)
+    for demo in puzzle.demos:
+        if getattr(flags, demo.flag.replace("-", "_")):
+            return pkgutil.resolve_name(demo.run)(console)
     options = make_options(flags, puzzle)
     if flags.profile or flags.trace:
         return run_profile(console, options, flags.trace)

@@ -56,6 +56,19 @@ class NumpyRung:
 
 
 @dataclass(frozen=True)
+class Demo:
+    """A demonstration of a puzzle: its flag without dashes, what it shows, and what runs it.
+
+    `run` is "module:function", imported when it is asked for; the function takes a rich Console and returns the exit
+    code.
+    """
+
+    flag: str
+    about: str
+    run: str
+
+
+@dataclass(frozen=True)
 class Puzzle:
     """Everything the harness needs to know about one puzzle.
 
@@ -83,6 +96,9 @@ class Puzzle:
         mistakes: Known mistakes, as changes of the derivation, the likeliest first.
         numpy_rung: The puzzle in NumPy, or None.
         on_request: Variants that run only where they are asked for by name.
+        bench: The module of the puzzle's bench candidates, "harness.puzzles.pNN.candidates", imported when it is asked
+            for; "" where nothing is timed, and `--bench` is then an unknown flag.
+        demos: The demonstrations, each with a flag of its own.
     """
 
     name: str
@@ -109,6 +125,8 @@ class Puzzle:
     numpy_rung: NumpyRung | None = None
     terms: Callable[[Arrays], dict[str, float]] = lambda arrays: {}
     on_request: tuple[str, ...] = ()
+    bench: str = ""
+    demos: tuple[Demo, ...] = ()
 
     @property
     def calls(self) -> tuple[Call, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 from harness.nn.ops import BACKWARD, EPS, FORWARD, STATISTICS
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.ops import Call, OpSpec, accum_dtype
-from harness.spec.puzzle import Arrays, Case, Gate, Ledger, NumpyRung, Puzzle
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, NumpyRung, Puzzle
 
 BATCH_SIZE = 4
 SEQ_LEN = 4
@@ -356,4 +356,13 @@ PUZZLE = Puzzle(
     numpy_rung=NUMPY_RUNG,
     terms=terms,
     on_request=("fast",),
+    bench="harness.puzzles.p22.candidates",
+    demos=(
+        Demo("demo", "train a small transformer beside plain PyTorch", "harness.puzzles.p22.demo:run"),
+        Demo(
+            "demo-simple",
+            "one forward and backward through CustomOpLibrary",
+            "harness.puzzles.p22.demo:run_simple",
+        ),
+    ),
 )

@@ -20,12 +20,12 @@ import ledger  # noqa: E402
 import numpy as np  # noqa: E402
 import roofline  # noqa: E402
 import times_chart  # noqa: E402
+from ledger import GPT2_SMALL  # noqa: E402
 
 from harness import cli  # noqa: E402
 from harness.check import zoo  # noqa: E402
 from harness.puzzles.p22 import spec as p22  # noqa: E402
 
-GPT2_SMALL = (8, 1024, 768, 3072)  # the first MLP layer, eight sequences
 SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
 GATES = [gate.id for gate in p22.PUZZLE.gates]
 STEP_CASE = "hard values"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ledger
 import roofline
+from charts import LogChart
 
 MEASURED = Path(__file__).absolute().parent.parent / "measurements" / "ladder_h200.csv"
 DTYPE = "bfloat16"
@@ -248,8 +249,6 @@ def versions(ladder: Ladder) -> dict[str, tuple[float, float | None]]:
 
 def climb(ladder: Ladder) -> str:
     """The forward pass after each step, predicted and measured, as a chart."""
-    from charts import LogChart
-
     steps = versions(ladder)
     shown = {name: floor if took is None else took for name, (floor, took) in steps.items()}
     words = "; ".join(f"{name}: {duration(time)}" for name, time in shown.items())
@@ -285,9 +284,7 @@ def climb(ladder: Ladder) -> str:
 
 def pages(file: Path = MEASURED) -> dict[str, str]:
     """What the chapter includes, by file name. Raises LookupError where the measurements lack something."""
-    from generate import GPT2_SMALL
-
-    ladder = load(file) if file.is_file() else predicted(GPT2_SMALL)
+    ladder = load(file) if file.is_file() else predicted(ledger.GPT2_SMALL)
     said = results(ladder) if ladder.facts else {}
     tables = {
         "1": table(ladder.of("fused", "forward")) + "\n" + table(ladder.of("fused", "backward")),

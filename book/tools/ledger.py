@@ -7,6 +7,9 @@ how much the threads really ask for is counted by the virtual GPU (`p22 --profil
 import math
 from dataclasses import dataclass
 
+GPT2_SMALL = (8, 1024, 768, 3072)
+"""B, S, H and O of GPT-2 small's first MLP layer, with eight sequences: the large sizes of the book."""
+
 FLOAT = 4  # bytes of a float32
 HALF = 2  # of the 16-bit types
 SUM = 8  # of the float64 in which blocks add up the gradients of float32 parameters

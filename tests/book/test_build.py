@@ -297,17 +297,14 @@ def test_hint_ladder_is_that_of_the_command_line(small_book):
 
 
 def test_whatever_a_solution_uses_stands_in_the_book_or_in_the_problem_file():
-    """A reader who has the pages of puzzle 21 and 22 and the problem file need not look anything up elsewhere."""
+    """A reader who has the primer, the pages of puzzle 22 and the problem file need not look anything up elsewhere."""
     from harness.learner import blanks
 
     op = (ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo").read_text()
     code = "\n".join(line.split("#")[0] for blank in blanks.find(op).values() for line in blank.body)
     own = set(re.findall(r"(?:var|for) (\w+)", code))
-    pages = [
-        page.read_text()
-        for folder in ("puzzle_21", "puzzle_22")
-        for page in (BOOK / "src" / folder).glob("*.md")
-    ]
+    files = [BOOK / "src" / "mojo_primer.md", *(BOOK / "src" / "puzzle_22").glob("*.md")]
+    pages = [page.read_text() for page in files]
     known = set(re.findall(r"\w+", "\n".join(pages) + blanks.skeleton(op)))
     assert len(own) > 5
     assert set(re.findall(r"[A-Za-z_]\w*", code)) - own - known == set()

@@ -149,6 +149,55 @@ def memory(cuda: Cuda) -> dict:
     return out
 
 
+def pinned(cuda: Cuda) -> dict:
+    """Fills and copies whose target or source is pinned host memory: the 16 bytes there afterwards, and errors."""
+    n, stream, size = 16, None, ctypes.c_size_t
+    memory = ctypes.c_void_p()
+    cuda("cuMemAllocHost_v2", ctypes.byref(memory), size(n))
+    host, device = Address(memory.value), cuda.allocate(n)
+    source = (ctypes.c_uint8 * n)(*range(n))
+    out = {}
+
+    def did(name: str, *arguments) -> None:
+        cuda(name, *arguments)
+        out[name] = list(ctypes.string_at(memory.value, n))
+        ctypes.memset(memory.value, 0, n)
+
+    for bits, value in ((8, 0x11), (16, 0x2233), (32, 0x44556677)):
+        did(f"cuMemsetD{bits}_v2", host, value, size(8 * n // bits))
+        did(f"cuMemsetD{bits}Async", host, value, size(8 * n // bits), stream)
+        did(f"cuMemsetD2D{bits}_v2", host, size(8), value, size(1), size(2))
+        did(f"cuMemsetD2D{bits}Async", host, size(8), value, size(1), size(2), stream)
+    cuda("cuMemcpyHtoD_v2", device, source, size(n))
+    did("cuMemcpy", host, device, size(n))
+    did("cuMemcpyAsync", host, device, size(n), stream)
+    did("cuMemcpyDtoD_v2", host, device, size(n))
+    did("cuMemcpyDtoDAsync_v2", host, device, size(n), stream)
+    did("cuMemcpyDtoH_v2", memory, device, size(n))
+    did("cuMemcpyHtoD_v2", host, source, size(n))
+    did("cuMemcpyHtoDAsync_v2", host, source, size(n), stream)
+    # the other way round: host to host and host to device
+    other = ctypes.c_void_p()
+    cuda("cuMemHostAlloc", ctypes.byref(other), size(n), 0)
+    ctypes.memmove(other, source, n)
+    did("cuMemcpyPeer", host, None, Address(other.value), None, size(n))
+    cuda("cuMemsetD8_v2", device, 0, size(n))
+    cuda("cuMemcpyDtoD_v2", device, Address(other.value), size(n))
+    did("cuMemcpyDtoHAsync_v2", memory, device, size(n), stream)
+
+    out["past the end"] = cuda.error("cuMemsetD8_v2", host, 1, size(n + 1))
+    raw = Address(ctypes.addressof(source))
+    cuda("cuMemHostRegister_v2", source, size(n), 0)
+    cuda("cuMemsetD8_v2", raw, 5, size(n))
+    out["registered"] = list(source)
+    cuda("cuMemHostUnregister", source)
+    out["unregistered"] = cuda.error("cuMemsetD8_v2", raw, 6, size(n))
+    cuda("cuMemFreeHost", memory)
+    cuda("cuMemFreeHost", other)
+    out["freed twice"] = cuda.error("cuMemFreeHost", memory)
+    return out
+
+
 def launches(cuda: Cuda) -> dict:
     """One kernel launched in the three ways that the API offers, and the launches that a driver refuses."""
     scale = cuda.function(PTX, b"scale")
@@ -250,7 +299,12 @@ def main() -> None:
         gpu = inprocess.start()
     cuda = Cuda()
     cuda("cuInit", 0)
-    out = {"memory": memory(cuda), "launches": launches(cuda), "modules": modules(cuda)}
+    out = {
+        "memory": memory(cuda),
+        "pinned": pinned(cuda),
+        "launches": launches(cuda),
+        "modules": modules(cuda),
+    }
     out["threads"] = threads(cuda)
     if gpu is not None:
         out["names"] = [launch.name for launch in gpu.launches]

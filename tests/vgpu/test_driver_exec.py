@@ -179,6 +179,12 @@ def test_python_program_with_max():
     assert done.stdout == "sm_90a [0. 1. 2. 3. 4.]\n", done.stderr
 
 
+def test_fills_of_host_buffers(suite):
+    """With unified addressing a pinned host buffer is a target of fills, as in most programs of GPU courses."""
+    expected = np.append(np.arange(70) + 0.5, [-3, 200])
+    np.testing.assert_array_equal(numbers(run_suite(suite, "host_fill"), np.float64), expected)
+
+
 @pytest.mark.parametrize("order", ["reversed", "shuffled:3"])
 def test_block_order_does_not_matter_to_a_right_program(suite, order):
     counts = np.bincount(np.arange(3000) ** 2 % 1009 % 20, minlength=20)
@@ -195,7 +201,7 @@ def test_more_shared_memory_on_request(suite):
 # ---- a real GPU, where there is one --------------------------------------------------------------------------------
 
 COMPARED = ("vector_add", "block_sum", "warp_sum", "tiled_matmul", "prefix_sum", "histogram", "async_copy")
-COMPARED += ("tensor_core", "kernel_print", "shared_on_request", "softmax")
+COMPARED += ("host_fill", "tensor_core", "kernel_print", "shared_on_request", "softmax")
 
 
 @pytest.mark.skipif(not inprocess.gpu_present(), reason="no GPU to compare with")
@@ -288,6 +294,23 @@ def test_fills_and_copies(api):
     assert api["memory"]["bytes"] == list(expected)
     assert api["memory"]["range"] == [0, 64]
     assert api["memory"]["used"] == 128
+
+
+def test_fills_and_copies_of_pinned_host_memory(api):
+    """Every fill and copy takes pinned host memory for device memory; a freed or too short range is refused."""
+    host = api["pinned"]
+    row = [0] * 16
+    for name, value in (("8", [0x11] * 16), ("16", [0x33, 0x22] * 8), ("32", [0x77, 0x66, 0x55, 0x44] * 4)):
+        assert host[f"cuMemsetD{name}_v2"] == host[f"cuMemsetD{name}Async"] == value
+        width = int(name) // 8
+        for at in (0, 8):
+            row[at : at + width] = value[:width]
+        assert host[f"cuMemsetD2D{name}_v2"] == host[f"cuMemsetD2D{name}Async"] == row
+    copies = [name for name in host if name.startswith("cuMemcpy")]
+    assert len(copies) == 9 and all(host[name] == list(range(16)) for name in copies)
+    assert host["registered"] == [5] * 16
+    refused = ("past the end", "unregistered", "freed twice")
+    assert {host[name] for name in refused} == {"CUDA_ERROR_INVALID_VALUE"}
 
 
 def test_memory_errors(api):

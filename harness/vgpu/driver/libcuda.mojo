@@ -7,6 +7,7 @@ one on the host crashes, as it does with a real GPU. Entry points that MAX looks
 have answer CUDA_ERROR_NOT_SUPPORTED and tell Python their name.
 """
 
+from host_memory import fill_host, forget_pinned, is_pinned, move_host, remember_pinned
 from std.ffi import external_call
 from transport import *
 
@@ -442,8 +443,12 @@ def cuMemGetAddressRange_v2(base: Int, size: Int, address: Int) abi("C") -> Int3
 
 
 def host_allocate(address: Int, count: Int) -> Int32:
-    """Pinned host memory is ordinary page-aligned memory; kernels cannot reach it."""
-    return SUCCESS if external_call["posix_memalign", Int32](address, Int(4096), max(count, 1)) == 0 else 2
+    """Pinned host memory is ordinary page-aligned memory that fills and copies may name; kernels cannot reach it.
+    """
+    if external_call["posix_memalign", Int32](address, Int(4096), max(count, 1)) != 0:
+        return OUT_OF_MEMORY
+    remember_pinned(at[Int](address)[], count)
+    return SUCCESS
 
 
 @export("cuMemHostAlloc")
@@ -458,18 +463,21 @@ def cuMemAllocHost_v2(address: Int, count: Int) abi("C") -> Int32:
 
 @export("cuMemFreeHost")
 def cuMemFreeHost(address: Int) abi("C") -> Int32:
+    if not forget_pinned(address):
+        return INVALID_VALUE
     external_call["free", NoneType](address)
     return SUCCESS
 
 
 @export("cuMemHostRegister_v2")
 def cuMemHostRegister_v2(address: Int, count: Int, flags: UInt32) abi("C") -> Int32:
+    remember_pinned(address, count)
     return SUCCESS
 
 
 @export("cuMemHostUnregister")
 def cuMemHostUnregister(address: Int) abi("C") -> Int32:
-    return SUCCESS
+    return SUCCESS if forget_pinned(address) else INVALID_VALUE
 
 
 @export("cuMemHostGetDevicePointer_v2")
@@ -479,15 +487,49 @@ def cuMemHostGetDevicePointer_v2(address: Int, host: Int, flags: UInt32) abi("C"
 
 
 def write_to_device(address: Int, host: Int, count: Int) -> Int32:
+    """Host to device, where "device" may be pinned host memory."""
+    if is_pinned(address, count):
+        move_host(address, host, count)
+        return SUCCESS
     var request = Request(OP_WRITE, address)
     request.input(host, count)
     return request.call()
 
 
 def read_from_device(host: Int, address: Int, count: Int) -> Int32:
+    """Device to host, where "device" may be pinned host memory."""
+    if is_pinned(address, count):
+        move_host(host, address, count)
+        return SUCCESS
     var request = Request(OP_READ, address)
     request.room(host, count)
     return request.call()
+
+
+def copy(target: Int, source: Int, count: Int) -> Int32:
+    """Copy between any two of device and pinned host memory: the addresses tell which."""
+    if is_pinned(target, count):
+        return read_from_device(target, source, count)
+    if is_pinned(source, count):
+        return write_to_device(target, source, count)
+    return ask(OP_COPY, target, source, count)
+
+
+def fill(address: Int, value: Int, width: Int, count: Int) -> Int32:
+    """Fill device or pinned host memory with a value of `width` bytes."""
+    if not is_pinned(address, width * count):
+        return ask(OP_FILL, address, value, width, count)
+    fill_host(address, value, width, count)
+    return SUCCESS
+
+
+def fill_rows(address: Int, pitch: Int, value: Int, width: Int, columns: Int, rows: Int) -> Int32:
+    """The same for the first `columns` elements of every row; `pitch` is the bytes from row to row."""
+    for row in range(rows):
+        var code = fill(address + row * pitch, value, width, columns)
+        if code != SUCCESS:
+            return code
+    return SUCCESS
 
 
 @export("cuMemcpyHtoD_v2")
@@ -510,76 +552,102 @@ def cuMemcpyDtoHAsync_v2(host: Int, address: Int, count: Int, stream: Int) abi("
     return read_from_device(host, address, count)
 
 
+@export("cuMemcpy")
+def cuMemcpy(target: Int, source: Int, count: Int) abi("C") -> Int32:
+    return copy(target, source, count)
+
+
+@export("cuMemcpyAsync")
+def cuMemcpyAsync(target: Int, source: Int, count: Int, stream: Int) abi("C") -> Int32:
+    return copy(target, source, count)
+
+
 @export("cuMemcpyDtoD_v2")
 def cuMemcpyDtoD_v2(target: Int, source: Int, count: Int) abi("C") -> Int32:
-    return ask(OP_COPY, target, source, count)
+    return copy(target, source, count)
 
 
 @export("cuMemcpyDtoDAsync_v2")
 def cuMemcpyDtoDAsync_v2(target: Int, source: Int, count: Int, stream: Int) abi("C") -> Int32:
-    return ask(OP_COPY, target, source, count)
+    return copy(target, source, count)
 
 
 @export("cuMemcpyPeer")
 def cuMemcpyPeer(target: Int, to_context: Int, source: Int, from_context: Int, count: Int) abi("C") -> Int32:
-    return ask(OP_COPY, target, source, count)
+    return copy(target, source, count)
 
 
 @export("cuMemcpyPeerAsync")
 def cuMemcpyPeerAsync(
     target: Int, to_context: Int, source: Int, from_context: Int, count: Int, stream: Int
 ) abi("C") -> Int32:
-    return ask(OP_COPY, target, source, count)
+    return copy(target, source, count)
 
 
 @export("cuMemsetD8_v2")
 def cuMemsetD8_v2(address: Int, value: UInt8, count: Int) abi("C") -> Int32:
-    return ask(OP_FILL, address, Int(value), 1, count)
+    return fill(address, Int(value), 1, count)
 
 
 @export("cuMemsetD8Async")
 def cuMemsetD8Async(address: Int, value: UInt8, count: Int, stream: Int) abi("C") -> Int32:
-    return ask(OP_FILL, address, Int(value), 1, count)
+    return fill(address, Int(value), 1, count)
 
 
 @export("cuMemsetD16_v2")
 def cuMemsetD16_v2(address: Int, value: UInt16, count: Int) abi("C") -> Int32:
-    return ask(OP_FILL, address, Int(value), 2, count)
+    return fill(address, Int(value), 2, count)
 
 
 @export("cuMemsetD16Async")
 def cuMemsetD16Async(address: Int, value: UInt16, count: Int, stream: Int) abi("C") -> Int32:
-    return ask(OP_FILL, address, Int(value), 2, count)
+    return fill(address, Int(value), 2, count)
 
 
 @export("cuMemsetD32_v2")
 def cuMemsetD32_v2(address: Int, value: UInt32, count: Int) abi("C") -> Int32:
-    return ask(OP_FILL, address, Int(value), 4, count)
+    return fill(address, Int(value), 4, count)
 
 
 @export("cuMemsetD32Async")
 def cuMemsetD32Async(address: Int, value: UInt32, count: Int, stream: Int) abi("C") -> Int32:
-    return ask(OP_FILL, address, Int(value), 4, count)
+    return fill(address, Int(value), 4, count)
 
 
-def fill_rows(address: Int, pitch: Int, value: UInt32, width: Int, height: Int) -> Int32:
-    for row in range(height):
-        var code = ask(OP_FILL, address + row * pitch, Int(value), 4, width)
-        if code != SUCCESS:
-            return code
-    return SUCCESS
+@export("cuMemsetD2D8_v2")
+def cuMemsetD2D8_v2(address: Int, pitch: Int, value: UInt8, columns: Int, rows: Int) abi("C") -> Int32:
+    return fill_rows(address, pitch, Int(value), 1, columns, rows)
+
+
+@export("cuMemsetD2D8Async")
+def cuMemsetD2D8Async(
+    address: Int, pitch: Int, value: UInt8, columns: Int, rows: Int, stream: Int
+) abi("C") -> Int32:
+    return fill_rows(address, pitch, Int(value), 1, columns, rows)
+
+
+@export("cuMemsetD2D16_v2")
+def cuMemsetD2D16_v2(address: Int, pitch: Int, value: UInt16, columns: Int, rows: Int) abi("C") -> Int32:
+    return fill_rows(address, pitch, Int(value), 2, columns, rows)
+
+
+@export("cuMemsetD2D16Async")
+def cuMemsetD2D16Async(
+    address: Int, pitch: Int, value: UInt16, columns: Int, rows: Int, stream: Int
+) abi("C") -> Int32:
+    return fill_rows(address, pitch, Int(value), 2, columns, rows)
 
 
 @export("cuMemsetD2D32_v2")
-def cuMemsetD2D32_v2(address: Int, pitch: Int, value: UInt32, width: Int, height: Int) abi("C") -> Int32:
-    return fill_rows(address, pitch, value, width, height)
+def cuMemsetD2D32_v2(address: Int, pitch: Int, value: UInt32, columns: Int, rows: Int) abi("C") -> Int32:
+    return fill_rows(address, pitch, Int(value), 4, columns, rows)
 
 
 @export("cuMemsetD2D32Async")
 def cuMemsetD2D32Async(
-    address: Int, pitch: Int, value: UInt32, width: Int, height: Int, stream: Int
+    address: Int, pitch: Int, value: UInt32, columns: Int, rows: Int, stream: Int
 ) abi("C") -> Int32:
-    return fill_rows(address, pitch, value, width, height)
+    return fill_rows(address, pitch, Int(value), 4, columns, rows)
 
 
 # ---- modules and launches -------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ comptime S_SOCKET = 9  # file descriptor + 1, so that zero means none
 comptime S_PID = 10  # the process that connected: a forked child must not use the connection
 comptime S_MAIN_INSIDE = 11  # whether the main thread is in the Python callback
 comptime S_PYTHON = 12  # four functions of Python's C interface, in the order of `call_python`
+comptime S_PINNED = 16  # the first pinned range of host memory (host_memory.mojo)
 
 # Operations; device.py has the same list, and a test compares the two.
 comptime OP_HELLO = 1
@@ -50,6 +51,7 @@ comptime OP_UNSUPPORTED = 21
 # The few CUDA result codes that the libraries produce themselves.
 comptime SUCCESS = Int32(0)
 comptime INVALID_VALUE = Int32(1)
+comptime OUT_OF_MEMORY = Int32(2)
 comptime NOT_INITIALIZED = Int32(3)
 comptime NO_DEVICE = Int32(100)
 comptime OPERATING_SYSTEM = Int32(304)

@@ -4,6 +4,7 @@ import faults
 from async_copy import main as async_copy
 from block_sum import main as block_sum
 from histogram import main as histogram
+from host_fill import main as host_fill
 from kernel_print import main as kernel_print
 from prefix_sum import main as prefix_sum
 from softmax import main as softmax
@@ -34,6 +35,8 @@ def main() raises:
         async_copy()
     elif name == "tensor_core":
         tensor_core()
+    elif name == "host_fill":
+        host_fill()
     elif name == "kernel_print":
         kernel_print()
     elif name == "out_of_bounds":

@@ -1,0 +1,77 @@
+"""Pinned host memory: which ranges of this process the program has pinned, and fills and copies inside them.
+
+With unified addressing a pinned host buffer is a legal target of every fill and copy, so libcuda.mojo must tell such an
+address from one of the device. The ranges are a linked list of three words each (address, bytes, next) behind one
+word of the state page.
+"""
+
+from std.ffi import external_call
+from transport import STATE, S_MUTEX, S_PINNED, at, state, state_is_ours
+
+
+def lock() -> Bool:
+    """False where there is no state page: then nothing was ever pinned."""
+    return state_is_ours() and external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX) == 0
+
+
+def unlock():
+    _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
+
+
+def remember_pinned(address: Int, count: Int):
+    """From now on these bytes are pinned host memory."""
+    if not lock():
+        return
+    var node = external_call["calloc", Int](Int(3), Int(8))
+    at[Int](node)[] = address
+    at[Int](node + 8)[] = count
+    at[Int](node + 16)[] = state(S_PINNED)[]
+    state(S_PINNED)[] = node
+    unlock()
+
+
+def forget_pinned(address: Int) -> Bool:
+    """The range that begins here is pinned no longer. False where there is none."""
+    if not lock():
+        return False
+    var link = STATE + 8 * S_PINNED
+    while at[Int](link)[] != 0:
+        var node = at[Int](link)[]
+        if at[Int](node)[] == address:
+            at[Int](link)[] = at[Int](node + 16)[]
+            unlock()
+            external_call["free", NoneType](node)
+            return True
+        link = node + 16
+    unlock()
+    return False
+
+
+def is_pinned(address: Int, count: Int) -> Bool:
+    """Whether all these bytes lie in one pinned range."""
+    if not lock():
+        return False
+    var node = state(S_PINNED)[]
+    while node != 0:
+        var start = at[Int](node)[]
+        if start <= address and address + count <= start + at[Int](node + 8)[]:
+            break
+        node = at[Int](node + 16)[]
+    unlock()
+    return node != 0
+
+
+def fill_host(address: Int, value: Int, width: Int, count: Int):
+    """Repeat a value of 1, 2 or 4 bytes."""
+    for i in range(count):
+        if width == 1:
+            at[UInt8](address + i)[] = UInt8(value)
+        elif width == 2:
+            at[UInt16](address + 2 * i)[] = UInt16(value)
+        else:
+            at[UInt32](address + 4 * i)[] = UInt32(value)
+
+
+def move_host(target: Int, source: Int, count: Int):
+    """Copy host memory, which may overlap."""
+    _ = external_call["memmove", Int](target, source, count)

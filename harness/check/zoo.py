@@ -6,14 +6,13 @@ reported).
 """
 
 import shutil
-import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import DamagedFile
 from harness.toolchain import roots
-from harness.toolchain.cache import cache_folder, digest
+from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.packages import OpPackage
 
 KEYS = {"story", "gate", "mistake", "file", "old", "new"}
@@ -43,16 +42,8 @@ class WrongKernel:
         """The wrong kernel's package, kept in the cache so that what is compiled of it can be kept too."""
         solution = roots.op_package(roots.solutions(), "p22")
         key = digest([solution.digest, self.file, self.old, self.new])
-        folder = cache_folder("zoo", key) / self.name
-        if not folder.is_dir():
-            with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
-                self.apply(Path(staging) / self.name, solution)
-                try:
-                    (Path(staging) / self.name).rename(folder)
-                except OSError:
-                    if not folder.is_dir():  # else another process was faster
-                        raise
-        return OpPackage(folder)
+        target = cache_folder("zoo", key) / self.name
+        return OpPackage(keep(target, lambda staged: self.apply(staged, solution), "a wrong kernel"))
 
     def apply(self, folder: Path, package: OpPackage | None = None) -> OpPackage:
         """A copy of the solution's package (or of another one) in `folder`, which must not exist, with the edit.

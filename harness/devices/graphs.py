@@ -5,6 +5,7 @@ that the caller brings: it may fill them beforehand to see which elements a kern
 kept in the workbook's cache. Nothing here imports torch.
 """
 
+import errno
 import os
 import platform
 import re
@@ -26,8 +27,9 @@ from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, Tenso
 
 from harness.errors import CompileFailed
 from harness.spec.ops import Call, OpSpec, accum_dtype
-from harness.toolchain.cache import cache_folder, digest
+from harness.toolchain.cache import cache_folder, digest, discard, keep, whole
 from harness.toolchain.packages import OpPackage
+from harness.toolchain.room import compiler_out_of_room, is_full
 
 DTYPES = {
     "float32": DType.float32,
@@ -168,7 +170,7 @@ def load_each(
     before_init()
     models = plain_names(session.init_all(compiled))
     if not cached:
-        store(compiled, path)
+        keep(path, lambda staged: export(compiled, staged), "the compiled graph")
     return {
         name: Program(
             list(argument_types(calls, dtype, DeviceRef.CPU())),
@@ -190,22 +192,22 @@ def plain_names(models: Mapping[str, object]) -> dict[str, object]:
 
 
 def read_cached(path: Path) -> CompiledModel | None:
-    """A stored graph, or None where there is none that can be read."""
-    if not path.is_file():
+    """A graph from the cache, or None where there is none that can be read."""
+    if not whole(path):
         return None
     try:
         return read(path)
     except RuntimeError:
-        path.unlink(missing_ok=True)
+        discard(path)
         return None
 
 
-def store(compiled: CompiledModel, path: Path) -> None:
-    """Writes a compiled graph so that another process sees it whole or not at all."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as staging:
-        staged = Path(staging) / path.name
-        compiled.export_mef(staged)
-        os.replace(staged, path)
+def export(compiled: CompiledModel, path: Path) -> None:
+    """Writes a compiled graph. Raises OSError where there is no room."""
+    try:
+        compiled.export_mef(path)
+    except ValueError as error:  # what MAX makes of every failed write
+        raise OSError(errno.ENOSPC if is_full(error) else errno.EIO, str(error)) from error
 
 
 def compile_graph(session: InferenceSession, module: Module, package: OpPackage) -> CompiledModel:
@@ -224,6 +226,8 @@ def compile_graph(session: InferenceSession, module: Module, package: OpPackage)
     located = [
         line for line in lines if re.search(r"\.mojo:\d+:\d+: (error: |note: constraint failed)", line)
     ]
+    if not located and (full := compiler_out_of_room(text)):
+        raise full from failure
     reason = (located or [line for line in lines if "error:" in line] or [str(failure)])[0]
     raise CompileFailed(f"{package.path} does not compile\n{reason}", text.strip()) from failure
 

@@ -5,13 +5,12 @@ launch functions run here and in the custom op, so that a recording shows what a
 """
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.toolchain import roots
-from harness.toolchain.cache import cache_folder, digest
+from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
 
 LAUNCHER = Path(__file__).with_name("recording")
@@ -89,25 +88,25 @@ def record(
     key = digest(
         [package.digest, str(package.path.resolve()), dtype, *sorted(variants), repr(dims), *sources]
     )
-    cached = cache_folder("recordings") / f"{key}.txt"
-    if cached.is_file():
-        return parse(cached.read_text())
-    with tempfile.TemporaryDirectory() as folder:
+
+    def make(staged: Path) -> None:
+        folder = staged.parent
         # The program imports the package as `op`, whatever its folder is called. Mojo looks beside the program
         # first: there a copy stands, so that no other `op` is found.
-        (Path(folder) / "op").symlink_to(package.path.resolve(), target_is_directory=True)
+        (folder / "op").symlink_to(package.path.resolve(), target_is_directory=True)
         started = shutil.copy(program, folder)
         result = run_mojo(
             "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}", *(f"-DVARIANT_{name}" for name in variants),
             "-I", str(LAUNCHER), started, *(str(size) for sizes in dims for size in sizes),
         )  # fmt: skip
         if result.returncode != 0:
-            raise compile_failed(
-                package.path, (result.stdout + result.stderr).replace(f"{folder}/op", str(package.path))
-            )
+            said = (result.stdout + result.stderr).replace(f"{folder}/op", str(package.path))
+            raise compile_failed(package.path, said, folder)
         text = result.stdout.replace(f"{folder}/op", str(package.path.resolve()))
-    cached.write_text(text)
-    return parse(text)
+        staged.write_text(text, encoding="utf-8")
+
+    kept = keep(cache_folder("recordings") / f"{key}.txt", make, "the recorded launches")
+    return parse(kept.read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> Recording:

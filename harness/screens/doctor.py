@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.errors import WorkbookError
-from harness.toolchain.cache import VARIABLE, cache_folder
+from harness.toolchain.cache import VARIABLE, cache_folder, whole
 from harness.toolchain.roots import CHECKOUT, INSTALLED_SOLUTIONS
 
 DISTRIBUTION = "mojo-gpu-workbook"
@@ -148,7 +148,7 @@ def extension_module() -> Iterator[Finding]:
         return
     for architecture in wanted:
         path = extension.folder() / extension.file_name(architecture)
-        if path.is_file():
+        if whole(path):
             yield Finding(part, "good", str(path))
         else:
             yield Finding(

@@ -6,7 +6,6 @@ Python. Its folder is in the workbook's cache, or wherever the environment varia
 """
 
 import ctypes
-import fcntl
 import functools
 import importlib.util
 import os
@@ -14,23 +13,23 @@ import platform
 import re
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
-from harness.toolchain.cache import cache_folder, digest
+from harness.toolchain.cache import cache_folder, digest, keep, made_folder
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.linker import environment_with_linker
 from harness.toolchain.packages import compile_failed, mojo_version, run_mojo
+from harness.toolchain.room import compiler_out_of_room
 from harness.toolchain.roots import solutions
 
 VARIABLE = "WORKBOOK_EXTENSIONS"
+REMEDY = f"set {VARIABLE} to a folder you can write"
 PUZZLE = "p22"
 OLDEST_NVIDIA = (8, 0)
 """Compute capability with the tensor core instructions and asynchronous copies that the fast kernels use."""
@@ -177,18 +176,7 @@ def file_name(architecture: str) -> str:
 def folder() -> Path:
     """Where modules are kept. Raises EnvironmentProblem where the folder cannot be made."""
     named = os.environ.get(VARIABLE)
-    if not named:
-        return cache_folder("extensions")
-    return made(Path(named), f"set {VARIABLE} to a folder you can write")
-
-
-def made(path: Path, remedy: str) -> Path:
-    """A folder, made where it is missing. Raises EnvironmentProblem where that cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot make the folder {path} ({error.strerror}); {remedy}") from error
-    return path
+    return made_folder(Path(named), REMEDY) if named else cache_folder("extensions")
 
 
 def build(
@@ -206,31 +194,18 @@ def build(
     Raises BadUse for an architecture that Mojo does not know, CompileFailed where the kernels do not compile, and
     EnvironmentProblem where the folder cannot be written or something is missing.
     """
-    target = (made(output, "name another --output") if output else folder()) / file_name(architecture)
-    if target.is_file():
-        return Built(target, architecture, 0.0)
-    with only_one(target):
-        if target.is_file():  # another process was first
-            return Built(target, architecture, 0.0)
+    remedy = "name another --output" if output else REMEDY
+    target = (made_folder(output, remedy) if output else folder()) / file_name(architecture)
+    seconds = 0.0
+
+    def make(staged: Path) -> None:
+        nonlocal seconds
         on_build()
         started = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="building-", dir=target.parent) as staging:
-            os.replace(compile_module(architecture, Path(staging)), target)
-        return Built(target, architecture, time.monotonic() - started)
+        os.replace(compile_module(architecture, staged.parent), staged)
+        seconds = time.monotonic() - started
 
-
-@contextmanager
-def only_one(target: Path) -> Iterator[None]:
-    """Lets one process at a time build `target`; the lock goes when its holder ends, however it ends."""
-    try:
-        lock = open(target.with_suffix(".lock"), "w")  # noqa: SIM115 (closed below)
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot write to {target.parent} ({error.strerror}); set {VARIABLE} to a folder you can write"
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return Built(keep(target, make, "the extension module", remedy), architecture, seconds)
 
 
 def compile_module(architecture: str, staging: Path) -> Path:
@@ -251,15 +226,16 @@ def compile_module(architecture: str, staging: Path) -> Path:
     # A GPU target's code generator may print an error and the compiler go on.
     said = done.stdout + done.stderr
     if done.returncode != 0 or re.search(r"^error: ", said, re.MULTILINE):
-        raise build_failed(files[0], said)
+        raise build_failed(files[0], said, staging)
     return target
 
 
-def build_failed(source: Path, said: str) -> WorkbookError:
+def build_failed(source: Path, said: str, staging: Path) -> WorkbookError:
     """The error for a failed build, by what the compiler said: the linker's trouble is not the kernels'."""
     if parse_diagnostics(said):
-        return compile_failed(source, said)
-    return EnvironmentProblem(f"the extension module cannot be built: {last_line(said)}")
+        return compile_failed(source, said, staging)
+    full = compiler_out_of_room(said, staging)
+    return full or EnvironmentProblem(f"the extension module cannot be built: {last_line(said)}")
 
 
 def last_line(text: str) -> str:

@@ -1,16 +1,15 @@
 """Op packages: a folder of Mojo files that registers custom ops, compiled once for each content."""
 
-import os
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from harness.errors import BadUse, CompileFailed, EnvironmentProblem
+from harness.errors import BadUse, CompileFailed, EnvironmentProblem, WorkbookError
 from harness.toolchain import translate
-from harness.toolchain.cache import cache_folder, digest
+from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.diagnostics import parse_diagnostics
+from harness.toolchain.room import compiler_out_of_room
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,14 @@ class OpPackage:
 
     def compile(self) -> Path:
         """The compiled package, from the cache where it holds one. Raises CompileFailed with the diagnostics."""
-        # The compiler takes the module's name from the file's, so that the staging file bears the final name.
-        target = cache_folder("packages") / f"ops_{self.digest}.mojoc"
-        if target.is_file():
-            return target
-        with tempfile.TemporaryDirectory(dir=target.parent) as staging:
-            staged = Path(staging) / target.name
+        # The compiler takes the module's name from the file's: the one that `keep` gives it is the final one.
+
+        def make(staged: Path) -> None:
             result = run_mojo("precompile", "--diagnostic-format", "json", str(self.path), "-o", str(staged))
             if result.returncode != 0:
-                raise compile_failed(self.path, result.stdout + result.stderr)
-            os.replace(staged, target)
-        return target
+                raise compile_failed(self.path, result.stdout + result.stderr, staged.parent)
+
+        return keep(cache_folder("packages") / f"ops_{self.digest}.mojoc", make, "the compiled op package")
 
 
 def mojo_version() -> str:
@@ -72,10 +68,15 @@ def run_mojo(*arguments: str, **options) -> subprocess.CompletedProcess:
     return subprocess_run_mojo(list(arguments), capture_output=True, text=True, **options)
 
 
-def compile_failed(path: Path, output: str) -> CompileFailed:
-    """The error for a package that does not compile: the first error explained, the whole output in `details`."""
+def compile_failed(path: Path, output: str, *written: Path) -> WorkbookError:
+    """The error for a package that does not compile: the first error explained, the whole output in `details`.
+
+    A compiler that names no line of code, and that found no room where it was to write, is no failure of the package.
+    """
     diagnostics = parse_diagnostics(output)
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
+    if not errors and (full := compiler_out_of_room(output, *written)):
+        return full
     more = f"\n(and {len(errors) - 1} more; --verbose shows them)" if len(errors) > 1 else ""
     text = "\n".join(map(str, diagnostics)) or output.strip()
     return CompileFailed(

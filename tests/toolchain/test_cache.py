@@ -1,14 +1,22 @@
-"""The cache folder: where it is, what happens where it cannot be written, and the hash that names what is in it."""
+"""The cache: where it is, what happens where it cannot be written, and that nothing half-made or cut is ever used."""
 
+import errno
+import json
+import multiprocessing
 import os
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import EnvironmentProblem
-from harness.toolchain.cache import cache_folder, digest
+from harness.errors import CompileFailed, EnvironmentProblem
+from harness.toolchain import cache, room
+from harness.toolchain.cache import STAGING, STALE, cache_folder, digest, discard, keep, whole
+from harness.toolchain.packages import compile_failed
 
 
 def test_the_variable_names_the_folder(monkeypatch, tmp_path):
@@ -64,3 +72,210 @@ def test_different_parts_have_different_digests(one, other):
 def test_digest_sees_where_parts_end():
     assert digest(["ab", "c"]) != digest(["a", "bc"])
     assert digest(["", "a"]) != digest(["a", ""])
+
+
+# ---- Entries ------------------------------------------------------------------------------------------------
+
+
+CONTENT = bytes(range(256)) * 40
+CUTS = {"0 %": 0.0, "50 %": 0.5, "97 %": 0.97, "minus three bytes": -3}
+
+
+def cut(path: Path, where: str) -> None:
+    """Leaves the beginning of a file."""
+    data = path.read_bytes()
+    at = CUTS[where]
+    path.write_bytes(data[:at] if at < 0 else data[: int(len(data) * at)])
+
+
+def make_file(staged: Path) -> None:
+    staged.write_bytes(CONTENT)
+
+
+def make_folder(staged: Path) -> None:
+    (staged / "inner").mkdir(parents=True)
+    (staged / "one").write_bytes(CONTENT)
+    (staged / "inner" / "two").write_bytes(CONTENT[::-1])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("make", [make_file, make_folder])
+def test_an_entry_is_made_once_and_nothing_lies_beside_it(tmp_path, make):
+    calls = []
+    for _ in range(2):
+        kept = keep(tmp_path / "entry", lambda staged: [calls.append(1), make(staged)], "it")
+        assert kept == tmp_path / "entry"
+    assert len(calls) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"entry", "entry.sum"}
+
+
+@pytest.mark.parametrize("where", CUTS)
+@pytest.mark.parametrize("make", [make_file, make_folder])
+def test_an_entry_that_is_cut_is_made_again_without_a_word(tmp_path, make, where, capfd):
+    keep(tmp_path / "entry", make, "it")
+    right = tree(tmp_path)
+    for name in right:  # the note is a file like any other
+        cut(tmp_path / name, where)
+        assert not whole(tmp_path / "entry"), name
+        keep(tmp_path / "entry", make, "it")
+        assert tree(tmp_path) == right
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: entry.with_name("entry.sum").unlink(),
+        lambda entry: entry.with_name("entry.sum").write_bytes(b"\xff"),
+        lambda entry: (entry / "more").write_text("") if entry.is_dir() else entry.write_bytes(b"x"),
+        lambda entry: (entry / "one").unlink() if entry.is_dir() else entry.unlink(),
+        lambda entry: [entry.rename(entry.with_name("away")), entry.mkdir()],
+        lambda entry: [entry.rename(entry.with_name("away")), entry.symlink_to("nowhere")],
+    ],
+    ids=["no note", "no text", "more", "less", "a folder in its place", "a dangling link in its place"],
+)
+@pytest.mark.parametrize("make", [make_file, make_folder])
+def test_whatever_does_not_fit_the_note_is_made_again(tmp_path, make, damage):
+    entry = keep(tmp_path / "entry", make, "it")
+    right = tree(tmp_path)
+    damage(entry)
+    assert not whole(entry)
+    keep(entry, make, "it")
+    assert whole(entry) and {name: tree(tmp_path)[name] for name in right} == right
+
+
+def test_an_entry_that_nobody_can_use_is_made_again(tmp_path):
+    entry = keep(tmp_path / "entry", make_file, "it")
+    discard(entry)
+    assert not whole(entry)
+    discard(entry)
+
+
+def test_a_make_that_fails_leaves_nothing(tmp_path):
+    def fail(staged: Path) -> None:
+        staged.write_bytes(CONTENT)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        keep(tmp_path / "entry", fail, "it")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, number):
+    def fail(staged: Path) -> None:
+        staged.write_bytes(CONTENT)
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(EnvironmentProblem) as raised:
+        keep(tmp_path / "entry", fail, "the recorded launches")
+    said = str(raised.value)
+    assert re.fullmatch(
+        rf"disk full: no room for the recorded launches in {tmp_path} \([\d,]+ bytes are free there\); "
+        "make room there, or set WORKBOOK_CACHE to a folder you can write",
+        said,
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="this system has no /proc")
+def test_a_folder_that_takes_no_files_is_one_line():
+    with pytest.raises(EnvironmentProblem, match=r"cannot write it to /proc/self \(.*\); set WORKBOOK_CACHE"):
+        keep(Path("/proc/self/entry"), make_file, "it")
+
+
+def test_what_an_interrupted_process_left_goes_after_a_day(tmp_path):
+    for name, age in (("old", STALE + 60), ("young", 60), ("from-the-future", -STALE)):
+        left = tmp_path / f"{STAGING}{name}"
+        left.mkdir()
+        (left / "half").write_text("")
+        os.utime(left, (time.time() - age,) * 2)
+    keep(tmp_path / "entry", make_file, "it")
+    assert {path.name for path in tmp_path.glob(f"{STAGING}*")} == {
+        f"{STAGING}young",
+        f"{STAGING}from-the-future",
+    }
+
+
+def keep_slowly(folder: Path) -> bytes:
+    """Makes an entry with content of its own, slowly; in a process of its own."""
+
+    def make(staged: Path) -> None:
+        (staged.parent.parent / f"made-{os.getpid()}").touch()
+        time.sleep(0.2)
+        staged.write_bytes(os.urandom(1000))
+
+    return keep(folder / "entry", make, "it").read_bytes()
+
+
+def test_of_several_processes_one_makes_and_all_get_the_same(tmp_path):
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        results = pool.map(keep_slowly, [tmp_path] * 4)
+    assert len(set(results)) == 1 and len(list(tmp_path.glob("made-*"))) == 1
+    assert whole(tmp_path / "entry") and not list(tmp_path.glob("*.lock"))
+
+
+def test_of_several_threads_one_makes(tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(keep_slowly, [tmp_path] * 4))
+    assert len(set(results)) == 1 and len(list(tmp_path.glob("*.lock"))) == 0
+
+
+@pytest.mark.parametrize("why", ["no locks here", "the holder sleeps"])
+def test_without_a_lock_several_makers_come_to_a_whole_entry(tmp_path, monkeypatch, why):
+    monkeypatch.setattr(cache, "PATIENCE", 0)
+    if why == "no locks here":
+
+        def refuse(lock, operation):
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(cache.fcntl, "flock", refuse)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(keep_slowly, [tmp_path] * 4))
+    assert all(len(result) == 1000 for result in results)
+    keep(tmp_path / "entry", make_file, "it")
+    assert whole(tmp_path / "entry")
+
+
+# ---- A disk that is full ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "LLVM ERROR: IO failure on output stream: No space left on device",
+        '{"kind":"error","message":"cannot write to file to filesystem cache since available space(45056) is not '
+        'enough to write 965208 bytes"}',
+        "cannot write: Disk quota exceeded",
+    ],
+)
+def test_a_compiler_that_finds_no_room_is_not_the_package_s_failure(tmp_path, said):
+    failure = compile_failed(tmp_path / "op", said, tmp_path)
+    assert isinstance(failure, EnvironmentProblem)
+    assert str(failure).startswith("disk full: no room for the Mojo compiler in ")
+
+
+def test_a_compiler_that_says_nothing_of_use_on_a_full_disk_is_not_the_package_s_failure(
+    tmp_path, monkeypatch
+):
+    said = '{"kind":"error","message":"failed to run the pass manager"}'
+    assert isinstance(compile_failed(tmp_path, said), CompileFailed)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary" / "not made yet"))
+    monkeypatch.setattr(room, "free", lambda folder: 4096 if "temporary" in folder.parts else 1 << 40)
+    failure = compile_failed(tmp_path, said)
+    assert (
+        isinstance(failure, EnvironmentProblem)
+        and "temporary" in str(failure)
+        and "4,096 bytes" in str(failure)
+    )
+
+
+def test_a_line_that_does_not_compile_is_the_package_s_failure_on_a_full_disk_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "free", lambda folder: 0)
+    place = {"file": "a.mojo", "location": {"line": 3, "column": 7}}
+    said = json.dumps({"diagnostic": place, "kind": "error", "message": "no such name"})
+    assert isinstance(compile_failed(tmp_path, said, tmp_path), CompileFailed)

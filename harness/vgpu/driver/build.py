@@ -6,7 +6,6 @@ libnvidia-ml.so.1 and a `ptxas` stand-in that hands PTX through.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -16,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import EnvironmentProblem
-from harness.toolchain.cache import cache_folder, digest
+from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.linker import environment_with_linker
+from harness.toolchain.room import compiler_out_of_room
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = {"libcuda.so.1": "libcuda.mojo", "libnvidia-ml.so.1": "libnvml.mojo"}
@@ -106,30 +106,18 @@ def build() -> Driver:
     """The driver, from the cache or freshly built (about 5 s).
 
     Raises EnvironmentProblem where the cache folder cannot be written, DriverBuildError where the compiler fails.
-    Safe when several processes call it at once: each builds in its own folder, and the first to finish is kept.
+    Safe when several processes call it at once.
     """
     if not sys.platform.startswith("linux"):
         raise DriverBuildError(f"the virtual GPU's driver needs Linux, this is {sys.platform}")
     mojo = find_mojo()
-    parent = cache_folder("vgpu-driver")
-    driver = Driver(parent / cache_key(mojo))
-    if driver.folder.is_dir():
-        return driver
-    work = Path(tempfile.mkdtemp(prefix="building-", dir=parent))
-    try:
-        build_into(work, mojo)
-        work.chmod(0o755)  # mkdtemp makes it private
-        os.rename(work, driver.folder)
-    except OSError as error:
-        if not driver.folder.is_dir():  # else another process finished first, and its build is as good
-            raise DriverBuildError(f"cannot build in {parent}: {error}") from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return driver
+    folder = cache_folder("vgpu-driver") / cache_key(mojo)
+    return Driver(keep(folder, lambda staged: build_into(staged, mojo), "the virtual GPU's driver"))
 
 
 def build_into(folder: Path, mojo: str) -> None:
-    """Build both libraries side by side, and write the ptxas stand-in."""
+    """Build both libraries side by side in a new folder, and write the ptxas stand-in."""
+    folder.mkdir()
     with tempfile.TemporaryDirectory(prefix="linker-", dir=folder) as tools:
         env = environment_with_linker(Path(tools))
         env["TMPDIR"] = tools  # mojo leaves its intermediate archives behind
@@ -152,4 +140,5 @@ def compile_library(target: Path, source: Path, mojo: str, env: dict[str, str]) 
         command += ["-Xlinker", option]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise DriverBuildError(f"mojo could not build {target.name}: {last_line(done.stderr)}")
+        full = compiler_out_of_room(done.stdout + done.stderr, target.parent)
+        raise full or DriverBuildError(f"mojo could not build {target.name}: {last_line(done.stderr)}")

@@ -207,15 +207,22 @@ def distance_from(puzzle: Puzzle, mistake: Mistake, quantity: str, e: Evidence) 
     return float(distance / scale)
 
 
-# Finding kind -> the mistake behind it, what it means, and the rung of the hint ladder.
+# Finding kind -> the mistake behind it and what it means. Causes stand before what follows from them: threads that are
+# not where they must be leave memory unwritten and come into each other's way.
 FOUND = {
-    "shared race": (
-        "missing-barrier",
-        "threads of one block use the same shared memory with no barrier() between them",
-    ),
-    "race inside a block": ("missing-barrier", "threads of one block use the same memory with no barrier()"),
     "barrier divergence": ("barrier-divergence", "some threads of a block never reach a barrier()"),
-    "uninitialised read": ("uninitialised-read", "memory is read that nothing has written"),
+    "early return": (
+        "barrier-divergence",
+        "threads return early, and what they should have written for the others of their block is missing",
+    ),
+    "warp divergence": (
+        "warp-divergence",
+        "a warp-wide operation (warp.sum, a shuffle) is not reached by all threads of the warp",
+    ),
+    "shuffle from an absent thread": (
+        "warp-divergence",
+        "a warp-wide operation (warp.sum, a shuffle) reads from threads that do not take part",
+    ),
     "hang": ("endless-loop", "a loop does not end"),
     **{
         f"out-of-bounds {access}": (
@@ -224,11 +231,21 @@ FOUND = {
         )
         for access in ("load", "store", "atomic")
     },
+    "shared race": (
+        "missing-barrier",
+        "threads of one block use the same shared memory with no barrier() between them",
+    ),
+    "race inside a block": ("missing-barrier", "threads of one block use the same memory with no barrier()"),
+    "uninitialised read": ("uninitialised-read", "memory is read that nothing has written"),
 }
+DIVERGENCE = list(FOUND)[:4]
 
 
 def from_findings(findings: Sequence[Finding], loads: Container[str]) -> tuple[str, str] | None:
     """The mistake behind the findings of the virtual GPU, and what it means; `loads` are places that load."""
+    kinds = {finding.kind for finding in findings}
+    if cause := next((FOUND[kind] for kind in DIVERGENCE if kind in kinds), None):
+        return cause
     races = [finding for finding in findings if finding.kind == "global race"]
     if any("atomic" in race.message and "store" in race.message for race in races):
         return (
@@ -242,7 +259,7 @@ def from_findings(findings: Sequence[Finding], loads: Container[str]) -> tuple[s
         )
     if races:
         return "overwritten", "blocks store to the same element: the last one wins, nothing is added up"
-    return next((FOUND[finding.kind] for finding in findings if finding.kind in FOUND), None)
+    return next((FOUND[kind] for kind in FOUND if kind in kinds), None)
 
 
 def coarse(e: Evidence) -> tuple[str, str] | None:

@@ -63,15 +63,6 @@ class Counters:
     divergent_branches: int = 0  # branches that split a warp, counted per warp
     threads: int = 0
 
-    def branch(self, batch, block, a, b):
-        """Threads `a` jump, threads `b` do not."""
-        if self.run.checks.counters:
-            taken = np.zeros(batch.warps, bool)
-            taken[batch.warp_of[a]] = True
-            fell = np.zeros(batch.warps, bool)
-            fell[batch.warp_of[b]] = True
-            self.divergent_branches += int(np.count_nonzero(taken & fell))
-
     def atomic(self, A, index):
         """One atomic instruction of some threads."""
         self.atomics += len(index) if np.ndim(index) else 1

@@ -14,6 +14,7 @@ import numpy as np
 
 from .access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
 from .codegen import Code, put
+from .divergence import Splits
 from .memory import Extent, Space
 from .ptx import WIDTH
 from .warp import WarpOps
@@ -79,6 +80,7 @@ class Batch(WarpOps):
         self.spaces(run)
         self.specials(run)
         self.start_warps()
+        self.splits = Splits(self)
 
     # -- set-up ---------------------------------------------------------------------------------------------
     def spaces(self, run):
@@ -257,7 +259,7 @@ class Batch(WarpOps):
                 a, b = L[p], L[~p]
             pending.setdefault(taken, []).append(a)
             pending.setdefault(fall, []).append(b)
-            self.run.counters.branch(self, block, a, b)
+            self.run.counters.divergent_branches += self.splits.add(block.index, [a, b])
 
     def scatter(self, block, value, L, pending):
         """Indirect jump: `ret` of a device function, or a branch table."""
@@ -266,9 +268,10 @@ class Batch(WarpOps):
             pending.setdefault(table[int(value)] if table else int(value), []).append(L)
             return
         L = self.positions(L)
-        for v in np.unique(value):
-            part = L[value == v]
-            where = table[int(v)] if table else int(v)
+        parts = {int(v): L[value == v] for v in np.unique(value)}
+        self.splits.add(block.index, list(parts.values()))
+        for v, part in parts.items():
+            where = table[v] if table else v
             pending.setdefault(where, []).append(None if len(part) == self.n else part)
 
     def exit(self, L):

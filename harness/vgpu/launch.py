@@ -182,7 +182,10 @@ class Run:
         other=None,
         algorithm=None,
     ):
-        """Add a finding about an instruction (and for races another one)."""
+        """Add a finding about an instruction (and for races another one).
+
+        `algorithm` False makes it an error, True a note; None asks whose code the instructions are.
+        """
         library = is_library_algorithm(instr.loc) if instr is not None else False
         if other is not None:
             library = library and is_library_algorithm(other.loc)
@@ -223,6 +226,7 @@ class Run:
             self.record(
                 f"{what} {verb}", A.instr, message,
                 tensor=tensor, index=index, block=block, thread=thread, count=len(which),
+                algorithm=False if A.space == "global" else None,
             )  # fmt: skip
 
     def _explain(self, A: Access, what: str, verb: str, address: int):
@@ -260,7 +264,11 @@ class Run:
         return e.name, index, f"a {verb} {side} of {e.name} ({shape}): element {index_text(index)}"
 
     def unwritten(self, batch, A: Access, bad, index, L):
-        """A read of memory that nobody has written."""
+        """A read of memory that nobody has written.
+
+        In the library's algorithms it is an error where the memory is the reader's (global), or where the reader's code
+        has kept threads of the block away that would have written it.
+        """
         positions = batch.positions(L)
         bad = np.broadcast_to(bad.any(axis=-1) if np.ndim(bad) > np.ndim(index) else bad, len(positions))
         which = np.flatnonzero(bad)
@@ -286,9 +294,19 @@ class Run:
             element = e.index(offset, A.width) if e else None
         block, thread = self.who(batch, positions[first])
         verb = "an atomic updates" if A.kind == "A" and A.instr.op != "ld" else "reads"
+        message = f"{verb} {tensor}{index_text(element)}, which was never written"
+        kind, algorithm = "uninitialised read", False if A.space == "global" else None
+        if A.space == "shared":
+            number = int(batch.block_of[positions[first]])
+            gone = batch.threads - int(batch.alive[number])
+            if batch.splits.by_reader(A.instr, block=number):
+                algorithm = False
+                if gone:
+                    kind = "early return"
+                    message += f": {gone} of {batch.threads} threads of the block had already returned"
         self.record(
-            "uninitialised read", A.instr, f"{verb} {tensor}{index_text(element)}, which was never written",
-            tensor=tensor, index=element, block=block, thread=thread, count=len(which),
+            kind, A.instr, message,
+            tensor=tensor, index=element, block=block, thread=thread, count=len(which), algorithm=algorithm,
         )  # fmt: skip
 
     def constant_store(self, batch, A: Access, positions):
@@ -321,14 +339,21 @@ class Run:
                     f"{len(L)} of {int(batch.alive[block])} threads wait at this barrier, the others never come:"
                     " every thread of a block must reach it"
                 )
+            readers = any(batch.splits.by_reader(batch.program.blocks[i].term, block=block) for i in places)
             self.record(
-                "barrier divergence", term, message, block=there, thread=thread, count=len(L), other=other
-            )
+                "barrier divergence", term, message, block=there, thread=thread, count=len(L), other=other,
+                algorithm=False if readers else None,
+            )  # fmt: skip
 
     def early_exit(self, batch, term, block: int, torn: bool):
-        """Threads have returned while others of their block wait at a barrier; `torn`: even others of their warp."""
+        """Threads have returned while others of their block wait at a barrier; `torn`: even others of their warp.
+
+        Whole warps may return before a plain barrier. Not before the barriers of a library's collective, which needs
+        every thread of the block.
+        """
         number = self.block_index(int(batch.blocks[block]))
         gone = int(batch.threads - batch.alive[block])
+        readers = batch.splits.by_reader(term, block=block)
         if torn:
             self.record(
                 "barrier divergence",
@@ -336,42 +361,56 @@ class Run:
                 f"{gone} of {batch.threads} threads of the block, some of them from the same warp as threads that wait"
                 " here, have returned without this barrier: every thread of a block must reach it",
                 block=number,
+                algorithm=False if readers else None,
             )
-            return
-        self.record(
-            "threads exited before a barrier",
-            term,
-            f"{gone} threads of the block (whole warps) had already returned when the others waited at this barrier;"
-            " the hardware counts them as arrived",
-            block=number,
-            algorithm=True,
-        )
+        elif readers and is_library_algorithm(term.loc):
+            self.record(
+                "barrier divergence",
+                term,
+                f"{gone} of {batch.threads} threads of the block have returned before this call into the library,"
+                " which needs every thread of the block",
+                block=number,
+                algorithm=False,
+            )
+        else:
+            self.record(
+                "threads exited before a barrier",
+                term,
+                f"{gone} threads of the block (whole warps) had already returned when the others waited at this"
+                " barrier; the hardware counts them as arrived",
+                block=number,
+                algorithm=True,
+            )
 
     def warp_divergence(self, batch, instr, position, count: int):
+        """Threads that an instruction names are alive, but not here."""
         block, thread = self.who(batch, position)
+        readers = batch.splits.by_reader(instr, warp=int(batch.warp_of[position]))
         self.record(
             "warp divergence", instr,
             f"{instr.name} names threads of its warp that are elsewhere in the program: all of them must reach it",
-            block=block, thread=thread, count=count,
+            block=block, thread=thread, count=count, algorithm=False if readers else None,
         )  # fmt: skip
 
     def shuffle_absent(self, batch, instr, position, lane: int, count: int):
+        """A shuffle reads from a lane that is elsewhere, has returned, or never existed (a block of half warps)."""
         block, thread = self.who(batch, position)
+        warp = int(batch.warp_of[position])
+        missing = not int(batch.initial_bits[warp]) >> lane & 1
+        readers = missing or batch.splits.by_reader(instr, warp=warp)
         self.record(
             "shuffle from an absent thread", instr,
             f"reads a value from lane {lane} of the warp, which does not take part: the result is undefined",
-            block=block, thread=thread, count=count,
+            block=block, thread=thread, count=count, algorithm=False if readers else None,
         )  # fmt: skip
 
     def incomplete_warp(self, batch, instr, positions):
         block, thread = self.who(batch, positions[0])
+        readers = batch.splits.by_reader(instr, warp=int(batch.warp_of[positions[0]]))
         self.record(
-            "warp divergence",
-            instr,
-            f"{instr.name} needs all 32 threads of the warp",
-            block=block,
-            thread=thread,
-        )
+            "warp divergence", instr, f"{instr.name} needs all 32 threads of the warp",
+            block=block, thread=thread, algorithm=False if readers else None,
+        )  # fmt: skip
         raise Trap(_At(instr), batch, positions)
 
     def mbarrier_unready(self, batch, A: Access, position):

@@ -404,7 +404,7 @@ class Program:
                     changed = True
         for b, o, d in zip(self.blocks, out, defined, strict=True):
             keep = o & d
-            b.stores = [names[k] for k in _bits(keep)]
+            b.stores = [names[k] for k in set_bits(keep)]
 
     def _order(self):
         position = 0
@@ -553,7 +553,8 @@ def reads_and_writes(i: Instr) -> tuple[list[str], list[str]]:
     return reads, writes
 
 
-def _bits(x: int):
+def set_bits(x: int):
+    """The numbers of the bits that are set, lowest first."""
     while x:
         low = x & -x
         yield low.bit_length() - 1

@@ -27,6 +27,13 @@ def user_location(at: Location | None) -> Location | None:
     return next((f for f in frames if not in_library(f)), frames[-1])
 
 
+def callers(instr: Instr | None) -> list[str]:
+    """The places outside the library that the code at `place` was inlined into, innermost first."""
+    at = user_location(instr.loc) if instr is not None else None
+    frames = at.chain()[1:] if at else []
+    return [f"{f.file}:{f.line}:{f.column}" for f in frames if not in_library(f)]
+
+
 def is_library_algorithm(at: Location | None) -> bool:
     """Whether the code belongs to a library algorithm, rather than to an accessor inlined into user code."""
     if at is None:
@@ -76,6 +83,7 @@ class Finding:
         if self.where:
             head += f" at {self.where}"
         lines = [head, f"  {self.message}"]
+        lines += [f"  called from {caller}" for caller in callers(self.instr)]
         if self.other:
             lines.append(f"  the other place: {self.other}")
         who = []

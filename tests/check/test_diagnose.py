@@ -237,6 +237,15 @@ def finding(kind, message="", where="a.mojo:1:1", other=""):
             "zeroed-in-the-kernel",
         ),
         ([finding("misaligned load")], None),
+        # threads that are missing explain what else is found, however often that is seen
+        ([finding("uninitialised read"), finding("early return")], "barrier-divergence"),
+        ([finding("shared race"), finding("barrier divergence")], "barrier-divergence"),
+        (
+            [finding("global race", "x: a store by A and a store by B"), finding("warp divergence")],
+            "warp-divergence",
+        ),
+        ([finding("uninitialised read"), finding("shuffle from an absent thread")], "warp-divergence"),
+        ([finding("uninitialised read"), finding("shared race")], "missing-barrier"),
         ([], None),
     ],
 )

@@ -1,0 +1,142 @@
+"""Library collectives: threads that the reader's code keeps away are the reader's error, at the line that calls.
+
+What the library does by itself (a prefix sum reads shared words that it does not use) stays a note.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_tools import Bench, compiled, line_of
+from ptx_tools import HEADER
+
+from harness.vgpu.divergence import deciding, post_dominators
+from harness.vgpu.machine import VirtualGPU
+
+FILE = "collectives.mojo"
+BARRIER, WARP, ABSENT, RETURN = (
+    "barrier divergence", "warp divergence", "shuffle from an absent thread", "early return")  # fmt: skip
+NAN = np.float32(np.nan)
+
+
+def run(kernel: str, *args, threads: int = 128, grid: int = 1) -> tuple[Bench, np.ndarray]:
+    """The kernel on ones; the output starts out as NaN."""
+    bench = Bench()
+    a = bench.place("a", np.ones(1024, np.float32))
+    o = bench.place("o", np.full(1024, NAN))
+    bench.run(compiled(FILE)[kernel], grid, threads, o, a, *(np.int32(x) for x in args))
+    return bench, bench.get(o)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "h", "kinds", "call"),
+    [
+        ("return_before_block_sum", 96, {BARRIER, RETURN}, "block.sum[block_size=BLOCK]"),
+        ("return_before_block_sum", 100, {BARRIER, WARP, ABSENT}, "block.sum[block_size=BLOCK]"),
+        ("return_before_block_broadcast", 32, {BARRIER, RETURN}, "block.broadcast[block_size=BLOCK]"),
+        ("return_before_block_broadcast", 10, {BARRIER, RETURN}, "block.broadcast[block_size=BLOCK]"),
+        ("block_sum_in_branch", 64, {BARRIER, RETURN}, "block.sum[block_size=BLOCK]"),
+        ("block_sum_in_branch", 70, {BARRIER, RETURN, WARP, ABSENT}, "block.sum[block_size=BLOCK]"),
+        ("block_sum_in_uneven_loop", 200, {BARRIER, WARP, ABSENT}, "block.sum[block_size=BLOCK]"),
+        ("warp_sum_in_branch", 20, {WARP, ABSENT}, "warp.sum("),
+        ("warp_sum_in_branch", 40, {WARP, ABSENT}, "warp.sum("),
+        ("warp_sum_after_return", 40, {WARP, ABSENT}, "warp.sum("),
+    ],
+)
+def test_threads_that_the_reader_keeps_away(kernel, h, kinds, call):
+    bench, _ = run(kernel, h)
+    errors = bench.errors()
+    assert {f.kind for f in errors} == kinds, "\n".join(f.text() for f in bench.gpu.findings)
+    assert len(errors) == len(bench.gpu.findings)
+    start = line_of(FILE, f"def {kernel}(")
+    text = (line_of(FILE, call, nth) for nth in range(10))
+    line = next(number for number in text if number > start)
+    assert {f.where.rsplit("/", 1)[-1].rsplit(":", 1)[0] for f in errors} == {f"{FILE}:{line}"}
+
+
+def test_shuffle_of_all_lanes_in_half_a_warp():
+    bench, _ = run("shuffle_in_half_a_warp")
+    assert {f.kind for f in bench.errors()} == {WARP, ABSENT}
+
+
+def test_a_helper_of_the_reader_between_branch_and_library():
+    """The place is the helper's line, and the line that called the helper is named too."""
+    bench, _ = run("helper_in_branch", 20)
+    assert {f.kind for f in bench.errors()} == {WARP, ABSENT}
+    for f in bench.errors():
+        assert f.where.split(":")[-2] == str(line_of(FILE, "return warp.sum(value) / 32"))
+        assert (
+            f"called from {f.where.split(FILE)[0]}{FILE}:{line_of(FILE, 'value = helper_sum(value)')}"
+            in f.text()
+        )
+
+
+def test_a_block_that_is_no_whole_warp():
+    """Lanes that never existed: the launch is at fault, whatever the library does."""
+    bench, _ = run("warp_sum_after_return", 128, threads=20)
+    assert {f.kind for f in bench.errors()} == {ABSENT}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "h", "grid", "expected"),
+    [
+        ("return_before_block_sum", 128, 1, np.full(128, 128)),
+        ("block_sum_in_branch", 128, 1, np.full(128, 128)),
+        ("block_sum_in_uneven_loop", 256, 1, np.full(128, 256)),
+        ("warp_sum_in_branch", 64, 1, np.repeat([32, 1], 64)),
+        ("one_warp_sums", 32, 1, np.repeat([32, 1, np.nan], [32, 64, 32])),
+        ("rows_by_warps", 7, 1, np.append(np.tile(np.arange(33, 65), 7), NAN)),
+        ("sum_then_return", 50, 1, np.append(np.full(50, 50), NAN)),
+    ],
+)
+def test_right_calls_are_clean(kernel, h, grid, expected):
+    bench, o = run(kernel, h, grid=grid)
+    assert not bench.gpu.findings, "\n".join(f.text() for f in bench.gpu.findings)
+    np.testing.assert_array_equal(o[: len(expected)], expected)
+
+
+def test_quirks_of_the_library_stay_notes():
+    """max's prefix sum reads shared words that it does not use: whoever calls it rightly is not to blame."""
+    bench, o = run("block_collectives", 2)
+    assert not bench.errors()
+    assert {f.kind for f in bench.gpu.findings} <= {"uninitialised read"}
+    expected = [np.arange(1, 129), np.arange(128), np.zeros(128), np.ones(128), np.full(128, 256)]
+    np.testing.assert_array_equal(o[: 5 * 128].reshape(5, 128), expected)
+
+
+# -- the graph ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        ([[1, 2], [3], [3], []], [{0, 3}, {1, 3}, {2, 3}, {3}]),  # a diamond
+        ([[1, 2], [], []], [{0}, {1}, {2}]),  # two ends
+        ([[1], [1, 2], []], [{0, 1, 2}, {1, 2}, {2}]),  # a loop
+    ],
+)
+def test_post_dominators(graph, expected):
+    found = post_dominators(graph)
+    assert [{k for k in range(len(graph)) if bits >> k & 1} for bits in found] == expected
+
+
+def test_what_decides_whether_an_instruction_is_reached():
+    """The branch around it, the return before it and the branch around the call; not the finished one, not the loop."""
+    text = f"""{HEADER}
+    .func inner() {{ .reg .b32 %r<4>; vote: mov.u32 %r1, 77; ret; }}
+    .visible .entry k() {{
+    .reg .pred %p<5>; .reg .b32 %r<4>;
+    @%p0 bra other; mov.u32 %r1, 1; bra join; other: mov.u32 %r1, 2; join:
+    @%p1 bra end;
+    loop: add.u32 %r1, %r1, 1; @%p2 bra loop;
+    @%p3 bra skip; mov.u32 %r2, 33; call inner, (); skip: mov.u32 %r3, 44;
+    end: ret; }}"""
+    program = next(iter(VirtualGPU().load(text).kernels.values())).code.program
+    instructions = [i for b in program.blocks for i in b.instrs if i.op == "mov"]
+
+    def predicates(value: int) -> set[str]:
+        instr = next(i for i in instructions if i.args[1].value == value)
+        terms = (program.blocks[k].term for k in deciding(program, instr))
+        return {term.pred.name for term in terms if term.pred is not None}
+
+    assert predicates(1) == {"p0"}
+    assert predicates(44) == {"p1"}
+    assert predicates(33) == predicates(77) == {"p1", "p3"}

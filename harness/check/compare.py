@@ -109,13 +109,15 @@ def judge(
         poison: True where the buffer still holds what it was filled with before the run.
         terms: The size of the terms whose difference the tensor is; 0 where nothing cancels.
 
-    A NaN or infinity counts where the truth has none, and the reverse; where both have one at the same place and
-    with the same sign, the element is right.
+    A NaN or infinity counts where the truth has none, and the reverse; where both have one at the same place, the
+    element is right, unless they are infinities of opposite sign. Which of NaN and infinity stands there is up to the
+    order of additions: a compensated sum makes inf - inf of what a plain one leaves infinite.
     """
     truth = np.asarray(truth)
     finite = np.isfinite(truth)
-    same = np.equal(got, truth) | (np.isnan(got) & np.isnan(truth))
-    nonfinite = int(np.sum(np.isfinite(got) != finite) + np.sum(~finite & ~np.isfinite(got) & ~same))
+    opposite = np.isinf(got) & np.isinf(truth) & (np.signbit(got) != np.signbit(truth))
+    same = np.equal(got, truth) | (~finite & ~np.isfinite(got) & ~opposite)
+    nonfinite = int(np.sum(np.isfinite(got) != finite) + np.sum(opposite))
     unwritten = int(poison.sum()) if poison is not None else 0
     both = finite & np.isfinite(got)
     comparable = both & np.isfinite(baseline)

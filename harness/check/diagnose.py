@@ -44,15 +44,21 @@ class Evidence:
 
     @property
     def scale(self) -> float:
-        """What errors are measured against: the largest truth, or 1 where all of it is zero."""
-        return float(np.abs(self.truth).max()) or 1.0
+        """What errors are measured against: the largest finite truth, or 1 where all of it is zero."""
+        return largest(self.truth) or 1.0
 
     @property
     def wrong(self) -> np.ndarray:
-        """True where an element by itself is beyond the limit, not finite or not written."""
+        """True where an element by itself is beyond the limit, not written, or not finite where the truth is."""
         with np.errstate(invalid="ignore"):
             far = np.abs(self.got - self.truth) > self.verdict.limit * self.scale
-        return far | ~np.isfinite(self.got) | self.unwritten
+        return np.where(np.isfinite(self.truth), far, False) | self.misplaced | self.unwritten
+
+    @property
+    def misplaced(self) -> np.ndarray:
+        """True where one of got and truth is a number and the other is not, or they are opposite infinities."""
+        opposite = np.isinf(self.got) & np.isinf(self.truth) & (self.got != self.truth)
+        return (np.isfinite(self.got) != np.isfinite(self.truth)) | opposite
 
 
 @dataclass
@@ -77,7 +83,7 @@ def diagnose(
         gate: Whose hints help; None where there is no blank to hint at.
     """
     name = name or quantity
-    worst = max(evidence, key=lambda e: (bool(e.verdict.nonfinite or e.verdict.unwritten), severity(e)))
+    worst = max(evidence, key=rank)
     letters = puzzle.op(quantity).writes[quantity]
     lines = [*elements(worst, name), f"where in '{worst.case.name}': {place(worst.wrong, letters)}"]
     mistake = explanation(puzzle, quantity, evidence)
@@ -88,7 +94,7 @@ def diagnose(
         known, distance = mistake
         lines.append(f"your {name} equals the reference {known.words}, to {distance:.0e}{see}")
     else:
-        symptom = coarse(worst) or cancelled(worst)
+        symptom = misplaced(worst) or coarse(worst) or cancelled(worst)
         if symptom:
             lines.append(f"your {name} {symptom[1]}{see}")
             return Diagnosis(lines, symptom[0], hint)
@@ -103,6 +109,21 @@ def diagnose(
         if hint:
             lines.append(f"no known mistake gives these values{see}")
     return Diagnosis(lines, mistake[0].id if mistake else None, hint)
+
+
+def rank(evidence: Evidence) -> tuple[bool, bool, float]:
+    """How much a case says: those of finite truth first, then what is unwritten or no number, then large errors."""
+    verdict = evidence.verdict
+    return (
+        bool(np.isfinite(evidence.truth).all()),
+        bool(verdict.nonfinite or verdict.unwritten),
+        severity(evidence),
+    )
+
+
+def largest(array: np.ndarray) -> float:
+    """The largest finite magnitude, 0 where there is none."""
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
 def severity(evidence: Evidence) -> float:
@@ -177,8 +198,8 @@ def explanation(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> 
     """The known mistake that gives these values in every failing case, and the largest distance from it."""
     if any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
         return None
-    if any(not np.isfinite(e.got).all() for e in evidence):
-        return None
+    if not any(np.isfinite(e.got).any() for e in evidence):
+        return None  # without a number, too many formulas fit
     for mistake in puzzle.mistakes:
         distances = []
         for e in evidence:
@@ -192,19 +213,29 @@ def explanation(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> 
 
 
 def distance_from(puzzle: Puzzle, mistake: Mistake, quantity: str, e: Evidence) -> float | None:
-    """How far a result is from what a mistake gives, relative to the largest value; None where it is too far."""
+    """How far a result is from what a mistake gives, relative to the largest value; None where it is too far.
+
+    What is no number must be so in both.
+    """
     with np.errstate(all="ignore"):
         formula = np.asarray(getattr(puzzle.derive(e.arrays, mistake.changes), quantity), np.float64)
-        apart = np.abs(e.got - formula)
+        apart = apart_from(e.got, formula)
         if formula.ndim > e.got.ndim:
             apart = apart.min(0)
-        error = np.abs(e.got - e.truth).max()
+        error = apart_from(e.got, e.truth).max()
         distance = apart.max()
-    scale = max(e.scale, float(np.abs(e.got).max()))
+    scale = max(e.scale, largest(e.got))
     tolerance = 2 * e.verdict.limit + 8 * EPSILON[e.dtype]
     if not np.isfinite(distance) or distance > tolerance * scale or distance * NEARER > error:
         return None
     return float(distance / scale)
+
+
+def apart_from(got: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """|got - other|, 0 where neither is a number, infinite where one of them is none."""
+    numbers = np.isfinite(got) & np.isfinite(other)
+    neither = ~np.isfinite(got) & ~np.isfinite(other)
+    return np.where(numbers, np.abs(got - other), np.where(neither, 0.0, np.inf))
 
 
 # Finding kind -> the mistake behind it and what it means. Causes stand before what follows from them: threads that are
@@ -262,6 +293,23 @@ def from_findings(findings: Sequence[Finding], loads: Container[str]) -> tuple[s
     return next((FOUND[kind] for kind in FOUND if kind in kinds), None)
 
 
+def misplaced(e: Evidence) -> tuple[str, str] | None:
+    """Whether NaN and infinity in the inputs end somewhere else than PyTorch's; asked where no finite case is wrong."""
+    if np.isfinite(e.truth).all() and all(np.isfinite(array).all() for array in e.arrays.values()):
+        return None
+    if (np.isfinite(e.got) & ~np.isfinite(e.truth)).any():
+        return (
+            "nan-swallowed",
+            "is finite where PyTorch's is NaN or infinite: a comparison, a select or a maximum swallows what is no number",
+        )
+    if (np.isfinite(e.truth) & ~np.isfinite(e.got) & ~e.unwritten).any():
+        return (
+            "nan-spread",
+            "is NaN or infinite where PyTorch's is finite: something reads elements that it does not need; 0 * NaN is NaN",
+        )
+    return None
+
+
 def coarse(e: Evidence) -> tuple[str, str] | None:
     """Whether every element has no more digits than a 16-bit type although the kernel writes a wider one."""
     if e.dtype not in ("float32", "float64") or not np.isfinite(e.got).all() or e.got.size < 4:
@@ -274,7 +322,7 @@ def coarse(e: Evidence) -> tuple[str, str] | None:
 def cancelled(e: Evidence) -> tuple[str, str] | None:
     """Whether the errors sit in the rows whose mean is large beside their deviation, as after a cancellation."""
     x = e.arrays.get("input")
-    if x is None or e.got.shape[:-1] != x.shape[:-1]:
+    if x is None or e.got.shape[:-1] != x.shape[:-1] or not np.isfinite(x).all():
         return None
     ratio = np.abs(x.mean(-1)) / (x.std(-1) + 1e-30)
     size = np.abs(e.truth).max(-1)

@@ -37,7 +37,8 @@ class Derivation:
     def __getattr__(self, name: str) -> np.ndarray:
         if name.startswith("_") or name not in self._steps:
             raise AttributeError(f"the derivation has no step {name!r}")
-        value = self.__dict__[name] = self._steps[name](self)
+        with np.errstate(invalid="ignore"):  # a case may hold NaN and infinity
+            value = self.__dict__[name] = self._steps[name](self)
         return value
 
     def original(self, name: str) -> np.ndarray:

@@ -42,8 +42,11 @@ def test_the_steps_agree_with_the_exact_reference(case):
     exact = p22.exact(ARRAYS[case.name])
     steps = derive(ARRAYS[case.name])
     for quantity in QUANTITIES:
-        apart = np.abs(getattr(steps, quantity) - exact[quantity]).max()
-        assert apart <= 1e-11 * np.abs(exact[quantity]).max(), quantity
+        finite = np.isfinite(exact[quantity])
+        got = getattr(steps, quantity)
+        assert np.array_equal(np.isfinite(got), finite), quantity
+        apart = np.abs(got[finite] - exact[quantity][finite]).max(initial=0)
+        assert apart <= 1e-11 * np.abs(exact[quantity][finite]).max(initial=0), quantity
 
 
 def test_an_unknown_step_is_an_attribute_error():
@@ -137,6 +140,49 @@ def test_cancellation_is_seen_by_the_rows_that_it_spoils():
     assert diagnosis.mistake == "cancellation" and "E[x^2] - mean^2" in diagnosis.lines[-1]
     everywhere = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", truth(case) * 1.001)])
     assert everywhere.mistake != "cancellation"
+
+
+# ---- NaN and infinity in the inputs ------------------------------------------------------------------------
+
+
+NOT_FINITE = [case for case in p22.cases() if case.values in p22.NOT_FINITE]
+
+
+@pytest.mark.parametrize("case", NOT_FINITE, ids=lambda case: case.name)
+def test_what_swallows_or_spreads_nan_is_named(case):
+    named = set()
+    for quantity in QUANTITIES:
+        right = truth(case, quantity)
+        if not np.isfinite(right).all():
+            swallowed = evidence(case, quantity, np.where(np.isfinite(right), right, 0.0))
+            assert swallowed.verdict.nonfinite and not swallowed.verdict.ok
+            named.add(d.diagnose(PUZZLE, quantity, [swallowed], gate="dx").mistake)
+        if np.isfinite(right).any():
+            spread = evidence(case, quantity, np.full(right.shape, np.nan))
+            named.add(d.diagnose(PUZZLE, quantity, [spread], gate="dx").mistake)
+    assert named == {"nan-swallowed", "nan-spread"}
+
+
+def test_nan_that_is_right_does_not_hide_a_known_mistake():
+    """dx without c2 is wrong in the rows that hold numbers, and NaN in the one where it must be."""
+    cases = [CASES[0], next(case for case in NOT_FINITE if case.name == "NaN in dy")]
+    found = [
+        evidence(case, "grad_input", derive(ARRAYS[case.name], {"c2": lambda v: 0.0}).grad_input)
+        for case in cases
+    ]
+    diagnosis = d.diagnose(PUZZLE, "grad_input", found, gate="dx")
+    assert diagnosis.mistake == "mean-term-dropped"
+    assert "where in 'hard values'" in " ".join(diagnosis.lines), "the words are about a case of numbers"
+
+
+def test_a_finite_case_is_shown_before_one_that_holds_nan():
+    wild = next(case for case in NOT_FINITE if case.name == "NaN in x")
+    swallowed = evidence(wild, "output", np.nan_to_num(truth(wild, "output")))
+    off = evidence(CASES[1], "output", truth(CASES[1], "output") * 1.01)
+    diagnosis = d.diagnose(PUZZLE, "output", [swallowed, off])
+    assert diagnosis.mistake is None and any(
+        f"where in '{CASES[1].name}'" in line for line in diagnosis.lines
+    )
 
 
 # ---- Elements -----------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # no
 
 def report_times(console: Console, run) -> None:
     """Forward time on each device and, between a CPU and a real GPU, the ratio."""
-    from harness.bench import measure
+    from harness.bench import forward_times
 
-    for line in measure.describe(run):
+    for line in forward_times.describe(run):
         console.print(line, soft_wrap=True, markup=False)

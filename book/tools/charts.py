@@ -83,11 +83,12 @@ class LogChart(Drawing):
             self.segment(*start, *end, dash=dash, thick=thick)
 
     def marker(self, x: float, y: float, shape: str, *, hollow: bool = False) -> None:
-        """A "circle", "square", "triangle" or "diamond" at a point."""
+        """A "circle", "square", "triangle", "diamond" or "wedge" (a triangle on its tip) at a point."""
         cx, cy = self.place(x, y)
         corners = {
             "square": [(-4.5, -4.5), (4.5, -4.5), (4.5, 4.5), (-4.5, 4.5)],
             "triangle": [(0, -5.5), (5.5, 4.5), (-5.5, 4.5)],
+            "wedge": [(0, 5.5), (5.5, -4.5), (-5.5, -4.5)],
             "diamond": [(0, -6), (6, 0), (0, 6), (-6, 0)],
         }
         paint = f'fill="currentColor" fill-opacity="{0 if hollow else 1:g}" stroke="currentColor" stroke-width="1.6"'

@@ -1,4 +1,4 @@
-"""`p22 --bench`: LayerNorm + Linear of the workbook timed beside everything a user would take in its place.
+"""`pNN --bench`: what the workbook computes, timed beside everything a user would take in its place.
 
 Every candidate is checked against float64 before it is timed; one that is wrong is not timed. All candidates of a
 size take turns in one process, ratios are ratios of neighbouring turns, and the floor (bare matrix products) and the
@@ -7,8 +7,9 @@ ceilings (a large matrix product, a large copy) are measured in the same run. Co
 - `graph`: a CUDA graph of one call, replayed in short bursts after a pause. This is the time of the kernels.
 - `loop`: plain calls one after the other, between CUDA events; on a CPU by the wall clock. This is what a program
   without graphs waits for.
-- `host`: how long a call keeps its caller, at the chapter's sizes.
+- `host`: how long a call keeps its caller, at sizes where that is all of it.
 - `memory`: bytes that autograd keeps, bytes in use behind the forward pass, and the peak of forward and backward.
+- `waited`, on request: each call waited for, so that small sizes show the cost of a call; also through MAX alone.
 """
 
 import argparse
@@ -23,49 +24,40 @@ from pathlib import Path
 
 import torch
 
+from harness.bench.benchmark import COLUMNS, DTYPES, ON_REQUEST, PASSES, Benchmark, Sizes, find_benchmark
 from harness.bench.machine import machine
 from harness.bench.report import Row, Show
-from harness.bench.runner import DTYPES, FIELDS, HOST_SIZES, Bench, Options
+from harness.bench.runner import Bench, Options
+from harness.console import Parser, make_console, write_json
 from harness.errors import BadUse
-from harness.puzzles.p22.candidates import CANDIDATES, PASSES, PEERS, VARIANTS, Sizes
-
-NAMED = {
-    "puzzle": [HOST_SIZES],
-    "gpt2": [Sizes(8192, 768, 3072)],
-    "S0": [Sizes(4096, 768, 3072)],
-    "S1": [Sizes(8192, 1024, 4096)],
-    "S2": [Sizes(8192, 4096, 4096)],
-    "S3": [Sizes(16384, 4096, 12288)],
-    "climb": [
-        Sizes(16, 8, 16),
-        Sizes(256, 64, 64),
-        Sizes(1024, 256, 256),
-        Sizes(4096, 768, 768),
-        Sizes(8192, 768, 3072),
-    ],
-}
-CPU_SIZES = "256,128,256"
-GPU_SIZES = "S0;S1;S2;S3"
-COLUMNS = ("graph", "loop", "host", "memory")
-
+from harness.spec.catalogue import find_puzzle, puzzle_names
 
 # ---- Flags --------------------------------------------------------------------------------------------------
 
 
-def parser(make=argparse.ArgumentParser) -> argparse.ArgumentParser:
+def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
     """The flags of `pNN --bench`."""
-    flags = make(prog="p22 --bench", description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    flags.add_argument("puzzle", help="which puzzle; p22 is the one that has a benchmark")
+    flags = Parser(prog=f"{puzzle} --bench", description=benchmark.about, allow_abbrev=False)
+    flags.add_argument("puzzle", help="which puzzle")
+    form = ",".join(benchmark.size_names)
     flags.add_argument(
         "--sizes",
         metavar="LIST",
-        help=f'"M,H,O;..." or names: {", ".join(NAMED)} (default: {GPU_SIZES} on a GPU, {CPU_SIZES} on a CPU)',
+        help=f'"{form};..." or names: {", ".join(benchmark.named)} '
+        f"(default: {benchmark.gpu_sizes} on a GPU, {benchmark.cpu_sizes} on a CPU)",
     )
     flags.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on a GPU, float32 on a CPU")
     flags.add_argument("--passes", metavar="LIST", default="forward,backward,both", help=", ".join(PASSES))
-    flags.add_argument("--columns", metavar="LIST", default=",".join(COLUMNS), help="default: all")
-    flags.add_argument("--variants", metavar="LIST", default="all", help=f"{', '.join(VARIANTS)}; all, none")
-    flags.add_argument("--peers", metavar="LIST", default="all", help=f"{', '.join(PEERS)}; all, none")
+    flags.add_argument(
+        "--columns",
+        metavar="LIST",
+        default=",".join(column for column in COLUMNS if column not in ON_REQUEST),
+        help=f"{', '.join(COLUMNS)}; all (default: all but {', '.join(ON_REQUEST)})",
+    )
+    for flag, role in (("--variants", "ours"), ("--peers", "peer")):
+        flags.add_argument(
+            flag, metavar="LIST", default="all", help=f"{', '.join(benchmark.names(role))}; all, none"
+        )
     flags.add_argument(
         "--rounds", type=int, default=9, metavar="N", help="turns of every candidate (default: 9)"
     )
@@ -78,10 +70,8 @@ def parser(make=argparse.ArgumentParser) -> argparse.ArgumentParser:
     return flags
 
 
-def make_options(flags: argparse.Namespace) -> Options:
+def make_options(flags: argparse.Namespace, benchmark: Benchmark) -> Options:
     """The options of a run. Raises BadUse, naming the flag, for a value that makes no sense."""
-    if flags.puzzle != "p22":
-        raise BadUse(f"{flags.puzzle} --bench: only p22 has a benchmark")
     if flags.rounds < 1:
         raise BadUse(f"--rounds {flags.rounds}: must be at least 1")
     if not flags.budget > 0:
@@ -94,17 +84,21 @@ def make_options(flags: argparse.Namespace) -> Options:
         raise BadUse("--dtype tf32: needs a GPU, and PyTorch sees none")
     # On a CPU there is no graph, and a call keeps its caller for as long as it takes: the loop says it.
     asked = listed("--columns", flags.columns, COLUMNS)
-    columns = tuple(column for column in asked if on_gpu or column in ("loop", "memory"))
+    columns = tuple(column for column in asked if on_gpu or column not in ("graph", "host"))
     if not columns:
         raise BadUse(f"--columns {flags.columns}: needs a GPU, and PyTorch sees none")
-    chosen = ("bare GEMMs", *listed("--variants", flags.variants, VARIANTS))
-    chosen += listed("--peers", flags.peers, PEERS)
+    chosen = {
+        benchmark.floor,
+        *listed("--variants", flags.variants, benchmark.names("ours")),
+        *listed("--peers", flags.peers, benchmark.names("peer")),
+    }
     return Options(
-        sizes=parse_sizes(flags.sizes or (GPU_SIZES if on_gpu else CPU_SIZES)),
+        benchmark=benchmark,
+        sizes=parse_sizes(benchmark, flags.sizes or (benchmark.gpu_sizes if on_gpu else benchmark.cpu_sizes)),
         dtype=flags.dtype or ("bfloat16" if on_gpu else "float32"),
         passes=listed("--passes", flags.passes, PASSES),
         columns=columns,
-        candidates=tuple(candidate for candidate in CANDIDATES if candidate.name in chosen),
+        candidates=tuple(candidate for candidate in benchmark.candidates if candidate.name in chosen),
         rounds=flags.rounds,
         cold=flags.cold_l2,
         seconds=flags.budget,
@@ -123,18 +117,22 @@ def listed(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in known if name in names)
 
 
-def parse_sizes(text: str) -> list[Sizes]:
-    """Sizes from "M,H,O;name;...". Raises BadUse for one that is neither three positive numbers nor a name."""
+def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
+    """Sizes from "M,H,O;name;...". Raises BadUse for one that is neither a list of positive numbers nor a name."""
+    names = benchmark.size_names
     sizes = []
     for part in (part.strip() for part in text.split(";")):
-        numbers = re.fullmatch(r"(\d+)\s*,\s*(\d+)\s*,\s*(\d+)", part)
-        if part in NAMED:
-            sizes += NAMED[part]
-        elif numbers and all(int(number) for number in numbers.groups()):
-            sizes.append(Sizes(*map(int, numbers.groups())))
+        numbers = (
+            [int(number) for number in part.split(",")] if re.fullmatch(r"\d+(\s*,\s*\d+)*", part) else []
+        )
+        if part in benchmark.named:
+            sizes += benchmark.named[part]
+        elif len(numbers) == len(names) and all(numbers):
+            sizes.append(benchmark.sizes(*numbers))
         else:
             raise BadUse(
-                f'--sizes: {part!r} is neither "M,H,O" with M, H, O >= 1 nor one of {", ".join(NAMED)}'
+                f'--sizes: {part!r} is neither "{",".join(names)}" with {", ".join(names)} >= 1 '
+                f"nor one of {', '.join(benchmark.named)}"
             )
     return sizes
 
@@ -144,17 +142,18 @@ def parse_sizes(text: str) -> list[Sizes]:
 
 def main(arguments: list[str]) -> int:
     """Runs `pNN --bench ...` and returns its exit code: 1 where a candidate is wrong or one of ours fails."""
-    from harness.console import Parser, make_console, write_json
-
-    flags = parser(Parser).parse_args([argument for argument in arguments if argument != "--bench"])
-    options = make_options(flags)
+    rest = [argument for argument in arguments if argument != "--bench"]
+    name = next((argument for argument in rest if argument in puzzle_names()), rest[0] if rest else "")
+    benchmark = find_benchmark(find_puzzle(name))
+    flags = make_parser(name, benchmark).parse_args(rest)
+    options = make_options(flags, benchmark)
     console = make_console(sys.stderr if flags.json == "-" else sys.stdout)
     # torch says so when its thread for backward passes starts; the products are right, and timed later.
     warnings.filterwarnings(
         "ignore", message="Attempting to run cuBLAS, but there was no current CUDA context"
     )
     torch.set_float32_matmul_precision("high" if options.dtype == "tf32" else "highest")
-    with csv_file(flags.csv) as write_row:
+    with csv_file(flags.csv, options) as write_row:
         bench = Bench(options, Show(console), on_row=write_row)
         introduce(bench)
         try:
@@ -164,7 +163,7 @@ def main(arguments: list[str]) -> int:
             raise
         finally:
             if flags.json:
-                write_json(as_json(bench), flags.json)
+                write_json(as_json(name, bench), flags.json)
     bench.show.line(f"took {time.monotonic() - bench.started:.0f} s{kept(flags, ', the rows')}")
     if bench.faults:
         bench.show.line(f"❌ {bench.faults} wrong or failed; see above")
@@ -190,7 +189,7 @@ def kept(flags: argparse.Namespace, who: str) -> str:
 
 
 @contextmanager
-def csv_file(path: Path | None) -> Iterator:
+def csv_file(path: Path | None, options: Options) -> Iterator:
     """Yields what writes a row at once, or None without a path. Raises BadUse where the file cannot be written."""
     if path is None:
         yield None
@@ -200,7 +199,7 @@ def csv_file(path: Path | None) -> Iterator:
     except OSError as error:
         raise BadUse(f"--csv {path}: {error.strerror}") from error
     with file:
-        writer = csv.DictWriter(file, FIELDS)
+        writer = csv.DictWriter(file, options.fields)
         writer.writeheader()
 
         def write(row: Row) -> None:
@@ -210,11 +209,11 @@ def csv_file(path: Path | None) -> Iterator:
         yield write
 
 
-def as_json(bench: Bench) -> dict:
+def as_json(puzzle: str, bench: Bench) -> dict:
     """The run as plain data: the rows of the CSV under the machine that they share."""
     shared = machine(bench.options.device)
     return {
-        "puzzle": "p22",
+        "puzzle": puzzle,
         **shared,
         "dtype": bench.options.dtype,
         "exit_code": int(bench.faults > 0),

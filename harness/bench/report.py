@@ -1,4 +1,4 @@
-"""What `p22 --bench` prints: tables for people, the progress of long steps, and the same rows as JSON."""
+"""What `pNN --bench` prints: tables for people, the progress of long steps, and the same rows as JSON."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -2,13 +2,27 @@
 
 import functools
 import gc
+import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 
 import torch
 
+from harness.bench.benchmark import (
+    DTYPES,
+    Benchmark,
+    Call,
+    Calls,
+    Candidate,
+    Differentiable,
+    Problem,
+    Sizes,
+    Unavailable,
+    plain,
+)
+from harness.bench.judging import Errors, errors, grown_bytes, peak_bytes, saved_bytes, wrong
 from harness.bench.machine import machine
 from harness.bench.report import PASS_NAMES, Row, Show
 from harness.bench.timing import (
@@ -23,50 +37,27 @@ from harness.bench.timing import (
     summary,
     take_turns,
 )
-from harness.puzzles.p22.candidates import (
-    CANDIDATES,
-    Candidate,
-    Differentiable,
-    Problem,
-    Products,
-    Sizes,
-    Unavailable,
-    errors,
-    grown_bytes,
-    make_problem,
-    peak_bytes,
-    plain,
-    quantities,
-    saved_bytes,
-    wrong,
-)
 
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "tf32": torch.float32,
-}
-HOST_SIZES = Sizes(16, 8, 16)
-"""The chapter's sizes, at which a call is all host time."""
 LAUNCH_BOUND = 20.0
 """Microseconds below which a time is that of launches, and nothing is concluded from it."""
-CEILING_PRODUCTS, CEILING_BYTES = (Sizes(8192, 8192, 8192), Sizes(16384, 4096, 12288)), 2**30
-"""The ceilings of a run are the faster of these products, and a copy of so many bytes."""
-FIELDS = (
-    *("device", "driver", "torch", "triton", "max", "date", "protocol"),
-    *("M", "H", "O", "dtype", "pass", "candidate", "role", "column"),
+CEILING_PRODUCTS, CEILING_BYTES = ((8192, 8192, 8192), (16384, 4096, 12288)), 2**30
+"""The ceilings of a run are the faster of these products, [rows, inner] by [inner, columns], and a copy of so many bytes."""
+MACHINE = ("device", "driver", "torch", "triton", "max", "date", "protocol")
+MEASURED = (
+    *("dtype", "pass", "candidate", "role", "column"),
     *("median_us", "p20_us", "p80_us", "samples"),
     *("ratio_to_floor", "ratio_to_fastest_peer", "fastest_peer"),
     *("tflops", "percent_of_matmul", "gbs", "percent_of_copy", "error"),
     *("saved_bytes", "grown_bytes", "peak_bytes", "note"),
 )
+"""The columns of the CSV; between the two groups stand the sizes, under the names that the benchmark gives them."""
 
 
 @dataclass(frozen=True)
 class Options:
     """What to measure. `seconds` is when to stop, `cold` whether the L2 cache is emptied before every call."""
 
+    benchmark: Benchmark
     sizes: list[Sizes]
     dtype: str
     passes: tuple[str, ...]
@@ -76,6 +67,15 @@ class Options:
     cold: bool
     seconds: float
     device: torch.device
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns of the CSV."""
+        return (*MACHINE, *self.benchmark.size_names, *MEASURED)
+
+
+EVERYBODY = Candidate("all candidates", "", plain)
+"""Who is named where nobody could be measured."""
 
 
 class WrongGraph(Exception):
@@ -87,13 +87,12 @@ class Ready:
     """A candidate that is right at one size, with its calls and its errors by quantity."""
 
     candidate: Candidate
-    calls: Differentiable | Products
-    errors: dict[str, tuple[float, float]]
+    calls: Calls
+    errors: Errors
 
-    def error(self, direction: str) -> float:
-        """The largest relative Frobenius error of what a pass returns; NaN for the floor."""
-        found = [self.errors[name][0] for name in quantities(direction) if name in self.errors]
-        return max(found, default=float("nan"))
+    def error(self, names: Iterable[str]) -> float:
+        """The largest relative Frobenius error of some quantities; NaN for the floor."""
+        return max((self.errors[name][0] for name in names if name in self.errors), default=float("nan"))
 
 
 @dataclass
@@ -109,6 +108,11 @@ class Bench:
     started: float = field(default_factory=time.monotonic)
 
     @property
+    def benchmark(self) -> Benchmark:
+        """What the puzzle gives to be measured."""
+        return self.options.benchmark
+
+    @property
     def cuda(self) -> bool:
         """Whether a GPU is measured."""
         return self.options.device.type == "cuda"
@@ -120,32 +124,32 @@ class Bench:
             self.measure_ceilings()
         if timed:
             for sizes in self.options.sizes:
-                self.run_size(sizes, self.options.candidates, self.options.passes, timed)
+                self.run_size(sizes, self.options.passes, timed)
         if "host" in self.options.columns:
-            quick = tuple(c for c in self.options.candidates if c.name != "max-autotune")
-            self.run_size(HOST_SIZES, quick, ("inference", "forward", "both"), ["host"])
+            self.run_size(self.benchmark.host_sizes, ("inference", "forward", "both"), ["host"])
 
-    def run_size(self, sizes: Sizes, candidates, passes, columns) -> None:
+    def run_size(self, sizes: Sizes, passes: tuple[str, ...], columns: list[str]) -> None:
         """Everything at one size, whose tensors are gone afterwards."""
         if self.late(0):
-            self.leave_out(sizes, "all candidates", "all", self.spent())
+            self.leave_out(sizes, EVERYBODY, "all", self.spent())
             return
         torch._dynamo.reset()
         try:
-            problem = make_problem(sizes, DTYPES[self.options.dtype], self.options.device)
-            truth = problem.truth()
-            own = errors(results(plain(problem)), truth)
+            problem = self.benchmark.make_problem(sizes, DTYPES[self.options.dtype], self.options.device)
+            truth = self.benchmark.truth(problem)
+            own = errors(self.benchmark.results(plain(problem)), truth)
         except (RuntimeError, MemoryError) as error:  # torch reports want of memory as RuntimeError
-            self.leave_out(sizes, "all candidates", "all", f"skipped: {first_line(error)}")
+            self.leave_out(sizes, EVERYBODY, "all", f"skipped: {first_line(error)}")
             return
-        ready = self.prepare(problem, truth, own, candidates)
+        taking_part = [one for one in self.options.candidates if set(one.columns) & set(columns)]
+        ready = self.prepare(problem, truth, own, taking_part)
         del truth
         if "memory" in columns:
             self.measure_memory(problem, ready)
         for direction in passes:
             for column in (column for column in columns if column != "memory"):
                 if self.late(0):
-                    self.leave_out(sizes, "all candidates", column, self.spent(), direction)
+                    self.leave_out(sizes, EVERYBODY, column, self.spent(), direction)
                     continue
                 self.measure(problem, ready, direction, column)
         del problem, ready
@@ -163,12 +167,12 @@ class Bench:
 
     # ---- Candidates, checked
 
-    def prepare(self, problem: Problem, truth, own, candidates: tuple[Candidate, ...]) -> list[Ready]:
+    def prepare(self, problem: Problem, truth, own: Errors, candidates: list[Candidate]) -> list[Ready]:
         """The candidates that exist here and are right; `own` are the errors of PyTorch's two operations."""
         ready = []
         for candidate in candidates:
             if self.late(candidate.seconds if self.cuda else 0):
-                self.leave_out(problem.sizes, candidate.name, "all", self.spent())
+                self.leave_out(problem.sizes, candidate, "all", self.spent())
                 continue
             with self.show.step(f"{problem.sizes}: preparing and checking {candidate.name}"):
                 found = self.prepare_one(candidate, problem, truth, own)
@@ -176,24 +180,24 @@ class Bench:
                 ready.append(found)
         return ready
 
-    def prepare_one(self, candidate, problem: Problem, truth, own) -> Ready | None:
+    def prepare_one(self, candidate: Candidate, problem: Problem, truth, own: Errors) -> Ready | None:
         """One candidate, or None with the reason noted: it does not exist here, fails, or is wrong."""
         try:
             calls = candidate.build(problem)
-            if isinstance(calls, Products):
+            if candidate.role == "floor":
                 return Ready(candidate, calls, {})
-            found = errors(results(calls), truth)
+            found = errors(self.benchmark.results(calls), truth)
         except Unavailable as reason:
-            self.leave_out(problem.sizes, candidate.name, "all", f"skipped: {reason}")
+            self.leave_out(problem.sizes, candidate, "all", f"skipped: {reason}")
             return None
         except Exception as error:  # whatever a peer or a half-installed package raises is its own fault
             self.fail(problem.sizes, candidate, error)
             return None
-        faults = wrong(found, own, problem.x.dtype)
+        faults = wrong(found, own, problem.dtype)
         if faults:
             self.faults += 1
             worst = max(pair[0] for pair in found.values())
-            self.leave_out(problem.sizes, candidate.name, "all", f"WRONG: {'; '.join(faults)}", error=worst)
+            self.leave_out(problem.sizes, candidate, "all", f"WRONG: {'; '.join(faults)}", error=worst)
             return None
         return Ready(candidate, calls, found)
 
@@ -201,9 +205,7 @@ class Bench:
         """Notes a candidate that raises. A peer may; one of ours that does is a fault of the run."""
         mine = candidate.role == "ours"
         self.faults += mine
-        self.leave_out(
-            sizes, candidate.name, "all", f"{'FAILED' if mine else 'skipped'}: {first_line(error)}"
-        )
+        self.leave_out(sizes, candidate, "all", f"{'FAILED' if mine else 'skipped'}: {first_line(error)}")
 
     # ---- Columns
 
@@ -229,22 +231,22 @@ class Bench:
     def callables(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> dict:
         """name -> what is timed; a candidate that cannot be captured says so."""
         calls = {}
-        for one in ready:
+        for one in (one for one in ready if column in one.candidate.columns):
             prepare = functools.partial(one.calls.prepare, direction)
             try:
                 if column == "graph":
                     calls[one.candidate.name] = graph = Graph(prepare)
                     self.check_graph(graph, one, problem, direction)
                 else:
-                    calls[one.candidate.name] = prepare()
+                    calls[one.candidate.name] = (
+                        waiting(prepare(), one.calls) if column == "waited" else prepare()
+                    )
             except Exception as error:  # as in prepare_one
                 calls.pop(one.candidate.name, None)
                 refused = column == "graph" and not isinstance(error, WrongGraph)
                 why = "cannot be captured" if refused else "FAILED"
                 self.faults += one.candidate.role == "ours" and not refused
-                self.leave_out(
-                    problem.sizes, one.candidate.name, column, f"{why}: {first_line(error)}", direction
-                )
+                self.leave_out(problem.sizes, one.candidate, column, f"{why}: {first_line(error)}", direction)
         return calls
 
     def check_graph(self, graph: Graph, one: Ready, problem: Problem, direction: str) -> None:
@@ -254,7 +256,7 @@ class Bench:
             tensor.detach().fill_(float("nan"))
         graph()
         torch.cuda.synchronize()
-        limit = 2 * torch.finfo(problem.x.dtype).eps + 1e-4  # a capture may choose another product algorithm
+        limit = 2 * torch.finfo(problem.dtype).eps + 1e-4  # a capture may choose another product algorithm
         for got, wanted in zip(graph.outputs, expected, strict=True):
             difference = (got.detach().float() - wanted.detach().float()).norm()
             if not difference <= limit * wanted.detach().float().norm():
@@ -262,7 +264,7 @@ class Bench:
 
     def clock(self, column: str):
         """How a column takes time."""
-        if not self.cuda:
+        if not self.cuda or column == "waited":
             return WallClock()
         if column == "host":
             return IssueClock(CudaClock())
@@ -289,10 +291,10 @@ class Bench:
             row |= {"protocol": self.protocol_words(column, protocol), "samples": len(taken)}
             row |= times_fields(summary(taken))
             row["note"] = one.calls.note or row["note"]
-            row["error"] = f"{one.error(direction):.2e}" if one.errors else ""
+            row["error"] = f"{one.error(self.benchmark.returned(direction)):.2e}" if one.errors else ""
             if column != "host":
                 row |= self.rates(sizes, direction, medians[one.candidate.name])
-                row |= ratios(one.candidate.name, times, fastest)
+                row |= ratios(one.candidate.name, times, self.benchmark.floor, fastest)
             rows.append(row)
         return rows
 
@@ -301,12 +303,11 @@ class Bench:
         cold = ", L2 emptied before every call" if self.options.cold and column != "host" else ""
         return f"{protocol}{cold}"
 
-    def row(self, sizes: Sizes, candidate: Candidate, direction: str, column: str) -> Row:
+    def row(self, sizes: Sizes | None, candidate: Candidate, direction: str, column: str) -> Row:
         """A row that says who, what and where."""
-        return machine(self.options.device) | {
-            "M": sizes.M,
-            "H": sizes.H,
-            "O": sizes.O,
+        return {
+            **machine(self.options.device),
+            **(asdict(sizes) if sizes else {}),
             "dtype": self.options.dtype,
             "pass": direction,
             "candidate": candidate.name,
@@ -330,10 +331,10 @@ class Bench:
         """What this GPU does at best: the fastest of some large matrix products, one large copy. One row each."""
         dtype, device = DTYPES[self.options.dtype], self.options.device
         calls: dict[object, Callable] = {}
-        for sizes in CEILING_PRODUCTS:
-            a = torch.randn(sizes.M, sizes.H, device=device).to(dtype)
-            b = torch.randn(sizes.O, sizes.H, device=device).to(dtype)
-            calls[sizes] = functools.partial(torch.mm, a, b.T)
+        for rows, inner, columns in CEILING_PRODUCTS:
+            a = torch.randn(rows, inner, device=device).to(dtype)
+            b = torch.randn(columns, inner, device=device).to(dtype)
+            calls[rows, inner, columns] = functools.partial(torch.mm, a, b.T)
         source = torch.randint(255, (CEILING_BYTES,), dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         calls["copy"] = lambda: target.copy_(source)
@@ -343,17 +344,18 @@ class Bench:
                 calls, CudaClock(), protocol, on_round=lambda number: advance(number / protocol.rounds)
             )
         medians = {name: summary(taken).median for name, taken in times.items()}
-        best = max(CEILING_PRODUCTS, key=lambda sizes: sizes.operations("forward") / medians[sizes])
+        best = max(CEILING_PRODUCTS, key=lambda sizes: math.prod(sizes) / medians[sizes])
+        words = "{:,} rows, {:,} -> {:,}".format(*best)
         self.ceilings = {
-            "tflops": best.operations("forward") / medians[best] / 1e6,
+            "tflops": 2 * math.prod(best) / medians[best] / 1e6,
             "gbs": 2 * source.nbytes / medians["copy"] / 1e3,
         }
         for name, key, rate in (("matmul ceiling", best, "tflops"), ("copy ceiling", "copy", "gbs")):
-            row = self.row(best, Candidate(name, "ceiling", Products), "", "ceiling")
+            row = self.row(None, Candidate(name, "ceiling", plain), "", "ceiling")
             row |= {"protocol": str(protocol), "samples": len(times[key])} | times_fields(summary(times[key]))
-            self.add(row | {rate: f"{self.ceilings[rate]:.4g}"})
+            self.add(row | {rate: f"{self.ceilings[rate]:.4g}", "note": words if key == best else ""})
         self.show.line(
-            f"Ceilings of this run: {self.ceilings['tflops']:,.0f} TFLOP/s ({best}), "
+            f"Ceilings of this run: {self.ceilings['tflops']:,.0f} TFLOP/s ({words}), "
             f"{self.ceilings['gbs']:,.0f} GB/s (copy)"
         )
 
@@ -369,7 +371,7 @@ class Bench:
                 if self.cuda:
                     row |= {"grown_bytes": grown_bytes(forward), "peak_bytes": peak_bytes(both)}
             except Exception as error:  # as in prepare_one
-                self.leave_out(problem.sizes, one.candidate.name, "memory", f"fails: {first_line(error)}")
+                self.leave_out(problem.sizes, one.candidate, "memory", f"fails: {first_line(error)}")
                 continue
             rows.append(row)
             self.add(row)
@@ -380,33 +382,37 @@ class Bench:
     def leave_out(
         self,
         sizes: Sizes,
-        name: str,
+        candidate: Candidate,
         column: str,
         reason: str,
         direction: str = "",
         error: float | None = None,
     ) -> None:
         """Notes in the rows and on the screen who is not measured, and why."""
-        known = {candidate.name: candidate for candidate in CANDIDATES}
-        candidate = known.get(name, Candidate(name, "", Products))
         row = self.row(sizes, candidate, direction, column) | {"note": reason}
         if error is not None:
             row["error"] = f"{error:.2e}"
         self.add(row)
         what = f" ({PASS_NAMES[direction]})" if direction else ""
-        self.show.line(f"   {name}{what}: {reason}")
+        self.show.line(f"   {candidate.name}{what}: {reason}")
 
     def add(self, row: Row) -> None:
         """Keeps a row and hands it on."""
-        row = {name: row.get(name, "") for name in FIELDS}
+        row = {name: row.get(name, "") for name in self.options.fields}
         self.rows.append(row)
         if self.on_row:
             self.on_row(row)
 
 
-def results(calls: Differentiable) -> dict[str, torch.Tensor]:
-    """All quantities of one forward and backward pass, by name."""
-    return dict(zip(quantities("both"), calls.prepare("both")(), strict=True))
+def waiting(call: Call, calls: Calls) -> Call:
+    """The call, done when it returns."""
+
+    def waited() -> tuple[torch.Tensor, ...]:
+        results = call()
+        calls.wait()
+        return results
+
+    return waited
 
 
 def times_fields(found: Summary) -> Row:
@@ -414,7 +420,7 @@ def times_fields(found: Summary) -> Row:
     return {f"{name}_us": f"{getattr(found, name):.2f}" for name in ("median", "p20", "p80")}
 
 
-def ratios(name: str, times: dict[str, list[float]], fastest: str) -> Row:
+def ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -> Row:
     """The two ratios of a candidate, medians over the rounds; none where either time is one of launches."""
 
     def conclusive(one: str) -> bool:
@@ -423,8 +429,8 @@ def ratios(name: str, times: dict[str, list[float]], fastest: str) -> Row:
     row: Row = {"fastest_peer": fastest}
     if not conclusive(name):
         return row | {"note": f"launch-bound: below {LAUNCH_BOUND:g} us nothing is concluded"}
-    if conclusive("bare GEMMs"):
-        row["ratio_to_floor"] = f"{ratio(times[name], times['bare GEMMs']):.4f}"
+    if conclusive(floor):
+        row["ratio_to_floor"] = f"{ratio(times[name], times[floor]):.4f}"
     if conclusive(fastest):
         row["ratio_to_fastest_peer"] = f"{ratio(times[name], times[fastest]):.4f}"
     return row

@@ -1,31 +1,41 @@
-"""Who is timed: the workbook's variants, what a user would take in their place, and three bare matrix products.
+"""What `p22 --bench` times: the workbook's variants, what a user would take in their place, three bare matrix products.
 
-A candidate is built for one problem and then gives calls: a forward pass without gradients, a forward pass of
-training, a backward pass, or both together. Every candidate sees the same numbers and returns the same quantities.
+The module is what the spec names as `bench`; `harness/bench/benchmark.py` says what the names in it mean.
 """
 
-import importlib.metadata
+import contextlib
+import functools
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from harness.bench.benchmark import (
+    COLUMNS,
+    Benchmark,
+    Call,
+    Calls,
+    Candidate,
+    Differentiable,
+    Problem,
+    TorchCalls,
+    Unavailable,
+    plain,
+)
+from harness.nn.ops import EPS
+
 Tensor = torch.Tensor
-Forward = Callable[[], Tensor]
 
 QUANTITIES = ("output", "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
-PASSES = ("inference", "forward", "backward", "both")
+ARGUMENTS = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
 GEMMS = {"inference": 1, "forward": 1, "backward": 2, "both": 3}
-EPS = 1e-5
 LIMITS = {("cuda", "fused"): 2**35, ("cpu", "fused"): 2**30, ("cpu", "unfused"): 2**30}
 """Multiply-adds of one matrix product from which on a call of a variant takes seconds and more, by device."""
-
-
-class Unavailable(Exception):
-    """A candidate that this machine or this size does not have; the message says why."""
+IN_MAX = ("fused", "unfused")
+"""The variants that are also called as MAX graphs without a layer."""
 
 
 # ---- The problem --------------------------------------------------------------------------------------------
@@ -67,29 +77,16 @@ class Sizes:
         }[direction]
 
 
-@dataclass(frozen=True)
-class Problem:
-    """The tensors of one size: x [M, H], gamma [H], beta [H], W [O, H], b [O] as leaves, and grad_output [M, O]."""
-
-    sizes: Sizes
-    leaves: tuple[Tensor, ...]
-    grad_output: Tensor
-
-    @property
-    def x(self) -> Tensor:
-        """The input."""
-        return self.leaves[0]
-
-    def truth(self) -> dict[str, Tensor]:
-        """Every quantity by autograd in float64."""
-        leaves = tuple(leaf.detach().double().requires_grad_() for leaf in self.leaves)
-        return dict(
-            zip(QUANTITIES, forward_and_backward(eager, leaves, self.grad_output.double()), strict=True)
-        )
+def eager(x: Tensor, gamma: Tensor, beta: Tensor, W: Tensor, b: Tensor) -> Tensor:
+    """The two operations as PyTorch has them: x [M, H] to [M, O]."""
+    return F.linear(F.layer_norm(x, x.shape[-1:], gamma, beta, EPS), W, b)
 
 
 def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
-    """Random numbers that let no gradient term vanish: rows off zero, gamma off one, grad_output like x_hat in part."""
+    """Random numbers that let no gradient term vanish: rows off zero, gamma off one, grad_output like x_hat in part.
+
+    The leaves are x [M, H], gamma [H], beta [H], W [O, H], b [O]; grad_output is [M, O].
+    """
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -101,63 +98,20 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
     W, b = normal(O, H) / math.sqrt(H), normal(O)
     grad_output = normal(M, O) + 0.5 * F.layer_norm(x, (H,)) @ W.T
     leaves = tuple(tensor.to(dtype).requires_grad_() for tensor in (x, gamma, beta, W, b))
-    return Problem(sizes, leaves, grad_output.to(dtype))
+    return Problem(sizes, eager, leaves, grad_output.to(dtype))
 
 
-# ---- Calls --------------------------------------------------------------------------------------------------
+# ---- Candidates ---------------------------------------------------------------------------------------------
 
 
-def eager(x: Tensor, gamma: Tensor, beta: Tensor, W: Tensor, b: Tensor) -> Tensor:
-    """The two operations as PyTorch has them."""
-    return F.linear(F.layer_norm(x, x.shape[-1:], gamma, beta, EPS), W, b)
-
-
-def forward_and_backward(
-    function: Callable[..., Tensor], leaves: tuple[Tensor, ...], grad_output: Tensor
-) -> tuple[Tensor, ...]:
-    """The output and the gradient of every leaf."""
-    output = function(*leaves)
-    return output.detach(), *torch.autograd.grad(output, leaves, grad_output)
-
-
-class Differentiable:
-    """Calls of a function that autograd can differentiate.
-
-    Args:
-        function: Takes the leaves.
-        leaves: x, gamma, beta, W and b, as the function wants them.
-        grad_output: What the backward pass starts from.
-        again: The same function for a backward pass that is run many times after one forward pass.
-        note: What a reader of the times must know.
-    """
-
-    def __init__(self, function, leaves, grad_output, again=None, note=""):
-        self.function, self.leaves, self.grad_output = function, leaves, grad_output
-        self.again, self.note = again or function, note
-
-    def prepare(self, direction: str) -> Callable[[], tuple[Tensor, ...]]:
-        """A call that does one pass and returns its quantities, in the order of `quantities(direction)`.
-
-        "inference" is meant to be called without gradients; who calls sees to it, for the switch itself takes time.
-        """
-        if direction in ("inference", "forward"):
-            return lambda: (self.function(*self.leaves),)
-        if direction == "both":
-            return lambda: forward_and_backward(self.function, self.leaves, self.grad_output)
-        output = self.again(*self.leaves)
-        return lambda: torch.autograd.grad(output, self.leaves, self.grad_output, retain_graph=True)
-
-
-class Products:
+class Products(TorchCalls):
     """The bare matrix products of a pass on the numbers of the problem: no candidate can do without them."""
-
-    note = ""
 
     def __init__(self, problem: Problem):
         self.x, _, _, self.W, _ = (leaf.detach() for leaf in problem.leaves)
         self.dy = problem.grad_output
 
-    def prepare(self, direction: str) -> Callable[[], tuple[Tensor, ...]]:
+    def prepare(self, direction: str) -> Call:
         """A call that does the products of one pass."""
         x, W, dy = self.x, self.W, self.dy
 
@@ -173,57 +127,17 @@ class Products:
         return {"backward": backward, "both": both}.get(direction, forward)
 
 
-def quantities(direction: str) -> tuple[str, ...]:
-    """What a call of a pass returns."""
-    return {"backward": QUANTITIES[1:], "both": QUANTITIES}.get(direction, QUANTITIES[:1])
-
-
-# ---- Candidates ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Somebody to time.
-
-    Attributes:
-        name: In the table, in the CSV and on the command line.
-        role: "ours", "peer" or "floor".
-        build: Takes a problem and returns an object with `prepare`. Raises Unavailable.
-        seconds: What building and compiling it may take on a GPU; a run with a time limit asks.
-        distribution: The package it comes from, for its version.
-    """
-
-    name: str
-    role: str
-    build: Callable[[Problem], Differentiable | Products]
-    seconds: float = 5.0
-    distribution: str = ""
-
-    def version(self) -> str:
-        """ "liger_kernel 0.6.4", or nothing where there is nothing to say."""
-        try:
-            return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
-        except (importlib.metadata.PackageNotFoundError, ValueError):
-            return ""
-
-
-def plain(problem: Problem) -> Differentiable:
-    """PyTorch's two operations, one after the other."""
-    return Differentiable(eager, problem.leaves, problem.grad_output)
-
-
 def ours(algorithm: str) -> Callable[[Problem], Differentiable]:
     """The workbook's layer with one algorithm."""
 
     def build(problem: Problem) -> Differentiable:
-        sizes, where = problem.sizes, problem.x.device.type
-        if LIMITS.get((where, algorithm), math.inf) <= sizes.M * sizes.H * sizes.O:
-            raise Unavailable("made for reading; a call takes seconds and more at this size")
+        refuse_large(problem, algorithm)
         try:
             from harness.nn import direct, layers
         except ImportError as error:
             raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
-        detour = algorithm == "fast" and where == "cuda" and direct.kernels(problem.x.device) is None
+        on_gpu = problem.device.type == "cuda"
+        detour = algorithm == "fast" and on_gpu and direct.kernels(problem.device) is None
 
         def function(*leaves: Tensor) -> Tensor:
             return layers.fused_layernorm_linear(*leaves, EPS, algorithm=algorithm)
@@ -234,44 +148,99 @@ def ours(algorithm: str) -> Callable[[Problem], Differentiable]:
     return build
 
 
-def compiled(mode: str) -> Callable[[Problem], Differentiable]:
-    """torch.compile of the two operations, for this size alone.
+def through_max(algorithm: str) -> Callable[[Problem], Calls]:
+    """The MAX graphs of one algorithm, without a layer around them."""
 
-    By default a compiled backward pass writes over what the forward pass kept. That pays in a real step, so "both" has
-    it; a backward pass that is run again and again must not, and is compiled once more without.
-    """
+    def build(problem: Problem) -> Calls:
+        refuse_large(problem, algorithm)
+        try:
+            from harness.bench.max_graph import MaxCalls
+        except ImportError as error:
+            raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
+        from harness.puzzles.p22.spec import PUZZLE
 
-    def build(problem: Problem) -> Differentiable:
-        if mode != "default" and problem.x.device.type == "cpu":
-            raise Unavailable("chooses among GPU kernels")
-        from torch._functorch import config as autograd_config
-        from torch._inductor import config as inductor_config
-        from torch._inductor import select_algorithm
-
-        select_algorithm.PRINT_AUTOTUNE = False  # a table of every kernel that was tried, into the report
-
-        def make() -> Callable[..., Tensor]:
-            # torch.compile remembers by code object; a copy of its own keeps the two compilations apart.
-            copy = types.FunctionType(eager.__code__.replace(), eager.__globals__, eager.__name__)
-            return torch.compile(copy, mode=mode, dynamic=False, fullgraph=True)
-
-        repeatable = make()
-
-        def again(*leaves: Tensor) -> Tensor:
-            # The cache of compiled graphs does not tell a backward pass that may write there from one that may not.
-            with autograd_config.patch(donated_buffer=False), inductor_config.patch(fx_graph_cache=False):
-                output = repeatable(*leaves)
-                torch.autograd.grad(output, leaves, problem.grad_output, retain_graph=True)  # compiles it
-            return output
-
-        return Differentiable(make(), problem.leaves, problem.grad_output, again)
+        sizes = problem.sizes
+        leaves = dict(zip(ARGUMENTS, problem.leaves, strict=True))
+        inputs = {
+            **leaves,
+            "input": leaves["input"].view(1, sizes.M, sizes.H),
+            "grad_output": problem.grad_output.view(1, sizes.M, sizes.O),
+        }
+        results = (problem.grad_output, *problem.leaves)
+        shapes = {name: tuple(like.shape) for name, like in zip(QUANTITIES, results, strict=True)}
+        return MaxCalls(PUZZLE, IN_MAX, algorithm, inputs, shapes)
 
     return build
 
 
+def refuse_large(problem: Problem, algorithm: str) -> None:
+    """Raises Unavailable where a call of a variant takes seconds and more."""
+    sizes, where = problem.sizes, problem.device.type
+    if LIMITS.get((where, algorithm), math.inf) <= sizes.M * sizes.H * sizes.O:
+        raise Unavailable("made for reading; a call takes seconds and more at this size")
+
+
+def compiled(mode: str = "default", budget: float | None = None) -> Callable[[Problem], Differentiable]:
+    """torch.compile of the two operations, for this size alone.
+
+    By default a compiled backward pass writes over what the forward pass kept. That pays in a real step, so "both" has
+    it; a backward pass that is run again and again must not, and is compiled once more without.
+
+    Args:
+        mode: Of torch.compile.
+        budget: The part of the eager memory that may be kept for backward; beyond it torch.compile recomputes. None
+            leaves the choice to it. What is set for it holds while this candidate compiles, and no longer.
+    """
+
+    def build(problem: Problem) -> Differentiable:
+        if mode != "default" and problem.device.type == "cpu":
+            raise Unavailable("chooses among GPU kernels")
+        with contextlib.suppress(ImportError):
+            from torch._inductor import select_algorithm
+
+            select_algorithm.PRINT_AUTOTUNE = False  # a table of every kernel that was tried, into the report
+        limit = {} if budget is None else {"activation_memory_budget": budget}
+
+        def make(**settings: object) -> Callable[..., Tensor]:
+            # torch.compile remembers by code object; a copy of its own keeps the compilations apart.
+            copy = types.FunctionType(eager.__code__.replace(), eager.__globals__, eager.__name__)
+            function = torch.compile(copy, mode=mode, dynamic=False, fullgraph=True)
+            with functorch_settings(**limit, **settings):
+                output = function(*problem.leaves)
+                torch.autograd.grad(output, problem.leaves, problem.grad_output, retain_graph=bool(settings))
+            return function
+
+        @functools.cache
+        def repeatable() -> Callable[..., Tensor]:
+            from torch._inductor import config as inductor_config
+
+            # The cache of compiled graphs does not tell a backward pass that may write there from one that may not.
+            with inductor_config.patch(fx_graph_cache=False):
+                return make(donated_buffer=False)
+
+        return Differentiable(
+            make(), problem.leaves, problem.grad_output, lambda *leaves: repeatable()(*leaves)
+        )
+
+    return build
+
+
+@contextlib.contextmanager
+def functorch_settings(**settings: object) -> Iterator[None]:
+    """Settings of torch's own partitioner, while something compiles. Raises Unavailable where it has them no longer."""
+    with contextlib.ExitStack() as stack:
+        try:
+            from torch._functorch import config
+
+            stack.enter_context(config.patch(**settings))
+        except (ImportError, AttributeError) as error:
+            raise Unavailable(f"this torch has no such setting: {error}") from error
+        yield
+
+
 def liger(problem: Problem) -> Differentiable:
     """Liger's Triton LayerNorm, then F.linear."""
-    if problem.x.device.type == "cpu":
+    if problem.device.type == "cpu":
         raise Unavailable("its Triton kernels need a GPU")
     try:
         from liger_kernel.ops.layer_norm import LigerLayerNormFunction
@@ -286,7 +255,7 @@ def liger(problem: Problem) -> Differentiable:
 
 def transformer_engine(problem: Problem) -> Differentiable:
     """NVIDIA's LayerNormLinear module, with the parameters of the problem."""
-    if problem.x.device.type == "cpu":
+    if problem.device.type == "cpu":
         raise Unavailable("needs a GPU")
     try:
         from transformer_engine.pytorch import LayerNormLinear
@@ -306,74 +275,47 @@ CANDIDATES = (
     Candidate("fast", "ours", ours("fast")),
     Candidate("unfused", "ours", ours("unfused")),
     Candidate("fused", "ours", ours("fused")),
+    *(
+        Candidate(f"{name} through MAX", "ours", through_max(name), 30, columns=("waited",))
+        for name in IN_MAX
+    ),
     Candidate("eager", "peer", plain),
-    Candidate("compile", "peer", compiled("default"), 30),
-    Candidate("max-autotune", "peer", compiled("max-autotune-no-cudagraphs"), 90),
+    Candidate("compile", "peer", compiled(), 30),
+    Candidate("compile budget 0.5", "peer", compiled(budget=0.5), 30),
+    Candidate(
+        "max-autotune",
+        "peer",
+        compiled("max-autotune-no-cudagraphs"),
+        90,
+        # It would compile once more for the chapter's sizes, at which only the host is measured.
+        columns=tuple(column for column in COLUMNS if column != "host"),
+    ),
     Candidate("liger", "peer", liger, 10, "liger_kernel"),
     Candidate("transformer-engine", "peer", transformer_engine, 10, "transformer_engine"),
 )
-VARIANTS = tuple(candidate.name for candidate in CANDIDATES if candidate.role == "ours")
-PEERS = tuple(candidate.name for candidate in CANDIDATES if candidate.role == "peer")
 
-
-# ---- Right or wrong -----------------------------------------------------------------------------------------
-
-
-def errors(results: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
-    """Of each quantity the relative Frobenius error, and the largest error over the largest value."""
-    found = {}
-    for name, result in results.items():
-        difference = result.double() - truth[name]
-        norms = ((difference.norm(), truth[name].norm()), (difference.abs().max(), truth[name].abs().max()))
-        found[name] = tuple((top / bottom if bottom else top).item() for top, bottom in norms)
-    return found
-
-
-def wrong(found: dict[str, tuple[float, float]], baseline: dict, dtype: torch.dtype) -> list[str]:
-    """What is wrong with a candidate, one sentence for each quantity whose error is too large.
-
-    Either error may be twice PyTorch's own in the same dtype, plus the floor that every verdict of the workbook has.
-    """
-    floor = torch.finfo(dtype).eps * {torch.float32: 4, torch.float64: 64}.get(dtype, 0.5)
-    return [
-        f"{name} is off by {error:.1e} of its {kind}, PyTorch by {own:.1e}"
-        for name, pair in found.items()
-        for kind, error, own in zip(("norm", "largest value"), pair, baseline[name], strict=True)
-        if not error <= 2 * own + floor
-    ]
-
-
-# ---- Memory -------------------------------------------------------------------------------------------------
-
-
-def saved_bytes(forward: Callable[[], tuple[Tensor, ...]], parameters: tuple[Tensor, ...]) -> int:
-    """Bytes that autograd keeps between forward and backward, each storage once, without parameters and output."""
-    storages: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output, *_ = forward()
-    for tensor in (*parameters, output):
-        storages.pop(tensor.untyped_storage().data_ptr(), None)
-    return sum(storages.values())
-
-
-def grown_bytes(forward: Callable[[], tuple[Tensor, ...]]) -> int:
-    """By how much the memory in use has grown behind a forward pass, its output left out. CUDA only."""
-    before = torch.cuda.memory_allocated()
-    output, *_ = forward()
-    return torch.cuda.memory_allocated() - before - output.untyped_storage().nbytes()
-
-
-def peak_bytes(call: Callable[[], object]) -> int:
-    """The most memory in use during a call, above what was in use before. CUDA only."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+BENCHMARK = Benchmark(
+    about="LayerNorm + Linear of the workbook timed beside everything a user would take in its place.",
+    sizes=Sizes,
+    named={
+        "puzzle": [Sizes(16, 8, 16)],
+        "gpt2": [Sizes(8192, 768, 3072)],
+        "S0": [Sizes(4096, 768, 3072)],
+        "S1": [Sizes(8192, 1024, 4096)],
+        "S2": [Sizes(8192, 4096, 4096)],
+        "S3": [Sizes(16384, 4096, 12288)],
+        "climb": [
+            Sizes(16, 8, 16),
+            Sizes(256, 64, 64),
+            Sizes(1024, 256, 256),
+            Sizes(4096, 768, 768),
+            Sizes(8192, 768, 3072),
+        ],
+    },
+    cpu_sizes="256,128,256",
+    gpu_sizes="S0;S1;S2;S3",
+    host_sizes=Sizes(16, 8, 16),
+    quantities=QUANTITIES,
+    candidates=CANDIDATES,
+    make_problem=make_problem,
+)

@@ -1,0 +1,241 @@
+"""What a puzzle gives to `pNN --bench`: sizes by name, problems, and the candidates that are timed.
+
+The module that the spec names as `bench` holds one `Benchmark`, under the name BENCHMARK. A candidate is built for one
+problem and then gives calls: a forward pass without gradients, a forward pass of training, a backward pass, or both
+together. Every candidate sees the same numbers and returns the same quantities.
+"""
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import torch
+
+from harness.errors import BadUse
+from harness.spec.puzzle import Puzzle
+
+Tensor = torch.Tensor
+Call = Callable[[], tuple[Tensor, ...]]
+
+PASSES = ("inference", "forward", "backward", "both")
+COLUMNS = ("graph", "loop", "host", "memory", "waited")
+ON_REQUEST = ("waited",)
+"""Columns that are measured only where they are asked for."""
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "tf32": torch.float32,
+}
+
+
+class Unavailable(Exception):
+    """A candidate that this machine or this size does not have; the message says why."""
+
+
+# ---- Problems -----------------------------------------------------------------------------------------------
+
+
+class Sizes(Protocol):
+    """The sizes of one problem: a dataclass of positive integers, whose fields are columns of the CSV."""
+
+    def __str__(self) -> str:
+        """As tables head them."""
+
+    def operations(self, direction: str) -> int:
+        """Floating-point operations of a pass that nobody can do without."""
+
+    def bytes(self, direction: str, width: int) -> int:
+        """Bytes that a pass moves if it touches every argument and every result once, at `width` bytes an element."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The tensors of one size.
+
+    Attributes:
+        sizes: Its sizes.
+        function: What is computed, in PyTorch operations: takes the leaves and returns the output.
+        leaves: The differentiable arguments.
+        grad_output: What the backward pass starts from; has the shape of the output.
+    """
+
+    sizes: Sizes
+    function: Callable[..., Tensor]
+    leaves: tuple[Tensor, ...]
+    grad_output: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which everybody computes."""
+        return self.leaves[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where everybody computes."""
+        return self.leaves[0].device
+
+    def truth(self) -> tuple[Tensor, ...]:
+        """The output and the gradient of every leaf, by autograd in float64."""
+        leaves = tuple(leaf.detach().double().requires_grad_() for leaf in self.leaves)
+        return forward_and_backward(self.function, leaves, self.grad_output.double())
+
+
+def forward_and_backward(
+    function: Callable[..., Tensor], leaves: tuple[Tensor, ...], grad_output: Tensor
+) -> tuple[Tensor, ...]:
+    """The output and the gradient of every leaf."""
+    output = function(*leaves)
+    return output.detach(), *torch.autograd.grad(output, leaves, grad_output)
+
+
+# ---- Candidates ---------------------------------------------------------------------------------------------
+
+
+class Calls(Protocol):
+    """What a candidate is for one problem."""
+
+    note: str
+    """What a reader of the times must know, or nothing."""
+
+    def prepare(self, direction: str) -> Call:
+        """A call that does one pass and returns its quantities, in the order of `Benchmark.returned(direction)`.
+
+        "inference" is meant to be called without gradients; who calls sees to it, for the switch itself takes time.
+        """
+
+    def wait(self) -> None:
+        """Returns when everything that was called is done."""
+
+
+class TorchCalls:
+    """What all candidates share whose work runs on torch's streams."""
+
+    note = ""
+
+    def wait(self) -> None:
+        """Returns when everything that was called is done; on a CPU it is."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+class Differentiable(TorchCalls):
+    """Calls of a function that autograd can differentiate.
+
+    Args:
+        function: Takes the leaves.
+        leaves: The leaves of the problem, as the function wants them.
+        grad_output: What the backward pass starts from.
+        again: The same function for a backward pass that is run many times after one forward pass.
+        note: What a reader of the times must know.
+    """
+
+    def __init__(self, function, leaves, grad_output, again=None, note=""):
+        self.function, self.leaves, self.grad_output = function, leaves, grad_output
+        self.again, self.note = again or function, note
+
+    def prepare(self, direction: str) -> Call:
+        """A call of one pass, as `Calls` says."""
+        if direction in ("inference", "forward"):
+            return lambda: (self.function(*self.leaves),)
+        if direction == "both":
+            return lambda: forward_and_backward(self.function, self.leaves, self.grad_output)
+        output = self.again(*self.leaves)
+        return lambda: torch.autograd.grad(output, self.leaves, self.grad_output, retain_graph=True)
+
+
+def plain(problem: Problem) -> Differentiable:
+    """The problem's own PyTorch operations, one after the other: the candidate that sets the limit of error."""
+    return Differentiable(problem.function, problem.leaves, problem.grad_output)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Somebody to time.
+
+    Attributes:
+        name: In the table, in the CSV and on the command line.
+        role: "ours", "peer" or "floor"; the floor does less than the problem asks for, and is not checked.
+        build: Takes a problem and returns its calls. Raises Unavailable.
+        seconds: What building and compiling it may take on a GPU; a run with a time limit asks.
+        distribution: The package it comes from, for its version.
+        columns: Those in which it takes part.
+    """
+
+    name: str
+    role: str
+    build: Callable[[Problem], Calls]
+    seconds: float = 5.0
+    distribution: str = ""
+    columns: tuple[str, ...] = COLUMNS
+
+    def version(self) -> str:
+        """ "liger_kernel 0.6.4", or nothing where there is nothing to say."""
+        try:
+            return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
+        except (importlib.metadata.PackageNotFoundError, ValueError):
+            return ""
+
+
+# ---- The benchmark of a puzzle ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What `pNN --bench` measures.
+
+    Attributes:
+        about: One line for --help.
+        sizes: The dataclass of a problem's sizes.
+        named: What --sizes knows by name.
+        cpu_sizes, gpu_sizes: What --sizes is where it is left out.
+        host_sizes: Sizes at which a call is all host time.
+        quantities: What forward and backward together return: the output, then the gradient of every leaf.
+        candidates: Everybody; at most one is the floor.
+        make_problem: sizes, dtype, device -> the problem, with numbers that let no gradient term vanish.
+    """
+
+    about: str
+    sizes: type[Sizes]
+    named: Mapping[str, list[Sizes]]
+    cpu_sizes: str
+    gpu_sizes: str
+    host_sizes: Sizes
+    quantities: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    make_problem: Callable[[Sizes, torch.dtype, torch.device], Problem]
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        """The names of the sizes, in order."""
+        return tuple(field.name for field in fields(self.sizes))
+
+    @property
+    def floor(self) -> str:
+        """The name of the floor, or nothing."""
+        return next((one.name for one in self.candidates if one.role == "floor"), "")
+
+    def names(self, role: str) -> tuple[str, ...]:
+        """The candidates of a role."""
+        return tuple(one.name for one in self.candidates if one.role == role)
+
+    def returned(self, direction: str) -> tuple[str, ...]:
+        """What a call of a pass returns."""
+        return {"backward": self.quantities[1:], "both": self.quantities}.get(direction, self.quantities[:1])
+
+    def results(self, calls: Calls) -> dict[str, Tensor]:
+        """All quantities of one forward and backward pass, by name."""
+        return dict(zip(self.quantities, calls.prepare("both")(), strict=True))
+
+    def truth(self, problem: Problem) -> dict[str, Tensor]:
+        """All quantities in float64, by name."""
+        return dict(zip(self.quantities, problem.truth(), strict=True))
+
+
+def find_benchmark(puzzle: Puzzle) -> Benchmark:
+    """The benchmark of a puzzle. Raises BadUse where it has none."""
+    if not puzzle.bench:
+        raise BadUse(f"{puzzle.name} --bench: {puzzle.name} has no benchmark")
+    return importlib.import_module(puzzle.bench).BENCHMARK

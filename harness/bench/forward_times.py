@@ -1,0 +1,69 @@
+"""What one waited forward call takes through MAX: the lines under a forward check, one for each device and variant."""
+
+from dataclasses import replace
+
+from harness.bench.timing import summary, waited
+from harness.check import tensors
+from harness.check.runs import Run
+from harness.devices import graphs
+from harness.devices.targets import Target
+from harness.spec.puzzle import Case
+
+CALLS = 50
+
+
+def describe(run: Run) -> list[str]:
+    """Lines that say what each device took, and the ratio of CPU to GPU where it means something."""
+    lines = []
+    for variant in run.options.variants:
+        times = {
+            device.target.kind: forward_microseconds(run, device.target, variant)
+            for device in run.devices
+            if device.target.kind != "virtual"
+        }
+        for kind, (microseconds, _) in times.items():
+            lines.append(
+                f"   {kind.upper()} time ({variant}): {microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
+            )
+        lines.append(f"   CPU / GPU ({variant}): {cpu_to_gpu(times)}")
+    return lines
+
+
+def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float, float]:
+    """The median time of one forward call in microseconds: at the sizes of the run, and with every size 1.
+
+    The second is what a call costs that computes next to nothing.
+    """
+    options = run.options
+    call = options.puzzle.variants[variant][0]
+    program = graphs.load(run.package, (call,), options.dtype, target.device, kind=target.kind)
+    case = run.cases[0]
+    smallest = replace(case, dims=(1,) * len(case.dims))
+    return tuple(median_microseconds(run, program, c, target) for c in (case, smallest))
+
+
+def median_microseconds(run: Run, program: graphs.Program, case: Case, target: Target) -> float:
+    """The median of waited calls, CALLS of them where they do not take long."""
+    buffers = forward_buffers(run, program, case, target)
+    return summary(waited(lambda: program.run(buffers), target.device.synchronize, 10.0, CALLS)).median
+
+
+def forward_buffers(run: Run, program: graphs.Program, case: Case, target: Target) -> dict[str, object]:
+    """The buffers of one forward call on one device."""
+    inputs = tensors.Reference(run.options.puzzle, run.options.dtype, run.options.seed).inputs(case)
+    return tensors.make_buffers(run.options.puzzle, program, target, inputs)[1]
+
+
+def cpu_to_gpu(times: dict[str, tuple[float, float]]) -> str:
+    """The ratio, or why there is none. `times` holds (at the run's sizes, with every size 1) by kind of device.
+
+    A simulated GPU has no time. A GPU time below twice that of an empty problem measures the launches.
+    """
+    if "gpu" not in times:
+        return "no GPU: ratio not measured"
+    if "cpu" not in times:
+        return "the CPU path was not run: ratio not measured"
+    gpu_time, empty = times["gpu"]
+    if gpu_time < 2 * empty:
+        return f"launch-bound, no conclusion (with every size 1 the GPU takes {empty:,.1f} us)"
+    return f"{times['cpu'][0] / gpu_time:.1f}x"

@@ -1,0 +1,73 @@
+"""What a candidate is judged by beside its time: the errors of its results against float64, and the memory it holds."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from harness.bench.benchmark import Call
+
+Tensor = torch.Tensor
+Errors = dict[str, tuple[float, float]]
+
+
+# ---- Right or wrong -----------------------------------------------------------------------------------------
+
+
+def errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Errors:
+    """Of each quantity the relative Frobenius error, and the largest error over the largest value."""
+    found = {}
+    for name, result in results.items():
+        difference = result.double() - truth[name]
+        norms = ((difference.norm(), truth[name].norm()), (difference.abs().max(), truth[name].abs().max()))
+        found[name] = tuple((top / bottom if bottom else top).item() for top, bottom in norms)
+    return found
+
+
+def wrong(found: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
+    """What is wrong with a candidate, one sentence for each quantity whose error is too large.
+
+    Either error may be twice PyTorch's own in the same dtype, plus the floor that every verdict of the workbook has.
+    """
+    floor = torch.finfo(dtype).eps * {torch.float32: 4, torch.float64: 64}.get(dtype, 0.5)
+    return [
+        f"{name} is off by {error:.1e} of its {kind}, PyTorch by {own:.1e}"
+        for name, pair in found.items()
+        for kind, error, own in zip(("norm", "largest value"), pair, baseline[name], strict=True)
+        if not error <= 2 * own + floor
+    ]
+
+
+# ---- Memory -------------------------------------------------------------------------------------------------
+
+
+def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
+    """Bytes that autograd keeps between forward and backward, each storage once, without parameters and output."""
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output, *_ = forward()
+    for tensor in (*parameters, output):
+        storages.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(storages.values())
+
+
+def grown_bytes(forward: Call) -> int:
+    """By how much the memory in use has grown behind a forward pass, its output left out. CUDA only."""
+    before = torch.cuda.memory_allocated()
+    output, *_ = forward()
+    return torch.cuda.memory_allocated() - before - output.untyped_storage().nbytes()
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """The most memory in use during a call, above what was in use before. CUDA only."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

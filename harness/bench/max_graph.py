@@ -1,0 +1,93 @@
+"""A variant of a puzzle as a candidate of the benchmark: its MAX graphs, called without a layer around them.
+
+A graph runs on a stream of MAX's own, which neither a CUDA graph nor torch's events see. What can be timed is a call
+that is waited for, and so these candidates stand in the column `waited` alone.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from harness.bench.benchmark import Call, Unavailable
+from harness.check import tensors
+from harness.devices import graphs, targets
+from harness.devices.targets import Target
+from harness.spec.puzzle import Puzzle
+from harness.toolchain import roots
+
+COLUMNS = ("waited",)
+DIRECTIONS = ("forward", "backward")
+
+
+class MaxCalls:
+    """Calls of a variant's forward and backward graph, on buffers made beforehand.
+
+    Args:
+        puzzle: The puzzle; each of its variants begins with a forward and a backward call.
+        variants: The variants that are compiled together: nearly all of the time goes into the unit, not into a graph.
+        variant: The one that is called.
+        inputs: The input tensors by the names of the ops.
+        shapes: What a pass returns, by the names of the ops, with the shape in which it is returned.
+
+    Raises Unavailable where PyTorch has a GPU and MAX sees none.
+    """
+
+    note = ""
+
+    def __init__(
+        self,
+        puzzle: Puzzle,
+        variants: tuple[str, ...],
+        variant: str,
+        inputs: Mapping[str, torch.Tensor],
+        shapes: Mapping[str, tuple[int, ...]],
+    ):
+        target = targets.gpu() if next(iter(inputs.values())).is_cuda else targets.cpu()
+        if target is None:
+            raise Unavailable("MAX sees no GPU")
+        given = {name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}
+        programs = compiled(puzzle, variants, tensors.puzzle_dtype(puzzle, given), target)
+        self.wait = target.device.synchronize
+        self.programs = {direction: programs[f"{variant} {direction}"] for direction in DIRECTIONS}
+        written, forward = tensors.make_buffers(puzzle, self.programs["forward"], target, given)
+        given |= {name.removeprefix(f"{variant}."): tensor for name, tensor in written.items()}
+        _, backward = tensors.make_buffers(puzzle, self.programs["backward"], target, given)
+        # What forward keeps for backward is one buffer of both.
+        backward |= {name: forward[f"{variant}.{name}"] for name in puzzle.saved(variant)}
+        self.buffers = {"forward": forward, "backward": backward}
+        results = {f"{variant}.{name}": shape for name, shape in shapes.items()}
+        self.results = {
+            direction: tuple(
+                torch.from_dlpack(buffers[name]).view(shape)
+                for name, shape in results.items()
+                if name in buffers
+            )
+            for direction, buffers in self.buffers.items()
+        }
+
+    def prepare(self, direction: str) -> Call:
+        """A call of one pass, which does not wait, and returns tensors that lie in the graphs' own buffers."""
+        directions = {"backward": ("backward",), "both": DIRECTIONS}.get(direction, ("forward",))
+        results = tuple(result for each in directions for result in self.results[each])
+        if direction == "backward":
+            self.programs["forward"].run(self.buffers["forward"])
+
+        def call() -> tuple[torch.Tensor, ...]:
+            for each in directions:
+                self.programs[each].run(self.buffers[each])
+            return results
+
+        return call
+
+
+def compiled(
+    puzzle: Puzzle, variants: tuple[str, ...], dtype: str, target: Target
+) -> dict[str, graphs.Program]:
+    """A graph for each pass of each variant of the solution, "fused forward" and so on; one compile for all."""
+    calls = {
+        f"{variant} {direction}": (puzzle.variants[variant][number],)
+        for variant in variants
+        for number, direction in enumerate(DIRECTIONS)
+    }
+    package = roots.op_package(roots.solutions(), puzzle.name)
+    return graphs.load_each(package, calls, dtype, target.device, kind=target.kind)

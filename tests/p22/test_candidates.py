@@ -1,0 +1,141 @@
+"""Who is timed beside LayerNorm + Linear: right numbers, right counts, and candidates that do what their names say."""
+
+import numpy as np
+import pytest
+import torch
+from torch._functorch import config as functorch_config
+
+from harness.bench import judging
+from harness.bench.benchmark import PASSES, Problem, Unavailable
+from harness.puzzles.p22 import candidates
+from harness.puzzles.p22.candidates import BENCHMARK, CANDIDATES, Sizes
+
+TINY = Sizes(6, 5, 7)
+CPU = torch.device("cpu")
+BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
+
+
+def test_counts_of_operations_and_bytes():
+    """Counted once by hand: 2 rows of 3 to 5 features, 2 bytes an element."""
+    sizes = Sizes(2, 3, 5)
+    assert [sizes.operations(name) for name in ("forward", "backward", "both")] == [60, 120, 180]
+    forward = 2 * (6 + 15 + 3 + 3 + 5 + 10) + 2 * 2 * 4
+    backward = 2 * (10 + 6 + 15 + 3 + 3 + 6 + 3 + 3 + 15 + 5) + 2 * 2 * 4
+    assert sizes.bytes("inference", 2) == forward - 16
+    assert sizes.bytes("forward", 2) == forward
+    assert sizes.bytes("backward", 2) == backward
+    assert sizes.bytes("both", 2) == forward + backward
+
+
+def test_the_truth_is_the_mathematics():
+    """Against NumPy in float64, from the formulas of the chapter."""
+    problem = candidates.make_problem(TINY, torch.float32, CPU)
+    x, gamma, beta, W, b = (leaf.detach().double().numpy() for leaf in problem.leaves)
+    dy = problem.grad_output.double().numpy()
+    mean = x.mean(1, keepdims=True)
+    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(1, keepdims=True) + 1e-5)
+    x_hat = (x - mean) * rstd
+    ln_out, dln = x_hat * gamma + beta, dy @ W
+    g = dln * gamma
+    c1, c2 = (g * x_hat).mean(1, keepdims=True), g.mean(1, keepdims=True)
+    expected = {
+        "output": ln_out @ W.T + b,
+        "grad_input": rstd * (g - c2 - x_hat * c1),
+        "grad_ln_weight": (dln * x_hat).sum(0),
+        "grad_ln_bias": dln.sum(0),
+        "grad_weight": dy.T @ ln_out,
+        "grad_bias": dy.sum(0),
+    }
+    for name, value in BENCHMARK.truth(problem).items():
+        np.testing.assert_allclose(value.numpy(force=True), expected[name], rtol=1e-9, atol=1e-9)
+    # No term of dx is small enough to be forgotten.
+    size = np.abs(expected["grad_input"]).max()
+    assert np.abs(rstd * c2).max() > 0.02 * size and np.abs(rstd * x_hat * c1).max() > 0.2 * size
+
+
+def test_the_floor_is_one_two_or_three_products():
+    problem = candidates.make_problem(TINY, torch.float32, CPU)
+    products = BY_NAME["bare GEMMs"].build(problem)
+    M, H, O = TINY.M, TINY.H, TINY.O
+    shapes = {"forward": [(M, O)], "backward": [(M, H), (O, H)], "both": [(M, O), (M, H), (O, H)]}
+    for direction, expected in shapes.items():
+        found = products.prepare(direction)()
+        assert [tuple(tensor.shape) for tensor in found] == expected
+        assert not any(tensor.requires_grad for tensor in found)
+
+
+def test_a_compiled_backward_pass_can_be_run_again_and_again():
+    """A compiled backward pass may write over what forward kept; the one that is timed alone must not."""
+    problem = candidates.make_problem(Sizes(32, 16, 24), torch.float32, CPU)
+    calls = candidates.compiled()(problem)
+    both = calls.prepare("both")()
+    backward = calls.prepare("backward")
+    for _ in range(4):
+        for one, two in zip(backward(), both[1:], strict=True):
+            assert torch.allclose(one, two, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["fused", "unfused"])
+def test_reference_kernels_are_left_out_where_a_call_takes_minutes(algorithm):
+    problem = Problem(Sizes(2**11, 2**10, 2**10), candidates.eager, (torch.empty(1),), torch.empty(1))
+    with pytest.raises(Unavailable, match="made for reading"):
+        candidates.ours(algorithm)(problem)
+
+
+@pytest.mark.parametrize("name", ["max-autotune", "liger", "transformer-engine"])
+def test_gpu_peers_are_skipped_on_a_cpu(name):
+    problem = candidates.make_problem(TINY, torch.float32, CPU)
+    with pytest.raises(Unavailable, match="GPU"):
+        BY_NAME[name].build(problem)
+
+
+@pytest.mark.parametrize(
+    "name", ["compile", "compile budget 0.5", "fused through MAX", "unfused through MAX"]
+)
+def test_candidates_return_what_autograd_returns(name):
+    problem = candidates.make_problem(TINY, torch.float32, CPU)
+    truth = BENCHMARK.truth(problem)
+    calls = BY_NAME[name].build(problem)
+    for direction in PASSES:
+        with torch.set_grad_enabled(direction != "inference"):
+            prepared = calls.prepare(direction)
+            for result in (prepared(), prepared()):
+                calls.wait()
+                for quantity, tensor in zip(BENCHMARK.returned(direction), result, strict=True):
+                    assert torch.allclose(tensor.detach().double(), truth[quantity], rtol=1e-4, atol=1e-4), (
+                        quantity
+                    )
+
+
+def test_what_goes_through_max_computes_anew_at_every_call():
+    problem = candidates.make_problem(TINY, torch.float32, CPU)
+    for direction in ("forward", "backward", "both"):
+        call = BY_NAME["fused through MAX"].build(problem).prepare(direction)
+        first = [tensor.clone() for tensor in call()]
+        for tensor in call():
+            tensor.fill_(float("nan"))
+        for tensor, expected in zip(call(), first, strict=True):
+            assert torch.allclose(tensor, expected)
+
+
+def test_a_compile_budget_keeps_less_and_is_set_back():
+    """Half of what eager keeps: x and two numbers a row, the LayerNorm output recomputed."""
+    sizes = Sizes(64, 32, 48)
+    problem = candidates.make_problem(sizes, torch.float32, CPU)
+    before = functorch_config.activation_memory_budget, functorch_config.donated_buffer
+    kept = {}
+    for name in ("eager", "compile budget 0.5"):
+        calls = BY_NAME[name].build(problem)
+        kept[name] = judging.saved_bytes(calls.prepare("forward"), calls.leaves[1:])
+        calls.prepare("backward")()
+    x, statistics = 4 * sizes.M * sizes.H, 8 * sizes.M
+    assert kept == {"eager": 2 * x + statistics, "compile budget 0.5": x + statistics}
+    assert (functorch_config.activation_memory_budget, functorch_config.donated_buffer) == before
+
+
+def test_a_setting_that_torch_no_longer_has():
+    with (
+        pytest.raises(Unavailable, match="this torch has no such setting"),
+        candidates.functorch_settings(gone=1),
+    ):
+        pass

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.console import Parser, make_console, progress, write_json
+from harness.console import Parser, make_console, output_lost, prepare_streams, progress, write_json
 from harness.errors import BadUse, WorkbookError
 from harness.spec.catalogue import find_puzzle
+from harness.toolchain.disk import check_target
 
 EXIT_CODES = """\
 exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks, nothing attempted is wrong; 4 the Mojo
@@ -105,20 +106,11 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    prepare_streams()
     try:
-        if arguments[:1] == ["vgpu"]:
-            from harness.vgpu.cli import main as vgpu
-
-            return vgpu(arguments[1:])
-        if arguments and arguments[0] in COMMANDS:
-            from harness import commands
-
-            return commands.run(arguments[0], arguments[1:])
-        if "--bench" in arguments:
-            from harness.bench import command
-
-            return command.main(arguments)
-        return run_puzzle(parse(arguments or ["--help"]))
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
     except WorkbookError as error:
         print(f"error: {error}", file=sys.stderr)
         if "--verbose" in arguments and getattr(error, "details", ""):
@@ -132,6 +124,25 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(130)  # A compile in another thread cannot be stopped; nothing is left half-written.
+    except OSError as error:
+        return output_lost(error)
+
+
+def run(arguments: list[str]) -> int:
+    """Finds the command and runs it."""
+    if arguments[:1] == ["vgpu"]:
+        from harness.vgpu.cli import main as vgpu
+
+        return vgpu(arguments[1:])
+    if arguments and arguments[0] in COMMANDS:
+        from harness import commands
+
+        return commands.run(arguments[0], arguments[1:])
+    if "--bench" in arguments:
+        from harness.bench import command
+
+        return command.main(arguments)
+    return run_puzzle(parse(arguments or ["--help"]))
 
 
 def run_puzzle(flags: argparse.Namespace) -> int:
@@ -149,6 +160,9 @@ def run_puzzle(flags: argparse.Namespace) -> int:
         if getattr(flags, demo.flag.replace("-", "_")):
             return pkgutil.resolve_name(demo.run)(console)
     options = make_options(flags, puzzle)
+    for flag, target in (("--json", flags.json), ("--trace", flags.trace)):
+        if target not in (None, "-"):
+            check_target(flag, target)
     if flags.profile or flags.trace:
         return run_profile(console, options, flags.trace)
     with progress(console) as (on_compile, on_ready):
@@ -175,19 +189,22 @@ def run_profile(console: Console, options, trace: Path | None) -> int:
 
 def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # noqa: F821
     """The options of a run. Raises BadUse, naming the flag, for a value that makes no sense."""
+    from harness.check.limits import check_dims
     from harness.check.runs import Options
 
-    if flags.dims and min(flags.dims) < 1:
-        raise BadUse(f"--dims {' '.join(map(str, flags.dims))}: every size must be at least 1")
+    if flags.dims:
+        check_dims(puzzle, tuple(flags.dims))
     if flags.repeat < 1:
         raise BadUse(f"--repeat {flags.repeat}: must be at least 1")
-    if flags.seed < 0:
-        raise BadUse(f"--seed {flags.seed}: must not be negative")
+    if not 0 <= flags.seed < 2**64:
+        raise BadUse(
+            f"--seed {flags.seed}: must {'not be negative' if flags.seed < 0 else 'fit into 64 bits'}"
+        )
     if not re.fullmatch(r"natural|reversed|shuffled(:\d+)?", flags.blocks):
         raise BadUse(f"--blocks {flags.blocks}: expected natural, reversed, shuffled or shuffled:SEED")
     gates = {gate.id: gate for gate in puzzle.gates}
-    if flags.gate and flags.gate not in gates:
-        raise BadUse(f"--gate {flags.gate}: unknown gate; there is {', '.join(gates)}")
+    if flags.gate is not None and flags.gate not in gates:
+        raise BadUse(f"--gate {flags.gate or repr('')}: unknown gate; there is {', '.join(gates)}")
     chosen = tuple(name for name in puzzle.variants if getattr(flags, name, False))
     if flags.gate:
         variant = gates[flags.gate].variant

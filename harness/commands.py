@@ -44,7 +44,7 @@ def works(puzzle: Puzzle) -> list[Work]:
 
 def chosen(name: str | None) -> list[Puzzle]:
     """One puzzle by name, or all."""
-    return [find_puzzle(each) for each in ([name] if name else puzzle_names())]
+    return [find_puzzle(each) for each in (puzzle_names() if name is None else [name])]
 
 
 # ---- list ---------------------------------------------------------------------------------------------------
@@ -81,7 +81,8 @@ def hint(arguments: list[str]) -> int:
         flags.numpy, wanted = True, wanted.removeprefix(f"{hints.NUMPY}-")
     work = Work(puzzle, flags.numpy)
     named = re.fullmatch(r"(\w+?)-(\d+)", wanted)
-    gate = work.gate(named[1] if named else wanted) if wanted else work.next_gate(progress)
+    asked = flags.gate is not None
+    gate = work.gate(named[1] if named else wanted) if asked else work.next_gate(progress)
     if gate is None:
         print("Every blank has passed: there is nothing to hint at.")
         return 0
@@ -101,7 +102,7 @@ def diff(arguments: list[str]) -> int:
     made.add_argument("--spoil", action="store_true", help="also of gates that have not passed")
     flags = made.parse_args(arguments)
     work = Work(find_puzzle(flags.puzzle), flags.numpy)
-    gates = [work.gate(flags.gate)] if flags.gate else work.gates
+    gates = work.gates if flags.gate is None else [work.gate(flags.gate)]
     shown_any = show_difference(
         make_console(sys.stdout), work, Progress.load(), [gate.id for gate in gates], spoil=flags.spoil
     )
@@ -225,7 +226,7 @@ def check_numpy(puzzle: Puzzle, gate: str | None) -> int:
     work = Work(puzzle, numpy=True)
     found = work.blanks()
     progress = Progress.load()
-    results = make_checker(work).check(work.path, [gate] if gate else None)
+    results = make_checker(work).check(work.path, None if gate is None else [gate])
     for result in results:
         progress.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
         print_lines(console, gate_report.verdict_lines(result, puzzle, work.path, found))
@@ -247,7 +248,7 @@ def watch(arguments: list[str]) -> int:
     )
     flags = made.parse_args(arguments)
     work = Work(find_puzzle(flags.puzzle), flags.numpy)
-    if flags.gate:
+    if flags.gate is not None:
         work.gate(flags.gate)
     if flags.measure is not None:
         return measure_watch(work, flags.gate or work.gates[-1].id, flags.measure)

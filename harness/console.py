@@ -1,7 +1,14 @@
-"""What every command shares: its parser of flags, its console, progress on long work, JSON, and paths as people read them."""
+"""What every command shares: its parser of flags, its streams and console, progress on long work, JSON, and paths.
+
+A terminal that knows no UTF-8 gets plain signs for the others: that is done here, for whatever is printed.
+"""
 
 import argparse
+import codecs
 import json
+import os
+import sys
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +16,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.errors import BadUse
+from harness.errors import BadUse, EnvironmentProblem
+from harness.toolchain.disk import write_target
+
+INTERRUPTED = 130
+PLAIN = {
+    **{"✅": "ok", "❌": "FAIL", "⏳": "todo", "⏭": "skip", "✎": "edit"},
+    **{"·": "-", "│": "|", "└": "+", "─": "-", "→": "->", "×": "x", "–": "-", "—": "-", "…": "..."},
+}
+"""What stands for a sign where it cannot be printed."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,10 +34,57 @@ class Parser(argparse.ArgumentParser):
         raise BadUse(message)
 
 
+# ---- Streams ------------------------------------------------------------------------------------------------
+
+
+def plain_signs(error: UnicodeError) -> tuple[str | bytes, int]:
+    """The error handler of the standard streams: a plain sign for one that their encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    sign = error.object[error.start]
+    if "\udc80" <= sign <= "\udcff":  # a byte of a file's name that is no text
+        return bytes([ord(sign) - 0xDC00]), error.start + 1
+    letter = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode()
+    return PLAIN.get(sign) or letter or "?", error.start + 1
+
+
+codecs.register_error("workbook-plain-signs", plain_signs)
+
+
+def prepare_streams() -> None:
+    """Makes the standard streams fit for every command: one that is closed leads nowhere, and none fails at a sign."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for the life of the process)
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) in ("strict", "surrogateescape", "backslashreplace"):
+            stream.reconfigure(errors="workbook-plain-signs")
+
+
+def output_lost(error: OSError) -> int:
+    """The exit code, after one line, where standard output takes no more, or another file fails unexpectedly."""
+    try:
+        sys.stdout.flush()
+    except OSError:  # what is left in it goes nowhere, or the interpreter would complain at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        print("interrupted: nobody reads the output any more", file=sys.stderr)
+        return INTERRUPTED
+    print(f"error: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
+    return EnvironmentProblem.exit_code
+
+
+class PipedConsole(Console):
+    """A console that leaves the end of a pipe to the command line; rich would exit with 1, "a wrong result"."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # the error that is being handled
+
+
 def make_console(stream) -> Console:
     """A console that prints plain, unwrapped text where nobody looks at a terminal."""
     piped = not stream.isatty()
-    return Console(file=stream, highlight=False, emoji=False, width=200 if piped else None)
+    return PipedConsole(file=stream, highlight=False, emoji=False, width=200 if piped else None)
 
 
 def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
@@ -64,11 +126,8 @@ def write_json(data: dict, target: str) -> None:
     text = json.dumps(data, indent=2)
     if target == "-":
         print(text)
-        return
-    try:
-        Path(target).write_text(text + "\n")
-    except OSError as error:
-        raise BadUse(f"--json {target}: {error.strerror}") from error
+    else:
+        write_target("--json", target, text + "\n")
 
 
 def shown(path: Path) -> str:

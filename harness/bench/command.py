@@ -28,9 +28,11 @@ from harness.bench.benchmark import COLUMNS, DTYPES, ON_REQUEST, PASSES, Benchma
 from harness.bench.machine import machine
 from harness.bench.report import Row, Show
 from harness.bench.runner import Bench, Options
+from harness.check.limits import LARGEST
 from harness.console import Parser, make_console, write_json
 from harness.errors import BadUse
 from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.toolchain.disk import check_target
 
 # ---- Flags --------------------------------------------------------------------------------------------------
 
@@ -127,6 +129,8 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
         )
         if part in benchmark.named:
             sizes += benchmark.named[part]
+        elif any(number > LARGEST for number in numbers):
+            raise BadUse(f"--sizes: {part!r}: the kernels count at most {LARGEST:,}")
         elif len(numbers) == len(names) and all(numbers):
             sizes.append(benchmark.sizes(*numbers))
         else:
@@ -147,6 +151,8 @@ def main(arguments: list[str]) -> int:
     benchmark = find_benchmark(find_puzzle(name))
     flags = make_parser(name, benchmark).parse_args(rest)
     options = make_options(flags, benchmark)
+    if flags.json not in (None, "-"):
+        check_target("--json", flags.json)
     console = make_console(sys.stderr if flags.json == "-" else sys.stdout)
     # torch says so when its thread for backward passes starts; the products are right, and timed later.
     warnings.filterwarnings(

@@ -37,7 +37,9 @@ def driver() -> str:
     """The version of the NVIDIA driver, or nothing where nvidia-smi does not say it."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.split("\n")[0]
+        return subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=20
+        ).stdout.split("\n")[0]
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -45,7 +47,7 @@ def driver() -> str:
 def cpu_name() -> str:
     """The model of this machine's CPU, how many cores this process may use, and its architecture."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         text = ""
     model = re.search(r"^model name\s*: (.*)$", text, re.M)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.check.runs import Options, locate
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
-from harness.errors import BadUse
+from harness.toolchain.disk import write_target
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,7 @@ def write_trace(options: Options, target: Path) -> int:
         for variant, run in replayed(options, trace=True).items()
         for launch in run.launches
     ]
-    try:
-        target.write_text(json.dumps(entries) + "\n")
-    except OSError as error:
-        raise BadUse(f"--trace {target}: {error.strerror}") from error
+    write_target("--trace", target, json.dumps(entries) + "\n")
     return len(entries)
 
 

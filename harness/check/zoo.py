@@ -51,7 +51,7 @@ class WrongKernel:
         Raises DamagedFile where the old text does not stand in the file exactly once.
         """
         source = package or roots.op_package(roots.solutions(), "p22")
-        text = (source.path / self.file).read_text()
+        text = (source.path / self.file).read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise DamagedFile(
                 f"wrong kernel {self.name} no longer applies: its old text stands {text.count(self.old)} times "
@@ -70,7 +70,7 @@ def load(puzzle: str = "p22") -> list[WrongKernel]:
 def read(path: Path) -> WrongKernel:
     """One wrong kernel."""
     try:
-        entries = tomllib.loads(path.read_text())
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise DamagedFile(f"{path}: {error}") from error
     missing, unknown = KEYS - entries.keys(), entries.keys() - KEYS - MORE

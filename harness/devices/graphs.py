@@ -28,8 +28,8 @@ from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, Tenso
 from harness.errors import CompileFailed
 from harness.spec.ops import Call, OpSpec, accum_dtype
 from harness.toolchain.cache import cache_folder, digest, discard, keep, whole
+from harness.toolchain.disk import compiler_out_of_room, is_full
 from harness.toolchain.packages import OpPackage
-from harness.toolchain.room import compiler_out_of_room, is_full
 
 DTYPES = {
     "float32": DType.float32,
@@ -275,7 +275,7 @@ def host_identity() -> str:
     try:
         flags = next(
             line
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
             if line.startswith(("flags", "Features"))
         )
     except (OSError, StopIteration):

@@ -30,7 +30,7 @@ def ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[Hint]]
     """
     path = (solutions or roots.solutions()) / puzzle / "hints.toml"
     try:
-        data = tomllib.loads(path.read_text())
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
         entries = {name: rungs for name, rungs in data.items() if name != NUMPY}
         entries |= {f"{NUMPY}-{name}": rungs for name, rungs in data.get(NUMPY, {}).items()}
         return {

@@ -37,7 +37,7 @@ class Progress:
         """The progress in a folder, the checkout unless another is given; empty where the file is missing or cannot be understood."""
         path = (folder or roots.CHECKOUT) / FILE
         try:
-            data = json.loads(path.read_text())
+            data = json.loads(path.read_text(encoding="utf-8"))
             passed = {str(key): str(value) for key, value in data["passed"].items()}
             hints = {str(key): int(value) for key, value in data["hints"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):

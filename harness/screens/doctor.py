@@ -62,7 +62,7 @@ def pins() -> dict[str, str]:
     """The versions that the workbook was tested with, by distribution: from pyproject.toml, else from the metadata."""
     project = CHECKOUT / "pyproject.toml"
     if project.is_file():
-        wanted = tomllib.loads(project.read_text())["project"]["dependencies"]
+        wanted = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
     else:
         wanted = [r.split(";")[0].strip() for r in metadata.requires(DISTRIBUTION) or [] if "extra" not in r]
     return dict(requirement.split("==", 1) for requirement in wanted if "==" in requirement)

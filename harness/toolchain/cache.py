@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from harness.errors import EnvironmentProblem
-from harness.toolchain.room import is_full, no_room
+from harness.toolchain.disk import is_full, no_room
 
 VARIABLE = "WORKBOOK_CACHE"
 REMEDY = f"set {VARIABLE} to a folder you can write"

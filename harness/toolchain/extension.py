@@ -23,9 +23,9 @@ from types import ModuleType
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 from harness.toolchain.cache import cache_folder, digest, keep, made_folder
 from harness.toolchain.diagnostics import parse_diagnostics
+from harness.toolchain.disk import compiler_out_of_room
 from harness.toolchain.linker import environment_with_linker
 from harness.toolchain.packages import compile_failed, mojo_version, run_mojo
-from harness.toolchain.room import compiler_out_of_room
 from harness.toolchain.roots import solutions
 
 VARIABLE = "WORKBOOK_EXTENSIONS"
@@ -222,7 +222,14 @@ def compile_module(architecture: str, staging: Path) -> Path:
     tools.mkdir()
     env = environment_with_linker(tools)
     env["TMPDIR"] = str(tools)  # mojo leaves intermediate files behind
-    done = subprocess.run([sys.executable, *MOJO, *command], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *MOJO, *command],
+        env=env,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     # A GPU target's code generator may print an error and the compiler go on.
     said = done.stdout + done.stderr
     if done.returncode != 0 or re.search(r"^error: ", said, re.MULTILINE):

@@ -46,7 +46,10 @@ def mojo_differences(root: Path) -> list[str]:
         format_mojo(copies)
         for file, copy in zip(files, copies, strict=True):
             name = str(file.relative_to(root))
-            before, after = file.read_text().splitlines(), copy.read_text().splitlines()
+            before, after = (
+                file.read_text(encoding="utf-8").splitlines(),
+                copy.read_text(encoding="utf-8").splitlines(),
+            )
             lines += difflib.unified_diff(before, after, name, f"{name} (formatted)", lineterm="")
     return lines
 

@@ -69,7 +69,7 @@ def lld_arguments(arguments: list[str], libc: Path) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Link as `cc` would; the exit code is lld's."""
-    maps = Path("/proc/self/maps").read_text()
+    maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
     try:
         command = [str(find_lld()), *lld_arguments(arguments, c_library(maps))]
     except (FileNotFoundError, ValueError) as error:

@@ -9,7 +9,7 @@ from harness.errors import BadUse, CompileFailed, EnvironmentProblem, WorkbookEr
 from harness.toolchain import translate
 from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.diagnostics import parse_diagnostics
-from harness.toolchain.room import compiler_out_of_room
+from harness.toolchain.disk import compiler_out_of_room
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ def run_mojo(*arguments: str, **options) -> subprocess.CompletedProcess:
     """Runs the installed Mojo compiler and captures what it prints."""
     from mojo.run import subprocess_run_mojo
 
-    return subprocess_run_mojo(list(arguments), capture_output=True, text=True, **options)
+    return subprocess_run_mojo(
+        list(arguments), capture_output=True, text=True, encoding="utf-8", errors="replace", **options
+    )
 
 
 def compile_failed(path: Path, output: str, *written: Path) -> WorkbookError:

@@ -33,7 +33,7 @@ def coverage(folder: Path = TESTS) -> dict[str, str]:
     """Opcode -> the first test that covers it, by file and name."""
     out: dict[str, str] = {}
     for file in sorted(folder.glob("test_*.py")):
-        for node in ast.parse(file.read_text()).body:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef):
                 for mark in node.decorator_list:
                     if isinstance(mark, ast.Call) and getattr(mark.func, "id", "") == "covers":

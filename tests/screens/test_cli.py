@@ -174,10 +174,35 @@ def test_json_to_standard_output_is_nothing_but_json(command_line):
     assert "Overall Result" in finished.err
 
 
-def test_json_to_a_place_that_cannot_be_written(command_line, tmp_path):
-    finished = command_line(*ON_CPU, "--json", tmp_path / "missing" / "run.json")
-    assert finished.code == 2
-    assert finished.err == f"error: --json {tmp_path}/missing/run.json: No such file or directory\n"
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [(ON_CPU, "--json"), (ON_CPU, "--trace"), (("p22", "--bench"), "--json"), (("p22", "--bench"), "--csv")],
+)
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("missing/file", "No such file or directory"),
+        (".", "Is a directory"),
+        ("file/file", "Not a directory"),
+        ("link", "No such file or directory"),
+        ("no.such" * 60, "File name too long"),
+    ],
+    ids=["no folder", "a folder", "below a file", "a link to nowhere", "too long"],
+)
+def test_2_a_target_that_cannot_be_written_is_found_before_anything_runs(
+    command_line, tmp_path, monkeypatch, flags, flag, place, words
+):
+    def too_late(*arguments, **options):
+        pytest.fail("something ran")
+
+    monkeypatch.setattr("harness.check.runs.run", too_late)
+    monkeypatch.setattr("harness.check.profile.replayed", too_late)
+    monkeypatch.setattr("harness.bench.runner.Bench.run", too_late)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere/run.json")
+    finished = command_line(*flags, flag, tmp_path / place)
+    assert (finished.code, finished.err) == (2, f"error: {flag} {tmp_path / place}: {words}\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
 
 
 # ---- What a run can be told ---------------------------------------------------------------------------------
@@ -318,6 +343,20 @@ def bad_use(command_line, *arguments: str) -> str:
         (["p22", "--gate", "dW", "--fast"], ["--gate dW", "the fused kernels", "leave out --fast"]),
         (["p22", "--repeat", "0"], ["--repeat 0", "must be at least 1"]),
         (["p22", "--seed", "-1"], ["--seed -1", "must not be negative"]),
+        (["p22", "--seed", str(2**64)], [f"--seed {2**64}", "must fit into 64 bits"]),
+        (["p22", "--dims", "1", "1", str(2**31), "1"], ["--dims 1 1 2147483648 1", "up to 2,147,483,647"]),
+        (["p22", "--dims", "65536", "65536", "1", "1"], ["sizes and rows up to", "not 4,294,967,296"]),
+        (["p22", "--dims", "30000", "30000", "2000", "1"], ["needs more than", "GiB, and this machine has"]),
+        (["p22", "--gate", ""], ["--gate '': unknown gate; there is ln"]),
+        (["p22", "--numpy", "--gate", ""], ["the NumPy rung has no gate ''"]),
+        (["p22", "--json", ""], ["--json : the name of a file is missing"]),
+        (["p22", "--blocks", ""], ["--blocks : expected natural"]),
+        (["hint", "p22", ""], ["unknown gate ''"]),
+        (["diff", "p22", ""], ["unknown gate ''"]),
+        (["reset", "p22", ""], ["unknown blank ''"]),
+        (["watch", "p22", "--gate", ""], ["unknown gate ''"]),
+        (["list", ""], ["unknown puzzle ''"]),
+        (["verify", ""], ["unknown puzzle ''"]),
         (["p22", "--blocks", "random"], ["--blocks random", "natural, reversed, shuffled"]),
         (["p22", "--solution", "--problem"], ["--problem", "not allowed with argument --solution"]),
         (["p22", "--ops", "/nowhere"], ["no op package at /nowhere", "not a folder"]),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import CompileFailed, EnvironmentProblem
-from harness.toolchain import cache, room
+from harness.toolchain import cache, disk
 from harness.toolchain.cache import STAGING, STALE, cache_folder, digest, discard, keep, whole
 from harness.toolchain.packages import compile_failed
 
@@ -265,7 +265,7 @@ def test_a_compiler_that_says_nothing_of_use_on_a_full_disk_is_not_the_package_s
     said = '{"kind":"error","message":"failed to run the pass manager"}'
     assert isinstance(compile_failed(tmp_path, said), CompileFailed)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary" / "not made yet"))
-    monkeypatch.setattr(room, "free", lambda folder: 4096 if "temporary" in folder.parts else 1 << 40)
+    monkeypatch.setattr(disk, "free", lambda folder: 4096 if "temporary" in folder.parts else 1 << 40)
     failure = compile_failed(tmp_path, said)
     assert (
         isinstance(failure, EnvironmentProblem)
@@ -275,7 +275,7 @@ def test_a_compiler_that_says_nothing_of_use_on_a_full_disk_is_not_the_package_s
 
 
 def test_a_line_that_does_not_compile_is_the_package_s_failure_on_a_full_disk_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "free", lambda folder: 0)
+    monkeypatch.setattr(disk, "free", lambda folder: 0)
     place = {"file": "a.mojo", "location": {"line": 3, "column": 7}}
     said = json.dumps({"diagnostic": place, "kind": "error", "message": "no such name"})
     assert isinstance(compile_failed(tmp_path, said, tmp_path), CompileFailed)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from harness.errors import EnvironmentProblem
 from harness.toolchain.cache import cache_folder, digest, keep
+from harness.toolchain.disk import compiler_out_of_room
 from harness.toolchain.linker import environment_with_linker
-from harness.toolchain.room import compiler_out_of_room
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = {"libcuda.so.1": "libcuda.mojo", "libnvidia-ml.so.1": "libnvml.mojo"}
@@ -84,7 +84,9 @@ def find_mojo() -> str:
 
 def mojo_version(mojo: str) -> str:
     """What `mojo --version` prints."""
-    done = subprocess.run([mojo, "--version"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [mojo, "--version"], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode != 0:
         raise DriverBuildError(f"`mojo --version` failed: {last_line(done.stderr)}")
     return done.stdout.strip()
@@ -138,7 +140,9 @@ def compile_library(target: Path, source: Path, mojo: str, env: dict[str, str]) 
     command = [mojo, "build", "--emit", "shared-lib", "-o", str(target), str(source)]
     for option in (f"-soname={target.name}", f"-init={CONSTRUCTOR}"):
         command += ["-Xlinker", option]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode != 0:
         full = compiler_out_of_room(done.stdout + done.stderr, target.parent)
         raise full or DriverBuildError(f"mojo could not build {target.name}: {last_line(done.stderr)}")

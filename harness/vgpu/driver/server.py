@@ -164,7 +164,7 @@ def descendants(pid: int) -> list[int]:
     found = []
     with contextlib.suppress(OSError):
         for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in map(int, listing.read_text().split()):
+            for child in map(int, listing.read_text(encoding="utf-8").split()):
                 found += [child, *descendants(child)]
     return found
 

@@ -1,0 +1,81 @@
+"""Writing to disk: a file holds all of a text or what it held before; targets are tried before they are wanted."""
+
+import errno
+import os
+import stat
+import threading
+
+import pytest
+
+from harness.errors import BadUse, EnvironmentProblem
+from harness.toolchain import disk
+from harness.toolchain.disk import check_target, write_target, write_whole
+
+
+def no_room(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_is_written_and_nothing_lies_beside_it(tmp_path):
+    for text in ("one ✅\n", "two\r\n"):
+        write_whole(tmp_path / "file", text)
+        assert (tmp_path / "file").read_bytes() == text.encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_keeps_its_permissions_and_a_link_its_place(tmp_path):
+    (tmp_path / "file").write_text("before")
+    (tmp_path / "file").chmod(0o640)
+    (tmp_path / "link").symlink_to("file")
+    write_whole(tmp_path / "link", "after")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "after"
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("before")
+    monkeypatch.setattr(disk.os, "fsync", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "file", "after")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "before"}
+
+
+def test_a_pipe_is_written_in_place(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    write_whole(tmp_path / "pipe", "through")
+    reader.join(10)
+    assert read == ["through"]
+
+
+def test_a_full_disk_says_how_much_was_to_be_written_and_where(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk.os, "fsync", no_room)
+    with pytest.raises(EnvironmentProblem) as raised:
+        write_target("--json", tmp_path / "run.json", "x" * 1234)
+    said = str(raised.value)
+    assert said.startswith(f"disk full: no room for --json {tmp_path}/run.json, 1,234 bytes in {tmp_path} (")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_target_that_fails_otherwise_is_bad_use(tmp_path):
+    with pytest.raises(BadUse, match=r"--trace .*/no/file: No such file or directory"):
+        write_target("--trace", tmp_path / "no" / "file", "")
+
+
+def test_a_target_that_can_be_written_is_left_as_it_is(tmp_path):
+    (tmp_path / "file").write_text("before")
+    check_target("--json", tmp_path / "file")
+    check_target("--json", tmp_path / "new")
+    check_target("--json", "/dev/null")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "before"}
+
+
+def test_a_target_without_write_access(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "file").chmod(0o400)
+    if os.access(tmp_path / "file", os.W_OK):
+        pytest.skip("this user may write everywhere")
+    with pytest.raises(BadUse, match=r"--json .*/file: Permission denied"):
+        check_target("--json", tmp_path / "file")

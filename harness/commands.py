@@ -15,7 +15,7 @@ from rich.text import Text
 from harness.check.checkers import make_checker
 from harness.console import Parser, make_console, print_lines, relative, shown
 from harness.errors import BadUse, WorkbookError
-from harness.learner import hints, restore
+from harness.learner import hints, layout, restore
 from harness.learner.progress import Progress
 from harness.learner.work import Work
 from harness.screens import gate_report
@@ -133,30 +133,30 @@ def reset(arguments: list[str]) -> int:
     if not flags.yes and not agreed():
         print("Nothing was changed.")
         return 0
-    for path, text in changes.items():
+    for path, content in changes.items():
         try:
-            kept = restore.reset(path, text)
+            kept = restore.reset(path, content)
         except OSError as error:
             raise BadUse(f"{error.filename or path}: {error.strerror}; nothing of it was changed") from error
         print(f"wrote {shown(path)}" + (f", kept {shown(kept)}" if kept else ""))
     return 0
 
 
-def changed_files(work: Work, blank: str | None) -> dict[Path, str]:
-    """The files that a reset writes, with what it writes."""
-    pairs = [(work.path, work.solution)]
+def changed_files(work: Work, blank: str | None) -> dict[Path, str | Path]:
+    """The paths that a reset puts back, each with the text that it writes or the file of the solution that it links to."""
+    text = restore.restored(work.path, work.solution, blank)
+    changes: dict[Path, str | Path] = {} if holds(work.path, text) else {work.path: text}
     if blank is None and not work.numpy:
-        folder = work.solution.parent
-        pairs = [
-            (work.path.parent / path.relative_to(folder), path) for path in sorted(folder.rglob("*.mojo"))
-        ]
-    wanted = {path: restore.restored(path, solution, blank) for path, solution in pairs}
-    return {path: text for path, text in wanted.items() if not holds(path, text)}
+        folder, package = work.solution.parent, work.path.parent
+        for relative in layout.layout(folder).linked:
+            if not layout.is_link_to(package / relative, folder / relative):
+                changes[package / relative] = folder / relative
+    return changes
 
 
 def holds(path: Path, text: str) -> bool:
-    """Whether a file holds exactly this text."""
-    return path.is_file() and path.read_bytes() == text.encode()
+    """Whether a file, and no link to one, holds exactly this text."""
+    return path.is_file() and not path.is_symlink() and path.read_bytes() == text.encode()
 
 
 def agreed() -> bool:
@@ -208,6 +208,8 @@ def verify_work(console: Console, work: Work, progress: Progress, *, verbose: bo
             console.print(Text(f"{title}: untouched (it is optional)", style="dim"))
             return 0
         console.print(Text(title, style="bold"))
+        if not work.numpy:
+            print_lines(console, [f"   note: {relative(note)}" for note in layout.notes(work.puzzle.name)])
         results = make_checker(work).check(work.path if work.numpy else work.package)
     except WorkbookError as error:
         details = getattr(error, "details", "") if verbose else ""

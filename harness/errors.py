@@ -14,7 +14,7 @@ class BadUse(WorkbookError):
 
 
 class DamagedFile(BadUse):
-    """A problem file whose blank markers are broken."""
+    """A problem file whose blank markers are broken, or a link that leads nowhere."""
 
 
 class KernelFailed(WorkbookError):

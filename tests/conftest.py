@@ -5,6 +5,7 @@ Graphs come from and go to the workbook's own cache, so that a test run compiles
 
 import functools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,9 +83,7 @@ def command_line(capsys) -> Callable[..., Finished]:
 def copied_package(tmp_path, solution) -> Iterator["PackageCopy"]:
     """A copy of the solution's op package that a test may damage."""
     copy = PackageCopy(tmp_path / "op")
-    copy.path.mkdir()
-    for file in solution.files:
-        (copy.path / file.name).write_text(file.read_text())
+    shutil.copytree(solution.path, copy.path)
     return copy
 
 

@@ -21,12 +21,11 @@ def checkout(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("harness", "solutions"):
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored, symlinks=True)
     solution = folder / "solutions" / "p90"
     shutil.copytree(TOY, solution, ignore=ignored)
     (solution / "p90.py").rename(folder / "harness" / "puzzles" / "p90.py")
-    for name in ("common.mojo", "launcher.mojo"):  # what every puzzle shares
-        shutil.copy(ROOT / "solutions" / "p22" / "op" / name, solution / "op")
+    (solution / "op" / "shared").symlink_to("../../shared")
     finished = subprocess.run(
         [sys.executable, "-m", "harness.learner.blanks"], cwd=folder, capture_output=True, text=True
     )

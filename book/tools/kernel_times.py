@@ -45,8 +45,10 @@ FIELDS = [
 
 # Mojo cuts the names of kernels: package, file and the first letters of the function, about 30 in all, then types.
 OURS = re.compile(
-    r"^op_(?:layernorm_linear|fast_rows|gemm_hopper|gemm_portable)_(\w+?)_?(?:\d+A\d*A|_[0-9a-f]{16})"
+    r"^op_(?:layernorm_linear|fast_rows|shared_gemm_(hopper|portable))_(\w+?)_?(?:\d+A\d*A|_[0-9a-f]{16})"
 )
+# Of those in the shared folder too little is left, but the file says which one it is.
+PRODUCTS = {"hopper": "gemm_hopper_kernel", "portable": "gemm_kernel"}
 # In a MAX graph nothing is left of a kernel's name but the package and the file.
 NAMELESS = re.compile(r"^ops_[0-9a-f]{16}_")
 
@@ -57,7 +59,9 @@ def kernel_name(mangled: str) -> str:
     if NAMELESS.match(mangled):
         return ""
     found = OURS.match(mangled)
-    return found[1] if found else f"other {mangled[:60]}"
+    if not found:
+        return f"other {mangled[:60]}"
+    return PRODUCTS[found[1]] if found[1] else found[2]
 
 
 def named(launches: list[tuple[str, float]], algorithm: str, direction: str) -> list[tuple[str, float]]:

@@ -130,10 +130,9 @@ def locate(options: Options) -> OpPackage:
     if options.root == "solutions":
         return roots.op_package(roots.solutions(), name)
     if options.root == "problems":
-        Work(
-            options.puzzle
-        ).blanks()  # a learner's file has all of them, or says in a line what happened to it
-        return roots.op_package(roots.problems(), name)
+        work = Work(options.puzzle)
+        work.blanks()  # a learner's file has all of them, or says in a line what happened to it
+        return work.package
     return OpPackage(Path(options.root))
 
 

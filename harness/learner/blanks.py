@@ -7,7 +7,8 @@ A blank stands between two comment lines in any file under `solutions/`:
     # BLANK-END dx
 
 `skeleton` replaces what is between by a FILL IN line; everything outside stays as it is, but for the suffix
-`_solution` of book anchors. `python -m harness.learner.blanks` writes `problems/` from `solutions/`.
+`_solution` of book anchors. `python -m harness.learner.blanks` writes `problems/` from `solutions/`: these files, and
+links to what has no blanks.
 """
 
 import argparse
@@ -19,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import DamagedFile
+from harness.learner.layout import faults, is_link_to, layout, put_link
 
 START = re.compile(r"^(?P<indent>[ \t]*)# BLANK-START (?P<id>\w+): (?P<task>.+)$")
 END = re.compile(r"^[ \t]*# BLANK-END (?P<id>\w+)$")
 MARKER = re.compile(r"^[ \t]*#\s*BLANK-(START|END)")
-SUFFIXES = {".mojo", ".py"}
 REPAIR = "`python -m harness reset` puts the file back and keeps a copy of yours"
 
 
@@ -146,37 +147,45 @@ def outside(text: str, name: str = "the file") -> str:
     return join(pieces, {piece.id: () for piece in pieces if isinstance(piece, Blank)})
 
 
-def sources(folder: Path) -> list[Path]:
-    """The files of a puzzle's solution that a learner gets: the op package, and every file with blanks.
-
-    Relative to `solutions/`, in a fixed order.
-    """
-    return sorted(
-        path.relative_to(folder)
-        for path in folder.rglob("*")
-        if path.suffix in SUFFIXES
-        and ("op" in path.relative_to(folder).parts or "BLANK-START" in path.read_text())
-    )
-
-
 def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Path]:
-    """Writes every problem file that differs from the skeleton of its solution; returns what it wrote.
+    """Writes every problem file that differs from the skeleton of its solution, and every link; returns what it wrote.
 
-    A file in which a blank has been worked on is left alone and raises DamagedFile, unless `force`.
+    A file in which a blank has been worked on, or that stands in the place of a link, is left alone and raises
+    DamagedFile, unless `force`.
     """
     written = []
-    for relative in sources(solutions):
+    parts = layout(solutions)
+    for relative in parts.edited:
         wanted = skeleton((solutions / relative).read_text(), str(solutions / relative))
         target = problems / relative
-        present = target.read_text() if target.is_file() else None
+        # A link is not written through: what it leads to is the solution.
+        present = target.read_text() if target.is_file() and not target.is_symlink() else None
         if present == wanted:
             continue
         if present is not None and not force and any(b.size for b in find(present, str(target)).values()):
             raise DamagedFile(f"{target}: a blank holds work; --force overwrites it")
         target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
         target.write_text(wanted)
         written.append(target)
+    for relative in parts.linked:
+        solution, target = solutions / relative, problems / relative
+        if is_link_to(target, solution):
+            continue
+        if target.is_dir() and not target.is_symlink():
+            raise DamagedFile(f"{target}: a folder stands where a link belongs; move it away")
+        if target.is_file() and not target.is_symlink() and not force and differs(target, solution):
+            raise DamagedFile(
+                f"{target}: a file of your own stands where a link belongs; --force overwrites it"
+            )
+        put_link(solution, target)
+        written.append(target)
     return written
+
+
+def differs(file: Path, other: Path) -> bool:
+    """Whether two files differ; a file and a folder do."""
+    return not other.is_file() or file.read_bytes() != other.read_bytes()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -199,18 +208,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check(solutions: Path, problems: Path) -> int:
-    """Prints how the problem files differ from the skeletons of their solutions; 0 if they do not."""
-    different = 0
-    for relative in sources(solutions):
+    """Prints how the problem files differ from the skeletons of their solutions, and each wrong or unexpected path; 0 if
+    there is nothing to print."""
+    different = False
+    for relative in layout(solutions).edited:
         wanted = skeleton((solutions / relative).read_text())
         target = problems / relative
         present = target.read_text() if target.is_file() else ""
         diff = list(
             difflib.unified_diff(present.splitlines(), wanted.splitlines(), str(target), "generated", n=1)
         )
-        different += bool(diff)
+        different |= bool(diff)
         print(*diff, sep="\n", end="\n" if diff else "")
-    return int(different > 0)
+    for fault in faults(solutions, problems):
+        different = True
+        print(fault)
+    return int(different)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from harness.errors import BadUse, DamagedFile
-from harness.learner import blanks
+from harness.learner import blanks, layout
 
 SUFFIX = ".bak"
 
@@ -34,8 +34,9 @@ def restored(path: Path, solution: Path, blank: str | None = None) -> str:
 
 
 def backup(path: Path) -> Path | None:
-    """Keeps what stands at a path, a file or a folder, in a copy beside it; returns where, None if nothing is there."""
-    if not (path.exists() or path.is_symlink()):
+    """Keeps what stands at a path, a file or a folder, in a copy beside it; returns where, None if nothing is there, or a
+    link that leads nowhere."""
+    if not path.exists():
         return None
     stamp = time.strftime("%Y-%m-%d-%H%M%S")
     target = path.with_name(f"{path.name}.{stamp}{SUFFIX}")
@@ -50,11 +51,19 @@ def backup(path: Path) -> Path | None:
     return target
 
 
-def reset(path: Path, text: str) -> Path | None:
-    """Writes a file anew and returns the copy of what it held before. Nothing is written without that copy."""
+def reset(path: Path, content: str | Path) -> Path | None:
+    """Puts a file back and returns the copy of what stood there before. Nothing is written without that copy.
+
+    Args:
+        path: The problem file.
+        content: Its text; or the file of the solutions that it links to.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = backup(path)
+    if isinstance(content, Path):
+        layout.put_link(content, path)
+        return kept
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
+    temporary.write_text(content)
     os.replace(temporary, path)
     return kept

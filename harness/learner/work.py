@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import BadUse
-from harness.learner import blanks
+from harness.learner import blanks, layout
 from harness.learner.blanks import Blank
 from harness.learner.hints import NUMPY
 from harness.learner.progress import Progress
 from harness.spec.puzzle import Gate, Puzzle
 from harness.toolchain import roots
-from harness.toolchain.packages import OpPackage
+from harness.toolchain.packages import OpPackage, mojo_files
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,14 @@ class Work:
 
     @property
     def package(self) -> OpPackage:
-        """The learner's op package."""
+        """The learner's op package. Raises DamagedFile where a link in it is missing or leads nowhere."""
+        layout.notes(self.puzzle.name, self.problems)
         return OpPackage(self.path.parent)
 
     @property
     def files(self) -> list[Path]:
         """Every file whose change asks for another check."""
-        return [self.path] if self.numpy else sorted(self.path.parent.glob("*.mojo"))
+        return [self.path] if self.numpy else mojo_files(self.path.parent)
 
     @property
     def gates(self) -> list[Gate]:

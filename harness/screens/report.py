@@ -9,6 +9,7 @@ from harness.check.compare import Repeats, Verdict
 from harness.check.runs import Comparison, DeviceResult, Run, VariantResult
 from harness.console import relative, shown
 from harness.devices.targets import LABELS
+from harness.learner import layout
 from harness.learner.blanks import Blank
 
 RULE = "=" * 60
@@ -46,6 +47,9 @@ class Report:
         self.line(
             f"   ran {shown(run.package.path)} (hash {run.package.digest[:8]}), {run.options.dtype}, seed {run.options.seed}"
         )
+        if run.options.root == "problems":
+            for note in layout.notes(run.options.puzzle.name):
+                self.line(f"   note: {relative(note)}")
         for device in run.devices:
             how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
             self.line(f"   on {device.target.label}: {device.target.detail}, graph {how}")

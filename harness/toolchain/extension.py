@@ -25,7 +25,7 @@ from harness.toolchain.cache import cache_folder, digest, keep, made_folder
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.disk import compiler_out_of_room
 from harness.toolchain.linker import environment_with_linker
-from harness.toolchain.packages import compile_failed, mojo_version, run_mojo
+from harness.toolchain.packages import compile_failed, mojo_files, mojo_version, run_mojo
 from harness.toolchain.roots import solutions
 
 VARIABLE = "WORKBOOK_EXTENSIONS"
@@ -152,7 +152,7 @@ def sources() -> tuple[Path, list[Path]]:
     return folder, [
         folder / "extension.mojo",
         folder / "small.mojo",
-        *sorted((folder / "op").rglob("*.mojo")),
+        *mojo_files(folder / "op"),
     ]
 
 

@@ -1,11 +1,13 @@
 """Op packages: a folder of Mojo files that registers custom ops, compiled once for each content."""
 
+import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from harness.errors import BadUse, CompileFailed, EnvironmentProblem, WorkbookError
+from harness.errors import BadUse, CompileFailed, DamagedFile, EnvironmentProblem, WorkbookError
 from harness.toolchain import translate
 from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.diagnostics import parse_diagnostics
@@ -26,8 +28,12 @@ class OpPackage:
 
     @cached_property
     def files(self) -> list[Path]:
-        """The Mojo files of the package, in a fixed order."""
-        return sorted(self.path.rglob("*.mojo"))
+        """The Mojo files of the package, in a fixed order. Raises DamagedFile for a link that leads nowhere."""
+        for parent, folders, names in walk(self.path):
+            for path in (Path(parent) / name for name in sorted([*folders, *names])):
+                if not path.exists():
+                    raise DamagedFile(f"{path} links to {os.readlink(path)}, which is not there")
+        return mojo_files(self.path)
 
     @cached_property
     def digest(self) -> str:
@@ -47,6 +53,25 @@ class OpPackage:
                 raise compile_failed(self.path, result.stdout + result.stderr, staged.parent)
 
         return keep(cache_folder("packages") / f"ops_{self.digest}.mojoc", make, "the compiled op package")
+
+
+def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` in a fixed order, through links to folders; each folder once, so that no circle of links is endless."""
+    seen = set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders.sort()
+        if (real := os.path.realpath(parent)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield parent, folders, names
+
+
+def mojo_files(folder: Path) -> list[Path]:
+    """The Mojo files in a folder and in what it links to, in a fixed order."""
+    return sorted(
+        Path(parent) / name for parent, _, names in walk(folder) for name in names if name.endswith(".mojo")
+    )
 
 
 def mojo_version() -> str:

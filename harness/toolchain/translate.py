@@ -48,7 +48,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
     (
         r"unable to locate module '([\w.]+)'",
         "There is no module `{0}`: standard modules begin with `std.` (`from std.math import sqrt`), GPU modules "
-        "with `max.gpu`, files of this package with a dot (`from .common import atomic_add`).",
+        "with `max.gpu`, files of this package with a dot (`from .shared.common import atomic_add`).",
     ),
     (
         r"(?:package|module) '([\w.]+)' does not contain '(\w+)'",
@@ -80,7 +80,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"unsupported atomic synchronization scope",
-        "The scope of an atomic differs between makers: use `atomic_add` of common.mojo, which chooses it.",
+        "The scope of an atomic differs between makers: use `atomic_add` of shared/common.mojo, which chooses it.",
     ),
     (
         r"'([^']+)' value has no attribute '(sqrt|exp|log|tanh|rsqrt|max|min|abs)'",
@@ -102,7 +102,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
     (
         r"failed to infer parameter 'origin'",
         "A pointer type names what it points into: `ImmPtr[dtype]` for what is read, `MutPtr[dtype]` for what is "
-        "written, both from common.mojo.",
+        "written, both from shared/common.mojo.",
     ),
     (
         r"cannot call function that may raise",
@@ -143,7 +143,7 @@ CODE: tuple[tuple[str, str], ...] = (
     (r"^\s*let\s", NAMES["let"]),
     (r"\b(inout|owned|borrowed)\s+\w+\s*:", "Argument conventions are now `mut x: T` (was inout) and `var x: T` (was owned)."),
     (r"\bf(['\"]).*\{.*\1", 'Mojo\'s formatted text is `t"n = {n}"`, with a t.'),
-    (r"UnsafePointer", "`UnsafePointer` is now `Pointer`, with an origin: `ImmPtr[dtype]`, `MutPtr[dtype]` of common.mojo."),
+    (r"UnsafePointer", "`UnsafePointer` is now `Pointer`, with an origin: `ImmPtr[dtype]`, `MutPtr[dtype]` of shared/common.mojo."),
 )  # fmt: skip
 
 
@@ -230,12 +230,12 @@ def dtypes(got: str, wanted: str) -> str | None:
     if wanted == "Scalar[sum_dtype]":
         return (
             "The sums that all blocks share have a dtype of their own, and a plain `+=` would lose additions: "
-            "`atomic_add(sums, index, value)` converts and adds. See common.mojo."
+            "`atomic_add(sums, index, value)` converts and adds. See shared/common.mojo."
         )
     if FLOAT.fullmatch(got) and FLOAT.fullmatch(wanted):
         return (
             "Two dtypes meet, and Mojo converts neither silently. Read with `x[row, h].cast[accum]()`, compute in "
-            "accum, and write with `.cast[dtype]()`. See `row_statistics` in common.mojo."
+            "accum, and write with `.cast[dtype]()`. See `row_statistics` in shared/common.mojo."
         )
     return None
 

@@ -16,10 +16,11 @@ from max.gpu.host import DeviceContext, DeviceStream, Dim, FuncAttribute
 from max.gpu.host.device_context import DevicePassable
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
-from op.common import ImmPtr, MutPtr, Sizes, accum_type, shared_memory
 from op.fast import launch_backward_fast, launch_forward_fast
 from op.fast_rows import launch_bias_gradient, launch_layernorm_fast, launch_ln_backward_fast
-from op.launcher import Launcher
+from op.shared.common import ImmPtr, MutPtr, accum_type, shared_memory
+from op.shared.launcher import Launcher
+from op.tensors import BackwardTensors, ForwardTensors, Sizes
 from small import launch_backward_small, launch_forward_small, suits_small_backward, suits_small_forward
 
 comptime ALIGNMENT = 256
@@ -197,82 +198,55 @@ struct Arguments:
 
 
 def run_forward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
-    """The forward pass of one dtype: sizes, eps, and the tensors of the launch function, in its order."""
+    """The forward pass of one dtype: sizes, eps, and the tensors."""
     var sizes = arguments.sizes()
     var eps = arguments.float().cast[accum_type[dtype]]()
-    var output = arguments.written[dtype]()
-    var mean = arguments.written[accum_type[dtype]]()
-    var rstd = arguments.written[accum_type[dtype]]()
-    var input = arguments.read[dtype]()
-    var ln_weight = arguments.read[dtype]()
-    var ln_bias = arguments.read[dtype]()
-    var linear_weight = arguments.read[dtype]()
-    var linear_bias = arguments.read[dtype]()
-    if suits_small_forward(sizes):
-        launch_forward_small[dtype](
-            launcher, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
-        )
+    # Taken in this order.
+    var tensors = ForwardTensors[dtype](
+        output=arguments.written[dtype](),
+        mean=arguments.written[accum_type[dtype]](),
+        rstd=arguments.written[accum_type[dtype]](),
+        input=arguments.read[dtype](),
+        ln_weight=arguments.read[dtype](),
+        ln_bias=arguments.read[dtype](),
+        linear_weight=arguments.read[dtype](),
+        linear_bias=arguments.read[dtype](),
+        sizes=sizes^,
+        eps=eps,
+    )
+    if suits_small_forward(tensors.sizes):
+        launch_forward_small(launcher, tensors)
     else:
-        launch_forward_fast[dtype, tf32](
-            launcher, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
-        )
+        launch_forward_fast[tf32=tf32](launcher, tensors)
 
 
 def run_backward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
     """The backward pass of one dtype: sizes, whether the gradients of the linear weight (1) and bias (2) are wanted,
-    and the tensors of the launch function, in its order."""
+    and the tensors."""
     var sizes = arguments.sizes()
     var wanted = arguments.integer()
-    var grad_input = arguments.written[dtype]()
-    var grad_ln_weight = arguments.written[dtype]()
-    var grad_ln_bias = arguments.written[dtype]()
-    var grad_weight = arguments.written[dtype]()
-    var grad_bias = arguments.written[dtype]()
-    var grad_output = arguments.read[dtype]()
-    var input = arguments.read[dtype]()
-    var mean = arguments.read[accum_type[dtype]]()
-    var rstd = arguments.read[accum_type[dtype]]()
-    var ln_weight = arguments.read[dtype]()
-    var ln_bias = arguments.read[dtype]()
-    var linear_weight = arguments.read[dtype]()
-    if suits_small_backward(sizes):
-        launch_backward_small[dtype](
-            launcher,
-            grad_input,
-            grad_ln_weight,
-            grad_ln_bias,
-            grad_weight,
-            grad_bias,
-            grad_output,
-            input,
-            mean,
-            rstd,
-            ln_weight,
-            ln_bias,
-            linear_weight,
-            sizes,
-            weight_wanted=wanted & 1 != 0,
-            bias_wanted=wanted & 2 != 0,
-        )
+    # Taken in this order.
+    var tensors = BackwardTensors[dtype](
+        grad_input=arguments.written[dtype](),
+        grad_ln_weight=arguments.written[dtype](),
+        grad_ln_bias=arguments.written[dtype](),
+        grad_weight=arguments.written[dtype](),
+        grad_bias=arguments.written[dtype](),
+        grad_output=arguments.read[dtype](),
+        input=arguments.read[dtype](),
+        mean=arguments.read[accum_type[dtype]](),
+        rstd=arguments.read[accum_type[dtype]](),
+        ln_weight=arguments.read[dtype](),
+        ln_bias=arguments.read[dtype](),
+        linear_weight=arguments.read[dtype](),
+        sizes=sizes^,
+    )
+    var weight_wanted = wanted & 1 != 0
+    var bias_wanted = wanted & 2 != 0
+    if suits_small_backward(tensors.sizes):
+        launch_backward_small(launcher, tensors, weight_wanted, bias_wanted)
     else:
-        launch_backward_fast[dtype, tf32](
-            launcher,
-            grad_input,
-            grad_ln_weight,
-            grad_ln_bias,
-            grad_weight,
-            grad_bias,
-            grad_output,
-            input,
-            mean,
-            rstd,
-            ln_weight,
-            ln_bias,
-            linear_weight,
-            sizes,
-            weight_wanted=wanted & 1 != 0,
-            bias_wanted=wanted & 2 != 0,
-        )
+        launch_backward_fast[tf32=tf32](launcher, tensors, weight_wanted, bias_wanted)
 
 
 def run_forward_rows[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:

@@ -1,21 +1,22 @@
 """Records the launches of puzzle 22: `mojo run -g1 -D DTYPE=float32 -D VARIANT_fused record.mojo B S H O ...`.
 
 One case for each four sizes and each variant; without a VARIANT_ flag the fused and the unfused one. Forward and backward pass go through the
-launch functions beside the kernels.
+launch functions of the ops.
 """
 
 from std.sys import argv, get_defined_dtype, is_defined
 
-from op.common import Sizes, accum_type
 from op.fast import launch_backward_fast, launch_forward_fast
-from op.layernorm_linear import (
-    EPS,
+from op.launches import (
     launch_backward_fused,
     launch_backward_unfused,
     launch_forward_fused,
     launch_forward_unfused,
     launch_row_sums,
 )
+from op.layernorm_linear import EPS
+from op.shared.common import accum_type
+from op.tensors import BackwardTensors, ForwardTensors, Sizes
 from recorder import Recorder
 
 comptime dtype = get_defined_dtype["DTYPE", DType.float32]()
@@ -61,66 +62,41 @@ def record[algorithm: StaticString](mut recorder: Recorder, B: Int, S: Int, H: I
     var grad_ln_bias = recorder.tensor[dtype]("grad_ln_bias", H)
     var grad_weight = recorder.tensor[dtype]("grad_weight", O * H)
     var grad_bias = recorder.tensor[dtype]("grad_bias", O)
-    var eps = Scalar[accum](EPS)
+    var forward = ForwardTensors[dtype](
+        output=output,
+        mean=mean,
+        rstd=rstd,
+        input=input,
+        ln_weight=ln_weight,
+        ln_bias=ln_bias,
+        linear_weight=linear_weight,
+        linear_bias=linear_bias,
+        sizes=sizes.copy(),
+        eps=Scalar[accum](EPS),
+    )
+    var backward = BackwardTensors[dtype](
+        grad_input=grad_input,
+        grad_ln_weight=grad_ln_weight,
+        grad_ln_bias=grad_ln_bias,
+        grad_weight=grad_weight,
+        grad_bias=grad_bias,
+        grad_output=grad_output,
+        input=input,
+        mean=mean.as_imm(),
+        rstd=rstd.as_imm(),
+        ln_weight=ln_weight,
+        ln_bias=ln_bias,
+        linear_weight=linear_weight,
+        sizes=sizes.copy(),
+    )
     comptime if algorithm == "fused":
-        launch_forward_fused[dtype](
-            recorder, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
-        )
-        launch_backward_fused[dtype](
-            recorder,
-            grad_input,
-            grad_ln_weight,
-            grad_ln_bias,
-            grad_weight,
-            grad_bias,
-            grad_output,
-            input,
-            mean.as_imm(),
-            rstd.as_imm(),
-            ln_weight,
-            ln_bias,
-            linear_weight,
-            sizes,
-        )
+        launch_forward_fused(recorder, forward)
+        launch_backward_fused(recorder, backward)
     elif algorithm == "fast":
-        launch_forward_fast[dtype](
-            recorder, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
-        )
-        launch_backward_fast[dtype](
-            recorder,
-            grad_input,
-            grad_ln_weight,
-            grad_ln_bias,
-            grad_weight,
-            grad_bias,
-            grad_output,
-            input,
-            mean.as_imm(),
-            rstd.as_imm(),
-            ln_weight,
-            ln_bias,
-            linear_weight,
-            sizes,
-        )
+        launch_forward_fast(recorder, forward)
+        launch_backward_fast(recorder, backward)
     else:
-        launch_forward_unfused[dtype](
-            recorder, output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, sizes, eps
-        )
-        launch_backward_unfused[dtype](
-            recorder,
-            grad_input,
-            grad_ln_weight,
-            grad_ln_bias,
-            grad_weight,
-            grad_bias,
-            grad_output,
-            input,
-            mean.as_imm(),
-            rstd.as_imm(),
-            ln_weight,
-            ln_bias,
-            linear_weight,
-            sizes,
-        )
+        launch_forward_unfused(recorder, forward)
+        launch_backward_unfused(recorder, backward)
         var row_sums = recorder.tensor[accum]("row_sums", 2 * rows)
         launch_row_sums[dtype](recorder, row_sums, dln, input, mean.as_imm(), rstd.as_imm(), ln_weight, sizes)

@@ -12,8 +12,9 @@ from max.gpu.primitives import block
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from op.common import CompensatedSum, ImmPtr, MutPtr, Sizes, accum_type
-from op.launcher import Launcher
+from op.shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type
+from op.shared.launcher import Launcher
+from op.tensors import BackwardTensors, ForwardTensors, Sizes
 
 comptime FORWARD_THREADS = 128
 """Threads of a block of the forward kernel, which owns one row."""
@@ -197,78 +198,47 @@ def small_backward_kernel[
             grad_weight[unsafe_offset=index] = dW.total.cast[dtype]()
 
 
-def launch_forward_small[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    output: MutPtr[dtype],
-    mean: MutPtr[accum_type[dtype]],
-    rstd: MutPtr[accum_type[dtype]],
-    input: ImmPtr[dtype],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    linear_bias: ImmPtr[dtype],
-    sizes: Sizes,
-    eps: Scalar[accum_type[dtype]],
-) raises:
+def launch_forward_small[L: Launcher, dtype: DType, //](mut launcher: L, t: ForwardTensors[dtype]) raises:
     """One launch."""
     launcher.launch[small_forward_kernel[dtype]](
         "small_forward",
-        output,
-        mean,
-        rstd,
-        input,
-        ln_weight,
-        ln_bias,
-        linear_weight,
-        linear_bias,
-        sizes.hidden_dim,
-        sizes.output_dim,
-        eps,
-        grid_dim=Dim(Int(sizes.rows())),
+        t.output,
+        t.mean,
+        t.rstd,
+        t.input,
+        t.ln_weight,
+        t.ln_bias,
+        t.linear_weight,
+        t.linear_bias,
+        t.sizes.hidden_dim,
+        t.sizes.output_dim,
+        t.eps,
+        grid_dim=Dim(Int(t.sizes.rows())),
         block_dim=Dim(FORWARD_THREADS),
     )
 
 
 def launch_backward_small[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    grad_input: MutPtr[dtype],
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
-    grad_weight: MutPtr[dtype],
-    grad_bias: MutPtr[dtype],
-    grad_output: ImmPtr[dtype],
-    input: ImmPtr[dtype],
-    mean: ImmPtr[accum_type[dtype]],
-    rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    sizes: Sizes,
-    weight_wanted: Bool,
-    bias_wanted: Bool,
-) raises:
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: BackwardTensors[dtype], weight_wanted: Bool, bias_wanted: Bool) raises:
     """One launch."""
     launcher.launch[small_backward_kernel[dtype]](
         "small_backward",
-        grad_input,
-        grad_ln_weight,
-        grad_ln_bias,
-        grad_weight,
-        grad_bias,
-        grad_output,
-        input,
-        mean,
-        rstd,
-        ln_weight,
-        ln_bias,
-        linear_weight,
-        sizes.rows(),
-        sizes.hidden_dim,
-        sizes.output_dim,
+        t.grad_input,
+        t.grad_ln_weight,
+        t.grad_ln_bias,
+        t.grad_weight,
+        t.grad_bias,
+        t.grad_output,
+        t.input,
+        t.mean,
+        t.rstd,
+        t.ln_weight,
+        t.ln_bias,
+        t.linear_weight,
+        t.sizes.rows(),
+        t.sizes.hidden_dim,
+        t.sizes.output_dim,
         Int32(weight_wanted),
         Int32(bias_wanted),
         grid_dim=Dim(1),

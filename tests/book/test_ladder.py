@@ -132,7 +132,7 @@ def event(name: str, ts: float, dur: float, cat: str = "kernel") -> dict:
 
 ROWS, GEMM = (
     "op_fast_rows_layernorm_rows6A6A6A6AcB6A6A_f09ccc208c6f35d4",
-    "op_gemm_hopper_gemm_hopper_ker6A6A6A6A_02b6",
+    "op_shared_gemm_hopper_gemm_ho6A6A6A6A_02b6",
 )
 
 
@@ -144,7 +144,7 @@ def test_trace_becomes_launches_with_medians():
         event(GEMM, 120, 6), event(ROWS, 110, 2),
         event(ROWS, 210, 3), event(GEMM, 220, 7),
     ]  # fmt: skip
-    assert kernel_times.sequence(events, 3) == [("layernorm_rows", 3), ("gemm_hopper_ker", 7)]
+    assert kernel_times.sequence(events, 3) == [("layernorm_rows", 3), ("gemm_hopper_kernel", 7)]
     with pytest.raises(RuntimeError, match="6 kernels in 4 calls"):
         kernel_times.sequence(events, 4)
     with pytest.raises(RuntimeError, match="0 kernels"):
@@ -161,7 +161,7 @@ def test_names_as_the_compiler_cuts_them():
         "op_layernorm_linear_minimal_fu6A6A6A6A_0123456789abcdef": "minimal_fu",
         "op_layernorm_linear_transpose_6A6A6A6A_0123456789abcdef": "transpose",
         "op_fast_rows_finish_sums_DTy6A6A6A6AcB6A6A_35df73036e938e7b": "finish_sums_DTy",
-        "op_gemm_portable_gemm_kernel6A6A6A6AcB6A_01d7696d1020ec57": "gemm_kernel",
+        "op_shared_gemm_portable_gemm_6A6A6A6A6A6A_76130e5e5f9102cd": "gemm_kernel",
         "vectorized_elementwise_kernel": "other vectorized_elementwise_kernel",
     }.items():
         assert kernel_times.kernel_name(mangled) == name

@@ -1,5 +1,6 @@
 """Blanks: cutting a file, making problems from solutions, and refusing files whose markers are broken."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from harness.errors import DamagedFile
 from harness.learner import blanks
+from harness.learner.layout import faults, layout
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTION = """\
@@ -137,24 +139,123 @@ def test_any_file_comes_back_from_its_skeleton(regions, last):
 
 @pytest.fixture
 def folders(tmp_path):
-    """A solutions folder with one Mojo file, a picture and a wrong kernel, and where problems go."""
+    """A solutions folder with one puzzle, and where problems go.
+
+    A file with blanks, a file and a folder without, a link to a folder that puzzles share, a picture, a wrong kernel.
+    """
     solutions, problems = tmp_path / "solutions", tmp_path / "problems"
-    (solutions / "p1" / "op").mkdir(parents=True)
-    (solutions / "p1" / "wrong").mkdir()
+    for folder in ("shared", "p1/op/steps", "p1/wrong"):
+        (solutions / folder).mkdir(parents=True)
     (solutions / "p1" / "op" / "kernel.mojo").write_text(SOLUTION)
+    (solutions / "p1" / "op" / "launches.mojo").write_text("given\n")
+    (solutions / "p1" / "op" / "steps" / "one.mojo").write_text("a step\n")
     (solutions / "p1" / "op" / "picture.png").write_bytes(b"\x89PNG")
     (solutions / "p1" / "wrong" / "bug.mojo").write_text("bug\n")
+    (solutions / "shared" / "common.mojo").write_text("shared\n")
+    (solutions / "p1" / "op" / "shared").symlink_to("../../shared")
     return solutions, problems
 
 
-def test_generate_writes_skeletons_of_sources_only(folders):
+LINKS = ("launches.mojo", "shared", "steps")
+
+
+def test_generate_writes_skeletons_and_links_to_the_rest_of_the_package(folders):
     solutions, problems = folders
-    assert blanks.generate(solutions, problems) == [problems / "p1" / "op" / "kernel.mojo"]
-    assert [path for path in problems.rglob("*") if path.is_file()] == [
-        problems / "p1" / "op" / "kernel.mojo"
-    ]
-    assert (problems / "p1" / "op" / "kernel.mojo").read_text() == PROBLEM
+    op = problems / "p1" / "op"
+    assert blanks.generate(solutions, problems) == [op / "kernel.mojo", *(op / name for name in LINKS)]
+    assert sorted(problems.rglob("*")) == sorted(
+        [problems / "p1", op, op / "kernel.mojo", *(op / name for name in LINKS)]
+    )
+    assert (op / "kernel.mojo").read_text() == PROBLEM
+    for name in LINKS:
+        assert os.readlink(op / name) == f"../../../solutions/p1/op/{name}"
+    assert (op / "shared" / "common.mojo").read_text() == "shared\n"
+    assert (op / "steps" / "one.mojo").read_text() == "a step\n"
     assert blanks.generate(solutions, problems) == []
+
+
+def test_generate_never_writes_through_a_link_into_the_solution(folders):
+    """A file without blanks gets one: what was a link becomes a problem file."""
+    solutions, problems = folders
+    blanks.generate(solutions, problems)
+    source, target = (root / "p1" / "op" / "launches.mojo" for root in (solutions, problems))
+    source.write_text(SOLUTION)
+    assert blanks.generate(solutions, problems) == [target]
+    assert source.read_text() == SOLUTION
+    assert target.read_text() == PROBLEM and not target.is_symlink()
+    source.write_text("given\n")
+    assert blanks.generate(solutions, problems, force=True) == [target]
+    assert target.is_symlink()
+
+
+def test_generate_puts_links_in_the_place_of_copies_but_not_of_a_learner_s_own_file(folders):
+    solutions, problems = folders
+    blanks.generate(solutions, problems)
+    target = problems / "p1" / "op" / "launches.mojo"
+    target.unlink()
+    target.write_text("given\n")
+    assert blanks.generate(solutions, problems) == [target]
+    assert target.is_symlink()
+    target.unlink()
+    target.write_text("mine\n")
+    with pytest.raises(
+        DamagedFile, match=r"launches\.mojo: a file of your own stands where a link belongs; --force"
+    ):
+        blanks.generate(solutions, problems)
+    assert target.read_text() == "mine\n"
+    assert blanks.generate(solutions, problems, force=True) == [target]
+    folder = problems / "p1" / "op" / "steps"
+    folder.unlink()
+    folder.mkdir()
+    with pytest.raises(DamagedFile, match="steps: a folder stands where a link belongs; move it away"):
+        blanks.generate(solutions, problems, force=True)
+
+
+def spoil_link(op, how: str) -> None:
+    """Does to the links of a package what happens to them."""
+    link = op / "launches.mojo"
+    if how == "added":
+        (op / "helper.mojo").write_text("mine\n")
+        (op.parent / "notes").mkdir()
+        (op.parent / "notes" / "todo.md").write_text("mine\n")
+        (op / "kernel.mojo.2026-01-01-000000.bak").write_text("kept\n")
+        (op / ".editor").mkdir()
+        (op / ".editor" / "state").write_text("hidden\n")
+        (op.parent / "__pycache__").mkdir()
+        return
+    link.unlink()
+    if how == "own":
+        link.write_text("mine\n")
+    elif how == "text":
+        link.write_text("../../../solutions/p1/op/launches.mojo")
+    elif how == "dangling":
+        link.symlink_to("../../nowhere.mojo")
+    elif how == "elsewhere":
+        link.symlink_to("kernel.mojo")
+
+
+FAULTS = {
+    "missing": ["launches.mojo is missing"],
+    "own": ["launches.mojo is your own, not the link to the solution's"],
+    "text": [
+        "launches.mojo is a text file in the place of a link: check out again with `git config core.symlinks true`"
+    ],
+    "dangling": ["launches.mojo links to ../../nowhere.mojo, which is not there"],
+    "elsewhere": ["launches.mojo links to kernel.mojo, not to the solution's"],
+    "added": ["../notes/todo.md is no part of the puzzle", "helper.mojo is no part of the puzzle"],
+}
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_check_names_every_path_that_is_not_as_it_should_be(folders, capsys, how):
+    solutions, problems = folders
+    blanks.generate(solutions, problems)
+    op = problems / "p1" / "op"
+    spoil_link(op, how)
+    assert blanks.main(["--solutions", str(solutions), "--problems", str(problems), "--check"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    wanted = [f"{os.path.normpath(op / fault.split()[0])} {fault.split(' ', 1)[1]}" for fault in FAULTS[how]]
+    assert sorted(said) == sorted(wanted)
 
 
 def test_generate_follows_a_changed_solution_where_nothing_is_filled_in(folders):
@@ -204,7 +305,8 @@ def test_check_prints_the_difference_and_writes_nothing(folders, capsys):
 
 # ---- The checkout's own problems ----------------------------------------------------------------------------
 
-PAIRS = blanks.sources(ROOT / "solutions")
+LAYOUT = layout(ROOT / "solutions")
+PAIRS = LAYOUT.edited
 
 
 def test_the_solution_has_the_seven_blanks_and_the_gates_have_their_ids(puzzle):
@@ -234,5 +336,12 @@ def test_unmodified_problems_are_the_skeleton_byte_for_byte(relative):
     assert problem.read_bytes() == blanks.skeleton((ROOT / "solutions" / relative).read_text()).encode()
 
 
-def test_problems_hold_no_file_that_solutions_lack():
-    assert blanks.sources(ROOT / "problems") == PAIRS
+def test_problems_hold_what_a_learner_edits_and_links_to_the_rest():
+    assert [str(path) for path in PAIRS] == ["p22/backward.py", "p22/op/layernorm_linear.mojo"]
+    assert {path.name for path in LAYOUT.linked} >= {"shared", "__init__.mojo", "cpu_reference.mojo"}
+    assert not list(faults(ROOT / "solutions", ROOT / "problems"))
+
+
+def test_a_learner_opens_at_most_700_lines_of_mojo():
+    files = [ROOT / "problems" / relative for relative in PAIRS if relative.suffix == ".mojo"]
+    assert max(len(file.read_text().splitlines()) for file in files) <= 700

@@ -6,8 +6,9 @@ for processors with narrower vectors and fewer registers than those of the machi
 
 from std.memory.alloc import unsafe_alloc
 
-from op.common import MutPtr, accum_type
 from op.fast_cpu import backward_fast_cpu, forward_fast_cpu
+from op.shared.common import MutPtr, accum_type
+from op.tensors import BackwardTensors, ForwardTensors, Sizes
 
 comptime ROWS = 35
 comptime H = 37
@@ -38,25 +39,37 @@ def run[dtype: DType]() raises:
     var grad_ln_bias = numbers[dtype](H, 0)
     var grad_weight = numbers[dtype](O * H, 0)
     var grad_bias = numbers[dtype](O, 0)
-    forward_fast_cpu[dtype](
-        output, mean, rstd, input, ln_weight, ln_bias, linear_weight, linear_bias, ROWS, H, O, 1e-5
+    var sizes = Sizes(1, ROWS, H, O)
+    forward_fast_cpu(
+        ForwardTensors[dtype](
+            output,
+            mean,
+            rstd,
+            input,
+            ln_weight,
+            ln_bias,
+            linear_weight,
+            linear_bias,
+            sizes.copy(),
+            1e-5,
+        )
     )
-    backward_fast_cpu[dtype](
-        grad_input,
-        grad_ln_weight,
-        grad_ln_bias,
-        grad_weight,
-        grad_bias,
-        grad_output,
-        input,
-        mean.as_imm(),
-        rstd.as_imm(),
-        ln_weight,
-        ln_bias,
-        linear_weight,
-        ROWS,
-        H,
-        O,
+    backward_fast_cpu(
+        BackwardTensors[dtype](
+            grad_input,
+            grad_ln_weight,
+            grad_ln_bias,
+            grad_weight,
+            grad_bias,
+            grad_output,
+            input,
+            mean.as_imm(),
+            rstd.as_imm(),
+            ln_weight,
+            ln_bias,
+            linear_weight,
+            sizes^,
+        )
     )
     show("output", output, ROWS * O)
     show("grad_input", grad_input, ROWS * H)

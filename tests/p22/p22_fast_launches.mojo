@@ -12,9 +12,10 @@ from max.gpu.host import Dim
 from max.gpu.host.compile import get_gpu_target
 from max.gpu.host.device_context import DevicePassable
 
-from op.common import ImmPtr, MutPtr, Sizes, accum_type
 from op.fast import launch_backward_fast, launch_forward_fast
-from op.launcher import Launcher
+from op.shared.common import MutPtr, accum_type
+from op.shared.launcher import Launcher
+from op.tensors import BackwardTensors, ForwardTensors, Sizes
 
 comptime TARGET: StaticString = get_defined_string["TARGET"]()
 comptime ALIGNMENT = 4096
@@ -81,10 +82,14 @@ def compile_both[dtype: DType, tf32: Bool](rows: Int, H: Int, O: Int, offset: In
     var dbeta = l.tensor[dtype]()
     var dW = l.tensor[dtype]()
     var db = l.tensor[dtype]()
-    launch_forward_fast[dtype, tf32](l, output, mean, rstd, x, gamma, beta, W, b, sizes, Scalar[accum](1e-5))
-    launch_backward_fast[dtype, tf32](
-        l, dx, dgamma, dbeta, dW, db, dy, x, mean.as_imm(), rstd.as_imm(), gamma, beta, W, sizes
+    var forward = ForwardTensors[dtype](
+        output, mean, rstd, x, gamma, beta, W, b, sizes.copy(), Scalar[accum](1e-5)
     )
+    launch_forward_fast[tf32=tf32](l, forward)
+    var backward = BackwardTensors[dtype](
+        dx, dgamma, dbeta, dW, db, dy, x, mean.as_imm(), rstd.as_imm(), gamma, beta, W, sizes^
+    )
+    launch_backward_fast[tf32=tf32](l, backward)
 
 
 def main() raises:

@@ -6,7 +6,7 @@ size of tile: "nt64 m n k shift". `shift` elements move every operand from the b
 
 from std.sys import argv, get_defined_dtype, is_defined
 
-from op.gemm import SMALL_TILE, TILE, launch_portable
+from op.shared.gemm import SMALL_TILE, TILE, launch_portable
 from recorder import Recorder
 
 comptime dtype = get_defined_dtype["DTYPE", DType.float32]()

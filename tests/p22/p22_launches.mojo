@@ -12,15 +12,16 @@ from max.gpu.host import Dim
 from max.gpu.host.compile import get_gpu_target
 from max.gpu.host.device_context import DevicePassable
 
-from op.common import MutPtr, Sizes, accum_type
-from op.launcher import Launcher
-from op.layernorm_linear import (
+from op.launches import (
     checked_sizes,
     launch_backward_fused,
     launch_backward_unfused,
     launch_forward_fused,
     launch_forward_unfused,
 )
+from op.shared.common import MutPtr, accum_type
+from op.shared.launcher import Launcher
+from op.tensors import BackwardTensors, ForwardTensors, Sizes
 
 comptime TARGET: StaticString = get_defined_string["TARGET"]()
 
@@ -80,11 +81,13 @@ def compile_forward[dtype: DType](sizes: Sizes) raises:
         var beta = l.tensor[dtype]().as_imm()
         var weight = l.tensor[dtype]().as_imm()
         var bias = l.tensor[dtype]().as_imm()
-        var eps = Scalar[accum](1e-5)
+        var tensors = ForwardTensors[dtype](
+            output, mean, rstd, input, gamma, beta, weight, bias, sizes.copy(), Scalar[accum](1e-5)
+        )
         if fused:
-            launch_forward_fused[dtype](l, output, mean, rstd, input, gamma, beta, weight, bias, sizes, eps)
+            launch_forward_fused(l, tensors)
         else:
-            launch_forward_unfused[dtype](l, output, mean, rstd, input, gamma, beta, weight, bias, sizes, eps)
+            launch_forward_unfused(l, tensors)
 
 
 def compile_backward[dtype: DType](sizes: Sizes) raises:
@@ -104,14 +107,13 @@ def compile_backward[dtype: DType](sizes: Sizes) raises:
         var gamma = l.tensor[dtype]().as_imm()
         var beta = l.tensor[dtype]().as_imm()
         var W = l.tensor[dtype]().as_imm()
+        var tensors = BackwardTensors[dtype](
+            dx, dgamma, dbeta, dW, db, dy, x, mean, rstd, gamma, beta, W, sizes.copy()
+        )
         if fused:
-            launch_backward_fused[dtype](
-                l, dx, dgamma, dbeta, dW, db, dy, x, mean, rstd, gamma, beta, W, sizes
-            )
+            launch_backward_fused(l, tensors)
         else:
-            launch_backward_unfused[dtype](
-                l, dx, dgamma, dbeta, dW, db, dy, x, mean, rstd, gamma, beta, W, sizes
-            )
+            launch_backward_unfused(l, tensors)
 
 
 def show_refusal(batch_size: Int, seq_len: Int, hidden_dim: Int, output_dim: Int):

@@ -35,7 +35,7 @@ def test_the_digest_names_content_and_not_place(copied_package, solution):
     copied_package.replace("comptime TILE = 16", "comptime TILE = 32")
     changed = OpPackage(copied_package.path).digest
     assert changed != solution.digest
-    (copied_package.path / "common.mojo").rename(copied_package.path / "shared.mojo")
+    (copied_package.path / "shared" / "common.mojo").rename(copied_package.path / "common.mojo")
     assert OpPackage(copied_package.path).digest not in (changed, solution.digest)
 
 
@@ -65,7 +65,7 @@ def test_a_failure_without_located_messages_shows_what_was_said(tmp_path):
 
 
 def test_the_compiler_names_file_and_line_of_a_broken_kernel(copied_package):
-    file = copied_package.path / "common.mojo"
+    file = copied_package.path / "shared" / "common.mojo"
     file.write_text(file.read_text() + "\n\ndef broken():\n    no_such_name()\n")
     line = file.read_text().count("\n")
     with pytest.raises(CompileFailed) as raised:

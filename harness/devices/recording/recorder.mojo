@@ -16,8 +16,8 @@ from max.gpu.host import Dim
 from max.gpu.host.compile import get_gpu_target
 from max.gpu.host.device_context import DefaultDeviceTypeEncoder, DevicePassable
 
-from op.common import MutPtr
-from op.launcher import Launcher
+from op.shared.common import MutPtr
+from op.shared.launcher import Launcher
 
 comptime TARGET = get_gpu_target["sm_90a"]()
 comptime FIRST_ADDRESS = 0x5A5A00000000

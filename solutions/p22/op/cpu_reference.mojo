@@ -7,7 +7,8 @@ Pointers and shapes are the kernels' too. Sums are kept in float64, whatever the
 from layout import TileTensor
 from layout.tile_layout import row_major
 
-from .common import ImmPtr, MutPtr, accum_type, row_statistics
+from .shared.common import ImmPtr, MutPtr, accum_type, row_statistics
+from .tensors import BackwardTensors, ForwardTensors
 
 comptime accum = DType.float64
 """The type of every sum on the CPU."""
@@ -55,62 +56,39 @@ def layernorm_cpu[
 
 
 def forward_unfused_cpu[
-    dtype: DType
-](
-    output: MutPtr[dtype],  # [rows, O]
-    ln_out: MutPtr[dtype],  # [rows, H], scratch
-    mean: MutPtr[accum_type[dtype]],  # [rows]
-    rstd: MutPtr[accum_type[dtype]],  # [rows]
-    input: ImmPtr[dtype],  # [rows, H]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
-    linear_weight: ImmPtr[dtype],  # [O, H]
-    linear_bias: ImmPtr[dtype],  # [O]
-    rows: Int,
-    H: Int,
-    O: Int,
-    eps: Scalar[accum_type[dtype]],
-):
+    dtype: DType, //
+](t: ForwardTensors[dtype], ln_out: MutPtr[dtype],):  # [rows, H], scratch
     """Statistics, LayerNorm, matmul and bias, each a loop of its own; ln_out goes through memory."""
-    row_statistics_cpu[dtype](mean, rstd, input, rows, H, eps)
-    layernorm_cpu(ln_out, input, mean.as_imm(), rstd.as_imm(), ln_weight, ln_bias, rows, H)
+    var rows = Int(t.sizes.rows())
+    var H = Int(t.sizes.hidden_dim)
+    var O = Int(t.sizes.output_dim)
+    row_statistics_cpu[dtype](t.mean, t.rstd, t.input, rows, H, t.eps)
+    layernorm_cpu(ln_out, t.input, t.mean.as_imm(), t.rstd.as_imm(), t.ln_weight, t.ln_bias, rows, H)
     var z = TileTensor(ln_out, row_major(rows, H))
-    var y = TileTensor(output, row_major(rows, O))
-    var W = TileTensor(linear_weight, row_major(O, H))
+    var y = TileTensor(t.output, row_major(rows, O))
+    var W = TileTensor(t.linear_weight, row_major(O, H))
     for row in range(rows):
         for o in range(O):
             var total = Scalar[accum](0)
             for h in range(H):
                 total += z[row, h].cast[accum]() * W[o, h].cast[accum]()
-            var bias = linear_bias[unsafe_offset=o].cast[accum]()
+            var bias = t.linear_bias[unsafe_offset=o].cast[accum]()
             y[row, o] = (total + bias).cast[dtype]()
 
 
-def forward_fused_cpu[
-    dtype: DType
-](
-    output: MutPtr[dtype],  # [rows, O]
-    mean: MutPtr[accum_type[dtype]],  # [rows]
-    rstd: MutPtr[accum_type[dtype]],  # [rows]
-    input: ImmPtr[dtype],  # [rows, H]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
-    linear_weight: ImmPtr[dtype],  # [O, H]
-    linear_bias: ImmPtr[dtype],  # [O]
-    rows: Int,
-    H: Int,
-    O: Int,
-    eps: Scalar[accum_type[dtype]],
-):
+def forward_fused_cpu[dtype: DType, //](t: ForwardTensors[dtype]):
     """One loop over rows; the normalised row is never stored."""
-    var x = TileTensor(input, row_major(rows, H))
-    var y = TileTensor(output, row_major(rows, O))
-    var W = TileTensor(linear_weight, row_major(O, H))
+    var rows = Int(t.sizes.rows())
+    var H = Int(t.sizes.hidden_dim)
+    var O = Int(t.sizes.output_dim)
+    var x = TileTensor(t.input, row_major(rows, H))
+    var y = TileTensor(t.output, row_major(rows, O))
+    var W = TileTensor(t.linear_weight, row_major(O, H))
     for row in range(rows):
         # Phase 1: the statistics of this row, saved for the backward pass.
-        var statistics = row_statistics(input, row, H, eps)
-        mean[unsafe_offset=row] = statistics.mean
-        rstd[unsafe_offset=row] = statistics.rstd
+        var statistics = row_statistics(t.input, row, H, t.eps)
+        t.mean[unsafe_offset=row] = statistics.mean
+        t.rstd[unsafe_offset=row] = statistics.rstd
 
         # Phase 2: normalise, scale, shift and multiply, element by element.
         for o in range(O):
@@ -118,10 +96,10 @@ def forward_fused_cpu[
             for h in range(H):
                 var deviation = x[row, h].cast[accum]() - statistics.mean.cast[accum]()
                 var x_hat = deviation * statistics.rstd.cast[accum]()
-                var gamma = ln_weight[unsafe_offset=h].cast[accum]()
-                var beta = ln_bias[unsafe_offset=h].cast[accum]()
+                var gamma = t.ln_weight[unsafe_offset=h].cast[accum]()
+                var beta = t.ln_bias[unsafe_offset=h].cast[accum]()
                 total += (x_hat * gamma + beta) * W[o, h].cast[accum]()
-            var bias = linear_bias[unsafe_offset=o].cast[accum]()
+            var bias = t.linear_bias[unsafe_offset=o].cast[accum]()
             y[row, o] = (total + bias).cast[dtype]()
 
 
@@ -154,33 +132,22 @@ def row_sums_cpu[
 
 
 def backward_unfused_cpu[
-    dtype: DType
+    dtype: DType, //
 ](
-    grad_input: MutPtr[dtype],  # [rows, H]
-    grad_ln_weight: MutPtr[dtype],  # [H]
-    grad_ln_bias: MutPtr[dtype],  # [H]
-    grad_weight: MutPtr[dtype],  # [O, H]
-    grad_bias: MutPtr[dtype],  # [O]
+    t: BackwardTensors[dtype],
     ln_out: MutPtr[dtype],  # [rows, H], scratch
     dln: MutPtr[dtype],  # [rows, H], scratch
     row_sums: MutPtr[accum_type[dtype]],  # [rows, 2], scratch
-    grad_output: ImmPtr[dtype],  # [rows, O], dy
-    input: ImmPtr[dtype],  # [rows, H]
-    mean: ImmPtr[accum_type[dtype]],  # [rows]
-    rstd: ImmPtr[accum_type[dtype]],  # [rows]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
-    linear_weight: ImmPtr[dtype],  # [O, H]
-    rows: Int,
-    H: Int,
-    O: Int,
 ):
     """Each gradient a loop of its own; dln and the recomputed ln_out go through memory."""
-    var x = TileTensor(input, row_major(rows, H))
-    var dy = TileTensor(grad_output, row_major(rows, O))
-    var dx = TileTensor(grad_input, row_major(rows, H))
-    var W = TileTensor(linear_weight, row_major(O, H))
-    var dW = TileTensor(grad_weight, row_major(O, H))
+    var rows = Int(t.sizes.rows())
+    var H = Int(t.sizes.hidden_dim)
+    var O = Int(t.sizes.output_dim)
+    var x = TileTensor(t.input, row_major(rows, H))
+    var dy = TileTensor(t.grad_output, row_major(rows, O))
+    var dx = TileTensor(t.grad_input, row_major(rows, H))
+    var W = TileTensor(t.linear_weight, row_major(O, H))
+    var dW = TileTensor(t.grad_weight, row_major(O, H))
     var z = TileTensor(ln_out, row_major(rows, H))
     var dy_ln = TileTensor(dln, row_major(rows, H))
 
@@ -191,12 +158,12 @@ def backward_unfused_cpu[
             for o in range(O):
                 total += dy[row, o].cast[accum]() * W[o, h].cast[accum]()
             dy_ln[row, h] = total.cast[dtype]()
-    layernorm_cpu(ln_out, input, mean, rstd, ln_weight, ln_bias, rows, H)
+    layernorm_cpu(ln_out, t.input, t.mean, t.rstd, t.ln_weight, t.ln_bias, rows, H)
     for o in range(O):
         var db = Scalar[accum](0)
         for row in range(rows):
             db += dy[row, o].cast[accum]()
-        grad_bias[unsafe_offset=o] = db.cast[dtype]()
+        t.grad_bias[unsafe_offset=o] = db.cast[dtype]()
         for h in range(H):
             var total = Scalar[accum](0)
             for row in range(rows):
@@ -204,50 +171,36 @@ def backward_unfused_cpu[
             dW[o, h] = total.cast[dtype]()
 
     # LayerNorm: c1 and c2, then dx; dgamma and dbeta.
-    row_sums_cpu[dtype](row_sums, dln.as_imm(), input, mean, rstd, ln_weight, rows, H)
+    row_sums_cpu[dtype](row_sums, dln.as_imm(), t.input, t.mean, t.rstd, t.ln_weight, rows, H)
     for h in range(H):
-        var gamma = ln_weight[unsafe_offset=h].cast[accum]()
+        var gamma = t.ln_weight[unsafe_offset=h].cast[accum]()
         var dgamma = Scalar[accum](0)
         var dbeta = Scalar[accum](0)
         for row in range(rows):
-            var row_rstd = rstd[unsafe_offset=row].cast[accum]()
-            var x_hat = (x[row, h].cast[accum]() - mean[unsafe_offset=row].cast[accum]()) * row_rstd
+            var row_rstd = t.rstd[unsafe_offset=row].cast[accum]()
+            var x_hat = (x[row, h].cast[accum]() - t.mean[unsafe_offset=row].cast[accum]()) * row_rstd
             var dln_h = dy_ln[row, h].cast[accum]()
             dgamma += dln_h * x_hat
             dbeta += dln_h
             var c1 = row_sums[unsafe_offset=2 * row].cast[accum]()
             var c2 = row_sums[unsafe_offset=2 * row + 1].cast[accum]()
             dx[row, h] = (row_rstd * (dln_h * gamma - c2 - x_hat * c1)).cast[dtype]()
-        grad_ln_weight[unsafe_offset=h] = dgamma.cast[dtype]()
-        grad_ln_bias[unsafe_offset=h] = dbeta.cast[dtype]()
+        t.grad_ln_weight[unsafe_offset=h] = dgamma.cast[dtype]()
+        t.grad_ln_bias[unsafe_offset=h] = dbeta.cast[dtype]()
 
 
 def backward_fused_cpu[
-    dtype: DType
-](
-    grad_input: MutPtr[dtype],  # [rows, H]
-    grad_ln_weight: MutPtr[dtype],  # [H]
-    grad_ln_bias: MutPtr[dtype],  # [H]
-    grad_weight: MutPtr[dtype],  # [O, H]
-    grad_bias: MutPtr[dtype],  # [O]
-    sums: MutPtr[accum],  # [O * H + O + 3 * H], scratch
-    grad_output: ImmPtr[dtype],  # [rows, O], dy
-    input: ImmPtr[dtype],  # [rows, H]
-    mean: ImmPtr[accum_type[dtype]],  # [rows]
-    rstd: ImmPtr[accum_type[dtype]],  # [rows]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
-    linear_weight: ImmPtr[dtype],  # [O, H]
-    rows: Int,
-    H: Int,
-    O: Int,
-):
+    dtype: DType, //
+](t: BackwardTensors[dtype], sums: MutPtr[accum],):  # [O * H + O + 3 * H], scratch
     """One loop over rows that adds to all five gradients. A loop needs no atomics, and keeps one row of dln.
     """
-    var x = TileTensor(input, row_major(rows, H))
-    var dy = TileTensor(grad_output, row_major(rows, O))
-    var dx = TileTensor(grad_input, row_major(rows, H))
-    var W = TileTensor(linear_weight, row_major(O, H))
+    var rows = Int(t.sizes.rows())
+    var H = Int(t.sizes.hidden_dim)
+    var O = Int(t.sizes.output_dim)
+    var x = TileTensor(t.input, row_major(rows, H))
+    var dy = TileTensor(t.grad_output, row_major(rows, O))
+    var dx = TileTensor(t.grad_input, row_major(rows, H))
+    var W = TileTensor(t.linear_weight, row_major(O, H))
 
     # The scratch holds the sums dW, db, dgamma, dbeta, which start at zero, and one row of dln.
     var dW = TileTensor(sums, row_major(O, H))
@@ -260,8 +213,8 @@ def backward_fused_cpu[
 
     for row in range(rows):
         # Phase 1: the statistics that the forward pass saved for this row.
-        var row_mean = mean[unsafe_offset=row].cast[accum]()
-        var row_rstd = rstd[unsafe_offset=row].cast[accum]()
+        var row_mean = t.mean[unsafe_offset=row].cast[accum]()
+        var row_rstd = t.rstd[unsafe_offset=row].cast[accum]()
 
         # Phase 2: the gradient of the linear bias.
         for o in range(O):
@@ -270,8 +223,8 @@ def backward_fused_cpu[
         # Phase 3: the gradient of the linear weight, from the LayerNorm output, which is computed again here.
         for h in range(H):
             var x_hat = (x[row, h].cast[accum]() - row_mean) * row_rstd
-            var gamma = ln_weight[unsafe_offset=h].cast[accum]()
-            var ln_out = x_hat * gamma + ln_bias[unsafe_offset=h].cast[accum]()
+            var gamma = t.ln_weight[unsafe_offset=h].cast[accum]()
+            var ln_out = x_hat * gamma + t.ln_bias[unsafe_offset=h].cast[accum]()
             for o in range(O):
                 dW[o, h] += dy[row, o].cast[accum]() * ln_out
 
@@ -291,21 +244,21 @@ def backward_fused_cpu[
         var c2 = Scalar[accum](0)
         for h in range(H):
             var x_hat = (x[row, h].cast[accum]() - row_mean) * row_rstd
-            var g = dln[unsafe_offset=h] * ln_weight[unsafe_offset=h].cast[accum]()
+            var g = dln[unsafe_offset=h] * t.ln_weight[unsafe_offset=h].cast[accum]()
             c1 += g * x_hat
             c2 += g
         c1 /= Scalar[accum](H)
         c2 /= Scalar[accum](H)
         for h in range(H):
             var x_hat = (x[row, h].cast[accum]() - row_mean) * row_rstd
-            var g = dln[unsafe_offset=h] * ln_weight[unsafe_offset=h].cast[accum]()
+            var g = dln[unsafe_offset=h] * t.ln_weight[unsafe_offset=h].cast[accum]()
             dx[row, h] = (row_rstd * (g - c2 - x_hat * c1)).cast[dtype]()
 
     # Round the sums to the dtype of the gradients.
-    convert_cpu(grad_weight, sums.as_imm(), O * H)
-    convert_cpu(grad_bias, db.as_imm(), O)
-    convert_cpu(grad_ln_weight, dgamma.as_imm(), H)
-    convert_cpu(grad_ln_bias, dbeta.as_imm(), H)
+    convert_cpu(t.grad_weight, sums.as_imm(), O * H)
+    convert_cpu(t.grad_bias, db.as_imm(), O)
+    convert_cpu(t.grad_ln_weight, dgamma.as_imm(), H)
+    convert_cpu(t.grad_ln_bias, dbeta.as_imm(), H)
 
 
 def convert_cpu[dtype: DType](target: MutPtr[dtype], source: ImmPtr[accum], count: Int):

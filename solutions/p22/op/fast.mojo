@@ -12,7 +12,6 @@ Nothing is added with atomics, so every run gives the same bits. Only the input 
 forward pass; the LayerNorm output is computed again by the row kernel on its way.
 """
 
-from .common import ImmPtr, MutPtr, Sizes, accum_type
 from .fast_rows import (
     backward_geometry,
     launch_bias_gradient,
@@ -21,138 +20,103 @@ from .fast_rows import (
     launch_ln_backward_rows,
     suits_ln_backward_rows,
 )
-from .gemm import launch_gemm
-from .gemm_hopper import SideSums, column_slices_of, flag_count, launch_gemm_hopper, suits_hopper
-from .launcher import Launcher
+from .shared.common import ImmPtr, MutPtr, accum_type
+from .shared.gemm import launch_gemm
+from .shared.gemm_hopper import SideSums, column_slices_of, flag_count, launch_gemm_hopper, suits_hopper
+from .shared.launcher import Launcher
+from .tensors import BackwardTensors, ForwardTensors
 
 
 def launch_forward_fast[
-    L: Launcher, //, dtype: DType, tf32: Bool = False
-](
-    mut launcher: L,
-    output: MutPtr[dtype],
-    mean: MutPtr[accum_type[dtype]],
-    rstd: MutPtr[accum_type[dtype]],
-    input: ImmPtr[dtype],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    linear_bias: ImmPtr[dtype],
-    sizes: Sizes,
-    eps: Scalar[accum_type[dtype]],
-) raises:
+    L: Launcher, dtype: DType, //, tf32: Bool = False
+](mut launcher: L, t: ForwardTensors[dtype]) raises:
     """Two launches: statistics with LayerNorm, and the product with W^T and the bias."""
+    ref sizes = t.sizes
     var rows = sizes.rows()
     var H = sizes.hidden_dim
     var ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
-    launch_layernorm_fast[dtype](launcher, ln_out, mean, rstd, input, ln_weight, ln_bias, sizes, eps)
+    launch_layernorm_fast[dtype](
+        launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps
+    )
     launch_gemm[dtype, "nt", True, tf32](
-        launcher, "output", output, ln_out.as_imm(), linear_weight, linear_bias, rows, sizes.output_dim, H
+        launcher,
+        "output",
+        t.output,
+        ln_out.as_imm(),
+        t.linear_weight,
+        t.linear_bias,
+        rows,
+        sizes.output_dim,
+        H,
     )
 
 
 def launch_backward_fast[
-    L: Launcher, //, dtype: DType, tf32: Bool = False
-](
-    mut launcher: L,
-    grad_input: MutPtr[dtype],
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
-    grad_weight: MutPtr[dtype],
-    grad_bias: MutPtr[dtype],
-    grad_output: ImmPtr[dtype],
-    input: ImmPtr[dtype],
-    mean: ImmPtr[accum_type[dtype]],
-    rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    sizes: Sizes,
-    weight_wanted: Bool = True,
-    bias_wanted: Bool = True,
-) raises:
+    L: Launcher, dtype: DType, //, tf32: Bool = False
+](mut launcher: L, t: BackwardTensors[dtype], weight_wanted: Bool = True, bias_wanted: Bool = True,) raises:
     """Six launches, seven where rows are no whole number of aligned vectors; fewer where the gradient of a frozen
     linear weight or bias is not wanted, whose memory then is not touched."""
+    ref sizes = t.sizes
     var rows = sizes.rows()
     var H = sizes.hidden_dim
     var O = sizes.output_dim
     var dln = launcher.workspace[dtype]("dln", Int(rows) * Int(H))
     var ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
     comptime if L.wgmma and dtype.is_half_float():
-        var suits = suits_hopper[dtype, "nn"](dln, grad_output, linear_weight, Int(rows), Int(H), Int(O))
+        var suits = suits_hopper[dtype, "nn"](dln, t.grad_output, t.linear_weight, Int(rows), Int(H), Int(O))
         suits = suits and suits_hopper[dtype, "tn"](
-            grad_weight, grad_output, ln_out.as_imm(), Int(O), Int(H), Int(rows)
+            t.grad_weight, t.grad_output, ln_out.as_imm(), Int(O), Int(H), Int(rows)
         )
         suits = suits and suits_ln_backward_rows[dtype](
-            grad_input, ln_out, dln.as_imm(), input, ln_weight, ln_bias, sizes
+            t.grad_input, ln_out, dln.as_imm(), t.input, t.ln_weight, t.ln_bias, sizes
         )
         if suits and weight_wanted and bias_wanted:
-            launch_backward_hopper[dtype](
-                launcher,
-                grad_input,
-                grad_ln_weight,
-                grad_ln_bias,
-                grad_weight,
-                grad_bias,
-                dln,
-                ln_out,
-                grad_output,
-                input,
-                mean,
-                rstd,
-                ln_weight,
-                ln_bias,
-                linear_weight,
-                sizes,
-            )
+            launch_backward_hopper(launcher, t, dln, ln_out)
             return
     launch_gemm[dtype, "nn", False, tf32](
-        launcher, "dln", dln, grad_output, linear_weight, linear_weight, rows, H, O
+        launcher, "dln", dln, t.grad_output, t.linear_weight, t.linear_weight, rows, H, O
     )
     launch_ln_backward_fast[dtype](
         launcher,
-        grad_input,
-        grad_ln_weight,
-        grad_ln_bias,
+        t.grad_input,
+        t.grad_ln_weight,
+        t.grad_ln_bias,
         ln_out,
         dln.as_imm(),
-        input,
-        mean,
-        rstd,
-        ln_weight,
-        ln_bias,
+        t.input,
+        t.mean,
+        t.rstd,
+        t.ln_weight,
+        t.ln_bias,
         sizes,
     )
     if weight_wanted:
         launch_gemm[dtype, "tn", False, tf32](
-            launcher, "grad_weight", grad_weight, grad_output, ln_out.as_imm(), ln_out.as_imm(), O, H, rows
+            launcher,
+            "grad_weight",
+            t.grad_weight,
+            t.grad_output,
+            ln_out.as_imm(),
+            ln_out.as_imm(),
+            O,
+            H,
+            rows,
         )
     if bias_wanted:
-        launch_bias_gradient[dtype](launcher, grad_bias, grad_output, mean, sizes)
+        launch_bias_gradient[dtype](launcher, t.grad_bias, t.grad_output, t.mean, sizes)
 
 
 def launch_backward_hopper[
-    L: Launcher, //, dtype: DType
+    L: Launcher, dtype: DType, //
 ](
     mut launcher: L,
-    grad_input: MutPtr[dtype],
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
-    grad_weight: MutPtr[dtype],
-    grad_bias: MutPtr[dtype],
-    dln: MutPtr[dtype],
-    ln_out: MutPtr[dtype],
-    grad_output: ImmPtr[dtype],
-    input: ImmPtr[dtype],
-    mean: ImmPtr[accum_type[dtype]],
-    rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    sizes: Sizes,
+    t: BackwardTensors[dtype],
+    dln: MutPtr[dtype],  # [rows, H], scratch
+    ln_out: MutPtr[dtype],  # [rows, H], scratch
 ) raises:
     """Three launches. The products have warps with nothing to do: those of the first sum the columns of dY while it
     passes through, those of the second add the slices of db, dgamma and dbeta."""
+    ref sizes = t.sizes
     var rows = sizes.rows()
     var H = sizes.hidden_dim
     var O = sizes.output_dim
@@ -168,9 +132,9 @@ def launch_backward_hopper[
         launcher,
         "dln",
         dln,
-        grad_output,
-        linear_weight,
-        linear_weight,
+        t.grad_output,
+        t.linear_weight,
+        t.linear_weight,
         rows,
         H,
         O,
@@ -178,23 +142,23 @@ def launch_backward_hopper[
     )
     launch_ln_backward_rows[dtype](
         launcher,
-        grad_input,
+        t.grad_input,
         ln_out,
         ln_partials,
         dln.as_imm(),
-        input,
-        mean,
-        rstd,
-        ln_weight,
-        ln_bias,
+        t.input,
+        t.mean,
+        t.rstd,
+        t.ln_weight,
+        t.ln_bias,
         sizes,
         geometry,
     )
     launch_gemm_hopper[dtype, "tn", False, "add slices"](
         launcher,
         "grad_weight",
-        grad_weight,
-        grad_output,
+        t.grad_weight,
+        t.grad_output,
         ln_out.as_imm(),
         ln_out.as_imm(),
         O,
@@ -204,10 +168,10 @@ def launch_backward_hopper[
             flags,
             bias_partials,
             bias_slices,
-            grad_bias,
+            t.grad_bias,
             rebind[ImmPtr[DType.float32]](ln_partials.as_imm()),
             geometry.blocks,
-            grad_ln_weight,
-            grad_ln_bias,
+            t.grad_ln_weight,
+            t.grad_ln_bias,
         ),
     )

@@ -10,8 +10,8 @@ from std.algorithm import vectorize
 from std.math import ceildiv, sqrt
 from std.sys import simd_width_of
 
-from .common import CompensatedSum, ImmPtr, MutPtr, RowStatistics, accum_type
-from .gemm_cpu import (
+from .shared.common import CompensatedSum, ImmPtr, MutPtr, RowStatistics, accum_type
+from .shared.gemm_cpu import (
     BLOCK_ROWS,
     PANEL_DEPTH,
     Matrix,
@@ -24,6 +24,7 @@ from .gemm_cpu import (
     share_blocks,
     workers,
 )
+from .tensors import BackwardTensors, ForwardTensors
 
 comptime CHUNK_ELEMENTS = 1 << 22
 """About how many elements of the LayerNorm output are packed at a time."""
@@ -123,27 +124,15 @@ struct Normalised[dtype: DType, transposed: Bool](Operand):
         return x_hat * gamma + self.ln_bias.unsafe_load[width=width](h).cast[Self.accum]()
 
 
-def forward_fast_cpu[
-    dtype: DType
-](
-    output: MutPtr[dtype],  # [rows, O]
-    mean: MutPtr[accum_type[dtype]],  # [rows]
-    rstd: MutPtr[accum_type[dtype]],  # [rows]
-    input: ImmPtr[dtype],  # [rows, H]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
-    linear_weight: ImmPtr[dtype],  # [O, H]
-    linear_bias: ImmPtr[dtype],  # [O]
-    rows: Int,
-    H: Int,
-    O: Int,
-    eps: Scalar[accum_type[dtype]],
-):
+def forward_fast_cpu[dtype: DType, //](t: ForwardTensors[dtype]):
     """One product, whose left operand is normalised as it is read, a block of rows at a time."""
+    var rows = Int(t.sizes.rows())
+    var H = Int(t.sizes.hidden_dim)
+    var O = Int(t.sizes.output_dim)
     comptime accum = accum_type[dtype]
     var stride = padded_columns[accum](O)
     var panels = aligned_alloc[accum](H * stride)
-    pack_columns(panels, Matrix[dtype, True](linear_weight, H), O, 0, H)
+    pack_columns(panels, Matrix[dtype, True](t.linear_weight, H), O, 0, H)
 
     var block = block_rows(rows, O)
     var blocks = ceildiv(rows, block)
@@ -157,15 +146,15 @@ def forward_fast_cpu[
 
         # Phase 1: the statistics of these rows, saved for the backward pass.
         for row in range(first, first + count):
-            var statistics = vector_row_statistics(input, row, H, eps)
-            mean[unsafe_offset=row] = statistics.mean
-            rstd[unsafe_offset=row] = statistics.rstd
+            var statistics = vector_row_statistics(t.input, row, H, t.eps)
+            t.mean[unsafe_offset=row] = statistics.mean
+            t.rstd[unsafe_offset=row] = statistics.rstd
 
         # Phase 2: normalise, scale, shift and multiply; then the bias.
         multiply_block[accum](
             sums,
             stride,
-            Normalised[dtype, True](input, mean.as_imm(), rstd.as_imm(), ln_weight, ln_bias, H),
+            Normalised[dtype, True](t.input, t.mean.as_imm(), t.rstd.as_imm(), t.ln_weight, t.ln_bias, H),
             panels.as_imm(),
             sums.unsafe_offset(block * stride),
             first,
@@ -175,11 +164,11 @@ def forward_fast_cpu[
             False,
         )
         for row in range(count):
-            var y = output.unsafe_offset((first + row) * O)
+            var y = t.output.unsafe_offset((first + row) * O)
             var row_sums = sums.unsafe_offset(row * stride)
 
             def store[width: Int](o: Int) {imm}:
-                var bias = linear_bias.unsafe_load[width=width](o).cast[accum]()
+                var bias = t.linear_bias.unsafe_load[width=width](o).cast[accum]()
                 y.unsafe_store(o, (row_sums.unsafe_load[width=width](o) + bias).cast[dtype]())
 
             vectorize[simd_width_of[accum]()](O, store)
@@ -220,30 +209,15 @@ def vector_row_statistics[
     return RowStatistics(first_mean + correction, 1 / sqrt(variance + eps))
 
 
-def backward_fast_cpu[
-    dtype: DType
-](
-    grad_input: MutPtr[dtype],  # [rows, H]
-    grad_ln_weight: MutPtr[dtype],  # [H]
-    grad_ln_bias: MutPtr[dtype],  # [H]
-    grad_weight: MutPtr[dtype],  # [O, H]
-    grad_bias: MutPtr[dtype],  # [O]
-    grad_output: ImmPtr[dtype],  # [rows, O], dy
-    input: ImmPtr[dtype],  # [rows, H]
-    mean: ImmPtr[accum_type[dtype]],  # [rows]
-    rstd: ImmPtr[accum_type[dtype]],  # [rows]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    ln_bias: ImmPtr[dtype],  # [H], beta
-    linear_weight: ImmPtr[dtype],  # [O, H]
-    rows: Int,
-    H: Int,
-    O: Int,
-):
+def backward_fast_cpu[dtype: DType, //](t: BackwardTensors[dtype]):
     """Two products: dln, whose rows are finished while they are in cache, and dW."""
+    var rows = Int(t.sizes.rows())
+    var H = Int(t.sizes.hidden_dim)
+    var O = Int(t.sizes.output_dim)
     comptime accum = accum_type[dtype]
     var stride = padded_columns[accum](H)
     var panels = aligned_alloc[accum](O * stride)
-    pack_columns(panels, Matrix[dtype, False](linear_weight, H), H, 0, O)
+    pack_columns(panels, Matrix[dtype, False](t.linear_weight, H), H, 0, O)
 
     var block = block_rows(rows, H)
     var blocks = ceildiv(rows, block)
@@ -261,7 +235,7 @@ def backward_fast_cpu[
         multiply_block[accum](
             dln,
             stride,
-            Matrix[dtype, True](grad_output, O),
+            Matrix[dtype, True](t.grad_output, O),
             panels.as_imm(),
             dln.unsafe_offset(block * stride),
             first,
@@ -272,15 +246,15 @@ def backward_fast_cpu[
         )
         # LayerNorm: c1 and c2 of every row, then dx; the sums over these rows.
         backward_rows[dtype](
-            grad_input,
+            t.grad_input,
             partials.unsafe_offset(index * (2 * H + O)),
             dln.as_imm(),
             stride,
-            grad_output,
-            input,
-            mean,
-            rstd,
-            ln_weight,
+            t.grad_output,
+            t.input,
+            t.mean,
+            t.rstd,
+            t.ln_weight,
             first,
             first + count,
             H,
@@ -288,14 +262,14 @@ def backward_fast_cpu[
         )
 
     share_blocks(blocks, backward_block)
-    sum_blocks(grad_ln_weight, grad_ln_bias, grad_bias, partials.as_imm(), blocks, H, O)
+    sum_blocks(t.grad_ln_weight, t.grad_ln_bias, t.grad_bias, partials.as_imm(), blocks, H, O)
     partials.unsafe_free()
     memory.unsafe_free()
     panels.unsafe_free()
     weight_gradient(
-        grad_weight,
-        Matrix[dtype, False](grad_output, O),
-        Normalised[dtype, False](input, mean, rstd, ln_weight, ln_bias, H),
+        t.grad_weight,
+        Matrix[dtype, False](t.grad_output, O),
+        Normalised[dtype, False](t.input, t.mean, t.rstd, t.ln_weight, t.ln_bias, H),
         rows,
         H,
         O,

@@ -1,4 +1,4 @@
-"""Puzzle 22: LayerNorm + Linear, forward and backward, unfused, fused and fast.
+"""Puzzle 22: LayerNorm + Linear, forward and backward: the kernels, and the ops that MAX and PyTorch see.
 
     x_hat  = (input - mean) * rstd                 rstd = 1 / sqrt(variance + eps), statistics over H
     ln_out = x_hat * ln_weight + ln_bias
@@ -8,15 +8,13 @@ Shapes: input [B, S, H]; output and grad_output [B, S, O]; ln_weight and ln_bias
 linear_bias [O]; mean and rstd [B, S]. A row is one sequence position: rows = B * S. Every size is a run-time
 argument, so a kernel is compiled once for a dtype. Sums are kept in `accum_type[dtype]`.
 
-The file in reading order: the unfused forward kernels, the fused forward kernel, the unfused backward kernels,
-the fused backward kernel, how each variant is launched, and the custom ops that MAX and PyTorch see. The kernels of
-the fast variant stand in files of their own, and `fast.mojo` says in which order they run.
+The file in reading order: the unfused forward kernels, the fused forward kernel, the unfused backward kernels, the
+fused backward kernel, the public ops. `launches.mojo` says how the kernels are launched, `cpu_reference.mojo` is the
+same in plain loops, `training_ops.mojo` has the ops that the PyTorch layer calls, `fast.mojo` the fast variant.
 """
 
-from std.math import ceildiv
 from std.memory import AddressSpace
-from extensibility import InputTensor, ManagedTensorSlice, OutputTensor
-from extensibility import _MutableInputTensor as MutableInputTensor
+from extensibility import InputTensor, OutputTensor
 import extensibility
 from max.gpu import (
     barrier,
@@ -26,24 +24,25 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext, Dim
+from max.gpu.host import DeviceContext
 from max.gpu.primitives import block
 from layout import TileTensor
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .common import CompensatedSum, ImmPtr, MutPtr, Sizes, accum_type, atomic_add, atomic_type, row_statistics
-from .cpu_reference import (
-    backward_fused_cpu,
-    backward_unfused_cpu,
-    forward_fused_cpu,
-    forward_unfused_cpu,
-    row_statistics_cpu,
-    row_sums_cpu,
+from .launches import checked_sizes
+from .passes import run_backward, run_forward, run_row_statistics
+from .shared.checks import expect_shape
+from .shared.common import (
+    CompensatedSum,
+    ImmPtr,
+    MutPtr,
+    accum_type,
+    atomic_add,
+    row_statistics,
 )
-from .fast import launch_backward_fast, launch_forward_fast
-from .fast_cpu import backward_fast_cpu, forward_fast_cpu
-from .launcher import DeviceLauncher, Launcher
+from .shared.launcher import DeviceLauncher
+from .tensors import BackwardTensors, ForwardTensors
 
 comptime EPS = 1e-5
 """The eps of the public ops; the training ops take it as an argument."""
@@ -53,8 +52,6 @@ comptime ROW_THREADS = 128
 """Threads that share one row in the kernels that give a row to a block."""
 comptime COLUMN_TILE = 32
 """A column sum gives a block 32 columns and 32 threads to each of them."""
-comptime MAX_GRID_Y = 65535
-"""The largest grid on NVIDIA along y; along x it is 2^31 - 1."""
 
 
 # ---- Unfused forward: five launches -------------------------------------------------------------------------
@@ -595,664 +592,7 @@ def minimal_fused_backward_kernel[
 # ANCHOR_END: minimal_fused_backward_kernel_solution
 
 
-# ---- How each variant is launched ---------------------------------------------------------------------------
-
-
-def launch_row_statistics[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    mean: MutPtr[accum_type[dtype]],
-    rstd: MutPtr[accum_type[dtype]],
-    input: ImmPtr[dtype],
-    sizes: Sizes,
-    eps: Scalar[accum_type[dtype]],
-) raises:
-    """One launch: mean and rstd of every row."""
-    launcher.launch[row_statistics_kernel[dtype]](
-        "row_statistics",
-        mean,
-        rstd,
-        input,
-        sizes.rows(),
-        sizes.hidden_dim,
-        eps,
-        grid_dim=Dim(ceildiv(Int(sizes.rows()), ROW_THREADS)),
-        block_dim=Dim(ROW_THREADS),
-    )
-
-
-def launch_layernorm[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    ln_out: MutPtr[dtype],
-    input: ImmPtr[dtype],
-    mean: ImmPtr[accum_type[dtype]],
-    rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    sizes: Sizes,
-) raises:
-    """One launch: the LayerNorm output of every row."""
-    launcher.launch[layernorm_kernel[dtype]](
-        "layernorm",
-        ln_out,
-        input,
-        mean,
-        rstd,
-        ln_weight,
-        ln_bias,
-        sizes.rows(),
-        sizes.hidden_dim,
-        grid_dim=Dim(Int(sizes.rows())),
-        block_dim=Dim(ROW_THREADS),
-    )
-
-
-def launch_transpose[
-    L: Launcher, //, dtype: DType
-](mut launcher: L, output: MutPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32,) raises:
-    """One launch: output [columns, rows] = input [rows, columns] transposed."""
-    launcher.launch[transpose_kernel[dtype]](
-        "transpose",
-        output,
-        input,
-        rows,
-        columns,
-        grid_dim=Dim(ceildiv(Int(rows), TILE), ceildiv(Int(columns), TILE)),
-        block_dim=Dim(TILE, TILE),
-    )
-
-
-def launch_matmul[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    output: MutPtr[dtype],
-    a: ImmPtr[dtype],
-    b: ImmPtr[dtype],
-    m: Int32,
-    n: Int32,
-    k: Int32,
-) raises:
-    """One launch: output [M, N] = a [M, K] @ b [K, N]."""
-    launcher.launch[matmul_idiomatic_tiled[dtype]](
-        "matmul",
-        output,
-        a,
-        b,
-        m,
-        n,
-        k,
-        grid_dim=Dim(ceildiv(Int(m), TILE), ceildiv(Int(n), TILE)),
-        block_dim=Dim(TILE, TILE),
-    )
-
-
-def launch_forward_unfused[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    output: MutPtr[dtype],
-    mean: MutPtr[accum_type[dtype]],
-    rstd: MutPtr[accum_type[dtype]],
-    input: ImmPtr[dtype],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    linear_bias: ImmPtr[dtype],
-    sizes: Sizes,
-    eps: Scalar[accum_type[dtype]],
-) raises:
-    """Five launches: statistics, LayerNorm, transpose of W, matmul, bias."""
-    var rows = sizes.rows()
-    var H = sizes.hidden_dim
-    var O = sizes.output_dim
-    var ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
-    var weight_t = launcher.workspace[dtype]("linear_weight_t", Int(H) * Int(O))
-    launch_row_statistics[dtype](launcher, mean, rstd, input, sizes, eps)
-    launch_layernorm[dtype](
-        launcher,
-        ln_out,
-        input,
-        mean.as_imm(),
-        rstd.as_imm(),
-        ln_weight,
-        ln_bias,
-        sizes,
-    )
-    launch_transpose[dtype](launcher, weight_t, linear_weight, O, H)
-    launch_matmul[dtype](launcher, output, ln_out.as_imm(), weight_t.as_imm(), rows, O, H)
-    launcher.launch[add_bias_kernel[dtype]](
-        "add_bias",
-        output,
-        linear_bias,
-        rows,
-        O,
-        grid_dim=Dim(Int(rows)),
-        block_dim=Dim(ROW_THREADS),
-    )
-
-
-def launch_forward_fused[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    output: MutPtr[dtype],
-    mean: MutPtr[accum_type[dtype]],
-    rstd: MutPtr[accum_type[dtype]],
-    input: ImmPtr[dtype],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    linear_bias: ImmPtr[dtype],
-    sizes: Sizes,
-    eps: Scalar[accum_type[dtype]],
-) raises:
-    """One launch."""
-    launcher.launch[minimal_fused_forward_kernel[dtype]](
-        "minimal_fused_forward",
-        output,
-        mean,
-        rstd,
-        input,
-        ln_weight,
-        ln_bias,
-        linear_weight,
-        linear_bias,
-        sizes.batch_size,
-        sizes.seq_len,
-        sizes.hidden_dim,
-        sizes.output_dim,
-        eps,
-        grid_dim=Dim(Int(sizes.batch_size), min(Int(sizes.seq_len), MAX_GRID_Y)),
-        block_dim=Dim(1),
-    )
-
-
-def launch_row_sums[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    row_sums: MutPtr[accum_type[dtype]],
-    dln: ImmPtr[dtype],
-    input: ImmPtr[dtype],
-    mean: ImmPtr[accum_type[dtype]],
-    rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    sizes: Sizes,
-) raises:
-    """One launch: c1 and c2 of every row."""
-    launcher.launch[ln_backward_row_sums[dtype]](
-        "ln_backward_row_sums",
-        row_sums,
-        dln,
-        input,
-        mean,
-        rstd,
-        ln_weight,
-        sizes.rows(),
-        sizes.hidden_dim,
-        grid_dim=Dim(Int(sizes.rows())),
-        block_dim=Dim(ROW_THREADS),
-    )
-
-
-def launch_backward_unfused[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    grad_input: MutPtr[dtype],
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
-    grad_weight: MutPtr[dtype],
-    grad_bias: MutPtr[dtype],
-    grad_output: ImmPtr[dtype],
-    input: ImmPtr[dtype],
-    mean: ImmPtr[accum_type[dtype]],
-    rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    sizes: Sizes,
-) raises:
-    """Eight launches, each one step of the chain rule; no atomics, so every run gives the same bits."""
-    var rows = sizes.rows()
-    var H = sizes.hidden_dim
-    var O = sizes.output_dim
-    var ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
-    var dln = launcher.workspace[dtype]("dln", Int(rows) * Int(H))
-    var dy_t = launcher.workspace[dtype]("grad_output_t", Int(rows) * Int(O))
-    var row_sums = launcher.workspace[accum_type[dtype]]("row_sums", 2 * Int(rows))
-
-    # Linear: dln = dY W, dW = dY^T ln_out, db = sum of dY.
-    launch_matmul[dtype](launcher, dln, grad_output, linear_weight, rows, H, O)
-    launch_layernorm[dtype](launcher, ln_out, input, mean, rstd, ln_weight, ln_bias, sizes)
-    launch_transpose[dtype](launcher, dy_t, grad_output, rows, O)
-    launch_matmul[dtype](launcher, grad_weight, dy_t.as_imm(), ln_out.as_imm(), O, H, rows)
-    launcher.launch[column_sums_kernel[dtype]](
-        "column_sums",
-        grad_bias,
-        grad_output,
-        rows,
-        O,
-        grid_dim=Dim(ceildiv(Int(O), COLUMN_TILE)),
-        block_dim=Dim(COLUMN_TILE, COLUMN_TILE),
-    )
-
-    # LayerNorm: c1 and c2, then dx; dgamma and dbeta.
-    launch_row_sums[dtype](launcher, row_sums, dln.as_imm(), input, mean, rstd, ln_weight, sizes)
-    launcher.launch[ln_backward_input[dtype]](
-        "ln_backward_input",
-        grad_input,
-        row_sums.as_imm(),
-        dln.as_imm(),
-        input,
-        mean,
-        rstd,
-        ln_weight,
-        rows,
-        H,
-        grid_dim=Dim(Int(rows)),
-        block_dim=Dim(ROW_THREADS),
-    )
-    launcher.launch[ln_backward_parameters[dtype]](
-        "ln_backward_parameters",
-        grad_ln_weight,
-        grad_ln_bias,
-        dln.as_imm(),
-        input,
-        mean,
-        rstd,
-        rows,
-        H,
-        grid_dim=Dim(ceildiv(Int(H), COLUMN_TILE)),
-        block_dim=Dim(COLUMN_TILE, COLUMN_TILE),
-    )
-
-
-def launch_backward_fused[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    grad_input: MutPtr[dtype],
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
-    grad_weight: MutPtr[dtype],
-    grad_bias: MutPtr[dtype],
-    grad_output: ImmPtr[dtype],
-    input: ImmPtr[dtype],
-    mean: ImmPtr[accum_type[dtype]],
-    rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    sizes: Sizes,
-) raises:
-    """One launch for all five gradients, between one that clears the sums and one that rounds them."""
-    comptime sum_dtype = atomic_type[dtype]
-    var H = Int(sizes.hidden_dim)
-    var O = Int(sizes.output_dim)
-    var elements = max(H, O, O * H)
-    var sums_ln_weight = launcher.workspace[sum_dtype]("sums_ln_weight", H)
-    var sums_ln_bias = launcher.workspace[sum_dtype]("sums_ln_bias", H)
-    var sums_weight = launcher.workspace[sum_dtype]("sums_weight", O * H)
-    var sums_bias = launcher.workspace[sum_dtype]("sums_bias", O)
-
-    launcher.launch[clear_gradients_kernel[sum_dtype]](
-        "clear_gradients",
-        sums_ln_weight,
-        sums_ln_bias,
-        sums_weight,
-        sums_bias,
-        sizes.hidden_dim,
-        sizes.output_dim,
-        grid_dim=Dim(ceildiv(elements, ROW_THREADS)),
-        block_dim=Dim(ROW_THREADS),
-    )
-    launcher.launch[minimal_fused_backward_kernel[dtype, sum_dtype]](
-        "minimal_fused_backward",
-        grad_input,
-        sums_ln_weight,
-        sums_ln_bias,
-        sums_weight,
-        sums_bias,
-        grad_output,
-        input,
-        mean,
-        rstd,
-        ln_weight,
-        ln_bias,
-        linear_weight,
-        sizes.batch_size,
-        sizes.seq_len,
-        sizes.hidden_dim,
-        sizes.output_dim,
-        grid_dim=Dim(Int(sizes.batch_size), min(Int(sizes.seq_len), MAX_GRID_Y)),
-        block_dim=Dim(1),
-    )
-    launcher.launch[convert_gradients_kernel[dtype, sum_dtype]](
-        "convert_gradients",
-        grad_ln_weight,
-        grad_ln_bias,
-        grad_weight,
-        grad_bias,
-        sums_ln_weight.as_imm(),
-        sums_ln_bias.as_imm(),
-        sums_weight.as_imm(),
-        sums_bias.as_imm(),
-        sizes.hidden_dim,
-        sizes.output_dim,
-        grid_dim=Dim(ceildiv(elements, ROW_THREADS)),
-        block_dim=Dim(ROW_THREADS),
-    )
-
-
-# ---- Custom ops: what MAX and PyTorch see -------------------------------------------------------------------
-
-
-def expect_shape[
-    rank: Int, //
-](name: StaticString, tensor: ManagedTensorSlice[rank=rank, ...], *shape: Int) raises:
-    """Raises where a tensor's shape is not what the parameters or the other tensors make it."""
-    for axis in range(rank):
-        if tensor.dim_size(axis) != shape[axis]:
-            raise Error(t"{name} has size {tensor.dim_size(axis)} along axis {axis}, expected {shape[axis]}")
-
-
-def checked_sizes(batch_size: Int, seq_len: Int, hidden_dim: Int, output_dim: Int) raises -> Sizes:
-    """The sizes in the kernels' type, or an error where a kernel cannot cover them."""
-    if hidden_dim < 1 or output_dim < 1:
-        raise Error(t"hidden_dim and output_dim must be at least 1, got {hidden_dim} and {output_dim}")
-    comptime most = TILE * MAX_GRID_Y
-    if hidden_dim > most or output_dim > most:
-        raise Error(t"hidden_dim and output_dim must be at most {most}, got {hidden_dim} and {output_dim}")
-    if batch_size * seq_len > Int(Int32.MAX):
-        raise Error(t"batch_size * seq_len must be at most {Int32.MAX}, got {batch_size} * {seq_len}")
-    return Sizes(Int32(batch_size), Int32(seq_len), Int32(hidden_dim), Int32(output_dim))
-
-
-def is_algorithm(name: StaticString) -> Bool:
-    """Whether there is a variant of this name."""
-    return name == "unfused" or name == "fused" or name == "fast"
-
-
-def run_forward[
-    dtype: DType, target: StaticString, algorithm: StaticString
-](
-    output: MutPtr[dtype],
-    mean: MutPtr[accum_type[dtype]],
-    rstd: MutPtr[accum_type[dtype]],
-    input: ImmPtr[dtype],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    linear_bias: ImmPtr[dtype],
-    sizes: Sizes,
-    eps: Float64,
-    mut launcher: DeviceLauncher,
-) raises:
-    """The forward pass of any variant, on the device of the op."""
-    comptime assert is_algorithm(algorithm), "algorithm must be 'unfused', 'fused' or 'fast'"
-    var eps_accum = eps.cast[accum_type[dtype]]()
-    if sizes.rows() == 0:
-        return
-    comptime if target == "cpu":
-        var rows = Int(sizes.rows())
-        var H = Int(sizes.hidden_dim)
-        var O = Int(sizes.output_dim)
-        comptime if algorithm == "fused":
-            forward_fused_cpu[dtype](
-                output,
-                mean,
-                rstd,
-                input,
-                ln_weight,
-                ln_bias,
-                linear_weight,
-                linear_bias,
-                rows,
-                H,
-                O,
-                eps_accum,
-            )
-        elif algorithm == "fast":
-            forward_fast_cpu[dtype](
-                output,
-                mean,
-                rstd,
-                input,
-                ln_weight,
-                ln_bias,
-                linear_weight,
-                linear_bias,
-                rows,
-                H,
-                O,
-                eps_accum,
-            )
-        else:
-            forward_unfused_cpu[dtype](
-                output,
-                launcher.workspace[dtype]("ln_out", rows * H),
-                mean,
-                rstd,
-                input,
-                ln_weight,
-                ln_bias,
-                linear_weight,
-                linear_bias,
-                rows,
-                H,
-                O,
-                eps_accum,
-            )
-    else:
-        comptime if algorithm == "fused":
-            launch_forward_fused[dtype](
-                launcher,
-                output,
-                mean,
-                rstd,
-                input,
-                ln_weight,
-                ln_bias,
-                linear_weight,
-                linear_bias,
-                sizes,
-                eps_accum,
-            )
-        elif algorithm == "fast":
-            launch_forward_fast[dtype](
-                launcher,
-                output,
-                mean,
-                rstd,
-                input,
-                ln_weight,
-                ln_bias,
-                linear_weight,
-                linear_bias,
-                sizes,
-                eps_accum,
-            )
-        else:
-            launch_forward_unfused[dtype](
-                launcher,
-                output,
-                mean,
-                rstd,
-                input,
-                ln_weight,
-                ln_bias,
-                linear_weight,
-                linear_bias,
-                sizes,
-                eps_accum,
-            )
-
-
-def run_row_statistics[
-    dtype: DType, target: StaticString
-](
-    mean: MutPtr[accum_type[dtype]],
-    rstd: MutPtr[accum_type[dtype]],
-    input: ImmPtr[dtype],
-    sizes: Sizes,
-    eps: Float64,
-    mut launcher: DeviceLauncher,
-) raises:
-    """Mean and rstd of every row, on the device of the op."""
-    var eps_accum = eps.cast[accum_type[dtype]]()
-    if sizes.rows() == 0:
-        return
-    comptime if target == "cpu":
-        row_statistics_cpu[dtype](
-            mean,
-            rstd,
-            input,
-            Int(sizes.rows()),
-            Int(sizes.hidden_dim),
-            eps_accum,
-        )
-    else:
-        launch_row_statistics[dtype](launcher, mean, rstd, input, sizes, eps_accum)
-
-
-def run_backward[
-    dtype: DType, target: StaticString, algorithm: StaticString
-](
-    grad_input: MutPtr[dtype],
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
-    grad_weight: MutPtr[dtype],
-    grad_bias: MutPtr[dtype],
-    grad_output: ImmPtr[dtype],
-    input: ImmPtr[dtype],
-    mean: ImmPtr[accum_type[dtype]],
-    rstd: ImmPtr[accum_type[dtype]],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    linear_weight: ImmPtr[dtype],
-    sizes: Sizes,
-    mut launcher: DeviceLauncher,
-) raises:
-    """The backward pass of any variant, on the device of the op."""
-    comptime assert is_algorithm(algorithm), "algorithm must be 'unfused', 'fused' or 'fast'"
-    comptime if target == "cpu":
-        var rows = Int(sizes.rows())
-        var H = Int(sizes.hidden_dim)
-        var O = Int(sizes.output_dim)
-        comptime if algorithm == "fused":
-            backward_fused_cpu[dtype](
-                grad_input,
-                grad_ln_weight,
-                grad_ln_bias,
-                grad_weight,
-                grad_bias,
-                launcher.workspace[DType.float64]("sums", 3 * H + O * H + O),
-                grad_output,
-                input,
-                mean,
-                rstd,
-                ln_weight,
-                ln_bias,
-                linear_weight,
-                rows,
-                H,
-                O,
-            )
-        elif algorithm == "fast":
-            backward_fast_cpu[dtype](
-                grad_input,
-                grad_ln_weight,
-                grad_ln_bias,
-                grad_weight,
-                grad_bias,
-                grad_output,
-                input,
-                mean,
-                rstd,
-                ln_weight,
-                ln_bias,
-                linear_weight,
-                rows,
-                H,
-                O,
-            )
-        else:
-            backward_unfused_cpu[dtype](
-                grad_input,
-                grad_ln_weight,
-                grad_ln_bias,
-                grad_weight,
-                grad_bias,
-                launcher.workspace[dtype]("ln_out", rows * H),
-                launcher.workspace[dtype]("dln", rows * H),
-                launcher.workspace[accum_type[dtype]]("row_sums", 2 * rows),
-                grad_output,
-                input,
-                mean,
-                rstd,
-                ln_weight,
-                ln_bias,
-                linear_weight,
-                rows,
-                H,
-                O,
-            )
-    elif algorithm == "fused":
-        launch_backward_fused[dtype](
-            launcher,
-            grad_input,
-            grad_ln_weight,
-            grad_ln_bias,
-            grad_weight,
-            grad_bias,
-            grad_output,
-            input,
-            mean,
-            rstd,
-            ln_weight,
-            ln_bias,
-            linear_weight,
-            sizes,
-        )
-    elif algorithm == "fast":
-        launch_backward_fast[dtype](
-            launcher,
-            grad_input,
-            grad_ln_weight,
-            grad_ln_bias,
-            grad_weight,
-            grad_bias,
-            grad_output,
-            input,
-            mean,
-            rstd,
-            ln_weight,
-            ln_bias,
-            linear_weight,
-            sizes,
-        )
-    else:
-        launch_backward_unfused[dtype](
-            launcher,
-            grad_input,
-            grad_ln_weight,
-            grad_ln_bias,
-            grad_weight,
-            grad_bias,
-            grad_output,
-            input,
-            mean,
-            rstd,
-            ln_weight,
-            ln_bias,
-            linear_weight,
-            sizes,
-        )
+# ---- Public ops: what MAX and PyTorch see -------------------------------------------------------------------
 
 
 # ANCHOR: layernorm_linear_custom_op
@@ -1288,19 +628,19 @@ struct LayerNormLinear:
         var launcher = DeviceLauncher(ctx)
         # Only a backward pass needs the statistics, and this op has none to hand them to.
         comptime accum = accum_type[dtype]
-        run_forward[dtype, target, algorithm](
-            output.unsafe_ptr(),
-            launcher.workspace[accum]("mean", Int(sizes.rows())),
-            launcher.workspace[accum]("rstd", Int(sizes.rows())),
-            input.unsafe_ptr().as_imm(),
-            ln_weight.unsafe_ptr().as_imm(),
-            ln_bias.unsafe_ptr().as_imm(),
-            linear_weight.unsafe_ptr().as_imm(),
-            linear_bias.unsafe_ptr().as_imm(),
-            sizes,
-            EPS,
-            launcher,
+        var tensors = ForwardTensors[dtype](
+            output=output.unsafe_ptr(),
+            mean=launcher.workspace[accum]("mean", Int(sizes.rows())),
+            rstd=launcher.workspace[accum]("rstd", Int(sizes.rows())),
+            input=input.unsafe_ptr().as_imm(),
+            ln_weight=ln_weight.unsafe_ptr().as_imm(),
+            ln_bias=ln_bias.unsafe_ptr().as_imm(),
+            linear_weight=linear_weight.unsafe_ptr().as_imm(),
+            linear_bias=linear_bias.unsafe_ptr().as_imm(),
+            sizes=sizes^,
+            eps=Scalar[accum](EPS),
         )
+        run_forward[target, algorithm](tensors, launcher)
 
 
 # ANCHOR_END: layernorm_linear_custom_op
@@ -1349,175 +689,22 @@ struct LayerNormLinearBackward:
         var mean = launcher.workspace[accum]("mean", Int(sizes.rows()))
         var rstd = launcher.workspace[accum]("rstd", Int(sizes.rows()))
         run_row_statistics[dtype, target](mean, rstd, input.unsafe_ptr().as_imm(), sizes, EPS, launcher)
-        run_backward[dtype, target, algorithm](
-            grad_input.unsafe_ptr(),
-            grad_ln_weight.unsafe_ptr(),
-            grad_ln_bias.unsafe_ptr(),
-            grad_weight.unsafe_ptr(),
-            grad_bias.unsafe_ptr(),
-            grad_output.unsafe_ptr().as_imm(),
-            input.unsafe_ptr().as_imm(),
-            mean.as_imm(),
-            rstd.as_imm(),
-            ln_weight.unsafe_ptr().as_imm(),
-            ln_bias.unsafe_ptr().as_imm(),
-            linear_weight.unsafe_ptr().as_imm(),
-            sizes,
-            launcher,
+        var tensors = BackwardTensors[dtype](
+            grad_input=grad_input.unsafe_ptr(),
+            grad_ln_weight=grad_ln_weight.unsafe_ptr(),
+            grad_ln_bias=grad_ln_bias.unsafe_ptr(),
+            grad_weight=grad_weight.unsafe_ptr(),
+            grad_bias=grad_bias.unsafe_ptr(),
+            grad_output=grad_output.unsafe_ptr().as_imm(),
+            input=input.unsafe_ptr().as_imm(),
+            mean=mean.as_imm(),
+            rstd=rstd.as_imm(),
+            ln_weight=ln_weight.unsafe_ptr().as_imm(),
+            ln_bias=ln_bias.unsafe_ptr().as_imm(),
+            linear_weight=linear_weight.unsafe_ptr().as_imm(),
+            sizes=sizes^,
         )
+        run_backward[target, algorithm](tensors, launcher)
 
 
 # ANCHOR_END: layernorm_linear_backward_custom_op
-
-
-@extensibility.register("layernorm_linear_train")
-struct LayerNormLinearTrain:
-    """The forward op for training: sizes at run time, written in place, and the statistics are outputs."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, algorithm: StaticString, dtype: DType
-    ](
-        output: MutableInputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, O]
-        mean: MutableInputTensor[dtype=accum_type[dtype], rank=2, static_spec=_],  # [B, S]
-        rstd: MutableInputTensor[dtype=accum_type[dtype], rank=2, static_spec=_],  # [B, S]
-        input: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, H]
-        ln_weight: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
-        ln_bias: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
-        linear_weight: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [O, H]
-        linear_bias: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [O]
-        eps: Float64,
-        ctx: DeviceContext,
-    ) raises:
-        var B = input.dim_size(0)
-        var S = input.dim_size(1)
-        var H = input.dim_size(2)
-        var O = linear_weight.dim_size(0)
-        expect_shape("output", output, B, S, O)
-        expect_shape("mean", mean, B, S)
-        expect_shape("rstd", rstd, B, S)
-        expect_shape("ln_weight", ln_weight, H)
-        expect_shape("ln_bias", ln_bias, H)
-        expect_shape("linear_weight", linear_weight, O, H)
-        expect_shape("linear_bias", linear_bias, O)
-        var launcher = DeviceLauncher(ctx)
-        run_forward[dtype, target, algorithm](
-            output.unsafe_ptr(),
-            mean.unsafe_ptr(),
-            rstd.unsafe_ptr(),
-            input.unsafe_ptr().as_imm(),
-            ln_weight.unsafe_ptr().as_imm(),
-            ln_bias.unsafe_ptr().as_imm(),
-            linear_weight.unsafe_ptr().as_imm(),
-            linear_bias.unsafe_ptr().as_imm(),
-            checked_sizes(B, S, H, O),
-            eps,
-            launcher,
-        )
-
-
-@extensibility.register("layernorm_linear_train_backward")
-struct LayerNormLinearTrainBackward:
-    """The backward op for training: sizes at run time, written in place, from saved statistics."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType, algorithm: StaticString = "fused"
-    ](
-        grad_input: MutableInputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, H]
-        grad_ln_weight: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
-        grad_ln_bias: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
-        grad_weight: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [O, H]
-        grad_bias: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [O]
-        grad_output: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, O]
-        input: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, H]
-        mean: InputTensor[dtype=accum_type[dtype], rank=2, static_spec=_],  # [B, S]
-        rstd: InputTensor[dtype=accum_type[dtype], rank=2, static_spec=_],  # [B, S]
-        ln_weight: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
-        ln_bias: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
-        linear_weight: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [O, H]
-        ctx: DeviceContext,
-    ) raises:
-        var B = input.dim_size(0)
-        var S = input.dim_size(1)
-        var H = input.dim_size(2)
-        var O = linear_weight.dim_size(0)
-        expect_shape("grad_input", grad_input, B, S, H)
-        expect_shape("grad_ln_weight", grad_ln_weight, H)
-        expect_shape("grad_ln_bias", grad_ln_bias, H)
-        expect_shape("grad_weight", grad_weight, O, H)
-        expect_shape("grad_bias", grad_bias, O)
-        expect_shape("grad_output", grad_output, B, S, O)
-        expect_shape("mean", mean, B, S)
-        expect_shape("rstd", rstd, B, S)
-        expect_shape("ln_weight", ln_weight, H)
-        expect_shape("ln_bias", ln_bias, H)
-        expect_shape("linear_weight", linear_weight, O, H)
-        var launcher = DeviceLauncher(ctx)
-        run_backward[dtype, target, algorithm](
-            grad_input.unsafe_ptr(),
-            grad_ln_weight.unsafe_ptr(),
-            grad_ln_bias.unsafe_ptr(),
-            grad_weight.unsafe_ptr(),
-            grad_bias.unsafe_ptr(),
-            grad_output.unsafe_ptr().as_imm(),
-            input.unsafe_ptr().as_imm(),
-            mean.unsafe_ptr().as_imm(),
-            rstd.unsafe_ptr().as_imm(),
-            ln_weight.unsafe_ptr().as_imm(),
-            ln_bias.unsafe_ptr().as_imm(),
-            linear_weight.unsafe_ptr().as_imm(),
-            checked_sizes(B, S, H, O),
-            launcher,
-        )
-
-
-@extensibility.register("layernorm_linear_row_sums")
-struct LayerNormLinearRowSums:
-    """The row sums c1 and c2 alone, written in place, so that one kernel can be run and checked alone."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, accum: DType, dtype: DType
-    ](
-        row_sums: MutableInputTensor[dtype=accum, rank=2, static_spec=_],  # [B * S, 2]
-        dln: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, H]
-        input: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, H]
-        mean: InputTensor[dtype=accum, rank=2, static_spec=_],  # [B, S]
-        rstd: InputTensor[dtype=accum, rank=2, static_spec=_],  # [B, S]
-        ln_weight: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
-        ctx: DeviceContext,
-    ) raises:
-        comptime assert accum == accum_type[dtype], "row_sums, mean and rstd must have the accumulation dtype"
-        var B = input.dim_size(0)
-        var S = input.dim_size(1)
-        var H = input.dim_size(2)
-        expect_shape("row_sums", row_sums, B * S, 2)
-        expect_shape("dln", dln, B, S, H)
-        expect_shape("mean", mean, B, S)
-        expect_shape("rstd", rstd, B, S)
-        expect_shape("ln_weight", ln_weight, H)
-        var sizes = checked_sizes(B, S, H, 1)
-        comptime if target == "cpu":
-            row_sums_cpu[dtype](
-                rebind[MutPtr[accum_type[dtype]]](row_sums.unsafe_ptr()),
-                dln.unsafe_ptr().as_imm(),
-                input.unsafe_ptr().as_imm(),
-                rebind[ImmPtr[accum_type[dtype]]](mean.unsafe_ptr().as_imm()),
-                rebind[ImmPtr[accum_type[dtype]]](rstd.unsafe_ptr().as_imm()),
-                ln_weight.unsafe_ptr().as_imm(),
-                B * S,
-                H,
-            )
-        else:
-            var launcher = DeviceLauncher(ctx)
-            launch_row_sums[dtype](
-                launcher,
-                rebind[MutPtr[accum_type[dtype]]](row_sums.unsafe_ptr()),
-                dln.unsafe_ptr().as_imm(),
-                input.unsafe_ptr().as_imm(),
-                rebind[ImmPtr[accum_type[dtype]]](mean.unsafe_ptr().as_imm()),
-                rebind[ImmPtr[accum_type[dtype]]](rstd.unsafe_ptr().as_imm()),
-                ln_weight.unsafe_ptr().as_imm(),
-                sizes,
-            )

@@ -8,8 +8,8 @@ from max.gpu.host import DeviceContext
 from layout import TileTensor
 from layout.tile_layout import row_major
 
-from .common import ImmPtr, MutPtr, accum_type
-from .launcher import DeviceLauncher, Launcher
+from .shared.common import ImmPtr, MutPtr, accum_type
+from .shared.launcher import DeviceLauncher, Launcher
 
 comptime THREADS = 64
 """Threads of a block, which share the columns of one row."""

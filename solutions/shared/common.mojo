@@ -1,4 +1,4 @@
-"""What the CPU path and the GPU kernels share: pointer types, types of sums, sizes, the GPU's limits, row statistics."""
+"""What CPU paths and GPU kernels share: pointer types, types of sums, the GPU's limits, row statistics."""
 
 from std.atomic import Atomic, Ordering
 from std.math import sqrt
@@ -96,20 +96,6 @@ struct CompensatedSum[dtype: DType](Copyable, Movable):
         # What `total` really grew by, less what it should have grown by.
         self._excess = (grown - self.total) - corrected
         self.total = grown
-
-
-@fieldwise_init
-struct Sizes(Copyable, Movable):
-    """The four sizes of a problem, in the type in which kernels take them."""
-
-    var batch_size: Int32
-    var seq_len: Int32
-    var hidden_dim: Int32
-    var output_dim: Int32
-
-    def rows(self) -> Int32:
-        """Sequence positions: batch_size * seq_len."""
-        return self.batch_size * self.seq_len
 
 
 @fieldwise_init

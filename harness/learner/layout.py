@@ -1,0 +1,140 @@
+"""What lies where in `problems/`: the files that a learner edits, and links to everything else.
+
+A file with blanks becomes a problem file (`harness.learner.blanks` writes it). Of an op package the rest is linked: a
+file by itself, a folder without blanks, such as the shared one, as a whole. So there is one copy of what nobody edits,
+and the compiler, an editor and the harness all find it in its place.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import DamagedFile
+from harness.toolchain import roots
+
+SUFFIXES = {".mojo", ".py"}
+BLANK = "BLANK-START"
+# What turns up in a folder by itself: copies that `reset` keeps, and what Python and file managers leave behind.
+PASSED_OVER = (".bak", ".pyc", ".tmp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The paths of a learner's folder, relative to it and in a fixed order."""
+
+    edited: tuple[Path, ...]
+    linked: tuple[Path, ...]
+
+
+def layout(solutions: Path) -> Layout:
+    """What a learner gets of a folder of solutions, of one puzzle or of all."""
+    edited: list[Path] = []
+    linked: list[Path] = []
+    for parent, folders, names in os.walk(solutions):
+        folder = Path(parent)
+        relative = folder.relative_to(solutions)
+        in_package = "op" in (solutions.name, *relative.parts)
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in list(folders):
+            if in_package and not has_blanks(folder / name):
+                folders.remove(name)
+                linked.append(relative / name)
+        for name in names:
+            if Path(name).suffix in SUFFIXES:
+                if BLANK in (folder / name).read_text():
+                    edited.append(relative / name)
+                elif in_package:
+                    linked.append(relative / name)
+    return Layout(tuple(sorted(edited)), tuple(sorted(linked)))
+
+
+def has_blanks(folder: Path) -> bool:
+    """Whether a folder that is no link holds a file with a blank."""
+    return not folder.is_symlink() and any(
+        BLANK in path.read_text() for path in folder.rglob("*") if path.suffix in SUFFIXES
+    )
+
+
+def link_text(solution: Path, link: Path) -> str:
+    """What a link says, from the folder that it lies in to a file or folder of the solutions."""
+    return os.path.relpath(solution.parent.resolve() / solution.name, link.parent.resolve())
+
+
+def is_link_to(path: Path, solution: Path) -> bool:
+    """Whether a path is the link that belongs there."""
+    return path.is_symlink() and os.readlink(path) == link_text(solution, path)
+
+
+def put_link(solution: Path, link: Path) -> None:
+    """Makes a link in the place of what stands there, which must be no folder."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    temporary = link.with_name(f"{link.name}.{os.getpid()}.tmp")
+    temporary.symlink_to(link_text(solution, link))
+    os.replace(temporary, link)
+
+
+# ---- What is not as it should be ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A path in a learner's folder that is not what belongs there; `broken` where nothing can be compiled with it."""
+
+    path: Path
+    what: str
+    broken: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.what}"
+
+
+def faults(solutions: Path, problems: Path) -> Iterator[Fault]:
+    """Links that are missing, lead nowhere or have been replaced, and files that belong to no puzzle."""
+    wanted = layout(solutions)
+    for relative in wanted.linked:
+        if fault := fault_of_link(problems / relative, solutions / relative):
+            yield fault
+    known = {*wanted.edited, *wanted.linked}
+    for parent, folders, names in os.walk(problems):
+        relative = Path(parent).relative_to(problems)
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith((".", "__pycache__"))
+            and not name.endswith(PASSED_OVER)
+            and relative / name not in known
+        )
+        for name in sorted([*names, *links]):
+            if relative / name not in known and not name.startswith(".") and not name.endswith(PASSED_OVER):
+                yield Fault(problems / relative / name, "is no part of the puzzle")
+
+
+def fault_of_link(path: Path, solution: Path) -> Fault | None:
+    """What is wrong with what stands in the place of a link, None where it is the link."""
+    if is_link_to(path, solution) and path.exists():
+        return None
+    if path.is_symlink():
+        if not path.exists():
+            return Fault(path, f"links to {os.readlink(path)}, which is not there", broken=True)
+        return Fault(path, f"links to {os.readlink(path)}, not to the solution's")
+    if not path.exists():
+        return Fault(path, "is missing", broken=True)
+    if (
+        path.is_file()
+        and path.stat().st_size < 1000
+        and path.read_bytes() == os.fsencode(link_text(solution, path))
+    ):
+        what = "is a text file in the place of a link: check out again with `git config core.symlinks true`"
+        return Fault(path, what, broken=True)
+    return Fault(path, "is your own, not the link to the solution's")
+
+
+def notes(puzzle: str, problems: Path | None = None) -> list[str]:
+    """A line for each fault in a learner's folder of one puzzle. Raises DamagedFile where one keeps it from compiling."""
+    found = list(faults(roots.solutions() / puzzle, (problems or roots.problems()) / puzzle))
+    for fault in found:
+        if fault.broken:
+            raise DamagedFile(f"{fault}; `python -m harness reset {puzzle}` puts it back")
+    return [str(fault) for fault in found]

@@ -1,0 +1,127 @@
+"""Rows on a GPU: vectors of 16 bytes, and sums over the threads that share a row.
+
+A group of threads (one or more whole warps, block_dim.x) shares a row, and a block holds block_dim.y groups. The order
+of every sum is fixed, so every run gives the same bits.
+"""
+
+from std.memory import AddressSpace
+from std.sys import is_nvidia_gpu, size_of
+from max.gpu import WARP_SIZE, barrier, block_dim, thread_idx
+from max.gpu.memory import async_copy, async_copy_commit_group, async_copy_wait_group
+from max.gpu.primitives import warp
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from .common import ImmPtr
+
+comptime VECTOR_BYTES = 16
+"""The widest access of a thread."""
+comptime MAX_WARPS = 32
+"""Room for the partial sums of the warps of a block; AMD's are half as many."""
+
+comptime vector_width[dtype: DType] = VECTOR_BYTES // size_of[Scalar[dtype]]()
+"""Elements of a 16-byte vector."""
+
+
+def is_aligned[dtype: DType](address: ImmPtr[dtype]) -> Bool:
+    """Whether a tensor starts on a vector's boundary."""
+    return Int(address) % VECTOR_BYTES == 0
+
+
+# ---- Sums over the threads of a row -------------------------------------------------------------------------
+
+
+@always_inline
+def warp_sum[dtype: DType, width: SIMDLength, //](values: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """Adds the values of the lanes of a warp, always in the same order; each lane gets the sum."""
+    var totals = values
+    comptime for distance in range(5 if WARP_SIZE == 32 else 6):
+        comptime for i in range(Int(width)):
+            totals[i] += warp.shuffle_xor(totals[i], UInt32(1 << distance))
+    return totals
+
+
+@always_inline
+def row_sum[dtype: DType, width: SIMDLength, //](values: SIMD[dtype, width], slot: Int) -> SIMD[dtype, width]:
+    """Adds the values of the block_dim.x threads that share a row; each of them gets the sum.
+
+    Always in the same order. Every thread of the block must call it, with slot 0 and slot 1 in turn, so that nobody
+    overwrites what a neighbour still reads.
+    """
+    var totals = warp_sum(values)
+    var warps = block_dim.x // WARP_SIZE
+    if warps == 1:
+        return totals
+    comptime size = Int(width) * size_of[Scalar[dtype]]()
+    var partials = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED, alignment=size](
+        row_major[2 * MAX_WARPS * Int(width)]()
+    )
+    var first = partials.ptr.unsafe_offset((slot * MAX_WARPS + thread_idx.y * warps) * Int(width))
+    if thread_idx.x % WARP_SIZE == 0:
+        first.unsafe_store[alignment=size](thread_idx.x // WARP_SIZE * Int(width), totals)
+    barrier()
+    # Every warp adds the partial sums of all warps, one in each lane.
+    var lane = thread_idx.x % WARP_SIZE
+    totals = 0
+    if lane < warps:
+        totals = first.unsafe_load[width=width, alignment=size](lane * Int(width))
+    return warp_sum(totals)
+
+
+# ---- Between global and shared memory ----------------------------------------------------------------------
+
+
+@always_inline
+def load_vector[
+    dtype: DType, //, width: Int, wide: DType
+](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int) -> SIMD[wide, width]:
+    """A vector from shared memory, in the type of sums."""
+    return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
+
+
+@always_inline
+def store_vector[
+    dtype: DType, width: SIMDLength, //
+](
+    target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED],
+    offset: Int,
+    values: SIMD[dtype, width],
+):
+    """Stores a vector in shared memory."""
+    target.unsafe_store[alignment=VECTOR_BYTES](offset, values)
+
+
+@always_inline
+def load_global[
+    dtype: DType, //, width: Int, wide: DType
+](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
+    """A vector from global memory, in the type of sums."""
+    return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
+
+
+@always_inline
+def copy_vector[
+    dtype: DType
+](target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED], source: ImmPtr[dtype]):
+    """Copies 16 bytes to shared memory; on NVIDIA the thread goes on while they are on their way."""
+    comptime width = vector_width[dtype]
+    comptime if is_nvidia_gpu():
+        async_copy[VECTOR_BYTES](source.unsafe_address_space_cast[AddressSpace.GLOBAL](), target)
+    else:
+        target.unsafe_store[alignment=VECTOR_BYTES](
+            0, source.unsafe_load[width=width, alignment=VECTOR_BYTES](0)
+        )
+
+
+@always_inline
+def end_copies():
+    """Closes a batch of copies."""
+    comptime if is_nvidia_gpu():
+        async_copy_commit_group()
+
+
+@always_inline
+def wait_for_copies[behind: Int]():
+    """Waits for all batches but the last `behind`."""
+    comptime if is_nvidia_gpu():
+        async_copy_wait_group(Int32(behind))

@@ -1,7 +1,7 @@
-"""The wheel's build hook: the solution kernels travel inside the package, so that the layers work without a checkout.
+"""The build hook: the solution kernels travel inside the wheel, so that the layers work without a checkout.
 
-Every op package gets the shared folder that it links to: a wheel holds no links, and hatchling's own `force-include`
-takes a folder only once, however many links lead to it.
+Every op package gets the shared folder that it links to: a wheel holds no links, and hatchling by itself takes a folder
+only once, however many links lead to it.
 """
 
 import os
@@ -10,12 +10,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class Solutions(BuildHookInterface):
-    """Adds `solutions/` as `harness/_solutions/`."""
+    """Adds `solutions/` to a wheel, as `harness/_solutions/`, and to a source distribution, from which a wheel is made."""
 
     def initialize(self, version: str, build_data: dict) -> None:
-        for folder, folders, names in os.walk(os.path.join(self.root, "solutions"), followlinks=True):
+        if version == "editable":
+            return
+        target = os.path.join("harness", "_solutions") if self.target_name == "wheel" else "solutions"
+        solutions = os.path.join(self.root, "solutions")
+        for folder, folders, names in os.walk(solutions, followlinks=True):
             folders[:] = [name for name in folders if name != "__pycache__"]
-            inside = os.path.relpath(folder, os.path.join(self.root, "solutions"))
+            inside = os.path.relpath(folder, solutions)
             for name in names:
-                target = os.path.normpath(os.path.join("harness", "_solutions", inside, name))
-                build_data["force_include"][os.path.join(folder, name)] = target
+                path = os.path.normpath(os.path.join(target, inside, name))
+                build_data["force_include"][os.path.join(folder, name)] = path

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.toolchain import extension
+from harness.toolchain.packages import mojo_files
 from harness.toolchain.roots import CHECKOUT
 
 TRAINING_STEP = """
@@ -83,8 +84,10 @@ def installed(wheel, tmp_path_factory):
 
 def test_wheel_carries_the_solutions(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    for file in (CHECKOUT / "solutions" / "p22" / "op").glob("*.mojo"):
-        assert f"harness/_solutions/p22/op/{file.name}" in names
+    package = CHECKOUT / "solutions" / "p22" / "op"
+    files = {str(file.relative_to(package)) for file in mojo_files(package)}
+    assert {"layernorm_linear.mojo", "shared/launcher.mojo"} <= files
+    assert {f"harness/_solutions/p22/op/{file}" for file in files} <= names
     assert not any(name.startswith(("tests/", "problems/", "solutions/")) for name in names)
 
 
@@ -92,6 +95,7 @@ EXTENSION = """
 import sys
 from pathlib import Path
 from harness.toolchain import extension
+from harness.toolchain.packages import mojo_files
 
 folder, files = extension.sources()
 assert folder.is_relative_to(sys.prefix) and all(file.is_file() for file in files), folder

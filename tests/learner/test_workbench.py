@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 
 from harness.cli import main
 from harness.learner import blanks, hints, progress
+from harness.learner.work import Work
 from harness.puzzles.p22.spec import PUZZLE
 from harness.screens import doctor
 from harness.toolchain import roots
@@ -451,6 +453,65 @@ def test_a_damaged_file_is_one_clear_line_and_reset_repairs_it(checkout, how, fi
 def test_a_run_of_a_damaged_file_is_one_clear_line(checkout, how):
     damage(checkout.kernels, how)
     assert DAMAGE[how] in one_line(checkout.run("p22", "--backward"))
+
+
+# ---- Links --------------------------------------------------------------------------------------------------
+
+
+BROKEN = {
+    "missing": "launches.mojo is missing",
+    "dangling": "launches.mojo links to ../nowhere.mojo, which is not there",
+    "text": "launches.mojo is a text file in the place of a link",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_link_is_one_clear_line_and_reset_puts_it_back(checkout, how):
+    link = checkout.kernels.with_name("launches.mojo")
+    target = os.readlink(link)
+    link.unlink()
+    if how == "dangling":
+        link.symlink_to("../nowhere.mojo")
+    elif how == "text":
+        link.write_text(target)
+    line = one_line(checkout.run("p22", "--backward"))
+    assert BROKEN[how] in line and line.endswith("; `python -m harness reset p22` puts it back\n")
+    verified = checkout.run("verify", "p22")
+    assert verified.returncode == 2 and BROKEN[how] in verified.stdout
+    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert os.readlink(link) == target
+    assert [kept.read_text() for kept in backups(checkout)] == ([target] if how == "text" else [])
+
+
+def test_a_file_of_one_s_own_in_the_place_of_a_link_is_compiled_named_and_kept(checkout, monkeypatch):
+    link = checkout.kernels.with_name("launches.mojo")
+    target = os.readlink(link)
+    text = link.read_text() + "\n# mine\n"
+    link.unlink()
+    link.write_text(text)
+    (link.parent / "helper.mojo").write_text("# mine too\n")
+    files = Work(PUZZLE).package.files
+    assert {"launches.mojo", "helper.mojo"} <= {file.name for file in files if not file.is_symlink()}
+    notes = [
+        "   note: problems/p22/op/launches.mojo is your own, not the link to the solution's",
+        "   note: problems/p22/op/helper.mojo is no part of the puzzle",
+    ]
+    verified = checkout.run("verify", "p22").stdout.splitlines()
+    assert [line for line in verified if "note:" in line] == notes
+    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert os.readlink(link) == target
+    assert [kept.read_text() for kept in backups(checkout)] == [text]
+    verified = checkout.run("verify", "p22").stdout.splitlines()
+    assert [line for line in verified if "note:" in line] == notes[1:]
+
+
+def test_a_learner_s_file_is_compiled_with_the_solution_s_launches(checkout):
+    """Files that are links belong to the package in which they lie: its kernels, not the solution's."""
+    checkout.kernels.write_text(
+        checkout.kernels.read_text().replace("comptime TILE = 16", "comptime TILE = no_such_name")
+    )
+    finished = checkout.run("p22", "--backward", "--device", "cpu")
+    assert finished.returncode == 4 and "problems/p22/op/layernorm_linear.mojo:" in finished.stderr
 
 
 def test_one_blank_of_a_damaged_file_is_not_reset(checkout):

@@ -3,6 +3,9 @@
 Everything here is spelled out, not taken from the package's spec, because other harnesses rely on it.
 """
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -92,3 +95,30 @@ def test_sizes_are_checked_against_the_tensors(ops, tensors):
     output = torch.empty(B, S, O)
     with pytest.raises(Exception, match=r"output has size 16 along axis 2, expected 15"):
         ops.layernorm_linear[{"algorithm": "fused", **SIZES, "output_dim": 15}](output, *tensors[0])
+
+
+PROGRAM = """
+import sys
+import torch
+from max.experimental.torch import CustomOpLibrary
+
+assert "harness" not in sys.modules
+ops = CustomOpLibrary(sys.argv[1])
+x, gamma, beta, W, b = (torch.randn(size) for size in ((4, 4, 8), (8,), (8,), (16, 8), (16,)))
+output = torch.empty(4, 4, 16)
+sizes = {"batch_size": 4, "seq_len": 4, "hidden_dim": 8, "output_dim": 16}
+ops.layernorm_linear[{"algorithm": "unfused", **sizes}](output, x, gamma, beta, W, b)
+wanted = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (8,), gamma, beta), W, b)
+torch.testing.assert_close(output, wanted)
+print("loaded", sys.argv[1])
+"""
+
+
+def test_another_program_loads_the_package_from_its_own_folder(tmp_path):
+    """It knows nothing of the harness, and names the package by a path that leads there from where it runs."""
+    (tmp_path / "puzzles").symlink_to(CHECKOUT / "solutions")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "puzzles/p22/op"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == "loaded puzzles/p22/op\n", done.stderr

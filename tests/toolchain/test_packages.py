@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness.errors import BadUse, CompileFailed
+from harness.errors import BadUse, CompileFailed, DamagedFile
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.packages import OpPackage, compile_failed
 
@@ -37,6 +37,40 @@ def test_the_digest_names_content_and_not_place(copied_package, solution):
     assert changed != solution.digest
     (copied_package.path / "shared" / "common.mojo").rename(copied_package.path / "common.mojo")
     assert OpPackage(copied_package.path).digest not in (changed, solution.digest)
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """A package that links to one file, and to a folder that holds another and leads back to the package."""
+    package, shared = tmp_path / "solutions" / "op", tmp_path / "shared"
+    package.mkdir(parents=True)
+    shared.mkdir()
+    (package / "__init__.mojo").write_text("")
+    (tmp_path / "given.mojo").write_text("given")
+    (shared / "common.mojo").write_text("shared")
+    (package / "given.mojo").symlink_to("../../given.mojo")
+    (package / "shared").symlink_to("../../shared")
+    (shared / "back").symlink_to("../solutions/op")
+    return package
+
+
+def test_the_digest_follows_links(linked, tmp_path):
+    package = OpPackage(linked)
+    assert [str(file.relative_to(linked)) for file in package.files] == [
+        "__init__.mojo", "given.mojo", "shared/common.mojo",
+    ]  # fmt: skip
+    for file in ("given.mojo", "shared/common.mojo"):
+        before = OpPackage(linked).digest
+        (tmp_path / file).write_text("changed")
+        assert OpPackage(linked).digest != before
+
+
+@pytest.mark.parametrize("name", ["given.mojo", "shared"])
+def test_a_link_that_leads_nowhere_is_one_clear_line(linked, tmp_path, name):
+    (tmp_path / name).rename(tmp_path / "moved")
+    with pytest.raises(DamagedFile) as raised:
+        _ = OpPackage(linked).digest
+    assert str(raised.value) == f"{linked / name} links to ../../{name}, which is not there"
 
 
 def test_diagnostics_are_read_and_other_output_is_passed_over():

@@ -8,7 +8,9 @@ for a README. The generator of the book's pages calls `pages()`. The training re
 import csv
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from charts import FAINT, LogChart
@@ -16,6 +18,7 @@ from figures import Drawing
 
 BOOK = Path(__file__).absolute().parents[1]
 MEASURED = BOOK / "measurements" / "h200_bench_bfloat16.csv"
+EARLIER = BOOK / "measurements" / "h200_bench_full_run.csv"
 CLIMB = BOOK / "measurements" / "h200_bench_climb.csv"
 TRAINED = BOOK / "measurements" / "h200_training.csv"
 
@@ -48,6 +51,17 @@ MARKS = {
     "fused": ("diamond", False),
 }
 PASSES = {"forward": "forward", "backward": "backward", "both": "forward and backward"}
+COLUMNS = {
+    "graph": "times in a graph",
+    "loop": "times in a loop",
+    "host": "times of the caller",
+    "memory": "memory",
+}
+OURS, FLOOR = "fast", "bare GEMMs"
+OUR_OWN = (OURS, "unfused", "fused", "unfused through MAX", "fused through MAX")
+DIFFERENCE = "backward, as a difference"
+OTHER_RUN = "from the full run"
+"""How the note of a row begins that was taken over from EARLIER, where it was measured over other bare products."""
 
 
 # ---- Rows ---------------------------------------------------------------------------------------------------
@@ -101,6 +115,41 @@ def source(rows: list[Row]) -> str:
     return f"{', '.join(part for part in parts if part)}, {first['dtype']}, {first['date']}."
 
 
+def taken_over(rows: list[Row]) -> str:
+    """A sentence about the rows that were taken over from another run, or nothing."""
+    others = [row for row in rows if is_taken_over(row)]
+    columns = [column for column in COLUMNS if all_taken_over(rows, column)]
+    names = {NAMES[row["candidate"]] for row in others if row["column"] not in columns}
+    parts = [*sorted(names), *(f"all {COLUMNS[column]}" for column in columns)]
+    if not parts:
+        return ""
+    return (
+        f"Taken over from an earlier run of {others[0]['date']}, with an earlier build of the layer: {'; '.join(parts)}. "
+        "A ratio between the two runs compares what each took over the bare products of its own run.\n"
+    )
+
+
+def in_that_run(earlier: list[Row], peer: str = "max-autotune") -> str:
+    """What the layer took over a peer in the earlier run itself, forward and backward: a sentence."""
+    found = select(earlier, "both", "graph")
+    ratios = [timed(at[OURS]).over(timed(at[peer])) for at in found.values() if {OURS, peer} <= set(at)]
+    if not ratios or None in ratios:
+        return ""
+    words = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    return f"In the earlier run itself the earlier build took {words} of the time of {NAMES[peer]}, size by size.\n"
+
+
+def is_taken_over(row: Row) -> bool:
+    """Whether a row comes from another run than most."""
+    return OTHER_RUN in row["note"]
+
+
+def all_taken_over(rows: list[Row], column: str) -> bool:
+    """Whether a column has rows, and all of them come from another run."""
+    found = [row for row in rows if row["column"] == column]
+    return bool(found) and all(map(is_taken_over, found))
+
+
 # ---- Tables -------------------------------------------------------------------------------------------------
 
 
@@ -111,7 +160,7 @@ def table(head: list[str], body: list[list[str]], left: int = 1) -> str:
 
 
 def times_table(rows: list[Row], direction: str, column: str) -> str:
-    """A line for each size and candidate: time, spread, ratios, TFLOP/s and error, the fastest first."""
+    """A line for each size and candidate: time, spread, ratio to the products, TFLOP/s and error, the fastest first."""
     body = []
     for dims, found in select(rows, direction, column).items():
         for name, row in sorted(found.items(), key=lambda item: float(item[1]["median_us"])):
@@ -122,14 +171,13 @@ def times_table(rows: list[Row], direction: str, column: str) -> str:
                     time_text(float(row["median_us"])),
                     spread(row),
                     ratio_text(row, "ratio_to_floor"),
-                    ratio_text(row, "ratio_to_fastest_peer"),
                     row["tflops"] and f"{float(row['tflops']):,.0f}",
                     row["percent_of_matmul"] and f"{float(row['percent_of_matmul']):.0f} %",
                     row["error"] or "",
                 ]
             )
-    head = ["sizes", "", "time", "20 to 80 %", "/ products", "/ fastest peer", "TFLOP/s", "of ceiling"]
-    return table([*head, "error"], body, left=2)
+    head = ["sizes", "", "time", "20 to 80 %", "/ products", "TFLOP/s", "of a large product", "error"]
+    return table(head, body, left=2)
 
 
 def spread(row: Row) -> str:
@@ -144,27 +192,166 @@ def ratio_text(row: Row, name: str) -> str:
     return f"{float(row[name]):.2f}" if row[name] else "–"
 
 
-def ratios_table(rows: list[Row], candidate: str = "fast", direction: str = "both") -> str:
-    """One candidate at every size: time, and its ratios in the columns graph and loop."""
-    graph, loop = (select(rows, direction, column) for column in ("graph", "loop"))
+def all_times(rows: list[Row], column: str) -> str:
+    """The tables of a column, one for each pass that was timed."""
+    tables = [
+        f"Everybody, {PASSES[direction]}:\n\n{times_table(rows, direction, column)}"
+        for direction in PASSES
+        if select(rows, direction, column)
+    ]
+    return "\n".join(tables)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one candidate took in a pass, and what the bare products took in the run in which it was measured.
+
+    Attributes:
+        time, floor: Microseconds; floor is None where the benchmark refuses a ratio.
+        words: The time with its spread, for a table.
+    """
+
+    time: float
+    floor: float | None
+    words: str
+
+    def over(self, other: "Timed") -> float | None:
+        """This time over another one, each over the products of its own run; None where one has no ratio."""
+        if self.floor is None or other.floor is None:
+            return None
+        return (self.time / self.floor) / (other.time / other.floor)
+
+
+def timed(row: Row) -> Timed:
+    """The time of a row."""
+    time = float(row["median_us"])
+    floor = time / float(row["ratio_to_floor"]) if row["ratio_to_floor"] else None
+    return Timed(time, floor, f"{time_text(time)} ({spread(row)})")
+
+
+def passes(rows: list[Row], column: str) -> Iterator[tuple[Size, str, dict[str, Timed]]]:
+    """Size, pass and what everybody took: forward, backward, and both.
+
+    Where the backward pass was not timed alone, it is the difference of the two others, which has no spread.
+    """
+    found = {direction: select(rows, direction, column) for direction in PASSES}
+    for dims in dict.fromkeys(dims for at in found.values() for dims in at):
+        alone = {
+            direction: {name: timed(row) for name, row in at.get(dims, {}).items()}
+            for direction, at in found.items()
+        }
+        forward, both = alone["forward"], alone["both"]
+        difference = {name: less(both[name], forward[name]) for name in both if name in forward}
+        yield dims, "forward", forward
+        yield (dims, "backward", alone["backward"]) if alone["backward"] else (dims, DIFFERENCE, difference)
+        yield dims, "forward and backward", both
+
+
+def less(both: Timed, forward: Timed) -> Timed:
+    """What is left of a time without a part of it."""
+    time = both.time - forward.time
+    floor = None if both.floor is None or forward.floor is None else both.floor - forward.floor
+    return Timed(time, floor, time_text(time))
+
+
+def peers_of(rows: list[Row], column: str) -> list[str]:
+    """Everybody to compare with, in the order of NAMES: the products first."""
+    seen = {name for _, _, found in passes(rows, column) for name in found}
+    return [name for name in NAMES if name in seen and name not in OUR_OWN]
+
+
+def peers_table(rows: list[Row], column: str) -> str:
+    """LayerNormLinear beside all peers, a line for each size and pass: its time, and that over everybody's.
+
+    Above 1 it is slower, and the ratio is bold.
+    """
+    peers, body = peers_of(rows, column), []
+    for dims, what, found in passes(rows, column):
+        if OURS in found:
+            ours = found[OURS]
+            ratios = [ours.over(found[name]) if name in found else None for name in peers]
+            body.append([size_text(dims), what, ours.words, *map(bold_ratio, ratios)])
+    head = ["sizes", "pass", "LayerNormLinear (20 to 80 %)", *(f"/ {NAMES[name]}" for name in peers)]
+    return table(head, body, left=2)
+
+
+def bold_ratio(ratio: float | None) -> str:
+    """A ratio with two digits, bold above 1.00, or a dash."""
+    if ratio is None:
+        return "–"
+    return f"**{ratio:.2f}**" if round(ratio, 2) > 1 else f"{ratio:.2f}"
+
+
+def losses(rows: list[Row], column: str) -> str:
+    """In how many comparisons with a peer LayerNormLinear is slower or level, pass by pass, and what the spread is."""
+    tally: dict[str, list[float]] = {}
+    peers = [name for name in peers_of(rows, column) if name != FLOOR]
+    for _, what, found in passes(rows, column):
+        ratios = [found[OURS].over(found[name]) for name in peers if {OURS, name} <= set(found)]
+        tally.setdefault(what, []).extend(round(ratio, 2) for ratio in ratios if ratio is not None)
+    counts = [
+        f"- {what}: slower in {sum(ratio > 1 for ratio in ratios)} and level in {ratios.count(1)} of {len(ratios)} "
+        f"comparisons with a peer, at {min(ratios):.2f} to {max(ratios):.2f} of its time"
+        for what, ratios in tally.items()
+        if ratios
+    ]
+    widest = max((widest_spread(row) for row in rows if row["column"] == column), default=0.0)
+    lines = "\n".join(counts)
+    derived = "The backward pass was not timed alone: its lines are the difference of the two others. "
+    return (
+        f"{lines}\n\n{derived if DIFFERENCE in tally else ''}"
+        f"Three of five rounds of every candidate lie within {widest:.1f} % of its median.\n"
+    )
+
+
+def widest_spread(row: Row) -> float:
+    """How far the 20 % or the 80 % quantile lies from the median at most, in percent."""
+    return 100 * max(abs(float(row[name]) / float(row["median_us"]) - 1) for name in ("p20_us", "p80_us"))
+
+
+def moved(rows: list[Row], earlier: list[Row]) -> str:
+    """How far the times of two runs lie apart, a line for each size and pass; nothing where no time is in both."""
     body = []
-    for dims in graph:
-        if candidate not in graph[dims]:
-            continue
-        row, other = graph[dims][candidate], loop.get(dims, {}).get(candidate)
-        body.append(
-            [
-                size_text(dims),
-                time_text(float(row["median_us"])),
-                ratio_text(row, "ratio_to_floor"),
-                f"{ratio_text(row, 'ratio_to_fastest_peer')} ({NAMES.get(row['fastest_peer'], '–')})",
-                f"{ratio_text(other, 'ratio_to_fastest_peer')} ({NAMES.get(other['fastest_peer'], '–')})"
-                if other
-                else "–",
+    last = [row for row in rows if not is_taken_over(row)]
+    for direction in PASSES:
+        for dims in select(last, direction, "loop"):
+            cells = [
+                apart(last, earlier, direction, column, dims, ours)
+                for ours, column in ((False, "graph"), (False, "loop"), (True, "loop"))
             ]
-        )
-    head = ["sizes", "time", "/ bare products", "/ fastest peer", "/ fastest peer, plain loop"]
-    return table(head, body)
+            if cells[1]:
+                body.append([size_text(dims), PASSES[direction], *(cell or "–" for cell in cells)])
+    if not body:
+        return ""
+    head = ["sizes", "pass", "the others, graph", "the others, loop", "LayerNormLinear, loop"]
+    return (
+        "A loop is a poor measure where the host sets the pace: its times depend on what else the host does. Here is what an "
+        "earlier run took over what the last one took, on one day and one kind of machine; between them the layer was built "
+        f"anew, the others were not:\n\n{table(head, body, left=2)}"
+    )
+
+
+def apart(last: list[Row], earlier: list[Row], direction: str, column: str, dims: Size, ours: bool) -> str:
+    """The least and the largest ratio of earlier to last time at a size, of the layer or of all others; may be nothing."""
+    before, after = (select(rows, direction, column).get(dims, {}) for rows in (earlier, last))
+    names = [name for name in after if name in before and (name == OURS) == ours]
+    ratios = [float(before[name]["median_us"]) / float(after[name]["median_us"]) for name in names]
+    return span(ratios) if ratios else ""
+
+
+def loop_and_graph(rows: list[Row]) -> str:
+    """How much longer the products alone take in a loop at the largest size: a sentence."""
+    graph, loop = (select(rows, "both", column) for column in ("graph", "loop"))
+    able = [dims for dims in graph if FLOOR in graph[dims] and FLOOR in loop.get(dims, {})]
+    if not able:
+        return ""
+    dims = max(able, key=lambda dims: dims[0] * dims[1] * dims[2])
+    times = [float(at[dims][FLOOR]["median_us"]) for at in (graph, loop)]
+    return (
+        f"At {size_text(dims)} the three bare products take {time_text(times[0])} in a graph after a pause and "
+        f"{time_text(times[1])} in a loop without pauses. Three launches are nothing beside such times: the GPU itself is "
+        "slower.\n"
+    )
 
 
 def memory_table(rows: list[Row]) -> str:
@@ -177,13 +364,80 @@ def memory_table(rows: list[Row]) -> str:
     return table(["sizes", "", "kept for backward", "grown by forward", "peak"], body, left=2)
 
 
+def memory_note(rows: list[Row]) -> str:
+    """How LayerNormLinear stands in what is kept and at the peak, a list item for each peer."""
+    compared: dict[str, dict[str, list[float]]] = {}
+    for found in select(rows, "both", "memory").values():
+        for name in (name for name in found if name != OURS and OURS in found):
+            for field in ("saved_bytes", "peak_bytes"):
+                if found[name][field] and found[OURS][field]:
+                    ratio = int(found[OURS][field]) / int(found[name][field])
+                    compared.setdefault(name, {}).setdefault(field, []).append(ratio)
+    lines = []
+    for name, ratios in compared.items():
+        parts = [
+            f"{word} {span(ratios[field])} times as much" for field, word in MEMORY.items() if field in ratios
+        ]
+        peaks = ratios.get("peak_bytes", [])
+        higher = (
+            f"; the layer's peak is the higher one at {sum(r > 1 for r in peaks)} of {len(peaks)} sizes"
+            if peaks
+            else ""
+        )
+        lines.append(f"- Beside {NAMES[name]}: {', '.join(parts)}{higher}.")
+    return "\n".join(lines) + "\n"
+
+
+MEMORY = {"saved_bytes": "keeps", "peak_bytes": "peaks at"}
+
+
+def span(ratios: list[float]) -> str:
+    """0.50, or 0.50 to 1.02."""
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
 def mebibytes(cell: str) -> str:
     """A number of bytes in MiB."""
     return f"{int(cell) / 2**20:,.1f} MiB" if cell else "–"
 
 
+def products_beside_ceiling(rows: list[Row]) -> str:
+    """Where the bare products of the benchmark are faster than the large one: a sentence."""
+    shares = [
+        float(row["percent_of_matmul"])
+        for row in rows
+        if row["candidate"] == FLOOR and row["percent_of_matmul"]
+    ]
+    if not shares or max(shares) <= 100:
+        return ""
+    return (
+        f"The lines are no bounds: the bare products of the benchmark reach up to {max(shares):.0f} % of the large one. "
+        "That one is called without a graph, and on other numbers.\n"
+    )
+
+
+def compared(rows: list[Row]) -> str:
+    """What LayerNormLinear takes and keeps beside torch.compile, as the benchmark has it: list items."""
+    times: dict[str, list[float]] = {}
+    for _, what, found in passes(rows, "graph"):
+        ratio = found[OURS].over(found["compile"]) if {OURS, "compile"} <= set(found) else None
+        if ratio is not None:
+            times.setdefault(what, []).append(ratio)
+    lines = [f"- {what}: {span(ratios)} of its time" for what, ratios in times.items() if what != DIFFERENCE]
+    memory = [
+        line for line in memory_note(rows).splitlines() if line.startswith(f"- Beside {NAMES['compile']}:")
+    ]
+    return (
+        "\n".join(
+            [*lines, *(line.replace(f"Beside {NAMES['compile']}", "memory").rstrip(".") for line in memory)]
+        )
+        + "\n"
+    )
+
+
 def host_table(rows: list[Row]) -> str:
-    """How long a call keeps its caller at the chapter's sizes."""
+    """How long a call keeps its caller at the chapter's sizes, with the spread."""
     passes = ("inference", "forward", "both")
     found = {direction: next(iter(select(rows, direction, "host").values()), {}) for direction in passes}
     names = [name for name in NAMES if name in found["forward"]]
@@ -191,7 +445,7 @@ def host_table(rows: list[Row]) -> str:
         [
             NAMES[name],
             *(
-                time_text(float(found[direction][name]["median_us"])) if name in found[direction] else "–"
+                timed(found[direction][name]).words if name in found[direction] else "–"
                 for direction in passes
             ),
         ]
@@ -270,27 +524,31 @@ def ratio_chart(rows: list[Row], direction: str = "both", column: str = "graph")
     return bars(f"{what}. {'; '.join(spoken)}", what, groups, line_at=1.0)
 
 
-def memory_chart(rows: list[Row]) -> str:
-    """Bytes kept for backward, over what eager PyTorch keeps at the same size."""
+def memory_chart(rows: list[Row], field: str, what: str) -> str:
+    """Bytes over eager PyTorch's at the same size.
+
+    Args:
+        rows: Of a benchmark.
+        field: "saved_bytes" or "peak_bytes".
+        what: What these bytes are, in words.
+    """
     groups, spoken = {}, []
     for dims, found in select(rows, "both", "memory").items():
-        if "eager" not in found:
+        if "eager" not in found or not found["eager"][field]:
             continue
-        eager = int(found["eager"]["saved_bytes"])
+        eager = int(found["eager"][field])
         group = []
         for name, row in found.items():
-            share = int(row["saved_bytes"]) / eager
-            group.append(
-                (NAMES[name], share, f"{share:.2f} · {mebibytes(row['saved_bytes'])}", name == "fast")
-            )
+            share = int(row[field]) / eager
+            group.append((NAMES[name], share, f"{share:.2f} · {mebibytes(row[field])}", name == OURS))
             spoken.append(f"{size_text(dims)} {NAMES[name]} {share:.2f}")
         groups[size_text(dims)] = group
-    what = "bytes kept for the backward pass / PyTorch eager's"
-    return bars(f"{what}. {'; '.join(spoken)}", what, groups, line_at=1.0)
+    title = f"{what} / PyTorch eager's"
+    return bars(f"{title}. {'; '.join(spoken)}", title, groups, line_at=1.0)
 
 
 def roofline_chart(rows: list[Row], direction: str = "both", column: str = "graph") -> str:
-    """Achieved TFLOP/s over operations for each byte, under the ceilings of the same run.
+    """Achieved TFLOP/s over operations for each byte, beside a large product and a large copy of the same run.
 
     Raises ValueError where the rows hold no ceilings.
     """
@@ -303,8 +561,8 @@ def roofline_chart(rows: list[Row], direction: str = "both", column: str = "grap
     low, high = 30.0, 4e3
     drawing = LogChart(
         (720, 420),
-        f"TFLOP/s of {PASSES[direction]} over operations for each byte, under a roof of {peak:,.0f} TFLOP/s and "
-        f"{bandwidth:.1f} TB/s that were measured in the same run.",
+        f"TFLOP/s of {PASSES[direction]} over operations for each byte, beside lines of {peak:,.0f} TFLOP/s and "
+        f"{bandwidth:.1f} TB/s that a large product and a large copy reached in the same run.",
         x=(low, high),
         y=(30.0, 1.3 * peak),
         x_name="operations for each byte that must move",
@@ -398,6 +656,18 @@ def training_table(models: dict[str, list[Row]], untimed: int = 10, window: int 
     return table(["model", "first loss", "last loss", "step", "/ plain PyTorch", "peak of a step"], body)
 
 
+def training_note(models: dict[str, list[Row]], untimed: int = 10) -> str:
+    """What the layer costs or saves in a step, in time and at the peak: a sentence."""
+    ours, plain = models["LayerNormLinear"], models["plain PyTorch"]
+    steps = zip(ours[untimed:], plain[untimed:], strict=True)
+    change = 100 * (statistics.median(float(a["step_us"]) / float(b["step_us"]) for a, b in steps) - 1)
+    peaks = [int(rows[0]["peak_bytes"]) for rows in (ours, plain)]
+    return (
+        f"With the layer a step takes {abs(change):.1f} % {'longer' if change > 0 else 'less'} than with plain PyTorch "
+        f"here, and its peak is {100 * abs(1 - peaks[0] / peaks[1]):.0f} % {'lower' if peaks[0] < peaks[1] else 'higher'}.\n"
+    )
+
+
 # ---- Files --------------------------------------------------------------------------------------------------
 
 
@@ -414,29 +684,41 @@ def standalone(svg: str) -> str:
     return f"{opening}>{style}{closing}"
 
 
-def pages(measured: Path = MEASURED, climb: Path = CLIMB, trained: Path = TRAINED) -> dict[str, str]:
+def pages(
+    measured: Path = MEASURED, climb: Path = CLIMB, trained: Path = TRAINED, earlier: Path = EARLIER
+) -> dict[str, str]:
     """What the book's pages can include, by file name; without a file, without what is made from it."""
     found: dict[str, str] = {}
     if measured.is_file():
         rows = read(measured)
         makers: dict[str, Callable[[], str]] = {
-            "bench_ratios.md": lambda: ratios_table(rows),
-            "bench_graph.md": lambda: times_table(rows, "both", "graph"),
-            "bench_loop.md": lambda: times_table(rows, "both", "loop"),
-            "bench_forward.md": lambda: times_table(rows, "forward", "graph"),
-            "bench_memory.md": lambda: memory_table(rows),
-            "bench_host.md": lambda: host_table(rows),
-            "bench_left_out.md": lambda: left_out(rows),
             "bench_source.md": lambda: source(rows) + "\n",
-            "bench_ratio.svg": lambda: ratio_chart(rows),
-            "bench_memory.svg": lambda: memory_chart(rows),
+            "bench_taken_over.md": lambda: taken_over(rows),
+            "bench_left_out.md": lambda: left_out(rows),
+            **{
+                f"bench_peers_{column}.md": partial(peers_table, rows, column) for column in ("graph", "loop")
+            },
+            **{f"bench_losses_{column}.md": partial(losses, rows, column) for column in ("graph", "loop")},
+            **{f"bench_{column}.md": partial(all_times, rows, column) for column in ("graph", "loop")},
+            **{f"bench_ratio_{direction}.svg": partial(ratio_chart, rows, direction) for direction in PASSES},
+            "bench_slower_loop.md": lambda: loop_and_graph(rows),
+            "bench_memory.md": lambda: memory_table(rows),
+            "bench_memory_note.md": lambda: memory_note(rows),
+            "bench_kept.svg": lambda: memory_chart(rows, "saved_bytes", "bytes kept for the backward pass"),
+            "bench_peak.svg": lambda: memory_chart(rows, "peak_bytes", "bytes in use at the peak"),
+            "bench_host.md": lambda: host_table(rows),
+            "bench_compared.md": lambda: compared(rows),
             "bench_roofline.svg": lambda: roofline_chart(rows),
+            "bench_products.md": lambda: products_beside_ceiling(rows),
         }
         found |= {name: make() for name, make in makers.items()}
+        first = read(earlier) if earlier.is_file() else []
+        found |= {"bench_moved.md": moved(rows, first), "bench_in_that_run.md": in_that_run(first)}
     if climb.is_file():
         found["bench_climb.svg"] = climb_chart(read(climb))
     if trained.is_file():
-        found["training.md"] = training_table(read_training(trained))
+        models = read_training(trained)
+        found |= {"training.md": training_table(models), "training_note.md": training_note(models)}
     return found
 
 

@@ -129,17 +129,21 @@ def duration(microseconds: float) -> str:
 
 
 def times_table() -> str:
-    """What a call took on a real GPU: fused, unfused and PyTorch's own operations, in float32."""
+    """What a call took on a real GPU: fused, unfused and PyTorch's own operations."""
     rows = [
         [
+            dtype,
             dims_text(dims),
             direction,
             *(duration(times[who]) for who in ("fused", "unfused", "PyTorch")),
             f"{times['unfused'] / times['fused']:.2g}",
+            f"{times['unfused'] / times['PyTorch']:.2g}",
         ]
-        for (dims, direction), times in measured("float32").items()
+        for dtype in roofline.PEAKS
+        for (dims, direction), times in measured(dtype).items()
     ]
-    return table(["sizes", "pass", "fused", "unfused", "PyTorch", "unfused / fused"], rows, "llrrrr")
+    head = ["dtype", "sizes", "pass", "fused", "unfused", "PyTorch", "unfused / fused", "unfused / PyTorch"]
+    return table(head, rows, "lllrrrrr")
 
 
 def compile_rows() -> list[dict[str, str]]:
@@ -333,20 +337,9 @@ FILES: dict[str, Callable[[], str]] = {
 }
 
 
-def autotune_table() -> str:
-    """LayerNormLinear beside max-autotune, each over the bare products of the run that it was measured in."""
-    both = bench_results.select(bench_results.read(bench_results.MEASURED), "both", "graph")
-    rows = []
-    for dims, found in both.items():
-        if "max-autotune" in found:
-            ours, other = (float(found[name]["ratio_to_floor"]) for name in ("fast", "max-autotune"))
-            rows.append([bench_results.size_text(dims), f"{ours:.2f}", f"{other:.2f}", f"{ours / other:.2f}"])
-    return table(["sizes", "LayerNormLinear", "max-autotune", "ratio"], rows, "lrrr")
-
-
 def benchmark(texts: dict[str, str]) -> str:
     """The parts of the benchmark's page for which there are measurements, and so texts to include."""
-    parts = {"bench_ratios.md": "_results.md", "training.md": "_training.md"}
+    parts = {"bench_source.md": "_results.md", "training.md": "_training.md"}
     present = [part for needed, part in parts.items() if needed in texts]
     return "\n\n".join(f"{{{{#include ../../src/fast/{part}}}}}" for part in present) + "\n"
 
@@ -358,8 +351,6 @@ def main() -> None:
     texts = {name: make() for name, make in FILES.items()}
     texts |= ladder.pages() | bench_results.pages()
     texts["benchmark.md"] = benchmark(texts)
-    if bench_results.MEASURED.is_file():
-        texts["bench_autotune.md"] = autotune_table()
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
 

@@ -201,10 +201,15 @@ def times(ratio: float) -> str:
     return f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
 
 
-def table(launches: list[Launch]) -> str:
-    """Prediction and result of some launches, as Markdown; without measurements the predictions alone."""
+def table(launches: list[Launch], overlap: bool = False) -> str:
+    """Prediction and result of some launches, as Markdown; without measurements the predictions alone.
+
+    Args:
+        launches: In their order.
+        overlap: Whether one may begin before the one in front of it is done; their times then have no sum.
+    """
     rows = [(f"`{x.kernel}`", x.limit, x.predicted, x.measured) for x in launches]
-    if len(launches) > 1:
+    if len(launches) > 1 and not overlap:
         rows.append(("together", "", *totals(launches)))
     if any(x.measured is None for x in launches):
         lines = ["| launch | limited by | predicted, at least |", "|---|---|---:|"]
@@ -292,7 +297,7 @@ def pages(file: Path = MEASURED) -> dict[str, str]:
         "3": table(ladder.of("fast", "forward", "layernorm_rows")),
         "4": table([ladder.product()]),
         "5": table(ladder.of("unfused", "forward", "add_bias")),
-        "6": table(ladder.of("fast", "backward")),
+        "6": table(ladder.of("fast", "backward"), overlap=True),
     }
     label = "**Result.**" if ladder.facts else "**In numbers.**"
     return {
@@ -312,9 +317,9 @@ def where(ladder: Ladder) -> str:
         return f"The tables are for {DTYPE} and {sizes}, and hold predictions alone.\n"
     return (
         "The last column of each table is the measured time divided by the prediction. A number near 1 says that the guess "
-        "was right and that the kernel is nearly done. A large number says that something else holds it up, and that there "
-        "is work left. A number below 1 says that a tensor was still in the cache of 50 MB, in which an earlier launch left "
-        f"it. Measured were single launches under PyTorch's profiler, on an {ladder.facts['device']}, {ladder.facts['dtype']}, "
+        "was right and that nothing is left to gain without another idea. A large number says that something else holds the "
+        "kernel up as well; what it is, the number does not say. "
+        f"Measured were single launches under PyTorch's profiler, on an {ladder.facts['device']}, {ladder.facts['dtype']}, "
         f"{sizes}, medians of several calls, {ladder.facts['date']}, PyTorch {ladder.facts['torch']}.\n"
     )
 

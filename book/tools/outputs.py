@@ -58,6 +58,7 @@ COMMANDS = {
     "opcheck": example("opcheck", anywhere=True),
     "diagonal_formula": example("diagonal_formula", anywhere=True),
     "compile_settings": example("compile_settings", anywhere=True),
+    "compile_saved": example("compile_saved", anywhere=True),
     "profile": Command(
         "p22 --profile --solution", ("-m", "harness", "p22", "--profile", "--solution"), exact=True
     ),

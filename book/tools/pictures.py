@@ -19,12 +19,15 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from harness import blanks, commands, roots, workbook  # noqa: E402 (the path comes first)
+from harness import commands  # noqa: E402 (the path comes first)
+from harness.check import runs  # noqa: E402
+from harness.learner import blanks  # noqa: E402
 from harness.learner.progress import Progress  # noqa: E402
 from harness.learner.work import Work  # noqa: E402
 from harness.puzzles.p22.spec import PUZZLE  # noqa: E402
 from harness.screens.report import Report  # noqa: E402
 from harness.screens.watch import Terminal, Watch  # noqa: E402
+from harness.toolchain import roots  # noqa: E402
 
 WIDTH = 112
 # rich's own format loads a font from the network; any fixed-width font of the reader's serves as well.
@@ -48,7 +51,7 @@ def picture(console: Console, title: str) -> str:
 def report() -> str:
     """The solution's fused kernels on the devices of this machine."""
     console = recording()
-    run = workbook.run(workbook.Options(PUZZLE, root="solutions", variants=("fused",)))
+    run = runs.run(runs.Options(PUZZLE, root="solutions", variants=("fused",)))
     Report(console).run(run)
     return picture(console, "p22 --backward --fused --solution")
 

@@ -37,9 +37,10 @@ def csv_rows(column="graph", direction="both"):
 
 def memory_rows():
     """Memory of two candidates at the small size."""
-    for name, saved in (("fast", 6 * 2**20), ("eager", 12 * 2**20)):
+    for name, saved, peak in (("fast", 6, 50), ("eager", 12, 40)):
         sizes = dict(zip("MHO", SMALL, strict=True))
-        yield SHARED | sizes | {"pass": "both", "column": "memory", "candidate": name, "saved_bytes": saved}
+        row = SHARED | sizes | {"pass": "both", "column": "memory", "candidate": name}
+        yield row | {"saved_bytes": saved * 2**20, "peak_bytes": peak * 2**20}
 
 
 def ceiling_rows():
@@ -94,13 +95,14 @@ def test_every_candidate_has_a_name_and_a_marker():
     drawn = {one.name for one in BENCHMARK.candidates if one.columns != ("waited",) and one.role != "floor"}
     assert set(bench_results.MARKS) == drawn
     assert len(set(bench_results.MARKS.values())) == len(bench_results.MARKS), "two look alike"
+    assert set(bench_results.OUR_OWN) == {one.name for one in BENCHMARK.candidates if one.role == "ours"}
 
 
 def test_the_table_of_times(rows):
     import bench_results
 
     head, *body = cells(bench_results.times_table(rows, "both", "graph"))
-    assert head[2:6] == ["time", "20 to 80 %", "/ products", "/ fastest peer"]
+    assert head[2:5] == ["time", "20 to 80 %", "/ products"]
     assert [line[1] for line in body[:4]] == [
         "bare matrix products",
         "LayerNormLinear",
@@ -109,32 +111,96 @@ def test_the_table_of_times(rows):
     ]
     ours = body[1]
     assert ours[0] == "4,096 rows, 768 → 3,072" and ours[2] == "99.0 µs" and ours[3] == "-1.0 % +2.0 %"
-    assert ours[4] == "1.10" and ours[5] == "0.82" and ours[8] == "2.3e-03"
+    assert ours[4] == "1.10" and ours[7] == "2.3e-03"
     assert cells(bench_results.times_table(rows, "forward", "graph"))[1:] == []
 
 
-def test_the_table_of_ratios_names_the_peer(rows):
+def test_all_peers_stand_in_one_table_and_losses_are_bold(tmp_path):
+    """Forward, backward and both; 99 / 150 = 0.66. At the large size eager is made faster than the layer."""
     import bench_results
 
-    small, large = cells(bench_results.ratios_table(rows))[1:]
-    assert small == [
-        "4,096 rows, 768 → 3,072",
-        "99.0 µs",
-        "1.10",
-        "0.82 (torch.compile)",
-        "0.82 (torch.compile)",
+    faster = {"median_us": 1000.0, "p20_us": 990.0, "p80_us": 1020.0, "ratio_to_floor": 1.0}
+    slower = [row | (faster if row["candidate"] == "eager" else {}) for row in csv_rows()]
+    timed_alone = list(csv_rows(direction="backward"))
+    rows = bench_results.read(
+        write(tmp_path / "bench.csv", *slower, *csv_rows(direction="forward"), *timed_alone)
+    )
+    head, *body = cells(bench_results.peers_table(rows, "graph"))
+    assert head[3:] == ["/ bare matrix products", "/ PyTorch eager", "/ torch.compile"]
+    assert [line[1] for line in body] == ["forward", "backward", "forward and backward"] * 2
+    assert body[0][2:5] == ["99.0 µs (-1.0 % +2.0 %)", "**1.10**", "0.66"]
+    assert float(body[0][5]) == pytest.approx(99 / 120, abs=0.006)
+    assert body[5][2:] == ["1,100 µs (-1.0 % +2.0 %)", "**1.10**", "**1.10**", "0.88"]
+    words = bench_results.losses(rows, "graph")
+    assert "- forward and backward: slower in 2 and level in 0 of 4 comparisons with a peer, at 0.8" in words
+    assert "- forward: slower in 0" in words and "not timed alone" not in words
+    assert "within 2.0 % of its median" in words
+
+
+def test_a_backward_pass_that_was_not_timed_is_a_difference(tmp_path):
+    """110 - 40 over 120 - 50 of the products, beside a peer with 150 - 60: 70 / 90."""
+    import bench_results
+
+    times = {"forward": {"bare GEMMs": 50.0, "fast": 40.0, "eager": 60.0}}
+    times["both"] = {"bare GEMMs": 120.0, "fast": 110.0, "eager": 150.0}
+    given = [
+        SHARED
+        | dict(zip("MHO", SMALL, strict=True))
+        | {"pass": direction, "column": "graph", "candidate": name, "ratio_to_floor": time / at["bare GEMMs"]}
+        | {"median_us": time, "p20_us": time, "p80_us": time}
+        for direction, at in times.items()
+        for name, time in at.items()
     ]
-    assert large[1:4] == ["1,100 µs", "1.10", "0.92 (PyTorch eager)"]
+    rows = bench_results.read(write(tmp_path / "bench.csv", *given))
+    line = cells(bench_results.peers_table(rows, "graph"))[2]
+    assert line[1:] == ["backward, as a difference", "70.0 µs", "1.00", "0.78"]
+    assert "not timed alone: its lines are the difference" in bench_results.losses(rows, "graph")
 
 
 def test_a_refused_ratio_stays_refused(tmp_path):
     import bench_results
 
     one = next(csv_rows()) | {"candidate": "fast", "ratio_to_floor": "", "ratio_to_fastest_peer": ""}
-    rows = bench_results.read(write(tmp_path / "refused.csv", one))
-    assert cells(bench_results.ratios_table(rows))[1][2] == "–"
-    assert cells(bench_results.times_table(rows, "both", "graph"))[1][4:6] == ["–", "–"]
-    assert "1.00" not in bench_results.ratio_chart(rows)
+    peer = next(csv_rows()) | {"candidate": "eager"}
+    rows = bench_results.read(write(tmp_path / "refused.csv", one, peer))
+    assert cells(bench_results.peers_table(rows, "graph"))[-1][3:] == ["–"]
+    assert cells(bench_results.times_table(rows, "both", "graph"))[1][4] in ("–", "1.00")
+    assert "LayerNormLinear" not in words(bench_results.ratio_chart(rows))
+
+
+def test_rows_of_another_run_say_so_and_are_compared_over_its_products(tmp_path):
+    """The other run's products took 100 and its peer 120, this one's 90 and the layer 99: 1.1 / 1.2."""
+    import bench_results
+
+    note = "from the full run, of an earlier build"
+    other = next(csv_rows()) | {
+        "candidate": "max-autotune",
+        "median_us": 120.0,
+        "ratio_to_floor": 1.2,
+        "note": note,
+    }
+    memory = [row | {"note": note} for row in memory_rows()]
+    rows = bench_results.read(write(tmp_path / "bench.csv", *csv_rows(), other, *memory))
+    head, *body = cells(bench_results.peers_table(rows, "graph"))
+    at = head.index("/ torch.compile, max-autotune")
+    assert [line[at] for line in body if line[1] == "forward and backward"] == ["0.92", "–"]
+    said = bench_results.taken_over(rows)
+    assert "build of the layer: torch.compile, max-autotune; all memory." in said
+    assert bench_results.taken_over(bench_results.read(write(tmp_path / "own.csv", *csv_rows()))) == ""
+
+
+def test_two_runs_of_a_day(tmp_path):
+    import bench_results
+
+    last = bench_results.read(write(tmp_path / "last.csv", *csv_rows("graph"), *csv_rows("loop")))
+    slow = [
+        row | {"median_us": row["median_us"] * (2 if row["candidate"] == "eager" else 1.5)}
+        for row in csv_rows("loop")
+    ]
+    earlier = bench_results.read(write(tmp_path / "first.csv", *csv_rows("graph"), *slow))
+    body = cells(bench_results.moved(last, earlier).split("\n\n")[1])[1:]
+    assert body[0] == ["4,096 rows, 768 → 3,072", "forward and backward", "1.00", "1.50 to 2.00", "1.50"]
+    assert len(body) == 2 and bench_results.moved(last, []) == ""
 
 
 def test_memory_and_who_was_left_out(rows):
@@ -146,7 +212,14 @@ def test_memory_and_who_was_left_out(rows):
     assert bench_results.left_out(rows) == (
         "- Liger LayerNorm, linear (4,096 rows, 768 → 3,072): skipped: not installed\n"
     )
-    assert words(bench_results.memory_chart(rows))[-2:] == ["PyTorch eager", "1.00 · 12.0 MiB"]
+    assert body[0][4] == "50.0 MiB"
+    kept = bench_results.memory_chart(rows, "saved_bytes", "bytes kept")
+    assert words(kept)[-2:] == ["PyTorch eager", "1.00 · 12.0 MiB"]
+    assert "1.25 · 50.0 MiB" in words(bench_results.memory_chart(rows, "peak_bytes", "bytes at the peak"))
+    assert bench_results.memory_note(rows) == (
+        "- Beside PyTorch eager: keeps 0.50 times as much, peaks at 1.25 times as much; the layer's peak is the higher one at "
+        "1 of 1 sizes.\n"
+    )
 
 
 def test_host_times(tmp_path):
@@ -156,13 +229,14 @@ def test_host_times(tmp_path):
         SHARED
         | dict(zip("MHO", (16, 8, 16), strict=True))
         | {"pass": direction, "column": "host", "candidate": name, "median_us": time}
+        | {"p20_us": 0.9 * time, "p80_us": 1.2 * time}
         for name, times in {"fast": (9.0, 13.0, 80.0), "eager": (17.0, 21.0, 156.0)}.items()
         for direction, time in zip(("inference", "forward", "both"), times, strict=True)
     ]
     body = cells(bench_results.host_table(bench_results.read(write(tmp_path / "host.csv", *given))))[1:]
     assert body == [
-        ["LayerNormLinear", "9.0 µs", "13.0 µs", "80.0 µs"],
-        ["PyTorch eager", "17.0 µs", "21.0 µs", "156.0 µs"],
+        ["LayerNormLinear", *(f"{time} µs (-10.0 % +20.0 %)" for time in ("9.0", "13.0", "80.0"))],
+        ["PyTorch eager", *(f"{time} µs (-10.0 % +20.0 %)" for time in ("17.0", "21.0", "156.0"))],
     ]
 
 
@@ -235,6 +309,8 @@ def test_training(tmp_path):
     ours, plain = cells(bench_results.training_table(bench_results.read_training(path)))[1:]
     assert ours == ["LayerNormLinear", "5.0000", "2.5000", "0.90 ms", "0.900", "1.0 MiB"]
     assert plain[2:5] == ["2.4000", "1.00 ms", "1.000"]
+    note = bench_results.training_note(bench_results.read_training(path))
+    assert "a step takes 10.0 % less than with plain PyTorch here, and its peak is 0 % higher" in note
 
 
 def test_other_files_are_refused(tmp_path):
@@ -252,15 +328,16 @@ def test_pages_are_made_from_the_files_that_are_there(tmp_path):
     import bench_results
 
     nowhere = tmp_path / "nothing.csv"
-    assert bench_results.pages(nowhere, nowhere, nowhere) == {}
+    assert bench_results.pages(nowhere, nowhere, nowhere, nowhere) == {}
     measured = write(
         tmp_path / "bench.csv", *csv_rows("graph"), *csv_rows("loop"), *memory_rows(), *ceiling_rows()
     )
-    found = bench_results.pages(measured, measured, nowhere)
+    found = bench_results.pages(measured, measured, nowhere, nowhere)
     assert {
-        "bench_ratios.md",
-        "bench_ratio.svg",
-        "bench_memory.svg",
+        "bench_peers_graph.md",
+        "bench_ratio_both.svg",
+        "bench_kept.svg",
+        "bench_peak.svg",
         "bench_roofline.svg",
         "bench_climb.svg",
     } <= set(found)

@@ -389,8 +389,8 @@ def test_the_benchmark_has_results_where_there_are_measurements():
     import generate
 
     assert generate.benchmark({}).strip() == ""
-    assert generate.benchmark({"bench_ratios.md": ""}) == "{{#include ../../src/fast/_results.md}}\n"
-    everything = generate.benchmark({"training.md": "", "bench_ratios.md": ""})
+    assert generate.benchmark({"bench_source.md": ""}) == "{{#include ../../src/fast/_results.md}}\n"
+    everything = generate.benchmark({"training.md": "", "bench_source.md": ""})
     for name in re.findall(r"src/(\S+\.md)", everything):
         assert (BOOK / "src" / name).is_file()
     assert everything.count("include") == 2

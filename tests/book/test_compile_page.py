@@ -1,7 +1,9 @@
 """What the page about torch.compile says in words is what its recorded run and its measurements say."""
 
 import re
+import shutil
 
+import pytest
 from book_paths import BOOK
 
 PAGE = (BOOK / "src" / "torch_compile.md").read_text()
@@ -49,3 +51,45 @@ def test_what_the_settings_do_is_what_the_page_says():
     assert numbers["constants, limit 64"] == ["12", "12", "0"]
     assert "suppress_errors=False: TorchRuntimeError" in lines
     assert lines[-1] == "suppress_errors=True: (4, 1), calls of a compiled graph: 0"
+
+
+def test_half_the_budget_keeps_what_the_layer_keeps():
+    """The recorded run against the shapes: x and two numbers for each row, and the LayerNorm output without a budget."""
+    import outputs
+    from ledger import GPT2_SMALL
+
+    from harness.puzzles.p22 import spec as p22
+
+    account = p22.ledger(GPT2_SMALL, "float32")
+    eager, ours = (f"{sum(kept.values()) / 1e6:.1f} MB" for kept in (account.saved_eager, account.saved_ours))
+    plain, default, half = outputs.load("compile_saved").text.splitlines()
+    assert eager in plain and eager in default and ours in half
+    assert half.endswith("(8, 1024, 1) (8, 1024, 1) (8, 1024, 768)")
+
+
+@pytest.mark.skipif(
+    not shutil.which("g++") and not shutil.which("c++"), reason="no C++ compiler for torch.compile"
+)
+def test_the_compilers_own_backend_keeps_as_little():
+    import torch
+    from torch._functorch import config
+
+    pair, x = torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 96)), torch.randn(512, 64)
+    parameters = {parameter.data_ptr() for parameter in pair.parameters()}
+
+    def kept(budget: float) -> list[int]:
+        found = {}
+
+        def pack(tensor):
+            found[tensor.data_ptr()] = tensor
+            return tensor
+
+        torch.compiler.reset()
+        with config.patch(activation_memory_budget=budget):
+            compiled = torch.compile(pair)
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                compiled(x)
+        return sorted(tensor.numel() for at, tensor in found.items() if at not in parameters)
+
+    assert kept(1.0) == [512, 512, 512 * 64, 512 * 64]
+    assert kept(0.5) == [512, 512, 512 * 64]

@@ -273,5 +273,26 @@ def test_two_kernel_mistakes_that_the_page_warns_of_change_the_result():
     assert not np.allclose(s.rstd[..., None] * (s.dln - c2 - s.x_hat * c1), s.autograd("x")[0], rtol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [(0.0, 1.0), (2.0, 1.884), (3.0, 3.0 + 1e-4), (0.5, 0.5), (-40.0, 7.0)]
+)
+def test_two_columns(first, second):
+    """The autograd page's dx of a row of two numbers, {#two}, against autograd, and the numbers that it gives."""
+    page = (BOOK / "src" / "autograd.md").read_text(encoding="utf-8")
+    assert "{#two}" in page and r"\tfrac12\,\varepsilon\,\mathrm{rstd}^3\,(g_1 - g_2)" in page
+    g = np.array([1.7, -0.4])
+    row = torch.tensor([first, second], dtype=torch.float64, requires_grad=True)
+    (dx,) = torch.autograd.grad(F.layer_norm(row, [2], eps=EPS), row, torch.tensor(g))
+    rstd = 1 / np.sqrt(((first - second) / 2) ** 2 + EPS)
+    claimed = EPS * rstd**3 * (g[0] - g[1]) / 2
+    np.testing.assert_allclose(dx.numpy(), [claimed, -claimed], rtol=1e-6, atol=1e-9)
+    factor = dx[0].item() / ((g[0] - g[1]) / 2)
+    if (first, second) == (0.0, 1.0):
+        assert f"${factor:.5f}\\,(g_1 - g_2)/2$" in page
+    if first == second:
+        assert f"${factor:.0f}\\,(g_1 - g_2)/2$" in page
+    assert f"{2 * np.sqrt(EPS):.4f}" == re.search(r"2\\sqrt\\varepsilon = ([\d.]+)", page)[1]
+
+
 def test_heading_of_the_derivation_keeps_its_id():
     assert "\n## Detailed derivation of LayerNorm backward pass\n" in PAGE

@@ -1,11 +1,11 @@
 """The README's pictures: they are what a run prints, and showing them fetches nothing."""
 
+import importlib
 import re
-from pathlib import Path
 
 import pytest
+from book_paths import BOOK, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PICTURES = {
     "report": ["Backward Pass Test Summary:", "✅ CORRECT"],
     "wrong_gate": [
@@ -27,3 +27,9 @@ def test_a_picture_holds_the_lines_of_its_run_and_no_address(name):
     addresses = set(re.findall(r"(?:https?:)?//[\w.]+", re.sub(r"<!--.*?-->", "", text)))
     assert addresses == {"http://www.w3.org"}, "the name of the format, which nothing fetches"
     assert "@font-face" not in text and "/tmp/" not in text
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in (BOOK / "tools").glob("*.py")))
+def test_every_tool_finds_what_it_imports(name):
+    """The tools that are run by hand, now and then, too."""
+    importlib.import_module(name)

@@ -1,7 +1,8 @@
-"""The command line: `python -m harness p22 --backward`. Parses, runs, reports, and turns the verdict into an exit code.
+"""The command line: `python -m harness pNN --backward`. Parses, runs, reports, and turns the verdict into an exit code.
 
-Exit codes: 0 all correct, 1 a wrong result, 2 bad use, 3 unsolved blanks, 4 the Mojo package does not compile,
-5 the environment, 6 nothing wrong but no GPU kernel ran, 130 interrupted.
+The flags are those that a puzzle has a use for; another puzzle's are unknown. Exit codes: 0 all correct, 1 a wrong
+result, 2 bad use, 3 unsolved blanks, 4 the Mojo package does not compile, 5 the environment, 6 nothing wrong but GPU
+kernels that there are ran nowhere, 130 interrupted.
 """
 
 import argparse
@@ -15,7 +16,8 @@ from rich.console import Console
 
 from harness.console import Parser, make_console, output_lost, prepare_streams, progress, write_json
 from harness.errors import BadUse, WorkbookError
-from harness.spec.catalogue import find_puzzle
+from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.puzzle import Puzzle
 from harness.toolchain.disk import check_target
 
 EXIT_CODES = """\
@@ -26,46 +28,117 @@ COMMANDS = ("list", "hint", "watch", "diff", "reset", "verify", "doctor", "build
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """The flags of a command line. Raises BadUse, with what is wrong and what was typed."""
+# ---- Flags --------------------------------------------------------------------------------------------------
+
+
+def parse(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
+    """The puzzle and the flags of a command line. Raises BadUse, with what is wrong and what was typed."""
+    puzzle = named_puzzle(arguments)
     try:
-        return parser().parse_args(arguments)
+        return puzzle, parser(puzzle).parse_args(arguments)
     except BadUse as error:
         raise BadUse(f"{error}; got: {' '.join(arguments)} (--help lists the flags)") from None
 
 
-def parser() -> Parser:
-    """The flags of `pNN`."""
-    root = Parser(
-        prog="p22",
+def named_puzzle(arguments: list[str]) -> Puzzle:
+    """The puzzle that a command line names; without one, --help is answered and anything else is refused."""
+    names = puzzle_names()
+    name = next((argument for argument in arguments if argument in names), None)
+    if name is None:
+        words = [argument for argument in arguments if not argument.startswith("-")]
+        if {"-h", "--help"} & {*arguments}:
+            general_parser().parse_args(["--help"])
+        if words:
+            find_puzzle(words[0])
+        raise BadUse(f"no puzzle is named, there is {', '.join(names)}; got: {' '.join(arguments)}")
+    return find_puzzle(name)
+
+
+def general_parser() -> Parser:
+    """What `--help` shows where no puzzle is named."""
+    made = Parser(
+        prog="python -m harness",
         description="Run a puzzle's kernels and compare every output and gradient with PyTorch autograd.",
+        epilog=f"`python -m harness pNN --help` lists a puzzle's flags; sub-commands, each with its own --help: "
+        f"{', '.join(COMMANDS)}, vgpu; {EXIT_CODES}",
+        allow_abbrev=False,
+    )
+    made.add_argument("puzzle", help=f"which puzzle: {', '.join(puzzle_names())}")
+    return made
+
+
+def parser(puzzle: Puzzle) -> Parser:
+    """The flags of one puzzle."""
+    root = Parser(
+        prog=puzzle.name,
+        description=f"{puzzle.title}. Checks every output and gradient against PyTorch autograd.",
         epilog=f"sub-commands, each with its own --help: {', '.join(COMMANDS)}, vgpu; {EXIT_CODES}",
         allow_abbrev=False,
     )
-    root.add_argument("puzzle", help="which puzzle, for example p22")
-    root.add_argument(
-        "--backward", action="store_true", help="check all five gradients too, not only the forward pass"
-    )
-    variants = root.add_argument_group("variants (default: fused and unfused)")
-    variants.add_argument("--fused", action="store_true", help="only the fused kernels")
-    variants.add_argument("--unfused", action="store_true", help="only the unfused kernels")
-    variants.add_argument("--fast", action="store_true", help="only the fast kernels, which hold no blanks")
+    root.add_argument("puzzle", help=puzzle.name)
     modes = root.add_mutually_exclusive_group()
-    modes.add_argument("--demo", action="store_true", help="train a small transformer beside plain PyTorch")
-    modes.add_argument(
-        "--demo-simple", action="store_true", help="one forward and backward through CustomOpLibrary"
+    for demo in puzzle.demos:
+        modes.add_argument(f"--{demo.flag}", action="store_true", help=demo.about)
+    if puzzle.bench:
+        modes.add_argument(
+            "--bench",
+            action="store_true",
+            help="time it beside PyTorch and others; with --help: its own flags",
+        )
+    add_rungs(modes, puzzle)
+    roots = root.add_mutually_exclusive_group()
+    roots.add_argument("--problem", action="store_true", help="run problems/, your files (the default)")
+    roots.add_argument("--solution", action="store_true", help="run solutions/")
+    if puzzle.variants:
+        add_kernel_flags(root, modes, roots, puzzle)
+    if puzzle.dim_names:
+        root.add_argument(
+            "--dims",
+            type=int,
+            nargs=len(puzzle.dim_names),
+            metavar=puzzle.dim_names if len(puzzle.dim_names) > 1 else puzzle.dim_names[0],
+            help="sizes (default: the chapter's and harder ones)",
+        )
+    root.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    root.add_argument(
+        "--gate", metavar="ID", help=f"check one gate only: {listed([gate.id for gate in puzzle.gates])}"
     )
+    return root
+
+
+def add_rungs(modes: argparse._MutuallyExclusiveGroup, puzzle: Puzzle) -> None:
+    """--rung, and --numpy where there is one."""
+    ids = [rung.id for rung in puzzle.rungs]
     modes.add_argument(
-        "--bench", action="store_true", help="time it beside PyTorch and others; with --help: its own flags"
+        "--rung", choices=ids, help=f"which of the puzzle's files to check (default: {ids[-1]})"
     )
+    if "numpy" in ids:
+        modes.add_argument(
+            "--numpy", dest="rung", action="store_const", const="numpy", help="the same as --rung numpy"
+        )
+
+
+def add_kernel_flags(
+    root: Parser,
+    modes: argparse._MutuallyExclusiveGroup,
+    roots: argparse._MutuallyExclusiveGroup,
+    puzzle: Puzzle,
+) -> None:
+    """The flags of a puzzle that has Mojo kernels."""
+    if puzzle.backward:
+        count = len(puzzle.backward)
+        which = "the gradient" if count == 1 else f"all {count} gradients"
+        root.add_argument(
+            "--backward", action="store_true", help=f"check {which} too, not only the forward pass"
+        )
+    variants = root.add_argument_group(f"variants (default: {listed(puzzle.default_variants, 'and')})")
+    for name in puzzle.variants:
+        about = puzzle.about_variants.get(name, f"only the {name} kernels")
+        variants.add_argument(f"--{name}", action="store_true", help=about)
     modes.add_argument("--profile", action="store_true", help="count what the kernels do, on the virtual GPU")
     modes.add_argument(
         "--trace", type=Path, metavar="FILE", help="write what every block reads and writes, as JSON"
     )
-    modes.add_argument("--numpy", action="store_true", help="check the NumPy rung in place of the kernels")
-    roots = root.add_mutually_exclusive_group()
-    roots.add_argument("--problem", action="store_true", help="run problems/, your files (the default)")
-    roots.add_argument("--solution", action="store_true", help="run solutions/")
     roots.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
     root.add_argument(
         "--device",
@@ -73,24 +146,13 @@ def parser() -> Parser:
         default="auto",
         help="auto: the CPU, and a GPU where MAX sees one, else the virtual GPU",
     )
-    root.add_argument(
-        "--dims",
-        type=int,
-        nargs=4,
-        metavar=("B", "S", "H", "O"),
-        help="sizes (default: the chapter's and harder ones)",
-    )
     root.add_argument("--dtype", choices=DTYPES, default="float32")
-    root.add_argument("--seed", type=int, default=0, help="of the random inputs")
-    root.add_argument(
-        "--gate", metavar="ID", help="check one gate only: ln, forward, row_sums, db, dW, dgamma or dx"
-    )
     root.add_argument(
         "--repeat",
         type=int,
         default=1,
         metavar="N",
-        help="run the backward N times: bit-equal, or the spread",
+        help=f"run the {'backward' if puzzle.backward else 'forward'} N times: bit-equal, or the spread",
     )
     root.add_argument(
         "--blocks",
@@ -100,7 +162,15 @@ def parser() -> Parser:
     )
     root.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     root.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
-    return root
+
+
+def listed(names, last: str = "or") -> str:
+    """Names as a sentence lists them: "ln, dW or dx"."""
+    *before, end = names
+    return f"{', '.join(before)} {last} {end}" if before else end
+
+
+# ---- Running ------------------------------------------------------------------------------------------------
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -142,25 +212,24 @@ def run(arguments: list[str]) -> int:
         from harness.bench import command
 
         return command.main(arguments)
-    return run_puzzle(parse(arguments or ["--help"]))
+    return run_puzzle(*parse(arguments or ["--help"]))
 
 
-def run_puzzle(flags: argparse.Namespace) -> int:
+def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
     """One run of one puzzle."""
-    from harness.check import runs
-    from harness.screens.report import Report, as_json
-
-    puzzle = find_puzzle(flags.puzzle)
-    if flags.numpy:
-        from harness import commands
-
-        return commands.check_numpy(puzzle, flags.gate)
-    console = make_console(sys.stderr if flags.json == "-" else sys.stdout)
+    json = getattr(flags, "json", None)
+    console = make_console(sys.stderr if json == "-" else sys.stdout)
     for demo in puzzle.demos:
         if getattr(flags, demo.flag.replace("-", "_")):
             return pkgutil.resolve_name(demo.run)(console)
+    check_values(puzzle, flags)
+    if not puzzle.variants or flags.rung not in (None, "mojo"):
+        return run_rung(console, puzzle, flags)
+    from harness.check import runs
+    from harness.screens.report import Report, as_json
+
     options = make_options(flags, puzzle)
-    for flag, target in (("--json", flags.json), ("--trace", flags.trace)):
+    for flag, target in (("--json", json), ("--trace", flags.trace)):
         if target not in (None, "-"):
             check_target(flag, target)
     if flags.profile or flags.trace:
@@ -170,9 +239,36 @@ def run_puzzle(flags: argparse.Namespace) -> int:
     Report(console, verbose=flags.verbose).run(run)
     if not options.backward:
         report_times(console, run)
-    if flags.json:
-        write_json(as_json(run), flags.json)
+    if json:
+        write_json(as_json(run), json)
     return run.exit_code()
+
+
+def run_rung(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> int:
+    """The gates of a rung in Python, or one of them."""
+    from harness import commands
+    from harness.learner.progress import Progress
+    from harness.learner.work import Work
+    from harness.spec.rungs import name_of
+    from harness.toolchain import roots
+
+    rung = puzzle.rung(flags.rung) if flags.rung else puzzle.rung_of(flags.gate or "")
+    if flags.gate is not None and flags.gate not in rung.gates:
+        raise BadUse(
+            f"--gate {flags.gate or repr('')}: the {name_of(rung.id)} rung has no gate {flags.gate!r}; "
+            f"there is {', '.join(rung.gates)}"
+        )
+    work = Work(puzzle, rung, roots.solutions() if flags.solution else None)
+    dims = getattr(flags, "dims", None)
+    return commands.judge_work(
+        console,
+        work,
+        Progress.load(),
+        work.blanks(),
+        [flags.gate] if flags.gate else None,
+        puzzle.cases(tuple(dims)) if dims else None,
+        flags.seed,
+    )
 
 
 def run_profile(console: Console, options, trace: Path | None) -> int:
@@ -187,25 +283,31 @@ def run_profile(console: Console, options, trace: Path | None) -> int:
     return 0
 
 
-def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # noqa: F821
-    """The options of a run. Raises BadUse, naming the flag, for a value that makes no sense."""
+def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
+    """Raises BadUse, naming the flag, for a value that makes no sense in any run."""
     from harness.check.limits import check_dims
-    from harness.check.runs import Options
 
-    if flags.dims:
+    if getattr(flags, "dims", None):
         check_dims(puzzle, tuple(flags.dims))
-    if flags.repeat < 1:
+    if getattr(flags, "repeat", 1) < 1:
         raise BadUse(f"--repeat {flags.repeat}: must be at least 1")
     if not 0 <= flags.seed < 2**64:
         raise BadUse(
             f"--seed {flags.seed}: must {'not be negative' if flags.seed < 0 else 'fit into 64 bits'}"
         )
-    if not re.fullmatch(r"natural|reversed|shuffled(:\d+)?", flags.blocks):
-        raise BadUse(f"--blocks {flags.blocks}: expected natural, reversed, shuffled or shuffled:SEED")
-    gates = {gate.id: gate for gate in puzzle.gates}
+    blocks = getattr(flags, "blocks", "natural")
+    if not re.fullmatch(r"natural|reversed|shuffled(:\d+)?", blocks):
+        raise BadUse(f"--blocks {blocks}: expected natural, reversed, shuffled or shuffled:SEED")
+
+
+def make_options(flags: argparse.Namespace, puzzle: Puzzle):
+    """The `runs.Options` of a run of the kernels. Raises BadUse where the flags do not go together."""
+    from harness.check.runs import Options
+
+    gates = {gate.id: gate for gate in puzzle.kernel_gates}
     if flags.gate is not None and flags.gate not in gates:
         raise BadUse(f"--gate {flags.gate or repr('')}: unknown gate; there is {', '.join(gates)}")
-    chosen = tuple(name for name in puzzle.variants if getattr(flags, name, False))
+    chosen = tuple(name for name in puzzle.variants if getattr(flags, name))
     if flags.gate:
         variant = gates[flags.gate].variant
         if chosen and variant not in chosen:
@@ -213,12 +315,12 @@ def make_options(flags: argparse.Namespace, puzzle) -> "workbook.Options":  # no
                 f"--gate {flags.gate}: a gate of the {variant} kernels; leave out --{' --'.join(chosen)}"
             )
         chosen = (variant,)
+    gradients = flags.gate is not None and not set(gates[flags.gate].quantities) <= set(puzzle.forward)
     return Options(
         puzzle=puzzle,
         root=str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",
-        backward=flags.backward
-        or (flags.gate is not None and not (set(gates[flags.gate].quantities) <= set(puzzle.forward))),
-        variants=chosen or puzzle.default_variants,
+        backward=getattr(flags, "backward", False) or gradients,
+        variants=chosen,
         device=flags.device,
         dims=tuple(flags.dims) if flags.dims else None,
         dtype=flags.dtype,

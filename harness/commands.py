@@ -3,6 +3,7 @@
 Each is a function of the arguments behind its name that returns an exit code.
 """
 
+import argparse
 import re
 import sys
 from collections.abc import Callable
@@ -13,33 +14,45 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.check.checkers import make_checker
+from harness.check.results import exit_code
 from harness.console import Parser, make_console, print_lines, relative, shown
 from harness.errors import BadUse, WorkbookError
-from harness.learner import hints, layout, restore
+from harness.learner import layout, restore
+from harness.learner.blanks import Blank
 from harness.learner.progress import Progress
 from harness.learner.work import Work
 from harness.screens import gate_report
 from harness.screens.work import list_lines, next_hint, show_difference
 from harness.spec.catalogue import find_puzzle, puzzle_names
-from harness.spec.puzzle import Puzzle
+from harness.spec.puzzle import Case, Puzzle
+from harness.spec.rungs import NAMES
 
 
 def parser(name: str, about: str, puzzle: str | None = None) -> Parser:
     """A parser for one sub-command; `puzzle` is "?" where the puzzle may be left out."""
     made = Parser(prog=f"python -m harness {name}", description=about, allow_abbrev=False)
-    made.add_argument("puzzle", nargs=puzzle, help="for example p22")
+    made.add_argument("puzzle", nargs=puzzle, help="for example p20")
     return made
 
 
-def with_numpy(made: Parser) -> Parser:
-    """Adds --numpy."""
-    made.add_argument("--numpy", action="store_true", help="the NumPy rung in place of the kernels")
-    return made
+def with_rung(made: argparse.ArgumentParser) -> None:
+    """Adds --rung, and --numpy for `--rung numpy`."""
+    made.add_argument(
+        "--rung", choices=tuple(NAMES), help="which of the puzzle's files (default: the last rung)"
+    )
+    made.add_argument(
+        "--numpy", dest="rung", action="store_const", const="numpy", help="the same as --rung numpy"
+    )
+
+
+def work_of(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Work:
+    """A puzzle's file of a rung; without one, that of the last rung which holds the gate."""
+    return Work(puzzle, puzzle.rung(rung) if rung else puzzle.rung_of(gate or ""))
 
 
 def works(puzzle: Puzzle) -> list[Work]:
     """A puzzle's files with blanks, in the order in which they are taken."""
-    return [*([Work(puzzle, numpy=True)] if puzzle.numpy_rung else []), Work(puzzle)]
+    return [Work(puzzle, rung) for rung in puzzle.rungs]
 
 
 def chosen(name: str | None) -> list[Puzzle]:
@@ -67,7 +80,8 @@ def list_puzzles(arguments: list[str]) -> int:
 
 def hint(arguments: list[str]) -> int:
     """The next rung of a blank's hint ladder; a rung by its name (dx-2) as often as you like."""
-    made = with_numpy(parser("hint", hint.__doc__))
+    made = parser("hint", hint.__doc__)
+    with_rung(made)
     made.add_argument(
         "gate",
         nargs="?",
@@ -77,12 +91,13 @@ def hint(arguments: list[str]) -> int:
     puzzle = find_puzzle(flags.puzzle)
     progress = Progress.load()
     wanted = flags.gate or ""
-    if wanted.startswith(f"{hints.NUMPY}-"):
-        flags.numpy, wanted = True, wanted.removeprefix(f"{hints.NUMPY}-")
-    work = Work(puzzle, flags.numpy)
+    prefix, _, rest = wanted.partition("-")
+    if prefix in NAMES:
+        flags.rung, wanted = prefix, rest
     named = re.fullmatch(r"(\w+?)-(\d+)", wanted)
-    asked = flags.gate is not None
-    gate = work.gate(named[1] if named else wanted) if asked else work.next_gate(progress)
+    wanted = named[1] if named else wanted
+    work = work_of(puzzle, flags.rung, wanted)
+    gate = work.next_gate(progress) if flags.gate is None else work.gate(wanted)
     if gate is None:
         print("Every blank has passed: there is nothing to hint at.")
         return 0
@@ -97,11 +112,12 @@ def hint(arguments: list[str]) -> int:
 
 def diff(arguments: list[str]) -> int:
     """Your blanks beside those of the solution: of the gates that have passed, or of all with --spoil."""
-    made = with_numpy(parser("diff", diff.__doc__))
+    made = parser("diff", diff.__doc__)
+    with_rung(made)
     made.add_argument("gate", nargs="?", help="one blank (default: all)")
     made.add_argument("--spoil", action="store_true", help="also of gates that have not passed")
     flags = made.parse_args(arguments)
-    work = Work(find_puzzle(flags.puzzle), flags.numpy)
+    work = work_of(find_puzzle(flags.puzzle), flags.rung, flags.gate)
     gates = work.gates if flags.gate is None else [work.gate(flags.gate)]
     shown_any = show_difference(
         make_console(sys.stdout), work, Progress.load(), [gate.id for gate in gates], spoil=flags.spoil
@@ -114,13 +130,14 @@ def diff(arguments: list[str]) -> int:
 
 def reset(arguments: list[str]) -> int:
     """Put a puzzle's files, or one blank, back to what they were. Asks first, and keeps a copy beside each file."""
-    made = with_numpy(parser("reset", reset.__doc__))
+    made = parser("reset", reset.__doc__)
+    with_rung(made)
     made.add_argument(
         "blank", nargs="?", help="one blank (default: every file of the puzzle that was changed)"
     )
     made.add_argument("--yes", action="store_true", help="do not ask")
     flags = made.parse_args(arguments)
-    work = Work(find_puzzle(flags.puzzle), flags.numpy)
+    work = work_of(find_puzzle(flags.puzzle), flags.rung, flags.blank)
     changes = changed_files(work, flags.blank)
     if not changes:
         print("Nothing to reset: this is what the puzzle began with.")
@@ -146,7 +163,7 @@ def changed_files(work: Work, blank: str | None) -> dict[Path, str | Path]:
     """The paths that a reset puts back, each with the text that it writes or the file of the solution that it links to."""
     text = restore.restored(work.path, work.solution, blank)
     changes: dict[Path, str | Path] = {} if holds(work.path, text) else {work.path: text}
-    if blank is None and not work.numpy:
+    if blank is None and work.in_package:
         folder, package = work.solution.parent, work.path.parent
         for relative in layout.layout(folder).linked:
             if not layout.is_link_to(package / relative, folder / relative):
@@ -172,8 +189,9 @@ def agreed() -> bool:
 
 
 def verify(arguments: list[str]) -> int:
-    """Check all of your work: every gate of every puzzle, in NumPy and in Mojo, with every case."""
+    """Check all of your work: every gate of every puzzle, in every rung, with every case."""
     made = parser("verify", verify.__doc__, "?")
+    with_rung(made)
     made.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
     flags = made.parse_args(arguments)
     console = make_console(sys.stdout)
@@ -182,6 +200,7 @@ def verify(arguments: list[str]) -> int:
         verify_work(console, work, progress, verbose=flags.verbose)
         for puzzle in chosen(flags.puzzle)
         for work in works(puzzle)
+        if flags.rung in (None, work.rung.id)
     ]
     code = next((code for code in (5, 4, 1, 2, 3) if code in codes), 0)
     console.print(Text(f"   {VERDICTS[code]}", style="bold"))
@@ -200,40 +219,39 @@ VERDICTS = {
 
 def verify_work(console: Console, work: Work, progress: Progress, *, verbose: bool = False) -> int:
     """Checks one file and prints the verdict of each gate; returns its exit code."""
-    title = f"{work.puzzle.name} {'NumPy rung' if work.numpy else 'kernels'}: {shown(work.path)}"
+    title = f"{work.puzzle.name} {work.rung.words}: {shown(work.path)}"
     try:
         found = work.blanks()
-        # The NumPy rung is an offer: left untouched, it keeps nobody from having solved the puzzle.
-        if work.numpy and not any(blank.size for blank in found.values()):
+        # An optional rung is an offer: left untouched, it keeps nobody from having solved the puzzle.
+        if work.rung.optional and not any(blank.size for blank in found.values()):
             console.print(Text(f"{title}: untouched (it is optional)", style="dim"))
             return 0
         console.print(Text(title, style="bold"))
-        if not work.numpy:
+        if work.in_package:
             print_lines(console, [f"   note: {relative(note)}" for note in layout.notes(work.puzzle.name)])
-        results = make_checker(work).check(work.path if work.numpy else work.package)
+        return judge_work(console, work, progress, found)
     except WorkbookError as error:
         details = getattr(error, "details", "") if verbose else ""
         print_lines(console, [f"   error: {relative(str(error))}", *relative(details).splitlines()])
         return error.exit_code
+
+
+def judge_work(
+    console: Console,
+    work: Work,
+    progress: Progress,
+    found: dict[str, Blank],
+    gates: list[str] | None = None,
+    cases: list[Case] | None = None,
+    seed: int = 0,
+) -> int:
+    """Checks gates of one file, prints the verdict of each, remembers what has passed; returns the exit code."""
+    results = make_checker(work, seed=seed).check(work.target, gates, cases)
     for result in results:
-        progress.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
+        if work.root is None:
+            progress.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
         print_lines(console, gate_report.verdict_lines(result, work.puzzle, work.path, found))
-    states = {result.state for result in results}
-    return 1 if "wrong" in states else 3 if "unsolved" in states else 0
-
-
-def check_numpy(puzzle: Puzzle, gate: str | None) -> int:
-    """`pNN --numpy`: every function of the NumPy rung, or one."""
-    console = make_console(sys.stdout)
-    work = Work(puzzle, numpy=True)
-    found = work.blanks()
-    progress = Progress.load()
-    results = make_checker(work).check(work.path, None if gate is None else [gate])
-    for result in results:
-        progress.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
-        print_lines(console, gate_report.verdict_lines(result, puzzle, work.path, found))
-    states = {result.state for result in results}
-    return 1 if "wrong" in states else 3 if "unsolved" in states else 0
+    return exit_code(results)
 
 
 # ---- watch and doctor ---------------------------------------------------------------------------------------
@@ -241,7 +259,8 @@ def check_numpy(puzzle: Puzzle, gate: str | None) -> int:
 
 def watch(arguments: list[str]) -> int:
     """Check the current gate each time you save. Keys: n next, r run, h hint, d diff, l list, q quit."""
-    made = with_numpy(parser("watch", watch.__doc__))
+    made = parser("watch", watch.__doc__)
+    with_rung(made)
     made.add_argument(
         "--gate", metavar="ID", help="begin with this gate (default: the first that has not passed)"
     )
@@ -249,7 +268,7 @@ def watch(arguments: list[str]) -> int:
         "--measure", type=int, metavar="N", help="time N saves of a solved copy, from save to verdict"
     )
     flags = made.parse_args(arguments)
-    work = Work(find_puzzle(flags.puzzle), flags.numpy)
+    work = work_of(find_puzzle(flags.puzzle), flags.rung, flags.gate)
     if flags.gate is not None:
         work.gate(flags.gate)
     if flags.measure is not None:

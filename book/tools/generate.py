@@ -239,7 +239,7 @@ def tasks_table() -> str:
 def options_table() -> str:
     """The options of `pNN`, in the words of its own help."""
     rows = []
-    for action in cli.parser()._actions:
+    for action in cli.parser(p22.PUZZLE)._actions:
         names = [name for name in action.option_strings if name.startswith("--") and name != "--help"]
         if not names:
             continue

@@ -26,7 +26,7 @@ class MaxCalls:
         puzzle: The puzzle; each of its variants begins with a forward and a backward call.
         variants: The variants that are compiled together: nearly all of the time goes into the unit, not into a graph.
         variant: The one that is called.
-        inputs: The input tensors by the names of the ops.
+        inputs: The input tensors by the names of the ops; the first has the dtype of the run.
         shapes: What a pass returns, by the names of the ops, with the shape in which it is returned.
 
     Raises Unavailable where PyTorch has a GPU and MAX sees none.
@@ -46,7 +46,8 @@ class MaxCalls:
         if target is None:
             raise Unavailable("MAX sees no GPU")
         given = {name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}
-        programs = compiled(puzzle, variants, tensors.puzzle_dtype(puzzle, given), target)
+        dtype = str(next(iter(inputs.values())).dtype).removeprefix("torch.")
+        programs = compiled(puzzle, variants, dtype, target)
         self.wait = target.device.synchronize
         self.programs = {direction: programs[f"{variant} {direction}"] for direction in DIRECTIONS}
         written, forward = tensors.make_buffers(puzzle, self.programs["forward"], target, given)

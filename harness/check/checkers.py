@@ -1,14 +1,25 @@
-"""What judges a learner's file, by what kind of file it is."""
+"""What judges a learner's file: the checker that its rung names, imported when it is asked for."""
 
+import pkgutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from harness.check.results import GateResult
 from harness.learner.work import Work
+from harness.spec.puzzle import Case
 
 
-def make_checker(work: Work):
-    """What judges a file: the NumPy checker, or the one of the kernels, which takes seconds to import."""
-    if work.numpy:
-        from harness.check.rungs import NumpyChecker
+class RungChecker(Protocol):
+    """What `harness.spec.rungs` says that every checker can do."""
 
-        return NumpyChecker(work.puzzle)
-    from harness.check.gates import Checker
+    def check(
+        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on each gate."""
+        ...
 
-    return Checker(work.puzzle)
+
+def make_checker(work: Work, *, seed: int = 0) -> RungChecker:
+    """The checker of a file. Importing it may take seconds."""
+    return pkgutil.resolve_name(work.rung.checker)(work.puzzle, work.rung, seed=seed)

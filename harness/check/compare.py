@@ -5,9 +5,9 @@
 The truth is the same function in higher precision, the baseline is PyTorch in the kernel's dtype. The tolerance so
 follows the data: nothing here is a constant picked by hand but the floor, a few units in the last place.
 
-A truth that is a difference of equal terms is 0, or what rounding leaves, and no measure of itself: of H = 1, dx is
-rstd * (g - g), and whether a right kernel gives 0 or a unit in the last place of rstd * g is up to how it contracts
-its multiplications and additions. Where max |truth| is below one such unit of the terms, their size takes its place
+A truth that is a difference of equal terms is 0, or what rounding leaves, and no measure of itself: of
+a * (g - g) whether a right kernel gives 0 or a unit in the last place of a * g is up to how it contracts its
+multiplications and additions. Where max |truth| is below one such unit of the terms, their size takes its place
 in `error`, for PyTorch's too: to be as near to 0 as the terms can be told is right.
 """
 
@@ -16,13 +16,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# The spacing of numbers just above 1.
-EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+# The spacing of numbers just above 1. Whole numbers are right or wrong: theirs is less than any that differ.
+EPSILON = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    **dict.fromkeys(("bool", "uint8", "int32", "int64"), 2.0**-64),
+}
 FLOOR = {
     "float64": 64 * EPSILON["float64"],
     "float32": 4 * EPSILON["float32"],
     "float16": EPSILON["float16"] / 2,
     "bfloat16": EPSILON["bfloat16"] / 2,
+    **dict.fromkeys(("bool", "uint8", "int32", "int64"), 2.0**-64),
 }
 
 
@@ -114,6 +121,7 @@ def judge(
     order of additions: a compensated sum makes inf - inf of what a plain one leaves infinite.
     """
     truth = np.asarray(truth)
+    truth = truth if truth.dtype.kind == "f" else truth.astype(np.float64)
     finite = np.isfinite(truth)
     opposite = np.isinf(got) & np.isinf(truth) & (np.signbit(got) != np.signbit(truth))
     same = np.equal(got, truth) | (~finite & ~np.isfinite(got) & ~opposite)

@@ -11,7 +11,8 @@ import numpy as np
 
 from harness.check.compare import EPSILON, Verdict
 from harness.spec.derivation import Mistake
-from harness.spec.puzzle import Arrays, Case, Puzzle
+from harness.spec.ops import Shape
+from harness.spec.puzzle import Arrays, Case, Puzzle, Symptom
 from harness.vgpu.report import Finding
 
 SHOWN = 4
@@ -84,8 +85,8 @@ def diagnose(
     """
     name = name or quantity
     worst = max(evidence, key=rank)
-    letters = puzzle.op(quantity).writes[quantity]
-    lines = [*elements(worst, name), f"where in '{worst.case.name}': {place(worst.wrong, letters)}"]
+    axes = puzzle.axes(quantity, worst.got.ndim)
+    lines = [*elements(worst, name), f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
     mistake = explanation(puzzle, quantity, evidence)
     rung = mistake[0].hint if mistake else 1
     hint = f"{gate}-{rung}" if gate else None
@@ -94,10 +95,14 @@ def diagnose(
         known, distance = mistake
         lines.append(f"your {name} equals the reference {known.words}, to {distance:.0e}{see}")
     else:
-        symptom = misplaced(worst) or coarse(worst) or cancelled(worst)
+        symptom = (
+            misplaced(worst)
+            or coarse(worst)
+            or puzzle.symptom(quantity, worst.arrays, worst.got, worst.truth)
+        )
         if symptom:
-            lines.append(f"your {name} {symptom[1]}{see}")
-            return Diagnosis(lines, symptom[0], hint)
+            lines.append(f"your {name} {symptom.words}{see}")
+            return Diagnosis(lines, symptom.mistake, hint)
         if worst.verdict.unwritten:
             lines.append(f"a part of your {name} is never written{see}")
             return Diagnosis(lines, "never-written", hint)
@@ -149,8 +154,8 @@ def elements(evidence: Evidence, name: str) -> Iterator[str]:
         yield f"... {len(wrong)} of {evidence.got.size} elements are wrong"
 
 
-def place(wrong: np.ndarray, letters: str) -> str:
-    """Where the wrong elements of a tensor sit, in words; `letters` names its axes, as "BSH"."""
+def place(wrong: np.ndarray, axes: Shape) -> str:
+    """Where the wrong elements of a tensor sit, in words; `axes` names its axes, as ("rows", 2)."""
     if wrong.all():
         return "every element"
     if wrong.sum() == 0:
@@ -158,10 +163,10 @@ def place(wrong: np.ndarray, letters: str) -> str:
     if wrong.sum() == 1:
         return f"one element, {np.argwhere(wrong)[0].tolist()}"
     parts = []
-    for axis, letter in enumerate(letters):
+    for axis, size in enumerate(axes):
         others = tuple(k for k in range(wrong.ndim) if k != axis)
         hit = np.flatnonzero(wrong.any(others))
-        part = along(hit, wrong.shape[axis], letter)
+        part = along(hit, wrong.shape[axis], size if isinstance(size, str) else f"axis {axis}")
         if part:
             parts.append(part)
     full = np.ix_(
@@ -173,25 +178,25 @@ def place(wrong: np.ndarray, letters: str) -> str:
     return ", ".join(parts) + ("" if share == 1 else f" ({share:.0%} of the elements there)")
 
 
-def along(hit: np.ndarray, size: int, letter: str) -> str:
+def along(hit: np.ndarray, size: int, axis: str) -> str:
     """Which indices of one axis hold wrong elements; empty where all do."""
     if len(hit) == size:
         return ""
     first, last = int(hit[0]), int(hit[-1])
     if len(hit) == 1:
         where = " (the last)" if first == size - 1 else " (the first)" if first == 0 else ""
-        return f"only {letter} = {first}{where}"
+        return f"only {axis} = {first}{where}"
     if last - first + 1 != len(hit):
         steps = np.diff(hit)
         if len(hit) > 2 and (steps == steps[0]).all():
-            return f"{letter} = {first}, {first + int(steps[0])}, ... (every {int(steps[0])})"
-        return f"{len(hit)} of {size} along {letter}"
+            return f"{axis} = {first}, {first + int(steps[0])}, ... (every {int(steps[0])})"
+        return f"{len(hit)} of {size} along {axis}"
     if last == size - 1:
         tile = next((t for t in TILES if first and first % t == 0 and size - first <= t), None)
         if tile:
-            return f"the last tile of {tile} along {letter}, from {first}"
-        return f"{letter} from {first} to the end"
-    return f"{letter} from {first} to {last}"
+            return f"the last tile of {tile} along {axis}, from {first}"
+        return f"{axis} from {first} to the end"
+    return f"{axis} from {first} to {last}"
 
 
 def explanation(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> tuple[Mistake, float] | None:
@@ -293,47 +298,29 @@ def from_findings(findings: Sequence[Finding], loads: Container[str]) -> tuple[s
     return next((FOUND[kind] for kind in FOUND if kind in kinds), None)
 
 
-def misplaced(e: Evidence) -> tuple[str, str] | None:
+def misplaced(e: Evidence) -> Symptom | None:
     """Whether NaN and infinity in the inputs end somewhere else than PyTorch's; asked where no finite case is wrong."""
     if np.isfinite(e.truth).all() and all(np.isfinite(array).all() for array in e.arrays.values()):
         return None
     if (np.isfinite(e.got) & ~np.isfinite(e.truth)).any():
-        return (
+        return Symptom(
             "nan-swallowed",
             "is finite where PyTorch's is NaN or infinite: a comparison, a select or a maximum swallows what is no number",
         )
     if (np.isfinite(e.truth) & ~np.isfinite(e.got) & ~e.unwritten).any():
-        return (
+        return Symptom(
             "nan-spread",
             "is NaN or infinite where PyTorch's is finite: something reads elements that it does not need; 0 * NaN is NaN",
         )
     return None
 
 
-def coarse(e: Evidence) -> tuple[str, str] | None:
+def coarse(e: Evidence) -> Symptom | None:
     """Whether every element has no more digits than a 16-bit type although the kernel writes a wider one."""
     if e.dtype not in ("float32", "float64") or not np.isfinite(e.got).all() or e.got.size < 4:
         return None
     if (e.got.astype(np.float16).astype(np.float64) == e.got).all() and severity(e) < 1e5:
-        return "rounded-to-float16", "has only the digits of float16: somewhere it is rounded to 16 bits"
-    return None
-
-
-def cancelled(e: Evidence) -> tuple[str, str] | None:
-    """Whether the errors sit in the rows whose mean is large beside their deviation, as after a cancellation."""
-    x = e.arrays.get("input")
-    if x is None or e.got.shape[:-1] != x.shape[:-1] or not np.isfinite(x).all():
-        return None
-    ratio = np.abs(x.mean(-1)) / (x.std(-1) + 1e-30)
-    size = np.abs(e.truth).max(-1)
-    error = np.abs(e.got - e.truth).max(-1) / np.where(size > 0, size, 1)
-    steep = ratio > 10
-    if not steep.any() or steep.all() or not np.isfinite(error).all():
-        return None
-    if error[steep].max() > 20 * error[~steep].max() and error[steep].max() < 0.1:
-        return (
-            "cancellation",
-            "is wrong in the rows whose mean is large beside their deviation, and only there: digits cancel, as in "
-            "E[x^2] - mean^2",
+        return Symptom(
+            "rounded-to-float16", "has only the digits of float16: somewhere it is rounded to 16 bits"
         )
     return None

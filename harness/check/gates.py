@@ -13,47 +13,27 @@ import torch
 
 from harness.check import tensors
 from harness.check.diagnose import diagnose, from_findings
-from harness.check.runs import Comparison, read_blanks
+from harness.check.reference import Reference, evidence
+from harness.check.results import Comparison, GateResult, wanted_gates
 from harness.devices.recorder import Recording, record
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
-from harness.errors import BadUse, EnvironmentProblem
+from harness.errors import EnvironmentProblem
 from harness.learner.blanks import Blank
+from harness.learner.work import package_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.rungs import Rung
 from harness.toolchain.packages import OpPackage
 from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
 from harness.vgpu.report import Finding, by_cause, place
 
-# An untouched blank leaves its output unwritten: what later kernels then read is no mistake of theirs.
 # Memory and race findings are about the code, not the formula: the last hint helps.
 RACE_RUNG = 3
 # Steps that a launch may take on the virtual GPU: the cases need 5000, an endless loop is stopped within seconds.
 STEPS = 100_000
 SHOWN = 3
+# An untouched blank leaves its output unwritten: what later kernels then read is no mistake of theirs.
 UNWRITTEN = ("uninitialised read", "output never written")
-
-
-@dataclass
-class GateResult:
-    """The verdict on one gate.
-
-    Attributes:
-        gate: Which one.
-        state: "unsolved" (the blank is untouched), "wrong" or "correct".
-        comparisons: One for each case, with the verdicts of the gate's quantities; empty where nothing was run.
-        findings: The virtual GPU's memory, race and barrier findings that belong to the gate, errors only.
-        diagnosis: What is wrong, line by line; empty unless wrong.
-        mistake: The id of the known mistake that the result equals, or None.
-        hint: The hint to read next, as "dx-2"; None unless wrong.
-    """
-
-    gate: Gate
-    state: str
-    comparisons: list[Comparison] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    diagnosis: list[str] = field(default_factory=list)
-    mistake: str | None = None
-    hint: str | None = None
 
 
 @dataclass
@@ -72,46 +52,48 @@ class Outcome:
 class Checker:
     """Judges gates again and again: truth and baseline are computed once, recordings are cached by content."""
 
-    def __init__(self, puzzle: Puzzle, *, dtype: str = "float32", seed: int = 0):
+    def __init__(self, puzzle: Puzzle, rung: Rung | None = None, *, dtype: str = "float32", seed: int = 0):
         self.puzzle = puzzle
+        self.rung = rung or puzzle.rung("mojo")
         self.dtype = dtype
-        self.reference = tensors.Reference(puzzle, dtype, seed)
+        self.reference = Reference(puzzle, dtype, seed)
         self.target = Target("virtual", None, "virtual GPU (sm_90a)")
 
     def check(
-        self, package: OpPackage, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+        self, path: Path | OpPackage, gates: Sequence[str] | None = None, cases: list[Case] | None = None
     ) -> list[GateResult]:
         """The verdict on each gate, in the puzzle's order.
 
         Args:
-            package: The op package; read anew at every call.
+            path: The op package; read anew at every call.
             gates: Their ids, or None for all. Raises BadUse for an unknown one.
             cases: None for the puzzle's.
 
         Raises CompileFailed where the package does not compile, DamagedFile where its blank markers are broken.
         """
-        package = OpPackage(package.path)  # a fresh one: it remembers the hash of what it has read
-        wanted = self._gates(gates)
-        cases = self.puzzle.cases(None) if cases is None else cases
-        found = read_blanks(package, self.puzzle)
+        # A fresh one: it remembers the hash of what it has read.
+        package = OpPackage(path.path if isinstance(path, OpPackage) else path)
+        wanted = wanted_gates(self.puzzle, self.rung, gates)
+        cases = [
+            case for case in (self.puzzle.cases(None) if cases is None else cases) if case.world_size == 1
+        ]
+        found = package_blanks(package, self.puzzle)
         empty = {id for id, blank in found.items() if blank.size == 0}
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         recording = self._record(package, cases, variants)
         outcomes = {variant: self._outcome(recording, variant, cases) for variant in variants}
         # Every attempted gate of these variants is judged, so that what lies in no blank is put down to the right one.
-        attempted = [g for g in self.puzzle.gates if g.variant in variants and g.id not in empty]
+        attempted = [g for g in self.gates if g.variant in variants and g.id not in empty]
         judged = {gate.id: self._judge(gate, cases, outcomes[gate.variant]) for gate in attempted}
         for gate in attempted:
             rivals = [r for r in judged.values() if r.gate.variant == gate.variant]
             self._finish(judged[gate.id], rivals, outcomes[gate.variant], package, found, empty)
         return [judged.get(gate.id) or GateResult(gate, "unsolved") for gate in wanted]
 
-    def _gates(self, ids: Sequence[str] | None) -> list[Gate]:
-        known = [gate.id for gate in self.puzzle.gates]
-        for id in ids or ():
-            if id not in known:
-                raise BadUse(f"unknown gate {id!r}; there is {', '.join(known)}")
-        return [gate for gate in self.puzzle.gates if ids is None or gate.id in ids]
+    @property
+    def gates(self) -> list[Gate]:
+        """The gates of the kernels."""
+        return self.puzzle.gates_of(self.rung)
 
     def _record(self, package: OpPackage, cases: list[Case], variants: list[str]) -> Recording:
         if not variants:
@@ -198,7 +180,7 @@ class Checker:
         to all of them where no value is wrong.
         """
         source = (package.path / self.puzzle.source).resolve()
-        waiting = any(g.id in empty and g.variant == result.gate.variant for g in self.puzzle.gates)
+        waiting = any(g.id in empty and g.variant == result.gate.variant for g in self.gates)
         blamed = [r.gate.id for r in rivals if wrong_quantities(r)] or [r.gate.id for r in rivals]
         for finding in outcome.findings:
             owners = [id for id, blank in found.items() if touches(finding, source, blank)]
@@ -217,8 +199,8 @@ class Checker:
         if outcome.failure:
             result.diagnosis.append(str(outcome.failure))
         for quantity in wrong:
-            evidence = [
-                tensors.evidence(
+            found = [
+                evidence(
                     self.puzzle,
                     self.reference,
                     c.case,
@@ -234,7 +216,7 @@ class Checker:
             seen = diagnose(
                 self.puzzle,
                 quantity,
-                evidence,
+                found,
                 name=self.puzzle.printed(quantity),
                 gate=gate.id if own else None,
             )
@@ -251,9 +233,9 @@ class Checker:
             result.diagnosis += finding.text().replace(f"{Path.cwd()}/", "").splitlines()
         if len(result.findings) > SHOWN:
             result.diagnosis.append(f"... and {len(result.findings) - SHOWN} more findings")
-        if found := from_findings(result.findings, outcome.loads):
-            result.mistake, result.hint = found[0], f"{gate.id}-{RACE_RUNG}"
-            result.diagnosis.append(f"{found[1]}: see hint {result.hint}")
+        if cause := from_findings(result.findings, outcome.loads):
+            result.mistake, result.hint = cause[0], f"{gate.id}-{RACE_RUNG}"
+            result.diagnosis.append(f"{cause[1]}: see hint {result.hint}")
 
 
 def wrong_quantities(result: GateResult) -> list[str]:

@@ -60,7 +60,7 @@ def replayed(options: Options, *, trace: bool = False) -> dict[str, Replayed]:
     With `trace` the launches also carry what every block read and wrote. Raises a WorkbookError where the package
     does not compile or a kernel does not come to its end.
     """
-    from harness.check import tensors
+    from harness.check.reference import Reference
     from harness.devices import replay
 
     puzzle = options.puzzle
@@ -70,7 +70,7 @@ def replayed(options: Options, *, trace: bool = False) -> dict[str, Replayed]:
     )
     player = replay.Replay(recording, puzzle, options.dtype, blocks=options.blocks)
     player.gpu.trace = trace
-    inputs = tensors.Reference(puzzle, options.dtype, options.seed).inputs(case)
+    inputs = Reference(puzzle, options.dtype, options.seed).inputs(case)
     runs = {}
     for variant in options.variants:
         before = len(player.gpu.launches)

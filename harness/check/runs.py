@@ -8,27 +8,36 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harness.check.compare import Repeats, Verdict
+from harness.check.compare import Repeats
 from harness.check.diagnose import Diagnosis, Evidence, diagnose
+from harness.check.results import Comparison
 from harness.devices import graphs
 from harness.devices.recorder import Recording, record
 from harness.devices.targets import Skipped, Target, choose
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.work import Work, package_blanks
 from harness.spec.puzzle import Case, Ledger, Puzzle
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 
+if TYPE_CHECKING:
+    from harness.check.reference import Reference
+
 
 @dataclass(frozen=True)
 class Options:
-    """What to run. `root` is "problems", "solutions" or the path of an op package."""
+    """What to run.
+
+    `root` is "problems", "solutions" or the path of an op package; without `variants` those that a run takes which
+    names none.
+    """
 
     puzzle: Puzzle
     root: str = "problems"
     backward: bool = True
-    variants: tuple[str, ...] = ("fused", "unfused")
+    variants: tuple[str, ...] = ()
     device: str = "auto"
     dims: tuple[int, ...] | None = None
     dtype: str = "float32"
@@ -37,13 +46,9 @@ class Options:
     gate: str | None = None
     blocks: str = "natural"
 
-
-@dataclass
-class Comparison:
-    """One variant on one case: the verdict of every quantity that was compared."""
-
-    case: Case
-    verdicts: dict[str, Verdict]
+    def __post_init__(self):
+        if not self.variants:
+            object.__setattr__(self, "variants", self.puzzle.default_variants)
 
 
 @dataclass
@@ -98,7 +103,7 @@ class Run:
     devices: list[DeviceResult]
     skipped: list[Skipped]
     blanks: dict[str, blanks.Blank]
-    ledger: Ledger
+    ledger: Ledger | None
     unsolved: list[str]
 
     def exit_code(self) -> int:
@@ -108,7 +113,8 @@ class Run:
             return 1
         if self.unsolved:
             return 3
-        return 0 if any(device.target.kind != "cpu" for device in self.devices) else 6
+        ran = any(device.target.kind != "cpu" for device in self.devices)
+        return 0 if ran or not self.options.puzzle.gpu else 6
 
     def errors(self) -> list:
         """The findings of the virtual GPU that are errors.
@@ -130,22 +136,10 @@ def locate(options: Options) -> OpPackage:
     if options.root == "solutions":
         return roots.op_package(roots.solutions(), name)
     if options.root == "problems":
-        work = Work(options.puzzle)
+        work = Work(options.puzzle, options.puzzle.rung("mojo"))
         work.blanks()  # a learner's file has all of them, or says in a line what happened to it
         return work.package
     return OpPackage(Path(options.root))
-
-
-def read_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, blanks.Blank]:
-    """The blanks of the package's source file; empty where it is another's package, without the file or any blank.
-
-    Raises DamagedFile where the file cannot be read, or only some of the blanks are there.
-    """
-    source = package.path / puzzle.source
-    if not source.exists():
-        return {}
-    found = blanks.find(blanks.read(source), str(source))
-    return blanks.complete(found, [gate.id for gate in puzzle.gates], str(source)) if found else found
 
 
 def recorded_dims(options: Options, cases: list) -> list[tuple[int, ...]]:
@@ -165,6 +159,11 @@ def quantities_of(options: Options) -> list[str]:
     return [*forward, *puzzle.backward, *puzzle.intermediate] if options.backward else forward
 
 
+def repeated(options: Options) -> list[str]:
+    """What --repeat looks at: the gradients, and the outputs of a puzzle that has none."""
+    return list(options.puzzle.backward or options.puzzle.forward)
+
+
 def run(
     options: Options,
     *,
@@ -182,10 +181,11 @@ def run(
     """
     puzzle = options.puzzle
     package = locate(options)
-    found = read_blanks(package, puzzle)
-    cases = puzzle.cases(options.dims)
+    found = package_blanks(package, puzzle)
+    cases = [case for case in puzzle.cases(options.dims) if case.world_size == 1]
     largest = max(puzzle.multiply_adds(case.dims) for case in cases)
-    targets, skipped = choose(options.device, largest, options.dtype, options.blocks)
+    device = options.device if puzzle.gpu else "cpu"
+    targets, skipped = choose(device, largest, options.dtype, options.blocks)
     empty = {id for id, blank in found.items() if blank.size == 0}
     quantities = quantities_of(options)
 
@@ -202,9 +202,9 @@ def run(
         programs = [pool.submit(load, options, package, target, on_compile, recorded) for target in targets]
         import torch  # noqa: F401  (takes seconds: it is imported while the graphs compile)
 
-        from harness.check import tensors
+        from harness.check.reference import Reference
 
-        reference = tensors.Reference(puzzle, options.dtype, options.seed)
+        reference = Reference(puzzle, options.dtype, options.seed)
         results = [
             run_device(options, target, program, cases, quantities, empty, reference, on_ready)
             for target, program in zip(targets, programs, strict=True)
@@ -213,13 +213,13 @@ def run(
         pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compile
     waiting = [
         gate.id
-        for gate in puzzle.gates
+        for gate in puzzle.kernel_gates
         if gate.id in empty
         and gate.variant in options.variants
         and set(gate.quantities) & set(quantities)
         and options.gate in (None, gate.id)
     ]
-    ledger = puzzle.ledger(cases[0].dims, options.dtype)
+    ledger = puzzle.ledger(cases[0].dims, options.dtype) if puzzle.ledger else None
     return Run(options, package, cases, quantities, results, skipped, found, ledger, waiting)
 
 
@@ -256,11 +256,12 @@ def run_device(
     cases: list[Case],
     quantities: list[str],
     empty: set[str],
-    reference: "object",
+    reference: "Reference",
     on_ready: Callable[[Target, graphs.Program], None],
 ) -> DeviceResult:
     """Runs every case on one device and judges what came out."""
     from harness.check import tensors
+    from harness.check.reference import evidence
 
     program = loading.result()
     on_ready(target, program)
@@ -271,27 +272,26 @@ def run_device(
     result = DeviceResult(target, program.cached, program.seconds, 0.0, variants)
     wrong: dict[tuple[str, str], list[Evidence]] = {}
     for case in cases:
-        outputs = tensors.execute(options.puzzle, program, target, reference.inputs(case))
+        outputs = tensors.execute(options.puzzle, program, target, reference.inputs(case), case.dims)
         for name, variant in variants.items():
             compared = [q for q in quantities if q not in variant.unsolved and f"{name}.{q}" in outputs]
             verdicts = tensors.judge_variant(options.puzzle, reference, case, target, name, outputs, compared)
             variant.comparisons.append(Comparison(case, verdicts))
             for q in [q for q in compared if not verdicts[q].ok]:
                 wrong.setdefault((name, q), []).append(
-                    tensors.evidence(
-                        options.puzzle, reference, case, target, q, outputs[f"{name}.{q}"], verdicts[q]
-                    )
+                    evidence(options.puzzle, reference, case, target, q, outputs[f"{name}.{q}"], verdicts[q])
                 )
-    for (name, quantity), evidence in wrong.items():
+    for (name, quantity), found in wrong.items():
         gate = None if target.kind == "cpu" else options.puzzle.gate_of(name, quantity)
         variants[name].diagnoses[quantity] = diagnose(
-            options.puzzle, quantity, evidence, name=options.puzzle.printed(quantity), gate=gate
+            options.puzzle, quantity, found, name=options.puzzle.printed(quantity), gate=gate
         )
     if options.repeat > 1:
         for name, variant in variants.items():
-            compared = [q for q in options.puzzle.backward if q not in variant.unsolved and q in quantities]
+            compared = [q for q in repeated(options) if q not in variant.unsolved and q in quantities]
+            hard = cases[min(1, len(cases) - 1)]  # the first is the chapter's, whose values hide a race
             variant.repeats = tensors.repeat(
-                options.puzzle, program, target, reference, cases[1], name, compared, options.repeat
+                options.puzzle, program, target, reference, hard, name, compared, options.repeat
             )
     if target.kind == "virtual":
         from harness.devices import virtual
@@ -307,5 +307,5 @@ def unsolved(
     """The quantities of a variant that wait for an untouched blank. The CPU path has no blanks."""
     if target.kind == "cpu":
         return {}
-    waits = {q: tuple(b for b in puzzle.depends.get((variant, q), ()) if b in empty) for q in quantities}
-    return {quantity: ids for quantity, ids in waits.items() if ids}
+    gates = {quantity: puzzle.gate_of(variant, quantity) for quantity in quantities}
+    return {quantity: (gate,) for quantity, gate in gates.items() if gate in empty}

@@ -22,11 +22,11 @@ from typing import IO
 
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
-from max.engine import CompiledModel, InferenceSession, read
+from max.engine import CompiledModel, InferenceSession, Model, read
 from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, TensorType, ops
 
 from harness.errors import CompileFailed
-from harness.spec.ops import Call, OpSpec, accum_dtype
+from harness.spec.ops import Call
 from harness.toolchain.cache import cache_folder, digest, discard, keep, whole
 from harness.toolchain.disk import compiler_out_of_room, is_full
 from harness.toolchain.packages import OpPackage
@@ -36,15 +36,20 @@ DTYPES = {
     "float64": DType.float64,
     "bfloat16": DType.bfloat16,
     "float16": DType.float16,
+    "bool": DType.bool,
+    "uint8": DType.uint8,
+    "int32": DType.int32,
+    "int64": DType.int64,
 }
 
 
 @dataclass
 class Program:
-    """A compiled graph: `run` executes its calls in order."""
+    """A compiled graph: `run` executes its calls in order. `dtype` is that of the run it was made for."""
 
     arguments: list[str]
-    model: object
+    model: Model
+    dtype: str
     cached: bool
     seconds: float = field(default=0.0)
 
@@ -58,25 +63,18 @@ def argument_types(
 ) -> dict[str, TensorType | BufferType]:
     """The graph's inputs by name: buffers for what is written, tensors for what is only read."""
     types: dict[str, TensorType | BufferType] = {}
-
-    def element(op: OpSpec, name: str) -> DType:
-        return DTYPES[accum_dtype(dtype) if name in op.statistics else dtype]
-
     for call in calls:
-        for name, shape in call.op.writes.items():
-            types[label(call, name)] = BufferType(element(call.op, name), dimensions(shape), device=device)
+        for name, argument in call.op.writes.items():
+            element = DTYPES[argument.dtype_in(dtype)]
+            types[label(call, name)] = BufferType(element, list(argument.shape), device=device)
     for call in calls:
-        for name, shape in call.op.reads.items():
+        for name, argument in call.op.reads.items():
             if label(call, name) not in types:
-                types.setdefault(name, TensorType(element(call.op, name), dimensions(shape), device=device))
-        if call.op.eps:
-            types.setdefault("eps", TensorType(DType.float64, [], device=DeviceRef.CPU()))
+                element = DTYPES[argument.dtype_in(dtype)]
+                types.setdefault(name, TensorType(element, list(argument.shape), device=device))
+        for name, scalar in call.op.scalars.items():
+            types.setdefault(name, TensorType(DTYPES[scalar.dtype], [], device=DeviceRef.CPU()))
     return types
-
-
-def dimensions(shape: str) -> list[str | int]:
-    """Symbolic sizes, one letter each; a digit is a fixed size."""
-    return [int(letter) if letter.isdigit() else letter for letter in shape]
 
 
 def label(call: Call, name: str) -> str:
@@ -115,7 +113,7 @@ def build(
         for call in calls:
             operands = [values[label(call, argument)].buffer for argument in call.op.writes]
             operands += [read_value(call, argument) for argument in call.op.reads]
-            operands += [values["eps"].tensor] if call.op.eps else []
+            operands += [values[name].tensor for name in call.op.scalars]
             ops.inplace_custom(call.op.name, device, operands, parameters=dict(call.parameters))
         graph.output()
     return graph, list(types)
@@ -175,6 +173,7 @@ def load_each(
         name: Program(
             list(argument_types(calls, dtype, DeviceRef.CPU())),
             models[name],
+            dtype,
             cached,
             time.monotonic() - started,
         )
@@ -182,7 +181,7 @@ def load_each(
     }
 
 
-def plain_names(models: Mapping[str, object]) -> dict[str, object]:
+def plain_names(models: Mapping[str, Model]) -> dict[str, Model]:
     """The models without what `load_each` puts before their names.
 
     It may not be what it has just put there: where nothing else has changed, MAX answers from a cache of its own, and

@@ -1,7 +1,7 @@
 """The hint ladders of a puzzle, from `solutions/pNN/hints.toml`: what the command line and the book show.
 
-A ladder belongs to a blank and has at least three rungs, named GATE-1, GATE-2, ...; those of the NumPy rung are named
-numpy-GATE-1 and so on.
+A ladder belongs to a blank and has at least three rungs, named GATE-1, GATE-2, ... A gate that is taken twice, in NumPy
+before it is taken in Mojo, has two: those of the earlier are named numpy-GATE-1 and so on, and stand in a table `numpy`.
 """
 
 import tomllib
@@ -10,8 +10,6 @@ from pathlib import Path
 
 from harness.errors import BadUse
 from harness.toolchain import roots
-
-NUMPY = "numpy"
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,9 @@ def ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[Hint]]
     path = (solutions or roots.solutions()) / puzzle / "hints.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        entries = {name: rungs for name, rungs in data.items() if name != NUMPY}
-        entries |= {f"{NUMPY}-{name}": rungs for name, rungs in data.get(NUMPY, {}).items()}
+        entries = {name: steps for name, steps in data.items() if isinstance(steps, list)}
+        for rung, own in ((name, own) for name, own in data.items() if name not in entries):
+            entries |= {f"{rung}-{name}": steps for name, steps in own.items()}
         return {
             name: [make(f"{name}-{number}", rung) for number, rung in enumerate(rungs, start=1)]
             for name, rungs in entries.items()

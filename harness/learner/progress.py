@@ -20,7 +20,7 @@ FILE = ".workbook-progress.json"
 class Progress:
     """The progress of every puzzle, saved after each change.
 
-    A ladder is called "p22 dx", and "p22 numpy-dx" in NumPy.
+    A ladder is called "p20 dx", and "p20 numpy-dx" in NumPy.
 
     Attributes:
         path: The file.

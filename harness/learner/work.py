@@ -6,57 +6,56 @@ from pathlib import Path
 from harness.errors import BadUse
 from harness.learner import blanks, layout
 from harness.learner.blanks import Blank
-from harness.learner.hints import NUMPY
 from harness.learner.progress import Progress
 from harness.spec.puzzle import Gate, Puzzle
+from harness.spec.rungs import MojoRung, Rung
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage, mojo_files
 
 
 @dataclass(frozen=True)
 class Work:
-    """One of a puzzle's two files with blanks: the Mojo kernels, or the NumPy rung."""
+    """The file of one rung of a puzzle, under a root: the learner's folder `problems/` unless another is given."""
 
     puzzle: Puzzle
-    numpy: bool = False
-    problems: Path | None = None
-
-    def __post_init__(self):
-        if self.numpy and self.puzzle.numpy_rung is None:
-            raise BadUse(f"{self.puzzle.name} has no NumPy rung")
+    rung: Rung
+    root: Path | None = None
 
     @property
     def path(self) -> Path:
         """The learner's file."""
-        return (self.problems or roots.problems()) / self.puzzle.name / self._file
+        return (self.root or roots.problems()) / self.puzzle.name / self.rung.file
 
     @property
     def solution(self) -> Path:
         """The file it was made from."""
-        return roots.solutions() / self.puzzle.name / self._file
+        return roots.solutions() / self.puzzle.name / self.rung.file
 
     @property
-    def _file(self) -> str:
-        return self.puzzle.numpy_rung.file if self.numpy else f"op/{self.puzzle.source}"
+    def in_package(self) -> bool:
+        """Whether the file belongs to an op package."""
+        return isinstance(self.rung, MojoRung)
 
     @property
     def package(self) -> OpPackage:
         """The learner's op package. Raises DamagedFile where a link in it is missing or leads nowhere."""
-        layout.notes(self.puzzle.name, self.problems)
+        layout.notes(self.puzzle.name, self.root)
         return OpPackage(self.path.parent)
+
+    @property
+    def target(self) -> Path:
+        """What a checker is given: the file, or its op package."""
+        return self.package.path if self.in_package else self.path
 
     @property
     def files(self) -> list[Path]:
         """Every file whose change asks for another check."""
-        return [self.path] if self.numpy else mojo_files(self.path.parent)
+        return mojo_files(self.path.parent) if self.in_package else [self.path]
 
     @property
     def gates(self) -> list[Gate]:
         """The gates whose blanks this file holds, in the order in which they are taken."""
-        if not self.numpy:
-            return list(self.puzzle.gates)
-        by_id = {gate.id: gate for gate in self.puzzle.gates}
-        return [by_id[id] for id in self.puzzle.numpy_rung.returns]
+        return self.puzzle.gates_of(self.rung)
 
     def gate(self, id: str) -> Gate:
         """One gate. Raises BadUse, naming those there are."""
@@ -67,12 +66,11 @@ class Work:
 
     def blanks(self) -> dict[str, Blank]:
         """The blanks of the learner's file. Raises DamagedFile where it cannot be read or a blank is gone."""
-        found = blanks.find(blanks.read(self.path), str(self.path))
-        return blanks.complete(found, [gate.id for gate in self.gates], str(self.path))
+        return rung_blanks(self.path, self.rung)
 
     def ladder(self, gate: str) -> str:
         """The name of a gate's hint ladder, "dx" or "numpy-dx"."""
-        return f"{NUMPY}-{gate}" if self.numpy else gate
+        return self.puzzle.ladder(self.rung, gate)
 
     def key(self, gate: str) -> str:
         """What a gate is called in the progress file."""
@@ -92,3 +90,20 @@ class Work:
             if states[gate.id] != "passed" and gate.id != after:
                 return gate
         return None
+
+
+def rung_blanks(path: Path, rung: Rung) -> dict[str, Blank]:
+    """The blanks of a rung's file. Raises DamagedFile where it cannot be read or a blank is gone."""
+    return blanks.complete(blanks.find(blanks.read(path), str(path)), rung.gates, str(path))
+
+
+def package_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, Blank]:
+    """The blanks of a package's source file; empty where it is another's package, without the file or any blank.
+
+    Raises DamagedFile where the file cannot be read, or only some of the blanks are there.
+    """
+    source = package.path / puzzle.source
+    if not source.exists():
+        return {}
+    found = blanks.find(blanks.read(source), str(source))
+    return blanks.complete(found, [gate.id for gate in puzzle.kernel_gates], str(source)) if found else found

@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 
 from harness.errors import WorkbookError
+from harness.nn.ops import EPS
 from harness.toolchain import extension
 
 Tensor = torch.Tensor
@@ -133,7 +134,7 @@ class Kernels:
         if not rows:
             return 0
         if wanted is None:
-            return self.launch_forward(*NOWHERE, kind, rows, H, O, 1e-5, *[0] * 8)
+            return self.launch_forward(*NOWHERE, kind, rows, H, O, EPS, *[0] * 8)
         return self.launch_backward(*NOWHERE, kind, rows, H, O, wanted, *[0] * 12)
 
     def probe(self) -> None:
@@ -142,7 +143,7 @@ class Kernels:
             if torch.cuda.is_current_stream_capturing():
                 return
             ones = torch.ones(8, 8, device="cuda")
-            self.forward(plan(ones.shape, 8, ones.dtype), 1e-5, False, ones, ones[0], ones[0], ones, ones[0])
+            self.forward(plan(ones.shape, 8, ones.dtype), EPS, False, ones, ones[0], ones[0], ones, ones[0])
 
     def forward(
         self,

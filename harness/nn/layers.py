@@ -5,6 +5,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from harness.nn.autograd import PLAIN, call_directly, layernorm_linear
+from harness.nn.ops import EPS
 
 Tensor = torch.Tensor
 
@@ -15,7 +16,7 @@ def fused_layernorm_linear(
     ln_bias: Tensor | None,
     linear_weight: Tensor,
     linear_bias: Tensor | None,
-    eps: float = 1e-5,
+    eps: float = EPS,
     *,
     algorithm: str = "fast",
 ) -> Tensor:
@@ -132,7 +133,7 @@ class LayerNormLinear(nn.Module):
         in_features: int,
         out_features: int,
         *,
-        eps: float = 1e-5,
+        eps: float = EPS,
         elementwise_affine: bool = True,
         ln_bias: bool = True,
         bias: bool = True,

@@ -3,36 +3,46 @@
 B = batch_size, S = seq_len, H = hidden_dim, O = output_dim. Loads neither MAX nor torch.
 """
 
-from harness.spec.ops import OpSpec
+from harness.spec.ops import ACCUM, Argument, OpSpec, Scalar
 
 EPS = 1e-5
 """What is added to the variance: the public ops' fixed value, and the default of the layer."""
 
-STATISTICS = ("mean", "rstd", "row_sums")
+INPUT = Argument(("B", "S", "H"))
+OUTPUT = Argument(("B", "S", "O"))
+STATISTIC = Argument(("B", "S"), ACCUM)
+BY_INPUT = Argument(("H",))
+BY_OUTPUT = Argument(("O",))
+WEIGHT = Argument(("O", "H"))
+
 FORWARD = OpSpec(
     "layernorm_linear_train",
-    writes={"output": "BSO", "mean": "BS", "rstd": "BS"},
-    reads={"input": "BSH", "ln_weight": "H", "ln_bias": "H", "linear_weight": "OH", "linear_bias": "O"},
-    eps=True,
-    statistics=STATISTICS,
+    writes={"output": OUTPUT, "mean": STATISTIC, "rstd": STATISTIC},
+    reads={
+        "input": INPUT,
+        "ln_weight": BY_INPUT,
+        "ln_bias": BY_INPUT,
+        "linear_weight": WEIGHT,
+        "linear_bias": BY_OUTPUT,
+    },
+    scalars={"eps": Scalar(EPS)},
 )
 BACKWARD = OpSpec(
     "layernorm_linear_train_backward",
     writes={
-        "grad_input": "BSH",
-        "grad_ln_weight": "H",
-        "grad_ln_bias": "H",
-        "grad_weight": "OH",
-        "grad_bias": "O",
+        "grad_input": INPUT,
+        "grad_ln_weight": BY_INPUT,
+        "grad_ln_bias": BY_INPUT,
+        "grad_weight": WEIGHT,
+        "grad_bias": BY_OUTPUT,
     },
     reads={
-        "grad_output": "BSO",
-        "input": "BSH",
-        "mean": "BS",
-        "rstd": "BS",
-        "ln_weight": "H",
-        "ln_bias": "H",
-        "linear_weight": "OH",
+        "grad_output": OUTPUT,
+        "input": INPUT,
+        "mean": STATISTIC,
+        "rstd": STATISTIC,
+        "ln_weight": BY_INPUT,
+        "ln_bias": BY_INPUT,
+        "linear_weight": WEIGHT,
     },
-    statistics=STATISTICS,
 )

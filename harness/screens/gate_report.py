@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.text import Text
 
 from harness.check.compare import Verdict
+from harness.check.results import GateResult
 from harness.console import relative, shown
 from harness.learner.blanks import Blank
 from harness.learner.hints import Hint
@@ -20,11 +21,13 @@ STATES = {
 }
 
 
-def verdict_lines(result, puzzle: Puzzle, source: Path, found: Mapping[str, Blank]) -> Iterator[Text]:
+def verdict_lines(
+    result: GateResult, puzzle: Puzzle, source: Path, found: Mapping[str, Blank]
+) -> Iterator[Text]:
     """One gate: a line with the verdict, then what is wrong, then the command for the hint.
 
     Args:
-        result: A GateResult, or that of the NumPy rung.
+        result: The verdict.
         puzzle: The puzzle.
         source: The file with the blanks.
         found: Its blanks.
@@ -38,10 +41,8 @@ def verdict_lines(result, puzzle: Puzzle, source: Path, found: Mapping[str, Blan
         return
     cases = len(result.comparisons)
     if result.state == "correct":
-        worst = hardest(result)
-        yield Text(
-            f"{head} correct in {cases} case{'s' * (cases != 1)}; {describe_worst(worst)}", style="green"
-        )
+        counted = f" in {cases} case{'s' * (cases != 1)}; {describe_worst(hardest(result))}" if cases else ""
+        yield Text(f"{head} correct{counted}{result.summary and f': {result.summary}'}", style="green")
         return
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
     where = f" in {len(bad)} of {cases} cases ({', '.join(bad)})" if bad else ""
@@ -53,7 +54,7 @@ def verdict_lines(result, puzzle: Puzzle, source: Path, found: Mapping[str, Blan
         yield Text(f"      next: python -m harness hint {puzzle.name} {result.hint}", style="dim")
 
 
-def hardest(result) -> Verdict:
+def hardest(result: GateResult) -> Verdict:
     """The verdict that comes nearest to its limit."""
     verdicts = [verdict for comparison in result.comparisons for verdict in comparison.verdicts.values()]
     return max(verdicts, key=lambda verdict: verdict.error / verdict.limit)

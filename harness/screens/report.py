@@ -1,12 +1,13 @@
 """Prints a run for a person, or gives it as JSON. Computes nothing but the words."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.text import Text
 
 from harness.check.compare import Repeats, Verdict
-from harness.check.runs import Comparison, DeviceResult, Run, VariantResult
+from harness.check.results import Comparison
+from harness.check.runs import DeviceResult, Run, VariantResult
 from harness.console import relative, shown
 from harness.devices.targets import LABELS
 from harness.learner import layout
@@ -41,7 +42,8 @@ class Report:
 
     def header(self, run: Run) -> None:
         """What is run: sizes, files, and how the graphs came about."""
-        dimensions = describe_dims(run.cases[0].dims)
+        puzzle = run.options.puzzle
+        dimensions = puzzle.say_dims(run.cases[0].dims)
         self.line(f"Testing with dimensions: {dimensions}")
         self.line("✅ Loaded Mojo operations library")
         self.line(
@@ -57,7 +59,7 @@ class Report:
             for text in (
                 RULE,
                 f"{'':11}Comprehensive Backward Pass Test",
-                f"{'':11}Testing Custom LayerNorm + Linear Gradients",
+                f"{'':11}Testing Custom {puzzle.subject or puzzle.title} Gradients",
                 RULE,
             ):
                 self.line(text)
@@ -94,7 +96,8 @@ class Report:
             self.line()
         self.line(f"✅ {label} {what} Implementation {what.lower()} completed")
         chapter = variant.comparisons[0]
-        self.line(f"   Forward max difference: {self.figure(variant, chapter, 'output', tick=False)}")
+        output = next(iter(puzzle.forward))
+        self.line(f"   Forward max difference: {self.figure(variant, chapter, output, tick=False)}")
         for quantity in gradients:
             self.line(f"   {puzzle.backward[quantity]}: {self.figure(variant, chapter, quantity)}")
         self.wrong(run, variant)
@@ -199,12 +202,11 @@ class Report:
 
     def ledger(self, run: Run) -> None:
         """Bytes kept for the backward pass and allocated in between, from the shapes."""
-        if not run.options.backward:
+        if not run.options.backward or run.ledger is None:
             return
+        dimensions = run.options.puzzle.say_dims(run.cases[0].dims)
         self.line()
-        self.line(
-            f"Bytes kept for the backward pass, parameters left out ({describe_dims(run.cases[0].dims)}):"
-        )
+        self.line(f"Bytes kept for the backward pass, parameters left out ({dimensions}):")
         self.line(f"   PyTorch eager: {describe_bytes(run.ledger.saved_eager)}")
         self.line(f"   ours:          {describe_bytes(run.ledger.saved_ours)}")
         self.line("Bytes allocated in between on a GPU:")
@@ -287,13 +289,7 @@ def printed_names(run: Run) -> dict[str, str]:
     return {**puzzle.forward, **puzzle.backward, **{q: q for q in puzzle.intermediate}}
 
 
-def describe_dims(dims: tuple[int, ...]) -> str:
-    """Input and output shape: [4, 4, 8] -> [4, 4, 16]."""
-    *leading, hidden, output = dims
-    return f"{[*leading, hidden]} -> {[*leading, output]}"
-
-
-def describe_bytes(parts: dict[str, int]) -> str:
+def describe_bytes(parts: Mapping[str, int]) -> str:
     """A sum of bytes with its parts."""
     if not parts:
         return "none"
@@ -343,7 +339,8 @@ def as_json(run: Run) -> dict:
         "exit_code": run.exit_code(),
         "unsolved": run.unsolved,
         "skipped": {s.kind: s.reason for s in run.skipped},
-        "ledger": {
+        "ledger": run.ledger
+        and {
             "saved_eager": dict(run.ledger.saved_eager),
             "saved_ours": dict(run.ledger.saved_ours),
             "between": {name: dict(parts) for name, parts in run.ledger.between.items()},

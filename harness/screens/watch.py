@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.check.checkers import make_checker
+from harness.check.checkers import RungChecker, make_checker
 from harness.console import make_console, relative
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import blanks
@@ -30,6 +30,7 @@ from harness.learner.progress import FILE, Progress
 from harness.learner.work import Work
 from harness.screens import gate_report
 from harness.screens.work import list_lines, next_hint, show_difference
+from harness.spec.rungs import name_of
 from harness.toolchain import roots
 from harness.toolchain.cache import digest
 
@@ -149,7 +150,7 @@ class Watch:
         self.gate = gate
         self.console = console or make_console(sys.stdout)
         self.check: Check | None = None
-        self.checker = None
+        self.checker: RungChecker | None = None
         self.notes: list[object] = []
         self.skipping = False
         self.again = False
@@ -198,9 +199,8 @@ class Watch:
         """Runs in a thread of its own: everything that goes wrong becomes the check's error."""
         try:
             self.checker = self.checker or make_checker(self.work)
-            target = self.work.path if self.work.numpy else self.work.package
             check.blanks = self.work.blanks()
-            check.results = self.checker.check(target, [check.gate])
+            check.results = self.checker.check(self.work.target, [check.gate])
         except WorkbookError as error:
             check.error = str(error).replace(MORE, "")
         except Exception as error:  # a file that vanishes between two looks must not end the loop
@@ -296,7 +296,9 @@ class Watch:
         except DamagedFile:
             done = ""
         gate = self.work.gate(self.gate)
-        name = f"{self.work.puzzle.name}{' in NumPy' if self.work.numpy else ''}"
+        rung = self.work.rung.id
+        main = rung == self.work.puzzle.main_rung.id
+        name = self.work.puzzle.name if main else f"{self.work.puzzle.name} in {name_of(rung)}"
         yield Text(f"{name} · {gate.id}: {gate.about}   {done}", style="bold")
 
     def verdict(self) -> Iterable[Text]:
@@ -334,18 +336,20 @@ def measure(work: Work, gate: str, saves: int) -> list[float]:
     left out. Raises WorkbookError where a verdict is not "correct".
     """
     with tempfile.TemporaryDirectory() as folder:
-        copy = replace(work, problems=Path(folder))
-        blanks.generate(roots.solutions() / work.puzzle.name, copy.problems / work.puzzle.name)
+        copy = replace(work, root=Path(folder))
+        blanks.generate(roots.solutions() / work.puzzle.name, Path(folder) / work.puzzle.name)
         skeleton, solution = blanks.read(copy.path), blanks.read(copy.solution)
         body = blanks.find(solution)[gate].body
         watch = Watch(copy, gate, Console(file=io.StringIO()))
         watch.terminal = Terminal(watch.console)
-        watch.progress = Progress(copy.problems / FILE)
+        watch.progress = Progress(Path(folder) / FILE)
         files = Files(copy)
         seconds = []
         for number in range(saves + 1):
             indent = body[0][: len(body[0]) - len(body[0].lstrip())]
-            changed = UNLIKELY[work.numpy].format(indent=indent, number=number + time.time_ns() % 10**6)
+            changed = UNLIKELY[work.rung.language].format(
+                indent=indent, number=number + time.time_ns() % 10**6
+            )
             full = blanks.find(blanks.fill(skeleton, solution))
             bodies = {id: blank.body for id, blank in full.items()} | {gate: (changed, *body)}
             copy.path.write_text(blanks.join(blanks.split(skeleton), bodies))
@@ -362,7 +366,7 @@ def measure(work: Work, gate: str, saves: int) -> list[float]:
 
 
 UNLIKELY = {
-    False: "{indent}if block_idx.x == 1_000_000_000 + {number}:\n{indent}    return",
-    True: "{indent}if {number} < 0:\n{indent}    return None",
+    "Mojo": "{indent}if block_idx.x == 1_000_000_000 + {number}:\n{indent}    return",
+    "Python": "{indent}if {number} < 0:\n{indent}    return None",
 }
 """A statement that changes a kernel, or a Python function, and never what it computes."""

@@ -15,7 +15,7 @@ from harness.screens import difference, gate_report
 
 def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
     """One file: its progress bar, then a line for each gate."""
-    title = "NumPy rung (optional, before the kernels)" if work.numpy else "Mojo kernels"
+    title = f"{work.rung.words} ({work.rung.about})" if work.rung.about else work.rung.words
     try:
         states = work.states(progress)
     except DamagedFile as error:
@@ -39,8 +39,8 @@ def next_hint(work: Work, gate: str, progress: Progress, number: int | None = No
     progress.read_hint(key, number)
     lines = list(gate_report.hint_lines(ladder[number - 1], number, len(ladder)))
     if last and number == len(ladder):
-        numpy = " --numpy" if work.numpy else ""
-        command = f"python -m harness diff {work.puzzle.name} {gate}{numpy} --spoil"
+        rung = "" if work.rung.id == work.puzzle.rung_of(gate).id else f" --rung {work.rung.id}"
+        command = f"python -m harness diff {work.puzzle.name} {gate}{rung} --spoil"
         lines.append(Text(f"That is the last rung. `{command}` shows the solution.", style="dim"))
     return lines
 

@@ -1,7 +1,15 @@
 """Training ops as data: their names and arguments, and the calls of a graph. Needs neither MAX nor torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+Shape = tuple[str | int, ...]
+"""A symbolic shape: the name of a size, or a fixed size, for each axis: ("rows", 2)."""
+
+RUN = "run"
+"""The dtype of an argument that has the dtype of the run."""
+ACCUM = "accum"
+"""The dtype of an argument that has the accumulation dtype of the run, as statistics and sums do."""
 
 
 def accum_dtype(dtype: str) -> str:
@@ -10,18 +18,40 @@ def accum_dtype(dtype: str) -> str:
 
 
 @dataclass(frozen=True)
-class OpSpec:
-    """A training op: its registered name and its arguments in order, name -> symbolic shape.
+class Argument:
+    """A tensor that an op reads or writes: its symbolic shape, and its dtype.
 
-    `writes` are filled in place and come first, then `reads`, then `eps`, a float64 scalar, where `eps` is set.
-    Arguments in `statistics` have the accumulation dtype, the others the dtype of the graph.
+    `dtype` is RUN, ACCUM, or the name of a dtype whatever the run's is: "int32" for an index map, "bool" for a mask.
+    """
+
+    shape: Shape
+    dtype: str = RUN
+
+    def dtype_in(self, run: str) -> str:
+        """The name of the dtype in a run of dtype `run`."""
+        return {RUN: run, ACCUM: accum_dtype(run)}.get(self.dtype, self.dtype)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number that an op takes by value: what it is where a case does not say, and its dtype."""
+
+    value: float
+    dtype: str = "float64"
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """A training op: its registered name and its arguments in order.
+
+    `writes` are filled in place and come first, then `reads`, then `scalars`, each by name. A size, a tensor or a scalar
+    of the same name is the same in all ops of a graph.
     """
 
     name: str
-    writes: Mapping[str, str]
-    reads: Mapping[str, str]
-    eps: bool = False
-    statistics: tuple[str, ...] = ()
+    writes: Mapping[str, Argument]
+    reads: Mapping[str, Argument]
+    scalars: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,58 +1,56 @@
-"""What a puzzle is: its ops, variants, blanks, cases and reference, as data for the rest of the harness."""
+"""What a puzzle is: its gates, rungs, ops, variants, cases and reference, as data for the rest of the harness.
 
+A puzzle without Mojo kernels leaves out what belongs to them (`variants`, `atomic`, `ledger`, ...): the command line
+then has no flag for it.
+"""
+
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
+from harness.errors import BadUse
 from harness.spec.derivation import Derivation, Mistake, Step
-from harness.spec.ops import Call, OpSpec, accum_dtype
+from harness.spec.ops import Argument, Call, Shape
+from harness.spec.rungs import MojoRung, Rung, name_of
 
 Arrays = dict[str, np.ndarray]
+Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One set of input tensors: what it is called, why it is there, its sizes, and how its values are drawn."""
+    """One set of inputs: what it is called, why it is there, its sizes, and how its values are drawn.
+
+    With a `world_size` above 1 the case is run by so many processes; only rungs in Python take it.
+    """
 
     name: str
     why: str
-    dims: tuple[int, ...]
+    dims: Dims
     values: str
+    world_size: int = 1
 
 
 @dataclass(frozen=True)
 class Gate:
     """One checked quantity with the blank that decides it.
 
-    `variant` is the variant whose kernel holds the blank; `quantities` are the outputs that the blank alone makes.
-    `given` are what code outside the blanks makes on the way: wrong only where somebody changed that code.
+    Attributes:
+        id: The same as that of the blank.
+        variant: The variant whose kernel holds the blank; "" for a gate that no kernel has.
+        quantities: The outputs that the blank alone makes.
+        about: What they are, in a few words.
+        given: What code outside the blanks makes on the way: wrong only where somebody changed that code.
     """
 
     id: str
-    variant: str
-    quantities: tuple[str, ...]
-    about: str
+    variant: str = ""
+    quantities: tuple[str, ...] = ()
+    about: str = ""
     given: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class NumpyRung:
-    """The puzzle in NumPy, before the kernels: one Python file with a function for each of some gates, of the gate's name.
-
-    A function asks for steps of the puzzle's derivation by the names of its arguments.
-
-    Attributes:
-        file: Relative to the puzzle's folder.
-        names: Argument, or "gate.argument" for one gate alone -> step of the derivation, where they differ.
-        returns: Gate -> the quantities that its function returns, in order.
-        pack: Quantity -> what makes one array of everything its function returns.
-    """
-
-    file: str
-    names: Mapping[str, str]
-    returns: Mapping[str, tuple[str, ...]]
-    pack: Mapping[str, Callable[..., np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -69,33 +67,66 @@ class Demo:
 
 
 @dataclass(frozen=True)
+class Ledger:
+    """Bytes, by tensor name: kept from forward to backward, and allocated inside one pass and given back."""
+
+    saved_eager: Mapping[str, int]
+    saved_ours: Mapping[str, int]
+    between: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """What a wrong result looks like where no known mistake explains it: an id, and words behind "your dx ..."."""
+
+    mistake: str
+    words: str
+
+
+def not_given(*_) -> NoReturn:
+    """Stands for a function that a puzzle's spec leaves out."""
+    raise NotImplementedError("the puzzle's spec leaves this function out")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Puzzle:
     """Everything the harness needs to know about one puzzle.
 
     Attributes:
-        name: "p22"; the folder in problems/ and solutions/.
+        name: "p20"; the folder in problems/ and solutions/.
         title: What it is about, in a few words.
-        variants: Variant name -> the calls of one graph that run it, forward and backward.
+        subject: The same as headings say it, "Custom {subject} Gradients".
         gates: The gates, in the order in which a learner should take them.
-        source: The file with the blanks, relative to the op package.
-        depends: (variant, quantity) -> the blanks that a GPU kernel needs for it.
-        atomic: (variant, quantity) pairs whose sums are made with atomics on a GPU, in no fixed order.
+        rungs: The ways to solve them, in the order in which they are taken. The last is the one that the puzzle is
+            about: what a command means that names none.
+
+        dims: The chapter's sizes; `dim_names` is what --dims takes, "B" or "rows".
+        cases: dims or None -> the cases of a run.
+        inputs: case, dtype, seed -> the input arrays: numbers as float64, already rounded to the dtype, index maps and
+            masks as integers and bools. A scalar of the ops may be among them, as an array without axes, for a
+            case that has another than the ops' own.
+        derived_sizes: dims -> sizes that follow from them and that shapes of the ops name.
+        reference: input tensors (torch, any dtype and device) -> outputs and gradients by autograd.
+        exact: input arrays -> outputs and gradients in NumPy longdouble.
+        derive: input arrays and changed steps -> the puzzle's mathematics in NumPy, for the diagnosis.
+        mistakes: Known mistakes, as changes of the derivation, the likeliest first.
+        symptom: quantity, input arrays, what was got, what it should be -> what a wrong result looks like, or None.
+        terms: input arrays -> the size of the terms whose difference a quantity is, where they can cancel.
+
         forward: The forward outputs, op argument -> printed name.
         backward: The gradients, likewise.
         intermediate: What the graph makes visible besides, for a gate of its own.
-        dims: The chapter's sizes; dim_names: what --dims takes.
-        cases: dims or None -> the cases of a run.
-        inputs: case, dtype, seed -> the input arrays as float64, already rounded to the dtype.
-        shapes: dims -> shape of every output.
-        reference: input tensors (torch, any dtype and device) -> outputs and gradients by autograd.
-        exact: input arrays -> outputs and gradients in NumPy longdouble.
-        multiply_adds: dims -> how many the forward pass needs; what decides whether the CPU path is run.
-        ledger: dims and dtype -> the bytes saved for backward and allocated in between.
-        terms: input arrays -> the size of the terms whose difference a quantity is, where they can cancel.
-        derive: input arrays and changed steps -> the puzzle's mathematics in NumPy, for the diagnosis.
-        mistakes: Known mistakes, as changes of the derivation, the likeliest first.
-        numpy_rung: The puzzle in NumPy, or None.
+
+        variants: Variant name -> the calls of one graph that run it, forward and backward. Each has a flag.
+        about_variants: Variant -> what its flag's help says; "only the fused kernels" without.
         on_request: Variants that run only where they are asked for by name.
+        gpu: Whether the kernels run on a GPU; without, a run takes the CPU alone.
+        atomic: (variant, quantity) pairs whose sums are made with atomics on a GPU, in no fixed order.
+        summands: dims -> how many terms the atomics add up in one element.
+        multiply_adds: dims -> how many the forward pass needs; what decides whether a slow device is run.
+        ledger: dims and dtype -> the bytes saved for backward and allocated in between; None where none are counted.
+        describe_dims: dims -> how a report says them; "rows = 4, columns = 8" without.
+
         bench: The module of the puzzle's bench candidates, "harness.puzzles.pNN.candidates", imported when it is asked
             for; "" where nothing is timed, and `--bench` is then an unknown flag.
         demos: The demonstrations, each with a flag of its own.
@@ -103,30 +134,89 @@ class Puzzle:
 
     name: str
     title: str
-    variants: Mapping[str, tuple[Call, ...]]
+    subject: str = ""
     gates: tuple[Gate, ...]
-    source: str
-    depends: Mapping[tuple[str, str], tuple[str, ...]]
-    atomic: frozenset[tuple[str, str]]
-    forward: Mapping[str, str]
-    backward: Mapping[str, str]
-    intermediate: tuple[str, ...]
-    dims: tuple[int, ...]
-    dim_names: tuple[str, ...]
-    cases: Callable[[tuple[int, ...] | None], list[Case]]
-    inputs: Callable[[Case, str, int], Arrays]
-    shapes: Callable[[tuple[int, ...]], dict[str, tuple[int, ...]]]
-    reference: Callable[[dict], dict]
-    exact: Callable[[Arrays], Arrays]
-    multiply_adds: Callable[[tuple[int, ...]], int]
-    ledger: Callable[[tuple[int, ...], str], "Ledger"]
-    derive: Callable[[Arrays, Mapping[str, Step]], Derivation] | None = None
+    rungs: tuple[Rung, ...]
+
+    dims: Dims = ()
+    dim_names: tuple[str, ...] = ()
+    cases: Callable[[Dims | None], list[Case]] = lambda dims: []
+    inputs: Callable[[Case, str, int], Arrays] = not_given
+    derived_sizes: Callable[[Dims], Mapping[str, int]] = lambda dims: {}
+    reference: Callable[[dict], dict] = not_given
+    exact: Callable[[Arrays], Arrays] = not_given
+    derive: Callable[[Arrays, Mapping[str, Step]], Derivation] = not_given
     mistakes: tuple[Mistake, ...] = ()
-    numpy_rung: NumpyRung | None = None
+    symptom: Callable[[str, Arrays, np.ndarray, np.ndarray], Symptom | None] = lambda *_: None
     terms: Callable[[Arrays], dict[str, float]] = lambda arrays: {}
+
+    forward: Mapping[str, str] = field(default_factory=dict)
+    backward: Mapping[str, str] = field(default_factory=dict)
+    intermediate: tuple[str, ...] = ()
+
+    variants: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
+    about_variants: Mapping[str, str] = field(default_factory=dict)
     on_request: tuple[str, ...] = ()
+    gpu: bool = True
+    atomic: frozenset[tuple[str, str]] = frozenset()
+    summands: Callable[[Dims], int] = lambda dims: 1
+    multiply_adds: Callable[[Dims], int] = math.prod
+    ledger: Callable[[Dims, str], Ledger] | None = None
+    describe_dims: Callable[[Dims], str] | None = None
+
     bench: str = ""
     demos: tuple[Demo, ...] = ()
+
+    # ---- Rungs and gates ------------------------------------------------------------------------------------
+
+    @property
+    def main_rung(self) -> Rung:
+        """The rung that the puzzle is about, the last."""
+        return self.rungs[-1]
+
+    def rung(self, id: str) -> Rung:
+        """A rung by its id. Raises BadUse where the puzzle has none of it."""
+        for rung in self.rungs:
+            if rung.id == id:
+                return rung
+        raise BadUse(f"{self.name} has no {name_of(id)} rung")
+
+    def rung_of(self, gate: str) -> Rung:
+        """The last rung that holds a gate, the main one where none does."""
+        return next((rung for rung in reversed(self.rungs) if gate in rung.gates), self.main_rung)
+
+    def gates_of(self, rung: Rung) -> list[Gate]:
+        """The gates whose blanks a rung's file holds, in its order."""
+        by_id = {gate.id: gate for gate in self.gates}
+        return [by_id[id] for id in rung.gates]
+
+    def ladder(self, rung: Rung, gate: str) -> str:
+        """The name of a gate's hint ladder: the gate's own in the last rung that holds it, else "numpy-dx"."""
+        return gate if rung.id == self.rung_of(gate).id else f"{rung.id}-{gate}"
+
+    @property
+    def mojo_rung(self) -> MojoRung | None:
+        """The rung with the kernels, or None."""
+        return next((rung for rung in self.rungs if isinstance(rung, MojoRung)), None)
+
+    @property
+    def source(self) -> str:
+        """The file with the kernels' blanks, relative to the op package. Raises BadUse for a puzzle without kernels."""
+        if self.mojo_rung is None:
+            raise BadUse(f"{self.name} has no Mojo rung")
+        return self.mojo_rung.source
+
+    @property
+    def kernel_gates(self) -> list[Gate]:
+        """The gates of the Mojo rung."""
+        return self.gates_of(self.mojo_rung) if self.mojo_rung else []
+
+    def gate_of(self, variant: str, quantity: str) -> str | None:
+        """The gate whose blank makes a quantity in a variant's kernel, or None where given code does."""
+        gates = (g.id for g in self.kernel_gates if g.variant == variant and quantity in g.quantities)
+        return next(gates, None)
+
+    # ---- Variants and ops -----------------------------------------------------------------------------------
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -150,13 +240,28 @@ class Puzzle:
         default = self.default_variants if set(variants) & set(self.default_variants) else ()
         return tuple(name for name in self.variants if name in default or name in variants)
 
-    def op(self, quantity: str) -> OpSpec:
-        """The op that writes a quantity."""
-        return next(call.op for call in self.calls if quantity in call.op.writes)
+    def written(self, quantity: str) -> Argument | None:
+        """A quantity as its op writes it, None where no op does."""
+        ops = (call.op for call in self.calls)
+        return next((op.writes[quantity] for op in ops if quantity in op.writes), None)
 
     def written_dtype(self, quantity: str, dtype: str) -> str:
-        """The dtype in which an op writes a quantity, in a run of `dtype`."""
-        return accum_dtype(dtype) if quantity in self.op(quantity).statistics else dtype
+        """The dtype in which a quantity is written, in a run of `dtype`."""
+        argument = self.written(quantity)
+        return argument.dtype_in(dtype) if argument else dtype
+
+    def input_dtype(self, name: str, array: np.ndarray, dtype: str) -> str:
+        """The dtype of an input in a run of `dtype`: its own for integers and bools, else as the ops read it."""
+        if array.dtype.kind != "f":
+            return array.dtype.name
+        ops = (call.op for call in self.calls)
+        argument = next((op.reads[name] for op in ops if name in op.reads), None)
+        return argument.dtype_in(dtype) if argument else dtype
+
+    def axes(self, quantity: str, count: int) -> Shape:
+        """The names of a quantity's axes, as its op has them; numbers for what no op writes."""
+        argument = self.written(quantity)
+        return argument.shape if argument else tuple(range(count))
 
     def saved(self, variant: str) -> list[str]:
         """What one call of a variant writes and another reads as an argument: the statistics."""
@@ -164,20 +269,23 @@ class Puzzle:
         read = {name for call in calls for name in call.op.reads}
         return [name for call in calls for name in call.op.writes if name in read]
 
-    def gate_of(self, variant: str, quantity: str) -> str | None:
-        """The gate whose blank makes a quantity, or None where given code does."""
-        gates = (g.id for g in self.gates if g.variant == variant and quantity in g.quantities)
-        return next(gates, None)
+    def shapes(self, dims: Dims) -> dict[str, tuple[int, ...]]:
+        """The shape of everything the ops write, by op argument."""
+        sizes = {**dict(zip(self.dim_names, dims, strict=True)), **self.derived_sizes(dims)}
+        return {
+            name: tuple(size if isinstance(size, int) else sizes[size] for size in argument.shape)
+            for call in self.calls
+            for name, argument in call.op.writes.items()
+        }
+
+    # ---- Words ----------------------------------------------------------------------------------------------
 
     def printed(self, quantity: str) -> str:
         """The name that reports print."""
         return {**self.forward, **self.backward}.get(quantity, quantity)
 
-
-@dataclass(frozen=True)
-class Ledger:
-    """Bytes, by tensor name: kept from forward to backward, and allocated inside one pass and given back."""
-
-    saved_eager: Mapping[str, int]
-    saved_ours: Mapping[str, int]
-    between: Mapping[str, Mapping[str, int]]
+    def say_dims(self, dims: Dims) -> str:
+        """Sizes as a report says them."""
+        if self.describe_dims:
+            return self.describe_dims(dims)
+        return ", ".join(f"{name} = {size}" for name, size in zip(self.dim_names, dims, strict=True))

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from harness.check.tensors import Reference
+from harness.check.reference import Reference
 from harness.devices.recorder import Recording, record
 from harness.devices.replay import Replay, pointer
 from harness.puzzles.p22.spec import PUZZLE

@@ -259,7 +259,12 @@ def marked(shape, *indices):
     ],
 )  # fmt: skip
 def test_where_errors_sit(mask, letters, words):
-    assert d.place(mask, letters) == words
+    assert d.place(mask, tuple(letters)) == words
+
+
+def test_axes_of_a_fixed_size_have_no_name():
+    assert d.place(marked((4, 2), (slice(None), 1)), ("rows", 2)) == "only axis 1 = 1 (the last)"
+    assert d.place(marked((4, 2), (1, slice(None))), ("rows", 2)) == "only rows = 1"
 
 
 # ---- Findings -----------------------------------------------------------------------------------------------

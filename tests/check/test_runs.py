@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from harness.check import runs
-from harness.check.compare import Verdict
-from harness.check.runs import Comparison, DeviceResult, Options, Run, VariantResult
-from harness.check.tensors import Repeats
+from harness.check.compare import Repeats, Verdict
+from harness.check.results import Comparison
+from harness.check.runs import DeviceResult, Options, Run, VariantResult
 from harness.devices.targets import Skipped, Target
 from harness.devices.virtual import Finding
 from harness.errors import BadUse, DamagedFile
+from harness.learner.work import package_blanks
 from harness.spec import catalogue
 
 RIGHT = Verdict(True, 1e-8, 1e-8, 1e-6, 1e-8)
@@ -28,8 +29,8 @@ def variant(verdict=RIGHT, unsolved=(), repeats=None) -> VariantResult:
     return VariantResult("fused", [Comparison(case, verdicts)], waiting, repeats or {})
 
 
-def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3) -> Run:
-    """A run on devices of these kinds, all with the same result."""
+def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3, gpu=True) -> Run:
+    """A run on devices of these kinds, all with the same result, of a puzzle with kernels for GPUs or without."""
     blanks = {"dx": SimpleNamespace(size=size)}
     devices = [
         DeviceResult(
@@ -43,7 +44,8 @@ def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3
         for kind in kinds
     ]
     waiting = ["dx"] if unsolved else []
-    return Run(None, None, [], ["output", "grad_input"], devices, [], blanks, None, waiting)
+    options = SimpleNamespace(puzzle=SimpleNamespace(gpu=gpu))
+    return Run(options, None, [], ["output", "grad_input"], devices, [], blanks, None, waiting)
 
 
 # ---- The verdict in one number ------------------------------------------------------------------------------
@@ -58,6 +60,11 @@ def test_0_is_all_correct_with_gpu_kernels_run(kind):
 def test_6_is_all_correct_with_gpu_kernels_run_nowhere():
     assert run_of("cpu").exit_code() == 6
     assert run_of().exit_code() == 6
+
+
+def test_0_is_all_correct_where_there_are_no_gpu_kernels():
+    assert run_of("cpu", gpu=False).exit_code() == 0
+    assert run_of("cpu", gpu=False, verdict=WRONG).exit_code() == 1
 
 
 def test_1_is_anything_wrong_before_unsolved():
@@ -131,11 +138,11 @@ def test_only_gpu_kernels_wait_for_blanks(puzzle):
 
 
 def test_a_package_without_the_puzzle_s_file_has_no_blanks(puzzle, solution, copied_package):
-    assert len(runs.read_blanks(solution, puzzle)) == 7
+    assert len(package_blanks(solution, puzzle)) == 7
     (copied_package.path / copied_package.source).unlink()
     from harness.toolchain.packages import OpPackage
 
-    assert runs.read_blanks(OpPackage(copied_package.path), puzzle) == {}
+    assert package_blanks(OpPackage(copied_package.path), puzzle) == {}
 
 
 def test_a_damaged_marker_stops_a_run_before_anything_compiles(puzzle, copied_package):

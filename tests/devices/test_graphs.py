@@ -16,35 +16,53 @@ from harness.devices import graphs
 from harness.devices.graphs import argument_types
 from harness.errors import CompileFailed, EnvironmentProblem
 from harness.puzzles.p22 import spec as p22
-from harness.spec.ops import Call, OpSpec
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar
 from harness.toolchain import cache
 from harness.toolchain.cache import keep, whole
 from harness.toolchain.packages import OpPackage
 
 ROOT = Path(__file__).resolve().parents[2]
-SCALE = OpSpec("scale", writes={"y": "AB"}, reads={"x": "AB"}, eps=True)
-SUMS = OpSpec("sums", writes={"total": "A2"}, reads={"y": "AB"}, statistics=("total",))
+MATRIX = Argument(("rows", "columns"))
+SCALE = OpSpec(
+    "scale",
+    writes={"y": MATRIX},
+    reads={"x": MATRIX},
+    scalars={"eps": Scalar(1e-5), "steps": Scalar(3, "int32")},
+)
+SUMS = OpSpec("sums", writes={"total": Argument(("rows", 2), ACCUM)}, reads={"y": MATRIX})
+PICK = OpSpec(
+    "pick",
+    writes={"picked": MATRIX, "kept": Argument(("rows",), "bool")},
+    reads={"x": MATRIX, "order": Argument(("rows",), "int32"), "scales": Argument(("rows",), "float32")},
+)
 CPU_REF = DeviceRef.CPU()
 
 
 def test_what_a_call_writes_is_a_buffer_and_what_it_reads_a_tensor():
     types = argument_types((Call(SCALE, (), "a"), Call(SUMS, (), "a")), "bfloat16", CPU_REF)
-    assert list(types) == ["a.y", "a.total", "x", "eps"]
+    assert list(types) == ["a.y", "a.total", "x", "eps", "steps"]
     assert isinstance(types["a.y"], BufferType) and isinstance(types["x"], TensorType)
 
 
-def test_statistics_and_eps_have_dtypes_of_their_own():
+def test_arguments_have_dtypes_of_their_own():
+    types = argument_types((Call(PICK),), "bfloat16", CPU_REF)
+    names = {"x": "bfloat16", "picked": "bfloat16", "order": "int32", "kept": "bool", "scales": "float32"}
+    assert {name: types[name].dtype for name in names} == {n: graphs.DTYPES[d] for n, d in names.items()}
+
+
+def test_sums_and_scalars_have_dtypes_of_their_own():
     types = argument_types((Call(SCALE), Call(SUMS)), "bfloat16", CPU_REF)
     assert types["y"].dtype == graphs.DTYPES["bfloat16"]
     assert types["total"].dtype == graphs.DTYPES["float32"]
     assert types["eps"].dtype == graphs.DTYPES["float64"] and types["eps"].rank == 0
+    assert types["steps"].dtype == graphs.DTYPES["int32"] and types["steps"].rank == 0
     wide = argument_types((Call(SUMS),), "float64", CPU_REF)
     assert wide["total"].dtype == graphs.DTYPES["float64"]
 
 
-def test_sizes_are_symbols_and_digits_are_fixed():
+def test_named_sizes_are_symbols_and_numbers_are_fixed():
     shape = argument_types((Call(SUMS),), "float32", CPU_REF)["total"].shape
-    assert str(shape[0]) == "A" and int(shape[1]) == 2
+    assert str(shape[0]) == "rows" and int(shape[1]) == 2
 
 
 def test_a_shared_input_appears_once_and_prefixes_keep_outputs_apart(puzzle):

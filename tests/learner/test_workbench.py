@@ -227,30 +227,30 @@ def test_numpy_unsolved_then_wrong_then_right(checkout):
     ],
 )  # fmt: skip
 def test_what_a_numpy_function_may_do_wrong(tmp_path, blank, body, words):
-    from harness.check.rungs import NumpyChecker
+    from harness.check.numpy_rung import NumpyChecker
 
     text = blanks.skeleton((SOLUTION / "backward.py").read_text())
     path = tmp_path / "backward.py"
     path.write_text(blanks.join(blanks.split(text), {blank: (f"    {body}",)}))
-    (result,) = NumpyChecker(PUZZLE).check(path, [blank])
+    (result,) = NumpyChecker(PUZZLE, PUZZLE.rung("numpy")).check(path, [blank])
     assert result.state == "wrong" and result.hint.startswith(f"numpy-{blank}-")
     assert any(words in line for line in result.diagnosis), result.diagnosis
 
 
 def test_a_numpy_function_cannot_spoil_the_inputs_of_another(tmp_path):
-    from harness.check.rungs import NumpyChecker
+    from harness.check.numpy_rung import NumpyChecker
 
     path = tmp_path / "backward.py"
     text = (SOLUTION / "backward.py").read_text()
     path.write_text(
         text.replace("    return dy.sum((0, 1))", "    total = dy.sum((0, 1))\n    dy *= 0\n    return total")
     )
-    checker = NumpyChecker(PUZZLE)
+    checker = NumpyChecker(PUZZLE, PUZZLE.rung("numpy"))
     assert [result.state for result in checker.check(path) + checker.check(path)] == ["correct"] * 10
 
 
 def test_the_whole_numpy_backward_pass_agrees_with_finite_differences():
-    from harness.check.rungs import load
+    from harness.check.python_files import load
 
     module = load(SOLUTION / "backward.py")
     random = np.random.default_rng(5)

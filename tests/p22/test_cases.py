@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.check import tensors
 from harness.check.compare import judge
+from harness.check.reference import Reference, strided
 from harness.devices.targets import cpu
 from harness.puzzles.p22 import spec as p22
 from harness.spec.puzzle import Case
@@ -39,7 +39,7 @@ def names(cases):
 def test_exact_agrees_with_autograd_in_float64(case, seed):
     arrays = p22.inputs(case, "float64", seed)
     exact = p22.exact(arrays)
-    by_torch = p22.reference({name: tensors.strided(array) for name, array in arrays.items()})
+    by_torch = p22.reference({name: strided(array) for name, array in arrays.items()})
     assert set(exact) == set(by_torch)
     for name, truth in exact.items():
         got, finite = by_torch[name].numpy(), np.isfinite(truth)
@@ -92,10 +92,10 @@ def test_row_sums_start_from_the_given_dln():
 def test_reference_answers_in_its_own_dtype_with_wide_statistics(dtype):
     kind = getattr(torch, dtype)
     arrays = p22.inputs(CASES[1], dtype, 0)
-    outputs = p22.reference({name: tensors.strided(array, dtype) for name, array in arrays.items()})
+    outputs = p22.reference({name: strided(array, kind) for name, array in arrays.items()})
     wide = torch.float64 if dtype == "float64" else torch.float32
     for name, tensor in outputs.items():
-        assert tensor.dtype == (wide if name in p22.STATISTICS else kind), name
+        assert tensor.dtype == (wide if name in ("mean", "rstd", "row_sums") else kind), name
         assert not tensor.requires_grad
 
 
@@ -150,8 +150,8 @@ def test_expanded_and_transposed_grad_output_reach_torch_as_such(dtype):
     by_values = {case.values: case for case in HARD}
     expanded = p22.inputs(by_values["expanded"], dtype, 0)["grad_output"]
     transposed = p22.inputs(by_values["transposed"], dtype, 0)["grad_output"]
-    assert tensors.strided(expanded, dtype).stride() == (0, 0, 0)
-    tensor = tensors.strided(transposed, dtype)
+    assert strided(expanded, getattr(torch, dtype)).stride() == (0, 0, 0)
+    tensor = strided(transposed, getattr(torch, dtype))
     assert not tensor.is_contiguous() and tensor.transpose(0, 1).is_contiguous()
     assert np.array_equal(tensor.double().numpy(), transposed)
 
@@ -181,8 +181,8 @@ def test_every_dtype_of_torch_has_what_is_no_number_at_the_same_places(case, dty
     """So that it does not matter whether the truth or the baseline says where they belong."""
     arrays = p22.inputs(case, dtype, 0)
     wide, narrow = (
-        p22.reference({name: tensors.strided(array, kind) for name, array in arrays.items()})
-        for kind in ("float64", dtype)
+        p22.reference({name: strided(array, kind) for name, array in arrays.items()})
+        for kind in (torch.float64, getattr(torch, dtype))
     )
     for name, truth in wide.items():
         assert torch.equal(truth.isfinite(), narrow[name].isfinite()), name
@@ -219,7 +219,7 @@ def one_pass(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(("statistics", "right"), [(welford, True), (two_passes, True), (one_pass, False)])
 def test_textbook_statistics_are_right_and_cancelled_ones_are_not(statistics, right, seed):
     """The limit is PyTorch's own error, at its unluckiest: it errs by a unit in the last place or by twenty."""
-    reference = tensors.Reference(p22.PUZZLE, "float32", seed)
+    reference = Reference(p22.PUZZLE, "float32", seed)
     verdicts = []
     for case in CASES:
         x = reference.arrays(case)["input"].astype(np.float32)
@@ -288,12 +288,12 @@ def test_ties_go_to_even_and_too_large_values_to_infinity(dtype, value, expected
 
 
 def test_shapes_and_work_by_hand():
-    shapes = p22.shapes((2, 3, 5, 7))
+    shapes = p22.PUZZLE.shapes((2, 3, 5, 7))
     assert shapes["output"] == (2, 3, 7) and shapes["grad_input"] == (2, 3, 5)
     assert shapes["grad_weight"] == (7, 5) and shapes["grad_bias"] == (7,)
     assert shapes["mean"] == shapes["rstd"] == (2, 3) and shapes["row_sums"] == (6, 2)
-    assert p22.multiply_adds((2, 3, 5, 7)) == 210
-    assert p22.multiply_adds((64, 4096, 4096, 16384)) == 2**44, "larger than 32 bits"
+    assert p22.PUZZLE.multiply_adds((2, 3, 5, 7)) == 210
+    assert p22.PUZZLE.multiply_adds((64, 4096, 4096, 16384)) == 2**44, "larger than 32 bits"
 
 
 def test_every_gate_decides_something_that_its_variant_compares(puzzle):

@@ -162,39 +162,43 @@ def test_no_rows_give_zero_parameter_gradients(puzzle, program, dims):
 SYMBOLS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" + "".join(map(chr, range(0x3B1, 0x3CA)))
 
 
+def sized(size: str | int, **sizes: int) -> int:
+    """An axis of a shape for B, S, H, O = 2, 3, 5, 7, or others by name."""
+    return size if isinstance(size, int) else {"B": 2, "S": 3, "H": 5, "O": 7, "rows": 6, **sizes}[size]
+
+
 @pytest.fixture(scope="module")
 def unrelated(solution):
     """The training ops with every size a symbol of its own, so that the op itself must compare them.
 
-    Gives the graph, and its arguments with the shapes of `p22.shapes` for B, S, H, O = 2, 3, 5, 7.
+    Gives the graph, and its arguments with the shapes of the puzzle for B, S, H, O = 2, 3, 5, 7.
     """
-    sizes = {"B": 2, "S": 3, "H": 5, "O": 7, "R": 6, "2": 2}
     symbols = iter(SYMBOLS)
     calls, buffers = [], {"eps": torch.tensor(1e-5, dtype=torch.float64)}
     for op in (p22.FORWARD, p22.BACKWARD, p22.ROW_SUMS):
         short = op.name.removeprefix("layernorm_linear_")
         renamed = {}
         for kind in ("writes", "reads"):
-            shapes = getattr(op, kind)
+            arguments = getattr(op, kind)
             renamed[kind] = {
-                f"{short}/{name}": "".join(next(symbols) for _ in s) for name, s in shapes.items()
+                f"{short}/{name}": ops.Argument(tuple(next(symbols) for _ in argument.shape))
+                for name, argument in arguments.items()
             }
-            for name, shape in shapes.items():
-                buffers[f"{short}/{name}"] = torch.zeros([sizes[letter] for letter in shape])
+            for name, argument in arguments.items():
+                buffers[f"{short}/{name}"] = torch.zeros([sized(size) for size in argument.shape])
         parameters = () if op is p22.ROW_SUMS else (("algorithm", "fused"),)
-        calls.append(ops.Call(replace(op, **renamed, statistics=()), parameters))
+        calls.append(ops.Call(replace(op, **renamed), parameters))
     return graphs.load(solution, tuple(calls), "float32", CPU()), buffers
 
 
 def mismatches():
     """Every axis of every tensor that the ops compare with another tensor."""
-    sizes = {"B": 2, "S": 3, "H": 5, "O": 7, "R": 6, "2": 2}
     for op in (p22.FORWARD, p22.BACKWARD, p22.ROW_SUMS):
-        for name, shape in {**op.writes, **op.reads}.items():
-            for axis, letter in enumerate(shape):
+        for name, argument in {**op.writes, **op.reads}.items():
+            for axis, size in enumerate(argument.shape):
                 decides = name == "input" or (name == "linear_weight" and axis == 0)
                 if not decides:
-                    yield op.name.removeprefix("layernorm_linear_"), name, axis, sizes[letter]
+                    yield op.name.removeprefix("layernorm_linear_"), name, axis, sized(size)
 
 
 @pytest.mark.parametrize(("op", "name", "axis", "expected"), list(mismatches()))
@@ -216,12 +220,10 @@ def test_sizes_that_fit_run(unrelated):
 @pytest.mark.parametrize(("hidden", "output"), [(0, 7), (5, 0)])
 def test_hidden_and_output_of_nought_are_refused(puzzle, program, hidden, output):
     """The chapter's graph; NumPy cannot make the reference of such a case, so the tensors are made here."""
-    sizes = {"B": 2, "S": 3, "H": hidden, "O": output, "R": 6, "2": 2}
     buffers = {"eps": torch.tensor(1e-5, dtype=torch.float64)}
     for call in puzzle.calls:
-        for names in (call.op.writes, call.op.reads):
-            for name, shape in names.items():
-                buffers[name] = torch.zeros([sizes[letter] for letter in shape])
+        for name, argument in {**call.op.writes, **call.op.reads}.items():
+            buffers[name] = torch.zeros([sized(size, H=hidden, O=output) for size in argument.shape])
     loaded = program("float32")
     with pytest.raises(
         ValueError, match=f"hidden_dim and output_dim must be at least 1, got {hidden} and {output}"

@@ -497,16 +497,16 @@ def test_the_default_root_is_problems():
     from harness import cli
     from harness.check import runs
 
-    options = cli.make_options(cli.parse(["p22", "--backward"]), p22.PUZZLE)
+    options = cli.make_options(cli.parse(["p22", "--backward"])[1], p22.PUZZLE)
     assert runs.locate(options).path == ROOT / "problems" / "p22" / "op"
-    chosen = cli.make_options(cli.parse(["p22", "--solution"]), p22.PUZZLE)
+    chosen = cli.make_options(cli.parse(["p22", "--solution"])[1], p22.PUZZLE)
     assert runs.locate(chosen).path == ROOT / "solutions" / "p22" / "op"
 
 
 def test_2_sizes_beyond_the_memory_say_what_was_asked_for(monkeypatch, capsys):
     from harness import cli
 
-    def refuse(flags):
+    def refuse(puzzle, flags):
         raise MemoryError("Unable to allocate 522. GiB for an array")
 
     monkeypatch.setattr(cli, "run_puzzle", refuse)

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from harness import console
-from harness.check.compare import Verdict
-from harness.check.runs import Comparison, DeviceResult, Options, Run, VariantResult
-from harness.check.tensors import Repeats
+from harness.check.compare import Repeats, Verdict
+from harness.check.results import Comparison
+from harness.check.runs import DeviceResult, Options, Run, VariantResult
 from harness.devices.targets import Skipped, Target
 from harness.devices.virtual import Finding
 from harness.learner.blanks import Blank
@@ -218,7 +218,7 @@ def test_the_command_to_run_again_is_one_that_repeats_the_run(make_run, options,
 
     run = make_run("cpu", "gpu", bad=bad, **options)
     assert report.command(run) == expected
-    parsed = cli.make_options(cli.parse(expected.split()[3:]), run.options.puzzle)
+    parsed = cli.make_options(cli.parse(expected.split()[3:])[1], run.options.puzzle)
     assert parsed == run.options
 
 
@@ -235,8 +235,8 @@ def test_json_holds_the_verdicts_under_printed_names(make_run):
     assert data["ledger"]["saved_ours"] == {"input": 512, "mean": 64, "rstd": 64}
 
 
-def test_dims_and_paths_in_words(monkeypatch, tmp_path):
-    assert report.describe_dims((4, 4, 8, 16)) == "[4, 4, 8] -> [4, 4, 16]"
+def test_dims_and_paths_in_words(puzzle, monkeypatch, tmp_path):
+    assert puzzle.say_dims((4, 4, 8, 16)) == "[4, 4, 8] -> [4, 4, 16]"
     assert report.describe_bytes({}) == "none"
     monkeypatch.chdir(tmp_path)
     assert console.shown(tmp_path / "a" / "b") == "a/b"

@@ -3,12 +3,14 @@
 import numpy as np
 
 from harness.spec.derivation import Derivation, Mistake
-from harness.spec.ops import Call, OpSpec
+from harness.spec.ops import Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle
+from harness.spec.rungs import MojoRung
 
-FORWARD = OpSpec("square_train", writes={"output": "RC"}, reads={"input": "RC"})
+MATRIX = Argument(("rows", "columns"))
+FORWARD = OpSpec("square_train", writes={"output": MATRIX}, reads={"input": MATRIX})
 BACKWARD = OpSpec(
-    "square_train_backward", writes={"grad_input": "RC"}, reads={"grad_output": "RC", "input": "RC"}
+    "square_train_backward", writes={"grad_input": MATRIX}, reads={"grad_output": MATRIX, "input": MATRIX}
 )
 
 GATES = (
@@ -66,20 +68,15 @@ PUZZLE = Puzzle(
     title="A toy: square, forward and backward",
     variants={"plain": (Call(FORWARD, (), "plain"), Call(BACKWARD, (), "plain"))},
     gates=GATES,
-    source="square.mojo",
-    depends={("plain", "output"): ("square",), ("plain", "grad_input"): ("dsquare",)},
-    atomic=frozenset(),
+    rungs=(MojoRung(file="op/square.mojo", gates=("square", "dsquare")),),
     forward={"output": "output"},
     backward={"grad_input": "grad_input"},
-    intermediate=(),
     dims=(4, 8),
-    dim_names=("R", "C"),
+    dim_names=("rows", "columns"),
     cases=cases,
     inputs=inputs,
-    shapes=lambda dims: {"output": dims, "grad_input": dims},
     reference=reference,
     exact=exact,
-    multiply_adds=lambda dims: dims[0] * dims[1],
     ledger=lambda dims, dtype: Ledger({"input": 0}, {"input": 0}, {"plain": {}}),
     derive=derive,
     mistakes=MISTAKES,

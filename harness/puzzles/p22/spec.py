@@ -5,10 +5,11 @@ Names: B = batch_size, S = seq_len, H = hidden_dim, O = output_dim; a row is one
 
 import numpy as np
 
-from harness.nn.ops import BACKWARD, EPS, FORWARD, STATISTICS
+from harness.nn.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, STATISTIC
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
-from harness.spec.ops import Call, OpSpec, accum_dtype
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, NumpyRung, Puzzle
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
+from harness.spec.rungs import MojoRung, NumpyRung
 
 BATCH_SIZE = 4
 SEQ_LEN = 4
@@ -17,9 +18,8 @@ OUTPUT_DIM = 16
 
 ROW_SUMS = OpSpec(
     "layernorm_linear_row_sums",
-    writes={"row_sums": "R2"},
-    reads={"dln": "BSH", "input": "BSH", "mean": "BS", "rstd": "BS", "ln_weight": "H"},
-    statistics=STATISTICS,
+    writes={"row_sums": Argument(("rows", 2), ACCUM)},
+    reads={"dln": INPUT, "input": INPUT, "mean": STATISTIC, "rstd": STATISTIC, "ln_weight": BY_INPUT},
 )
 
 
@@ -182,15 +182,10 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(dtype).astype(np.float64)
 
 
-def shapes(dims: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The shape of everything the ops write, by op argument."""
-    B, S, H, O = dims
-    size = {"B": B, "S": S, "H": H, "O": O, "R": B * S, "2": 2}
-    return {
-        name: tuple(size[letter] for letter in shape)
-        for op in (FORWARD, BACKWARD, ROW_SUMS)
-        for name, shape in op.writes.items()
-    }
+def rows(dims: tuple[int, ...]) -> int:
+    """The rows of a case, B * S: what the sums of the parameter gradients run over."""
+    B, S, _, _ = dims
+    return B * S
 
 
 def reference(tensors: dict) -> dict:
@@ -301,9 +296,30 @@ def terms(arrays: Arrays) -> dict[str, float]:
     return {"grad_input": float(sizes.max(initial=0.0))}
 
 
-def multiply_adds(dims: tuple[int, ...]) -> int:
-    """Multiply-adds of the forward matmul: B * S * H * O."""
-    return int(np.prod([int(size) for size in dims]))
+def cancellation(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
+    """Whether the errors sit in the rows whose mean is large beside their deviation, as after a cancellation."""
+    x = arrays["input"]
+    if got.shape[:-1] != x.shape[:-1] or not np.isfinite(x).all():
+        return None
+    ratio = np.abs(x.mean(-1)) / (x.std(-1) + 1e-30)
+    size = np.abs(truth).max(-1)
+    error = np.abs(got - truth).max(-1) / np.where(size > 0, size, 1)
+    steep = ratio > 10
+    if not steep.any() or steep.all() or not np.isfinite(error).all():
+        return None
+    if error[steep].max() > 20 * error[~steep].max() and error[steep].max() < 0.1:
+        return Symptom(
+            "cancellation",
+            "is wrong in the rows whose mean is large beside their deviation, and only there: digits cancel, as in "
+            "E[x^2] - mean^2",
+        )
+    return None
+
+
+def describe_dims(dims: tuple[int, ...]) -> str:
+    """Input and output shape: [4, 4, 8] -> [4, 4, 16]."""
+    B, S, H, O = dims
+    return f"{[B, S, H]} -> {[B, S, O]}"
 
 
 def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
@@ -358,8 +374,19 @@ def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
     return packed(c1, c2)
 
 
+RETURNS = {
+    "db": ("grad_bias",),
+    "dW": ("grad_weight",),
+    "dgamma": ("grad_ln_weight", "grad_ln_bias"),
+    "row_sums": ("row_sums",),
+    "dx": ("grad_input",),
+}
 NUMPY_RUNG = NumpyRung(
     file="backward.py",
+    about="optional, before the kernels",
+    optional=True,
+    gates=tuple(RETURNS),
+    returns=RETURNS,
     names={
         "dy": "grad_output",
         "gamma": "ln_weight",
@@ -367,25 +394,26 @@ NUMPY_RUNG = NumpyRung(
         "rstd": "row_rstd",
         "row_sums.dln": "given_dln",
     },
-    returns={
-        "db": ("grad_bias",),
-        "dW": ("grad_weight",),
-        "dgamma": ("grad_ln_weight", "grad_ln_bias"),
-        "row_sums": ("row_sums",),
-        "dx": ("grad_input",),
-    },
     pack={"row_sums": pack_row_sums},
 )
 
 PUZZLE = Puzzle(
     name="p22",
     title="LayerNorm + Linear, forward and backward, unfused, fused and fast",
-    variants=VARIANTS,
+    subject="LayerNorm + Linear",
     gates=GATES,
-    source="layernorm_linear.mojo",
-    intermediate=("row_sums",),
-    depends={(gate.variant, quantity): (gate.id,) for gate in GATES for quantity in gate.quantities},
-    atomic=ATOMIC,
+    rungs=(NUMPY_RUNG, MojoRung(file="op/layernorm_linear.mojo", gates=tuple(gate.id for gate in GATES))),
+    dims=(BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM),
+    dim_names=("B", "S", "H", "O"),
+    cases=cases,
+    inputs=inputs,
+    derived_sizes=lambda dims: {"rows": rows(dims)},
+    reference=reference,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+    symptom=cancellation,
+    terms=terms,
     forward={"output": "output", "mean": "mean", "rstd": "rstd"},
     backward={
         "grad_input": "grad_input",
@@ -394,20 +422,14 @@ PUZZLE = Puzzle(
         "grad_weight": "grad_linear_weight",
         "grad_bias": "grad_linear_bias",
     },
-    dims=(BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM),
-    dim_names=("B", "S", "H", "O"),
-    cases=cases,
-    inputs=inputs,
-    shapes=shapes,
-    reference=reference,
-    exact=exact,
-    multiply_adds=multiply_adds,
-    ledger=ledger,
-    derive=derive,
-    mistakes=MISTAKES,
-    numpy_rung=NUMPY_RUNG,
-    terms=terms,
+    intermediate=("row_sums",),
+    variants=VARIANTS,
+    about_variants={"fast": "only the fast kernels, which hold no blanks"},
     on_request=("fast",),
+    atomic=ATOMIC,
+    summands=rows,
+    ledger=ledger,
+    describe_dims=describe_dims,
     bench="harness.puzzles.p22.candidates",
     demos=(
         Demo("demo", "train a small transformer beside plain PyTorch", "harness.puzzles.p22.demo:run"),

@@ -6,83 +6,58 @@ needs torch, MAX or a compiler.
 """
 
 import inspect
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from harness.check.compare import Verdict, judge
-from harness.check.diagnose import Evidence, diagnose
-from harness.check.runs import Comparison
-from harness.errors import BadUse, DamagedFile
-from harness.learner import blanks
-from harness.spec.puzzle import Arrays, Case, Gate, NumpyRung, Puzzle
-
-
-@dataclass
-class RungResult:
-    """The verdict on one function; the attributes are those of a gate's result, and there are no findings."""
-
-    gate: Gate
-    state: str
-    comparisons: list[Comparison] = field(default_factory=list)
-    findings: list = field(default_factory=list)
-    diagnosis: list[str] = field(default_factory=list)
-    mistake: str | None = None
-    hint: str | None = None
+from harness.check.diagnose import Evidence
+from harness.check.python_files import describe, explain, load
+from harness.check.results import Comparison, GateResult, wanted_gates
+from harness.learner.work import rung_blanks
+from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
+from harness.spec.rungs import NumpyRung
 
 
 class NumpyChecker:
     """Judges the functions of one file again and again; inputs and truth of a case are computed once."""
 
-    def __init__(self, puzzle: Puzzle, *, seed: int = 0):
-        if puzzle.numpy_rung is None:
-            raise BadUse(f"{puzzle.name} has no NumPy rung")
+    def __init__(self, puzzle: Puzzle, rung: NumpyRung, *, seed: int = 0):
         self.puzzle = puzzle
-        self.rung: NumpyRung = puzzle.numpy_rung
+        self.rung = rung
         self.seed = seed
         self._known: dict[str, tuple[Arrays, Arrays]] = {}
 
-    @property
-    def gates(self) -> list[Gate]:
-        """The gates that have a function, in the order of the file."""
-        by_id = {gate.id: gate for gate in self.puzzle.gates}
-        return [by_id[id] for id in self.rung.returns]
-
-    def blanks(self, path: Path) -> dict[str, blanks.Blank]:
-        """The blanks of the file. Raises DamagedFile where one is missing or the file cannot be read."""
-        return blanks.complete(blanks.find(blanks.read(path), str(path)), self.rung.returns, str(path))
-
-    def check(self, path: Path, gates: Sequence[str] | None = None) -> list[RungResult]:
-        """The verdict on each function of the file at `path`; `gates` are ids, or None for all.
+    def check(
+        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on each function of the file at `path`; `gates` are ids, `cases` the puzzle's own where None.
 
         Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
         """
-        for id in gates or ():
-            if id not in self.rung.returns:
-                raise BadUse(f"the NumPy rung has no gate {id!r}; there is {', '.join(self.rung.returns)}")
-        found = self.blanks(path)
+        wanted = wanted_gates(self.puzzle, self.rung, gates)
+        found = rung_blanks(path, self.rung)
         module = load(path)
-        wanted = [gate for gate in self.gates if gates is None or gate.id in gates]
+        cases = self.puzzle.cases(None) if cases is None else cases
         return [
-            RungResult(gate, "unsolved")
+            GateResult(gate, "unsolved")
             if found[gate.id].size == 0
-            else self._judge(gate, module.get(gate.id), path)
+            else self._judge(gate, module.get(gate.id), path, cases)
             for gate in wanted
         ]
 
-    def _judge(self, gate: Gate, function: object, path: Path) -> RungResult:
-        result = RungResult(gate, "correct")
+    def _judge(self, gate: Gate, function: object, path: Path, cases: list[Case]) -> GateResult:
+        result = GateResult(gate, "correct")
+        ladder = self.puzzle.ladder(self.rung, gate.id)
         evidence: dict[str, list[Evidence]] = {}
-        for case in self.puzzle.cases(None):
+        for case in cases:
             try:
                 outputs = self._call(gate, function, case)
             except (
                 Exception
             ) as error:  # whatever a learner's code raises is a verdict, not a failure of the harness
-                result.state, result.hint = "wrong", f"numpy-{gate.id}-1"
+                result.state, result.hint = "wrong", f"{ladder}-1"
                 result.diagnosis = [f"in case '{case.name}': {describe(error, path)}"]
                 return result
             verdicts = {quantity: self._verdict(case, quantity, got) for quantity, got in outputs.items()}
@@ -92,13 +67,7 @@ class NumpyChecker:
                     evidence.setdefault(quantity, []).append(
                         self._evidence(case, quantity, outputs[quantity], verdict)
                     )
-        for quantity, found in evidence.items():
-            seen = diagnose(
-                self.puzzle, quantity, found, name=self.puzzle.printed(quantity), gate=f"numpy-{gate.id}"
-            )
-            result.state = "wrong"
-            result.diagnosis += seen.lines
-            result.mistake, result.hint = result.mistake or seen.mistake, result.hint or seen.hint
+        explain(result, self.puzzle, evidence, ladder)
         return result
 
     def _call(self, gate: Gate, function: object, case: Case) -> Arrays:
@@ -151,27 +120,3 @@ class NumpyChecker:
         arrays, right = self._case(case)
         truth = np.asarray(right[quantity], np.float64)
         return Evidence(case, arrays, got, truth, np.zeros(got.shape, bool), verdict, "float64")
-
-
-def load(path: Path) -> dict:
-    """What a Python file defines, read anew at every call. Raises DamagedFile where it does not run."""
-    namespace: dict = {"__name__": path.stem, "__file__": str(path)}
-    try:
-        exec(compile(blanks.read(path), str(path), "exec"), namespace)
-    except SyntaxError as error:
-        raise DamagedFile(f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
-    except Exception as error:
-        raise DamagedFile(describe(error, path)) from error
-    return namespace
-
-
-def describe(error: Exception, path: Path) -> str:
-    """An exception in one line, with the line of the learner's file that raised it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    where = f"{path}:{frames[-1].lineno}: " if frames else ""
-    words = " ".join(str(error).split())
-    return (
-        f"{where}{words}"
-        if type(error) is ValueError and not frames
-        else f"{where}{type(error).__name__}: {words}"
-    )

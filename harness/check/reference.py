@@ -1,0 +1,148 @@
+"""Inputs, truth and baseline of a run: what goes into the kernels, and what PyTorch makes of the same.
+
+Needs torch, and not MAX.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from harness.check.compare import Verdict, judge
+from harness.check.diagnose import Evidence
+from harness.devices.poison import unwritten
+from harness.devices.targets import Target
+from harness.spec.puzzle import Arrays, Case, Puzzle
+
+
+def torch_device(target: Target) -> torch.device:
+    """Where PyTorch computes the baseline: on the same device where torch has it."""
+    return torch.device("cuda" if target.kind == "gpu" and torch.cuda.is_available() else "cpu")
+
+
+@dataclass
+class Reference:
+    """Inputs, truth and baseline of the cases of one run, each made once."""
+
+    puzzle: Puzzle
+    dtype: str
+    seed: int
+    _inputs: dict[str, Arrays] = field(default_factory=dict)
+    _truth: dict[str, Arrays] = field(default_factory=dict)
+    _baseline: dict[tuple[str, str], Arrays] = field(default_factory=dict)
+    _terms: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def inputs(self, case: Case) -> dict[str, torch.Tensor]:
+        """The input tensors of a case on the CPU, contiguous, each in the dtype that it has in this run."""
+        return {
+            name: torch.tensor(array).to(self._kind(name, array, self.dtype)).contiguous()
+            for name, array in self.arrays(case).items()
+        }
+
+    def strided_inputs(self, case: Case) -> dict[str, torch.Tensor]:
+        """The same with the strides of the arrays, for code that has to take every tensor as it comes."""
+        arrays = self.arrays(case)
+        return {name: strided(array, self._kind(name, array, self.dtype)) for name, array in arrays.items()}
+
+    def arrays(self, case: Case) -> Arrays:
+        """The input arrays of a case: numbers in float64, index maps and masks as they are."""
+        if case.name not in self._inputs:
+            self._inputs[case.name] = self.puzzle.inputs(case, self.dtype, self.seed)
+        return self._inputs[case.name]
+
+    def truth(self, case: Case, target: Target) -> Arrays:
+        """The same function in float64 by autograd; for float64 kernels in longdouble."""
+        if case.name not in self._truth:
+            arrays = self.arrays(case)
+            if self.dtype == "float64":
+                self._truth[case.name] = self.puzzle.exact(arrays)
+            else:
+                self._truth[case.name] = self._autograd(arrays, "float64", torch_device(target))
+        return self._truth[case.name]
+
+    def baseline(self, case: Case, target: Target) -> Arrays:
+        """PyTorch in the dtype of the run, on the device of the kernels where torch has it; in float64."""
+        device = torch_device(target)
+        key = case.name, device.type
+        if key not in self._baseline:
+            self._baseline[key] = self._autograd(self.arrays(case), self.dtype, device)
+        return self._baseline[key]
+
+    def terms(self, case: Case) -> dict[str, float]:
+        """The size of the terms that cancel in a quantity, for those that have any."""
+        if case.name not in self._terms:
+            self._terms[case.name] = self.puzzle.terms(self.arrays(case))
+        return self._terms[case.name]
+
+    def _autograd(self, arrays: Arrays, dtype: str, device: torch.device) -> Arrays:
+        tensors = {
+            name: strided(array, self._kind(name, array, dtype), device) for name, array in arrays.items()
+        }
+        outputs = self.puzzle.reference(tensors)
+        return {name: tensor.to("cpu", torch.float64).numpy() for name, tensor in outputs.items()}
+
+    def _kind(self, name: str, array: np.ndarray, dtype: str) -> torch.dtype:
+        """What an input is in a run of `dtype`; the truth takes every number as float64."""
+        kind = self.puzzle.input_dtype(name, array, dtype)
+        return getattr(torch, "float64" if dtype == "float64" and array.dtype.kind == "f" else kind)
+
+
+def strided(
+    array: np.ndarray, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """A tensor with the array's strides, stride 0 included, so that PyTorch sees an expanded tensor as such.
+
+    It shares no memory with the array.
+    """
+    base = torch.tensor(array).to(device, dtype)  # contiguous
+    if 0 in array.strides:
+        return base[tuple(slice(0, 1) if s == 0 else slice(None) for s in array.strides)].expand(array.shape)
+    order = np.argsort([-s for s in array.strides], kind="stable")
+    return base.permute(*order).contiguous().permute(*np.argsort(order))
+
+
+def values(tensor: torch.Tensor) -> np.ndarray:
+    """The values of a tensor on the CPU, in float64."""
+    return tensor.to(torch.float64).numpy()
+
+
+def verdict_on(
+    puzzle: Puzzle,
+    reference: Reference,
+    case: Case,
+    target: Target,
+    quantity: str,
+    got: torch.Tensor,
+    allowance: float = 1.0,
+) -> Verdict:
+    """The verdict on one quantity of a case, on the CPU; `allowance` is that of `harness.check.compare.judge`."""
+    return judge(
+        values(got),
+        reference.truth(case, target)[quantity],
+        reference.baseline(case, target)[quantity],
+        puzzle.written_dtype(quantity, reference.dtype),
+        allowance=allowance,
+        poison=unwritten(got).numpy(),
+        terms=reference.terms(case).get(quantity, 0.0),
+    )
+
+
+def evidence(
+    puzzle: Puzzle,
+    reference: Reference,
+    case: Case,
+    target: Target,
+    quantity: str,
+    got: torch.Tensor,
+    verdict: Verdict,
+) -> Evidence:
+    """What the diagnosis of a wrong quantity needs to know about one case."""
+    return Evidence(
+        case,
+        reference.arrays(case),
+        values(got),
+        np.asarray(reference.truth(case, target)[quantity], np.float64),
+        unwritten(got).numpy(),
+        verdict,
+        puzzle.written_dtype(quantity, reference.dtype),
+    )

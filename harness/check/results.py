@@ -1,0 +1,57 @@
+"""What a check comes to, whatever it checked: verdicts by case and by gate. Loads neither torch nor MAX."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from harness.check.compare import Verdict
+from harness.errors import BadUse
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.rungs import Rung
+from harness.vgpu.report import Finding
+
+
+@dataclass
+class Comparison:
+    """One case: the verdict of every quantity that was compared."""
+
+    case: Case
+    verdicts: dict[str, Verdict]
+
+
+@dataclass
+class GateResult:
+    """The verdict on one gate of any rung.
+
+    Attributes:
+        gate: Which one.
+        state: "unsolved" (the blank is untouched), "wrong" or "correct".
+        comparisons: One for each case, with the verdicts of the gate's quantities; empty where nothing was compared.
+        findings: The virtual GPU's memory, race and barrier findings that belong to the gate, errors only.
+        diagnosis: What is wrong, line by line; empty unless wrong.
+        mistake: The id of the known mistake that the result equals, or None.
+        hint: The hint to read next, as "dx-2"; None unless wrong.
+        summary: What a line says behind "correct" where there are no comparisons to count.
+    """
+
+    gate: Gate
+    state: str
+    comparisons: list[Comparison] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    diagnosis: list[str] = field(default_factory=list)
+    mistake: str | None = None
+    hint: str | None = None
+    summary: str = ""
+
+
+def exit_code(results: Iterable[GateResult]) -> int:
+    """1 where a gate is wrong, 3 where one is unsolved, 0 where all are correct."""
+    states = {result.state for result in results}
+    return 1 if "wrong" in states else 3 if "unsolved" in states else 0
+
+
+def wanted_gates(puzzle: Puzzle, rung: Rung, ids: Sequence[str] | None) -> list[Gate]:
+    """The gates of a rung that are asked for, in its order; None asks for all. Raises BadUse, naming those there are."""
+    for id in ids or ():
+        if id not in rung.gates:
+            raise BadUse(f"unknown gate {id!r}; there is {', '.join(rung.gates)}")
+    return [gate for gate in puzzle.gates_of(rung) if ids is None or gate.id in ids]

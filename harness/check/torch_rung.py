@@ -1,0 +1,237 @@
+"""A rung in PyTorch: a learner's `autograd.Function`s, or functions, one for each gate, judged on the puzzle's cases.
+
+Outputs and gradients are compared with autograd through the puzzle's reference, in float32 against the truth in float64.
+What has gradients is put before `torch.autograd.gradcheck` too, in float64 on the smallest case, and what is registered
+as an op before `torch.library.opcheck`. A case of several processes is run by so many ranks, each on its part of the
+tensors. Nothing here needs MAX or a compiler.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from harness.check.diagnose import Evidence
+from harness.check.python_files import describe, explain, load
+from harness.check.reference import Reference, evidence, verdict_on
+from harness.check.results import Comparison, GateResult, wanted_gates
+from harness.devices.processes import RankFailed, run_ranks
+from harness.devices.targets import Target
+from harness.learner.work import rung_blanks
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.rungs import TorchFunction, TorchRung
+
+Tensors = dict[str, torch.Tensor]
+CPU = Target("cpu", None, "")
+LONGEST = 300
+"""Characters of what gradcheck or opcheck say that are shown."""
+
+
+class TorchChecker:
+    """Judges the functions of one file again and again; truth and baseline of a case are computed once.
+
+    `seconds` is how long the ranks of a case may take.
+    """
+
+    seconds = 60.0
+
+    def __init__(self, puzzle: Puzzle, rung: TorchRung, *, seed: int = 0):
+        self.puzzle = puzzle
+        self.rung = rung
+        self.reference = Reference(puzzle, "float32", seed)
+        self.wide = Reference(puzzle, "float64", seed)
+
+    def check(
+        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on each function of the file at `path`; `gates` are ids, `cases` the puzzle's own where None.
+
+        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
+        """
+        wanted = wanted_gates(self.puzzle, self.rung, gates)
+        found = rung_blanks(path, self.rung)
+        load(path)
+        cases = self.puzzle.cases(None) if cases is None else cases
+        return [
+            GateResult(gate, "unsolved") if found[gate.id].size == 0 else self._judge(gate, path, cases)
+            for gate in wanted
+        ]
+
+    def _judge(self, gate: Gate, path: Path, cases: list[Case]) -> GateResult:
+        result = GateResult(gate, "correct")
+        asked = self.rung.functions[gate.id]
+        ladder = self.puzzle.ladder(self.rung, gate.id)
+        wrong: dict[str, list[Evidence]] = {}
+        try:
+            for case in cases:
+                where = f"in case '{case.name}'"
+                outputs = self._run(asked, path, case)
+                verdicts = {
+                    name: verdict_on(self.puzzle, self.reference, case, CPU, name, got)
+                    for name, got in outputs.items()
+                }
+                result.comparisons.append(Comparison(case, verdicts))
+                for name in (name for name, verdict in verdicts.items() if not verdict.ok):
+                    seen = evidence(
+                        self.puzzle, self.reference, case, CPU, name, outputs[name], verdicts[name]
+                    )
+                    wrong.setdefault(name, []).append(seen)
+            if not wrong:
+                case = min(cases, key=self._elements)
+                where = f"by torch.autograd.gradcheck in case '{case.name}'"
+                self._gradcheck(asked, path, case)
+                where = f"by torch.library.opcheck in case '{case.name}'"
+                self._opcheck(asked, path, case)
+        except RankFailed as error:
+            failure = str(error)
+        except (
+            Exception
+        ) as error:  # whatever a learner's code raises is a verdict, not a failure of the harness
+            failure = describe(error, path)[:LONGEST]
+        else:
+            explain(result, self.puzzle, wrong, ladder)
+            return result
+        result.state, result.hint = "wrong", f"{ladder}-1"
+        result.diagnosis = [f"{where}: {failure}"]
+        return result
+
+    def _run(self, asked: TorchFunction, path: Path, case: Case) -> Tensors:
+        """What a gate's function makes of a case, by quantity, whole. Raises what it raises, or ValueError."""
+        tensors = self.reference.strided_inputs(case)
+        if case.world_size == 1:
+            outputs = [called(path, asked, tensors)]
+        else:
+            size = case.world_size
+            parts = [(path, asked, part(asked, tensors, rank, size)) for rank in range(size)]
+            answers = run_ranks(
+                called_for_arrays,
+                parts,
+                describe=functools.partial(describe, path=path),
+                source=path,
+                seconds=self.seconds,
+            )
+            outputs = whole(asked, answers)
+        return {name: self._farthest(case, name, [each[name] for each in outputs]) for name in outputs[0]}
+
+    def _farthest(self, case: Case, quantity: str, copies: list[torch.Tensor]) -> torch.Tensor:
+        """Of the copies that ranks have of a quantity, the one farthest from the truth; they must have its shape."""
+        truth = self.reference.truth(case, CPU)[quantity]
+        for got in copies:
+            if tuple(got.shape) != truth.shape:
+                name = self.puzzle.printed(quantity)
+                raise ValueError(f"{name} has shape {list(got.shape)}, expected {list(truth.shape)}")
+
+        def distance(got: torch.Tensor) -> float:
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(got.double().numpy() - truth).max(initial=0.0)
+            return float("inf") if np.isnan(apart) else float(apart)
+
+        return max(copies, key=distance)
+
+    def _elements(self, case: Case) -> tuple[bool, int]:
+        """What cases are ordered by, those of one process first: gradcheck calls a function for every element."""
+        return case.world_size > 1, sum(array.size for array in self.wide.arrays(case).values())
+
+    def _gradcheck(self, asked: TorchFunction, path: Path, case: Case) -> None:
+        """Finite differences in float64. Raises GradcheckError."""
+        if not asked.gradients or case.world_size > 1:
+            return
+        function = function_of(path, asked)
+        tensors = self.wide.inputs(case)
+        leaves = [tensors[name].requires_grad_() for name in asked.gradients]
+
+        def outputs(*moved: torch.Tensor):
+            given = {**tensors, **dict(zip(asked.gradients, moved, strict=True))}
+            returned = function(*(given[name] for name in asked.takes))
+            return as_tuple(returned)[: len(asked.grad_outputs)]
+
+        torch.autograd.gradcheck(outputs, leaves)
+
+    def _opcheck(self, asked: TorchFunction, path: Path, case: Case) -> None:
+        """PyTorch's own test of a registered op. Raises OpCheckError."""
+        if not asked.op or case.world_size > 1:
+            return
+        load(path)
+        tensors = self.reference.inputs(case)
+        arguments = tuple(tensors[name].requires_grad_(name in asked.gradients) for name in asked.takes)
+        torch.library.opcheck(registered(asked.op), arguments)
+
+
+def registered(name: str) -> torch._ops.OpOverload:
+    """A registered op by its name, "namespace::name". Raises ValueError where there is none."""
+    namespace, _, op = name.partition("::")
+    try:
+        return getattr(getattr(torch.ops, namespace), op).default
+    except AttributeError:
+        raise ValueError(f"the file registers no op {name!r}") from None
+
+
+def function_of(path: Path, asked: TorchFunction) -> Callable:
+    """What is called for a gate. Raises ValueError where the file does not define it."""
+    found = load(path).get(asked.name)
+    if isinstance(found, type) and issubclass(found, torch.autograd.Function):
+        return found.apply
+    if not callable(found):
+        raise ValueError(f"there is no function and no torch.autograd.Function {asked.name!r}")
+    return found
+
+
+def called(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
+    """Outputs and gradients by quantity. Raises ValueError for what cannot be compared."""
+    leaves = {name: tensors[name].requires_grad_() for name in asked.gradients}
+    returned = as_tuple(function_of(path, asked)(*(tensors[name] for name in asked.takes)))
+    if len(returned) != len(asked.returns) or not all(isinstance(each, torch.Tensor) for each in returned):
+        count = len(asked.returns)
+        raise ValueError(f"{asked.name} should return {count} tensor{'s' * (count != 1)}")
+    results = {name: tensor.detach() for name, tensor in zip(asked.returns, returned, strict=True)}
+    if leaves:
+        incoming = [tensors[name] for name in asked.grad_outputs]
+        outputs = returned[: len(incoming)]
+        gradients = torch.autograd.grad(outputs, list(leaves.values()), incoming, allow_unused=True)
+        for (name, quantity), gradient in zip(asked.gradients.items(), gradients, strict=True):
+            if gradient is None:
+                raise ValueError(f"no gradient comes back for {name}: backward returns None in its place")
+            results[quantity] = gradient
+    return results
+
+
+def as_tuple(returned: object) -> tuple:
+    """What a function returned, one thing or several."""
+    return returned if isinstance(returned, tuple) else (returned,)
+
+
+# ---- Several ranks ------------------------------------------------------------------------------------------
+
+
+def part(asked: TorchFunction, tensors: Tensors, rank: int, size: int) -> dict[str, np.ndarray]:
+    """What a rank is given: its part of the tensors that are split, the whole of the others."""
+    parts = {
+        name: tensors[name].tensor_split(size, asked.split[name])[rank]
+        if name in asked.split
+        else tensors[name]
+        for name in {*asked.takes, *asked.grad_outputs}
+    }
+    return {name: tensor.contiguous().numpy() for name, tensor in parts.items()}
+
+
+def called_for_arrays(
+    path: Path, asked: TorchFunction, arrays: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """`called` in a process of its own, which is sent arrays and sends arrays back."""
+    outputs = called(path, asked, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    return {name: tensor.contiguous().numpy() for name, tensor in outputs.items()}
+
+
+def whole(asked: TorchFunction, answers: list[dict[str, np.ndarray]]) -> list[Tensors]:
+    """The quantities as each rank has them: the parts put together, and its own copy of the others."""
+    together = {
+        name: np.concatenate([answer[name] for answer in answers], asked.split[name])
+        for name in answers[0]
+        if name in asked.split
+    }
+    return [
+        {name: torch.from_numpy(array) for name, array in {**answer, **together}.items()}
+        for answer in answers
+    ]

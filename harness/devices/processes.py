@@ -1,0 +1,145 @@
+"""Runs a function in several processes that can talk to each other through torch.distributed (gloo), on this machine.
+
+The processes come from a server that has imported torch once, so that a second run starts in milliseconds. A rank that
+fails, hangs or dies ends the run, and is named: its fellows may be waiting for it for ever.
+"""
+
+import datetime
+import faulthandler
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+START = 300.0
+"""Seconds that the ranks may take to start: on a busy machine torch alone takes many."""
+GRACE = 1.0
+"""Seconds that the other ranks get to say what went wrong with them too."""
+
+
+class RankFailed(Exception):
+    """A rank raised, hangs or died; the message says which and, where that is known, at which line of a file."""
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    arguments: Sequence[tuple],
+    *,
+    describe: Callable[[Exception], str] = repr,
+    source: Path | None = None,
+    seconds: float = 60.0,
+) -> list[Any]:
+    """Calls `function(*arguments[rank])` in as many processes as there are arguments, and returns what each returns.
+
+    Args:
+        function: Can be pickled, as can its arguments and what it returns. It finds the default process group set up.
+        arguments: Of each rank.
+        describe: Says what an exception was, in the process that raised it; can be pickled.
+        source: The file whose line is named where a rank hangs.
+        seconds: For which the ranks may run, once all have started.
+
+    Raises RankFailed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed"])
+    with tempfile.TemporaryDirectory() as folder:
+        ranks: list[tuple[BaseProcess, Connection]] = []
+        try:
+            for rank, own in enumerate(arguments):
+                ours, theirs = context.Pipe(duplex=False)
+                start = (theirs, Path(folder), rank, len(arguments), seconds)
+                process = context.Process(
+                    target=one_rank, args=(*start, function, own, describe), daemon=True
+                )
+                process.start()
+                theirs.close()
+                ranks.append((process, ours))
+            answers(ranks, START, folder, source)
+            return answers(ranks, seconds, folder, source)
+        finally:
+            for process, _ in ranks:
+                process.kill()
+                process.join()
+
+
+def one_rank(
+    answer: Connection,
+    folder: Path,
+    rank: int,
+    size: int,
+    seconds: float,
+    function: Callable[..., Any],
+    arguments: tuple,
+    describe: Callable[[Exception], str],
+) -> None:
+    """What a process does: joins the group, says so, calls the function, and sends what it returns."""
+    import torch
+    import torch.distributed
+
+    with (folder / f"stack {rank}").open("w") as stack:
+        faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
+        torch.set_num_threads(1)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+        store = torch.distributed.FileStore(str(folder / "store"), size)
+        # The run ends before the group's own limit, which names no rank.
+        limit = datetime.timedelta(seconds=START + 2 * seconds)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+        answer.send((True, None))
+        try:
+            answer.send((True, function(*arguments)))
+        except Exception as error:
+            answer.send((False, describe(error)))
+
+
+def answers(
+    ranks: Sequence[tuple[BaseProcess, Connection]], seconds: float, folder: str, source: Path | None
+) -> list[Any]:
+    """One answer of every rank, in order. Raises RankFailed where one fails, or does not come in time."""
+    found: dict[int, Any] = {}
+    failed: dict[int, str] = {}
+    deadline = time.monotonic() + seconds
+    waiting = {connection: rank for rank, (_, connection) in enumerate(ranks)}
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for connection in wait(list(waiting), left):
+            rank = waiting.pop(connection)
+            try:
+                good, value = connection.recv()
+            except EOFError:
+                process = ranks[rank][0]
+                process.join()
+                good, value = False, f"ended without an answer (exit code {process.exitcode})"
+            (found if good else failed)[rank] = value
+            deadline = deadline if good else min(deadline, time.monotonic() + GRACE)
+    size = len(ranks)
+    if failed:
+        raise RankFailed("; ".join(f"rank {rank} of {size}: {failed[rank]}" for rank in sorted(failed)))
+    if waiting:
+        hanging = sorted(waiting.values())
+        words = [
+            f"rank {rank} of {size} hangs{place(ranks[rank][0], rank, folder, source)}" for rank in hanging
+        ]
+        raise RankFailed(f"{'; '.join(words)} (stopped after {seconds:g} s)")
+    return [found[rank] for rank in range(size)]
+
+
+def place(process: BaseProcess, rank: int, folder: str, source: Path | None) -> str:
+    """Where a hanging rank is in the source, " at FILE:LINE"; "" where that cannot be found out."""
+    if process.pid is None or source is None:
+        return ""
+    os.kill(process.pid, signal.SIGUSR1)
+    stack = Path(folder) / f"stack {rank}"
+    deadline = time.monotonic() + GRACE
+    while time.monotonic() < deadline:
+        for file, line in re.findall(r'File "(.*)", line (\d+)', stack.read_text()):
+            if Path(file) == source:
+                return f" at {source}:{line}"
+        time.sleep(0.05)
+    return ""

@@ -1,0 +1,134 @@
+"""Rungs: the ways to solve a puzzle's gates, each a file of the learner's with blanks and a checker that judges it.
+
+A checker is a class with this protocol; a puzzle may bring its own, "harness.puzzles.pNN.checker:Checker":
+
+    class Checker:
+        def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0): ...
+
+        def check(
+            self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+        ) -> list[GateResult]: ...
+
+`path` is the learner's file (of a Mojo rung its op package), read anew at every call; `gates` are ids and `cases` the
+puzzle's own where they are None. `check` returns one `harness.check.results.GateResult` for each gate, in the order of
+the rung: "unsolved" where the blank is untouched, else "correct" or "wrong", with a diagnosis in lines and the id of the
+known mistake. It raises a WorkbookError where the file cannot be judged at all: DamagedFile, CompileFailed. Whatever the
+learner's code raises is a verdict, not an error. One checker serves many checks, so that it may keep truth and baseline.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+NAMES = {"derive": "derivation", "numpy": "NumPy", "torch": "PyTorch", "mojo": "Mojo"}
+"""Rung id -> what people call it, in the order in which rungs are taken."""
+
+
+def name_of(id: str) -> str:
+    """What people call a rung."""
+    return NAMES.get(id, id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One way to solve gates of a puzzle.
+
+    Attributes:
+        id: "derive", "numpy", "torch" or "mojo": what `--rung` takes.
+        file: The file with the blanks, relative to the puzzle's folder.
+        gates: The ids of the gates whose blanks it holds, in the order in which they are taken.
+        checker: "module:Class" of what judges it, imported when it is asked for.
+        title: What lists call it, "NumPy rung".
+        about: A remark behind the title in lists.
+        optional: Left untouched, it keeps nobody from having solved the puzzle.
+    """
+
+    id: str
+    file: str
+    gates: tuple[str, ...]
+    checker: str
+    title: str = ""
+    about: str = ""
+    optional: bool = False
+
+    @property
+    def language(self) -> str:
+        """ "Mojo" or "Python", by the name of the file."""
+        return "Mojo" if self.file.endswith(".mojo") else "Python"
+
+    @property
+    def words(self) -> str:
+        """What lists call it."""
+        return self.title or f"{name_of(self.id)} rung"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumpyRung(Rung):
+    """A Python file with a function for each gate, of the gate's name, judged on arrays.
+
+    A function asks for steps of the puzzle's derivation by the names of its arguments.
+
+    Attributes:
+        names: Argument, or "gate.argument" for one gate alone -> step of the derivation, where they differ.
+        returns: Gate -> the quantities that its function returns, in order.
+        pack: Quantity -> what makes one array of everything its function returns.
+    """
+
+    id: str = "numpy"
+    checker: str = "harness.check.numpy_rung:NumpyChecker"
+    returns: Mapping[str, tuple[str, ...]]
+    names: Mapping[str, str] = field(default_factory=dict)
+    pack: Mapping[str, Callable[..., np.ndarray]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TorchFunction:
+    """What one gate asks of a PyTorch rung's file, and what comes back.
+
+    Attributes:
+        name: What the file defines: a subclass of `torch.autograd.Function`, called through `apply`, or a function.
+        takes: The puzzle's inputs that it is called with, in order.
+        returns: The quantities that it returns, in order.
+        gradients: Input -> quantity that its gradient is; empty for a function that is checked by its values alone.
+            Where it is not, `torch.autograd.gradcheck` is run as well, in float64.
+        grad_outputs: The puzzle's inputs that are the gradients coming in, one for each of `returns`.
+        op: The registered op behind it, "namespace::name", which `torch.library.opcheck` is run on; "" for none.
+        split: For cases of several processes: input or quantity -> the axis along which each rank holds its part. What
+            is not named here every rank has whole.
+    """
+
+    name: str
+    takes: tuple[str, ...]
+    returns: tuple[str, ...] = ()
+    gradients: Mapping[str, str] = field(default_factory=dict)
+    grad_outputs: tuple[str, ...] = ()
+    op: str = ""
+    split: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchRung(Rung):
+    """A Python file with an `autograd.Function`, or a function, for each gate, judged on torch tensors.
+
+    Attributes:
+        functions: Gate -> what it asks of the file.
+    """
+
+    id: str = "torch"
+    checker: str = "harness.check.torch_rung:TorchChecker"
+    functions: Mapping[str, TorchFunction]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MojoRung(Rung):
+    """The kernels of an op package: `file` is "op/NAME.mojo"."""
+
+    id: str = "mojo"
+    checker: str = "harness.check.gates:Checker"
+    title: str = "Mojo kernels"
+
+    @property
+    def source(self) -> str:
+        """The file with the blanks, relative to the op package."""
+        return self.file.removeprefix("op/")

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo import config
 
-torch._logging.set_logs(
-    all=logging.CRITICAL
-)  # the messages say when and where, which is different in every run
+# The messages say when and where, which is different in every run.
+logging.getLogger("torch").setLevel(logging.CRITICAL)
 
 # ANCHOR: counting
 counts = {"graphs": 0, "compiled calls": 0}

@@ -144,9 +144,8 @@ def machine_free(text: str) -> list[str]:
     text = re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", "#", text)
     text = re.sub(r"\b[0-9a-f]{7,}\b", "#", text)
     text = text.replace("compiled in # s", "cached")
-    text = re.sub(
-        r"(#x +# +)\S.*", r"\1(case)", text
-    )  # which case is the hardest depends on PyTorch's rounding
+    # Which case is the hardest depends on PyTorch's rounding.
+    text = re.sub(r"(#x +# +)\S.*", r"\1(case)", text)
     text = re.sub(r"^ *CPU / GPU .*\n", "", text, flags=re.M)
     return [" ".join(line.split()) for line in text.splitlines()]
 

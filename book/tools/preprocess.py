@@ -248,9 +248,8 @@ def snippet(
     name = os.path.relpath(file, setting.book.resolve())
     text = file.read_text(encoding="utf-8").rstrip("\n")
     if chapter.text[: place.start()].endswith('"'):
-        text = text.strip(
-            "<>"
-        )  # an address: in the text it needs the brackets, in an attribute it must not have them
+        # An address: in the text it needs the brackets, in an attribute it must not have them.
+        text = text.strip("<>")
     part = Chapter(name, text, chapter.faults, in_solution(chapter, place.start()))
     return transform(part, file.parent, setting, (*within, file))
 

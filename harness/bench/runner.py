@@ -133,7 +133,7 @@ class Bench:
         if self.late(0):
             self.leave_out(sizes, EVERYBODY, "all", self.spent())
             return
-        torch._dynamo.reset()
+        torch.compiler.reset()
         try:
             problem = self.benchmark.make_problem(sizes, DTYPES[self.options.dtype], self.options.device)
             truth = self.benchmark.truth(problem)

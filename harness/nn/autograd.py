@@ -21,6 +21,7 @@ from harness.devices.graphs import Program, load_each
 from harness.nn import direct
 from harness.nn.direct import BIAS, WEIGHT
 from harness.nn.ops import BACKWARD, FORWARD
+from harness.nn.private import dispatch_modes, transforms_active
 from harness.spec.ops import Call
 from harness.toolchain.roots import op_package, solutions
 
@@ -274,8 +275,8 @@ def call_directly(
     if not (
         type(x) in PLAIN
         and type(linear_weight) in PLAIN
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._are_functorch_transforms_active()
+        and dispatch_modes() == 0
+        and not transforms_active()
     ):
         return None
     index = x.get_device()

@@ -17,6 +17,7 @@ import torch
 
 from harness.errors import WorkbookError
 from harness.nn.ops import EPS
+from harness.nn.private import any_autocast, current_device, current_stream, empty_strided, fp32_precision
 from harness.toolchain import extension
 
 Tensor = torch.Tensor
@@ -37,12 +38,6 @@ WEIGHT, BIAS = 1, 2
 """Gradients of the linear layer that are wanted, added."""
 NOWHERE = (0, 0, 0, 0)
 """In the place of GPU, stream and scratch memory: launches nothing, and only counts the scratch memory."""
-
-# What torch's own compiled graphs allocate and ask with: a fraction of the host time of torch.empty and
-# torch.cuda.current_stream.
-empty_strided = torch._C._dynamo.guards._empty_strided_cuda
-current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a torch without CUDA has no streams
-current_device = getattr(torch._C, "_cuda_getDevice", None)
 
 
 # ---- Sizes and scratch memory -------------------------------------------------------------------------------
@@ -106,7 +101,7 @@ def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
 
 def kind_of(dtype: torch.dtype) -> int:
     """The number of a dtype; float32 has two, by torch's own flag for matrix products on CUDA."""
-    if dtype is torch.float32 and torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32":
+    if dtype is torch.float32 and fp32_precision("cuda", "matmul") == "tf32":
         return TF32
     return KINDS[dtype]
 
@@ -353,7 +348,7 @@ class Kernels:
 
 def without_autocast():
     """Keeps `torch.autocast` from narrowing the operands of torch's own products."""
-    on = torch._C._is_any_autocast_enabled()
+    on = any_autocast()
     return torch.autocast(DEVICE, enabled=False) if on else contextlib.nullcontext()
 
 

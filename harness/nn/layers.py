@@ -6,6 +6,7 @@ from torch.autograd import forward_ad
 
 from harness.nn.autograd import PLAIN, call_directly, layernorm_linear
 from harness.nn.ops import EPS
+from harness.nn.private import any_autocast
 
 Tensor = torch.Tensor
 
@@ -58,7 +59,7 @@ def fused_layernorm_linear(
     """
     tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
     compiling = torch.compiler.is_compiling()
-    if compiling or torch._C._is_any_autocast_enabled() or type(x) not in PLAIN:
+    if compiling or any_autocast() or type(x) not in PLAIN:
         check_types(*tensors)
         tensors = in_autocast_dtype(*tensors)
     if forward_ad._current_level >= 0:

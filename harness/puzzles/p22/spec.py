@@ -332,9 +332,8 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     element = {"float64": 8, "float32": 4}.get(dtype, 2)
     accum = 8 if accum_dtype(dtype) == "float64" else 4
     statistics = {"mean": rows * accum, "rstd": rows * accum}
-    atomic = (
-        4 if element == 2 else 8
-    )  # the sums of the fused backward pass: float32 for 16 bits, else float64
+    # The sums of the fused backward pass: float32 for 16 bits, else float64.
+    atomic = 4 if element == 2 else 8
     return Ledger(
         saved_eager={"input": rows * H * element, **statistics, "ln_out": rows * H * element},
         saved_ours={"input": rows * H * element, **statistics},

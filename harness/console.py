@@ -131,9 +131,9 @@ def write_json(data: dict, target: str) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be said from here."""
+    """A path as short as it can be said from here; a link by its own name."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        return str(Path(os.path.abspath(path)).relative_to(Path.cwd()))
     except ValueError:
         return str(path)
 

@@ -12,8 +12,11 @@ links to what has no blanks.
 """
 
 import argparse
+import codecs
 import difflib
+import os
 import re
+import stat
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,6 +28,8 @@ from harness.learner.layout import faults, is_link_to, layout, put_link
 START = re.compile(r"^(?P<indent>[ \t]*)# BLANK-START (?P<id>\w+): (?P<task>.+)$")
 END = re.compile(r"^[ \t]*# BLANK-END (?P<id>\w+)$")
 MARKER = re.compile(r"^[ \t]*#\s*BLANK-(START|END)")
+LARGEST = 2**22
+"""Bytes of a source file, at most."""
 REPAIR = "`python -m harness reset` puts the file back and keeps a copy of yours"
 
 
@@ -89,9 +94,20 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
 def read(path: Path) -> str:
     """The text of a file that somebody works on. Raises DamagedFile, in a line, for what is no readable text file."""
     try:
-        return path.read_bytes().decode()
+        if what := unreadable(path):
+            raise DamagedFile(f"{path}: {what}; {REPAIR}")
+        data = path.read_bytes()
+        if data.startswith(codecs.BOM_UTF8):
+            what = "begins with a byte order mark, which Mojo does not take: save it as UTF-8 without BOM"
+            raise DamagedFile(f"{path}:1: {what}")
+        text = data.decode()
+        if "\0" in text:  # Mojo reads a file only to there
+            raise DamagedFile(f"{path}: byte {data.index(0)} is NUL, so that this is no text; {REPAIR}")
+        return text
     except FileNotFoundError:
         what = "the file is missing"
+        if path.is_symlink():
+            what = f"links to {os.readlink(path)}, which is not there"
     except IsADirectoryError:
         what = "a folder stands where the file should be"
     except UnicodeDecodeError as error:
@@ -99,6 +115,16 @@ def read(path: Path) -> str:
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
     raise DamagedFile(f"{path}: {what}; {REPAIR}")
+
+
+def unreadable(path: Path) -> str:
+    """Why a path that is there is not even to be opened: a pipe would block, a device may have no end. "" where it is."""
+    facts = path.stat()
+    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
+        return "is no ordinary file"
+    if facts.st_size > LARGEST:
+        return f"has {facts.st_size:,} bytes, which no source file needs"
+    return ""
 
 
 def complete(found: dict[str, Blank], wanted: Iterable[str], name: str) -> dict[str, Blank]:
@@ -156,17 +182,17 @@ def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Pa
     written = []
     parts = layout(solutions)
     for relative in parts.edited:
-        wanted = skeleton((solutions / relative).read_text(), str(solutions / relative))
+        wanted = skeleton((solutions / relative).read_text(encoding="utf-8"), str(solutions / relative))
         target = problems / relative
         # A link is not written through: what it leads to is the solution.
-        present = target.read_text() if target.is_file() and not target.is_symlink() else None
+        present = target.read_text(encoding="utf-8") if target.is_file() and not target.is_symlink() else None
         if present == wanted:
             continue
         if present is not None and not force and any(b.size for b in find(present, str(target)).values()):
             raise DamagedFile(f"{target}: a blank holds work; --force overwrites it")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        target.write_text(wanted)
+        target.write_text(wanted, encoding="utf-8")
         written.append(target)
     for relative in parts.linked:
         solution, target = solutions / relative, problems / relative
@@ -212,9 +238,9 @@ def check(solutions: Path, problems: Path) -> int:
     there is nothing to print."""
     different = False
     for relative in layout(solutions).edited:
-        wanted = skeleton((solutions / relative).read_text())
+        wanted = skeleton((solutions / relative).read_text(encoding="utf-8"))
         target = problems / relative
-        present = target.read_text() if target.is_file() else ""
+        present = target.read_text(encoding="utf-8") if target.is_file() else ""
         diff = list(
             difflib.unified_diff(present.splitlines(), wanted.splitlines(), str(target), "generated", n=1)
         )

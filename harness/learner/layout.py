@@ -42,7 +42,7 @@ def layout(solutions: Path) -> Layout:
                 linked.append(relative / name)
         for name in names:
             if Path(name).suffix in SUFFIXES:
-                if BLANK in (folder / name).read_text():
+                if BLANK in (folder / name).read_text(encoding="utf-8"):
                     edited.append(relative / name)
                 elif in_package:
                     linked.append(relative / name)
@@ -52,7 +52,7 @@ def layout(solutions: Path) -> Layout:
 def has_blanks(folder: Path) -> bool:
     """Whether a folder that is no link holds a file with a blank."""
     return not folder.is_symlink() and any(
-        BLANK in path.read_text() for path in folder.rglob("*") if path.suffix in SUFFIXES
+        BLANK in path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.suffix in SUFFIXES
     )
 
 

@@ -5,13 +5,14 @@ edit after passing shows. A file that is lost or damaged loses nothing else: the
 """
 
 import json
-import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.learner.blanks import Blank
 from harness.toolchain import roots
 from harness.toolchain.cache import digest
+from harness.toolchain.disk import write_whole
 
 FILE = ".workbook-progress.json"
 
@@ -47,12 +48,8 @@ class Progress:
     def save(self) -> None:
         """Writes the file, or leaves the old one whole; a folder that cannot be written costs the progress only."""
         data = json.dumps({"passed": self.passed, "hints": self.hints}, indent=2, sort_keys=True)
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            temporary.write_text(data + "\n")
-            os.replace(temporary, self.path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            write_whole(self.path, data + "\n")
 
     def note(self, ladder: str, blank: Blank, correct: bool) -> None:
         """Remembers that a blank has passed, or no longer does."""

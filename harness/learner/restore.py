@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.errors import BadUse, DamagedFile
 from harness.learner import blanks, layout
+from harness.toolchain.disk import replace_file
 
 SUFFIX = ".bak"
 
@@ -26,11 +27,13 @@ def restored(path: Path, solution: Path, blank: str | None = None) -> str:
     if blank not in wanted:
         raise BadUse(f"unknown blank {blank!r}; there is {', '.join(wanted)}")
     try:
-        pieces = blanks.split(blanks.read(path), str(path))
+        text = blanks.read(path)
+        pieces = blanks.split(text, str(path))
         blanks.complete({p.id: p for p in pieces if isinstance(p, blanks.Blank)}, [blank], str(path))
     except DamagedFile as error:
         raise DamagedFile(f"one blank of a damaged file cannot be found: {error}") from None
-    return blanks.join(pieces, {blank: wanted[blank].body})
+    joined = blanks.join(pieces, {blank: wanted[blank].body})
+    return joined.replace("\n", "\r\n") if text.count("\r\n") * 2 > text.count("\n") else joined
 
 
 def backup(path: Path) -> Path | None:
@@ -44,11 +47,22 @@ def backup(path: Path) -> Path | None:
     while target.exists():
         target = path.with_name(f"{path.name}.{stamp}-{number}{SUFFIX}")
         number += 1
-    if path.is_dir():
+    # A folder, a pipe that has no end, or what is too large to be a source file.
+    if not path.is_file() or path.stat().st_size > blanks.LARGEST:
         path.rename(target)
-    else:
+        return target
+    try:
         shutil.copy2(path, target)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
     return target
+
+
+def missing(solutions: Path, problems: Path) -> list[Path]:
+    """The files with blanks of a puzzle's folder that are not there at all, relative to it."""
+    edited = layout.layout(solutions).edited
+    return [relative for relative in edited if not os.path.lexists(problems / relative)]
 
 
 def reset(path: Path, content: str | Path) -> Path | None:
@@ -63,7 +77,5 @@ def reset(path: Path, content: str | Path) -> Path | None:
     if isinstance(content, Path):
         layout.put_link(content, path)
         return kept
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(content)
-    os.replace(temporary, path)
+    replace_file(path, content)
     return kept

@@ -61,13 +61,18 @@ def write_whole(path: Path, text: str) -> None:
     if place.exists() and not (place.is_file() and os.access(place.parent, os.W_OK)):
         place.write_bytes(text.encode())
         return
-    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    replace_file(place, text)
+
+
+def replace_file(place: Path, text: str) -> None:
+    """Puts a UTF-8 file in the place of another, with its permissions, or of a link. Raises OSError."""
+    temporary = place.with_name(f"{place.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())  # else a power cut may leave the new name with nothing in it
-        if place.exists():
+        if place.is_file():
             shutil.copymode(place, temporary)
         os.replace(temporary, place)
     except BaseException:

@@ -56,22 +56,24 @@ class OpPackage:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk` in a fixed order, through links to folders; each folder once, so that no circle of links is endless."""
+    """`os.walk` in a fixed order, through links to folders; each folder once, so that no circle of links is endless.
+
+    Hidden names are left out: editors lock files with links of such names that lead nowhere.
+    """
     seen = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         if (real := os.path.realpath(parent)) in seen:
             folders.clear()
             continue
         seen.add(real)
-        yield parent, folders, names
+        yield parent, folders, [name for name in names if not name.startswith(".")]
 
 
 def mojo_files(folder: Path) -> list[Path]:
     """The Mojo files in a folder and in what it links to, in a fixed order."""
-    return sorted(
-        Path(parent) / name for parent, _, names in walk(folder) for name in names if name.endswith(".mojo")
-    )
+    paths = (Path(parent) / name for parent, _, names in walk(folder) for name in names)
+    return sorted(path for path in paths if path.suffix == ".mojo" and path.is_file())
 
 
 def mojo_version() -> str:

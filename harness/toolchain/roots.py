@@ -17,9 +17,9 @@ def solutions() -> Path:
 
 
 def problems() -> Path:
-    """The learner's files; only a checkout has them."""
+    """The learner's files; only a checkout has them. Where the folder is gone, `reset` makes it anew."""
     folder = CHECKOUT / "problems"
-    if not folder.is_dir():
+    if not (folder.is_dir() or (CHECKOUT / "solutions").is_dir()):
         raise BadUse(
             "there is no problems/ folder here: run inside a checkout of the workbook, or use --solution"
         )

@@ -1,5 +1,6 @@
 """The learner's commands on a copy of the checkout: list, hint, diff, reset, doctor, the NumPy rung, damaged files."""
 
+import errno
 import io
 import json
 import os
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness.cli import main
-from harness.learner import blanks, hints, progress
+from harness.learner import blanks, hints, progress, restore
 from harness.learner.work import Work
 from harness.puzzles.p22.spec import PUZZLE
 from harness.screens import doctor
@@ -373,6 +374,78 @@ def test_reset_of_a_puzzle_puts_every_changed_file_back(checkout):
     assert again.returncode == 0 and "Nothing to reset" in again.stdout and len(backups(checkout)) == 1
 
 
+@pytest.mark.parametrize("gone", ["problems", "problems/p22", "problems/p22/op"])
+def test_reset_of_a_puzzle_makes_everything_that_is_gone(checkout, gone):
+    before = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
+    shutil.rmtree(checkout.path / gone)
+    assert "the file is missing; `python -m harness reset`" in one_line(checkout.run("p22", "--backward"))
+    assert checkout.run("list").returncode == 0
+    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    after = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
+    assert after == before and checkout.numpy in after
+    assert "Nothing to reset" in checkout.run("reset", "p22", "--yes").stdout
+
+
+def test_reset_of_the_kernels_leaves_work_in_numpy(checkout):
+    checkout.fill(checkout.numpy, "db")
+    checkout.fill(checkout.kernels, "dx")
+    work = checkout.numpy.read_text()
+    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert checkout.numpy.read_text() == work and len(backups(checkout)) == 1
+
+
+@pytest.mark.parametrize("file", ["kernels", "numpy"])
+def test_reset_of_one_blank_keeps_windows_line_endings(checkout, file):
+    path = getattr(checkout, file)
+    flags = ["--numpy"] if file == "numpy" else []
+    checkout.fill(path, "db", "dx")
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    lines = path.read_bytes().count(b"\n")
+    assert checkout.run("reset", "p22", "dx", "--yes", *flags).returncode == 0
+    data = path.read_bytes()
+    assert data.count(b"\r\n") == data.count(b"\n") <= lines
+    found = blanks.find(data.decode())
+    assert found["dx"].size == 0 and found["db"].size > 0
+
+
+@pytest.mark.parametrize("where", ["the copy", "the file"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_reset_that_cannot_write_is_one_line_and_changes_nothing(checkout, monkeypatch, where, number):
+    checkout.fill(checkout.kernels, "dx")
+    work = checkout.kernels.read_bytes()
+
+    def fail(*arguments):
+        if where == "the copy":
+            Path(arguments[1]).write_text("half")
+        raise OSError(number, os.strerror(number))
+
+    target, name = (restore.shutil, "copy2") if where == "the copy" else (os, "fsync")
+    monkeypatch.setattr(target, name, fail)
+    finished = checkout.run("reset", "p22", "--yes")
+    assert checkout.kernels.read_bytes() == work and not list(checkout.kernels.parent.glob("*.tmp"))
+    assert finished.stderr.count("\n") == 1
+    if number == errno.ENOSPC:
+        assert finished.returncode == 5
+        assert (
+            "disk full: no room for problems/p22/op/layernorm_linear.mojo and a copy of it" in finished.stderr
+        )
+    else:
+        assert (
+            finished.returncode == 2 and "Read-only file system; nothing of it was changed" in finished.stderr
+        )
+    if where == "the copy":
+        assert not backups(checkout), "no half a copy"
+
+
+def test_the_lock_of_an_editor_is_no_part_of_the_package(checkout):
+    """Emacs marks a file that is being edited by a link of a hidden name that leads nowhere."""
+    work = Work(PUZZLE, PUZZLE.rung("mojo"))
+    before, digest = work.package.files, work.package.digest
+    (checkout.kernels.parent / ".#layernorm_linear.mojo").symlink_to("someone@somewhere.4711:1")
+    os.mkfifo(checkout.kernels.parent / "pipe.mojo")
+    assert (work.package.files, work.package.digest) == (before, digest)
+
+
 def test_copies_never_overwrite_each_other(checkout):
     for n in range(3):
         checkout.numpy.write_text(f"work {n}")
@@ -409,8 +482,23 @@ def damage(path: Path, how: str) -> None:
         path.rename(path.with_suffix(".mine"))
         path.mkdir()
         (path / "notes").write_text("mine")
-    elif how == "missing":
+    elif how == "byte order mark":
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    elif how == "NUL":
+        path.write_bytes(path.read_bytes().replace(b"# FILL IN", b"\0", 1))
+    elif how == "huge":
+        with path.open("ab") as file:
+            file.truncate(2**40)
+    else:
         path.unlink()
+        if how == "link to nowhere":
+            path.symlink_to("nowhere")
+        elif how == "link to itself":
+            path.symlink_to(path.name)
+        elif how == "pipe":
+            os.mkfifo(path)
+        elif how == "device":
+            path.symlink_to("/dev/zero")
 
 
 DAMAGE = {
@@ -423,6 +511,13 @@ DAMAGE = {
     "not text": "is no UTF-8 text",
     "folder": "a folder stands where the file should be",
     "missing": "the file is missing",
+    "byte order mark": ":1: begins with a byte order mark, which Mojo does not take: save it as UTF-8 without BOM",
+    "NUL": "is NUL, so that this is no text",
+    "huge": "has 1,099,511,627,776 bytes, which no source file needs",
+    "link to nowhere": "links to nowhere, which is not there",
+    "link to itself": "cannot be read (Too many levels of symbolic links)",
+    "pipe": "is no ordinary file",
+    "device": "is no ordinary file",
 }
 
 
@@ -441,7 +536,8 @@ def test_a_damaged_file_is_one_clear_line_and_reset_repairs_it(checkout, how, fi
         (ROOT / "solutions" / path.relative_to(checkout.path / "problems")).read_text()
     )
     kept = backups(checkout)
-    if how == "missing":
+    assert not path.is_symlink()
+    if how in ("missing", "link to nowhere", "link to itself"):
         assert not kept
     elif how == "folder":
         assert (kept[0] / "notes").read_text() == "mine"
@@ -449,7 +545,7 @@ def test_a_damaged_file_is_one_clear_line_and_reset_repairs_it(checkout, how, fi
         assert len(kept) == 1
 
 
-@pytest.mark.parametrize("how", ["folder", "half-written", "every marker deleted", "missing"])
+@pytest.mark.parametrize("how", ["folder", "half-written", "every marker deleted", "missing", "pipe", "NUL"])
 def test_a_run_of_a_damaged_file_is_one_clear_line(checkout, how):
     damage(checkout.kernels, how)
     assert DAMAGE[how] in one_line(checkout.run("p22", "--backward"))
@@ -490,7 +586,7 @@ def test_a_file_of_one_s_own_in_the_place_of_a_link_is_compiled_named_and_kept(c
     link.unlink()
     link.write_text(text)
     (link.parent / "helper.mojo").write_text("# mine too\n")
-    files = Work(PUZZLE).package.files
+    files = Work(PUZZLE, PUZZLE.rung("mojo")).package.files
     assert {"launches.mojo", "helper.mojo"} <= {file.name for file in files if not file.is_symlink()}
     notes = [
         "   note: problems/p22/op/launches.mojo is your own, not the link to the solution's",

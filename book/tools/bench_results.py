@@ -58,8 +58,19 @@ COLUMNS = {
     "memory": "memory",
 }
 OURS, FLOOR = "fast", "bare GEMMs"
+SHORT = {
+    FLOOR: "products",
+    "eager": "eager",
+    "compile": "compile",
+    "compile budget 0.5": "budget",
+    "max-autotune": "autotune",
+    "liger": "Liger",
+    "transformer-engine": "Transformer Engine",
+}
+"""Who stands in the head of the table of all peers, which is to be seen whole."""
+NARROW = "\u00a0"
 OUR_OWN = (OURS, "unfused", "fused", "unfused through MAX", "fused through MAX")
-DIFFERENCE = "backward, as a difference"
+DIFFERENCE = "backward †"
 OTHER_RUN = "from the full run"
 """How the note of a row begins that was taken over from EARLIER, where it was measured over other bare products."""
 
@@ -226,7 +237,7 @@ def timed(row: Row) -> Timed:
     """The time of a row."""
     time = float(row["median_us"])
     floor = time / float(row["ratio_to_floor"]) if row["ratio_to_floor"] else None
-    return Timed(time, floor, f"{time_text(time)} ({spread(row)})")
+    return Timed(time, floor, f"{time_text(time)} ± {widest_spread(row):.1f} %".replace(" ", NARROW))
 
 
 def passes(rows: list[Row], column: str) -> Iterator[tuple[Size, str, dict[str, Timed]]]:
@@ -244,7 +255,7 @@ def passes(rows: list[Row], column: str) -> Iterator[tuple[Size, str, dict[str, 
         difference = {name: less(both[name], forward[name]) for name in both if name in forward}
         yield dims, "forward", forward
         yield (dims, "backward", alone["backward"]) if alone["backward"] else (dims, DIFFERENCE, difference)
-        yield dims, "forward and backward", both
+        yield dims, "both", both
 
 
 def less(both: Timed, forward: Timed) -> Timed:
@@ -263,15 +274,16 @@ def peers_of(rows: list[Row], column: str) -> list[str]:
 def peers_table(rows: list[Row], column: str) -> str:
     """LayerNormLinear beside all peers, a line for each size and pass: its time, and that over everybody's.
 
-    Above 1 it is slower, and the ratio is bold.
+    The spread of a time is the larger distance of the 20 % and the 80 % quantile. Above 1 it is slower, and the ratio is bold.
     """
     peers, body = peers_of(rows, column), []
     for dims, what, found in passes(rows, column):
         if OURS in found:
             ours = found[OURS]
             ratios = [ours.over(found[name]) if name in found else None for name in peers]
-            body.append([size_text(dims), what, ours.words, *map(bold_ratio, ratios)])
-    head = ["sizes", "pass", "LayerNormLinear (20 to 80 %)", *(f"/ {NAMES[name]}" for name in peers)]
+            size = "{:,}:\u00a0{:,}→{:,}".format(*dims)
+            body.append([size, what.replace(" ", NARROW), ours.words, *map(bold_ratio, ratios)])
+    head = ["rows: H→O", "pass", "time", *(SHORT[name] for name in peers)]
     return table(head, body, left=2)
 
 
@@ -297,7 +309,7 @@ def losses(rows: list[Row], column: str) -> str:
     ]
     widest = max((widest_spread(row) for row in rows if row["column"] == column), default=0.0)
     lines = "\n".join(counts)
-    derived = "The backward pass was not timed alone: its lines are the difference of the two others. "
+    derived = "† The backward pass was not timed alone: its lines are the difference of the two others. "
     return (
         f"{lines}\n\n{derived if DIFFERENCE in tally else ''}"
         f"Three of five rounds of every candidate lie within {widest:.1f} % of its median.\n"
@@ -454,6 +466,13 @@ def host_table(rows: list[Row]) -> str:
     return table(["", "forward, no gradients", "forward", "forward and backward"], body)
 
 
+def absent(rows: list[Row]) -> str:
+    """The peers of today's benchmark that these rows do not hold: a sentence, or nothing."""
+    present = {row["candidate"] for row in rows if row["median_us"]}
+    missing = [NAMES[name] for name in SHORT if name not in present]
+    return f"Not in these measurements: {'; '.join(missing)}.\n" if missing else ""
+
+
 def left_out(rows: list[Row]) -> str:
     """Who was not measured and why, a list item each."""
     seen = {}
@@ -512,7 +531,7 @@ def ratio_chart(rows: list[Row], direction: str = "both", column: str = "graph")
     for dims, found in select(rows, direction, column).items():
         able = {name: row for name, row in found.items() if row["ratio_to_floor"] and name != "bare GEMMs"}
         group = []
-        for name, row in sorted(able.items(), key=lambda item: float(item[1]["median_us"])):
+        for name, row in sorted(able.items(), key=lambda item: float(item[1]["ratio_to_floor"])):
             ratio = float(row["ratio_to_floor"])
             group.append(
                 (NAMES[name], ratio, f"{ratio:.2f} · {time_text(float(row['median_us']))}", name == "fast")
@@ -695,6 +714,7 @@ def pages(
             "bench_source.md": lambda: source(rows) + "\n",
             "bench_taken_over.md": lambda: taken_over(rows),
             "bench_left_out.md": lambda: left_out(rows),
+            "bench_absent.md": lambda: absent(rows),
             **{
                 f"bench_peers_{column}.md": partial(peers_table, rows, column) for column in ("graph", "loop")
             },

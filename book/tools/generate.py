@@ -58,6 +58,11 @@ def dims_text(dims: tuple[int, ...]) -> str:
     )
 
 
+def short_dims(dims: tuple[int, ...]) -> str:
+    """4 × 4, 8 → 16, on one line."""
+    return "{:,} × {:,}, {:,} → {:,}".format(*dims).replace(" ", "&nbsp;")
+
+
 def amount(count: float) -> str:
     """A number of bytes, as it is while small, in megabytes when large."""
     return f"{count:,} B" if count < 100_000 else f"{count / 1e6:,.1f} MB"
@@ -133,7 +138,7 @@ def times_table() -> str:
     rows = [
         [
             dtype,
-            dims_text(dims),
+            short_dims(dims),
             direction,
             *(duration(times[who]) for who in ("fused", "unfused", "PyTorch")),
             f"{times['unfused'] / times['fused']:.2g}",
@@ -142,7 +147,16 @@ def times_table() -> str:
         for dtype in roofline.PEAKS
         for (dims, direction), times in measured(dtype).items()
     ]
-    head = ["dtype", "sizes", "pass", "fused", "unfused", "PyTorch", "unfused / fused", "unfused / PyTorch"]
+    head = [
+        "dtype",
+        "B × S, H → O",
+        "pass",
+        "fused",
+        "unfused",
+        "PyTorch",
+        "unfused / fused",
+        "unfused / PyTorch",
+    ]
     return table(head, rows, "lllrrrrr")
 
 

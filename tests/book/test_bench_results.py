@@ -126,13 +126,13 @@ def test_all_peers_stand_in_one_table_and_losses_are_bold(tmp_path):
         write(tmp_path / "bench.csv", *slower, *csv_rows(direction="forward"), *timed_alone)
     )
     head, *body = cells(bench_results.peers_table(rows, "graph"))
-    assert head[3:] == ["/ bare matrix products", "/ PyTorch eager", "/ torch.compile"]
-    assert [line[1] for line in body] == ["forward", "backward", "forward and backward"] * 2
-    assert body[0][2:5] == ["99.0 µs (-1.0 % +2.0 %)", "**1.10**", "0.66"]
+    assert head[3:] == ["products", "eager", "compile"]
+    assert [line[1] for line in body] == ["forward", "backward", "both"] * 2
+    assert body[0][2:5] == ["99.0\u00a0µs\u00a0±\u00a02.0\u00a0%", "**1.10**", "0.66"]
     assert float(body[0][5]) == pytest.approx(99 / 120, abs=0.006)
-    assert body[5][2:] == ["1,100 µs (-1.0 % +2.0 %)", "**1.10**", "**1.10**", "0.88"]
+    assert body[5][2:] == ["1,100\u00a0µs\u00a0±\u00a02.0\u00a0%", "**1.10**", "**1.10**", "0.88"]
     words = bench_results.losses(rows, "graph")
-    assert "- forward and backward: slower in 2 and level in 0 of 4 comparisons with a peer, at 0.8" in words
+    assert "- both: slower in 2 and level in 0 of 4 comparisons with a peer, at 0.8" in words
     assert "- forward: slower in 0" in words and "not timed alone" not in words
     assert "within 2.0 % of its median" in words
 
@@ -153,7 +153,7 @@ def test_a_backward_pass_that_was_not_timed_is_a_difference(tmp_path):
     ]
     rows = bench_results.read(write(tmp_path / "bench.csv", *given))
     line = cells(bench_results.peers_table(rows, "graph"))[2]
-    assert line[1:] == ["backward, as a difference", "70.0 µs", "1.00", "0.78"]
+    assert line[1:] == ["backward\u00a0†", "70.0 µs", "1.00", "0.78"]
     assert "not timed alone: its lines are the difference" in bench_results.losses(rows, "graph")
 
 
@@ -182,8 +182,8 @@ def test_rows_of_another_run_say_so_and_are_compared_over_its_products(tmp_path)
     memory = [row | {"note": note} for row in memory_rows()]
     rows = bench_results.read(write(tmp_path / "bench.csv", *csv_rows(), other, *memory))
     head, *body = cells(bench_results.peers_table(rows, "graph"))
-    at = head.index("/ torch.compile, max-autotune")
-    assert [line[at] for line in body if line[1] == "forward and backward"] == ["0.92", "–"]
+    at = head.index("autotune")
+    assert [line[at] for line in body if line[1] == "both"] == ["0.92", "–"]
     said = bench_results.taken_over(rows)
     assert "build of the layer: torch.compile, max-autotune; all memory." in said
     assert bench_results.taken_over(bench_results.read(write(tmp_path / "own.csv", *csv_rows()))) == ""
@@ -209,6 +209,10 @@ def test_memory_and_who_was_left_out(rows):
     body = cells(bench_results.memory_table(rows))[1:]
     assert [line[1:3] for line in body] == [["LayerNormLinear", "6.0 MiB"], ["PyTorch eager", "12.0 MiB"]]
     assert body[0][3] == "–"
+    assert bench_results.absent(rows) == (
+        "Not in these measurements: torch.compile, memory budget 0.5; torch.compile, max-autotune; Liger LayerNorm, linear; "
+        "Transformer Engine.\n"
+    )
     assert bench_results.left_out(rows) == (
         "- Liger LayerNorm, linear (4,096 rows, 768 → 3,072): skipped: not installed\n"
     )
@@ -235,8 +239,8 @@ def test_host_times(tmp_path):
     ]
     body = cells(bench_results.host_table(bench_results.read(write(tmp_path / "host.csv", *given))))[1:]
     assert body == [
-        ["LayerNormLinear", *(f"{time} µs (-10.0 % +20.0 %)" for time in ("9.0", "13.0", "80.0"))],
-        ["PyTorch eager", *(f"{time} µs (-10.0 % +20.0 %)" for time in ("17.0", "21.0", "156.0"))],
+        ["LayerNormLinear", *(f"{time}\u00a0µs\u00a0±\u00a020.0\u00a0%" for time in ("9.0", "13.0", "80.0"))],
+        ["PyTorch eager", *(f"{time}\u00a0µs\u00a0±\u00a020.0\u00a0%" for time in ("17.0", "21.0", "156.0"))],
     ]
 
 

@@ -56,7 +56,7 @@ def test_every_marker_of_the_roofline_stands_in_the_table_of_times():
     lines = generate.times_table().splitlines()[2:]
     for dtype in ("float32", "bfloat16"):
         for dims in (CHAPTER, GPT2):
-            (line,) = (x for x in lines if f"| {dtype} | {generate.dims_text(dims)} | forward |" in x)
+            (line,) = (x for x in lines if f"| {dtype} | {generate.short_dims(dims)} | forward |" in x)
             for time in generate.measured(dtype)[dims, "forward"].values():
                 assert generate.duration(time) in line
 

@@ -33,6 +33,7 @@ from maths import BadFormula, PageMaths  # noqa: E402
 
 from harness.errors import BadUse  # noqa: E402
 from harness.learner import blanks, hints  # noqa: E402
+from harness.spec.catalogue import find_puzzle  # noqa: E402
 
 WITHHELD = "This code appears when the book is built by its task: "
 MARKER = "<!-- workbook preprocessor -->"
@@ -257,6 +258,13 @@ def snippet(
     return transform(part, file.parent, setting, (*within, file))
 
 
+def ladder_language(puzzle: str, ladder: str) -> str:
+    """ "mojo" or "python", by the rung of a puzzle whose blanks a hint ladder is for."""
+    spec = find_puzzle(puzzle)
+    rungs = (rung for rung in spec.rungs if ladder in (spec.ladder(rung, gate) for gate in rung.gates))
+    return next(rungs, spec.main_rung).language.lower()
+
+
 def hint_ladder(chapter: Chapter, place: re.Match, setting: Setting) -> str:
     """The rungs of a blank's hint ladder, folded one by one; nearly-code stays out of the search index."""
     try:
@@ -264,7 +272,7 @@ def hint_ladder(chapter: Chapter, place: re.Match, setting: Setting) -> str:
     except BadUse as error:
         chapter.fault(place.start(), str(error))
         return place[0]
-    language = "python" if place["ladder"].startswith(hints.NUMPY) else "mojo"
+    language = ladder_language(place["puzzle"], place["ladder"])
     folds = []
     for rung in rungs:
         fence = f"```{language}\n{rung.code}\n```"

@@ -325,7 +325,7 @@ def doctor(arguments: list[str]) -> int:
 
 
 def build_ext(arguments: list[str]) -> int:
-    """Build the extension module that LayerNormLinear uses on a GPU, for this machine's GPUs or for another's.
+    """Build the extension module that the layers use on a GPU, for this machine's GPUs or for another's.
 
     Without it the first call on a GPU builds it. A module that was built elsewhere is found in the folder that the
     environment variable WORKBOOK_EXTENSIONS names; building wants no GPU and no C compiler.

@@ -1,8 +1,8 @@
-"""The bug zoo: wrong kernels, each one small edit of a puzzle's solution, by which the checker itself is checked.
+"""The bug zoo: wrong solutions, each one small edit of a right one, by which the checker itself is checked.
 
-A wrong kernel is a file `solutions/pNN/wrong/NAME.toml` with the keys story (a line), gate, mistake, file, old, new, and
-maybe `also` (further gates that it gets wrong), `cases` (those that alone show it) and `source` (where such a bug was
-reported).
+A wrong solution is a file `solutions/pNN/wrong/NAME.toml` with the keys gate, mistake, file, old, new, and maybe `story`
+(a line), `rung` (whose file it is; without, the puzzle's last), `also` (further gates that it gets wrong), `cases` (those
+that alone show it), `source` (where such a bug was reported) and `curve` (what it does to a training run).
 """
 
 import shutil
@@ -11,36 +11,57 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import DamagedFile
+from harness.spec.catalogue import find_puzzle
+from harness.spec.rungs import MojoRung, Rung
 from harness.toolchain import roots
 from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.packages import OpPackage
 
-KEYS = {"story", "gate", "mistake", "file", "old", "new"}
-MORE = {"also", "cases", "source"}
+KEYS = {"gate", "mistake", "file", "old", "new"}
+MORE = {"story", "rung", "also", "cases", "source", "curve"}
 
 
 @dataclass(frozen=True)
 class WrongKernel:
-    """One edit: in `file`, `old` becomes `new`.
+    """One edit of a puzzle's solution: in `file`, `old` becomes `new`.
 
-    `gate` is the gate that must name it, `also` are gates that cannot be right either; `mistake` is what the diagnosis
-    must call it. `cases` are those that alone show it.
+    `file` is relative to the op package; of a rung in Python it is the rung's own. `gate` is the gate that must name
+    it, `also` are gates that cannot be right either; `mistake` is what the diagnosis must call it. `cases` are those
+    that alone show it.
     """
 
+    puzzle: str
     name: str
-    story: str
     gate: str
     mistake: str
     file: str
     old: str
     new: str
+    story: str = ""
+    rung: str = ""
     also: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
     source: str = ""
+    curve: object = None
+
+    @property
+    def of_rung(self) -> Rung:
+        """The rung whose solution is edited."""
+        puzzle = find_puzzle(self.puzzle)
+        return puzzle.rung(self.rung) if self.rung else puzzle.main_rung
+
+    def target(self) -> Path:
+        """What a checker of the rung is given: the op package, or the file, kept in the cache."""
+        if isinstance(self.of_rung, MojoRung):
+            return self.package().path
+        solution = roots.solutions() / self.puzzle / self.of_rung.file
+        text = self.edited(solution)
+        target = cache_folder("zoo", digest([text])) / solution.name
+        return keep(target, lambda staged: staged.write_text(text), "a wrong solution")
 
     def package(self) -> OpPackage:
         """The wrong kernel's package, kept in the cache so that what is compiled of it can be kept too."""
-        solution = roots.op_package(roots.solutions(), "p22")
+        solution = roots.op_package(roots.solutions(), self.puzzle)
         key = digest([solution.digest, self.file, self.old, self.new])
         target = cache_folder("zoo", key) / self.name
         return OpPackage(keep(target, lambda staged: self.apply(staged, solution), "a wrong kernel"))
@@ -50,25 +71,30 @@ class WrongKernel:
 
         Raises DamagedFile where the old text does not stand in the file exactly once.
         """
-        source = package or roots.op_package(roots.solutions(), "p22")
-        text = (source.path / self.file).read_text(encoding="utf-8")
+        source = package or roots.op_package(roots.solutions(), self.puzzle)
+        text = self.edited(source.path / self.file)
+        shutil.copytree(source.path, folder)
+        (folder / self.file).write_text(text)
+        return OpPackage(folder)
+
+    def edited(self, path: Path) -> str:
+        """The text of a file with the edit. Raises DamagedFile where the old text does not stand in it exactly once."""
+        text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise DamagedFile(
                 f"wrong kernel {self.name} no longer applies: its old text stands {text.count(self.old)} times "
                 f"in {self.file}"
             )
-        shutil.copytree(source.path, folder)
-        (folder / self.file).write_text(text.replace(self.old, self.new))
-        return OpPackage(folder)
+        return text.replace(self.old, self.new)
 
 
-def load(puzzle: str = "p22") -> list[WrongKernel]:
-    """Every wrong kernel of a puzzle, by name. Raises DamagedFile for a file with a missing or unknown key."""
-    return [read(path) for path in sorted((roots.solutions() / puzzle / "wrong").glob("*.toml"))]
+def load(puzzle: str) -> list[WrongKernel]:
+    """Every wrong solution of a puzzle, by name. Raises DamagedFile for a file with a missing or unknown key."""
+    return [read(path, puzzle) for path in sorted((roots.solutions() / puzzle / "wrong").glob("*.toml"))]
 
 
-def read(path: Path) -> WrongKernel:
-    """One wrong kernel."""
+def read(path: Path, puzzle: str) -> WrongKernel:
+    """One wrong solution of a puzzle."""
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -79,4 +105,4 @@ def read(path: Path) -> WrongKernel:
         what += [f"has an unknown key {', '.join(sorted(unknown))}"] if unknown else []
         raise DamagedFile(f"{path} {' and '.join(what)}")
     lists = {key: tuple(entries.get(key, ())) for key in ("also", "cases")}
-    return WrongKernel(path.stem, **{**entries, **lists})
+    return WrongKernel(puzzle, path.stem, **{**entries, **lists})

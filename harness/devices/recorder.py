@@ -75,7 +75,7 @@ def record(
 
     Args:
         package: The op package; the recording program is the solution's, so that nobody has to keep one.
-        puzzle: "p22".
+        puzzle: "p20", whose recording program is run.
         dtype: "float32", "bfloat16" or "float16".
         dims: The sizes of each case, as the puzzle names them.
         variants: Which ones, the fewer the faster; without any, those that the recording program takes by itself.

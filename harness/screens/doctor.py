@@ -132,7 +132,7 @@ def gpu() -> Iterator[Finding]:
 
 
 def extension_module() -> Iterator[Finding]:
-    """What LayerNormLinear launches with on a GPU: built for the GPUs here, or not yet."""
+    """What the layers launch with on a GPU: built for the GPUs here, or not yet."""
     from harness.devices import targets
     from harness.toolchain import extension
 
@@ -144,7 +144,7 @@ def extension_module() -> Iterator[Finding]:
     try:
         wanted = extension.present()
     except WorkbookError as error:
-        yield Finding(part, "note", f"{error}: LayerNormLinear goes through a MAX graph")
+        yield Finding(part, "note", f"{error}: the layers go through a MAX graph")
         return
     for architecture in wanted:
         path = extension.folder() / extension.file_name(architecture)

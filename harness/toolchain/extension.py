@@ -30,7 +30,6 @@ from harness.toolchain.roots import solutions
 
 VARIABLE = "WORKBOOK_EXTENSIONS"
 REMEDY = f"set {VARIABLE} to a folder you can write"
-PUZZLE = "p22"
 OLDEST_NVIDIA = (8, 0)
 """Compute capability with the tensor core instructions and asynchronous copies that the fast kernels use."""
 
@@ -146,9 +145,14 @@ class Built:
     seconds: float
 
 
+def source_folder() -> Path:
+    """The solution that has an extension module: the one with an `extension.mojo`."""
+    return next(path.parent for path in sorted(solutions().glob("*/extension.mojo")))
+
+
 def sources() -> tuple[Path, list[Path]]:
     """The folder of the puzzle's solution, and the Mojo files in it that a module is made of."""
-    folder = solutions() / PUZZLE
+    folder = source_folder()
     return folder, [
         folder / "extension.mojo",
         folder / "small.mojo",
@@ -170,7 +174,7 @@ def file_name(architecture: str) -> str:
     ]
     for file in files:
         parts += [str(file.relative_to(folder)), file.read_bytes()]
-    return f"{PUZZLE}_{architecture}_{digest(parts)}.so"
+    return f"{folder.name}_{architecture}_{digest(parts)}.so"
 
 
 def folder() -> Path:
@@ -258,7 +262,7 @@ def load(path: Path) -> ModuleType:
     """Loads a built module. Raises EnvironmentProblem where the system refuses it."""
     try:
         load_runtime()
-        name = f"workbook_{PUZZLE}"
+        name = f"workbook_{source_folder().name}"
         spec = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, str(path)))
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -43,7 +43,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
     (
         r"unable to locate module '(gpu|algorithm|nn|linalg)",
         "The GPU and kernel modules moved below `max`: `from max.{0} import ...`. "
-        "See the imports at the top of layernorm_linear.mojo.",
+        "See the imports at the top of the file.",
     ),
     (
         r"unable to locate module '([\w.]+)'",

@@ -18,7 +18,7 @@ from harness.errors import DamagedFile
 from harness.toolchain import roots
 
 ROOT = roots.CHECKOUT
-KERNELS = zoo.load()
+KERNELS = zoo.load("p22")
 END_TO_END = ("dx_mean_term_doubled", "grad_output_ignored", "dw_from_x_hat")
 
 
@@ -130,8 +130,9 @@ def written(folder, text):
 
 def test_an_edit_changes_the_copy_and_nothing_else(tmp_path, solution):
     before = {file: file.read_text() for file in solution.files}
-    package = zoo.read(written(tmp_path, GOOD)).apply(tmp_path / "op")
-    changed = [file.name for file in solution.files if (package.path / file.name).read_text() != before[file]]
+    package = zoo.read(written(tmp_path, GOOD), "p22").apply(tmp_path / "op")
+    names = [file.relative_to(solution.path) for file in solution.files]
+    changed = [str(n) for n in names if (package.path / n).read_text() != before[solution.path / n]]
     assert changed == ["layernorm_linear.mojo"]
     assert "row_rstd * (g - 2 * c2" in (package.path / changed[0]).read_text()
     assert {file: file.read_text() for file in solution.files} == before
@@ -139,7 +140,7 @@ def test_an_edit_changes_the_copy_and_nothing_else(tmp_path, solution):
 
 @pytest.mark.parametrize(("old", "times"), [("no such text", 0), ("var H = ", 10)])
 def test_an_edit_that_does_not_apply_once_is_an_error(tmp_path, solution, old, times):
-    kernel = zoo.read(written(tmp_path, GOOD.replace("row_rstd * (g - c2", old, 1)))
+    kernel = zoo.read(written(tmp_path, GOOD.replace("row_rstd * (g - c2", old, 1)), "p22")
     count = (solution.path / "layernorm_linear.mojo").read_text().count(old)
     assert (count > 1) == (times > 1)
     with pytest.raises(
@@ -159,7 +160,7 @@ def test_an_edit_that_does_not_apply_once_is_an_error(tmp_path, solution, old, t
 )
 def test_a_broken_file_is_named(tmp_path, text, message):
     with pytest.raises(DamagedFile, match=message):
-        zoo.read(written(tmp_path, text))
+        zoo.read(written(tmp_path, text), "p22")
 
 
 def test_the_package_of_a_wrong_kernel_is_made_once(monkeypatch, tmp_path):

@@ -10,10 +10,10 @@ from harness.check import tensors
 from harness.devices.recorder import RecordedLaunch, record
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
+from harness.puzzles.p22 import virtual_speed as speed
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
-from harness.vgpu import speed
 
 CHAPTER = PUZZLE.dims
 ODD = (3, 5, 33, 17)  # every tile edge is ragged

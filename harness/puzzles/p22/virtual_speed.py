@@ -1,4 +1,4 @@
-"""Measures the virtual GPU: `python -m harness.vgpu.speed`. All checks on, after compilation.
+"""Measures the virtual GPU: `python -m harness.puzzles.p22.virtual_speed`. All checks on, after compilation.
 
 What is measured: all kernels of puzzle 22 (unfused and fused, forward and backward) at the chapter's size and at a
 larger one, the tiled matmul of the unfused path at B=2, S=64, H=64, O=128, and a 256 x 256 x 256 tiled matmul.
@@ -18,8 +18,7 @@ from harness.devices.replay import Replay, pointer
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
-
-from .machine import Checks, VirtualGPU
+from harness.vgpu.machine import Checks, VirtualGPU
 
 SIZES = [PUZZLE.dims, (2, 16, 32, 48)]
 
@@ -62,7 +61,8 @@ def matmul(recording: Recording, m: int, k: int, n: int, checks: Checks) -> tupl
 def main(argv: list[str] | None = None) -> int:
     """Print the measurements. Returns 1 if a kernel had a finding."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.vgpu.speed", description="Measure the virtual GPU on the puzzle's kernels."
+        prog="python -m harness.puzzles.p22.virtual_speed",
+        description="Measure the virtual GPU on the puzzle's kernels.",
     )
     parser.add_argument(
         "--no-checks", action="store_true", help="switch the optional checks and counters off"

@@ -1,0 +1,61 @@
+"""An editor's language server reads a learner's file as the compiler does, through the links beside it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.learner import blanks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class LanguageServer:
+    """Mojo's language server, spoken to over its pipes."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [Path(sys.executable).with_name("mojo-lsp-server")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def send(self, method: str, params: dict, **more) -> None:
+        body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more}).encode()
+        self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        self.process.stdin.flush()
+
+    def receive(self, wanted) -> dict:
+        """The next message that `wanted` takes."""
+        while True:
+            length = self.process.stdout.readline()
+            assert length.startswith(b"Content-Length:"), "the language server ended"
+            while self.process.stdout.readline().strip():
+                pass
+            message = json.loads(self.process.stdout.read(int(length.split(b":")[1])))
+            if wanted(message):
+                return message
+
+
+def test_the_language_server_finds_what_lies_behind_the_links(tmp_path):
+    blanks.generate(ROOT / "solutions", tmp_path / "problems")
+    file = tmp_path / "problems" / "p22" / "op" / "layernorm_linear.mojo"
+    server = LanguageServer()
+    try:
+        server.send("initialize", {"processId": None, "rootUri": None, "capabilities": {}}, id=1)
+        server.receive(lambda message: message.get("id") == 1)
+        server.send("initialized", {})
+        text = file.read_text()
+        document = {"uri": file.as_uri(), "languageId": "mojo", "version": 1, "text": text}
+        server.send("textDocument/didOpen", {"textDocument": document})
+        reported = server.receive(lambda message: message.get("method") == "textDocument/publishDiagnostics")
+        errors = [each["message"] for each in reported["params"]["diagnostics"] if each["severity"] == 1]
+        assert not errors
+        before = text[: text.index("row_statistics(input")]
+        position = {"line": before.count("\n"), "character": len(before.rsplit("\n", 1)[-1])}
+        place = {"textDocument": {"uri": file.as_uri()}, "position": position}
+        server.send("textDocument/definition", place, id=2)
+        (found,) = server.receive(lambda message: message.get("id") == 2)["result"]
+        assert found["uri"].endswith("/shared/common.mojo")
+    finally:
+        server.process.kill()
+        server.process.wait()

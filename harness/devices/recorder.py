@@ -101,7 +101,7 @@ def record(
         )  # fmt: skip
         if result.returncode != 0:
             said = (result.stdout + result.stderr).replace(f"{folder}/op", str(package.path))
-            raise compile_failed(package.path, said, folder)
+            raise compile_failed(package.path, said, folder.parent)
         text = result.stdout.replace(f"{folder}/op", str(package.path.resolve()))
         staged.write_text(text, encoding="utf-8")
 

@@ -237,15 +237,15 @@ def compile_module(architecture: str, staging: Path) -> Path:
     # A GPU target's code generator may print an error and the compiler go on.
     said = done.stdout + done.stderr
     if done.returncode != 0 or re.search(r"^error: ", said, re.MULTILINE):
-        raise build_failed(files[0], said, staging)
+        raise build_failed(files[0], said, staging.parent)
     return target
 
 
-def build_failed(source: Path, said: str, staging: Path) -> WorkbookError:
+def build_failed(source: Path, said: str, written: Path) -> WorkbookError:
     """The error for a failed build, by what the compiler said: the linker's trouble is not the kernels'."""
     if parse_diagnostics(said):
-        return compile_failed(source, said, staging)
-    full = compiler_out_of_room(said, staging)
+        return compile_failed(source, said, written)
+    full = compiler_out_of_room(said, written)
     return full or EnvironmentProblem(f"the extension module cannot be built: {last_line(said)}")
 
 

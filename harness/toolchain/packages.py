@@ -50,7 +50,7 @@ class OpPackage:
         def make(staged: Path) -> None:
             result = run_mojo("precompile", "--diagnostic-format", "json", str(self.path), "-o", str(staged))
             if result.returncode != 0:
-                raise compile_failed(self.path, result.stdout + result.stderr, staged.parent)
+                raise compile_failed(self.path, result.stdout + result.stderr, staged.parents[1])
 
         return keep(cache_folder("packages") / f"ops_{self.digest}.mojoc", make, "the compiled op package")
 

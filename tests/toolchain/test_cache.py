@@ -279,3 +279,25 @@ def test_a_line_that_does_not_compile_is_the_package_s_failure_on_a_full_disk_to
     place = {"file": "a.mojo", "location": {"line": 3, "column": 7}}
     said = json.dumps({"diagnostic": place, "kind": "error", "message": "no such name"})
     assert isinstance(compile_failed(tmp_path, said, tmp_path), CompileFailed)
+
+
+def test_a_relative_cache_is_meant_from_here(monkeypatch, tmp_path):
+    """The virtual GPU's libraries lie in it, and programs that run in other folders look for them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORKBOOK_CACHE", "relative/cache")
+    assert cache_folder("x") == tmp_path / "relative" / "cache" / "x"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WORKBOOK_CACHE", "~/cache")
+    assert cache_folder("x") == tmp_path / "home" / "cache" / "x"
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch):
+    def none_known():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("WORKBOOK_CACHE", raising=False)
+    monkeypatch.setattr(cache.Path, "home", none_known)
+    with pytest.raises(
+        EnvironmentProblem, match="this user has no home folder; set WORKBOOK_CACHE to a folder"
+    ):
+        cache_folder()

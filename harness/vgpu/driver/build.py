@@ -144,5 +144,5 @@ def compile_library(target: Path, source: Path, mojo: str, env: dict[str, str]) 
         command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
     )
     if done.returncode != 0:
-        full = compiler_out_of_room(done.stdout + done.stderr, target.parent)
+        full = compiler_out_of_room(done.stdout + done.stderr, target.parents[2])
         raise full or DriverBuildError(f"mojo could not build {target.name}: {last_line(done.stderr)}")

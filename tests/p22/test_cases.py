@@ -15,7 +15,7 @@ from harness.spec.puzzle import Case
 CASES = p22.cases()
 FINITE = [case for case in CASES if case.values not in p22.NOT_FINITE]
 NOT_FINITE = [case for case in CASES if case.values in p22.NOT_FINITE]
-HARD = [case for case in FINITE if case.values != "plain"]
+HARD = [case for case in FINITE if case.values not in ("plain", "cancelling")]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 DIFFERENTIATED = {
     "grad_input": "input",
@@ -188,6 +188,35 @@ def test_every_dtype_of_torch_has_what_is_no_number_at_the_same_places(case, dty
         assert torch.equal(truth.isfinite(), narrow[name].isfinite()), name
     assert any(not truth.isfinite().all() for truth in wide.values())
     assert any(truth.isfinite().any() for truth in wide.values())
+
+
+def test_the_cases_hold_sizes_that_tell_mistakes_apart():
+    assert any(O == H for B, S, H, O in (case.dims for case in HARD)), "W transposed has W's shape"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_16_bit_rounding_inside_the_sums_over_rows_is_no_right_answer(dtype, seed):
+    """Every term rounded before it is added, and sums kept in 16 bits, row after row, are far beyond the limit."""
+    case = next(case for case in CASES if case.values == "cancelling")
+    reference = tensors.Reference(p22.PUZZLE, dtype, seed)
+    truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
+    arrays = reference.arrays(case)
+    x, dy = arrays["input"], arrays["grad_output"]
+    x_hat = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    dln = dy @ arrays["linear_weight"]
+    assert np.array_equal(p22.rounded(dln, dtype), dln), "dln itself may be kept in 16 bits, as PyTorch does"
+    terms = {"grad_ln_weight": dln * x_hat, "grad_ln_bias": dln, "grad_bias": dy}
+    for name, term in terms.items():
+        sums = 0.0
+        for row in term.reshape(-1, term.shape[-1]):
+            sums = p22.rounded(sums + row, dtype)
+        assert not judge(sums, truth[name], baseline[name], dtype).ok, name
+        exact = p22.rounded(term.sum((0, 1)), dtype)
+        assert judge(exact, truth[name], baseline[name], dtype).ok, name
+    rounded = p22.rounded(p22.rounded(terms["grad_ln_weight"], dtype).sum((0, 1)), dtype)
+    verdict = judge(rounded, truth["grad_ln_weight"], baseline["grad_ln_weight"], dtype)
+    assert verdict.error > 5 * verdict.limit
 
 
 def welford(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

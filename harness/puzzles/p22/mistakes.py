@@ -1,62 +1,25 @@
-"""Puzzle 22's derivation step by step, and the mistakes that people make in it.
+"""The mistakes that people make in puzzle 22, as changes of its derivation.
 
-Shapes: input, x_hat, ln_out, dln, g [B, S, H]; grad_output [B, S, O]; row_mean, row_rstd, c1, c2 [B, S, 1]. `given_dln` is the
-gradient at the LayerNorm output that the row sums start from when they are checked alone.
+Shapes are those of `derivation.py`. Where two mistakes give the same values in every failing case, the first is named.
 """
-
-from collections.abc import Mapping
 
 import numpy as np
 
 from harness.nn.ops import EPS
-from harness.spec.derivation import Derivation, Mistake, Step
+from harness.puzzles.p22.derivation import (
+    derive,
+    one_row_only,
+    packed,
+    parameter_gradients,
+    row_sums,
+    truncated,
+    values,
+)
+from harness.puzzles.p22.index_mistakes import tails, wrong_rows
+from harness.spec.derivation import Derivation, Mistake
+from harness.spec.rounding import rounded
 
-
-def row_sums(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """c1 and c2 of every row, [B, S, 1] each."""
-    g = dln * v.ln_weight
-    return (g * v.x_hat).mean(-1, keepdims=True), g.mean(-1, keepdims=True)
-
-
-def packed(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
-    """As the kernel writes them, [B * S, 2]."""
-    return np.concatenate([c1, c2], -1).reshape(-1, 2)
-
-
-STEPS = {
-    "row_mean": lambda v: v.input.mean(-1, keepdims=True),
-    "variance": lambda v: ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True),
-    "row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS),
-    "mean": lambda v: v.row_mean[..., 0],
-    "rstd": lambda v: v.row_rstd[..., 0],
-    "x_hat": lambda v: (v.input - v.row_mean) * v.row_rstd,
-    "scaled": lambda v: v.x_hat * v.ln_weight,
-    "ln_out": lambda v: v.scaled + v.ln_bias,
-    "product": lambda v: v.ln_out @ v.linear_weight.T,
-    "output": lambda v: v.product + v.linear_bias,
-    "dln": lambda v: v.grad_output @ v.linear_weight,
-    "g": lambda v: v.dln * v.ln_weight,
-    "c1": lambda v: (v.g * v.x_hat).mean(-1, keepdims=True),
-    "c2": lambda v: v.g.mean(-1, keepdims=True),
-    "grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.x_hat * v.c1),
-    "grad_ln_weight": lambda v: (v.dln * v.x_hat).sum((0, 1)),
-    "grad_ln_bias": lambda v: v.dln.sum((0, 1)),
-    "grad_weight": lambda v: np.einsum("bso,bsh->oh", v.grad_output, v.ln_out),
-    "grad_bias": lambda v: v.grad_output.sum((0, 1)),
-    "row_sums": lambda v: packed(*row_sums(v, v.given_dln)),
-}
-
-
-def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64."""
-    given = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
-    given["given_dln"] = given.pop("dln")
-    return Derivation(STEPS, given, changes)
-
-
-def values(v: Derivation) -> np.ndarray:
-    """Number of elements in a row."""
-    return v.input.shape[-1]
+__all__ = ["MISTAKES", "derive", "packed"]
 
 
 def padding(v: Derivation) -> float:
@@ -88,37 +51,9 @@ def as_stored(matrix: np.ndarray) -> np.ndarray:
     return matrix.reshape(H, O).T
 
 
-def truncated(array: np.ndarray, multiple: int) -> np.ndarray:
-    """With zeros behind the last whole multiple along the last axis."""
-    kept = array.copy()
-    kept[..., array.shape[-1] // multiple * multiple :] = 0
-    return kept
-
-
 def diagonal(v: Derivation) -> np.ndarray:
     """dx by the diagonal of the Jacobian alone."""
     return v.row_rstd * v.g * (1 - 1 / values(v) - v.x_hat**2 / values(v))
-
-
-def each_row(array: np.ndarray) -> np.ndarray:
-    """[B, S, ...] -> [B * S, ...]: every row by itself, as alternatives."""
-    return array.reshape(-1, *array.shape[2:])
-
-
-def one_row_only(v: Derivation) -> dict[str, np.ndarray]:
-    """What single rows add to each parameter gradient, [rows, ...]."""
-    return {
-        "grad_bias": each_row(v.grad_output),
-        "grad_weight": each_row(v.grad_output[..., :, None] * v.ln_out[..., None, :]),
-        "grad_ln_weight": each_row(v.dln * v.x_hat),
-        "grad_ln_bias": each_row(v.dln),
-    }
-
-
-def parameter_gradients(function) -> dict:
-    """The same change for each of the four parameter gradients; `function` takes the derivation and a name."""
-    names = ("grad_bias", "grad_weight", "grad_ln_weight", "grad_ln_bias")
-    return {name: lambda v, name=name: function(v, name) for name in names}
 
 
 def summed(v: Derivation, name: str, rows: np.ndarray) -> np.ndarray:
@@ -149,6 +84,25 @@ def alternatives(count) -> dict:
     return parameter_gradients(by_group)
 
 
+def counted(weight) -> dict:
+    """Parameter gradients in which row (b, s) counts `weight(b, s, B, S)` times."""
+
+    def total(v: Derivation, name: str) -> np.ndarray:
+        B, S = v.input.shape[:2]
+        b, s = np.indices((B, S))
+        times = np.asarray(weight(b, s, B, S), float) * np.ones((B, S))
+        return np.tensordot(times.reshape(-1), one_row_only(v)[name], 1)
+
+    return parameter_gradients(total)
+
+
+def rounded_terms(kind: str) -> dict:
+    """Parameter gradients whose terms, and only these, are rounded to a 16-bit type before they are added."""
+    return parameter_gradients(lambda v, name: rounded(one_row_only(v)[name], kind).sum(0))
+
+
+EPS_OF_OTHERS = (1e-2, 1e-3, 1e-4, 1e-7, 1e-8, 1e-12)
+
 MISTAKES = (
     # The statistics.
     Mistake("eps-forgotten", "without eps in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance)}),
@@ -161,6 +115,34 @@ MISTAKES = (
         "eps-twice", "with eps added twice in rstd", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 2 * EPS)}
     ),
     Mistake("eps-too-small", "with eps = 1e-6", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 1e-6)}),
+    *(
+        Mistake(
+            f"eps-{eps:.0e}",
+            f"with eps = {eps:.0e}",
+            {"row_rstd": lambda v, eps=eps: 1 / np.sqrt(v.variance + eps)},
+        )
+        for eps in EPS_OF_OTHERS
+    ),
+    Mistake(
+        "eps-after-division",
+        "with eps added after the division, rstd = 1 / sqrt(variance) + eps",
+        {"row_rstd": lambda v: 1 / np.sqrt(v.variance) + EPS},
+    ),
+    Mistake(
+        "eps-before-division",
+        "with eps added to the sum of squares, before it is divided by H",
+        {"row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS / values(v))},
+    ),
+    Mistake(
+        "variance-not-divided",
+        "with the sum of squares not divided by H",
+        {"variance": lambda v: ((v.input - v.row_mean) ** 2).sum(-1, keepdims=True)},
+    ),
+    Mistake(
+        "variance-around-zero",
+        "with E[x^2] for the variance, the mean not subtracted",
+        {"variance": lambda v: (v.input**2).mean(-1, keepdims=True)},
+    ),
     Mistake(
         "unbiased-variance",
         "with the variance divided by H - 1, not H",
@@ -196,6 +178,7 @@ MISTAKES = (
         "with the mean not subtracted in x_hat",
         {"x_hat": lambda v: v.input * v.row_rstd},
     ),
+    Mistake("x-hat-is-input", "with the input itself for x_hat", {"x_hat": lambda v: v.input}),
     Mistake("rstd-forgotten", "with rstd left out of x_hat", {"x_hat": lambda v: v.input - v.row_mean}),
     Mistake("from-x-hat", "taken from x_hat instead of the LayerNorm output", {"ln_out": lambda v: v.x_hat}),
     Mistake(
@@ -385,6 +368,58 @@ MISTAKES = (
         "with gamma in c1 and c2 but not in g",
         {"grad_input": lambda v: v.row_rstd * (v.dln - v.c2 - v.x_hat * v.c1)},
     ),
+    Mistake(
+        "gamma-forgotten-in-c1",
+        "with gamma in g and c2 but not in c1",
+        {
+            "c1": lambda v: (v.dln * v.x_hat).mean(-1, keepdims=True),
+            "row_sums": lambda v: packed(
+                (v.given_dln * v.x_hat).mean(-1, keepdims=True), row_sums(v, v.given_dln)[1]
+            ),
+        },
+    ),
+    Mistake(
+        "gamma-forgotten-in-c2",
+        "with gamma in g and c1 but not in c2",
+        {
+            "c2": lambda v: v.dln.mean(-1, keepdims=True),
+            "row_sums": lambda v: packed(row_sums(v, v.given_dln)[0], v.given_dln.mean(-1, keepdims=True)),
+        },
+    ),
+    Mistake(
+        "sums-over-h-minus-1",
+        "with c1 and c2 divided by H - 1, not H",
+        {
+            "grad_input": lambda v: (
+                v.row_rstd * (v.g - values(v) / (values(v) - 1) * (v.c2 + v.x_hat * v.c1))
+            ),
+            "row_sums": lambda v: values(v) / (values(v) - 1) * packed(*row_sums(v, v.given_dln)),
+        },
+    ),
+    Mistake(
+        "rstd-on-g-only",
+        "with rstd on g alone, not on the correction terms",
+        {"grad_input": lambda v: v.row_rstd * v.g - v.c2 - v.x_hat * v.c1},
+    ),
+    Mistake(
+        "rstd-forgotten-in-terms",
+        "with the deviation from the mean where x_hat belongs, in c1 and in front of it",
+        {
+            "grad_input": lambda v: (
+                v.row_rstd
+                * (
+                    v.g
+                    - v.c2
+                    - (v.input - v.row_mean) * (v.g * (v.input - v.row_mean)).mean(-1, keepdims=True)
+                )
+            )
+        },
+    ),
+    Mistake(
+        "dx-negated",
+        "with the sign turned",
+        {"grad_input": lambda v: -v.row_rstd * (v.g - v.c2 - v.x_hat * v.c1)},
+    ),
     # The row sums alone.
     Mistake(
         "first-thread-only",
@@ -446,6 +481,49 @@ MISTAKES = (
     ),
     Mistake("first-row-missed", "without the first row", only_rows(lambda b, s, B, S: (b > 0) | (s > 0)), 3),
     Mistake(
+        "last-row-twice",
+        "with the last row counted twice",
+        counted(lambda b, s, B, S: 1 + (b == B - 1) * (s == S - 1)),
+        3,
+    ),
+    Mistake(
+        "first-row-twice",
+        "with the first row counted twice",
+        counted(lambda b, s, B, S: 1 + (b == 0) * (s == 0)),
+        3,
+    ),
+    Mistake("last-batch-missed", "without the last batch", only_rows(lambda b, s, B, S: b < B - 1), 3),
+    Mistake("first-batch-missed", "without the first batch", only_rows(lambda b, s, B, S: b > 0), 3),
+    Mistake("last-position-missed", "without the last position", only_rows(lambda b, s, B, S: s < S - 1), 3),
+    Mistake("first-position-missed", "without the first position", only_rows(lambda b, s, B, S: s > 0), 3),
+    *(
+        Mistake(
+            f"rows-tail-{w}",
+            f"without the rows behind the last whole {w}",
+            only_rows(lambda b, s, B, S, w=w: b * S + s < B * S // w * w),
+            3,
+        )
+        for w in (2, 4, 8, 16, 32)
+    ),
+    *(
+        Mistake(
+            f"rows-from-{w}",
+            f"of the first {w} rows alone: a loop over the rows stops or was left out",
+            only_rows(lambda b, s, B, S, w=w: b * S + s < w),
+            3,
+        )
+        for w in (16, 32, 64)
+    ),
+    *(
+        Mistake(
+            f"terms-rounded-to-{kind}",
+            f"with every term rounded to {kind} before it is added",
+            rounded_terms(kind),
+            3,
+        )
+        for kind in ("bfloat16", "float16")
+    ),
+    Mistake(
         "overwritten",
         "of one row only, in each element: what the other rows added is overwritten or lost",
         {**parameter_gradients(lambda v, name: one_row_only(v)[name])},
@@ -466,4 +544,6 @@ MISTAKES = (
     Mistake(
         "doubled", "twice over", parameter_gradients(lambda v, name: 2 * one_row_only(v)[name].sum(0)), 3
     ),
+    *wrong_rows(),
+    *tails(),
 )

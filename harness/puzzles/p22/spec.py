@@ -9,6 +9,7 @@ from harness.nn.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, STATISTIC
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
+from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung
 
 BATCH_SIZE = 4
@@ -83,6 +84,13 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
             (3, 6, 16, 20),
             "large",
         ),
+        Case("square", "O = H: W transposed has the shape of W", (2, 3, 10, 10), "hard"),
+        Case(
+            "sums that cancel",
+            "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
+            (2, 33, 12, 20),
+            "cancelling",
+        ),
         *(
             Case(
                 f"{value} in {symbol}",
@@ -127,6 +135,8 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         # With a constant grad_output the rounding of every tiny-variance row adds up in dgamma: that measures luck.
         tiny = 1.0 if case.values in ("expanded", "large") else 0.05
         arrays = {**hard_values(B, S, H, O, random, tiny), **weights}
+        if case.values == "cancelling":
+            arrays |= cancelling_values(B, S, H, O, random, cancel=dtype in ("float16", "bfloat16"))
         if case.values == "expanded":
             arrays["grad_output"] = np.broadcast_to(np.float64(1.25), (B, S, O))
         elif case.values == "transposed":
@@ -168,18 +178,29 @@ def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tin
     }
 
 
-def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The nearest values that `dtype` holds, in float64, with the strides kept."""
-    if dtype == "float64":
-        return array
-    if array.size and 0 in array.strides:  # a conversion would lay the repeated elements out one by one
-        base = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
-        return np.broadcast_to(rounded(base.copy(), dtype), array.shape)
-    if dtype == "bfloat16":
-        bits = np.asarray(array, np.float32).view(np.uint32)
-        nearest = bits + 0x7FFF + ((bits >> 16) & 1)  # to nearest, ties to even
-        return (nearest & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
-    return array.astype(dtype).astype(np.float64)
+def cancelling_values(B: int, S: int, H: int, O: int, random: np.random.Generator, cancel: bool) -> Arrays:
+    """input, linear_weight and grad_output whose sums over the rows show a rounding to 16 bits inside of them.
+
+    Rows come in threes that share one x_hat and have the gradients dy, dy / 2 and -3/2 dy, so that each sum over them is
+    0; one row alone, with an eighth of the others' gradient, decides the result. All values, and dln, have few binary
+    digits and every row the same deviation: nothing but the terms and the sums themselves is rounded, in PyTorch as
+    here. With `cancel` false the third gradient is 3/2 dy: in float32 a rounding to 16 bits shows anyhow, and what
+    cancels would measure luck.
+    """
+    rows = B * S
+    threes = max(1, (rows - 1) // 3)
+    group, member = np.arange(rows) % threes, np.arange(rows) // threes
+    factor = np.array([1, 0.5, -1.5 if cancel else 1.5, 0])[member, None]
+    dy = (2 * random.integers(16, 32, (rows, O)) + 1)[group] * factor
+    dy[-1] = random.integers(33, 64, O) / 8
+    steps = np.stack([random.permutation(H) for _ in range(rows)])[group] - (H - 1) / 2
+    one_each = np.zeros((O, H))
+    one_each[np.arange(H) % O, random.permutation(H)] = random.choice([-1.0, 1.0], H)
+    return {
+        "input": (steps / 2 + random.integers(8, 17, (rows, 1)) / 4).reshape(B, S, H),
+        "linear_weight": one_each,
+        "grad_output": dy.reshape(B, S, O),
+    }
 
 
 def rows(dims: tuple[int, ...]) -> int:
@@ -198,9 +219,13 @@ def reference(tensors: dict) -> dict:
 
     names = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
     x, gamma, beta, W, b = (tensors[name].detach().clone().requires_grad_(True) for name in names)
-    output = F.linear(F.layer_norm(x, x.shape[-1:], gamma, beta, EPS), W, b)
+    # Of 16 bits, LayerNorm in float32 and rounded once, as PyTorch computes it on a GPU and under autocast; its CPU
+    # kernel adds dgamma and dbeta up in 16 bits, an error behind which a wrong kernel could hide.
+    accum = torch.float64 if x.dtype == torch.float64 else torch.float32
+    ln_out = F.layer_norm(x.to(accum), x.shape[-1:], gamma.to(accum), beta.to(accum), EPS).to(x.dtype)
+    output = F.linear(ln_out, W, b)
     gradients = torch.autograd.grad(output, (x, gamma, beta, W, b), tensors["grad_output"])
-    wide = x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    wide = x.detach().to(accum)
     mean, rstd = saved_statistics(wide)
     return {
         "output": output.detach(),

@@ -1,0 +1,87 @@
+"""Puzzle 22's mathematics step by step in NumPy, for the diagnosis, and what its known mistakes are written with.
+
+Shapes: input, x_hat, ln_out, dln, g [B, S, H]; grad_output [B, S, O]; row_mean, row_rstd, c1, c2 [B, S, 1]. `given_dln` is
+the gradient at the LayerNorm output that the row sums start from when they are checked alone.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from harness.nn.ops import EPS
+from harness.spec.derivation import Derivation, Step
+
+
+def row_sums(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """c1 and c2 of every row, [B, S, 1] each."""
+    g = dln * v.ln_weight
+    return (g * v.x_hat).mean(-1, keepdims=True), g.mean(-1, keepdims=True)
+
+
+def packed(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
+    """As the kernel writes them, [B * S, 2]."""
+    return np.concatenate([c1, c2], -1).reshape(-1, 2)
+
+
+STEPS = {
+    "row_mean": lambda v: v.input.mean(-1, keepdims=True),
+    "variance": lambda v: ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True),
+    "row_rstd": lambda v: 1 / np.sqrt(v.variance + EPS),
+    "mean": lambda v: v.row_mean[..., 0],
+    "rstd": lambda v: v.row_rstd[..., 0],
+    "x_hat": lambda v: (v.input - v.row_mean) * v.row_rstd,
+    "scaled": lambda v: v.x_hat * v.ln_weight,
+    "ln_out": lambda v: v.scaled + v.ln_bias,
+    "product": lambda v: v.ln_out @ v.linear_weight.T,
+    "output": lambda v: v.product + v.linear_bias,
+    "dln": lambda v: v.grad_output @ v.linear_weight,
+    "g": lambda v: v.dln * v.ln_weight,
+    "c1": lambda v: (v.g * v.x_hat).mean(-1, keepdims=True),
+    "c2": lambda v: v.g.mean(-1, keepdims=True),
+    "grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.x_hat * v.c1),
+    "grad_ln_weight": lambda v: (v.dln * v.x_hat).sum((0, 1)),
+    "grad_ln_bias": lambda v: v.dln.sum((0, 1)),
+    "grad_weight": lambda v: np.einsum("bso,bsh->oh", v.grad_output, v.ln_out),
+    "grad_bias": lambda v: v.grad_output.sum((0, 1)),
+    "row_sums": lambda v: packed(*row_sums(v, v.given_dln)),
+}
+
+
+def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
+    """The derivation of the puzzle's input arrays, in float64."""
+    given = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+    given["given_dln"] = given.pop("dln")
+    return Derivation(STEPS, given, changes)
+
+
+def values(v: Derivation) -> np.ndarray:
+    """Number of elements in a row."""
+    return v.input.shape[-1]
+
+
+def truncated(array: np.ndarray, multiple: int) -> np.ndarray:
+    """With zeros behind the last whole multiple along the last axis."""
+    kept = array.copy()
+    kept[..., array.shape[-1] // multiple * multiple :] = 0
+    return kept
+
+
+def each_row(array: np.ndarray) -> np.ndarray:
+    """[B, S, ...] -> [B * S, ...]: every row by itself, as alternatives."""
+    return array.reshape(-1, *array.shape[2:])
+
+
+def one_row_only(v: Derivation) -> dict[str, np.ndarray]:
+    """What single rows add to each parameter gradient, [rows, ...]."""
+    return {
+        "grad_bias": each_row(v.grad_output),
+        "grad_weight": each_row(v.grad_output[..., :, None] * v.ln_out[..., None, :]),
+        "grad_ln_weight": each_row(v.dln * v.x_hat),
+        "grad_ln_bias": each_row(v.dln),
+    }
+
+
+def parameter_gradients(function) -> dict:
+    """The same change for each of the four parameter gradients; `function` takes the derivation and a name."""
+    names = ("grad_bias", "grad_weight", "grad_ln_weight", "grad_ln_bias")
+    return {name: lambda v, name=name: function(v, name) for name in names}

@@ -199,7 +199,7 @@ def test_the_cases_hold_sizes_that_tell_mistakes_apart():
 def test_a_16_bit_rounding_inside_the_sums_over_rows_is_no_right_answer(dtype, seed):
     """Every term rounded before it is added, and sums kept in 16 bits, row after row, are far beyond the limit."""
     case = next(case for case in CASES if case.values == "cancelling")
-    reference = tensors.Reference(p22.PUZZLE, dtype, seed)
+    reference = Reference(p22.PUZZLE, dtype, seed)
     truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
     arrays = reference.arrays(case)
     x, dy = arrays["input"], arrays["grad_output"]

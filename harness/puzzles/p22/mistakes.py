@@ -101,7 +101,7 @@ def rounded_terms(kind: str) -> dict:
     return parameter_gradients(lambda v, name: rounded(one_row_only(v)[name], kind).sum(0))
 
 
-EPS_OF_OTHERS = (1e-2, 1e-3, 1e-4, 1e-7, 1e-8, 1e-12)
+EPS_OF_OTHERS = (1e-2, 1e-3, 1e-4, 1e-7, 1e-12)
 
 MISTAKES = (
     # The statistics.

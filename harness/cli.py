@@ -24,7 +24,7 @@ EXIT_CODES = """\
 exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks, nothing attempted is wrong; 4 the Mojo
 package does not compile or lacks an op; 5 the environment; 6 nothing wrong, but GPU kernels ran nowhere;
 130 interrupted"""
-COMMANDS = ("list", "hint", "watch", "diff", "reset", "verify", "doctor", "build-ext")
+COMMANDS = ("list", "hint", "watch", "diff", "reset", "verify", "doctor", "build-ext", "dev")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 

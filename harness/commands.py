@@ -377,6 +377,16 @@ def built_line(console: Console, architecture: str, output: Path | None) -> str:
     return f"{architecture}: {how}, {size:.1f} MiB: {shown(built.path)}"
 
 
+# ---- dev ----------------------------------------------------------------------------------------------------
+
+
+def dev(arguments: list[str]) -> int:
+    """Work on puzzles: a new one, a check of the files, the tasks, problems/."""
+    from harness.dev import command
+
+    return command.main(arguments)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": list_puzzles,
     "hint": hint,
@@ -386,6 +396,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "verify": verify,
     "doctor": doctor,
     "build-ext": build_ext,
+    "dev": dev,
 }
 
 

@@ -27,7 +27,7 @@ def checkout(tmp_path_factory) -> Path:
     (solution / "p90.py").rename(folder / "harness" / "puzzles" / "p90.py")
     (solution / "op" / "shared").symlink_to("../../shared")
     finished = subprocess.run(
-        [sys.executable, "-m", "harness.learner.blanks"], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-m", "harness", "dev", "generate"], cwd=folder, capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr
     return folder

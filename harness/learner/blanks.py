@@ -7,17 +7,15 @@ A blank stands between two comment lines in any file under `solutions/`:
     # BLANK-END dx
 
 `skeleton` replaces what is between by a FILL IN line; everything outside stays as it is, but for the suffix
-`_solution` of book anchors. `python -m harness.learner.blanks` writes `problems/` from `solutions/`: these files, and
+`_solution` of book anchors. `python -m harness dev generate` writes `problems/` from `solutions/`: these files, and
 links to what has no blanks.
 """
 
-import argparse
 import codecs
 import difflib
 import os
 import re
 import stat
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,25 +212,6 @@ def differs(file: Path, other: Path) -> bool:
     return not other.is_file() or file.read_bytes() != other.read_bytes()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Writes problems/ from solutions/, or with --check only says what differs (exit 1)."""
-    parser = argparse.ArgumentParser(prog="python -m harness.learner.blanks", description=main.__doc__)
-    parser.add_argument("--solutions", type=Path, default=Path("solutions"))
-    parser.add_argument("--problems", type=Path, default=Path("problems"))
-    parser.add_argument("--check", action="store_true", help="write nothing, print the difference")
-    parser.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
-    options = parser.parse_args(argv)
-    try:
-        if options.check:
-            return check(options.solutions, options.problems)
-        for path in generate(options.solutions, options.problems, force=options.force):
-            print(f"wrote {path}")
-    except DamagedFile as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
 def check(solutions: Path, problems: Path) -> int:
     """Prints how the problem files differ from the skeletons of their solutions, and each wrong or unexpected path; 0 if
     there is nothing to print."""
@@ -250,7 +229,3 @@ def check(solutions: Path, problems: Path) -> int:
         different = True
         print(fault)
     return int(different)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -252,7 +252,7 @@ def test_check_names_every_path_that_is_not_as_it_should_be(folders, capsys, how
     blanks.generate(solutions, problems)
     op = problems / "p1" / "op"
     spoil_link(op, how)
-    assert blanks.main(["--solutions", str(solutions), "--problems", str(problems), "--check"]) == 1
+    assert blanks.check(solutions, problems) == 1
     said = capsys.readouterr().out.splitlines()
     wanted = [f"{os.path.normpath(op / fault.split()[0])} {fault.split(' ', 1)[1]}" for fault in FAULTS[how]]
     assert sorted(said) == sorted(wanted)
@@ -267,17 +267,17 @@ def test_generate_follows_a_changed_solution_where_nothing_is_filled_in(folders)
     assert "elsewhere()" in (problems / "p1" / "op" / "kernel.mojo").read_text()
 
 
-def test_generate_never_overwrites_work_without_force(folders, capsys):
+def test_generate_never_overwrites_work_without_force(folders):
     solutions, problems = folders
     blanks.generate(solutions, problems)
     target = problems / "p1" / "op" / "kernel.mojo"
     work = target.read_text().replace("    # FILL IN (about 1 line)", "    my_work()")
     target.write_text(work)
-    arguments = ["--solutions", str(solutions), "--problems", str(problems)]
-    assert blanks.main(arguments) == 2
-    assert capsys.readouterr().err == f"error: {target}: a blank holds work; --force overwrites it\n"
+    with pytest.raises(DamagedFile) as refused:
+        blanks.generate(solutions, problems)
+    assert str(refused.value) == f"{target}: a blank holds work; --force overwrites it"
     assert target.read_text() == work
-    assert blanks.main([*arguments, "--force"]) == 0
+    blanks.generate(solutions, problems, force=True)
     assert target.read_text() == PROBLEM
 
 
@@ -294,12 +294,11 @@ def test_generate_does_not_overwrite_a_damaged_problem_file(folders):
 
 def test_check_prints_the_difference_and_writes_nothing(folders, capsys):
     solutions, problems = folders
-    arguments = ["--solutions", str(solutions), "--problems", str(problems), "--check"]
-    assert blanks.main(arguments) == 1
+    assert blanks.check(solutions, problems) == 1
     assert "+    before()" in capsys.readouterr().out
     assert not problems.exists()
     blanks.generate(solutions, problems)
-    assert blanks.main(arguments) == 0
+    assert blanks.check(solutions, problems) == 0
     assert capsys.readouterr().out == ""
 
 

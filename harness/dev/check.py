@@ -1,0 +1,141 @@
+"""What is missing from a puzzle, or does not belong to it: `harness dev check`.
+
+A puzzle is five folders of one name: its solution, the problem made from it, its part of the harness, its tests and its
+chapter. Nothing is compiled or run here; the tests do that.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.check import zoo
+from harness.errors import BadUse, DamagedFile
+from harness.learner import blanks, hints, layout
+from harness.spec.puzzle import Puzzle
+from harness.spec.rungs import MojoRung, Rung
+
+RUNGS_OF_A_LADDER = 3
+KNOWN = re.compile(r"[\w-]+\.(mojo|py)|hints\.toml|op(/.*)?/[\w-]+\.mojo|wrong/[\w-]+\.toml")
+"""What a folder of solutions may hold."""
+
+
+def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+    """A line for each fault of a puzzle's files, with the path relative to the checkout."""
+    solution = checkout / "solutions" / puzzle.name
+    for path in required(checkout, puzzle):
+        if not path.exists():
+            yield f"{path.relative_to(checkout)} is missing"
+    for path in sorted(solution.rglob("*")):
+        name = path.relative_to(solution).as_posix()
+        if path.is_file() and "__pycache__" not in name and not KNOWN.fullmatch(name):
+            yield f"{path.relative_to(checkout)} is no part of a puzzle"
+    for rung in puzzle.rungs:
+        yield from faults_of_rung(checkout, puzzle, rung)
+    yield from faults_of_zoo(checkout, puzzle)
+    yield from faults_of_hints(checkout, puzzle)
+    yield from faults_of_problem(checkout, puzzle)
+    yield from faults_of_chapter(checkout, puzzle)
+    if not list((checkout / "tests" / puzzle.name).glob("test_*.py")):
+        yield f"tests/{puzzle.name} holds no test_*.py"
+
+
+def required(checkout: Path, puzzle: Puzzle) -> Iterator[Path]:
+    """The files that every puzzle has, and those that go with its rungs."""
+    for name in ("__init__.py", "spec.py"):
+        yield checkout / "harness" / "puzzles" / puzzle.name / name
+    solution = checkout / "solutions" / puzzle.name
+    yield solution / "hints.toml"
+    for rung in puzzle.rungs:
+        yield solution / rung.file
+        if isinstance(rung, MojoRung):
+            yield solution / "op" / "__init__.mojo"
+            yield solution / "record.mojo"
+
+
+def faults_of_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
+    """Blanks that are no gates of the rung, and gates that have no blank."""
+    solution = checkout / "solutions" / puzzle.name
+    path = solution / rung.file
+    if not path.is_file():
+        return
+    where = path.relative_to(checkout)
+    try:
+        found = blanks.find(blanks.read(path), str(where))
+    except DamagedFile as error:
+        yield str(error)
+        return
+    yield from (f"{where} has no blank {id}" for id in rung.gates if id not in found)
+    yield from (f"{where}: blank {id} is no gate of the rung" for id in found if id not in rung.gates)
+
+
+def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+    """Wrong solutions that are missing, cannot be made, or name a gate that there is not."""
+    solution = checkout / "solutions" / puzzle.name
+    files = sorted((solution / "wrong").glob("*.toml"))
+    if not files:
+        yield f"solutions/{puzzle.name}/wrong holds no wrong solution"
+    for file in files:
+        where = file.relative_to(checkout)
+        try:
+            wrong = zoo.read(file, puzzle.name)
+            rung = puzzle.rung(wrong.rung) if wrong.rung else puzzle.main_rung
+            wrong.edited(solution / "op" / wrong.file if isinstance(rung, MojoRung) else solution / rung.file)
+        except (BadUse, OSError) as error:
+            yield f"{where}: {error}".replace(f"{where}: {file}", str(where)).replace(f"{checkout}/", "")
+            continue
+        yield from (f"{where}: {id} is no gate" for id in (wrong.gate, *wrong.also) if id not in rung.gates)
+
+
+def faults_of_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+    """Ladders that are missing, too short, or belong to no gate."""
+    where = f"solutions/{puzzle.name}/hints.toml"
+    if not (checkout / where).is_file():
+        return
+    try:
+        ladders = hints.ladders(puzzle.name, checkout / "solutions")
+    except BadUse as error:
+        yield str(error).replace(f"{checkout}/", "")
+        return
+    wanted = [puzzle.ladder(rung, gate) for rung in puzzle.rungs for gate in rung.gates]
+    for name in wanted:
+        if len(ladders.get(name, ())) < RUNGS_OF_A_LADDER:
+            yield f"{where}: {name} has {len(ladders.get(name, ()))} rungs, at least {RUNGS_OF_A_LADDER} are wanted"
+    yield from (f"{where}: {name} is the ladder of no gate" for name in ladders if name not in wanted)
+
+
+def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+    """Problem files that were not made from the solutions as they are, and what else lies beside them."""
+    solution, problem = (checkout / folder / puzzle.name for folder in ("solutions", "problems"))
+    try:
+        for relative in layout.layout(solution).edited:
+            path = problem / relative
+            given = blanks.skeleton(blanks.read(solution / relative), str(solution / relative))
+            if not path.is_file():
+                yield f"{path.relative_to(checkout)} is missing; `python -m harness dev generate` writes it"
+            elif blanks.outside(blanks.read(path), str(path)) != blanks.outside(given):
+                yield f"{path.relative_to(checkout)} is out of step; `python -m harness dev generate` writes it"
+    except DamagedFile as error:
+        yield str(error).replace(f"{checkout}/", "")
+    for fault in layout.faults(solution, problem):
+        yield str(fault).replace(f"{checkout}/", "")
+
+
+def faults_of_chapter(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+    """Pages that are missing, or that the summary does not name."""
+    name = f"puzzle_{puzzle.name[1:]}"
+    book = checkout / "book" / "src"
+    summary = (book / "SUMMARY.md").read_text(encoding="utf-8")
+    pages = {f"{name}/{name}.md", *(f"{name}/{page.name}" for page in (book / name).glob("*.md"))}
+    for page in sorted(pages):
+        if not (book / page).is_file():
+            yield f"book/src/{page} is missing"
+        if f"({page})" not in summary:
+            yield f"book/src/SUMMARY.md does not name {page}"
+
+
+def strangers(checkout: Path, names: list[str]) -> Iterator[str]:
+    """Folders that are called like a puzzle and belong to none."""
+    for room in ("solutions", "problems", "tests"):
+        for path in sorted((checkout / room).glob("p[0-9][0-9]")):
+            if path.name not in names:
+                yield f"{room}/{path.name} belongs to no puzzle: harness/puzzles/{path.name} is missing"

@@ -1,0 +1,80 @@
+"""`harness dev`: new, check, tasks, generate. For a checkout of the workbook, not for an installed package."""
+
+import argparse
+from pathlib import Path
+
+from harness.console import Parser
+from harness.dev import check, skeleton, tasks
+from harness.errors import BadUse
+from harness.learner import blanks
+from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.toolchain import roots
+
+
+def main(arguments: list[str]) -> int:
+    """Work on puzzles. Exit codes: 0 done, or nothing to say; 1 something is missing or out of step; 2 bad use."""
+    made = Parser(prog="python -m harness dev", description=main.__doc__, allow_abbrev=False)
+    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+    new = verbs.add_parser("new", help=write_new.__doc__, description=write_new.__doc__)
+    new.add_argument("puzzle", help="its name, for example p27")
+    checked = verbs.add_parser("check", help=say_faults.__doc__, description=say_faults.__doc__)
+    checked.add_argument("puzzle", nargs="?", default="all", help="one puzzle, or all (the default)")
+    listed = verbs.add_parser("tasks", help=write_tasks.__doc__, description=write_tasks.__doc__)
+    listed.add_argument("--check", action="store_true", help="write nothing, say which file is out of step")
+    made_from = verbs.add_parser("generate", help=generate.__doc__, description=generate.__doc__)
+    made_from.add_argument("--check", action="store_true", help="write nothing, print the difference")
+    made_from.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
+    flags = made.parse_args(arguments)
+    if not (roots.CHECKOUT / "solutions").is_dir():
+        raise BadUse("dev works on a checkout of the workbook, and this is an installed package")
+    verb = {"new": write_new, "check": say_faults, "tasks": write_tasks, "generate": generate}[flags.verb]
+    return verb(roots.CHECKOUT, flags)
+
+
+def write_new(checkout: Path, flags: argparse.Namespace) -> int:
+    """Write the skeleton of every file of a new puzzle."""
+    for path in skeleton.write(checkout, flags.puzzle):
+        print(f"wrote {path.relative_to(checkout)}")
+    return 0
+
+
+def say_faults(checkout: Path, flags: argparse.Namespace) -> int:
+    """Name each missing, unexpected or outdated file of a puzzle."""
+    names = puzzle_names() if flags.puzzle == "all" else [find_puzzle(flags.puzzle).name]
+    found = [fault for name in names for fault in check.faults(checkout, find_puzzle(name))]
+    if flags.puzzle == "all":
+        found += check.strangers(checkout, names)
+    for path in out_of_step(checkout):
+        found.append(
+            f"{path.relative_to(checkout)}: its tasks are out of step; `python -m harness dev tasks`"
+        )
+    print(*found, sep="\n", end="\n" if found else "")
+    print(f"{', '.join(names)}: {len(found)} faults" if found else f"{', '.join(names)}: every file is there")
+    return int(bool(found))
+
+
+def write_tasks(checkout: Path, flags: argparse.Namespace) -> int:
+    """Write the tasks of pyproject.toml and pixi.toml from the puzzles that there are."""
+    wanted = out_of_step(checkout)
+    for path, text in wanted.items():
+        if flags.check:
+            print(f"{path.relative_to(checkout)}: its tasks are out of step; `python -m harness dev tasks`")
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(checkout)}")
+    return int(flags.check and bool(wanted))
+
+
+def generate(checkout: Path, flags: argparse.Namespace) -> int:
+    """Write problems/ from solutions/."""
+    solutions, problems = checkout / "solutions", checkout / "problems"
+    if flags.check:
+        return blanks.check(solutions, problems)
+    for path in blanks.generate(solutions, problems, force=flags.force):
+        print(f"wrote {path.relative_to(checkout)}")
+    return 0
+
+
+def out_of_step(checkout: Path) -> dict[Path, str]:
+    """The files whose tasks are not those of the puzzles, with what they should hold."""
+    return tasks.out_of_step(checkout, [find_puzzle(name) for name in puzzle_names()])

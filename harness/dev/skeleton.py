@@ -1,0 +1,55 @@
+"""The skeleton of a new puzzle: every file in its five folders, with a stand-in that already lists, hints and is unsolved.
+
+The files lie under `template/` as they would in a checkout, with NN in the place of the number.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.errors import BadUse
+from harness.learner import blanks, layout
+
+TEMPLATE = Path(__file__).parent / "template"
+ROOMS = ("harness/puzzles/pNN", "solutions/pNN", "problems/pNN", "tests/pNN", "book/src/puzzle_NN")
+BEFORE = "# Reference"
+"""The heading of the book's summary before which a new chapter is named."""
+
+
+def write(checkout: Path, name: str) -> Iterator[Path]:
+    """Writes all files of a new puzzle and names its chapter in the summary; yields the paths.
+
+    Raises BadUse for a name that is none, or one of which something is there already.
+    """
+    if not re.fullmatch(r"p\d\d", name):
+        raise BadUse(f"dev new {name}: a puzzle is called p and two digits, for example p27")
+    there = [room for room in (named(room, name) for room in ROOMS) if (checkout / room).exists()]
+    if there:
+        raise BadUse(f"dev new {name}: {', '.join(there)} is there already")
+    for source in sorted(
+        path for path in TEMPLATE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ):
+        target = checkout / named(str(source.relative_to(TEMPLATE)), name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(named(source.read_text(encoding="utf-8"), name), encoding="utf-8")
+        yield target
+    solutions, problems = checkout / "solutions", checkout / "problems"
+    layout.put_link(solutions / "shared", solutions / name / "op" / "shared")
+    yield solutions / name / "op" / "shared"
+    yield from blanks.generate(solutions / name, problems / name)
+    yield add_to_summary(checkout / "book" / "src" / "SUMMARY.md", name)
+
+
+def named(text: str, name: str) -> str:
+    """A text of the template for one puzzle."""
+    return text.replace("NN", name.removeprefix("p"))
+
+
+def add_to_summary(summary: Path, name: str) -> Path:
+    """Names the chapter at the end of the last part before the reference."""
+    text = summary.read_text(encoding="utf-8")
+    number = name.removeprefix("p")
+    line = f"- [Puzzle {number}: a stand-in](puzzle_{number}/puzzle_{number}.md)\n"
+    before, heading, after = text.rpartition(f"\n{BEFORE}\n")
+    summary.write_text(f"{before}{line}{heading}{after}" if heading else text + line, encoding="utf-8")
+    return summary

@@ -1,0 +1,83 @@
+"""Puzzle NN: ops, gates, cases and reference. So far a stand-in: y = x * x elementwise, and its gradient."""
+
+import numpy as np
+
+from harness.spec.derivation import Derivation, Mistake
+from harness.spec.ops import Argument, Call, OpSpec
+from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
+from harness.spec.rungs import MojoRung
+
+MATRIX = Argument(("rows", "columns"))
+FORWARD = OpSpec("puzzle_NN_train", writes={"output": MATRIX}, reads={"input": MATRIX})
+BACKWARD = OpSpec(
+    "puzzle_NN_train_backward", writes={"grad_input": MATRIX}, reads={"grad_output": MATRIX, "input": MATRIX}
+)
+
+GATES = (
+    Gate("square", "plain", ("output",), "the square of every element"),
+    Gate("dsquare", "plain", ("grad_input",), "the gradient of the input"),
+)
+
+STEPS = {
+    "output": lambda v: v.input**2,
+    "grad_input": lambda v: 2 * v.input * v.grad_output,
+}
+MISTAKES = (
+    Mistake("two-forgotten", "without the factor 2", {"grad_input": lambda v: v.input * v.grad_output}),
+)
+
+
+def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
+    """The chapter's case and one in which the columns are not a multiple of the block."""
+    chapter = Case("chapter", "the chapter's sizes", dims or (4, 8), "plain")
+    return [chapter] if dims else [chapter, Case("wide", "more columns than threads", (3, 131), "plain")]
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """input and grad_output, [R, C]."""
+    random = np.random.default_rng([seed, *case.dims])
+    kind = dtype if dtype != "bfloat16" else "float16"
+    return {
+        name: random.standard_normal(case.dims).astype(kind).astype(np.float64)
+        for name in ("input", "grad_output")
+    }
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's answer by autograd."""
+    import torch
+
+    x = tensors["input"].detach().clone().requires_grad_(True)
+    y = x * x
+    return {"output": y.detach(), "grad_input": torch.autograd.grad(y, x, tensors["grad_output"])[0]}
+
+
+def derive(arrays: Arrays, changes=None) -> Derivation:
+    """The two steps in float64."""
+    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """In longdouble."""
+    x, dy = (np.asarray(arrays[name], np.longdouble) for name in ("input", "grad_output"))
+    return {"output": x * x, "grad_input": 2 * x * dy}
+
+
+PUZZLE = Puzzle(
+    name="pNN",
+    title="A stand-in: square, forward and backward",
+    subject="Square",
+    variants={"plain": (Call(FORWARD, (), "plain"), Call(BACKWARD, (), "plain"))},
+    gates=GATES,
+    rungs=(MojoRung(file="op/kernels.mojo", gates=("square", "dsquare")),),
+    forward={"output": "output"},
+    backward={"grad_input": "grad_input"},
+    dims=(4, 8),
+    dim_names=("rows", "columns"),
+    cases=cases,
+    inputs=inputs,
+    reference=reference,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+)

@@ -4,17 +4,20 @@ Needs the Mojo compiler only; no MAX, no driver. A recording takes a few seconds
 launch functions run here and in the custom op, so that a recording shows what a GPU would be given.
 """
 
-import shutil
-from collections.abc import Sequence
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from harness.toolchain import roots
-from harness.toolchain.cache import cache_folder, digest, keep
+from harness.toolchain.cache import STAGING, cache_folder, digest, keep, whole, writing
 from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
 
-LAUNCHER = Path(__file__).with_name("recording")
+LAUNCHER = Path(__file__).with_name("recording") / "recorder.mojo"
 MARK = "//@ "
+WHAT = "the recorded launches"
 
 
 @dataclass(frozen=True)
@@ -68,45 +71,121 @@ class Recording:
         return names
 
 
-def record(
-    package: OpPackage, puzzle: str, dtype: str, dims: list[tuple[int, ...]], variants: Sequence[str] = ()
-) -> Recording:
-    """Records a package's launches, from the cache where it holds them.
+@dataclass(frozen=True)
+class Order:
+    """What is to be recorded of one package.
 
-    Args:
+    Attributes:
         package: The op package; the recording program is the solution's, so that nobody has to keep one.
-        puzzle: "p20", whose recording program is run.
-        dtype: "float32", "bfloat16" or "float16".
         dims: The sizes of each case, as the puzzle names them.
         variants: Which ones, the fewer the faster; without any, those that the recording program takes by itself.
+    """
+
+    package: OpPackage
+    dims: tuple[tuple[int, ...], ...]
+    variants: tuple[str, ...] = ()
+
+
+def record(
+    package: OpPackage, puzzle: str, dtype: str, dims: Iterable[tuple[int, ...]], variants: Iterable[str] = ()
+) -> Recording:
+    """Records a package's launches in "float32", "bfloat16" or "float16", from the cache where it holds them.
 
     Raises CompileFailed with the compiler's diagnostics.
     """
-    program = roots.solutions() / puzzle / "record.mojo"
-    launcher = LAUNCHER / "recorder.mojo"
-    sources = [program.read_bytes(), launcher.read_bytes()]
-    key = digest(
-        [package.digest, str(package.path.resolve()), dtype, *sorted(variants), repr(dims), *sources]
-    )
+    return record_many([Order(package, tuple(dims), tuple(variants))], puzzle, dtype)[0]
 
-    def make(staged: Path) -> None:
-        folder = staged.parent
-        # The program imports the package as `op`, whatever its folder is called. Mojo looks beside the program
-        # first: there a copy stands, so that no other `op` is found.
-        (folder / "op").symlink_to(package.path.resolve(), target_is_directory=True)
-        started = shutil.copy(program, folder)
-        result = run_mojo(
-            "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}", *(f"-DVARIANT_{name}" for name in variants),
-            "-I", str(LAUNCHER), started, *(str(size) for sizes in dims for size in sizes),
-        )  # fmt: skip
-        if result.returncode != 0:
-            said = (result.stdout + result.stderr).replace(f"{folder}/op", str(package.path))
-            raise compile_failed(package.path, said, folder.parent)
-        text = result.stdout.replace(f"{folder}/op", str(package.path.resolve()))
+
+def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Recording]:
+    """Records packages of one puzzle; what `record` asks for later is found in the cache.
+
+    Packages with the same variants are compiled as one Mojo program: its start costs more than a package does.
+
+    Raises CompileFailed for the first package that does not compile.
+    """
+    kept = {order: _cache_file(order, puzzle, dtype) for order in orders}
+    missing: dict[frozenset[str], list[Order]] = {}
+    for order, file in kept.items():
+        if not whole(file):
+            missing.setdefault(frozenset(order.variants), []).append(order)
+    texts: dict[Order, str] = {}
+    for together in missing.values():
+        if len(together) > 1:
+            texts.update(zip(together, _run(together, puzzle, dtype), strict=True))
+
+    def make(staged: Path, order: Order) -> None:
+        text = texts[order] if order in texts else _run([order], puzzle, dtype)[0]
         staged.write_text(text, encoding="utf-8")
 
-    kept = keep(cache_folder("recordings") / f"{key}.txt", make, "the recorded launches")
-    return parse(kept.read_text(encoding="utf-8"))
+    for order, file in kept.items():
+        keep(file, partial(make, order=order), WHAT)
+    return [parse(kept[order].read_text(encoding="utf-8")) for order in orders]
+
+
+def _cache_file(order: Order, puzzle: str, dtype: str) -> Path:
+    """Where a recording is kept, named by all that it is made from; the line table holds the package's path."""
+    sources = [path.read_bytes() for path in (_program(puzzle), LAUNCHER)]
+    package = [order.package.digest, str(order.package.path.resolve())]
+    key = digest([*package, dtype, *sorted(order.variants), repr(order.dims), *sources])
+    return cache_folder("recordings") / f"{key}.txt"
+
+
+def _program(puzzle: str) -> Path:
+    """What records the launches of one package of a puzzle."""
+    return roots.solutions() / puzzle / "record.mojo"
+
+
+def _run(orders: list[Order], puzzle: str, dtype: str) -> list[str]:
+    """What the recording launcher prints for each of these packages, which have the same variants."""
+    cache = cache_folder("recordings")
+    with writing(cache, WHAT), tempfile.TemporaryDirectory(prefix=STAGING, dir=cache) as staging:
+        folder = Path(staging).resolve()
+        result = run_mojo(
+            "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}",
+            *(f"-DVARIANT_{name}" for name in sorted(orders[0].variants)), str(_write_program(folder, orders, puzzle)),
+        )  # fmt: skip
+        if result.returncode != 0 and len(orders) == 1:
+            path = orders[0].package.path
+            raise compile_failed(path, _named(result.stdout + result.stderr, folder, path), cache)
+    if result.returncode != 0:  # which of them it is, and what is wrong with it, its own program says
+        half = len(orders) // 2
+        return _run(orders[:half], puzzle, dtype) + _run(orders[half:], puzzle, dtype)
+    texts = re.split(rf"^{MARK}package\n", result.stdout, flags=re.MULTILINE)[1:]
+    paths = [order.package.path.resolve() for order in orders]
+    return [_named(text, folder, path) for text, path in zip(texts, paths, strict=True)]
+
+
+def _named(text: str, folder: Path, package: Path) -> str:
+    """The text with the package's own path, and `op` in a kernel's symbol, where it names the copy."""
+    text = re.sub(rf"{re.escape(str(folder))}/copy_\d+/op(?=/)", lambda match: str(package), text)
+    return re.sub(r"\bcopy_\d+_op_", "op_", text)
+
+
+def _write_program(folder: Path, orders: list[Order], puzzle: str) -> Path:
+    """Writes a program that records several packages, one after the other.
+
+    Each is linked into a package of its own, beside its recording program and the recording launcher, whose imports
+    of `op` and `recorder` are made to mean these neighbours.
+    """
+    imports, calls = [], []
+    for number, order in enumerate(orders):
+        copy = folder / f"copy_{number}"
+        copy.mkdir()
+        (copy / "__init__.mojo").touch()
+        (copy / "op").symlink_to(order.package.path.resolve(), target_is_directory=True)
+        for source in (_program(puzzle), LAUNCHER):
+            text = re.sub(
+                r"^from (?=(op|recorder)\b)", "from .", source.read_text("utf-8"), flags=re.MULTILINE
+            )
+            (copy / source.name).write_text(text, encoding="utf-8")
+        imports.append(f"from {copy.name}.record import record_launches as record_{number}")
+        imports.append(f"from {copy.name}.recorder import Recorder as Recorder_{number}")
+        calls += [f'print("{MARK}package")', f"var recorder_{number} = Recorder_{number}()"]
+        calls += [f"record_{number}(recorder_{number}, {list(dims)})" for dims in order.dims]
+    main = folder / "main.mojo"
+    lines = [*imports, "def main() raises:", *(f"    {call}" for call in calls), ""]
+    main.write_text("\n".join(lines), encoding="utf-8")
+    return main
 
 
 def parse(text: str) -> Recording:

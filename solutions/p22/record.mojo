@@ -1,10 +1,10 @@
-"""Records the launches of puzzle 22: `mojo run -g1 -D DTYPE=float32 -D VARIANT_fused record.mojo B S H O ...`.
+"""Records the launches of puzzle 22 in one case, whose sizes are B, S, H, O.
 
-One case for each four sizes and each variant; without a VARIANT_ flag the fused and the unfused one. Forward and backward pass go through the
-launch functions of the ops.
+The dtype and the variants are defined at compile time, as `-D DTYPE=float32 -D VARIANT_fused`; without a VARIANT_ flag
+the fused and the unfused one are taken. Forward and backward pass go through the launch functions of the ops.
 """
 
-from std.sys import argv, get_defined_dtype, is_defined
+from std.sys import get_defined_dtype, is_defined
 
 from op.fast import launch_backward_fast, launch_forward_fast
 from op.launches import (
@@ -27,19 +27,13 @@ comptime FAST = is_defined["VARIANT_fast"]()
 comptime DEFAULT = not (FUSED or UNFUSED or FAST)
 
 
-def main() raises:
-    var arguments = argv()
-    var recorder = Recorder()
-    for first in range(1, len(arguments) - 3, 4):
-        var sizes: List[Int] = []
-        for i in range(4):
-            sizes.append(Int(String(arguments[first + i])))
-        comptime if FUSED or DEFAULT:
-            record["fused"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
-        comptime if UNFUSED or DEFAULT:
-            record["unfused"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
-        comptime if FAST:
-            record["fast"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
+def record_launches(mut recorder: Recorder, sizes: List[Int]) raises:
+    comptime if FUSED or DEFAULT:
+        record["fused"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
+    comptime if UNFUSED or DEFAULT:
+        record["unfused"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
+    comptime if FAST:
+        record["fast"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
 
 
 def record[algorithm: StaticString](mut recorder: Recorder, B: Int, S: Int, H: Int, O: Int) raises:

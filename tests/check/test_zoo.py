@@ -1,19 +1,20 @@
 """The checker is checked: every wrong kernel is rejected for the right reason, and the solution is not.
 
-The wrong kernels go through the recording launcher, two compiles at a time, and are judged in this one process; three
-go through the command line to their exit code.
+The wrong kernels are recorded by one Mojo program a variant and judged in this one process; three go through the
+command line to their exit code.
 """
 
+import functools
 import json
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import defaultdict
 
 import pytest
 
 from harness.check import zoo
 from harness.check.gates import Checker
-from harness.devices.recorder import record
+from harness.devices.recorder import Order, record_many
 from harness.errors import DamagedFile
 from harness.toolchain import roots
 
@@ -40,17 +41,16 @@ def cases_for(puzzle, kernel):
 
 
 @pytest.fixture(scope="module")
-def recordings(request, puzzle) -> dict[str, Future]:
-    """Every wrong kernel that this run tests, being recorded in the background; what it makes is in the cache."""
+def recorded(request, puzzle):
+    """variant -> None: records the variant's wrong kernels that this run tests; the checker finds them in the cache."""
     chosen = {item.callspec.params["kernel"].name for item in request.session.items if is_zoo_test(item)}
-    pool = ThreadPoolExecutor(max_workers=2)
-
-    def make(kernel):
-        dims = list(dict.fromkeys(case.dims for case in cases_for(puzzle, kernel)))
-        return record(kernel.package(), puzzle.name, "float32", dims, [variant_of(puzzle, kernel)])
-
-    yield {kernel.name: pool.submit(make, kernel) for kernel in KERNELS if kernel.name in chosen}
-    pool.shutdown(cancel_futures=True)
+    orders = defaultdict(list)
+    for kernel in KERNELS:
+        if kernel.name in chosen:
+            dims = tuple(dict.fromkeys(case.dims for case in cases_for(puzzle, kernel)))
+            variant = variant_of(puzzle, kernel)
+            orders[variant].append(Order(kernel.package(), dims, (variant,)))
+    return functools.cache(lambda variant: record_many(orders[variant], puzzle.name, "float32") and None)
 
 
 def is_zoo_test(item) -> bool:
@@ -59,8 +59,8 @@ def is_zoo_test(item) -> bool:
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checker, recordings):
-    recordings[kernel.name].result()
+def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checker, recorded):
+    recorded(variant_of(puzzle, kernel))
     gates = [gate.id for gate in puzzle.gates if gate.variant == variant_of(puzzle, kernel)]
     results = {
         result.gate.id: result for result in checker.check(kernel.package(), gates, cases_for(puzzle, kernel))

@@ -34,7 +34,7 @@ def products():
             package = roots.op_package(roots.solutions(), "p22").path
             command = [
                 *(str(Path(sys.executable).with_name("mojo")), "run", "--target-accelerator", "sm_90a"),
-                *("-D", f"DTYPE={dtype}", *flags, "-I", str(LAUNCHER), "-I", str(package.parent)),
+                *("-D", f"DTYPE={dtype}", *flags, "-I", str(LAUNCHER.parent), "-I", str(package.parent)),
                 *(
                     str(ROOT / "tests" / "p22" / "p22_gemm.mojo"),
                     *(str(number) for size in SIZES for number in size),

@@ -1,8 +1,9 @@
 """The recording launcher: prints what a puzzle launches, without a GPU, a driver or MAX.
 
-A program that records imports a puzzle's `op` package and hands a `Recorder` to its launch functions. Lines, fields
+A puzzle's `record.mojo` imports its `op` package and hands a `Recorder` to the launch functions there. Lines, fields
 separated by a space:
 
+    //@ package                             what follows belongs to the next package; written by the program that runs all of them
     //@ case NAME                           what the launches below belong to
     //@ tensor NAME ADDRESS BYTES           a tensor at a made-up address
     //@ workspace NAME ADDRESS BYTES        likewise scratch memory, as it is lent

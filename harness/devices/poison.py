@@ -2,13 +2,13 @@
 
 import torch
 
-# A NaN that arithmetic does not make: what still holds it after a run was never written.
+# Signalling NaNs: all arithmetic makes them quiet, so what still holds one after a run was not even added to.
 # Whole numbers have no such value: theirs is far from every index.
 POISON = {
-    "float64": 0x7FF8_0000_DEAD_BEEF,
-    "float32": 0x7FC0_DEAD,
-    "float16": 0x7EAD,
-    "bfloat16": 0x7FED,
+    "float64": 0x7FF0_0000_DEAD_BEEF,
+    "float32": 0x7F80_DEAD,
+    "float16": 0x7CAD,
+    "bfloat16": 0x7FAD,
     "int64": 0x7FF8_0000_DEAD_BEEF,
     "int32": 0x7FC0_DEAD,
     "uint8": 0xAD,

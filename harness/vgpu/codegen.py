@@ -89,6 +89,9 @@ class Writer:
         self.lines: list[str] = []
         self.views: dict[str, dict[str, str]] = {}
         self.shared_root: dict[str, str] = {}  # variable -> variable whose memory it shares
+        self.computed: set[str] = (
+            set()
+        )  # variables that hold results of float arithmetic, with NaNs of NumPy's
         self.pred: str | None = None
         self.counter = 0
         self.instructions = 0
@@ -153,7 +156,7 @@ class Writer:
         source = next(iter(views.values()))
         if size == width:
             name = f"{a.name}_{kind}"
-            self.emit(f"{name} = {source}.view({kind})")
+            self.emit(f"{name} = {self.settled(source)}.view({kind})")
             self.shared_root[name] = self.shared_root.get(source, source)
             views[kind] = name
             return name
@@ -161,8 +164,16 @@ class Writer:
         changed = self.temp(f"{canonical}.astype(u{size})")
         return changed if kind[0] == "u" else f"{changed}.view({kind})"
 
-    def define(self, a, kind: str, expr: str, fresh: bool = True):
-        """Write `expr` of `kind` to register operand `a`; `fresh` False when it may share another register's memory."""
+    def settled(self, name: str) -> str:
+        """An expression for a variable whose bits matter now: the NaNs of arithmetic become those of a GPU."""
+        return f"nm.canonical({name})" if name in self.computed else name
+
+    def define(self, a, kind: str, expr: str, fresh: bool = True, computed: bool = False):
+        """Write `expr` of `kind` to register operand `a`.
+
+        `fresh` is False where it may share another register's memory; `computed` says that it comes from arithmetic on
+        floats, whose NaNs must become those of a GPU once the bits are looked at.
+        """
         if isinstance(a, Reg) and a.name == "_":
             self.emit(expr)
             return
@@ -171,6 +182,8 @@ class Writer:
         width = self.width(a.name)
         size = 0 if kind == "p" else int(kind[1])
         if size != width:
+            if computed:
+                expr, computed = f"nm.canonical({expr})", False
             if kind == "p" or width == 0:
                 raise UnsupportedInstruction(self.instr, f"register {a.name} has another type")
             if kind[0] == "i":
@@ -185,6 +198,8 @@ class Writer:
         self.counter += 1
         name = f"{a.name}_{kind}_{self.counter}"
         self.emit(f"{name} = {expr}")
+        if computed:
+            self.computed.add(name)
         if not fresh:
             self.shared_root[name] = self.shared_root.get(expr, expr)
         self.views[a.name] = {kind: name}
@@ -261,7 +276,7 @@ class Writer:
             views = self.views[r]
             source = views.get(canonical) or next(iter(views.values()))
             root = self.shared_root.get(source, source)
-            expr = source if canonical in views else f"{source}.view({canonical})"
+            expr = source if canonical in views else f"{self.settled(source)}.view({canonical})"
             full = f"{expr}.copy()" if root in kept or not root.startswith(r + "_") else expr
             kept.add(root)
             out.append((r, full, expr))

@@ -1,7 +1,8 @@
 """The arithmetic of PTX instructions that NumPy has no single operation for.
 
 All functions work on arrays and on NumPy scalars alike. Floating point follows PTX: results are rounded to nearest
-even, fused multiply-add rounds once. Instructions that are approximate on hardware (ex2, lg2, sin, cos, tanh, rcp,
+even, fused multiply-add rounds once, a NaN of 16 or 32 bits is the one NaN that GPUs give (measured: the table in
+tests/vgpu/data). Instructions that are approximate on hardware (ex2, lg2, sin, cos, tanh, rcp,
 rsqrt, sqrt, div `.approx`) are computed in float64 and rounded once: closer to the true value than a GPU is.
 """
 
@@ -172,6 +173,42 @@ def prmt(a, b, selector, mode: str):
 
 
 # -- floats -------------------------------------------------------------------------------------------------
+CANONICAL_F4, CANONICAL_F2 = u4(0x7FFFFFFF).view(f4), u2(0x7FFF).view(f2)
+#: The bits of infinity by type.
+INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000}
+
+
+def canonical(x):
+    """Results of arithmetic with their NaNs as a GPU gives them: one NaN for each type; float64 keeps payloads."""
+    if x.dtype == f4:
+        if x.ndim == 0:
+            return x if x == x else CANONICAL_F4
+        top = np.maximum.reduce(x, initial=f4(0))  # NaN where there is one
+        return x if top == top else np.where(x == x, x, CANONICAL_F4)
+    if x.dtype == f2:
+        nan = (x.view(u2) & u2(0x7FFF)) > u2(0x7C00)
+        return np.where(nan, CANONICAL_F2, x) if nan.any() else x
+    return x
+
+
+def quiet(x):
+    """float64 with its NaNs made quiet; numbers stay as they are."""
+    return x * f8(1)
+
+
+def sign_bits(bits, op: str, infinity: int):
+    """abs or neg of f16, bf16 or f32, given by their bits: NaN becomes the canonical one."""
+    t = bits.dtype.type
+    sign = t(1 << (8 * bits.dtype.itemsize - 1))
+    magnitude = bits & ~sign
+    return np.where(magnitude > t(infinity), ~sign, magnitude if op == "abs" else bits ^ sign)
+
+
+def sign_f8(x, op: str):
+    """abs or neg of float64: a NaN is made quiet and keeps its sign."""
+    return np.where(x == x, np.abs(x) if op == "abs" else np.negative(x), quiet(x))
+
+
 def bf_to_f4(a):
     """bfloat16 bits (uint16) to float32."""
     return (a.astype(u4) << u4(16)).view(f4)
@@ -187,6 +224,22 @@ def f4_to_bf(x):
 def f8_to_bf(x):
     """float64 to bfloat16 bits with one rounding: float32 rounded to odd, then to nearest even."""
     return f4_to_bf(_narrow_to_odd(x))
+
+
+def convert_f8_to_bf(x):
+    """The same as the conversion instruction: NaN keeps its sign and the first bits of its payload."""
+    return np.where(x == x, f8_to_bf(x), (x.astype(f4).view(u4) >> u4(16)).astype(u2))
+
+
+def int_to_bf(a):
+    """Integer to bfloat16 bits, rounded once: float64 holds all bits but the last 11, which become one."""
+    if a.dtype.itemsize < 8:
+        return f8_to_bf(a.astype(f8))
+    size = np.abs(a).view(u8) if a.dtype.kind == "i" else a
+    sticky = (size & u8(0x7FF) != 0).astype(u8)
+    large = ((size >> u8(11)) | sticky).astype(f8) * 2048.0
+    x = np.where(size >> u8(53) != 0, large, size.astype(f8))
+    return f8_to_bf(np.where(a < 0, -x, x))
 
 
 def _narrow_to_odd(x):
@@ -252,7 +305,7 @@ def fma_f8(a, b, c):
     vh, vl = _two_sum(p, th)
     z = sum_to_odd(tl, vl)
     exact = vh + z
-    plain = p + c
+    plain = c + p  # in this order: the NaN of c goes before that of the product
     size = np.abs(a) + np.abs(b)
     return np.where(np.isfinite(exact) & (size < 1e290) & ((np.abs(p) > 1e-270) | (p == 0)), exact, plain)
 
@@ -288,38 +341,37 @@ def round_int(x, mode: str):
 
 
 def to_int(x, dtype):
-    """Float (already integral) to integer: clamped to the range, NaN becomes 0."""
+    """Float (already integral) to integer, clamped to the range.
+
+    NaN becomes 0, but where the source is float64 or the target has 64 bits the number of the highest bit.
+    """
     info = np.iinfo(dtype)
+    bits = dtype().itemsize * 8
+    nan = 1 << (bits - 1) if x.dtype == f8 or bits == 64 else 0
     x = x.astype(f8)
     low, high = f8(info.min), f8(info.max)
     inside = np.where((x > low) & (x < high), x, f8(0)).astype(dtype)
-    return np.where(x >= high, dtype(info.max), np.where(x <= low, dtype(info.min), inside)).astype(dtype)
+    out = np.where(x >= high, dtype(info.max), np.where(x <= low, dtype(info.min), inside)).astype(dtype)
+    return np.where(x == x, out, UNSIGNED[bits // 8](nan).view(dtype))
 
 
 def int_to_float(a, dtype, mode: str = "rn"):
     """Integer to float, rounded to nearest even, toward zero, down or up, once."""
-    out = a.astype(dtype)
-    if dtype is f2 and a.dtype.itemsize > 2:
-        out = _long_to_float(a, f2)
+    out = a.astype(f8).astype(f2) if dtype is f2 and a.dtype.itemsize > 2 else a.astype(dtype)
     if mode == "rn":
         return out
     exact = out.astype(f8)
-    if a.dtype.itemsize == 8:
-        # compare in integers: the float may not hold the value
-        big = to_int(np.clip(exact, -9.2e18, 1.8e19), a.dtype.type)
-        over, under = big > a, big < a
-    else:
-        over, under = exact > a, exact < a
+    info = np.iinfo(a.dtype)
+    # Compared as integers, because no float holds all of 64 bits; beyond the range there is nothing to compare.
+    above, below = exact >= 2.0 ** (info.bits - (a.dtype.kind == "i")), exact < f8(info.min)
+    back = np.where(above | below, f8(0), exact).astype(a.dtype)
+    over, under = above | (~below & (back > a)), below | (~above & (back < a))
     if mode == "rz":
-        over, under = over & (exact > 0), under & (exact < 0)
+        over, under = over & (a > 0), under & (a < 0)
     step_down = over if mode in ("rm", "rz") else over & False
     step_up = under if mode in ("rp", "rz") else under & False
     inf = dtype(np.inf)
     return np.where(step_down, np.nextafter(out, -inf), np.where(step_up, np.nextafter(out, inf), out))
-
-
-def _long_to_float(a, dtype):
-    return a.astype(f8).astype(dtype)
 
 
 def narrow(x, dtype, mode: str):
@@ -342,6 +394,22 @@ def bf_rz(x):
     """float32 to bfloat16 bits toward zero."""
     b = x.view(u4) >> u4(16)
     return np.where(x != x, u4(0x7FFF), b).astype(u2)
+
+
+def div_approx(a, b):
+    """`div.approx.f32`: accurate, but 0 (NaN for an infinite a) where b is finite and at least 2^126."""
+    large = (np.abs(b) > f4(2.0**126)) & np.isfinite(b)
+    return np.where(large, a * np.copysign(f4(0), b), a / b)
+
+
+def rcp_gross(x):
+    """`rcp.approx.ftz.f64`: of the upper halves of the words only, subnormals flushed; the lower half of it is zero."""
+    tiny, upper = f8(2.2250738585072014e-308), u8(0xFFFFFFFF00000000)
+    x = (x.view(u8) & upper).view(f8)
+    x = np.where(np.abs(x) < tiny, np.copysign(f8(0), x), x)
+    out = ((1.0 / x).view(u8) & upper).view(f8)
+    out = np.where(np.abs(out) < tiny, np.copysign(f8(0), out), out)
+    return np.where(x == x, out, u8(0x7FFFFFFF00000000).view(f8))
 
 
 def rsqrt(x):
@@ -369,9 +437,27 @@ def clamp_int(a, dtype):
     return np.clip(a, a.dtype.type(low), a.dtype.type(high)).astype(dtype)
 
 
-def relu_bits(bits):
+def relu_bits(bits, infinity: int):
     """Negative floats (given by their bits) become +0; NaN becomes the canonical NaN."""
-    size = bits.dtype.itemsize
     t = bits.dtype.type
-    sign = t(1 << (8 * size - 1))
-    return np.where(bits & sign != 0, t(0), bits)
+    sign = t(1 << (8 * bits.dtype.itemsize - 1))
+    return np.where(bits & ~sign > t(infinity), ~sign, np.where(bits & sign != 0, t(0), bits))
+
+
+def to_tf32(bits, mode: str, relu: bool, finite: bool):
+    """float32 bits rounded to tf32 (rna: ties away from zero, rn: to even, rz: toward zero), low 13 bits zero.
+
+    NaN becomes the canonical NaN, only rna keeps its bits. `finite` takes one unit off what is not a number below
+    infinity, NaN included, as the hardware does.
+    """
+    mask, sign = u4(0xFFFFE000), u4(0x80000000)
+    nan = bits & ~sign > u4(INFINITY["f32"])
+    if mode == "rna":
+        out = np.where(nan, bits, bits + u4(0x1000)) & mask
+    elif mode == "rz":
+        out = np.where(nan, ~sign, bits) & mask
+    else:
+        out = np.where(nan, ~sign, bits + (u4(0xFFF) + ((bits >> u4(13)) & u4(1)))) & mask
+    if finite:
+        out = np.where(out & ~sign >= u4(INFINITY["f32"]), out - u4(0x2000), out)
+    return np.where((out & sign != 0) & relu, u4(0), out)

@@ -11,6 +11,7 @@ from .access import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from .codegen import Writer
 from .emitters import STATE_SPACES, check, opcode, type_of
 from .errors import UnsupportedInstruction
+from .numeric import INFINITY
 from .ptx import WIDTH, Imm, Instr, Pair, Reg, Vec
 
 
@@ -21,7 +22,7 @@ def _float(w: Writer, i: Instr, t: str, expr: str, n: int = 1):
     if "ftz" in i.mods and t == "f32":
         expr = f"nm.flush({expr})"
     w.flops += n
-    w.define(i.args[0], KIND[t], expr)
+    w.define(i.args[0], KIND[t], expr, computed=True)
 
 
 def _operand(w: Writer, i: Instr, a, t: str) -> str:
@@ -39,7 +40,7 @@ def _packed(w: Writer, i: Instr, t: str, args, f: Callable[..., str]) -> str:
             bits = f"({e} >> {w.code.constant('u4', shift)}).astype(u2)"
             parts.append(f"{bits}.view(f2)" if t == "f16x2" else f"nm.bf_to_f4({bits})")
         out = f(*parts)
-        out = f"({out}).view(u2)" if t == "f16x2" else f"nm.f4_to_bf({out})"
+        out = f"nm.canonical({out}).view(u2)" if t == "f16x2" else f"nm.f4_to_bf({out})"
         half.append(w.temp(f"({out}).astype(u4)"))
     return f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})"
 
@@ -171,12 +172,12 @@ def fma(w: Writer, i: Instr):
 
 def _fma16(t: str, parts: list[str]) -> str:
     if t[:3] == "f16":
-        return f"nm.fma_f2({', '.join(p + '.view(f2)' for p in parts)})"
+        return f"nm.canonical(nm.fma_f2({', '.join(p + '.view(f2)' for p in parts)}))"
     return f"nm.fma_bf({', '.join(parts)})"
 
 
 def _relu(i: Instr, t: str, bits: str) -> str:
-    return f"nm.relu_bits({bits})" if "relu" in i.mods else bits
+    return f"nm.relu_bits({bits}, {INFINITY[t.removesuffix('x2')]})" if "relu" in i.mods else bits
 
 
 @opcode("div")
@@ -185,8 +186,8 @@ def div(w: Writer, i: Instr):
     check(i, "rn", "rz", "rm", "rp", "full", "approx", "ftz")
     _round_nearest(i)
     t = type_of(i)
-    integer = t[0] in "su"
-    _binary(w, i, t, (lambda a, b: f"nm.idiv({a}, {b})") if integer else (lambda a, b: f"{a} / {b}"))
+    form = "nm.idiv({}, {})" if t[0] in "su" else "nm.div_approx({}, {})" if "approx" in i.mods else "{} / {}"
+    _binary(w, i, t, form.format)
 
 
 @opcode("rem")
@@ -222,18 +223,22 @@ def absneg(w: Writer, i: Instr):
         e = w.use(a, k)
         w.define(d, k, f"np.abs({e})" if i.op == "abs" else f"np.negative({e})")
         return
-    mask = {"f16": 1 << 15, "bf16": 1 << 15, "f32": 1 << 31, "f64": 1 << 63}.get(t, 0x80008000)
-    k = f"u{WIDTH[t]}"
-    full = (1 << 8 * WIDTH[t]) - 1
-    e = w.use(a, k)
-    bits = (
-        f"{e} & {w.code.constant(k, full ^ mask)}" if i.op == "abs" else f"{e} ^ {w.code.constant(k, mask)}"
-    )
     w.flops += 1
-    if "ftz" in i.mods and t == "f32":
-        w.define(d, "f4", f"nm.flush(({bits}).view(f4))")
+    if t == "f64":
+        w.define(d, "f8", f"nm.sign_f8({w.use(a, 'f8')}, {i.op!r})")
+    elif t in ("f16x2", "bf16x2"):
+        half = []
+        for shift in (0, 16):
+            bits = f"({w.use(a, 'u4')} >> {w.code.constant('u4', shift)}).astype(u2)"
+            half.append(w.temp(f"nm.sign_bits({bits}, {i.op!r}, {INFINITY[t[:-2]]}).astype(u4)"))
+        w.define(d, "u4", f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})")
     else:
-        w.define(d, k, bits)
+        k = f"u{WIDTH[t]}"
+        bits = f"nm.sign_bits({w.use(a, k)}, {i.op!r}, {INFINITY[t]})"
+        if "ftz" in i.mods and t == "f32":
+            w.define(d, "f4", f"nm.flush({bits}.view(f4))")
+        else:
+            w.define(d, k, bits)
 
 
 @opcode("copysign")
@@ -270,7 +275,8 @@ def unary_float(w: Writer, i: Instr):
         w.flops += 1
         w.define(d, "u2", f"nm.f8_to_bf({f.format(x)})")
     elif t == "f64":
-        _float(w, i, t, f.format(w.use(a, "f8")))
+        gross = i.op == "rcp" and "approx" in i.mods
+        _float(w, i, t, ("nm.rcp_gross({})" if gross else f).format(w.use(a, "f8")))
     else:
         x = w.temp(f"{_operand(w, i, a, t)}.astype(f8)")
         _float(w, i, t, f"{f.format(x)}.astype({KIND[t]})")
@@ -570,14 +576,8 @@ def cvt(w: Writer, i: Instr):
         return
     d, a = i.args
     if to == "tf32":
-        half = w.code.constant("u4", 0x1000)
-        mask = w.code.constant("u4", 0xFFFFE000)
-        x = w.use(a, "u4")
-        if mode == "rna":
-            w.define(d, "u4", f"({x} + {half}) & {mask}")
-        else:
-            odd = f"(({x} >> {w.code.constant('u4', 13)}) & {w.code.constant('u4', 1)})"
-            w.define(d, "u4", f"({x} + ({w.code.constant('u4', 0xFFF)} + {odd})) & {mask}")
+        how = f"{mode or 'rn'!r}, {'relu' in i.mods}, {'satfinite' in i.mods}"
+        w.define(d, "u4", f"nm.to_tf32({w.use(a, 'u4')}, {how})")
         return
     source_float = frm[0] == "f" or frm == "bf16"
     target_float = to[0] == "f" or to == "bf16"
@@ -591,9 +591,9 @@ def cvt(w: Writer, i: Instr):
         w.define(d, KIND[to], f"nm.to_int({x}, {KIND[to]})")
     elif target_float:
         if to == "bf16":
-            if mode not in (None, "rn") or WIDTH[frm] == 8:
+            if mode not in (None, "rn"):
                 raise UnsupportedInstruction(i)
-            w.define(d, "u2", f"nm.f8_to_bf({x}.astype(f8))")
+            w.define(d, "u2", f"nm.int_to_bf({x})")
         elif mode in (None, "rn") and to != "f16":
             w.define(d, KIND[to], f"{x}.astype({KIND[to]})")
         else:
@@ -604,12 +604,12 @@ def cvt(w: Writer, i: Instr):
 
 def _round16(w: Writer, i: Instr, to: str, x: str, mode: str | None) -> str:
     if to == "f16":
-        out = f"nm.narrow({x}, f2, {mode or 'rn'!r}).view(u2)"
+        out = f"nm.canonical(nm.narrow({x}, f2, {mode or 'rn'!r})).view(u2)"
     elif mode not in (None, "rn", "rz"):
         raise UnsupportedInstruction(i, f"rounding .{mode} to bf16")
     else:
         out = f"nm.bf_rz({x})" if mode == "rz" else f"nm.f4_to_bf({x})"
-    return f"nm.relu_bits({out})" if "relu" in i.mods else out
+    return _relu(i, to, out)
 
 
 def _float_to_float(w: Writer, i: Instr, to: str, frm: str, x: str, mode: str | None):
@@ -620,22 +620,29 @@ def _float_to_float(w: Writer, i: Instr, to: str, frm: str, x: str, mode: str | 
         if frm == "f64":
             if mode not in (None, "rn"):
                 raise UnsupportedInstruction(i, f"rounding .{mode} to bf16")
-            w.define(d, "u2", f"nm.f8_to_bf({x})")
+            w.define(d, "u2", f"nm.convert_f8_to_bf({x})")
         else:
             w.define(d, "u2", _round16(w, i, "bf16", f"{x}.astype(f4)", mode))
         return
     k = KIND[to]
+    if "ftz" in i.mods and frm == "f32":
+        x = f"nm.canonical({x})"
+    if frm == "f64" and to == "f16":
+        x = f"nm.quiet({x})"
     if WIDTH[to] < WIDTH[frm] and mode in ("rz", "rm", "rp"):
         x = f"nm.narrow({x}, {k}, {mode!r})"
     elif to != frm:
         x = f"{x}.astype({k})"
+    if frm == "f16" and to == "f64":
+        x = f"nm.quiet({x})"
     if "sat" in i.mods:
         x = f"nm.saturate({x})"
     if "relu" in i.mods:
-        x = f"nm.relu_bits({x}.view(u{k[1]})).view({k})"
+        x = f"nm.relu_bits({x}.view(u{k[1]}), {INFINITY[to]}).view({k})"
     if "ftz" in i.mods and to == "f32":
         x = f"nm.flush({x})"
-    w.define(d, k, x, fresh=x.endswith(")"))
+    # Between 16 and 32 bits, and in one type, NaNs become canonical; from and to float64 they keep their payload.
+    w.define(d, k, x, fresh=x.endswith(")"), computed="f64" not in (to, frm) and (frm, to) != ("bf16", "f32"))
 
 
 def _int_to_int(w: Writer, i: Instr, to: str, frm: str, x: str):

@@ -196,6 +196,15 @@ class WarpOps:
             written[index] = full
         values = [np.broadcast_to(v, count) for v in values]
         self.run.counters.atomic(A, index)
+        if (
+            kind == "f4" and op == "add" and A.space == "global"
+        ):  # additions in global memory flush subnormals
+            values = [numeric.flush(values[0].view(np.float32)).view(u4)]
+            cells = data.view(np.float32)
+            cells[index] = numeric.flush(cells[index])
+            old = atomic_update(data, index, op, kind, values, used)
+            cells[index] = numeric.flush(cells[index])
+            return old
         return atomic_update(data, index, op, kind, values, used)
 
     def fence(self, L):
@@ -226,8 +235,9 @@ class WarpOps:
         if types[0] == "f64":
             return [out[:, k].reshape(-1).view(u8) for k in range(out.shape[1])]
         if types[0] == "f32":
-            return [out[:, k].reshape(-1).astype(np.float32).view(u4) for k in range(out.shape[1])]
-        bits = out.astype(np.float16).view(u2).astype(u4)
+            sums = (out[:, k].reshape(-1).astype(np.float32) for k in range(out.shape[1]))
+            return [numeric.canonical(x).view(u4) for x in sums]
+        bits = numeric.canonical(out.astype(np.float16)).view(u2).astype(u4)
         return [(bits[:, k] | (bits[:, k + 1] << u4(16))).reshape(-1) for k in range(0, out.shape[1], 2)]
 
     def elements(self, registers, kind: str, warps: int) -> np.ndarray:
@@ -488,7 +498,7 @@ def _combine(op: str, kind: str, old, values):
                 halves.append(_combine(op, "bf16", a, [b]).astype(u4))
         return halves[0] | (halves[1] << u4(16))
     if op == "add":
-        return old + v
+        return numeric.canonical(old + v)
     if op in ("min", "max"):
         return (np.minimum if op == "min" else np.maximum)(old, v)
     if op in ("and", "or", "xor"):
@@ -518,6 +528,8 @@ def atomic_update(data, index, op: str, kind: str, values, used: bool):
             view[index[0]] = _AT[op].accumulate(np.concatenate((view[index[:1]], typed[0])))[-1]
         else:
             _AT[op].at(view, index, typed[0])
+        if op == "add" and view.dtype.kind == "f":
+            view[index] = numeric.canonical(view[index])
         return None
     order = np.argsort(index, kind="stable")
     place = index[order]

@@ -213,9 +213,9 @@ def clamp(x: int, low: int, high: int) -> int:
     return max(low, min(high, x))
 
 
-def float_to_int(x: float, rounding, low: int, high: int) -> int:
+def float_to_int(x: float, rounding, low: int, high: int, nan: int = 0) -> int:
     if math.isnan(x):
-        return 0
+        return nan
     if math.isinf(x):
         return high if x > 0 else low
     return clamp(rounding(x), low, high)
@@ -345,7 +345,7 @@ CASES = [
     C("cvt.s32.s8 %y0, %x0;", ("u4",), "i4", lambda a: signed(a, 8)),
     C("cvt.sat.u8.s32 %y0, %x0;", ("i4",), "u4", lambda a: clamp(a, 0, 255)),
     C("cvt.rzi.s32.f32 %y0, %x0;", ("f4",), "i4", lambda a: float_to_int(a, math.trunc, *I32)),
-    C("cvt.rni.s64.f64 %y0, %x0;", ("f8",), "i8", lambda a: float_to_int(a, half_even, *I64)),
+    C("cvt.rni.s64.f64 %y0, %x0;", ("f8",), "i8", lambda a: float_to_int(a, half_even, *I64, nan=-(1 << 63))),
     C("cvt.rmi.u32.f32 %y0, %x0;", ("f4",), "u4", lambda a: float_to_int(a, math.floor, 0, M32)),
     C("cvt.rpi.f32.f32 %y0, %x0;", ("f4",), "f4", lambda a: np.ceil(np.float32(a))),
     C("cvt.rn.f32.s32 %y0, %x0;", ("i4",), "f4", np.float32),
@@ -361,7 +361,7 @@ CASES = [
     C("cvt.f32.bf16 %y0, %x0;", ("u2",), "u4", lambda a: a << 16),
     C("cvt.rn.bf16x2.f32 %y0, %x0, %x1;", ("f4", "f4"), "u4", lambda a, b: to_bf(a) << 16 | to_bf(b)),
     C("cvt.rn.relu.f16x2.f32 %y0, %x0, %x1;", ("f4", "f4"), "u4", lambda a, b: relu16(a) << 16 | relu16(b)),
-    C("cvt.rna.tf32.f32 %y0, %x0;", ("u4",), "u4", lambda a: a + 0x1000 & 0xFFFFE000),
+    C("cvt.rna.tf32.f32 %y0, %x0;", ("u4",), "u4", lambda a: a + 0x1000 * (a & 0x7FFFFFFF <= 0x7F800000) & 0xFFFFE000),
 ]  # fmt: skip
 
 

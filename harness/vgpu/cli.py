@@ -19,6 +19,9 @@ from .report import summary
 
 CHECKS = [field.name for field in dataclasses.fields(Checks) if field.default is True]
 
+LONGEST = 10_000_000
+"""Seconds: more than the system's clocks take is no limit."""
+
 EPILOG = """\
 exit codes of exec: the program's own; 1 if it ended with 0 but an error was found; 2 bad use; 5 the driver cannot be
 built or a kernel needs an instruction that is not supported; 124 time limit; 130 Ctrl-C
@@ -94,6 +97,9 @@ def execute(options: argparse.Namespace) -> int:
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         server.say("no program given: python -m harness vgpu exec -- PROGRAM [ARGUMENT ...]")
+        return 2
+    if options.timeout is not None and not 0 < options.timeout <= LONGEST:
+        server.say(f"--timeout {options.timeout:g}: must be more than 0 and at most {LONGEST:,} seconds")
         return 2
 
     def make_device() -> Device:

@@ -499,6 +499,14 @@ def test_two_programs_at_once(suite):
         (["exec", "--", "/no/such/program"], "cannot run /no/such/program"),
         (["exec", "--checks", "memory,luck", "--", "true"], "unknown check luck"),
         (["exec", "--blocks", "sideways", "--", "true"], "sideways"),
+        (
+            ["exec", "--timeout", "-1", "--", "true"],
+            "--timeout -1: must be more than 0 and at most 10,000,000",
+        ),
+        (["exec", "--timeout", "0", "--", "true"], "--timeout 0: must be more than 0"),
+        (["exec", "--timeout", "nan", "--", "true"], "--timeout nan: must be more than 0"),
+        (["exec", "--timeout", "inf", "--", "true"], "--timeout inf: must be more than 0"),
+        (["exec", "--", "/"], "cannot run /: Permission denied"),
     ],
 )
 def test_bad_use_is_exit_code_2(arguments, message, capsys):

@@ -272,6 +272,10 @@ FOUND = {
         "threads of one block use the same shared memory with no barrier() between them",
     ),
     "race inside a block": ("missing-barrier", "threads of one block use the same memory with no barrier()"),
+    "atomic scope": (
+        "atomic-scope",
+        "an atomic of block scope counts for the threads of one block, and several blocks use it: additions get lost",
+    ),
     "uninitialised read": ("uninitialised-read", "memory is read that nothing has written"),
 }
 DIVERGENCE = list(FOUND)[:4]

@@ -35,6 +35,7 @@ class Access:
         "kind",
         "mask",
         "mixed",
+        "narrow",
         "nbytes",
         "number",
         "releases",
@@ -58,9 +59,19 @@ class Access:
         self.shift64 = np.uint64(self.shift)
         self.mask = self.nbytes - 1
         self.acquires = self.releases = self.mixed = self.unlogged = self.used = False
+        self.narrow = False  # atomic, or strong, for the threads of one block only (scope .cta)
         self.writes = kind == "W" or (kind == "A" and instr.op != "ld")
         self._twins: dict[str, Access] = {}
         self.forget()
+
+    @property
+    def role(self) -> str:
+        """What the race check calls it: R and W plain, A atomic or strong store, S strong load; B and T the same two
+        with block scope."""
+        if self.kind != "A":
+            return self.kind
+        load = self.instr.op == "ld"
+        return ("T" if load else "B") if self.narrow else "S" if load else "A"
 
     def forget(self):
         """Drop what was cached about the last launch."""
@@ -83,4 +94,5 @@ class Access:
                 self.number, self.instr, self.kind, name, self.width, self.count
             )
             found.acquires, found.releases, found.used = self.acquires, self.releases, self.used
+            found.narrow = self.narrow
         return found

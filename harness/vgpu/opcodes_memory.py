@@ -41,6 +41,11 @@ def _strength(i: Instr) -> tuple[str | None, bool, bool]:
     return strong, strong in ("acquire", "acq_rel"), strong in ("release", "acq_rel")
 
 
+def _narrow(i: Instr) -> bool:
+    """Whether the instruction counts for the threads of its own block only."""
+    return "cta" in i.mods
+
+
 @opcode("ld", "ldu")
 def load(w: Writer, i: Instr):
     """global (.nc), shared, local, param, const and generic; b8 to b64, .v2 .v4; .relaxed .acquire .volatile"""
@@ -58,7 +63,7 @@ def load(w: Writer, i: Instr):
         return
     strong, acquires, _ = _strength(i)
     a = w.code.access(i, "A" if strong else "R", space, size, count)
-    a.acquires, a.used = acquires, bool(strong)
+    a.acquires, a.used, a.narrow = acquires, bool(strong), _narrow(i)
     value = w.temp(f"m.load_{'global' if space == 'const' else space}(A{a.number}, {w.address(mem)}, L)")
     for k, target in enumerate(targets):
         if isinstance(target, Reg) and target.name == "_":
@@ -78,7 +83,7 @@ def store(w: Writer, i: Instr):
     if space == "shared" and "shared::cluster" in i.mods and "async" in i.mods:
         raise UnsupportedInstruction(i)
     a = w.code.access(i, "A" if strong else "W", space, size, count)
-    a.releases = releases
+    a.releases, a.narrow = releases, _narrow(i)
     values = source.items if isinstance(source, Vec) else (source,)
     parts = [w.use(v, f"u{size}") for v in values]
     value = parts[0] if count == 1 else "(" + ", ".join(parts) + ")"
@@ -105,7 +110,7 @@ def atomic(w: Writer, i: Instr):
     for k in range(count):
         a = w.code.access(i, "A", space, size)
         _, a.acquires, a.releases = _strength(i)
-        a.used = used
+        a.used, a.narrow = used, _narrow(i)
         w.flops += 1 if t[0] == "f" or t[:2] == "bf" else 0
         kind = t if t in ("f16x2", "bf16x2", "bf16") else KIND[t]
         parts = [
@@ -125,8 +130,8 @@ def _names(a) -> list[str]:
 
 @opcode("fence", "membar")
 def fence(w: Writer, i: Instr):
-    """all scopes; orders accesses for the race check (proxy fences have no effect)"""
-    if not any("proxy" in m for m in i.mods) and "mbarrier_init" not in i.mods:
+    """all scopes; orders accesses of blocks for the race check, unless its scope is one block (.cta) or it is a proxy fence"""
+    if not _narrow(i) and not any("proxy" in m for m in i.mods) and "mbarrier_init" not in i.mods:
         w.emit("m.fence(L)")
 
 

@@ -1,7 +1,8 @@
 """Race check: every access is logged, and conflicts are searched in bulk, independent of the schedule that happened.
 
 Two accesses to the same bytes by different threads conflict when one of them is a plain store, or one is atomic and
-the other a plain access. They are a race when nothing orders them:
+the other a plain access. An atomic of block scope (`.cta`) is one for its own block only: between blocks it conflicts
+with every other. Conflicts are a race when nothing orders them:
 - threads of different blocks are ordered by nothing, except release and acquire through a global atomic (below);
 - threads of one block are ordered by a barrier between the accesses (they have different `epoch`);
 - threads of one warp are ordered by a warp-wide instruction between shared-memory accesses (`warp epoch`).
@@ -30,7 +31,10 @@ _THREAD_AT, _EPOCH_AT, _TOP_AT = u8(12), u8(22), u8(36)
 _SEVERAL = u8(1 << 63)
 _EPOCH_MASK = (1 << _EPOCH) - 1
 LIMIT = 1 << 22  # logged thread accesses before the log is digested
-ORDER = {"W": 0, "A": 1, "R": 2}
+ORDER = {"W": 0, "A": 1, "R": 2, "S": 3, "B": 4, "T": 5}
+# What conflicts with an access of each role (see Access.role), and what does so only in another block.
+CONFLICTS = {"W": "WASBTR", "A": "WR", "B": "WR", "R": "WAB", "S": "W", "T": "W"}
+SCOPE_CONFLICTS = {"A": "BT", "B": "ABST", "S": "B", "T": "AB"}
 
 
 def granule_of(program, spaces: tuple[str, ...]) -> int:
@@ -54,7 +58,7 @@ def synchronises(program) -> bool:
     """Whether blocks may order each other: a global atomic whose result is used, or a strong load."""
     for block in program.blocks:
         for i in block.instrs:
-            if any(m.startswith("shared") for m in i.mods):
+            if "cta" in i.mods or any(m.startswith("shared") for m in i.mods):
                 continue
             if i.op == "atom" and any(r in program.read for r in registers(i.args[0])):
                 return True
@@ -84,6 +88,11 @@ def clash_global(other, mine):
     """Race of two accesses in global memory: other block, or same block and epoch but another thread."""
     x = other ^ mine
     return (other != 0) & ((x >> _TOP_AT != 0) | ((x >> _EPOCH_AT == 0) & (x >> _THREAD_AT != 0)))
+
+
+def clash_scope(other, mine):
+    """Race of two accesses of which one has block scope: they are by different blocks."""
+    return (other != 0) & ((other ^ mine) >> _TOP_AT != 0)
 
 
 def clash_shared(other, mine):
@@ -155,7 +164,7 @@ class AccessLog:
             self.has_store = True
             self.written.add(tensor)
         self.size += batch.n if L is None else len(L)
-        if self.clocks and A.kind == "A":
+        if self.clocks and A.kind == "A" and not A.narrow:
             self.clocks.access(batch, A, index, L)
         if self.size > LIMIT:
             self.digest()
@@ -279,7 +288,7 @@ class AccessLog:
         base = tensor.start - self.run.arena.base
         kinds: dict[str, list] = {}
         for e in entries:
-            kinds.setdefault(e[0].kind, []).append(e)
+            kinds.setdefault(e[0].role, []).append(e)
         found = {
             k: self.expand(v, granule, base) for k, v in sorted(kinds.items(), key=lambda x: ORDER[x[0]])
         }
@@ -289,19 +298,24 @@ class AccessLog:
             table[where] = mine
             won = table[where]
             several = ((won ^ mine) >> _TOP_AT != 0) | ((old != 0) & ((old ^ mine) >> _TOP_AT != 0))
-            if kind == "W":
-                self.report_global(tensor, where, mine, won, clash_global(won, mine))
-                self.report_global(tensor, where, mine, old, clash_global(old, mine))
+            for other in (won, old):
+                self.compare_global(tensor, kind, kind, where, mine, other)
             if several.any():
                 table[where[several]] |= _SEVERAL
         for kind, (where, mine) in found.items():
-            for against in "WAR":
-                if against == kind or against not in marks.by_kind:
-                    continue
-                other = marks.by_kind[against][where]
-                self.report_global(tensor, where, mine, other, clash_global(other, mine))
+            for against in marks.by_kind:
+                if against != kind:
+                    other = marks.by_kind[against][where]
+                    self.compare_global(tensor, kind, against, where, mine, other)
 
-    def report_global(self, tensor, where, mine, other, bad):
+    def compare_global(self, tensor, kind: str, against: str, where, mine, other):
+        """Report the races between accesses of two roles."""
+        if against in CONFLICTS[kind]:
+            self.report_global(tensor, where, mine, other, clash_global(other, mine))
+        elif against in SCOPE_CONFLICTS.get(kind, ""):
+            self.report_global(tensor, where, mine, other, clash_scope(other, mine), "atomic scope")
+
+    def report_global(self, tensor, where, mine, other, bad, name: str = "global race"):
         if self.warp_syncs:
             # Global marks have no warp epoch: two instructions of one warp count as ordered in kernels that use
             # warp-wide instructions, two threads at one instruction never.
@@ -311,7 +325,7 @@ class AccessLog:
             return
         # The bit "several blocks" says that another block is among them: show the mark's own block, if it is another.
         across = bad & (((other ^ mine) >> _TOP_AT) != 0)
-        for part, kind in ((across, "global race"), (bad & ~across, "race inside a block")):
+        for part, kind in ((across, name), (bad & ~across, "race inside a block")):
             if part.any():
                 self.report(kind, tensor, where[part], mine[part], other[part], self.granule)
 
@@ -345,6 +359,9 @@ class AccessLog:
             if kind == "global race":
                 other_block = f"block {_t(theirs)}" if theirs != block else "another block"
                 why = f"block {_t(block)} and {_verb(second)} by {other_block}: nothing orders the blocks of a grid"
+            elif kind == "atomic scope":
+                other_block = f"block {_t(theirs)}" if theirs != block else "another block"
+                why = f"block {_t(block)} and {_verb(second)} by {other_block}: block scope counts inside one block only"
             else:
                 why = (
                     f"thread {_t(thread)} and {_verb(second)} by thread {_t(their_thread)} of the same block,"
@@ -380,7 +397,7 @@ class AccessLog:
         marks = self.shared_marks
         kinds: dict[str, list] = {}
         for e in entries:
-            kinds.setdefault(e[0].kind, []).append(e)
+            kinds.setdefault(e[0].role, []).append(e)
         found = {
             k: self.expand(v, self.shared_granule)
             for k, v in sorted(kinds.items(), key=lambda x: ORDER[x[0]])
@@ -396,7 +413,7 @@ class AccessLog:
                 for other in (won, old):
                     self.report_shared(where, mine, other)
         for kind, (where, mine) in found.items():
-            for against in "WAR":
+            for against in CONFLICTS[kind]:
                 if against != kind and against in marks.by_kind:
                     self.report_shared(where, mine, marks.by_kind[against][where])
 
@@ -530,7 +547,7 @@ class BlockClocks:
             repeat = len(w) // max(len(e[5][0]), 1)
             where.append(w)
             marks.append(m)
-            kinds.append(np.full(len(w), ORDER[e[0].kind]))
+            kinds.append(np.full(len(w), ORDER[e[0].role]))
             segments.append(np.tile(e[5][0], repeat))
             times.append(np.full(len(w), e[5][1]))
         w, m, k, s, t = (np.concatenate(x) for x in (where, marks, kinds, segments, times))
@@ -539,26 +556,35 @@ class BlockClocks:
         number = np.arange(len(w))
         first = np.r_[True, w[1:] != w[:-1]]
         start = np.maximum.accumulate(np.where(first, number, 0))
-        for mine, others in ((0, (0, 1, 2)), (1, (0, 2)), (2, (0, 1))):
-            for other in others:
+        there = np.unique(k).tolist()
+        for first_role, mine in ORDER.items():
+            for second_role, other in ORDER.items():
+                if mine not in there or other not in there:
+                    continue
+                if second_role in CONFLICTS[first_role]:
+                    clash, name = clash_global, "global race"
+                elif second_role in SCOPE_CONFLICTS.get(first_role, ""):
+                    clash, name = clash_scope, "atomic scope"
+                else:
+                    continue
                 # the last earlier access of the other kind to the same place by another thread
                 previous = np.maximum.accumulate(np.where(k == other, number, -1))
                 previous = np.r_[-1, previous[:-1]]
                 pick = np.flatnonzero((k == mine) & (previous >= start))
-                self.judge(tensor, w, m, s, pick, previous[pick])
-                if mine == 0 and other == 0:
+                self.judge(tensor, w, m, s, pick, previous[pick], clash, name)
+                if mine == other:
                     continue
                 following = np.minimum.accumulate(np.where(k == other, number, len(w))[::-1])[::-1]
                 ok = np.flatnonzero((k == mine) & (following < len(w)))
                 ok = ok[w[following[ok]] == w[ok]]
-                self.judge(tensor, w, m, s, following[ok], ok)
+                self.judge(tensor, w, m, s, following[ok], ok, clash, name)
 
-    def judge(self, tensor, w, m, s, later, earlier):
+    def judge(self, tensor, w, m, s, later, earlier, clash, name: str):
         """Report the pairs of accesses that are not ordered."""
         if not len(later):
             return
         a, b = m[later], m[earlier]
-        bad = clash_global(b, a)
+        bad = clash(b, a)
         if not bad.any():
             return
         where = np.flatnonzero(bad)
@@ -573,7 +599,7 @@ class BlockClocks:
             keep.append(k)
         if keep:
             keep = np.array(keep)
-            self.log.report_global(tensor, w[later[keep]], a[keep], b[keep], np.ones(len(keep), bool))
+            self.log.report_global(tensor, w[later[keep]], a[keep], b[keep], np.ones(len(keep), bool), name)
 
 
 def _join(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
@@ -591,9 +617,8 @@ def _t(t) -> str:
 def _verb(A) -> str:
     """What an access is called in a message."""
     if A.kind == "A":
-        return (
-            "an atomic"
-            if A.instr.op in ("atom", "red")
-            else f"a strong {'load' if A.instr.op == 'ld' else 'store'}"
-        )
+        scope = " of block scope" if A.narrow else ""
+        if A.instr.op in ("atom", "red"):
+            return f"an atomic{scope}"
+        return f"a strong {'load' if A.instr.op == 'ld' else 'store'}{scope}"
     return "a load" if A.kind == "R" else "a store"

@@ -122,6 +122,54 @@ def test_release_and_acquire_order_blocks():
     assert not races(good, 2, 1, blocks="reversed")
 
 
+SCOPE = "atomic scope"
+ADD = "red.relaxed.{}.global.add.u32 [%d0], 1;"
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (ADD.format("cta"), SCOPE),
+        (ADD.format("gpu"), None),
+        (ADD.format("sys"), None),
+        ("setp.eq.u32 %p1, %t0, 1; @%p1 " + ADD.format("cta") + " @!%p1 " + ADD.format("gpu"), SCOPE),
+        # each block its own cell: block scope is enough
+        (ADD.format("cta").replace("%d0", "%d1"), None),
+        ("atom.relaxed.cta.global.add.u32 %r5, [%d0], 1; mad.wide.u32 %d2, %i, 4, %d0; st.global.u32 [%d2+64], %r5;", SCOPE),
+        ("atom.relaxed.cta.global.cas.b32 %r5, [%d0], 0, 1; mad.wide.u32 %d2, %i, 4, %d0; st.global.u32 [%d2+64], %r5;", SCOPE),
+        ("setp.eq.u32 %p1, %t0, 1; @%p1 st.relaxed.cta.global.u32 [%d0], 1; ld.relaxed.gpu.global.u32 %r5, [%d0];", SCOPE),
+        ("setp.eq.u32 %p1, %t0, 1; @%p1 st.relaxed.gpu.global.u32 [%d0], 1; ld.relaxed.cta.global.u32 %r5, [%d0];", SCOPE),
+        ("setp.eq.u32 %p1, %t0, 1; @%p1 st.relaxed.gpu.global.u32 [%d0], 1; ld.relaxed.gpu.global.u32 %r5, [%d0];", None),
+        # loads alone, of any strength and scope
+        ("ld.relaxed.cta.global.u32 %r5, [%d0]; ld.global.u32 %r6, [%d0]; ld.relaxed.gpu.global.u32 %r7, [%d0];", None),
+        ("red.relaxed.cta.shared.add.u32 [s], 1;", None),
+    ],
+)  # fmt: skip
+def test_scope_of_atomics_between_blocks(body, kind, blocks):
+    """Block scope is enough inside one block, and in memory that only one block uses."""
+    begin = "mad.wide.u32 %d1, %t0, 4, %d0; setp.ne.u32 %p2, %t2, 0; @%p2 bra w; st.shared.u32 [s], 0; w: bar.sync 0;"
+    found = races(begin + body, 4, 2, blocks=blocks, declare=".shared .align 4 .b8 s[4];")
+    assert {f.kind for f in found} == ({kind} if kind else set()), [f.text() for f in found]
+    assert all("block scope" in f.message for f in found)
+
+
+@pytest.mark.parametrize("part", ["st.release.gpu", "ld.acquire.gpu", "fence.acq_rel.gpu"])
+def test_release_and_acquire_of_block_scope_order_nothing(part):
+    good = """setp.ne.u32 %p1, %t0, 0;  @%p1 bra reader;
+    st.global.u32 [%d0+64], 42;  fence.acq_rel.gpu; st.release.gpu.global.u32 [%d0], 1;  bra done;
+    reader: setp.ne.u32 %p2, %t0, 1; @%p2 bra done;
+    spin: ld.acquire.gpu.global.u32 %r1, [%d0];  setp.eq.u32 %p3, %r1, 0;  @%p3 bra spin;
+    ld.global.u32 %r2, [%d0+64];
+    done:"""
+    assert not races(good, 2, 1)
+    if part.startswith("fence"):  # the fence alone orders, where the store is relaxed
+        good = good.replace("st.release", "st.relaxed")
+        assert not races(good, 2, 1)
+    broken = good.replace(part, part.replace(".gpu", ".cta"))
+    assert {f.kind for f in races(broken, 2, 1)} & {"global race", SCOPE}
+
+
 @ORDERS
 def test_unused_atomic_result_orders_nothing(blocks):
     """Mojo's plain atomics have acquire semantics by name; only a result that is used can order anything."""

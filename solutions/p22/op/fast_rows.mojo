@@ -3,8 +3,8 @@
 Each kernel reads its operands from DRAM once, 16 bytes a thread at a time, and keeps a row in registers between the
 sums over it and what is made from them; `shared/row_reductions.mojo` says how threads share a row. Sums over rows go
 to one partial sum for each block, added by a second kernel in a fixed order: no atomics, so every run gives the same
-bits. Rows that are no whole number of aligned 16-byte vectors,
-or too long for the registers, take the kernels whose names end in `_any`, which load one element at a time.
+bits. Rows that are no whole number of aligned 16-byte vectors, or too long for the registers, take the kernels whose
+names end in `_any`, which load one element at a time.
 """
 
 from std.math import ceildiv, sqrt

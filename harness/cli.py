@@ -212,6 +212,11 @@ def run(arguments: list[str]) -> int:
         from harness.bench import command
 
         return command.main(arguments)
+    puzzle = named_puzzle(arguments or ["--help"])
+    for demo in puzzle.demos:
+        if demo.options and f"--{demo.flag}" in arguments:
+            rest = [argument for argument in arguments if argument not in (puzzle.name, f"--{demo.flag}")]
+            return pkgutil.resolve_name(demo.run)(make_console(sys.stdout), rest)
     return run_puzzle(*parse(arguments or ["--help"]))
 
 

@@ -2,7 +2,7 @@
 
 `python book/tools/bench_results.py [FOLDER]` writes them all (default: docs/); the SVGs then bring their own background,
 for a README. The generator of the book's pages calls `pages()`. The training results come from
-`python -m harness.puzzles.p22.train_gpt2 --csv`.
+`p22 --demo gpt2 --csv`.
 """
 
 import csv
@@ -647,7 +647,7 @@ def read_training(path: Path) -> dict[str, list[Row]]:
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if "loss" not in (reader.fieldnames or ()):
-            raise ValueError(f"{path} is no CSV of harness.puzzles.p22.train_gpt2: it has no column `loss`")
+            raise ValueError(f"{path} is no CSV of `p22 --demo gpt2`: it has no column `loss`")
         found: dict[str, list[Row]] = {}
         for row in reader:
             found.setdefault(row["model"], []).append(row)

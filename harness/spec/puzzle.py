@@ -58,12 +58,13 @@ class Demo:
     """A demonstration of a puzzle: its flag without dashes, what it shows, and what runs it.
 
     `run` is "module:function", imported when it is asked for; the function takes a rich Console and returns the exit
-    code.
+    code. Where the demonstration has `options` it takes the rest of the command line too, as a list, --help included.
     """
 
     flag: str
     about: str
     run: str
+    options: bool = False
 
 
 @dataclass(frozen=True)

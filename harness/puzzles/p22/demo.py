@@ -1,272 +1,243 @@
-"""The two demonstrations: `--demo` trains a small transformer with the layer, `--demo-simple` calls the ops once.
+"""`--demo [small|gpt2]`: a transformer trained with LayerNormLinear beside the same one in plain PyTorch.
 
-Both use the solution's kernels. The models of `--demo` see the same batches of the workbook's own chapters and start
-from the same parameters; they differ in nothing but their LayerNorm + Linear pairs.
+- `small`, the default: two blocks of width 64 over the characters of the book, in less than two minutes. The curves
+  agree where their last steps are within 2 %.
+- `gpt2`: GPT-2 small's sizes, over the bytes of the book. Losses differ by rounding, which grows from step to step; how
+  much rounding alone does to the curve is measured too, by a third model: plain PyTorch whose first parameters are moved
+  by half a unit in their last place. The curves agree where LayerNormLinear's is no further from PyTorch's than four
+  times that.
 """
 
+import contextlib
+import csv
+import dataclasses
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from max.driver import accelerator_count
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
-from torch import nn
 
+from harness.bench.machine import machine
+from harness.bench.timing import ratio, summary
+from harness.console import Parser, print_lines
 from harness.errors import BadUse
-from harness.nn.layers import LayerNormLinear
-from harness.puzzles.p22.demo_model import CharacterModel, plain_pair
-from harness.puzzles.p22.spec import BATCH_SIZE, HIDDEN_DIM, OUTPUT_DIM, SEQ_LEN, reference
-from harness.toolchain.roots import CHECKOUT, op_package, solutions
+from harness.puzzles.p22.loss_curves import WINDOW, furthest, plot, windows
+from harness.puzzles.p22.training import (
+    CONTROL,
+    OURS,
+    PLAIN,
+    Options,
+    Recipe,
+    Text,
+    Trainee,
+    make_trainees,
+    read_text,
+    train,
+)
+from harness.toolchain.roots import CHECKOUT
 
-SEED = 22
-CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 32, 64, 4, 2, 8
-STEPS = 240
-LEARNING_RATE = 3e-3
-TIME_LIMIT = 95.0
-"""Seconds from the start after which training stops early, so that the whole stays below two minutes."""
 TAIL = 10
-"""The final loss is the mean over this many steps."""
+"""The final loss of the small preset is the mean over this many steps."""
 AGREEMENT = 0.02
 """Largest relative difference of the final losses: rounding, grown over the steps; a wrong gradient makes more."""
+UNTIMED = 10
+"""First steps, whose time holds compiling."""
+TIMES_CONTROL = 4.0
+SIZES = ("steps", "layers", "width", "heads", "context", "batch")
+FIELDS = (
+    *("device", "driver", "torch", "triton", "max", "date"),
+    *("precision", "layers", "width", "heads", "context", "batch", "seed"),
+    *("step", "model", "loss", "step_us", "peak_bytes"),
+)
+PRESETS = {
+    "small": Options(
+        Recipe(bytes=False, optimizer={"lr": 3e-3}),
+        **dict(zip(SIZES, (240, 2, 64, 4, 32, 8), strict=True)),
+        seconds=95.0,  # the whole stays below two minutes
+    ),
+    "gpt2": Options(
+        Recipe(
+            bytes=True,
+            optimizer={"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1},
+            warm_up=20,
+            gpt2_start=True,
+            control=True,
+            say_every=50,
+        ),
+        **dict(zip(SIZES, (200, 12, 768, 12, 1024, 8), strict=True)),
+    ),
+}
 
 
-# ---- Training side by side ----------------------------------------------------------------------------------
+# ---- The command --------------------------------------------------------------------------------------------
 
 
-def run(
-    console: Console,
-    *,
-    chapters: Path = CHECKOUT / "book" / "src",
-    steps: int = STEPS,
-    limit: float = TIME_LIMIT,
-) -> int:
-    """Trains both models and prints their loss curves. Returns the exit code: 0, or 1 where the losses part.
+def make_parser() -> Parser:
+    """The flags of `p22 --demo`."""
+    flags = Parser(
+        prog="p22 --demo",
+        description="Train a transformer with LayerNormLinear beside the same one in plain PyTorch.",
+        allow_abbrev=False,
+    )
+    flags.add_argument("preset", nargs="?", choices=PRESETS, default="small", help="default: small")
+    for name in SIZES:
+        flags.add_argument(f"--{name}", type=int, help="default: the preset's")
+    flags.add_argument("--seed", type=int, default=22, help="default: %(default)s")
+    flags.add_argument(
+        "--precision",
+        choices=("autocast", "bfloat16", "float32"),
+        help="autocast to bfloat16, bfloat16 parameters, or float32 (default: autocast for gpt2 on a GPU, else float32)",
+    )
+    flags.add_argument("--csv", type=Path, metavar="FILE", help="write loss and time of every step here")
+    return flags
 
-    Args:
-        console: Where to print; the progress bar shows on a terminal only.
-        chapters: The folder whose Markdown files are the text.
-        steps: Training steps.
-        limit: Seconds after which training stops early.
 
-    Raises BadUse where there is no text to train on.
-    """
-    started = time.monotonic()
-    text = read_chapters(chapters)
-    alphabet = sorted(set(text))
+def make_options(flags) -> Options:
+    """The options. Raises BadUse, naming the flag, for a value that makes no sense."""
+    preset = PRESETS[flags.preset]
+    sizes = {name: getattr(preset if getattr(flags, name) is None else flags, name) for name in SIZES}
+    for name, value in sizes.items():
+        if value < 1:
+            raise BadUse(f"--{name} {value}: must be at least 1")
+    if sizes["width"] % sizes["heads"]:
+        raise BadUse(f"--width {sizes['width']}: must be divisible by --heads {sizes['heads']}")
     device = torch.device("cuda" if torch.cuda.is_available() and accelerator_count() else "cpu")
-    characters = torch.tensor([alphabet.index(character) for character in text], device=device)
-    models = {
-        "LayerNormLinear": make_model(len(alphabet), LayerNormLinear).to(device),
-        "plain PyTorch": make_model(len(alphabet), plain_pair).to(device),
-    }
-    line(
-        console,
-        f"Training on {len(text):,} characters of this workbook, {len(alphabet)} different ones, on {device}",
+    by_default = "autocast" if device.type == "cuda" and flags.preset == "gpt2" else "float32"
+    recipe = preset.recipe
+    if recipe.control and device.type == "cuda":
+        recipe = dataclasses.replace(recipe, optimizer={**recipe.optimizer, "fused": True})
+    return dataclasses.replace(
+        preset,
+        recipe=recipe,
+        **sizes,
+        precision=flags.precision or by_default,
+        seed=flags.seed,
+        device=device,
     )
-    parameters = sum(parameter.numel() for parameter in models["plain PyTorch"].parameters())
-    line(
-        console,
-        f"Two models of {parameters:,} parameters from seed {SEED}: {BLOCKS} blocks of width {WIDTH}, "
-        f"{2 * BLOCKS + 1} LayerNorm + Linear pairs each",
-    )
-    curves = train(console, models, characters, steps, started + limit)
-    return report(console, curves, steps, time.monotonic() - started)
 
 
-def read_chapters(folder: Path) -> str:
-    """The text of all chapters. Raises BadUse, saying where it looked, where there is none or too little."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.md")))
-    if not text:
-        raise BadUse(
-            f"--demo trains on the workbook's chapters, and there is no Markdown file under {folder}: "
-            "run it in a checkout (an installed package carries no book)"
-        )
-    if len(text) <= CONTEXT + 1:
-        raise BadUse(f"--demo needs more than {CONTEXT + 1} characters of text, {folder} holds {len(text)}")
-    return text
+def run(console: Console, arguments: list[str] = (), chapters: Path = CHECKOUT / "book" / "src") -> int:
+    """Trains, reports and writes the CSV; the exit code is 1 where the curves part. Raises BadUse."""
+    flags = make_parser().parse_args(arguments)
+    return demonstrate(console, make_options(flags), flags.csv, chapters)
 
 
-def make_model(vocabulary: int, pair) -> nn.Module:
-    """A model from SEED; the caller's random state stays as it is."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        return CharacterModel(vocabulary, CONTEXT, WIDTH, HEADS, BLOCKS, pair)
-
-
-def batches(characters: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless random excerpts, [BATCH, CONTEXT], and the characters that follow each place of them."""
-    generator = torch.Generator().manual_seed(SEED)
-    within = torch.arange(CONTEXT + 1)
-    while True:
-        starts = torch.randint(len(characters) - CONTEXT, (BATCH, 1), generator=generator)
-        excerpt = characters[(starts + within).to(characters.device)]
-        yield excerpt[:, :-1], excerpt[:, 1:]
-
-
-def training_progress(console: Console) -> Progress:
-    """A bar of steps, with the field `losses` behind it; shown on a terminal only, and gone afterwards."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[losses]}"),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-def train(
-    console: Console, models: dict[str, nn.Module], characters: torch.Tensor, steps: int, deadline: float
-) -> dict[str, list[float]]:
-    """Trains the models in lockstep on the same batches; returns the loss of every step."""
-    optimizers = {
-        name: torch.optim.AdamW(model.parameters(), LEARNING_RATE) for name, model in models.items()
-    }
-    curves: dict[str, list[float]] = {name: [] for name in models}
-    with training_progress(console) as progress:
-        task = progress.add_task("compiling the kernels", total=steps, losses="")
-        for _, (given, wanted) in zip(range(steps), batches(characters), strict=False):
-            for name, model in models.items():
-                curves[name].append(step(model, optimizers[name], given, wanted))
-            losses = "  ".join(f"{name} {curve[-1]:.4f}" for name, curve in curves.items())
-            progress.update(task, advance=1, description="training", losses=losses)
-            if time.monotonic() > deadline:
-                break
-    return curves
-
-
-def step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, given: torch.Tensor, wanted: torch.Tensor
-) -> float:
-    """One training step; returns the loss before it."""
-    loss = F.cross_entropy(model(given).flatten(0, 1), wanted.flatten())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
-def report(console: Console, curves: dict[str, list[float]], steps: int, seconds: float) -> int:
-    """Prints the curves, the final losses and their difference; returns the exit code."""
-    done = len(next(iter(curves.values())))
-    early = "" if done == steps else f", stopped early at the time limit ({steps} were planned)"
-    line(console, f"Trained {done} steps in {seconds:.0f} s{early}")
-    line(console)
-    for row in plot(curves):
-        line(console, row)
-    line(console)
-    final = {name: sum(curve[-TAIL:]) / len(curve[-TAIL:]) for name, curve in curves.items()}
-    for name, loss in final.items():
-        line(console, f"   {name:<16} loss {curves[name][0]:.4f} -> {loss:.4f}")
-    ours, theirs = final.values()
-    difference = abs(ours - theirs)
-    agree = difference <= AGREEMENT * theirs
-    line(console, f"   final difference {difference:.1e} (mean of the last {min(TAIL, done)} steps)")
-    line(console, f"   {'✅ the curves agree' if agree else '❌ the curves part: a gradient is wrong'}")
+def demonstrate(console: Console, options: Options, target: Path | None, chapters: Path) -> int:
+    """One training run. The rows are written also where it is interrupted."""
+    started = time.monotonic()
+    text = read_text(chapters, options)
+    trainees = make_trainees(options, text.vocabulary)
+    with csv_file(target) as file:
+        print_lines(console, introduction(options, text, trainees))
+        try:
+            train(console, options, trainees, text.tokens)
+        finally:
+            if file:
+                writer = csv.DictWriter(file, FIELDS)
+                writer.writeheader()
+                writer.writerows(rows(trainees, options))
+    if options.recipe.control:
+        lines, agree = verdict_by_control(trainees, options)
+    else:
+        lines, agree = verdict_by_tail(trainees, options, time.monotonic() - started)
+    print_lines(console, lines)
     return 0 if agree else 1
 
 
-def plot(curves: dict[str, list[float]], width: int = 64, height: int = 12) -> list[str]:
-    """Loss curves as lines of text: a sign for each curve, `*` where they meet; loss upwards, steps to the right."""
-    signs = dict(zip(curves, "ox", strict=True))
-    columns = min(width, len(next(iter(curves.values()))))
-    averaged = {name: averages(curve, columns) for name, curve in curves.items()}
-    values = [value for curve in averaged.values() for value in curve if value == value]
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    span = (high - low) or 1.0
-    grid = [[" "] * columns for _ in range(height)]
-    for name, curve in averaged.items():
-        for column, value in enumerate(curve):
-            if value != value:
-                continue
-            row = round((high - value) / span * (height - 1))
-            grid[row][column] = signs[name] if grid[row][column] == " " else "*"
-    labels = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
-    legend = "   ".join([f"{sign} {name}" for name, sign in signs.items()] + ["* both"])
-    body = [f"{labels.get(row, ''):>7} │{''.join(cells)}".rstrip() for row, cells in enumerate(grid)]
+def introduction(options: Options, text: Text, trainees: dict[str, Trainee]) -> list[str]:
+    """What is trained, on what."""
+    length = f"{len(text.tokens):,}"
+    if options.recipe.bytes:
+        where = torch.cuda.get_device_name() if options.device.type == "cuda" else "the CPU"
+        return [
+            f"{options.layers} layers of width {options.width}, {options.batch} x {options.context} bytes of the "
+            f"book's {length}, {options.precision}, {options.steps} steps on {where}"
+        ]
+    parameters = sum(parameter.numel() for parameter in trainees[PLAIN].model.parameters())
     return [
-        f"{'loss':>7}   {legend}",
-        *body,
-        f"{'':>7} └{'─' * columns} step {len(next(iter(curves.values())))}",
+        f"Training on {length} characters of this workbook, {text.vocabulary} different ones, on {options.device}",
+        f"Two models of {parameters:,} parameters from seed {options.seed}: {options.layers} blocks of width "
+        f"{options.width}, {2 * options.layers + 1} LayerNorm + Linear pairs each",
     ]
 
 
-def averages(curve: list[float], count: int) -> list[float]:
-    """The curve cut into `count` parts, the mean of each."""
-    edges = [len(curve) * part // count for part in range(count + 1)]
-    return [sum(curve[start:end]) / (end - start) for start, end in pairwise(edges)]
+def rows(trainees: dict[str, Trainee], options: Options) -> Iterator[dict[str, object]]:
+    """The rows of the CSV: one for each step of each model."""
+    shared = {name: getattr(options, name) for name in FIELDS if hasattr(options, name)}
+    shared |= machine(options.device)
+    for name, one in trainees.items():
+        for number, (loss, microseconds) in enumerate(zip(one.losses, one.times, strict=False)):
+            own = {"step": number, "model": name, "loss": f"{loss:.6f}", "step_us": f"{microseconds:.1f}"}
+            yield shared | own | {"peak_bytes": one.peak or ""}
 
 
-# ---- One call through CustomOpLibrary -----------------------------------------------------------------------
+def csv_file(path: Path | None):
+    """The opened file, or nothing without a path. Raises BadUse where it cannot be written."""
+    if path is None:
+        return contextlib.nullcontext()
+    try:
+        return path.open("w", newline="", encoding="utf-8")
+    except OSError as error:
+        raise BadUse(f"--csv {path}: {error.strerror}") from error
 
 
-def run_simple(console: Console) -> int:
-    """One forward and one backward pass through MAX's own PyTorch binding, timed. Returns 0, or 1 where it is wrong.
+# ---- The verdicts -------------------------------------------------------------------------------------------
 
-    This is the documented way from PyTorch to a Mojo op: public names, sizes as parameters, outputs first.
+
+def verdict_by_tail(trainees: dict[str, Trainee], options: Options, seconds: float) -> tuple[list[str], bool]:
+    """Curves, final losses and their difference, as lines; and whether the last steps agree."""
+    curves = {name: one.losses for name, one in trainees.items()}
+    done = len(curves[OURS])
+    early = (
+        "" if done == options.steps else f", stopped early at the time limit ({options.steps} were planned)"
+    )
+    final = {name: sum(curve[-TAIL:]) / len(curve[-TAIL:]) for name, curve in curves.items()}
+    difference = abs(final[OURS] - final[PLAIN])
+    agree = difference <= AGREEMENT * final[PLAIN]
+    return [
+        f"Trained {done} steps in {seconds:.0f} s{early}",
+        "",
+        *plot(curves),
+        "",
+        *(f"   {name:<16} loss {curves[name][0]:.4f} -> {loss:.4f}" for name, loss in final.items()),
+        f"   final difference {difference:.1e} (mean of the last {min(TAIL, done)} steps)",
+        f"   {'✅ the curves agree' if agree else '❌ the curves part: a gradient is wrong'}",
+    ], agree
+
+
+def tolerance(control: float, dtype: torch.dtype) -> float:
+    """How far two right curves may be apart.
+
+    The control shows what one rounding at the start grows into; LayerNormLinear rounds differently in every layer at
+    every step. The last term is for the first steps, when nothing has grown: the rounding of the loss itself.
     """
-    from max.experimental.torch import CustomOpLibrary
-
-    torch.manual_seed(SEED)
-    package = op_package(solutions(), "p22").path
-    ops, seconds = timed(lambda: CustomOpLibrary(package))
-    line(console, f"Loaded {package} in {seconds:.1f} s")
-    sizes = dict(batch_size=BATCH_SIZE, seq_len=SEQ_LEN, hidden_dim=HIDDEN_DIM, output_dim=OUTPUT_DIM)
-    tensors = {
-        "input": torch.randn(BATCH_SIZE, SEQ_LEN, HIDDEN_DIM),
-        "ln_weight": 1 + 0.5 * torch.randn(HIDDEN_DIM),
-        "ln_bias": 0.5 * torch.randn(HIDDEN_DIM),
-        "linear_weight": torch.randn(OUTPUT_DIM, HIDDEN_DIM),
-        "linear_bias": torch.randn(OUTPUT_DIM),
-    }
-    grad_output = torch.randn(BATCH_SIZE, SEQ_LEN, OUTPUT_DIM)
-    results = {"output": torch.empty_like(grad_output)}
-    gradients = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
-    for name, tensor in zip(gradients, tensors.values(), strict=True):
-        results[name] = torch.empty_like(tensor)
-
-    forward = ops.layernorm_linear[{"algorithm": "fused", **sizes}]
-    backward = ops.layernorm_linear_backward[sizes]
-    calls = {
-        "forward": lambda: forward(results["output"], *tensors.values()),
-        "backward": lambda: backward(
-            *(results[name] for name in gradients), grad_output, *list(tensors.values())[:-1]
-        ),
-    }
-    for name, call in calls.items():
-        _, first = timed(call)
-        _, second = timed(call)
-        line(
-            console,
-            f"   {name:<8} first call {first:.1f} s, with compiling; second call {second * 1e6:,.0f} us",
-        )
-    dln = grad_output @ tensors["linear_weight"]
-    return compare(console, results, reference({**tensors, "grad_output": grad_output, "dln": dln}))
+    return TIMES_CONTROL * control + max(torch.finfo(dtype).eps / 8, 4 * torch.finfo(torch.float32).eps)
 
 
-def compare(console: Console, results: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> int:
-    """Prints the largest difference of each tensor from autograd's; returns the exit code."""
-    wrong = False
-    for name, result in results.items():
-        difference = (result - expected[name]).abs().max().item()
-        good = difference <= 1e-5 * expected[name].abs().max().item()
-        wrong |= not good
-        line(console, f"   {name:<14} differs from autograd by {difference:.2e} {'✅' if good else '❌'}")
-    return int(wrong)
-
-
-def timed(work):
-    """What `work()` returns, and its seconds."""
-    started = time.perf_counter()
-    result = work()
-    return result, time.perf_counter() - started
-
-
-def line(console: Console, text: str = "") -> None:
-    """One line as it is: nothing in it is read as markup, and nothing wraps."""
-    console.print(Text(text), soft_wrap=True)
+def verdict_by_control(trainees: dict[str, Trainee], options: Options) -> tuple[list[str], bool]:
+    """Curves, times, memory and the largest differences, as lines; and whether ours is as near as rounding makes it."""
+    ours, plain, control = (trainees[name] for name in (OURS, PLAIN, CONTROL))
+    lines = [*plot({OURS: ours.losses, PLAIN: plain.losses}), ""]
+    lines += [
+        f"   {'model':<22}{'first loss':>11}{'last':>9}{'step ms':>10}{'p20':>9}{'p80':>9}{'peak MiB':>10}"
+    ]
+    for name, one in trainees.items():
+        found = summary(one.times[UNTIMED:] or one.times)
+        times = "".join(f"{t / 1e3:>{w}.2f}" for t, w in ((found.median, 10), (found.p20, 9), (found.p80, 9)))
+        peak = f"{one.peak / 2**20:,.0f}" if one.peak else "-"
+        lines += [f"   {name:<22}{one.losses[0]:>11.4f}{windows(one.losses)[-1]:>9.4f}{times}{peak:>10}"]
+    if len(ours.times) > UNTIMED:
+        speed = ratio(ours.times[UNTIMED:], plain.times[UNTIMED:])
+        steps = len(ours.times) - UNTIMED
+        lines += [f"   step time, {OURS} / {PLAIN}: {speed:.3f} (median of {steps} steps)"]
+    away, moved = furthest(ours.losses, plain.losses), furthest(control.losses, plain.losses)
+    allowed = tolerance(moved, options.dtype)
+    agree = away <= allowed
+    words = "✅ the curves agree" if agree else "❌ the curves part: a gradient is wrong"
+    return [
+        *lines,
+        f"   largest difference of {WINDOW} steps' mean loss: {away:.2e}; by rounding alone {moved:.2e}",
+        f"   {words} (limit {allowed:.2e})",
+    ], agree

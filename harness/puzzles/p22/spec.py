@@ -456,11 +456,16 @@ PUZZLE = Puzzle(
     describe_dims=describe_dims,
     bench="harness.puzzles.p22.candidates",
     demos=(
-        Demo("demo", "train a small transformer beside plain PyTorch", "harness.puzzles.p22.demo:run"),
+        Demo(
+            "demo",
+            "train a transformer beside plain PyTorch: small (the default) or gpt2; with --help: its own flags",
+            "harness.puzzles.p22.demo:run",
+            options=True,
+        ),
         Demo(
             "demo-simple",
             "one forward and backward through CustomOpLibrary",
-            "harness.puzzles.p22.demo:run_simple",
+            "harness.puzzles.p22.demo_simple:run",
         ),
     ),
 )

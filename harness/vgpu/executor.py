@@ -322,7 +322,9 @@ class Batch(WarpOps):
             self.run.barrier_divergence(self, waiting, deadlock=True)
             ready = np.ones(self.count, bool)
         elif len({i for i, _, _ in waiting}) > 1:
-            self.run.barrier_divergence(self, waiting, deadlock=False, only=ready)
+            odd = ready & ~self.separate(waiting)
+            if odd.any():
+                self.run.barrier_divergence(self, waiting, deadlock=False, only=odd)
         self.waiting = []
         values = self.reduce_barrier(waiting, ready)
         for (index, L, value), result in zip(waiting, values, strict=True):
@@ -345,8 +347,24 @@ class Batch(WarpOps):
         self.passed(ready)
         return True
 
+    def separate(self, waiting) -> np.ndarray:
+        """Which thread blocks wait at named barriers only that have different numbers and are each complete."""
+        fine = np.ones(self.count, bool)
+        taken: dict[int, np.ndarray] = {}
+        for _, L, (number, _, _) in waiting:
+            here = np.bincount(self.block_of[L], minlength=self.count) > 0
+            if isinstance(number, str) or np.ndim(number):
+                fine &= ~here
+                continue
+            k = int(number)
+            before = taken.get(k, np.zeros(self.count, bool))
+            fine &= ~here | (self.complete[k] & ~before)
+            taken[k] = before | here
+        return fine
+
     def arrived(self, waiting) -> np.ndarray:
-        """Which thread blocks may go on."""
+        """Which thread blocks may go on. Leaves in `complete` which have completed which numbered barrier."""
+        self.complete: dict[int, np.ndarray] = {}
         ready = np.zeros(self.count, bool)
         names = {v[0] if isinstance(v[0], str) else "mixed" for _, _, v in waiting}
         if "cluster" in names:
@@ -375,7 +393,8 @@ class Batch(WarpOps):
                 if k in wanted
                 else self.alive
             )
-            ready |= (there > 0) & (there >= need)
+            self.complete[k] = (there > 0) & (there >= need)
+            ready |= self.complete[k]
         return ready
 
     def reduce_barrier(self, waiting, ready) -> list:

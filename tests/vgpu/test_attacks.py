@@ -74,6 +74,8 @@ RIGHT = {
         shfl.sync.bfly.b32 %r2, %t2, 2, 31, 0xAAAAAAAA; end:""",
     "a flag with fences": FLAG.format(fence="fence.acq_rel.gpu;"),
     "an asynchronous copy, waited for": COPY + WAIT + BAR + MIRROR + KEEP,
+    "named barriers of half a block each": """setp.lt.u32 %p1, %t2, 64; @%p1 bra a; bar.sync 1, 64; bra b;
+        a: bar.sync 2, 64; b:""",
     "whole warps return before a barrier that they do not matter to": f"""setp.ge.u32 %p1, %t2, 64; @%p1 ret; {FILL}
         {BAR} sub.u32 %r12, 63, %t2; mad.lo.u32 %r12, %r12, 4, %r8; ld.shared.u32 %r1, [%r12]; {KEEP}""",
     "blocks add with an atomic": "@%p7 red.relaxed.gpu.global.add.u32 [%d0], 1;",

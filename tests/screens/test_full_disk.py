@@ -49,7 +49,7 @@ def compilers(monkeypatch):
     def run_mojo(*arguments, **options):
         """As `mojo precompile` does it: by LLVM's words, and with nothing left; `mojo run` prints."""
         if "-o" not in arguments:
-            return subprocess.CompletedProcess(arguments, 0, "x" * SIZE * 10, "")
+            return subprocess.CompletedProcess(arguments, 0, "//@ package\n" + "x" * SIZE * 10, "")
         target = Path(arguments[arguments.index("-o") + 1])
         try:
             written(target)

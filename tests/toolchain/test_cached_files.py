@@ -25,7 +25,7 @@ from harness.vgpu.driver import build
 CUTS = {"0 %": 0.0, "50 %": 0.5, "97 %": 0.97, "minus three bytes": -3}
 # As long as a real one, and the last digits are an argument of the last launch: three bytes less still parse.
 RECORDED = (
-    "//@ case fused 2 3 5 7\n//@ tensor input 94557999988736 120\n//@ ptx kernel\n"
+    "//@ package\n//@ case fused 2 3 5 7\n//@ tensor input 94557999988736 120\n//@ ptx kernel\n"
     + ".version 8.0\n" * 500
     + "//@ launch forward kernel 1 1 1 64 1 1 0 0000005a5a000000 05000000 07000000\n"
 )
@@ -64,7 +64,7 @@ def op_packages(monkeypatch, solution, request) -> Kind:
 
 
 def wrong_kernels(monkeypatch, solution, request) -> Kind:
-    made, wrong, honest = [], zoo.load()[0], zoo.WrongKernel.apply
+    made, wrong, honest = [], zoo.load("p22")[0], zoo.WrongKernel.apply
     monkeypatch.setattr(zoo.WrongKernel, "apply", lambda *arguments: [made.append(1), honest(*arguments)][1])
     return Kind(lambda: wrong.package().digest, made)
 

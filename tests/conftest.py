@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["folder_times", "gpu_runs", "quick_run"]
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

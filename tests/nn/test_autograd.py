@@ -406,10 +406,8 @@ assert before == after, [pair for pair in zip(before, after) if pair[0] != pair[
 
 # ---- GPU ----------------------------------------------------------------------------------------------------
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch sees")
 
-
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("algorithm", autograd.ALGORITHMS)
 def test_gpu_agrees_with_autograd(algorithm):
     inputs = make_inputs(device="cuda")
@@ -421,7 +419,7 @@ def test_gpu_agrees_with_autograd(algorithm):
     assert_as_good_as_torch(function, inputs, grad_output)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("algorithm", autograd.ALGORITHMS)
 def test_gpu_any_stream(algorithm):
     """Inputs rewritten on a side stream just before each call, results read there just after.
@@ -450,7 +448,7 @@ def test_gpu_any_stream(algorithm):
             assert_near(a, b)
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_capture_is_refused():
     """Of a MAX graph; the extension module's launches can be captured."""
     inputs = make_inputs(device="cuda", requires_grad=False)
@@ -460,7 +458,7 @@ def test_gpu_capture_is_refused():
         fused_layernorm_linear(*inputs, algorithm="unfused")
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_and_cpu_tensors_do_not_mix():
     inputs = make_inputs(device="cuda")
     inputs[4] = inputs[4].detach().cpu()

@@ -768,8 +768,6 @@ def test_several_threads_open_a_gpu_once(empty_table, monkeypatch, tmp_path):
 
 # ---- On a real GPU ------------------------------------------------------------------------------------------
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch sees")
-
 
 @pytest.fixture(scope="module")
 def kernels():
@@ -801,7 +799,7 @@ def gpu_inputs(dtype=torch.float32, rows=ROWS, H=H, O=O, seed=0, requires_grad=T
     return make_inputs(dtype, rows, "cuda", H, O, seed, requires_grad)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("rows", "width", "outputs"),
     [
@@ -821,25 +819,25 @@ def test_gpu_agrees_with_autograd(counted, dtype, rows, width, outputs):
     assert counted == ([] if library else ["launch_forward", "launch_backward"])
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gpu_at_the_size_of_a_model(kernels, dtype):
     assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(dtype, (4, 1024), 768, 3072))
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_a_million_rows(kernels):
     assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(rows=(1_000_003,), H=9, O=4))
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gpu_products_of_torch(counted, dtype):
     assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(dtype, (500,), 259, 131))
     assert not counted, "above LIBRARY_FROM the rows alone are the module's"
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [((64,), 264, 256), ((512,), 768, 512)], ids=["own products", "torch's"])
 def test_gpu_tf32_is_as_good_as_torch_s(kernels, sizes):
     before = torch.backends.cuda.matmul.fp32_precision
@@ -854,7 +852,7 @@ def test_gpu_tf32_is_as_good_as_torch_s(kernels, sizes):
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("which", range(5), ids=NAMES)
 def test_gpu_unaligned_tensors(counted, dtype, which):
@@ -872,7 +870,7 @@ def test_gpu_unaligned_tensors(counted, dtype, which):
     assert counted == ["launch_forward", "launch_backward"]
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_strided_tensors(kernels):
     inputs = gpu_inputs(rows=(6, 4))
     grad_output = torch.ones(O, 6, 4, device="cuda").permute(1, 2, 0)
@@ -884,7 +882,7 @@ def test_gpu_strided_tensors(kernels):
     assert_as_good_as_torch(function, inputs, grad_output)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [((4, 300), 776, 520), ((4, 4), 8, 16)], ids=["large", "small"])
 def test_gpu_same_bits_every_time(kernels, sizes):
     inputs = gpu_inputs(torch.bfloat16, *sizes)
@@ -894,18 +892,18 @@ def test_gpu_same_bits_every_time(kernels, sizes):
         assert all(map(torch.equal, first, again))
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_gradcheck(kernels):
     assert torch.autograd.gradcheck(fused_layernorm_linear, gpu_inputs(torch.float64, (4,)))
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_zero_rows(kernels):
     _, *gradients = output_and_gradients(fused_layernorm_linear, gpu_inputs(rows=(0,)))
     assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients)
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_out_of_memory(kernels):
     """4 TiB of results; what is there already is left alone."""
     x, one = torch.ones(2**20, 1, device="cuda"), torch.ones(1, device="cuda")
@@ -937,7 +935,7 @@ def side_stream_work(inputs_of, function, repeats, size=4096):
     return got
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_threads_with_streams_of_their_own(kernels):
     results, raised = {}, []
 
@@ -964,7 +962,7 @@ def test_gpu_threads_with_streams_of_their_own(kernels):
                 assert_near(mine, theirs)
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_graph_captures_both_passes(kernels):
     inputs = gpu_inputs(rows=(32,))
     grad_output = torch.ones(32, O, device="cuda")
@@ -991,7 +989,7 @@ def test_gpu_graph_captures_both_passes(kernels):
             assert_near(ours.detach(), theirs)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_gpu_compiled(counted, mode):
     torch._dynamo.reset()
@@ -1013,7 +1011,7 @@ def test_gpu_compiled(counted, mode):
     torch._dynamo.reset()
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_compiled_with_changing_lengths(kernels):
     torch._dynamo.reset()
     reference = sequential().cuda()
@@ -1027,7 +1025,7 @@ def test_gpu_compiled_with_changing_lengths(kernels):
     torch._dynamo.reset()
 
 
-@gpu
+@pytest.mark.gpu
 def test_gpu_autocast(counted):
     layer = LayerNormLinear.from_modules(*sequential()).cuda()
     x = gpu_inputs()[0]
@@ -1038,14 +1036,14 @@ def test_gpu_autocast(counted):
     assert counted == ["launch_forward", "launch_backward"]
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("biases", [True, False], ids=["all", "no biases"])
 def test_gpu_opcheck(kernels, biases):
     inputs = gpu_inputs() if biases else [*gpu_inputs()[:2], None, gpu_inputs()[3], None]
     torch.library.opcheck(autograd.layernorm_linear, (*inputs, EPS, "fast"))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two GPUs")
+@pytest.mark.gpu(count=2)
 def test_gpu_the_second_of_two():
     """The tensors decide, not the current device, which stays as it is."""
     inputs = [tensor.detach().to("cuda:1").requires_grad_() for tensor in make_inputs()]

@@ -307,7 +307,7 @@ def test_compile_checks_arguments_too(fresh_dynamo):
         compiled(torch.zeros(2, H + 1))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch sees")
+@pytest.mark.gpu
 def test_gpu_compile(fresh_dynamo):
     reference = sequential().cuda()
     layer = LayerNormLinear.from_modules(*copy.deepcopy(reference))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from harness.vgpu import cli
-from harness.vgpu.driver import build, inprocess, server
+from harness.vgpu.driver import build, server
 from harness.vgpu.errors import LaunchError, StepBudgetExceeded
 from harness.vgpu.report import Finding
 
@@ -204,7 +204,7 @@ COMPARED = ("vector_add", "block_sum", "warp_sum", "tiled_matmul", "prefix_sum",
 COMPARED += ("host_fill", "tensor_core", "kernel_print", "shared_on_request", "softmax")
 
 
-@pytest.mark.skipif(not inprocess.gpu_present(), reason="no GPU to compare with")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", COMPARED)
 def test_real_gpu_gives_the_same_elements(suite, name):
     """The very same binary, on the GPU of this machine and on the virtual one.

@@ -1,0 +1,133 @@
+"""Tests on a real GPU: the mark `gpu`, without one a skip, and a record of the last run with one.
+
+Continuous integration has no GPU. `python3 tests/gpu_runs.py`, on a machine that has one, runs what bears the mark
+and writes `tests/gpu_record.json`, which is committed: when, on what, at which commit, how many passed, were skipped and
+failed, and a hash of each file that these tests cover, by which `test_gpu_record.py` knows what has changed since.
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "tests" / "gpu_record.json"
+COVERED = ("solutions/*/op/**/*.mojo", "solutions/shared/**/*.mojo", "solutions/*/*.mojo", "harness/nn/*.py")
+"""What runs on a GPU in these tests; beside it the files of the tests themselves."""
+MARK = re.compile(r"^@pytest\.mark\.gpu\b", re.MULTILINE)
+
+
+def covered() -> dict[str, str]:
+    """Path -> hash of every file that a record speaks for."""
+    files = {path for pattern in COVERED for path in ROOT.glob(pattern)}
+    files |= {
+        path for path in (ROOT / "tests").rglob("test_*.py") if MARK.search(path.read_text(encoding="utf-8"))
+    }
+    return {
+        path.relative_to(ROOT).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in sorted(files)
+    }
+
+
+def changed_since(record: dict) -> list[str]:
+    """The files that are other than at the time of a record, came or went."""
+    now, then = covered(), record["files"]
+    return sorted(path for path in now.keys() | then.keys() if now.get(path) != then.get(path))
+
+
+def gpus() -> list[str]:
+    """The names of the GPUs that torch sees."""
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def commit() -> str:
+    """The commit that is checked out, with "and changes" where files differ from it."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + (" and changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+# ---- pytest's side --------------------------------------------------------------------------------------------------
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu(count=1): needs real GPUs that torch sees")
+
+
+def pytest_collection_modifyitems(items):
+    marked = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu"))]
+    if not marked:
+        return
+    seen = len(gpus())
+    for item, mark in marked:
+        wanted = mark.kwargs.get("count", 1)
+        if seen < wanted:
+            reason = "no GPU that torch sees" if not seen else f"torch sees {seen} of {wanted} GPUs"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+class Counting:
+    """Counts the outcomes of a run; whatever of a test fails, the test failed."""
+
+    def __init__(self):
+        self.outcomes: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report):
+        before = self.outcomes.get(report.nodeid)
+        if (
+            report.outcome == "failed"
+            or before is None
+            or (before == "passed" and report.outcome == "skipped")
+        ):
+            self.outcomes[report.nodeid] = report.outcome
+
+    def names(self, outcome: str) -> list[str]:
+        """The tests that came to this."""
+        return sorted(name for name, came_to in self.outcomes.items() if came_to == outcome)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the tests with the mark, and with these arguments of pytest, and writes the record; pytest's exit code."""
+    names = gpus()
+    if not names:
+        print("error: torch sees no GPU: nothing was run, the record stays", file=sys.stderr)
+        return 2
+    import torch
+
+    counting = Counting()
+    code = pytest.main([str(ROOT / "tests"), "-m", "gpu", *arguments], plugins=[counting])
+    counts = Counter(counting.outcomes.values())
+    record = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": ", ".join(names),
+        "torch": torch.__version__,
+        "commit": commit(),
+        **{outcome: counts[outcome] for outcome in ("passed", "skipped", "failed")},
+        "which_failed": counting.names("failed"),
+        "files": covered(),
+    }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(
+        f"{RECORD.relative_to(ROOT)}: {counts['passed']} passed, {counts['skipped']} skipped, {counts['failed']} failed"
+    )
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main(sys.argv[1:]))

@@ -135,8 +135,9 @@ def test_a_cached_file_that_is_cut_is_made_anew_without_a_word(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.suffix == ".sum" for path in files) and len(files) >= 2
     capfd.readouterr()
-    for file in files:
-        for name, at in CUTS.items():
+    for number, file in enumerate(files):
+        # Of many files the first three are cut everywhere, the others at one point each.
+        for name, at in CUTS.items() if number < 3 else [list(CUTS.items())[number % len(CUTS)]]:
             data, before = file.read_bytes(), len(entry.made)
             file.write_bytes(data[:at] if at < 0 else data[: int(len(data) * at)])
             assert entry.use() == right, (file.name, name)

@@ -99,7 +99,7 @@ class Checker:
         if not variants:
             return Recording()
         dims = list(dict.fromkeys(case.dims for case in cases))
-        return record(package, self.puzzle.name, self.dtype, dims, variants)
+        return record(package, self.puzzle.name, self.dtype, dims, variants, small_grid=True)
 
     def _outcome(self, recording: Recording, variant: str, cases: list[Case]) -> Outcome:
         """Runs a variant on every case; a second time from right statistics where it computed wrong ones."""

@@ -18,7 +18,7 @@ from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.packages import OpPackage
 
 KEYS = {"gate", "mistake", "file", "old", "new"}
-MORE = {"story", "rung", "also", "cases", "source", "curve"}
+MORE = {"story", "rung", "also", "cases", "source", "curve", "dtype"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class WrongKernel:
     also: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
     source: str = ""
+    dtype: str = "float32"
     curve: object = None
 
     @property

@@ -18,6 +18,9 @@ from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
 LAUNCHER = Path(__file__).with_name("recording") / "recorder.mojo"
 MARK = "//@ "
 WHAT = "the recorded launches"
+# With so few blocks along y, a kernel that does not stride over the grid leaves rows out at the sizes of the cases
+# already, not only beyond the 65,535 blocks that a GPU allows. Launches know the limit by this compile-time name.
+SMALL_GRID = "-DMAX_GRID_Y=4"
 
 
 @dataclass(frozen=True)
@@ -79,35 +82,49 @@ class Order:
         package: The op package; the recording program is the solution's, so that nobody has to keep one.
         dims: The sizes of each case, as the puzzle names them.
         variants: Which ones, the fewer the faster; without any, those that the recording program takes by itself.
+        small_grid: With SMALL_GRID, for checks.
     """
 
     package: OpPackage
     dims: tuple[tuple[int, ...], ...]
     variants: tuple[str, ...] = ()
+    small_grid: bool = False
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """The compile-time values of the order, as flags of the compiler."""
+        flags = (f"-DVARIANT_{name}" for name in sorted(self.variants))
+        return (*flags, SMALL_GRID) if self.small_grid else tuple(flags)
 
 
 def record(
-    package: OpPackage, puzzle: str, dtype: str, dims: Iterable[tuple[int, ...]], variants: Iterable[str] = ()
+    package: OpPackage,
+    puzzle: str,
+    dtype: str,
+    dims: Iterable[tuple[int, ...]],
+    variants: Iterable[str] = (),
+    *,
+    small_grid: bool = False,
 ) -> Recording:
     """Records a package's launches in "float32", "bfloat16" or "float16", from the cache where it holds them.
 
     Raises CompileFailed with the compiler's diagnostics.
     """
-    return record_many([Order(package, tuple(dims), tuple(variants))], puzzle, dtype)[0]
+    return record_many([Order(package, tuple(dims), tuple(variants), small_grid)], puzzle, dtype)[0]
 
 
 def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Recording]:
     """Records packages of one puzzle; what `record` asks for later is found in the cache.
 
-    Packages with the same variants are compiled as one Mojo program: its start costs more than a package does.
+    Packages with the same variants and grid are compiled as one Mojo program: its start costs more than a package does.
 
     Raises CompileFailed for the first package that does not compile.
     """
     kept = {order: _cache_file(order, puzzle, dtype) for order in orders}
-    missing: dict[frozenset[str], list[Order]] = {}
+    missing: dict[tuple[str, ...], list[Order]] = {}
     for order, file in kept.items():
         if not whole(file):
-            missing.setdefault(frozenset(order.variants), []).append(order)
+            missing.setdefault(order.defines, []).append(order)
     texts: dict[Order, str] = {}
     for together in missing.values():
         if len(together) > 1:
@@ -126,7 +143,7 @@ def _cache_file(order: Order, puzzle: str, dtype: str) -> Path:
     """Where a recording is kept, named by all that it is made from; the line table holds the package's path."""
     sources = [path.read_bytes() for path in (_program(puzzle), LAUNCHER)]
     package = [order.package.digest, str(order.package.path.resolve())]
-    key = digest([*package, dtype, *sorted(order.variants), repr(order.dims), *sources])
+    key = digest([*package, dtype, *order.defines, repr(order.dims), *sources])
     return cache_folder("recordings") / f"{key}.txt"
 
 
@@ -136,13 +153,13 @@ def _program(puzzle: str) -> Path:
 
 
 def _run(orders: list[Order], puzzle: str, dtype: str) -> list[str]:
-    """What the recording launcher prints for each of these packages, which have the same variants."""
+    """What the recording launcher prints for each of these packages, which have the same variants and grid."""
     cache = cache_folder("recordings")
     with writing(cache, WHAT), tempfile.TemporaryDirectory(prefix=STAGING, dir=cache) as staging:
         folder = Path(staging).resolve()
         result = run_mojo(
             "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}",
-            *(f"-DVARIANT_{name}" for name in sorted(orders[0].variants)), str(_write_program(folder, orders, puzzle)),
+            *orders[0].defines, str(_write_program(folder, orders, puzzle)),
         )  # fmt: skip
         if result.returncode != 0 and len(orders) == 1:
             path = orders[0].package.path

@@ -24,9 +24,9 @@ END_TO_END = ("dx_mean_term_doubled", "grad_output_ignored", "dw_from_x_hat")
 
 
 @pytest.fixture(scope="module")
-def checker(puzzle):
-    """One warm checker for all."""
-    return Checker(puzzle)
+def checkers(puzzle):
+    """One warm checker for all wrong kernels of a dtype."""
+    return {dtype: Checker(puzzle, dtype=dtype) for dtype in {kernel.dtype for kernel in KERNELS}}
 
 
 def variant_of(puzzle, kernel):
@@ -42,15 +42,15 @@ def cases_for(puzzle, kernel):
 
 @pytest.fixture(scope="module")
 def recorded(request, puzzle):
-    """variant -> None: records the variant's wrong kernels that this run tests; the checker finds them in the cache."""
+    """variant, dtype -> None: records its wrong kernels that this run tests; the checker finds them in the cache."""
     chosen = {item.callspec.params["kernel"].name for item in request.session.items if is_zoo_test(item)}
     orders = defaultdict(list)
     for kernel in KERNELS:
         if kernel.name in chosen:
             dims = tuple(dict.fromkeys(case.dims for case in cases_for(puzzle, kernel)))
             variant = variant_of(puzzle, kernel)
-            orders[variant].append(Order(kernel.package(), dims, (variant,)))
-    return functools.cache(lambda variant: record_many(orders[variant], puzzle.name, "float32") and None)
+            orders[variant, kernel.dtype].append(Order(kernel.package(), dims, (variant,), small_grid=True))
+    return functools.cache(lambda *key: record_many(orders[key], puzzle.name, key[1]) and None)
 
 
 def is_zoo_test(item) -> bool:
@@ -59,11 +59,12 @@ def is_zoo_test(item) -> bool:
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checker, recorded):
-    recorded(variant_of(puzzle, kernel))
+def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checkers, recorded):
+    recorded(variant_of(puzzle, kernel), kernel.dtype)
     gates = [gate.id for gate in puzzle.gates if gate.variant == variant_of(puzzle, kernel)]
     results = {
-        result.gate.id: result for result in checker.check(kernel.package(), gates, cases_for(puzzle, kernel))
+        result.gate.id: result
+        for result in checkers[kernel.dtype].check(kernel.package(), gates, cases_for(puzzle, kernel))
     }
     wrong = {id for id, result in results.items() if result.state == "wrong"}
     assert wrong == {kernel.gate, *kernel.also} & set(gates)

@@ -5,6 +5,7 @@ public ops stand in the same file as the kernels.
 """
 
 from std.math import ceildiv
+from std.sys.defines import get_defined_int
 from max.gpu.host import Dim
 
 from .layernorm_linear import (
@@ -29,8 +30,8 @@ from .shared.common import ImmPtr, MutPtr, accum_type, atomic_type
 from .shared.launcher import Launcher
 from .tensors import BackwardTensors, ForwardTensors, Sizes
 
-comptime MAX_GRID_Y = 65535
-"""The largest grid on NVIDIA along y; along x it is 2^31 - 1."""
+comptime MAX_GRID_Y = get_defined_int["MAX_GRID_Y", 65535]()
+"""The largest grid on NVIDIA along y; along x it is 2^31 - 1. Checks define a small one, so that kernels must stride."""
 
 
 def checked_sizes(batch_size: Int, seq_len: Int, hidden_dim: Int, output_dim: Int) raises -> Sizes:

@@ -12,6 +12,7 @@ graph is compiled when a dtype is first used on a device: ten seconds and more, 
 """
 
 import functools
+import os
 import threading
 
 import torch
@@ -274,6 +275,7 @@ def call_directly(
     """
     if not (
         type(x) in PLAIN
+        and x.layout is torch.strided
         and type(linear_weight) in PLAIN
         and dispatch_modes() == 0
         and not transforms_active()
@@ -424,6 +426,28 @@ def plain(dtype: torch.dtype) -> str:
 
 programs: dict[tuple, dict[str, Program]] = {}
 compiling = threading.Lock()
+forked_from: list[int] = []
+"""In a child that was forked after MAX had started: the parent's process number."""
+
+
+def _after_fork() -> None:
+    """In a forked child: MAX's threads are gone, and whoever waits for them waits for ever."""
+    if programs and not forked_from:
+        forked_from.append(os.getppid())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def refuse_after_fork() -> None:
+    """Raises in a child that was forked after its parent had called the layer through MAX."""
+    if forked_from:
+        raise RuntimeError(
+            f"fused_layernorm_linear was called in process {forked_from[0]} before this one was forked from it, and MAX's "
+            'threads do not survive a fork; start workers by spawn, DataLoader(..., multiprocessing_context="spawn"), or '
+            "call the layer in the parent only after they have started"
+        )
 
 
 def program(direction: str, algorithm: str, dtype: torch.dtype, device: torch.device) -> Program:
@@ -431,6 +455,7 @@ def program(direction: str, algorithm: str, dtype: torch.dtype, device: torch.de
 
     Both are compiled together, by the first thread that asks for either while the others wait.
     """
+    refuse_after_fork()
     key = (algorithm, dtype, device)
     if key not in programs:
         with compiling:

@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 
 from harness.nn.autograd import PLAIN, call_directly, layernorm_linear
 from harness.nn.ops import EPS
-from harness.nn.private import any_autocast
+from harness.nn.private import any_autocast, transforms_active
 
 Tensor = torch.Tensor
 
@@ -48,16 +48,20 @@ def fused_layernorm_linear(
         Shape [..., O], contiguous, in x's dtype.
 
     Raises:
-        TypeError: An argument is no tensor, x has a dtype without a kernel, or a parameter has another dtype.
+        TypeError: An argument is no dense tensor, eps is no number, x has a dtype without a kernel, or a parameter has
+            another dtype.
         ValueError: A rank or a size does not fit the others, H or O is zero, tensors lie on different devices, or
             the algorithm is unknown.
         NotImplementedError: x lies on a device without a kernel (MPS), its gradient is differentiated again, or
             a tensor has a tangent of forward-mode differentiation.
-        RuntimeError: A CUDA graph is being captured, and not the fast algorithm's extension module is used.
+        RuntimeError: A CUDA graph is being captured, and not the fast algorithm's extension module is used; or the
+            process was forked from one that had used the layer on a CPU.
         torch.OutOfMemoryError: There is no room on the GPU; the message says how many bytes were needed.
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
     tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+    if type(eps) is not float:
+        check_eps(eps)
     compiling = torch.compiler.is_compiling()
     if compiling or any_autocast() or type(x) not in PLAIN:
         check_types(*tensors)
@@ -69,6 +73,10 @@ def fused_layernorm_linear(
         if output is not None:
             return output
     check_types(*tensors)
+    if not compiling and transforms_active():
+        from harness.nn.transforms import Transformed  # few models need it
+
+        return Transformed.apply(*tensors, eps, algorithm)[0]
     output, _ = layernorm_linear(*tensors, eps, algorithm)
     return output
 
@@ -78,6 +86,15 @@ def check_types(*tensors: Tensor | None) -> None:
     for name, value in zip(NAMES, tensors, strict=True):
         if not (isinstance(value, Tensor) or (name in OPTIONAL and value is None)):
             raise TypeError(f"{name}: expected a torch tensor, got {type(value).__name__}")
+        if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_nested):
+            kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+            raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; the kernels read plain memory")
+
+
+def check_eps(eps: float) -> None:
+    """Raises TypeError for what is no number."""
+    if isinstance(eps, bool) or not isinstance(eps, int | float):
+        raise TypeError(f"eps: expected a number, got {type(eps).__name__}")
 
 
 def refuse_tangents(*tensors: Tensor | None) -> None:

@@ -250,11 +250,22 @@ def test_bad_input(name, change, error, message):
         ("x", None, "x: expected a torch tensor, got NoneType"),
         ("ln_bias", 0.0, "ln_bias: expected a torch tensor, got float"),
         ("linear_weight", None, "linear_weight: expected a torch tensor, got NoneType"),
+        ("x", torch.eye(7).to_sparse(), "x: expected a dense tensor, got a sparse_coo one"),
+        ("x", torch.nested.nested_tensor([torch.ones(2, 7), torch.ones(3, 7)]), "x: .* got a nested one"),
+        ("linear_weight", torch.ones(6, 7).to_sparse_csr(), "linear_weight: .* got a sparse_csr one"),
     ],
+    ids=str,
 )
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning", "ignore:Sparse:UserWarning")
 def test_not_a_tensor(name, value, message):
     with pytest.raises(TypeError, match=message):
         fused_layernorm_linear(*replace(name, lambda tensor: value))
+
+
+@pytest.mark.parametrize("eps", [None, "1e-5", True])
+def test_eps_that_is_no_number(eps):
+    with pytest.raises(TypeError, match=f"eps: expected a number, got {type(eps).__name__}"):
+        fused_layernorm_linear(*make_inputs(), eps)
 
 
 def test_unknown_algorithm():

@@ -1,0 +1,107 @@
+"""PyTorch's own sample inputs, of layer_norm's OpInfo and of the module tests, through the layer: right, or refused in words."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.common_modules import module_db
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+OP = next(info for info in op_db if info.name == "nn.functional.layer_norm")
+MODULES = {info.module_cls: info for info in module_db}
+
+
+def bound(dtype: torch.dtype) -> float:
+    """How far a sum of a few terms may be from float64, relative to its size."""
+    return {torch.float64: 1e-10, torch.float32: 2e-5}.get(dtype, 4e-2)
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.double(), expected, rtol=bound(dtype), atol=bound(dtype), equal_nan=True)
+
+
+def samples(dtype: torch.dtype):
+    """The samples that normalise the last axis alone: LayerNorm as the layer has it."""
+    for sample in OP.sample_inputs("cpu", dtype, requires_grad=False):
+        shape, *more = (*sample.args, *(sample.kwargs.get(name) for name in ("weight", "bias")))[:3]
+        eps = sample.kwargs.get("eps", 1e-5)
+        if len(shape) == 1 and sample.input.dim() >= 1:
+            yield sample.input, *more, eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layer_norm_samples(dtype):
+    seen = 0
+    for x, gamma, beta, eps in samples(dtype):
+        W = torch.eye(x.shape[-1], dtype=dtype)  # the Linear passes LayerNorm's output on
+        if not x.shape[-1]:
+            with pytest.raises(ValueError, match="expected H >= 1"):
+                fused_layernorm_linear(x, gamma, beta, W, None, eps)
+            continue
+        leaves = [t.detach().clone().requires_grad_() for t in (x, gamma, beta) if t is not None]
+        wide = [t.detach().double().requires_grad_() for t in leaves]
+
+        def spread(found, gamma=gamma, beta=beta):
+            found = iter(found)
+            return tuple(next(found) if given else None for given in (True, gamma is not None, beta is not None))
+
+        ours = fused_layernorm_linear(*spread(leaves), W, None, eps)
+        x64, gamma64, beta64 = spread(wide)
+        truth = F.layer_norm(x64, x64.shape[-1:], gamma64, beta64, eps)
+        assert_near(ours, truth, dtype)
+        dy = torch.linspace(-1, 2, ours.numel(), dtype=torch.float64).view(ours.shape).to(dtype)
+        got = torch.autograd.grad(ours, leaves, dy)
+        for one, other in zip(got, torch.autograd.grad(truth, wide, dy.double()), strict=True):
+            scale = max(1.0, other.abs().max().item() if other.numel() else 1.0)
+            assert_near(one / scale, other / scale, dtype)
+        seen += 1
+    assert seen >= 3, "torch has changed its samples: too few normalise the last axis"
+
+
+def module_inputs(module: type, dtype: torch.dtype):
+    """The constructor arguments and the inputs of a module's own tests."""
+    made = MODULES[module].module_inputs_func(
+        MODULES[module], device="cpu", dtype=dtype, requires_grad=False, training=True
+    )
+    for sample in made:
+        yield sample.constructor_input, sample.forward_input
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
+def test_module_samples_of_linear(dtype):
+    """Each Linear of the module tests behind a LayerNorm of its input."""
+    seen = 0
+    for made, given in module_inputs(torch.nn.Linear, dtype):
+        linear = torch.nn.Linear(*made.args, **made.kwargs, dtype=dtype)
+        x = given.args[0]
+        pair = torch.nn.Sequential(torch.nn.LayerNorm(x.shape[-1], dtype=dtype), linear)
+        layer = LayerNormLinear.from_modules(*pair)
+        assert_near(layer(x), pair.double()(x.double()) if dtype == torch.float64 else pair(x).double(), dtype)
+        seen += 1
+    assert seen >= 2
+
+
+def test_module_samples_of_layer_norm():
+    """Each LayerNorm of the module tests in front of a Linear; one over several axes is refused."""
+    outcomes = set()
+    for (made, given), affine in itertools.product(module_inputs(torch.nn.LayerNorm, torch.float32), (True, False)):
+        kwargs = {**made.kwargs, "elementwise_affine": affine}
+        ln = torch.nn.LayerNorm(*made.args, **kwargs)
+        linear = torch.nn.Linear(ln.normalized_shape[-1], 3)
+        if len(ln.normalized_shape) > 1:
+            with pytest.raises(ValueError, match="ln: expected normalized_shape"):
+                LayerNormLinear.from_modules(ln, linear)
+            outcomes.add("refused")
+            continue
+        x = given.args[0]
+        assert_near(LayerNormLinear.from_modules(ln, linear)(x), linear(ln(x)).double(), torch.float32)
+        outcomes.add("right")
+    assert "right" in outcomes or "refused" in outcomes

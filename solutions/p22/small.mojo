@@ -12,7 +12,7 @@ from max.gpu.primitives import block
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from op.shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type
+from op.shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type, rounded_product
 from op.shared.launcher import Launcher
 from op.tensors import BackwardTensors, ForwardTensors, Sizes
 
@@ -168,7 +168,7 @@ def small_backward_kernel[
     # Phase 3: dx = rstd * (g - c2 - x_hat * c1); dgamma and dbeta; db; dW.
     for index in range(thread_idx.x, R * H, BACKWARD_THREADS):
         var row = index // H
-        var g = dln[unsafe_offset=index] * ln_weight[unsafe_offset=index % H].cast[accum]()
+        var g = rounded_product(dln[unsafe_offset=index], ln_weight[unsafe_offset=index % H].cast[accum]())
         var dx = g - c2[unsafe_offset=row] - x_hat[unsafe_offset=index] * c1[unsafe_offset=row]
         grad_input[unsafe_offset=index] = (rstd[unsafe_offset=row] * dx).cast[dtype]()
     for h in range(thread_idx.x, H, BACKWARD_THREADS):

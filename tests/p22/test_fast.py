@@ -26,6 +26,7 @@ TWO_WARPS = Case(
     "two warps", "a row that several warps share, and several rows a block", (3, 190, 520, 8), "hard"
 )
 LONG_ROWS = Case("long rows", "two vectors a thread backward, a large block forward", (1, 3, 4104, 8), "hard")
+ONE_COLUMN = Case("one column", "x_hat and the gradient of the input are exactly 0", (2, 9, 1, 4), "hard")
 LONGER_ROWS = Case("longer rows", "too long for a block's registers", (1, 2, 16400, 8), "hard")
 TARGETS = {"sm_80": "sm_80", "gfx942": "mi300x", "apple-m4": "apple-m4"}
 
@@ -40,7 +41,7 @@ def recording():
 
 def extra() -> list[Case]:
     """The cases above."""
-    return [SEVERAL_TURNS, TWO_WARPS, LONG_ROWS, LONGER_ROWS]
+    return [SEVERAL_TURNS, TWO_WARPS, LONG_ROWS, LONGER_ROWS, ONE_COLUMN]
 
 
 def replayed(recording, case: Case, dtype: str, blocks: str = "natural"):
@@ -67,6 +68,11 @@ def test_the_same_bits_in_whatever_order_the_blocks_run(recording, case):
     for name in QUANTITIES:
         assert torch.equal(natural[name], shuffled[name]), name
     assert any(launch.grid[0] > 1 for launch in gpu.launches)
+
+
+def test_one_column_has_a_gradient_of_exactly_zero(recording):
+    outputs, _, _ = replayed(recording, ONE_COLUMN, "float32")
+    assert not outputs["grad_input"].any()
 
 
 def test_every_kernel_of_the_rows_is_reached(recording):

@@ -7,7 +7,7 @@ Pointers and shapes are the kernels' too. Sums are kept in float64, whatever the
 from layout import TileTensor
 from layout.tile_layout import row_major
 
-from .shared.common import ImmPtr, MutPtr, accum_type, row_statistics
+from .shared.common import ImmPtr, MutPtr, accum_type, rounded_product, row_statistics
 from .tensors import BackwardTensors, ForwardTensors
 
 comptime accum = DType.float64
@@ -184,7 +184,7 @@ def backward_unfused_cpu[
             dbeta += dln_h
             var c1 = row_sums[unsafe_offset=2 * row].cast[accum]()
             var c2 = row_sums[unsafe_offset=2 * row + 1].cast[accum]()
-            dx[row, h] = (row_rstd * (dln_h * gamma - c2 - x_hat * c1)).cast[dtype]()
+            dx[row, h] = (row_rstd * (rounded_product(dln_h, gamma) - c2 - x_hat * c1)).cast[dtype]()
         t.grad_ln_weight[unsafe_offset=h] = dgamma.cast[dtype]()
         t.grad_ln_bias[unsafe_offset=h] = dbeta.cast[dtype]()
 
@@ -251,7 +251,7 @@ def backward_fused_cpu[
         c2 /= Scalar[accum](H)
         for h in range(H):
             var x_hat = (x[row, h].cast[accum]() - row_mean) * row_rstd
-            var g = dln[unsafe_offset=h] * t.ln_weight[unsafe_offset=h].cast[accum]()
+            var g = rounded_product(dln[unsafe_offset=h], t.ln_weight[unsafe_offset=h].cast[accum]())
             dx[row, h] = (row_rstd * (g - c2 - x_hat * c1)).cast[dtype]()
 
     # Round the sums to the dtype of the gradients.

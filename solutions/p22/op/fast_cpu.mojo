@@ -10,7 +10,7 @@ from std.algorithm import vectorize
 from std.math import ceildiv, sqrt
 from std.sys import simd_width_of
 
-from .shared.common import CompensatedSum, ImmPtr, MutPtr, RowStatistics, accum_type
+from .shared.common import CompensatedSum, ImmPtr, MutPtr, RowStatistics, accum_type, rounded_product
 from .shared.gemm_cpu import (
     BLOCK_ROWS,
     PANEL_DEPTH,
@@ -383,7 +383,7 @@ def backward_rows[
         def finish[width: Int](h: Int) {imm}:
             var x_hat = (x.unsafe_load[width=width](h).cast[accum]() - row_mean) * row_rstd
             var dln_h = row_dln.unsafe_load[width=width](h)
-            var g = dln_h * ln_weight.unsafe_load[width=width](h).cast[accum]()
+            var g = rounded_product(dln_h, ln_weight.unsafe_load[width=width](h).cast[accum]())
             dx.unsafe_store(h, (row_rstd * (g - c2 - x_hat * c1)).cast[dtype]())
             add_compensated(sums, excess, h, dln_h * x_hat)
             add_compensated(sums, excess, H + h, dln_h)

@@ -30,6 +30,7 @@ from .shared.common import (
     accum_type,
     lanes_of_a_warp,
     multiprocessors,
+    rounded_product,
     shared_memory,
     start_later_grids,
     wait_for_earlier_grids,
@@ -509,7 +510,7 @@ def ln_backward_any[
     for h in range(thread_idx.x, H, block_dim.x):
         var x_hat = (input[unsafe_offset=row * H + h].cast[accum]() - row_mean) * row_rstd
         var gamma = ln_weight[unsafe_offset=h].cast[accum]()
-        var g = dln[unsafe_offset=row * H + h].cast[accum]() * gamma
+        var g = rounded_product(dln[unsafe_offset=row * H + h].cast[accum](), gamma)
         grad_input[unsafe_offset=row * H + h] = (row_rstd * (g - c[1] - x_hat * c[0])).cast[dtype]()
         ln_out[unsafe_offset=row * H + h] = (x_hat * gamma + ln_bias[unsafe_offset=h].cast[accum]()).cast[
             dtype

@@ -88,7 +88,9 @@ def check_types(*tensors: Tensor | None) -> None:
             raise TypeError(f"{name}: expected a torch tensor, got {type(value).__name__}")
         if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_nested):
             kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-            raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; the kernels read plain memory")
+            raise TypeError(
+                f"{name}: expected a dense tensor, got a {kind} one; the kernels read plain memory"
+            )
 
 
 def check_eps(eps: float) -> None:

@@ -51,7 +51,9 @@ def test_layer_norm_samples(dtype):
 
         def spread(found, gamma=gamma, beta=beta):
             found = iter(found)
-            return tuple(next(found) if given else None for given in (True, gamma is not None, beta is not None))
+            return tuple(
+                next(found) if given else None for given in (True, gamma is not None, beta is not None)
+            )
 
         ours = fused_layernorm_linear(*spread(leaves), W, None, eps)
         x64, gamma64, beta64 = spread(wide)
@@ -67,24 +69,26 @@ def test_layer_norm_samples(dtype):
 
 
 def module_inputs(module: type, dtype: torch.dtype):
-    """The constructor arguments and the inputs of a module's own tests."""
+    """The constructor arguments and the first input of a module's own tests."""
     made = MODULES[module].module_inputs_func(
         MODULES[module], device="cpu", dtype=dtype, requires_grad=False, training=True
     )
     for sample in made:
-        yield sample.constructor_input, sample.forward_input
+        given = sample.forward_input
+        yield sample.constructor_input, (given.args or tuple(given.kwargs.values()))[0]
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 def test_module_samples_of_linear(dtype):
     """Each Linear of the module tests behind a LayerNorm of its input."""
     seen = 0
-    for made, given in module_inputs(torch.nn.Linear, dtype):
+    for made, x in module_inputs(torch.nn.Linear, dtype):
         linear = torch.nn.Linear(*made.args, **made.kwargs, dtype=dtype)
-        x = given.args[0]
         pair = torch.nn.Sequential(torch.nn.LayerNorm(x.shape[-1], dtype=dtype), linear)
         layer = LayerNormLinear.from_modules(*pair)
-        assert_near(layer(x), pair.double()(x.double()) if dtype == torch.float64 else pair(x).double(), dtype)
+        assert_near(
+            layer(x), pair.double()(x.double()) if dtype == torch.float64 else pair(x).double(), dtype
+        )
         seen += 1
     assert seen >= 2
 
@@ -92,16 +96,15 @@ def test_module_samples_of_linear(dtype):
 def test_module_samples_of_layer_norm():
     """Each LayerNorm of the module tests in front of a Linear; one over several axes is refused."""
     outcomes = set()
-    for (made, given), affine in itertools.product(module_inputs(torch.nn.LayerNorm, torch.float32), (True, False)):
-        kwargs = {**made.kwargs, "elementwise_affine": affine}
-        ln = torch.nn.LayerNorm(*made.args, **kwargs)
+    cases = itertools.product(module_inputs(torch.nn.LayerNorm, torch.float32), (True, False))
+    for (made, x), affine in cases:
+        ln = torch.nn.LayerNorm(*made.args[:2], elementwise_affine=affine)  # the shape, and eps
         linear = torch.nn.Linear(ln.normalized_shape[-1], 3)
         if len(ln.normalized_shape) > 1:
             with pytest.raises(ValueError, match="ln: expected normalized_shape"):
                 LayerNormLinear.from_modules(ln, linear)
             outcomes.add("refused")
             continue
-        x = given.args[0]
         assert_near(LayerNormLinear.from_modules(ln, linear)(x), linear(ln(x)).double(), torch.float32)
         outcomes.add("right")
     assert "right" in outcomes or "refused" in outcomes

@@ -71,7 +71,9 @@ def test_the_statistics_of_a_vmapped_call_are_read_where_they_lie():
     x = torch.randn(2, 3, 4, 7, dtype=torch.float64)
 
     def total(f):
-        inner = torch.func.vmap(torch.func.vmap(f, in_dims=(0, None, None, None, None)), in_dims=(1, None, None, None, None))
+        inner = torch.func.vmap(
+            torch.func.vmap(f, in_dims=(0, None, None, None, None)), in_dims=(1, None, None, None, None)
+        )
         return lambda x: inner(x, *INPUTS[1:]).sin().sum()
 
     got, expected = both(lambda f: torch.func.grad(total(f))(x))
@@ -80,7 +82,9 @@ def test_the_statistics_of_a_vmapped_call_are_read_where_they_lie():
 
 def test_a_second_derivative_is_refused_in_the_layers_words():
     def twice(x):
-        return torch.func.grad(lambda x: torch.func.grad(losses(fused_layernorm_linear))(x, *INPUTS[1:]).sum())(x)
+        return torch.func.grad(
+            lambda x: torch.func.grad(losses(fused_layernorm_linear))(x, *INPUTS[1:]).sum()
+        )(x)
 
     with pytest.raises(NotImplementedError, match="fused_layernorm_linear has no double backward"):
         twice(INPUTS[0])

@@ -1,78 +1,358 @@
-"""A new puzzle, added to a copy of the checkout as CONTRIBUTING.md says: new files, and not one line of the harness changed."""
+"""New puzzles, added to a checkout as CONTRIBUTING.md says: new files, and not one line of the harness changed.
 
+p90 has kernels, p91 functions in NumPy and PyTorch, p92 cases of two processes. What needs MAX runs in one process of its
+own, so that one graph serves all.
+"""
+
+import json
 import os
-import shutil
 import subprocess
 import sys
-import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from harness.check import zoo
+from harness.check.checkers import make_checker
+from harness.check.torch_rung import TorchChecker
+from harness.errors import BadUse
 from harness.learner import blanks
+from harness.learner.work import Work
+from harness.spec.catalogue import find_puzzle
 
 ROOT = Path(__file__).resolve().parents[1]
-TOY = ROOT / "tests" / "toy_puzzle"
+sys.path.insert(0, str(ROOT / "tests" / "toys"))
+import checkout as toys  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory) -> Path:
-    """A checkout with the toy puzzle in it."""
-    folder = tmp_path_factory.mktemp("checkout")
-    ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("harness", "solutions"):
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored, symlinks=True)
-    solution = folder / "solutions" / "p90"
-    shutil.copytree(TOY, solution, ignore=ignored)
-    (solution / "p90.py").rename(folder / "harness" / "puzzles" / "p90.py")
-    (solution / "op" / "shared").symlink_to("../../shared")
-    finished = subprocess.run(
-        [sys.executable, "-m", "harness", "dev", "generate"], cwd=folder, capture_output=True, text=True
-    )
-    assert finished.returncode == 0, finished.stderr
-    return folder
+def folder(tmp_path_factory) -> Path:
+    """A checkout with the toys."""
+    made = tmp_path_factory.mktemp("checkout")
+    toys.make(made)
+    return made
 
 
-def harness(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Calls the command line of the copy."""
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+@pytest.fixture
+def here(folder):
+    """Work in that checkout, its problems as they began."""
+    with toys.entered(folder):
+        blanks.generate(folder / "solutions", folder / "problems", force=True)
+        (folder / ".workbook-progress.json").unlink(missing_ok=True)
+        yield folder
 
 
-def solve(checkout: Path, change=lambda text: text) -> None:
-    """Writes the solution into the blanks of the problem, changed by a function."""
-    problem = checkout / "problems" / "p90" / "op" / "square.mojo"
-    solution = (checkout / "solutions" / "p90" / "op" / "square.mojo").read_text()
-    problem.write_text(blanks.fill(blanks.skeleton(solution), change(solution)))
+def call(*arguments: str) -> tuple[int, str]:
+    """A command line in this process: exit code, and all that it printed."""
+    code, out, err = toys.run([str(argument) for argument in arguments])
+    return code, out + err
 
 
-def test_the_puzzle_is_listed_with_its_gates_and_hints(checkout):
-    listed = harness(checkout, "list").stdout
-    assert "p90  A toy: square, forward and backward" in listed
+def solve(folder: Path, file: str, change: Callable[[str], str] = lambda text: text) -> None:
+    """Writes the solution into the blanks of a problem file, changed by a function."""
+    solution = (folder / "solutions" / file).read_text()
+    (folder / "problems" / file).write_text(blanks.fill(blanks.skeleton(solution), change(solution)))
+
+
+def replaced(old: str, new: str) -> Callable[[str], str]:
+    """A change of a text that stands once."""
+
+    def change(text: str) -> str:
+        assert text.count(old) == 1
+        return text.replace(old, new)
+
+    return change
+
+
+# ---- A puzzle with kernels ----------------------------------------------------------------------------------
+
+
+def test_the_puzzles_are_listed_with_their_gates_and_hints(here):
+    code, listed = call("list")
+    assert code == 0 and "p90  A toy: square, forward and backward" in listed
     assert "0/2  Mojo kernels" in listed and "· dsquare" in listed
-    assert harness(checkout, "hint", "p90", "dsquare-2").stdout.endswith("`dx = 2 * x * dy`.\n")
-    refused = harness(checkout, "p90", "--numpy")
-    assert refused.returncode == 2 and refused.stderr == "error: p90 has no NumPy rung\n"
+    assert "0/1  NumPy rung" in listed and "0/3  PyTorch rung: problems/p91/in_torch.py" in listed
+    assert call("hint", "p90", "dsquare-2")[1].endswith("`dx = 2 * x * dy`.\n")
+    assert "square-1" in call("hint", "p90")[1], "the first gate that has not passed"
 
 
-def test_its_gates_are_unsolved_then_wrong_then_right(checkout):
-    assert harness(checkout, "verify", "p90").returncode == 3
-    bug = tomllib.loads((TOY / "wrong" / "two_forgotten.toml").read_text())
-    solve(checkout, lambda text: text.replace(bug["old"], bug["new"]))
-    wrong = harness(checkout, "verify", "p90")
-    assert wrong.returncode == 1, wrong.stdout + wrong.stderr
-    assert "✅ square" in wrong.stdout and "❌ dsquare" in wrong.stdout
-    assert "without the factor 2" in wrong.stdout and "hint p90 dsquare-2" in wrong.stdout
-    solve(checkout)
-    right = harness(checkout, "verify", "p90")
-    assert right.returncode == 0, right.stdout + right.stderr
-    assert "2/2  Mojo kernels" in harness(checkout, "list").stdout
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("p90", "--numpy"), "unrecognized arguments: --numpy"),
+        (("p90", "--rung", "numpy"), "--rung: invalid choice: 'numpy'"),
+        (("hint", "p90", "--numpy"), "p90 has no NumPy rung"),
+        (("p90", "--dims", "4", "8", "2", "2"), "unrecognized arguments: 2 2"),
+        (("p90", "--dims", "4"), "--dims: expected 2 arguments"),
+        (("p90", "--fused"), "unrecognized arguments: --fused"),
+        (("p90", "--demo"), "unrecognized arguments: --demo"),
+        (("p90", "--bench"), "p90"),
+        (("p91", "--device", "cpu"), "unrecognized arguments: --device cpu"),
+        (("p91", "--backward"), "unrecognized arguments: --backward"),
+        (("p91", "--ops", "x"), "unrecognized arguments: --ops x"),
+        (
+            ("p91", "--gate", "dsquare"),
+            "the PyTorch rung has no gate 'dsquare'; there is cube, dcube, triple",
+        ),
+    ],
+)
+def test_what_a_puzzle_has_no_use_for_is_unknown_there(here, arguments, words):
+    code, said = call(*arguments)
+    assert code == 2 and words in said and said.startswith("error: ") and said.count("\n") == 1
 
 
-def test_its_ops_run_through_max(checkout):
-    finished = harness(checkout, "p90", "--backward", "--solution", "--device", "cpu")
-    assert finished.returncode == 6, finished.stdout + finished.stderr
-    assert "✅ CPU CORRECT, GPU NOT RUN" in finished.stdout
+def test_help_speaks_of_the_puzzle(here):
+    code, said = call("p90", "--help")
+    assert code == 0 and "check the gradient too" in said and "--dims rows columns" in said
+    assert "variants (default: plain)" in said and "--again" in said and "square or dsquare" in said
+    code, said = call("p91", "--help")
+    assert code == 0 and "--rung {numpy,torch}" in said and "--dims n" in said and "--device" not in said
+
+
+def test_gates_are_unsolved_then_wrong_then_right(here):
+    assert call("verify", "p90")[0] == 3
+    (bug,) = zoo.load("p90")
+    solve(here, "p90/op/square.mojo", replaced(bug.old, bug.new))
+    code, wrong = call("verify", "p90")
+    assert code == 1 and "✅ square" in wrong and "❌ dsquare" in wrong
+    assert "without the factor 2" in wrong and "hint p90 dsquare-2" in wrong
+    assert call("diff", "p90", "dsquare")[0] == 3, "what has not passed is not shown"
+    solve(here, "p90/op/square.mojo")
+    code, right = call("verify", "p90")
+    assert code == 0, right
+    assert "2/2  Mojo kernels" in call("list")[1]
+    assert "the same as the solution" in call("diff", "p90", "dsquare")[1]
+    assert call("reset", "p90", "dsquare", "--yes")[0] == 0
+    assert "1/2  Mojo kernels" in call("list")[1]
+
+
+def test_the_zoo_edits_the_puzzle_s_own_solution(here):
+    (bug,) = zoo.load("p90")
+    path = bug.package().path
+    assert bug.new in (path / "square.mojo").read_text() and bug.target() == path
+    puzzle = find_puzzle("p90")
+    (result,) = make_checker(Work(puzzle, puzzle.main_rung)).check(bug.target(), [bug.gate])
+    assert (result.state, result.mistake) == ("wrong", bug.mistake)
+
+
+def test_the_launches_are_counted(here):
+    code, table = call("p90", "--solution", "--profile", "--dims", "3", "40")
+    assert code == 0 and "plain: 2 launches" in table and "square_backward" in table
+    matrix, order, mask = 3 * 40 * 4, 3 * 4, 3
+    predicted = matrix + order + mask + matrix + mask
+    assert f" {predicted:,} " in table, "input, order and mask are read, output and kept are written"
+
+
+COMMANDS = {
+    "backward": ("p90", "--backward", "--solution"),
+    "dims": ("p90", "--backward", "--solution", "--dims", "4", "8"),
+    "variants": ("p90", "--backward", "--solution", "--plain", "--again"),
+    "repeat": ("p90", "--backward", "--solution", "--repeat", "2", "--dims", "4", "8"),
+    "json": ("p90", "--backward", "--solution", "--json", "-"),
+    "gate": ("p90", "--gate", "dsquare", "--solution"),
+    "dtype": ("p90", "--backward", "--solution", "--dtype", "float64"),
+    "unsolved": ("p90", "--backward"),
+    "wrong": ("p90", "--backward", "--ops", "WRONG"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(folder) -> dict[str, tuple[int, str, str]]:
+    """COMMANDS on the CPU, in one process."""
+    wrong = folder / "wrong"
+    with toys.entered(folder):
+        blanks.generate(folder / "solutions", folder / "problems", force=True)
+        zoo.load("p90")[0].apply(wrong)
+    source = wrong / "square.mojo"
+    cpu = "slope = 2 * x["
+    source.write_text(replaced(cpu, cpu.replace("2 * ", ""))(source.read_text()))
+    commands = [
+        [str(wrong) if word == "WRONG" else word for word in command] + ["--device", "cpu"]
+        for command in COMMANDS.values()
+    ]
+    done = subprocess.run(
+        [sys.executable, toys.__file__, folder], input=json.dumps(commands), cwd=ROOT, text=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(COMMANDS, map(tuple, json.loads(done.stdout)), strict=True))
+
+
+def test_its_ops_run_through_max(finished):
+    code, out, err = finished["backward"]
+    assert code == 6, out + err
+    assert "✅ CPU CORRECT, GPU NOT RUN" in out and "Custom square Gradients" in out
+    assert "Testing with dimensions: rows = 4, columns = 8" in out and "2 cases: chapter, wide" in out
+    assert "LayerNorm" not in out and "   grad_input: " in out
+
+
+def test_dims_variants_gate_and_dtype_reach_the_run(finished):
+    code, out, err = finished["dims"]
+    assert code == 6 and "rows = 4, columns = 8" in out and "1 case: chapter" in out, err
+    code, out, _ = finished["variants"]
+    assert code == 6 and "Testing CPU Backward Pass (again):" in out
+    code, out, _ = finished["dtype"]
+    assert code == 6 and "float64, seed 0" in out
+    code, out, _ = finished["gate"]
+    assert code == 6 and "   grad_input: " in out
+
+
+def test_a_puzzle_with_one_case_is_repeated_on_it(finished):
+    code, out, err = finished["repeat"]
+    assert code == 6 and "grad_input: bit-equal in 2 runs" in out, err
+
+
+def test_json_has_the_puzzle_s_own_names(finished):
+    code, out, _ = finished["json"]
+    data = json.loads(out)
+    assert code == data["exit_code"] == 6 and data["puzzle"] == "p90" and data["ledger"] is None
+    (device,) = data["devices"]
+    assert set(device["variants"]) == {"plain"}
+    assert set(device["variants"]["plain"]["cases"]["wide"]) == {"output", "kept", "grad_input"}
+
+
+def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, finished):
+    from harness import cli
+
+    code, out, _ = finished["wrong"]
+    assert code == 1 and "without the factor 2" in out and "only one" not in out
+    suggested = next(line for line in out.splitlines() if "Run this again:" in line).split(
+        "python -m harness "
+    )[1]
+    assert suggested.startswith("p90 --backward --plain --device cpu --ops ")
+    puzzle, flags = cli.parse(suggested.split())
+    options = cli.make_options(flags, puzzle)
+    assert options.variants == ("plain",) and options.device == "cpu" and options.root == str(here / "wrong")
+    assert finished["unsolved"][0] == 6, "the CPU path holds no blanks"
+
+
+# ---- A puzzle without kernels -------------------------------------------------------------------------------
+
+
+def test_gates_in_python_are_unsolved_then_wrong_then_right(here):
+    code, untouched = call("verify", "p91")
+    assert code == 3 and "NumPy rung: problems/p91/in_numpy.py: untouched (it is optional)" in untouched
+    assert call("p91")[0] == 3
+    solve(here, "p91/in_torch.py", replaced("return 3 * x * x * dy", "return x * x * dy"))
+    solve(here, "p91/in_numpy.py", replaced("return 3 * input", "return input"))
+    code, wrong = call("p91")
+    assert code == 1 and "✅ cube" in wrong and "❌ dcube" in wrong and "✅ triple" in wrong
+    assert "grad_input equals the reference without the factor 3" in wrong and "hint p91 dcube-2" in wrong
+    code, wrong = call("p91", "--numpy")
+    assert code == 1 and "hint p91 numpy-dcube-2" in wrong
+    assert call("p91", "--gate", "cube", "--dims", "3", "--seed", "1")[0] == 0
+    solve(here, "p91/in_torch.py")
+    solve(here, "p91/in_numpy.py")
+    code, right = call("verify", "p91")
+    assert code == 0 and "✅ triple    correct in 2 cases" in right, right
+    listed = call("list", "p91")[1]
+    assert "1/1  NumPy rung" in listed and "3/3  PyTorch rung" in listed
+    assert "the same as the solution" in call("diff", "p91", "dcube", "--rung", "numpy")[1]
+    assert call("reset", "p91", "cube", "--yes")[0] == 0 and "2/3  PyTorch rung" in call("list", "p91")[1]
+    assert "in NumPy" in call("hint", "p91", "numpy-dcube-1")[1]
+
+
+def test_a_puzzle_without_gpu_kernels_exits_with_0(here):
+    assert call("p91", "--solution")[0] == 0
+    assert call("p91", "--solution", "--rung", "numpy")[0] == 0
+    assert "0/3  PyTorch rung" in call("list", "p91")[1], "the solution is nobody's progress"
+
+
+def test_the_zoo_holds_wrong_solutions_in_python(here):
+    puzzle = find_puzzle("p91")
+    bugs = {bug.name: bug for bug in zoo.load("p91")}
+    assert bugs["three_forgotten"].curve == "falls too slowly" and bugs["numpy_three_forgotten"].story == ""
+    for bug in bugs.values():
+        (result,) = make_checker(Work(puzzle, bug.of_rung)).check(bug.target(), [bug.gate])
+        assert (result.state, result.mistake) == ("wrong", bug.mistake), bug.name
+    with pytest.raises(BadUse, match="no op package"):
+        bugs["three_forgotten"].package()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "gate", "words"),
+    [
+        ("return x * x * x", "x * x * x", "cube", "Cube should return 1 tensor"),
+        ("return x * x * x", "return x[:2] ** 3", "cube", "output has shape [2], expected [5]"),
+        ("return x * x * x", "return y", "cube", "in_torch.py:14: NameError: name 'y' is not defined"),
+        ("return 3 * x * x * dy", "return None", "dcube", "no gradient comes back for input"),
+        ("class Cube(torch.autograd.Function)", "class Other(torch.autograd.Function)", "cube", "there is no function"),
+        ("return torch.empty_like(x)", "return torch.empty_like(x)[:2]", "triple", "by torch.library.opcheck"),
+        ('"toys::triple"', '"toys::tripled"', "triple", "the file registers no op 'toys::triple'"),
+    ],
+)  # fmt: skip
+def test_what_a_function_in_pytorch_may_do_wrong(here, monkeypatch, old, new, gate, words):
+    if "registers" in words:
+        monkeypatch.setattr("harness.check.torch_rung.registered", unregistered)
+    path = here / "problems" / "p91" / "in_torch.py"
+    path.write_text(replaced(old, new)((here / "solutions" / "p91" / "in_torch.py").read_text()))
+    puzzle = find_puzzle("p91")
+    (result,) = make_checker(Work(puzzle, puzzle.main_rung)).check(path, [gate])
+    assert result.state == "wrong" and result.hint == f"{gate}-1"
+    assert any(words in line for line in result.diagnosis), result.diagnosis
+
+
+def unregistered(name: str):
+    """The op of another file: those of this process stay registered."""
+    from harness.check.torch_rung import registered
+
+    return registered(f"{name}_of_nobody")
+
+
+def test_a_gradient_that_only_gradcheck_sees(here):
+    """Right in every case of the puzzle, whose inputs are never beyond 10: a clamp that finite differences do not meet
+    is no mistake there, one that depends on the dtype is."""
+    change = replaced(
+        "return 3 * x * x * dy", "return 3 * x * x * dy * (2 if x.dtype == torch.float64 else 1)"
+    )
+    path = here / "problems" / "p91" / "in_torch.py"
+    path.write_text(change((here / "solutions" / "p91" / "in_torch.py").read_text()))
+    puzzle = find_puzzle("p91")
+    (result,) = make_checker(Work(puzzle, puzzle.main_rung)).check(path, ["dcube"])
+    assert result.state == "wrong" and "by torch.autograd.gradcheck in case 'chapter'" in result.diagnosis[0]
+    assert "Jacobian mismatch for output 0 with respect to input 0" in result.diagnosis[0]
+
+
+# ---- Cases of several processes -----------------------------------------------------------------------------
+
+
+def test_two_processes_make_one_result(here):
+    assert call("p92")[0] == 3
+    solve(here, "p92/in_torch.py")
+    code, right = call("p92")
+    assert code == 0 and "✅ total     correct in 2 cases" in right, right
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("torch.distributed.all_reduce(total)", "pass", "output[0] got"),
+        (
+            "torch.distributed.all_reduce(total)",
+            "if torch.distributed.get_rank() == 1:\n                torch.distributed.all_reduce(total)",
+            "rank 1 of 2 hangs at {path}:19 (stopped after 4 s)",
+        ),
+        (
+            "torch.distributed.all_reduce(total)",
+            "torch.distributed.all_reduce(total if torch.distributed.get_rank() else nothing)",
+            "rank 0 of 2: {path}:18: NameError: name 'nothing' is not defined",
+        ),
+        (
+            "torch.distributed.all_reduce(total)",
+            "torch._exit = __import__('os')._exit(7)",
+            "ended without an answer (exit code 7)",
+        ),
+    ],
+    ids=["nothing exchanged", "one rank waits", "one rank fails", "a rank dies"],
+)
+def test_the_rank_that_goes_wrong_is_named(here, monkeypatch, old, new, words):
+    monkeypatch.setattr(TorchChecker, "seconds", 4.0)
+    path = here / "problems" / "p92" / "in_torch.py"
+    path.write_text(replaced(old, new)((here / "solutions" / "p92" / "in_torch.py").read_text()))
+    puzzle = find_puzzle("p92")
+    (result,) = make_checker(Work(puzzle, puzzle.main_rung)).check(path)
+    assert result.state == "wrong" and result.comparisons[0].verdicts["output"].ok, "alone it is right"
+    said = "\n".join(result.diagnosis)
+    assert "case 'two ranks'" in said or "in 'two ranks'" in said
+    assert words.format(path=path) in said, said

@@ -19,8 +19,9 @@ def check_dims(puzzle: Puzzle, dims: tuple[int, ...]) -> None:
         raise BadUse(f"{flag}: every size must be at least 1")
     shapes = puzzle.shapes(dims).values()
     counts = [count for shape in shapes for count in (*shape, math.prod(shape[:-1]))]
-    if max(*dims, *counts) > LARGEST:
-        raise BadUse(f"{flag}: kernels count sizes and rows up to {LARGEST:,}, not {max(*dims, *counts):,}")
+    largest = max((*dims, *counts))
+    if largest > LARGEST:
+        raise BadUse(f"{flag}: kernels count sizes and rows up to {LARGEST:,}, not {largest:,}")
     wanted = HELD * sum(math.prod(shape) for shape in shapes)
     if wanted > memory():
         raise BadUse(

@@ -6,6 +6,7 @@ fails, hangs or dies ends the run, and is named: its fellows may be waiting for 
 
 import datetime
 import faulthandler
+import importlib
 import multiprocessing
 import os
 import re
@@ -21,6 +22,8 @@ from typing import Any
 
 START = 300.0
 """Seconds that the ranks may take to start: on a busy machine torch alone takes many."""
+# What a first gradient imports takes longer than most cases run.
+PRELOADED = ["torch.distributed", "torch.fx.experimental.symbolic_shapes"]
 GRACE = 1.0
 """Seconds that the other ranks get to say what went wrong with them too."""
 
@@ -49,7 +52,7 @@ def run_ranks(
     Raises RankFailed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed"])
+    context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         ranks: list[tuple[BaseProcess, Connection]] = []
         try:
@@ -82,7 +85,9 @@ def one_rank(
 ) -> None:
     """What a process does: joins the group, says so, calls the function, and sends what it returns."""
     import torch
-    import torch.distributed
+
+    for module in PRELOADED:
+        importlib.import_module(module)
 
     with (folder / f"stack {rank}").open("w") as stack:
         faulthandler.register(signal.SIGUSR1, stack, all_threads=False)

@@ -1,0 +1,117 @@
+"""Puzzle 90, a toy for the tests: y[r] = scale * x[order[r]] ** 2 for the rows of a mask, on [rows, columns].
+
+`order` is an int32 permutation of the rows, `mask` a bool for each row, `kept` the mask again as an output of its own.
+"""
+
+import numpy as np
+
+from harness.spec.derivation import Derivation, Mistake
+from harness.spec.ops import Argument, Call, OpSpec, Scalar
+from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
+from harness.spec.rungs import MojoRung
+
+SCALE = 0.5
+MATRIX = Argument(("rows", "columns"))
+ORDER = Argument(("rows",), "int32")
+MASK = Argument(("rows",), "bool")
+FORWARD = OpSpec(
+    "square_train",
+    writes={"output": MATRIX, "kept": MASK},
+    reads={"input": MATRIX, "order": ORDER, "mask": MASK},
+    scalars={"scale": Scalar(SCALE), "power": Scalar(2, "int32")},
+)
+BACKWARD = OpSpec(
+    "square_train_backward",
+    writes={"grad_input": MATRIX},
+    reads={"grad_output": MATRIX, "input": MATRIX, "order": ORDER, "mask": MASK},
+    scalars={"scale": Scalar(SCALE)},
+)
+
+GATES = (
+    Gate("square", "plain", ("output",), "the square of every element", ("kept",)),
+    Gate("dsquare", "plain", ("grad_input",), "the gradient of the input"),
+)
+
+
+def from_rows(v: Derivation, array: np.ndarray) -> np.ndarray:
+    """What belongs to row order[r] of the input, taken from row r."""
+    return array[np.argsort(v.order)]
+
+
+STEPS = {
+    "output": lambda v: SCALE * v.input[v.order] ** 2 * v.mask[:, None],
+    "kept": lambda v: v.mask,
+    "dy": lambda v: from_rows(v, v.grad_output * v.mask[:, None]),
+    "grad_input": lambda v: SCALE * 2 * v.input * v.dy,
+}
+MISTAKES = (
+    Mistake("two-forgotten", "without the factor 2", {"grad_input": lambda v: SCALE * v.input * v.dy}),
+)
+
+
+def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
+    """The chapter's case and one in which the columns are not a multiple of the block."""
+    chapter = Case("chapter", "the chapter's sizes", dims or (4, 8), "plain")
+    return [chapter] if dims else [chapter, Case("wide", "more columns than threads", (3, 131), "plain")]
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """input and grad_output [rows, columns], order int32 [rows], mask bool [rows]."""
+    rows, _ = case.dims
+    random = np.random.default_rng([seed, *case.dims])
+    kind = dtype if dtype != "bfloat16" else "float16"
+    arrays = {
+        name: random.standard_normal(case.dims).astype(kind).astype(np.float64)
+        for name in ("input", "grad_output")
+    }
+    mask = np.arange(rows) % 3 != 1
+    return {**arrays, "order": random.permutation(rows).astype(np.int32), "mask": mask}
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's answer by autograd."""
+    import torch
+
+    x = tensors["input"].detach().clone().requires_grad_(True)
+    mask = tensors["mask"]
+    y = SCALE * x[tensors["order"].long()] ** 2 * mask[:, None]
+    (dx,) = torch.autograd.grad(y, x, tensors["grad_output"])
+    return {"output": y.detach(), "kept": mask, "grad_input": dx}
+
+
+def derive(arrays: Arrays, changes=None) -> Derivation:
+    """The steps in float64."""
+    return Derivation(STEPS, arrays, changes)
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """In longdouble."""
+    wide = {name: np.asarray(arrays[name], np.longdouble) for name in ("input", "grad_output")}
+    v = Derivation(STEPS, {**arrays, **wide})
+    return {"output": v.output, "kept": v.kept, "grad_input": v.grad_input}
+
+
+def calls(variant: str) -> tuple[Call, ...]:
+    """Forward and backward."""
+    return Call(FORWARD, (), variant), Call(BACKWARD, (), variant)
+
+
+PUZZLE = Puzzle(
+    name="p90",
+    title="A toy: square, forward and backward",
+    subject="square",
+    gates=GATES,
+    rungs=(MojoRung(file="op/square.mojo", gates=("square", "dsquare")),),
+    dims=(4, 8),
+    dim_names=("rows", "columns"),
+    cases=cases,
+    inputs=inputs,
+    reference=reference,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+    forward={"output": "output", "kept": "kept"},
+    backward={"grad_input": "grad_input"},
+    variants={"plain": calls("plain"), "again": calls("again")},
+    on_request=("again",),
+)

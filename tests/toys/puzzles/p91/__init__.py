@@ -1,0 +1,95 @@
+"""Puzzle 91, a toy for the tests without kernels: y = x ** 3 elementwise on a vector, in NumPy and in PyTorch."""
+
+import numpy as np
+
+from harness.spec.derivation import Derivation, Mistake
+from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
+from harness.spec.rungs import NumpyRung, TorchFunction, TorchRung
+
+GATES = (
+    Gate("cube", quantities=("output",), about="the cube of every element"),
+    Gate("dcube", quantities=("grad_input",), about="the gradient of the input"),
+    Gate("triple", quantities=("tripled",), about="three times every element, by a registered op"),
+)
+STEPS = {
+    "output": lambda v: v.input**3,
+    "grad_input": lambda v: 3 * v.input**2 * v.grad_output,
+    "tripled": lambda v: 3 * v.input,
+}
+MISTAKES = (
+    Mistake("three-forgotten", "without the factor 3", {"grad_input": lambda v: v.input**2 * v.grad_output}),
+)
+
+CUBE = TorchFunction("Cube", takes=("input",), returns=("output",))
+DCUBE = TorchFunction(
+    "Cube",
+    takes=("input",),
+    returns=("output",),
+    gradients={"input": "grad_input"},
+    grad_outputs=("grad_output",),
+)
+TRIPLE = TorchFunction("triple", takes=("input",), returns=("tripled",), op="toys::triple")
+
+
+def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
+    """The chapter's case and a gradient that is not contiguous."""
+    chapter = Case("chapter", "the chapter's size", dims or (5,), "plain")
+    return [chapter] if dims else [chapter, Case("every other", "grad_output has stride 2", (9,), "strided")]
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """input and grad_output, [n]."""
+    (n,) = case.dims
+    random = np.random.default_rng([seed, n])
+    kind = "float32" if dtype == "float32" else "float64"
+    arrays = {
+        name: random.standard_normal(2 * n).astype(kind).astype(np.float64)
+        for name in ("input", "grad_output")
+    }
+    return {"input": arrays["input"][:n].copy(), "grad_output": arrays["grad_output"][::2]}
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's answer by autograd."""
+    import torch
+
+    x = tensors["input"].detach().clone().requires_grad_(True)
+    y = x * x * x
+    (dx,) = torch.autograd.grad(y, x, tensors["grad_output"])
+    return {"output": y.detach(), "grad_input": dx, "tripled": 3 * x.detach()}
+
+
+def derive(arrays: Arrays, changes=None) -> Derivation:
+    """The steps in float64."""
+    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """In longdouble."""
+    x, dy = (np.asarray(arrays[name], np.longdouble) for name in ("input", "grad_output"))
+    return {"output": x**3, "grad_input": 3 * x**2 * dy, "tripled": 3 * x}
+
+
+PUZZLE = Puzzle(
+    name="p91",
+    title="A toy without kernels: cube",
+    gates=GATES,
+    rungs=(
+        NumpyRung(file="in_numpy.py", gates=("dcube",), returns={"dcube": ("grad_input",)}, optional=True),
+        TorchRung(
+            file="in_torch.py",
+            gates=("cube", "dcube", "triple"),
+            functions={"cube": CUBE, "dcube": DCUBE, "triple": TRIPLE},
+        ),
+    ),
+    dims=(5,),
+    dim_names=("n",),
+    cases=cases,
+    inputs=inputs,
+    reference=reference,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+    forward={"output": "output", "tripled": "tripled"},
+    backward={"grad_input": "grad_input"},
+)

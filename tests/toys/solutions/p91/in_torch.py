@@ -1,0 +1,36 @@
+"""Puzzle 91 in PyTorch."""
+
+import torch
+
+
+class Cube(torch.autograd.Function):
+    """y = x ** 3 on [n]."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """The cube of every element, [n]."""
+        ctx.save_for_backward(x)
+        # BLANK-START cube: y = x ** 3
+        return x * x * x
+        # BLANK-END cube
+
+    @staticmethod
+    def backward(ctx, dy):
+        """The gradient of x, [n]."""
+        (x,) = ctx.saved_tensors
+        # BLANK-START dcube: dx = 3 * x ** 2 * dy
+        return 3 * x * x * dy
+        # BLANK-END dcube
+
+
+@torch.library.custom_op("toys::triple", mutates_args=())
+def triple(x: torch.Tensor) -> torch.Tensor:
+    """Three times every element, [n]."""
+    # BLANK-START triple: 3 * x
+    return 3 * x
+    # BLANK-END triple
+
+
+@triple.register_fake
+def _(x):
+    return torch.empty_like(x)

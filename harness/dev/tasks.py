@@ -15,10 +15,10 @@ Task = tuple[str, str, str]
 
 FIXED: tuple[Task, ...] = (
     ("list", "python -m harness list", "Puzzles, gates and progress"),
-    ("hint", "python -m harness hint", "The next hint: hint p22 dx"),
-    ("watch", "python -m harness watch", "Check the current gate on every save: watch p22"),
-    ("diff", "python -m harness diff", "Your blanks beside the solution's: diff p22"),
-    ("reset", "python -m harness reset", "Put a puzzle or one blank back, keeping a copy: reset p22 dx"),
+    ("hint", "python -m harness hint", "The next hint: hint pNN dx"),
+    ("watch", "python -m harness watch", "Check the current gate on every save: watch pNN"),
+    ("diff", "python -m harness diff", "Your blanks beside the solution's: diff pNN"),
+    ("reset", "python -m harness reset", "Put a puzzle or one blank back, keeping a copy: reset pNN dx"),
     ("verify", "python -m harness verify", "Check all of your work"),
     ("doctor", "python -m harness doctor", "What this machine has and lacks"),
     (

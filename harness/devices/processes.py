@@ -4,6 +4,7 @@ The processes come from a server that has imported torch once, so that a second 
 fails, hangs or dies ends the run, and is named: its fellows may be waiting for it for ever.
 """
 
+import contextlib
 import datetime
 import faulthandler
 import importlib
@@ -57,7 +58,7 @@ def run_ranks(
         ranks: list[tuple[BaseProcess, Connection]] = []
         try:
             for rank, own in enumerate(arguments):
-                ours, theirs = context.Pipe(duplex=False)
+                ours, theirs = context.Pipe()
                 start = (theirs, Path(folder), rank, len(arguments), seconds)
                 process = context.Process(
                     target=one_rank, args=(*start, function, own, describe), daemon=True
@@ -68,9 +69,10 @@ def run_ranks(
             answers(ranks, START, folder, source)
             return answers(ranks, seconds, folder, source)
         finally:
-            for process, _ in ranks:
+            for process, connection in ranks:
                 process.kill()
                 process.join()
+                connection.close()
 
 
 def one_rank(
@@ -102,6 +104,9 @@ def one_rank(
             answer.send((True, function(*arguments)))
         except Exception as error:
             answer.send((False, describe(error)))
+        # A rank that ended would break the connections of the others, who would then fail and not hang.
+        with contextlib.suppress(EOFError):
+            answer.recv()
 
 
 def answers(

@@ -13,7 +13,7 @@ from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 from harness.vgpu.driver.kernel_names import fingerprint
 
-TOY = roots.CHECKOUT / "tests" / "toy_puzzle"
+TOY = roots.CHECKOUT / "tests" / "toys" / "solutions" / "p90"
 DIMS = ((2, 3), (4, 5))
 
 
@@ -48,11 +48,11 @@ def arguments(recording) -> list:
 
 
 def test_packages_recorded_together_are_recorded_as_alone_and_kept(package, monkeypatch, tmp_path):
-    right, wrong = package("right"), package("wrong", "2 * x[row", "3 * x[row")
+    right, wrong = package("right"), package("wrong", "2 * x[from_row", "3 * x[from_row")
     together = record_many([Order(right, DIMS), Order(wrong, DIMS[:1])], "p90", "float32")
     assert [list(recording.cases) for recording in together] == [
-        [("plain", (2, 3)), ("plain", (4, 5))],
-        [("plain", (2, 3))],
+        [("plain", (2, 3)), ("again", (2, 3)), ("plain", (4, 5)), ("again", (4, 5))],
+        [("plain", (2, 3)), ("again", (2, 3))],
     ]
     for recording, own in zip(together, (right, wrong), strict=True):
         assert all(f'"{own.path}/square.mojo"' in text for text in recording.ptx.values())
@@ -73,7 +73,7 @@ def test_packages_recorded_together_are_recorded_as_alone_and_kept(package, monk
 
 
 def test_of_many_packages_the_one_that_does_not_compile_is_named(package):
-    broken = package("broken", "2 * x[row", "no_such_name * x[row")
+    broken = package("broken", "2 * x[from_row", "no_such_name * x[from_row")
     orders = [Order(own, DIMS) for own in (package("right"), broken)]
     with pytest.raises(CompileFailed, match="no_such_name") as caught:
         record_many(orders, "p90", "float32")

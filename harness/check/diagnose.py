@@ -299,7 +299,9 @@ def from_findings(findings: Sequence[Finding], loads: Container[str]) -> tuple[s
         )
     if races:
         return "overwritten", "blocks store to the same element: the last one wins, nothing is added up"
-    return next((FOUND[kind] for kind in FOUND if kind in kinds), None)
+    # Most frequent first, as they come, but what is unwritten may follow from the rest.
+    ordered = sorted(findings, key=lambda finding: finding.kind == "uninitialised read")
+    return next((FOUND[finding.kind] for finding in ordered if finding.kind in FOUND), None)
 
 
 def misplaced(e: Evidence) -> Symptom | None:

@@ -176,14 +176,20 @@ class Checker:
     ) -> None:
         """Adds the findings that belong to a gate, and the diagnosis.
 
-        A finding belongs to the gate in whose blank it is. One in no blank belongs to the gates with wrong values, or
-        to all of them where no value is wrong.
+        A finding belongs to the gate in whose blank it is. Where the compiler has merged lines, so that it has none, it
+        belongs with the other findings of its kernel. One in no blank belongs to the gates with wrong values, or to all
+        of them where no value is wrong.
         """
         source = (package.path / self.puzzle.source).resolve()
         waiting = any(g.id in empty and g.variant == result.gate.variant for g in self.gates)
         blamed = [r.gate.id for r in rivals if wrong_quantities(r)] or [r.gate.id for r in rivals]
-        for finding in outcome.findings:
-            owners = [id for id, blank in found.items() if touches(finding, source, blank)]
+        placed = [
+            (finding, [id for id, blank in found.items() if touches(finding, source, blank)])
+            for finding in outcome.findings
+        ]
+        for finding, owners in placed:
+            if not owners and has_merged_line(finding):
+                owners = [id for other, ids in placed for id in ids if other.kernel == finding.kernel]
             if not owners and waiting and finding.kind in UNWRITTEN:
                 continue
             if result.gate.id in (owners or blamed):
@@ -251,6 +257,12 @@ def touches(finding: Finding, source: Path, blank: Blank) -> bool:
             if blank.line <= at.line < blank.line + len(blank.body) and Path(at.file) == source:
                 return True
     return False
+
+
+def has_merged_line(finding: Finding) -> bool:
+    """Whether the compiler has merged the finding's instruction out of several places: it says line 0."""
+    at = finding.instr.loc if finding.instr else None
+    return any(frame.line == 0 for frame in (at.chain() if at else ()))
 
 
 def places_that_load(replay: Replay) -> set[str]:

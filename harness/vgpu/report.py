@@ -20,18 +20,21 @@ def in_library(at: Location) -> bool:
 
 
 def user_location(at: Location | None) -> Location | None:
-    """The innermost position outside the library, or the outermost one there is."""
+    """The innermost position outside the library, or the outermost one there is.
+
+    Line 0 is no position: the compiler writes it for an instruction that it has merged out of several lines.
+    """
     if at is None:
         return None
     frames = at.chain()
-    return next((f for f in frames if not in_library(f)), frames[-1])
+    return next((f for f in frames if f.line and not in_library(f)), frames[-1])
 
 
 def callers(instr: Instr | None) -> list[str]:
     """The places outside the library that the code at `place` was inlined into, innermost first."""
     at = user_location(instr.loc) if instr is not None else None
     frames = at.chain()[1:] if at else []
-    return [f"{f.file}:{f.line}:{f.column}" for f in frames if not in_library(f)]
+    return [f"{f.file}:{f.line}:{f.column}" for f in frames if f.line and not in_library(f)]
 
 
 def is_library_algorithm(at: Location | None) -> bool:

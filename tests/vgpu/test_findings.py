@@ -303,3 +303,8 @@ def test_location_chains():
     assert user_location(accessor) == user == user_location(primitive)
     assert not is_library_algorithm(accessor) and is_library_algorithm(primitive)
     assert not is_library_algorithm(user) and not is_library_algorithm(None)
+    # merged out of several lines: the function that it was inlined into is the nearest that is known
+    merged = Location(
+        "max/mojo/max/gpu/primitives/block.mojo", 100, 1, Location("/home/me/k.mojo", 0, 0, user)
+    )
+    assert user_location(merged) == user and is_library_algorithm(merged)

@@ -161,9 +161,9 @@ struct SquareTrain:
             for r in range(rows):
                 kept.unsafe_ptr()[unsafe_offset=r] = on[unsafe_offset=r]
                 for c in range(columns):
-                    var value = x[unsafe_offset = Int(row_of[unsafe_offset=r]) * columns + c]
+                    var value = x[unsafe_offset=Int(row_of[unsafe_offset=r]) * columns + c]
                     var squared = scale.cast[dtype]() * value * value
-                    y[unsafe_offset = r * columns + c] = squared if on[unsafe_offset=r] else 0
+                    y[unsafe_offset=r * columns + c] = squared if on[unsafe_offset=r] else 0
         else:
             var launcher = DeviceLauncher(ctx)
             launch_square[dtype](
@@ -207,7 +207,9 @@ struct SquareTrainBackward:
                 for c in range(columns):
                     var at = Int(row_of[unsafe_offset=r]) * columns + c
                     var slope = 2 * x[unsafe_offset=at] * scale.cast[dtype]()
-                    dx[unsafe_offset=at] = slope * dy[unsafe_offset = r * columns + c] if on[unsafe_offset=r] else 0
+                    dx[unsafe_offset=at] = (
+                        slope * dy[unsafe_offset=r * columns + c] if on[unsafe_offset=r] else 0
+                    )
         else:
             var launcher = DeviceLauncher(ctx)
             launch_square_backward[dtype](

@@ -19,6 +19,7 @@ from figures import Drawing
 BOOK = Path(__file__).absolute().parents[1]
 MEASURED = BOOK / "measurements" / "h200_bench_bfloat16.csv"
 EARLIER = BOOK / "measurements" / "h200_bench_full_run.csv"
+"""A run of the day before, with an earlier build of the layer: only to show how far two runs lie apart."""
 CLIMB = BOOK / "measurements" / "h200_bench_climb.csv"
 TRAINED = BOOK / "measurements" / "h200_training.csv"
 
@@ -51,12 +52,6 @@ MARKS = {
     "fused": ("diamond", False),
 }
 PASSES = {"forward": "forward", "backward": "backward", "both": "forward and backward"}
-COLUMNS = {
-    "graph": "times in a graph",
-    "loop": "times in a loop",
-    "host": "times of the caller",
-    "memory": "memory",
-}
 OURS, FLOOR = "fast", "bare GEMMs"
 SHORT = {
     FLOOR: "products",
@@ -71,8 +66,6 @@ SHORT = {
 NARROW = "\u00a0"
 OUR_OWN = (OURS, "unfused", "fused", "unfused through MAX", "fused through MAX")
 DIFFERENCE = "backward †"
-OTHER_RUN = "from the full run"
-"""How the note of a row begins that was taken over from EARLIER, where it was measured over other bare products."""
 
 
 # ---- Rows ---------------------------------------------------------------------------------------------------
@@ -124,41 +117,6 @@ def source(rows: list[Row]) -> str:
     parts = [first["device"], first["driver"] and f"driver {first['driver']}", f"torch {first['torch']}"]
     parts += [f"{name} {first[name]}" for name in ("triton", "max") if first[name]]
     return f"{', '.join(part for part in parts if part)}, {first['dtype']}, {first['date']}."
-
-
-def taken_over(rows: list[Row]) -> str:
-    """A sentence about the rows that were taken over from another run, or nothing."""
-    others = [row for row in rows if is_taken_over(row)]
-    columns = [column for column in COLUMNS if all_taken_over(rows, column)]
-    names = {NAMES[row["candidate"]] for row in others if row["column"] not in columns}
-    parts = [*sorted(names), *(f"all {COLUMNS[column]}" for column in columns)]
-    if not parts:
-        return ""
-    return (
-        f"Taken over from an earlier run of {others[0]['date']}, with an earlier build of the layer: {'; '.join(parts)}. "
-        "A ratio between the two runs compares what each took over the bare products of its own run.\n"
-    )
-
-
-def in_that_run(earlier: list[Row], peer: str = "max-autotune") -> str:
-    """What the layer took over a peer in the earlier run itself, forward and backward: a sentence."""
-    found = select(earlier, "both", "graph")
-    ratios = [timed(at[OURS]).over(timed(at[peer])) for at in found.values() if {OURS, peer} <= set(at)]
-    if not ratios or None in ratios:
-        return ""
-    words = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-    return f"In the earlier run itself the earlier build took {words} of the time of {NAMES[peer]}, size by size.\n"
-
-
-def is_taken_over(row: Row) -> bool:
-    """Whether a row comes from another run than most."""
-    return OTHER_RUN in row["note"]
-
-
-def all_taken_over(rows: list[Row], column: str) -> bool:
-    """Whether a column has rows, and all of them come from another run."""
-    found = [row for row in rows if row["column"] == column]
-    return bool(found) and all(map(is_taken_over, found))
 
 
 # ---- Tables -------------------------------------------------------------------------------------------------
@@ -215,7 +173,7 @@ def all_times(rows: list[Row], column: str) -> str:
 
 @dataclass(frozen=True)
 class Timed:
-    """What one candidate took in a pass, and what the bare products took in the run in which it was measured.
+    """What one candidate took in a pass, and what the bare products took in the turns beside it.
 
     Attributes:
         time, floor: Microseconds; floor is None where the benchmark refuses a ratio.
@@ -227,7 +185,7 @@ class Timed:
     words: str
 
     def over(self, other: "Timed") -> float | None:
-        """This time over another one, each over the products of its own run; None where one has no ratio."""
+        """This time over another one, each over the products beside it; None where one has no ratio."""
         if self.floor is None or other.floor is None:
             return None
         return (self.time / self.floor) / (other.time / other.floor)
@@ -324,11 +282,10 @@ def widest_spread(row: Row) -> float:
 def moved(rows: list[Row], earlier: list[Row]) -> str:
     """How far the times of two runs lie apart, a line for each size and pass; nothing where no time is in both."""
     body = []
-    last = [row for row in rows if not is_taken_over(row)]
     for direction in PASSES:
-        for dims in select(last, direction, "loop"):
+        for dims in select(rows, direction, "loop"):
             cells = [
-                apart(last, earlier, direction, column, dims, ours)
+                apart(rows, earlier, direction, column, dims, ours)
                 for ours, column in ((False, "graph"), (False, "loop"), (True, "loop"))
             ]
             if cells[1]:
@@ -338,8 +295,8 @@ def moved(rows: list[Row], earlier: list[Row]) -> str:
     head = ["sizes", "pass", "the others, graph", "the others, loop", "LayerNormLinear, loop"]
     return (
         "A loop is a poor measure where the host sets the pace: its times depend on what else the host does. Here is what an "
-        "earlier run took over what the last one took, on one day and one kind of machine; between them the layer was built "
-        f"anew, the others were not:\n\n{table(head, body, left=2)}"
+        f"earlier run, of {earlier[0]['date']}, took over what this one took, on one kind of machine; between them the layer was "
+        f"built anew, the others were not:\n\n{table(head, body, left=2)}"
     )
 
 
@@ -467,8 +424,8 @@ def host_table(rows: list[Row]) -> str:
 
 
 def absent(rows: list[Row]) -> str:
-    """The peers of today's benchmark that these rows do not hold: a sentence, or nothing."""
-    present = {row["candidate"] for row in rows if row["median_us"]}
+    """The peers of today's benchmark of which these rows say nothing, not even why: a sentence, or nothing."""
+    present = {row["candidate"] for row in rows}
     missing = [NAMES[name] for name in SHORT if name not in present]
     return f"Not in these measurements: {'; '.join(missing)}.\n" if missing else ""
 
@@ -480,7 +437,7 @@ def left_out(rows: list[Row]) -> str:
         if row["candidate"] in NAMES and not row["median_us"] and not row["saved_bytes"]:
             seen.setdefault((NAMES[row["candidate"]], row["note"]), []).append(size_text(size(row)))
     return "".join(
-        f"- {name} ({', '.join(dict.fromkeys(sizes))}): {note}\n" for (name, note), sizes in seen.items()
+        f"- {name} ({'; '.join(dict.fromkeys(sizes))}): {note}\n" for (name, note), sizes in seen.items()
     )
 
 
@@ -712,7 +669,6 @@ def pages(
         rows = read(measured)
         makers: dict[str, Callable[[], str]] = {
             "bench_source.md": lambda: source(rows) + "\n",
-            "bench_taken_over.md": lambda: taken_over(rows),
             "bench_left_out.md": lambda: left_out(rows),
             "bench_absent.md": lambda: absent(rows),
             **{
@@ -733,7 +689,7 @@ def pages(
         }
         found |= {name: make() for name, make in makers.items()}
         first = read(earlier) if earlier.is_file() else []
-        found |= {"bench_moved.md": moved(rows, first), "bench_in_that_run.md": in_that_run(first)}
+        found["bench_moved.md"] = moved(rows, first)
     if climb.is_file():
         found["bench_climb.svg"] = climb_chart(read(climb))
     if trained.is_file():

@@ -18,39 +18,8 @@ def test_the_gain_shrinks_as_the_product_grows():
 
 
 @pytest.mark.skipif(not MEASURED.is_file(), reason="no benchmark of a GPU is in book/measurements")
-def test_max_autotune_is_compared_over_the_products_of_its_own_run():
-    import csv
-
-    import bench_results
-
-    def times(file):
-        with file.open(newline="") as lines:
-            rows = [row for row in csv.DictReader(lines) if (row["pass"], row["column"]) == ("both", "graph")]
-        return {
-            (row["M"], row["H"], row["candidate"]): float(row["median_us"])
-            for row in rows
-            if row["median_us"]
-        }
-
-    last, earlier = times(MEASURED), times(MEASURED.with_name("h200_bench_full_run.csv"))
-    head, *body = (
-        line.split("|")[1:-1]
-        for line in bench_results.peers_table(bench_results.read(MEASURED), "graph").splitlines()
-    )
-    at = next(i for i, name in enumerate(head) if "autotune" in name)
-    shown = [float(line[at].strip(" *")) for line in body if line[1].strip() == "both"]
-    expected = [
-        (last[M, H, "fast"] / last[M, H, "bare GEMMs"])
-        / (earlier[M, H, "max-autotune"] / earlier[M, H, "bare GEMMs"])
-        for M, H, name in earlier
-        if name == "max-autotune"
-    ]
-    assert shown == pytest.approx(expected, abs=0.01) and len(shown) == 4
-
-
-@pytest.mark.skipif(not MEASURED.is_file(), reason="no benchmark of a GPU is in book/measurements")
 def test_the_readme_shows_every_peer_as_the_book_does():
-    """The README's table is the book's: all peers, forward and together, the losses too."""
+    """The README's table is the book's: all peers and passes, the losses too."""
     import bench_results
 
     def table(text, first):
@@ -59,7 +28,64 @@ def test_the_readme_shows_every_peer_as_the_book_does():
 
     made = table(bench_results.peers_table(bench_results.read(MEASURED), "graph"), "| rows: H→O")
     shown = table((ROOT / "README.md").read_text(encoding="utf-8"), "| rows: H→O")
-    assert shown == [line for line in made if "†" not in line[1]]
+    assert shown == made
+
+
+@pytest.mark.skipif(not MEASURED.is_file(), reason="no benchmark of a GPU is in book/measurements")
+def test_the_measurements_are_one_run_of_every_peer_in_every_pass():
+    """Transformer Engine alone is left out, with a reason."""
+    import bench_results
+
+    rows = bench_results.read(MEASURED)
+    assert {(row["device"], row["torch"], row["date"]) for row in rows} == {
+        ("NVIDIA H200", "2.11.0+cu130", "2026-11-22")
+    }
+    everybody = set(bench_results.SHORT) - {"transformer-engine"} | {"fast"}
+    for column in ("graph", "loop"):
+        for direction in bench_results.PASSES:
+            found = bench_results.select(rows, direction, column)
+            assert len(found) == 4 and all(set(at) == everybody for at in found.values())
+    assert bench_results.absent(rows) == ""
+    assert bench_results.left_out(rows).startswith("- Transformer Engine (")
+
+
+@pytest.mark.skipif(not MEASURED.is_file(), reason="no benchmark of a GPU is in book/measurements")
+def test_what_the_readme_says_of_losses_and_memory():
+    import bench_results
+
+    rows = bench_results.read(MEASURED)
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    faster = {}
+    for direction in bench_results.PASSES:
+        for dims, at in bench_results.select(rows, direction, "graph").items():
+            ratios = {
+                name: float(at["fast"]["median_us"]) / float(row["median_us"]) for name, row in at.items()
+            }
+            names = {name for name, ratio in ratios.items() if round(ratio, 2) > 1} - {"bare GEMMs"}
+            if names:
+                faster[direction, dims] = names
+            if dims == (16384, 4096, 12288):
+                assert all(abs(ratio - 1) < 0.03 for name, ratio in ratios.items() if name != "bare GEMMs")
+    assert faster == {
+        ("forward", (8192, 1024, 4096)): {"compile", "compile budget 0.5", "liger"},
+        ("forward", (8192, 4096, 4096)): {"liger"},
+        ("forward", (16384, 4096, 12288)): {"liger"},
+    }
+    assert "In the forward pass alone Liger is faster at three sizes of four" in readme
+    ours = [at["fast"] for at in bench_results.select(rows, "both", "graph").values()]
+    assert {row["fastest_peer"] for row in ours} == {"max-autotune"}
+    first, second, third, last = (f"{float(row['ratio_to_fastest_peer']):.3f}" for row in ours)
+    assert f"the layer takes {first}, {second}, {third} and {last} of the time" in readme
+    higher = {name: 0 for name in bench_results.SHORT}
+    for at in bench_results.select(rows, "both", "memory").values():
+        kept = {name: int(row["saved_bytes"]) for name, row in at.items()}
+        assert kept["fast"] == kept["compile budget 0.5"] < 0.51 * kept["eager"]
+        for name, row in at.items():
+            if name != "fast":
+                higher[name] += int(at["fast"]["peak_bytes"]) > int(row["peak_bytes"])
+    assert higher["compile"] == higher["compile budget 0.5"] == higher["max-autotune"] == 4
+    assert higher["eager"] == higher["liger"] == 1
+    assert "its peak is above that of `torch.compile` in each of the three modes at all four sizes" in readme
 
 
 @pytest.mark.skipif(not TRAINED.is_file(), reason="no training run on a GPU is in book/measurements")

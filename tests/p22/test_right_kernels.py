@@ -1,0 +1,184 @@
+"""Right kernels written in other ways than the solution's must be accepted: textbook formulas, other orders of sums.
+
+Each is an edit of the solution, as in the bug zoo; all of a variant are recorded by one Mojo program.
+"""
+
+import functools
+
+import pytest
+
+from harness.check.gates import Checker
+from harness.check.zoo import WrongKernel
+from harness.devices.recorder import Order, record_many
+
+STATISTICS = """
+    var elements = CompensatedSum[accum]()
+    for h in range(hidden_dim):
+        elements += x[h].cast[accum]()
+    var first_mean = elements.total / count
+
+    var deviations = CompensatedSum[accum]()
+    var squares = CompensatedSum[accum]()
+    for h in range(hidden_dim):
+        var deviation = x[h].cast[accum]() - first_mean
+        deviations += deviation
+        squares += deviation * deviation
+    var correction = deviations.total / count
+    var variance = squares.total / count - correction * correction
+    return RowStatistics(first_mean + correction, 1 / sqrt(variance + eps))"""
+WELFORD = """
+    var mean = Scalar[accum](0)
+    var squares = Scalar[accum](0)
+    for h in range(hidden_dim):
+        var deviation = x[h].cast[accum]() - mean
+        mean += deviation / Scalar[accum](h + 1)
+        squares += deviation * (x[h].cast[accum]() - mean)
+    return RowStatistics(mean, 1 / sqrt(squares / count + eps))"""
+TWO_PASSES = """
+    var sum = Scalar[accum](0)
+    for h in range(hidden_dim):
+        sum += x[h].cast[accum]()
+    var squares = Scalar[accum](0)
+    for h in range(hidden_dim):
+        var deviation = x[h].cast[accum]() - sum / count
+        squares += deviation * deviation
+    return RowStatistics(sum / count, sqrt(1 / (squares / count + eps)))"""
+FROM_THE_END = """
+    var sum = Scalar[accum](0)
+    for h in range(hidden_dim):
+        sum += x[hidden_dim - 1 - h].cast[accum]()
+    var even = Scalar[accum](0)
+    var odd = Scalar[accum](0)
+    for h in range(0, hidden_dim, 2):
+        even += (x[h].cast[accum]() - sum / count) ** 2
+    for h in range(1, hidden_dim, 2):
+        odd += (x[h].cast[accum]() - sum / count) ** 2
+    return RowStatistics(sum / count, 1 / sqrt((even + odd) / count + eps))"""
+PLAIN = """
+        var corrected = term - self._excess
+        var grown = self.total + corrected
+        # What `total` really grew by, less what it should have grown by.
+        self._excess = (grown - self.total) - corrected
+        self.total = grown"""
+
+# Name -> the file, what stands there, what takes its place, and the variant whose kernels it is about.
+RIGHT = {
+    "welford": ("shared/common.mojo", STATISTICS, WELFORD, "fused"),
+    "two_plain_passes": ("shared/common.mojo", STATISTICS, TWO_PASSES, "fused"),
+    "from_the_end_and_in_halves": ("shared/common.mojo", STATISTICS, FROM_THE_END, "fused"),
+    "plain_sums": ("shared/common.mojo", PLAIN, "\n        self.total += term", "fused"),
+    "dx_factored": (
+        "layernorm_linear.mojo",
+        "(row_rstd * (g - c2 - x_hat * c1)).cast[dtype]()",
+        "(row_rstd * g - row_rstd * (c2 + x_hat * c1)).cast[dtype]()",
+        "fused",
+    ),
+    "dx_from_sums": (
+        "layernorm_linear.mojo",
+        "(row_rstd * (g - c2 - x_hat * c1)).cast[dtype]()",
+        "(row_rstd / Scalar[accum](H) * (Scalar[accum](H) * g - sum_g.total - x_hat * sum_g_x_hat.total))"
+        ".cast[dtype]()",
+        "fused",
+    ),
+    "dgamma_of_the_deviation": (
+        "layernorm_linear.mojo",
+        "atomic_add(grad_ln_weight, h, dln * x_hat)",
+        "atomic_add(grad_ln_weight, h, dln * (x[row, h].cast[accum]() - row_mean) * row_rstd)",
+        "fused",
+    ),
+    "db_from_the_end": (
+        "layernorm_linear.mojo",
+        "atomic_add(grad_bias, o, dy[row, o].cast[accum]())",
+        "atomic_add(grad_bias, O - 1 - o, dy[row, O - 1 - o].cast[accum]())",
+        "fused",
+    ),
+    "one_thread_a_row": (
+        "layernorm_linear.mojo",
+        """
+    for h in range(thread_idx.x, H, ROW_THREADS):
+        var deviation = x[row, h].cast[accum]() - mean[unsafe_offset=row]
+        var x_hat = deviation * rstd[unsafe_offset=row]
+        var g = dy_ln""",
+        """
+    for h in range(thread_idx.x * H, H):
+        var deviation = x[row, h].cast[accum]() - mean[unsafe_offset=row]
+        var x_hat = deviation * rstd[unsafe_offset=row]
+        var g = dy_ln""",
+        "unfused",
+    ),
+    "rstd_last": (
+        "layernorm_linear.mojo",
+        """
+        sum_g_x_hat += g * x_hat
+        sum_g += g
+    # block.sum holds""",
+        """
+        sum_g_x_hat += g * deviation * rstd[unsafe_offset=row]
+        sum_g += g
+    # block.sum holds""",
+        "unfused",
+    ),
+    "gamma_times_rstd_first": (
+        "layernorm_linear.mojo",
+        "var shifted = x_hat * gamma[h].cast[accum]() + beta[h].cast[accum]()",
+        "var shifted = deviation * (rstd[unsafe_offset=row] * gamma[h].cast[accum]()) + beta[h].cast[accum]()",
+        "unfused",
+    ),
+    "columns_in_contiguous_parts": (
+        "layernorm_linear.mojo",
+        "    for h in range(thread_idx.x, H, block_dim.x):\n        var deviation = x[row, h].cast[accum]() - "
+        "mean[unsafe_offset=row]\n        var x_hat = deviation * rstd[unsafe_offset=row]\n        var shifted",
+        "    var part = (H + block_dim.x - 1) // block_dim.x\n    for h in range(thread_idx.x * part, min(H, (thread_idx.x + 1) * part))"
+        ":\n        var deviation = x[row, h].cast[accum]() - mean[unsafe_offset=row]\n        var x_hat = deviation * "
+        "rstd[unsafe_offset=row]\n        var shifted",
+        "unfused",
+    ),
+}
+
+
+def cases_for(puzzle, name):
+    """All cases, but where plain sums from left to right err more than PyTorch's sums by lanes: of 131 columns."""
+    return [case for case in puzzle.cases(None) if (name, case.name) != ("two_plain_passes", "wide")]
+
+
+def dims_of(cases):
+    """The sizes to record, each once."""
+    return tuple(dict.fromkeys(case.dims for case in cases))
+
+
+@pytest.fixture(scope="module")
+def packages(puzzle, tmp_path_factory):
+    """variant -> its right kernels' packages by name, recorded together."""
+
+    @functools.cache
+    def recorded(variant):
+        folder = tmp_path_factory.mktemp(variant)
+        kernels = {name: edit for name, edit in RIGHT.items() if edit[3] == variant}
+        found = {
+            name: WrongKernel("p22", name, "", "none", file, old, new).apply(folder / name)
+            for name, (file, old, new, _) in kernels.items()
+        }
+        orders = [
+            Order(package, dims_of(cases_for(puzzle, name)), (variant,), small_grid=True)
+            for name, package in found.items()
+        ]
+        record_many(orders, "p22", "float32")
+        return found
+
+    return recorded
+
+
+@pytest.fixture(scope="module")
+def checker(puzzle):
+    """One warm checker for all."""
+    return Checker(puzzle)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_kernel_is_accepted_however_it_is_written(name, puzzle, checker, packages):
+    variant = RIGHT[name][3]
+    gates = [gate.id for gate in puzzle.gates if gate.variant == variant]
+    results = checker.check(packages(variant)[name], gates, cases_for(puzzle, name))
+    assert {result.state for result in results} == {"correct"}, [
+        line for result in results for line in result.diagnosis
+    ]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["folder_times", "gpu_runs", "quick_run"]
+pytest_plugins = ["folder_times", "gpu_runs", "order", "quick_run"]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,0 +1,116 @@
+"""The suite's own machinery: quick runs, other orders, time by folder; each tried on small suites in a process of their own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """Files of a small suite by name, and arguments of pytest -> the finished run with the plugins of this folder."""
+
+    def run(files: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
+        for name, text in files.items():
+            path = tmp_path / "tests" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        (tmp_path / "pytest.ini").write_text(
+            "[pytest]\naddopts = -p no:cacheprovider\npythonpath = " + str(TESTS)
+        )
+        plugins = ("-p", "folder_times", "-p", "order", "-p", "quick_run")
+        command = [sys.executable, "-m", "pytest", *plugins, "tests", *arguments]
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+COMPILES = """
+import subprocess
+import sys
+import pytest
+
+def mojo(*arguments):
+    program = "import sys; from mojo.run import subprocess_run_mojo as run; sys.exit(run(sys.argv[1:]).returncode)"
+    return subprocess.run([sys.executable, "-c", program, *arguments]).returncode
+
+def test_calls_the_compiler(): assert mojo("build", "x.mojo") != 0
+def test_has_a_failed_call_swallowed(): mojo("run", "x.mojo")
+def test_asks_for_its_version(): assert mojo("--version") == 0
+
+@pytest.mark.compiler
+def test_says_so(): assert mojo("build", "x.mojo") == 0
+
+def test_compiles_a_graph():
+    import max.engine
+    with pytest.raises(RuntimeError, match="compiles nothing"):
+        max.engine.InferenceSession().load("no graph")
+"""
+
+
+def test_in_a_quick_run_nothing_compiles_in_secret(suite):
+    done = suite({"test_some.py": "import max.engine\n" + COMPILES}, "--quick", "-rE")
+    assert done.returncode == 1, done.stdout
+    failed = re.findall(
+        r"^ERROR tests/test_some.py::(\w+) - Failed: compiles, but", done.stdout, re.MULTILINE
+    )
+    assert failed == ["test_calls_the_compiler", "test_has_a_failed_call_swallowed", "test_compiles_a_graph"]
+    assert "1 deselected" in done.stdout and "mojo build x.mojo" in done.stdout
+
+
+ORDERED = "import pytest\n@pytest.mark.parametrize('number', range(6))\ndef test_one(number): pass\n"
+
+
+def order_of(done) -> list[str]:
+    """The tests in the order in which they ran."""
+    return re.findall(r"^tests/\w+/(test_\w+\.py::test_one\[\d\]) PASSED", done.stdout, re.MULTILINE)
+
+
+def test_a_shuffled_run_keeps_files_together_and_can_be_repeated(suite):
+    files = {f"{name}/test_{name}.py": ORDERED for name in "abcd"}
+    plain, first, again, other = (
+        order_of(suite(files, "-v", *arguments))
+        for arguments in ((), ("--shuffle", "1"), ("--shuffle", "1"), ("--shuffle", "2"))
+    )
+    assert len(plain) == 24 and sorted(plain) == plain
+    assert first == again and first != plain and first != other
+    assert sorted(first) == plain
+    names = [test.split("::")[0] for test in first]
+    assert [name for i, name in enumerate(names) if names[i - 1] != name] == list(dict.fromkeys(names))
+
+
+SPENDS = """
+import subprocess
+import sys
+def test_in_a_process():
+    subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.7: pass"])
+def test_itself():
+    import time
+    until = time.process_time() + 0.7
+    while time.process_time() < until: pass
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadgroup")], ids=["one process", "two"])
+def test_time_is_told_by_folder_that_of_other_processes_too(suite, workers):
+    done = suite({"p90/test_a.py": SPENDS, "p91/test_b.py": "def test_nothing(): pass\n"}, *workers)
+    assert done.returncode == 0, done.stdout
+    rows = re.findall(r"^(\S+) +(\d+) +([\d.]+) +([\d.]+)$", done.stdout, re.MULTILINE)
+    assert [(name, count) for name, count, _, _ in rows] == [
+        ("tests/p90", "2"),
+        ("tests/p91", "1"),
+        ("all", "3"),
+    ]
+    assert float(rows[0][3]) >= 1.4 > float(rows[1][3])

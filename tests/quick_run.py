@@ -7,7 +7,6 @@ refuses, in this process and in those that it starts. A test that called it fail
 
 import os
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,9 +59,10 @@ def compiles_nothing(request, monkeypatch):
     if calls is None:
         yield
         return
-    if "max.engine" in sys.modules:
-        monkeypatch.setattr(sys.modules["max.engine"].InferenceSession, "compile", refuse(calls))
-        monkeypatch.setattr(sys.modules["max.engine"].InferenceSession, "load", refuse(calls))
+    from max.engine import InferenceSession
+
+    monkeypatch.setattr(InferenceSession, "compile", refuse(calls))
+    monkeypatch.setattr(InferenceSession, "load", refuse(calls))
     yield
     if calls.exists():
         called = calls.read_text()

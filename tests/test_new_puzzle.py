@@ -110,6 +110,7 @@ def test_help_speaks_of_the_puzzle(here):
     assert code == 0 and "--rung {numpy,torch}" in said and "--dims n" in said and "--device" not in said
 
 
+@pytest.mark.compiler
 def test_gates_are_unsolved_then_wrong_then_right(here):
     assert call("verify", "p90")[0] == 3
     (bug,) = zoo.load("p90")
@@ -127,6 +128,7 @@ def test_gates_are_unsolved_then_wrong_then_right(here):
     assert "1/2  Mojo kernels" in call("list")[1]
 
 
+@pytest.mark.compiler
 def test_the_zoo_edits_the_puzzle_s_own_solution(here):
     (bug,) = zoo.load("p90")
     path = bug.package().path
@@ -136,6 +138,7 @@ def test_the_zoo_edits_the_puzzle_s_own_solution(here):
     assert (result.state, result.mistake) == ("wrong", bug.mistake)
 
 
+@pytest.mark.compiler
 def test_the_launches_are_counted(here):
     code, table = call("p90", "--solution", "--profile", "--dims", "3", "40")
     assert code == 0 and "plain: 2 launches" in table and "square_backward" in table
@@ -179,6 +182,7 @@ def finished(folder) -> dict[str, tuple[int, str, str]]:
     return dict(zip(COMMANDS, map(tuple, json.loads(done.stdout)), strict=True))
 
 
+@pytest.mark.compiler
 def test_its_ops_run_through_max(finished):
     code, out, err = finished["backward"]
     assert code == 6, out + err
@@ -187,6 +191,7 @@ def test_its_ops_run_through_max(finished):
     assert "LayerNorm" not in out and "   grad_input: " in out
 
 
+@pytest.mark.compiler
 def test_dims_variants_gate_and_dtype_reach_the_run(finished):
     code, out, err = finished["dims"]
     assert code == 6 and "rows = 4, columns = 8" in out and "1 case: chapter" in out, err
@@ -198,11 +203,13 @@ def test_dims_variants_gate_and_dtype_reach_the_run(finished):
     assert code == 6 and "   grad_input: " in out
 
 
+@pytest.mark.compiler
 def test_a_puzzle_with_one_case_is_repeated_on_it(finished):
     code, out, err = finished["repeat"]
     assert code == 6 and "grad_input: bit-equal in 2 runs" in out, err
 
 
+@pytest.mark.compiler
 def test_json_has_the_puzzle_s_own_names(finished):
     code, out, _ = finished["json"]
     data = json.loads(out)
@@ -212,6 +219,7 @@ def test_json_has_the_puzzle_s_own_names(finished):
     assert set(device["variants"]["plain"]["cases"]["wide"]) == {"output", "kept", "grad_input"}
 
 
+@pytest.mark.compiler
 def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, finished):
     from harness import cli
 

@@ -105,6 +105,7 @@ print(extension.file_name("sm_80"), "outside")
 """
 
 
+@pytest.mark.compiler
 def test_the_extension_module_outside_the_checkout(installed, tmp_path):
     """An installed package makes the module from the same sources, and looks for it under the same name."""
     built = extension.build("sm_80").path
@@ -113,6 +114,7 @@ def test_the_extension_module_outside_the_checkout(installed, tmp_path):
     assert run(installed, script, built, cwd=tmp_path).split() == [built.name, "outside"]
 
 
+@pytest.mark.compiler
 def test_a_training_step_outside_the_checkout(installed, tmp_path):
     script = tmp_path / "step.py"
     script.write_text(TRAINING_STEP)

@@ -315,6 +315,7 @@ def test_sizes_by_name_and_by_number():
 # ---- From end to end ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_end_to_end_on_the_cpu(command_line, tmp_path):
     target = tmp_path / "bench.csv"
@@ -358,6 +359,7 @@ def test_end_to_end_on_the_cpu(command_line, tmp_path):
     assert data["device"] == rows[0]["device"] and "device" not in data["rows"][0]
 
 
+@pytest.mark.compiler
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_waited_calls_are_measured_on_request(command_line, tmp_path):
     """Also of those that go through MAX alone, which stand in no other column."""

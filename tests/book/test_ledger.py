@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.compiler
+
 # The ops' arguments by the letters of the formulas, as the ledger prints them.
 LETTERS = {
     "input": "x", "ln_weight": "gamma", "ln_bias": "beta", "linear_weight": "W", "linear_bias": "bias",

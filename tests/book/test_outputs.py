@@ -19,6 +19,7 @@ def test_every_shown_output_has_a_command_and_none_is_left_over():
     assert {file.stem for file in outputs.FOLDER.iterdir()} == set(outputs.COMMANDS)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("name", sorted(shown_outputs()))
 def test_recorded_output_is_what_the_command_prints(name):
     import outputs

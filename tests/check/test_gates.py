@@ -49,6 +49,7 @@ def few(puzzle):
     return [case for case in puzzle.cases(None) if case.name in ("hard values", "odd sizes")]
 
 
+@pytest.mark.compiler
 def test_the_solution_passes_every_gate_in_every_case(checker, puzzle, solution):
     results = checker.check(solution)
     assert [result.gate for result in results] == list(puzzle.gates)
@@ -70,6 +71,7 @@ def test_every_quantity_of_every_variant_is_judged_by_some_gate(puzzle):
     }
 
 
+@pytest.mark.compiler
 def test_the_solution_passes_in_bfloat16(puzzle, solution):
     results = Checker(puzzle, dtype="bfloat16", seed=3).check(solution, ["db", "dx"], few(puzzle))
     assert states(results) == {"db": "correct", "dx": "correct"}
@@ -82,11 +84,13 @@ def test_an_untouched_problem_is_unsolved_and_nothing_is_run(checker, puzzle, sk
     assert not any(result.comparisons or result.diagnosis for result in results)
 
 
+@pytest.mark.compiler
 def test_one_solved_blank_among_untouched_ones(checker, puzzle, skeleton):
     results = checker.check(skeleton("dx"), FUSED, few(puzzle))
     assert states(results) == {id: "unsolved" for id in FUSED} | {"dx": "correct"}
 
 
+@pytest.mark.compiler
 def test_what_an_untouched_blank_leaves_unwritten_is_not_put_down_to_the_next_one(checker, puzzle, skeleton):
     results = checker.check(skeleton("row_sums"), cases=few(puzzle))
     assert states(results) == {gate.id: "unsolved" for gate in puzzle.gates} | {"row_sums": "correct"}
@@ -94,6 +98,7 @@ def test_what_an_untouched_blank_leaves_unwritten_is_not_put_down_to_the_next_on
     assert states(results) == {"ln": "correct", "row_sums": "unsolved"}
 
 
+@pytest.mark.compiler
 def test_an_endless_loop_ends_and_says_where(checker, puzzle, skeleton):
     endless = (
         "for o in range(O):\n            atomic_add(grad_bias",
@@ -106,6 +111,7 @@ def test_an_endless_loop_ends_and_says_where(checker, puzzle, skeleton):
     assert "layernorm_linear.mojo:" in db.diagnosis[0] or "common.mojo:" in db.diagnosis[0]
 
 
+@pytest.mark.compiler
 def test_a_package_without_markers_is_judged_as_a_whole(checker, puzzle, copied_package):
     path = copied_package.path / copied_package.source
     path.write_text("".join(line for line in path.read_text().splitlines(True) if "# BLANK-" not in line))
@@ -119,6 +125,7 @@ def test_a_package_without_markers_is_judged_as_a_whole(checker, puzzle, copied_
     assert any(line.startswith("grad_ln_bias[0] got ") for line in dgamma.diagnosis)
 
 
+@pytest.mark.compiler
 def test_a_package_that_does_not_compile(checker, copied_package):
     copied_package.replace("atomic_add(grad_ln_bias, h, dln)", "atomic_add(grad_ln_bias, h, no_such_name)")
     with pytest.raises(CompileFailed, match="use of unknown declaration 'no_such_name'"):

@@ -153,6 +153,7 @@ def test_a_damaged_marker_stops_a_run_before_anything_compiles(puzzle, copied_pa
     assert not compiled
 
 
+@pytest.mark.compiler
 def test_a_run_on_the_cpu_judges_everything(puzzle):
     ready = []
     options = Options(puzzle, root="solutions", device="cpu", dims=(2, 3, 5, 7), seed=9, repeat=2)

@@ -58,6 +58,7 @@ def is_zoo_test(item) -> bool:
     return getattr(item, "originalname", "") == "test_a_wrong_kernel_is_rejected_for_the_right_reason"
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checkers, recorded):
     recorded(variant_of(puzzle, kernel), kernel.dtype)
@@ -83,6 +84,7 @@ def test_the_zoo_is_large_and_covers_every_gate(puzzle):
     assert all(len(kernel.story.splitlines()) == 1 for kernel in KERNELS)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("name", END_TO_END)
 def test_a_wrong_kernel_fails_the_command_line(name, puzzle):
     """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""

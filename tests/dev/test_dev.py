@@ -235,6 +235,7 @@ def test_a_new_puzzle_has_every_file(extended):
     )
 
 
+@pytest.mark.compiler
 def test_a_new_puzzle_lists_hints_and_is_unsolved(extended):
     listed = harness(extended, "list", "p77").stdout
     assert "p77  A stand-in: square, forward and backward" in listed and "· dsquare" in listed

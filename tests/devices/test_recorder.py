@@ -13,6 +13,8 @@ from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 from harness.vgpu.driver.kernel_names import fingerprint
 
+pytestmark = pytest.mark.compiler
+
 TOY = roots.CHECKOUT / "tests" / "toys" / "solutions" / "p90"
 DIMS = ((2, 3), (4, 5))
 

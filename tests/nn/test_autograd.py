@@ -36,6 +36,7 @@ make_inputs = functools.partial(layer_checks.make_inputs, deviation=0.02)
 # ---- Right values -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("algorithm", autograd.ALGORITHMS)
 def test_agrees_with_autograd(algorithm):
     inputs = make_inputs()
@@ -47,12 +48,14 @@ def test_agrees_with_autograd(algorithm):
     assert_as_good_as_torch(function, inputs, grad_output)
 
 
+@pytest.mark.compiler
 def test_sixteen_bits_are_as_exact_as_torch():
     inputs = make_inputs(torch.bfloat16)
     grad_output = torch.randn(*ROWS, O, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert_as_good_as_torch(fused_layernorm_linear, inputs, grad_output)
 
 
+@pytest.mark.compiler
 def test_gradcheck():
     """Finite differences in float64, with the absent biases too."""
     inputs = make_inputs(torch.float64, rows=(4,))
@@ -63,6 +66,7 @@ def test_gradcheck():
     )
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("needed", NAMES)
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "all but"])
 def test_gradients_only_where_needed(needed, others):
@@ -72,12 +76,14 @@ def test_gradients_only_where_needed(needed, others):
     assert_only_needed_gradients(inputs)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("grad_output", GRAD_OUTPUTS.values(), ids=GRAD_OUTPUTS.keys())
 def test_grad_output_of_any_strides(grad_output):
     assert not grad_output.is_contiguous()
     assert_as_good_as_torch(fused_layernorm_linear, make_inputs(), grad_output)
 
 
+@pytest.mark.compiler
 def test_inputs_of_any_strides():
     x, ln_weight, ln_bias, linear_weight, linear_bias = make_inputs(requires_grad=False)
     strided = (
@@ -91,6 +97,7 @@ def test_inputs_of_any_strides():
     assert_near(fused_layernorm_linear(*strided), plain_torch(*strided))
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_nan_and_inf_pass_through_as_in_torch(value):
     inputs = make_inputs()
@@ -114,6 +121,7 @@ def test_one_column_has_a_gradient_of_exactly_zero(algorithm):
     assert torch.equal(dx, output_and_gradients(plain_torch, inputs)[1])
 
 
+@pytest.mark.compiler
 def test_statistics_do_not_lose_a_large_mean():
     """Around 1000, E[x^2] - mean^2 in float32 is wrong by several hundredths of a variance of 1."""
     inputs = make_inputs(requires_grad=False)
@@ -143,6 +151,7 @@ def is_normalised(tensor, inputs):
     )
 
 
+@pytest.mark.compiler
 def test_no_normalised_tensor_is_saved():
     inputs = make_inputs()
     assert any(is_normalised(tensor, inputs) for tensor in saved_by(plain_torch, inputs)), (
@@ -158,18 +167,21 @@ def test_no_normalised_tensor_is_saved():
 # ---- Torch's own checks -------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("biases", [True, False], ids=["all", "no biases"])
 def test_opcheck_forward(biases):
     inputs = make_inputs() if biases else [*make_inputs()[:2], None, make_inputs()[3], None]
     torch.library.opcheck(autograd.layernorm_linear, (*inputs, EPS, "unfused"))
 
 
+@pytest.mark.compiler
 def test_opcheck_forward_strided():
     inputs = make_inputs(requires_grad=False)
     inputs[0] = inputs[0].transpose(0, 1).requires_grad_()
     torch.library.opcheck(autograd.layernorm_linear, (*inputs, EPS, "unfused"))
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("wanted", range(4))
 def test_opcheck_backward(wanted):
     x, ln_weight, ln_bias, linear_weight, linear_bias = make_inputs(requires_grad=False)
@@ -181,6 +193,7 @@ def test_opcheck_backward(wanted):
     torch.library.opcheck(autograd.layernorm_linear_backward, arguments)
 
 
+@pytest.mark.compiler
 def test_statistics_are_float32_and_not_differentiable():
     inputs = make_inputs(torch.bfloat16)
     output, statistics = autograd.layernorm_linear(*inputs, EPS, "unfused")
@@ -295,6 +308,7 @@ def test_a_gpu_that_max_does_not_see():
         autograd.max_device(torch.device("cuda", 99))
 
 
+@pytest.mark.compiler
 def test_double_backward_is_refused():
     inputs = make_inputs()
     (dx,) = torch.autograd.grad(fused_layernorm_linear(*inputs).square().sum(), inputs[:1], create_graph=True)
@@ -304,6 +318,7 @@ def test_double_backward_is_refused():
         dx.sum().backward()
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("algorithm", autograd.ALGORITHMS)
 @pytest.mark.parametrize("name", NAMES)
 def test_forward_mode_is_refused(name, algorithm):
@@ -361,6 +376,7 @@ def test_several_threads_compile_once(monkeypatch):
     assert not raised and len(compiled) == 1 and len(found) == 8 and len(set(map(id, found))) == 1
 
 
+@pytest.mark.compiler
 def test_several_threads_compute_at_once():
     def work(seed):
         for repeat in range(10):

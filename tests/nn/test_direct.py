@@ -662,6 +662,7 @@ def test_sizes_beyond_32_bits(module):
 # ---- The registered operators over the module ---------------------------------------------------------------
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("wanted", range(4))
 def test_opcheck(module, wanted):
     inputs = make_inputs()

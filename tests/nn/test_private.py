@@ -37,6 +37,7 @@ print("the same gradients")
 """
 
 
+@pytest.mark.compiler
 def test_the_layer_without_private_names_of_torch():
     done = subprocess.run([sys.executable, "-c", WITHOUT_PRIVATE_NAMES], capture_output=True, text=True)
     assert done.stdout == "the same gradients\n", done.stderr

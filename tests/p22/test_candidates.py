@@ -64,6 +64,7 @@ def test_the_floor_is_one_two_or_three_products():
         assert not any(tensor.requires_grad for tensor in found)
 
 
+@pytest.mark.compiler
 def test_a_compiled_backward_pass_can_be_run_again_and_again():
     """A compiled backward pass may write over what forward kept; the one that is timed alone must not."""
     problem = candidates.make_problem(Sizes(32, 16, 24), torch.float32, CPU)
@@ -89,6 +90,7 @@ def test_gpu_peers_are_skipped_on_a_cpu(name):
         BY_NAME[name].build(problem)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "name", ["compile", "compile budget 0.5", "fused through MAX", "unfused through MAX"]
 )
@@ -107,6 +109,7 @@ def test_candidates_return_what_autograd_returns(name):
                     )
 
 
+@pytest.mark.compiler
 def test_what_goes_through_max_computes_anew_at_every_call():
     problem = candidates.make_problem(TINY, torch.float32, CPU)
     for direction in ("forward", "backward", "both"):
@@ -118,6 +121,7 @@ def test_what_goes_through_max_computes_anew_at_every_call():
             assert torch.allclose(tensor, expected)
 
 
+@pytest.mark.compiler
 def test_a_compile_budget_keeps_less_and_is_set_back():
     """Half of what eager keeps: x and two numbers a row, the LayerNorm output recomputed."""
     sizes = Sizes(64, 32, 48)

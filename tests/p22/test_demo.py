@@ -44,6 +44,7 @@ def plain_console():
     return Console(file=io.StringIO(), width=200, highlight=False, emoji=False)
 
 
+@pytest.mark.compiler
 def test_demo_trains_both_models_alike(chapters):
     console = plain_console()
     assert demo.run(console, ["--steps", "6"], chapters) == 0
@@ -53,6 +54,7 @@ def test_demo_trains_both_models_alike(chapters):
     assert "the curves agree" in text and "\x1b" not in text
 
 
+@pytest.mark.compiler
 def test_losses_fall_and_agree_step_by_step(chapters):
     """Independent of the report."""
     options = small(steps=8)
@@ -84,6 +86,7 @@ def test_the_model_is_causal():
     )
 
 
+@pytest.mark.compiler
 def test_a_wrong_gradient_is_found(chapters, monkeypatch):
     """A pair whose gradient is the right one halved and negated: the curves part, and the exit code says so."""
 
@@ -98,6 +101,7 @@ def test_a_wrong_gradient_is_found(chapters, monkeypatch):
     assert "the curves part: a gradient is wrong" in console.file.getvalue()
 
 
+@pytest.mark.compiler
 def test_demo_stops_at_the_time_limit(chapters):
     console = plain_console()
     assert demo.demonstrate(console, small(steps=1000, seconds=0.0), None, chapters) == 0
@@ -135,6 +139,7 @@ def test_a_loss_of_nan_is_wrong():
     assert not demo.verdict_by_tail(trainees, small(), 0.0)[1]
 
 
+@pytest.mark.compiler
 def test_demo_simple(capsys):
     assert cli.main(["p22", "--demo-simple"]) == 0
     text = capsys.readouterr().out
@@ -209,6 +214,7 @@ def test_batches_are_excerpts_and_their_next_bytes(chapters):
     assert torch.equal(given, again)
 
 
+@pytest.mark.compiler
 def test_curves_agree_and_the_csv_holds_every_step(chapters, tmp_path):
     target = tmp_path / "steps.csv"
     code, out = demonstrate(chapters, "--steps", 30, "--csv", target)
@@ -222,6 +228,7 @@ def test_curves_agree_and_the_csv_holds_every_step(chapters, tmp_path):
     assert all(float(row["step_us"]) > 0 and row["precision"] == "float32" for row in rows)
 
 
+@pytest.mark.compiler
 def test_a_wrong_gradient_is_found_by_the_control(chapters, monkeypatch):
     """A layer that is right forward and whose gradient has the wrong sign."""
 
@@ -269,6 +276,7 @@ def test_the_command_line_hands_the_rest_to_the_demonstration(command_line):
     assert command_line("p22", "--demo", "gpt3").code == 2
 
 
+@pytest.mark.compiler
 def test_an_interrupt_keeps_the_steps(chapters, tmp_path, monkeypatch):
     target = tmp_path / "steps.csv"
     original = training.one_step

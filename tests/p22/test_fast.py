@@ -51,6 +51,7 @@ def replayed(recording, case: Case, dtype: str, blocks: str = "natural"):
     return player.run("fast", case, reference.inputs(case)), player.gpu, reference
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("case", [*PUZZLE.cases(None), *extra()], ids=lambda case: case.name)
 def test_right_on_the_virtual_gpu_without_a_finding(recording, case, dtype):
@@ -61,6 +62,7 @@ def test_right_on_the_virtual_gpu_without_a_finding(recording, case, dtype):
     assert not gpu.findings, gpu.findings[0].text()
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("case", [TWO_WARPS, SEVERAL_TURNS], ids=lambda case: case.name)
 def test_the_same_bits_in_whatever_order_the_blocks_run(recording, case):
     natural, gpu, _ = replayed(recording, case, "float32")
@@ -75,6 +77,7 @@ def test_one_column_has_a_gradient_of_exactly_zero(recording):
     assert not outputs["grad_input"].any()
 
 
+@pytest.mark.compiler
 def test_every_kernel_of_the_rows_is_reached(recording):
     """That the sizes above choose what they are meant to choose."""
     launched = recording("bfloat16")
@@ -90,11 +93,13 @@ def test_every_kernel_of_the_rows_is_reached(recording):
     assert len(symbols) == 4, "one and two vectors a thread backward, small and large blocks forward"
 
 
+@pytest.mark.compiler
 def test_nothing_is_added_with_atomics(recording):
     for ptx in recording("bfloat16").ptx.values():
         assert not re.search(r"\b(atom|red)\.", ptx)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_ledger_is_what_the_launches_ask_for(recording, dtype):
     for case in (*PUZZLE.cases(None), *extra()):
@@ -127,6 +132,7 @@ def launches(request):
     return [line.split() for line in done.stdout.splitlines() if line.startswith("launch ")], request.param
 
 
+@pytest.mark.compiler
 def test_every_kernel_compiles_and_every_grid_is_within_what_all_targets_allow(launches):
     lines, target = launches
     assert {line[1] for line in lines} == {"float32", "tf32", "bfloat16", "float16", "float64"} - (
@@ -139,6 +145,7 @@ def test_every_kernel_compiles_and_every_grid_is_within_what_all_targets_allow(l
         assert 0 <= shared <= shared_limit and code > 500, line
 
 
+@pytest.mark.compiler
 def test_unaligned_and_long_rows_take_the_kernels_for_any_row(launches):
     lines, _ = launches
     names = {}
@@ -151,6 +158,7 @@ def test_unaligned_and_long_rows_take_the_kernels_for_any_row(launches):
             assert not {"layernorm_rows", "ln_backward_rows"} & names[kind, *sizes], (kind, sizes)
 
 
+@pytest.mark.compiler
 def test_no_rows_leave_only_the_launches_that_write_zeros(launches):
     lines, _ = launches
     assert {line[6] for line in lines if line[2] == "0"} == {
@@ -163,6 +171,7 @@ def test_no_rows_leave_only_the_launches_that_write_zeros(launches):
 # ---- The command line ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_fast_runs_only_when_it_is_asked_for(puzzle, command_line):
     assert puzzle.default_variants == ("fused", "unfused")
     assert puzzle.compiled_with(("fused",)) == ("fused", "unfused"), "one graph serves every default run"
@@ -172,6 +181,7 @@ def test_fast_runs_only_when_it_is_asked_for(puzzle, command_line):
     assert "--fast" in shown and "default: fused and unfused" in shown
 
 
+@pytest.mark.compiler
 def test_the_command_line_judges_the_fast_variant(command_line):
     finished = command_line("p22", "--solution", "--backward", "--fast", "--device", "cpu")
     assert finished.code == 6 and finished.err == ""

@@ -14,6 +14,8 @@ from harness.devices.recorder import LAUNCHER, RecordedLaunch, RecordedTensor, p
 from harness.toolchain import roots
 from harness.vgpu.machine import VirtualGPU
 
+pytestmark = pytest.mark.compiler
+
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("float32", "tf32", "bfloat16", "float16")
 FORMS = ("nt", "nn", "tn")

@@ -29,6 +29,8 @@ from harness.spec.puzzle import Case
 from harness.toolchain.cache import cache_folder, digest
 from harness.toolchain.packages import OpPackage
 
+pytestmark = pytest.mark.compiler
+
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 

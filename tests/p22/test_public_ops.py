@@ -13,6 +13,8 @@ from max.experimental.torch import CustomOpLibrary
 
 from harness.toolchain.roots import CHECKOUT
 
+pytestmark = pytest.mark.compiler
+
 B, S, H, O = 4, 4, 8, 16
 SIZES = {"batch_size": B, "seq_len": S, "hidden_dim": H, "output_dim": O}
 

@@ -2,6 +2,7 @@
 
 import runpy
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -10,6 +11,7 @@ from harness.toolchain.roots import CHECKOUT
 EXAMPLE = CHECKOUT / "book" / "examples" / "usage.py"
 
 
+@pytest.mark.compiler
 def test_usage_example(monkeypatch, capsys):
     monkeypatch.chdir(CHECKOUT)
     names = runpy.run_path(str(EXAMPLE))

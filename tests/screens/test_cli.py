@@ -93,6 +93,7 @@ def missing_lines(wanted: list[str], printed: list[str]) -> list[str]:
 # ---- A whole run --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_the_published_lines_in_order(full_run):
     finished, data = full_run
     kinds = [device["device"] for device in data["devices"]]
@@ -104,6 +105,7 @@ def test_the_published_lines_in_order(full_run):
     assert not missing_lines(wanted, finished.stdout.splitlines())
 
 
+@pytest.mark.compiler
 def test_without_a_gpu_the_cpu_lines_stand(command_line):
     finished = command_line(*ON_CPU)
     wanted = [line for line in PUBLISHED.splitlines() if not any(part in line for part in CPU_ONLY)]
@@ -123,6 +125,7 @@ def test_the_order_of_lines_is_checked_at_all():
     assert missing_lines(["   x: N ✅"], ["   x: 1e-08 ✅"]), "so does the format of numbers"
 
 
+@pytest.mark.compiler
 def test_piped_output_is_plain_and_unwrapped(full_run):
     finished, _ = full_run
     assert "\x1b" not in finished.stdout and "\r" not in finished.stdout
@@ -133,6 +136,7 @@ def test_piped_output_is_plain_and_unwrapped(full_run):
     assert all(line == line.rstrip() for line in finished.stdout.splitlines())
 
 
+@pytest.mark.compiler
 def test_unfused_sections_follow_and_name_themselves(full_run):
     lines = full_run[0].stdout.splitlines()
     first = lines.index("Testing CPU Backward Implementation - Backward Pass (unfused)")
@@ -141,10 +145,12 @@ def test_unfused_sections_follow_and_name_themselves(full_run):
     assert "   - CPU Backward (unfused):  ✅ CORRECT" in lines
 
 
+@pytest.mark.compiler
 def test_a_run_says_which_files_it_ran(full_run, solution):
     assert f"   ran solutions/p22/op (hash {solution.digest[:8]}), float32, seed 0" in full_run[0].stdout
 
 
+@pytest.mark.compiler
 def test_a_second_run_says_cached(full_run, command_line):
     finished = command_line(*ON_CPU)
     assert any(re.fullmatch(r"   on CPU: .*, graph cached", line) for line in finished.lines)
@@ -154,6 +160,7 @@ def test_a_second_run_says_cached(full_run, command_line):
 # ---- JSON ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_json_to_a_file(full_run):
     finished, data = full_run
     assert data["exit_code"] == finished.returncode
@@ -167,6 +174,7 @@ def test_json_to_a_file(full_run):
                 assert all(seen["ok"] and seen["error"] <= seen["limit"] for seen in quantities.values())
 
 
+@pytest.mark.compiler
 def test_json_to_standard_output_is_nothing_but_json(command_line):
     finished = command_line(*ON_CPU, "--fused", "--json", "-")
     data = json.loads(finished.out)
@@ -208,6 +216,7 @@ def test_2_a_target_that_cannot_be_written_is_found_before_anything_runs(
 # ---- What a run can be told ---------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_repeat_on_the_cpu_is_bit_equal(command_line):
     finished = command_line(*ON_CPU, "--repeat", "5")
     assert finished.code == 6
@@ -216,6 +225,7 @@ def test_repeat_on_the_cpu_is_bit_equal(command_line):
         assert finished.lines.count(line) == 2
 
 
+@pytest.mark.compiler
 def test_dims_seed_and_dtype_reach_the_run(command_line):
     arguments = ("--dims", "2", "3", "5", "7", "--seed", "4", "--dtype", "bfloat16")
     finished = command_line(*ON_CPU, *arguments)
@@ -224,6 +234,7 @@ def test_dims_seed_and_dtype_reach_the_run(command_line):
     assert finished.code == 6
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("name", ["fused", "unfused"])
 def test_a_variant_flag_filters(command_line, name):
     finished = command_line(*ON_CPU, f"--{name}")
@@ -231,6 +242,7 @@ def test_a_variant_flag_filters(command_line, name):
     assert sum("Testing CPU Backward Implementation" in line for line in finished.lines) == 1
 
 
+@pytest.mark.compiler
 def test_a_gate_compares_its_own_quantities(command_line):
     finished = command_line(*ON_CPU, "--gate", "dW", "--json", "-")
     (device,) = json.loads(finished.out)["devices"]
@@ -251,6 +263,7 @@ def test_a_large_run_leaves_devices_out_and_says_why(command_line, monkeypatch):
     assert finished.code == 6
 
 
+@pytest.mark.compiler
 def test_the_forward_check_prints_times_and_no_ratio_without_a_gpu(command_line):
     finished = command_line("p22", "--fused", "--solution", "--device", "cpu")
     assert "FORWARD PASS Test Completed!" in finished.lines
@@ -271,6 +284,7 @@ def test_a_terminal_gets_its_own_width_and_colour():
 # ---- Exit codes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_1_a_wrong_gradient_is_shown_with_its_case(command_line, monkeypatch):
     honest = tensors.execute
 
@@ -292,6 +306,7 @@ def test_1_a_wrong_gradient_is_shown_with_its_case(command_line, monkeypatch):
     )
 
 
+@pytest.mark.compiler
 def test_1_nan_is_reported_as_such_and_not_as_a_wrong_gradient(command_line, monkeypatch):
     honest = tensors.execute
 
@@ -307,6 +322,7 @@ def test_1_nan_is_reported_as_such_and_not_as_a_wrong_gradient(command_line, mon
     assert "one at [0, 0, 0]: not a wrong gradient but a value that is none" in finished.out
 
 
+@pytest.mark.compiler
 def test_1_an_unwritten_element_is_reported_as_such(command_line, monkeypatch):
     honest = tensors.execute
 
@@ -396,6 +412,7 @@ def test_help_lists_the_exit_codes(command_line):
             assert words in " ".join(finished.out.split())
 
 
+@pytest.mark.compiler
 def test_4_a_broken_mojo_file_is_shown_by_file_and_line(command_line, copied_package):
     line = copied_package.replace(
         "dx[row, h] = (rstd[unsafe_offset=row] * (g - c2", "dx[row, h] = (rstdd[unsafe_offset=row] * (g - c2"
@@ -410,6 +427,7 @@ def test_4_a_broken_mojo_file_is_shown_by_file_and_line(command_line, copied_pac
     assert whole.code == 4 and whole.err.startswith(short.err) and len(whole.err) > len(short.err)
 
 
+@pytest.mark.compiler
 def test_4_an_op_that_the_package_lacks_is_named(command_line, copied_package):
     copied_package.replace("    LayerNormLinearRowSums,\n", "", file="__init__.mojo")
     copied_package.replace('@extensibility.register("layernorm_linear_row_sums")', "")
@@ -427,6 +445,7 @@ def test_5_a_cache_folder_that_cannot_be_written(command_line, monkeypatch, tmp_
     assert "set WORKBOOK_CACHE to a folder you can write" in finished.err and finished.err.count("\n") == 1
 
 
+@pytest.mark.compiler
 def test_130_an_interrupt_during_a_compile_is_clean(tmp_path):
     environment = {**os.environ, "WORKBOOK_CACHE": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "harness", *ON_CPU]
@@ -455,6 +474,7 @@ def skeleton_package(solution, tmp_path_factory):
     return folder
 
 
+@pytest.mark.compiler
 def test_3_untouched_problems_compile_and_say_what_is_unsolved(skeleton_package):
     finished = harness("p22", "--backward", "--ops", skeleton_package)
     assert finished.returncode == 3, finished.stdout + finished.stderr
@@ -471,6 +491,7 @@ def test_3_untouched_problems_compile_and_say_what_is_unsolved(skeleton_package)
         assert "   - Virtual GPU Backward:  ⏳ UNSOLVED" in lines
 
 
+@pytest.mark.compiler
 def test_problems_with_the_solution_s_blanks_pasted_in_pass(solution, full_run, tmp_path):
     """What a learner who solves everything has, whatever stands in the blanks now.
 

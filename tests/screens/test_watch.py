@@ -239,6 +239,7 @@ def test_leaving_gives_the_terminal_back(watch, key, code):
     assert watch.ended() == code
 
 
+@pytest.mark.compiler
 def test_a_kernel_is_watched_too_and_keys_answer_while_it_compiles(tmp_path):
     session = Session(tmp_path, "watch", "p22", "--gate", "db")
     session.start()

@@ -124,6 +124,7 @@ def compiled_graphs(monkeypatch, solution, request) -> Kind:
 KINDS = [recordings, op_packages, wrong_kernels, vgpu_driver, extension_modules, compiled_graphs]
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_cached_file_that_is_cut_is_made_anew_without_a_word(
     kind, monkeypatch, tmp_path, request, solution, capfd

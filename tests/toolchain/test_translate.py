@@ -192,6 +192,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_compilers_message_comes_first_and_then_what_it_means(name, tmp_path):
     code, message, meaning = MISTAKES[name]
@@ -210,6 +211,7 @@ def test_the_compilers_message_comes_first_and_then_what_it_means(name, tmp_path
     assert lines[arrow].endswith((".", "type."))
 
 
+@pytest.mark.compiler
 def test_an_instantiation_names_the_learners_line(tmp_path):
     program = tmp_path / "program.mojo"
     program.write_text(MISTAKES["negative index"][0])

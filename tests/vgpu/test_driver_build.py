@@ -65,6 +65,7 @@ def test_operations_are_the_same_in_mojo_and_python():
     assert in_mojo == {op.name: op.value for op in Op}
 
 
+@pytest.mark.compiler
 def test_libraries_build_without_a_c_compiler(tmp_path):
     path = tools(tmp_path / "bin", "sh", "cp")
     done = run_python(BUILD, PATH=path, WORKBOOK_CACHE=str(tmp_path / "cache"))
@@ -81,6 +82,7 @@ def test_libraries_build_without_a_c_compiler(tmp_path):
     assert json.loads(used.stdout) == {"missing": [], "code": driver_not_loaded}, used.stderr
 
 
+@pytest.mark.compiler
 def test_two_builds_at_once_share_one_result(tmp_path):
     env = {**os.environ, "WORKBOOK_CACHE": str(tmp_path)}
     both = [
@@ -92,6 +94,7 @@ def test_two_builds_at_once_share_one_result(tmp_path):
     assert len(folders) == 1 and only_entry(Path(folders.pop()))
 
 
+@pytest.mark.compiler
 def test_second_build_takes_what_the_first_left(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
     first = build.build()
@@ -99,6 +102,7 @@ def test_second_build_takes_what_the_first_left(tmp_path, monkeypatch):
     assert build.build() == first
 
 
+@pytest.mark.compiler
 def test_library_that_does_not_compile(tmp_path, monkeypatch):
     (tmp_path / "broken.mojo").write_text("def f() -> Int:\n    return nothing\n")
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))

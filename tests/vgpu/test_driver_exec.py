@@ -98,12 +98,14 @@ def integers(n: int) -> np.ndarray:
 # ---- the programs against NumPy ------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_vector_add(suite):
     i = np.arange(1000)
     expected = (i * 37 % 101) / 8 + (i * 53 % 97) / 16  # exact in float32
     np.testing.assert_array_equal(numbers(run_suite(suite, "vector_add"), np.float32), exact(expected))
 
 
+@pytest.mark.compiler
 def test_shared_memory_reduction(suite):
     x = np.zeros(1024)
     x[:1000] = eighths(1000)
@@ -112,6 +114,7 @@ def test_shared_memory_reduction(suite):
     np.testing.assert_array_equal(numbers(run_suite(suite, "block_sum"), np.float32), expected)
 
 
+@pytest.mark.compiler
 def test_warp_reduction(suite):
     x = np.zeros(512, dtype=np.int64)
     x[:500] = integers(500)
@@ -119,6 +122,7 @@ def test_warp_reduction(suite):
     np.testing.assert_array_equal(numbers(run_suite(suite, "warp_sum"), np.int64), [*sums, x.sum()])
 
 
+@pytest.mark.compiler
 def test_tiled_matmul(suite):
     a = eighths(40 * 36).reshape(40, 36).astype(np.float64)
     b = ((np.arange(36 * 28) * 53 % 97 - 48) / 16).reshape(36, 28)
@@ -126,10 +130,12 @@ def test_tiled_matmul(suite):
     np.testing.assert_array_equal(numbers(run_suite(suite, "tiled_matmul"), np.float32), exact(a @ b))
 
 
+@pytest.mark.compiler
 def test_prefix_sum(suite):
     np.testing.assert_array_equal(numbers(run_suite(suite, "prefix_sum"), np.int64), np.cumsum(integers(700)))
 
 
+@pytest.mark.compiler
 def test_histogram(suite):
     values = np.arange(3000) ** 2 % 1009 % 20
     np.testing.assert_array_equal(
@@ -137,6 +143,7 @@ def test_histogram(suite):
     )
 
 
+@pytest.mark.compiler
 def test_softmax(suite):
     x = eighths(500).reshape(5, 100).astype(np.float64)
     e = np.exp(x - x.max(axis=1, keepdims=True))
@@ -146,12 +153,14 @@ def test_softmax(suite):
     np.testing.assert_allclose(got, expected, rtol=16 * np.finfo(np.float32).eps)
 
 
+@pytest.mark.compiler
 def test_async_copy(suite):
     x = (np.arange(512) * 37 % 101) / 8
     expected = x.reshape(4, 128)[:, ::-1].ravel()
     np.testing.assert_array_equal(numbers(run_suite(suite, "async_copy"), np.float32), exact(expected))
 
 
+@pytest.mark.compiler
 def test_tensor_cores(suite):
     expected = []
     for k in (16, 8):
@@ -161,6 +170,7 @@ def test_tensor_cores(suite):
     np.testing.assert_array_equal(numbers(run_suite(suite, "tensor_core"), np.float32), exact(expected))
 
 
+@pytest.mark.compiler
 def test_print_from_a_kernel(suite):
     done = run_suite(suite, "kernel_print")
     assert done.returncode == 0, done.stderr
@@ -168,6 +178,7 @@ def test_print_from_a_kernel(suite):
     assert sorted(done.stdout.split("\n")) == sorted([*expected, ""])
 
 
+@pytest.mark.compiler
 def test_mojo_run_needs_no_preparation():
     """The program is compiled and run by one command; nothing was built for the virtual GPU beforehand."""
     before = leftovers()
@@ -179,6 +190,7 @@ def test_mojo_run_needs_no_preparation():
     assert leftovers() <= before
 
 
+@pytest.mark.compiler
 def test_python_program_with_max():
     code = (
         "import numpy as np; from max.driver import CPU, Accelerator, Buffer\n"
@@ -189,12 +201,14 @@ def test_python_program_with_max():
     assert done.stdout == "sm_90a [0. 1. 2. 3. 4.]\n", done.stderr
 
 
+@pytest.mark.compiler
 def test_fills_of_host_buffers(suite):
     """With unified addressing a pinned host buffer is a target of fills, as in most programs of GPU courses."""
     expected = np.append(np.arange(70) + 0.5, [-3, 200])
     np.testing.assert_array_equal(numbers(run_suite(suite, "host_fill"), np.float64), expected)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("order", ["reversed", "shuffled:3"])
 def test_block_order_does_not_matter_to_a_right_program(suite, order):
     counts = np.bincount(np.arange(3000) ** 2 % 1009 % 20, minlength=20)
@@ -202,6 +216,7 @@ def test_block_order_does_not_matter_to_a_right_program(suite, order):
     np.testing.assert_array_equal(numbers(done, np.int64), counts)
 
 
+@pytest.mark.compiler
 def test_more_shared_memory_on_request(suite):
     np.testing.assert_array_equal(
         numbers(run_suite(suite, "shared_on_request"), np.float64), np.arange(32) * 2
@@ -237,6 +252,7 @@ def test_real_gpu_gives_the_same_elements(suite_on_gpu, name):
 # ---- findings, errors of the device --------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 def test_access_past_the_end_is_an_error_of_a_program_that_ends_well(suite):
     done = run_suite(suite, "out_of_bounds")
     assert done.returncode == 1
@@ -245,6 +261,7 @@ def test_access_past_the_end_is_an_error_of_a_program_that_ends_well(suite):
     assert "1 launch, 2 errors" in done.stderr  # the load and the store
 
 
+@pytest.mark.compiler
 def test_race_between_blocks(suite):
     done = run_suite(suite, "race")
     assert done.returncode == 1
@@ -252,6 +269,7 @@ def test_race_between_blocks(suite):
     assert re.search(r"faults\.mojo:\d+", done.stderr)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("name", "code_name"),
     [
@@ -268,11 +286,13 @@ def test_limits_give_the_errors_of_a_real_driver(suite, name, code_name):
     assert f"CUDA call failed: {code_name}" in done.stderr + done.stdout  # what the program saw
 
 
+@pytest.mark.compiler
 def test_a_program_may_handle_an_error(suite):
     done = run_suite(suite, "out_of_memory_handled")
     assert (done.returncode, done.stdout) == (0, "too much\n")
 
 
+@pytest.mark.compiler
 def test_program_without_gpu_use(suite):
     done = run_suite(suite, "no_gpu")
     assert (done.returncode, done.stdout) == (0, "no kernel here\n")
@@ -296,6 +316,7 @@ def api(request) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.compiler
 def test_fills_and_copies(api):
     expected = np.full(64, 7, np.uint8)
     expected[8:16] = [4, 3, 2, 1] * 2
@@ -306,6 +327,7 @@ def test_fills_and_copies(api):
     assert api["memory"]["used"] == 128
 
 
+@pytest.mark.compiler
 def test_fills_and_copies_of_pinned_host_memory(api):
     """Every fill and copy takes pinned host memory for device memory; a freed or too short range is refused."""
     host = api["pinned"]
@@ -323,6 +345,7 @@ def test_fills_and_copies_of_pinned_host_memory(api):
     assert {host[name] for name in refused} == {"CUDA_ERROR_INVALID_VALUE"}
 
 
+@pytest.mark.compiler
 def test_memory_errors(api):
     errors = {name: code for name, code in api["memory"].items() if isinstance(code, str)}
     assert errors.pop("too large") == "CUDA_ERROR_OUT_OF_MEMORY"
@@ -331,6 +354,7 @@ def test_memory_errors(api):
     assert len(errors) == 7
 
 
+@pytest.mark.compiler
 def test_three_ways_to_launch(api):
     launches = api["launches"]
     assert launches["launch"] == "CUDA_SUCCESS"
@@ -340,6 +364,7 @@ def test_three_ways_to_launch(api):
     assert launches["parameters"] == [[0, 8], [8, 8], [16, 4], [20, 4]]
 
 
+@pytest.mark.compiler
 def test_launches_that_a_driver_refuses(api):
     launches = api["launches"]
     refused = ("fifth parameter", "empty grid", "grid y", "block", "block z", "no arguments")
@@ -348,10 +373,12 @@ def test_launches_that_a_driver_refuses(api):
     assert {launches[name] for name in ("attribute", "shared with attribute")} == {"CUDA_SUCCESS"}
 
 
+@pytest.mark.compiler
 def test_threads_do_not_get_in_each_others_way(api):
     assert api["threads"] == 8 * 25
 
 
+@pytest.mark.compiler
 def test_modules_that_a_driver_refuses(api):
     modules = api["modules"]
     code, log = modules["machine code"]
@@ -377,18 +404,21 @@ def leftovers() -> set[str]:
     return {name for name in files if "mojo" in name or "vgpu" in name} | sockets
 
 
+@pytest.mark.compiler
 def test_exit_code_and_output_of_the_program_are_kept():
     done = vgpu("--", "sh", "-c", "echo out; echo err >&2; exit 7")
     assert (done.returncode, done.stdout) == (7, "out\n")
     assert done.stderr.startswith("err\n")
 
 
+@pytest.mark.compiler
 def test_program_that_crashes():
     before = leftovers()
     assert vgpu("--", "sh", "-c", "kill -SEGV $$").returncode == 128 + signal.SIGSEGV
     assert leftovers() <= before
 
 
+@pytest.mark.compiler
 def test_program_that_is_killed_while_its_kernel_spins(suite):
     before = leftovers()
     # The shell is the program; it kills the Mojo process that waits for a kernel without end.
@@ -397,6 +427,7 @@ def test_program_that_is_killed_while_its_kernel_spins(suite):
     assert leftovers() <= before
 
 
+@pytest.mark.compiler
 def test_time_limit_ends_the_program_and_its_children():
     before = leftovers()
     done = vgpu("--timeout", "1", "--", "sh", "-c", "sleep 987 & echo $!; exec sleep 987")
@@ -406,11 +437,13 @@ def test_time_limit_ends_the_program_and_its_children():
     assert leftovers() <= before
 
 
+@pytest.mark.compiler
 def test_time_limit_during_a_launch(suite):
     done = run_suite(suite, "endless", "--timeout", "2")
     assert done.returncode == server.TIMED_OUT
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("send", "number", "code"),
     [
@@ -440,6 +473,7 @@ def test_signal_ends_everything(suite, send, number, code):
     assert leftovers() <= before
 
 
+@pytest.mark.compiler
 def test_forked_child_does_not_share_the_device():
     code = (
         "import ctypes, os\n"
@@ -454,6 +488,7 @@ def test_forked_child_does_not_share_the_device():
     assert vgpu("--", sys.executable, "-c", code).stdout == f"{not_initialized} 0\n"
 
 
+@pytest.mark.compiler
 def test_executor_that_dies(tmp_path):
     """A program whose executor is gone gets an error and a sentence, and does not hang."""
     code = (
@@ -475,6 +510,7 @@ def test_executor_that_dies(tmp_path):
     assert "lost the connection to the executor process" in done.stderr
 
 
+@pytest.mark.compiler
 def test_program_started_after_the_executor_ended():
     code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     env = {
@@ -487,6 +523,7 @@ def test_program_started_after_the_executor_ended():
     assert "the executor process does not answer" in done.stderr
 
 
+@pytest.mark.compiler
 def test_two_programs_at_once(suite):
     both = [
         subprocess.Popen(
@@ -502,6 +539,7 @@ def test_two_programs_at_once(suite):
 # ---- the command line ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -565,6 +603,7 @@ def test_exit_code_says_whether_something_is_wrong(program, outcome, code, capsy
     assert f"1 launch, {errors} error" in capsys.readouterr().err
 
 
+@pytest.mark.compiler
 def test_unsupported_instruction_is_exit_code_5_even_if_the_program_goes_on(tmp_path):
     """wgmma is not simulated."""
     script = tmp_path / "program.py"
@@ -582,6 +621,7 @@ def test_unsupported_instruction_is_exit_code_5_even_if_the_program_goes_on(tmp_
     assert "wgmma.fence" in done.stderr
 
 
+@pytest.mark.compiler
 def test_info_names_the_device(capsys):
     assert cli.main(["info", "--arch", "sm_80"]) == 0
     lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -591,6 +631,7 @@ def test_info_names_the_device(capsys):
     assert "166912" in lines["shared memory"]
 
 
+@pytest.mark.compiler
 def test_strangers_are_turned_away(monkeypatch):
     """A process of another user may name the socket; it is not served."""
     executor = server.Executor(lambda: pytest.fail("a device was made"), build.build())

@@ -35,6 +35,7 @@ def ones(bench, name, n=1000):
     return bench.place(name, np.ones(n, F4))
 
 
+@pytest.mark.compiler
 def test_out_of_bounds(ptx):
     bench = Bench()
     a, b, o = ones(bench, "a"), ones(bench, "b"), bench.empty("o", 1000)
@@ -48,6 +49,7 @@ def test_out_of_bounds(ptx):
     np.testing.assert_array_equal(bench.get(o), np.full(1000, 2))
 
 
+@pytest.mark.compiler
 def test_null_pointer(ptx):
     bench = Bench()
     a, o = ones(bench, "a"), bench.empty("o", 1000)
@@ -56,6 +58,7 @@ def test_null_pointer(ptx):
     assert f.count == 1000 and "null pointer" in f.text()
 
 
+@pytest.mark.compiler
 def test_misaligned(ptx):
     bench = Bench()
     a, b, o = ones(bench, "a"), ones(bench, "b"), bench.place("o", np.zeros(1000, F4))
@@ -64,6 +67,7 @@ def test_misaligned(ptx):
     assert f.tensor == "b" and "not 4-byte aligned" in f.text()
 
 
+@pytest.mark.compiler
 def test_freed_memory(ptx):
     bench = Bench()
     a, b, o = ones(bench, "a"), ones(bench, "b"), bench.empty("o", 1000)
@@ -73,6 +77,7 @@ def test_freed_memory(ptx):
     assert f.count == 256
 
 
+@pytest.mark.compiler
 def test_exact_tensors_inside_one_allocation(ptx):
     """MAX packs several tensors in one allocation: labelled, an overrun of one into the gap behind it is seen."""
     bench = Bench()
@@ -88,6 +93,7 @@ def test_exact_tensors_inside_one_allocation(ptx):
     assert all(f.index == (100,) or f.index == 100 for f in bench.errors())
 
 
+@pytest.mark.compiler
 def test_never_written_input(ptx):
     bench = Bench()
     a, b, o = ones(bench, "a"), bench.empty("b", 1000), bench.empty("o", 1000)
@@ -96,6 +102,7 @@ def test_never_written_input(ptx):
     assert (f.tensor, f.index, f.count) == ("b", (0,), 1000) and at(f, "b[unsafe_offset=i]", 0)
 
 
+@pytest.mark.compiler
 def test_output_element_never_written(ptx):
     bench = Bench()
     a, o = ones(bench, "a"), bench.empty("o", 1000)
@@ -106,6 +113,7 @@ def test_output_element_never_written(ptx):
     assert f.index == (999,) and f.tensor == "o"
 
 
+@pytest.mark.compiler
 def test_unwritten_shared_memory(ptx):
     bench = Bench()
     a, o = ones(bench, "a", 64), bench.empty("o", 64)
@@ -115,6 +123,7 @@ def test_unwritten_shared_memory(ptx):
     assert at(f, "o[unsafe_offset=thread_idx.x] = rebind[Float32](s[thread_idx.x])", 1)
 
 
+@pytest.mark.compiler
 def test_async_copy_without_wait(ptx):
     bench = Bench()
     a, o = ones(bench, "a", 512), bench.empty("o", 512)
@@ -122,6 +131,7 @@ def test_async_copy_without_wait(ptx):
     assert {f.kind for f in bench.errors()} == {"uninitialised read"}
 
 
+@pytest.mark.compiler
 def test_missing_barrier(ptx):
     bench = Bench()
     a, b, o = (bench.place(n, np.ones((32, 32), F4)) for n in "abo")
@@ -136,6 +146,7 @@ def test_missing_barrier(ptx):
         assert "no barrier between them" in f.text()
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("order", ["natural", "reversed", "shuffled"])
 def test_removed_atomic(ptx, order):
     bench = Bench(blocks=order)
@@ -145,6 +156,7 @@ def test_removed_atomic(ptx, order):
     assert all(at(f, "o[unsafe_offset=0] += total") and f.tensor == "o" for f in bench.errors())
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("order", ["natural", "reversed", "shuffled:5"])
 def test_zero_in_first_block(ptx, order):
     """The race of zeroing in block (0, 0): reported in every order, whatever the value."""
@@ -160,6 +172,7 @@ def test_zero_in_first_block(ptx, order):
     assert (bench.get(o)[0] == 4000) == (order == "natural")
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("order", ["natural", "reversed"])
 def test_counter_without_fence(ptx, order):
     bench = Bench(blocks=order)
@@ -170,6 +183,7 @@ def test_counter_without_fence(ptx, order):
     assert f.tensor == "partials"
 
 
+@pytest.mark.compiler
 def test_whole_warps_exit_before_a_barrier(ptx):
     """The hardware counts warps that have returned as arrived: a note, no error."""
     bench = Bench()
@@ -179,6 +193,7 @@ def test_whole_warps_exit_before_a_barrier(ptx):
     assert "counts them as arrived" in bench.gpu.findings[0].text()
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "kernel,text", [("barrier_in_branch_of_warp", "54 of 64"), ("two_barriers", "at another barrier")]
 )
@@ -192,6 +207,7 @@ def test_barrier_divergence(ptx, kernel, text):
     assert start < int(f.where.split(":")[-2]) < start + 12
 
 
+@pytest.mark.compiler
 def test_step_budget_says_where(ptx):
     from harness.vgpu.machine import StepBudgetExceeded
 
@@ -203,6 +219,7 @@ def test_step_budget_says_where(ptx):
     assert [f.kind for f in bench.errors()] == ["hang"]
 
 
+@pytest.mark.compiler
 def test_bank_conflicts_are_counted(ptx):
     bench = Bench()
     a, o = bench.place("a", np.arange(1024, dtype=F4)), bench.empty("o", 1024)
@@ -216,6 +233,7 @@ def test_bank_conflicts_are_counted(ptx):
     assert c.global_load.sectors_per_request == 4
 
 
+@pytest.mark.compiler
 def test_trace(ptx):
     bench = Bench()
     bench.gpu.trace = True
@@ -237,6 +255,7 @@ def found(body: str, threads: int = 32, *, declare: str = "", module: str = "") 
     return bench.errors()
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "body,kind,text",
     [
@@ -284,6 +303,7 @@ def test_barrier_that_some_never_reach():
     assert f.kind == "barrier divergence"
 
 
+@pytest.mark.compiler
 def test_library_code_is_a_note(ptx):
     """max's prefix sum reads shared words that it does not use and nobody wrote: real, harmless, not the reader's."""
     bench = Bench()

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import Bench, compiled
 
+pytestmark = pytest.mark.compiler
+
 F4, I4 = np.float32, np.int32
 
 

@@ -15,6 +15,8 @@ from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
 
+pytestmark = pytest.mark.compiler
+
 CHAPTER = PUZZLE.dims
 ODD = (3, 5, 33, 17)  # every tile edge is ragged
 VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")

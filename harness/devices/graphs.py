@@ -127,7 +127,7 @@ def load(package: OpPackage, calls: tuple[Call, ...], dtype: str, device: Device
 def load_each(
     package: OpPackage,
     graphs: Mapping[str, tuple[Call, ...]],
-    dtype: str,
+    dtype: str | Mapping[str, str],
     device: Device,
     *,
     kind: str = "",
@@ -141,7 +141,7 @@ def load_each(
     Args:
         package: The op package.
         graphs: What each graph calls, in order.
-        dtype: A key of DTYPES.
+        dtype: A key of DTYPES, or one for each graph.
         device: Where the kernels run.
         kind: Part of the cache key, for devices that need code of their own ("virtual").
         on_compile: Called when there is nothing cached, before the compile of ten seconds and more begins.
@@ -153,7 +153,9 @@ def load_each(
     started = time.monotonic()
     host = device.label == "cpu"
     target = host_identity() if host else f"{device.api} {device.architecture_name}"
-    key = digest([package.digest, version("max"), target, kind, dtype, repr(sorted(graphs.items()))])
+    dtypes = {name: dtype if isinstance(dtype, str) else dtype[name] for name in graphs}
+    parts = [dtype if isinstance(dtype, str) else repr(sorted(dtypes.items())), repr(sorted(graphs.items()))]
+    key = digest([package.digest, version("max"), target, kind, *parts])
     path = cache_folder("graphs") / f"{key}.mef"
     session = InferenceSession(devices=[CPU()] if host else [CPU(), device])
     compiled = read_cached(path)
@@ -162,7 +164,9 @@ def load_each(
         on_compile()
         module = None
         for name, calls in graphs.items():
-            graph, _ = build(f"g{key}_{name}", package, calls, dtype, DeviceRef.from_device(device), module)
+            graph, _ = build(
+                f"g{key}_{name}", package, calls, dtypes[name], DeviceRef.from_device(device), module
+            )
             module = graph.module
         compiled = compile_graph(session, module, package)
     before_init()
@@ -171,9 +175,9 @@ def load_each(
         keep(path, lambda staged: export(compiled, staged), "the compiled graph")
     return {
         name: Program(
-            list(argument_types(calls, dtype, DeviceRef.CPU())),
+            list(argument_types(calls, dtypes[name], DeviceRef.CPU())),
             models[name],
-            dtype,
+            dtypes[name],
             cached,
             time.monotonic() - started,
         )

@@ -111,6 +111,7 @@ def test_nan_and_inf_pass_through_as_in_torch(value):
     assert not got[0][1, 2].isfinite().any() and got[0][0].isfinite().all()
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("algorithm", ["fast", "unfused"])
 def test_one_column_has_a_gradient_of_exactly_zero(algorithm):
     """As PyTorch has it: what rounding took from dln * gamma must not come back 316 times as large."""

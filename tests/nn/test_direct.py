@@ -674,6 +674,7 @@ def test_opcheck(module, wanted):
     assert module.calls
 
 
+@pytest.mark.compiler
 def test_compiled_graphs_call_the_operator(module):
     torch._dynamo.reset()
     layer = LayerNormLinear.from_modules(*sequential())

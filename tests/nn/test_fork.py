@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import multiprocessing, os, sys
 import torch
@@ -43,6 +45,7 @@ main()
 """
 
 
+@pytest.mark.compiler
 def test_forked_workers_get_one_clear_error():
     finished = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, env={**os.environ}

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
 
+pytestmark = pytest.mark.compiler
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torch.testing._internal.common_methods_invocations import op_db

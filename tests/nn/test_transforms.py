@@ -24,17 +24,20 @@ def assert_same(got, expected):
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.compiler
 def test_grad_of_every_argument():
     got, expected = both(lambda f: torch.func.grad(losses(f), argnums=ALL)(*INPUTS))
     assert_same(got, expected)
 
 
+@pytest.mark.compiler
 def test_vjp():
     dy = torch.randn(3, 5, 6, dtype=torch.float64)
     got, expected = both(lambda f: torch.func.vjp(f, *INPUTS)[1](dy))
     assert_same(got, expected)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("argument", [0, 3])
 def test_jacrev(argument):
     small = [INPUTS[0][:1, :2], *INPUTS[1:]]
@@ -42,6 +45,7 @@ def test_jacrev(argument):
     assert_same(got, expected)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("axis", [0, 1])
 def test_vmap_over_inputs(axis):
     got, expected = both(
@@ -50,6 +54,7 @@ def test_vmap_over_inputs(axis):
     assert_same(got, expected)
 
 
+@pytest.mark.compiler
 def test_vmap_over_parameters():
     """An ensemble: each member has parameters of its own."""
     members = [INPUTS[0], *(torch.stack([t, 2 * t, t - 1]) for t in INPUTS[1:])]
@@ -57,6 +62,7 @@ def test_vmap_over_parameters():
     assert_same(got, expected)
 
 
+@pytest.mark.compiler
 def test_gradients_of_single_samples():
     got, expected = both(
         lambda f: torch.func.vmap(
@@ -66,6 +72,7 @@ def test_gradients_of_single_samples():
     assert_same(got, expected)
 
 
+@pytest.mark.compiler
 def test_the_statistics_of_a_vmapped_call_are_read_where_they_lie():
     """Two levels of vmap over inputs, then the gradient: the statistics' axes must follow the batch."""
     x = torch.randn(2, 3, 4, 7, dtype=torch.float64)
@@ -80,6 +87,7 @@ def test_the_statistics_of_a_vmapped_call_are_read_where_they_lie():
     assert_same(got, expected)
 
 
+@pytest.mark.compiler
 def test_a_second_derivative_is_refused_in_the_layers_words():
     def twice(x):
         return torch.func.grad(

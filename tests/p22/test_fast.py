@@ -72,6 +72,7 @@ def test_the_same_bits_in_whatever_order_the_blocks_run(recording, case):
     assert any(launch.grid[0] > 1 for launch in gpu.launches)
 
 
+@pytest.mark.compiler
 def test_one_column_has_a_gradient_of_exactly_zero(recording):
     outputs, _, _ = replayed(recording, ONE_COLUMN, "float32")
     assert not outputs["grad_input"].any()

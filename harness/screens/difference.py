@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from textwrap import dedent
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from harness.learner.blanks import Blank
@@ -22,6 +21,8 @@ def region(yours: Blank, ours: Blank, width: int) -> Group:
     if mine == theirs:
         return Group(heading, Text("  the same as the solution", style="green"))
     if width >= SIDE_BY_SIDE:
+        from rich.table import Table  # takes longer to import than a list to print
+
         table = Table(expand=True, show_lines=False)
         table.add_column("yours", ratio=1)
         table.add_column("the solution's", ratio=1)

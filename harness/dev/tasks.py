@@ -27,7 +27,11 @@ FIXED: tuple[Task, ...] = (
         "Build the layer's extension module for a GPU ahead of time (--arch, --output)",
     ),
     ("tests", "python -m pytest -n 2 --dist loadgroup", "Run the tests, in two processes"),
-    ("quick", "python -m pytest --quick -n 2 --dist loadgroup", "Run the tests that need no compiler: under a minute"),
+    (
+        "quick",
+        "python -m pytest --quick -n 2 --dist loadgroup",
+        "Run the tests that need no compiler: under a minute",
+    ),
     ("book", "python book/tools/build.py", "Build the book and open it"),
     ("dev", "python -m harness dev", "Work on puzzles: dev new, dev check, dev tasks, dev generate"),
     ("generate", "python -m harness dev generate", "Write problems/ from solutions/"),

@@ -39,6 +39,7 @@ from .shared.common import (
     MutPtr,
     accum_type,
     atomic_add,
+    rounded_product,
     row_statistics,
 )
 from .shared.launcher import DeviceLauncher
@@ -327,7 +328,7 @@ def ln_backward_input[
     for h in range(thread_idx.x, H, block_dim.x):
         var deviation = x[row, h].cast[accum]() - mean[unsafe_offset=row]
         var x_hat = deviation * rstd[unsafe_offset=row]
-        var g = dy_ln[row, h].cast[accum]() * ln_weight[unsafe_offset=h].cast[accum]()
+        var g = rounded_product(dy_ln[row, h].cast[accum](), ln_weight[unsafe_offset=h].cast[accum]())
         dx[row, h] = (rstd[unsafe_offset=row] * (g - c2 - x_hat * c1)).cast[dtype]()
 
 

@@ -266,6 +266,21 @@ def test_gates_in_python_are_unsolved_then_wrong_then_right(here):
     assert "in NumPy" in call("hint", "p91", "numpy-dcube-1")[1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ladder"),
+    [
+        (("p90", "--gate", "dsquare"), "dsquare"),
+        (("p91", "--gate", "dcube"), "dcube"),
+        (("p91", "--gate", "dcube", "--rung", "numpy"), "numpy-dcube"),
+    ],
+    ids=["kernels", "PyTorch", "NumPy"],
+)
+def test_watch_checks_what_is_saved(here, arguments, ladder):
+    """On a copy that it solves, so that the verdict of every save has to be right."""
+    code, said = call("watch", *arguments, "--measure", "1")
+    assert code == 0 and f"{arguments[0]} {ladder}: save to verdict" in said, said
+
+
 def test_a_puzzle_without_gpu_kernels_exits_with_0(here):
     assert call("p91", "--solution")[0] == 0
     assert call("p91", "--solution", "--rung", "numpy")[0] == 0

@@ -3,8 +3,10 @@
 Everything but MAX's devices is found out without starting a GPU; nothing is changed.
 """
 
+import operator
 import os
 import platform
+import re
 import shutil
 import sys
 import tomllib
@@ -22,6 +24,8 @@ from harness.toolchain.roots import CHECKOUT, INSTALLED_SOLUTIONS
 
 DISTRIBUTION = "mojo-gpu-workbook"
 INSTALL = "run `uv sync` or `pixi install`, and start through `uv run poe ...` or `pixi run ...`"
+REQUIREMENT = re.compile(r"([\w.-]+)\s*(.*)")
+COMPARE = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
 MARKS = {"good": "✅", "note": "·", "broken": "❌"}
 
 
@@ -58,14 +62,31 @@ def findings() -> Iterator[Finding]:
             yield Finding(part, "broken", f"{type(error).__name__}: {error}", INSTALL)
 
 
-def pins() -> dict[str, str]:
-    """The versions that the workbook was tested with, by distribution: from pyproject.toml, else from the metadata."""
+def wanted() -> dict[str, str]:
+    """Distribution -> the versions that the workbook is tested with, as ">=2,<3": from pyproject.toml, else the metadata."""
     project = CHECKOUT / "pyproject.toml"
     if project.is_file():
-        wanted = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
+        lines = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
     else:
-        wanted = [r.split(";")[0].strip() for r in metadata.requires(DISTRIBUTION) or [] if "extra" not in r]
-    return dict(requirement.split("==", 1) for requirement in wanted if "==" in requirement)
+        lines = [r.split(";")[0].strip() for r in metadata.requires(DISTRIBUTION) or [] if "extra" not in r]
+    return {name: versions for name, versions in (REQUIREMENT.fullmatch(line).groups() for line in lines)}
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The release of a version, without what stands behind it: "2.15.0+cpu" is (2, 15, 0)."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()
+
+
+def satisfies(version: str, versions: str) -> bool:
+    """Whether a version is among those that a requirement allows; shorter ones count as followed by zeros."""
+
+    def filled(numbers_: tuple[int, ...]) -> tuple[int, ...]:
+        return (*numbers_, 0, 0, 0, 0)[:4]
+
+    found = filled(numbers(version))
+    bounds = [re.fullmatch(r"(==|>=|<)\s*(.+)", part.strip()) for part in versions.split(",")]
+    return all(COMPARE[bound[1]](found, filled(numbers(bound[2]))) for bound in bounds if bound)
 
 
 def python() -> Iterator[Finding]:
@@ -81,16 +102,16 @@ def python() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Each pinned distribution against what is installed."""
-    for name, wanted in pins().items():
+    """Each distribution that is needed against what is installed."""
+    for name, versions in wanted().items():
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Finding(name, "broken", f"not installed, {wanted} is wanted", INSTALL)
+            yield Finding(name, "broken", f"not installed, {versions} is wanted", INSTALL)
             continue
-        same = found.split("+")[0] == wanted
+        good = satisfies(found, versions)
         yield Finding(
-            name, "good" if same else "broken", found, "" if same else f"{wanted} is wanted: {INSTALL}"
+            name, "good" if good else "broken", found, "" if good else f"{versions} is wanted: {INSTALL}"
         )
 
 

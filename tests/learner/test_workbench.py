@@ -657,13 +657,30 @@ def test_doctor_finds_this_machine_well(checkout):
         assert re.search(rf"^[✅·] {re.escape(part)} ", finished.stdout, re.MULTILINE), part
 
 
-def test_doctor_compares_versions_with_the_pins(monkeypatch):
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert [f"{name}=={version}" for name, version in doctor.pins().items()] == wanted
-    monkeypatch.setattr(doctor, "pins", lambda: {"numpy": "0.0.1", "no-such-thing": "3"})
+def test_doctor_compares_versions_with_what_is_wanted(monkeypatch):
+    lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert [f"{name}{versions}" for name, versions in doctor.wanted().items()] == lines
+    monkeypatch.setattr(doctor, "wanted", lambda: {"numpy": "==0.0.1", "no-such-thing": ">=3,<4"})
     found = {finding.part: finding for finding in doctor.packages()}
-    assert found["numpy"].state == "broken" and "0.0.1 is wanted" in found["numpy"].remedy
-    assert found["no-such-thing"].state == "broken" and "not installed" in found["no-such-thing"].words
+    assert found["numpy"].state == "broken" and "==0.0.1 is wanted" in found["numpy"].remedy
+    assert found["no-such-thing"].state == "broken"
+    assert found["no-such-thing"].words == "not installed, >=3,<4 is wanted"
+
+
+@pytest.mark.parametrize(
+    ("version", "versions", "allowed"),
+    [
+        ("2.15.0+cpu", ">=2.11,<2.16", True),
+        ("2.11", ">=2.11,<2.16", True),
+        ("2.10.9", ">=2.11,<2.16", False),
+        ("2.16.0", ">=2.11,<2.16", False),
+        ("26.7.0", "==26.7.0", True),
+        ("26.7", "==26.7.0", True),
+        ("26.7.1", "==26.7.0", False),
+    ],
+)
+def test_doctor_knows_ranges_of_versions(version, versions, allowed):
+    assert doctor.satisfies(version, versions) is allowed
 
 
 def test_doctor_exits_5_where_a_part_is_broken(monkeypatch, tmp_path, capsys):

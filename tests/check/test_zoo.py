@@ -1,7 +1,7 @@
 """The checker is checked: every wrong kernel is rejected for the right reason, and the solution is not.
 
-The wrong kernels are recorded by one Mojo program a variant and judged in this one process; three go through the
-command line to their exit code.
+The wrong kernels are recorded by one Mojo program a variant and judged in this one process; one goes through the
+command line to its exit code.
 """
 
 import functools
@@ -20,7 +20,8 @@ from harness.toolchain import roots
 
 ROOT = roots.CHECKOUT
 KERNELS = zoo.load("p22")
-END_TO_END = ("dx_mean_term_doubled", "grad_output_ignored", "dw_from_x_hat")
+END_TO_END = "grad_output_ignored"
+"""Several gates are wrong by it, of which one is to blame; what makes a verdict of it is the same for every kernel."""
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +86,9 @@ def test_the_zoo_is_large_and_covers_every_gate(puzzle):
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("name", END_TO_END)
-def test_a_wrong_kernel_fails_the_command_line(name, puzzle):
+def test_a_wrong_kernel_fails_the_command_line(puzzle):
     """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""
-    kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+    kernel = next(kernel for kernel in KERNELS if kernel.name == END_TO_END)
     flags = ("p22", "--backward", "--fused", "--device", "virtual", "--json", "-")
     finished = subprocess.run(
         [sys.executable, "-m", "harness", *flags, "--ops", str(kernel.package().path)],

@@ -112,17 +112,12 @@ def test_nan_and_inf_pass_through_as_in_torch(value):
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("algorithm", ["fast", "unfused"])
-def test_one_column_has_a_gradient_of_exactly_zero(algorithm):
-    """As PyTorch has it: what rounding took from dln * gamma must not come back 316 times as large."""
-    function = functools.partial(fused_layernorm_linear, algorithm=algorithm)
-    inputs = make_inputs(torch.float32, rows=(50,), H=1)
-    dx = output_and_gradients(function, inputs)[1]
+def test_one_column_has_a_gradient_of_exactly_zero():
+    """Of the layer's own algorithm: what rounding took from dln * gamma must not come back 316 times as large."""
+    dx = output_and_gradients(fused_layernorm_linear, make_inputs(torch.float32, rows=(50,), H=1))[1]
     assert torch.equal(dx, torch.zeros_like(dx))
-    assert torch.equal(dx, output_and_gradients(plain_torch, inputs)[1])
 
 
-@pytest.mark.compiler
 def test_statistics_do_not_lose_a_large_mean():
     """Around 1000, E[x^2] - mean^2 in float32 is wrong by several hundredths of a variance of 1."""
     inputs = make_inputs(requires_grad=False)

@@ -101,11 +101,12 @@ def test_sizes_are_checked_against_the_tensors(ops, tensors):
 
 PROGRAM = """
 import sys
+from pathlib import Path
 import torch
 from max.experimental.torch import CustomOpLibrary
 
 assert "harness" not in sys.modules
-ops = CustomOpLibrary(sys.argv[1])
+ops = CustomOpLibrary(Path(sys.argv[1]))
 x, gamma, beta, W, b = (torch.randn(size) for size in ((4, 4, 8), (8,), (8,), (16, 8), (16,)))
 output = torch.empty(4, 4, 16)
 sizes = {"batch_size": 4, "seq_len": 4, "hidden_dim": 8, "output_dim": 16}

@@ -1,0 +1,421 @@
+"""Checks of one differentiable PyTorch function, each with a name: what a test of a hand-written backward pass can look at.
+
+Every check takes a `Subject`, a function beside PyTorch's own, and returns None, or a line that says what is wrong and
+what it would do to a model. Some are strong and some are the weak ones that are seen in the wild: a table of both shows
+which mistake which check sees. All run on the CPU, on inputs made from a seed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Function = Callable[..., Tensor | tuple[Tensor, ...]]
+TOLERANCE = 1e-9
+"""Largest error of a gradient in float64, relative to its largest element."""
+FACTOR = 2.0
+"""How many times PyTorch's own error a result in a narrow dtype may have."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A function and what it should be.
+
+    Attributes:
+        function: What is checked; takes the tensors of `make` by position, returns a tensor or several.
+        reference: The same by PyTorch's own differentiable operations.
+        make: (sizes, seed) -> float64 tensors of a problem. `sizes` is "odd", "square", "row" (no leading axis) or "deep"
+            (three leading axes).
+        differentiable: Which inputs have a gradient; None for all of a floating-point dtype.
+        saved: (inputs) -> bytes that it may keep for the backward pass; None where nobody counts.
+        sizes: Which of the kinds of sizes `make` knows; "tall" (thousands of rows) is asked for by name alone.
+    """
+
+    function: Function
+    reference: Function
+    make: Callable[[str, int], tuple[Tensor, ...]]
+    differentiable: tuple[int, ...] | None = None
+    saved: Callable[..., int] | None = None
+    sizes: tuple[str, ...] = ("odd", "square", "row", "deep")
+
+    def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+        """Fresh leaves of a problem; those with a gradient ask for it."""
+        made = [
+            t.to(dtype) if t.is_floating_point() else t for t in self.make(sizes, seed)
+        ]  # masks and indices stay what they are
+        wanted = self.differentiable or [i for i, t in enumerate(made) if t.is_floating_point()]
+        return [t.detach().clone().requires_grad_(i in wanted) for i, t in enumerate(made)]
+
+
+Check = Callable[[Subject], str | None]
+
+
+# ---- Running a function and comparing gradients -------------------------------------------------------------
+
+
+def outputs_of(function: Function, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    """What a function returns, always as a tuple."""
+    returned = function(*inputs)
+    return returned if isinstance(returned, tuple) else (returned,)
+
+
+def leaves(inputs: list[Tensor]) -> list[Tensor]:
+    """The inputs that ask for a gradient."""
+    return [t for t in inputs if t.requires_grad]
+
+
+def random_like(tensors: tuple[Tensor, ...], seed: int = 1) -> list[Tensor]:
+    """Random gradients, with a mean, for outputs."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) + 0.5 for t in tensors]
+
+
+def gradients(
+    function: Function, inputs: list[Tensor], incoming: Callable[[tuple[Tensor, ...]], list[Tensor]]
+) -> list[Tensor]:
+    """The gradients of the inputs that ask for one; zeros where autograd has none."""
+    return pulled_back(outputs_of(function, inputs), inputs, incoming)
+
+
+def pulled_back(
+    outputs: tuple[Tensor, ...], inputs: list[Tensor], incoming: Callable[[tuple[Tensor, ...]], list[Tensor]]
+) -> list[Tensor]:
+    """The same from outputs that there are already."""
+    outputs = tuple(t for t in outputs if t.requires_grad)
+    found = torch.autograd.grad(outputs, leaves(inputs), incoming(outputs), allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves(inputs), found, strict=True)]
+
+
+def furthest(got: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest difference, relative to the largest expected element of its tensor; inf where shapes differ or a value
+    is none.
+    """
+    worst = 0.0
+    for one, other in zip(got, expected, strict=True):
+        if one.shape != other.shape:
+            return float("inf")
+        scale = other.double().abs().max().item() if other.numel() else 0.0
+        error = (one.double() - other.double()).abs().max().item() if other.numel() else 0.0
+        worst = max(worst, float("inf") if error != error else error / (scale or 1.0))
+    return worst
+
+
+def compare(
+    subject: Subject,
+    sizes: str = "odd",
+    seed: int = 0,
+    incoming: Callable[[tuple[Tensor, ...]], list[Tensor]] = random_like,
+) -> float:
+    """How far the gradients in float64 are from PyTorch's."""
+    return furthest(
+        gradients(subject.function, subject.inputs(sizes, seed), incoming),
+        gradients(subject.reference, subject.inputs(sizes, seed), incoming),
+    )
+
+
+def guarded(check: Check) -> Check:
+    """A check for which whatever the function raises is what is wrong."""
+
+    def run(subject: Subject) -> str | None:
+        try:
+            return check(subject)
+        except Exception as error:
+            words = " ".join(str(error).split())
+            return f"{type(error).__name__}: {words[:300]}"
+
+    run.__doc__, run.__name__ = check.__doc__, check.__name__
+    return run
+
+
+def off(error: float, what: str) -> str | None:
+    """A line where an error in float64 is too large."""
+    return None if error <= TOLERANCE else f"{what}: off by {error:.1e} of the largest element"
+
+
+# ---- The checks ---------------------------------------------------------------------------------------------
+
+
+@guarded
+def forward(subject: Subject) -> str | None:
+    """The result is PyTorch's, at several sizes."""
+    for sizes in subject.sizes:
+        got = outputs_of(subject.function, subject.inputs(sizes))
+        expected = outputs_of(subject.reference, subject.inputs(sizes))
+        error = furthest([t.detach() for t in got], [t.detach() for t in expected])
+        if error > TOLERANCE:
+            return f"the forward pass itself is wrong, by {error:.1e} ({sizes} sizes)"
+    return None
+
+
+@guarded
+def against_autograd(subject: Subject) -> str | None:
+    """The gradients are PyTorch's, in float64, at several sizes, from random gradients coming in."""
+    for sizes in subject.sizes:
+        if words := off(compare(subject, sizes), f"gradients at {sizes} sizes"):
+            return words
+    return None
+
+
+@guarded
+def gradcheck_float64(subject: Subject) -> str | None:
+    """torch.autograd.gradcheck in float64: every element by finite differences."""
+    inputs = subject.inputs("odd")
+    return None if torch.autograd.gradcheck(subject.function, inputs) else "gradcheck says no"
+
+
+@guarded
+def gradcheck_float32(subject: Subject) -> str | None:
+    """gradcheck in float32, with the tolerances that make it pass for right functions."""
+    inputs = subject.inputs("odd", dtype=torch.float32)
+    torch.autograd.gradcheck(subject.function, inputs, eps=1e-2, atol=5e-2, rtol=5e-2)
+    return None
+
+
+@guarded
+def allclose_on_ones(subject: Subject) -> str | None:
+    """allclose at 1e-4 after loss = sum of the output, on inputs of ones: what many texts show."""
+    made = [torch.ones_like(t) if t.is_floating_point() else t for t in subject.make("odd", 0)]
+    pairs = []
+    for function in (subject.function, subject.reference):
+        inputs = [
+            t.clone().float().requires_grad_(t.is_floating_point()) if t.is_floating_point() else t
+            for t in made
+        ]
+        pairs.append(gradients(function, inputs, lambda out: [torch.ones_like(t) for t in out]))
+    close = all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*pairs, strict=True))
+    return None if close else "differs by more than 1e-4"
+
+
+@guarded
+def square_shapes(subject: Subject) -> str | None:
+    """The gradients are PyTorch's where all sizes are the same: a swapped axis fits everywhere."""
+    return off(compare(subject, "square"), "gradients at square sizes")
+
+
+@guarded
+def random_directions(subject: Subject) -> str | None:
+    """Central differences of a random scalar of the outputs along random directions, in float64."""
+    step = 1e-6
+    for seed in range(3):
+        inputs = subject.inputs("odd", seed)
+        incoming = random_like(outputs_of(subject.function, inputs), seed)
+        directions = random_like(tuple(leaves(inputs)), 100 + seed)
+        found = gradients(subject.function, inputs, lambda out, given=incoming: given[: len(out)])
+        slope = sum((g * d).sum() for g, d in zip(found, directions, strict=True)).item()
+
+        def along(sign: float, inputs=inputs, directions=directions, incoming=incoming) -> float:
+            moving = iter(directions)
+            moved = [t + sign * step * next(moving) if t.requires_grad else t for t in inputs]
+            with torch.no_grad():
+                outputs = outputs_of(subject.function, moved)
+            return sum((o * i).sum() for o, i in zip(outputs, incoming, strict=True)).item()
+
+        difference = (along(1.0) - along(-1.0)) / (2 * step)
+        if abs(slope - difference) > 1e-5 * max(1.0, abs(difference)):
+            return f"the slope along a random direction is {difference:.6g}, the gradient says {slope:.6g}"
+    return None
+
+
+@guarded
+def expanded_gradient(subject: Subject) -> str | None:
+    """A gradient with stride 0, as `out.sum().backward()` hands it in."""
+    incoming = lambda out: [t.new_tensor(1.25).expand(t.shape) for t in out]  # noqa: E731
+    return off(
+        compare(subject, incoming=incoming),
+        "an expanded gradient, as from sum(), is read as if it were contiguous",
+    )
+
+
+@guarded
+def transposed_gradient(subject: Subject) -> str | None:
+    """A gradient that is not contiguous, as from a transpose behind the function."""
+
+    def transposed(out: tuple[Tensor, ...]) -> list[Tensor]:
+        return [g.mT.contiguous().mT if g.dim() > 1 else g for g in random_like(out)]
+
+    return off(
+        compare(subject, incoming=transposed), "a gradient that is not contiguous is read as if it were"
+    )
+
+
+@guarded
+def one_input_at_a_time(subject: Subject) -> str | None:
+    """Only one input asks for its gradient, as with a frozen layer: it gets the right one."""
+    count = len(leaves(subject.inputs()))
+    for kept in range(count):
+
+        def found(function: Function, kept=kept) -> list[Tensor]:
+            inputs = subject.inputs()
+            for i, leaf in enumerate(leaves(inputs)):
+                leaf.requires_grad_(i == kept)
+            return gradients(function, inputs, random_like)
+
+        if words := off(
+            furthest(found(subject.function), found(subject.reference)),
+            f"with only input {kept} asking for a gradient (the others frozen), it gets a wrong one",
+        ):
+            return words
+    return None
+
+
+@guarded
+def two_calls(subject: Subject) -> str | None:
+    """Two forward passes, then both backward passes: what the first call kept is still its own."""
+    first, second = subject.inputs(seed=0), subject.inputs(seed=1)
+    outputs = outputs_of(subject.function, first)
+    outputs_of(subject.function, second)
+    found = pulled_back(outputs, first, random_like)
+    expected = gradients(subject.reference, subject.inputs(seed=0), random_like)
+    return off(furthest(found, expected), "a second call changes what the first one kept")
+
+
+@guarded
+def under_checkpoint(subject: Subject) -> str | None:
+    """The forward pass runs again in the backward pass, as under torch.utils.checkpoint."""
+    from torch.utils.checkpoint import checkpoint
+
+    inputs, other = subject.inputs(seed=0), subject.inputs(seed=1)
+    again = lambda *tensors: checkpoint(subject.function, *tensors, use_reentrant=False)  # noqa: E731
+    outputs = outputs_of(again, inputs)
+    outputs_of(subject.function, other)
+    found = pulled_back(outputs, inputs, random_like)
+    expected = gradients(subject.reference, subject.inputs(seed=0), random_like)
+    return off(furthest(found, expected), "under checkpoint the gradients differ")
+
+
+@guarded
+def inputs_unchanged(subject: Subject) -> str | None:
+    """Neither pass writes to an input, to the gradient coming in, or to what was returned."""
+    inputs = subject.inputs()
+    before = [t.detach().clone() for t in inputs]
+    outputs = outputs_of(subject.function, inputs)
+    shown = [t.detach().clone() for t in outputs]
+    asking = tuple(t for t in outputs if t.requires_grad)
+    incoming = random_like(asking)
+    given = [t.clone() for t in incoming]
+    torch.autograd.grad(asking, leaves(inputs), incoming, allow_unused=True)
+    for what, now, then in (
+        ("an input", inputs, before),
+        ("its result", outputs, shown),
+        ("the gradient coming in", incoming, given),
+    ):
+        if not all(torch.equal(a.detach(), b) for a, b in zip(now, then, strict=True)):
+            return f"{what} is changed in place"
+    return None
+
+
+@guarded
+def repeat_runs(subject: Subject) -> str | None:
+    """Ten runs on the same inputs give the same bits."""
+    runs = [gradients(subject.function, subject.inputs(), random_like) for _ in range(10)]
+    same = all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+    return None if same else "the same inputs give different gradients"
+
+
+@guarded
+def at_zero(subject: Subject) -> str | None:
+    """Inputs with exact zeros among them: PyTorch's gradient there."""
+
+    def zeroed() -> list[Tensor]:
+        inputs = subject.inputs()
+        with torch.no_grad():
+            for leaf in leaves(inputs):
+                leaf.view(-1)[::3] = 0.0
+        return inputs
+
+    got = gradients(subject.function, zeroed(), random_like)
+    return off(
+        furthest(got, gradients(subject.reference, zeroed(), random_like)), "where an input is exactly 0"
+    )
+
+
+@guarded
+def many_rows_bfloat16(subject: Subject) -> str | None:
+    """bfloat16 with thousands of rows: no more than twice PyTorch's own error against float64."""
+    wide = [t for t in subject.make("tall", 0)]
+
+    def found(function: Function, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [t.to(torch.bfloat16).to(dtype) if t.is_floating_point() else t for t in wide]
+        inputs = [t.requires_grad_(t.is_floating_point()) for t in inputs]
+        out = outputs_of(function, inputs)
+        incoming = [g.to(torch.bfloat16).to(dtype) for g in random_like(out)]
+        return gradients(function, inputs, lambda asking: incoming[: len(asking)])
+
+    truth = found(subject.reference, torch.float64)
+    ours = furthest(found(subject.function, torch.bfloat16), truth)
+    baseline = furthest(found(subject.reference, torch.bfloat16), truth)
+    if ours <= FACTOR * baseline + 2.0**-8:
+        return None
+    return f"in bfloat16 over many rows the error is {ours:.1e}, PyTorch's own {baseline:.1e}"
+
+
+def kept_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]]:
+    """Bytes that autograd keeps for the backward pass of one call, each piece of memory once, and a line for each tensor.
+
+    Inputs count too: what is kept of them cannot be freed.
+    """
+    seen: dict[int, int] = {}
+    lines: list[str] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        size = tensor.numel() * tensor.element_size()
+        if storage.data_ptr() not in seen:
+            seen[storage.data_ptr()] = size
+            lines.append(f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}, {size} bytes")
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        function(*inputs)
+    return sum(seen.values()), lines
+
+
+@guarded
+def memory_kept(subject: Subject) -> str | None:
+    """No more bytes are kept for the backward pass than the ledger says, measured by saved_tensors_hooks."""
+    if subject.saved is None:
+        return None
+    inputs = subject.inputs("deep" if "deep" in subject.sizes else "odd", dtype=torch.float32)
+    kept, lines = kept_bytes(subject.function, inputs)
+    expected = subject.saved(*inputs)
+    if kept == expected:
+        return None
+    return f"{kept} bytes are kept ({'; '.join(lines) or 'nothing'}), the ledger says {expected}"
+
+
+@guarded
+def held_by_ctx(subject: Subject) -> str | None:
+    """Tensors are kept by save_for_backward, where hooks and the ledger see them, and not as attributes of ctx."""
+    outputs = outputs_of(subject.function, subject.inputs())
+    node = next(t.grad_fn for t in outputs if t.requires_grad)
+    hidden = [name for name, value in vars(node).items() if isinstance(value, Tensor)]
+    if not hidden:
+        return None
+    return f"ctx.{hidden[0]} holds a tensor that save_for_backward should keep: no hook sees it, and it is freed late"
+
+
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        forward,
+        against_autograd,
+        gradcheck_float64,
+        gradcheck_float32,
+        allclose_on_ones,
+        square_shapes,
+        random_directions,
+        expanded_gradient,
+        transposed_gradient,
+        one_input_at_a_time,
+        two_calls,
+        under_checkpoint,
+        inputs_unchanged,
+        repeat_runs,
+        at_zero,
+        many_rows_bfloat16,
+        memory_kept,
+        held_by_ctx,
+    )
+}
+"""Every check by its name, for tables of what each one sees."""

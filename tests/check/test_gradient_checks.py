@@ -1,0 +1,202 @@
+"""Each named check of a gradient passes a right function, and sees the mistake that it is there for."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from harness.check import gradient_checks as checks
+from harness.check.gradient_checks import Subject
+
+LEADING = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
+
+
+def scaled_inputs(sizes: str, seed: int) -> tuple[torch.Tensor, ...]:
+    """x [..., 4 or 7] and a scale for its last axis."""
+    generator = torch.Generator().manual_seed(seed)
+    H = 4 if sizes == "square" else 7
+    x = torch.randn(*LEADING[sizes], H, generator=generator, dtype=torch.float64)
+    return x, 1 + torch.rand(H, generator=generator, dtype=torch.float64)
+
+
+def reference(x, scale):
+    return x * scale
+
+
+class Scale(Function):
+    """x * scale over the last axis, right; the wrong ones below change one method."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, scale = ctx.saved_tensors
+        return dy * scale, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+
+
+def subject(function: type[Function], **more) -> Subject:
+    return Subject(function.apply, reference, scaled_inputs, **more)
+
+
+def backward_of(wrong) -> type[Function]:
+    """Scale with another backward pass."""
+    return type("Wrong", (Scale,), {"backward": staticmethod(wrong)})
+
+
+def reads_as_contiguous(ctx, dy):
+    flat = torch.as_strided(dy, dy.shape, torch.empty(dy.shape).stride()) if dy.stride()[-1] else dy * 0
+    x, scale = ctx.saved_tensors
+    return flat * scale, (flat * x).flatten(0, -2).sum(0) if dy.dim() > 1 else flat * x
+
+
+def ignores_gradient(ctx, dy):
+    x, scale = ctx.saved_tensors
+    return scale.expand_as(x).clone(), x.flatten(0, -2).sum(0) if x.dim() > 1 else x.clone()
+
+
+def first_axis_only(ctx, dy):
+    x, scale = ctx.saved_tensors
+    total = (dy * x).sum(0)
+    return dy * scale, (total if total.dim() == 1 else total.flatten(0, -2)[0]) if dy.dim() > 1 else dy * x
+
+
+def writes_into_gradient(ctx, dy):
+    x, scale = ctx.saved_tensors
+    dscale = (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+    return dy.mul_(scale), dscale
+
+
+def none_for_scale(ctx, dy):
+    x, scale = ctx.saved_tensors
+    needed = ctx.needs_input_grad
+    return dy * scale, (dy * x).flatten(0, -2).sum(0) if needed[0] and needed[1] else None
+
+
+def sums_in_bfloat16(ctx, dy):
+    x, scale = ctx.saved_tensors
+    total = torch.zeros_like(scale)
+    for row in (dy * x).flatten(0, -2):
+        total = total + row
+    return dy * scale, total
+
+
+class RemembersLastCall(Scale):
+    """What is kept hangs on the class: the second call overwrites the first one's."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        RemembersLastCall.kept = x, scale
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, scale = RemembersLastCall.kept
+        return dy * scale, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+
+
+class KeepsTooMuch(Scale):
+    @staticmethod
+    def forward(ctx, x, scale):
+        y = x * scale
+        ctx.save_for_backward(x, scale, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, scale, _ = ctx.saved_tensors
+        return dy * scale, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+
+
+class Noisy(Scale):
+    @staticmethod
+    def backward(ctx, dy):
+        x, scale = ctx.saved_tensors
+        jitter = 1 + 1e-12 * torch.rand((), dtype=torch.float64)
+        return dy * scale * jitter, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+
+
+class ForwardOff(Scale):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        return x * scale + 1e-3
+
+
+class AttributeOfCtx(Scale):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.kept = x, scale
+        ctx.x = x
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, scale = ctx.kept
+        return dy * scale, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+
+
+LEDGER = {"saved": lambda x, scale: 4 * (x.numel() + scale.numel())}
+
+
+@pytest.mark.parametrize("check", checks.CHECKS.values(), ids=lambda check: check.__name__)
+def test_a_right_function_passes(check):
+    assert check(subject(Scale, **LEDGER)) is None
+
+
+@pytest.mark.parametrize(
+    ("check", "function", "words"),
+    [
+        (checks.forward, ForwardOff, "the forward pass itself is wrong"),
+        (checks.against_autograd, backward_of(first_axis_only), "gradients at"),
+        (checks.gradcheck_float64, backward_of(ignores_gradient), "GradcheckError"),
+        (checks.gradcheck_float32, backward_of(ignores_gradient), "GradcheckError"),
+        (checks.random_directions, backward_of(ignores_gradient), "the slope along a random direction"),
+        (checks.square_shapes, backward_of(ignores_gradient), "square sizes"),
+        (checks.expanded_gradient, backward_of(reads_as_contiguous), "expanded gradient"),
+        (checks.transposed_gradient, backward_of(reads_as_contiguous), "not contiguous"),
+        (checks.one_input_at_a_time, backward_of(none_for_scale), "only input 1"),
+        (checks.two_calls, RemembersLastCall, "a second call"),
+        (checks.under_checkpoint, RemembersLastCall, "under checkpoint"),
+        (checks.inputs_unchanged, backward_of(writes_into_gradient), "the gradient coming in is changed"),
+        (checks.repeat_runs, Noisy, "different gradients"),
+        (checks.at_zero, backward_of(ignores_gradient), "exactly 0"),
+        (checks.many_rows_bfloat16, backward_of(sums_in_bfloat16), "over many rows"),
+        (checks.memory_kept, KeepsTooMuch, "the ledger says"),
+        (checks.held_by_ctx, AttributeOfCtx, "ctx.x holds a tensor"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_wrong_function_is_seen(check, function, words):
+    assert words in (check(subject(function, **LEDGER)) or "")
+
+
+def test_the_weak_checks_are_weak():
+    """Ones hide a gradient that ignores what comes in; that is why they stand in the table and not in a verdict."""
+    assert checks.allclose_on_ones(subject(backward_of(ignores_gradient))) is None
+    assert checks.allclose_on_ones(subject(ForwardOff)) is None
+    doubled = backward_of(lambda ctx, dy: tuple(2 * g for g in Scale.backward(ctx, dy)))
+    assert "1e-4" in (checks.allclose_on_ones(subject(doubled)) or "")
+
+
+def test_what_a_function_raises_is_what_is_wrong():
+    def raises(ctx, dy):
+        raise AttributeError("no such thing as ctx.mask")
+
+    assert (
+        checks.against_autograd(subject(backward_of(raises))) == "AttributeError: no such thing as ctx.mask"
+    )
+
+
+def test_bytes_kept_are_counted_once_for_each_piece_of_memory():
+    class Twice(Scale):
+        @staticmethod
+        def forward(ctx, x, scale):
+            ctx.save_for_backward(x, x, scale)
+            return x * scale
+
+    x, scale = torch.randn(3, 7, requires_grad=True), torch.ones(7)
+    kept, lines = checks.kept_bytes(Twice.apply, [x, scale])
+    assert kept == 4 * (21 + 7)
+    assert lines == ["[3, 7] float32, 84 bytes", "[7] float32, 28 bytes"]

@@ -2,7 +2,8 @@
 
 A wrong solution is a file `solutions/pNN/wrong/NAME.toml` with the keys gate, mistake, file, old, new, and maybe `story`
 (a line), `rung` (whose file it is; without, the puzzle's last), `also` (further gates that it gets wrong), `cases` (those
-that alone show it), `source` (where such a bug was reported) and `curve` (what it does to a training run).
+that alone show it), `source` (where such a bug was reported) and `curve` (what it does to a training run). Where the
+gate's blank is given with wrong code, `old` and `new` may be left out: it is that code.
 """
 
 import shutil
@@ -11,19 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import DamagedFile
+from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle
 from harness.spec.rungs import MojoRung, Rung
 from harness.toolchain import roots
 from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.packages import OpPackage
 
-KEYS = {"gate", "mistake", "file", "old", "new"}
-MORE = {"story", "rung", "also", "cases", "source", "curve", "dtype"}
+KEYS = {"gate", "mistake", "file"}
+MORE = {"old", "new", "story", "rung", "also", "cases", "source", "curve", "dtype"}
 
 
 @dataclass(frozen=True)
 class WrongKernel:
-    """One edit of a puzzle's solution: in `file`, `old` becomes `new`.
+    """One edit of a puzzle's solution: in `file`, `old` becomes `new`, or the gate's blank holds what a learner is given.
 
     `file` is relative to the op package; of a rung in Python it is the rung's own. `gate` is the gate that must name
     it, `also` are gates that cannot be right either; `mistake` is what the diagnosis must call it. `cases` are those
@@ -35,8 +37,8 @@ class WrongKernel:
     gate: str
     mistake: str
     file: str
-    old: str
-    new: str
+    old: str = ""
+    new: str = ""
     story: str = ""
     rung: str = ""
     also: tuple[str, ...] = ()
@@ -63,7 +65,7 @@ class WrongKernel:
     def package(self) -> OpPackage:
         """The wrong kernel's package, kept in the cache so that what is compiled of it can be kept too."""
         solution = roots.op_package(roots.solutions(), self.puzzle)
-        key = digest([solution.digest, self.file, self.old, self.new])
+        key = digest([solution.digest, self.file, self.gate, self.old, self.new])
         target = cache_folder("zoo", key) / self.name
         return OpPackage(keep(target, lambda staged: self.apply(staged, solution), "a wrong kernel"))
 
@@ -81,6 +83,13 @@ class WrongKernel:
     def edited(self, path: Path) -> str:
         """The text of a file with the edit. Raises DamagedFile where the old text does not stand in it exactly once."""
         text = path.read_text(encoding="utf-8")
+        if not self.old:
+            blank = blanks.find(text).get(self.gate)
+            if not (blank and blank.given):
+                raise DamagedFile(
+                    f"{self.name} has no old and no new, and no blank {self.gate} that is given wrong"
+                )
+            return blanks.join(blanks.split(text), {self.gate: blank.given})
         if text.count(self.old) != 1:
             raise DamagedFile(
                 f"wrong kernel {self.name} no longer applies: its old text stands {text.count(self.old)} times "
@@ -100,7 +109,8 @@ def read(path: Path, puzzle: str) -> WrongKernel:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise DamagedFile(f"{path}: {error}") from error
-    missing, unknown = KEYS - entries.keys(), entries.keys() - KEYS - MORE
+    edit = {"old", "new"} if {"old", "new"} & entries.keys() else set()
+    missing, unknown = (KEYS | edit) - entries.keys(), entries.keys() - KEYS - MORE
     if missing or unknown:
         what = [f"has no {', '.join(sorted(missing))}"] if missing else []
         what += [f"has an unknown key {', '.join(sorted(unknown))}"] if unknown else []

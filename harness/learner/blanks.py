@@ -9,10 +9,21 @@ A blank stands between two comment lines in any file under `solutions/`:
 `skeleton` replaces what is between by a FILL IN line; everything outside stays as it is, but for the suffix
 `_solution` of book anchors. `python -m harness dev generate` writes `problems/` from `solutions/`: these files, and
 links to what has no blanks.
+
+A blank may be given with wrong code in it, which the learner mends. It stands in the solution as comments, behind
+the right code:
+
+    # BLANK-GIVEN dx
+    # dx = 2 * dy
+    # BLANK-END dx
+
+In the problem file the start marker then bears a hash of that code, `# BLANK-START dx (given 0f3a92c1): ...`: while
+the blank holds nothing else, nobody has worked on it.
 """
 
 import codecs
 import difflib
+import hashlib
 import os
 import re
 import stat
@@ -23,9 +34,12 @@ from pathlib import Path
 from harness.errors import DamagedFile
 from harness.learner.layout import faults, is_link_to, layout, put_link
 
-START = re.compile(r"^(?P<indent>[ \t]*)# BLANK-START (?P<id>\w+): (?P<task>.+)$")
+START = re.compile(
+    r"^(?P<indent>[ \t]*)# BLANK-START (?P<id>\w+)(?: \(given (?P<mark>[0-9a-f]{8})\))?: (?P<task>.+)$"
+)
+GIVEN = re.compile(r"^[ \t]*# BLANK-GIVEN (?P<id>\w+)$")
 END = re.compile(r"^[ \t]*# BLANK-END (?P<id>\w+)$")
-MARKER = re.compile(r"^[ \t]*#\s*BLANK-(START|END)")
+MARKER = re.compile(r"^[ \t]*#\s*BLANK-(START|GIVEN|END)")
 LARGEST = 2**22
 """Bytes of a source file, at most."""
 REPAIR = "`python -m harness reset` puts the file back and keeps a copy of yours"
@@ -33,18 +47,35 @@ REPAIR = "`python -m harness reset` puts the file back and keeps a copy of yours
 
 @dataclass(frozen=True)
 class Blank:
-    """One region: its id, its task, the lines between the markers, and the number of the first (from 1)."""
+    """One region: its id, its task, the lines between the markers, and the number of the first (from 1).
+
+    `given` is the wrong code that a learner finds in it, in a solution's file; `mark` the hash of that code, in a
+    learner's.
+    """
 
     id: str
     task: str
     indent: str
     body: tuple[str, ...]
     line: int
+    given: tuple[str, ...] = ()
+    mark: str = ""
 
     @property
     def size(self) -> int:
-        """How many lines of code the region holds, comments and empty lines left out."""
-        return sum(1 for line in self.body if line.strip() and not line.strip().startswith("#"))
+        """How many lines of code somebody has written there: comments and empty lines left out, 0 for what was given."""
+        code = code_lines(self.body)
+        return 0 if self.mark and mark_of(code) == self.mark else len(code)
+
+
+def code_lines(body: Iterable[str]) -> list[str]:
+    """The lines that hold code, without spaces at their ends."""
+    return [line.rstrip() for line in body if line.strip() and not line.strip().startswith("#")]
+
+
+def mark_of(code: Iterable[str]) -> str:
+    """The hash by which given code is known."""
+    return hashlib.sha256("\n".join(code_lines(code)).encode()).hexdigest()[:8]
 
 
 def split(text: str, name: str = "the file") -> list[str | Blank]:
@@ -58,13 +89,14 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
     opened: re.Match | None = None
     opened_at = 0
     body: list[str] = []
+    given: list[str] | None = None
 
     def damaged(number: int, what: str) -> DamagedFile:
         return DamagedFile(f"{name}:{number}: {what}")
 
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
-        start, end = START.match(line.rstrip()), END.match(line.rstrip())
-        if MARKER.match(line) and not (start or end):
+        start, middle, end = (form.match(line.rstrip()) for form in (START, GIVEN, END))
+        if MARKER.match(line) and not (start or middle or end):
             raise damaged(number, f"damaged blank marker {line.strip()!r}")
         if start and opened:
             raise damaged(number, f"blank {start['id']} starts inside blank {opened['id']}")
@@ -72,14 +104,33 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
             raise damaged(number, f"blank {start['id']} stands twice")
         if end and (not opened or end["id"] != opened["id"]):
             raise damaged(number, f"BLANK-END {end['id']} without its BLANK-START")
+        if middle and (not opened or middle["id"] != opened["id"] or given is not None):
+            raise damaged(number, f"BLANK-GIVEN {middle['id']} without its BLANK-START")
         if start:
-            opened, opened_at, body = start, number, []
+            opened, opened_at, body, given = start, number, [], None
             seen.add(start["id"])
             pieces.append(line)
         elif end:
-            pieces.append(Blank(opened["id"], opened["task"], opened["indent"], tuple(body), opened_at + 1))
+            pieces.append(
+                Blank(
+                    opened["id"],
+                    opened["task"],
+                    opened["indent"],
+                    tuple(body),
+                    opened_at + 1,
+                    tuple(given or ()),
+                    opened["mark"] or "",
+                )
+            )
             pieces.append(line)
-            opened = None
+            opened, given = None, None
+        elif middle:
+            given = []
+        elif given is not None:
+            if not line.startswith(f"{opened['indent']}#"):
+                raise damaged(number, f"what is given of blank {opened['id']} must stand in comments")
+            rest = line[len(opened["indent"]) + 1 :].removeprefix(" ")
+            given.append(f"{opened['indent']}{rest}" if rest else "")
         elif opened:
             body.append(line)
         else:
@@ -150,13 +201,18 @@ def join(pieces: list[str | Blank], bodies: dict[str, tuple[str, ...]]) -> str:
 
 
 def skeleton(solution: str, name: str = "the file") -> str:
-    """The problem file of a solution file: blanks emptied, book anchors without `_solution`."""
+    """The problem file of a solution file: blanks emptied, or with the code that is given; book anchors without
+    `_solution`.
+    """
     pieces = split(solution, name)
-    bodies = {
-        piece.id: (f"{piece.indent}# FILL IN (about {piece.size} line{'s' * (piece.size != 1)})",)
-        for piece in pieces
-        if isinstance(piece, Blank)
-    }
+    bodies = {}
+    for at, piece in enumerate(pieces):
+        if isinstance(piece, Blank):
+            fill_in = f"{piece.indent}# FILL IN (about {piece.size} line{'s' * (piece.size != 1)})"
+            bodies[piece.id] = piece.given or (fill_in,)
+            if piece.given:
+                marked = f"{piece.id} (given {mark_of(piece.given)})"
+                pieces[at - 1] = f"{piece.indent}# BLANK-START {marked}: {piece.task}"
     return re.sub(r"(# ANCHOR(?:_END)?: *\w+?)_solution\b", r"\1", join(pieces, bodies))
 
 

@@ -6,6 +6,7 @@ command line to its exit code.
 
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -157,6 +158,7 @@ def test_an_edit_that_does_not_apply_once_is_an_error(tmp_path, solution, old, t
     ("text", "message"),
     [
         (GOOD.replace('gate = "dx"\n', ""), "some.toml has no gate"),
+        (re.sub("old = .*\n", "", GOOD), "some.toml has no old"),
         (GOOD + 'hint = "dx-1"\n', "some.toml has an unknown key hint"),
         (GOOD + "hint\n", "some.toml: "),
     ],
@@ -164,6 +166,16 @@ def test_an_edit_that_does_not_apply_once_is_an_error(tmp_path, solution, old, t
 def test_a_broken_file_is_named(tmp_path, text, message):
     with pytest.raises(DamagedFile, match=message):
         zoo.read(written(tmp_path, text), "p22")
+
+
+def test_what_a_learner_is_given_is_a_wrong_solution_without_further_words(tmp_path):
+    source = tmp_path / "some.py"
+    source.write_text("# BLANK-START dx: t\nright()\n# BLANK-GIVEN dx\n# wrong()\n# BLANK-END dx\n")
+    bug = zoo.WrongKernel("p22", "some", "dx", "m", "some.py")
+    assert "wrong()" in bug.edited(source) and "right()" not in bug.edited(source)
+    source.write_text("# BLANK-START dx: t\nright()\n# BLANK-END dx\n")
+    with pytest.raises(DamagedFile, match="no blank dx that is given wrong"):
+        bug.edited(source)
 
 
 def test_the_package_of_a_wrong_kernel_is_made_once(monkeypatch, tmp_path):

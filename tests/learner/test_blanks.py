@@ -120,6 +120,63 @@ def test_damaged_markers_are_named_with_file_and_line(old, new, line, words):
     assert raised.value.exit_code == 2
 
 
+GIVEN = """\
+def kernel():
+    # BLANK-START one: mend it
+    right()
+    # BLANK-GIVEN one
+    # if True:
+    #     wrong()
+    #
+    # BLANK-END one
+    # BLANK-START two: do the other thing
+    second()
+    # BLANK-END two
+"""
+
+
+def test_given_code_stands_in_the_problem_and_is_no_work_of_the_learner_s():
+    problem = blanks.skeleton(GIVEN)
+    found = blanks.find(problem)
+    assert found["one"].body == ("    if True:", "        wrong()", "") and found["one"].task == "mend it"
+    assert "right()" not in problem and "BLANK-GIVEN" not in problem and "FILL IN" in problem
+    assert [found["one"].size, found["two"].size] == [0, 0]
+    assert blanks.find(GIVEN)["one"].body == ("    right()",), "the solution's blank holds the right code"
+    assert blanks.find(problem.replace("wrong()", "mended()"))["one"].size == 2
+    emptied = problem.replace("    if True:\n        wrong()\n", "")
+    assert blanks.find(emptied)["one"].size == 0
+    assert blanks.find(blanks.fill(problem, GIVEN))["one"].body == ("    right()",)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("        wrong()\n", "        wrong()   \n\n    # is it this one?\n"),
+    ],
+    ids=["line endings", "spaces, empty lines and comments"],
+)
+def test_what_is_no_code_does_not_make_given_code_one_s_own(change):
+    problem = change(blanks.skeleton(GIVEN))
+    assert blanks.find(problem)["one"].size == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("    # if True:", "    if True:", 5, "what is given of blank one must stand in comments"),
+        ("    # BLANK-GIVEN one\n", "    # BLANK-GIVEN two\n", 4, "BLANK-GIVEN two without its BLANK-START"),
+        ("    #     wrong()\n", "    # BLANK-GIVEN one\n", 6, "BLANK-GIVEN one without its BLANK-START"),
+        ("    second()\n", "    # BLANK-GIVEN\n", 10, "damaged blank marker"),
+    ],
+)
+def test_damage_to_given_code_is_named(old, new, line, words):
+    assert GIVEN.count(old) == 1
+    with pytest.raises(DamagedFile) as raised:
+        blanks.split(GIVEN.replace(old, new), "some/file.py")
+    assert str(raised.value).startswith(f"some/file.py:{line}: ") and words in str(raised.value)
+
+
 code_lines = st.lists(st.sampled_from(["    x = 1", "    # note", "", "\ty()", "    # ANCHOR: a_solution"]))
 
 

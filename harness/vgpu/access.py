@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .memory import NOWHERE, Extent, Space
+from .memory import NOWHERE, Extent, Space, Views
 from .ptx import Instr
 
 KIND = {"pred": "p", "b128": "u8"}
@@ -76,13 +76,14 @@ class Access:
     def forget(self):
         """Drop what was cached about the last launch."""
         self.tensor: Extent = NOWHERE
-        self._space = self._views = None
+        self._space: Space | None = None
+        self._views: Views | None = None
         for twin in self._twins.values():
             twin.forget()
 
-    def views(self, space: Space):
+    def views(self, space: Space) -> Views:
         """The views of `space` with this access's element size."""
-        if self._space is not space:
+        if self._space is not space or self._views is None:
             self._space, self._views = space, space.views(self.width, self.count)
         return self._views
 

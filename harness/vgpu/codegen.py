@@ -266,7 +266,7 @@ class Writer:
         }
         out = []
         for r in self.block.stores:
-            if self.block.kind == "barrier" and r in registers(self.block.term.args[0]):
+            if self.block.kind == "barrier" and r in registers(self.block.end.args[0]):
                 continue  # the result of bar.red, which the executor stores when the barrier is passed
             if r.startswith("return_"):
                 out.append((r, f"c_u4_{self.block.succs[1]}", f"c_u4_{self.block.succs[1]}"))
@@ -288,9 +288,10 @@ class Writer:
         if b.term is not None:
             self.instructions += 1
         if b.kind == "branch":
-            return self.use_reg(b.term.pred, "p")
+            assert b.end.pred is not None  # what makes it a branch
+            return self.use_reg(b.end.pred, "p")
         if b.kind == "switch":
-            return self.use(b.term.args[0], "u4")
+            return self.use(b.end.args[0], "u4")
         if b.kind == "ret":
             return self.use_reg(Reg(f"return_{b.function}"), "u4")
         if b.kind == "barrier":
@@ -299,7 +300,7 @@ class Writer:
 
     def barrier(self) -> str:
         """(barrier number, thread count or None, predicate or None) of a bar.sync or bar.red."""
-        i = self.block.term
+        i = self.block.end
         args = list(i.args)
         if "red" in i.mods:
             args = args[1:]

@@ -9,8 +9,12 @@ are its bank conflicts.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+
+from .codegen import Code
+from .report import Checks
 
 
 @dataclass(slots=True)
@@ -43,11 +47,22 @@ class TensorTraffic:
     atomics: int = 0
 
 
+class Counted(Protocol):
+    """What is read of the launch that is counted (launch.py)."""
+
+    checks: Checks
+    code: Code
+    grid: tuple[int, int, int]
+    threads: int
+    block_threads: dict[int, int]  # basic block -> threads that ran it
+    atomic_hits: dict[int, int]  # place -> atomics on it
+
+
 @dataclass(slots=True, eq=False)
 class Counters:
     """All counters of a launch; complete when the launch is over."""
 
-    run: object = field(repr=False)
+    run: Counted = field(repr=False)
     global_load: Traffic = field(default_factory=Traffic)
     global_store: Traffic = field(default_factory=Traffic)
     global_atomic: Traffic = field(default_factory=Traffic)

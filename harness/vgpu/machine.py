@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from . import opcodes, opcodes_memory, ptx  # noqa: F401  (the opcodes register their emitters)
 from .codegen import Code
+from .counters import Counters
 from .errors import (  # noqa: F401  (re-exported)
     InvalidAddress,
     InvalidPTX,
@@ -33,21 +35,12 @@ from .errors import (  # noqa: F401  (re-exported)
 from .launch import Run
 from .memory import DEFAULT_BASE, Arena, OutOfSpace
 from .program import LinkError, Program
-from .report import Finding, Findings, index_text
+from .report import Checks, Finding, Findings, index_text
 
 STATIC_SHARED_LIMIT = 48 << 10
 SHARED_LIMIT = 227 << 10
 RED_ZONE = 256
 FIRST_SHARED = 1024
-
-
-@dataclass(frozen=True)
-class Checks:
-    """What to look for besides wrong addresses and barriers, which are always checked."""
-
-    uninitialised: bool = True
-    races: bool = True
-    counters: bool = True
 
 
 @dataclass(eq=False)
@@ -93,7 +86,7 @@ class Launch:
     kernel: Kernel
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    counters: object = None
+    counters: Counters = field(init=False)
     findings: list[Finding] = field(default_factory=list)
     trace: list[tuple[str, str, int, np.ndarray]] = field(default_factory=list)
     seconds: float = 0.0
@@ -251,6 +244,7 @@ class VirtualGPU:
             if v.space in ("global", "const") and v.nbytes:
                 address = module.addresses[v.name] = self.allocate(v.nbytes, v.name)
                 extent = self.arena.find(address)
+                assert extent is not None  # just allocated
                 extent.constant = v.space == "const"
         for v in parsed.variables.values():
             if v.name in module.addresses:
@@ -302,7 +296,7 @@ class VirtualGPU:
         StepBudgetExceeded.
         Faults of the kernel do not raise: they are findings.
         """
-        grid, block, cluster = (tuple(int(x) for x in t) for t in (grid, block, cluster))
+        grid, block, cluster = (_triple(sizes) for sizes in (grid, block, cluster))
         self._check_launch(kernel, grid, block, args, shared_bytes, cluster)
         launch = Launch(name or kernel.name, kernel, grid, block)
         run = Run(self, launch, kernel, args, shared_bytes, cluster)
@@ -311,8 +305,6 @@ class VirtualGPU:
         return launch
 
     def _check_launch(self, kernel, grid, block, args, shared_bytes, cluster):
-        if len(grid) != 3 or len(block) != 3 or len(cluster) != 3:
-            raise LaunchError("grid, block and cluster need three dimensions")
         threads = block[0] * block[1] * block[2]
         for what, sizes, limits in (
             ("grid", grid, (2**31 - 1, 65535, 65535)),
@@ -350,3 +342,11 @@ class VirtualGPU:
         if self.echo:
             sys.stdout.write(text)
             sys.stdout.flush()
+
+
+def _triple(sizes: Iterable[int]) -> tuple[int, int, int]:
+    try:
+        x, y, z = (int(size) for size in sizes)
+    except ValueError:
+        raise LaunchError("grid, block and cluster need three dimensions") from None
+    return x, y, z

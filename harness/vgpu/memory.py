@@ -67,14 +67,18 @@ class Extent:
 NOWHERE = Extent(1 << 62, 0)
 
 
+Views = tuple[np.ndarray, np.ndarray, np.generic]
+"""The data, the map of what is written, and the value of the map where all of an element is."""
+
+
 class Space:
     """Bytes with views by element size. `data` is uint8, its length a multiple of 64; `written` the map beside it."""
 
     def __init__(self, data: np.ndarray, written: np.ndarray):
         self.data, self.written = data, written
-        self._views: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, object]] = {}
+        self._views: dict[tuple[int, int], Views] = {}
 
-    def views(self, width: int, count: int):
+    def views(self, width: int, count: int) -> Views:
         """(data view, written view, all-written value) for accesses of `count` elements of `width` bytes.
 
         With count > 1 the data view has rows of `count` elements.

@@ -38,11 +38,11 @@ def coverage(folder: Path = TESTS) -> dict[str, str]:
                 for mark in node.decorator_list:
                     if isinstance(mark, ast.Call) and getattr(mark.func, "id", "") == "covers":
                         for a in mark.args:
-                            out.setdefault(a.value, f"{file.name}::{node.name}")
+                            out.setdefault(ast.literal_eval(a), f"{file.name}::{node.name}")
             elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "CASES":
                 for call in ast.walk(node.value):
                     if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "C":
-                        for text in call.args[0].value.split(";"):
+                        for text in ast.literal_eval(call.args[0]).split(";"):
                             word = re.match(r"\s*(\w+)", text)
                             if word:
                                 out.setdefault(word[1], f"{file.name}::test_value")

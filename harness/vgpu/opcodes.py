@@ -549,11 +549,11 @@ def cvta(w: Writer, i: Instr):
 def isspacep(w: Writer, i: Instr):
     """global, shared, local, const, param"""
     space = i.mods[0].split("::")[0]
-    low = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}.get(space)
     e = w.use(i.args[1], "u8")
     if space in ("global", "const"):
         w.define(i.args[0], "p", f"{e} < {w.code.constant('u8', SHARED_WINDOW)}")
     else:
+        low = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}[space]
         w.define(i.args[0], "p", f"({e} >> u8({low.bit_length() - 1})) == u8(1)")
 
 

@@ -103,6 +103,12 @@ class Block:
     spins: bool = False
     order: int = 0
 
+    @property
+    def end(self) -> Instr:
+        """The instruction that ends a block whose kind is one: all but some jumps and exits."""
+        assert self.term is not None
+        return self.term
+
 
 class Program:
     """One kernel ready for code generation: `blocks`, register types, and the layout of its local variables."""
@@ -230,7 +236,7 @@ class Program:
         for branch, labels in fixups:
             for label in labels:
                 if label not in f.labels:
-                    raise LinkError(f"PTX line {branch.term.line}: branch to unknown label {label}")
+                    raise LinkError(f"PTX line {branch.end.line}: branch to unknown label {label}")
                 branch.succs.append(at[f.labels[label]].index)
             if branch.kind == "branch":
                 branch.succs.reverse()  # taken first, then the fall-through block that was there already
@@ -307,12 +313,15 @@ class Program:
             last_call[given.name] = self._frames[name, parameter.name]
         pending.clear()
 
+    def _register(self, number: int, register: Reg) -> Reg:
+        return register if register.name == "_" else Reg(self.join(number, register.name), register.negated)
+
     def _renamed(self, i: Instr, number: int, f: Function, pending, last_call) -> Instr:
         """A copy of `i` with joined register names; parameters of calls become local memory ("frame" space)."""
 
         def walk(a):
             if isinstance(a, Reg):
-                return a if a.name == "_" else Reg(self.join(number, a.name), a.negated)
+                return self._register(number, a)
             if isinstance(a, Mem) and isinstance(a.base, Reg):
                 return Mem(Reg(self.join(number, a.base.name)), a.offset)
             if isinstance(a, Vec):
@@ -326,13 +335,15 @@ class Program:
             return a
 
         args = i.args if i.op == "call" else tuple(walk(a) for a in i.args)
-        out = Instr(i.op, i.mods, args, walk(i.pred) if i.pred else None, i.line, i.loc)
+        out = Instr(i.op, i.mods, args, self._register(number, i.pred) if i.pred else None, i.line, i.loc)
         space = next((m for m in i.mods if m.startswith("param")), None)
         if i.op in ("ld", "st") and space:
             mem = i.args[1] if i.op == "ld" else i.args[0]
             base = mem.base.name if isinstance(mem.base, Sym) else None
             in_frame = tuple("frame" if m is space else m for m in i.mods)
-            if (f.name, base) in self._frames:  # a parameter or return value of this function itself
+            if (
+                base is not None and (f.name, base) in self._frames
+            ):  # a parameter or return value of this function itself
                 place = Mem(None, self._frames[f.name, base] + mem.offset)
                 out.mods, out.args = in_frame, (args[0], place) if i.op == "ld" else (place, *args[1:])
             elif i.op == "st":  # an argument: its place is known when the call comes
@@ -533,7 +544,7 @@ def has_destination(i: Instr) -> bool:
     if i.op == "mbarrier":
         return not (
             "init" in i.mods or "inval" in i.mods or "expect_tx" in i.mods or "complete_tx" in i.mods
-        ) and (len(i.args) > 1 or not isinstance(i.args[0], Mem))
+        ) and (len(i.args) > 1 or not any(isinstance(a, Mem) for a in i.args))
     return i.op not in _NO_DESTINATION and bool(i.args)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 WIDTH = {"pred": 0, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2}
 WIDTH |= {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "tf32": 4}
@@ -81,8 +82,11 @@ class Vec:
 class Pair:
     """Two destinations in one: `%p1|%p2`."""
 
-    first: object
-    second: object
+    first: Operand
+    second: Operand
+
+
+Operand = Reg | Imm | Sym | Mem | Vec | Pair
 
 
 @dataclass(slots=True)
@@ -209,7 +213,7 @@ class _Parser:
         self.seen: dict[tuple[int, int, int], Location] = {}
         self.operands: dict[str, object] = {}
 
-    def fail(self, line: int, why: str):
+    def fail(self, line: int, why: str) -> NoReturn:
         raise PtxError(f"PTX line {line}: {why}")
 
     def run(self) -> Module:
@@ -359,7 +363,9 @@ class _Parser:
     def variable(self, text: str, line: int, space: str) -> Variable:
         """`.param .align 8 .b8 name[32]`, `.shared .align 4 .b8 x[64]`, `.global .u32 n = 3`."""
         head, _, init = text.partition("=")
-        head, dims = _ARRAY.match(head.strip()).groups()
+        found = _ARRAY.match(head.strip())
+        assert found is not None  # the pattern takes any text
+        head, dims = found.groups()
         words = head.split()
         align = 0
         kind = None
@@ -387,6 +393,7 @@ class _Parser:
         for item in split_commas(text.replace("{", "").replace("}", "")):
             if not _NUMBER.match(item):
                 m = re.match(r"(?:generic\()?([\w$.%]+)\)?(?:\s*\+\s*(\d+))?", item)
+                assert m is not None  # what is no number is a name
                 var.pointers.append((len(data), m[1], int(m[2] or 0)))
                 data += bytes(width)
                 continue
@@ -414,6 +421,12 @@ class _Parser:
     def finish(self):
         self.function = None
 
+    @property
+    def open(self) -> Function:
+        """The function whose body is being read."""
+        assert self.function is not None
+        return self.function
+
     # -- statements -----------------------------------------------------------------------------------------
     def statement(self, text: str, line: int):
         if not text:
@@ -421,7 +434,7 @@ class _Parser:
         if text[0] == ".":
             self.directive(text, line)
             return
-        f = self.function
+        f = self.open
         pred = None
         if text[0] == "@":
             guard, _, text = text.partition(" ") if " " in text.split("\t")[0] else text.partition("\t")
@@ -434,7 +447,7 @@ class _Parser:
         f.body.append(Instr(op, tuple(mods), args, pred, line, self.loc))
 
     def directive(self, text: str, line: int):
-        f = self.function
+        f = self.open
         word = text.split(None, 1)[0]
         if word == ".reg":
             parts = text.split(None, 2)
@@ -489,7 +502,7 @@ class _Parser:
         if _NUMBER.match(text):
             return number(text)
         name = self.resolve(text)
-        if name in self.function.regs or c == "%" or text == "_":
+        if name in self.open.regs or c == "%" or text == "_":
             return Reg(name)
         m = re.match(r"([\w$.%]+)\s*(?:\+\s*(-?\d+))?$", text)
         if not m:
@@ -501,7 +514,7 @@ class _Parser:
         if not m:
             self.fail(line, f"address '[{text}]' is not understood")
         base, offset = self.resolve(m[1]), int((m[2] or "0").replace(" ", ""), 0)
-        if base in self.function.regs:
+        if base in self.open.regs:
             return Mem(Reg(base), offset)
         if base[0].isdigit():
             return Mem(None, int(base, 0) + offset)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .batch_memory import BatchMemory
 from .memory import Extent
 from .program import registers
 from .ptx import WIDTH
@@ -127,7 +128,7 @@ class AccessLog:
         self.fresh: list = []
         self.size = 0
         self.has_store = False
-        self.batch = None
+        self.batch: BatchMemory | None = None
         self.clocks = BlockClocks(self) if syncs and self.checking else None
         self.traced: dict[tuple, list[np.ndarray]] = {}
         self.warp_syncs = False  # whether a warp-wide instruction has been executed
@@ -139,8 +140,8 @@ class AccessLog:
         self.shared: list = []
         self.shared_store = False
         self.segment = 0
-        self.shared_marks = None
-        self.ids = None
+        self.shared_marks: Marks | None = None
+        self.ids: tuple | None = None
 
     def identity(self, batch):
         """Marks of all threads without epoch and instruction: (global ones, shared ones)."""
@@ -348,6 +349,7 @@ class AccessLog:
             their_thread = run.thread_index(them >> 12 & 1023)
             theirs = block = run.block_index(who >> 36 & (1 << _TOP) - 1)
             if kind == "shared race":
+                assert batch is not None  # shared memory is a batch's
                 local = byte % batch.shared_size
                 theirs = block = run.block_index(int(batch.blocks[byte // batch.shared_size]))
                 extent = next((x for x in run.shared_extents if x.start <= local < x.end), None)
@@ -376,25 +378,26 @@ class AccessLog:
 
     # -- shared memory --------------------------------------------------------------------------------------
     def digest_shared(self, keep_reads: bool):
+        batch = self.batch
+        assert batch is not None  # it has logged the entries
         entries, self.shared = self.shared, []
         store, self.shared_store = self.shared_store, False
         if self.counting:
-            self.run.counters.consume_shared(self.batch, entries)
+            self.run.counters.consume_shared(batch, entries)
         # Loads alone matter only if somebody may still store in the same epoch.
         if not self.checking or not (store or keep_reads or self.shared_marks is not None):
             return
         if self.shared_marks is None:
-            self.shared_marks = Marks(self.batch.count * self.batch.shared_size // self.shared_granule + 1)
+            self.shared_marks = Marks(batch.count * batch.shared_size // self.shared_granule + 1)
         segments: list[list] = []
         for e in entries:
             if not segments or segments[-1][0][6] != e[6]:
                 segments.append([])
             segments[-1].append(e)
         for part in segments:
-            self.check_shared(part, keep_reads or len(segments) > 1)
+            self.check_shared(self.shared_marks, part, keep_reads or len(segments) > 1)
 
-    def check_shared(self, entries, keep_reads: bool):
-        marks = self.shared_marks
+    def check_shared(self, marks: Marks, entries, keep_reads: bool):
         kinds: dict[str, list] = {}
         for e in entries:
             kinds.setdefault(e[0].role, []).append(e)

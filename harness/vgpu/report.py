@@ -57,6 +57,15 @@ def place(instr: Instr | None) -> str:
     return f"{at.file}:{at.line}:{at.column}" if at else f"PTX line {instr.line} ({instr.name})"
 
 
+@dataclass(frozen=True)
+class Checks:
+    """What to look for besides wrong addresses and barriers, which are always checked."""
+
+    uninitialised: bool = True
+    races: bool = True
+    counters: bool = True
+
+
 @dataclass(slots=True)
 class Finding:
     """One fault: its first occurrence, and how often it occurred.
@@ -71,7 +80,7 @@ class Finding:
     where: str = ""
     kernel: str = ""
     tensor: str = ""
-    index: object = None
+    index: int | tuple[int, ...] | None = None
     block: tuple[int, int, int] | None = None
     thread: tuple[int, int, int] | None = None
     count: int = 1

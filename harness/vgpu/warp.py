@@ -13,13 +13,14 @@ import numpy as np
 
 from . import numeric
 from .access import LOCAL_WINDOW, Access
+from .batch_memory import BatchMemory
 from .errors import UnsupportedInstruction
 from .fragments import fragment_maps
 
 u2, u4, u8 = np.uint16, np.uint32, np.uint64
 
 
-class WarpOps:
+class WarpOps(BatchMemory):
     """Warp-wide and asynchronous instructions of a batch."""
 
     def start_warps(self):
@@ -28,9 +29,9 @@ class WarpOps:
         self.exited_bits = np.zeros(self.warps, u4)
         self.initial_bits = self.all_bits = self.gather_bits(np.arange(self.n))
         self.copies: list[list] = []  # [positions, their commit number, landing function]
-        self.commits = None
+        self.commits: np.ndarray | None = None  # asynchronous copies: the groups committed, per thread
         self.mbarriers: dict[tuple[int, int], list[int]] = {}
-        self.sources: dict[tuple, np.ndarray] = {}
+        self.sources: dict[tuple, tuple[np.ndarray, ...]] = {}  # of shuffles whose lanes are constants
 
     def squeeze_warps(self, L):
         self.all_bits = self.gather_bits(np.arange(len(L)))
@@ -237,7 +238,7 @@ class WarpOps:
         if types[0] == "f32":
             sums = (out[:, k].reshape(-1).astype(np.float32) for k in range(out.shape[1]))
             return [numeric.canonical(x).view(u4) for x in sums]
-        bits = numeric.canonical(out.astype(np.float16)).view(u2).astype(u4)
+        bits = np.asarray(numeric.canonical(out.astype(np.float16))).view(u2).astype(u4)
         return [(bits[:, k] | (bits[:, k + 1] << u4(16))).reshape(-1) for k in range(0, out.shape[1], 2)]
 
     def elements(self, registers, kind: str, warps: int) -> np.ndarray:
@@ -284,6 +285,13 @@ class WarpOps:
     def copies_pending(self) -> bool:
         return self.commits is not None
 
+    def groups(self) -> np.ndarray:
+        """How many groups of copies each thread has committed."""
+        commits = self.commits
+        if commits is None:
+            commits = self.commits = np.zeros(self.n, np.int64)
+        return commits
+
     def copy_async(self, R: Access, W: Access, target, source, extra, L):
         """cp.async: the source is checked now, the data lands when the thread waits for it.
 
@@ -299,7 +307,7 @@ class WarpOps:
         parts = [np.zeros(len(P), f"u{R.width}") for _ in range(R.count)]
         if some.any():
             got = self.load_global(R, source[some], P[some])
-            for k, part in enumerate(got if R.count > 1 else [got]):
+            for k, part in enumerate([got] if isinstance(got, np.ndarray) else got):
                 keep = np.clip(take[some] - k * R.width, 0, R.width).astype(u8) * u8(8)
                 bits = np.where(keep >= u8(64), ~u8(0), (u8(1) << np.minimum(keep, u8(63))) - u8(1))
                 parts[k][some] = part & bits.astype(part.dtype)
@@ -307,14 +315,10 @@ class WarpOps:
             # The hardware may write any time from now on: for the race check there is a store here too.
             safe = np.clip(target.astype(np.int64), 0, self.shared_size - W.nbytes)
             self.log.add_shared(self, W.in_space("early"), (self.shared_base[P] + safe) >> W.shift, L)
-        if self.commits is None:
-            self.commits = np.zeros(self.n, np.int64)
-        self.copies.append([P, self.commits[P], W, target, parts])
+        self.copies.append([P, self.groups()[P], W, target, parts])
 
     def copy_commit(self, L):
-        if self.commits is None:
-            self.commits = np.zeros(self.n, np.int64)
-        self.commits[self.positions(L)] += 1
+        self.groups()[self.positions(L)] += 1
 
     def copy_wait(self, L, allowed: int):
         """Let the copies land whose group is older than the newest `allowed` ones; -1: all, committed or not."""
@@ -326,7 +330,7 @@ class WarpOps:
         for P, group, W, target, parts in self.copies:
             done = here[P]
             if allowed >= 0:
-                done = done & (group < self.commits[P] - allowed)
+                done = done & (group < self.groups()[P] - allowed)
             if done.any():
                 self.store_shared(
                     W,

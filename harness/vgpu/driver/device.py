@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from ..machine import VirtualGPU, VirtualGPUError
+from ..machine import Kernel, Module, VirtualGPU, VirtualGPUError
 from .kernel_names import KernelCatalogue
 
 # Words of a request: operation, input address and length, room for output (address and length), arguments.
@@ -89,7 +89,9 @@ MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, PTX_VERSION, BINARY_VERSION, MAX_DYNAM
 
 def capability(arch: str) -> tuple[int, int]:
     """Compute capability of a target name: "sm_90a" -> (9, 0)."""
-    number = int(re.fullmatch(r"sm_(\d+)[a-z]?", arch)[1])
+    found = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
+    assert found is not None, arch
+    number = int(found[1])
     return number // 10, number % 10
 
 
@@ -150,7 +152,7 @@ class DriverError(VirtualGPUError):
 class LoadedModule:
     """One cuModuleLoadDataEx: the machine's module and what the program's kernel names mean in it."""
 
-    module: object
+    module: Module
     entry_of: dict[
         str, str
     ]  # the program's symbol -> symbol in `module` (differs when a twin with lines was found)
@@ -161,7 +163,7 @@ class LoadedModule:
 class Function:
     """One kernel handle of the program."""
 
-    kernel: object
+    kernel: Kernel
     label: str
     layout: list[tuple[int, int]]  # (offset, size) of each parameter in the packed argument buffer
     dynamic_shared_limit: int
@@ -300,14 +302,14 @@ class Device:
             return (), b""
         address = arguments[0]
         if self._allocation(address) in self._in_kernels:
-            return (), memoryview(self.gpu.read(address, room))
+            return (), self.gpu.read(address, room).data
         offset = self.gpu.arena.offset(address, room)
         if offset is None:
             raise DriverError(
                 "CUDA_ERROR_INVALID_VALUE",
                 f"cannot read {room} bytes at {address:#x}: that is not inside one allocation",
             )
-        return (), memoryview(self.gpu.arena.data[offset : offset + room])
+        return (), self.gpu.arena.data[offset : offset + room].data
 
     def _copy(self, arguments, data, room):
         target, source, size = arguments[:3]
@@ -382,6 +384,7 @@ class Device:
         if address is None:
             raise DriverError("CUDA_ERROR_NOT_FOUND", f"the module has no variable named {name}")
         extent = self.gpu.arena.find(address)
+        assert extent is not None  # loading the module has allocated it
         return (address, extent.end - extent.start), b""
 
     def _function_attribute(self, arguments, data, room):

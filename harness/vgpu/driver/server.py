@@ -69,10 +69,11 @@ class Executor:
             selector.register(listener, selectors.EVENT_READ)
             stop_code = self._serve_program(program, name, timeout, selector, listener)
             for key in list(selector.get_map().values()):
-                if key.fileobj is not listener:
+                if isinstance(key.fileobj, socket.socket) and key.fileobj is not listener:
                     key.fileobj.close()
         if stop_code is not None:
             return stop_code
+        assert self._child is not None  # started, and ended by itself
         code = self._child.wait()
         return code if code >= 0 else 128 - code
 
@@ -117,11 +118,13 @@ class Executor:
         # The signal handler raises when the program ends; the time limit covers a signal just before the wait.
         while not self.ended():
             for key, _ in selector.select(timeout=0.5):
-                if key.fileobj is listener:
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)  # nothing else is registered
+                if connection is listener:
                     self._accept(selector, listener)
-                elif not _answer(key.fileobj, key.data):
-                    selector.unregister(key.fileobj)
-                    key.fileobj.close()
+                elif not _answer(connection, key.data):
+                    selector.unregister(connection)
+                    connection.close()
 
     def _accept(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
         connection, _ = listener.accept()

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
+from pathlib import Path
 
 from harness.errors import EnvironmentProblem
 
 from .driver import build, server
 from .driver.device import ARCHITECTURES, Device, capability, device_attributes
 from .machine import Checks, StepBudgetExceeded, UnsupportedInstruction, VirtualGPU
-from .report import summary
+from .report import Finding, summary
 
 CHECKS = [field.name for field in dataclasses.fields(Checks) if field.default is True]
 
@@ -23,12 +25,13 @@ LONGEST = 10_000_000
 """Seconds: more than the system's clocks take is no limit."""
 
 EPILOG = """\
-exit codes of exec: the program's own; 1 if it ended with 0 but an error was found; 2 bad use; 5 the driver cannot be
-built or a kernel needs an instruction that is not supported; 124 time limit; 130 Ctrl-C
+exit codes of exec: the program's own; 1 (--error-exitcode) if it ended with 0 but an error was found; 2 bad use; 5 the
+driver cannot be built or a kernel needs an instruction that is not supported; 124 time limit; 130 Ctrl-C
 
 examples:
   python -m harness vgpu exec -- mojo run vector_add.mojo
   python -m harness vgpu exec --blocks reversed --timeout 60 -- ./my_program --size 100
+  python -m harness vgpu exec --error-exitcode 99 --json findings.json -- mojo run -g1 vector_add.mojo
 """
 
 
@@ -62,6 +65,14 @@ def parser() -> argparse.ArgumentParser:
         help=f"all, none, or some of {','.join(CHECKS)} (default all)",
     )
     run.add_argument("--timeout", type=float, metavar="SECONDS", help="stop the program after this time")
+    run.add_argument(
+        "--error-exitcode",
+        type=int,
+        default=1,
+        metavar="N",
+        help="exit code, 1 to 255, where an error was found, whatever the program's own is (default: 1, if that is 0)",
+    )
+    run.add_argument("--json", metavar="FILE", help="write the findings to FILE (- for standard output)")
     run.add_argument("--verbose", action="store_true", help="one line for each kernel that is loaded or run")
     info = commands.add_parser("info", help="print the device's limits and where its driver lies")
     for command in (run, info):
@@ -102,6 +113,10 @@ def execute(options: argparse.Namespace) -> int:
         server.say(f"--timeout {options.timeout:g}: must be more than 0 and at most {LONGEST:,} seconds")
         return 2
 
+    if not 1 <= options.error_exitcode <= 255:
+        server.say(f"--error-exitcode {options.error_exitcode}: must be from 1 to 255")
+        return 2
+
     def make_device() -> Device:
         gpu = VirtualGPU(options.arch, checks=checks, blocks=options.blocks)
         return Device(gpu, options.arch, log=server.say, verbose=options.verbose)
@@ -116,25 +131,63 @@ def execute(options: argparse.Namespace) -> int:
         return 2
     if code == server.TIMED_OUT:
         server.say(f"stopped after {options.timeout:g} s (--timeout)")
-    return summarise(executor.devices, options.arch, code)
+    result = summarise(executor.devices, options.arch, code, options.error_exitcode)
+    if options.json:
+        try:
+            write_json(options.json, executor.devices, options.arch, code, result)
+        except OSError as error:
+            server.say(f"--json {options.json}: {error.strerror}")
+            return 2
+    return result
 
 
-def summarise(devices: list[Device], arch: str, code: int) -> int:
-    """Print what was found and return the exit code: the program's own unless that is 0 and something is wrong."""
-    findings = [finding for device in devices for finding in device.gpu.findings]
+def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) -> int:
+    """Print what was found and return the exit code.
+
+    It is the program's own, unless that is 0 and something is wrong. A code other than 1 for errors goes before it.
+    """
+    findings = all_findings(devices)
     launches = sum(len(device.gpu.launches) for device in devices)
     if findings:
         print(summary(findings), file=sys.stderr)
     errors = sum(finding.is_error for finding in findings)
+    if any(finding.instr is not None and finding.instr.loc is None for finding in findings):
+        server.say(
+            "compile with -g1 (mojo run -g1, mojo build -g1) to see source lines in place of PTX lines, and the"
+        )
+        server.say("Mojo library's own quirks told apart from errors of yours")
     notes = len(findings) - errors
     what = "the program ran no kernel" if not launches else f"{launches} launch{'es' * (launches > 1)}"
     server.say(f"{arch}: {what}, {plural(errors, 'error')}, {plural(notes, 'note')}")
     failures = {type(error) for device in devices for error in device.errors}
-    if code != 0:
+    wrong = errors > 0 or StepBudgetExceeded in failures
+    if code != 0 and not (wrong and error_code != 1):
         return code
     if UnsupportedInstruction in failures:
         return 5
-    return 1 if errors or StepBudgetExceeded in failures else 0
+    return error_code if wrong else 0
+
+
+def all_findings(devices: list[Device]) -> list[Finding]:
+    """What was found on all devices, in the order of the launches."""
+    return [finding for device in devices for finding in device.gpu.findings]
+
+
+def write_json(file: str, devices: list[Device], arch: str, code: int, result: int):
+    """Write what a machine reads of a run: exit codes, launches, and each finding as `Finding.as_dict` has it."""
+    data = {
+        "device": f"virtual GPU ({arch})",
+        "program_exit_code": code,
+        "exit_code": result,
+        "launches": sum(len(device.gpu.launches) for device in devices),
+        "failures": [str(error) for device in devices for error in device.errors],
+        "findings": [finding.as_dict() for finding in all_findings(devices)],
+    }
+    text = json.dumps(data, indent=2, default=int) + "\n"
+    if file == "-":
+        print(text, end="")
+    else:
+        Path(file).write_text(text)
 
 
 def plural(count: int, word: str) -> str:

@@ -9,6 +9,7 @@ Threads that exited are squeezed out, so kernels that guard with `if i < n` keep
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from .ptx import WIDTH
 from .warp import WarpOps
 
 SPIN_ROUNDS = 256
+# Steps in polling loops between two looks at whether anything changes: several turns of all other threads lie between.
+SPIN_LOOK = 8 * SPIN_ROUNDS
 
 
 class StepBudget(Exception):
@@ -27,6 +30,14 @@ class StepBudget(Exception):
     def __init__(self, block, threads: int):
         super().__init__()
         self.block, self.threads = block, threads
+
+
+class Livelock(StepBudget):
+    """Threads of `.batch` poll in `.block`, and the state of all of it repeats: nobody can ever let them go on."""
+
+    def __init__(self, block, threads: int, batch: Batch):
+        super().__init__(block, threads)
+        self.batch = batch
 
 
 class Trap(Exception):
@@ -132,6 +143,7 @@ class Batch(WarpOps):
         rounds = 0  # steps in polling loops since the last time that other threads were let run
         turn = 0  # steps for which the others still go first
         last: dict[int, int] = {}  # polling block -> step when it last ran
+        polled, seen = 0, {}  # steps in polling loops; states of the batch -> how often they were met
         while True:
             if not pending:
                 if not self.release(pending):
@@ -155,7 +167,10 @@ class Batch(WarpOps):
                 last[index] = run.steps
                 if pending or self.waiting:
                     rounds += 1
+                polled += 1
             L = groups[0] if len(groups) == 1 else self.merge(groups)
+            if block.spins and polled % SPIN_LOOK == 0 and self.repeats(seen, index, L, pending):
+                raise Livelock(block, self.n if L is None else len(L), self)
             if (
                 L is not None
                 and not pending
@@ -190,6 +205,26 @@ class Batch(WarpOps):
                 self.waiting.append((index, L, ("cluster", None, None)))
             else:
                 raise Trap(block, self, self.positions(L))
+
+    def repeats(self, seen: dict[bytes, int], index: int, L, pending) -> bool:
+        """Whether registers, memory and places of all threads are, for the third time, what they were at another look.
+
+        Between two looks every group of threads has had its turn, so nothing can ever change again. A loop that counts,
+        or reads a clock, is another state each time.
+        """
+        state = [index, L, *(x for i in sorted(pending) for x in (i, *pending[i])), *self.S]
+        state += [x for i, group, _ in self.waiting for x in (i, group)]
+        state += [sorted((k, *v) for k, v in self.mbarriers.items()), len(self.copies)]
+        state += [self.shared_space.data, *self.arena.contents()]
+        if self.run.local_size:
+            state.append(self.local_space.data)
+        digest = hashlib.blake2b(digest_size=16)
+        for part in state:
+            plain = not isinstance(part, np.ndarray) or part.ndim == 0
+            digest.update(repr(part).encode() if plain else np.ascontiguousarray(part))
+        key = digest.digest()
+        seen[key] = seen.get(key, 0) + 1
+        return seen[key] == 3
 
     def merge(self, groups):
         """One sorted position array of several, None when it is everybody."""
@@ -283,6 +318,7 @@ class Batch(WarpOps):
                 self.run.barrier_divergence(self, waiting, deadlock=False, only=odd)
         self.waiting = []
         values = self.reduce_barrier(waiting, ready)
+        together = []
         for (index, L, value), result in zip(waiting, values, strict=True):
             go = ready[self.block_of[L]]
             stay = L[~go]
@@ -298,8 +334,12 @@ class Batch(WarpOps):
             if result is not None:
                 instr = self.program.blocks[index].term
                 put(self, self.S, self.code.slots[instr.args[0].name], moving, result[go])
+            if isinstance(value[0], str):
+                together.append(moving)
             target = self.program.blocks[index].succs[0]
             pending.setdefault(target, []).append(None if len(moving) == self.n else moving)
+        if together:
+            self.log.cluster_wait(self, np.concatenate(together))
         self.passed(ready)
         return True
 

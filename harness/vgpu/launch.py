@@ -10,8 +10,9 @@ import numpy as np
 from .access import Access
 from .counters import Counters
 from .errors import StepBudgetExceeded
-from .executor import Batch, StepBudget, Trap
+from .executor import Batch, Livelock, StepBudget, Trap
 from .memory import ITEMSIZE, NOWHERE, NULL_PAGE, Extent, Space
+from .program import polls
 from .races import AccessLog, synchronises
 from .report import Finding, Findings, index_text, is_library_algorithm, place
 
@@ -192,12 +193,12 @@ class Run:
         if algorithm is not None:
             library = algorithm
         where, there = place(instr), place(other) if other is not None else ""
+        causes = (_cause(instr),) if other is None else tuple(sorted((_cause(instr), _cause(other))))
         finding = Finding(
             kind, message, where, self.launch.name, tensor, index, block, thread, int(count), not library, there,
             instr, other,
         )  # fmt: skip
-        places = tuple(sorted((where, there))) if other is not None else (where,)
-        return self.findings.record(finding, (kind, places, tensor))
+        return self.findings.record(finding, (kind, causes, tensor))
 
     def bad_address(self, batch, A: Access, addresses, positions, inside, aligned):
         """Out-of-bounds, null and misaligned accesses."""
@@ -423,6 +424,12 @@ class Run:
     def _hang(self, stop: StepBudget):
         instr = next(iter(stop.block.instrs), stop.block.term)
         place_ = place(instr)
+        if isinstance(stop, Livelock):
+            instr = next((i for i in stop.block.instrs if polls(i)), instr)
+            why = f"{stop.threads} threads wait here for ever: nobody is left who could change what they read"
+            why += stop.batch.tested_text()
+            self.record("hang", instr, why, algorithm=False).count = 1
+            raise StepBudgetExceeded(f"kernel {self.launch.name} can never end: {why} ({place(instr)})")
         finding = self.record(
             "hang", instr, f"the launch was stopped after {self.step_budget} steps; {stop.threads} threads were looping here",
             algorithm=False,
@@ -432,6 +439,11 @@ class Run:
             f"kernel {self.launch.name} did not end within {self.step_budget} steps: {stop.threads} threads are looping"
             f" at {place_}"
         )
+
+
+def _cause(instr) -> str:
+    """What makes findings one: the place. Without a line table the opcode, as an unrolled loop has it many times."""
+    return instr.name if instr is not None and instr.loc is None else place(instr)
 
 
 class _At:

@@ -203,6 +203,10 @@ class Arena:
             return self.extents[k]
         return None
 
+    def contents(self) -> list[np.ndarray]:
+        """The bytes of every tensor."""
+        return [self.data[e.start - self.base : e.end - self.base] for e in self.extents]
+
     def nearest(self, address: int) -> Extent | None:
         """The tensor that an address just outside of one probably meant: the one before it, else the next."""
         if not self.extents:

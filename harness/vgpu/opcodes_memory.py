@@ -141,7 +141,7 @@ def warp_barrier(w: Writer, i: Instr):
     if "warp" in i.mods:
         w.emit(f"m.warp_sync({_instr(w, i)}, {w.use(i.args[0], 'u4')}, L)")
     elif "cluster" in i.mods:
-        w.emit("m.cluster_arrive(L)")
+        w.emit(f"m.cluster_arrive(L, {'relaxed' not in i.mods})")
     else:
         raise UnsupportedInstruction(i)
 

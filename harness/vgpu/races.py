@@ -3,7 +3,8 @@
 Two accesses to the same bytes by different threads conflict when one of them is a plain store, or one is atomic and
 the other a plain access. An atomic of block scope (`.cta`) is one for its own block only: between blocks it conflicts
 with every other. Conflicts are a race when nothing orders them:
-- threads of different blocks are ordered by nothing, except release and acquire through a global atomic (below);
+- threads of different blocks are ordered by nothing, except release and acquire through a global atomic or through a
+  barrier of their cluster (below);
 - threads of one block are ordered by a barrier between the accesses (they have different `epoch`);
 - threads of one warp are ordered by a warp-wide instruction between shared-memory accesses (`warp epoch`).
 
@@ -13,7 +14,8 @@ mark and the other way round, so the order in which the two were executed does n
 
 Kernels that use the result of an atomic, or a strong load, may order blocks by it ("the last block reduces"). They get
 block vector clocks: an atomic or strong load is an acquire only if its result is used and it, or a fence after it,
-has acquire semantics; a release needs a fence or release semantics before. There the log is kept and sorted at the end.
+has acquire semantics; a release needs a fence or release semantics before. So do kernels with a cluster barrier: its
+arrive is a release (unless `.relaxed`), its wait an acquire. There the log is kept and sorted at the end.
 """
 
 from __future__ import annotations
@@ -56,8 +58,10 @@ def granule_of(program, spaces: tuple[str, ...]) -> int:
 
 
 def synchronises(program) -> bool:
-    """Whether blocks may order each other: a global atomic whose result is used, or a strong load."""
+    """Whether blocks may order each other: a global atomic whose result is used, a strong load, a cluster barrier."""
     for block in program.blocks:
+        if block.kind == "cluster":
+            return True
         for i in block.instrs:
             if "cta" in i.mods or any(m.startswith("shared") for m in i.mods):
                 continue
@@ -207,6 +211,16 @@ class AccessLog:
         """A fence of the threads `L`."""
         if self.clocks:
             self.clocks.fence(batch, L)
+
+    def cluster_arrive(self, batch, L, release: bool):
+        """The threads `L` arrive at the barrier of their cluster."""
+        if self.clocks:
+            self.clocks.cluster_arrive(batch, L, release)
+
+    def cluster_wait(self, batch, L):
+        """The threads `L` go on behind the barrier of their cluster."""
+        if self.clocks:
+            self.clocks.cluster_wait(batch, L)
 
     def end_batch(self, batch):
         """All threads of the batch have exited."""
@@ -460,6 +474,8 @@ class BlockClocks:
         self.released: dict[int, dict[int, int]] = {}  # block -> clock at its last release fence
         self.places: dict[tuple, dict[int, int]] = {}  # place -> clock that a release left there
         self.seen: dict[int, dict[int, int]] = {}  # block -> clocks read but not yet acquired
+        self.cluster_size = log.run.cluster_size
+        self.arrived: dict[int, dict[int, int]] = {}  # cluster -> clock that arrivals at its barrier released
         self.log_entries: list = []
         self.time = 0
 
@@ -502,6 +518,26 @@ class BlockClocks:
         clock = _join(self.rows[self.segment(b)], seen)
         clock.pop(b, None)
         self.new_segment(b, clock)
+
+    def clusters_of(self, batch, L) -> list[tuple[int, int]]:
+        """(block, cluster) of the threads. A batch holds whole clusters, block by block."""
+        numbers = np.unique(batch.block_of if L is None else batch.block_of[L])
+        first = batch.blocks[numbers // self.cluster_size * self.cluster_size]
+        return list(zip(batch.blocks[numbers].tolist(), first.tolist(), strict=True))
+
+    def cluster_arrive(self, batch, L, release: bool):
+        for b, cluster in self.clusters_of(batch, L):
+            published = self.clock(b) if release else self.released.get(b)
+            if published:
+                self.arrived[cluster] = _join(self.arrived.get(cluster, {}), published)
+                self.new_segment(b, self.rows[self.segment(b)])  # what comes after is not covered
+
+    def cluster_wait(self, batch, L):
+        passing = self.clusters_of(batch, L)
+        for b, cluster in passing:
+            self.acquire(b, self.arrived.get(cluster, {}))
+        for _, cluster in passing:
+            self.arrived.pop(cluster, None)
 
     def access(self, batch, A, index, L):
         """An atomic, or a strong load or store: it may publish, and it may learn."""

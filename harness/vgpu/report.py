@@ -113,6 +113,23 @@ class Finding:
             lines.append("  (this code belongs to the Mojo library, or is allowed: not counted as an error)")
         return "\n".join(lines)
 
+    def as_dict(self) -> dict:
+        """What a machine reads of it: names and numbers, the places as file:line:column."""
+        return {
+            "kind": self.kind,
+            "error": self.is_error,
+            "message": self.message,
+            "where": self.where,
+            "called_from": callers(self.instr),
+            "other": self.other or None,
+            "kernel": self.kernel,
+            "tensor": self.tensor or None,
+            "index": list(self.index) if isinstance(self.index, tuple) else self.index,
+            "block": self.block,
+            "thread": self.thread,
+            "count": self.count,
+        }
+
 
 def _triple(t: tuple[int, int, int]) -> str:
     return f"({t[0]}, {t[1]}, {t[2]})"

@@ -267,6 +267,37 @@ def test_race_between_blocks(suite):
     assert done.returncode == 1
     assert "race" in done.stderr
     assert re.search(r"faults\.mojo:\d+", done.stderr)
+    assert "-g1" not in done.stderr
+
+
+@pytest.mark.compiler
+def test_findings_for_other_programs_to_read(suite, tmp_path):
+    """An exit code that no program has by itself, and a file with what was found."""
+    file = tmp_path / "found.json"
+    done = run_suite(suite, "race", "--error-exitcode", "99", "--json", str(file))
+    assert done.returncode == 99
+    found = json.loads(file.read_text())
+    assert (found["exit_code"], found["program_exit_code"], found["launches"]) == (99, 0, 1)
+    assert found["device"] == "virtual GPU (sm_90a)"
+    (race,) = found["findings"]
+    assert race["kind"] == "global race" and race["error"] and re.search(r"faults\.mojo:\d+", race["where"])
+    assert race["index"] == 0 or race["index"] == [0]
+    assert json.loads(run_suite(suite, "race", "--json", "-").stdout)["findings"] == [race]
+
+
+def test_json_that_cannot_be_written_is_exit_code_2(tmp_path, capsys):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.Executor, "run", lambda *_: 0)
+        patch.setattr(build, "build", lambda: None)
+        assert cli.main(["exec", "--json", str(tmp_path / "no" / "file"), "--", "true"]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.compiler
+def test_a_program_whose_kernel_waits_for_nobody_ends(suite):
+    done = run_suite(suite, "nobody_comes")
+    assert done.returncode != 0
+    assert "1 threads wait here for ever" in done.stderr and re.search(r"faults\.mojo:\d+", done.stderr)
 
 
 @pytest.mark.compiler
@@ -554,6 +585,7 @@ def test_two_programs_at_once(suite):
         (["exec", "--timeout", "0", "--", "true"], "--timeout 0: must be more than 0"),
         (["exec", "--timeout", "nan", "--", "true"], "--timeout nan: must be more than 0"),
         (["exec", "--timeout", "inf", "--", "true"], "--timeout inf: must be more than 0"),
+        (["exec", "--error-exitcode", "0", "--", "true"], "--error-exitcode 0: must be from 1 to 255"),
         (["exec", "--", "/"], "cannot run /: Permission denied"),
     ],
 )
@@ -601,6 +633,14 @@ def test_exit_code_says_whether_something_is_wrong(program, outcome, code, capsy
     assert cli.summarise([outcome], "sm_90a", program) == code
     errors = sum(finding.is_error for finding in outcome.findings)
     assert f"1 launch, {errors} error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome", "code"),
+    [(0, Outcome(), 0), (3, Outcome([NOTE]), 3), (0, Outcome([FAULT]), 99), (3, Outcome([FAULT]), 99)],
+)
+def test_an_exit_code_of_its_own_goes_before_the_programs(program, outcome, code):
+    assert cli.summarise([outcome], "sm_90a", program, 99) == code
 
 
 @pytest.mark.compiler

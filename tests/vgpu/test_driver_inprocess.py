@@ -37,12 +37,14 @@ ptx = b'''
 .visible .entry spin(.param .u64 flag)
 {
     .reg .pred %p<2>;
-    .reg .b32 %r<2>;
+    .reg .b32 %r<3>;
     .reg .b64 %rd<3>;
     ld.param.u64 %rd1, [flag];
     cvta.to.global.u64 %rd2, %rd1;
-AGAIN:
+    mov.u32 %r2, 0;
+AGAIN:  // it counts: a poll that repeats its state would be ended at once
     ld.volatile.global.u32 %r1, [%rd2];
+    add.u32 %r2, %r2, 1;
     setp.eq.u32 %p1, %r1, 0;
     @%p1 bra AGAIN;
     ret;

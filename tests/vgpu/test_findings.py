@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from kernel_tools import Bench, compiled, line_of
 from ptx_tools import kernel
 
+from harness.vgpu import cli
 from harness.vgpu.ptx import Location
 from harness.vgpu.report import is_library_algorithm, user_location
 
@@ -328,3 +331,22 @@ def test_location_chains():
         "max/mojo/max/gpu/primitives/block.mojo", 100, 1, Location("/home/me/k.mojo", 0, 0, user)
     )
     assert user_location(merged) == user and is_library_algorithm(merged)
+
+
+def test_an_unrolled_race_without_line_table_is_one_finding():
+    """Sixteen stores of one kind are one cause."""
+    stores = "".join(f"st.global.u32 [%d0+{4 * k}], %t0;" for k in range(16))
+    text = kernel("ld.param.u64 %d0, [q0];" + stores, 0, 1, widths_in=[], widths_out=[4])
+    text = text.replace("st.global.b32 [%a0], %y0;", "")
+    bench = Bench()
+    bench.run(text, 4, 1, bench.place("cells", np.zeros(64, np.uint32)))
+    (race,) = bench.errors()
+    assert race.kind == "global race" and race.count >= 16 and "PTX line" in race.where
+
+
+def test_findings_without_line_table_name_the_switch(capsys):
+    text = kernel("ld.param.u64 %d0, [q0]; st.global.u32 [%d0], %t0;", 0, 1, widths_in=[], widths_out=[4])
+    bench = Bench()
+    bench.run(text, 4, 1, bench.place("cells", np.zeros(64, np.uint32)))
+    cli.summarise([SimpleNamespace(gpu=bench.gpu, errors=[])], "sm_90a", 0)
+    assert "compile with -g1" in capsys.readouterr().err

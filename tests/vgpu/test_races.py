@@ -11,13 +11,20 @@ U4 = np.uint32
 
 
 def races(
-    body: str, grid: int, block: int, *, cells: int = 64, declare: str = "", blocks: str = "natural"
+    body: str,
+    grid: int,
+    block: int,
+    *,
+    cells: int = 64,
+    declare: str = "",
+    blocks: str = "natural",
+    cluster=(1, 1, 1),
 ) -> list:
     """Findings of a kernel over one zeroed array `q0` of 32-bit cells; %d0 is its address."""
     bench = Bench(blocks=blocks)
     text = kernel("ld.param.u64 %d0, [q0];" + body, 0, 1, widths_in=[], widths_out=[4], declare=declare)
     text = text.replace("st.global.b32 [%a0], %y0;", "")
-    bench.run(text, grid, block, bench.place("cells", np.zeros(cells, U4)))
+    bench.run(text, grid, block, bench.place("cells", np.zeros(cells, U4)), cluster=cluster)
     return bench.errors()
 
 
@@ -221,3 +228,34 @@ def test_counters_of_patterns():
         2 + 4,
     )
     assert (c.atomics, c.atomics_per_address, c.barriers, c.threads) == (128, 64, 2, 64)
+
+
+CLUSTER = "barrier.cluster.arrive{};  {}  barrier.cluster.wait;"
+WRITE_MINE = MINE + "st.global.u32 [%d1], 1;"
+FIRST_READS_ALL = """mov.u32 %r1, %cluster_ctarank;  setp.ne.u32 %p1, %r1, 0;  @%p1 bra done;
+    ld.global.u32 %r2, [%d1];  ld.global.u32 %r3, [%d1+4];  done:"""
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    "body,kind",
+    [
+        (WRITE_MINE + CLUSTER.format("", "") + FIRST_READS_ALL, None),
+        (WRITE_MINE + CLUSTER.format(".release", "") + FIRST_READS_ALL, None),
+        (WRITE_MINE + FIRST_READS_ALL, "global race"),
+        # what is stored between arrive and wait is not covered by the arrival
+        (MINE + CLUSTER.format("", "st.global.u32 [%d1], 1;") + FIRST_READS_ALL, "global race"),
+        (WRITE_MINE + CLUSTER.format("", FIRST_READS_ALL), "global race"),
+        # a relaxed arrival publishes what a fence before it has published, and nothing else
+        (WRITE_MINE + CLUSTER.format(".relaxed", "") + FIRST_READS_ALL, "global race"),
+        (WRITE_MINE + "fence.acq_rel.cluster;" + CLUSTER.format(".relaxed", "") + FIRST_READS_ALL, None),
+        # the neighbour of rank 1 is rank 0 of another cluster
+        (WRITE_MINE + CLUSTER.format("", "") + "ld.global.u32 %r2, [%d1+4];", "global race"),
+        # rank 0 overwrites after the barrier what rank 1 has read before it (one cluster; the other has left)
+        ("setp.ge.u32 %p1, %t0, 2;  @%p1 bra done;  ld.global.u32 %r2, [%d0];" + CLUSTER.format("", "")
+         + "setp.eq.u32 %p1, %t0, 1;  @%p1 bra done;  st.global.u32 [%d0], 1;  done:", None),
+    ],
+)  # fmt: skip
+def test_a_cluster_barrier_orders_the_blocks_of_its_cluster(body, kind, blocks):
+    found = races(body, 4, 1, blocks=blocks, cluster=(2, 1, 1))
+    assert {f.kind for f in found} == ({kind} if kind else set())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from kernel_tools import Bench
 from ptx_tools import HEADER, covers, kernel, run
 
-from harness.vgpu.machine import InvalidPTX, UnsupportedInstruction
+from harness.vgpu.machine import InvalidPTX, StepBudgetExceeded, UnsupportedInstruction
 
 U4, I4, F4 = np.uint32, np.int32, np.float32
 rng = np.random.default_rng(5)
@@ -502,3 +504,68 @@ def test_ptx_is_refused_with_one_line():
         with pytest.raises(InvalidPTX, match=why) as caught:
             gpu.load(text)
         assert "\n" not in str(caught.value)
+
+
+BARRIER = ".shared .align 8 .b8 bar[8];"
+READY = (
+    "setp.eq.u32 %p1, %t2, 0;  @%p1 mbarrier.init.shared::cta.b64 [bar], 32;  bar.sync 0;  mov.u32 %y0, 7;"
+)
+ARRIVE = "mbarrier.arrive.shared::cta.b64 %d1, [bar];"
+
+
+def wait_by_state(token: str) -> str:
+    return f"again: mbarrier.test_wait.shared::cta.b64 %p3, [bar], {token};  @!%p3 bra again;"
+
+
+@pytest.mark.parametrize("token", ["%d1", "%d2"])
+def test_a_poll_looks_at_one_bit_of_its_token(token):
+    """A count in the place of a token has the phase bit of the first phase, so the poll ends with that phase."""
+    body = READY + "mov.u64 %d2, 32;" + ARRIVE + wait_by_state(token)
+    (got,) = run(body, [words(32)], ["u4"], block=32, declare=BARRIER)
+    np.testing.assert_array_equal(got, 7)
+
+
+def endless(body: str, *, block: int, declare: str = "") -> tuple[str, str]:
+    """The message of a launch that cannot end, and that of its one finding."""
+    bench = Bench()
+    text = kernel(body, 0, 1, widths_in=[], widths_out=[4], declare=declare)
+    with pytest.raises(StepBudgetExceeded, match="kernel k can never end") as stop:
+        bench.run(text, 1, block, bench.empty("o", block, U4))
+    (finding,) = [f for f in bench.errors() if f.kind == "hang"]
+    return str(stop.value), finding.message
+
+
+@pytest.mark.parametrize(
+    "body,text",
+    [
+        # half of the arrivals never come
+        (READY + "setp.lt.u32 %p2, %t2, 16;  @%p2 bra done;" + ARRIVE + wait_by_state("%d1") + "done:",
+         r"mbarrier shared array bar\[0\] for the end of a phase of parity 0, it is in phase 0 and lacks 16 of 32"),
+        # parity off by one: the phase is over, and its successor never ends
+        (READY + ARRIVE + "again: mbarrier.try_wait.parity.shared::cta.b64 %p3, [bar], 1;  @!%p3 bra again;",
+         r"parity 1, it is in phase 1 and lacks 32 of 32"),
+    ],
+)  # fmt: skip
+def test_a_poll_that_nobody_can_satisfy_ends(body, text):
+    message, found = endless(body, block=32, declare=BARRIER)
+    assert "32 threads wait here for ever" in found or "16 threads wait here for ever" in found
+    assert re.search(text, found) and found in message
+
+
+def test_a_lock_that_nobody_gives_back_ends():
+    """Two threads take turns at a lock that a third has taken."""
+    body = """mov.u32 %y0, 7;  mov.u64 %d1, lock;  setp.eq.u32 %p1, %t2, 64;  @%p1 st.shared.u32 [lock], 1;  bar.sync 0;
+    setp.eq.u32 %p1, %t2, 64;  @%p1 bra meet;
+    spin: atom.shared.cas.b32 %r1, [lock], 0, 1;  setp.ne.u32 %p3, %r1, 0;  @%p3 bra spin;
+    meet: bar.sync 0;"""
+    _, found = endless(body, block=65, declare=".shared .align 4 .b8 lock[4];")
+    assert "64 threads wait here for ever" in found
+
+
+def test_a_poll_with_a_limit_of_its_own_goes_on():
+    """It counts, so it is never in one state twice."""
+    body = """mov.u32 %y0, 0;  st.shared.u32 [flag], 0;
+    spin: ld.volatile.shared.u32 %r1, [flag];  add.u32 %y0, %y0, 1;  setp.eq.u32 %p2, %r1, 0;
+    setp.lt.u32 %p3, %y0, 20000;  and.pred %p3, %p2, %p3;  @%p3 bra spin;"""
+    (got,) = run(body, [words(1)], ["u4"], block=1, declare=".shared .align 4 .b8 flag[4];")
+    np.testing.assert_array_equal(got, 20000)

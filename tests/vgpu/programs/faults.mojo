@@ -20,6 +20,12 @@ def spin(flag: MutPointer[Int32, MutAnyOrigin]):
         pass
 
 
+def spin_and_count(flag: MutPointer[Int32, MutAnyOrigin]):
+    """The same, but each round changes something."""
+    while flag.unsafe_load[volatile=True](0) == 0:
+        flag.unsafe_store[volatile=True](1, flag.unsafe_load[volatile=True](1) + 1)
+
+
 def fill(y: MutPointer[Float32, MutAnyOrigin]):
     y[unsafe_offset=thread_idx.x] = 1
 
@@ -49,11 +55,19 @@ def race() raises:
         ctx.synchronize()
 
 
-def endless() raises:
+def nobody_comes() raises:
     with DeviceContext() as ctx:
         var flag = ctx.enqueue_create_buffer[DType.int32](1)
         flag.enqueue_fill(0)
         ctx.enqueue_function[spin](flag, grid_dim=1, block_dim=1)
+        ctx.synchronize()
+
+
+def endless() raises:
+    with DeviceContext() as ctx:
+        var flag = ctx.enqueue_create_buffer[DType.int32](2)
+        flag.enqueue_fill(0)
+        ctx.enqueue_function[spin_and_count](flag, grid_dim=1, block_dim=1)
         ctx.synchronize()
 
 

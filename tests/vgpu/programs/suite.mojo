@@ -43,6 +43,8 @@ def main() raises:
         faults.out_of_bounds()
     elif name == "race":
         faults.race()
+    elif name == "nobody_comes":
+        faults.nobody_comes()
     elif name == "endless":
         faults.endless()
     elif name == "too_many_threads":

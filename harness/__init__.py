@@ -4,6 +4,11 @@
 `import harness` and the command line start without PyTorch.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
+
 __all__ = ["LayerNormLinear", "fused_layernorm_linear"]
 
 

@@ -91,12 +91,13 @@ def parser(puzzle: Puzzle) -> Parser:
     roots.add_argument("--solution", action="store_true", help="run solutions/")
     if puzzle.variants:
         add_kernel_flags(root, modes, roots, puzzle)
-    if puzzle.dim_names:
+    names = puzzle.dim_names
+    if names:
         root.add_argument(
             "--dims",
             type=int,
-            nargs=len(puzzle.dim_names),
-            metavar=puzzle.dim_names if len(puzzle.dim_names) > 1 else puzzle.dim_names[0],
+            nargs=len(names),
+            metavar=names[0] if len(names) == 1 else names,
             help="sizes (default: the chapter's and harder ones)",
         )
     root.add_argument("--seed", type=int, default=0, help="of the random inputs")
@@ -183,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
         return code
     except WorkbookError as error:
         print(f"error: {error}", file=sys.stderr)
-        if "--verbose" in arguments and getattr(error, "details", ""):
+        if "--verbose" in arguments and error.details:
             print(error.details, file=sys.stderr)
         return error.exit_code
     except MemoryError as error:

@@ -30,7 +30,7 @@ from harness.toolchain import roots
 from harness.toolchain.disk import is_full, no_room
 
 
-def parser(name: str, about: str, puzzle: str | None = None) -> Parser:
+def parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
     """A parser for one sub-command; `puzzle` is "?" where the puzzle may be left out."""
     made = Parser(prog=f"python -m harness {name}", description=about, allow_abbrev=False)
     made.add_argument("puzzle", nargs=puzzle, help="for example p20")

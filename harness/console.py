@@ -5,6 +5,7 @@ A terminal that knows no UTF-8 gets plain signs for the others: that is done her
 
 import argparse
 import codecs
+import io
 import json
 import os
 import sys
@@ -57,7 +58,8 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for the life of the process)
     for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "errors", None) in ("strict", "surrogateescape", "backslashreplace"):
+        changeable = isinstance(stream, io.TextIOWrapper)  # not what a program has put in its place
+        if changeable and stream.errors in ("strict", "surrogateescape", "backslashreplace"):
             stream.reconfigure(errors="workbook-plain-signs")
 
 

@@ -5,6 +5,7 @@ class WorkbookError(Exception):
     """Base class: a problem that the person at the keyboard can do something about."""
 
     exit_code = 1
+    details = ""
 
 
 class BadUse(WorkbookError):

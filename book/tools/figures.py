@@ -64,7 +64,9 @@ class Drawing:
 def kernel_constant(name: str) -> int:
     """A compile-time constant of the solution's kernels, read from their source."""
     source = (ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo").read_text(encoding="utf-8")
-    return int(re.search(rf"^comptime {name} = (\d+)$", source, re.M)[1])
+    found = re.search(rf"^comptime {name} = (\d+)$", source, re.M)
+    assert found, name
+    return int(found[1])
 
 
 def grid() -> str:

@@ -121,12 +121,13 @@ def passes(dtype: torch.dtype, algorithm: str) -> dict:
     torch.manual_seed(0)
     shapes = ((B, S, H), (H,), (H,), (O, H), (O,))
     tensors = [torch.randn(shape, device="cuda", dtype=dtype).requires_grad_() for shape in shapes]
+    x, gamma, beta, W, b = tensors
     grad_output = torch.randn(B, S, O, device="cuda", dtype=dtype)
-    output = fused_layernorm_linear(*tensors, algorithm=algorithm)
+    output = fused_layernorm_linear(x, gamma, beta, W, b, algorithm=algorithm)
 
     def forward():
         with torch.no_grad():
-            fused_layernorm_linear(*tensors, algorithm=algorithm)
+            fused_layernorm_linear(x, gamma, beta, W, b, algorithm=algorithm)
 
     def backward():
         torch.autograd.grad(output, tensors, grad_output, retain_graph=True)

@@ -36,26 +36,32 @@ class Launch:
     predicted: float
     limit: str
 
+    @property
+    def took(self) -> float:
+        """What was measured, where something was."""
+        assert self.measured is not None
+        return self.measured
+
 
 def memory(tensors: float) -> tuple[float, str]:
     """Microseconds for bytes, and what limits them."""
     return tensors / roofline.BANDWIDTH * 1e6, "memory"
 
 
-def one_lane(kernel: str, dims: tuple[int, int, int, int]) -> tuple[float, str]:
+def one_lane(kernel: str, dims: tuple[int, ...]) -> tuple[float, str]:
     """An instruction of a warp takes its turn, whether one of its lanes works or all 32."""
     B, S, H, O = dims
     turns = ONE_THREAD[kernel] * B * S * H * O
     return turns / (MULTIPROCESSORS * SCHEDULERS * CLOCK) * 1e6, "one lane of a warp"
 
 
-def shared_memory(dims: tuple[int, int, int, int]) -> tuple[float, str]:
+def shared_memory(dims: tuple[int, ...]) -> tuple[float, str]:
     """Every multiply-add of the tiled product loads two values, and a load of a warp takes its multiprocessor a clock."""
     B, S, H, O = dims
     return 2 * B * S * H * O / WARP / (MULTIPROCESSORS * CLOCK) * 1e6, "shared memory"
 
 
-def tensor_cores(dims: tuple[int, int, int, int]) -> tuple[float, str]:
+def tensor_cores(dims: tuple[int, ...]) -> tuple[float, str]:
     """A product at the peak of the tensor cores."""
     B, S, H, O = dims
     return 2 * B * S * H * O / roofline.PEAKS[DTYPE] * 1e6, "tensor cores"
@@ -90,7 +96,7 @@ def full_name(cut: str, step: ledger.Launch | None) -> str:
     return fitting[0]
 
 
-def prediction(kernel: str, step: ledger.Launch | None, dims: tuple[int, int, int, int]) -> tuple[float, str]:
+def prediction(kernel: str, step: ledger.Launch | None, dims: tuple[int, ...]) -> tuple[float, str]:
     """The least microseconds of a launch, and what limits it; `step` is its place in the ledger, if it has one."""
     if step is not None and step.name in ONE_THREAD:
         return one_lane(step.name, dims)
@@ -109,7 +115,7 @@ class Ladder:
     """All launches by algorithm and pass, and a row that says where they were measured; without one they were not."""
 
     launches: dict[tuple[str, str], list[Launch]]
-    dims: tuple[int, int, int, int]
+    dims: tuple[int, ...]
     facts: dict[str, str] | None
 
     def of(self, algorithm: str, direction: str, *kernels: str) -> list[Launch]:
@@ -131,7 +137,7 @@ class Ladder:
 
     def took(self, algorithm: str, direction: str, *kernels: str) -> float:
         """The microseconds of some launches together."""
-        return sum(launch.measured for launch in self.of(algorithm, direction, *kernels))
+        return sum(launch.took for launch in self.of(algorithm, direction, *kernels))
 
 
 def load(file: Path = MEASURED) -> Ladder:
@@ -157,7 +163,7 @@ def load(file: Path = MEASURED) -> Ladder:
     return Ladder(launches, dims, rows[0])
 
 
-def predicted(dims: tuple[int, int, int, int]) -> Ladder:
+def predicted(dims: tuple[int, ...]) -> Ladder:
     """The launches of every pass with their predictions, none of them measured."""
     fast = {
         "forward": ("layernorm_rows", "gemm_hopper_kernel"),
@@ -222,13 +228,14 @@ def table(launches: list[Launch], overlap: bool = False) -> str:
         lines += [
             f"| {name} | {limit} | {duration(floor)} | {duration(took)} | {times(took / floor)} |"
             for name, limit, floor, took in rows
+            if took is not None
         ]
     return "\n".join(lines) + "\n"
 
 
 def totals(launches: list[Launch]) -> tuple[float, float | None]:
     """The predicted and the measured microseconds of some launches together."""
-    measured = None if any(x.measured is None for x in launches) else sum(x.measured for x in launches)
+    measured = None if any(x.measured is None for x in launches) else sum(x.took for x in launches)
     return sum(x.predicted for x in launches), measured
 
 
@@ -332,7 +339,7 @@ def results(ladder: Ladder) -> dict[str, str]:
     saved = ladder.took("unfused", "forward", "add_bias")
     return {
         "3": f"The two launches that it takes the place of needed {duration(rows)}, {times(rows / fast)} times as long.",
-        "4": f"Transpose and tiled product needed {duration(tiled)}, {times(tiled / ladder.product().measured)} times as "
+        "4": f"Transpose and tiled product needed {duration(tiled)}, {times(tiled / ladder.product().took)} times as "
         "long.",
         "5": f"That launch of {duration(saved)} is gone. The product with the bias in it is the one measured in step 4.",
     }

@@ -69,7 +69,7 @@ LAUNCHES = {
 }
 
 
-def size(tensor: str, dims: tuple[int, int, int, int], dtype: str = "float32") -> int:
+def size(tensor: str, dims: tuple[int, ...], dtype: str = "float32") -> int:
     """The bytes of a tensor at sizes (B, S, H, O). Statistics are float32; sums are wider than the dtype."""
     B, S, H, O = dims
     letters = {"R": B * S, "H": H, "O": O, "2": 2}
@@ -80,7 +80,7 @@ def size(tensor: str, dims: tuple[int, int, int, int], dtype: str = "float32") -
     return width * math.prod(letters[letter] for letter in SHAPES[tensor])
 
 
-def moved(direction: str, variant: str, dims: tuple[int, int, int, int]) -> int:
+def moved(direction: str, variant: str, dims: tuple[int, ...]) -> int:
     """The least bytes that the launches of a pass move."""
     return sum(
         size(tensor, dims)
@@ -89,7 +89,7 @@ def moved(direction: str, variant: str, dims: tuple[int, int, int, int]) -> int:
     )
 
 
-def normalisations(direction: str, variant: str, dims: tuple[int, int, int, int]) -> int:
+def normalisations(direction: str, variant: str, dims: tuple[int, ...]) -> int:
     """How often an element of x_hat is computed."""
     B, S, H, O = dims
     times = {

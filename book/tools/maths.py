@@ -59,7 +59,7 @@ def mathml(tex: str, display: bool) -> str:
     except Exception as error:  # the engine has one exception type for everything
         message = str(error).splitlines()[0]
         raise BadFormula(re.sub(r"^ParseError: (KaTeX parse error: )?", "", message)) from None
-    maths = re.search(r"<math.*</math>", rendered, re.S)[0]
+    maths = rendered[rendered.index("<math") : rendered.rindex("</math>") + len("</math>")]
     maths = re.sub(r"<annotation.*?</annotation>|</?semantics>", "", maths, flags=re.S)
     # The font has bold digits as characters of their own; ziamath does not look there.
     maths = re.sub(
@@ -86,16 +86,21 @@ def normalise(tex: str) -> str:
 
 def draw(tex: str, display: bool) -> Drawing:
     """Sets one formula. Raises BadFormula."""
-    import ziamath
+    from ziamath.config import config
+    from ziamath.zmath import Math
 
-    ziamath.config.svg2 = True
-    svg = ziamath.Math(mathml(tex, display), size=FONT_SIZE).svg()
-    x, y, width, height = (float(value) for value in re.search(r'viewBox="([^"]+)"', svg)[1].split())
+    config.svg2 = True
+    svg = Math(mathml(tex, display), size=FONT_SIZE).svg()
+    box = re.search(r'viewBox="([^"]+)"', svg)
+    assert box, tex  # ziamath writes one
+    x, y, width, height = (float(value) for value in box[1].split())
     svg = re.sub(r"<symbol[^>]*/>", "", svg)  # glyphs without ink, such as the function application sign
     symbols = {}
     for symbol in SYMBOL.finditer(svg):
         symbols[symbol[1]] = " ".join(symbol[0].replace('id="', 'id="m-', 1).split())
-    body = SYMBOL.sub("", re.search(r"<svg[^>]*>(.*)</svg>", svg, re.S)[1])
+    inner = re.search(r"<svg[^>]*>(.*)</svg>", svg, re.S)
+    assert inner, tex
+    body = SYMBOL.sub("", inner[1])
     body = body.replace('href="#', 'href="#m-').replace(' fill="black"', "").replace("black", "currentColor")
     # A combining accent makes ziamath leave an empty margin on the left.
     ink = min((float(left) for left in re.findall(r'<(?:use|rect)[^>]* x="([-\d.]+)"', body)), default=x)

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -59,7 +58,7 @@ def report() -> str:
 def learner(folder: Path) -> Work:
     """A checkout in which everything is solved but dx."""
     blanks.generate(roots.solutions(), folder / "problems")
-    work = Work(PUZZLE)
+    work = Work(PUZZLE, PUZZLE.main_rung)
     solution = work.solution.read_text()
     wrong = solution.replace(
         "(g - c2 - x_hat * c1)).cast[dtype]()\n        # BLANK-END dx",
@@ -84,8 +83,7 @@ def watching(work: Work) -> str:
     watch = Watch(work, "dx", console)
     watch.terminal = Terminal(console)
     watch.start()
-    while not watch.check.done.is_set():
-        time.sleep(0.05)
+    watch.current.done.wait()
     watch.finish()
     console.export_text()  # forgets the screens before the last
     watch.hint()

@@ -8,8 +8,8 @@ together. Every candidate sees the same numbers and returns the same quantities.
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Protocol
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -41,18 +41,26 @@ class Unavailable(Exception):
 class Sizes(Protocol):
     """The sizes of one problem: a dataclass of positive integers, whose fields are columns of the CSV."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
     def __str__(self) -> str:
         """As tables head them."""
+        ...
 
     def operations(self, direction: str) -> int:
         """Floating-point operations of a pass that nobody can do without."""
+        ...
 
     def bytes(self, direction: str, width: int) -> int:
         """Bytes that a pass moves if it touches every argument and every result once, at `width` bytes an element."""
+        ...
+
+
+S = TypeVar("S", bound=Sizes)
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Generic[S]):
     """The tensors of one size.
 
     Attributes:
@@ -62,7 +70,7 @@ class Problem:
         grad_output: What the backward pass starts from; has the shape of the output.
     """
 
-    sizes: Sizes
+    sizes: S
     function: Callable[..., Tensor]
     leaves: tuple[Tensor, ...]
     grad_output: Tensor
@@ -105,6 +113,7 @@ class Calls(Protocol):
 
         "inference" is meant to be called without gradients; who calls sees to it, for the switch itself takes time.
         """
+        ...
 
     def wait(self) -> None:
         """Returns when everything that was called is done."""
@@ -183,7 +192,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Benchmark(Generic[S]):
     """What `pNN --bench` measures.
 
     Attributes:
@@ -198,14 +207,14 @@ class Benchmark:
     """
 
     about: str
-    sizes: type[Sizes]
-    named: Mapping[str, list[Sizes]]
+    sizes: type[S]
+    named: Mapping[str, list[S]]
     cpu_sizes: str
     gpu_sizes: str
-    host_sizes: Sizes
+    host_sizes: S
     quantities: tuple[str, ...]
     candidates: tuple[Candidate, ...]
-    make_problem: Callable[[Sizes, torch.dtype, torch.device], Problem]
+    make_problem: Callable[[S, torch.dtype, torch.device], Problem[S]]
 
     @property
     def size_names(self) -> tuple[str, ...]:

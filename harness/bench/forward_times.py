@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from max.driver import Buffer
+
 from harness.bench.timing import summary, waited
 from harness.check import tensors
 from harness.check.runs import Run
@@ -39,7 +41,8 @@ def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float,
     program = graphs.load(run.package, (call,), options.dtype, target.device, kind=target.kind)
     case = run.cases[0]
     smallest = replace(case, dims=(1,) * len(case.dims))
-    return tuple(median_microseconds(run, program, c, target) for c in (case, smallest))
+    at_sizes, at_ones = (median_microseconds(run, program, c, target) for c in (case, smallest))
+    return at_sizes, at_ones
 
 
 def median_microseconds(run: Run, program: graphs.Program, case: Case, target: Target) -> float:
@@ -48,7 +51,7 @@ def median_microseconds(run: Run, program: graphs.Program, case: Case, target: T
     return summary(waited(lambda: program.run(buffers), target.device.synchronize, 10.0, CALLS)).median
 
 
-def forward_buffers(run: Run, program: graphs.Program, case: Case, target: Target) -> dict[str, object]:
+def forward_buffers(run: Run, program: graphs.Program, case: Case, target: Target) -> dict[str, Buffer]:
     """The buffers of one forward call on one device."""
     inputs = tensors.Reference(run.options.puzzle, run.options.dtype, run.options.seed).inputs(case)
     return tensors.make_buffers(run.options.puzzle, program, target, inputs)[1]

@@ -8,7 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-Row = dict[str, object]
+from harness.bench.benchmark import Sizes
+
+Row = dict[str, str | int | float]
+"""A row of the CSV, by the names of its columns."""
 
 PASS_NAMES = {
     "": "all passes",
@@ -54,16 +57,16 @@ class Show:
             self.line(table_line(row, host), style="bold" if row["role"] == "ours" else "")
         bound = [row for row in rows if str(row.get("note", "")).startswith("launch-bound")]
         if bound:
-            self.line(f"   {bound[0]['note']}: {', '.join(row['candidate'] for row in bound)}")
+            self.line(f"   {bound[0]['note']}: {', '.join(str(row['candidate']) for row in bound)}")
 
-    def memory(self, sizes: object, rows: list[Row]) -> None:
+    def memory(self, sizes: Sizes, rows: list[Row]) -> None:
         """What every candidate keeps."""
         self.line()
         self.line(f"{sizes}, memory in MiB, without parameters and output", style="bold")
         self.line(f"   {'candidate':<20}{'saved':>12}{'grown':>12}{'peak':>12}")
         for row in rows:
             cells = (row.get(name, "") for name in ("saved_bytes", "grown_bytes", "peak_bytes"))
-            words = (f"{cell / 2**20:,.2f}" if cell != "" else "-" for cell in cells)
+            words = (f"{float(cell) / 2**20:,.2f}" if cell != "" else "-" for cell in cells)
             self.line(f"   {row['candidate']:<20}" + "".join(f"{word:>12}" for word in words))
 
 

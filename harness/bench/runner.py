@@ -40,6 +40,7 @@ from harness.bench.timing import (
 
 LAUNCH_BOUND = 20.0
 """Microseconds below which a time is that of launches, and nothing is concluded from it."""
+CeilingSizes = tuple[int, int, int]
 CEILING_PRODUCTS, CEILING_BYTES = ((8192, 8192, 8192), (16384, 4096, 12288)), 2**30
 """The ceilings of a run are the faster of these products, [rows, inner] by [inner, columns], and a copy of so many bytes."""
 MACHINE = ("device", "driver", "torch", "triton", "max", "date", "protocol")
@@ -283,7 +284,7 @@ class Bench:
         roles = {one.candidate.name: one.candidate.role for one in ready}
         medians = {name: summary(taken).median for name, taken in times.items()}
         peers = {name: medians[name] for name in times if roles[name] == "peer"}
-        fastest = min(peers, key=peers.get, default="")
+        fastest = min(peers, key=lambda name: peers[name], default="")
         rows = []
         for one in (one for one in ready if one.candidate.name in times):
             taken = times[one.candidate.name]
@@ -321,7 +322,7 @@ class Bench:
         width = torch.finfo(DTYPES[self.options.dtype]).bits // 8
         tflops = sizes.operations(direction) / microseconds / 1e6
         gbs = sizes.bytes(direction, width) / microseconds / 1e3
-        row = {"tflops": f"{tflops:.4g}", "gbs": f"{gbs:.4g}"}
+        row: Row = {"tflops": f"{tflops:.4g}", "gbs": f"{gbs:.4g}"}
         if self.ceilings:
             row["percent_of_matmul"] = f"{100 * tflops / self.ceilings['tflops']:.1f}"
             row["percent_of_copy"] = f"{100 * gbs / self.ceilings['gbs']:.1f}"
@@ -330,14 +331,14 @@ class Bench:
     def measure_ceilings(self) -> None:
         """What this GPU does at best: the fastest of some large matrix products, one large copy. One row each."""
         dtype, device = DTYPES[self.options.dtype], self.options.device
-        calls: dict[object, Callable] = {}
+        calls: dict[CeilingSizes | str, Call] = {}
         for rows, inner, columns in CEILING_PRODUCTS:
             a = torch.randn(rows, inner, device=device).to(dtype)
             b = torch.randn(columns, inner, device=device).to(dtype)
-            calls[rows, inner, columns] = functools.partial(torch.mm, a, b.T)
+            calls[rows, inner, columns] = functools.partial(product, a, b)
         source = torch.randint(255, (CEILING_BYTES,), dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        calls["copy"] = lambda: target.copy_(source)
+        calls["copy"] = lambda: (target.copy_(source),)
         protocol = self.protocol("graph")
         with self.show.step("ceilings: large matrix products, a large copy") as advance:
             times = take_turns(
@@ -350,7 +351,9 @@ class Bench:
             "tflops": 2 * math.prod(best) / medians[best] / 1e6,
             "gbs": 2 * source.nbytes / medians["copy"] / 1e3,
         }
-        for name, key, rate in (("matmul ceiling", best, "tflops"), ("copy ceiling", "copy", "gbs")):
+        best_and_copy: tuple[CeilingSizes | str, str] = (best, "copy")
+        names = (("matmul ceiling", "tflops"), ("copy ceiling", "gbs"))
+        for key, (name, rate) in zip(best_and_copy, names, strict=True):
             row = self.row(None, Candidate(name, "ceiling", plain), "", "ceiling")
             row |= {"protocol": str(protocol), "samples": len(times[key])} | times_fields(summary(times[key]))
             self.add(row | {rate: f"{self.ceilings[rate]:.4g}", "note": words if key == best else ""})
@@ -362,7 +365,9 @@ class Bench:
     def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
         """One row for each candidate: bytes kept for backward, in use behind forward, and at the peak of both."""
         rows = []
-        for one in (one for one in ready if isinstance(one.calls, Differentiable)):
+        for one in ready:
+            if not isinstance(one.calls, Differentiable):
+                continue
             forward, both = one.calls.prepare("forward"), one.calls.prepare("both")
             row = self.row(problem.sizes, one.candidate, "both", "memory")
             try:
@@ -402,6 +407,11 @@ class Bench:
         self.rows.append(row)
         if self.on_row:
             self.on_row(row)
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    """[rows, inner] by [columns, inner]."""
+    return (torch.mm(a, b.T),)
 
 
 def waiting(call: Call, calls: Calls) -> Call:

@@ -9,11 +9,16 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import torch
 
 Call = Callable[[], object]
+Key = TypeVar("Key", bound=Hashable)
 
 SLOW = 100_000.0
 """Microseconds of a call from which on a candidate takes part in SLOW_ROUNDS rounds only."""
@@ -111,7 +116,7 @@ class Graph:
 
     WARM_UPS = 3
 
-    def __init__(self, prepare: Callable[[], Call]):
+    def __init__(self, prepare: "Callable[[], Callable[[], tuple[torch.Tensor, ...]]]"):
         import torch
 
         stream = torch.cuda.Stream()
@@ -162,21 +167,21 @@ def repeats_for(clock, call: Call, burst: float) -> int:
 
 
 def take_turns(
-    calls: dict[str, Call],
+    calls: Mapping[Key, Call],
     clock,
     protocol: Protocol,
     *,
     seed: int = 0,
     sleep: Callable[[float], None] = time.sleep,
     on_round: Callable[[int], None] = lambda number: None,
-) -> dict[str, list[float]]:
+) -> dict[Key, list[float]]:
     """Microseconds of a call for every candidate and round, in the order of the rounds.
 
     A candidate of SLOW microseconds and more has no entries behind the first SLOW_ROUNDS.
     """
     order = random.Random(seed)
     repeats = {name: repeats_for(clock, call, protocol.burst) for name, call in calls.items()}
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+    taken: dict[Key, list[float]] = {name: [] for name in calls}
     with no_garbage_collection():
         for number in range(protocol.rounds):
             for name in order.sample(list(calls), len(calls)):

@@ -202,14 +202,14 @@ def random_directions(subject: Subject) -> str | None:
         incoming = random_like(outputs_of(subject.function, inputs), seed)
         directions = random_like(tuple(leaves(inputs)), 100 + seed)
         found = gradients(subject.function, inputs, lambda out, given=incoming: given[: len(out)])
-        slope = sum((g * d).sum() for g, d in zip(found, directions, strict=True)).item()
+        slope = float(sum((g * d).sum() for g, d in zip(found, directions, strict=True)))
 
         def along(sign: float, inputs=inputs, directions=directions, incoming=incoming) -> float:
             moving = iter(directions)
             moved = [t + sign * step * next(moving) if t.requires_grad else t for t in inputs]
             with torch.no_grad():
                 outputs = outputs_of(subject.function, moved)
-            return sum((o * i).sum() for o, i in zip(outputs, incoming, strict=True)).item()
+            return float(sum((o * i).sum() for o, i in zip(outputs, incoming, strict=True)))
 
         difference = (along(1.0) - along(-1.0)) / (2 * step)
         if abs(slope - difference) > 1e-5 * max(1.0, abs(difference)):

@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.check.runs import Options, locate
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
 from harness.toolchain.disk import write_target
+from harness.vgpu.counters import Counters
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class LaunchProfile:
     name: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    counters: object
+    counters: Counters
     touched_read: int
     touched_written: int
 

@@ -236,6 +236,7 @@ def load(
         if target.kind == "virtual":
             from harness.devices import virtual
 
+            assert recorded is not None  # begun where a virtual GPU is among the targets
             virtual.name_kernels(recorded.result())
 
     return graphs.load(

@@ -5,6 +5,7 @@ With `harness.check.reference` the one part of a run that needs torch.
 
 import numpy as np
 import torch
+from max.driver import Buffer
 
 from harness.check.compare import Repeats, Verdict, allowance, spread_in_ulps
 from harness.check.reference import Reference, values, verdict_on
@@ -32,7 +33,7 @@ def make_buffers(
     target: Target,
     inputs: dict[str, torch.Tensor],
     dims: Dims | None = None,
-) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, Buffer]]:
     """The poisoned outputs of a program on the CPU, and a buffer on the target for every argument, both by name.
 
     `dims` are the case's sizes, None where the inputs tell them. A scalar that is not among the inputs is the op's own.
@@ -47,7 +48,9 @@ def make_buffers(
             buffers[name] = to_device(outputs[name], target.device)
         elif name in scalars:
             value = inputs.get(name, scalars[name].value)
-            buffers[name] = torch.as_tensor(value, dtype=getattr(torch, scalars[name].dtype))
+            buffers[name] = Buffer.from_dlpack(
+                torch.as_tensor(value, dtype=getattr(torch, scalars[name].dtype))
+            )
         else:
             buffers[name] = to_device(inputs[name], target.device)
     if target.kind == "virtual":

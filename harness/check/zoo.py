@@ -45,7 +45,7 @@ class WrongKernel:
     cases: tuple[str, ...] = ()
     source: str = ""
     dtype: str = "float32"
-    curve: object = None
+    curve: str = ""
 
     @property
     def of_rung(self) -> Rung:

@@ -23,6 +23,7 @@ from typing import IO
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, Model, read
+from max.engine.api import DLPackArray
 from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, TensorType, ops
 
 from harness.errors import CompileFailed
@@ -53,7 +54,7 @@ class Program:
     cached: bool
     seconds: float = field(default=0.0)
 
-    def run(self, buffers: Mapping[str, object]) -> None:
+    def run(self, buffers: Mapping[str, Buffer | DLPackArray]) -> None:
         """Executes every call; `buffers` maps each name in `arguments` to a Buffer (or a tensor that MAX takes)."""
         self.model.execute(*(buffers[name] for name in self.arguments))
 
@@ -162,12 +163,13 @@ def load_each(
     cached = compiled is not None
     if compiled is None:
         on_compile()
-        module = None
+        module: Module | None = None
         for name, calls in graphs.items():
             graph, _ = build(
                 f"g{key}_{name}", package, calls, dtypes[name], DeviceRef.from_device(device), module
             )
             module = graph.module
+        assert module is not None  # there is a graph
         compiled = compile_graph(session, module, package)
     before_init()
     models = plain_names(session.init_all(compiled))
@@ -286,7 +288,7 @@ def host_identity() -> str:
     return f"{platform.system()} {platform.machine()} {digest([flags])}"
 
 
-def to_device(tensor: object, device: Device) -> Buffer:
+def to_device(tensor: DLPackArray | Buffer, device: Device) -> Buffer:
     """A buffer on `device` from a NumPy array or a CPU torch tensor; on the CPU it shares the memory."""
     buffer = tensor if isinstance(tensor, Buffer) else Buffer.from_dlpack(tensor)
     return buffer if device.label == "cpu" else buffer.to(device)

@@ -87,6 +87,7 @@ def one_rank(
 ) -> None:
     """What a process does: joins the group, says so, calls the function, and sends what it returns."""
     import torch
+    from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage] (it is documented)
 
     for module in PRELOADED:
         importlib.import_module(module)
@@ -95,7 +96,7 @@ def one_rank(
         faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
         torch.set_num_threads(1)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-        store = torch.distributed.FileStore(str(folder / "store"), size)
+        store = FileStore(str(folder / "store"), size)
         # The run ends before the group's own limit, which names no rank.
         limit = datetime.timedelta(seconds=START + 2 * seconds)
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
@@ -118,7 +119,8 @@ def answers(
     deadline = time.monotonic() + seconds
     waiting = {connection: rank for rank, (_, connection) in enumerate(ranks)}
     while waiting and (left := deadline - time.monotonic()) > 0:
-        for connection in wait(list(waiting), left):
+        ready = wait(list(waiting), left)
+        for connection in [connection for connection in waiting if connection in ready]:
             rank = waiting.pop(connection)
             try:
                 good, value = connection.recv()

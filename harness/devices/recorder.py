@@ -223,8 +223,9 @@ def parse(text: str) -> Recording:
         elif what in ("tensor", "workspace"):
             events.append(RecordedTensor(words[0], int(words[1]), int(words[2]), what == "workspace"))
         elif what == "launch":
-            sizes = tuple(map(int, words[2:8]))
+            name, symbol, *geometry, shared = words[:9]
+            gx, gy, gz, bx, by, bz = map(int, geometry)
             arguments = tuple(bytes.fromhex(word) for word in words[9:])
-            events.append(RecordedLaunch(*words[:2], sizes[:3], sizes[3:], arguments, int(words[8])))
+            events.append(RecordedLaunch(name, symbol, (gx, gy, gz), (bx, by, bz), arguments, int(shared)))
     recording.ptx = {symbol: "\n".join(lines) for symbol, lines in bodies.items()}
     return recording

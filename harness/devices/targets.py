@@ -2,8 +2,12 @@
 
 import platform
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from harness.errors import BadUse, EnvironmentProblem
+
+if TYPE_CHECKING:  # MAX takes a while, and a list of puzzles needs none
+    from max.driver import Device
 
 KINDS = ("auto", "cpu", "gpu", "virtual", "all")
 LABELS = {"cpu": "CPU", "gpu": "GPU", "virtual": "Virtual GPU"}
@@ -16,11 +20,20 @@ VIRTUAL_LIMIT = 2**22
 
 @dataclass(frozen=True)
 class Target:
-    """One device of a run: its kind, a MAX device, and what it is called in full ("NVIDIA H200 (sm_90a)")."""
+    """One device of a run: its kind, a MAX device, and what it is called in full ("NVIDIA H200 (sm_90a)").
+
+    Where kernels are judged without MAX there is no MAX device.
+    """
 
     kind: str
-    device: object
+    in_max: "Device | None"
     detail: str
+
+    @property
+    def device(self) -> "Device":
+        """The MAX device of a target on which something is to be run."""
+        assert self.in_max is not None
+        return self.in_max
 
     @property
     def label(self) -> str:

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from max.driver import Buffer
+
 from harness.devices.recorder import Recording
 from harness.errors import EnvironmentProblem, KernelFailed, WorkbookError
 from harness.vgpu.driver import inprocess
+from harness.vgpu.driver.device import Device
 from harness.vgpu.report import by_cause
 
 
@@ -20,18 +23,25 @@ class Finding:
     text: str
 
 
+def driver() -> Device:
+    """The driver side of the virtual GPU that this process has switched on."""
+    device = inprocess.device()
+    assert device is not None  # MAX has given it to the run
+    return device
+
+
 def name_kernels(recording: Recording) -> None:
     """Tells the driver the names and source lines of the kernels that it is about to be given without either."""
     names = recording.kernel_names()
     for symbol, ptx in recording.ptx.items():
-        inprocess.device().catalogue.add(names[symbol], ptx)
+        driver().catalogue.add(names[symbol], ptx)
 
 
 def name_buffers(
-    buffers: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
+    buffers: Mapping[str, Buffer], shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
 ) -> None:
     """Tells the virtual GPU which tensor lies where, so that a finding names it and an index in it."""
-    gpu = inprocess.device().gpu
+    gpu = driver().gpu
     for name, shape in shapes.items():
         buffer = buffers[name]
         if buffer.num_elements:
@@ -41,7 +51,7 @@ def name_buffers(
 
 def findings() -> list[Finding]:
     """Everything found since the process began, one for each cause, errors first and the most frequent first."""
-    merged = by_cause(inprocess.device().gpu.findings)
+    merged = by_cause(driver().gpu.findings)
     return [Finding(f.kind, f.is_error, f.where, f.count, f.text()) for f in merged]
 
 
@@ -49,7 +59,7 @@ def failure(error: Exception) -> WorkbookError | Exception:
     """The error to show for a failed call of MAX: the virtual GPU's own, where it is behind it."""
     from harness.vgpu.errors import StepBudgetExceeded, UnsupportedInstruction
 
-    behind = inprocess.device().errors
+    behind = driver().errors
     if not behind:
         return error
     if isinstance(behind[0], UnsupportedInstruction):

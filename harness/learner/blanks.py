@@ -110,7 +110,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
             opened, opened_at, body, given = start, number, [], None
             seen.add(start["id"])
             pieces.append(line)
-        elif end:
+        elif end and opened:
             pieces.append(
                 Blank(
                     opened["id"],
@@ -126,7 +126,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
             opened, given = None, None
         elif middle:
             given = []
-        elif given is not None:
+        elif opened and given is not None:
             if not line.startswith(f"{opened['indent']}#"):
                 raise damaged(number, f"what is given of blank {opened['id']} must stand in comments")
             rest = line[len(opened["indent"]) + 1 :].removeprefix(" ")

@@ -3,6 +3,11 @@
 Nothing is loaded before it is asked for, so that `import harness.nn` does not import PyTorch.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
+
 __all__ = ["LayerNormLinear", "fused_layernorm_linear"]
 
 

@@ -14,6 +14,7 @@ graph is compiled when a dtype is first used on a device: ten seconds and more, 
 import functools
 import os
 import threading
+from collections.abc import Callable
 
 import torch
 from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
@@ -60,7 +61,9 @@ def layernorm_linear(
     kernels = direct.kernels(x.device) if algorithm == "fast" else None
     if kernels:
         plan = direct.plan(x.shape, O, x.dtype)
-        return kernels.forward(plan, eps, True, *(tensor.contiguous() for tensor in tensors))
+        output, statistics = kernels.forward(plan, eps, True, *(tensor.contiguous() for tensor in tensors))
+        assert statistics is not None  # they are to be kept
+        return output, statistics
     algorithm = direct.graph_algorithm(x.device) if algorithm == "fast" else algorithm
     output, statistics = forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm)
     rows = statistics[0].numel()
@@ -123,8 +126,11 @@ def layernorm_linear_backward(
     if kernels:
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
         plan = direct.plan(x.shape, O, x.dtype)
-        gradients = kernels.backward(plan, wanted, *(tensor.contiguous() for tensor in tensors))
-        return tuple(x.new_empty(0) if gradient is None else gradient for gradient in gradients)
+        dx, dgamma, dbeta, dW, db = kernels.backward(
+            plan, wanted, *(tensor.contiguous() for tensor in tensors)
+        )
+        dW, db = (x.new_empty(0) if gradient is None else gradient for gradient in (dW, db))
+        return dx, dgamma, dbeta, dW, db
     algorithm = direct.graph_algorithm(x.device) if algorithm == "fast" else algorithm
     gradients = backward_buffers(
         grad_output, x, statistics, ln_weight, ln_bias, linear_weight, ALL, algorithm
@@ -158,7 +164,7 @@ def backward_buffers(grad_output, x, statistics, ln_weight, ln_bias, linear_weig
 ALL = WEIGHT | BIAS
 
 
-def pruned(gradients, wanted: int) -> tuple[Tensor, ...]:
+def pruned(gradients, wanted: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The five gradients, with an empty tensor in the place of dW and db where they are not wanted."""
     dx, dgamma, dbeta, dW, db = gradients
     return (
@@ -256,8 +262,9 @@ class Direct(torch.autograd.Function):
         )
 
 
-# Past the Python part of Function.apply, which looks for functorch's transforms: there are none here.
-apply_direct = super(torch.autograd.Function, Direct).apply
+# Past the Python part of Function.apply, which looks for functorch's transforms: there are none here. The type checker
+# does not see the class in C behind it.
+apply_direct: Callable[..., Tensor] = super(torch.autograd.Function, Direct).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def call_directly(
@@ -320,7 +327,8 @@ def call_directly(
         and linear_weight.is_contiguous()
         and linear_bias.is_contiguous()
     ):
-        tensors = tuple(tensor.contiguous() for tensor in tensors)
+        x, ln_weight, ln_bias, linear_weight, linear_bias = (tensor.contiguous() for tensor in tensors)
+        tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or linear_weight.requires_grad
@@ -342,7 +350,7 @@ def checked_plan(x, ln_weight, ln_bias, linear_weight, linear_bias, dtype, *dtyp
         )
     ]
     try:
-        check(*tensors, "fast")
+        check(*tensors, algorithm="fast")
     except (TypeError, ValueError):
         return None
     return direct.plan(x, linear_weight[0], dtype)

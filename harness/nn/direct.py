@@ -10,6 +10,7 @@ import functools
 import math
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -69,17 +70,19 @@ def plan(shape: torch.Size, output_dim: int, dtype: torch.dtype) -> Plan:
 
     Raises ValueError where a size is beyond the 32-bit integers that the kernels take.
     """
-    sizes = {"rows": math.prod(shape[:-1]), "H": shape[-1], "O": output_dim}
-    for name, size in sizes.items():
+    rows, H = math.prod(shape[:-1]), shape[-1]
+    for name, size in (("rows", rows), ("H", H), ("O", output_dim)):
         if size > LARGEST:
             raise ValueError(f"{name}: the kernels take at most {LARGEST:,}, got {size:,}")
     output_size = (*shape[:-1], output_dim)
     statistics_size = (2, *shape[:-1])
     return Plan(
-        *sizes.values(),
+        rows,
+        H,
+        output_dim,
         dtype,
         torch.float64 if dtype == torch.float64 else torch.float32,
-        dtype.itemsize >= 4 and math.prod(sizes.values()) >= LIBRARY_FROM,
+        dtype.itemsize >= 4 and rows * H * output_dim >= LIBRARY_FROM,
         tuple(shape),
         contiguous_strides(shape),
         output_size,
@@ -119,7 +122,8 @@ class Kernels:
 
     def __init__(self, module: ModuleType, index: int):
         self.index = index
-        self.launch_forward, self.launch_backward = module.forward, module.backward
+        self.launch_forward: Callable[..., int] = module.forward
+        self.launch_backward: Callable[..., int] = module.backward
         self.module = module
         self.gpu = module.open(index)
         self.scratch = functools.lru_cache(maxsize=4096)(self.count_scratch)
@@ -186,8 +190,8 @@ class Kernels:
                 "forward", plan, rows * O * plan.dtype.itemsize + kept, need, error
             ) from error
         if rows:
-            start = scratch.data_ptr() if lent else 0
-            mean = statistics.data_ptr() if keep else start + need
+            start = 0 if scratch is None else scratch.data_ptr()
+            mean = start + need if statistics is None else statistics.data_ptr()
             self.launch_forward(
                 self.gpu,
                 current_stream(self.index),
@@ -256,11 +260,14 @@ class Kernels:
             raise out_of_memory("backward", plan, results, need, error) from error
         gradients = (dx, dgamma, dbeta, dW, db)
         if not rows:
-            return tuple(None if gradient is None else gradient.zero_() for gradient in gradients)
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.zero_()
+            return gradients
         self.launch_backward(
             self.gpu,
             current_stream(self.index),
-            scratch.data_ptr() if need else 0,
+            0 if scratch is None else scratch.data_ptr(),
             need,
             kind,
             rows,

@@ -1,5 +1,7 @@
 """LayerNorm followed by Linear as one differentiable function and one module, for models that are really trained."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.autograd import forward_ad
@@ -65,7 +67,7 @@ def fused_layernorm_linear(
     compiling = torch.compiler.is_compiling()
     if compiling or any_autocast() or type(x) not in PLAIN:
         check_types(*tensors)
-        tensors = in_autocast_dtype(*tensors)
+        tensors = in_autocast_dtype(tensors)
     if forward_ad._current_level >= 0:
         refuse_tangents(*tensors)
     if algorithm == "fast" and not compiling:
@@ -109,24 +111,31 @@ def refuse_tangents(*tensors: Tensor | None) -> None:
             )
 
 
+Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]
 NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
 OPTIONAL = ("ln_weight", "ln_bias", "linear_bias")
 
 
-def in_autocast_dtype(x: Tensor, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
+def in_autocast_dtype(tensors: Tensors) -> Tensors:
     """The tensors as `torch.autocast` wants them on x's device; like torch's own layers it leaves float64 alone."""
-    device = x.device.type
-    tensors = (x, *parameters)
+    device = tensors[0].device.type
     # Asked of these two only, because autocast is not defined for every device ("meta" raises).
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
 
-    def cast(tensor: Tensor | None) -> Tensor | None:
-        narrow = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+    def cast(tensor: Tensor) -> Tensor:
+        narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
         return tensor.to(dtype) if narrow else tensor
 
-    return tuple(cast(tensor) for tensor in tensors)
+    x, ln_weight, ln_bias, linear_weight, linear_bias = tensors
+    return (
+        cast(x),
+        None if ln_weight is None else cast(ln_weight),
+        None if ln_bias is None else cast(ln_bias),
+        cast(linear_weight),
+        None if linear_bias is None else cast(linear_bias),
+    )
 
 
 class LayerNormLinear(nn.Module):
@@ -203,7 +212,9 @@ class LayerNormLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] to [..., O]; see `fused_layernorm_linear` for dtypes, devices and errors."""
-        children = self._modules
+        children: dict[str, Any] = (
+            self._modules
+        )  # past nn.Module's attribute look-up, which takes a microsecond
         ln, linear = children["0"], children["1"]
         return fused_layernorm_linear(
             x,
@@ -219,7 +230,7 @@ class LayerNormLinear(nn.Module):
         return f"algorithm={self.algorithm!r}"
 
 
-def parameter(module: nn.Module, name: str) -> Tensor | None:
+def parameter(module: nn.Module, name: str) -> Any:
     """A module's parameter, without the microsecond of nn.Module's attribute look-up where it is a plain one."""
     own = module._parameters
     return own[name] if name in own else getattr(module, name)

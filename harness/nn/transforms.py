@@ -18,6 +18,8 @@ from harness.nn.autograd import (
     wanted_of,
 )
 
+Argument = Tensor | float | str | None
+
 
 class Transformed(Function):
     """The forward operator for transforms: returns output [..., O] and the statistics [2, ...]."""
@@ -79,7 +81,7 @@ def batched(call, info, in_dims, arguments, *, rows_alone: bool = False):
     return tuple(torch.stack(results) for results in zip(*members, strict=True)), (0,) * len(members[0])
 
 
-def member(value: object, dim: int | None, index: int) -> object:
+def member(value: Argument, dim: int | None, index: int) -> Argument:
     """One member's share of an argument: all of it where it has no batch axis."""
     return value.select(dim, index) if isinstance(value, Tensor) and dim is not None else value
 

@@ -24,7 +24,7 @@ from harness.toolchain.roots import CHECKOUT, INSTALLED_SOLUTIONS
 
 DISTRIBUTION = "mojo-gpu-workbook"
 INSTALL = "run `uv sync` or `pixi install`, and start through `uv run poe ...` or `pixi run ...`"
-REQUIREMENT = re.compile(r"([\w.-]+)\s*(.*)")
+REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?P<versions>.*)")
 COMPARE = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
 MARKS = {"good": "✅", "note": "·", "broken": "❌"}
 
@@ -69,7 +69,8 @@ def wanted() -> dict[str, str]:
         lines = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
     else:
         lines = [r.split(";")[0].strip() for r in metadata.requires(DISTRIBUTION) or [] if "extra" not in r]
-    return {name: versions for name, versions in (REQUIREMENT.fullmatch(line).groups() for line in lines)}
+    found = (REQUIREMENT.fullmatch(line) for line in lines)
+    return {one["name"]: one["versions"] for one in found if one}
 
 
 def numbers(version: str) -> tuple[int, ...]:

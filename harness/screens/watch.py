@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from harness.check.checkers import RungChecker, make_checker
@@ -91,7 +91,7 @@ class Terminal:
         return self
 
     def __exit__(self, *_) -> None:
-        if self.before is not None:
+        if self.before is not None and self.keyboard is not None:
             termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
 
     def key(self, seconds: float) -> str:
@@ -107,7 +107,7 @@ class Terminal:
             key = ""
         return "q" if key in ("", END_OF_INPUT) else key
 
-    def show(self, lines: Iterable[object], footer: str) -> None:
+    def show(self, lines: Iterable[RenderableType], footer: str) -> None:
         """A new screen: the lines, and the footer as the last of them."""
         if self.console.is_terminal:
             self.console.clear()
@@ -147,11 +147,11 @@ class Watch:
     def __init__(self, work: Work, gate: str | None = None, console: Console | None = None):
         self.work = work
         self.progress = Progress.load()
-        self.gate = gate
+        self.gate = gate or ""
         self.console = console or make_console(sys.stdout)
         self.check: Check | None = None
         self.checker: RungChecker | None = None
-        self.notes: list[object] = []
+        self.notes: list[RenderableType] = []
         self.skipping = False
         self.again = False
 
@@ -176,7 +176,7 @@ class Watch:
 
     def choose_first_gate(self) -> None:
         """The gate to begin with; a damaged file is reported by the check that follows."""
-        if self.gate is None:
+        if not self.gate:
             try:
                 upcoming = self.work.next_gate(self.progress)
             except DamagedFile:
@@ -209,7 +209,7 @@ class Watch:
 
     def finish(self) -> None:
         """Shows a verdict; begins anew where the file was saved meanwhile."""
-        check = self.check
+        check = self.current
         check.seconds = time.monotonic() - check.started
         for result in check.results:
             id = result.gate.id
@@ -225,7 +225,7 @@ class Watch:
         """Goes on to the next gate that has not passed; from one that has not passed only when asked twice."""
         if self.running():
             return
-        if not self.check.correct and not self.skipping:
+        if not self.current.correct and not self.skipping:
             self.skipping = True
             self.note([Text(f"{self.gate} has not passed; n once more goes on all the same", style="yellow")])
             return
@@ -249,13 +249,13 @@ class Watch:
 
     def hint(self) -> None:
         """The rung that the diagnosis names, once, and then the next rung of the gate's ladder."""
-        named = None if self.running() else self.check.unread_hint(self.progress, self.work.key(self.gate))
+        named = None if self.running() else self.current.unread_hint(self.progress, self.work.key(self.gate))
         self.note(self.safely(lambda: next_hint(self.work, self.gate, self.progress, named)))
 
     def diff(self) -> None:
         """The blank beside the solution's, once it has passed."""
 
-        def lines() -> list[object]:
+        def lines() -> list[RenderableType]:
             with self.console.capture() as captured:
                 show_difference(self.console, self.work, self.progress, [self.gate])
             return [Text.from_ansi(captured.get())]
@@ -266,17 +266,23 @@ class Watch:
         """All gates of the file."""
         self.note(list(list_lines(self.work, self.progress)))
 
-    def safely(self, lines: Callable[[], Sequence[object]]) -> list[object]:
+    def safely(self, lines: Callable[[], Sequence[RenderableType]]) -> list[RenderableType]:
         """Lines, or the one that says why there are none."""
         try:
             return list(lines())
         except WorkbookError as error:
             return [Text(relative(str(error)), style="red")]
 
-    def note(self, lines: Sequence[object]) -> None:
+    def note(self, lines: Sequence[RenderableType]) -> None:
         """Shows lines below the verdict until the next check or key."""
         self.notes = list(lines)
         self.draw()
+
+    @property
+    def current(self) -> Check:
+        """The check that was begun last; `start` begins one before anything is shown."""
+        assert self.check is not None
+        return self.check
 
     def running(self) -> bool:
         """Whether a check is under way."""
@@ -303,7 +309,7 @@ class Watch:
 
     def verdict(self) -> Iterable[Text]:
         """What the check of the current gate came to."""
-        check = self.check
+        check = self.current
         if self.running() or not check.seconds:
             yield Text(f"checking {check.gate} ...", style="dim")
             return
@@ -357,11 +363,11 @@ def measure(work: Work, gate: str, saves: int) -> list[float]:
             while not files.saved():
                 time.sleep(POLL)
             watch.start()
-            watch.check.done.wait()
+            watch.current.done.wait()
             seconds.append(time.monotonic() - saved)
             watch.finish()
-            if not watch.check.correct:
-                raise WorkbookError(watch.check.error or "the solution's gate is not correct")
+            if not watch.current.correct:
+                raise WorkbookError(watch.current.error or "the solution's gate is not correct")
         return seconds[1:]
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from harness.errors import EnvironmentProblem
 from harness.toolchain.disk import is_full, no_room
@@ -67,7 +68,7 @@ def digest(parts: Iterable[str | bytes]) -> str:
 # ---- Entries ------------------------------------------------------------------------------------------------
 
 
-def keep(target: Path, make: Callable[[Path], None], what: str, remedy: str = REMEDY) -> Path:
+def keep(target: Path, make: Callable[[Path], Any], what: str, remedy: str = REMEDY) -> Path:
     """The entry at a path: what is there, if it is whole, else made now.
 
     Where several processes or threads ask at once, one makes it and the others wait.

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 from harness.toolchain.cache import cache_folder, digest, keep, made_folder
@@ -27,6 +28,9 @@ from harness.toolchain.disk import compiler_out_of_room
 from harness.toolchain.linker import environment_with_linker
 from harness.toolchain.packages import compile_failed, mojo_files, mojo_version, run_mojo
 from harness.toolchain.roots import solutions
+
+if TYPE_CHECKING:
+    import torch
 
 VARIABLE = "WORKBOOK_EXTENSIONS"
 REMEDY = f"set {VARIABLE} to a folder you can write"
@@ -122,7 +126,7 @@ def supported() -> dict[str, str]:
     return {name: alias or name for name, alias in ACCELERATOR.findall(listed)}
 
 
-def architecture(device: "torch.device") -> str:  # noqa: F821
+def architecture(device: "torch.device") -> str:
     """The accelerator name of a GPU that torch sees. Raises Unsupported where there is none."""
     import torch
 
@@ -263,9 +267,11 @@ def load(path: Path) -> ModuleType:
     try:
         load_runtime()
         name = f"workbook_{source_folder().name}"
-        spec = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, str(path)))
+        loader = ExtensionFileLoader(name, str(path))
+        spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
+        assert spec is not None  # the loader is given
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except (ImportError, OSError) as error:
         raise EnvironmentProblem(f"cannot load {path}: {error}") from error
     return module
@@ -278,7 +284,7 @@ def load_runtime() -> None:
     A module remembers the folder of the machine that built it. What is loaded already is found by its name alone.
     """
     package = importlib.util.find_spec("max")
-    if package is None:
+    if package is None or not package.submodule_search_locations:
         raise EnvironmentProblem(
             "MAX is not installed: run `uv sync`, or start through `uv run` or `pixi run`"
         )

@@ -216,10 +216,10 @@ def float_from_integer(got: str, wanted: str) -> str | None:
 
 def generic_dtype(got: str, wanted: str) -> str | None:
     """A vector whose dtype is a parameter, where one of a known dtype is wanted, or the reverse."""
-    sides = [re.fullmatch(r"SIMD\[(.+), (.+)\]", side) for side in (got, wanted)]
-    if all(sides) and sides[0][1] != sides[1][1]:
+    have, want = (re.fullmatch(r"SIMD\[(.+), (.+)\]", side) for side in (got, wanted))
+    if have and want and have[1] != want[1]:
         return (
-            f"The compiler does not know that `{sides[0][1]}` is `{sides[1][1]}` here, even inside `comptime if`: "
+            f"The compiler does not know that `{have[1]}` is `{want[1]}` here, even inside `comptime if`: "
             f"`.cast[...]()` converts the value, `rebind[{wanted}](...)` states that the types are the same."
         )
     return None

@@ -140,7 +140,7 @@ def ours(algorithm: str) -> Callable[[Problem], Differentiable]:
         detour = algorithm == "fast" and on_gpu and direct.kernels(problem.device) is None
 
         def function(*leaves: Tensor) -> Tensor:
-            return layers.fused_layernorm_linear(*leaves, EPS, algorithm=algorithm)
+            return layers.fused_layernorm_linear(*leaves, eps=EPS, algorithm=algorithm)
 
         note = "no extension module: a MAX graph" if detour else ""
         return Differentiable(function, problem.leaves, problem.grad_output, note=note)
@@ -201,7 +201,7 @@ def compiled(mode: str = "default", budget: float | None = None) -> Callable[[Pr
             select_algorithm.PRINT_AUTOTUNE = False  # a table of every kernel that was tried, into the report
         limit = {} if budget is None else {"activation_memory_budget": budget}
 
-        def make(**settings: object) -> Callable[..., Tensor]:
+        def make(**settings: bool) -> Callable[..., Tensor]:
             # torch.compile remembers by code object; a copy of its own keeps the compilations apart.
             copy = types.FunctionType(eager.__code__.replace(), eager.__globals__, eager.__name__)
             function = torch.compile(copy, mode=mode, dynamic=False, fullgraph=True)
@@ -226,13 +226,13 @@ def compiled(mode: str = "default", budget: float | None = None) -> Callable[[Pr
 
 
 @contextlib.contextmanager
-def functorch_settings(**settings: object) -> Iterator[None]:
+def functorch_settings(**settings: bool | float) -> Iterator[None]:
     """Settings of torch's own partitioner, while something compiles. Raises Unavailable where it has them no longer."""
     with contextlib.ExitStack() as stack:
         try:
             from torch._functorch import config
 
-            stack.enter_context(config.patch(**settings))
+            stack.enter_context(config.patch(settings))
         except (ImportError, AttributeError) as error:
             raise Unavailable(f"this torch has no such setting: {error}") from error
         yield
@@ -243,7 +243,9 @@ def liger(problem: Problem) -> Differentiable:
     if problem.device.type == "cpu":
         raise Unavailable("its Triton kernels need a GPU")
     try:
-        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+        from liger_kernel.ops.layer_norm import (  # pyright: ignore[reportMissingImports] (on GPU machines)
+            LigerLayerNormFunction,
+        )
     except ImportError as error:
         raise Unavailable(f"not installed ({error})") from error
 
@@ -258,7 +260,9 @@ def transformer_engine(problem: Problem) -> Differentiable:
     if problem.device.type == "cpu":
         raise Unavailable("needs a GPU")
     try:
-        from transformer_engine.pytorch import LayerNormLinear
+        from transformer_engine.pytorch import (  # pyright: ignore[reportMissingImports] (on GPU machines)
+            LayerNormLinear,
+        )
     except (ImportError, OSError, RuntimeError) as error:
         raise Unavailable(f"not installed ({error})") from error
     x, *parameters = problem.leaves

@@ -12,8 +12,9 @@ import contextlib
 import csv
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from max.driver import accelerator_count
@@ -118,7 +119,7 @@ def make_options(flags) -> Options:
     )
 
 
-def run(console: Console, arguments: list[str] = (), chapters: Path = CHECKOUT / "book" / "src") -> int:
+def run(console: Console, arguments: Sequence[str] = (), chapters: Path = CHECKOUT / "book" / "src") -> int:
     """Trains, reports and writes the CSV; the exit code is 1 where the curves part. Raises BadUse."""
     flags = make_parser().parse_args(arguments)
     return demonstrate(console, make_options(flags), flags.csv, chapters)
@@ -163,7 +164,7 @@ def introduction(options: Options, text: Text, trainees: dict[str, Trainee]) -> 
     ]
 
 
-def rows(trainees: dict[str, Trainee], options: Options) -> Iterator[dict[str, object]]:
+def rows(trainees: dict[str, Trainee], options: Options) -> Iterator[dict[str, Any]]:
     """The rows of the CSV: one for each step of each model."""
     shared = {name: getattr(options, name) for name in FIELDS if hasattr(options, name)}
     shared |= machine(options.device)

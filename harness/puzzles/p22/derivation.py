@@ -54,7 +54,7 @@ def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None 
     return Derivation(STEPS, given, changes)
 
 
-def values(v: Derivation) -> np.ndarray:
+def values(v: Derivation) -> int:
     """Number of elements in a row."""
     return v.input.shape[-1]
 

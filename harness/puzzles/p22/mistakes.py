@@ -270,8 +270,8 @@ MISTAKES = (
         3,
     ),
     # dx.
-    Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: 0.0}),
-    Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: 0.0}),
+    Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: np.zeros(())}),
+    Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: np.zeros(())}),
     Mistake(
         "both-terms-dropped",
         "without both correction terms, c2 and x_hat * c1",

@@ -157,7 +157,7 @@ def read_text(folder: Path, options: Options) -> Text:
         raise BadUse(
             f"--demo needs more than {options.context + 1} {unit} of text, {folder} holds {len(content)}"
         )
-    if options.recipe.bytes:
+    if isinstance(content, bytes):
         return Text(torch.frombuffer(bytearray(content), dtype=torch.uint8), 256)
     alphabet = {character: number for number, character in enumerate(sorted(set(content)))}
     return Text(torch.tensor([alphabet[character] for character in content]), len(alphabet))

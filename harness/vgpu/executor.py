@@ -221,7 +221,7 @@ class Batch(WarpOps):
         digest = hashlib.blake2b(digest_size=16)
         for part in state:
             plain = not isinstance(part, np.ndarray) or part.ndim == 0
-            digest.update(repr(part).encode() if plain else np.ascontiguousarray(part))
+            digest.update(repr(part).encode() if plain else np.ascontiguousarray(part).data)
         key = digest.digest()
         seen[key] = seen.get(key, 0) + 1
         return seen[key] == 3

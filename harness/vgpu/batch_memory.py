@@ -131,7 +131,10 @@ class BatchMemory:
         found = np.unique(number[good])
         extents = self.arena.extents
         index = ((wide - self.base) >> A.shift64).view(np.int64)
+        owners = self.run.owners(A)
         for k in found.tolist():
+            if owners and extents[k] not in owners:
+                self.run.strayed(self, A, owners, wide, positions, good & (number == k))
             if A.writes:
                 extents[k].written = True
                 if extents[k].constant:

@@ -10,6 +10,8 @@ The code of an instruction comes from its emitter, which `emitters.py` finds by 
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from . import numeric
@@ -17,6 +19,7 @@ from .access import DTYPE, Access
 from .emitters import emit
 from .errors import UnsupportedInstruction
 from .program import Block, Program, registers
+from .provenance import Origin, origins
 from .ptx import WIDTH, Imm, Instr, Mem, Reg, Sym
 
 
@@ -46,6 +49,11 @@ class Code:
             exec(compile(source, f"<block {index} of {self.program.entry.name}>", "exec"), self.namespace)
             found = self.functions[index] = self.namespace[f"b{index}"]
         return found
+
+    @cached_property
+    def origins(self) -> dict[str, Origin]:
+        """Which kernel parameters every register is computed from."""
+        return origins(self.program)
 
     def constant(self, kind: str, value) -> str:
         """The name of a constant of this kind in the generated code."""

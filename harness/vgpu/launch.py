@@ -13,6 +13,7 @@ from .errors import StepBudgetExceeded
 from .executor import Batch, Livelock, StepBudget, Trap
 from .memory import ITEMSIZE, NOWHERE, NULL_PAGE, Extent, Space
 from .program import polls
+from .provenance import address_origin
 from .races import AccessLog, synchronises
 from .report import Finding, Findings, index_text, is_library_algorithm, place
 
@@ -32,6 +33,7 @@ class Run:
         self.cluster_size = cluster[0] * cluster[1] * cluster[2]
         self.dynamic_shared = dynamic_shared
         self.findings = Findings()
+        self._owners: dict[int, list[Extent]] = {}
         self.steps, self.step_budget = 0, gpu.steps
         self.block_threads: dict[int, int] = {}
         self.atomic_hits: dict[int, int] = {}
@@ -229,6 +231,30 @@ class Run:
                 tensor=tensor, index=index, block=block, thread=thread, count=len(which),
                 algorithm=False if A.space == "global" else None,
             )  # fmt: skip
+
+    def owners(self, A: Access) -> list[Extent]:
+        """The tensors that the pointers name from which this instruction computes its address; none if unknown."""
+        found = self._owners.get(A.number)
+        if found is None:
+            origin = address_origin(A.instr, self.code.origins) or ()
+            values = [int.from_bytes(self._param_bytes[o : o + 8], "little") for o in origin]
+            found = self._owners[A.number] = [e for e in map(self.arena.find, values) if e is not None]
+        return found
+
+    def strayed(self, batch, A: Access, owners: list[Extent], addresses, positions, bad):
+        """An address that was computed from a pointer to one tensor and lies in another."""
+        which = np.flatnonzero(bad)
+        address = int(addresses[which[0]])
+        owner, there = owners[0], self.arena.find(address)
+        verb = "load" if A.kind == "R" or A.instr.op == "ld" else "store" if A.kind == "W" else "atomic"
+        side = "past the end" if address >= owner.end else "before the start"
+        lands = f"{there.name}{index_text(there.index(address, A.width))}" if there else "another tensor"
+        block, thread = self.who(batch, positions[which[0]])
+        self.record(
+            f"out-of-bounds {verb}", A.instr, f"a {verb} so far {side} of {owner.name} that it lands in {lands}",
+            tensor=owner.name, index=owner.index(address, A.width), block=block, thread=thread, count=len(which),
+            algorithm=False,
+        )  # fmt: skip
 
     def _explain(self, A: Access, what: str, verb: str, address: int):
         if what == "null pointer":

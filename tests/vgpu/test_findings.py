@@ -350,3 +350,53 @@ def test_findings_without_line_table_name_the_switch(capsys):
     bench.run(text, 4, 1, bench.place("cells", np.zeros(64, np.uint32)))
     cli.summarise([SimpleNamespace(gpu=bench.gpu, errors=[])], "sm_90a", 0)
     assert "compile with -g1" in capsys.readouterr().err
+
+
+AROUND = "mov.u32 %r1, %ctaid.x; "  # a register that is a number
+
+
+@pytest.mark.parametrize(
+    "address,kind",
+    [
+        # element 2 ** 20 of the first tensor lies in the second
+        ("add.s64 %d1, %d0, {far};", "out-of-bounds store"),
+        ("mov.u64 %d2, {far}; mul.wide.u32 %d3, %r1, 4; add.s64 %d2, %d2, %d3; add.s64 %d1, %d0, %d2;",
+         "out-of-bounds store"),
+        # the second tensor's own pointer
+        ("ld.param.u64 %d1, [q1];", None),
+        # one of the two, chosen while it runs: either is right
+        ("ld.param.u64 %d2, [q1]; setp.eq.u32 %p1, %t2, 99; selp.b64 %d1, %d0, %d2, %p1;", None),
+        # computed from both: their distance
+        ("ld.param.u64 %d2, [q1]; sub.s64 %d3, %d2, %d0; add.s64 %d1, %d0, %d3;", None),
+        # a pointer that memory holds
+        ("ld.param.u64 %d3, [q2]; ld.global.u64 %d1, [%d3];", None),
+    ],
+)  # fmt: skip
+def test_a_pointer_that_lands_in_another_tensor(address, kind):
+    bench = Bench()
+    first, second = bench.place("first", np.zeros(64, I4)), bench.place("second", np.zeros(1 << 20, I4))
+    table = bench.place("table", np.array([bench.address(second)], np.uint64))
+    far = bench.address(second) - bench.address(first)
+    body = "ld.param.u64 %d0, [q0];" + AROUND + address.format(far=far) + "st.global.u32 [%d1], 1;"
+    text = kernel(body, 0, 3, widths_in=[], widths_out=[4, 4, 8])
+    for k, width in enumerate((32, 32, 64)):
+        text = text.replace(f"st.global.b{width} [%a{k}], %y{k};", "")
+    bench.run(text, 1, 1, first, second, table)
+    found = bench.errors()
+    assert [f.kind for f in found] == ([kind] if kind else [])
+    if kind:
+        assert found[0].tensor == "first" and found[0].index == far // 4
+        assert "so far past the end of first that it lands in second[0]" in found[0].message
+
+
+def test_a_pointer_that_lands_before_its_tensor():
+    bench = Bench()
+    first, second = bench.place("first", np.zeros(1 << 20, I4)), bench.place("second", np.zeros(64, I4))
+    back = bench.address(second) - bench.address(first)
+    body = f"ld.param.u64 %d0, [q1]; sub.s64 %d1, %d0, {back}; ld.global.u32 %r1, [%d1];"
+    text = kernel(body, 0, 2, widths_in=[], widths_out=[4, 4])
+    for k in range(2):
+        text = text.replace(f"st.global.b32 [%a{k}], %y{k};", "")
+    bench.run(text, 1, 1, first, second)
+    (found,) = bench.errors()
+    assert found.kind == "out-of-bounds load" and "before the start of second" in found.message

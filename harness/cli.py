@@ -111,7 +111,7 @@ def add_rungs(modes: argparse._MutuallyExclusiveGroup, puzzle: Puzzle) -> None:
     """--rung, and --numpy where there is one."""
     ids = [rung.id for rung in puzzle.rungs]
     modes.add_argument(
-        "--rung", choices=ids, help=f"which of the puzzle's files to check (default: {ids[-1]})"
+        "--rung", choices=ids, help=f"which of the puzzle's files to check (default: {puzzle.main_rung.id})"
     )
     if "numpy" in ids:
         modes.add_argument(

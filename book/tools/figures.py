@@ -4,9 +4,11 @@ A figure is one line of SVG without empty lines, so that a page can include it; 
 """
 
 import html
+import math
 import re
 from pathlib import Path
 
+from harness.check.python_files import load
 from harness.puzzles.p22 import spec as p22
 
 ROOT = Path(__file__).absolute().parents[2]
@@ -67,6 +69,62 @@ def kernel_constant(name: str) -> int:
     found = re.search(rf"^comptime {name} = (\d+)$", source, re.M)
     assert found, name
     return int(found[1])
+
+
+def first_graph() -> str:
+    """Puzzle 20's first graph with the numbers of the solution's own run: values forward, gradients back."""
+    module = load(ROOT / "solutions" / "p20" / "graph.py")
+    values = module["forward"](2.0)
+    along = module["edges"](values)
+    gradients = module["backward"](along)
+    places = {"x": (70, 120), "a": (250, 55), "b": (250, 185), "c": (430, 120), "y": (610, 120)}
+    formulas = {"x": "x", "a": "a = x^2", "b": "b = 2x", "c": "c = a + b", "y": "y = 3c"}
+    drawing = Drawing(
+        700,
+        250,
+        "A graph of five nodes, x to a and b, both to c, c to y. "
+        + "; ".join(f"{name} is {values[name]:g} with gradient {gradients[name]:g}" for name in places),
+    )
+    for edge, slope in along.items():
+        (x0, y0), (x1, y1) = (places[name] for name in edge.split("->"))
+        drawing.arrow(x0 + 62, y0, x1 - 62, y1)
+        drawing.text((x0 + x1) / 2, (y0 + y1) / 2 - 8, f"times {slope:g}", size=11)
+    for name, (x, y) in places.items():
+        drawing.box(x - 60, y - 30, 120, 60, shade=0.06)
+        drawing.text(x, y - 12, formulas[name], size=12, code=True)
+        drawing.text(x, y + 5, f"value {values[name]:g}", size=11)
+        drawing.text(x, y + 21, f"gradient {gradients[name]:g}", size=11)
+    return drawing.svg()
+
+
+def bytes_and_error(points: list[tuple[str, float, float]]) -> str:
+    """Ways to keep activations: megabytes to the right, error of the worst gradient upward, by powers of ten.
+
+    `points` are (name, megabytes, error).
+    """
+    label = "; ".join(f"{name}: {size:g} MB, error {error:.0e}" for name, size, error in points)
+    drawing = Drawing(720, 330, f"Bytes kept against the error of the worst gradient. {label}")
+    left, bottom, width, height = 80, 280, 430, 250
+    most = max(size for _, size, _ in points)
+    low, high = -7, -2
+
+    def place(size: float, error: float) -> tuple[float, float]:
+        return left + width * size / most, bottom - height * (math.log10(error) - low) / (high - low)
+
+    drawing.arrow(left, bottom, left + width + 30, bottom)
+    drawing.arrow(left, bottom, left, bottom - height - 20)
+    drawing.text(left + width / 2, bottom + 40, f"MB kept between the passes, to {most:g}", size=12)
+    drawing.text(left, 14, "error of the worst gradient", size=12)
+    for power in range(low, high + 1):
+        drawing.text(
+            left - 8, bottom - height * (power - low) / (high - low) + 4, f"1e{power}", anchor="end", size=11
+        )
+    for number, (name, size, error) in enumerate(points, start=1):
+        x, y = place(size, error)
+        drawing.box(x - 5, y - 5, 10, 10, shade=0.5)
+        drawing.text(x + 10 + 14 * (number % 3), y - 8, str(number), size=11)
+        drawing.text(550, 40 + 24 * number, f"{number}  {name}", anchor="start", size=12)
+    return drawing.svg()
 
 
 def grid() -> str:

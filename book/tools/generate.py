@@ -18,6 +18,7 @@ import figures  # noqa: E402
 import ladder  # noqa: E402
 import ledger  # noqa: E402
 import numpy as np  # noqa: E402
+import outputs  # noqa: E402
 import roofline  # noqa: E402
 import times_chart  # noqa: E402
 from ledger import GPT2_SMALL  # noqa: E402
@@ -25,6 +26,7 @@ from ledger import GPT2_SMALL  # noqa: E402
 from harness import cli  # noqa: E402
 from harness.check import zoo  # noqa: E402
 from harness.puzzles.p22 import spec as p22  # noqa: E402
+from harness.spec.catalogue import puzzle_names  # noqa: E402
 
 SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
 GATES = [gate.id for gate in p22.PUZZLE.gates]
@@ -246,7 +248,11 @@ def tasks_table() -> str:
     """The tasks beside the puzzles' own, in the words of the task list."""
     pyproject = tomllib.loads((BOOK.parent / "pyproject.toml").read_text(encoding="utf-8"))
     tasks = pyproject["tool"]["poe"]["tasks"]
-    rows = [[f"`{name}`", task["help"].replace("|", "\\|")] for name, task in tasks.items() if name != "p22"]
+    rows = [
+        [f"`{name}`", task["help"].replace("|", "\\|")]
+        for name, task in tasks.items()
+        if name not in puzzle_names()
+    ]
     return table(["task", "what it does"], rows)
 
 
@@ -327,6 +333,13 @@ def saved_bars() -> str:
     )
 
 
+def saving_chart() -> str:
+    """Bytes against error of one block's activations, from the recorded run of the example."""
+    text = outputs.load("saving_less").text
+    points = re.findall(r"^(\S.*?) +([\d.]+) MB +(\S+)$", text, re.M)
+    return figures.bytes_and_error([(name, float(size), float(error)) for name, size, error in points])
+
+
 FILES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "options.md": options_table,
@@ -344,6 +357,8 @@ FILES: dict[str, Callable[[], str]] = {
     "fan_in.svg": figures.fan_in,
     "two_stage.svg": figures.two_stage,
     "saved.svg": saved_bars,
+    "first_graph.svg": figures.first_graph,
+    "saving_less.svg": saving_chart,
     **{
         f"step_{name}.html": (lambda name=name: steps()[name])
         for name in ("statistics", "db", "dW", "dgamma", "dx")

@@ -37,7 +37,9 @@ class Command:
 
 def example(name: str, **options) -> Command:
     """The command that runs a program of book/examples."""
-    return Command(f"python book/examples/{name}.py", (f"book/examples/{name}.py",), exact=True, **options)
+    return Command(
+        f"python book/examples/{name}.py", (f"book/examples/{name}.py",), **{"exact": True, **options}
+    )
 
 
 def virtual(program: str, exit_code: int = 0, options: str = "") -> Command:
@@ -52,6 +54,12 @@ def puzzle(flags: str) -> Command:
     return Command(command, ("-m", "harness", *command.split()))
 
 
+def rung(name: str, **options) -> Command:
+    """The check of a rung of puzzle 20's solution, in Python."""
+    command = f"p20 --rung {name} --solution"
+    return Command(command, ("-m", "harness", *command.split()), anywhere=True, **options)
+
+
 COMMANDS = {
     "autograd_graph": example("autograd_graph", anywhere=True),
     "autograd_function": example("autograd_function", anywhere=True),
@@ -59,6 +67,18 @@ COMMANDS = {
     "diagonal_formula": example("diagonal_formula", anywhere=True),
     "compile_settings": example("compile_settings", anywhere=True),
     "compile_saved": example("compile_saved", anywhere=True),
+    "first_graph": rung("derive", exact=True),
+    "first_functions": rung("torch", exact=True),
+    "first_registration": rung("register", exact=True),
+    "what_is_kept": example("what_is_kept", anywhere=True),
+    "claims": example("claims", anywhere=True, exact=False),
+    "left_out": example("left_out", anywhere=True),
+    "saving_less": example("saving_less", anywhere=True, exact=False),
+    "first_backward": Command(
+        "p20 --backward --solution --device virtual",
+        ("-m", "harness", "p20", "--backward", "--solution", "--device", "virtual"),
+    ),
+    "worth_it": Command("p20 --worth-it", ("-m", "harness", "p20", "--worth-it"), anywhere=True),
     "profile": Command(
         "p22 --profile --solution", ("-m", "harness", "p22", "--profile", "--solution"), exact=True
     ),

@@ -31,6 +31,7 @@ class GateResult:
         mistake: The id of the known mistake that the result equals, or None.
         hint: The hint to read next, as "dx-2"; None unless wrong.
         summary: What a line says behind "correct" where there are no comparisons to count.
+        picture: What the learner's own run looks like, line by line, below the verdict, right or wrong.
     """
 
     gate: Gate
@@ -41,6 +42,7 @@ class GateResult:
     mistake: str | None = None
     hint: str | None = None
     summary: str = ""
+    picture: list[str] = field(default_factory=list)
 
 
 def exit_code(results: Iterable[GateResult]) -> int:

@@ -43,12 +43,13 @@ def verdict_lines(
     if result.state == "correct":
         counted = f" in {cases} case{'s' * (cases != 1)}; {describe_worst(hardest(result))}" if cases else ""
         yield Text(f"{head} correct{counted}{result.summary and f': {result.summary}'}", style="green")
+        yield from (Text(f"      {line}") for line in result.picture)
         return
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
     where = f" in {len(bad)} of {cases} cases ({', '.join(bad)})" if bad else ""
     where = f" in all {cases} cases" if bad and len(bad) == cases else where
     yield Text(f"{head} wrong{where}", style="bold red")
-    for line in result.diagnosis:
+    for line in (*result.diagnosis, *result.picture):
         yield Text(f"      {relative(line)}")
     if result.hint:
         yield Text(f"      next: python -m harness hint {puzzle.name} {result.hint}", style="dim")

@@ -68,7 +68,7 @@ class Report:
     def devices(self, run: Run, name: str) -> None:
         """The sections of one variant, a device after the other, skipped ones by their reason."""
         main = name == main_variant(run)
-        suffix = "" if main else f" ({name})"
+        suffix = suffix_of(run, name)
         what = "Backward" if run.options.backward else "Forward"
         for kind in ("cpu", "gpu", "virtual"):
             device = next((d for d in run.devices if d.target.kind == kind), None)
@@ -79,16 +79,17 @@ class Report:
             if skipped and not device and main:
                 self.line(f"   ⏭ SKIPPED ({skipped.reason})")
             if device:
-                self.section(run, device, device.variants[name], what, suffix)
+                self.section(run, device, name, what)
 
-    def section(self, run: Run, device: DeviceResult, variant: VariantResult, what: str, suffix: str) -> None:
+    def section(self, run: Run, device: DeviceResult, name: str, what: str) -> None:
         """One variant on one device: the published lines, then what stands behind them."""
-        label = device.target.label
+        label, variant = device.target.label, device.variants[name]
         puzzle = run.options.puzzle
+        written = puzzle.writes(name)
         forward = [q for q in puzzle.forward if q in run.quantities]
-        gradients = [q for q in puzzle.backward if q in run.quantities]
+        gradients = [q for q in puzzle.backward if q in run.quantities and q in written]
         self.line()
-        self.line(f"Testing {label} {what} Implementation - {what} Pass{suffix}")
+        self.line(f"Testing {label} {what} Implementation - {what} Pass{suffix_of(run, name)}")
         self.line(THIN_RULE)
         self.line("   Computing PyTorch autograd reference...")
         self.line(f"   Computing Mojo {what.lower()} implementation ({label})...")
@@ -96,7 +97,7 @@ class Report:
             self.line()
         self.line(f"✅ {label} {what} Implementation {what.lower()} completed")
         chapter = variant.comparisons[0]
-        output = next(iter(puzzle.forward))
+        output = next(quantity for quantity in puzzle.forward if quantity in written)
         self.line(f"   Forward max difference: {self.figure(variant, chapter, output, tick=False)}")
         for quantity in gradients:
             self.line(f"   {puzzle.backward[quantity]}: {self.figure(variant, chapter, quantity)}")
@@ -231,7 +232,7 @@ class Report:
 def summary_lines(run: Run, what: str, first: str) -> Iterable[str]:
     """`   - CPU Backward:  ✅ CORRECT`, for the first variant; the others follow with their names."""
     for name in (first, *(v for v in run.options.variants if v != first)):
-        suffix = "" if name == main_variant(run) else f" ({name})"
+        suffix = suffix_of(run, name)
         for kind in ("cpu", "gpu", "virtual"):
             for device in run.devices:
                 if device.target.kind == kind:
@@ -243,8 +244,15 @@ def summary_lines(run: Run, what: str, first: str) -> Iterable[str]:
 
 
 def main_variant(run: Run) -> str:
-    """The variant whose lines bear no name: the puzzle's first."""
+    """The puzzle's first variant."""
     return next(iter(run.options.puzzle.variants))
+
+
+def suffix_of(run: Run, name: str) -> str:
+    """A variant's name behind its lines; none for the main one, if it makes everything that the puzzle is about."""
+    puzzle = run.options.puzzle
+    everything = {*puzzle.forward, *puzzle.backward} <= puzzle.writes(name)
+    return "" if name == main_variant(run) and everything else f" ({name})"
 
 
 def overall(run: Run) -> str:

@@ -98,8 +98,8 @@ class Puzzle:
         title: What it is about, in a few words.
         subject: The same as headings say it, "Custom {subject} Gradients".
         gates: The gates, in the order in which a learner should take them.
-        rungs: The ways to solve them, in the order in which they are taken. The last is the one that the puzzle is
-            about: what a command means that names none.
+        rungs: The ways to solve them, in the order in which they are taken. The one that the puzzle is about, and that
+            a command means which names none, is the one with its kernels; without kernels, the last.
 
         dims: The chapter's sizes; `dim_names` is what --dims takes, "B" or "rows".
         cases: dims or None -> the cases of a run.
@@ -172,8 +172,8 @@ class Puzzle:
 
     @property
     def main_rung(self) -> Rung:
-        """The rung that the puzzle is about, the last."""
-        return self.rungs[-1]
+        """The rung that the puzzle is about: its kernels, or the last where it has none."""
+        return self.mojo_rung or self.rungs[-1]
 
     def rung(self, id: str) -> Rung:
         """A rung by its id. Raises BadUse where the puzzle has none of it."""
@@ -263,6 +263,10 @@ class Puzzle:
         """The names of a quantity's axes, as its op has them; numbers for what no op writes."""
         argument = self.written(quantity)
         return argument.shape if argument else tuple(range(count))
+
+    def writes(self, variant: str) -> set[str]:
+        """The quantities that the calls of a variant write."""
+        return {name for call in self.variants[variant] for name in call.op.writes}
 
     def saved(self, variant: str) -> list[str]:
         """What one call of a variant writes and another reads as an argument: the statistics."""

@@ -111,9 +111,9 @@ def test_state_names_the_worst():
 
 
 def test_puzzles_are_found_by_name(puzzle):
-    assert catalogue.puzzle_names() == ["p22"]
+    assert "p22" in catalogue.puzzle_names()
     assert catalogue.find_puzzle("p22") is puzzle
-    with pytest.raises(BadUse, match="unknown puzzle 'p1'; there is p22"):
+    with pytest.raises(BadUse, match=r"unknown puzzle 'p1'; there is p.*p22"):
         catalogue.find_puzzle("p1")
 
 

@@ -393,7 +393,8 @@ def test_unmodified_problems_are_the_skeleton_byte_for_byte(relative):
 
 
 def test_problems_hold_what_a_learner_edits_and_links_to_the_rest():
-    assert [str(path) for path in PAIRS] == ["p22/backward.py", "p22/op/layernorm_linear.mojo"]
+    edited = [str(path) for path in PAIRS if path.parts[0] == "p22"]
+    assert edited == ["p22/backward.py", "p22/op/layernorm_linear.mojo"]
     assert {path.name for path in LAYOUT.linked} >= {"shared", "__init__.mojo", "cpu_reference.mojo"}
     assert not list(faults(ROOT / "solutions", ROOT / "problems"))
 

@@ -38,7 +38,8 @@ class Checkout:
 
     def __init__(self, path: Path, monkeypatch, capsys):
         self.path, self.monkeypatch, self.capsys = path, monkeypatch, capsys
-        shutil.copytree(ROOT / "solutions", path / "solutions", symlinks=True)
+        for name in ("p22", "shared"):
+            shutil.copytree(ROOT / "solutions" / name, path / "solutions" / name, symlinks=True)
         shutil.copy(ROOT / "pyproject.toml", path)
         self.kernels = path / "problems" / "p22" / "op" / "layernorm_linear.mojo"
         self.numpy = path / "problems" / "p22" / "backward.py"
@@ -281,7 +282,7 @@ def test_the_whole_numpy_backward_pass_agrees_with_finite_differences():
 
 
 def test_verify_of_untouched_files_says_unsolved(checkout):
-    finished = checkout.run("verify")
+    finished = checkout.run("verify", "p22")
     assert finished.returncode == 3
     assert "backward.py: untouched (it is optional)" in finished.stdout
     assert finished.stdout.count("⏳ ") == len(PUZZLE.gates) + 1
@@ -300,20 +301,20 @@ def test_verify_counts_what_is_wrong_in_numpy(checkout):
 @pytest.mark.compiler
 def test_verify_of_a_kernel_that_does_not_compile_explains_the_first_error(checkout):
     checkout.fill(checkout.kernels, "db", change=lambda line: line.replace("dy[", "dz["))
-    finished = checkout.run("verify")
+    finished = checkout.run("verify", "p22")
     assert finished.returncode == 4
     assert (
         "problems/p22/op/layernorm_linear.mojo:" in finished.stdout
         and str(checkout.path) not in finished.stdout
     )
     assert "-> Nothing called `dz`" in finished.stdout and "❌ the kernels do not compile" in finished.stdout
-    verbose = checkout.run("verify", "--verbose")
+    verbose = checkout.run("verify", "p22", "--verbose")
     assert verbose.stdout.count("use of unknown declaration 'dz'") > 1
 
 
 def test_verify_of_a_damaged_file_goes_on_with_the_others(checkout):
     damage(checkout.numpy, "one marker deleted")
-    finished = checkout.run("verify")
+    finished = checkout.run("verify", "p22")
     assert finished.returncode == 2
     assert "blank dx has no BLANK-END" in finished.stdout and "⏳ ln" in finished.stdout
 

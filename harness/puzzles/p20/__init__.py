@@ -1,0 +1,5 @@
+"""Puzzle 20, the first custom backward: its spec, known mistakes, and what judges its rungs in Python."""
+
+from harness.puzzles.p20.spec import PUZZLE
+
+__all__ = ["PUZZLE"]

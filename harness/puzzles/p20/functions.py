@@ -1,0 +1,164 @@
+"""What judges the PyTorch rung of puzzle 20: each autograd.Function by named checks, and by the bytes that it keeps."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.check import gradient_checks as checks
+from harness.check.gradient_checks import Subject
+from harness.check.python_files import load
+from harness.check.results import GateResult, wanted_gates
+from harness.learner.work import rung_blanks
+from harness.puzzles.p20.mistakes import EPS, WORD
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.rungs import Rung
+
+LEADING = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
+"""Sizes in front of the last axis, by kind."""
+LAST = {"odd": 7, "square": 4, "row": 6, "deep": 5, "tall": 8}
+
+CLASSES = {
+    "relu_input": "ReluFromInput",
+    "relu_output": "ReluFromOutput",
+    "relu_mask": "ReluFromMask",
+    "relu_bits": "ReluFromBits",
+    "layernorm": "LayerNorm",
+    "attention": "Attention",
+}
+COMMON = (
+    checks.forward,
+    checks.against_autograd,
+    checks.gradcheck_float64,
+    checks.expanded_gradient,
+    checks.transposed_gradient,
+    checks.two_calls,
+    checks.under_checkpoint,
+    checks.inputs_unchanged,
+    checks.memory_kept,
+)
+"""What every function must pass, the most telling first."""
+RELU = (*COMMON, checks.at_zero)
+"""And where there is a kink."""
+
+
+def away_from_zero(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """A tensor whose elements are at least 0.1 away from ReLU's kink."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*LEADING[sizes], LAST[sizes], generator=generator, dtype=torch.float64)
+    return (x + 0.1 * x.sign(),)
+
+
+def layernorm_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """x with a mean far from 0, weight and bias."""
+    generator = torch.Generator().manual_seed(seed)
+    H = LAST[sizes]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return 3 + normal(*LEADING[sizes], H), 1 + 0.5 * normal(H), normal(H)
+
+
+def attention_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """q [..., S, d], k and v [..., T, d]; S, T and d are the same where sizes are square."""
+    generator = torch.Generator().manual_seed(seed)
+    lead = {"odd": (2,), "square": (4,), "row": (), "deep": (2, 3)}[sizes]
+    S, T, d = (4, 4, 4) if sizes == "square" else (3, 5, 6)
+    return tuple(
+        torch.randn(*lead, length, d, generator=generator, dtype=torch.float64) for length in (S, T, T)
+    )
+
+
+def words(x: Tensor) -> int:
+    """Bytes of a mask with a bit for each element, in words of 32."""
+    return math.ceil(x.numel() / WORD) * 4
+
+
+def relu_subject(function: type[torch.autograd.Function], saved) -> Subject:
+    """ReLU that may keep so many bytes."""
+    return Subject(function.apply, F.relu, away_from_zero, saved=saved)
+
+
+def subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
+    """What a gate's class is checked as, with the ledger of what it may keep in float32."""
+    if gate == "layernorm":
+        return Subject(
+            lambda x, weight, bias: function.apply(x, weight, bias, EPS),
+            lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias, EPS),
+            layernorm_inputs,
+            # x, the weight, and two numbers for each row.
+            saved=lambda x, weight, bias: 4 * (x.numel() + weight.numel() + 2 * x.numel() // x.shape[-1]),
+        )
+    if gate == "attention":
+        return Subject(
+            function.apply,
+            F.scaled_dot_product_attention,
+            attention_inputs,
+            # q, k, v and every probability: S x T of them for each head.
+            saved=lambda q, k, v: (
+                4 * (q.numel() + k.numel() + v.numel() + q.numel() // q.shape[-1] * k.shape[-2])
+            ),
+        )
+    ledger = {
+        "relu_input": lambda x: 4 * x.numel(),
+        "relu_output": lambda x: 4 * x.numel(),
+        "relu_mask": lambda x: x.numel(),
+        "relu_bits": words,
+    }
+    return relu_subject(function, ledger[gate])
+
+
+class FunctionsChecker:
+    """Judges the classes of the PyTorch rung, each alone."""
+
+    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
+        self.puzzle = puzzle
+        self.rung = rung
+
+    def check(
+        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on each class of the file at `path`; cases of the kernels are no cases of it.
+
+        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
+        """
+        found = rung_blanks(path, self.rung)
+        module = load(path)
+        return [
+            GateResult(gate, "unsolved")
+            if found[gate.id].size == 0
+            else self._judge(gate, module.get(CLASSES[gate.id]))
+            for gate in wanted_gates(self.puzzle, self.rung, gates)
+        ]
+
+    def _judge(self, gate: Gate, function: object) -> GateResult:
+        """All checks of one class; those after a wrong forward pass would only say the same again."""
+        hint = f"{self.puzzle.ladder(self.rung, gate.id)}-2"
+        if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
+            words = f"the file defines no class {CLASSES[gate.id]}(torch.autograd.Function)"
+            return GateResult(gate, "wrong", diagnosis=[words], hint=hint)
+        what = subject(gate.id, function)
+        wanted = RELU if gate.id.startswith("relu") else COMMON
+        wrong: list[str] = []
+        first = None
+        for check in wanted:
+            if line := check(what):
+                first = first or check.__name__
+                wrong.append(f"{check.__name__}: {line}")
+            if wrong and check is checks.forward:
+                break
+        if wrong:
+            return GateResult(gate, "wrong", diagnosis=wrong, mistake=first, hint=hint)
+        return GateResult(gate, "correct", summary=f"{len(wanted)} checks; keeps {kept_words(what)}")
+
+
+def kept_words(what: Subject) -> str:
+    """What a function keeps of an example, in words."""
+    inputs = what.inputs("deep", dtype=torch.float32)
+    kept, _ = checks.kept_bytes(what.function, inputs)
+    bits = 8 * kept / inputs[0].numel()
+    return f"{kept} bytes of a float32 input of {inputs[0].numel()} elements ({bits:.3g} bits each)"

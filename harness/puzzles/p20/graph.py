@@ -1,0 +1,149 @@
+"""What judges the first rung of puzzle 20, and draws it: the learner's graph with values and gradients on it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from harness.check.python_files import describe, load
+from harness.check.results import GateResult, wanted_gates
+from harness.learner.work import rung_blanks
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.rungs import Rung
+
+NODES = ("y", "c", "a", "b", "x")
+EDGES = ("x->a", "x->b", "a->c", "b->c", "c->y")
+POINTS = (2.0, -3.0, 0.0, 0.5)
+"""Where both parts are checked; the first is the chapter's."""
+TOLERANCE = 1e-9
+
+KNOWN = {
+    "value-for-derivative": ("edges", "x->a is 2, expected 4"),
+    "one-path-only": ("backward", "x is 6, expected 18"),
+    "other-path-only": ("backward", "x is 12, expected 18"),
+}
+"""Known mistake -> the gate, and what the line says of it at the chapter's x = 2."""
+
+Numbers = Mapping[str, float]
+
+
+def right_edges(v: Numbers) -> dict[str, float]:
+    """The derivative along every edge of y = (x^2 + 2x) * 3, by central differences of each node's own formula."""
+    step = 1e-6
+
+    def slope(formula, at: float) -> float:
+        return (formula(at + step) - formula(at - step)) / (2 * step)
+
+    return {
+        "x->a": slope(lambda x: x**2, v["x"]),
+        "x->b": slope(lambda x: 2 * x, v["x"]),
+        "a->c": slope(lambda a: a + v["b"], v["a"]),
+        "b->c": slope(lambda b: v["a"] + b, v["b"]),
+        "c->y": slope(lambda c: c * 3, v["c"]),
+    }
+
+
+def right_gradients(x: float) -> dict[str, float]:
+    """The gradient of y by every node, by PyTorch's autograd in float64."""
+    import torch
+
+    leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    a, b = leaf**2, 2 * leaf
+    c = a + b
+    y = c * 3
+    found = torch.autograd.grad(y, (y, c, a, b, leaf))
+    return {name: gradient.item() for name, gradient in zip(NODES, found, strict=True)}
+
+
+def difference(got: object, expected: Numbers, what: str) -> str | None:
+    """The first number that is wrong, in a line; None where all are right."""
+    if not isinstance(got, Mapping):
+        return f"{what} returns {type(got).__name__}, expected a dict of numbers"
+    if missing := [name for name in expected if name not in got]:
+        return f"{what} has no {missing[0]!r}"
+    if extra := [name for name in got if name not in expected]:
+        return f"{what} has an entry {extra[0]!r}, which is not in the graph"
+    for name, number in expected.items():
+        value = got[name]
+        if not isinstance(value, int | float | np.number):
+            return f"{what}: {name} is {type(value).__name__}, expected a number"
+        if not math.isclose(value, number, rel_tol=1e-6, abs_tol=1e-6):
+            return f"{what}: {name} is {value:g}, expected {round(number, 6):g}"
+    return None
+
+
+class GraphChecker:
+    """Judges both functions of the file, each with right values for what it is given."""
+
+    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
+        self.puzzle = puzzle
+        self.rung = rung
+
+    def check(
+        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on `edges` and `backward` at several x. Raises DamagedFile where the file cannot be read."""
+        found = rung_blanks(path, self.rung)
+        module = load(path)
+        return [
+            GateResult(gate, "unsolved") if found[gate.id].size == 0 else self._judge(gate, module, path)
+            for gate in wanted_gates(self.puzzle, self.rung, gates)
+        ]
+
+    def _judge(self, gate: Gate, module: dict, path: Path) -> GateResult:
+        result = self._verdict(gate, module, path)
+        if gate.id == "backward":
+            result.picture = own_run(module)
+        return result
+
+    def _verdict(self, gate: Gate, module: dict, path: Path) -> GateResult:
+        hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
+        for x in POINTS:
+            try:
+                line = self._wrong_at(gate.id, module, x)
+            except Exception as error:  # whatever a learner's code raises is a verdict
+                line = describe(error, path)
+            if line:
+                lines = [f"at x = {x:g}: {line}"]
+                known = next(
+                    (id for id, (where, words) in KNOWN.items() if where == gate.id and words in line), None
+                )
+                return GateResult(gate, "wrong", diagnosis=lines, mistake=known, hint=hint)
+        return GateResult(gate, "correct", summary=f"right at x = {', '.join(f'{x:g}' for x in POINTS)}")
+
+    def _wrong_at(self, gate: str, module: dict, x: float) -> str | None:
+        values = module["forward"](x)
+        if gate == "edges":
+            return difference(module["edges"](dict(values)), right_edges(values), "edges")
+        return difference(module["backward"](right_edges(values)), right_gradients(x), "backward")
+
+
+def own_run(module: dict) -> list[str]:
+    """The drawing of the learner's own functions at the chapter's x; nothing where one of them raises or lacks a node."""
+    try:
+        values = module["forward"](POINTS[0])
+        along = module["edges"](dict(values))
+        return drawing(values, along, module["backward"](dict(along)))
+    except Exception:  # the verdict says it in words
+        return []
+
+
+def drawing(values: Numbers, along: Numbers, gradients: Numbers) -> list[str]:
+    """The graph in lines of text: values on the way up, the gradients of y on the way back, and what lies on each edge."""
+
+    def node(name: str, formula: str) -> str:
+        return f"{name} = {formula} = {values[name]:g}   gradient {gradients[name]:g}"
+
+    def edge(name: str) -> str:
+        return f"times {along[name]:g}"
+
+    return [
+        node("y", "3c"),
+        f"└─ {edge('c->y')} ─ " + node("c", "a + b"),
+        f"   ├─ {edge('a->c')} ─ " + node("a", "x^2"),
+        f"   │  └─ {edge('x->a')} ─ x   brings {gradients['a'] * along['x->a']:g}",
+        f"   └─ {edge('b->c')} ─ " + node("b", "2x"),
+        f"      └─ {edge('x->b')} ─ x   brings {gradients['b'] * along['x->b']:g}",
+        f"x = {values['x']:g}   gradient {gradients['x']:g}",
+    ]

@@ -1,0 +1,229 @@
+"""Puzzle 20's mathematics step by step, and the mistakes that people make in it.
+
+Shapes: input, logits, grad_output and all that follows them elementwise [rows, columns]; row_mean, row_rstd, dot, c1, c2
+[rows, 1]; weight and bias [columns]; mask [words], 32 elements to a word.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from harness.spec.derivation import Derivation, Mistake, Step
+
+EPS = 1e-5
+"""What LayerNorm adds to the variance."""
+WORD = 32
+"""Elements of a word of the mask."""
+ROW_THREADS = 128
+"""Threads that share a row."""
+
+
+def pack(passes: np.ndarray) -> np.ndarray:
+    """Bools of any shape as int32 words, the first element in the lowest bit of the first word."""
+    flat = np.zeros(-(-passes.size // WORD) * WORD, np.uint32)
+    flat[: passes.size] = passes.ravel()
+    weights = np.uint32(1) << np.arange(WORD, dtype=np.uint32)
+    return (flat.reshape(-1, WORD) * weights).sum(1, dtype=np.uint32).view(np.int32)
+
+
+def reversed_bits(passes: np.ndarray) -> np.ndarray:
+    """Words with the first element in the highest bit."""
+    flat = np.zeros(-(-passes.size // WORD) * WORD, bool)
+    flat[: passes.size] = passes.ravel()
+    return pack(flat.reshape(-1, WORD)[:, ::-1])
+
+
+def next_in_word(passes: np.ndarray) -> np.ndarray:
+    """For every element what the next one says, for the last of a word the first."""
+    flat = np.zeros(-(-passes.size // WORD) * WORD, bool)
+    flat[: passes.size] = passes.ravel()
+    return np.roll(flat.reshape(-1, WORD), -1, 1).ravel()[: passes.size].reshape(passes.shape)
+
+
+def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
+    """exp(scores) over its sum, shifted by the largest."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        exps = np.exp(scores - scores.max(axis, keepdims=True))
+        return exps / exps.sum(axis, keepdims=True)
+
+
+STEPS = {
+    # ReLU. NaN passes, as in PyTorch.
+    "passes": lambda v: ~(v.input <= 0),
+    "relu": lambda v: np.where(v.passes, v.input, 0.0),
+    "mask": lambda v: pack(v.passes),
+    "grad_relu": lambda v: np.where(v.passes, v.grad_output, 0.0),
+    # Softmax.
+    "softmax": lambda v: softmax(v.logits),
+    "dot": lambda v: (v.grad_output * v.softmax).sum(-1, keepdims=True),
+    "grad_softmax": lambda v: v.softmax * (v.grad_output - v.dot),
+    # LayerNorm.
+    "row_mean": lambda v: v.input.mean(-1, keepdims=True),
+    "row_rstd": lambda v: 1 / np.sqrt(((v.input - v.row_mean) ** 2).mean(-1, keepdims=True) + EPS),
+    "mean": lambda v: v.row_mean[..., 0],
+    "rstd": lambda v: v.row_rstd[..., 0],
+    "x_hat": lambda v: (v.input - v.row_mean) * v.row_rstd,
+    "layernorm": lambda v: v.x_hat * v.weight + v.bias,
+    "g": lambda v: v.grad_output * v.weight,
+    "c1": lambda v: (v.g * v.x_hat).mean(-1, keepdims=True),
+    "c2": lambda v: v.g.mean(-1, keepdims=True),
+    "grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.x_hat * v.c1),
+    "grad_weight": lambda v: (v.grad_output * v.x_hat).sum(0),
+    "grad_bias": lambda v: v.grad_output.sum(0),
+}
+
+
+def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
+    """The derivation of the puzzle's input arrays, in float64."""
+    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
+
+
+def first_rows(array: np.ndarray, count: int) -> np.ndarray:
+    """With zeros behind the first rows."""
+    kept = array.copy()
+    kept[count:] = 0
+    return kept
+
+
+MISTAKES = (
+    # ReLU.
+    Mistake("mask-ignored", "with every gradient let through", {"grad_relu": lambda v: v.grad_output}),
+    Mistake(
+        "mask-inverted",
+        "with the mask the wrong way round",
+        {
+            "grad_relu": lambda v: np.where(v.passes, 0.0, v.grad_output),
+            "mask": lambda v: pack(~v.passes),
+        },
+    ),
+    Mistake(
+        "grad-output-ignored",
+        "with grad_output taken to be 1",
+        {"grad_output": lambda v: np.ones_like(v.original("grad_output"))},
+        1,
+    ),
+    Mistake(
+        "bits-reversed",
+        "with the first element in the highest bit, not the lowest",
+        {"mask": lambda v: reversed_bits(v.passes)},
+        3,
+    ),
+    Mistake(
+        "neighbours-bit",
+        "with the bit of the next element of its word",
+        {"grad_relu": lambda v: np.where(next_in_word(v.passes), v.grad_output, 0.0)},
+        3,
+    ),
+    Mistake("relu-not-applied", "with nothing set to 0", {"relu": lambda v: v.input}, 1),
+    # Softmax.
+    Mistake("row-sum-forgotten", "without the row sum: P * dP", {"dot": lambda v: 0.0}),
+    Mistake(
+        "probabilities-twice",
+        "with the probabilities multiplied twice: P * (dP * P - sum(dP * P))",
+        {"grad_softmax": lambda v: v.softmax * (v.grad_output * v.softmax - v.dot)},
+    ),
+    Mistake(
+        "diagonal-only",
+        "by the diagonal of the Jacobian alone: P * (1 - P) * dP",
+        {"grad_softmax": lambda v: v.softmax * (1 - v.softmax) * v.grad_output},
+    ),
+    Mistake(
+        "sum-without-p",
+        "with the sum of dP, not of dP * P",
+        {"dot": lambda v: v.grad_output.sum(-1, keepdims=True)},
+    ),
+    Mistake(
+        "first-columns-only",
+        f"with the first {ROW_THREADS} columns alone in the row sum",
+        {"dot": lambda v: (v.grad_output * v.softmax)[:, :ROW_THREADS].sum(-1, keepdims=True)},
+        3,
+    ),
+    Mistake(
+        "mean-for-sum",
+        "with the mean of dP * P, not the sum",
+        {"dot": lambda v: (v.grad_output * v.softmax).mean(-1, keepdims=True)},
+    ),
+    Mistake(
+        "p-forgotten",
+        "without the factor P in front",
+        {"grad_softmax": lambda v: v.grad_output - v.dot},
+    ),
+    Mistake(
+        "sum-added",
+        "with the row sum added, not subtracted",
+        {"grad_softmax": lambda v: v.softmax * (v.grad_output + v.dot)},
+    ),
+    Mistake(
+        "wrong-axis",
+        "along the columns, not along the rows",
+        {"softmax": lambda v: softmax(v.logits, 0)},
+    ),
+    Mistake(
+        "not-normalised",
+        "not divided by the sum",
+        {"softmax": lambda v: np.exp(v.logits - v.logits.max(-1, keepdims=True))},
+    ),
+    # LayerNorm.
+    Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: 0.0}),
+    Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: 0.0}),
+    Mistake(
+        "both-terms-dropped",
+        "without both correction terms",
+        {"grad_input": lambda v: v.row_rstd * v.g},
+    ),
+    Mistake(
+        "diagonal-jacobian",
+        "by the diagonal of the Jacobian alone",
+        {
+            "grad_input": lambda v: (
+                v.row_rstd * v.g * (1 - 1 / v.input.shape[-1] - v.x_hat**2 / v.input.shape[-1])
+            )
+        },
+    ),
+    Mistake(
+        "sums-not-means",
+        "with sums in c1 and c2, not means",
+        {"grad_input": lambda v: v.row_rstd * (v.g - v.input.shape[-1] * (v.c2 + v.x_hat * v.c1))},
+    ),
+    Mistake("weight-forgotten", "without the weight in g", {"g": lambda v: v.grad_output}),
+    Mistake(
+        "rstd-forgotten",
+        "without rstd in front",
+        {"grad_input": lambda v: v.g - v.c2 - v.x_hat * v.c1},
+    ),
+    Mistake(
+        "x-hat-forgotten",
+        "without x_hat in the sum",
+        {"grad_weight": lambda v: v.grad_output.sum(0)},
+    ),
+    Mistake(
+        "from-layernorm",
+        "from LayerNorm's output, not from x_hat",
+        {"grad_weight": lambda v: (v.grad_output * v.layernorm).sum(0)},
+    ),
+    Mistake(
+        "first-row-only",
+        "from the first row alone",
+        {
+            "grad_weight": lambda v: first_rows(v.grad_output * v.x_hat, 1).sum(0),
+            "grad_bias": lambda v: first_rows(v.grad_output, 1).sum(0),
+        },
+    ),
+    Mistake(
+        "last-row-missing",
+        "without the last row",
+        {
+            "grad_weight": lambda v: first_rows(v.grad_output * v.x_hat, -1).sum(0),
+            "grad_bias": lambda v: first_rows(v.grad_output, -1).sum(0),
+        },
+    ),
+    Mistake(
+        "exchanged",
+        "with the gradients of weight and bias exchanged",
+        {
+            "grad_weight": lambda v: v.grad_output.sum(0),
+            "grad_bias": lambda v: (v.grad_output * v.x_hat).sum(0),
+        },
+        3,
+    ),
+)

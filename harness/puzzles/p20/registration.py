@@ -1,0 +1,271 @@
+"""What judges the last rung of puzzle 20: an operator registered around raw kernels, by what real models do to it.
+
+The kernels here stand in for a GPU's: they take memory as it lies, [rows, columns] from the first element on, and look at
+no strides. So a tensor that is handed over as it is, transposed or expanded, gives what it would give on a GPU: wrong
+numbers without a word.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from harness.check import gradient_checks
+from harness.check.python_files import describe, load
+from harness.check.results import GateResult, wanted_gates
+from harness.learner.work import rung_blanks
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.rungs import Rung
+
+_numbers = itertools.count(1)
+
+
+def lying(tensor: Tensor, columns: int) -> Tensor:
+    """Memory as a kernel walks it, [rows, columns], whatever the strides say. Raises IndexError where it ends before."""
+    there = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    if there < tensor.numel():
+        raise IndexError(f"the kernel reads {tensor.numel()} numbers from memory that holds {there}")
+    return torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset()).view(-1, columns)
+
+
+@dataclass
+class RawKernels:
+    """Softmax and its backward pass on raw memory; counts its launches."""
+
+    launched: list[str] = field(default_factory=list)
+
+    def softmax(self, y: Tensor, x: Tensor) -> None:
+        """Writes softmax over the last axis of x into y."""
+        self.launched.append("softmax")
+        if x.numel():
+            lying(y, y.shape[-1]).copy_(lying(x, x.shape[-1]).softmax(-1))
+
+    def softmax_backward(self, dx: Tensor, dy: Tensor, y: Tensor) -> None:
+        """Writes the gradient of softmax's input into dx."""
+        self.launched.append("softmax_backward")
+        if y.numel():
+            P, dP = lying(y, y.shape[-1]), lying(dy, y.shape[-1])
+            lying(dx, y.shape[-1]).copy_(P * (dP - (dP * P).sum(-1, keepdim=True)))
+
+
+@dataclass
+class Registered:
+    """One registration by the learner's file, with the kernels under it."""
+
+    op: Callable[[Tensor], Tensor]
+    kernels: RawKernels
+    library: str
+
+
+def registered(module: dict) -> Registered:
+    """Calls the learner's `register` with a library name that nobody has used."""
+    kernels = RawKernels()
+    library = f"workbook_p20_{next(_numbers)}"
+    op = module["register"](library, kernels)
+    if not callable(op):
+        raise TypeError(f"register() returns {type(op).__name__}, expected the operator")
+    return Registered(op, kernels, library)
+
+
+def example(dtype: torch.dtype = torch.float64) -> Tensor:
+    """A leaf of an odd shape."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, 5, 7, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def small() -> Tensor:
+    """A contiguous leaf of a few elements, for finite differences."""
+    return example()[:2, :2, :3].detach().contiguous().requires_grad_()
+
+
+def differs(got: Tensor, expected: Tensor) -> bool:
+    """Whether shapes or values are not the same, to rounding."""
+    return got.shape != expected.shape or not torch.allclose(got, expected.to(got.dtype))
+
+
+# ---- The checks, each with what it would do to a model ------------------------------------------------------
+
+
+def forward(it: Registered) -> str | None:
+    """Softmax of a plain tensor."""
+    x = example()
+    return "the operator does not return softmax(x)" if differs(it.op(x.detach()), x.softmax(-1)) else None
+
+
+def strided_input(it: Registered) -> str | None:
+    """Softmax of a transposed and of an expanded tensor."""
+    x = example().detach()
+    for what in (x.mT, x[:, :1].expand(3, 5, 7)):
+        if differs(it.op(what), what.softmax(-1)):
+            return "a tensor that is not contiguous reaches the kernel as it lies, and nothing says so"
+    return None
+
+
+def schema(it: Registered) -> str | None:
+    """torch.library.opcheck: the schema, and the fake result's shape, dtype and strides, of a transposed input too."""
+    for x in (example(), example().detach().mT):
+        torch.library.opcheck(it.op, (x,), test_utils=("test_schema", "test_faketensor"))
+    return None
+
+
+def compiled(it: Registered) -> str | None:
+    """The forward pass under torch.compile(fullgraph=True)."""
+    torch._dynamo.reset()
+    x = example().detach()
+    got = torch.compile(lambda x: it.op(x * 2) + 1, fullgraph=True, backend="aot_eager")(x)
+    return "under torch.compile the result is wrong" if differs(got, (x * 2).softmax(-1) + 1) else None
+
+
+def gradient(it: Registered) -> str | None:
+    """gradcheck in float64."""
+    torch.autograd.gradcheck(it.op, (small(),))
+    return None
+
+
+def compiled_gradient(it: Registered) -> str | None:
+    """The backward pass under torch.compile(fullgraph=True)."""
+    torch._dynamo.reset()
+    x = example()
+    model = torch.compile(lambda x: it.op(x * 2).square().sum(), fullgraph=True, backend="aot_eager")
+    (got,) = torch.autograd.grad(model(x), x)
+    (expected,) = torch.autograd.grad((x * 2).softmax(-1).square().sum(), x)
+    return "under torch.compile the gradient is wrong" if differs(got, expected) else None
+
+
+def expanded_gradient(it: Registered) -> str | None:
+    """A gradient with stride 0, and a transposed one."""
+    for weight in (
+        torch.tensor(1.5, dtype=torch.float64).expand(3, 5, 7),
+        example().detach().mT.contiguous().mT,
+    ):
+        x = example()
+        (got,) = torch.autograd.grad(it.op(x), x, weight)
+        (expected,) = torch.autograd.grad(x.softmax(-1), x, weight)
+        if differs(got, expected):
+            return "a gradient that is not contiguous reaches the kernel as it lies, and nothing says so"
+    return None
+
+
+def memory(it: Registered) -> str | None:
+    """What is kept for the backward pass: the output, and nothing else."""
+    x = example(torch.float32)
+    kept, lines = gradient_checks.kept_bytes(it.op, [x])
+    if kept == 4 * x.numel():
+        return None
+    return f"{kept} bytes are kept ({'; '.join(lines) or 'nothing'}); the backward pass needs the output alone, {4 * x.numel()}"
+
+
+def second_derivative(it: Registered) -> str | None:
+    """A second derivative is right, or refused in words."""
+    x = small()
+    out = it.op(x)
+    try:
+        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+    except NotImplementedError:
+        return None
+    except RuntimeError as error:
+        return (
+            f"a second derivative ends in torch's words, not in yours: {' '.join(str(error).split())[:160]}"
+        )
+    leaf = x.detach().requires_grad_()
+    (first,) = torch.autograd.grad(leaf.softmax(-1).square().sum(), leaf, create_graph=True)
+    (expected,) = torch.autograd.grad(first.sum(), leaf)
+    if differs(second, expected):
+        return "the second derivative is wrong, and nothing says so"
+    return None
+
+
+def autocast(it: Registered) -> str | None:
+    """In a region of bfloat16 autocast it computes in float32, as PyTorch's softmax does on a GPU."""
+    x = example(torch.bfloat16).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = it.op(x)
+    if out.dtype == torch.float32:
+        return None
+    return f"under autocast it computes in {out.dtype}: probabilities lose 16 of 24 bits where PyTorch's own keep them"
+
+
+def batched(it: Registered) -> str | None:
+    """torch.func.vmap over each axis but the last."""
+    x = example().detach()
+    for axis in (0, 1):
+        it.kernels.launched.clear()
+        got = torch.func.vmap(it.op, in_dims=axis)(x)
+        if differs(got, x.movedim(axis, 0).softmax(-1)):
+            return f"vmap over axis {axis} gives wrong values"
+        if (count := len(it.kernels.launched)) > 1:
+            return f"vmap over axis {axis} launches the kernel {count} times, once for each sample"
+    inner = torch.func.vmap(it.op, in_dims=2)(x)
+    if differs(inner, x.movedim(2, 0).softmax(-1)):
+        return "vmap over the last axis gives wrong values: the batch axis must move to the front first"
+    return None
+
+
+CHECKS: dict[str, tuple[Callable[[Registered], str | None], ...]] = {
+    "define": (forward, strided_input),
+    "fake": (schema, compiled),
+    "save": (memory,),
+    "gradient": (gradient, expanded_gradient, compiled_gradient),
+    "second": (second_derivative,),
+    "autocast": (autocast,),
+    "vmap": (batched,),
+}
+"""Gate -> its checks, by which a line that is left out is named."""
+IN_A_MODEL = {
+    "forward": "every layer behind it sees wrong numbers",
+    "strided_input": "attention hands in transposed tensors all the time",
+    "schema": "the compiler plans memory by what it is told, and code compiled for other shapes or strides reads wrongly",
+    "compiled": "torch.compile stops at this operator, or the model computes otherwise than in eager mode",
+    "memory": "the batch size is what memory leaves: bytes kept are samples lost, and what no hook sees no tool can save",
+    "gradient": "the loss may still go down, along another direction than its gradient",
+    "expanded_gradient": "`loss = out.sum()` hands in a single number with stride 0, which a kernel walks past",
+    "compiled_gradient": "a model that trains in eager mode stops, or trains otherwise, once somebody compiles it",
+    "second_derivative": "a gradient penalty ends in words that say nothing of it, or trains on wrong numbers",
+    "autocast": "mixed precision makes of float32 logits 16-bit ones before the exponential",
+    "batched": "per-sample gradients and ensembles go through vmap",
+}
+"""Check -> what its failure means for somebody who trains a model."""
+
+
+class RegistrationChecker:
+    """Judges the registration, a fresh one for every check."""
+
+    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
+        self.puzzle = puzzle
+        self.rung = rung
+
+    def check(
+        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on each part of the registration. Raises DamagedFile where the file cannot be read."""
+        found = rung_blanks(path, self.rung)
+        module = load(path)
+        empty = {id for id, blank in found.items() if blank.size == 0}
+        return [
+            GateResult(gate, "unsolved") if gate.id in empty else self._judge(gate, module, path, empty)
+            for gate in wanted_gates(self.puzzle, self.rung, gates)
+        ]
+
+    def _judge(self, gate: Gate, module: dict, path: Path, empty: set[str]) -> GateResult:
+        hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
+        wrong, first = [], None
+        for check in CHECKS[gate.id]:
+            try:
+                line = check(registered(module))
+            except Exception as error:  # whatever a learner's code raises is a verdict
+                line = describe(error, path)[:400]
+            if line:
+                first = first or check.__name__
+                wrong += [f"{check.__name__}: {line}", f"   in a model: {IN_A_MODEL[check.__name__]}"]
+        waiting = [id for id in self.rung.gates if id in empty and id != gate.id]
+        if wrong and waiting:
+            wrong.append(
+                f"it may be waiting for {', '.join(waiting)}, which {'is' if len(waiting) == 1 else 'are'} not written yet"
+            )
+        if wrong:
+            return GateResult(gate, "wrong", diagnosis=wrong, mistake=first, hint=hint)
+        return GateResult(gate, "correct", summary=", ".join(check.__name__ for check in CHECKS[gate.id]))

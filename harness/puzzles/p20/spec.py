@@ -1,0 +1,302 @@
+"""Puzzle 20, the first custom backward: rungs, gates, cases and reference.
+
+A graph by hand, `autograd.Function`s in PyTorch, three pairs of kernels in Mojo, and the registration that makes an
+operator of kernels. Matrices are [rows, columns]; a row is what softmax and LayerNorm work on.
+"""
+
+import numpy as np
+
+from harness.puzzles.p20.mistakes import EPS, MISTAKES, STEPS, WORD, derive
+from harness.spec.baseline import unluckiest
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle
+from harness.spec.rounding import rounded
+from harness.spec.rungs import MojoRung, Rung
+
+ROWS = 4
+COLUMNS = 8
+
+MATRIX = Argument(("rows", "columns"))
+COLUMN = Argument(("columns",))
+ROW = Argument(("rows",), ACCUM)
+WORDS = Argument(("words",), "int32")
+
+CALLS = (
+    OpSpec("relu_mask_train", writes={"relu": MATRIX, "mask": WORDS}, reads={"input": MATRIX}),
+    OpSpec(
+        "relu_mask_backward_train",
+        writes={"grad_relu": MATRIX},
+        reads={"grad_output": MATRIX, "mask": WORDS},
+    ),
+    OpSpec("softmax_train", writes={"softmax": MATRIX}, reads={"logits": MATRIX}),
+    OpSpec(
+        "softmax_backward_train",
+        writes={"grad_softmax": MATRIX},
+        reads={"grad_output": MATRIX, "softmax": MATRIX},
+    ),
+    OpSpec(
+        "layernorm_train",
+        writes={"layernorm": MATRIX, "mean": ROW, "rstd": ROW},
+        reads={"input": MATRIX, "weight": COLUMN, "bias": COLUMN},
+        scalars={"eps": Scalar(EPS)},
+    ),
+    OpSpec(
+        "layernorm_backward_train",
+        writes={"grad_input": MATRIX, "grad_weight": COLUMN, "grad_bias": COLUMN},
+        reads={"grad_output": MATRIX, "input": MATRIX, "mean": ROW, "rstd": ROW, "weight": COLUMN},
+    ),
+)
+
+VARIANTS = {
+    name: tuple(Call(op, (), name) for op in CALLS if op.name.startswith(name))
+    for name in ("relu", "softmax", "layernorm")
+}
+"""One for each pair of kernels, so that whoever works on one compiles no other."""
+
+GRAPH = (
+    Gate("edges", about="the derivative along each edge of the graph"),
+    Gate("backward", about="what arrives at each node, added up"),
+)
+FUNCTIONS = (
+    Gate("relu_input", about="ReLU that keeps its input"),
+    Gate("relu_output", about="ReLU that keeps its output"),
+    Gate("relu_mask", about="ReLU that keeps a bool an element"),
+    Gate("relu_bits", about="ReLU that keeps a bit an element"),
+    Gate("layernorm", about="LayerNorm over any leading axes"),
+    Gate("attention", about="attention with its probabilities kept"),
+)
+KERNELS = (
+    Gate("relu", "relu", ("relu", "mask"), "ReLU and the packed mask, by a vote of the warp"),
+    Gate("drelu", "relu", ("grad_relu",), "the gradient of ReLU from the mask"),
+    Gate("softmax", "softmax", ("softmax",), "softmax of a row"),
+    Gate("dsoftmax", "softmax", ("grad_softmax",), "the gradient of softmax from its output"),
+    Gate("dlayernorm", "layernorm", ("grad_input",), "the gradient of LayerNorm's input"),
+    Gate("dweight", "layernorm", ("grad_weight", "grad_bias"), "the gradients of LayerNorm's parameters"),
+)
+REGISTRATION = (
+    Gate("define", about="two operators around the kernels"),
+    Gate("fake", about="shapes without values, for the compiler"),
+    Gate("save", about="what the backward pass needs, and no more"),
+    Gate("gradient", about="the registration of the backward pass"),
+    Gate("second", about="a second derivative refused"),
+    Gate("autocast", about="the dtype under autocast"),
+    Gate("vmap", about="a batch axis anywhere"),
+)
+RUNGS = (
+    Rung(
+        id="derive",
+        file="graph.py",
+        gates=tuple(gate.id for gate in GRAPH),
+        checker="harness.puzzles.p20.graph:GraphChecker",
+        title="The graph, by hand",
+    ),
+    Rung(
+        id="torch",
+        file="functions.py",
+        gates=tuple(gate.id for gate in FUNCTIONS),
+        checker="harness.puzzles.p20.functions:FunctionsChecker",
+    ),
+    MojoRung(file="op/first_backward.mojo", gates=tuple(gate.id for gate in KERNELS)),
+    Rung(
+        id="register",
+        file="register.py",
+        gates=tuple(gate.id for gate in REGISTRATION),
+        checker="harness.puzzles.p20.registration:RegistrationChecker",
+        title="From kernel to loss.backward()",
+    ),
+)
+
+
+def cases(dims: Dims | None = None) -> list[Case]:
+    """The chapter's case and the hard ones; with `dims`, plain and hard values at those sizes."""
+    chapter = Case("chapter", "small enough to print", dims or (ROWS, COLUMNS), "plain")
+    hard = Case("hard values", "means far from 0, gradients that follow the result", chapter.dims, "hard")
+    if dims:
+        return [chapter, hard]
+    return [
+        chapter,
+        hard,
+        Case("odd sizes", "fewer elements than a word has bits", (3, 7), "hard"),
+        Case("wide", "a row is longer than a block, and no multiple of one", (3, 131), "hard"),
+        Case("very wide", "a thread has more than two columns", (2, 517), "hard"),
+        Case("many rows", "more elements than a block has threads", (67, 20), "hard"),
+        Case("one column", "softmax is 1, and no gradient passes", (5, 1), "hard"),
+        Case("one row", "no sum over rows to hide in", (1, 24), "hard"),
+        Case("minus infinity", "masked logits, and a row with nothing left: NaN", (6, 9), "masked"),
+        Case("huge logits", "without the shift an exponential overflows", (4, 33), "huge"),
+        Case("expanded", "grad_output has stride 0, as from sum()", (5, 10), "expanded"),
+        Case("transposed", "grad_output is not contiguous", (5, 10), "transposed"),
+    ]
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """The input arrays of a case, in float64, rounded to what `dtype` can hold.
+
+    Returns input, logits and grad_output [rows, columns], weight and bias [columns].
+    """
+    R, C = case.dims
+    random = np.random.default_rng([seed, R, C])
+    arrays: Arrays = {
+        "input": random.standard_normal((R, C)),
+        "logits": random.standard_normal((R, C)),
+        "weight": np.ones(C),
+        "bias": np.zeros(C),
+        "grad_output": random.standard_normal((R, C)),
+    }
+    if case.values != "plain":
+        # Softmax and LayerNorm both lose what a gradient has in common along a row: it must have some.
+        x_hat = arrays["input"] - arrays["input"].mean(-1, keepdims=True)
+        arrays["grad_output"] += 1 + x_hat
+        arrays["input"] += 0.5 * random.standard_normal((R, 1))
+        arrays["input"].flat[:: max(3, R * C // 7)] = 0.0  # neither above nor below
+        arrays["logits"] *= 3
+        arrays["weight"] = 1 + 0.5 * random.standard_normal(C)
+        arrays["bias"] = 0.5 * random.standard_normal(C)
+    if case.values == "masked":
+        arrays["logits"][random.random((R, C)) < 0.3] = -np.inf
+        arrays["logits"][R // 2] = -np.inf
+        arrays["logits"][0, 0] = 1.0
+    elif case.values == "huge":
+        arrays["logits"] *= 3000
+    elif case.values == "expanded":
+        arrays["grad_output"] = np.broadcast_to(np.float64(1.25), (R, C))
+    elif case.values == "transposed":
+        arrays["grad_output"] = arrays["grad_output"].T.copy().T
+    return {name: rounded(array, dtype) for name, array in arrays.items()}
+
+
+# Above this many elements PyTorch is asked once only: long sums even their luck out.
+SMALL = 2**18
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's own answers by autograd, in the dtype and on the device of the tensors, under the ops' names.
+
+    Below float64 each is PyTorch's unluckiest of several orders of the columns.
+    """
+    import torch
+
+    x = tensors["input"]
+    if x.dtype == torch.float64 or x.numel() > SMALL:
+        return by_autograd(tensors, torch.arange(x.shape[-1], device=x.device))
+    return unluckiest(by_autograd, tensors, x.shape[-1])
+
+
+def by_autograd(tensors: dict, order) -> dict:
+    """PyTorch's answers with the columns in another order, put back into theirs; `order` is [columns].
+
+    The mask is the one that ReLU's gradient shows: an element passes where a gradient of 1 does.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    back = torch.argsort(order)
+    dy = tensors["grad_output"][..., order]
+    x, logits, weight, bias = (
+        tensors[name].detach()[..., order].contiguous().requires_grad_(True)
+        for name in ("input", "logits", "weight", "bias")
+    )
+    relu, softmax = F.relu(x), F.softmax(logits, -1)
+    (passed,) = torch.autograd.grad(relu, x, torch.ones_like(relu), retain_graph=True)
+    layernorm, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, EPS)
+    gradients = torch.autograd.grad(layernorm, (x, weight, bias), dy)
+    by_column = {
+        "relu": relu.detach(),
+        "grad_relu": torch.autograd.grad(relu, x, dy)[0],
+        "softmax": softmax.detach(),
+        "grad_softmax": torch.autograd.grad(softmax, logits, dy)[0],
+        "layernorm": layernorm.detach(),
+        **dict(zip(("grad_input", "grad_weight", "grad_bias"), gradients, strict=True)),
+    }
+    return {
+        **{name: tensor[..., back] for name, tensor in by_column.items()},
+        "mask": packed(passed[..., back] != 0),
+        "mean": mean.detach().flatten(),
+        "rstd": rstd.detach().flatten(),
+    }
+
+
+def packed(passes):
+    """A bool tensor as int32 words, by torch operations."""
+    import torch
+
+    bits = torch.nn.functional.pad(passes.flatten(), (0, -passes.numel() % WORD)).view(-1, WORD)
+    weights = torch.tensor([1 << i for i in range(WORD)], dtype=torch.int64, device=passes.device)
+    return (bits * weights).sum(1).to(torch.int32)
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """The derivation in NumPy longdouble."""
+    from harness.spec.derivation import Derivation
+
+    wide = Derivation(STEPS, {name: np.asarray(array, np.longdouble) for name, array in arrays.items()})
+    return {name: getattr(wide, name) for call in CALLS for name in call.writes}
+
+
+def terms(arrays: Arrays) -> dict[str, float]:
+    """The size of the terms that cancel: of softmax with one column and of LayerNorm with one, nothing is left."""
+    v = derive(arrays)
+    finite = np.isfinite(v.softmax)
+    softmax = v.softmax * (np.abs(v.grad_output) + np.abs(v.dot))
+    layernorm = v.row_rstd * (np.abs(v.g) + np.abs(v.c2) + np.abs(v.x_hat * v.c1))
+    return {
+        "grad_softmax": float(np.where(finite, softmax, 0.0).max(initial=0.0)),
+        "grad_input": float(layernorm.max(initial=0.0)),
+    }
+
+
+def ledger(dims: Dims, dtype: str) -> Ledger:
+    """Bytes kept for the backward pass, parameters and gradients left out. PyTorch's ReLU keeps its output."""
+    R, C = dims
+    element = {"float64": 8, "float32": 4}.get(dtype, 2)
+    statistics = 2 * R * (8 if accum_dtype(dtype) == "float64" else 4)
+    others = {"softmax": R * C * element, "layernorm": R * C * element + statistics}
+    return Ledger(
+        saved_eager={"relu": R * C * element, **others},
+        saved_ours={"relu": -(-R * C // WORD) * 4, **others},
+        between={name: {} for name in VARIANTS},
+    )
+
+
+PUZZLE = Puzzle(
+    name="p20",
+    title="The first custom backward: from a formula to loss.backward()",
+    subject="ReLU, softmax and LayerNorm",
+    gates=(*GRAPH, *FUNCTIONS, *KERNELS, *REGISTRATION),
+    rungs=RUNGS,
+    dims=(ROWS, COLUMNS),
+    dim_names=("rows", "columns"),
+    derived_sizes=lambda dims: {"words": -(-dims[0] * dims[1] // WORD)},
+    cases=cases,
+    inputs=inputs,
+    reference=reference,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+    terms=terms,
+    forward={
+        "relu": "relu",
+        "mask": "relu_mask",
+        "softmax": "softmax",
+        "layernorm": "layernorm",
+        "mean": "mean",
+        "rstd": "rstd",
+    },
+    backward={
+        "grad_relu": "grad_relu",
+        "grad_softmax": "grad_softmax",
+        "grad_input": "grad_layernorm",
+        "grad_weight": "grad_weight",
+        "grad_bias": "grad_bias",
+    },
+    variants=VARIANTS,
+    about_variants={name: f"only {name}, forward and backward" for name in VARIANTS},
+    ledger=ledger,
+    demos=(
+        Demo(
+            "worth-it",
+            "eager, compiled and custom on this machine: time, bytes kept, lines of code, and what follows",
+            "harness.puzzles.p20.worth:run",
+        ),
+    ),
+)

@@ -1,0 +1,37 @@
+"""PyTorch at its unluckiest: a baseline that does not hang on the order in which one kernel adds up.
+
+No result of a row-wise function depends on the order of its columns, but rounding errors do, by a factor of five where
+terms cancel. So PyTorch is asked in ORDERS orders, and of each result the answer that errs most counts: what PyTorch
+itself would be rejected for in another order is no reason to reject a kernel.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+ORDERS = 8
+
+Tensors = Mapping
+
+
+def unluckiest(by_autograd: Callable[[Tensors, object], dict], tensors: Tensors, columns: int) -> dict:
+    """PyTorch's answer by name, each in the order of the columns where it is farthest from float64's.
+
+    `by_autograd` takes the tensors and an order of the columns, an index tensor [columns], and returns the answer with
+    the columns put back into theirs.
+    """
+    import torch
+
+    plain = torch.arange(columns, device=next(iter(tensors.values())).device)
+    first = by_autograd(tensors, plain)
+    rolled = [torch.roll(plain, k * columns // ORDERS) for k in range(0, ORDERS, 2)]
+    orders = [order for roll in rolled for order in (roll, roll.flip(0))]
+    answers = [first, *(by_autograd(tensors, order) for order in orders[1:])]
+    wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
+    truth = by_autograd(wide, plain)
+
+    def error(name: str, answer: dict) -> float:
+        finite = truth[name].isfinite() & answer[name].isfinite()
+        apart = (answer[name].double() - truth[name]).abs()
+        return float(torch.where(finite, apart, 0.0).max()) if apart.numel() else 0.0
+
+    return {name: max(answers, key=partial(error, name))[name] for name in first}

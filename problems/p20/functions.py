@@ -1,0 +1,98 @@
+"""Puzzle 20, second rung: backward passes as `torch.autograd.Function`, and what each of them keeps in memory.
+
+Between the forward and the backward pass a function keeps what it gives to `ctx.save_for_backward`. For ReLU there is a
+choice: the input or the output (32 bits an element in float32), a bool mask (8 bits), or a packed mask (1 bit). All give
+the same gradient. The checks run gradcheck, compare with PyTorch's own gradients in float32, hand in gradients that are
+not contiguous, and count the bytes that are kept. `python -m harness p20 --rung torch` runs them.
+"""
+
+import math
+
+import torch
+from torch.autograd import Function
+
+
+class ReluFromInput(Function):
+    """max(x, 0) for x of any shape; keeps x."""
+
+    # BLANK-START relu_input: forward(ctx, x) keeps x; backward(ctx, dy) returns dy where x > 0, else 0
+    # FILL IN (about 8 lines)
+    # BLANK-END relu_input
+
+
+class ReluFromOutput(Function):
+    """max(x, 0) for x of any shape; keeps the output, which the next layer keeps anyway."""
+
+    # BLANK-START relu_output: as before, but from the output: where is y > 0?
+    # FILL IN (about 9 lines)
+    # BLANK-END relu_output
+
+
+class ReluFromMask(Function):
+    """max(x, 0) for x of any shape; keeps a bool an element, which PyTorch stores in 8 bits."""
+
+    # BLANK-START relu_mask: keep x > 0 and neither x nor y
+    # FILL IN (about 9 lines)
+    # BLANK-END relu_mask
+
+
+def pack(mask):
+    """A bool tensor of n elements as ceil(n / 32) int32 words, [words]: element i is bit i % 32 of word i // 32."""
+    bits = torch.nn.functional.pad(mask.flatten(), (0, -mask.numel() % 32)).view(-1, 32)
+    weights = torch.tensor([1 << i for i in range(32)], dtype=torch.int64, device=mask.device)
+    return (bits * weights).sum(1).to(torch.int32)
+
+
+def unpack(words, shape):
+    """The bool tensor of a shape that `pack` made words of."""
+    positions = torch.arange(32, dtype=torch.int32, device=words.device)
+    bits = (words[:, None] >> positions) & 1
+    return bits.flatten()[: math.prod(shape)].view(shape).bool()
+
+
+class ReluFromBits(Function):
+    """max(x, 0) for x of any shape; keeps a bit an element."""
+
+    # BLANK-START relu_bits: keep pack(x > 0), and the shape as an attribute of ctx: it is no tensor
+    # FILL IN (about 9 lines)
+    # BLANK-END relu_bits
+
+
+class LayerNorm(Function):
+    """LayerNorm over the last axis of x [..., H], weight and bias [H]; keeps x, weight and two numbers a row."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps):
+        mean = x.mean(-1, keepdim=True)
+        rstd = (x.var(-1, correction=0, keepdim=True) + eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean, rstd)
+        return (x - mean) * rstd * weight + bias
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, mean, rstd = ctx.saved_tensors
+        x_hat = (x - mean) * rstd
+        leading = tuple(range(dy.dim() - 1))  # every axis but the last; none where x is a single row
+        # BLANK-START layernorm: dx, dweight and dbias; dx = rstd * (g - mean(g) - x_hat * mean(g * x_hat)), g = dy * weight
+        # FILL IN (about 4 lines)
+        # BLANK-END layernorm
+        return dx, dweight, dbias, None
+
+
+class Attention(Function):
+    """softmax(q k^T / sqrt(d)) v for q [..., S, d], k and v [..., T, d]; keeps q, k, v and all the probabilities."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        P = scores.softmax(-1)
+        ctx.save_for_backward(q, k, v, P)
+        return P @ v
+
+    @staticmethod
+    def backward(ctx, dO):
+        q, k, v, P = ctx.saved_tensors
+        # BLANK-START attention: dv = P^T dO, dP = dO v^T, dS = P * (dP - rowsum(dP * P)), and from dS, with its scale, dq and dk
+        # FILL IN (about 5 lines)
+        # BLANK-END attention
+        return dq, dk, dv

@@ -1,0 +1,29 @@
+"""Puzzle 20, first rung: y = (x^2 + 2x) * 3 as a graph, and its derivative by hand.
+
+`forward` computes the nodes a, b, c and y, one line each. What autograd then does has two parts, and you write both: the
+derivative along every single edge, which knows nothing of the rest of the graph, and the walk back from y, which adds
+up what arrives at a node. `python -m harness p20 --rung derive` checks them and draws the graph of your own run.
+"""
+
+
+def forward(x):
+    """Every node of the graph by name, for a number x."""
+    a = x**2
+    b = 2 * x
+    c = a + b
+    y = c * 3
+    return {"x": x, "a": a, "b": b, "c": c, "y": y}
+
+
+def edges(v):
+    """The derivative along every edge, at the values v of the nodes: how much the end moves for each bit of the start."""
+    # BLANK-START edges: return a dict with "x->a", "x->b", "a->c", "b->c" and "c->y"
+    # FILL IN (about 1 line)
+    # BLANK-END edges
+
+
+def backward(d):
+    """The gradient of y by every node, from the derivatives d along the edges."""
+    # BLANK-START backward: return a dict with "y", "c", "b", "a" and "x"; begin with y, whose gradient is 1
+    # FILL IN (about 6 lines)
+    # BLANK-END backward

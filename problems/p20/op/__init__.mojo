@@ -1,0 +1,1 @@
+../../../solutions/p20/op/__init__.mojo

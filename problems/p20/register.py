@@ -1,0 +1,43 @@
+"""Puzzle 20, last rung: from two kernels to `loss.backward()`. Each line below is there because something breaks without it.
+
+`kernels.softmax(y, x)` and `kernels.softmax_backward(dx, dy, y)` are raw kernels: they write into memory that they are
+given, walk it as [rows, columns] without a look at strides, and know nothing of autograd. What makes an operator of them
+that a real model can use is the registration. `register(library, kernels)` is called with a fresh library name for every
+check; `python -m harness p20 --rung register` says which checks fail, and what would have gone wrong.
+"""
+
+import torch
+from torch import Tensor
+
+
+def register(library, kernels):
+    """Registers `softmax` (over the last axis) and its backward pass in a library; returns the operator to call."""
+
+    # BLANK-START define: two custom ops, softmax(x) and softmax_backward(dy, y), that hand contiguous memory to the kernels
+    # FILL IN (about 12 lines)
+    # BLANK-END define
+
+    # BLANK-START fake: the shape, dtype and strides of each result, for the compiler, which has no values
+    # FILL IN (about 6 lines)
+    # BLANK-END fake
+
+    # BLANK-START save: setup_context(ctx, inputs, output) keeps what the backward pass needs, and no more
+    # FILL IN (about 2 lines)
+    # BLANK-END save
+
+    # BLANK-START gradient: backward(ctx, dy) from what was kept, and the registration of both with softmax
+    # FILL IN (about 4 lines)
+    # BLANK-END gradient
+
+    # BLANK-START second: a second derivative is refused in words, not silently wrong
+    # FILL IN (about 5 lines)
+    # BLANK-END second
+
+    # BLANK-START autocast: as PyTorch's own softmax, it computes in float32 where autocast is on
+    # FILL IN (about 2 lines)
+    # BLANK-END autocast
+
+    # BLANK-START vmap: a batch axis anywhere moves to the front; what is left is softmax over the last axis again
+    # FILL IN (about 3 lines)
+    # BLANK-END vmap
+    return softmax

@@ -1,0 +1,469 @@
+"""Puzzle 20, given complete: how each kernel is launched, and the ops that MAX and PyTorch see.
+
+Every op takes matrices of [rows, columns] with sizes at run time, outputs first, then gradients coming in, then inputs.
+An op NAME has new outputs, as `CustomOpLibrary` calls it; its twin NAME_train writes into buffers that the caller brings, so
+that the checks can fill them beforehand. LayerNorm has the twin alone: puzzle 22 makes its layer.
+"""
+
+from std.math import ceildiv
+from extensibility import InputTensor, OutputTensor
+from extensibility import _MutableInputTensor as MutableInputTensor
+import extensibility
+from max.gpu.host import DeviceContext
+
+from .shared.checks import expect_shape
+from .shared.common import ImmPtr, MutPtr, accum_type
+from .cpu_reference import (
+    layernorm_backward_cpu,
+    layernorm_cpu,
+    relu_mask_backward_cpu,
+    relu_mask_cpu,
+    softmax_backward_cpu,
+    softmax_cpu,
+)
+from .first_backward import (
+    ROW_THREADS,
+    THREADS,
+    WORD,
+    layernorm_backward_kernel,
+    layernorm_kernel,
+    layernorm_parameters_kernel,
+    relu_mask_backward_kernel,
+    relu_mask_kernel,
+    softmax_backward_kernel,
+    softmax_kernel,
+)
+from .shared.launcher import DeviceLauncher, Launcher
+
+
+# ---- Launches -----------------------------------------------------------------------------------------------
+
+
+def launch_relu_mask[
+    dtype: DType, L: Launcher
+](mut launcher: L, output: MutPtr[dtype], mask: MutPtr[DType.int32], input: ImmPtr[dtype], count: Int) raises:
+    """One launch: a thread for each element."""
+    if count > 0:
+        launcher.launch[relu_mask_kernel[dtype]](
+            "relu_mask",
+            output,
+            mask,
+            input,
+            Int32(count),
+            grid_dim=ceildiv(count, THREADS),
+            block_dim=THREADS,
+        )
+
+
+def launch_relu_mask_backward[
+    dtype: DType, L: Launcher
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    grad_output: ImmPtr[dtype],
+    mask: ImmPtr[DType.int32],
+    count: Int,
+) raises:
+    """One launch: a thread for each element."""
+    if count > 0:
+        launcher.launch[relu_mask_backward_kernel[dtype]](
+            "relu_mask_backward", grad_input, grad_output, mask, Int32(count),
+            grid_dim=ceildiv(count, THREADS), block_dim=THREADS,
+        )  # fmt: skip
+
+
+def launch_softmax[
+    dtype: DType, L: Launcher
+](mut launcher: L, output: MutPtr[dtype], input: ImmPtr[dtype], rows: Int, columns: Int) raises:
+    """One launch: a block for each row."""
+    if rows > 0 and columns > 0:
+        launcher.launch[softmax_kernel[dtype]](
+            "softmax", output, input, Int32(columns), grid_dim=rows, block_dim=ROW_THREADS
+        )
+
+
+def launch_softmax_backward[
+    dtype: DType, L: Launcher
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    grad_output: ImmPtr[dtype],
+    output: ImmPtr[dtype],
+    rows: Int,
+    columns: Int,
+) raises:
+    """One launch: a block for each row."""
+    if rows > 0 and columns > 0:
+        launcher.launch[softmax_backward_kernel[dtype]](
+            "softmax_backward", grad_input, grad_output, output, Int32(columns),
+            grid_dim=rows, block_dim=ROW_THREADS,
+        )  # fmt: skip
+
+
+def launch_layernorm[
+    dtype: DType, L: Launcher
+](
+    mut launcher: L,
+    output: MutPtr[dtype],
+    mean: MutPtr[accum_type[dtype]],
+    rstd: MutPtr[accum_type[dtype]],
+    input: ImmPtr[dtype],
+    weight: ImmPtr[dtype],
+    bias: ImmPtr[dtype],
+    rows: Int,
+    columns: Int,
+    eps: Scalar[accum_type[dtype]],
+) raises:
+    """One launch: a block for each row."""
+    if rows > 0 and columns > 0:
+        launcher.launch[layernorm_kernel[dtype]](
+            "layernorm", output, mean, rstd, input, weight, bias, Int32(columns), eps,
+            grid_dim=rows, block_dim=ROW_THREADS,
+        )  # fmt: skip
+
+
+def launch_layernorm_backward[
+    dtype: DType, L: Launcher
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    grad_weight: MutPtr[dtype],
+    grad_bias: MutPtr[dtype],
+    grad_output: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    weight: ImmPtr[dtype],
+    rows: Int,
+    columns: Int,
+) raises:
+    """Two launches: a block for each row, then a thread for each column."""
+    if rows > 0 and columns > 0:
+        launcher.launch[layernorm_backward_kernel[dtype]](
+            "layernorm_backward", grad_input, grad_output, input, mean, rstd, weight, Int32(columns),
+            grid_dim=rows, block_dim=ROW_THREADS,
+        )  # fmt: skip
+    if columns > 0:
+        launcher.launch[layernorm_parameters_kernel[dtype]](
+            "layernorm_parameters", grad_weight, grad_bias, grad_output, input, mean, rstd, Int32(rows),
+            Int32(columns), grid_dim=ceildiv(columns, ROW_THREADS), block_dim=ROW_THREADS,
+        )  # fmt: skip
+
+
+# ---- On either device ---------------------------------------------------------------------------------------
+
+
+def run_relu_mask[
+    dtype: DType, target: StaticString
+](
+    output: MutPtr[dtype], mask: MutPtr[DType.int32], input: ImmPtr[dtype], count: Int, ctx: DeviceContext
+) raises:
+    """ReLU and its mask on the device of the op."""
+    comptime if target == "cpu":
+        relu_mask_cpu[dtype](output, mask, input, count)
+    else:
+        var launcher = DeviceLauncher(ctx)
+        launch_relu_mask[dtype](launcher, output, mask, input, count)
+
+
+def run_relu_mask_backward[
+    dtype: DType, target: StaticString
+](
+    grad_input: MutPtr[dtype],
+    grad_output: ImmPtr[dtype],
+    mask: ImmPtr[DType.int32],
+    count: Int,
+    ctx: DeviceContext,
+) raises:
+    """The gradient of ReLU's input on the device of the op."""
+    comptime if target == "cpu":
+        relu_mask_backward_cpu[dtype](grad_input, grad_output, mask, count)
+    else:
+        var launcher = DeviceLauncher(ctx)
+        launch_relu_mask_backward[dtype](launcher, grad_input, grad_output, mask, count)
+
+
+def run_softmax[
+    dtype: DType, target: StaticString
+](output: MutPtr[dtype], input: ImmPtr[dtype], rows: Int, columns: Int, ctx: DeviceContext) raises:
+    """Softmax on the device of the op."""
+    comptime if target == "cpu":
+        softmax_cpu[dtype](output, input, rows, columns)
+    else:
+        var launcher = DeviceLauncher(ctx)
+        launch_softmax[dtype](launcher, output, input, rows, columns)
+
+
+def run_softmax_backward[
+    dtype: DType, target: StaticString
+](
+    grad_input: MutPtr[dtype],
+    grad_output: ImmPtr[dtype],
+    output: ImmPtr[dtype],
+    rows: Int,
+    columns: Int,
+    ctx: DeviceContext,
+) raises:
+    """The gradient of softmax's input on the device of the op."""
+    comptime if target == "cpu":
+        softmax_backward_cpu[dtype](grad_input, grad_output, output, rows, columns)
+    else:
+        var launcher = DeviceLauncher(ctx)
+        launch_softmax_backward[dtype](launcher, grad_input, grad_output, output, rows, columns)
+
+
+# ---- What MAX and PyTorch see -------------------------------------------------------------------------------
+
+
+@extensibility.register("relu_mask")
+struct ReluMask:
+    """ReLU and the mask of its backward pass, a bit an element."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        output: OutputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        mask: OutputTensor[dtype=DType.int32, rank=1, static_spec=_],  # [ceil(rows * columns / 32)]
+        input: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        ctx: DeviceContext,
+    ) raises:
+        expect_shape("output", output, input.dim_size(0), input.dim_size(1))
+        expect_shape("mask", mask, ceildiv(input.size(), WORD))
+        run_relu_mask[dtype, target](
+            output.unsafe_ptr(), mask.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.size(), ctx
+        )
+
+
+@extensibility.register("relu_mask_train")
+struct ReluMaskTrain:
+    """ReLU and the mask of its backward pass, a bit an element, written in place."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        output: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        mask: MutableInputTensor[dtype=DType.int32, rank=1, static_spec=_],  # [ceil(rows * columns / 32)]
+        input: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        ctx: DeviceContext,
+    ) raises:
+        expect_shape("output", output, input.dim_size(0), input.dim_size(1))
+        expect_shape("mask", mask, ceildiv(input.size(), WORD))
+        run_relu_mask[dtype, target](
+            output.unsafe_ptr(), mask.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.size(), ctx
+        )
+
+
+@extensibility.register("relu_mask_backward")
+struct ReluMaskBackward:
+    """The gradient of ReLU's input from the mask."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        grad_input: OutputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        mask: InputTensor[dtype=DType.int32, rank=1, static_spec=_],  # [ceil(rows * columns / 32)]
+        ctx: DeviceContext,
+    ) raises:
+        expect_shape("grad_input", grad_input, grad_output.dim_size(0), grad_output.dim_size(1))
+        expect_shape("mask", mask, ceildiv(grad_output.size(), WORD))
+        run_relu_mask_backward[dtype, target](
+            grad_input.unsafe_ptr(),
+            grad_output.unsafe_ptr().as_imm(),
+            mask.unsafe_ptr().as_imm(),
+            grad_output.size(),
+            ctx,
+        )
+
+
+@extensibility.register("relu_mask_backward_train")
+struct ReluMaskBackwardTrain:
+    """The gradient of ReLU's input from the mask, written in place."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        grad_input: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        mask: InputTensor[dtype=DType.int32, rank=1, static_spec=_],  # [ceil(rows * columns / 32)]
+        ctx: DeviceContext,
+    ) raises:
+        expect_shape("grad_input", grad_input, grad_output.dim_size(0), grad_output.dim_size(1))
+        expect_shape("mask", mask, ceildiv(grad_output.size(), WORD))
+        run_relu_mask_backward[dtype, target](
+            grad_input.unsafe_ptr(),
+            grad_output.unsafe_ptr().as_imm(),
+            mask.unsafe_ptr().as_imm(),
+            grad_output.size(),
+            ctx,
+        )
+
+
+@extensibility.register("softmax")
+struct Softmax:
+    """Softmax of every row."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        output: OutputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        input: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        ctx: DeviceContext,
+    ) raises:
+        expect_shape("output", output, input.dim_size(0), input.dim_size(1))
+        run_softmax[dtype, target](
+            output.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.dim_size(0), input.dim_size(1), ctx
+        )
+
+
+@extensibility.register("softmax_train")
+struct SoftmaxTrain:
+    """Softmax of every row, written in place."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        output: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        input: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        ctx: DeviceContext,
+    ) raises:
+        expect_shape("output", output, input.dim_size(0), input.dim_size(1))
+        run_softmax[dtype, target](
+            output.unsafe_ptr(), input.unsafe_ptr().as_imm(), input.dim_size(0), input.dim_size(1), ctx
+        )
+
+
+@extensibility.register("softmax_backward")
+struct SoftmaxBackward:
+    """The gradient of softmax's input from its output."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        grad_input: OutputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        ctx: DeviceContext,
+    ) raises:
+        expect_shape("grad_input", grad_input, output.dim_size(0), output.dim_size(1))
+        expect_shape("grad_output", grad_output, output.dim_size(0), output.dim_size(1))
+        run_softmax_backward[dtype, target](
+            grad_input.unsafe_ptr(),
+            grad_output.unsafe_ptr().as_imm(),
+            output.unsafe_ptr().as_imm(),
+            output.dim_size(0),
+            output.dim_size(1),
+            ctx,
+        )
+
+
+@extensibility.register("softmax_backward_train")
+struct SoftmaxBackwardTrain:
+    """The gradient of softmax's input from its output, written in place."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        grad_input: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        ctx: DeviceContext,
+    ) raises:
+        expect_shape("grad_input", grad_input, output.dim_size(0), output.dim_size(1))
+        expect_shape("grad_output", grad_output, output.dim_size(0), output.dim_size(1))
+        run_softmax_backward[dtype, target](
+            grad_input.unsafe_ptr(),
+            grad_output.unsafe_ptr().as_imm(),
+            output.unsafe_ptr().as_imm(),
+            output.dim_size(0),
+            output.dim_size(1),
+            ctx,
+        )
+
+
+@extensibility.register("layernorm_train")
+struct LayerNormTrain:
+    """LayerNorm of every row, with the mean and rstd that its backward pass needs, written in place."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        output: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        mean: MutableInputTensor[dtype=accum_type[dtype], rank=1, static_spec=_],  # [rows]
+        rstd: MutableInputTensor[dtype=accum_type[dtype], rank=1, static_spec=_],  # [rows]
+        input: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        weight: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [columns]
+        bias: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [columns]
+        eps: Float64,
+        ctx: DeviceContext,
+    ) raises:
+        var R = input.dim_size(0)
+        var C = input.dim_size(1)
+        expect_shape("output", output, R, C)
+        expect_shape("mean", mean, R)
+        expect_shape("rstd", rstd, R)
+        expect_shape("weight", weight, C)
+        expect_shape("bias", bias, C)
+        var y = output.unsafe_ptr()
+        var x = input.unsafe_ptr().as_imm()
+        var gamma = weight.unsafe_ptr().as_imm()
+        var beta = bias.unsafe_ptr().as_imm()
+        var m = mean.unsafe_ptr()
+        var r = rstd.unsafe_ptr()
+        var e = eps.cast[accum_type[dtype]]()
+        comptime if target == "cpu":
+            layernorm_cpu[dtype](y, m, r, x, gamma, beta, R, C, e)
+        else:
+            var launcher = DeviceLauncher(ctx)
+            launch_layernorm[dtype](launcher, y, m, r, x, gamma, beta, R, C, e)
+
+
+@extensibility.register("layernorm_backward_train")
+struct LayerNormBackwardTrain:
+    """All three gradients of LayerNorm from the saved statistics, written in place."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        grad_input: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        grad_weight: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [columns]
+        grad_bias: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [columns]
+        grad_output: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        input: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        mean: InputTensor[dtype=accum_type[dtype], rank=1, static_spec=_],  # [rows]
+        rstd: InputTensor[dtype=accum_type[dtype], rank=1, static_spec=_],  # [rows]
+        weight: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [columns]
+        ctx: DeviceContext,
+    ) raises:
+        var R = input.dim_size(0)
+        var C = input.dim_size(1)
+        expect_shape("grad_input", grad_input, R, C)
+        expect_shape("grad_weight", grad_weight, C)
+        expect_shape("grad_bias", grad_bias, C)
+        expect_shape("grad_output", grad_output, R, C)
+        expect_shape("mean", mean, R)
+        expect_shape("rstd", rstd, R)
+        expect_shape("weight", weight, C)
+        var dx = grad_input.unsafe_ptr()
+        var dweight = grad_weight.unsafe_ptr()
+        var dbias = grad_bias.unsafe_ptr()
+        var dy = grad_output.unsafe_ptr().as_imm()
+        var x = input.unsafe_ptr().as_imm()
+        var m = mean.unsafe_ptr().as_imm()
+        var r = rstd.unsafe_ptr().as_imm()
+        var gamma = weight.unsafe_ptr().as_imm()
+        comptime if target == "cpu":
+            layernorm_backward_cpu[dtype](dx, dweight, dbias, dy, x, m, r, gamma, R, C)
+        else:
+            var launcher = DeviceLauncher(ctx)
+            launch_layernorm_backward[dtype](launcher, dx, dweight, dbias, dy, x, m, r, gamma, R, C)

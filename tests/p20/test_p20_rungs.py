@@ -1,0 +1,202 @@
+"""Puzzle 20 as a learner meets it: every rung's solution is right, every untouched file unsolved, what is said in between."""
+
+import subprocess
+import sys
+
+import pytest
+
+from harness.check.checkers import make_checker
+from harness.check.gates import Checker
+from harness.learner import blanks
+from harness.learner.work import Work
+from harness.puzzles.p20 import worth
+from harness.puzzles.p20.spec import CALLS, PUZZLE, by_autograd, cases, exact, inputs, reference
+from harness.toolchain import roots
+
+PYTHON = [rung for rung in PUZZLE.rungs if rung.language == "Python"]
+GATES = {gate.id: gate for gate in PUZZLE.gates}
+
+
+def judged(rung_id, tmp_path, bodies):
+    """The verdicts on a rung's file with some blanks filled by lines of one's own; the others are the solution's."""
+    rung = PUZZLE.rung(rung_id)
+    text = (roots.solutions() / "p20" / rung.file).read_text()
+    path = tmp_path / rung.file
+    path.write_text(blanks.join(blanks.split(text), bodies))
+    return {result.gate.id: result for result in make_checker(Work(PUZZLE, rung)).check(path)}
+
+
+@pytest.mark.parametrize("rung", PYTHON, ids=lambda rung: rung.id)
+def test_the_solution_is_right_and_the_problem_unsolved(rung, tmp_path):
+    checker = make_checker(Work(PUZZLE, rung))
+    solution = roots.solutions() / "p20" / rung.file
+    right = checker.check(solution)
+    assert [(r.gate.id, r.state) for r in right] == [(gate, "correct") for gate in rung.gates]
+    assert all(result.summary for result in right)
+    path = tmp_path / rung.file
+    path.write_text(blanks.skeleton(solution.read_text()))
+    assert {result.state for result in checker.check(path)} == {"unsolved"}
+
+
+def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_path):
+    """Each blank but the first emptied to `pass`: the operators alone still run, and what is missing is named."""
+    nothing = {"save": "def setup_context(ctx, inputs, output): pass"}
+    named = {
+        "fake": "schema", "save": "memory", "gradient": "gradient", "second": "second_derivative",
+        "autocast": "autocast", "vmap": "batched",
+    }  # fmt: skip
+    for gate, check in named.items():
+        results = judged("register", tmp_path, {gate: (f"    {nothing.get(gate, 'backward = None')}",)})
+        assert results[gate].state == "wrong", gate
+        assert results[gate].mistake == check
+        assert check in results[gate].diagnosis[0]
+
+
+@pytest.mark.parametrize(
+    ("rung", "blank", "body", "words"),
+    [
+        ("derive", "edges", "    return 3", "edges returns int, expected a dict of numbers"),
+        ("derive", "edges", "    return {}", "edges has no 'x->a'"),
+        ("derive", "backward", "    return {**d, 'y': 1}", "has no 'c'"),
+        ("derive", "backward", "    return d['y']", "KeyError: 'y'"),
+        ("torch", "relu_input", "    pass", "forward"),
+    ],
+)
+def test_what_a_learner_may_write(rung, blank, body, words, tmp_path):
+    result = judged(rung, tmp_path, {blank: (body,)})[blank]
+    assert result.state == "wrong" and words in result.diagnosis[0], result.diagnosis
+
+
+def test_a_missing_class_and_a_register_that_returns_nothing_are_named(tmp_path):
+    rung = PUZZLE.rung("torch")
+    text = (roots.solutions() / "p20" / rung.file).read_text()
+    path = tmp_path / rung.file
+    path.write_text(text.replace("class LayerNorm(Function)", "class Layer_norm(Function)"))
+    result = {r.gate.id: r for r in make_checker(Work(PUZZLE, rung)).check(path)}["layernorm"]
+    assert result.diagnosis == ["the file defines no class LayerNorm(torch.autograd.Function)"]
+    rung = PUZZLE.rung("register")
+    text = (roots.solutions() / "p20" / rung.file).read_text()
+    path = tmp_path / rung.file
+    path.write_text(text.replace("    return softmax\n", ""))
+    first = make_checker(Work(PUZZLE, rung)).check(path)[0]
+    assert "register() returns NoneType, expected the operator" in first.diagnosis[0]
+
+
+# ---- Kernels ------------------------------------------------------------------------------------------------
+
+
+def test_the_truths_agree():
+    """Autograd in float64 and the formulas in longdouble, in every case."""
+    import numpy as np
+    import torch
+
+    for case in cases():
+        arrays = inputs(case, "float64", 0)
+        found = reference({name: torch.tensor(array) for name, array in arrays.items()})
+        for name, expected in exact(arrays).items():
+            np.testing.assert_allclose(
+                found[name].numpy(), np.asarray(expected, np.float64), rtol=1e-9, atol=1e-12, err_msg=name
+            )
+
+
+def test_pytorchs_answer_does_not_depend_on_the_order_of_the_columns():
+    """The baseline's orders are of the same problem: in float64 they agree to rounding."""
+    import torch
+
+    case = cases()[2]
+    tensors = {name: torch.tensor(array) for name, array in inputs(case, "float64", 0).items()}
+    plain = torch.arange(case.dims[1])
+    first, other = by_autograd(tensors, plain), by_autograd(tensors, plain.flip(0))
+    for name in first:
+        torch.testing.assert_close(first[name], other[name], equal_nan=True)
+
+
+@pytest.mark.compiler
+def test_the_kernels_are_right_on_the_cpu():
+    """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""
+    flags = ("p20", "--backward", "--solution", "--device", "cpu")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *flags], cwd=roots.CHECKOUT, capture_output=True, text=True
+    )
+    assert done.returncode in (0, 6), done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert all(f"   - CPU Backward ({variant}):  ✅ CORRECT" in lines for variant in PUZZLE.variants)
+    assert "not compared" not in done.stdout
+    assert "   ours:          292 (relu 4, softmax 128, layernorm 160)" in lines
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_kernels_are_right_on_the_virtual_gpu(dtype):
+    checker = Checker(PUZZLE, dtype=dtype)
+    results = checker.check(roots.solutions() / "p20" / "op")
+    assert {r.gate.id: r.state for r in results} == {gate.id: "correct" for gate in PUZZLE.kernel_gates}
+
+
+def test_the_ledger_is_what_the_ops_hand_on():
+    """Bytes kept are those of what one call writes and the next reads."""
+    account = PUZZLE.ledger((6, 40), "bfloat16")
+    assert account.saved_ours == {"relu": 32, "softmax": 480, "layernorm": 480 + 48}
+    assert account.saved_eager["relu"] == 480
+    assert {call.name for call in CALLS} == {call.op.name for call in PUZZLE.calls}
+
+
+def test_the_chapters_formula_of_the_softmax_gradient():
+    """With an explicit sum, as the page writes it, against autograd and central differences in float64."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    x, dP = (torch.randn(4, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    P = x.softmax(-1)
+    C = range(6)
+    claimed = torch.stack([P[:, c] * (dP[:, c] - sum(dP[:, k] * P[:, k] for k in C)) for c in C], -1)
+    leaf = x.clone().requires_grad_()
+    torch.testing.assert_close(claimed, torch.autograd.grad(leaf.softmax(-1), leaf, dP)[0])
+    step = 1e-6 * torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    slope = (((x + step).softmax(-1) - (x - step).softmax(-1)) * dP).sum() / 2
+    torch.testing.assert_close((claimed * step).sum(), slope, rtol=1e-5, atol=1e-12)
+
+
+# ---- When is it worth it? -----------------------------------------------------------------------------------
+
+
+def test_a_conclusion_follows_from_the_numbers():
+    def row(name, milliseconds, kept, failed=""):
+        return worth.Row("op", name, milliseconds, kept, 10, failed)
+
+    eager, compiled = row("eager", 2.0, 1000), row("compiled", 1.0, 1000)
+    assert worth.conclusion([eager, compiled, row("custom", 5.0, 1000)]).startswith(
+        "don't: custom keeps no less"
+    )
+    assert worth.conclusion([eager, compiled, row("custom", 5.0, 100)]) == (
+        "do where memory is what you lack, else don't: custom keeps 10.0 times less, and takes 5.0 times as long as compiled"
+    )
+    assert worth.conclusion([eager, compiled, row("custom", 1.1, 100)]) == (
+        "do: custom keeps 10.0 times less, and is as fast as compiled"
+    )
+    assert worth.conclusion([eager, compiled, row("custom", 0.5, 1000)]) == (
+        "do: custom keeps no less, and is 2.0 times as fast as compiled"
+    )
+    assert worth.conclusion([eager, row("custom", 0, 0, "no kernel")]) == "nothing to compare"
+
+
+def test_a_wrong_candidate_is_not_timed_and_bytes_and_lines_are_counted():
+    import torch
+
+    x = torch.randn(8, 16, requires_grad=True)
+    operation = worth.Operation(
+        "relu",
+        (x,),
+        (
+            worth.Candidate("eager", torch.relu, 1),
+            worth.Candidate("custom, wrong", lambda x: torch.relu(x) + 0.1 * x, 3),
+            worth.Candidate("custom, raises", lambda x: x.no_such_thing(), 3),
+        ),
+    )
+    eager, wrong, raises = worth.measure(operation, 2)
+    assert (eager.kept, eager.lines, eager.failed) == (512, 1, "") and eager.milliseconds > 0
+    assert wrong.failed.startswith("wrong by ") and raises.failed.startswith("AttributeError: ")
+    assert "   -> nothing to compare" in worth.lines_of([eager, wrong, raises])
+    text = 'def f():\n    """Words.\n\n    More."""\n    # why\n    return 1\n'
+    assert worth.source_lines(text) == 2
+    assert worth.mojo_lines("softmax_kernel") > worth.mojo_lines("relu_mask_backward_kernel") > 5

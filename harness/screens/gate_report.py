@@ -33,7 +33,7 @@ def verdict_lines(
         found: Its blanks.
     """
     gate = result.gate
-    head = f"{MARKS[result.state]} {gate.id:<9}"
+    head = f"{MARKS[result.state]} {gate.id:<{name_width(puzzle)}}"
     if result.state == "unsolved":
         blank = found[gate.id]
         yield Text(f"{head} unsolved   {shown(source)}:{blank.line}")
@@ -53,6 +53,11 @@ def verdict_lines(
         yield Text(f"      {relative(line)}")
     if result.hint:
         yield Text(f"      next: python -m harness hint {puzzle.name} {result.hint}", style="dim")
+
+
+def name_width(puzzle: Puzzle) -> int:
+    """The width of a column with the gates of a puzzle."""
+    return max([9, *(len(gate.id) for gate in puzzle.gates)])
 
 
 def hardest(result: GateResult) -> Verdict:

@@ -23,9 +23,10 @@ def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
         return
     done = sum(state == "passed" for state in states.values())
     yield Text(f"   {gate_report.progress_bar(done, len(states))}  {title}: {shown(work.path)}")
+    width = gate_report.name_width(work.puzzle)
     for gate in work.gates:
         mark, words = gate_report.STATES[states[gate.id]]
-        yield Text(f"      {mark} {gate.id:<9} {words + '':<24} {gate.about}")
+        yield Text(f"      {mark} {gate.id:<{width}} {words + '':<24} {gate.about}")
 
 
 def next_hint(work: Work, gate: str, progress: Progress, number: int | None = None) -> list[Text]:

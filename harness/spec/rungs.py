@@ -21,7 +21,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-NAMES = {"derive": "derivation", "numpy": "NumPy", "torch": "PyTorch", "mojo": "Mojo"}
+NAMES = {
+    "derive": "derivation",
+    "numpy": "NumPy",
+    "torch": "PyTorch",
+    "mojo": "Mojo",
+    "register": "registration",
+}
 """Rung id -> what people call it, in the order in which rungs are taken."""
 
 
@@ -35,7 +41,7 @@ class Rung:
     """One way to solve gates of a puzzle.
 
     Attributes:
-        id: "derive", "numpy", "torch" or "mojo": what `--rung` takes.
+        id: A key of NAMES: what `--rung` takes.
         file: The file with the blanks, relative to the puzzle's folder.
         gates: The ids of the gates whose blanks it holds, in the order in which they are taken.
         checker: "module:Class" of what judges it, imported when it is asked for.

@@ -14,7 +14,18 @@ from harness.puzzles.p20.spec import CALLS, PUZZLE, by_autograd, cases, exact, i
 from harness.toolchain import roots
 
 PYTHON = [rung for rung in PUZZLE.rungs if rung.language == "Python"]
-GATES = {gate.id: gate for gate in PUZZLE.gates}
+METHODS = """\
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x > 0)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return {}"""
+DY_UNUSED = METHODS.format("ctx.saved_tensors[0].to(dy.dtype)")
+TWICE = METHODS.format("2 * dy * ctx.saved_tensors[0]")
+ON_CTX = METHODS.format("dy * (ctx.y > 0)").replace("save_for_backward(x > 0)", "y = x.clamp(min=0)")
 
 
 def judged(rung_id, tmp_path, bodies):
@@ -22,7 +33,11 @@ def judged(rung_id, tmp_path, bodies):
     rung = PUZZLE.rung(rung_id)
     text = (roots.solutions() / "p20" / rung.file).read_text()
     path = tmp_path / rung.file
-    path.write_text(blanks.join(blanks.split(text), bodies))
+    lines = {
+        id: tuple(line for body in bodies_of for line in body.splitlines())
+        for id, bodies_of in bodies.items()
+    }
+    path.write_text(blanks.join(blanks.split(text), lines))
     return {result.gate.id: result for result in make_checker(Work(PUZZLE, rung)).check(path)}
 
 
@@ -59,12 +74,35 @@ def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_
         ("derive", "edges", "    return {}", "edges has no 'x->a'"),
         ("derive", "backward", "    return {**d, 'y': 1}", "has no 'c'"),
         ("derive", "backward", "    return d['y']", "KeyError: 'y'"),
+        (
+            "derive",
+            "edges",
+            "    return {'x->b': 2.0, 'a->c': 1.0, 'b->c': 1.0, 'c->y': 3.0, 'x->a': v['x']}",
+            "x->a is 2, expected 4",
+        ),
+        (
+            "derive",
+            "backward",
+            "    return {'y': 1, 'c': 3, 'b': 3, 'a': 3, 'x': 12}",
+            "arrives through a alone",
+        ),
         ("torch", "relu_input", "    pass", "forward"),
+        (
+            "torch",
+            "layernorm",
+            "        dx, dweight, dbias = dy, dy.sum(0), dy.sum(0)",
+            "the gradient of x is wrong",
+        ),
+        ("torch", "layernorm", "        dx = dy @ dy", "functions.py:"),
+        ("torch", "relu_bits", DY_UNUSED, "it is what the sum of the output would have: dy is not used"),
+        ("torch", "relu_mask", TWICE, "every element is 2 times what it should be"),
+        ("torch", "relu_output", ON_CTX, "ctx.y holds a tensor that save_for_backward should keep"),
+        ("register", "define", "    return None", "register() returns NoneType, expected the operator"),
     ],
 )
 def test_what_a_learner_may_write(rung, blank, body, words, tmp_path):
     result = judged(rung, tmp_path, {blank: (body,)})[blank]
-    assert result.state == "wrong" and words in result.diagnosis[0], result.diagnosis
+    assert result.state == "wrong" and words in "\n".join(result.diagnosis), result.diagnosis
 
 
 def test_a_missing_class_and_a_register_that_returns_nothing_are_named(tmp_path):

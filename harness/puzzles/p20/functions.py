@@ -1,5 +1,6 @@
 """What judges the PyTorch rung of puzzle 20: each autograd.Function by named checks, and by the bytes that it keeps."""
 
+import inspect
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from harness.check import gradient_checks as checks
 from harness.check.gradient_checks import Subject
-from harness.check.python_files import load
+from harness.check.python_files import describe, load
 from harness.check.results import GateResult, wanted_gates
 from harness.learner.work import rung_blanks
 from harness.puzzles.p20.mistakes import EPS, WORD
@@ -38,6 +39,7 @@ COMMON = (
     checks.two_calls,
     checks.under_checkpoint,
     checks.inputs_unchanged,
+    checks.held_by_ctx,
     checks.memory_kept,
 )
 """What every function must pass, the most telling first."""
@@ -131,12 +133,12 @@ class FunctionsChecker:
         return [
             GateResult(gate, "unsolved")
             if found[gate.id].size == 0
-            else self._judge(gate, module.get(CLASSES[gate.id]))
+            else self._judge(gate, module.get(CLASSES[gate.id]), path)
             for gate in wanted_gates(self.puzzle, self.rung, gates)
         ]
 
-    def _judge(self, gate: Gate, function: object) -> GateResult:
-        """All checks of one class; those after a wrong forward pass would only say the same again."""
+    def _judge(self, gate: Gate, function: object, path: Path) -> GateResult:
+        """All checks of one class; where results or gradients are wrong, the later checks would only say it again."""
         hint = f"{self.puzzle.ladder(self.rung, gate.id)}-2"
         if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
             words = f"the file defines no class {CLASSES[gate.id]}(torch.autograd.Function)"
@@ -148,12 +150,63 @@ class FunctionsChecker:
         for check in wanted:
             if line := check(what):
                 first = first or check.__name__
+                if check is checks.against_autograd:
+                    wrong += wrong_gradients(what, function, path) or [f"{check.__name__}: {line}"]
+                    break
                 wrong.append(f"{check.__name__}: {line}")
-            if wrong and check is checks.forward:
-                break
+                if check is checks.forward:
+                    break
         if wrong:
             return GateResult(gate, "wrong", diagnosis=wrong, mistake=first, hint=hint)
         return GateResult(gate, "correct", summary=f"{len(wanted)} checks; keeps {kept_words(what)}")
+
+
+# ---- What a wrong gradient looks like -----------------------------------------------------------------------
+
+
+def wrong_gradients(what: Subject, function: type[torch.autograd.Function], path: Path) -> list[str]:
+    """The first sizes at which a gradient is wrong: which one, where, and what it looks like; or what was raised where."""
+    names = [name for name in inspect.signature(function.forward).parameters if name != "ctx"]
+    for sizes in what.sizes:
+        inputs = what.inputs(sizes)
+        expected = checks.gradients(what.reference, what.inputs(sizes), checks.random_like)
+        try:
+            got = checks.gradients(what.function, inputs, checks.random_like)
+        except Exception as error:  # whatever a learner's code raises is a verdict
+            return [f"{describe(error, path)} ({sizes} sizes, {shapes(names, inputs)})"]
+        ones = checks.gradients(
+            what.reference, what.inputs(sizes), lambda out: [torch.ones_like(t) for t in out]
+        )
+        lines = [
+            line
+            for name, g, e, of_sum in zip(names, got, expected, ones, strict=False)
+            if (line := one_wrong(name, g, e, of_sum))
+        ]
+        if lines:
+            return [f"at {sizes} sizes, {shapes(names, inputs)}:", *(f"   {line}" for line in lines)]
+    return []
+
+
+def one_wrong(name: str, got: Tensor, expected: Tensor, of_sum: Tensor) -> str | None:
+    """What is wrong with one gradient, with one element of it; None where it is right."""
+    apart = (got - expected).abs()
+    if apart.max() <= checks.TOLERANCE * expected.abs().max():
+        return None
+    place = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+    words = (
+        f"the gradient of {name} is wrong: {list(place)} got {got[place]:.6g}, expected {expected[place]:.6g}"
+    )
+    ratios = (got / expected)[expected.abs() > 1e-6]
+    if torch.allclose(got, of_sum):
+        return f"{words}; it is what the sum of the output would have: dy is not used"
+    if ratios.numel() and torch.allclose(ratios, ratios[0].expand_as(ratios), rtol=1e-6):
+        return f"{words}; every element is {ratios[0]:.4g} times what it should be"
+    return words
+
+
+def shapes(names: list[str], inputs: list[Tensor]) -> str:
+    """ "x [3, 5, 7], weight [7]"."""
+    return ", ".join(f"{name} {list(t.shape)}" for name, t in zip(names, inputs, strict=False))
 
 
 def kept_words(what: Subject) -> str:

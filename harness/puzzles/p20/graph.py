@@ -19,11 +19,23 @@ POINTS = (2.0, -3.0, 0.0, 0.5)
 TOLERANCE = 1e-9
 
 KNOWN = {
-    "value-for-derivative": ("edges", "x->a is 2, expected 4"),
-    "one-path-only": ("backward", "x is 6, expected 18"),
-    "other-path-only": ("backward", "x is 12, expected 18"),
+    "value-for-derivative": (
+        "edges",
+        "x->a is 2, expected 4",
+        "that is x itself: the edge carries the derivative of x^2, which is 2x",
+    ),
+    "one-path-only": (
+        "backward",
+        "x is 6, expected 18",
+        "that is what arrives through b alone: x is used twice, and both parts add up",
+    ),
+    "other-path-only": (
+        "backward",
+        "x is 12, expected 18",
+        "that is what arrives through a alone: x is used twice, and both parts add up",
+    ),
 }
-"""Known mistake -> the gate, and what the line says of it at the chapter's x = 2."""
+"""Known mistake -> the gate, what the line says of it at the chapter's x = 2, and what it is."""
 
 Numbers = Mapping[str, float]
 
@@ -105,10 +117,10 @@ class GraphChecker:
             except Exception as error:  # whatever a learner's code raises is a verdict
                 line = describe(error, path)
             if line:
-                lines = [f"at x = {x:g}: {line}"]
                 known = next(
-                    (id for id, (where, words) in KNOWN.items() if where == gate.id and words in line), None
+                    (id for id, (where, seen, _) in KNOWN.items() if where == gate.id and seen in line), None
                 )
+                lines = [f"at x = {x:g}: {line}", *([KNOWN[known][2]] if known else [])]
                 return GateResult(gate, "wrong", diagnosis=lines, mistake=known, hint=hint)
         return GateResult(gate, "correct", summary=f"right at x = {', '.join(f'{x:g}' for x in POINTS)}")
 

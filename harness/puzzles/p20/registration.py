@@ -261,7 +261,10 @@ class RegistrationChecker:
             if line:
                 first = first or check.__name__
                 wrong += [f"{check.__name__}: {line}", f"   in a model: {IN_A_MODEL[check.__name__]}"]
-        waiting = [id for id in self.rung.gates if id in empty and id != gate.id]
+            if line and check is forward:
+                break
+        before = self.rung.gates[: self.rung.gates.index(gate.id)]
+        waiting = [id for id in before if id in empty]
         if wrong and waiting:
             wrong.append(
                 f"it may be waiting for {', '.join(waiting)}, which {'is' if len(waiting) == 1 else 'are'} not written yet"

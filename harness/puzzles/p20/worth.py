@@ -6,6 +6,7 @@ PyTorch, and the Mojo kernels, registered as in the last rung.
 """
 
 import ast
+import logging
 import re
 import statistics
 from collections.abc import Callable
@@ -331,6 +332,7 @@ def lines_of(rows: list[Row]) -> list[str]:
 def run(console: Console, rows: int = 2048, columns: int = 1024, rounds: int = ROUNDS) -> int:
     """Measures every operation and prints the table. Returns 0, or 1 where one of ours is wrong or fails."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns where there is no CUDA
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     print_lines(
         console,

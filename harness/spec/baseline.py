@@ -5,15 +5,13 @@ terms cancel. So PyTorch is asked in ORDERS orders, and of each result the answe
 itself would be rejected for in another order is no reason to reject a kernel.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 ORDERS = 8
 
-Tensors = Mapping
 
-
-def unluckiest(by_autograd: Callable[[Tensors, object], dict], tensors: Tensors, columns: int) -> dict:
+def unluckiest(by_autograd: Callable[[dict, object], dict], tensors: dict, columns: int) -> dict:
     """PyTorch's answer by name, each in the order of the columns where it is farthest from float64's.
 
     `by_autograd` takes the tensors and an order of the columns, an index tensor [columns], and returns the answer with

@@ -116,7 +116,7 @@ MISTAKES = (
     ),
     Mistake("relu-not-applied", "with nothing set to 0", {"relu": lambda v: v.input}, 1),
     # Softmax.
-    Mistake("row-sum-forgotten", "without the row sum: P * dP", {"dot": lambda v: 0.0}),
+    Mistake("row-sum-forgotten", "without the row sum: P * dP", {"dot": lambda v: np.zeros(())}),
     Mistake(
         "probabilities-twice",
         "with the probabilities multiplied twice: P * (dP * P - sum(dP * P))",
@@ -164,8 +164,8 @@ MISTAKES = (
         {"softmax": lambda v: np.exp(v.logits - v.logits.max(-1, keepdims=True))},
     ),
     # LayerNorm.
-    Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: 0.0}),
-    Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: 0.0}),
+    Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: np.zeros(())}),
+    Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: np.zeros(())}),
     Mistake(
         "both-terms-dropped",
         "without both correction terms",

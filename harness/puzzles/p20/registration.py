@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class RawKernels:
 class Registered:
     """One registration by the learner's file, with the kernels under it."""
 
-    op: Callable[[Tensor], Tensor]
+    op: Any
     kernels: RawKernels
     library: str
 

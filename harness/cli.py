@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from harness.console import Parser, make_console, output_lost, prepare_streams, progress, write_json
 from harness.errors import BadUse, WorkbookError
@@ -229,12 +230,14 @@ def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
         if getattr(flags, demo.flag.replace("-", "_")):
             return pkgutil.resolve_name(demo.run)(console)
     check_values(puzzle, flags)
-    if not puzzle.variants or flags.rung not in (None, "mojo"):
+    in_python = flags.gate is not None and puzzle.rung_of(flags.gate).language == "Python"
+    if not puzzle.variants or flags.rung not in (None, "mojo") or (flags.rung is None and in_python):
         return run_rung(console, puzzle, flags)
     from harness.check import runs
     from harness.screens.report import Report, as_json
 
     options = make_options(flags, puzzle)
+    before = run_python_rungs(console, puzzle, flags)
     for flag, target in (("--json", json), ("--trace", flags.trace)):
         if target not in (None, "-"):
             check_target(flag, target)
@@ -247,7 +250,23 @@ def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
         report_times(console, run)
     if json:
         write_json(as_json(run), json)
-    return run.exit_code()
+    return next(code for code in (1, 3, 6, 0) if code in (*before, run.exit_code()))
+
+
+def run_python_rungs(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> list[int]:
+    """The exit codes of a puzzle's rungs in Python, where a run of its kernels checks them too and names no part of them."""
+    part = flags.rung or flags.gate or flags.ops or flags.profile or flags.trace or flags.dims or flags.json
+    if not puzzle.every_rung or part:
+        return []
+    from harness.spec.rungs import MojoRung
+
+    codes = []
+    for rung in puzzle.rungs:
+        if not isinstance(rung, MojoRung):
+            console.print(Text(f"{rung.words}:", style="bold"), soft_wrap=True)
+            codes.append(run_rung(console, puzzle, argparse.Namespace(**{**vars(flags), "rung": rung.id})))
+            console.print()
+    return codes
 
 
 def run_rung(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> int:
@@ -325,7 +344,7 @@ def make_options(flags: argparse.Namespace, puzzle: Puzzle):
     return Options(
         puzzle=puzzle,
         root=str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",
-        backward=getattr(flags, "backward", False) or gradients,
+        backward=getattr(flags, "backward", False) or gradients or not puzzle.forward,
         variants=chosen,
         device=flags.device,
         dims=tuple(flags.dims) if flags.dims else None,

@@ -16,7 +16,7 @@ from rich.text import Text
 from harness.check.checkers import make_checker
 from harness.check.results import exit_code
 from harness.console import Parser, make_console, print_lines, relative, shown
-from harness.errors import BadUse, WorkbookError
+from harness.errors import BadUse, DamagedFile, WorkbookError
 from harness.learner import layout, restore
 from harness.learner.blanks import Blank
 from harness.learner.progress import Progress
@@ -39,17 +39,28 @@ def parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
 
 def with_rung(made: argparse.ArgumentParser) -> None:
     """Adds --rung, and --numpy for `--rung numpy`."""
-    made.add_argument(
-        "--rung", choices=tuple(NAMES), help="which of the puzzle's files (default: the last rung)"
-    )
+    made.add_argument("--rung", metavar="ID", help="which of the puzzle's files (default: the last rung)")
     made.add_argument(
         "--numpy", dest="rung", action="store_const", const="numpy", help="the same as --rung numpy"
     )
 
 
 def work_of(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Work:
-    """A puzzle's file of a rung; without one, that of the last rung which holds the gate."""
+    """A puzzle's file of a rung; without one, that of the last rung which holds the gate.
+
+    Where every rung is a part of the puzzle and neither is given: the first file with a gate that has not passed.
+    """
+    if puzzle.every_rung and not rung and not gate:
+        return next((work for work in works(puzzle) if has_gates_left(work)), works(puzzle)[-1])
     return Work(puzzle, puzzle.rung(rung) if rung else puzzle.rung_of(gate or ""))
+
+
+def has_gates_left(work: Work) -> bool:
+    """Whether a gate of a file has not passed; a damaged file has."""
+    try:
+        return work.next_gate(Progress.load()) is not None
+    except DamagedFile:
+        return True
 
 
 def works(puzzle: Puzzle) -> list[Work]:
@@ -139,8 +150,12 @@ def reset(arguments: list[str]) -> int:
     )
     made.add_argument("--yes", action="store_true", help="do not ask")
     flags = made.parse_args(arguments)
-    work = work_of(find_puzzle(flags.puzzle), flags.rung, flags.blank)
-    changes = changed_files(work, flags.blank)
+    puzzle = find_puzzle(flags.puzzle)
+    whole = puzzle.every_rung and not flags.rung and not flags.blank
+    parts = works(puzzle) if whole else [work_of(puzzle, flags.rung, flags.blank)]
+    changes: dict[Path, str | Path] = {}
+    for work in parts:
+        changes |= changed_files(work, flags.blank)
     if not changes:
         print("Nothing to reset: this is what the puzzle began with.")
         return 0

@@ -15,6 +15,7 @@ sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever a
 
 import bench_results  # noqa: E402
 import figures  # noqa: E402
+import hunt_chart  # noqa: E402
 import ladder  # noqa: E402
 import ledger  # noqa: E402
 import numpy as np  # noqa: E402
@@ -26,7 +27,7 @@ from ledger import GPT2_SMALL  # noqa: E402
 from harness import cli  # noqa: E402
 from harness.check import zoo  # noqa: E402
 from harness.puzzles.p22 import spec as p22  # noqa: E402
-from harness.spec.catalogue import puzzle_names  # noqa: E402
+from harness.spec.catalogue import find_puzzle, puzzle_names  # noqa: E402
 
 SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
 GATES = [gate.id for gate in p22.PUZZLE.gates]
@@ -195,6 +196,36 @@ def zoo_table() -> str:
     return table(["gate", "what is wrong", "seen in"], rows)
 
 
+def hunt_table(held_back: bool) -> str:
+    """The wrong backward passes of puzzle 21, those in the learner's folder or those held back, with the check that sees them."""
+    order = [gate.id for gate in find_puzzle("p21").gates]
+    bugs = [bug for bug in zoo.load("p21") if bug.rung != "catch" and bool(bug.old) is held_back]
+    rows = [
+        [
+            f"`{bug.gate}`",
+            bug.story.replace("|", "\\|"),
+            f"`{bug.mistake}`",
+            bug.curve or "",
+            linked(bug.source),
+        ]
+        for bug in sorted(bugs, key=lambda bug: order.index(bug.gate))
+    ]
+    head = ["gate", "what is wrong", "seen first by", "what the loss does", "seen in"]
+    keep = [column for column in range(len(head)) if any(row[column] for row in rows)]
+    return table([head[c] for c in keep], [[row[c] for c in keep] for row in rows])
+
+
+def linked(source: str) -> str:
+    """A link to where a mistake was found, called as the project is."""
+    return (
+        f"[{'/'.join(source.split('/')[3:5])}]({source})"
+        if "github.com" in source
+        else f"[link]({source})"
+        if source
+        else ""
+    )
+
+
 def roofline_table() -> str:
     """Operations, bytes and the least time of each pass on an H200."""
     rows = []
@@ -350,6 +381,9 @@ FILES: dict[str, Callable[[], str]] = {
     "times.md": times_table,
     "compile.md": compile_table,
     "zoo.md": zoo_table,
+    "hunt_given.md": lambda: hunt_table(held_back=False),
+    "hunt_held_back.md": lambda: hunt_table(held_back=True),
+    "hunt_curves.svg": hunt_chart.chart,
     "roofline.md": roofline_table,
     "ratio.svg": ratio_chart,
     "roofline.svg": roofline_chart,

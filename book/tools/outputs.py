@@ -42,6 +42,13 @@ def example(name: str, **options) -> Command:
     )
 
 
+def part(name: str, of: str) -> Command:
+    """The command that runs a part of a program of book/examples."""
+    return Command(
+        f"python book/examples/{name}.py {of}", (f"book/examples/{name}.py", of), exact=True, anywhere=True
+    )
+
+
 def virtual(program: str, exit_code: int = 0, options: str = "") -> Command:
     """A Mojo program of book/examples on the virtual GPU."""
     run = f"-m harness vgpu exec {options}-- mojo run --debug-level=line-tables book/examples/{program}.mojo"
@@ -65,6 +72,23 @@ COMMANDS = {
     "autograd_function": example("autograd_function", anywhere=True),
     "opcheck": example("opcheck", anywhere=True),
     "diagonal_formula": example("diagonal_formula", anywhere=True),
+    "gradcheck_float32": part("gradcheck_blind", "in_float32"),
+    "gradcheck_order": part("gradcheck_blind", "in_no_order"),
+    "gradcheck_flat": part("gradcheck_blind", "at_flat_points"),
+    "gradcheck_kink": part("gradcheck_blind", "at_kinks"),
+    "gradcheck_strides": part("gradcheck_blind", "with_strides"),
+    "debug_anomaly": part("debugging", "anomaly"),
+    "debug_hooks": part("debugging", "hooks"),
+    "debug_assertions": part("debugging", "assertions"),
+    "debug_bisect": part("debugging", "bisecting"),
+    "hunt_matrix": Command("p21 --matrix", ("-m", "harness", "p21", "--matrix"), exact=True, anywhere=True),
+    "hunt_wrong": Command(
+        "python book/examples/hunted.py attention", ("book/examples/hunted.py", "attention"), 1, anywhere=True
+    ),
+    "hunt_curves": Command("p21 --curves", ("-m", "harness", "p21", "--curves"), anywhere=True),
+    "catch_first": Command(
+        "python book/examples/hunted.py check", ("book/examples/hunted.py", "check"), 1, anywhere=True
+    ),
     "compile_settings": example("compile_settings", anywhere=True),
     "compile_saved": example("compile_saved", anywhere=True),
     "first_graph": rung("derive", exact=True),

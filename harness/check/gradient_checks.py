@@ -5,6 +5,7 @@ what it would do to a model. Some are strong and some are the weak ones that are
 which mistake which check sees. All run on the CPU, on inputs made from a seed.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from torch import Tensor
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 TOLERANCE = 1e-9
 """Largest error of a gradient in float64, relative to its largest element."""
+CANCELLED = 1e-6
+"""A gradient that is nowhere larger is what rounding leaves of terms that cancel, as softmax's under a constant gradient."""
 FACTOR = 2.0
 """How many times PyTorch's own error a result in a narrow dtype may have."""
 
@@ -88,7 +91,7 @@ def pulled_back(
 
 
 def furthest(got: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest difference, relative to the largest expected element of its tensor; inf where shapes differ or a value
+    """The largest difference, relative to the largest expected element of its tensor, or to CANCELLED; inf where shapes differ or a value
     is none.
     """
     worst = 0.0
@@ -97,7 +100,7 @@ def furthest(got: list[Tensor], expected: list[Tensor]) -> float:
             return float("inf")
         scale = other.double().abs().max().item() if other.numel() else 0.0
         error = (one.double() - other.double()).abs().max().item() if other.numel() else 0.0
-        worst = max(worst, float("inf") if error != error else error / (scale or 1.0))
+        worst = max(worst, float("inf") if error != error else error / max(scale, CANCELLED))
     return worst
 
 
@@ -168,7 +171,9 @@ def gradcheck_float64(subject: Subject) -> str | None:
 def gradcheck_float32(subject: Subject) -> str | None:
     """gradcheck in float32, with the tolerances that make it pass for right functions."""
     inputs = subject.inputs("odd", dtype=torch.float32)
-    torch.autograd.gradcheck(subject.function, inputs, eps=1e-2, atol=5e-2, rtol=5e-2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Input #. requires gradient and is not a double")
+        torch.autograd.gradcheck(subject.function, inputs, eps=1e-2, atol=5e-2, rtol=5e-2)
     return None
 
 
@@ -199,16 +204,22 @@ def random_directions(subject: Subject) -> str | None:
     step = 1e-6
     for seed in range(3):
         inputs = subject.inputs("odd", seed)
-        incoming = random_like(outputs_of(subject.function, inputs), seed)
+        made = outputs_of(subject.function, inputs)
+        asking = [t.requires_grad for t in made]  # what has no gradient is no part of the slope
+        incoming = random_like(tuple(t for t in made if t.requires_grad), seed)
         directions = random_like(tuple(leaves(inputs)), 100 + seed)
         found = gradients(subject.function, inputs, lambda out, given=incoming: given[: len(out)])
         slope = float(sum((g * d).sum() for g, d in zip(found, directions, strict=True)))
 
-        def along(sign: float, inputs=inputs, directions=directions, incoming=incoming) -> float:
+        def along(
+            sign: float, inputs=inputs, directions=directions, incoming=incoming, asking=asking
+        ) -> float:
             moving = iter(directions)
             moved = [t + sign * step * next(moving) if t.requires_grad else t for t in inputs]
             with torch.no_grad():
-                outputs = outputs_of(subject.function, moved)
+                outputs = [
+                    t for t, asks in zip(outputs_of(subject.function, moved), asking, strict=True) if asks
+                ]
             return float(sum((o * i).sum() for o, i in zip(outputs, incoming, strict=True)))
 
         difference = (along(1.0) - along(-1.0)) / (2 * step)
@@ -237,6 +248,23 @@ def transposed_gradient(subject: Subject) -> str | None:
     return off(
         compare(subject, incoming=transposed), "a gradient that is not contiguous is read as if it were"
     )
+
+
+@guarded
+def strided_inputs(subject: Subject) -> str | None:
+    """Inputs that are not contiguous, as behind a transpose."""
+
+    def turned() -> list[Tensor]:
+        return [
+            (t.detach().mT.contiguous().mT if t.dim() > 1 else t.detach()).requires_grad_(t.requires_grad)
+            for t in subject.inputs()
+        ]
+
+    error = furthest(
+        gradients(subject.function, turned(), random_like),
+        gradients(subject.reference, turned(), random_like),
+    )
+    return off(error, "an input that is not contiguous is read as if it were")
 
 
 @guarded
@@ -302,6 +330,18 @@ def inputs_unchanged(subject: Subject) -> str | None:
     ):
         if not all(torch.equal(a.detach(), b) for a, b in zip(now, then, strict=True)):
             return f"{what} is changed in place"
+    return None
+
+
+@guarded
+def differentiable_outputs(subject: Subject) -> str | None:
+    """The same outputs ask for a gradient as PyTorch's: a loss made of one that has none must not train on zeros."""
+    ours = outputs_of(subject.function, subject.inputs())
+    theirs = outputs_of(subject.reference, subject.inputs())
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if one.requires_grad != other.requires_grad:
+            has, should = ("a", "none") if one.requires_grad else ("no", "one")
+            return f"output {number} has {has} gradient for autograd and should have {should}: mark_non_differentiable"
     return None
 
 
@@ -407,10 +447,12 @@ CHECKS: dict[str, Check] = {
         random_directions,
         expanded_gradient,
         transposed_gradient,
+        strided_inputs,
         one_input_at_a_time,
         two_calls,
         under_checkpoint,
         inputs_unchanged,
+        differentiable_outputs,
         repeat_runs,
         at_zero,
         many_rows_bfloat16,

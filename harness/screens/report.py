@@ -97,15 +97,16 @@ class Report:
             self.line()
         self.line(f"✅ {label} {what} Implementation {what.lower()} completed")
         chapter = variant.comparisons[0]
-        output = next(quantity for quantity in puzzle.forward if quantity in written)
-        self.line(f"   Forward max difference: {self.figure(variant, chapter, output, tick=False)}")
+        for output in [quantity for quantity in puzzle.forward if quantity in written][:1]:
+            self.line(f"   Forward max difference: {self.figure(variant, chapter, output, tick=False)}")
         for quantity in gradients:
             self.line(f"   {puzzle.backward[quantity]}: {self.figure(variant, chapter, quantity)}")
         self.wrong(run, variant)
         self.errors(run, variant)
         self.repeats(run, variant)
         self.line()
-        self.line(f"   Forward pass: {STATES[variant.state(forward)]}")
+        if puzzle.forward:
+            self.line(f"   Forward pass: {STATES[variant.state(forward)]}")
         if gradients:
             self.line(f"   Gradients:    {STATES[variant.state([*gradients, *puzzle.intermediate])]}")
         self.line(f"   Overall:      {STATES[variant.state(run.quantities)]}")

@@ -100,6 +100,7 @@ class Puzzle:
         gates: The gates, in the order in which a learner should take them.
         rungs: The ways to solve them, in the order in which they are taken. The one that the puzzle is about, and that
             a command means which names none, is the one with its kernels; without kernels, the last.
+        every_rung: Whether a run of the kernels that names no rung checks the rungs in Python first.
 
         dims: The chapter's sizes; `dim_names` is what --dims takes, "B" or "rows".
         cases: dims or None -> the cases of a run.
@@ -114,7 +115,8 @@ class Puzzle:
         symptom: quantity, input arrays, what was got, what it should be -> what a wrong result looks like, or None.
         terms: input arrays -> the size of the terms whose difference a quantity is, where they can cancel.
 
-        forward: The forward outputs, op argument -> printed name.
+        forward: The forward outputs, op argument -> printed name. Of a puzzle without any, every run checks the
+            gradients.
         backward: The gradients, likewise.
         intermediate: What the graph makes visible besides, for a gate of its own.
 
@@ -138,6 +140,7 @@ class Puzzle:
     subject: str = ""
     gates: tuple[Gate, ...]
     rungs: tuple[Rung, ...]
+    every_rung: bool = False
 
     dims: Dims = ()
     dim_names: tuple[str, ...] = ()

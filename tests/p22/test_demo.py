@@ -12,9 +12,10 @@ from rich.console import Console
 from torch import nn
 
 from harness import cli
+from harness.bench import loss_curves
 from harness.errors import BadUse
 from harness.nn.layers import LayerNormLinear
-from harness.puzzles.p22 import demo, demo_simple, loss_curves, training
+from harness.puzzles.p22 import demo, demo_simple, training
 from harness.puzzles.p22.demo_model import CharacterModel, plain_pair
 from harness.puzzles.p22.training import CONTROL, OURS, PLAIN, Trainee
 

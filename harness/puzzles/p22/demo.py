@@ -20,11 +20,11 @@ import torch
 from max.driver import accelerator_count
 from rich.console import Console
 
+from harness.bench.loss_curves import WINDOW, furthest, plot, windows
 from harness.bench.machine import machine
 from harness.bench.timing import ratio, summary
 from harness.console import Parser, print_lines
 from harness.errors import BadUse
-from harness.puzzles.p22.loss_curves import WINDOW, furthest, plot, windows
 from harness.puzzles.p22.training import (
     CONTROL,
     OURS,

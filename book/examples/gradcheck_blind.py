@@ -1,0 +1,147 @@
+"""The gradcheck chapter: five functions of which gradcheck says the wrong thing, and what it takes to see it.
+
+`python gradcheck_blind.py PART` runs one of in_float32, in_no_order, at_flat_points, at_kinks, with_strides.
+"""
+
+import torch
+from torch.autograd import Function, gradcheck
+
+
+def verdict(function, *inputs, **options):
+    """ "passes", or the first line of what gradcheck says."""
+    try:
+        gradcheck(function, inputs, **options)
+    except RuntimeError as error:  # GradcheckError is one
+        return "fails: " + str(error).split(",")[0]
+    return "passes"
+
+
+def leaf(*shape, dtype=torch.float64):
+    """Random numbers that ask for a gradient."""
+    return torch.randn(*shape, dtype=dtype, generator=generator).requires_grad_()
+
+
+# ANCHOR: float32
+class Cube(Function):
+    """y = x^3, right."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * dy
+
+
+class AlmostCube(Cube):
+    """The same, and one per cent too large."""
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return 3.03 * x**2 * dy
+
+
+def in_float32():
+    x = leaf(4, dtype=torch.float32)
+    print("right, default settings:   ", verdict(Cube.apply, x))
+    loose = {"eps": 1e-2, "atol": 5e-2, "rtol": 5e-2}
+    print("right, loose settings:     ", verdict(Cube.apply, x, **loose))
+    print("1 % wrong, loose settings: ", verdict(AlmostCube.apply, x, **loose))
+    print("1 % wrong, in float64:     ", verdict(AlmostCube.apply, x.detach().double().requires_grad_()))
+
+
+# ANCHOR_END: float32
+
+
+# ANCHOR: order
+class AnyOrder(Function):
+    """y = sum of the rows of x, added up in another order at each call, as atomics do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.rows = len(x)
+        return x[torch.randperm(len(x))].cumsum(0)[-1]
+
+    @staticmethod
+    def backward(ctx, dy):
+        parts = torch.randn(3, *dy.shape, dtype=dy.dtype) * 1e3
+        return ((dy + parts.sum(0)) - parts.flip(0).sum(0)).expand(
+            ctx.rows, -1
+        )  # dy, and what rounding leaves
+
+
+def in_no_order():
+    x = leaf(5, 2)
+    print("equal bits are asked for:  ", verdict(AnyOrder.apply, x))
+    print("nondet_tol = 1e-9:         ", verdict(AnyOrder.apply, x, nondet_tol=1e-9))
+
+
+# ANCHOR_END: order
+
+
+# ANCHOR: flat
+class Clamp(Function):
+    """y = x, cut off at 3. The gradient forgets the cut."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clamp(max=3.0)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+def at_flat_points():
+    x = leaf(3, 4)
+    print(f"largest input {x.max():.2f}:         ", verdict(Clamp.apply, x))
+    print("inputs three times as large:", verdict(Clamp.apply, (3 * x).detach().requires_grad_()))
+
+
+# ANCHOR_END: flat
+
+
+# ANCHOR: kink
+def at_kinks():
+    away = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    near = torch.tensor([-1.0, 1e-8, 2.0], dtype=torch.float64, requires_grad=True)
+    print("PyTorch's ReLU, away from 0:", verdict(torch.relu, away))
+    print("PyTorch's ReLU, near 0:     ", verdict(torch.relu, near))
+
+
+# ANCHOR_END: kink
+
+
+# ANCHOR: layout
+class Doubled(Function):
+    """y = 2 x; the gradient is read as it lies in memory, whatever the strides say."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, dy):
+        return 2 * torch.as_strided(dy, dy.shape, (dy.shape[1], 1))
+
+
+def with_strides():
+    x = leaf(3, 3)
+    print("gradcheck:                 ", verdict(Doubled.apply, x))
+    print("with a transpose behind it:", verdict(lambda x: Doubled.apply(x).T.cos(), x))
+
+
+# ANCHOR_END: layout
+
+if __name__ == "__main__":
+    import sys
+    import warnings
+
+    warnings.simplefilter("ignore")
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    globals()[sys.argv[1]]()

@@ -1,0 +1,52 @@
+"""What the harness says of puzzle 21's files: `python hunted.py GATE` as they are given, `python hunted.py check` of a first test.
+
+The first test is what many people write: gradcheck in float64.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.check.results import exit_code
+from harness.learner import blanks
+from harness.puzzles.p21.catch import CatchChecker
+from harness.puzzles.p21.hunt import HuntChecker
+from harness.puzzles.p21.spec import PUZZLE
+from harness.screens.gate_report import verdict_lines
+from harness.toolchain import roots
+
+# ANCHOR: first
+FIRST_TEST = """
+def check(op):
+    # BLANK-START check: a first test
+    assert torch.autograd.gradcheck(op.function, op.inputs())
+    # BLANK-END check
+"""
+# ANCHOR_END: first
+
+
+def main(gate: str) -> int:
+    """Prints the verdict on a gate; returns its exit code."""
+    rung = PUZZLE.rung_of(gate)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / rung.file
+        if gate == "check":
+            path.write_text(f"import torch\n{FIRST_TEST}")
+            results = CatchChecker(PUZZLE, rung).check(path)
+        else:
+            given = blanks.skeleton((roots.solutions() / "p21" / rung.file).read_text())
+            # A comment behind the code counts as work: what is given is then judged.
+            line = next(line for line in blanks.find(given)[gate].body if line.strip())
+            path.write_text(given.replace(line, f"{line}  # as given", 1))
+            results = HuntChecker(PUZZLE, rung).check(path, [gate])
+        console = Console(highlight=False, emoji=False)
+        for result in results:
+            for text in verdict_lines(result, PUZZLE, path, blanks.find(path.read_text())):
+                console.print(str(text).replace(f"{folder}/", ""), soft_wrap=True)
+    return exit_code(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,194 @@
+"""What judges the second rung of puzzle 21, a test: tried on right backward passes and on wrong ones, some held back.
+
+The learner's `check(op)` runs in a process of its own, so that one that hangs or ends the process costs a line.
+"""
+
+import contextlib
+import functools
+import io
+import signal
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.check import zoo
+from harness.check.python_files import describe, load
+from harness.check.results import GateResult, wanted_gates
+from harness.devices.processes import RankFailed, run_ranks
+from harness.learner.work import rung_blanks
+from harness.puzzles.p21.hunt import function_of
+from harness.puzzles.p21.rights import Op, op_of, right_ones
+from harness.spec.puzzle import Case, Puzzle
+from harness.spec.rungs import Rung
+from harness.toolchain import roots
+
+SECONDS = 20.0
+"""For which `check` may run on one op."""
+TOGETHER = 300.0
+"""For which it may run on all."""
+SHOWN = 3
+"""How many false alarms are quoted."""
+LONGEST = 110
+"""Characters of a line that is quoted."""
+
+
+class Late(BaseException):
+    """`check` has taken too long; no `except Exception` of the learner's catches it."""
+
+
+class NoTest(Exception):
+    """The file holds nothing that could be tried."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """One op that `check` was tried on.
+
+    Attributes:
+        name: Of the op.
+        right: Whether it is right.
+        held_back: Whether it is wrong, and not among those that the learner is given.
+        said: What `check` had against it; "" for nothing.
+        late: Whether it had to be stopped.
+    """
+
+    name: str
+    right: bool
+    held_back: bool = False
+    said: str = ""
+    late: bool = False
+
+
+def verdict(check: Callable[[Op], object], op: Op, path: Path, seconds: float) -> tuple[str, bool]:
+    """What `check` has against an op, "" for nothing, and whether it had to be stopped. Raises NoTest for no answer."""
+
+    def stop(*_) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        answer = check(op)
+    except Late as late:
+        where = describe(late, path).removesuffix(": Late: ").removesuffix("Late: ")
+        return f"{where}: stopped after {seconds:g} s", True
+    except Exception as error:
+        return describe(error, path)[:LONGEST], False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    if answer is None or answer is True:
+        return "", False
+    if answer is False:
+        return "check returned False", False
+    if isinstance(answer, str):
+        return answer[:LONGEST], False
+    raise NoTest(
+        f"check returned {type(answer).__name__}; it should raise, or return a line, where an op is wrong"
+    )
+
+
+def wrong_ones(puzzle: str) -> list[tuple[Op, bool]]:
+    """Every wrong backward pass of the first rung, and whether it is held back: it has an edit of its own."""
+    return [
+        (op_of(bug.gate, function_of(bug.gate, load(bug.target())).apply, bug.name), bool(bug.old))
+        for bug in zoo.load(puzzle)
+        if bug.rung == "torch"
+    ]
+
+
+def tries(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Try]:
+    """The learner's `check` on every op, right ones first. Raises NoTest where it cannot be tried, and DamagedFile."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check = load(path).get("check")
+        if not callable(check):
+            raise NoTest(f"{path}: there is no function check")
+        solution = load(roots.solutions() / puzzle / "hunt.py")
+        todo = [(op, True, False) for op in right_ones(solution)]
+        todo += [(op, False, held_back) for op, held_back in wrong_ones(puzzle)]
+        done = []
+        for op, right, held_back in todo:
+            torch.manual_seed(0)
+            said, late = verdict(check, op, path, seconds)
+            done.append(Try(op.name, right, held_back, said, late))
+            if late:
+                break  # what hangs on one hangs on the next
+        return done
+
+
+class CatchChecker:
+    """Judges the test; `seconds` is how long it may take for one op."""
+
+    seconds = SECONDS
+
+    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
+        self.puzzle = puzzle
+        self.rung = rung
+
+    def check(
+        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on the test in the file at `path`; it has no cases.
+
+        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
+        """
+        (gate,) = wanted_gates(self.puzzle, self.rung, gates)
+        if rung_blanks(path, self.rung)[gate.id].size == 0:
+            return [GateResult(gate, "unsolved")]
+        load(path)
+        ladder = self.puzzle.ladder(self.rung, gate.id)
+        result = GateResult(gate, "wrong", hint=f"{ladder}-1")
+        try:
+            (done,) = run_ranks(
+                tries,
+                [(path, self.puzzle.name, self.seconds)],
+                describe=functools.partial(describe, path=path),
+                source=path,
+                seconds=TOGETHER,
+            )
+        except RankFailed as error:
+            result.mistake = "no-verdict"
+            result.diagnosis = [str(error).replace("rank 0 of 1: ", "").replace("rank 0 of 1", "check")]
+            return [result]
+        explain(result, done, ladder)
+        return [result]
+
+
+def explain(result: GateResult, done: Sequence[Try], ladder: str) -> None:
+    """Fills in the verdict on a test from what it said."""
+    right = [each for each in done if each.right]
+    wrong = [each for each in done if not each.right]
+    alarms = [each for each in right if each.said]
+    missed = [each for each in wrong if not each.said]
+    if late := next((each for each in done if each.late), None):
+        result.mistake = "too-slow"
+        result.diagnosis = [f"on {late.name} {late.said}; one op may take so long, no more"]
+        return
+    given, held = ([each for each in wrong if each.held_back is value] for value in (False, True))
+    caught = f"caught {len(wrong) - len(missed)} of {len(wrong)} wrong ones"
+    parts = f"{count(given)} of those in your folder, {count(held)} held back"
+    if not alarms and not missed:
+        result.state, result.hint = "correct", None
+        result.summary = (
+            f"{caught} ({len(held)} of them held back), no false alarm in {len(right)} right ones"
+        )
+        return
+    result.mistake = "false-alarm" if alarms else "missed"
+    result.hint = f"{ladder}-{2 if alarms else 1}"
+    result.diagnosis = [f"false alarm on {each.name}: {each.said}" for each in alarms[:SHOWN]]
+    if len(alarms) > SHOWN:
+        result.diagnosis.append(f"... and {len(alarms) - SHOWN} more false alarms in {len(right)} right ones")
+    result.diagnosis.append(f"{caught}: {parts}")
+    if names := [each.name for each in missed if not each.held_back]:
+        result.diagnosis.append(f"not caught: {', '.join(names)}")
+    if hidden := [each for each in missed if each.held_back]:
+        result.diagnosis.append(f"not caught either: {len(hidden)} whose names you are not told")
+
+
+def count(tried: Sequence[Try]) -> str:
+    """How many of some wrong ones were caught, "9 of 13"."""
+    return f"{sum(bool(each.said) for each in tried)} of {len(tried)}"

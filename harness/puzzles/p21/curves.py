@@ -1,0 +1,157 @@
+"""`p21 --curves`: a tiny model trained with a wrong backward pass beside the same one with the right one.
+
+A sequence of symbols and the number of a place come in; the symbol at that place is wanted. The model attends to it: an
+adapter of low rank on frozen one-hot vectors, attention, a loss, all by the classes of the hunt. Both models begin with the
+same parameters and see the same batches; one class differs.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from harness.bench.loss_curves import plot
+from harness.check import zoo
+from harness.check.python_files import load
+from harness.console import Parser, print_lines
+from harness.errors import BadUse
+from harness.puzzles.p21.subjects import WANTED
+from harness.toolchain import roots
+
+BUGS = ("softmax_probabilities_twice", "attention_query_scale", "lowrank_none_for_all")
+"""The wrong backward passes that are trained with."""
+SYMBOLS, LENGTH, WIDTH, RANK, BATCH = 8, 12, 16, 8, 64
+RATE = 0.01
+"""Learning rate of Adam."""
+TAIL = 20
+"""The final loss is the mean over so many steps."""
+FIELDS = ("bug", "step", "right", "wrong")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Losses of both trainings, step by step."""
+
+    right: list[float]
+    wrong: list[float]
+
+    def final(self) -> tuple[float, float]:
+        """The mean of the last TAIL losses of the right one and of the wrong one."""
+        return tuple(sum(losses[-TAIL:]) / len(losses[-TAIL:]) for losses in (self.right, self.wrong))
+
+
+def parameters(seed: int) -> dict[str, Tensor]:
+    """Those of the model, as leaves in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {
+        "frozen": (WIDTH, SYMBOLS + LENGTH),
+        "a": (RANK, SYMBOLS + LENGTH),
+        "b": (WIDTH, RANK),
+        "query": (WIDTH, LENGTH),
+        "key": (WIDTH, WIDTH),
+        "value": (WIDTH, WIDTH),
+        "out": (SYMBOLS, WIDTH),
+    }
+    made = {
+        name: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for name, shape in shapes.items()
+    }
+    return {name: tensor.requires_grad_(name != "frozen") for name, tensor in made.items()}
+
+
+def batch(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """One-hot symbols and places [BATCH, LENGTH, SYMBOLS + LENGTH], the place asked for [BATCH, 1, LENGTH], its symbol."""
+    symbols = torch.randint(SYMBOLS, (BATCH, LENGTH), generator=generator)
+    place = torch.randint(LENGTH, (BATCH,), generator=generator)
+    tokens = torch.eye(SYMBOLS)[symbols]
+    places = torch.eye(LENGTH).expand(BATCH, LENGTH, LENGTH)
+    wanted = symbols.gather(1, place[:, None])
+    return torch.cat([tokens, places], -1), torch.eye(LENGTH)[place][:, None], wanted
+
+
+def loss_of(
+    functions: Mapping[str, type], p: Mapping[str, Tensor], tokens: Tensor, asked: Tensor, wanted: Tensor
+):
+    """The model: its loss on a batch."""
+    h = tokens @ p["frozen"].T + functions["LowRank"].apply(tokens, p["a"], p["b"])
+    q, k, v = asked @ p["query"].T, h @ p["key"].T, h @ p["value"].T
+    if functions["Softmax"] is functions["right Softmax"]:
+        attended = functions["Attention"].apply(q, k, v)
+    else:  # attention step by step, so that softmax has a backward pass of its own
+        attended = functions["Softmax"].apply(q @ k.mT * WIDTH**-0.5) @ v
+    return functions["CrossEntropy"].apply(attended @ p["out"].T, wanted)
+
+
+def train(functions: Mapping[str, type], steps: int, seed: int) -> list[float]:
+    """The losses of a training run; the same seed means the same start and the same batches."""
+    p = parameters(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    optimizer = torch.optim.Adam([t for t in p.values() if t.requires_grad], lr=RATE)
+    losses = []
+    for _ in range(steps):
+        loss = loss_of(functions, p, *batch(generator))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def pairs(steps: int, seed: int = 21) -> dict[str, Pair]:
+    """Wrong backward pass -> the losses with it beside the right ones."""
+    classes = [wanted.name for wanted in WANTED.values()]
+    solution = load(roots.solutions() / "p21" / "hunt.py")
+    right = {name: solution[name] for name in classes} | {"right Softmax": solution["Softmax"]}
+    bugs = {bug.name: bug for bug in zoo.load("p21") if bug.name in BUGS}
+    baseline = train(right, steps, seed)
+    made = {}
+    for name in BUGS:
+        changed = WANTED[bugs[name].gate].name
+        wrong = {**right, changed: load(bugs[name].target())[changed]}
+        made[name] = Pair(baseline, train(wrong, steps, seed))
+    return made
+
+
+def show_curves(console: Console, arguments: list[str] = ()) -> int:
+    """Trains, draws each pair, and writes the CSV. Raises BadUse."""
+    flags = Parser(
+        prog="p21 --curves",
+        description="Train a tiny model with three wrong backward passes beside the right ones.",
+        allow_abbrev=False,
+    )
+    flags.add_argument("--steps", type=int, default=300, help="default: %(default)s")
+    flags.add_argument("--csv", type=Path, metavar="FILE", help="write the losses of every step here")
+    given = flags.parse_args(arguments)
+    if given.steps < TAIL:
+        raise BadUse(f"--steps {given.steps}: must be at least {TAIL}")
+    made = pairs(given.steps)
+    for name, pair in made.items():
+        right, wrong = pair.final()
+        print_lines(
+            console,
+            [
+                name.replace("_", " "),
+                *plot({"right": pair.right, "wrong": pair.wrong}, height=10),
+                f"   final loss: right {right:.4f}, wrong {wrong:.4f} (mean of the last {TAIL} steps)",
+                "",
+            ],
+        )
+    if given.csv:
+        write(given.csv, made)
+    return 0
+
+
+def write(path: Path, made: Mapping[str, Pair]) -> None:
+    """The losses as a table. Raises BadUse where it cannot be written."""
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(FIELDS)
+            for name, pair in made.items():
+                for step, (right, wrong) in enumerate(zip(pair.right, pair.wrong, strict=True)):
+                    table.writerow((name, step, f"{right:.6f}", f"{wrong:.6f}"))
+    except OSError as error:
+        raise BadUse(f"--csv {path}: {error.strerror}") from error

@@ -1,0 +1,75 @@
+"""The mathematics of puzzle 21's kernels step by step, and the mistakes that they are given with.
+
+Shapes: input, grad_output and what follows them elementwise [batch, sequence, width]; dot, mean, rstd, mean_dy and
+mean_products [batch, sequence, 1]; grad_bias and grad_scale [width].
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from harness.spec.derivation import Derivation, Mistake, Step
+
+EPS = 1e-5
+"""What is added to the variance."""
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """exp(x) over its sum along the last axis, shifted by the largest."""
+    exps = np.exp(x - x.max(-1, keepdims=True))
+    return exps / exps.sum(-1, keepdims=True)
+
+
+STEPS: Mapping[str, Step] = {
+    "grad_bias": lambda v: v.grad_output.sum((0, 1)),
+    "grad_scale": lambda v: (v.grad_output * v.input).sum((0, 1)),
+    "P": lambda v: softmax(v.input),
+    "dot": lambda v: (v.grad_output * v.P).sum(-1, keepdims=True),
+    "grad_logits": lambda v: v.P * (v.grad_output - v.dot),
+    "deviation": lambda v: v.input - v.input.mean(-1, keepdims=True),
+    "rstd": lambda v: 1 / np.sqrt((v.deviation**2).mean(-1, keepdims=True) + EPS),
+    "mean_dy": lambda v: v.grad_output.mean(-1, keepdims=True),
+    "mean_products": lambda v: (v.grad_output * v.deviation).mean(-1, keepdims=True),
+    "through_variance": lambda v: v.deviation * v.rstd**2 * v.mean_products,
+    "grad_input": lambda v: v.rstd * (v.grad_output - v.mean_dy - v.through_variance),
+}
+
+MISTAKES = (
+    Mistake(
+        "one-leading-axis",
+        "summed over the sequence alone, for the first of the batch",
+        {"grad_bias": lambda v: v.grad_output[0].sum(0)},
+    ),
+    Mistake(
+        "first-position-only",
+        "summed over the batch alone, for the first position",
+        {"grad_bias": lambda v: v.grad_output[:, 0].sum(0)},
+    ),
+    Mistake(
+        "diagonal-only",
+        "by the diagonal of the Jacobian alone: P * (1 - P) * dy",
+        {"grad_logits": lambda v: v.P * (1 - v.P) * v.grad_output},
+    ),
+    Mistake("dot-forgotten", "without the row's sum: P * dy", {"dot": lambda v: 0 * v.dot}),
+    Mistake(
+        "variance-power",
+        "with rstd to the third power, not the second, in the term of the variance",
+        {"through_variance": lambda v: v.deviation * v.rstd**3 * v.mean_products},
+    ),
+    Mistake(
+        "variance-dropped",
+        "without the term of the variance",
+        {"through_variance": lambda v: 0 * v.deviation},
+    ),
+    Mistake("mean-dropped", "without the mean of dy", {"mean_dy": lambda v: 0 * v.mean_dy}),
+    Mistake(
+        "first-block-only",
+        "of the first row alone",
+        {"grad_scale": lambda v: v.grad_output[0, 0] * v.input[0, 0]},
+    ),
+)
+
+
+def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
+    """The derivation of the puzzle's input arrays, in float64."""
+    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)

@@ -1,0 +1,165 @@
+"""What judges the first rung of puzzle 21: each backward pass by named checks, and which of the usual checks see it.
+
+Two sets of checks. DECISIVE is what a backward pass must survive to be right. USUAL is what people run: for a wrong one
+a line says which of them see it and which do not, and `--matrix` shows it for all that the zoo holds.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.check import gradient_checks as checks
+from harness.check import zoo
+from harness.check.gradient_checks import Check, Subject
+from harness.check.python_files import load
+from harness.check.results import GateResult, wanted_gates
+from harness.errors import DamagedFile
+from harness.learner.work import rung_blanks
+from harness.puzzles.p21.subjects import WANTED
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.rungs import Rung
+
+DECISIVE: tuple[Check, ...] = (
+    checks.forward,
+    checks.inputs_unchanged,
+    checks.differentiable_outputs,
+    checks.against_autograd,
+    checks.expanded_gradient,
+    checks.transposed_gradient,
+    checks.strided_inputs,
+    checks.one_input_at_a_time,
+    checks.two_calls,
+    checks.under_checkpoint,
+    checks.at_zero,
+    checks.repeat_runs,
+    checks.gradcheck_float64,
+)
+"""What every backward pass must survive, the most telling first."""
+COUNTER = itertools.count()
+
+
+def opcheck(subject: Subject) -> str | None:
+    """torch.library.opcheck of the class registered as an operator: schema, fake tensors, autograd, ahead of time."""
+    function = subject.function.__self__
+    operator = torch.library.custom_op(f"hunted::{function.__name__}{next(COUNTER)}", mutates_args=())(
+        function.forward
+    )
+    operator.register_fake(function.forward)
+    operator.register_autograd(function.backward, setup_context=function.setup_context)
+    found = torch.library.opcheck(operator, tuple(subject.inputs()), raise_exception=False)
+    failed = [test for test, words in found.items() if words != "SUCCESS"]
+    return f"{', '.join(failed)} failed" if failed else None
+
+
+USUAL: dict[str, Check] = {
+    "gradcheck float64": checks.gradcheck_float64,
+    "gradcheck float32": checks.gradcheck_float32,
+    "allclose on ones": checks.allclose_on_ones,
+    "square shapes": checks.square_shapes,
+    "opcheck": checks.guarded(opcheck),
+    "random directions": checks.random_directions,
+    "repeat runs": checks.repeat_runs,
+}
+"""What people run, by the names of the matrix's columns."""
+
+
+def function_of(gate: str, module: Mapping[str, object]) -> type[torch.autograd.Function]:
+    """The class of a gate. Raises ValueError where the file has none."""
+    function = module.get(WANTED[gate].name)
+    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
+        raise ValueError(f"the file defines no class {WANTED[gate].name}(torch.autograd.Function)")
+    return function
+
+
+def decisive(gate: str) -> tuple[Check, ...]:
+    """The checks that a gate's class must pass."""
+    return (*DECISIVE, *((checks.many_rows_bfloat16,) if WANTED[gate].sums else ()))
+
+
+def seen_by(subject: Subject) -> dict[str, bool]:
+    """Usual check -> whether it sees that something is wrong."""
+    return {name: check(subject) is not None for name, check in USUAL.items()}
+
+
+class HuntChecker:
+    """Judges the classes of the first rung, each alone."""
+
+    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
+        self.puzzle = puzzle
+        self.rung = rung
+
+    def check(
+        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on each class of the file at `path`; cases of the kernels are no cases of it.
+
+        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
+        """
+        found = rung_blanks(path, self.rung)
+        module = load(path)
+        return [
+            GateResult(gate, "unsolved") if found[gate.id].size == 0 else self._judge(gate, module)
+            for gate in wanted_gates(self.puzzle, self.rung, gates)
+        ]
+
+    def _judge(self, gate: Gate, module: Mapping[str, object]) -> GateResult:
+        ladder = self.puzzle.ladder(self.rung, gate.id)
+        try:
+            subject = WANTED[gate.id].subject(function_of(gate.id, module).apply)
+        except ValueError as error:
+            return GateResult(gate, "wrong", diagnosis=[str(error)], hint=f"{ladder}-1")
+        wanted = decisive(gate.id)
+        lines = {check.__name__: line for check in wanted if (line := check(subject))}
+        if not lines:
+            return GateResult(gate, "correct", summary=f"{len(wanted)} checks")
+        first, *others = lines
+        # The others mostly fail for the same reason, and their words would mislead.
+        shown = [f"{first}: {lines[first]}"]
+        if others:
+            shown.append(f"{', '.join(others)} fail{'s' * (len(others) == 1)} too")
+        seen = seen_by(subject)
+        for words, wanted_value in (("seen by", True), ("not seen by", False)):
+            shown.append(f"{words}: {', '.join(n for n, s in seen.items() if s is wanted_value) or 'none'}")
+        return GateResult(gate, "wrong", diagnosis=shown, mistake=first, hint=f"{ladder}-2")
+
+
+# ---- The matrix ---------------------------------------------------------------------------------------------
+
+
+def wrong_subjects(puzzle: str, rung: str) -> dict[str, Subject]:
+    """Every wrong backward pass of the zoo in PyTorch, by name."""
+    subjects = {}
+    for bug in zoo.load(puzzle):
+        if bug.rung == rung:
+            path = bug.target()
+            subjects[bug.name] = WANTED[bug.gate].subject(function_of(bug.gate, load(path)).apply)
+    return subjects
+
+
+def matrix() -> dict[str, dict[str, bool]]:
+    """Wrong backward pass -> usual check -> whether it sees it. Raises DamagedFile where one cannot be made."""
+    try:
+        return {name: seen_by(subject) for name, subject in wrong_subjects("p21", "torch").items()}
+    except ValueError as error:
+        raise DamagedFile(str(error)) from error
+
+
+def show_matrix(console: Console) -> int:
+    """`p21 --matrix`: a row for each wrong backward pass, a column for each usual check."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("wrong backward pass")
+    for name in USUAL:
+        table.add_column(name, justify="center")
+    found = matrix()
+    for name, seen in found.items():
+        table.add_row(name.replace("_", " "), *("seen" if seen[column] else "·" for column in USUAL))
+    console.print(table, soft_wrap=not console.is_terminal)
+    for column in USUAL:
+        count = sum(seen[column] for seen in found.values())
+        console.print(Text(f"{column}: sees {count} of {len(found)}"))
+    return 0

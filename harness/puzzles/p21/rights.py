@@ -1,0 +1,163 @@
+"""Right implementations that a test must let pass: other formulas, other dtypes, sums in no fixed order, inputs at a kink.
+
+Each is right and looks wrong to a test that asks for too much: for float64 where there is none, for equal bits, for finite
+differences across a corner.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from harness.check.gradient_checks import Subject
+from harness.puzzles.p21.subjects import ALL_SIZES, EPS, WANTED, Random, one
+
+WIDE = (torch.float64, torch.float32)
+NARROW = (*WIDE, torch.bfloat16)
+"""The dtypes of what sums over rows."""
+
+
+@dataclass(frozen=True)
+class Op(Subject):
+    """A function as the learner's `check` gets it.
+
+    Attributes:
+        name: What reports call it.
+        dtypes: Those that it computes in, the widest first.
+    """
+
+    name: str = ""
+    dtypes: tuple[torch.dtype, ...] = WIDE
+
+    def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Fresh leaves of a problem, in the widest of its dtypes unless another is asked for."""
+        return super().inputs(sizes, seed, dtype or self.dtypes[0])
+
+
+def op_of(gate: str, function, name: str, dtypes: tuple[torch.dtype, ...] | None = None) -> Op:
+    """A function that should be what a gate's class is."""
+    wanted = WANTED[gate]
+    sizes = (*ALL_SIZES, "tall") if wanted.sums else ALL_SIZES
+    dtypes = dtypes or (NARROW if wanted.sums else WIDE)
+    return Op(function, wanted.reference, wanted.make, sizes=sizes, name=name, dtypes=dtypes)
+
+
+# ---- Written differently ------------------------------------------------------------------------------------
+
+
+def softmax_by_logsumexp(x: Tensor) -> Tensor:
+    """Softmax as the exponential of its logarithm."""
+    return (x - x.logsumexp(-1, keepdim=True)).exp()
+
+
+def scaled_query_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention whose scale is taken into the query."""
+    return torch.einsum("...st,...te->...se", torch.softmax((q / q.shape[-1] ** 0.5) @ k.mT, -1), v)
+
+
+class StandardiseInFloat32(Function):
+    """As a kernel that was compiled for float32 alone, with the three-term formula."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        """y, [..., H]. Raises TypeError for another dtype."""
+        if x.dtype != torch.float32:
+            raise TypeError(f"this kernel is compiled for float32, not for {x.dtype}")
+        mean = x.mean(-1, keepdim=True)
+        rstd = ((x - mean).square().mean(-1, keepdim=True) + EPS).rsqrt()
+        ctx.save_for_backward(x, mean, rstd)
+        return (x - mean) * rstd
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor) -> Tensor:
+        """dx, by way of the gradients of variance and mean."""
+        x, mean, rstd = ctx.saved_tensors
+        H = x.shape[-1]
+        dvariance = (dy * (x - mean)).sum(-1, keepdim=True) * -0.5 * rstd**3
+        dmean = -(dy * rstd).sum(-1, keepdim=True)
+        return dy * rstd + dvariance * 2 * (x - mean) / H + dmean / H
+
+
+class AddBiasInNoOrder(Function):
+    """Adds up the gradient of the bias in another order at each call, as atomics do."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, bias: Tensor) -> Tensor:
+        """y, [..., H]."""
+        return x + bias
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
+        """Both gradients."""
+        rows = dy.reshape(-1, dy.shape[-1])
+        total = torch.zeros(dy.shape[-1], dtype=dy.dtype)
+        for part in rows[torch.randperm(len(rows))].split(max(1, len(rows) // 7)):
+            total = total + part.sum(0)
+        return dy, total
+
+
+class ReluFromMask(Function):
+    """ReLU that keeps a bool for each element."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        """max(x, 0)."""
+        ctx.save_for_backward(x > 0)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> Tensor:
+        """0 where x is 0, as PyTorch has it."""
+        (passes,) = ctx.saved_tensors
+        return torch.where(passes, dy, torch.zeros_like(dy))
+
+
+def at_the_kink(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """Numbers of which some are 0, and some so near that a finite difference reaches across."""
+    (x,) = one(sizes, seed)
+    flat = x.view(-1)
+    flat[::3] = 0.0
+    flat[1::5] = 1e-8
+    return (x,)
+
+
+class ScaleByMatrix(Function):
+    """The gradient of the weight as a product of float32 matrices; bfloat16 alone."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        """y, [..., H]."""
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
+        """Both gradients."""
+        x, weight = ctx.saved_tensors
+        products = (dy.float() * x.float()).reshape(-1, x.shape[-1])
+        return dy * weight, (torch.ones(1, len(products)) @ products)[0].to(weight.dtype)
+
+
+def gelu_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """Numbers of which some are so large that the gradient is 0 or 1: finite differences see a flat line there."""
+    random = Random(seed)
+    return (random.rows(sizes) * 6,)
+
+
+def right_ones(solution: dict) -> list[Op]:
+    """Every right implementation: the classes of the solution (a module's names), and those of this file."""
+    return [
+        *(op_of(gate, solution[wanted.name].apply, gate) for gate, wanted in WANTED.items()),
+        op_of("softmax", softmax_by_logsumexp, "softmax, by logsumexp"),
+        op_of("attention", scaled_query_attention, "attention, with the scale in the query"),
+        op_of("attention", F.scaled_dot_product_attention, "attention, PyTorch's own"),
+        op_of("standardise", StandardiseInFloat32.apply, "standardise, in float32 alone", (torch.float32,)),
+        op_of("addbias", AddBiasInNoOrder.apply, "addbias, summed in no fixed order", WIDE),
+        op_of("scale", ScaleByMatrix.apply, "scale, in bfloat16 alone", (torch.bfloat16,)),
+        Op(ReluFromMask.apply, F.relu, at_the_kink, sizes=ALL_SIZES, name="relu, with inputs at its kink"),
+        Op(lambda x: F.gelu(x), F.gelu, gelu_inputs, sizes=ALL_SIZES, name="gelu, with flat parts"),
+    ]

@@ -1,0 +1,194 @@
+"""Puzzle 21, the bug hunt: wrong backward passes to be mended in PyTorch and in Mojo, and a test to be written.
+
+Every blank of the first and the last rung is given with wrong code. The middle rung asks for a test, which is tried on
+right and wrong backward passes. The kernels have no forward pass: what they compute is gradients.
+"""
+
+import numpy as np
+
+from harness.puzzles.p21.derivation import EPS, MISTAKES, STEPS, derive
+from harness.spec.derivation import Derivation
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
+from harness.spec.rounding import rounded
+from harness.spec.rungs import MojoRung, Rung
+
+DIMS = (2, 3, 8)
+"""The chapter's batch, sequence and width."""
+TENSOR = Argument(("batch", "sequence", "width"))
+COLUMN = Argument(("width",))
+
+VARIANT = "kernels"
+"""The one variant: every op once."""
+CALLS = (
+    OpSpec("bias_gradient_train", writes={"grad_bias": COLUMN}, reads={"grad_output": TENSOR}),
+    OpSpec(
+        "scale_gradient_train",
+        writes={"grad_scale": Argument(("width",), ACCUM)},
+        reads={"grad_output": TENSOR, "input": TENSOR},
+    ),
+    OpSpec(
+        "softmax_gradient_train",
+        writes={"grad_logits": TENSOR},
+        reads={"grad_output": TENSOR, "input": TENSOR},
+    ),
+    OpSpec(
+        "standardise_gradient_train",
+        writes={"grad_input": TENSOR},
+        reads={"grad_output": TENSOR, "input": TENSOR},
+    ),
+)
+
+HUNT = (
+    Gate("softmax", about="softmax along the last axis"),
+    Gate("logsoftmax", about="log softmax along the last axis"),
+    Gate("crossentropy", about="a loss, the mean over all rows"),
+    Gate("attention", about="scores, softmax and values"),
+    Gate("silu", about="x sigmoid(x), by a loop over memory"),
+    Gate("sigmoid", about="from its own result"),
+    Gate("dropout", about="elements set to 0 by a mask"),
+    Gate("rmsnorm", about="with its divisor as a second output"),
+    Gate("standardise", about="mean 0 and variance 1 for each row"),
+    Gate("addbias", about="one number added to each column"),
+    Gate("scale", about="each column times a number, in any dtype"),
+    Gate("linear", about="a matrix product, for any leading shape"),
+    Gate("lowrank", about="two narrow matrices, beside a frozen layer"),
+)
+CATCH = (Gate("check", about="a test that tells right from wrong"),)
+KERNELS = (
+    Gate("dbias", VARIANT, ("grad_bias",), "the gradient of a bias"),
+    Gate("dscale", VARIANT, ("grad_scale",), "the gradient of a scale, by atomics"),
+    Gate("dsoftmax", VARIANT, ("grad_logits",), "the gradient of softmax"),
+    Gate("dstandardise", VARIANT, ("grad_input",), "the gradient through mean and variance"),
+)
+
+
+def ids(gates: tuple[Gate, ...]) -> tuple[str, ...]:
+    """The ids of some gates."""
+    return tuple(gate.id for gate in gates)
+
+
+RUNGS = (
+    Rung(
+        id="torch",
+        file="hunt.py",
+        gates=ids(HUNT),
+        checker="harness.puzzles.p21.hunt:HuntChecker",
+        title="Fix it, in PyTorch",
+    ),
+    Rung(
+        id="catch",
+        file="catch.py",
+        gates=ids(CATCH),
+        checker="harness.puzzles.p21.catch:CatchChecker",
+        title="Catch it: a test of your own",
+    ),
+    MojoRung(file="op/hunt.mojo", gates=ids(KERNELS), title="Fix it, in Mojo"),
+)
+
+
+def cases(dims: Dims | None = None) -> list[Case]:
+    """The chapter's case and the hard ones; with `dims`, plain and hard values at those sizes."""
+    chapter = Case("chapter", "small enough to print", dims or DIMS, "plain")
+    hard = Case("hard values", "means far from 0, gradients that follow the input", chapter.dims, "hard")
+    if dims:
+        return [chapter, hard]
+    return [
+        chapter,
+        hard,
+        Case("one sequence", "a batch of one: one of two leading axes is enough", (1, 4, 6), "hard"),
+        Case("one position", "sequences of one: the other one is enough", (4, 1, 6), "hard"),
+        Case("odd sizes", "no size is a multiple of another", (3, 5, 7), "hard"),
+        Case("wide", "a row is longer than a block, and no multiple of one", (2, 2, 131), "hard"),
+        Case("many rows", "more rows than a block has threads", (4, 37, 5), "hard"),
+        Case("one column", "softmax is 1, and nothing varies: no gradient passes", (2, 3, 1), "hard"),
+        Case("expanded", "grad_output has stride 0, as from sum()", (2, 3, 10), "expanded"),
+    ]
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """input and grad_output [batch, sequence, width], in float64, rounded to what `dtype` can hold."""
+    random = np.random.default_rng([seed, *case.dims])
+    x, dy = random.standard_normal(case.dims), random.standard_normal(case.dims)
+    if case.values != "plain":
+        # A row sum that is left out, or a power too many, must not be hidden by means of 0 and deviations of 1.
+        dy += 1 + x
+        x = 2 * x + 0.5 * random.standard_normal((*case.dims[:-1], 1))
+    if case.values == "expanded":
+        dy = np.broadcast_to(np.float64(1.25), case.dims)
+    return {"input": rounded(x, dtype), "grad_output": rounded(dy, dtype)}
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's own gradients by autograd, in the dtype and on the device of the tensors, under the ops' names."""
+    import torch
+    import torch.nn.functional as F
+
+    dy, x = tensors["grad_output"], tensors["input"].detach().clone()
+    width = x.shape[-1]
+
+    def gradient(function, leaf):
+        leaf = leaf.requires_grad_(True)
+        return torch.autograd.grad(function(leaf), leaf, dy)[0]
+
+    return {
+        "grad_bias": gradient(lambda bias: x + bias, x.new_zeros(width)),
+        "grad_scale": gradient(lambda scale: x * scale, x.new_ones(width)),
+        "grad_logits": gradient(lambda logits: F.softmax(logits, -1), x.clone()),
+        "grad_input": gradient(lambda leaf: F.layer_norm(leaf, (width,), eps=EPS), x.clone()),
+    }
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """The derivation in NumPy longdouble."""
+    wide = Derivation(STEPS, {name: np.asarray(array, np.longdouble) for name, array in arrays.items()})
+    return {name: getattr(wide, name) for call in CALLS for name in call.writes}
+
+
+def terms(arrays: Arrays) -> dict[str, float]:
+    """The size of the terms that cancel: of rows with one column, and of a constant dy, nothing is left."""
+    v = derive(arrays)
+    softmax = v.P * (np.abs(v.grad_output) + np.abs(v.dot))
+    standardise = v.rstd * (np.abs(v.grad_output) + np.abs(v.mean_dy) + np.abs(v.through_variance))
+    return {"grad_logits": float(softmax.max(initial=0.0)), "grad_input": float(standardise.max(initial=0.0))}
+
+
+PUZZLE = Puzzle(
+    name="p21",
+    title="The bug hunt: wrong backward passes, and tests that catch them",
+    subject="hunted",
+    gates=(*HUNT, *CATCH, *KERNELS),
+    rungs=RUNGS,
+    dims=DIMS,
+    dim_names=("batch", "sequence", "width"),
+    cases=cases,
+    inputs=inputs,
+    reference=reference,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+    terms=terms,
+    backward={
+        "grad_bias": "grad_bias",
+        "grad_scale": "grad_scale",
+        "grad_logits": "grad_logits",
+        "grad_input": "grad_input",
+    },
+    variants={VARIANT: tuple(Call(op, (), VARIANT) for op in CALLS)},
+    atomic=frozenset({(VARIANT, "grad_scale")}),
+    summands=lambda dims: dims[0] * dims[1],
+    every_rung=True,
+    demos=(
+        Demo(
+            "matrix",
+            "show which of the usual checks see which wrong backward pass",
+            "harness.puzzles.p21.hunt:show_matrix",
+        ),
+        Demo(
+            "curves",
+            "train with wrong backward passes beside right ones",
+            "harness.puzzles.p21.curves:show_curves",
+            options=True,
+        ),
+    ),
+)

@@ -1,0 +1,137 @@
+"""What each backward pass of the hunt should be: PyTorch's own function, and problems to try both on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.check.gradient_checks import Function, Subject
+
+EPS = 1e-5
+"""What is added to a variance or a mean square."""
+KEPT = 0.75
+"""The share of elements that dropout lets through."""
+LEADING = {"odd": (3, 5), "square": (4,), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
+"""Sizes in front of the last axis, by kind."""
+LAST = {"odd": 7, "square": 4, "row": 6, "deep": 5, "tall": 8}
+OTHER = {"odd": 6, "square": 4, "row": 3, "deep": 4, "tall": 5}
+"""The last axis of a product's result."""
+ATTENTION = {
+    "odd": ((2,), 3, 5, 6, 4),
+    "square": ((4,), 4, 4, 4, 4),
+    "row": ((), 3, 5, 6, 4),
+    "deep": ((2, 3), 2, 3, 4, 5),
+}
+"""Leading sizes, S, T, d and e of attention."""
+ALL_SIZES = ("odd", "square", "row", "deep")
+
+
+class Random:
+    """Numbers of a problem, the same for the same seed."""
+
+    def __init__(self, seed: int):
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal, float64."""
+        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+
+    def rows(self, sizes: str) -> Tensor:
+        """x, with a mean that no sum over rows cancels, [..., H]."""
+        return 0.5 + self.normal(*LEADING[sizes], LAST[sizes])
+
+
+def one(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """x alone."""
+    return (Random(seed).rows(sizes),)
+
+
+def with_weight(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """x and one number for each column."""
+    random = Random(seed)
+    return random.rows(sizes), 1 + 0.5 * random.normal(LAST[sizes])
+
+
+def with_target(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """Logits, and a class for each row."""
+    random = Random(seed)
+    classes = torch.randint(LAST[sizes], LEADING[sizes], generator=random.generator)
+    return random.rows(sizes), classes
+
+
+def with_mask(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """x, and a bool for each element."""
+    random = Random(seed)
+    x = random.rows(sizes)
+    return x, torch.rand(x.shape, generator=random.generator) < KEPT
+
+
+def attention(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """q, k and v."""
+    random = Random(seed)
+    lead, S, T, d, e = ATTENTION[sizes]
+    return random.normal(*lead, S, d), random.normal(*lead, T, d), random.normal(*lead, T, e)
+
+
+def linear(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """x and a matrix."""
+    random = Random(seed)
+    return random.rows(sizes), random.normal(OTHER[sizes], LAST[sizes])
+
+
+def low_rank(sizes: str, seed: int) -> tuple[Tensor, ...]:
+    """x and two narrow matrices."""
+    random = Random(seed)
+    return random.rows(sizes), random.normal(2, LAST[sizes]), random.normal(OTHER[sizes], 2)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """RMSNorm, and its divisor, which has no gradient."""
+    rms = (x.square().mean(-1, keepdim=True) + EPS).sqrt()
+    return x / rms * weight, rms.detach()
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """The mean over all rows."""
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the class of a gate should compute.
+
+    Attributes:
+        name: The class in the learner's file.
+        reference: The same by PyTorch.
+        make: The problems.
+        sums: Whether it sums over rows, and is tried with thousands of them in bfloat16.
+    """
+
+    name: str
+    reference: Function
+    make: Callable[[str, int], tuple[Tensor, ...]]
+    sums: bool = False
+
+    def subject(self, function: Function) -> Subject:
+        """A function to be checked as this one."""
+        return Subject(function, self.reference, self.make, sizes=ALL_SIZES)
+
+
+WANTED = {
+    "softmax": Wanted("Softmax", lambda x: torch.softmax(x, -1), one),
+    "logsoftmax": Wanted("LogSoftmax", lambda x: torch.log_softmax(x, -1), one),
+    "crossentropy": Wanted("CrossEntropy", cross_entropy, with_target),
+    "attention": Wanted("Attention", F.scaled_dot_product_attention, attention),
+    "silu": Wanted("SiLU", F.silu, one),
+    "sigmoid": Wanted("Sigmoid", torch.sigmoid, one),
+    "dropout": Wanted("Dropout", lambda x, keep: x * keep / KEPT, with_mask),
+    "rmsnorm": Wanted("RMSNorm", rms_norm, with_weight),
+    "standardise": Wanted("Standardise", lambda x: F.layer_norm(x, x.shape[-1:], eps=EPS), one),
+    "addbias": Wanted("AddBias", lambda x, bias: x + bias, with_weight, sums=True),
+    "scale": Wanted("Scale", lambda x, weight: x * weight, with_weight, sums=True),
+    "linear": Wanted("Linear", F.linear, linear, sums=True),
+    "lowrank": Wanted("LowRank", lambda x, a, b: x @ a.T @ b.T, low_rank),
+}
+"""Gate -> what its class should be."""

@@ -1,0 +1,346 @@
+"""Puzzle 21: thirteen backward passes, each of which has been seen wrong somewhere.
+
+Every class has a right forward pass. Between the markers stands what keeps tensors for the backward pass, or the
+backward pass itself, or both. Each is written for tensors of any leading shape and any floating-point dtype; sums over
+many rows are kept in at least float32. The last axis has H or C elements, and a "row" is one vector along it.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+EPS = 1e-5
+"""What is added to a variance or a mean square."""
+DROPPED = 0.25
+"""The share of elements that dropout sets to 0."""
+SLAB = 16
+"""Rows that are added up at a time."""
+
+
+def rows(t: Tensor) -> Tensor:
+    """A tensor as a matrix of its rows, [rows, H]."""
+    return t.reshape(-1, t.shape[-1])
+
+
+def memory(t: Tensor) -> Tensor:
+    """The elements as they lie in memory one after the other: what a kernel sees that is given an address and a count."""
+    return torch.as_strided(t, (t.numel(),), (1,))
+
+
+class Softmax(Function):
+    """P = softmax(x) along the last axis, [..., C]."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """P, [..., C]."""
+        return torch.softmax(x, -1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps P."""
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, dP):
+        """The gradient of x, [..., C]."""
+        (P,) = ctx.saved_tensors
+        # BLANK-START softmax (given ec2548b2): mend the gradient of x
+        weighted = dP * P
+        return P * (weighted - weighted.sum(-1, keepdim=True))
+        # BLANK-END softmax
+
+
+class LogSoftmax(Function):
+    """y = log softmax(x) along the last axis, [..., C]."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """y, [..., C]."""
+        return torch.log_softmax(x, -1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps y."""
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, dy):
+        """The gradient of x, [..., C]."""
+        (y,) = ctx.saved_tensors
+        # BLANK-START logsoftmax (given 74feb928): mend the gradient of x
+        return dy - y.exp() * dy.sum(0, keepdim=True)
+        # BLANK-END logsoftmax
+
+
+class CrossEntropy(Function):
+    """The mean of -log softmax(logits)[target]: logits [..., C], target int64 [...], a loss without axes."""
+
+    @staticmethod
+    def forward(logits: Tensor, target: Tensor) -> Tensor:
+        """The loss."""
+        return F.cross_entropy(rows(logits), target.reshape(-1))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps both inputs."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, dloss):
+        """The gradient of the logits, [..., C]."""
+        logits, target = ctx.saved_tensors
+        # BLANK-START crossentropy (given ac18505c): mend the gradient of the logits
+        wanted = F.one_hot(target, logits.shape[-1])
+        return (torch.softmax(logits, -1) - wanted) / target.numel(), None
+        # BLANK-END crossentropy
+
+
+class Attention(Function):
+    """softmax(q k^T / sqrt(d)) v: q [..., S, d], k [..., T, d], v [..., T, e], result [..., S, e]."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The result, [..., S, e]."""
+        return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps the inputs; the probabilities are computed again."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, dout):
+        """The gradients of q, k and v."""
+        q, k, v = ctx.saved_tensors
+        scale = q.shape[-1] ** -0.5
+        P = torch.softmax(q @ k.mT * scale, -1)
+        # BLANK-START attention (given 42785b3f): mend the gradients of q, k and v
+        dP = dout @ v.mT
+        dS = P * (dP - (dP * P).sum(-1, keepdim=True))
+        return dS @ k, scale * dS.mT @ q, P.mT @ dout
+        # BLANK-END attention
+
+
+class SiLU(Function):
+    """y = x * sigmoid(x), [...]; the backward pass is a loop over memory, as a kernel's is."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """y, [...]."""
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps x."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, dy):
+        """The gradient of x, [...]."""
+        (x,) = ctx.saved_tensors
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+        # BLANK-START silu (given d9a72ae6): mend what is handed to the loop over memory
+        given, coming = memory(x.contiguous()), memory(dy)
+        s = torch.sigmoid(given)
+        memory(dx).copy_(coming * s * (1 + given * (1 - s)))
+        return dx
+        # BLANK-END silu
+
+
+class Sigmoid(Function):
+    """y = 1 / (1 + exp(-x)), [...]."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """y, [...]."""
+        return torch.sigmoid(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps y, which is all that the backward pass needs."""
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, dy):
+        """The gradient of x, [...]."""
+        (y,) = ctx.saved_tensors
+        # BLANK-START sigmoid (given 7ce6d388): mend what becomes of y
+        return y.mul_(1 - y).mul_(dy)  # no further memory is needed
+        # BLANK-END sigmoid
+
+
+class Dropout(Function):
+    """y = x / (1 - DROPPED) where `keep`, else 0: x [...], keep bool [...]."""
+
+    @staticmethod
+    def forward(x: Tensor, keep: Tensor) -> Tensor:
+        """y, [...]."""
+        return torch.where(keep, x / (1 - DROPPED), 0.0)
+
+    # BLANK-START dropout (given a1250585): mend what is kept, and the gradient of x
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps y, from which the mask can be had again."""
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, dy):
+        """The gradient of x, [...]."""
+        (y,) = ctx.saved_tensors
+        return torch.where(y != 0, dy / (1 - DROPPED), 0.0), None
+
+    # BLANK-END dropout
+
+
+class RMSNorm(Function):
+    """y = x / rms * weight with rms = sqrt(mean(x^2) + EPS) along the last axis: x [..., H], weight [H].
+
+    rms [..., 1] is returned too, for logs: nothing flows back through it.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """y [..., H] and rms [..., 1]."""
+        rms = (x.square().mean(-1, keepdim=True) + EPS).sqrt()
+        return x / rms * weight, rms
+
+    # BLANK-START rmsnorm (given 0c61e2e6): mend what autograd is told about the outputs
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps the inputs and rms."""
+        ctx.save_for_backward(*inputs, output[1])
+
+    # BLANK-END rmsnorm
+    @staticmethod
+    def backward(ctx, dy, _):
+        """The gradients of x [..., H] and weight [H]."""
+        x, weight, rms = ctx.saved_tensors
+        x_hat, g = x / rms, dy * weight
+        dx = (g - x_hat * (g * x_hat).mean(-1, keepdim=True)) / rms
+        return dx, rows(dy * x_hat).sum(0)
+
+
+class Standardise(Function):
+    """y = (x - mean) * rstd with rstd = 1 / sqrt(variance + EPS), along the last axis, [..., H]."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """y, [..., H]."""
+        return (x - x.mean(-1, keepdim=True)) * Standardise.rstd_of(x)
+
+    @staticmethod
+    def rstd_of(x: Tensor) -> Tensor:
+        """1 / sqrt(variance + EPS), [..., 1]."""
+        return (x.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
+
+    # BLANK-START standardise (given bf54da49): mend what is kept, and where
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps y and rstd."""
+        ctx.save_for_backward(output)
+        Standardise.rstd = Standardise.rstd_of(*inputs)
+
+    @staticmethod
+    def backward(ctx, dy):
+        """The gradient of x, [..., H]."""
+        (y,), rstd = ctx.saved_tensors, Standardise.rstd
+        return rstd * (dy - dy.mean(-1, keepdim=True) - y * (dy * y).mean(-1, keepdim=True))
+
+    # BLANK-END standardise
+
+
+class AddBias(Function):
+    """y = x + bias: x [..., H], bias [H]."""
+
+    @staticmethod
+    def forward(x: Tensor, bias: Tensor) -> Tensor:
+        """y, [..., H]."""
+        return x + bias
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps nothing."""
+
+    @staticmethod
+    def backward(ctx, dy):
+        """The gradients of x [..., H] and bias [H]."""
+        # BLANK-START addbias (given e23986de): mend the gradient of the bias
+        return dy, rows(dy).sum(0).expand_as(dy)
+        # BLANK-END addbias
+
+
+class Scale(Function):
+    """y = x * weight: x [..., H], weight [H]."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        """y, [..., H]."""
+        return x * weight
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps both inputs."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, dy):
+        """The gradients of x [..., H] and weight [H], the latter slab by slab."""
+        x, weight = ctx.saved_tensors
+        # BLANK-START scale (given 5aa215dd): mend the sum over the rows
+        total = torch.zeros_like(weight)
+        for dy_slab, x_slab in zip(rows(dy).split(SLAB), rows(x).split(SLAB), strict=True):
+            total += (dy_slab * x_slab).sum(0)
+        return dy * weight, total
+        # BLANK-END scale
+
+
+class Linear(Function):
+    """y = x weight^T: x [..., H], weight [O, H], y [..., O]."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        """y, [..., O]."""
+        return x @ weight.T
+
+    # BLANK-START linear (given 9f7beea8): mend what is kept of the shapes
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps both inputs, and x's leading shape."""
+        x, weight = inputs
+        ctx.save_for_backward(x, weight)
+        if x.dim() > 2:
+            ctx.leading = x.shape[:-1]
+
+    # BLANK-END linear
+    @staticmethod
+    def backward(ctx, dy):
+        """The gradients of x [..., H] and weight [O, H]."""
+        x, weight = ctx.saved_tensors
+        dx = (rows(dy) @ weight).reshape(*ctx.leading, weight.shape[1])
+        return dx, rows(dy).T @ rows(x)
+
+
+class LowRank(Function):
+    """y = x a^T b^T, a LoRA adapter: x [..., H], a [r, H], b [O, r], y [..., O]."""
+
+    @staticmethod
+    def forward(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """y, [..., O]."""
+        return x @ a.T @ b.T
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keeps the inputs."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, dy):
+        """The gradients of x [..., H], a [r, H] and b [O, r]; None for what nobody asks for."""
+        x, a, b = ctx.saved_tensors
+        # BLANK-START lowrank (given 9a5704df): mend what is computed, and when
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        inner = dy @ b
+        return inner @ a, rows(inner).T @ rows(x), rows(dy).T @ rows(x @ a.T)
+        # BLANK-END lowrank

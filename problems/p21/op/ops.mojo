@@ -1,0 +1,1 @@
+../../../solutions/p21/op/ops.mojo

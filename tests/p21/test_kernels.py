@@ -1,0 +1,98 @@
+"""The four kernels of the hunt: right in every dtype, unsolved as given, each wrong one named; and one run of everything."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from harness.check import zoo
+from harness.check.compare import judge
+from harness.check.gates import Checker
+from harness.check.reference import Reference
+from harness.devices.recorder import Order, record_many
+from harness.devices.targets import cpu
+from harness.learner import blanks
+from harness.puzzles.p21 import derivation
+from harness.puzzles.p21.spec import CALLS, KERNELS, PUZZLE, cases
+from harness.spec.rounding import rounded
+from harness.toolchain import roots
+
+BUGS = [bug for bug in zoo.load("p21") if not bug.rung]
+DIMS = tuple(dict.fromkeys(case.dims for case in cases()))
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """The solution and all wrong kernels, recorded by one program; the checker finds them in the cache."""
+    packages = [roots.op_package(roots.solutions(), "p21"), *(bug.package() for bug in BUGS)]
+    record_many([Order(each, DIMS, ("kernels",), small_grid=True) for each in packages], "p21", "float32")
+    return Checker(PUZZLE)
+
+
+@pytest.mark.compiler
+def test_the_solution_is_right(recorded):
+    results = recorded.check(roots.op_package(roots.solutions(), "p21"))
+    assert [result.gate for result in results] == list(KERNELS)
+    assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_the_solution_is_right_in_other_dtypes(dtype):
+    results = Checker(PUZZLE, dtype=dtype).check(roots.op_package(roots.solutions(), "p21"))
+    assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_wrong_kernel_is_rejected_for_the_right_reason(recorded, bug):
+    results = {result.gate.id: result for result in recorded.check(bug.package())}
+    assert {id for id, result in results.items() if result.state == "wrong"} == {bug.gate}
+    assert results[bug.gate].mistake == bug.mistake, results[bug.gate].diagnosis
+
+
+@pytest.mark.compiler
+def test_what_is_given_is_unsolved(recorded, tmp_path):
+    package = tmp_path / "p21" / "op"
+    blanks.generate(roots.solutions() / "p21", package.parent)
+    assert {result.state for result in recorded.check(package)} == {"unsolved"}
+
+
+@pytest.mark.compiler
+def test_everything_is_right_through_the_command_line():
+    """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "harness", "p21", "--solution"],
+        cwd=roots.CHECKOUT, env={**os.environ, "PYTHONPATH": str(roots.CHECKOUT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    said = finished.stdout
+    assert finished.returncode == 0, said + finished.stderr
+    assert "Fix it, in PyTorch:" in said and said.count("correct: 1") == 13
+    assert "caught 26 of 26 wrong ones" in said
+    assert "- CPU Backward:  ✅ CORRECT" in said and "- Virtual GPU Backward:  ✅ CORRECT" in said
+    assert "Forward" not in said and "Overall Result: ✅ ALL CORRECT" in said
+
+
+# ---- The mathematics ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_every_known_mistake_is_rejected_and_nothing_else(dtype):
+    reference = Reference(PUZZLE, dtype, 0)
+    quantities = [name for call in CALLS for name in call.writes]
+
+    def right(changes, case) -> bool:
+        found = derivation.derive(reference.arrays(case), changes)
+        truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
+        return all(
+            judge(
+                rounded(getattr(found, name), PUZZLE.written_dtype(name, dtype)), truth[name], baseline[name],
+                dtype, terms=reference.terms(case).get(name, 0.0),
+            ).ok
+            for name in quantities
+        )  # fmt: skip
+
+    assert all(right({}, case) for case in cases())
+    survivors = [m.id for m in derivation.MISTAKES if all(right(m.changes, case) for case in cases())]
+    assert not survivors

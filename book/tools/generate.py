@@ -201,18 +201,16 @@ def hunt_table(held_back: bool) -> str:
     order = [gate.id for gate in find_puzzle("p21").gates]
     bugs = [bug for bug in zoo.load("p21") if bug.rung != "catch" and bool(bug.old) is held_back]
     rows = [
-        [
-            f"`{bug.gate}`",
-            bug.story.replace("|", "\\|"),
-            f"`{bug.mistake}`",
-            bug.curve or "",
-            linked(bug.source),
-        ]
+        [f"`{bug.gate}`", told(bug), f"`{bug.mistake}`", linked(bug.source)]
         for bug in sorted(bugs, key=lambda bug: order.index(bug.gate))
     ]
-    head = ["gate", "what is wrong", "seen first by", "what the loss does", "seen in"]
-    keep = [column for column in range(len(head)) if any(row[column] for row in rows)]
-    return table([head[c] for c in keep], [[row[c] for c in keep] for row in rows])
+    return table(["gate", "what is wrong", "seen first by", "seen in"], rows)
+
+
+def told(bug: zoo.WrongKernel) -> str:
+    """The story of a mistake, and what it does to a training loss where that was tried."""
+    story = bug.story.replace("|", "\\|")
+    return f"{story} *The loss:* {bug.curve}" if bug.curve else story
 
 
 def linked(source: str) -> str:

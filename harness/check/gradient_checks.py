@@ -209,7 +209,7 @@ def random_directions(subject: Subject) -> str | None:
         incoming = random_like(tuple(t for t in made if t.requires_grad), seed)
         directions = random_like(tuple(leaves(inputs)), 100 + seed)
         found = gradients(subject.function, inputs, lambda out, given=incoming: given[: len(out)])
-        slope = float(sum((g * d).sum() for g, d in zip(found, directions, strict=True)))
+        slope = float(sum((g.detach() * d).sum() for g, d in zip(found, directions, strict=True)))
 
         def along(
             sign: float, inputs=inputs, directions=directions, incoming=incoming, asking=asking

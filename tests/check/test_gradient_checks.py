@@ -137,6 +137,36 @@ class AttributeOfCtx(Scale):
         return dy * scale, (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
 
 
+class ReadsInputAsItLies(Scale):
+    @staticmethod
+    def backward(ctx, dy):
+        x, scale = ctx.saved_tensors
+        lies = torch.as_strided(x, x.shape, torch.empty(x.shape).stride())
+        return dy * scale, (dy * lies).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * lies
+
+
+class SecondOutput(Function):
+    """x * scale, and its largest element, through which nothing flows back."""
+
+    marked = False
+
+    @classmethod
+    def forward(cls, ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        largest = (x * scale).amax()
+        if cls.marked:
+            ctx.mark_non_differentiable(largest)
+        return x * scale, largest
+
+    @staticmethod
+    def backward(ctx, dy, _):
+        return Scale.backward(ctx, dy)
+
+
+class MarkedOutput(SecondOutput):
+    marked = True
+
+
 LEDGER = {"saved": lambda x, scale: 4 * (x.numel() + scale.numel())}
 
 
@@ -156,6 +186,7 @@ def test_a_right_function_passes(check):
         (checks.square_shapes, backward_of(ignores_gradient), "square sizes"),
         (checks.expanded_gradient, backward_of(reads_as_contiguous), "expanded gradient"),
         (checks.transposed_gradient, backward_of(reads_as_contiguous), "not contiguous"),
+        (checks.strided_inputs, ReadsInputAsItLies, "an input that is not contiguous"),
         (checks.one_input_at_a_time, backward_of(none_for_scale), "only input 1"),
         (checks.two_calls, RemembersLastCall, "a second call"),
         (checks.under_checkpoint, RemembersLastCall, "under checkpoint"),
@@ -170,6 +201,28 @@ def test_a_right_function_passes(check):
 )
 def test_a_wrong_function_is_seen(check, function, words):
     assert words in (check(subject(function, **LEDGER)) or "")
+
+
+@pytest.mark.parametrize(
+    "check", [checks.differentiable_outputs, checks.random_directions], ids=lambda check: check.__name__
+)
+def test_an_output_without_a_gradient_must_be_marked(check):
+    def with_largest(x, scale):
+        return x * scale, (x * scale).amax().detach()
+
+    assert check(Subject(MarkedOutput.apply, with_largest, scaled_inputs)) is None
+    assert check(Subject(SecondOutput.apply, with_largest, scaled_inputs)) is not None
+    words = "output 1 has a gradient for autograd and should have none"
+    assert words in (
+        checks.differentiable_outputs(Subject(SecondOutput.apply, with_largest, scaled_inputs)) or ""
+    )
+
+
+def test_what_cancels_is_no_mistake():
+    """The gradient of softmax under a constant gradient is what rounding leaves of 0."""
+    one = lambda sizes, seed: scaled_inputs(sizes, seed)[:1]  # noqa: E731
+    softmax = Subject(lambda x: x.exp() / x.exp().sum(-1, keepdim=True), lambda x: x.softmax(-1), one)
+    assert checks.expanded_gradient(softmax) is None
 
 
 def test_the_weak_checks_are_weak():

@@ -23,7 +23,7 @@ def load(path: Path) -> dict:
     return namespace
 
 
-def describe(error: Exception, path: Path) -> str:
+def describe(error: BaseException, path: Path) -> str:
     """An exception in one line, with the line of the learner's file that raised it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f"{path}:{frames[-1].lineno}: " if frames else ""

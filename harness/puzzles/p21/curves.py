@@ -6,7 +6,8 @@ same parameters and see the same batches; one class differs.
 """
 
 import csv
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Pair:
 
     def final(self) -> tuple[float, float]:
         """The mean of the last TAIL losses of the right one and of the wrong one."""
-        return tuple(sum(losses[-TAIL:]) / len(losses[-TAIL:]) for losses in (self.right, self.wrong))
+        return statistics.fmean(self.right[-TAIL:]), statistics.fmean(self.wrong[-TAIL:])
 
 
 def parameters(seed: int) -> dict[str, Tensor]:
@@ -115,7 +116,7 @@ def pairs(steps: int, seed: int = 21) -> dict[str, Pair]:
     return made
 
 
-def show_curves(console: Console, arguments: list[str] = ()) -> int:
+def show_curves(console: Console, arguments: Sequence[str] = ()) -> int:
     """Trains, draws each pair, and writes the CSV. Raises BadUse."""
     flags = Parser(
         prog="p21 --curves",

@@ -1,0 +1,50 @@
+"""Puzzle 23's mathematics step by step in NumPy, for the diagnosis, and what its known mistakes are written with.
+
+Shapes: query, output and grad_output [B, N, S, d]; key and value [B, N, T, d]; scores, probabilities and their gradients
+[B, N, S, T]; mask and grad_mask [S, T]; largest, total and dot [B, N, S, 1].
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from harness.spec.derivation import Derivation, Step
+
+
+def transposed(array: np.ndarray) -> np.ndarray:
+    """The matrices of an array with rows and columns exchanged."""
+    return array.swapaxes(-1, -2)
+
+
+def shift(largest: np.ndarray) -> np.ndarray:
+    """What is subtracted from a row before the exponential: its largest score, or 0 where all are -inf."""
+    return np.where(np.isneginf(largest), 0.0, largest)
+
+
+def share(weights: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Weights as shares of their row's total; 0 where all of them are."""
+    return np.where(total == 0, 0.0, weights / np.where(total == 0, 1.0, total))
+
+
+STEPS = {
+    "scale": lambda v: np.asarray(1 / np.sqrt(v.query.shape[-1])),
+    "scores": lambda v: v.scale * (v.query @ transposed(v.key)),
+    "masked": lambda v: v.scores + v.mask,
+    "largest": lambda v: v.masked.max(-1, keepdims=True),
+    "weights": lambda v: np.exp(v.masked - shift(v.largest)),
+    "total": lambda v: v.weights.sum(-1, keepdims=True),
+    "probabilities": lambda v: share(v.weights, v.total),
+    "output": lambda v: v.probabilities @ v.value,
+    "grad_value": lambda v: transposed(v.probabilities) @ v.grad_output,
+    "grad_probabilities": lambda v: v.grad_output @ transposed(v.value),
+    "dot": lambda v: (v.grad_probabilities * v.probabilities).sum(-1, keepdims=True),
+    "grad_scores": lambda v: v.probabilities * (v.grad_probabilities - v.dot),
+    "grad_query": lambda v: v.scale * (v.grad_scores @ v.key),
+    "grad_key": lambda v: v.scale * (transposed(v.grad_scores) @ v.query),
+    "grad_mask": lambda v: v.grad_scores.sum((0, 1)),
+}
+
+
+def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
+    """The derivation of the puzzle's input arrays, in float64."""
+    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)

@@ -1,0 +1,370 @@
+"""The mistakes that people make in puzzle 23, as changes of its derivation.
+
+Shapes are those of `derivation.py`. Where two mistakes give the same values in every failing case, the first is named.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from harness.puzzles.p23.derivation import share, shift, transposed
+from harness.spec.derivation import Derivation, Mistake, Step
+
+TILE = 16
+BLOCK = 128
+"""What kernels cut a matrix and a row into."""
+
+
+def as_stored(array: np.ndarray) -> np.ndarray:
+    """Matrices [.., m, n] read as if they were stored [n, m]: [.., n, m], the transpose that was forgotten."""
+    *heads, m, n = array.shape
+    return array.reshape(*heads, n, m)
+
+
+def without_rest(array: np.ndarray, axis: int, tile: int = TILE) -> np.ndarray:
+    """With zeros behind the last whole tile along an axis."""
+    kept = np.moveaxis(array.copy(), axis, -1)
+    kept[..., kept.shape[-1] // tile * tile :] = 0
+    return np.moveaxis(kept, -1, axis)
+
+
+def first_block(array: np.ndarray) -> np.ndarray:
+    """What the first of BLOCK threads has of each row, zeros elsewhere."""
+    kept = np.zeros_like(array)
+    kept[..., ::BLOCK] = array[..., ::BLOCK]
+    return kept
+
+
+def by_query(v: Derivation) -> np.ndarray:
+    """The softmax taken over the queries, not the keys."""
+    weights = np.exp(v.masked - shift(v.masked.max(-2, keepdims=True)))
+    total = weights.sum(-2, keepdims=True)
+    return np.where(total == 0, 0.0, weights / np.where(total == 0, 1.0, total))
+
+
+def heads(array: np.ndarray, index: Callable[[np.ndarray, int, int], np.ndarray]) -> np.ndarray:
+    """Every head replaced by another one: `index(i, B, N)` is what head i of B * N reads."""
+    B, N = array.shape[:2]
+    chosen = index(np.arange(B * N), B, N) % (B * N)
+    return array.reshape(B * N, *array.shape[2:])[chosen].reshape(array.shape)
+
+
+def other_heads(name: str, words: str, index: Callable[[np.ndarray, int, int], np.ndarray]) -> list[Mistake]:
+    """A tensor read from another head than its own: each of the operands of the products."""
+    readers: dict[str, dict[str, Step]] = {
+        "query": {
+            "scores": lambda v: v.scale * (heads(v.query, index) @ transposed(v.key)),
+            "grad_key": lambda v: v.scale * (transposed(v.grad_scores) @ heads(v.query, index)),
+        },
+        "key": {
+            "scores": lambda v: v.scale * (v.query @ transposed(heads(v.key, index))),
+            "grad_query": lambda v: v.scale * (v.grad_scores @ heads(v.key, index)),
+        },
+        "value": {
+            "output": lambda v: v.probabilities @ heads(v.value, index),
+            "grad_probabilities": lambda v: v.grad_output @ transposed(heads(v.value, index)),
+        },
+        "probabilities": {
+            "output": lambda v: heads(v.probabilities, index) @ v.value,
+            "grad_value": lambda v: transposed(heads(v.probabilities, index)) @ v.grad_output,
+        },
+        "grad_output": {
+            "grad_value": lambda v: transposed(v.probabilities) @ heads(v.grad_output, index),
+            "grad_probabilities": lambda v: heads(v.grad_output, index) @ transposed(v.value),
+        },
+        "grad_scores": {
+            "grad_query": lambda v: v.scale * (heads(v.grad_scores, index) @ v.key),
+            "grad_key": lambda v: v.scale * (transposed(heads(v.grad_scores, index)) @ v.query),
+        },
+    }
+    return [
+        Mistake(f"{tensor}-{name}", f"with {tensor} {words}", steps, 3) for tensor, steps in readers.items()
+    ]
+
+
+SCORES = (
+    Mistake(
+        "scale-forgotten",
+        "without the scale 1 / sqrt(d)",
+        {
+            "scores": lambda v: v.query @ transposed(v.key),
+            "grad_query": lambda v: v.grad_scores @ v.key,
+            "grad_key": lambda v: transposed(v.grad_scores) @ v.query,
+        },
+    ),
+    Mistake(
+        "scale-twice",
+        "with the scale 1 / sqrt(d) applied twice",
+        {
+            "scores": lambda v: v.scale**2 * (v.query @ transposed(v.key)),
+            "grad_query": lambda v: v.scale**2 * (v.grad_scores @ v.key),
+            "grad_key": lambda v: v.scale**2 * (transposed(v.grad_scores) @ v.query),
+        },
+    ),
+    Mistake(
+        "scale-by-length",
+        "with 1 / sqrt(key length) for the scale",
+        {"scores": lambda v: v.query @ transposed(v.key) / np.sqrt(v.key.shape[-2])},
+    ),
+    Mistake(
+        "scale-in-the-chain",
+        "scaled where nothing is: the scale belongs to the scores, dQ and dK alone",
+        {
+            "masked": lambda v: v.scale * v.scores + v.mask,
+            "output": lambda v: v.scale * (v.probabilities @ v.value),
+            "grad_value": lambda v: v.scale * (transposed(v.probabilities) @ v.grad_output),
+            "grad_probabilities": lambda v: v.scale * (v.grad_output @ transposed(v.value)),
+            "grad_scores": lambda v: v.scale * v.probabilities * (v.grad_probabilities - v.dot),
+        },
+    ),
+)
+
+TRANSPOSES = (
+    Mistake(
+        "key-not-transposed",
+        "with the key read as if it were stored [d, T]",
+        {"scores": lambda v: v.scale * (v.query @ as_stored(v.key))},
+        3,
+    ),
+    Mistake(
+        "value-not-transposed",
+        "with the value read as if it were stored [d, T]",
+        {"grad_probabilities": lambda v: v.grad_output @ as_stored(v.value)},
+        3,
+    ),
+    Mistake(
+        "value-transposed",
+        "with the value read as if it were stored [d, T], transposed for nothing",
+        {"output": lambda v: v.probabilities @ transposed(as_stored(v.value))},
+        3,
+    ),
+    Mistake(
+        "probabilities-not-transposed",
+        "with P not transposed: P[t, s] read at t * S + s",
+        {"grad_value": lambda v: as_stored(v.probabilities) @ v.grad_output},
+        3,
+    ),
+    Mistake(
+        "probabilities-transposed",
+        "with P transposed for nothing: P[s, t] read at t * S + s",
+        {"output": lambda v: transposed(as_stored(v.probabilities)) @ v.value},
+        3,
+    ),
+    Mistake(
+        "grad-scores-not-transposed",
+        "with dS not transposed: dS[t, s] read at t * S + s",
+        {"grad_key": lambda v: v.scale * (as_stored(v.grad_scores) @ v.query)},
+        3,
+    ),
+    Mistake(
+        "grad-scores-transposed",
+        "with dS transposed for nothing: dS[s, t] read at t * S + s",
+        {"grad_query": lambda v: v.scale * (transposed(as_stored(v.grad_scores)) @ v.key)},
+        3,
+    ),
+    Mistake(
+        "key-transposed",
+        "with the key read as if it were stored [d, T], transposed for nothing",
+        {"grad_query": lambda v: v.scale * (v.grad_scores @ transposed(as_stored(v.key)))},
+        3,
+    ),
+)
+
+SOFTMAX = (
+    Mistake("softmax-over-queries", "taken over the queries, not the keys", {"probabilities": by_query}, 1),
+    Mistake("not-normalised", "not divided by the sum of the row", {"probabilities": lambda v: v.weights}),
+    Mistake(
+        "divided-by-length",
+        "divided by the number of keys, not by the sum of the row",
+        {"probabilities": lambda v: v.weights / v.weights.shape[-1]},
+    ),
+    Mistake("mask-forgotten", "without the mask", {"masked": lambda v: v.scores}),
+    Mistake("mask-subtracted", "with the mask subtracted", {"masked": lambda v: v.scores - v.mask}),
+    Mistake(
+        "mask-after-softmax",
+        "with the mask applied after the softmax: what it hides still counts in the sum of the row",
+        {"probabilities": lambda v: softmax(v.scores) * np.exp(v.mask)},
+        1,
+    ),
+    Mistake(
+        "mask-of-first-query",
+        "with the mask of the first query for all of them",
+        {"masked": lambda v: v.scores + v.mask[:1]},
+        3,
+    ),
+    Mistake(
+        "mask-of-head",
+        "with the mask read at the head, not at the query",
+        {"masked": lambda v: v.scores + v.mask[head_of(v) % v.mask.shape[0]]},
+        3,
+    ),
+    Mistake(
+        "masked-row-nan",
+        "with NaN in the rows that are masked everywhere: -inf - -inf, or 0 / 0",
+        {"probabilities": lambda v: np.where(v.total == 0, np.nan, share(v.weights, v.total))},
+    ),
+    Mistake(
+        "masked-row-uniform",
+        "with 1 / T in the rows that are masked everywhere",
+        {"probabilities": lambda v: np.where(v.total == 0, 1 / v.mask.shape[-1], share(v.weights, v.total))},
+    ),
+    Mistake(
+        "largest-not-subtracted",
+        "without the largest score subtracted: the exponential overflows",
+        {
+            "weights": lambda v: np.exp(v.masked.astype(np.float32)).astype(np.float64),
+        },
+        1,
+    ),
+    Mistake(
+        "first-thread-only",
+        "of the first thread's columns alone, not summed over the block",
+        {
+            "total": lambda v: first_block(v.weights).sum(-1, keepdims=True),
+            "dot": lambda v: first_block(v.grad_probabilities * v.probabilities).sum(-1, keepdims=True),
+        },
+        3,
+    ),
+    Mistake(
+        "first-columns-only",
+        "of the first 128 columns alone",
+        {
+            "total": lambda v: v.weights[..., :BLOCK].sum(-1, keepdims=True),
+            "dot": lambda v: (v.grad_probabilities * v.probabilities)[..., :BLOCK].sum(-1, keepdims=True),
+        },
+        3,
+    ),
+)
+
+SOFTMAX_BACKWARD = (
+    Mistake("row-sum-forgotten", "without the row sum of dP * P", {"dot": lambda v: 0.0}, 1),
+    Mistake(
+        "diagonal-jacobian",
+        "with the diagonal of the Jacobian alone, P * (1 - P)",
+        {"grad_scores": lambda v: v.probabilities * (1 - v.probabilities) * v.grad_probabilities},
+        1,
+    ),
+    Mistake(
+        "sum-over-queries",
+        "with the sum of dP * P taken over the queries, not the keys",
+        {"dot": lambda v: (v.grad_probabilities * v.probabilities).sum(-2, keepdims=True)},
+        1,
+    ),
+    Mistake(
+        "probabilities-twice",
+        "with P multiplied twice",
+        {"grad_scores": lambda v: v.probabilities**2 * (v.grad_probabilities - v.dot)},
+    ),
+    Mistake(
+        "probabilities-forgotten",
+        "without the factor P",
+        {"grad_scores": lambda v: v.grad_probabilities - v.dot},
+    ),
+    Mistake(
+        "probabilities-forgotten-in-sum",
+        "with the row sum of dP, not of dP * P",
+        {"dot": lambda v: v.grad_probabilities.sum(-1, keepdims=True)},
+    ),
+    Mistake(
+        "mean-not-sum",
+        "with the mean of dP * P over the row, not the sum",
+        {"dot": lambda v: (v.grad_probabilities * v.probabilities).mean(-1, keepdims=True)},
+    ),
+    Mistake(
+        "row-sum-added",
+        "with the row sum added, not subtracted",
+        {"grad_scores": lambda v: v.probabilities * (v.grad_probabilities + v.dot)},
+    ),
+)
+
+CHAIN = (
+    Mistake(
+        "scores-for-probabilities",
+        "taken from the scores, not from the probabilities",
+        {
+            "output": lambda v: v.scores @ v.value,
+            "grad_value": lambda v: transposed(v.scores) @ v.grad_output,
+        },
+    ),
+    Mistake(
+        "grad-probabilities-for-grad-scores",
+        "taken from dP, not from dS",
+        {
+            "grad_query": lambda v: v.scale * (v.grad_probabilities @ v.key),
+            "grad_key": lambda v: v.scale * (transposed(v.grad_probabilities) @ v.query),
+        },
+    ),
+    Mistake(
+        "probabilities-for-grad-scores",
+        "taken from P, not from dS",
+        {
+            "grad_query": lambda v: v.scale * (v.probabilities @ v.key),
+            "grad_key": lambda v: v.scale * (transposed(v.probabilities) @ v.query),
+        },
+    ),
+    Mistake(
+        "value-for-key",
+        "with the value in the place of the key",
+        {
+            "scores": lambda v: v.scale * (v.query @ transposed(v.value)),
+            "grad_query": lambda v: v.scale * (v.grad_scores @ v.value),
+        },
+    ),
+    Mistake(
+        "key-for-value",
+        "with the key in the place of the value",
+        {
+            "output": lambda v: v.probabilities @ v.key,
+            "grad_probabilities": lambda v: v.grad_output @ transposed(v.key),
+        },
+    ),
+    Mistake(
+        "grad-output-for-query",
+        "with dO in the place of the query",
+        {"grad_key": lambda v: v.scale * (transposed(v.grad_scores) @ v.grad_output)},
+    ),
+    Mistake(
+        "query-for-grad-output",
+        "with the query in the place of dO",
+        {
+            "grad_value": lambda v: transposed(v.probabilities) @ v.query,
+            "grad_probabilities": lambda v: v.query @ transposed(v.value),
+        },
+    ),
+    Mistake(
+        "last-tile-dropped",
+        "without the last part of a tile of 16 in the sums of the product",
+        {
+            "scores": lambda v: v.scale * (without_rest(v.query, -1) @ transposed(v.key)),
+            "output": lambda v: without_rest(v.probabilities, -1) @ v.value,
+            "grad_value": lambda v: transposed(without_rest(v.probabilities, -2)) @ v.grad_output,
+            "grad_probabilities": lambda v: without_rest(v.grad_output, -1) @ transposed(v.value),
+            "grad_query": lambda v: v.scale * (without_rest(v.grad_scores, -1) @ v.key),
+            "grad_key": lambda v: v.scale * (transposed(without_rest(v.grad_scores, -2)) @ v.query),
+        },
+        3,
+    ),
+)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """The softmax of scores without a mask."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def head_of(v: Derivation) -> np.ndarray:
+    """[B, N, S]: the number of the head that each row belongs to."""
+    B, N, S = v.query.shape[:3]
+    return np.broadcast_to(np.arange(B * N).reshape(B, N, 1), (B, N, S))
+
+
+MISTAKES = (
+    *SCORES,
+    *TRANSPOSES,
+    *SOFTMAX,
+    *SOFTMAX_BACKWARD,
+    *CHAIN,
+    *other_heads("of-next-head", "of the next head", lambda i, B, N: i + 1),
+    *other_heads("of-first-head", "of the first head, the head left out of the index", lambda i, B, N: 0 * i),
+)

@@ -1,0 +1,359 @@
+"""Puzzle 23, self-attention: ops, gates, rungs, cases, inputs and reference.
+
+Names: B = batch, N = heads, S = query length, T = key length, d = head dimension.
+"""
+
+import numpy as np
+
+from harness.puzzles.p23.derivation import derive, share, shift, transposed
+from harness.puzzles.p23.mistakes import MISTAKES
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle
+from harness.spec.rounding import rounded
+from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
+
+DIMS = (2, 2, 8, 8, 4)
+"""The chapter's sizes: B, N, S, T, d."""
+
+QUERY = Argument(("B", "N", "S", "d"))
+KEY = Argument(("B", "N", "T", "d"))
+SCORES = Argument(("B", "N", "S", "T"), ACCUM)
+
+# Each step is an op of its own, so that what one writes the next reads: a wrong step spoils no verdict but its own.
+STEPS = (
+    OpSpec("attention_scores", writes={"scores": SCORES}, reads={"query": QUERY, "key": KEY}),
+    OpSpec(
+        "attention_softmax",
+        writes={"probabilities": SCORES},
+        reads={"scores": SCORES, "mask": Argument(("S", "T"))},
+    ),
+    OpSpec("attention_output", writes={"output": QUERY}, reads={"probabilities": SCORES, "value": KEY}),
+    OpSpec(
+        "attention_output_backward",
+        writes={"grad_value": KEY, "grad_probabilities": SCORES},
+        reads={"grad_output": QUERY, "probabilities": SCORES, "value": KEY},
+    ),
+    OpSpec(
+        "attention_softmax_backward",
+        writes={"grad_scores": SCORES},
+        reads={"grad_probabilities": SCORES, "probabilities": SCORES},
+    ),
+    OpSpec(
+        "attention_scores_backward",
+        writes={"grad_query": QUERY, "grad_key": KEY},
+        reads={"grad_scores": SCORES, "query": QUERY, "key": KEY},
+    ),
+)
+VARIANTS = {"unfused": tuple(Call(op, (), "unfused") for op in STEPS)}
+
+GATES = (
+    Gate("matmul", "unfused", ("scores",), "the scores, by a tiled product of stored or transposed factors"),
+    Gate("softmax", "unfused", ("probabilities",), "the probabilities, with a mask and rows that it empties"),
+    Gate("output", "unfused", ("output",), "O = P V, as a launch of the product"),
+    Gate("dV", "unfused", ("grad_value",), "the gradient of the value"),
+    Gate("dP", "unfused", ("grad_probabilities",), "the gradient of the probabilities"),
+    Gate("dsoftmax", "unfused", ("grad_scores",), "the gradient of the scores, through the softmax"),
+    Gate("dQ", "unfused", ("grad_query",), "the gradient of the query"),
+    Gate("dK", "unfused", ("grad_key",), "the gradient of the key"),
+)
+
+# ---- Cases --------------------------------------------------------------------------------------------------
+
+
+def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
+    """The chapter's case and the hard ones; with `dims`, the chapter's and the hard values at those sizes."""
+    dims = dims or DIMS
+    chapter = Case("chapter", "no mask, grad_output = 1", dims, "plain")
+    hard = Case(
+        "hard values", "means far from 0, a mask that empties a row, grad_output follows V", dims, "hard"
+    )
+    if dims != DIMS:
+        return [chapter, hard]
+    return [
+        chapter,
+        hard,
+        Case("odd sizes", "S != T, nothing divides a tile", (1, 3, 7, 13, 5), "hard"),
+        Case("many keys", "a row is longer than a block and no multiple of one", (1, 1, 3, 131, 9), "hard"),
+        Case(
+            "many queries", "more rows and heads than tiles and a small grid hold", (3, 2, 37, 19, 6), "hard"
+        ),
+        Case("wide heads", "d is no multiple of a tile and larger than four", (1, 2, 5, 6, 72), "hard"),
+        Case("square", "S = T = d: every transpose has the shape of the matrix", (1, 2, 12, 12, 12), "hard"),
+        Case("one query", "no sum over queries to hide in", (1, 2, 1, 6, 8), "unmasked"),
+        Case("one key", "P = 1, so that dS, dQ and dK are 0", (2, 1, 5, 1, 3), "unmasked"),
+        Case("causal", "a query sees the keys up to its own place", (1, 2, 10, 10, 8), "causal"),
+        Case("expanded", "grad_output has stride 0, as from sum()", (2, 1, 7, 6, 10), "expanded"),
+        Case("transposed", "grad_output is not contiguous", (2, 2, 7, 6, 10), "transposed"),
+        Case(
+            "large scores", "scores in the hundreds: no exponential may overflow", (1, 2, 6, 9, 16), "large"
+        ),
+        *(
+            Case(
+                f"{value} in {symbol}",
+                "goes where PyTorch's goes: no comparison may swallow it",
+                dims,
+                values,
+            )
+            for values, (symbol, value) in NOT_FINITE.items()
+        ),
+    ]
+
+
+# How values are drawn -> where, in the book's symbols, one element of the hard values becomes no number.
+NOT_FINITE = {
+    f"{value} in {tensor}": (symbol, value)
+    for tensor, symbol, value in (
+        ("query", "Q", "NaN"),
+        ("key", "K", "inf"),
+        ("value", "V", "NaN"),
+        ("grad_output", "dO", "inf"),
+    )
+}
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """The input arrays of a case, in float64, rounded to what `dtype` can hold.
+
+    Returns query and grad_output [B, N, S, d], key and value [B, N, T, d], mask [S, T].
+    """
+    B, N, S, T, d = case.dims
+    random = np.random.default_rng([seed, B, N, S, T, d])
+    query, key, value, grad = (random.standard_normal((B, N, length, d)) for length in (S, T, T, S))
+    mask = np.zeros((S, T))
+    if case.values == "plain":
+        grad = np.ones_like(grad)
+    else:
+        # A common part makes the scores of a row differ from 0 on the whole; grad_output with a mean and a part along
+        # V makes the row sum of dP * P large.
+        query, key, value = query + 0.5, key + 0.5, value + 1
+        grad = grad + 0.5 + value.mean(-2, keepdims=True)
+        if case.values not in ("unmasked", "large"):
+            mask = hard_mask(S, T, random)
+    if case.values == "causal":
+        mask = np.where(np.tri(S, T, dtype=bool), 0.0, -np.inf)
+    elif case.values == "expanded":
+        grad = np.broadcast_to(np.float64(1.25), grad.shape)
+    elif case.values == "transposed":
+        grad = grad.swapaxes(1, 2).copy().swapaxes(1, 2)
+    elif case.values == "large":
+        # Whole numbers, so that the scores are exact: of scores in the hundreds a unit in the last place, which is up to
+        # the order of a sum, would be hundreds of units of a probability.
+        query, key = np.round(7 * query), np.round(7 * key)
+    elif case.values in NOT_FINITE:
+        number, tensor = case.values.split(" in ")
+        array = {"query": query, "key": key, "value": value, "grad_output": grad}[tensor]
+        array.flat[array.size * 2 // 3] = float(number)
+    arrays = {"query": query, "key": key, "value": value, "mask": mask, "grad_output": grad}
+    return {name: rounded(array, dtype) for name, array in arrays.items()}
+
+
+def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
+    """Numbers to add, a quarter of them -inf, and one row that is -inf throughout; every other row keeps a key."""
+    mask = random.standard_normal((S, T))
+    mask[random.random((S, T)) < 0.25] = -np.inf
+    kept = random.integers(0, T, S)
+    mask[np.arange(S), kept] = random.standard_normal(S)
+    mask[S // 2] = -np.inf
+    return mask
+
+
+# ---- Reference ----------------------------------------------------------------------------------------------
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's own answer by autograd, in the dtype and on the device of the tensors, under the op's names.
+
+    Of 16 bits, what PyTorch computes in float32 from the same inputs, rounded once: its CPU kernels round in between, an
+    error behind which a wrong kernel could hide. `_safe_softmax` is what scaled_dot_product_attention uses: a row
+    that is masked everywhere gives 0.
+    """
+    import torch
+
+    names = ("query", "key", "value", "mask")
+    dtype = tensors["query"].dtype
+    accum = torch.float64 if dtype == torch.float64 else torch.float32
+    query, key, value, mask = (tensors[name].detach().to(accum).requires_grad_() for name in names)
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    probabilities = torch._safe_softmax(scores + mask, -1)
+    output = probabilities @ value
+    wanted = (query, key, value, mask, scores, probabilities)
+    grads = torch.autograd.grad(output, wanted, tensors["grad_output"].to(accum))
+    wide = {
+        "scores": scores,
+        "probabilities": probabilities,
+        "grad_mask": grads[3],
+        "grad_scores": grads[4],
+        "grad_probabilities": grads[5],
+    }
+    narrow = {"output": output, **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=False))}
+    return {name: tensor.detach() for name, tensor in wide.items()} | {
+        name: tensor.detach().to(dtype) for name, tensor in narrow.items()
+    }
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """The same function and its gradients in NumPy longdouble, from the formulas of the book's derivation."""
+    query, key, value, mask, grad = (
+        np.asarray(arrays[name], np.longdouble) for name in ("query", "key", "value", "mask", "grad_output")
+    )
+    scale = 1 / np.sqrt(np.longdouble(query.shape[-1]))
+    with np.errstate(invalid="ignore", over="ignore"):  # a case may hold NaN and infinity
+        scores = scale * (query @ transposed(key))
+        weights = np.exp(scores + mask - shift((scores + mask).max(-1, keepdims=True)))
+        P = share(weights, weights.sum(-1, keepdims=True))
+        dP = grad @ transposed(value)
+        dS = P * (dP - (dP * P).sum(-1, keepdims=True))
+        return {
+            "scores": scores,
+            "probabilities": P,
+            "output": P @ value,
+            "grad_value": transposed(P) @ grad,
+            "grad_probabilities": dP,
+            "grad_scores": dS,
+            "grad_query": scale * (dS @ key),
+            "grad_key": scale * (transposed(dS) @ query),
+            "grad_mask": dS.sum((0, 1)),
+        }
+
+
+def terms(arrays: Arrays) -> dict[str, float]:
+    """The size of the terms of dS = P * (dP - rowsum(dP * P)), and in dQ and dK; of one key they cancel."""
+    if not all(np.isfinite(arrays[name]).all() for name in ("query", "key", "value", "grad_output")):
+        return {}
+    v = derive(arrays)
+    sizes = v.probabilities * (np.abs(v.grad_probabilities) + np.abs(v.dot))
+    return {
+        "grad_scores": float(sizes.max(initial=0.0)),
+        "grad_mask": float(sizes.sum((0, 1)).max(initial=0.0)),
+        "grad_query": float((v.scale * (sizes @ np.abs(v.key))).max(initial=0.0)),
+        "grad_key": float((v.scale * (transposed(sizes) @ np.abs(v.query))).max(initial=0.0)),
+    }
+
+
+# ---- What reports say ---------------------------------------------------------------------------------------
+
+
+def multiply_adds(dims: tuple[int, ...]) -> int:
+    """Of the two products of the forward pass."""
+    B, N, S, T, d = dims
+    return 2 * B * N * S * T * d
+
+
+def describe_dims(dims: tuple[int, ...]) -> str:
+    """Query and key shape: [2, 2, 8, 4] and [2, 2, 8, 4]."""
+    B, N, S, T, d = dims
+    return f"query {[B, N, S, d]}, key {[B, N, T, d]}"
+
+
+def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
+    """Bytes kept for the backward pass (grad_output left out), and allocated in between.
+
+    Eager keeps query, key and value and the probabilities, for softmax and for the product with the value alike; so do
+    the plain kernels, in the type of sums.
+    """
+    B, N, S, T, d = dims
+    element = {"float64": 8, "float32": 4}.get(dtype, 2)
+    accum = 8 if accum_dtype(dtype) == "float64" else 4
+    scores = B * N * S * T
+    operands = {
+        "query": B * N * S * d * element,
+        "key": B * N * T * d * element,
+        "value": B * N * T * d * element,
+    }
+    return Ledger(
+        saved_eager={**operands, "probabilities": scores * element},
+        saved_ours={**operands, "probabilities": scores * accum},
+        between={
+            "unfused": {
+                "forward scores": scores * accum,
+                "backward grad_probabilities": scores * accum,
+                "backward grad_scores": scores * accum,
+            }
+        },
+    )
+
+
+# ---- Rungs --------------------------------------------------------------------------------------------------
+
+RETURNS = {
+    "softmax": ("probabilities",),
+    "output": ("output",),
+    "dV": ("grad_value",),
+    "dP": ("grad_probabilities",),
+    "dsoftmax": ("grad_scores",),
+    "dQ": ("grad_query",),
+    "dK": ("grad_key",),
+}
+NUMPY_RUNG = NumpyRung(
+    file="in_numpy.py",
+    about="optional, the formulas before the kernels",
+    optional=True,
+    gates=tuple(RETURNS),
+    returns=RETURNS,
+    names={
+        "Q": "query",
+        "K": "key",
+        "V": "value",
+        "dO": "grad_output",
+        "S": "scores",
+        "P": "probabilities",
+        "dP": "grad_probabilities",
+        "dS": "grad_scores",
+    },
+)
+
+
+def differentiated(**gradients: str) -> TorchFunction:
+    """What a gate of the PyTorch rung asks for: these gradients of its class, or the output alone."""
+    return TorchFunction(
+        "Attention",
+        takes=("query", "key", "value", "mask"),
+        returns=("output",),
+        gradients=gradients,
+        grad_outputs=("grad_output",),
+    )
+
+
+TORCH_RUNG = TorchRung(
+    file="in_torch.py",
+    about="optional, one autograd.Function",
+    optional=True,
+    gates=("output", "dV", "dsoftmax", "dQ", "dK"),
+    functions={
+        "output": differentiated(),
+        "dV": differentiated(value="grad_value"),
+        # The mask is added to the scores of every head: its gradient is the sum of dS over them.
+        "dsoftmax": differentiated(mask="grad_mask"),
+        "dQ": differentiated(query="grad_query"),
+        "dK": differentiated(key="grad_key"),
+    },
+)
+
+PUZZLE = Puzzle(
+    name="p23",
+    title="Self-attention, forward and backward, from five plain kernels",
+    subject="Self-Attention",
+    gates=GATES,
+    rungs=(
+        NUMPY_RUNG,
+        TORCH_RUNG,
+        MojoRung(file="op/attention.mojo", gates=tuple(gate.id for gate in GATES)),
+    ),
+    dims=DIMS,
+    dim_names=("B", "N", "S", "T", "d"),
+    cases=cases,
+    inputs=inputs,
+    reference=reference,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+    terms=terms,
+    forward={"output": "output"},
+    backward={"grad_query": "grad_query", "grad_key": "grad_key", "grad_value": "grad_value"},
+    intermediate=("scores", "probabilities", "grad_probabilities", "grad_scores"),
+    variants=VARIANTS,
+    about_variants={"unfused": "only the plain kernels, one for each step"},
+    multiply_adds=multiply_adds,
+    ledger=ledger,
+    describe_dims=describe_dims,
+)

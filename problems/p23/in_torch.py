@@ -1,0 +1,43 @@
+"""Puzzle 23 in PyTorch: attention as one `autograd.Function`, between the NumPy formulas and the Mojo kernels.
+
+Shapes: query and the gradient coming in, dO, [B, N, S, d]; key and value [B, N, T, d]; mask [S, T], added to the scores
+of every head. What the forward pass keeps is query, key, value and the probabilities P [B, N, S, T].
+`python -m harness p23 --rung torch` compares with autograd, and asks gradcheck.
+"""
+
+import torch
+
+
+class Attention(torch.autograd.Function):
+    """softmax(query key^T / sqrt(d) + mask) value; a row that is masked everywhere gives 0, and gradients of 0."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, mask):
+        """The output, [B, N, S, d]."""
+        scale = query.shape[-1] ** -0.5
+        P = output = None
+        # BLANK-START output: P, with 0 and not NaN in a row of -inf, and the output
+        # FILL IN (about 6 lines)
+        # BLANK-END output
+        ctx.save_for_backward(query, key, value, P)
+        return output
+
+    @staticmethod
+    def backward(ctx, dO):
+        """The gradients of query, key, value and mask."""
+        query, key, value, P = ctx.saved_tensors
+        scale = query.shape[-1] ** -0.5
+        dQ = dK = dV = dS = dmask = None
+        # BLANK-START dV: P^T dO
+        # FILL IN (about 1 line)
+        # BLANK-END dV
+        # BLANK-START dsoftmax: dP, then dS; and dmask, the sum of dS over batch and heads
+        # FILL IN (about 3 lines)
+        # BLANK-END dsoftmax
+        # BLANK-START dQ: scale * dS K
+        # FILL IN (about 1 line)
+        # BLANK-END dQ
+        # BLANK-START dK: scale * dS^T Q
+        # FILL IN (about 1 line)
+        # BLANK-END dK
+        return dQ, dK, dV, dmask

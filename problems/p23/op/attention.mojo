@@ -1,0 +1,345 @@
+"""Puzzle 23: self-attention, forward and backward, as five plain kernels: the kernels, and how each step launches them.
+
+    S = scale * Q K^T          O = P V          P = softmax(S + mask), over the keys, scale = 1 / sqrt(head_dim)
+    dV = P^T dO                dP = dO V^T      dS = P * (dP - rowsum(dP * P))
+    dQ = scale * dS K          dK = scale * dS^T Q
+
+Shapes: query, output and grad_output [B, N, S, d]; key and value [B, N, T, d]; scores, probabilities and their gradients
+[B, N, S, T]; mask [S, T], added to the scores of every head, -inf where a query must not see a key. B is the batch, N
+the heads; a batch of the matrix products is one head, so there are B * N of them. Every size is a run-time argument.
+Sums, scores and probabilities are kept in `accum_type[dtype]`: float32 for the 16-bit types.
+
+The five kernels are one matrix product, whose factors may be stored transposed (NN, NT and TN), and softmax with its
+backward. `cpu_reference.mojo` is the same in plain loops, `training_ops.mojo` and `public_ops.mojo` hold the ops.
+"""
+
+from std.math import ceildiv, exp
+from std.memory import AddressSpace
+from std.sys.defines import get_defined_int
+from max.gpu import barrier, block_idx, grid_dim, thread_idx
+from max.gpu.host import Dim
+from max.gpu.primitives import block
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from .shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type
+from .shared.launcher import Launcher
+from .sizes import Sizes
+
+comptime TILE = 16
+"""Side of the square tiles of a matrix product: 256 threads a block."""
+comptime ROW_THREADS = 128
+"""Threads of a block that share one row of the scores."""
+comptime MAX_GRID_Z = get_defined_int["MAX_GRID_Y", 65535]()
+"""The largest grid on NVIDIA along y and z. Checks define a small one, so that kernels must stride."""
+
+
+# ---- Kernels ------------------------------------------------------------------------------------------------
+
+
+@always_inline
+def element[
+    dtype: DType
+](matrix: ImmPtr[dtype], row: Int, column: Int, rows: Int, columns: Int) -> Scalar[dtype]:
+    """An element of a matrix as it is stored, [rows, columns]; 0 outside of it, which adds nothing to a product.
+    """
+    if row >= rows or column >= columns:
+        return 0
+    return matrix[unsafe_offset=row * columns + column]
+
+
+# ANCHOR: tiled_matmul_kernel
+def tiled_matmul_kernel[
+    out_dtype: DType, a_dtype: DType, b_dtype: DType, transpose_a: Bool, transpose_b: Bool
+](
+    output: MutPtr[out_dtype],  # [batches, M, N]
+    a: ImmPtr[a_dtype],  # [batches, M, K], or [batches, K, M] where transpose_a
+    b: ImmPtr[b_dtype],  # [batches, K, N], or [batches, N, K] where transpose_b
+    batches: Int32,
+    m: Int32,
+    n: Int32,
+    k: Int32,
+    alpha: Scalar[accum_type[out_dtype]],
+):
+    """Matrix products, output = alpha * a @ b in every batch, of factors that may be stored transposed.
+
+    A block owns one TILE x TILE tile of the output and walks along K tile by tile. A transposed factor changes places
+    while it is loaded: neighbouring threads read neighbouring elements either way.
+    """
+    comptime accum = accum_type[out_dtype]
+    var M = Int(m)
+    var N = Int(n)
+    var K = Int(k)
+    # One column of padding puts the elements of a tile column into different banks.
+    comptime tile_layout = row_major[TILE, TILE + 1]()
+    var a_tile = stack_allocation[dtype=a_dtype, address_space=AddressSpace.SHARED](tile_layout)
+    var b_tile = stack_allocation[dtype=b_dtype, address_space=AddressSpace.SHARED](tile_layout)
+    var x = thread_idx.x
+    var y = thread_idx.y
+    var row0 = block_idx.x * TILE
+    var column0 = block_idx.y * TILE
+
+    for batch in range(block_idx.z, Int(batches), grid_dim.z):
+        var A = a.unsafe_offset(batch * M * K)
+        var B = b.unsafe_offset(batch * K * N)
+        var total = CompensatedSum[accum]()
+        for k0 in range(0, K, TILE):
+            # BLANK-START matmul: fill a_tile[row, k] and b_tile[k, column], then add their products to total
+            # FILL IN (about 14 lines)
+            # BLANK-END matmul
+        if row0 + y < M and column0 + x < N:
+            var at = (batch * M + row0 + y) * N + column0 + x
+            output[unsafe_offset=at] = (alpha * total.total).cast[out_dtype]()
+
+
+# ANCHOR_END: tiled_matmul_kernel
+
+
+# ANCHOR: softmax_kernel
+def softmax_kernel[
+    accum: DType, mask_dtype: DType
+](
+    probabilities: MutPtr[accum],  # [rows, T]
+    scores: ImmPtr[accum],  # [rows, T]
+    mask: ImmPtr[
+        mask_dtype
+    ],  # [mask_rows, T], added to the scores of row % mask_rows; not read if mask_rows is 0
+    mask_rows: Int32,
+    columns: Int32,
+):
+    """P = softmax(scores + mask) of every row; a row that is masked everywhere, all -inf, gives 0. A block owns a row.
+    """
+    comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
+    var T = Int(columns)
+    var row = block_idx.x
+    var s = scores.unsafe_offset(row * T)
+    var p = probabilities.unsafe_offset(row * T)
+    var masked = mask_rows > 0
+    var m = mask.unsafe_offset(row % Int(mask_rows) * T if masked else 0)
+
+    # BLANK-START softmax: the largest of s + m over the row, the sum of exp(s + m - largest), then P for every column
+    # FILL IN (about 15 lines)
+    # BLANK-END softmax
+
+
+# ANCHOR_END: softmax_kernel
+
+
+# ANCHOR: softmax_backward_kernel
+def softmax_backward_kernel[
+    accum: DType
+](
+    grad_scores: MutPtr[accum],  # [rows, T], dS
+    grad_probabilities: ImmPtr[accum],  # [rows, T], dP
+    probabilities: ImmPtr[accum],  # [rows, T], P
+    columns: Int32,
+):
+    """DS = P * (dP - rowsum(dP * P)), from the probabilities alone. A block owns one row."""
+    comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
+    var T = Int(columns)
+    var P = probabilities.unsafe_offset(block_idx.x * T)
+    var dP = grad_probabilities.unsafe_offset(block_idx.x * T)
+    var dS = grad_scores.unsafe_offset(block_idx.x * T)
+
+    # BLANK-START dsoftmax: sum dP * P over the row with block.sum, then write P * (dP - that sum)
+    # FILL IN (about 6 lines)
+    # BLANK-END dsoftmax
+
+
+# ANCHOR_END: softmax_backward_kernel
+
+
+# ---- How the kernels are launched ---------------------------------------------------------------------------
+
+
+def launch_matmul[
+    L: Launcher,
+    out_dtype: DType,
+    a_dtype: DType,
+    b_dtype: DType,
+    //,
+    *,
+    transpose_a: Bool = False,
+    transpose_b: Bool = False,
+](
+    mut launcher: L,
+    name: StaticString,
+    output: MutPtr[out_dtype],
+    a: ImmPtr[a_dtype],
+    b: ImmPtr[b_dtype],
+    *,
+    batches: Int32,
+    m: Int32,
+    n: Int32,
+    k: Int32,
+    alpha: Float64 = 1,
+) raises:
+    """One launch: output [batches, m, n] = alpha * a @ b, with k summands; `name` is what reports call it."""
+    if batches == 0 or m == 0 or n == 0:
+        return
+    launcher.launch[tiled_matmul_kernel[out_dtype, a_dtype, b_dtype, transpose_a, transpose_b]](
+        name,
+        output,
+        a,
+        b,
+        batches,
+        m,
+        n,
+        k,
+        alpha.cast[accum_type[out_dtype]](),
+        grid_dim=Dim(ceildiv(Int(m), TILE), ceildiv(Int(n), TILE), min(Int(batches), MAX_GRID_Z)),
+        block_dim=Dim(TILE, TILE),
+    )
+
+
+def launch_scores[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    scores: MutPtr[accum_type[dtype]],  # [B, N, S, T]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, N, T, d]
+    sizes: Sizes,
+) raises:
+    """S = scale * Q K^T. Given as the example of a step: K is stored [T, d], and as the right factor it is [d, T].
+    """
+    launch_matmul[transpose_b=True](
+        launcher,
+        "scores",
+        scores,
+        query,
+        key,
+        batches=sizes.batches,
+        m=sizes.query_len,
+        n=sizes.key_len,
+        k=sizes.head_dim,
+        alpha=sizes.scale(),
+    )
+
+
+def launch_softmax[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    probabilities: MutPtr[accum_type[dtype]],  # [B, N, S, T]
+    scores: ImmPtr[accum_type[dtype]],  # [B, N, S, T]
+    mask: ImmPtr[dtype],  # [mask_rows, T]
+    sizes: Sizes,
+    mask_rows: Int32,
+) raises:
+    """P = softmax(S + mask); without a mask, mask_rows is 0."""
+    if sizes.rows() == 0 or sizes.key_len == 0:
+        return
+    launcher.launch[softmax_kernel[accum_type[dtype], dtype]](
+        "softmax",
+        probabilities,
+        scores,
+        mask,
+        mask_rows,
+        sizes.key_len,
+        grid_dim=Dim(sizes.rows()),
+        block_dim=Dim(ROW_THREADS),
+    )
+
+
+# ANCHOR: launch_output
+def launch_output[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    output: MutPtr[dtype],  # [B, N, S, d]
+    probabilities: ImmPtr[accum_type[dtype]],  # [B, N, S, T]
+    value: ImmPtr[dtype],  # [B, N, T, d]
+    sizes: Sizes,
+) raises:
+    """O = P V."""
+    var heads = sizes.batches
+    var S = sizes.query_len
+    var T = sizes.key_len
+    var d = sizes.head_dim
+    # BLANK-START output: one launch_matmul named "output"; which factor is stored transposed, if any, and what are m, n, k?
+    # FILL IN (about 1 line)
+    # BLANK-END output
+
+
+# ANCHOR_END: launch_output
+
+
+# ANCHOR: launch_output_backward
+def launch_output_backward[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_value: MutPtr[dtype],  # [B, N, T, d]
+    grad_probabilities: MutPtr[accum_type[dtype]],  # [B, N, S, T]
+    grad_output: ImmPtr[dtype],  # [B, N, S, d]
+    probabilities: ImmPtr[accum_type[dtype]],  # [B, N, S, T]
+    value: ImmPtr[dtype],  # [B, N, T, d]
+    sizes: Sizes,
+) raises:
+    """The backward of O = P V: dV = P^T dO and dP = dO V^T."""
+    var heads = sizes.batches
+    var S = sizes.query_len
+    var T = sizes.key_len
+    var d = sizes.head_dim
+    # BLANK-START dV: one launch_matmul named "dV" that writes grad_value
+    # FILL IN (about 3 lines)
+    # BLANK-END dV
+    # BLANK-START dP: one launch_matmul named "dP" that writes grad_probabilities
+    # FILL IN (about 3 lines)
+    # BLANK-END dP
+
+
+# ANCHOR_END: launch_output_backward
+
+
+def launch_softmax_backward[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_scores: MutPtr[accum_type[dtype]],  # [B, N, S, T]
+    grad_probabilities: ImmPtr[accum_type[dtype]],  # [B, N, S, T]
+    probabilities: ImmPtr[accum_type[dtype]],  # [B, N, S, T]
+    sizes: Sizes,
+) raises:
+    """The backward of P = softmax(S + mask)."""
+    if sizes.rows() == 0 or sizes.key_len == 0:
+        return
+    launcher.launch[softmax_backward_kernel[accum_type[dtype]]](
+        "softmax_backward",
+        grad_scores,
+        grad_probabilities,
+        probabilities,
+        sizes.key_len,
+        grid_dim=Dim(sizes.rows()),
+        block_dim=Dim(ROW_THREADS),
+    )
+
+
+# ANCHOR: launch_scores_backward
+def launch_scores_backward[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_query: MutPtr[dtype],  # [B, N, S, d]
+    grad_key: MutPtr[dtype],  # [B, N, T, d]
+    grad_scores: ImmPtr[accum_type[dtype]],  # [B, N, S, T]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, N, T, d]
+    sizes: Sizes,
+) raises:
+    """The backward of S = scale * Q K^T: dQ = scale * dS K and dK = scale * dS^T Q."""
+    var heads = sizes.batches
+    var S = sizes.query_len
+    var T = sizes.key_len
+    var d = sizes.head_dim
+    var scale = sizes.scale()
+    # BLANK-START dQ: one launch_matmul named "dQ" that writes grad_query; the scale is its alpha
+    # FILL IN (about 1 line)
+    # BLANK-END dQ
+    # BLANK-START dK: one launch_matmul named "dK" that writes grad_key
+    # FILL IN (about 3 lines)
+    # BLANK-END dK
+
+
+# ANCHOR_END: launch_scores_backward

@@ -1,0 +1,11 @@
+"""The custom ops of puzzle 23; importing the package registers them with MAX."""
+
+from .public_ops import Attention, AttentionBackward
+from .training_ops import (
+    AttentionOutput,
+    AttentionOutputBackward,
+    AttentionScores,
+    AttentionScoresBackward,
+    AttentionSoftmax,
+    AttentionSoftmaxBackward,
+)

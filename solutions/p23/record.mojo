@@ -1,0 +1,54 @@
+"""Records the launches of puzzle 23 in one case, whose sizes are B, N, S, T, d.
+
+The dtype is defined at compile time, as `-D DTYPE=float32`. Every step goes through the launch function of its op, on
+tensors with the ops' names.
+"""
+
+from std.sys import get_defined_dtype
+
+from op.attention import (
+    launch_output,
+    launch_output_backward,
+    launch_scores,
+    launch_scores_backward,
+    launch_softmax,
+    launch_softmax_backward,
+)
+from op.shared.common import accum_type
+from op.sizes import Sizes
+from recorder import Recorder
+
+comptime dtype = get_defined_dtype["DTYPE", DType.float32]()
+comptime accum = accum_type[dtype]
+
+
+def record_launches(mut recorder: Recorder, dims: List[Int]) raises:
+    var B = dims[0]
+    var N = dims[1]
+    var S = dims[2]
+    var T = dims[3]
+    var d = dims[4]
+    recorder.case(String(t"unfused {B} {N} {S} {T} {d}"))
+    var sizes = Sizes(Int32(B * N), Int32(S), Int32(T), Int32(d))
+    var queries = B * N * S * d
+    var keys = B * N * T * d
+    var query = recorder.tensor[dtype]("query", queries).as_imm()
+    var key = recorder.tensor[dtype]("key", keys).as_imm()
+    var value = recorder.tensor[dtype]("value", keys).as_imm()
+    var mask = recorder.tensor[dtype]("mask", S * T).as_imm()
+    var grad_output = recorder.tensor[dtype]("grad_output", queries).as_imm()
+    var scores = recorder.tensor[accum]("scores", sizes.scores())
+    var probabilities = recorder.tensor[accum]("probabilities", sizes.scores())
+    var output = recorder.tensor[dtype]("output", queries)
+    var grad_value = recorder.tensor[dtype]("grad_value", keys)
+    var grad_probabilities = recorder.tensor[accum]("grad_probabilities", sizes.scores())
+    var grad_scores = recorder.tensor[accum]("grad_scores", sizes.scores())
+    var grad_query = recorder.tensor[dtype]("grad_query", queries)
+    var grad_key = recorder.tensor[dtype]("grad_key", keys)
+    var P = probabilities.as_imm()
+    launch_scores[dtype](recorder, scores, query, key, sizes)
+    launch_softmax[dtype](recorder, probabilities, scores.as_imm(), mask, sizes, Int32(S))
+    launch_output[dtype](recorder, output, P, value, sizes)
+    launch_output_backward[dtype](recorder, grad_value, grad_probabilities, grad_output, P, value, sizes)
+    launch_softmax_backward[dtype](recorder, grad_scores, grad_probabilities.as_imm(), P, sizes)
+    launch_scores_backward[dtype](recorder, grad_query, grad_key, grad_scores.as_imm(), query, key, sizes)

@@ -1,0 +1,290 @@
+"""Puzzle 23 as data: the reference is right by independent ways, the cases are hard, and no known mistake survives them."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness.check.compare import judge
+from harness.check.reference import Reference, strided
+from harness.devices.targets import cpu
+from harness.puzzles.p23 import spec as p23
+from harness.puzzles.p23.mistakes import MISTAKES
+from harness.spec.derivation import Mistake
+from harness.spec.puzzle import Case
+from harness.spec.rounding import rounded
+
+CASES = p23.cases()
+FINITE = [case for case in CASES if case.values not in p23.NOT_FINITE]
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+QUANTITIES = [quantity for call in p23.PUZZLE.calls for quantity in call.op.writes]
+DIFFERENTIATED = {
+    "grad_query": "query",
+    "grad_key": "key",
+    "grad_value": "value",
+    "grad_mask": "mask",
+}
+
+
+def names(cases):
+    """Parametrises a test over cases."""
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+def answers(arrays) -> dict:
+    """The reference in float64."""
+    return p23.reference({name: strided(array) for name, array in arrays.items()})
+
+
+# ---- The reference ------------------------------------------------------------------------------------------
+
+
+@names(CASES)
+def test_exact_agrees_with_autograd_in_float64(case):
+    arrays = p23.inputs(case, "float64", 1)
+    exact, by_torch = p23.exact(arrays), answers(arrays)
+    assert set(exact) == set(by_torch)
+    cancelling = p23.terms(arrays)
+    for name, truth in exact.items():
+        got, finite = by_torch[name].numpy(), np.isfinite(truth)
+        assert np.array_equal(np.isfinite(got), finite), name
+        scale = max(np.abs(truth[finite]).max(initial=0), cancelling.get(name, 0))
+        assert np.abs(got[finite] - truth[finite]).max(initial=0) <= 1e-12 * scale, name
+
+
+@names(FINITE)
+def test_the_reference_is_scaled_dot_product_attention(case):
+    """Its output and its gradients, those of the mask among them; a row without a key gives 0."""
+    arrays = p23.inputs(case, "float64", 0)
+    leaves = [strided(arrays[name]).requires_grad_() for name in DIFFERENTIATED.values()]
+    output = F.scaled_dot_product_attention(*leaves[:3], attn_mask=leaves[3])
+    gradients = torch.autograd.grad(output, leaves, strided(arrays["grad_output"]))
+    expected = dict(zip(("output", *DIFFERENTIATED), (output.detach(), *gradients), strict=True))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(answers(arrays)[name], tensor, rtol=1e-10, atol=1e-10)
+
+
+def loss(arrays) -> np.longdouble:
+    """sum(output * grad_output) in longdouble, by loops over heads and queries, without the gradient formulas."""
+    query, key, value, mask, dO = (arrays[name] for name in ("query", "key", "value", "mask", "grad_output"))
+    total = np.longdouble(0)
+    for head in np.ndindex(query.shape[:2]):
+        for s, row in enumerate(query[head]):
+            scores = np.array([row @ k / np.sqrt(np.longdouble(len(row))) for k in key[head]]) + mask[s]
+            if np.isneginf(scores).all():
+                continue
+            weights = np.exp(scores - scores.max())
+            total += dO[head][s] @ (weights @ value[head]) / weights.sum()
+    return total
+
+
+@pytest.mark.parametrize("gradient", DIFFERENTIATED)
+def test_exact_agrees_with_central_differences(gradient):
+    """Five points, so that the error falls with the fourth power of the step; a row and some keys are masked."""
+    arrays = p23.inputs(Case("small", "", (1, 2, 4, 5, 3), "hard"), "float64", 7)
+    wide = {name: np.array(array, np.longdouble) for name, array in arrays.items()}
+    exact = p23.exact(arrays)[gradient]
+    name, step = DIFFERENTIATED[gradient], np.longdouble(1e-4)
+    differences = np.zeros_like(exact)
+    for index in np.ndindex(exact.shape):
+        for weight, offset in ((1, -2), (-8, -1), (8, 1), (-1, 2)):
+            moved = {**wide, name: wide[name].copy()}
+            moved[name][index] += offset * step
+            differences[index] += weight * loss(moved) / (12 * step)
+    assert np.abs(exact - differences).max() <= 1e-8 * np.abs(differences).max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reference_answers_in_its_own_dtype_with_wide_scores(dtype):
+    kind = getattr(torch, dtype)
+    wide = torch.float64 if dtype == "float64" else torch.float32
+    arrays = p23.inputs(CASES[1], dtype, 0)
+    outputs = p23.reference({name: strided(array, kind) for name, array in arrays.items()})
+    for name, tensor in outputs.items():
+        narrow = name in ("output", "grad_query", "grad_key", "grad_value")
+        assert tensor.dtype == (kind if narrow else wide), name
+        assert not tensor.requires_grad
+
+
+# ---- What holds without a reference -------------------------------------------------------------------------
+
+
+@names([case for case in FINITE if case.values != "large"])
+def test_identities_that_need_no_reference(case):
+    """What the learner can check alone: each would catch some mistake, and a right backward pass has all of them."""
+    arrays = p23.inputs(case, "float64", 3)
+    found = p23.exact(arrays)
+    P, dS, dK, dV, dQ = (
+        found[name] for name in ("probabilities", "grad_scores", "grad_key", "grad_value", "grad_query")
+    )
+    size = np.abs(dS).max() + 1
+    empty = np.isneginf(arrays["mask"]).all(-1)
+    seen = ~np.broadcast_to(empty, P.shape[:3])
+    # Probabilities of a row add up to 1, so the scores of a row may all grow by the same.
+    assert np.abs(P.sum(-1) - seen).max() < 1e-12
+    assert np.abs(dS.sum(-1)).max() < 1e-12 * size
+    # Every query that sees a key hands its dO on to the values.
+    assert np.allclose(dV.sum(-2), (arrays["grad_output"] * seen[..., None]).sum(-2), rtol=1e-10)
+    # Scores are bilinear: Q and K may be scaled against each other.
+    in_query, in_key = (arrays["query"] * dQ).sum((-1, -2)), (arrays["key"] * dK).sum((-1, -2))
+    assert np.abs(in_query - in_key).max() < 1e-10 * (np.abs(in_query).max() + 1)
+
+
+def test_a_common_part_of_the_keys_changes_nothing():
+    """Every score of a row grows by the same, which softmax does not see: dK adds up to nought along a common part of Q."""
+    arrays = p23.inputs(Case("common", "", (1, 2, 6, 7, 4), "unmasked"), "float64", 0)
+    moved = {**arrays, "key": arrays["key"] + np.array([0.5, -1.0, 2.0, 0.25])}
+    assert np.allclose(p23.exact(arrays)["output"], p23.exact(moved)["output"], rtol=1e-12)
+    assert np.abs(p23.exact(arrays)["grad_key"].sum(-2)).max() < 1e-12
+
+
+# ---- The cases ----------------------------------------------------------------------------------------------
+
+
+def test_the_cases_cover_what_kernels_get_wrong():
+    sizes = [case.dims for case in FINITE]
+    assert CASES[0].dims == p23.DIMS
+    assert any(S != T and S % 2 and T % 2 for _, _, S, T, _ in sizes)
+    assert any(T > 128 and T % 16 for *_, T, _ in sizes), "a row longer than a block of 128 threads"
+    assert any(B * N > 4 and S > 32 and S % 16 for B, N, S, *_ in sizes), (
+        "more heads than a small grid is deep"
+    )
+    assert any(d > 16 and d % 16 for *_, d in sizes)
+    assert any(S == T == d for _, _, S, T, d in sizes), "every transpose has the shape of the matrix"
+    assert any(S == 1 for _, _, S, *_ in sizes) and any(T == 1 for *_, T, _ in sizes)
+    assert {case.values for case in FINITE} == {
+        "plain", "hard", "unmasked", "causal", "expanded", "transposed", "large",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@names([case for case in FINITE if case.values == "hard"])
+def test_hard_cases_are_hard(case, dtype):
+    arrays = p23.inputs(case, dtype, 0)
+    hidden = np.isneginf(arrays["mask"])
+    assert hidden.all(-1).sum() == 1, "one row sees no key"
+    assert (hidden & ~hidden.all(-1, keepdims=True)).any(), "others see some"
+    v = p23.derive(arrays)
+    rows = ~hidden.all(-1)
+    assert np.abs(v.dot[:, :, rows]).max() > 0.1 * np.abs(v.grad_probabilities).max(), (
+        "the row sum is not small"
+    )
+    assert np.median(v.probabilities[:, :, rows].max(-1)) < 0.9, "no row is decided by one key"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_are_large_enough_to_overflow_an_exponential(dtype):
+    case = next(case for case in CASES if case.values == "large")
+    with np.errstate(over="ignore"):
+        assert all(np.isinf(np.exp(np.float32(scores.max()))) for scores in (
+            p23.derive(p23.inputs(case, dtype, seed)).scores for seed in range(4)
+        ))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@names(CASES)
+def test_inputs_are_exact_in_the_dtype_of_the_run(case, dtype):
+    for name, array in p23.inputs(case, dtype, 5).items():
+        tensor = torch.tensor(array)
+        held = tensor.to(getattr(torch, dtype)).double()
+        assert torch.allclose(held, tensor, rtol=0, atol=0, equal_nan=True), name
+
+
+@names([case for case in CASES if case.values in ("expanded", "transposed")])
+def test_grad_output_reaches_torch_with_its_strides(case):
+    grad = strided(p23.inputs(case, "float32", 0)["grad_output"], torch.float32)
+    assert not grad.is_contiguous()
+    assert (0 in grad.stride()) == (case.values == "expanded")
+
+
+@names([case for case in CASES if case.values in p23.NOT_FINITE])
+def test_one_element_of_one_tensor_is_no_number(case):
+    value, tensor = case.values.split(" in ")
+    arrays = p23.inputs(case, "float32", 0)
+    for name in ("query", "key", "value", "grad_output"):
+        wild = arrays[name][~np.isfinite(arrays[name])]
+        assert len(wild) == (name == tensor), name
+        assert name != tensor or np.array_equal(wild, [float(value)], equal_nan=True)
+
+
+def test_dims_replace_the_sizes_and_keep_the_hard_values():
+    chosen = p23.cases((1, 2, 5, 7, 3))
+    assert {case.dims for case in chosen} == {(1, 2, 5, 7, 3)}
+    assert [case.values for case in chosen] == ["plain", "hard"]
+
+
+# ---- Known mistakes -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def references():
+    """Inputs, truth and baseline of each dtype, made once."""
+    return {dtype: Reference(p23.PUZZLE, dtype, 0) for dtype in DTYPES}
+
+
+def rejected(reference, mistake, case) -> bool:
+    """Whether the values of a mistake, rounded once, are wrong in some quantity of a case."""
+    truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
+    with np.errstate(all="ignore"):
+        derivation = p23.derive(reference.arrays(case), mistake.changes)
+        for quantity in QUANTITIES:
+            dtype = p23.PUZZLE.written_dtype(quantity, reference.dtype)
+            got = rounded(np.asarray(getattr(derivation, quantity), np.float64), dtype)
+            terms = reference.terms(case).get(quantity, 0.0)
+            if not judge(got, truth[quantity], baseline[quantity], dtype, terms=terms).ok:
+                return True
+    return False
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_known_mistake_is_rejected(references, dtype):
+    survivors = [
+        mistake.id
+        for mistake in MISTAKES
+        if not any(rejected(references[dtype], mistake, case) for case in CASES)
+    ]
+    assert not survivors
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_makes_no_mistake_is_right(references, dtype):
+    nothing = Mistake("none", "as it should be", {})
+    assert not any(rejected(references[dtype], nothing, case) for case in CASES)
+
+
+def test_mistakes_have_names_of_their_own():
+    assert len({mistake.id for mistake in MISTAKES}) == len(MISTAKES)
+
+
+# ---- Sizes and bytes ----------------------------------------------------------------------------------------
+
+
+def test_shapes_and_work_by_hand():
+    shapes = p23.PUZZLE.shapes((2, 3, 5, 7, 4))
+    assert shapes["output"] == shapes["grad_query"] == (2, 3, 5, 4)
+    assert shapes["grad_key"] == shapes["grad_value"] == (2, 3, 7, 4)
+    assert shapes["scores"] == shapes["grad_scores"] == (2, 3, 5, 7)
+    assert p23.PUZZLE.multiply_adds((2, 3, 5, 7, 4)) == 2 * 2 * 3 * 5 * 7 * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_bytes_that_eager_keeps_are_those_that_autograd_keeps(dtype):
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    B, N, S, T, d = dims = (2, 3, 5, 7, 4)
+    kind = getattr(torch, dtype)
+    query, key, value = (torch.randn(B, N, n, d, dtype=kind, requires_grad=True) for n in (S, T, T))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        torch.softmax(query @ key.mT / d**0.5, -1) @ value
+    assert sum(p23.ledger(dims, dtype).saved_eager.values()) == sum(kept.values())
+
+
+def test_the_ledger_by_hand():
+    ledger = p23.ledger((2, 3, 5, 7, 4), "bfloat16")
+    assert ledger.saved_ours["probabilities"] == 2 * 3 * 5 * 7 * 4, "in float32"
+    assert ledger.saved_eager["probabilities"] == 2 * 3 * 5 * 7 * 2
+    assert sum(ledger.between["unfused"].values()) == 3 * 2 * 3 * 5 * 7 * 4

@@ -1,0 +1,105 @@
+"""Every named formula of the chapter on softmax's Jacobian, against autograd and finite differences, in float64."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness.toolchain.roots import CHECKOUT
+
+PAGE = CHECKOUT / "book" / "src" / "puzzle_23" / "softmax_jacobian.md"
+S, T, D = 4, 6, 3
+
+
+class Sample:
+    """One head with random values, and everything that attention makes of them, by autograd."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        self.s, self.dp = normal(T), 1 + normal(T)
+        self.p = torch.softmax(self.s, 0)
+        self.jacobian = torch.autograd.functional.jacobian(lambda s: torch.softmax(s, 0), self.s)
+        self.ds = self.dp @ self.jacobian
+        lengths = (S, T, T)
+        self.Q, self.K, self.V = (normal(n, D).requires_grad_() for n in lengths)
+        self.dO = 1 + normal(S, D)
+        self.scores = self.Q @ self.K.T / D**0.5
+        self.P = torch.softmax(self.scores, -1)
+        self.O = F.scaled_dot_product_attention(self.Q[None], self.K[None], self.V[None])[0]
+        (self.dQ, self.dK, self.dV) = torch.autograd.grad(
+            self.O, (self.Q, self.K, self.V), self.dO, retain_graph=True
+        )
+        self.dS, self.dP = torch.autograd.grad(self.P @ self.V, (self.scores, self.P), self.dO)
+
+
+def softmax(v):
+    weights = [np.exp(s) for s in v.s]
+    return [(weights[j] / sum(weights), v.p[j]) for j in range(T)]
+
+
+def shifted(v):
+    weights = torch.exp(v.s - v.s.max())
+    return [(weights / weights.sum(), v.p)]
+
+
+def entry(v):
+    return [(v.p[j] * ((i == j) - v.p[i]), v.jacobian[j, i]) for i in range(T) for j in range(T)]
+
+
+def chain(v):
+    """Against central differences of sum(dp * softmax(s))."""
+    step, ones = 1e-6, torch.eye(T, dtype=torch.float64)
+
+    def loss(s):
+        return (v.dp * torch.softmax(s, 0)).sum()
+
+    slopes = [(loss(v.s + step * ones[i]) - loss(v.s - step * ones[i])) / (2 * step) for i in range(T)]
+    return [(sum(v.dp[j] * v.jacobian[j, i] for j in range(T)), slopes[i]) for i in range(T)]
+
+
+def ds(v):
+    mean = sum(v.dp[j] * v.p[j] for j in range(T))
+    return [(v.p[i] * (v.dp[i] - mean), v.ds[i]) for i in range(T)]
+
+
+def dot(v):
+    return [((v.dP * v.P).sum(-1), (v.dO * v.O).sum(-1))]
+
+
+def rows(v):
+    return [(v.dS.sum(-1), torch.zeros(S, dtype=torch.float64))]
+
+
+def values(v):
+    return [(v.dV.sum(0), v.dO.sum(0))]
+
+
+def even(v):
+    return [((v.Q * v.dQ).sum(), (v.K * v.dK).sum())]
+
+
+def keys(v):
+    return [(v.dK.sum(0), torch.zeros(D, dtype=torch.float64))]
+
+
+FORMULAS = {f.__name__: f for f in (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)}
+
+
+def test_every_named_formula_has_a_check():
+    assert re.findall(r"\{#([\w-]+)\}", PAGE.read_text(encoding="utf-8")) == list(FORMULAS)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_formula_holds(name):
+    pairs = FORMULAS[name](Sample())
+    assert pairs
+    for claimed, found in pairs:
+        torch.testing.assert_close(
+            torch.as_tensor(claimed).detach(), torch.as_tensor(found).detach(), rtol=1e-7, atol=1e-9
+        )

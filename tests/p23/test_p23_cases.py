@@ -252,8 +252,10 @@ def test_what_makes_no_mistake_is_right(references, dtype):
     assert not any(rejected(references[dtype], nothing, case) for case in CASES)
 
 
-def test_mistakes_have_names_of_their_own():
-    assert len({mistake.id for mistake in MISTAKES}) == len(MISTAKES)
+def test_a_mistake_changes_one_step_and_has_it_to_itself():
+    """Two changes at once would give the values of neither where one step follows from the other."""
+    assert all(len(mistake.changes) == 1 for mistake in MISTAKES)
+    assert len({(mistake.id, *mistake.changes) for mistake in MISTAKES}) == len(MISTAKES)
 
 
 # ---- Sizes and bytes ----------------------------------------------------------------------------------------
@@ -279,7 +281,8 @@ def test_the_bytes_that_eager_keeps_are_those_that_autograd_keeps(dtype):
     kind = getattr(torch, dtype)
     query, key, value = (torch.randn(B, N, n, d, dtype=kind, requires_grad=True) for n in (S, T, T))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        torch.softmax(query @ key.mT / d**0.5, -1) @ value
+        output = torch.softmax(query @ key.mT / d**0.5, -1) @ value
+    assert output.requires_grad
     assert sum(p23.ledger(dims, dtype).saved_eager.values()) == sum(kept.values())
 
 

@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,7 +38,7 @@ class Sample:
 
 
 def softmax(v):
-    weights = [np.exp(s) for s in v.s]
+    weights = [torch.exp(s) for s in v.s]
     return [(weights[j] / sum(weights), v.p[j]) for j in range(T)]
 
 
@@ -49,7 +48,7 @@ def shifted(v):
 
 
 def entry(v):
-    return [(v.p[j] * ((i == j) - v.p[i]), v.jacobian[j, i]) for i in range(T) for j in range(T)]
+    return [(v.p[j] * (float(i == j) - v.p[i]), v.jacobian[j, i]) for i in range(T) for j in range(T)]
 
 
 def chain(v):

@@ -3,7 +3,8 @@
 Shapes are those of `derivation.py`. Where two mistakes give the same values in every failing case, the first is named.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,6 +34,13 @@ def first_block(array: np.ndarray) -> np.ndarray:
     kept = np.zeros_like(array)
     kept[..., ::BLOCK] = array[..., ::BLOCK]
     return kept
+
+
+def apart(mistakes: Iterable[Mistake]) -> Iterator[Mistake]:
+    """Each step that a mistake changes as a mistake of its own: who makes it in one product has the others right."""
+    for mistake in mistakes:
+        for step, change in mistake.changes.items():
+            yield replace(mistake, changes={step: change})
 
 
 def by_query(v: Derivation) -> np.ndarray:
@@ -237,7 +245,9 @@ SOFTMAX = (
 )
 
 SOFTMAX_BACKWARD = (
-    Mistake("row-sum-forgotten", "without the row sum of dP * P", {"dot": lambda v: 0.0}, 1),
+    Mistake(
+        "row-sum-forgotten", "without the row sum of dP * P", {"dot": lambda v: np.zeros_like(v.total)}, 1
+    ),
     Mistake(
         "diagonal-jacobian",
         "with the diagonal of the Jacobian alone, P * (1 - P)",
@@ -359,12 +369,18 @@ def head_of(v: Derivation) -> np.ndarray:
     return np.broadcast_to(np.arange(B * N).reshape(B, N, 1), (B, N, S))
 
 
-MISTAKES = (
-    *SCORES,
-    *TRANSPOSES,
-    *SOFTMAX,
-    *SOFTMAX_BACKWARD,
-    *CHAIN,
-    *other_heads("of-next-head", "of the next head", lambda i, B, N: i + 1),
-    *other_heads("of-first-head", "of the first head, the head left out of the index", lambda i, B, N: 0 * i),
+MISTAKES = tuple(
+    apart(
+        (
+            *SCORES,
+            *TRANSPOSES,
+            *SOFTMAX,
+            *SOFTMAX_BACKWARD,
+            *CHAIN,
+            *other_heads("of-next-head", "of the next head", lambda i, B, N: i + 1),
+            *other_heads(
+                "of-first-head", "of the first head, the head left out of the index", lambda i, B, N: 0 * i
+            ),
+        )
+    )
 )

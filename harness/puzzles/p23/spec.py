@@ -174,7 +174,7 @@ def reference(tensors: dict) -> dict:
     accum = torch.float64 if dtype == torch.float64 else torch.float32
     query, key, value, mask = (tensors[name].detach().to(accum).requires_grad_() for name in names)
     scores = query @ key.mT / query.shape[-1] ** 0.5
-    probabilities = torch._safe_softmax(scores + mask, -1)
+    probabilities = torch.ops.aten._safe_softmax(scores + mask, -1)
     output = probabilities @ value
     wanted = (query, key, value, mask, scores, probabilities)
     grads = torch.autograd.grad(output, wanted, tensors["grad_output"].to(accum))

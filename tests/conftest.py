@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+# The tests run in as many processes as there are cores, on small tensors: threads of torch would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 pytest_plugins = ["folder_times", "gpu_runs", "order", "quick_run"]
 
 ROOT = Path(__file__).resolve().parents[1]

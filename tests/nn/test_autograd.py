@@ -118,6 +118,7 @@ def test_one_column_has_a_gradient_of_exactly_zero():
     assert torch.equal(dx, torch.zeros_like(dx))
 
 
+@pytest.mark.compiler
 def test_statistics_do_not_lose_a_large_mean():
     """Around 1000, E[x^2] - mean^2 in float32 is wrong by several hundredths of a variance of 1."""
     inputs = make_inputs(requires_grad=False)

@@ -10,6 +10,7 @@ import os
 import pkgutil
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from rich.text import Text
 from harness.console import Parser, make_console, output_lost, prepare_streams, progress, write_json
 from harness.errors import BadUse, WorkbookError
 from harness.spec.catalogue import find_puzzle, puzzle_names
-from harness.spec.puzzle import Puzzle
+from harness.spec.puzzle import Case, Puzzle
 from harness.toolchain.disk import check_target
 
 EXIT_CODES = """\
@@ -26,6 +27,8 @@ exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks, nothi
 package does not compile or lacks an op; 5 the environment; 6 nothing wrong, but GPU kernels ran nowhere;
 130 interrupted"""
 COMMANDS = ("list", "hint", "watch", "diff", "reset", "verify", "doctor", "build-ext", "dev")
+MOST_RANKS = 16
+"""More processes than that are more than a machine's cores, and start for minutes."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -100,6 +103,10 @@ def parser(puzzle: Puzzle) -> Parser:
             nargs=len(names),
             metavar=names[0] if len(names) == 1 else names,
             help="sizes (default: the chapter's and harder ones)",
+        )
+    if any(case.world_size > 1 for case in puzzle.cases(None)):
+        root.add_argument(
+            "--ranks", type=int, metavar="N", help="processes of each case that is run by several"
         )
     root.add_argument("--seed", type=int, default=0, help="of the random inputs")
     root.add_argument(
@@ -284,16 +291,24 @@ def run_rung(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> int
             f"there is {', '.join(rung.gates)}"
         )
     work = Work(puzzle, rung, roots.solutions() if flags.solution else None)
-    dims = getattr(flags, "dims", None)
     return commands.judge_work(
         console,
         work,
         Progress.load(),
         work.blanks(),
         [flags.gate] if flags.gate else None,
-        puzzle.cases(tuple(dims)) if dims else None,
+        chosen_cases(puzzle, flags),
         flags.seed,
     )
+
+
+def chosen_cases(puzzle: Puzzle, flags: argparse.Namespace) -> list[Case] | None:
+    """The cases of --dims and --ranks; None, for the puzzle's own, without either."""
+    dims, ranks = getattr(flags, "dims", None), getattr(flags, "ranks", None)
+    if not dims and not ranks:
+        return None
+    cases = puzzle.cases(tuple(dims) if dims else None)
+    return [replace(case, world_size=ranks) if ranks and case.world_size > 1 else case for case in cases]
 
 
 def run_profile(console: Console, options, trace: Path | None) -> int:
@@ -314,6 +329,9 @@ def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
 
     if getattr(flags, "dims", None):
         check_dims(puzzle, tuple(flags.dims))
+    ranks = getattr(flags, "ranks", None)
+    if ranks is not None and not 2 <= ranks <= MOST_RANKS:
+        raise BadUse(f"--ranks {ranks}: must be 2 to {MOST_RANKS}")
     if getattr(flags, "repeat", 1) < 1:
         raise BadUse(f"--repeat {flags.repeat}: must be at least 1")
     if not 0 <= flags.seed < 2**64:

@@ -350,6 +350,32 @@ def test_two_processes_make_one_result(here):
     assert code == 0 and "✅ total     correct in 2 cases" in right, right
 
 
+def test_as_many_processes_as_asked_for(here, monkeypatch):
+    path = here / "problems" / "p92" / "in_torch.py"
+    text = (here / "solutions" / "p92" / "in_torch.py").read_text()
+    path.write_text(text)
+    code, right = call("p92", "--ranks", "3")
+    assert code == 0 and "✅ total     correct in 2 cases" in right, right
+    monkeypatch.setattr(TorchChecker, "seconds", 10.0)
+    old = "torch.distributed.all_reduce(total)"
+    path.write_text(replaced(old, f"{old} if torch.distributed.get_rank() < 2 else nothing")(text))
+    code, wrong = call("p92", "--ranks", "3")
+    assert code == 1 and "rank 2 of 3: " in wrong and "NameError" in wrong, wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("p92", "--ranks", "1"), "--ranks 1: must be 2 to 16"),
+        (("p92", "--ranks", "17"), "--ranks 17: must be 2 to 16"),
+        (("p91", "--ranks", "3"), "unrecognized arguments: --ranks 3"),
+    ],
+)
+def test_processes_that_nobody_can_have(here, arguments, words):
+    code, said = call(*arguments)
+    assert code == 2 and words in said and said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

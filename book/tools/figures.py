@@ -88,7 +88,10 @@ def first_graph() -> str:
     for edge, slope in along.items():
         (x0, y0), (x1, y1) = (places[name] for name in edge.split("->"))
         drawing.arrow(x0 + 62, y0, x1 - 62, y1)
-        drawing.text((x0 + x1) / 2, (y0 + y1) / 2 - 8, f"times {slope:g}", size=11)
+        level = y0 == y1
+        beside = 0 if level else -34 if x0 < 200 else 34
+        below = -8 if level else 14 if max(y0, y1) > 120 else -6
+        drawing.text((x0 + x1) / 2 + beside, (y0 + y1) / 2 + below, f"times {slope:g}", size=11)
     for name, (x, y) in places.items():
         drawing.box(x - 60, y - 30, 120, 60, shade=0.06)
         drawing.text(x, y - 12, formulas[name], size=12, code=True)
@@ -114,7 +117,7 @@ def bytes_and_error(points: list[tuple[str, float, float]]) -> str:
     drawing.arrow(left, bottom, left + width + 30, bottom)
     drawing.arrow(left, bottom, left, bottom - height - 20)
     drawing.text(left + width / 2, bottom + 40, f"MB kept between the passes, to {most:g}", size=12)
-    drawing.text(left, 14, "error of the worst gradient", size=12)
+    drawing.text(left + 14, 14, "error of the worst gradient", anchor="start", size=12)
     for power in range(low, high + 1):
         drawing.text(
             left - 8, bottom - height * (power - low) / (high - low) + 4, f"1e{power}", anchor="end", size=11
@@ -122,7 +125,7 @@ def bytes_and_error(points: list[tuple[str, float, float]]) -> str:
     for number, (name, size, error) in enumerate(points, start=1):
         x, y = place(size, error)
         drawing.box(x - 5, y - 5, 10, 10, shade=0.5)
-        drawing.text(x + 10 + 14 * (number % 3), y - 8, str(number), size=11)
+        drawing.text(x + 14 + 14 * (number > 3), y + 4, str(number), size=11)
         drawing.text(550, 40 + 24 * number, f"{number}  {name}", anchor="start", size=12)
     return drawing.svg()
 

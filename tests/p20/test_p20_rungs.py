@@ -1,5 +1,6 @@
 """Puzzle 20 as a learner meets it: every rung's solution is right, every untouched file unsolved, what is said in between."""
 
+import re
 import subprocess
 import sys
 
@@ -238,3 +239,34 @@ def test_a_wrong_candidate_is_not_timed_and_bytes_and_lines_are_counted():
     text = 'def f():\n    """Words.\n\n    More."""\n    # why\n    return 1\n'
     assert worth.source_lines(text) == 2
     assert worth.mojo_lines("softmax_kernel") > worth.mojo_lines("relu_mask_backward_kernel") > 5
+
+
+# ---- The chapter --------------------------------------------------------------------------------------------
+
+
+def test_the_chapter_has_every_hint_ladder_and_every_recorded_output():
+    from harness.learner import hints
+
+    pages = "".join(page.read_text() for page in (roots.CHECKOUT / "book/src/puzzle_20").glob("*.md"))
+    assert set(re.findall(r"\{\{#hints p20:([\w-]+)\}\}", pages)) == set(hints.ladders("p20"))
+    outputs = set(re.findall(r"^```output (\w+)", pages, re.M))
+    assert {
+        "first_backward",
+        "first_functions",
+        "what_is_kept",
+        "left_out",
+        "worth_it",
+        "saving_less",
+    } <= outputs
+
+
+def test_no_hint_gives_a_whole_solution_of_several_lines_away():
+    from harness.learner import hints
+
+    for rung in PUZZLE.rungs:
+        found = blanks.find((roots.solutions() / "p20" / rung.file).read_text())
+        for gate in rung.gates:
+            body = {line.strip() for line in found[gate].body if line.strip()}
+            for hint in hints.ladders("p20")[gate]:
+                code = {line.strip() for line in hint.code.splitlines()}
+                assert not body <= code, hint.id

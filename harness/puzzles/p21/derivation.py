@@ -50,7 +50,7 @@ MISTAKES = (
         "by the diagonal of the Jacobian alone: P * (1 - P) * dy",
         {"grad_logits": lambda v: v.P * (1 - v.P) * v.grad_output},
     ),
-    Mistake("dot-forgotten", "without the row's sum: P * dy", {"dot": lambda v: 0 * v.dot}),
+    Mistake("dot-forgotten", "without the row's sum: P * dy", {"dot": lambda v: np.zeros_like(v.input[..., :1])}),
     Mistake(
         "variance-power",
         "with rstd to the third power, not the second, in the term of the variance",
@@ -61,7 +61,7 @@ MISTAKES = (
         "without the term of the variance",
         {"through_variance": lambda v: 0 * v.deviation},
     ),
-    Mistake("mean-dropped", "without the mean of dy", {"mean_dy": lambda v: 0 * v.mean_dy}),
+    Mistake("mean-dropped", "without the mean of dy", {"mean_dy": lambda v: np.zeros_like(v.input[..., :1])}),
     Mistake(
         "first-block-only",
         "of the first row alone",

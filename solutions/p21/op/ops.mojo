@@ -135,14 +135,15 @@ struct ScaleGradient:
 
     @staticmethod
     def execute[
-        target: StaticString, dtype: DType
+        target: StaticString, accum: DType, dtype: DType
     ](
-        grad_scale: MutableInputTensor[dtype=accum_type[dtype], rank=1, static_spec=_],
+        grad_scale: MutableInputTensor[dtype=accum, rank=1, static_spec=_],
         grad_output: InputTensor[dtype=dtype, rank=3, static_spec=_],
         input: InputTensor[dtype=dtype, rank=3, static_spec=_],
         ctx: DeviceContext,
     ) raises:
-        var to = grad_scale.unsafe_ptr()
+        comptime assert accum == accum_type[dtype], "sums are kept in accum_type[dtype]"
+        var to = rebind[MutPtr[accum_type[dtype]]](grad_scale.unsafe_ptr())
         var dy = grad_output.unsafe_ptr().as_imm()
         var x = input.unsafe_ptr().as_imm()
         var rows = input.dim_size(0) * input.dim_size(1)

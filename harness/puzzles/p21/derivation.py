@@ -50,7 +50,9 @@ MISTAKES = (
         "by the diagonal of the Jacobian alone: P * (1 - P) * dy",
         {"grad_logits": lambda v: v.P * (1 - v.P) * v.grad_output},
     ),
-    Mistake("dot-forgotten", "without the row's sum: P * dy", {"dot": lambda v: np.zeros_like(v.input[..., :1])}),
+    Mistake(
+        "dot-forgotten", "without the row's sum: P * dy", {"dot": lambda v: np.zeros_like(v.input[..., :1])}
+    ),
     Mistake(
         "variance-power",
         "with rstd to the third power, not the second, in the term of the variance",

@@ -156,7 +156,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
 PUZZLE = Puzzle(
     name="p21",
     title="The bug hunt: wrong backward passes, and tests that catch them",
-    subject="hunted",
+    subject="bug hunt",
     gates=(*HUNT, *CATCH, *KERNELS),
     rungs=RUNGS,
     dims=DIMS,

@@ -253,7 +253,7 @@ def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
     with progress(console) as (on_compile, on_ready):
         run = runs.run(options, on_compile=on_compile, on_ready=on_ready)
     Report(console, verbose=flags.verbose).run(run)
-    if not options.backward:
+    if not options.backward and not puzzle.separate:
         report_times(console, run)
     if json:
         write_json(as_json(run), json)
@@ -359,6 +359,10 @@ def make_options(flags: argparse.Namespace, puzzle: Puzzle):
             )
         chosen = (variant,)
     gradients = flags.gate is not None and not set(gates[flags.gate].quantities) <= set(puzzle.forward)
+    # A variant without a forward pass is checked by its gradients, asked for or not.
+    gradients = gradients or not any(
+        puzzle.writes(name) & {*puzzle.forward} for name in chosen or puzzle.variants
+    )
     return Options(
         puzzle=puzzle,
         root=str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",

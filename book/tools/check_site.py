@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 MAX_PAGE_BYTES = 1 << 20
+MAX_PRINT_BYTES = 8 << 20  # all pages in one, for a printer
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "image": "href"}
 IMAGES = ("img", "image", "source")
 PAINT = ("fill", "stroke", "stop-color", "flood-color", "lighting-color", "color")
@@ -121,8 +122,9 @@ def page_faults(site: Path, file: Path, src: Path, pages: dict[Path, Page]) -> I
     """Everything wrong with one page."""
     text, page = file.read_text(encoding="utf-8"), pages[file]
     name = file.relative_to(site)
-    if len(text.encode()) > MAX_PAGE_BYTES:
-        yield f"{source_of(site, file, src, '')}: the page has {len(text.encode())} bytes, limit {MAX_PAGE_BYTES}"
+    limit = MAX_PRINT_BYTES if file.name == "print.html" else MAX_PAGE_BYTES
+    if len(text.encode()) > limit:
+        yield f"{source_of(site, file, src, '')}: the page has {len(text.encode())} bytes, limit {limit}"
     if "{{#" in text:
         yield f"{source_of(site, file, src, '{{#')}: an mdBook directive was left as it is"
     for url in page.loads:

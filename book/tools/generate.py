@@ -20,6 +20,7 @@ import ladder  # noqa: E402
 import ledger  # noqa: E402
 import numpy as np  # noqa: E402
 import outputs  # noqa: E402
+import ramp_figures  # noqa: E402
 import roofline  # noqa: E402
 import times_chart  # noqa: E402
 from ledger import GPT2_SMALL  # noqa: E402
@@ -30,7 +31,7 @@ from harness.puzzles.p22 import spec as p22  # noqa: E402
 from harness.spec.catalogue import find_puzzle, puzzle_names  # noqa: E402
 
 SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
-GATES = [gate.id for gate in p22.PUZZLE.gates]
+GATES = [gate.id for gate in p22.PUZZLE.kernel_gates]
 STEP_CASE = "hard values"
 PROSE = ("after", "all", "rows", "times")  # in the labels of the stepper
 
@@ -191,7 +192,9 @@ def zoo_table() -> str:
     """The wrong kernels: what each does wrong, which gate must reject it, and where such a bug was reported."""
     rows = [
         [kernel.gate, kernel.story.replace("|", "\\|").replace("*", "\\*"), kernel.source]
-        for kernel in sorted(zoo.load("p22"), key=lambda kernel: GATES.index(kernel.gate))
+        for kernel in sorted(
+            (k for k in zoo.load("p22") if not k.rung), key=lambda kernel: GATES.index(kernel.gate)
+        )
     ]
     return table(["gate", "what is wrong", "seen in"], rows)
 
@@ -391,6 +394,7 @@ FILES: dict[str, Callable[[], str]] = {
     "saved.svg": saved_bars,
     "first_graph.svg": figures.first_graph,
     "saving_less.svg": saving_chart,
+    **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},
     **{
         f"step_{name}.html": (lambda name=name: steps()[name])
         for name in ("statistics", "db", "dW", "dgamma", "dx")

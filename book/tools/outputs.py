@@ -106,7 +106,7 @@ COMMANDS = {
     "profile": Command(
         "p22 --profile --solution", ("-m", "harness", "p22", "--profile", "--solution"), exact=True
     ),
-    "row_squares": virtual("row_squares"),
+    "row_largest": virtual("row_largest"),
     "race_natural": virtual("zero_race", 1, "--blocks natural "),
     "race_reversed": virtual("zero_race", 1, "--blocks reversed "),
     "wrong_kernels": Command(

@@ -289,7 +289,8 @@ def run_device(
         )
     if options.repeat > 1:
         for name, variant in variants.items():
-            compared = [q for q in repeated(options) if q not in variant.unsolved and q in quantities]
+            asked = [q for q in quantities if q in repeated(options) and q in options.puzzle.writes(name)]
+            compared = [q for q in asked if q not in variant.unsolved]
             hard = cases[min(1, len(cases) - 1)]  # the first is the chapter's, whose values hide a race
             variant.repeats = tensors.repeat(
                 options.puzzle, program, target, reference, hard, name, compared, options.repeat

@@ -1,6 +1,6 @@
 """Prints a run for a person, or gives it as JSON. Computes nothing but the words."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from rich.console import Console
 from rich.text import Text
@@ -33,8 +33,11 @@ class Report:
         """The whole report."""
         self.header(run)
         first = run.options.variants[0]
-        for name in run.options.variants:
-            self.devices(run, name)
+        if run.options.puzzle.separate:
+            self.parts(run)
+        else:
+            for name in run.options.variants:
+                self.devices(run, name)
         self.findings(run)
         self.unsolved(run)
         self.ledger(run)
@@ -81,6 +84,30 @@ class Report:
             if device:
                 self.section(run, device, name, what)
 
+    def parts(self, run: Run) -> None:
+        """The sections of a puzzle whose variants are separate: one for each device, a line for each quantity in it."""
+        what = "Backward" if run.options.backward else "Forward"
+        for skipped in run.skipped:
+            self.line()
+            self.line(f"Testing {LABELS[skipped.kind]} {what} Pass:", style="bold")
+            self.line(f"   ⏭ SKIPPED ({skipped.reason})")
+        for device in run.devices:
+            self.line()
+            self.line(f"Testing {LABELS[device.target.kind]} {what} Pass:", style="bold")
+            self.line(
+                "   largest difference from PyTorch in the chapter's case, and the verdict on all cases:"
+            )
+            for variant in device.variants.values():
+                written = run.options.puzzle.writes(variant.variant)
+                for quantity in run.quantities:
+                    if quantity in written:
+                        self.line(f"   {quantity}: {self.figure(variant, variant.comparisons[0], quantity)}")
+                self.wrong(run, variant)
+                self.repeats(run, variant)
+            self.errors(run, *device.variants.values())
+            states = {variant.state(run.quantities) for variant in device.variants.values()}
+            self.line(f"   Overall: {STATES[worst(states)]}")
+
     def section(self, run: Run, device: DeviceResult, name: str, what: str) -> None:
         """One variant on one device: the published lines, then what stands behind them."""
         label, variant = device.target.label, device.variants[name]
@@ -97,15 +124,16 @@ class Report:
             self.line()
         self.line(f"✅ {label} {what} Implementation {what.lower()} completed")
         chapter = variant.comparisons[0]
-        for output in [quantity for quantity in puzzle.forward if quantity in written][:1]:
+        outputs = [quantity for quantity in puzzle.forward if quantity in written]
+        for output in outputs[:1]:
             self.line(f"   Forward max difference: {self.figure(variant, chapter, output, tick=False)}")
-        for quantity in gradients:
-            self.line(f"   {puzzle.backward[quantity]}: {self.figure(variant, chapter, quantity)}")
+        for quantity in gradients or [q for q in puzzle.intermediate if q in run.quantities and q in written]:
+            self.line(f"   {puzzle.printed(quantity)}: {self.figure(variant, chapter, quantity)}")
         self.wrong(run, variant)
         self.errors(run, variant)
         self.repeats(run, variant)
         self.line()
-        if puzzle.forward:
+        if outputs:
             self.line(f"   Forward pass: {STATES[variant.state(forward)]}")
         if gradients:
             self.line(f"   Gradients:    {STATES[variant.state([*gradients, *puzzle.intermediate])]}")
@@ -140,18 +168,20 @@ class Report:
                 for text in variant.diagnoses[quantity].lines if quantity in variant.diagnoses else ():
                     self.line(f"      {text}")
 
-    def errors(self, run: Run, variant: VariantResult) -> None:
-        """A table of the worst case of every quantity: its error, PyTorch's, and the limit."""
+    def errors(self, run: Run, *variants: VariantResult) -> None:
+        """A table of the worst case of every quantity of some variants: its error, PyTorch's, and the limit."""
         names = printed_names(run)
-        count = len(variant.comparisons)
-        self.line(
-            f"   {count} case{'s' * (count != 1)}: {', '.join(c.case.name for c in variant.comparisons)}",
-            style="dim",
-        )
+        cases = [comparison.case.name for comparison in variants[0].comparisons]
+        self.line(f"   {len(cases)} case{'s' * (len(cases) != 1)}: {', '.join(cases)}", style="dim")
         row = "   {:20} {:>8} {:>10} {:>7} {:>8}  {}".format
         heading = row("error against truth", "ours", "PyTorch's", "ratio", "limit", "in the hardest case")
         for quantity in run.quantities:
-            judged = [(c.verdicts[quantity], c) for c in variant.comparisons if quantity in c.verdicts]
+            judged = [
+                (c.verdicts[quantity], c)
+                for variant in variants
+                for c in variant.comparisons
+                if quantity in c.verdicts
+            ]
             if not judged:
                 continue
             verdict, comparison = max(judged, key=lambda pair: pair[0].error / pair[0].limit)
@@ -196,7 +226,9 @@ class Report:
         if not run.unsolved:
             return
         self.line()
-        self.line(f"Unsolved blanks ({len(run.unsolved)} of {len(run.options.puzzle.gates)}):", style="bold")
+        self.line(
+            f"Unsolved blanks ({len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}):", style="bold"
+        )
         source = shown(run.package.path / run.options.puzzle.source)
         for gate in run.unsolved:
             blank: Blank = run.blanks[gate]
@@ -204,7 +236,8 @@ class Report:
 
     def ledger(self, run: Run) -> None:
         """Bytes kept for the backward pass and allocated in between, from the shapes."""
-        if not run.options.backward or run.ledger is None:
+        counted = [name for name in run.options.variants if run.ledger and name in run.ledger.between]
+        if not run.options.backward or run.ledger is None or not counted:
             return
         dimensions = run.options.puzzle.say_dims(run.cases[0].dims)
         self.line()
@@ -212,7 +245,7 @@ class Report:
         self.line(f"   PyTorch eager: {describe_bytes(run.ledger.saved_eager)}")
         self.line(f"   ours:          {describe_bytes(run.ledger.saved_ours)}")
         self.line("Bytes allocated in between on a GPU:")
-        for name in run.options.variants:
+        for name in counted:
             self.line(f"   {name + ':':14} {describe_bytes(run.ledger.between[name])}")
 
     def summary(self, run: Run, first: str) -> None:
@@ -232,6 +265,13 @@ class Report:
 
 def summary_lines(run: Run, what: str, first: str) -> Iterable[str]:
     """`   - CPU Backward:  ✅ CORRECT`, for the first variant; the others follow with their names."""
+    if run.options.puzzle.separate:
+        for device in run.devices:
+            states = {variant.state(run.quantities) for variant in device.variants.values()}
+            yield f"   - {device.target.label} {what}:  {STATES[worst(states)]}"
+        for skipped in run.skipped:
+            yield f"   - {LABELS[skipped.kind]} {what}:  ⏭ SKIPPED ({skipped.reason})"
+        return
     for name in (first, *(v for v in run.options.variants if v != first)):
         suffix = suffix_of(run, name)
         for kind in ("cpu", "gpu", "virtual"):
@@ -242,6 +282,11 @@ def summary_lines(run: Run, what: str, first: str) -> Iterable[str]:
             for skipped in run.skipped:
                 if skipped.kind == kind and name == first:
                     yield f"   - {LABELS[kind]} {what}{suffix}:  ⏭ SKIPPED ({skipped.reason})"
+
+
+def worst(states: Collection[str]) -> str:
+    """The verdict on several things together, by the verdict on each."""
+    return next(state for state in ("wrong", "unsolved", "correct") if state in states)
 
 
 def main_variant(run: Run) -> str:

@@ -232,6 +232,12 @@ class Puzzle:
         return tuple(call for name in variants for call in self.variants[name])
 
     @property
+    def separate(self) -> bool:
+        """Whether every variant is a step by itself, with forward outputs of its own: there is nothing to compare."""
+        written = [quantity for call in self.calls for quantity in call.op.writes]
+        return len(self.variants) > 1 and not self.backward and len(set(written)) == len(written)
+
+    @property
     def default_variants(self) -> tuple[str, ...]:
         """The variants of a run that names none."""
         return tuple(name for name in self.variants if name not in self.on_request)

@@ -15,6 +15,7 @@ from op.launches import (
     launch_row_sums,
 )
 from op.layernorm_linear import EPS
+from op.rmsnorm_linear import launch_rmsnorm_linear_backward
 from op.shared.common import accum_type
 from op.tensors import BackwardTensors, ForwardTensors, Sizes
 from recorder import Recorder
@@ -24,7 +25,8 @@ comptime accum = accum_type[dtype]
 comptime FUSED = is_defined["VARIANT_fused"]()
 comptime UNFUSED = is_defined["VARIANT_unfused"]()
 comptime FAST = is_defined["VARIANT_fast"]()
-comptime DEFAULT = not (FUSED or UNFUSED or FAST)
+comptime RMSNORM = is_defined["VARIANT_rmsnorm"]()
+comptime DEFAULT = not (FUSED or UNFUSED or FAST or RMSNORM)
 
 
 def record_launches(mut recorder: Recorder, sizes: List[Int]) raises:
@@ -34,6 +36,8 @@ def record_launches(mut recorder: Recorder, sizes: List[Int]) raises:
         record["unfused"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
     comptime if FAST:
         record["fast"](recorder, sizes[0], sizes[1], sizes[2], sizes[3])
+    comptime if RMSNORM:
+        record_rmsnorm(recorder, sizes[0], sizes[1], sizes[2], sizes[3])
 
 
 def record[algorithm: StaticString](mut recorder: Recorder, B: Int, S: Int, H: Int, O: Int) raises:
@@ -94,3 +98,25 @@ def record[algorithm: StaticString](mut recorder: Recorder, B: Int, S: Int, H: I
         launch_backward_unfused(recorder, backward)
         var row_sums = recorder.tensor[accum]("row_sums", 2 * rows)
         launch_row_sums[dtype](recorder, row_sums, dln, input, mean.as_imm(), rstd.as_imm(), ln_weight, sizes)
+
+
+def record_rmsnorm(mut recorder: Recorder, B: Int, S: Int, H: Int, O: Int) raises:
+    """The backward pass of RMSNorm + Linear; its tensors have the names of the spec."""
+    recorder.case(String(t"rmsnorm {B} {S} {H} {O}"))
+    var rows = B * S
+    var input = recorder.tensor[dtype]("input", rows * H).as_imm()
+    var gamma = recorder.tensor[dtype]("ln_weight", H).as_imm()
+    var linear_weight = recorder.tensor[dtype]("linear_weight", O * H).as_imm()
+    var grad_output = recorder.tensor[dtype]("grad_output", rows * O).as_imm()
+    launch_rmsnorm_linear_backward[dtype](
+        recorder,
+        recorder.tensor[dtype]("rms_grad_input", rows * H),
+        recorder.tensor[dtype]("grad_rms_weight", H),
+        recorder.tensor[dtype]("rms_grad_weight", O * H),
+        grad_output,
+        input,
+        gamma,
+        linear_weight,
+        Sizes(Int32(B), Int32(S), Int32(H), Int32(O)),
+        Scalar[accum](EPS),
+    )

@@ -296,3 +296,25 @@ def test_two_columns(first, second):
 
 def test_heading_of_the_derivation_keeps_its_id():
     assert "\n## Detailed derivation of LayerNorm backward pass\n" in PAGE
+
+
+def test_the_formula_of_the_last_gate():
+    """The gradient of RMSNorm + Linear, against autograd and against finite differences."""
+    page = (BOOK / "src" / "puzzle_22" / "transfer.md").read_text(encoding="utf-8")
+    assert re.findall(r"\{#([\w-]+)\}", page) == ["rms-dx"]
+    s = Sample(0)
+
+    def normalised(x: np.ndarray) -> np.ndarray:
+        return x / np.sqrt(np.einsum("bsk,bsk->bs", x, x) / H + EPS)[..., None]
+
+    rstd = 1 / np.sqrt(np.einsum("bsk,bsk->bs", s.x, s.x) / H + EPS)[..., None]
+    x_hat = normalised(s.x)
+    claimed = rstd * (s.g - x_hat * (np.einsum("bsj,bsj->bs", s.g, x_hat) / H)[..., None])
+    x = torch.tensor(s.x, requires_grad=True)
+    output = F.linear(F.rms_norm(x, [H], torch.tensor(s.gamma), EPS), torch.tensor(s.W))
+    by_autograd = torch.autograd.grad(output, x, torch.tensor(s.dy))[0].numpy()
+    np.testing.assert_allclose(claimed, by_autograd, rtol=1e-10, atol=1e-10)
+    differences = central_difference(
+        lambda value: float((s.dy * ((normalised(value) * s.gamma) @ s.W.T)).sum()), s.x
+    )
+    np.testing.assert_allclose(claimed, differences, rtol=1e-5, atol=1e-6)

@@ -52,7 +52,7 @@ def few(puzzle):
 @pytest.mark.compiler
 def test_the_solution_passes_every_gate_in_every_case(checker, puzzle, solution):
     results = checker.check(solution)
-    assert [result.gate for result in results] == list(puzzle.gates)
+    assert [result.gate for result in results] == list(puzzle.kernel_gates)
     for result in results:
         assert result.state == "correct", (result.gate.id, result.diagnosis)
         assert [comparison.case for comparison in result.comparisons] == puzzle.cases(None)
@@ -62,7 +62,7 @@ def test_the_solution_passes_every_gate_in_every_case(checker, puzzle, solution)
 
 
 def test_every_quantity_of_every_variant_is_judged_by_some_gate(puzzle):
-    judged = {(gate.variant, q) for gate in puzzle.gates for q in (*gate.quantities, *gate.given)}
+    judged = {(gate.variant, q) for gate in puzzle.kernel_gates for q in (*gate.quantities, *gate.given)}
     assert judged == {
         (name, q)
         for name in puzzle.default_variants  # the others hold no blanks
@@ -80,7 +80,7 @@ def test_the_solution_passes_in_bfloat16(puzzle, solution):
 def test_an_untouched_problem_is_unsolved_and_nothing_is_run(checker, puzzle, skeleton, monkeypatch):
     monkeypatch.setattr(gates, "record", None)
     results = checker.check(skeleton())
-    assert states(results) == {gate.id: "unsolved" for gate in puzzle.gates}
+    assert states(results) == {gate.id: "unsolved" for gate in puzzle.kernel_gates}
     assert not any(result.comparisons or result.diagnosis for result in results)
 
 
@@ -93,7 +93,7 @@ def test_one_solved_blank_among_untouched_ones(checker, puzzle, skeleton):
 @pytest.mark.compiler
 def test_what_an_untouched_blank_leaves_unwritten_is_not_put_down_to_the_next_one(checker, puzzle, skeleton):
     results = checker.check(skeleton("row_sums"), cases=few(puzzle))
-    assert states(results) == {gate.id: "unsolved" for gate in puzzle.gates} | {"row_sums": "correct"}
+    assert states(results) == {gate.id: "unsolved" for gate in puzzle.kernel_gates} | {"row_sums": "correct"}
     results = checker.check(skeleton("ln"), ["ln", "row_sums"], few(puzzle))
     assert states(results) == {"ln": "correct", "row_sums": "unsolved"}
 
@@ -149,4 +149,4 @@ def test_a_change_of_the_file_is_seen_by_the_same_package_object(checker, copied
     assert package.digest
     text = (copied_package.path / copied_package.source).read_text()
     (copied_package.path / copied_package.source).write_text(blanks.skeleton(text))
-    assert states(checker.check(package)) == {gate.id: "unsolved" for gate in puzzle.gates}
+    assert states(checker.check(package)) == {gate.id: "unsolved" for gate in puzzle.kernel_gates}

@@ -20,7 +20,7 @@ from harness.errors import DamagedFile
 from harness.toolchain import roots
 
 ROOT = roots.CHECKOUT
-KERNELS = zoo.load("p22")
+KERNELS = [kernel for kernel in zoo.load("p22") if not kernel.rung]
 END_TO_END = "grad_output_ignored"
 """Several gates are wrong by it, of which one is to blame; what makes a verdict of it is the same for every kernel."""
 
@@ -33,7 +33,7 @@ def checkers(puzzle):
 
 def variant_of(puzzle, kernel):
     """The variant whose kernels hold the mistake."""
-    return next(gate.variant for gate in puzzle.gates if gate.id == kernel.gate)
+    return next(gate.variant for gate in puzzle.kernel_gates if gate.id == kernel.gate)
 
 
 def cases_for(puzzle, kernel):
@@ -64,7 +64,7 @@ def is_zoo_test(item) -> bool:
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checkers, recorded):
     recorded(variant_of(puzzle, kernel), kernel.dtype)
-    gates = [gate.id for gate in puzzle.gates if gate.variant == variant_of(puzzle, kernel)]
+    gates = [gate.id for gate in puzzle.kernel_gates if gate.variant == variant_of(puzzle, kernel)]
     results = {
         result.gate.id: result
         for result in checkers[kernel.dtype].check(kernel.package(), gates, cases_for(puzzle, kernel))
@@ -81,7 +81,7 @@ def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checker
 
 def test_the_zoo_is_large_and_covers_every_gate(puzzle):
     assert len(KERNELS) >= 24
-    assert {kernel.gate for kernel in KERNELS} == {gate.id for gate in puzzle.gates}
+    assert {kernel.gate for kernel in KERNELS} == {gate.id for gate in puzzle.kernel_gates}
     assert len({kernel.mistake for kernel in KERNELS}) >= 15
     assert all(len(kernel.story.splitlines()) == 1 for kernel in KERNELS)
 
@@ -100,14 +100,14 @@ def test_a_wrong_kernel_fails_the_command_line(puzzle):
     assert finished.returncode == 1, finished.stderr
     run = json.loads(finished.stdout)
     (variant,) = run["devices"][0]["variants"].values()
-    named = next(gate for gate in puzzle.gates if gate.id == kernel.gate).quantities[0]
+    named = next(gate for gate in puzzle.kernel_gates if gate.id == kernel.gate).quantities[0]
     assert variant["state"] == "wrong"
     assert variant["diagnosis"][puzzle.printed(named)]["mistake"] == kernel.mistake
     assert variant["diagnosis"][puzzle.printed(named)]["hint"].startswith(f"{kernel.gate}-")
     assert "equals the reference" in finished.stderr, "the report says it in words"
     wrong = {
         gate.id
-        for gate in puzzle.gates
+        for gate in puzzle.kernel_gates
         if {puzzle.printed(q) for q in gate.quantities} & variant["diagnosis"].keys()
     }
     assert wrong & {"forward", "db", "dW", "dgamma", "dx"} == {kernel.gate, *kernel.also}

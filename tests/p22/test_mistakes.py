@@ -6,12 +6,14 @@ import pytest
 from harness.check.compare import judge
 from harness.check.reference import Reference
 from harness.devices.targets import cpu
+from harness.puzzles.p22 import mistakes, transfer_mistakes
 from harness.puzzles.p22 import spec as p22
-from harness.puzzles.p22.mistakes import MISTAKES, derive
+from harness.puzzles.p22.mistakes import derive
 from harness.spec.derivation import Mistake
 
 CASES = p22.cases()
-QUANTITIES = [quantity for call in p22.PUZZLE.calls_of(["unfused"]) for quantity in call.op.writes]
+MISTAKES = (*mistakes.MISTAKES, *transfer_mistakes.MISTAKES)
+QUANTITIES = [quantity for call in p22.PUZZLE.calls_of(["unfused", "rmsnorm"]) for quantity in call.op.writes]
 
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

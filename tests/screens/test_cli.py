@@ -409,7 +409,7 @@ def test_2_a_folder_without_a_package(command_line, tmp_path):
 
 
 def test_help_lists_the_exit_codes(command_line):
-    of_all, of_one = ("list, hint, watch", "puzzle: p22"), ("--dims B S H O", "--gate ID", "--fused")
+    of_all, of_one = ("list, hint, watch", "p22"), ("--dims B S H O", "--gate ID", "--fused")
     for arguments, own in ((["--help"], of_all), ([], of_all), (["p22", "--help"], of_one)):
         finished = command_line(*arguments)
         assert finished.code == 0

@@ -248,3 +248,9 @@ def test_figure_of_what_was_not_compared(make_run):
     comparison = SimpleNamespace(verdicts={})
     variant = run.devices[0].variants["fused"]
     assert report.Report(Console(file=io.StringIO())).figure(variant, comparison, "output") == "not compared"
+
+
+def test_a_variant_without_a_forward_pass_says_nothing_of_one(make_run):
+    lines = printed(make_run("virtual", variants=("rmsnorm",)))
+    assert not [line for line in lines if "Forward" in line or line.startswith("Bytes")]
+    assert "   rms_grad_input: 1.50e-08 ✅" in lines and "   Overall:      ✅ CORRECT" in lines

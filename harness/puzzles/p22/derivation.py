@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from harness.nn.ops import EPS
+from harness.puzzles.p22 import derive_rung
 from harness.spec.derivation import Derivation, Step
 
 
@@ -44,6 +45,13 @@ STEPS = {
     "grad_weight": lambda v: np.einsum("bso,bsh->oh", v.grad_output, v.ln_out),
     "grad_bias": lambda v: v.grad_output.sum((0, 1)),
     "row_sums": lambda v: packed(*row_sums(v, v.given_dln)),
+    "rms_rstd": lambda v: 1 / np.sqrt((v.input**2).mean(-1, keepdims=True) + EPS),
+    "rms_x_hat": lambda v: v.input * v.rms_rstd,
+    "rms_c": lambda v: (v.g * v.rms_x_hat).mean(-1, keepdims=True),
+    "rms_grad_input": lambda v: v.rms_rstd * (v.g - v.rms_x_hat * v.rms_c),
+    "grad_rms_weight": lambda v: (v.dln * v.rms_x_hat).sum((0, 1)),
+    "rms_grad_weight": lambda v: np.einsum("bso,bsh->oh", v.grad_output, v.rms_x_hat * v.ln_weight),
+    **derive_rung.STEPS,
 }
 
 

@@ -5,10 +5,11 @@ Names: B = batch_size, S = seq_len, H = hidden_dim, O = output_dim; a row is one
 
 import numpy as np
 
-from harness.nn.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, STATISTIC
+from harness.nn.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUTPUT, STATISTIC, WEIGHT
+from harness.puzzles.p22 import derive_rung, transfer_mistakes
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.baseline import unluckiest
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung
@@ -25,6 +26,15 @@ ROW_SUMS = OpSpec(
 )
 
 
+TRANSFER = OpSpec(
+    "rmsnorm_linear_train_backward",
+    writes={"rms_grad_input": INPUT, "grad_rms_weight": BY_INPUT, "rms_grad_weight": WEIGHT},
+    reads={"grad_output": OUTPUT, "input": INPUT, "ln_weight": BY_INPUT, "linear_weight": WEIGHT},
+    scalars={"eps": Scalar(EPS)},
+)
+"""RMSNorm + Linear, backward: the last gate. Its gamma is ln_weight."""
+
+
 def variant(algorithm: str) -> tuple[Call, ...]:
     """The forward and backward call of one algorithm."""
     parameters = (("algorithm", algorithm),)
@@ -36,6 +46,7 @@ VARIANTS = {
     # The row sums are an intermediate of the unfused backward pass; this call makes them visible.
     "unfused": (*variant("unfused"), Call(ROW_SUMS, (), "unfused")),
     "fast": variant("fast"),
+    "rmsnorm": (Call(TRANSFER, (), "rmsnorm"),),
 }
 
 
@@ -54,12 +65,13 @@ GATES = (
     Gate("dW", "fused", ("grad_weight",), "the gradient of the linear weight"),
     Gate("dgamma", "fused", ("grad_ln_weight", "grad_ln_bias"), "the gradients of the LayerNorm parameters"),
     Gate("dx", "fused", ("grad_input",), "the gradient of the input"),
+    Gate("transfer", "rmsnorm", tuple(TRANSFER.writes), "RMSNorm + Linear, backward, on your own"),
 )
 
 # Sums that blocks add to with atomics on a GPU.
 ATOMIC = frozenset(
     ("fused", quantity) for quantity in ("grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
-)
+) | {("rmsnorm", "grad_rms_weight"), ("rmsnorm", "rms_grad_weight")}
 
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
@@ -223,9 +235,10 @@ def reference(tensors: dict) -> dict:
     import torch
 
     x = tensors["input"]
+    own = rmsnorm_by_autograd(tensors)  # of the last gate, asked once
     if x.dtype == torch.float64 or x.numel() * len(tensors["linear_bias"]) > SMALL:
-        return by_autograd(tensors, torch.arange(x.shape[-1], device=x.device))
-    return unluckiest(by_autograd, tensors, x.shape[-1])
+        return own | by_autograd(tensors, torch.arange(x.shape[-1], device=x.device))
+    return own | unluckiest(by_autograd, tensors, x.shape[-1])
 
 
 def by_autograd(tensors: dict, order) -> dict:
@@ -260,6 +273,22 @@ def by_autograd(tensors: dict, order) -> dict:
     }
 
 
+def rmsnorm_by_autograd(tensors: dict) -> dict:
+    """PyTorch's three gradients of RMSNorm + Linear; RMSNorm in float32 where the tensors have 16 bits, as LayerNorm above."""
+    import torch
+    import torch.nn.functional as F
+
+    x, gamma, W = (tensors[name].detach().clone() for name in ("input", "ln_weight", "linear_weight"))
+    for tensor in (x, gamma, W):
+        tensor.requires_grad_(True)
+    accum = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = x.to(accum)
+    rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+    output = F.linear((wide * rstd * gamma.to(accum)).to(x.dtype), W)
+    gradients = torch.autograd.grad(output, (x, gamma, W), tensors["grad_output"])
+    return dict(zip(TRANSFER.writes, gradients, strict=True))
+
+
 def row_sums(dln, x, gamma):
     """c1 and c2 of every row, [B * S, 2], from dln [B, S, H], by PyTorch operations."""
     import torch
@@ -292,7 +321,13 @@ def _exact(wide: Arrays) -> Arrays:
     c1 = (g * x_hat).mean(-1, keepdims=True)
     c2 = g.mean(-1, keepdims=True)
     given = wide["dln"] * gamma
+    rms_rstd = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + np.longdouble(EPS))
+    rms_x_hat = x * rms_rstd
+    rms_c = (g * rms_x_hat).mean(-1, keepdims=True)
     return {
+        "rms_grad_input": rms_rstd * (g - rms_x_hat * rms_c),
+        "grad_rms_weight": (dln * rms_x_hat).sum((0, 1)),
+        "rms_grad_weight": np.einsum("bso,bsh->oh", dy, rms_x_hat * gamma),
         "output": ln_out @ W.T + b,
         "mean": mean,
         "rstd": rstd,
@@ -317,7 +352,14 @@ def terms(arrays: Arrays) -> dict[str, float]:
     c1 = (g * x_hat).mean(-1, keepdims=True)
     c2 = g.mean(-1, keepdims=True)
     sizes = rstd * (np.abs(g) + np.abs(c2) + np.abs(x_hat * c1))
-    return {"grad_input": float(sizes.max(initial=0.0))}
+    # Of RMSNorm the two terms of dx = rstd * (g - x_hat * c).
+    rms_rstd = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + EPS)
+    along = x * rms_rstd * (g * x * rms_rstd).mean(-1, keepdims=True)
+    rms_sizes = rms_rstd * (np.abs(g) + np.abs(along))
+    return {
+        "grad_input": float(sizes.max(initial=0.0)),
+        "rms_grad_input": float(rms_sizes.max(initial=0.0)),
+    }
 
 
 def cancellation(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
@@ -424,8 +466,12 @@ PUZZLE = Puzzle(
     name="p22",
     title="LayerNorm + Linear, forward and backward, unfused, fused and fast",
     subject="LayerNorm + Linear",
-    gates=GATES,
-    rungs=(NUMPY_RUNG, MojoRung(file="op/layernorm_linear.mojo", gates=tuple(gate.id for gate in GATES))),
+    gates=(*derive_rung.GATES, *GATES),
+    rungs=(
+        derive_rung.RUNG,
+        NUMPY_RUNG,
+        MojoRung(file="op/layernorm_linear.mojo", gates=tuple(gate.id for gate in GATES)),
+    ),
     dims=(BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM),
     dim_names=("B", "S", "H", "O"),
     cases=cases,
@@ -434,7 +480,7 @@ PUZZLE = Puzzle(
     reference=reference,
     exact=exact,
     derive=derive,
-    mistakes=MISTAKES,
+    mistakes=(*MISTAKES, *transfer_mistakes.MISTAKES, *derive_rung.MISTAKES),
     symptom=cancellation,
     terms=terms,
     forward={"output": "output", "mean": "mean", "rstd": "rstd"},
@@ -445,10 +491,13 @@ PUZZLE = Puzzle(
         "grad_weight": "grad_linear_weight",
         "grad_bias": "grad_linear_bias",
     },
-    intermediate=("row_sums",),
+    intermediate=("row_sums", *TRANSFER.writes),
     variants=VARIANTS,
-    about_variants={"fast": "only the fast kernels, which hold no blanks"},
-    on_request=("fast",),
+    about_variants={
+        "fast": "only the fast kernels, which hold no blanks",
+        "rmsnorm": "only RMSNorm + Linear, the kernel of the last gate, transfer",
+    },
+    on_request=("fast", "rmsnorm"),
     atomic=ATOMIC,
     summands=rows,
     ledger=ledger,

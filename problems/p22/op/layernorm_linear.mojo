@@ -9,8 +9,8 @@ linear_bias [O]; mean and rstd [B, S]. A row is one sequence position: rows = B 
 argument, so a kernel is compiled once for a dtype. Sums are kept in `accum_type[dtype]`.
 
 The file in reading order: the unfused forward kernels, the fused forward kernel, the unfused backward kernels, the
-fused backward kernel, the public ops. `launches.mojo` says how the kernels are launched, `cpu_reference.mojo` is the
-same in plain loops, `training_ops.mojo` has the ops that the PyTorch layer calls, `fast.mojo` the fast variant.
+fused backward kernel, the kernel of the last gate, the public ops. `launches.mojo` says how the kernels are launched, `cpu_reference.mojo` is the
+same in plain loops, `training_ops.mojo` has the ops that the PyTorch layer calls, `fast.mojo` the fast variant, `rmsnorm_linear.mojo` what the last gate needs.
 """
 
 from std.memory import AddressSpace
@@ -32,6 +32,7 @@ from layout.tile_tensor import stack_allocation
 
 from .launches import checked_sizes
 from .passes import run_backward, run_forward, run_row_statistics
+from .rmsnorm_linear import rms_rstd
 from .shared.checks import expect_shape
 from .shared.common import (
     CompensatedSum,
@@ -404,57 +405,6 @@ def ln_backward_parameters[
 # ---- Fused backward: one launch for all five gradients ------------------------------------------------------
 
 
-def clear_gradients_kernel[
-    dtype: DType
-](
-    grad_ln_weight: MutPtr[dtype],  # [H]
-    grad_ln_bias: MutPtr[dtype],  # [H]
-    grad_weight: MutPtr[dtype],  # [O, H]
-    grad_bias: MutPtr[dtype],  # [O]
-    hidden_dim: Int32,
-    output_dim: Int32,
-):
-    """Zeroes what the fused backward kernel adds to. One thread owns one element of grad_weight.
-
-    This is a launch of its own because nothing inside a kernel makes one block wait for another: a block that
-    clears in the same launch may wipe out what the others have already added.
-    """
-    var index = global_idx.x
-    if index < Int(hidden_dim):
-        grad_ln_weight[unsafe_offset=index] = 0
-        grad_ln_bias[unsafe_offset=index] = 0
-    if index < Int(output_dim):
-        grad_bias[unsafe_offset=index] = 0
-    if index < Int(output_dim) * Int(hidden_dim):
-        grad_weight[unsafe_offset=index] = 0
-
-
-def convert_gradients_kernel[
-    dtype: DType, sum_dtype: DType
-](
-    grad_ln_weight: MutPtr[dtype],  # [H]
-    grad_ln_bias: MutPtr[dtype],  # [H]
-    grad_weight: MutPtr[dtype],  # [O, H]
-    grad_bias: MutPtr[dtype],  # [O]
-    sums_ln_weight: ImmPtr[sum_dtype],  # [H]
-    sums_ln_bias: ImmPtr[sum_dtype],  # [H]
-    sums_weight: ImmPtr[sum_dtype],  # [O, H]
-    sums_bias: ImmPtr[sum_dtype],  # [O]
-    hidden_dim: Int32,
-    output_dim: Int32,
-):
-    """Rounds the sums of the fused backward pass to the dtype of the gradients. One thread owns one element of dW.
-    """
-    var index = global_idx.x
-    if index < Int(hidden_dim):
-        grad_ln_weight[unsafe_offset=index] = sums_ln_weight[unsafe_offset=index].cast[dtype]()
-        grad_ln_bias[unsafe_offset=index] = sums_ln_bias[unsafe_offset=index].cast[dtype]()
-    if index < Int(output_dim):
-        grad_bias[unsafe_offset=index] = sums_bias[unsafe_offset=index].cast[dtype]()
-    if index < Int(output_dim) * Int(hidden_dim):
-        grad_weight[unsafe_offset=index] = sums_weight[unsafe_offset=index].cast[dtype]()
-
-
 @always_inline
 def dln_element[
     dtype: DType
@@ -543,6 +493,53 @@ def minimal_fused_backward_kernel[
 
 
 # ANCHOR_END: minimal_fused_backward_kernel
+
+
+# ---- Transfer: RMSNorm + Linear, backward -------------------------------------------------------------------
+
+
+# ANCHOR: rmsnorm_linear_backward_kernel
+def rmsnorm_linear_backward_kernel[
+    dtype: DType, sum_dtype: DType
+](
+    grad_input: MutPtr[dtype],  # [B, S, H]
+    grad_rms_weight: MutPtr[sum_dtype],  # [H], zero before the launch
+    grad_weight: MutPtr[sum_dtype],  # [O, H], zero before the launch
+    grad_output: ImmPtr[dtype],  # [B, S, O], dy
+    input: ImmPtr[dtype],  # [B, S, H]
+    rms_weight: ImmPtr[dtype],  # [H], gamma
+    linear_weight: ImmPtr[dtype],  # [O, H]
+    batch_size: Int32,
+    seq_len: Int32,
+    hidden_dim: Int32,
+    output_dim: Int32,
+    eps: Scalar[accum_type[dtype]],
+):
+    """All three gradients of RMSNorm + Linear: output = (x_hat * gamma) @ linear_weight^T, x_hat = input * rstd.
+
+    The pair that many language models have in the place of LayerNorm + Linear: no mean, no biases. The geometry is that
+    of the fused kernel above: one block of one thread owns one sequence position, and all blocks add to the same sums.
+    """
+    comptime accum = accum_type[dtype]
+    var B = Int(batch_size)
+    var S = Int(seq_len)
+    var H = Int(hidden_dim)
+    var O = Int(output_dim)
+    var x = TileTensor(input, row_major(B * S, H))
+    var dy = TileTensor(grad_output, row_major(B * S, O))
+    var dx = TileTensor(grad_input, row_major(B * S, H))
+    var gamma = TileTensor(rms_weight, row_major(H))
+
+    for seq in range(block_idx.y, S, grid_dim.y):
+        var row = block_idx.x * S + seq
+        var row_rstd = rms_rstd(input, row, H, eps)
+
+        # BLANK-START transfer: add this row's part to grad_weight and grad_rms_weight, and write its row of dx
+        # FILL IN (about 15 lines)
+        # BLANK-END transfer
+
+
+# ANCHOR_END: rmsnorm_linear_backward_kernel
 
 
 # ---- Public ops: what MAX and PyTorch see -------------------------------------------------------------------

@@ -8,14 +8,13 @@ from std.math import ceildiv
 from std.sys.defines import get_defined_int
 from max.gpu.host import Dim
 
+from .gradient_sums import clear_gradients_kernel, convert_gradients_kernel
 from .layernorm_linear import (
     COLUMN_TILE,
     ROW_THREADS,
     TILE,
     add_bias_kernel,
-    clear_gradients_kernel,
     column_sums_kernel,
-    convert_gradients_kernel,
     layernorm_kernel,
     ln_backward_input,
     ln_backward_parameters,

@@ -1,0 +1,160 @@
+"""Puzzle 19, the ramp: eight ops, a gate for each, their cases and their reference.
+
+Names: n = elements of a vector; a matrix has rows and columns. Every op writes a quantity of its own and is a variant by
+itself, so that a gate compiles its kernel alone and no kernel can spoil the verdict on another.
+"""
+
+import numpy as np
+
+from harness.puzzles.p19.mistakes import EPS, MISTAKES, TILE, derive, times_the_threads
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec
+from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
+from harness.spec.rounding import rounded
+from harness.spec.rungs import MojoRung
+
+DIMS = (70, 10, 20)
+"""The chapter's n, rows and columns."""
+
+VECTOR = {"vector": Argument(("n",))}
+MATRIX = {"matrix": Argument(("rows", "columns"))}
+BY_COLUMN = Argument(("columns",))
+HALF = {
+    "half_matrix": Argument(("rows", "columns"), "bfloat16"),
+    "half_vector": Argument(("columns",), "bfloat16"),
+}
+OPS = {
+    "map": OpSpec("ramp_map", {"mapped": Argument(("n",))}, VECTOR),
+    "index": OpSpec("ramp_index", {"shifted": MATRIX["matrix"]}, {**MATRIX, "offset": BY_COLUMN}),
+    "cast": OpSpec("ramp_cast", {"products": Argument(("rows",), "float32")}, HALF),
+    "reduce": OpSpec("ramp_reduce", {"row_sums": Argument(("rows",), ACCUM)}, MATRIX),
+    "tile": OpSpec("ramp_tile", {"mirrored": Argument(("n",))}, VECTOR),
+    "atomic": OpSpec("ramp_atomic", {"column_sums": Argument(("columns",), ACCUM)}, MATRIX),
+    "stages": OpSpec("ramp_stages", {"staged_sums": Argument(("columns",), ACCUM)}, MATRIX),
+    "rmsnorm": OpSpec("ramp_rmsnorm", {"normalised": MATRIX["matrix"]}, {**MATRIX, "weight": BY_COLUMN}),
+}
+ABOUT = {
+    "map": "a thread for each element, with a guard",
+    "index": "rows and columns of a matrix",
+    "cast": "bfloat16 in, sums in float32",
+    "reduce": "the sum of a row by a whole block",
+    "tile": "shared memory and a barrier",
+    "atomic": "column sums by atomics",
+    "stages": "column sums in two launches",
+    "rmsnorm": "RMSNorm, forward",
+}
+GATES = tuple(Gate(id, id, tuple(op.writes), ABOUT[id]) for id, op in OPS.items())
+
+
+def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
+    """The chapter's case and harder ones; with `dims`, plain and hard values at those sizes."""
+    chapter = Case("chapter", "the chapter's sizes", dims or DIMS, "plain")
+    hard = Case("hard values", "a mean of 3, some rows so small that eps counts", dims or DIMS, "hard")
+    if dims:
+        return [chapter, hard]
+    return [
+        chapter,
+        hard,
+        Case("wide", "more columns than a block has threads", (131, 3, 150), "hard"),
+        Case("tall", "many rows, and no thread to spare along the vector", (64, 37, 5), "hard"),
+        Case("square", "an exchange of row and column stays inside", (33, 12, 12), "hard"),
+        Case("one of each", "a single element", (1, 1, 1), "hard"),
+    ]
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """vector [n], matrix and half_matrix [rows, columns], offset, half_vector and weight [columns].
+
+    In float64, rounded to what `dtype` can hold, half_matrix and half_vector to bfloat16 whatever the run's dtype is.
+    """
+    n, rows, columns = case.dims
+    random = np.random.default_rng([seed, n, rows, columns])
+    matrix = random.standard_normal((rows, columns))
+    if case.values == "hard":
+        # Every fourth row has squares of the size of eps.
+        matrix = (matrix + 3) * np.where(np.arange(rows) % 4 == 3, 1e-3, 1.0)[:, None]
+    run = {
+        "vector": random.standard_normal(n),
+        "matrix": matrix,
+        "offset": random.standard_normal(columns),
+        "weight": 1 + 0.5 * random.standard_normal(columns),
+    }
+    half = {
+        "half_matrix": 1 + random.standard_normal((rows, columns)),
+        "half_vector": 1 + 0.5 * random.standard_normal(columns),
+    }
+    return {
+        **{name: rounded(array, dtype) for name, array in run.items()},
+        **{name: rounded(array, "bfloat16") for name, array in half.items()},
+    }
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's answer, by the ops' names. Sums are added up one by one, which is how a kernel may do it at worst."""
+    import torch
+
+    x, vector = tensors["matrix"], tensors["vector"]
+    accum = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide, terms = x.to(accum), tensors["half_matrix"].to(accum) * tensors["half_vector"].to(accum)
+    columns = one_by_one(wide)
+    squares = one_by_one((wide * wide).T) / x.shape[-1]
+    rstd = torch.rsqrt(squares + EPS)[:, None]
+    return {
+        "mapped": 2 * vector + 1,
+        "shifted": x + tensors["offset"],
+        "products": one_by_one(terms.T),
+        "row_sums": one_by_one(wide.T),
+        "mirrored": torch.cat([tile.flip(0) for tile in vector.split(TILE)]),
+        "column_sums": columns,
+        "staged_sums": columns,
+        "normalised": (wide * rstd * tensors["weight"].to(accum)).to(x.dtype),
+    }
+
+
+def one_by_one(terms):
+    """The sum over the first axis of a tensor, one term after the other."""
+    total = terms[0].clone()
+    for term in terms[1:]:
+        total += term
+    return total
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """The same in NumPy longdouble."""
+    wide = {name: np.asarray(array, np.longdouble) for name, array in arrays.items()}
+    x, vector = wide["matrix"], wide["vector"]
+    mirrored = [vector[start : start + TILE][::-1] for start in range(0, len(vector), TILE)]
+    columns = x.sum(0)
+    return {
+        "mapped": 2 * vector + 1,
+        "shifted": x + wide["offset"],
+        "products": (wide["half_matrix"] * wide["half_vector"]).sum(-1),
+        "row_sums": x.sum(-1),
+        "mirrored": np.concatenate(mirrored),
+        "column_sums": columns,
+        "staged_sums": columns,
+        "normalised": x / np.sqrt((x * x).mean(-1, keepdims=True) + np.longdouble(EPS)) * wide["weight"],
+    }
+
+
+PUZZLE = Puzzle(
+    name="p19",
+    title="The ramp: eight small kernels",
+    subject="The ramp",
+    gates=GATES,
+    rungs=(MojoRung(file="op/ramp.mojo", gates=tuple(OPS)),),
+    dims=DIMS,
+    dim_names=("n", "rows", "columns"),
+    cases=cases,
+    inputs=inputs,
+    reference=reference,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+    symptom=times_the_threads,
+    forward={quantity: quantity for op in OPS.values() for quantity in op.writes},
+    variants={id: (Call(op, (), id),) for id, op in OPS.items()},
+    about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
+    atomic=frozenset({("atomic", "column_sums")}),
+    summands=lambda dims: dims[1],
+    multiply_adds=lambda dims: dims[0] + 8 * dims[1] * dims[2],
+)

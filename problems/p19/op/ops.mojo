@@ -1,0 +1,1 @@
+../../../solutions/p19/op/ops.mojo

@@ -1,0 +1,259 @@
+"""The ops of the ramp, one for each kernel: what MAX and PyTorch see. Outputs first, then inputs; every size comes from the
+tensors.
+"""
+
+from extensibility import InputTensor
+from extensibility import _MutableInputTensor as MutableInputTensor
+import extensibility
+from max.gpu.host import DeviceContext
+
+from .cpu_reference import (
+    cast_cpu,
+    column_sums_cpu,
+    index_cpu,
+    map_cpu,
+    rmsnorm_cpu,
+    row_sums_cpu,
+    tile_cpu,
+)
+from .launches import (
+    launch_atomic,
+    launch_cast,
+    launch_index,
+    launch_map,
+    launch_reduce,
+    launch_rmsnorm,
+    launch_stages,
+    launch_tile,
+)
+from .ramp import EPS
+from .shared.checks import expect_shape
+from .shared.common import MutPtr, accum_type
+from .shared.launcher import DeviceLauncher
+
+
+@extensibility.register("ramp_map")
+struct RampMap:
+    """2 * vector + 1."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        mapped: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [n]
+        vector: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [n]
+        ctx: DeviceContext,
+    ) raises:
+        var n = vector.dim_size(0)
+        expect_shape("mapped", mapped, n)
+        comptime if target == "cpu":
+            map_cpu[dtype](mapped.unsafe_ptr(), vector.unsafe_ptr().as_imm(), n)
+        else:
+            var launcher = DeviceLauncher(ctx)
+            launch_map[dtype](launcher, mapped.unsafe_ptr(), vector.unsafe_ptr().as_imm(), n)
+
+
+@extensibility.register("ramp_index")
+struct RampIndex:
+    """matrix + offset, the same offset for every row."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        shifted: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        matrix: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        offset: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [columns]
+        ctx: DeviceContext,
+    ) raises:
+        var rows = matrix.dim_size(0)
+        var columns = matrix.dim_size(1)
+        expect_shape("shifted", shifted, rows, columns)
+        expect_shape("offset", offset, columns)
+        comptime if target == "cpu":
+            index_cpu[dtype](
+                shifted.unsafe_ptr(),
+                matrix.unsafe_ptr().as_imm(),
+                offset.unsafe_ptr().as_imm(),
+                rows,
+                columns,
+            )
+        else:
+            var launcher = DeviceLauncher(ctx)
+            launch_index[dtype](
+                launcher,
+                shifted.unsafe_ptr(),
+                matrix.unsafe_ptr().as_imm(),
+                offset.unsafe_ptr().as_imm(),
+                rows,
+                columns,
+            )
+
+
+@extensibility.register("ramp_cast")
+struct RampCast:
+    """half_matrix @ half_vector with sums in float32."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        products: MutableInputTensor[dtype=DType.float32, rank=1, static_spec=_],  # [rows]
+        half_matrix: InputTensor[dtype=DType.bfloat16, rank=2, static_spec=_],  # [rows, columns]
+        half_vector: InputTensor[dtype=DType.bfloat16, rank=1, static_spec=_],  # [columns]
+        ctx: DeviceContext,
+    ) raises:
+        var rows = half_matrix.dim_size(0)
+        var columns = half_matrix.dim_size(1)
+        expect_shape("products", products, rows)
+        expect_shape("half_vector", half_vector, columns)
+        comptime if target == "cpu":
+            cast_cpu(
+                products.unsafe_ptr(),
+                half_matrix.unsafe_ptr().as_imm(),
+                half_vector.unsafe_ptr().as_imm(),
+                rows,
+                columns,
+            )
+        else:
+            var launcher = DeviceLauncher(ctx)
+            launch_cast(
+                launcher,
+                products.unsafe_ptr(),
+                half_matrix.unsafe_ptr().as_imm(),
+                half_vector.unsafe_ptr().as_imm(),
+                rows,
+                columns,
+            )
+
+
+@extensibility.register("ramp_reduce")
+struct RampReduce:
+    """The sum of every row."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, accum: DType, dtype: DType
+    ](
+        row_sums: MutableInputTensor[dtype=accum, rank=1, static_spec=_],  # [rows]
+        matrix: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert accum == accum_type[dtype], "row_sums must have the accumulation dtype"
+        var rows = matrix.dim_size(0)
+        var columns = matrix.dim_size(1)
+        expect_shape("row_sums", row_sums, rows)
+        var sums = rebind[MutPtr[accum_type[dtype]]](row_sums.unsafe_ptr())
+        comptime if target == "cpu":
+            row_sums_cpu[dtype](sums, matrix.unsafe_ptr().as_imm(), rows, columns)
+        else:
+            var launcher = DeviceLauncher(ctx)
+            launch_reduce[dtype](launcher, sums, matrix.unsafe_ptr().as_imm(), rows, columns)
+
+
+@extensibility.register("ramp_tile")
+struct RampTile:
+    """The vector with every tile turned round."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        mirrored: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [n]
+        vector: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [n]
+        ctx: DeviceContext,
+    ) raises:
+        var n = vector.dim_size(0)
+        expect_shape("mirrored", mirrored, n)
+        comptime if target == "cpu":
+            tile_cpu[dtype](mirrored.unsafe_ptr(), vector.unsafe_ptr().as_imm(), n)
+        else:
+            var launcher = DeviceLauncher(ctx)
+            launch_tile[dtype](launcher, mirrored.unsafe_ptr(), vector.unsafe_ptr().as_imm(), n)
+
+
+@extensibility.register("ramp_atomic")
+struct RampAtomic:
+    """The sum of every column, by atomics."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, accum: DType, dtype: DType
+    ](
+        column_sums: MutableInputTensor[dtype=accum, rank=1, static_spec=_],  # [columns]
+        matrix: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert accum == accum_type[dtype], "column_sums must have the accumulation dtype"
+        var rows = matrix.dim_size(0)
+        var columns = matrix.dim_size(1)
+        expect_shape("column_sums", column_sums, columns)
+        var sums = rebind[MutPtr[accum_type[dtype]]](column_sums.unsafe_ptr())
+        comptime if target == "cpu":
+            column_sums_cpu[dtype](sums, matrix.unsafe_ptr().as_imm(), rows, columns)
+        else:
+            var launcher = DeviceLauncher(ctx)
+            launch_atomic[dtype](launcher, sums, matrix.unsafe_ptr().as_imm(), rows, columns)
+
+
+@extensibility.register("ramp_stages")
+struct RampStages:
+    """The sum of every column, in two stages."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, accum: DType, dtype: DType
+    ](
+        staged_sums: MutableInputTensor[dtype=accum, rank=1, static_spec=_],  # [columns]
+        matrix: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert accum == accum_type[dtype], "staged_sums must have the accumulation dtype"
+        var rows = matrix.dim_size(0)
+        var columns = matrix.dim_size(1)
+        expect_shape("staged_sums", staged_sums, columns)
+        var sums = rebind[MutPtr[accum_type[dtype]]](staged_sums.unsafe_ptr())
+        comptime if target == "cpu":
+            column_sums_cpu[dtype](sums, matrix.unsafe_ptr().as_imm(), rows, columns)
+        else:
+            var launcher = DeviceLauncher(ctx)
+            launch_stages[dtype](launcher, sums, matrix.unsafe_ptr().as_imm(), rows, columns)
+
+
+@extensibility.register("ramp_rmsnorm")
+struct RampRmsnorm:
+    """RMSNorm of every row; eps is EPS."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        normalised: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        matrix: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [rows, columns]
+        weight: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [columns]
+        ctx: DeviceContext,
+    ) raises:
+        var rows = matrix.dim_size(0)
+        var columns = matrix.dim_size(1)
+        expect_shape("normalised", normalised, rows, columns)
+        expect_shape("weight", weight, columns)
+        comptime if target == "cpu":
+            rmsnorm_cpu[dtype](
+                normalised.unsafe_ptr(),
+                matrix.unsafe_ptr().as_imm(),
+                weight.unsafe_ptr().as_imm(),
+                rows,
+                columns,
+            )
+        else:
+            var launcher = DeviceLauncher(ctx)
+            var eps = Scalar[accum_type[dtype]](EPS)
+            launch_rmsnorm[dtype](
+                launcher,
+                normalised.unsafe_ptr(),
+                matrix.unsafe_ptr().as_imm(),
+                weight.unsafe_ptr().as_imm(),
+                rows,
+                columns,
+                eps,
+            )

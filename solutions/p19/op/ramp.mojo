@@ -1,0 +1,221 @@
+"""Puzzle 19, the ramp: eight small kernels, each with one idea that the puzzles behind it need.
+
+    map       a thread for each element, and a guard for the threads to spare
+    index     a thread for each element of a matrix
+    cast      bfloat16 in, sums in float32
+    reduce    the threads of a block add up a row together
+    tile      the threads of a block exchange values through shared memory
+    atomic    many blocks add to the same sums
+    stages    the same sums without atomics, in two launches and a fixed order
+    rmsnorm   all of it: y = x * rstd * gamma
+
+A `vector` has n elements, a `matrix` is [rows, columns]. `launches.mojo` says with which blocks the kernels are launched,
+`ops.mojo` has the ops, `cpu_reference.mojo` the same in plain loops, for when you are done.
+"""
+
+from std.math import sqrt
+from std.memory import AddressSpace
+from max.gpu import barrier, block_dim, block_idx, global_idx, thread_idx
+from max.gpu.primitives import block, warp
+from layout import TileTensor
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from .shared.common import ImmPtr, MutPtr, accum_type, atomic_add
+
+comptime THREADS = 32
+"""Threads of a block along a vector; the tile holds as many elements."""
+comptime SIDE = 8
+"""A block of `index` has SIDE x SIDE threads."""
+comptime ROW_THREADS = 64
+"""Threads that share one row."""
+comptime EPS = 1e-5
+"""The eps of RMSNorm."""
+
+
+def map_kernel[
+    dtype: DType
+](mapped: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32,):  # [n]  # [n]
+    """`mapped = 2 * vector + 1`. Blocks of THREADS threads, one thread for each element; the last block has threads to spare.
+    """
+    # BLANK-START map: mapped[i] = 2 * vector[i] + 1, with i = global_idx.x, where there is an element i
+    var i = global_idx.x
+    if i < Int(n):
+        mapped[unsafe_offset=i] = 2 * vector[unsafe_offset=i] + 1
+    # BLANK-END map
+
+
+def index_kernel[
+    dtype: DType
+](
+    shifted: MutPtr[dtype],  # [rows, columns]
+    matrix: ImmPtr[dtype],  # [rows, columns]
+    offset: ImmPtr[dtype],  # [columns]
+    rows: Int32,
+    columns: Int32,
+):
+    """`shifted = matrix + offset`, the same offset for every row. Blocks of SIDE x SIDE threads: x runs along the columns,
+    y along the rows.
+    """
+    var R = Int(rows)
+    var C = Int(columns)
+    var x = TileTensor(matrix, row_major(R, C))
+    var y = TileTensor(shifted, row_major(R, C))
+    var b = TileTensor(offset, row_major(C))
+    # BLANK-START index: y[row, column] = x[row, column] + b[column] for this thread's row and column
+    var row = global_idx.y
+    var column = global_idx.x
+    if row < R and column < C:
+        y[row, column] = x[row, column] + b[column]
+    # BLANK-END index
+
+
+def cast_kernel(
+    products: MutPtr[DType.float32],  # [rows]
+    half_matrix: ImmPtr[DType.bfloat16],  # [rows, columns]
+    half_vector: ImmPtr[DType.bfloat16],  # [columns]
+    rows: Int32,
+    columns: Int32,
+):
+    """`products = half_matrix @ half_vector`: bfloat16 in, every sum in float32. One thread owns one row."""
+    comptime accum = DType.float32
+    var C = Int(columns)
+    var x = TileTensor(half_matrix, row_major(Int(rows), C))
+    var w = TileTensor(half_vector, row_major(C))
+    var row = global_idx.x
+    if row >= Int(rows):
+        return
+    # BLANK-START cast: products[row] = the sum of x[row, c] * w[c] over all c, multiplied and added in float32
+    var total = Scalar[accum](0)
+    for c in range(C):
+        total += x[row, c].cast[accum]() * w[c].cast[accum]()
+    products[unsafe_offset=row] = total
+    # BLANK-END cast
+
+
+def reduce_kernel[
+    dtype: DType
+](
+    row_sums: MutPtr[accum_type[dtype]],  # [rows]
+    matrix: ImmPtr[dtype],  # [rows, columns]
+    rows: Int32,
+    columns: Int32,
+):
+    """The sum of every row. One block of ROW_THREADS threads owns one row."""
+    comptime accum = accum_type[dtype]
+    var C = Int(columns)
+    var x = TileTensor(matrix, row_major(Int(rows), C))
+    var row = block_idx.x
+    # BLANK-START reduce: add up x[row, c] over all c with the whole block; one thread writes row_sums[row]
+    var mine = Scalar[accum](0)
+    for c in range(thread_idx.x, C, ROW_THREADS):
+        mine += x[row, c].cast[accum]()
+    var total = block.sum[block_size=ROW_THREADS](mine)
+    if thread_idx.x == 0:
+        row_sums[unsafe_offset=row] = total
+    # BLANK-END reduce
+
+
+def tile_kernel[
+    dtype: DType
+](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32,):  # [n]  # [n]
+    """The vector with every tile of THREADS elements turned round; the last tile may be shorter. One block owns one tile.
+    """
+    var tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[THREADS]())
+    var t = thread_idx.x
+    var start = block_idx.x * THREADS
+    var count = min(THREADS, Int(n) - start)
+    # BLANK-START tile: element t of the vector's tile goes into `tile`; then mirrored[start + t] = tile[count - 1 - t]
+    if t < count:
+        tile[t] = vector[unsafe_offset=start + t]
+    barrier()
+    if t < count:
+        mirrored[unsafe_offset=start + t] = tile[count - 1 - t]
+    # BLANK-END tile
+
+
+def clear_kernel[dtype: DType](sums: MutPtr[dtype], n: Int32):
+    """Zeroes the n sums that `atomic_kernel` adds to. A launch of its own: in one launch no block waits for another.
+    """
+    var place = global_idx.x
+    if place < Int(n):
+        sums[unsafe_offset=place] = 0
+
+
+def atomic_kernel[
+    dtype: DType
+](
+    column_sums: MutPtr[accum_type[dtype]],  # [columns], zero before the launch
+    matrix: ImmPtr[dtype],  # [rows, columns]
+    rows: Int32,
+    columns: Int32,
+):
+    """The sum of every column. One block of ROW_THREADS threads owns one row, and all blocks add to the same sums.
+    """
+    comptime accum = accum_type[dtype]
+    var C = Int(columns)
+    var x = TileTensor(matrix, row_major(Int(rows), C))
+    var row = block_idx.x
+    # BLANK-START atomic: add x[row, c] to column_sums[c], for every c of this row; see atomic_add
+    for c in range(thread_idx.x, C, ROW_THREADS):
+        atomic_add(column_sums, c, x[row, c].cast[accum]())
+    # BLANK-END atomic
+
+
+def stages_kernel[
+    dtype: DType
+](
+    sums: MutPtr[accum_type[dtype]],  # [slabs, columns]
+    matrix: ImmPtr[dtype],  # [rows, columns]
+    rows: Int32,
+    columns: Int32,
+    slab_rows: Int32,
+):
+    """The sums of every column within slabs of `slab_rows` rows; the last slab may be shorter.
+
+    Launched twice: over the matrix, with many slabs, and over the sums of that, as one slab. One thread owns one column
+    of the slab block_idx.y.
+    """
+    comptime accum = accum_type[dtype]
+    var C = Int(columns)
+    var x = TileTensor(matrix, row_major(Int(rows), C))
+    var slab = block_idx.y
+    var first = slab * Int(slab_rows)
+    var end = min(first + Int(slab_rows), Int(rows))
+    var c = global_idx.x
+    # BLANK-START stages: sums[slab * C + c] = the sum of x[r, c] over the rows r from first to end, where there is a column c
+    if c < C:
+        var total = Scalar[accum](0)
+        for r in range(first, end):
+            total += x[r, c].cast[accum]()
+        sums[unsafe_offset=slab * C + c] = total
+    # BLANK-END stages
+
+
+def rmsnorm_kernel[
+    dtype: DType
+](
+    normalised: MutPtr[dtype],  # [rows, columns]
+    matrix: ImmPtr[dtype],  # [rows, columns]
+    weight: ImmPtr[dtype],  # [columns], gamma
+    rows: Int32,
+    columns: Int32,
+    eps: Scalar[accum_type[dtype]],
+):
+    """RMSNorm: `y = x * rstd * gamma`, rstd = 1 / sqrt(mean of x^2 over the row + eps). One block of ROW_THREADS threads owns
+    one row.
+    """
+    comptime accum = accum_type[dtype]
+    var C = Int(columns)
+    var x = TileTensor(matrix, row_major(Int(rows), C))
+    var y = TileTensor(normalised, row_major(Int(rows), C))
+    var gamma = TileTensor(weight, row_major(C))
+    var row = block_idx.x
+    # BLANK-START rmsnorm: the sum of the row's squares with the whole block, rstd from it, then y for this thread's columns
+    var squares = Scalar[accum](0)
+    for c in range(thread_idx.x, C, ROW_THREADS):
+        squares += x[row, c].cast[accum]() * x[row, c].cast[accum]()
+    var rstd = 1 / sqrt(block.sum[block_size=ROW_THREADS](squares) / Scalar[accum](C) + eps)
+    for c in range(thread_idx.x, C, ROW_THREADS):
+        y[row, c] = (x[row, c].cast[accum]() * rstd * gamma[c].cast[accum]()).cast[dtype]()
+    # BLANK-END rmsnorm

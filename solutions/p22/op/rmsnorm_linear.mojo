@@ -1,0 +1,214 @@
+"""RMSNorm + Linear, backward: everything around the kernel of the last gate, which stands in `layernorm_linear.mojo`.
+
+    x_hat  = input * rstd                      rstd = 1 / sqrt(mean of input^2 over H + eps)
+    output = (x_hat * rms_weight) @ linear_weight^T
+
+There is no mean, and neither layer has a bias. The op writes the gradients of `input`, `rms_weight` and `linear_weight`.
+"""
+
+from std.math import ceildiv, sqrt
+from extensibility import InputTensor
+from extensibility import _MutableInputTensor as MutableInputTensor
+import extensibility
+from max.gpu.host import DeviceContext, Dim
+from layout import TileTensor
+from layout.tile_layout import row_major
+
+from .cpu_reference import convert_cpu
+from .gradient_sums import clear_gradients_kernel, convert_gradients_kernel
+from .launches import MAX_GRID_Y, checked_sizes
+from .layernorm_linear import ROW_THREADS, rmsnorm_linear_backward_kernel
+from .shared.checks import expect_shape
+from .shared.common import ImmPtr, MutPtr, accum_type, atomic_type
+from .shared.launcher import DeviceLauncher, Launcher
+from .tensors import Sizes
+
+comptime CHUNK = 64
+"""Squares that are added up by themselves before they are added to the rest."""
+
+
+@always_inline
+def rms_rstd[
+    dtype: DType
+](input: ImmPtr[dtype], row: Int, hidden_dim: Int, eps: Scalar[accum_type[dtype]]) -> Scalar[
+    accum_type[dtype]
+]:
+    """What RMSNorm multiplies a row with: 1 / sqrt(mean of input^2 + eps). Nothing is taken away from the row first.
+
+    The squares are added up in chunks, so that rounding hardly grows with the row. A compensated sum would make NaN of an
+    infinity, and rstd of such a row is 0.
+    """
+    comptime accum = accum_type[dtype]
+    var squares = Scalar[accum](0)
+    for start in range(0, hidden_dim, CHUNK):
+        var part = Scalar[accum](0)
+        for k in range(start, min(start + CHUNK, hidden_dim)):
+            var value = input[unsafe_offset=row * hidden_dim + k].cast[accum]()
+            part += value * value
+        squares += part
+    return 1 / sqrt(squares / Scalar[accum](hidden_dim) + eps)
+
+
+def launch_rmsnorm_linear_backward[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    grad_rms_weight: MutPtr[dtype],
+    grad_weight: MutPtr[dtype],
+    grad_output: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    rms_weight: ImmPtr[dtype],
+    linear_weight: ImmPtr[dtype],
+    sizes: Sizes,
+    eps: Scalar[accum_type[dtype]],
+) raises:
+    """Three launches: clear the sums, the kernel, round the sums. The first and the last are those of the fused backward
+    pass, which clear and round two bias gradients besides: they get scratch memory.
+    """
+    comptime sum_dtype = atomic_type[dtype]
+    var H = Int(sizes.hidden_dim)
+    var O = Int(sizes.output_dim)
+    var elements = ceildiv(max(H, O, O * H), ROW_THREADS)
+    var sums_rms_weight = launcher.workspace[sum_dtype]("sums_rms_weight", H)
+    var sums_weight = launcher.workspace[sum_dtype]("sums_weight", O * H)
+    var sums_unused_h = launcher.workspace[sum_dtype]("sums_unused_h", H)
+    var sums_unused_o = launcher.workspace[sum_dtype]("sums_unused_o", O)
+    var unused_h = launcher.workspace[dtype]("unused_h", H)
+    var unused_o = launcher.workspace[dtype]("unused_o", O)
+
+    launcher.launch[clear_gradients_kernel[sum_dtype]](
+        "clear_gradients",
+        sums_rms_weight,
+        sums_unused_h,
+        sums_weight,
+        sums_unused_o,
+        sizes.hidden_dim,
+        sizes.output_dim,
+        grid_dim=Dim(elements),
+        block_dim=Dim(ROW_THREADS),
+    )
+    launcher.launch[rmsnorm_linear_backward_kernel[dtype, sum_dtype]](
+        "rmsnorm_linear_backward",
+        grad_input,
+        sums_rms_weight,
+        sums_weight,
+        grad_output,
+        input,
+        rms_weight,
+        linear_weight,
+        sizes.batch_size,
+        sizes.seq_len,
+        sizes.hidden_dim,
+        sizes.output_dim,
+        eps,
+        grid_dim=Dim(Int(sizes.batch_size), min(Int(sizes.seq_len), MAX_GRID_Y)),
+        block_dim=Dim(1),
+    )
+    launcher.launch[convert_gradients_kernel[dtype, sum_dtype]](
+        "convert_gradients",
+        grad_rms_weight,
+        unused_h,
+        grad_weight,
+        unused_o,
+        sums_rms_weight.as_imm(),
+        sums_unused_h.as_imm(),
+        sums_weight.as_imm(),
+        sums_unused_o.as_imm(),
+        sizes.hidden_dim,
+        sizes.output_dim,
+        grid_dim=Dim(elements),
+        block_dim=Dim(ROW_THREADS),
+    )
+
+
+def rmsnorm_linear_backward_cpu[
+    dtype: DType
+](
+    grad_input: MutPtr[dtype],
+    grad_rms_weight: MutPtr[dtype],
+    grad_weight: MutPtr[dtype],
+    grad_output: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    rms_weight: ImmPtr[dtype],
+    linear_weight: ImmPtr[dtype],
+    sizes: Sizes,
+    eps: Scalar[accum_type[dtype]],
+    sums: MutPtr[DType.float64],  # [O * H + 2 * H], scratch
+):
+    """The CPU path: one loop over the rows, with sums in float64. Read it when you have solved the gate."""
+    comptime wide = DType.float64
+    var rows = Int(sizes.rows())
+    var H = Int(sizes.hidden_dim)
+    var O = Int(sizes.output_dim)
+    var x = TileTensor(input, row_major(rows, H))
+    var dy = TileTensor(grad_output, row_major(rows, O))
+    var W = TileTensor(linear_weight, row_major(O, H))
+    var weight_sums = sums.unsafe_offset(O * H)
+    var into_norm = weight_sums.unsafe_offset(H)
+    for k in range(O * H + H):
+        sums[unsafe_offset=k] = 0
+    for row in range(rows):
+        var scale = rms_rstd(input, row, H, eps).cast[wide]()
+        var along = Scalar[wide](0)
+        for h in range(H):
+            var normal = x[row, h].cast[wide]() * scale
+            var gamma = rms_weight[unsafe_offset=h].cast[wide]()
+            var gradient = Scalar[wide](0)
+            for o in range(O):
+                gradient += dy[row, o].cast[wide]() * W[o, h].cast[wide]()
+                sums[unsafe_offset=o * H + h] += dy[row, o].cast[wide]() * normal * gamma
+            weight_sums[unsafe_offset=h] += gradient * normal
+            into_norm[unsafe_offset=h] = gradient * gamma
+            along += gradient * gamma * normal
+        along /= Scalar[wide](H)
+        for h in range(H):
+            var rest = into_norm[unsafe_offset=h] - x[row, h].cast[wide]() * scale * along
+            grad_input[unsafe_offset=row * H + h] = (rest * scale).cast[dtype]()
+    convert_cpu(grad_weight, sums.as_imm(), O * H)
+    convert_cpu(grad_rms_weight, weight_sums.as_imm(), H)
+
+
+@extensibility.register("rmsnorm_linear_train_backward")
+struct RMSNormLinearTrainBackward:
+    """The op of the last gate: sizes at run time, written in place; rstd is computed again from the input."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, dtype: DType
+    ](
+        grad_input: MutableInputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, H]
+        grad_rms_weight: MutableInputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
+        grad_weight: MutableInputTensor[dtype=dtype, rank=2, static_spec=_],  # [O, H]
+        grad_output: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, O]
+        input: InputTensor[dtype=dtype, rank=3, static_spec=_],  # [B, S, H]
+        rms_weight: InputTensor[dtype=dtype, rank=1, static_spec=_],  # [H]
+        linear_weight: InputTensor[dtype=dtype, rank=2, static_spec=_],  # [O, H]
+        eps: Float64,
+        ctx: DeviceContext,
+    ) raises:
+        var B = input.dim_size(0)
+        var S = input.dim_size(1)
+        var H = input.dim_size(2)
+        var O = linear_weight.dim_size(0)
+        expect_shape("grad_input", grad_input, B, S, H)
+        expect_shape("grad_rms_weight", grad_rms_weight, H)
+        expect_shape("grad_weight", grad_weight, O, H)
+        expect_shape("grad_output", grad_output, B, S, O)
+        expect_shape("rms_weight", rms_weight, H)
+        expect_shape("linear_weight", linear_weight, O, H)
+        var launcher = DeviceLauncher(ctx)
+        var sizes = checked_sizes(B, S, H, O)
+        var dx = grad_input.unsafe_ptr()
+        var dgamma = grad_rms_weight.unsafe_ptr()
+        var dW = grad_weight.unsafe_ptr()
+        var dy = grad_output.unsafe_ptr().as_imm()
+        var x = input.unsafe_ptr().as_imm()
+        var gamma = rms_weight.unsafe_ptr().as_imm()
+        var W = linear_weight.unsafe_ptr().as_imm()
+        var eps_accum = eps.cast[accum_type[dtype]]()
+        comptime if target == "cpu":
+            var sums = launcher.workspace[DType.float64]("sums", O * H + 2 * H)
+            rmsnorm_linear_backward_cpu[dtype](dx, dgamma, dW, dy, x, gamma, W, sizes, eps_accum, sums)
+        else:
+            launch_rmsnorm_linear_backward[dtype](launcher, dx, dgamma, dW, dy, x, gamma, W, sizes, eps_accum)

@@ -1,0 +1,91 @@
+"""Puzzle 19: the reference is the mathematics, every known mistake differs from it, and the kernels' constants are the spec's."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from harness.check.compare import judge
+from harness.check.reference import Reference
+from harness.devices.targets import cpu
+from harness.puzzles.p19 import mistakes
+from harness.puzzles.p19.spec import GATES, OPS, PUZZLE, derive, exact, reference
+from harness.toolchain import roots
+
+CASES = PUZZLE.cases(None)
+QUANTITIES = list(PUZZLE.forward)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_reference_truth_and_derivation_agree(case):
+    arrays = PUZZLE.inputs(case, "float64", 0)
+    found = reference({name: torch.tensor(array) for name, array in arrays.items()})
+    truth = exact(arrays)
+    assert set(truth) == set(found) == set(QUANTITIES)
+    for name, expected in truth.items():
+        wanted = expected.astype(float)
+        np.testing.assert_allclose(found[name].numpy(), wanted, rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(getattr(derive(arrays), name), wanted, rtol=1e-11, atol=1e-13)
+
+
+def test_rmsnorm_is_pytorchs():
+    arrays = PUZZLE.inputs(CASES[1], "float64", 0)
+    x, gamma = torch.tensor(arrays["matrix"]), torch.tensor(arrays["weight"])
+    wanted = torch.nn.functional.rms_norm(x, gamma.shape, gamma, mistakes.EPS)
+    np.testing.assert_allclose(exact(arrays)["normalised"].astype(float), wanted.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("mistake", mistakes.MISTAKES, ids=lambda mistake: mistake.id)
+def test_no_mistake_passes_all_cases(mistake):
+    known = Reference(PUZZLE, "float32", 0)
+    rejected = []
+    for case in CASES:
+        values = derive(known.arrays(case), mistake.changes)
+        for quantity in QUANTITIES:
+            got = getattr(values, quantity)
+            truth, baseline = known.truth(case, cpu())[quantity], known.baseline(case, cpu())[quantity]
+            for alternative in got if got.ndim > truth.ndim else [got]:
+                if not judge(alternative.astype(np.float32).astype(float), truth, baseline, "float32").ok:
+                    rejected.append((case.name, quantity))
+    assert rejected
+    assert len({quantity for _, quantity in rejected}) == 1, (
+        "a mistake of one kernel changes its quantity alone"
+    )
+
+
+def test_a_sum_of_every_thread_is_named_and_another_wrong_sum_is_not():
+    truth = np.arange(1.0, 6.0)
+    seen = mistakes.times_the_threads("column_sums", {}, 64 * truth, truth)
+    assert seen and seen.mistake == "every-thread-adds-all" and "64 times too large" in seen.words
+    assert mistakes.times_the_threads("column_sums", {}, 63 * truth, truth) is None
+    assert mistakes.times_the_threads("mapped", {}, 64 * truth, truth) is None
+    assert mistakes.times_the_threads("row_sums", {}, truth * np.nan, truth) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "value"),
+    [
+        ("THREADS", "ramp", mistakes.TILE),
+        ("ROW_THREADS", "ramp", mistakes.ROW_THREADS),
+        ("EPS", "ramp", mistakes.EPS),
+        ("SLAB_ROWS", "launches", mistakes.SLAB_ROWS),
+    ],
+)
+def test_the_kernels_have_the_constants_of_the_spec(name, file, value):
+    source = (roots.solutions() / "p19" / "op" / f"{file}.mojo").read_text()
+    assert float(re.search(rf"^comptime {name} = (\S+)$", source, re.M)[1]) == value
+
+
+def test_every_gate_is_a_variant_with_a_quantity_of_its_own():
+    assert PUZZLE.separate
+    assert [gate.id for gate in GATES] == list(OPS) == list(PUZZLE.variants)
+    assert [gate.quantities for gate in GATES] == [tuple(op.writes) for op in OPS.values()]
+
+
+def test_blanks_are_as_short_as_promised():
+    from harness.learner import blanks
+
+    found = blanks.find(blanks.read(roots.solutions() / "p19" / "op" / "ramp.mojo"))
+    assert [blank.id for blank in found.values()] == [gate.id for gate in GATES]
+    assert all(2 <= blank.size <= 6 for blank in found.values())

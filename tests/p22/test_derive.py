@@ -1,0 +1,143 @@
+"""The derive rung: finite differences are the truth, and every mistake is rejected with the term that it lacks."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from harness.check import zoo
+from harness.check.checkers import make_checker
+from harness.learner import blanks
+from harness.learner.work import Work
+from harness.nn.ops import EPS
+from harness.puzzles.p22 import derive_rung
+from harness.puzzles.p22.derive_checker import DeriveChecker, by_differences, difference
+from harness.puzzles.p22.spec import PUZZLE
+from harness.toolchain import roots
+
+WRONG = [wrong for wrong in zoo.load("p22") if wrong.rung == "derive"]
+GATES = [gate.id for gate in derive_rung.GATES]
+CASES = [case for case in PUZZLE.cases(None) if " in " not in case.values]
+SOLUTION = roots.solutions() / "p22" / "derive.py"
+
+
+@pytest.fixture(scope="module")
+def checker():
+    """One warm checker, found as the command line finds it."""
+    made = make_checker(Work(PUZZLE, derive_rung.RUNG))
+    assert isinstance(made, DeriveChecker)
+    return made
+
+
+def test_differences_are_exact_to_nine_digits():
+    x = np.array([3.0, 3.1, 2.95, 3.02])
+    along = np.array([1.0, -2.0, 0.5, 0.25])
+    np.testing.assert_allclose(difference(np.sin, x, along), np.cos(x) * along, rtol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_truth_is_that_of_autograd(case):
+    arrays = PUZZLE.inputs(case, "float64", 0)
+    v = PUZZLE.derive(arrays, {})
+    truth = by_differences(v)
+    x = torch.tensor(v.row_x, requires_grad=True)
+    g, along = torch.tensor(v.row_g), torch.tensor(v.row_v)
+
+    def x_hat(row):
+        return torch.nn.functional.layer_norm(row, row.shape, eps=EPS)
+
+    def agree(name, wanted):
+        wanted = wanted.detach().numpy()
+        np.testing.assert_allclose(truth[name], wanted, rtol=0, atol=3e-9 * np.abs(wanted).max())
+
+    agree("dmean", torch.autograd.grad(x.mean(), x)[0])
+    agree("dvar", torch.autograd.grad(x.var(correction=0), x)[0])
+    agree("jvp", torch.autograd.functional.jvp(x_hat, x, along)[1])
+    gradient = torch.autograd.grad(g @ x_hat(x), x)[0].numpy()
+    found = v.row_scale * (v.row_g - truth["row_c2"] - v.row_x_hat * truth["row_c1"])
+    np.testing.assert_allclose(found, gradient, rtol=0, atol=3e-9 * np.abs(v.row_g).max() * v.row_scale)
+
+
+def test_the_solution_is_right_on_every_finite_case(checker):
+    results = checker.check(SOLUTION)
+    assert [result.gate.id for result in results] == GATES
+    for result in results:
+        assert result.state == "correct", result.diagnosis
+        assert [comparison.case for comparison in result.comparisons] == CASES
+        assert all(v.limit < 1e-8 for c in result.comparisons for v in c.verdicts.values())
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_a_wrong_derivation_is_told_its_missing_term(checker, wrong):
+    results = {result.gate.id: result for result in checker.check(wrong.target())}
+    assert [id for id, result in results.items() if result.state == "wrong"] == [wrong.gate]
+    named = results[wrong.gate]
+    assert named.mistake == wrong.mistake, named.diagnosis
+    assert named.hint.startswith(f"{wrong.gate}-")
+
+
+@pytest.mark.parametrize("mistake", derive_rung.MISTAKES, ids=lambda mistake: mistake.id)
+def test_every_known_mistake_is_rejected_and_named(checker, tmp_path, mistake):
+    """The mistake's own values, returned by a function that knows nothing but them."""
+    (quantity,) = mistake.changes
+    gate = next(gate for gate in derive_rung.GATES if quantity in gate.quantities)
+    arguments = {"dmean": "x", "dvar": "x", "jvp": "v, x_hat, rstd", "c2": "g, x_hat", "c1": "g, x_hat"}[
+        gate.id
+    ]
+    path = tmp_path / "derive.py"
+    text = SOLUTION.read_text().replace(f"def {gate.id}(", f"def right_{gate.id}(")
+    path.write_text(f"{text}\n\nVALUES = []\n\n\ndef {gate.id}({arguments}):\n    return VALUES.pop(0)\n")
+    values = [
+        np.array(getattr(PUZZLE.derive(PUZZLE.inputs(c, "float64", 0), mistake.changes), quantity))
+        for c in CASES
+    ]
+    numbers = repr([value.tolist() for value in values])
+    path.write_text(path.read_text().replace("VALUES = []", f"VALUES = [np.array(v) for v in {numbers}]"))
+    (result,) = checker.check(path, [gate.id])
+    assert result.state == "wrong" and result.mistake == mistake.id, result.diagnosis
+
+
+def test_several_wrong_derivations_for_the_rung():
+    assert {wrong.gate for wrong in WRONG} == set(GATES)
+    assert len(WRONG) >= 10
+
+
+def test_more_than_one_number_is_refused(checker, tmp_path):
+    path = tmp_path / "derive.py"
+    path.write_text(SOLUTION.read_text().replace("return g.mean()", "return g"))
+    result = checker.check(path, ["c2"])[0]
+    assert result.state == "wrong"
+    assert "one number is wanted for the whole row, not an array of shape [8]" in result.diagnosis[0]
+
+
+# ---- The command line ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def learner(tmp_path, monkeypatch):
+    """A copy of the checkout with an untouched problem."""
+    shutil.copytree(roots.CHECKOUT / "solutions", tmp_path / "solutions", symlinks=True)
+    blanks.generate(tmp_path / "solutions", tmp_path / "problems")
+    monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
+    return tmp_path / "problems" / "p22" / "derive.py"
+
+
+def test_a_gate_of_the_rung_needs_no_flag_for_it(command_line, learner):
+    assert command_line("p22", "--rung", "derive").code == 3
+    shutil.copy(SOLUTION, learner)
+    finished = command_line("p22", "--gate", "jvp")
+    assert finished.code == 0 and "jvp" in finished.out
+    assert command_line("p22", "--rung", "derive").code == 0
+    listed = command_line("list", "p22").out
+    assert listed.index("derive.py") < listed.index("backward.py") < listed.index("layernorm_linear.mojo")
+
+
+def test_an_untouched_rung_is_optional(command_line, learner):
+    assert "derive.py: untouched (it is optional)" in command_line("verify", "p22", "--rung", "derive").out
+
+
+def test_the_file_of_the_learner_holds_no_formula_of_the_answer(learner):
+    given = learner.read_text()
+    answers = [line.strip() for blank in blanks.find(SOLUTION.read_text()).values() for line in blank.body]
+    assert len(answers) == len(GATES) and not [line for line in answers if line in given]

@@ -37,15 +37,50 @@ def solution():
 
 
 @pytest.fixture(scope="session")
-def program(puzzle, solution) -> Callable:
-    """dtype -> the CPU graph that a run of the solution uses; every test that asks for it shares it."""
+def program(puzzle, solution, other_programs) -> Callable:
+    """dtype -> the CPU graph of the solution's default variants; every test that asks for it shares it.
+
+    In float32 it is the one that a run of the command line uses.
+    """
     from harness.check import runs
     from harness.devices.targets import cpu
 
     @functools.cache
     def load(dtype: str):
-        options = runs.Options(puzzle, root="solutions", dtype=dtype)
-        return runs.load(options, solution, cpu(), lambda target: None)
+        if dtype != "float32":
+            return other_programs()[dtype]
+        return runs.load(runs.Options(puzzle, root="solutions"), solution, cpu(), lambda target: None)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def fast_program(puzzle, solution, other_programs) -> Callable:
+    """dtype -> the CPU graph of the solution's fast variant, likewise."""
+    from harness.devices.graphs import load
+    from harness.devices.targets import cpu
+
+    @functools.cache
+    def load_fast(dtype: str):
+        if dtype != "float32":
+            return other_programs()[f"fast_{dtype}"]
+        return load(solution, puzzle.variants["fast"], dtype, cpu().device)
+
+    return load_fast
+
+
+@pytest.fixture(scope="session")
+def other_programs(puzzle, solution) -> Callable:
+    """() -> the CPU graphs of all dtypes but float32, compiled as one unit: alone each costs nearly what all cost."""
+    from harness.devices.graphs import load_each
+    from harness.devices.targets import cpu
+
+    @functools.cache
+    def load():
+        dtypes = ("bfloat16", "float16", "float64")
+        default = puzzle.calls_of(puzzle.default_variants)
+        calls = {dtype: default for dtype in dtypes} | {f"fast_{d}": puzzle.variants["fast"] for d in dtypes}
+        return load_each(solution, calls, {name: name.removeprefix("fast_") for name in calls}, cpu().device)
 
     return load
 

@@ -4,7 +4,6 @@ Its parts that a size can leave half full: a vector (16), a tile (12 rows, 32 co
 (512), a block of rows (at most 192), and a chunk of rows of the packed LayerNorm output (4 Mi elements).
 """
 
-import functools
 import os
 import platform
 import subprocess
@@ -17,7 +16,6 @@ import torch
 
 from harness.check import tensors
 from harness.check.compare import EPSILON
-from harness.devices.graphs import load
 from harness.devices.targets import cpu
 from harness.spec.puzzle import Case
 from harness.toolchain.packages import run_mojo
@@ -38,12 +36,6 @@ QUANTITIES = (
 )
 
 
-@pytest.fixture(scope="module")
-def fast(puzzle, solution):
-    """dtype -> the compiled forward and backward pass of the fast variant on the CPU."""
-    return functools.cache(lambda dtype: load(solution, puzzle.variants["fast"], dtype, cpu().device))
-
-
 def wrong(puzzle, program, dtype, case, seed=0) -> dict[str, tuple[float, float]]:
     """Quantity -> error and limit, of those that are not within their limit in one case."""
     reference = tensors.Reference(puzzle, dtype, seed)
@@ -53,10 +45,10 @@ def wrong(puzzle, program, dtype, case, seed=0) -> dict[str, tuple[float, float]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_case_of_the_puzzle(puzzle, fast, dtype):
+def test_every_case_of_the_puzzle(puzzle, fast_program, dtype):
     for case in puzzle.cases(None):
         for seed in range(3):
-            assert not wrong(puzzle, fast(dtype), dtype, case, seed), (case.name, seed)
+            assert not wrong(puzzle, fast_program(dtype), dtype, case, seed), (case.name, seed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -70,20 +62,22 @@ def test_every_case_of_the_puzzle(puzzle, fast, dtype):
         pytest.param((2, 1600, 17, 24), id="blocks of the largest size, the last one not full"),
     ],
 )
-def test_sizes_at_the_edges(puzzle, fast, dtype, dims):
-    assert not wrong(puzzle, fast(dtype), dtype, Case("edges", "", dims, "hard"))
+def test_sizes_at_the_edges(puzzle, fast_program, dtype, dims):
+    assert not wrong(puzzle, fast_program(dtype), dtype, Case("edges", "", dims, "hard"))
 
 
-def test_more_rows_than_one_chunk_of_the_packed_layernorm_output(puzzle, fast):
-    assert not wrong(puzzle, fast("float32"), "float32", Case("chunks", "", (3, 1400, 1030, 9), "hard"))
+def test_more_rows_than_one_chunk_of_the_packed_layernorm_output(puzzle, fast_program):
+    assert not wrong(
+        puzzle, fast_program("float32"), "float32", Case("chunks", "", (3, 1400, 1030, 9), "hard")
+    )
 
 
-def test_statistics_keep_their_digits_far_from_zero(puzzle, fast):
+def test_statistics_keep_their_digits_far_from_zero(puzzle, fast_program):
     """A mean 10,000 deviations away, as E[x^2] - mean^2 could not do in float32."""
     x = np.random.default_rng(0).standard_normal((1, 5, 1037)).astype(np.float32) + np.float32(1e4)
     inputs = tensors.Reference(puzzle, "float32", 0).inputs(Case("far", "", (1, 5, 1037, 3), "hard"))
     inputs["input"] = torch.from_numpy(x)
-    outputs = tensors.execute(puzzle, fast("float32"), cpu(), inputs)
+    outputs = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
     exact = x.astype(np.longdouble)
     mean = exact.mean(-1)
     rstd = 1 / np.sqrt(((exact - mean[..., None]) ** 2).mean(-1) + 1e-5)
@@ -91,23 +85,23 @@ def test_statistics_keep_their_digits_far_from_zero(puzzle, fast):
     np.testing.assert_allclose(outputs["fast.rstd"].numpy(), rstd.astype(np.float64), rtol=2e-7)
 
 
-def test_a_nan_stays_in_its_row(puzzle, fast):
+def test_a_nan_stays_in_its_row(puzzle, fast_program):
     """Rows share tiles and packed panels, but no arithmetic."""
     inputs = tensors.Reference(puzzle, "float32", 0).inputs(Case("nan", "", (2, 20, 40, 50), "hard"))
-    clean = tensors.execute(puzzle, fast("float32"), cpu(), inputs)
+    clean = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
     clean = {name: tensor.clone() for name, tensor in clean.items()}
     inputs["input"][1, 3, 7] = float("nan")
-    marred = tensors.execute(puzzle, fast("float32"), cpu(), inputs)
+    marred = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
     for name in ("fast.output", "fast.grad_input"):
         assert marred[name][1, 3].isnan().all()
         marred[name][1, 3] = clean[name][1, 3]
         assert torch.equal(marred[name], clean[name])
 
 
-def test_without_rows_the_parameter_gradients_are_zero(puzzle, fast):
+def test_without_rows_the_parameter_gradients_are_zero(puzzle, fast_program):
     inputs = tensors.Reference(puzzle, "float32", 0).inputs(Case("some", "", (2, 3, 40, 50), "hard"))
     inputs = {name: tensor[:0] if tensor.dim() == 3 else tensor for name, tensor in inputs.items()}
-    outputs = tensors.execute(puzzle, fast("float32"), cpu(), inputs)
+    outputs = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
     for name in ("grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias"):
         assert outputs[f"fast.{name}"].numel() and not outputs[f"fast.{name}"].any(), name
     assert outputs["fast.output"].shape == (0, 3, 50)
@@ -169,9 +163,9 @@ def test_it_compiles_for_arm(solution, tmp_path):
 MANY_BLOCKS = Case("many blocks", "", (2, 350, 129, 200), "hard")
 
 
-def test_every_run_gives_the_same_bits(puzzle, fast):
+def test_every_run_gives_the_same_bits(puzzle, fast_program):
     reference = tensors.Reference(puzzle, "float32", 0)
-    program = fast("float32")
+    program = fast_program("float32")
     seen = tensors.repeat(puzzle, program, cpu(), reference, MANY_BLOCKS, "fast", list(QUANTITIES), 20)
     assert all(repeats.bit_equal and not repeats.wrong_runs for repeats in seen.values())
 
@@ -201,10 +195,10 @@ print(state.hexdigest())
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system cannot bind a process to one CPU"
 )
-def test_one_cpu_gives_the_same_bits_as_all(fast):
+def test_one_cpu_gives_the_same_bits_as_all(fast_program):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this process may use one CPU only")
-    fast("float32")  # the two processes find it in the cache
+    fast_program("float32")  # the two processes find it in the cache
     digests = [
         subprocess.run(
             [sys.executable, "-c", DIGEST, cpus], cwd=ROOT, capture_output=True, text=True, check=True

@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from max.experimental.torch import CustomOpLibrary
 
 from harness.toolchain.roots import CHECKOUT
 
@@ -17,11 +16,6 @@ pytestmark = pytest.mark.compiler
 
 B, S, H, O = 4, 4, 8, 16
 SIZES = {"batch_size": B, "seq_len": S, "hidden_dim": H, "output_dim": O}
-
-
-@pytest.fixture(scope="module")
-def ops():
-    return CustomOpLibrary(CHECKOUT / "solutions" / "p22" / "op")
 
 
 @pytest.fixture(scope="module")
@@ -48,30 +42,30 @@ def assert_near(got, exact):
     assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
-@pytest.mark.parametrize("algorithm", ["unfused", "fused"])
-def test_forward(ops, tensors, algorithm):
+def test_forward(public_ops, tensors):
+    """The fused algorithm; the unfused one is what the program further below calls."""
     output = torch.full((B, S, O), float("nan"))
-    ops.layernorm_linear[{"algorithm": algorithm, **SIZES}](output, *tensors[0])
+    public_ops.layernorm_linear[{"algorithm": "fused", **SIZES}](output, *tensors[0])
     assert_near(output, expected(tensors)[0])
 
 
-def test_forward_by_argument_name(ops, tensors):
+def test_forward_by_argument_name(public_ops, tensors):
     output = torch.full((B, S, O), float("nan"))
     names = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
     arguments = dict(zip(names, tensors[0], strict=True))
-    ops.layernorm_linear[{"algorithm": "fused", **SIZES}](output=output, **arguments)
+    public_ops.layernorm_linear[{"algorithm": "fused", **SIZES}](output=output, **arguments)
     assert_near(output, expected(tensors)[0])
 
 
-def test_backward_without_an_algorithm(ops, tensors):
+def test_backward_without_an_algorithm(public_ops, tensors):
     (x, ln_weight, ln_bias, linear_weight, _), grad_output = tensors
     gradients = [torch.full_like(tensor, float("nan")) for tensor in tensors[0]]
-    ops.layernorm_linear_backward[SIZES](*gradients, grad_output, x, ln_weight, ln_bias, linear_weight)
+    public_ops.layernorm_linear_backward[SIZES](*gradients, grad_output, x, ln_weight, ln_bias, linear_weight)
     for got, exact in zip(gradients, expected(tensors)[1], strict=True):
         assert_near(got, exact)
 
 
-def test_backward_by_argument_name(ops, tensors):
+def test_backward_by_argument_name(public_ops, tensors):
     gradient_names = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
     names = ("input", "ln_weight", "ln_bias", "linear_weight")
     gradients = {
@@ -79,24 +73,26 @@ def test_backward_by_argument_name(ops, tensors):
         for name, tensor in zip(gradient_names, tensors[0], strict=True)
     }
     arguments = dict(zip(names, tensors[0][:4], strict=True))
-    ops.layernorm_linear_backward[SIZES](**gradients, grad_output=tensors[1], **arguments)
+    public_ops.layernorm_linear_backward[SIZES](**gradients, grad_output=tensors[1], **arguments)
     for got, exact in zip(gradients.values(), expected(tensors)[1], strict=True):
         assert_near(got, exact)
 
 
-def test_backward_takes_an_algorithm(ops, tensors):
+def test_backward_takes_an_algorithm(public_ops, tensors):
     (x, ln_weight, ln_bias, linear_weight, _), grad_output = tensors
     gradients = [torch.full_like(tensor, float("nan")) for tensor in tensors[0]]
     parameters = {**SIZES, "algorithm": "unfused"}
-    ops.layernorm_linear_backward[parameters](*gradients, grad_output, x, ln_weight, ln_bias, linear_weight)
+    public_ops.layernorm_linear_backward[parameters](
+        *gradients, grad_output, x, ln_weight, ln_bias, linear_weight
+    )
     for got, exact in zip(gradients, expected(tensors)[1], strict=True):
         assert_near(got, exact)
 
 
-def test_sizes_are_checked_against_the_tensors(ops, tensors):
+def test_sizes_are_checked_against_the_tensors(public_ops, tensors):
     output = torch.empty(B, S, O)
     with pytest.raises(Exception, match=r"output has size 16 along axis 2, expected 15"):
-        ops.layernorm_linear[{"algorithm": "fused", **SIZES, "output_dim": 15}](output, *tensors[0])
+        public_ops.layernorm_linear[{"algorithm": "fused", **SIZES, "output_dim": 15}](output, *tensors[0])
 
 
 PROGRAM = """
@@ -108,11 +104,13 @@ from max.experimental.torch import CustomOpLibrary
 assert "harness" not in sys.modules
 ops = CustomOpLibrary(Path(sys.argv[1]))
 x, gamma, beta, W, b = (torch.randn(size) for size in ((4, 4, 8), (8,), (8,), (16, 8), (16,)))
-output = torch.empty(4, 4, 16)
+x += 2
+output = torch.full((4, 4, 16), float("nan"))
 sizes = {"batch_size": 4, "seq_len": 4, "hidden_dim": 8, "output_dim": 16}
 ops.layernorm_linear[{"algorithm": "unfused", **sizes}](output, x, gamma, beta, W, b)
-wanted = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (8,), gamma, beta), W, b)
-torch.testing.assert_close(output, wanted)
+x, gamma, beta, W, b = (tensor.double() for tensor in (x, gamma, beta, W, b))
+wanted = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (8,), gamma, beta, 1e-5), W, b)
+assert (output - wanted).abs().max() <= 2e-6 * wanted.abs().max()
 print("loaded", sys.argv[1])
 """
 

@@ -174,6 +174,7 @@ def checker(puzzle):
     return Checker(puzzle)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_kernel_is_accepted_however_it_is_written(name, puzzle, checker, packages):
     variant = RIGHT[name][3]

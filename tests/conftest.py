@@ -72,7 +72,6 @@ def fast_program(puzzle, solution, other_programs) -> Callable:
 @pytest.fixture(scope="session")
 def other_programs(puzzle, solution) -> Callable:
     """() -> the CPU graphs of all dtypes but float32, compiled as one unit: alone each costs nearly what all cost."""
-    from harness.devices.graphs import load_each
     from harness.devices.targets import cpu
 
     @functools.cache
@@ -80,9 +79,46 @@ def other_programs(puzzle, solution) -> Callable:
         dtypes = ("bfloat16", "float16", "float64")
         default = puzzle.calls_of(puzzle.default_variants)
         calls = {dtype: default for dtype in dtypes} | {f"fast_{d}": puzzle.variants["fast"] for d in dtypes}
-        return load_each(solution, calls, {name: name.removeprefix("fast_") for name in calls}, cpu().device)
+        dtype_of = {name: name.removeprefix("fast_") for name in calls}
+        return load_as_one("other_programs", solution, calls, dtype_of, cpu().device)
 
     return load
+
+
+def load_as_one(name: str, *arguments):
+    """Some graphs, compiled as one unit: the first process of the run compiles them, the others read them."""
+    from harness.devices.graphs import load_each
+    from harness.toolchain.cache import cache_folder, only_one
+
+    with only_one(cache_folder("tests") / name):
+        return load_each(*arguments)
+
+
+@pytest.fixture(scope="session")
+def layer_graphs():
+    """Puts the layer's graphs on the CPU that the tests use where it looks for them, compiled as one unit."""
+    import torch
+    from max.driver import CPU
+
+    from harness.nn import autograd
+    from harness.nn.ops import BACKWARD, FORWARD
+    from harness.spec.ops import Call
+
+    keys = [(algorithm, torch.float32) for algorithm in autograd.ALGORITHMS]
+    keys += [("fast", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
+    keys += [("unfused", torch.bfloat16)]
+    directions = {"forward": FORWARD, "backward": BACKWARD}
+    calls, dtypes = {}, {}
+    for algorithm, dtype in keys:
+        for direction, op in directions.items():
+            name = f"{direction}_{algorithm}_{autograd.DTYPES[dtype]}"
+            calls[name] = (Call(op, (("algorithm", algorithm),)),)
+            dtypes[name] = autograd.DTYPES[dtype]
+    loaded = load_as_one("layer_graphs", autograd.package(), calls, dtypes, CPU())
+    for algorithm, dtype in keys:
+        autograd.programs[algorithm, dtype, torch.device("cpu")] = {
+            direction: loaded[f"{direction}_{algorithm}_{autograd.DTYPES[dtype]}"] for direction in directions
+        }
 
 
 @dataclass(frozen=True)

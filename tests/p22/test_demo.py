@@ -30,6 +30,13 @@ def chapters(tmp_path):
     return tmp_path / "src"
 
 
+@pytest.fixture(autouse=True)
+def compiled_together(request):
+    """For every test that trains: the layer's graphs."""
+    if request.node.get_closest_marker("compiler"):
+        request.getfixturevalue("layer_graphs")
+
+
 def small(**changes):
     """The small preset with a few things changed."""
     return dataclasses.replace(demo.PRESETS["small"], **changes)

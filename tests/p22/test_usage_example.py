@@ -12,7 +12,7 @@ EXAMPLE = CHECKOUT / "book" / "examples" / "usage.py"
 
 
 @pytest.mark.compiler
-def test_usage_example(monkeypatch, capsys):
+def test_usage_example(layer_graphs, monkeypatch, capsys):
     monkeypatch.chdir(CHECKOUT)
     names = runpy.run_path(str(EXAMPLE))
     assert "agree with PyTorch" in capsys.readouterr().out

@@ -3,19 +3,20 @@
 Nothing is loaded before it is asked for, so that `import harness.nn` does not import PyTorch.
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
 
-if TYPE_CHECKING:
-    from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
-
-__all__ = ["LayerNormLinear", "fused_layernorm_linear"]
+HOMES = {
+    "LayerNormLinear": "harness.nn.layers",
+    "fused_layernorm_linear": "harness.nn.layers",
+    "mojo_workbook": "harness.nn.compile.backend",
+    "patch": "harness.nn.patching",
+}
+__all__ = list(HOMES)
 
 
 def __getattr__(name: str):
-    if name in __all__:
-        from harness.nn import layers
-
-        return getattr(layers, name)
+    if name in HOMES:
+        return getattr(import_module(HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

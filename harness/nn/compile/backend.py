@@ -1,0 +1,240 @@
+"""The torch.compile backend "mojo_workbook": LayerNorm -> Linear becomes the workbook's operator, Inductor does the rest.
+
+`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Two
+options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`)
+and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
+"""
+
+import functools
+import operator
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from harness.nn.compile.match import Left, Match, find, graph_modules, keeps_rows, layer_norm, shape, value
+
+REPORT = "MOJO_WORKBOOK_REPORT"
+TAILS = ("inductor", "aot_eager", "eager")
+ALGORITHM = "fast"
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A Linear that was swapped: the model's name for it, its sizes and dtype."""
+
+    name: str
+    rows: tuple[Any, ...]
+    in_features: int
+    out_features: int
+    dtype: str
+
+    def __str__(self) -> str:
+        rows = "x".join(map(str, self.rows)) or "one"
+        return f"swapped  {self.name}: {rows} rows, {self.in_features} -> {self.out_features}, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened to one graph: the swaps, and (name, reason) of what stayed as it was."""
+
+    swaps: tuple[Swap, ...]
+    left: tuple[tuple[str, str], ...]
+
+    def lines(self) -> list[str]:
+        """The report as text, one line for each Linear behind a LayerNorm."""
+        total = len(self.swaps) + len(self.left)
+        head = f"mojo_workbook: {len(self.swaps)} of {total} Linear layers behind a LayerNorm swapped"
+        return [head, *(f"  {s}" for s in self.swaps), *(f"  left     {n}: {why}" for n, why in self.left)]
+
+
+# ---- The backend --------------------------------------------------------------------------------------------
+
+
+def mojo_workbook(
+    gm: GraphModule,
+    example_inputs: list[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    name: str | None = None,
+) -> Callable[..., Any]:
+    """The backend: rewrites a graph of Dynamo's and hands it on.
+
+    Args:
+        gm: The graph; it is changed.
+        example_inputs: Fake or real tensors, and symbolic sizes, in the order of its placeholders.
+        mode: One of Inductor's.
+        options: Inductor's, and `report` and `tail`.
+        name: What torch calls this compilation; not used.
+
+    Returns:
+        A function of the graph's inputs that returns its outputs as a tuple.
+
+    Raises:
+        ValueError: `tail` is none of those that there are.
+    """
+    own, patches = split(options or {})
+    tail = own.get("tail") or ("inductor" if has_compiler() else "aot_eager")
+    if tail not in TAILS:
+        raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
+    report = rewrite(gm)
+    tell(report, own.get("report") or os.environ.get(REPORT, "0") not in ("", "0"))
+    if tail == "eager":
+        return gm.forward
+    if tail == "aot_eager":
+        from torch._dynamo.backends.debugging import aot_eager
+
+        return aot_eager(gm, example_inputs)
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = (torch._inductor.list_mode_options(mode) if mode else {}) | patches
+    # As patches: the backward pass is compiled later, when a context manager would be over.
+    return compile_fx(gm, example_inputs, config_patches=patches)
+
+
+def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """This backend's own options, and those for Inductor."""
+    own = {name: value for name, value in options.items() if name in ("report", "tail")}
+    return own, {name: value for name, value in options.items() if name not in own}
+
+
+def tell(report: Report, listener: Any) -> None:
+    """Prints the report to standard error, or hands it to a function; nothing where nobody asked or it is empty."""
+    if callable(listener):
+        listener(report)
+    elif listener and (report.swaps or report.left):
+        print("\n".join(report.lines()), file=sys.stderr)
+
+
+@functools.cache
+def has_compiler() -> bool:
+    """Whether there is the C++ compiler that Inductor wants; where there is none, says so, once."""
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except (exc.InvalidCxxCompiler, RuntimeError):
+        print(
+            "mojo_workbook: no C++ compiler for Inductor; the rest of the model runs uncompiled (tail=aot_eager)",
+            file=sys.stderr,
+        )
+        return False
+    return True
+
+
+# ---- The rewrite --------------------------------------------------------------------------------------------
+
+
+def rewrite(gm: GraphModule) -> Report:
+    """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls."""
+    swaps: list[Swap] = []
+    left: list[tuple[str, str]] = []
+    for graph_module in graph_modules(gm):
+        found = find(graph_module)
+        for match in found.matches:
+            try:
+                swaps.append(swap(graph_module, match))
+            except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself says no
+                found.left.append(Left(match.linear, str(error)))
+        left += [(name_of(one.linear), one.why) for one in found.left]
+        if found.matches:
+            graph_module.graph.lint()
+            graph_module.recompile()
+    return Report(tuple(swaps), tuple(left))
+
+
+def swap(gm: GraphModule, match: Match) -> Swap:
+    """Puts the operator in the place of one Linear, and drops what nobody uses any more.
+
+    Nothing is changed where the operator refuses its arguments (TypeError, ValueError or NotImplementedError).
+    """
+    import harness.nn.autograd  # noqa: F401 registers the operator
+
+    dtype = value(match.linear).dtype
+    add = Adder(gm, match.linear)
+    try:
+        x = match.x
+        for reshape in match.between:
+            x = add.method("reshape", x, *reshape.args[1:])
+        weight = add.method("t", match.weight) if match.transposed else match.weight
+        tensors = [x, match.ln_weight, match.ln_bias, weight, match.linear_bias]
+        # Under autocast a Linear computes in a dtype that its operands do not have yet.
+        tensors = [t if t is None or value(t).dtype == dtype else add.method("to", t, dtype) for t in tensors]
+        fused = torch.ops.mojo_workbook.layernorm_linear.default
+        both = add.function(fused, *tensors, match.eps, ALGORITHM)
+        output = add.function(operator.getitem, both, 0)
+    except Exception:
+        add.undo()
+        raise
+    done = Swap(
+        name_of(match.linear),
+        shape(match.linear)[:-1],
+        shape(match.x)[-1],
+        shape(match.linear)[-1],
+        str(dtype).removeprefix("torch."),
+    )
+    match.linear.replace_all_uses_with(output)
+    drop(gm, match.linear)
+    return done
+
+
+class Adder:
+    """Adds nodes before one node of a graph, each with its fake tensor, and takes them back if asked."""
+
+    def __init__(self, gm: GraphModule, before: Node):
+        self.gm, self.before = gm, before
+        self.added: list[Node] = []
+
+    def function(self, target: Callable[..., Any], *args: Any) -> Node:
+        """A node that calls a function."""
+        with self.gm.graph.inserting_before(self.before):
+            return self.finish(self.gm.graph.call_function(target, args), target, args)
+
+    def method(self, name: str, *args: Any) -> Node:
+        """A node that calls a method of its first argument."""
+        with self.gm.graph.inserting_before(self.before):
+            return self.finish(self.gm.graph.call_method(name, args), getattr(torch.Tensor, name), args)
+
+    def finish(self, node: Node, call: Callable[..., Any], args: tuple[Any, ...]) -> Node:
+        self.added.append(node)
+        known = {k: v for k, v in self.before.meta.items() if k != "example_value"}
+        fakes = torch.fx.map_arg(args, lambda n: n.meta["example_value"])
+        with value(self.before).fake_mode:
+            node.meta = known | {"example_value": call(*fakes)}
+        return node
+
+    def undo(self) -> None:
+        """Take all of them back."""
+        for node in reversed(self.added):
+            self.gm.graph.erase_node(node)
+
+
+def drop(gm: GraphModule, linear: Node) -> None:
+    """Erases a node and, of what led to it, what nobody else uses; no more, since other nodes may have effects."""
+    behind = [linear]
+    while behind:
+        node = behind.pop()
+        if node.users or node.op not in ("call_function", "call_method"):
+            continue
+        inputs = node.all_input_nodes[:1] if node is not linear else node.all_input_nodes
+        gm.graph.erase_node(node)
+        behind += [n for n in inputs if leads(n)]
+
+
+def leads(node: Node) -> bool:
+    """Whether a node is one of those that stand between a LayerNorm and a Linear, or the LayerNorm."""
+    return layer_norm(node) is not None or (bool(node.all_input_nodes) and keeps_rows(node))
+
+
+def name_of(node: Node) -> str:
+    """What the model calls the layer that a node comes from, as "transformer.h.0.mlp.c_fc"; else the node's name."""
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return node.name
+    return re.sub(r"^L\['\w+'\]\.?", "", str(list(stack.values())[-1][0])) or node.name

@@ -1,0 +1,337 @@
+"""The torch.compile backend: what it swaps, what it leaves alone and why, and that values and gradients are eager's."""
+
+import importlib.metadata
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from harness.nn import mojo_workbook
+from harness.nn.compile import backend as backend_module
+
+B, S, H, O = 2, 3, 8, 6
+pytestmark = pytest.mark.compiler
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+class Recorder:
+    """The backend, with an eager tail, and the reports of every graph that it was handed."""
+
+    def __init__(self, tail: str = "eager"):
+        self.reports = []
+        self.tail = tail
+
+    def __call__(self, gm, example_inputs, **options):
+        own = {"report": self.reports.append, "tail": self.tail}
+        return mojo_workbook(gm, example_inputs, options=own, **options)
+
+    @property
+    def swaps(self) -> int:
+        return sum(len(report.swaps) for report in self.reports)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [why for report in self.reports for _, why in report.left]
+
+
+class Pieces(nn.Module):
+    """Parameters for the functions below: a LayerNorm and two Linear layers, each weight also as [H, O]."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+        self.ln, self.a, self.b = nn.LayerNorm(H), nn.Linear(H, O), nn.Linear(H, O, bias=False)
+        self.w, self.c = nn.Parameter(torch.randn(H, O)), nn.Parameter(torch.randn(O))
+        with torch.no_grad():
+            self.ln.weight.normal_()
+            self.ln.bias.normal_()
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def both_ways(model, *inputs, **options) -> tuple[list, list, Recorder]:
+    """Outputs and gradients of a model, eager and compiled by the backend, and what the backend reported."""
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True, **options)
+    return results(model, inputs), results(compiled, inputs, of=model), recorder
+
+
+def results(call, inputs, of=None) -> list:
+    """[outputs, gradients of inputs and parameters] of a call."""
+    torch.manual_seed(1)
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    out = call(*leaves)
+    outputs = list(out) if isinstance(out, tuple) else [out]
+    wanted = [*leaves, *(of or call).parameters()]
+    loss = sum((o.float() * (o.detach().float().sin() + 0.3)).sum() for o in outputs)
+    return [[o.detach() for o in outputs], torch.autograd.grad(loss, wanted, allow_unused=True)]
+
+
+def assert_same(eager: list, compiled: list) -> None:
+    """Equal values, dtypes, and for every gradient: none where eager has none."""
+    for ours, theirs in zip(compiled, eager, strict=True):
+        assert [t is None for t in ours] == [t is None for t in theirs]
+        for a, b in zip(ours, theirs, strict=True):
+            if b is not None:
+                torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+
+
+def aten_level(m, x):
+    h = torch.ops.aten.native_layer_norm.default(x, [H], m.ln.weight, m.ln.bias, 1e-5)[0]
+    return torch.ops.aten.linear.default(h, m.a.weight, m.a.bias)
+
+
+def keywords(m, x):
+    h = F.layer_norm(input=x, normalized_shape=(H,), bias=m.ln.bias, weight=m.ln.weight, eps=1e-3)
+    return F.linear(bias=m.c, input=h, weight=m.b.weight)
+
+
+def conv1d(m, x):
+    return torch.addmm(m.c, m.ln(x).view(-1, H), m.w).view(B, S, O)
+
+
+def shared(m, x):
+    h = m.ln(x)
+    return m.a(h), m.b(h), h @ m.w, h + x
+
+
+@pytest.mark.parametrize(
+    "body,swaps",
+    [
+        (lambda m, x: m.a(m.ln(x)), 1),
+        (lambda m, x: m.b(m.ln(x)), 1),
+        (lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), 1),
+        (lambda m, x: m.a(F.layer_norm(x, (H,), m.ln.weight)), 1),
+        (keywords, 1),
+        (aten_level, 1),
+        (conv1d, 1),
+        (lambda m, x: m.ln(x) @ m.a.weight.T + m.c, 1),
+        (lambda m, x: torch.matmul(torch.layer_norm(x, [H]), m.w), 1),
+        (shared, 3),
+        (lambda m, x: m.a(F.dropout(m.ln(x), 0.5, training=False).reshape(-1, H)), 1),
+        (lambda m, x: m.a(m.ln(x * 2 + x.flip(0))), 1),
+        (lambda m, x: m.a(m.ln(x.transpose(0, 1)).contiguous()), 1),
+    ],
+)
+def test_every_way_to_write_it_is_swapped(body, swaps):
+    eager, compiled, recorder = both_ways(Pieces(body), torch.randn(B, S, H))
+    assert recorder.swaps == swaps and not recorder.reasons
+    assert_same(eager, compiled)
+
+
+def in_place_between(m, x):
+    x = x * 1.0
+    h = m.ln(x)
+    x.add_(1.0)
+    return m.a(h) + x.sum()
+
+
+def weight_changed_between(m, x):
+    w = m.a.weight * 1.0
+    h = m.ln(x)
+    w[0] = 0.0
+    return F.linear(h, w)
+
+
+@pytest.mark.parametrize(
+    "body,reason",
+    [
+        (lambda m, x: m.a(F.dropout(m.ln(x), 0.5)), "dropout stands between"),
+        (lambda m, x: m.a(m.ln(x)[:, 1:]), "getitem stands between"),
+        (lambda m, x: m.a(m.ln(x).relu()), "relu stands between"),
+        (lambda m, x: m.a(m.ln(x).reshape(B, H, S).mT), "stands between"),
+        (in_place_between, "may change a tensor in place"),
+        (weight_changed_between, "may change a tensor in place"),
+        (lambda m, x: torch.addmm(m.c, m.ln(x).view(-1, H), m.w, beta=2), "beta is 2"),
+        (lambda m, x: m.a(F.layer_norm(x, (S, H))), "over 2 axes"),
+        (lambda m, x: torch.matmul(m.ln(x), m.w.expand(B, H, O)), "its weight has 3 axes"),
+    ],
+)
+def test_what_only_looks_like_it_is_left_alone_with_a_reason(body, reason):
+    eager, compiled, recorder = both_ways(Pieces(body), torch.randn(B, S, H))
+    assert recorder.swaps == 0
+    assert len(recorder.reasons) == 1 and reason in recorder.reasons[0]
+    assert_same(eager, compiled)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda m, x: m.a(F.rms_norm(x, (H,))),
+        lambda m, x: m.ln(m.a(x.flip(-1)).repeat(1, 1, 4)[..., :H]),
+        lambda m, x: m.a(x),
+    ],
+)
+def test_a_linear_without_a_layer_norm_is_no_business_of_it(body):
+    eager, compiled, recorder = both_ways(Pieces(body), torch.randn(B, S, H))
+    assert recorder.swaps == 0 and not recorder.reasons
+    assert_same(eager, compiled)
+
+
+def test_a_change_before_the_pair_is_none_of_its_business():
+    def body(m, x):
+        x = x * 1.0
+        x.add_(1.0)
+        return m.a(m.ln(x))
+
+    eager, compiled, recorder = both_ways(Pieces(body), torch.randn(B, S, H))
+    assert recorder.swaps == 1
+    assert_same(eager, compiled)
+
+
+def test_batch_and_length_change_without_a_compilation_for_each():
+    """dynamic=True hands a graph over twice, first with a symbolic eps; then one serves every size."""
+    model = Pieces(shared)
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder, dynamic=True)
+    graphs = []
+    for rows in ((2, 3), (4, 5), (7, 2)):
+        x = torch.randn(*rows, H)
+        assert_same(results(model, [x]), results(compiled, [x], of=model))
+        graphs.append(len(recorder.reports))
+    assert graphs[0] == graphs[1] == graphs[2] <= 2
+
+
+def test_two_models_and_the_same_one_twice():
+    """Nothing is remembered between compilations."""
+    for model in (Pieces(shared), Pieces(shared)):
+        for _ in range(2):
+            torch._dynamo.reset()
+            eager, compiled, recorder = both_ways(model, torch.randn(B, S, H))
+            assert recorder.swaps == 3
+            assert_same(eager, compiled)
+
+
+def test_without_gradients():
+    model, recorder = Pieces(shared), Recorder()
+    compiled = torch.compile(model, backend=recorder)
+    x = torch.randn(B, S, H)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            for a, b in zip(compiled(x), model(x), strict=True):
+                torch.testing.assert_close(a, b)
+    assert recorder.swaps >= 3
+
+
+def test_a_frozen_layer_norm_gets_no_gradient():
+    model = Pieces(lambda m, x: m.a(m.ln(x)))
+    model.ln.requires_grad_(False)
+    compiled = torch.compile(model, backend=Recorder())
+    x = torch.randn(B, S, H, requires_grad=True)
+    compiled(x).sum().backward()
+    assert model.ln.weight.grad is None and model.a.weight.grad is not None and x.grad is not None
+
+
+def test_autocast_decides_the_dtype():
+    """The operator has no autocast rule of its own: the casts stand in the graph."""
+    model = Pieces(lambda m, x: m.a(m.ln(x)))
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder)
+    x = torch.randn(B, S, H)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        eager, ours = results(model, [x]), results(compiled, [x], of=model)
+    assert recorder.swaps == 1 and recorder.reports[0].swaps[0].dtype == "bfloat16"
+    assert ours[0][0].dtype == torch.bfloat16
+    truth = results(model, [x])
+    for kind in (0, 1):
+        for a, b, exact in zip(ours[kind], eager[kind], truth[kind], strict=True):
+            if b is None:
+                continue
+            scale = exact.abs().max()
+            baseline = ((b.float() - exact).abs().max() / scale).item()
+            assert ((a.float() - exact).abs().max() / scale).item() <= 2 * baseline + 2**-8
+
+
+def test_a_checkpointed_region_is_a_graph_of_its_own():
+    model = Pieces(lambda m, x: checkpoint(lambda t: m.a(m.ln(t)).tanh(), x, use_reentrant=False))
+    recorder = Recorder("aot_eager")
+    compiled = torch.compile(model, backend=recorder, fullgraph=True)
+    x = torch.randn(B, S, H)
+    assert_same(results(model, [x]), results(compiled, [x], of=model))
+    assert recorder.swaps == 1
+
+
+def test_what_the_operator_refuses_stays(monkeypatch):
+    def refuse(*_):
+        raise ValueError("H and W do not go together")
+
+    monkeypatch.setattr(backend_module.Adder, "function", refuse)
+    eager, compiled, recorder = both_ways(Pieces(conv1d), torch.randn(B, S, H))
+    assert recorder.reasons == ["H and W do not go together"]
+    assert_same(eager, compiled)
+
+
+def test_inductor_compiles_the_rest(tmp_path, monkeypatch):
+    """Its own options and modes go on to it; nothing of this backend's does."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = Pieces(lambda m, x: m.a(m.ln(x)).tanh())
+    reports = []
+    options = {"report": reports.append, "max_autotune": False}
+    compiled = torch.compile(model, backend=mojo_workbook, options=options)
+    x = torch.randn(B, S, H)
+    assert_same(results(model, [x]), results(compiled, [x], of=model))
+    assert [len(report.swaps) for report in reports] == [1]
+
+
+# ---- The report, the options, the entry point ---------------------------------------------------------------
+
+
+def test_report_names_layers_as_the_model_does(capfd, monkeypatch):
+    monkeypatch.setenv(backend_module.REPORT, "1")
+    model = nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O), nn.LayerNorm(O), nn.Dropout(0.5), nn.Linear(O, 2))
+    torch.compile(model, backend=mojo_workbook, options={"tail": "eager"})(torch.randn(B, S, H))
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
+        "mojo_workbook: 1 of 2 Linear layers behind a LayerNorm swapped",
+        "  swapped  1: 2x3 rows, 8 -> 6, float32",
+        "  left     4: dropout stands between LayerNorm and it",
+    ]
+
+
+def test_no_report_where_nobody_asks_and_where_there_is_nothing(capfd, monkeypatch):
+    monkeypatch.delenv(backend_module.REPORT, raising=False)
+    options = {"tail": "eager"}
+    torch.compile(Pieces(shared), backend=mojo_workbook, options=options)(torch.randn(B, S, H))
+    torch.compile(nn.Linear(H, O), backend=mojo_workbook, options=options | {"report": True})(
+        torch.randn(B, H)
+    )
+    assert "mojo_workbook" not in capfd.readouterr().err
+
+
+def test_unknown_tail():
+    with pytest.raises(Exception, match="tail 'llvm': choose one of inductor, aot_eager, eager"):
+        torch.compile(Pieces(shared), backend=mojo_workbook, options={"tail": "llvm"})(torch.randn(B, S, H))
+
+
+def test_without_a_compiler_the_rest_runs_uncompiled_and_one_line_says_so(monkeypatch, capfd):
+    from torch._inductor import cpp_builder, exc
+
+    def none():
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+    backend_module.has_compiler.cache_clear()
+    try:
+        model = Pieces(lambda m, x: m.a(m.ln(x)))
+        compiled = torch.compile(model, backend=mojo_workbook)
+        for rows in (2, 5):
+            x = torch.randn(rows, S, H)
+            assert_same(results(model, [x]), results(compiled, [x], of=model))
+    finally:
+        backend_module.has_compiler.cache_clear()
+    said = [line for line in capfd.readouterr().err.splitlines() if "no C++ compiler" in line]
+    assert len(said) == 1
+
+
+def test_the_name_works_without_an_import():
+    found = importlib.metadata.entry_points(group="torch_dynamo_backends", name="mojo_workbook")
+    assert [point.load() for point in found][:1] == [mojo_workbook]
+    assert "mojo_workbook" in torch._dynamo.list_backends()

@@ -4,6 +4,12 @@ Nothing is loaded before it is asked for, so that `import harness.nn` does not i
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.nn.compile.backend import mojo_workbook
+    from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
+    from harness.nn.patching import patch
 
 HOMES = {
     "LayerNormLinear": "harness.nn.layers",
@@ -11,7 +17,7 @@ HOMES = {
     "mojo_workbook": "harness.nn.compile.backend",
     "patch": "harness.nn.patching",
 }
-__all__ = list(HOMES)
+__all__ = ["LayerNormLinear", "fused_layernorm_linear", "mojo_workbook", "patch"]
 
 
 def __getattr__(name: str):

@@ -60,10 +60,15 @@ class Patch:
         lines += [f"  swapped  {ln} -> {linear}" for ln, linear in self.swapped]
         return "\n".join(lines + [f"  left     {name}: {why}" for name, why in self.left])
 
+    def give(self, module: nn.Module, forward: functools.partial) -> None:
+        """Sets the forward of one instance."""
+        vars(module)["forward"] = forward
+        self._modules.append(module)
+
     def undo(self) -> None:
         """Gives every module its own `forward` back. A second call does nothing."""
         while self._modules:
-            del self._modules.pop().forward
+            del vars(self._modules.pop())["forward"]
 
 
 def patch(model: nn.Module, *, algorithm: str = "fast") -> Patch:
@@ -154,17 +159,16 @@ def linear_like(module: nn.Module) -> bool:
 
 def in_features(linear: nn.Module) -> int:
     """H."""
-    weight = linear.get_parameter("weight") if "weight" in linear._parameters else linear.weight
-    return weight.shape[1 if isinstance(linear, nn.Linear) else 0]  # pyright: ignore[reportAttributeAccessIssue]
+    weight = parameter(linear, "weight")
+    assert weight is not None
+    return weight.shape[1 if isinstance(linear, nn.Linear) else 0]
 
 
 def swap(done: Patch, ln: nn.LayerNorm, group: list[Pair], algorithm: str) -> None:
     """Gives a LayerNorm and the Linear layers behind it their new forward."""
-    ln.forward = functools.partial(hand_on)
-    done._modules.append(ln)
+    done.give(ln, functools.partial(hand_on))
     for pair in group:
-        pair.linear.forward = functools.partial(both, ln, pair.linear, algorithm)
-        done._modules.append(pair.linear)
+        done.give(pair.linear, functools.partial(both, ln, pair.linear, algorithm))
         done.swapped.append((pair.ln_name, pair.linear_name))
 
 

@@ -95,7 +95,8 @@ def mojo_workbook(
 
     patches = (torch._inductor.list_mode_options(mode) if mode else {}) | patches
     # As patches: the backward pass is compiled later, when a context manager would be over.
-    return compile_fx(gm, example_inputs, config_patches=patches)
+    compiled: Any = compile_fx(gm, example_inputs, config_patches=patches)
+    return compiled
 
 
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
@@ -138,8 +139,9 @@ def layer_norm(node: Any) -> Node | None:
         return None
     if node.target is operator.getitem and node.args[1] == 0:
         inner = node.args[0]
-        native = isinstance(inner, Node) and inner.target is aten.native_layer_norm.default
-        return inner if native else None
+        if isinstance(inner, Node) and inner.target is aten.native_layer_norm.default:
+            return inner
+        return None
     return node if node.target in LAYER_NORM.keys() - {aten.native_layer_norm.default} else None
 
 
@@ -229,6 +231,7 @@ IN_PLACE = {operator.setitem, operator.delitem} | {
 
 def asked_in_place(node: Node) -> bool:
     """Whether a function is called with inplace=True, by name or by position."""
+    assert callable(node.target)
     try:
         names = tuple(inspect.signature(node.target).parameters)
     except (TypeError, ValueError):  # functions in C: those that write have a name that says so
@@ -241,7 +244,7 @@ def called(node: Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
-def value(node: Node) -> torch.Tensor:
+def value(node: Node) -> FakeTensor:
     """The fake tensor of a node."""
     return node.meta["example_value"]
 

@@ -157,12 +157,17 @@ class BatchMemory:
                 if not (state == full).all():
                     self.run.unwritten(self, A, state != full, index, L)
         value = data[index]
+        if self.log.events:
+            self.log.events.values(self, value, L)
         if A.count == 1:
             return value
         return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))
 
     def write(self, A: Access, space: Space, index, value, L):
         data, written, full = A.views(space)
+        if self.log.events:
+            many = A.count > 1
+            self.log.events.values(self, np.stack(np.broadcast_arrays(*value), -1) if many else value, L)
         if A.count == 1:
             data[index] = value if np.ndim(index) or not value.ndim else value[-1]
         else:

@@ -225,7 +225,11 @@ class Run:
             first = int(which[0])
             address = int(addresses[first])
             block, thread = self.who(batch, positions[first])
-            tensor, index, message = self._explain(A, what, verb, address)
+            extent = self._meant(A, address)
+            outside = what == "out-of-bounds" and A.space in ("global", "shared")
+            if self.log.events and outside and extent is not None:
+                self.log.events.outside(batch, A, extent, addresses[which], positions[which])
+            tensor, index, message = self._explain(A, extent, what, verb, address)
             self.record(
                 f"{what} {verb}", A.instr, message,
                 tensor=tensor, index=index, block=block, thread=thread, count=len(which),
@@ -256,19 +260,19 @@ class Run:
             algorithm=False,
         )  # fmt: skip
 
-    def _explain(self, A: Access, what: str, verb: str, address: int):
+    def _meant(self, A: Access, address: int) -> Extent | None:
+        """The tensor that a wrong address probably meant."""
+        if A.space == "global":
+            if A.tensor is not NOWHERE:
+                return A.tensor
+            return self.arena.find(address) or self.arena.nearest(address)
+        extents = self.shared_extents if A.space == "shared" else self.local_extents
+        below = [x for x in extents if x.start <= address] or extents
+        return max(below, key=lambda x: x.start, default=None)
+
+    def _explain(self, A: Access, e: Extent | None, what: str, verb: str, address: int):
         if what == "null pointer":
             return "", None, f"the kernel uses a null pointer: address {address:#x}"
-        if A.space == "global":
-            e = (
-                A.tensor
-                if A.tensor is not NOWHERE
-                else self.arena.find(address) or self.arena.nearest(address)
-            )
-        else:
-            extents = self.shared_extents if A.space == "shared" else self.local_extents
-            below = [x for x in extents if x.start <= address] or extents
-            e = max(below, key=lambda x: x.start, default=None)
         if e is None:
             return "", None, f"{verb} of {A.nbytes} bytes at {address:#x}, where there is no tensor"
         index = e.index(address, A.width)

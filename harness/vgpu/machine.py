@@ -32,6 +32,7 @@ from .errors import (  # noqa: F401  (re-exported)
     UnsupportedPTXVersion,
     VirtualGPUError,
 )
+from .events import Events
 from .launch import Run
 from .memory import DEFAULT_BASE, Arena, OutOfSpace
 from .program import LinkError, Program
@@ -78,8 +79,7 @@ class Module:
 class Launch:
     """One finished launch.
 
-    `trace` (when gpu.trace is set) lists (tensor, "R" read | "W" written | "A" atomic, block, element numbers in
-    ascending order), sorted; each tensor, kind and block once. Blocks are numbered x first. Global memory only.
+    `events` holds every access to global and shared memory, where gpu.keep_events asks for it.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Launch:
     block: tuple[int, int, int]
     counters: Counters = field(init=False)
     findings: list[Finding] = field(default_factory=list)
-    trace: list[tuple[str, str, int, np.ndarray]] = field(default_factory=list)
+    events: Events | None = None
     seconds: float = 0.0
 
 
@@ -99,7 +99,7 @@ class VirtualGPU:
     byte. blocks: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED"; orders other than
     natural run the grid in several batches, so that values which depend on the order differ.
 
-    Attributes to set: `trace` (record what every block accesses), `steps` (budget of basic-block executions for one
+    Attributes to set: `keep_events` (accesses of a launch to record, 0 for none), `steps` (budget of basic-block executions for one
     launch), `batch_threads` (threads that run together), `echo` (print what kernels print).
     """
 
@@ -117,7 +117,7 @@ class VirtualGPU:
         self.launches: list[Launch] = []
         self.modules: list[Module] = []
         self.output: list[str] = []
-        self.echo, self.trace, self.steps, self.batch_threads = True, False, 3_000_000, 65536
+        self.echo, self.keep_events, self.steps, self.batch_threads = True, 0, 3_000_000, 65536
 
     @property
     def title(self) -> str:

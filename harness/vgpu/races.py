@@ -23,6 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from .batch_memory import BatchMemory
+from .events import Recorder
 from .memory import Extent
 from .program import registers
 from .ptx import WIDTH
@@ -110,14 +111,14 @@ def clash_shared(other, mine):
 
 
 class AccessLog:
-    """All accesses of a launch: feeds the counters and the trace, and finds races."""
+    """All accesses of a launch: feeds the counters and the recorder of events, and finds races."""
 
     def __init__(self, run):
         self.run = run
         self.checking = run.checks.races
         self.counting = run.checks.counters
-        self.tracing = run.gpu.trace
-        self.active = self.checking or self.counting or self.tracing
+        self.events = Recorder(run, run.gpu.keep_events) if run.gpu.keep_events else None
+        self.active = self.checking or self.counting or self.events is not None
         code = run.code
         if not hasattr(code, "granules"):
             code.granules = (
@@ -134,7 +135,6 @@ class AccessLog:
         self.has_store = False
         self.batch: BatchMemory | None = None
         self.clocks = BlockClocks(self) if syncs and self.checking else None
-        self.traced: dict[tuple, list[np.ndarray]] = {}
         self.warp_syncs = False  # whether a warp-wide instruction has been executed
 
     # -- called by the executor -----------------------------------------------------------------------------
@@ -159,6 +159,8 @@ class AccessLog:
         """A global access: `index` in units of the access size, an int where all threads have the same."""
         if not self.active:
             return
+        if self.events:
+            self.events.add(batch, A, tensor, index, L)
         ids = self.identity(batch)
         epoch = batch.epochs(L)
         segment = self.clocks.segments(batch, L) if self.clocks else None
@@ -178,6 +180,8 @@ class AccessLog:
         """A shared access of the own block."""
         if not self.active:
             return
+        if self.events:
+            self.events.add_shared(batch, A, index, L)
         ids = self.identity(batch)
         epoch = batch.epochs(L)
         top = 0
@@ -191,6 +195,8 @@ class AccessLog:
 
     def barrier(self, batch, ready):
         """The blocks `ready` (None: all) pass a barrier."""
+        if self.events:
+            self.events.barrier()
         if self.shared:
             self.digest_shared(keep_reads=ready is not None and not ready.all())
         if self.has_store and self.clocks is None:
@@ -232,12 +238,11 @@ class AccessLog:
             self.digest()
         if self.clocks:
             self.clocks.finish()
-        self.run.launch.trace = [
-            (*key, np.unique(np.concatenate(parts))) for key, parts in sorted(self.traced.items())
-        ]
+        if self.events:
+            self.run.launch.events = self.events.finish()
 
     def digest(self):
-        """Count, trace and check what is logged."""
+        """Count and check what is logged."""
         if self.shared:
             self.digest_shared(keep_reads=True)
         self.digest_global(everything=self.size > LIMIT)
@@ -247,8 +252,6 @@ class AccessLog:
     def digest_global(self, everything: bool = False):
         if self.counting and self.fresh:
             self.run.counters.consume_global(self.fresh)
-        if self.tracing:
-            self.trace()
         self.fresh = []
         self.has_store = False
         if not self.checking:
@@ -440,20 +443,6 @@ class AccessLog:
             self.report(
                 "shared race", None, where[bad], mine[bad], other[bad], self.shared_granule, self.batch
             )
-
-    # -- trace ----------------------------------------------------------------------------------------------
-    def trace(self):
-        """Collect which elements of which tensor each block accessed."""
-        for (A, index, ids, L, *_), tensor in self.fresh:
-            blocks = (ids[1] if L is None else ids[1][L]) >> _TOP_AT
-            index = np.broadcast_to(index, len(blocks))
-            element = ((index << A.shift) - (tensor.start - self.run.arena.base)) // A.width
-            if A.count > 1:
-                element = (element[:, None] + np.arange(A.count)).reshape(-1)
-                blocks = np.repeat(blocks, A.count)
-            for b in np.unique(blocks):
-                key = (tensor.name, A.kind, int(b))
-                self.traced.setdefault(key, []).append(np.unique(element[blocks == b]))
 
 
 class BlockClocks:

@@ -201,6 +201,8 @@ class WarpOps(BatchMemory):
             written[index] = full
         values = [np.broadcast_to(v, count) for v in values]
         self.run.counters.atomic(A, index)
+        if self.log.events:
+            self.log.events.values(self, values[0], L, {"f4": "float32", "f8": "float64"}.get(kind, ""))
         if (
             kind == "f4" and op == "add" and A.space == "global"
         ):  # additions in global memory flush subnormals

@@ -236,18 +236,6 @@ def test_bank_conflicts_are_counted(ptx):
     assert c.global_load.sectors_per_request == 4
 
 
-@pytest.mark.compiler
-def test_trace(ptx):
-    bench = Bench()
-    bench.gpu.trace = True
-    a, b, o = ones(bench, "a"), ones(bench, "b"), bench.empty("o", 1000)
-    launch = bench.run(ptx["vector_add"], 4, 256, o, a, b, I4(1000))
-    seen = {(name, kind, block): set(index.tolist()) for name, kind, block, index in launch.trace}
-    assert seen["o", "W", 3] == set(range(768, 1000)) and seen["a", "R", 0] == set(range(256))
-    assert len(launch.trace) == len(seen) == 12
-    assert {k[0] for k in seen} == {"a", "b", "o"}
-
-
 # -- hand-written PTX ---------------------------------------------------------------------------------------
 def found(body: str, threads: int = 32, *, declare: str = "", module: str = "") -> list:
     """Errors of a kernel whose only array is `cells`, 64 words of 1; %a0 is the thread's word."""

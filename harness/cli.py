@@ -146,7 +146,11 @@ def add_kernel_flags(
         variants.add_argument(f"--{name}", action="store_true", help=about)
     modes.add_argument("--profile", action="store_true", help="count what the kernels do, on the virtual GPU")
     modes.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write what every block reads and writes, as JSON"
+        "--show",
+        nargs="?",
+        const="",
+        metavar="GATE",
+        help="a picture of your kernel's run: who reads and writes what, and the first wrong element",
     )
     roots.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
     root.add_argument(
@@ -170,6 +174,7 @@ def add_kernel_flags(
         help="block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED",
     )
     root.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+    root.add_argument("--html", type=Path, metavar="FILE", help="where --show puts its page")
     root.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
 
 
@@ -244,12 +249,17 @@ def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
     from harness.screens.report import Report, as_json
 
     options = make_options(flags, puzzle)
+    if json not in (None, "-"):
+        check_target("--json", json)
+    if flags.show is not None:
+        from harness.screens.show import show
+
+        return show(console, options, flags.show or flags.gate or "", flags.html, json)
+    if flags.html:
+        raise BadUse("--html: only --show writes a page")
     before = run_python_rungs(console, puzzle, flags)
-    for flag, target in (("--json", json), ("--trace", flags.trace)):
-        if target not in (None, "-"):
-            check_target(flag, target)
-    if flags.profile or flags.trace:
-        return run_profile(console, options, flags.trace)
+    if flags.profile:
+        return run_profile(console, options)
     with progress(console) as (on_compile, on_ready):
         run = runs.run(options, on_compile=on_compile, on_ready=on_ready)
     Report(console, verbose=flags.verbose).run(run)
@@ -262,7 +272,7 @@ def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
 
 def run_python_rungs(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> list[int]:
     """The exit codes of a puzzle's rungs in Python, where a run of its kernels checks them too and names no part of them."""
-    part = flags.rung or flags.gate or flags.ops or flags.profile or flags.trace or flags.dims or flags.json
+    part = flags.rung or flags.gate or flags.ops or flags.profile or flags.dims or flags.json
     if not puzzle.every_rung or part:
         return []
     from harness.spec.rungs import MojoRung
@@ -311,14 +321,11 @@ def chosen_cases(puzzle: Puzzle, flags: argparse.Namespace) -> list[Case] | None
     return [replace(case, world_size=ranks) if ranks and case.world_size > 1 else case for case in cases]
 
 
-def run_profile(console: Console, options, trace: Path | None) -> int:
-    """--profile or --trace: the kernels of the first case on the virtual GPU, counted or written down."""
+def run_profile(console: Console, options) -> int:
+    """--profile: the kernels of the first case on the virtual GPU, counted."""
     from harness.check import profile
 
     console.print("Recording the launches (a few seconds where they are not cached) ...")
-    if trace:
-        console.print(f"wrote {profile.write_trace(options, trace)} launches to {trace}")
-        return 0
     console.print(*profile.table(profile.profile(options)), sep="\n", soft_wrap=True, markup=False)
     return 0
 

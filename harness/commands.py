@@ -291,7 +291,7 @@ def judge_work(
 
 
 def watch(arguments: list[str]) -> int:
-    """Check the current gate each time you save. Keys: n next, r run, h hint, d diff, l list, q quit."""
+    """Check the current gate each time you save. Keys: n next, r run, h hint, s show, d diff, l list, q quit."""
     made = parser("watch", watch.__doc__)
     with_rung(made)
     made.add_argument(

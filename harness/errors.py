@@ -18,6 +18,12 @@ class DamagedFile(BadUse):
     """A problem file whose blank markers are broken, or a link that leads nowhere."""
 
 
+class Unsolved(WorkbookError):
+    """A blank that must be filled in first."""
+
+    exit_code = 3
+
+
 class KernelFailed(WorkbookError):
     """A kernel that did not come to its end on the virtual GPU."""
 

@@ -4,13 +4,10 @@ A launch touches the bytes of every tensor that it reads or writes, once; what i
 The bytes that the shapes predict are so the least that any kernel with the same inputs and outputs could move.
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.check.runs import Options, locate
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
-from harness.toolchain.disk import write_target
 from harness.vgpu.counters import Counters
 
 
@@ -55,11 +52,10 @@ class Replayed:
     events: list
 
 
-def replayed(options: Options, *, trace: bool = False) -> dict[str, Replayed]:
+def replayed(options: Options) -> dict[str, Replayed]:
     """Replays the first case of a run on the virtual GPU, variant by variant.
 
-    With `trace` the launches also carry what every block read and wrote. Raises a WorkbookError where the package
-    does not compile or a kernel does not come to its end.
+    Raises a WorkbookError where the package does not compile or a kernel does not come to its end.
     """
     from harness.check.reference import Reference
     from harness.devices import replay
@@ -70,7 +66,6 @@ def replayed(options: Options, *, trace: bool = False) -> dict[str, Replayed]:
         locate(options), puzzle.name, options.dtype, [case.dims], puzzle.compiled_with(options.variants)
     )
     player = replay.Replay(recording, puzzle, options.dtype, blocks=options.blocks)
-    player.gpu.trace = trace
     inputs = Reference(puzzle, options.dtype, options.seed).inputs(case)
     runs = {}
     for variant in options.variants:
@@ -184,32 +179,3 @@ LEGEND = [
     "bank: extra cycles of shared memory because threads of a warp met in a bank",
     "Counted on the virtual GPU (sm_90a), which has no clock: none of this is a time.",
 ]
-
-
-def write_trace(options: Options, target: Path) -> int:
-    """Writes what every block of every launch read and wrote as JSON; returns the number of launches.
-
-    The file holds a list of {variant, launch, grid, block, accesses}; an access is {tensor, kind, block, indices} with
-    kind "R", "W" or "A" (atomic) and element indices. Raises BadUse where the file cannot be written.
-    """
-    entries = [
-        trace_entry(variant, launch)
-        for variant, run in replayed(options, trace=True).items()
-        for launch in run.launches
-    ]
-    write_target("--trace", target, json.dumps(entries) + "\n")
-    return len(entries)
-
-
-def trace_entry(variant: str, launch) -> dict:
-    """One launch of a trace as plain data."""
-    return {
-        "variant": variant,
-        "launch": launch.name,
-        "grid": launch.grid,
-        "block": launch.block,
-        "accesses": [
-            {"tensor": tensor, "kind": kind, "block": int(block), "indices": [int(i) for i in indices]}
-            for tensor, kind, block, indices in launch.trace
-        ],
-    }

@@ -41,7 +41,7 @@ DEBOUNCE = 0.2
 MORE = "; --verbose shows them"
 """What a compile error says elsewhere about further errors."""
 END_OF_INPUT = "\x04"
-KEYS = "n next · r run · h hint · d diff · l list · q quit"
+KEYS = "n next · r run · h hint · s show · d diff · l list · q quit"
 
 
 class Files:
@@ -262,6 +262,20 @@ class Watch:
 
         self.note(self.safely(lines))
 
+    def show(self) -> None:
+        """A picture of the current gate's run, and the page that steps through it."""
+        if self.running():
+            return
+        from harness.screens.show import lines_for_watch
+
+        self.note([Text("drawing the picture ...", style="dim")])
+        result = next(iter(self.current.results), None)
+        self.note(
+            self.safely(lambda: lines_for_watch(self.work, self.gate, result, self.checker))
+            if result
+            else [Text("nothing to show: there is no verdict yet", style="dim")]
+        )
+
     def overview(self) -> None:
         """All gates of the file."""
         self.note(list(list_lines(self.work, self.progress)))
@@ -327,6 +341,7 @@ ACTIONS: dict[str, Callable[[Watch], None]] = {
     "n": Watch.go_on,
     "r": Watch.start,
     "h": Watch.hint,
+    "s": Watch.show,
     "d": Watch.diff,
     "l": Watch.overview,
 }

@@ -14,7 +14,7 @@ PICTURES = {
         "without the mean term",
         "problems/p22/op/layernorm_linear.mojo",
     ],
-    "watch": ["❌ dx", "Hint dx-", "n next · r run · h hint · d diff · l list · q quit"],
+    "watch": ["❌ dx", "Hint dx-", "n next · r run · h hint · s show · d diff · l list · q quit"],
 }
 
 

@@ -186,7 +186,12 @@ def test_json_to_standard_output_is_nothing_but_json(command_line):
 
 @pytest.mark.parametrize(
     ("flags", "flag"),
-    [(ON_CPU, "--json"), (ON_CPU, "--trace"), (("p22", "--bench"), "--json"), (("p22", "--bench"), "--csv")],
+    [
+        (ON_CPU, "--json"),
+        (("p22", "--show"), "--html"),
+        (("p22", "--bench"), "--json"),
+        (("p22", "--bench"), "--csv"),
+    ],
 )
 @pytest.mark.parametrize(
     ("place", "words"),

@@ -81,7 +81,7 @@ COMMANDS = {
     ("doctor",): None,
     ("p22", "--solution", "--device", "cpu"): "the Mojo compiler",
     ("p22", "--solution", "--profile"): "the recorded launches",
-    ("p22", "--solution", "--trace", "DISK/trace.json"): "the recorded launches",
+    ("p22", "--solution", "--show", "ln"): "the recorded launches",
     ("build-ext", "--arch", "sm_80"): "the extension module",
     ("build-ext", "--arch", "sm_80", "--output", "DISK/modules"): "the extension module",
     ("vgpu", "info"): "the virtual GPU's driver",
@@ -104,10 +104,10 @@ def test_every_command_on_a_full_disk(disk, compilers, command_line, command):
     assert not [path for path in disk.rglob("*") if path.is_file()], "nothing half-made is left"
 
 
-@pytest.mark.parametrize("flag", ["--json", "--trace"])
+@pytest.mark.parametrize("flag", ["--json", "--html"])
 def test_a_target_that_does_not_fit(disk, command_line, monkeypatch, flag):
     """What a run came to, larger than the disk."""
-    from harness.check import profile
+    from harness.screens import show
     from harness.toolchain.disk import write_target
 
     def run_puzzle(puzzle, flags):
@@ -118,7 +118,7 @@ def test_a_target_that_does_not_fit(disk, command_line, monkeypatch, flag):
     assert done.code == 5
     assert f"disk full: no room for {flag} {disk}/result.json, 200,000 bytes in {disk} (" in done.err
     assert not list(disk.iterdir())
-    assert profile.write_target is write_target, "the writer of a trace is this one"
+    assert show.write_target is write_target, "the writer of a page is this one"
 
 
 def test_a_graph_that_does_not_fit(disk):

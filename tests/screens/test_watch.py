@@ -18,7 +18,7 @@ import pytest
 from harness.learner import blanks
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS = "n next · r run · h hint · d diff · l list · q quit"
+KEYS = "n next · r run · h hint · s show · d diff · l list · q quit"
 START = "import sys, pathlib; from harness.toolchain import roots; roots.CHECKOUT = pathlib.Path.cwd(); from harness.cli import main; sys.exit(main())"
 
 

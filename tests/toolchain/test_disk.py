@@ -60,8 +60,8 @@ def test_a_full_disk_says_how_much_was_to_be_written_and_where(tmp_path, monkeyp
 
 
 def test_a_target_that_fails_otherwise_is_bad_use(tmp_path):
-    with pytest.raises(BadUse, match=r"--trace .*/no/file: No such file or directory"):
-        write_target("--trace", tmp_path / "no" / "file", "")
+    with pytest.raises(BadUse, match=r"--html .*/no/file: No such file or directory"):
+        write_target("--html", tmp_path / "no" / "file", "")
 
 
 def test_a_target_that_can_be_written_is_left_as_it_is(tmp_path):

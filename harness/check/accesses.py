@@ -1,0 +1,233 @@
+"""All memory accesses of a replayed run as one table: who touched what, when, at which line of whose blank.
+
+What the pictures of a run are drawn from, and what `blame` compares between a learner's run and the solution's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from harness.learner.blanks import Blank
+from harness.vgpu.counters import bank_cycles
+from harness.vgpu.events import Events, Step, Tensor
+from harness.vgpu.ptx import Instr
+from harness.vgpu.report import user_location
+
+SECTOR = 32
+"""Bytes that global memory moves at least."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of source; `blank` is the id of the blank that holds it, or ""."""
+
+    file: str
+    number: int
+    blank: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file with the blanks and what its blanks are; other files of a package are known by their paths only."""
+
+    path: Path
+    blanks: Mapping[str, Blank] = field(default_factory=dict)
+
+    def line(self, instr: Instr | None) -> Line | None:
+        """The line of an instruction that a learner looks for: in a blank, else in this file, else where it is."""
+        if instr is None or instr.loc is None:
+            return None
+        frames = [frame for frame in instr.loc.chain() if Path(frame.file) == self.path and frame.line]
+        for frame in frames:
+            for id, blank in self.blanks.items():
+                if blank.line <= frame.line < blank.line + max(len(blank.body), 1):
+                    return Line(str(self.path), frame.line, id)
+        at = frames[0] if frames else user_location(instr.loc)
+        return Line(at.file, at.line) if at and at.line else None
+
+
+@dataclass(frozen=True, order=True)
+class Thread:
+    """One thread of a launch: the launch's number in the run, the block's in the grid, its own in the block."""
+
+    launch: int
+    block: int
+    thread: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """One element of a tensor; `block` is the owner's where the memory is shared, else -1, `launch` likewise."""
+
+    tensor: str
+    element: int
+    launch: int = -1
+    block: int = -1
+
+
+@dataclass(frozen=True)
+class Access:
+    """One access: when (the step's number in the run), by whom, how ("R", "W", "A"), where, and the value."""
+
+    step: int
+    who: Thread
+    kind: str
+    place: Place
+    value: float
+
+
+@dataclass
+class LaunchTrace:
+    """One launch of a run with its events: name, geometry, the first step's number in the run, findings."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    events: Events
+    first_step: int
+    findings: list
+    shuffles: bool
+
+    def block_index(self, number: int) -> tuple[int, int, int]:
+        """Block number -> (x, y, z)."""
+        return index3(number, self.grid)
+
+    def thread_index(self, number: int) -> tuple[int, int, int]:
+        """Thread number in its block -> (x, y, z)."""
+        return index3(number, self.block)
+
+
+def index3(number: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
+    """A number, x first, as (x, y, z)."""
+    x, y, _ = sizes
+    return number % x, number // x % y, number // (x * y)
+
+
+class Accesses:
+    """A run's accesses as columns, one row an access, in the order of execution."""
+
+    def __init__(self, launches: Sequence, source: Source):
+        """`launches` are the virtual GPU's, each with its events."""
+        self.source = source
+        self.launches: list[LaunchTrace] = []
+        first = 0
+        for launch in launches:
+            shuffles = any(i.op in ("shfl", "redux") for i in launch.kernel.function.body)
+            self.launches.append(
+                LaunchTrace(
+                    launch.name, launch.grid, launch.block, launch.events, first, launch.findings, shuffles
+                )
+            )
+            first += len(launch.events.steps)
+        self.steps: list[Step] = [step for launch in launches for step in launch.events.steps]
+        self.dropped = sum(launch.events.dropped for launch in launches)
+        self.lines = [source.line(step.instr) for step in self.steps]
+        self._columns()
+
+    def _columns(self) -> None:
+        names: dict[tuple[int, str], int] = {}
+        codes = []
+        for number, launch in enumerate(self.launches):
+            for step in launch.events.steps:
+                tensor = launch.events.tensors.get(step.tensor)
+                own = number if tensor is not None and tensor.space == "shared" else -1
+                codes.append(names.setdefault((own, step.tensor), len(names)))
+        self.names = list(names)  # code -> (launch of shared memory or -1, name)
+        lengths = np.array([step.last - step.first for step in self.steps], np.int64)
+        regions = {"": 0} | {id: n for n, id in enumerate(self.source.blanks, start=1)}
+        region = [regions[line.blank] if line else 0 for line in self.lines]
+        column = lambda values: np.repeat(np.array(values), lengths)  # noqa: E731
+        joined = lambda name, kind: np.concatenate(  # noqa: E731
+            [np.asarray(getattr(launch.events, name)) for launch in self.launches] or [np.zeros(0, kind)]
+        )
+        self.step = np.repeat(np.arange(len(self.steps)), lengths)
+        owners = [n for n, launch in enumerate(self.launches) for _ in launch.events.steps]
+        self.launch = column(owners).astype(np.int32)
+        self.kind = column([step.kind[0] for step in self.steps]) if self.steps else np.zeros(0, "U1")
+        self.tensor = column(codes).astype(np.int32)
+        self.region = column(region).astype(np.int32)
+        self.block, self.thread = joined("block", np.int32), joined("thread", np.int32)
+        self.element, self.value = joined("element", np.int64), joined("value", np.float64)
+        self.regions = list(regions)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that is touched, by name; of shared memory the last launch's."""
+        return {name: tensor for launch in self.launches for name, tensor in launch.events.tensors.items()}
+
+    # -- questions ------------------------------------------------------------------------------------------
+    def at(self, place: Place) -> np.ndarray:
+        """Which rows touch a place: a mask."""
+        key = (place.launch, place.tensor)
+        if key not in self.names:
+            return np.zeros(len(self.step), bool)
+        mask = (self.tensor == self.names.index(key)) & (self.element == place.element)
+        return mask & (self.block == place.block) if place.block >= 0 else mask
+
+    def by(self, who: Thread) -> np.ndarray:
+        """Which rows are a thread's: a mask."""
+        return (self.launch == who.launch) & (self.block == who.block) & (self.thread == who.thread)
+
+    def place(self, row: int) -> Place:
+        """The place that a row touches."""
+        launch, name = self.names[self.tensor[row]]
+        return Place(name, int(self.element[row]), launch, int(self.block[row]) if launch >= 0 else -1)
+
+    def access(self, row: int) -> Access:
+        """A row, with names."""
+        who = Thread(int(self.launch[row]), int(self.block[row]), int(self.thread[row]))
+        return Access(int(self.step[row]), who, str(self.kind[row]), self.place(row), float(self.value[row]))
+
+    def line(self, step: int) -> Line | None:
+        """The source line of a step."""
+        return self.lines[step]
+
+    def blank(self, step: int) -> str:
+        """The blank that a step belongs to, or ""."""
+        line = self.lines[step]
+        return line.blank if line else ""
+
+    def launch_of(self, step: int) -> int:
+        """The number of the launch of a step."""
+        numbers = [launch.first_step for launch in self.launches]
+        return int(np.searchsorted(numbers, step, "right")) - 1
+
+
+# ---- What a step costs --------------------------------------------------------------------------------------
+
+
+def bank_conflicts(events: Events, step: Step) -> int:
+    """Extra cycles that a step on shared memory takes because threads of a warp meet in a bank."""
+    warp, lane, byte, nbytes = requests(events, step)
+    if not len(warp):
+        return 0
+    shift = max(nbytes.bit_length() - 1, 2)
+    parts = 1 << (shift - 2)
+    order = np.lexsort((lane, warp))
+    group = warp[order] * parts + lane[order] * parts // 32
+    cycles, ideal = bank_cycles(group, byte[order] >> shift, 32 // parts)
+    return cycles - ideal
+
+
+def sectors(events: Events, step: Step) -> tuple[int, int]:
+    """The 32-byte sectors that a step on global memory moves, and the least that its bytes would fit into."""
+    warp, _, byte, nbytes = requests(events, step)
+    if not len(warp):
+        return 0, 0
+    moved = len(np.unique(np.stack([warp, byte // SECTOR]), axis=1)[0])
+    least = 0
+    for number in np.unique(warp):
+        distinct = len(np.unique(byte[warp == number]))
+        least += -(-distinct * nbytes // SECTOR)
+    return moved, least
+
+
+def requests(events: Events, step: Step) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """(warp, lane, byte, bytes) of a step's threads; the last is what each of them accesses."""
+    rows = slice(step.first, step.last, step.count)
+    itemsize = events.tensors[step.tensor].itemsize
+    warp = events.block[rows].astype(np.int64) * 32 + (events.thread[rows] >> 5)
+    return warp, events.thread[rows] & 31, events.element[rows] * itemsize, itemsize * step.count

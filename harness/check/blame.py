@@ -1,0 +1,316 @@
+"""Who is to blame for a wrong element: the thread, the line, and what it should have read instead.
+
+A learner's run is compared with the solution's, access by access, from the wrong element backwards. Its writers are
+compared thread by thread: one that writes elsewhere, or not at all, or another value. Of a thread that writes another
+value, what it read is compared: other elements, or the same elements with other values. Those are wrong themselves,
+so the search goes on with whoever wrote them. It ends at the first thread that got the right values and did the wrong
+thing. A launch's geometry is given, so a thread of one run has its counterpart in the other.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.check.accesses import Access, Accesses, Line, Place, Thread
+
+RELATIVE = 1e-5
+"""Two values that differ by less are the same, up to rounding."""
+ABSOLUTE = 2e-7
+"""The same, as a share of the largest value in the tensor."""
+LONGEST = 24
+"""Steps back at most."""
+
+WORDS = {
+    "element": "reads other elements",
+    "order": "reads the right elements at the wrong time",
+    "place": "writes the right value to the wrong place",
+    "missing write": "never writes it",
+    "extra write": "writes it, and should not",
+    "kind": "stores, where the sum needs an atomic addition",
+    "atomic": "adds with an atomic, where a store is needed",
+    "count": "writes it another number of times",
+    "value": "reads the right values and computes another one from them",
+    "same": "does what the solution's thread does",
+}
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One step of the way back: a thread's write to a wrong place, and the read of the wrong value behind it."""
+
+    write: Access
+    expected: float
+    read: Access
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where the way back ends.
+
+    Attributes:
+        kind: A key of WORDS.
+        place: The wrong place that the thread writes, or should write.
+        who: The thread.
+        step: The step in the learner's run that shows it, or None where there is none.
+        line: Its source line.
+        expected: What should have been written at `place`.
+        got: What was, NaN where nothing was.
+        extra: The first reads of the thread that the solution's thread does not do.
+        missing: The places that the solution's thread reads and this one does not.
+        hops: The way from the wrong element, nearest first.
+    """
+
+    kind: str
+    place: Place
+    who: Thread
+    step: int | None = None
+    line: Line | None = None
+    got: float = float("nan")
+    expected: float = float("nan")
+    extra: tuple[Access, ...] = ()
+    missing: tuple[Place, ...] = ()
+    hops: tuple[Hop, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """What the thread does, as a sentence goes on."""
+        return WORDS[self.kind]
+
+
+@dataclass
+class Search:
+    """One search: the two runs, and the way so far."""
+
+    mine: Accesses
+    theirs: Accesses
+    hops: list[Hop] = field(default_factory=list)
+
+    # -- the way back ---------------------------------------------------------------------------------------
+    def run(self, place: Place) -> Fault | None:
+        """The fault behind a wrong place, None where nobody in either run writes it."""
+        seen = set()
+        before = len(self.mine.steps)
+        other = len(self.theirs.steps)
+        while place not in seen and len(self.hops) < LONGEST:
+            seen.add(place)
+            fault, hop, until = self.writers(place, before, other)
+            if hop is None:
+                return fault
+            self.hops.append(hop)
+            place, before, other = hop.read.place, hop.read.step, until
+        return fault
+
+    def writers(self, place: Place, before: int, other: int) -> tuple[Fault | None, Hop | None, int]:
+        """Compares who wrote a place before a step of each run: a fault, and the hop that may lead behind it."""
+        mine, theirs = self.writes(self.mine, place, before), self.writes(self.theirs, place, other)
+        for who in sorted({*mine, *theirs}):
+            ours, right = mine.get(who, []), theirs.get(who, [])
+            if not right and len(theirs) and all(self.harmless(access, theirs) for access in ours):
+                continue
+            if not ours or not right:
+                return self.one_sided(place, who, ours, right), None, 0
+            kind = self.other_kind(ours, right)
+            if kind:
+                return self.fault(kind, place, who, ours[0], right[0].value), None, 0
+            if not self.differ(amount(ours), amount(right), place):
+                continue
+            if len(ours) != len(right):
+                last = ours[len(right)] if len(ours) > len(right) else ours[-1]
+                return self.fault("count", place, who, last, float("nan")), None, 0
+            pairs = list(zip(ours, right, strict=True))
+            apart = [(a, b) for a, b in pairs if self.differ(a.value, b.value, place)] or pairs[-1:]
+            return self.behind(place, who, *apart[0])
+        who = next(iter(sorted(mine)), None)
+        return (self.fault("same", place, who, mine[who][-1], mine[who][-1].value) if who else None), None, 0
+
+    def harmless(self, access: Access, theirs: dict) -> bool:
+        """Whether a store that only one run makes is of the value that the others store there too."""
+        return access.kind == "W" and any(
+            a.kind == "W" and not self.differ(a.value, access.value, access.place)
+            for some in theirs.values()
+            for a in some
+        )
+
+    def behind(self, place: Place, who: Thread, ours: Access, right: Access):
+        """A thread wrote another value than the solution's: what it read says why."""
+        fault, read, until = self.reads(who, ours, right)
+        if fault or read:
+            return fault, Hop(ours, right.value, read) if read else None, until
+        # A value may have come through a shuffle from a thread of the block that read something else.
+        if self.mine.launches[who.launch].shuffles:
+            for peer in self.peers(who):
+                fault, read, until = self.reads(peer, ours, right)
+                if fault or read:
+                    return fault, Hop(ours, right.value, read) if read else None, until
+        return self.fault("value", place, who, ours, right.value), None, 0
+
+    def reads(self, who: Thread, ours: Access, right: Access) -> tuple[Fault | None, Access | None, int]:
+        """Compares what a thread read before a write: a fault, or the first read of a wrong value."""
+        blank = self.mine.blank(ours.step)
+        mine, theirs = self.read_by(self.mine, who, blank), self.read_by(self.theirs, who, blank)
+        extra = [access for place, access in mine.items() if place not in theirs]
+        missing = [place for place in theirs if place not in mine]
+        at = {"place": ours.place, "who": who, "got": ours.value, "expected": right.value}
+        if extra or missing:
+            step = self.telling(extra, missing, ours, who)
+            return (
+                Fault(
+                    "element", step=step, line=self.mine.line(step), extra=tuple(extra), missing=tuple(missing),
+                    hops=tuple(self.hops), **at,
+                ),
+                None,
+                0,
+            )  # fmt: skip
+        for place, access in mine.items():
+            if access.step < ours.step and self.differ(access.value, theirs[place].value, place):
+                return None, access, theirs[place].step
+        if belongs := self.belongs(who, ours):
+            return Fault(
+                "place", step=ours.step, line=self.mine.line(ours.step), missing=(belongs,), hops=tuple(self.hops), **at
+            ), None, 0  # fmt: skip
+        late = self.last_read(who, ours, right, blank)
+        if late:
+            access, place = late
+            step = access.step
+            return (
+                Fault(
+                    "order", step=step, line=self.mine.line(step), extra=(access,), missing=(place,),
+                    hops=tuple(self.hops), **at,
+                ),
+                None,
+                0,
+            )  # fmt: skip
+        return None, None, 0
+
+    def telling(self, extra: list[Access], missing: list[Place], ours: Access, who: Thread) -> int:
+        """The step that shows a wrong read: the read itself, else another one of the tensor that should be read."""
+        if extra:
+            return extra[0].step
+        same = self.mine.tensor == self.code(self.mine, missing[0])
+        blank = self.mine.blank(ours.step)
+        here = (
+            same & (self.mine.launch == who.launch) & (self.mine.kind == "R") & self.within(self.mine, blank)
+        )
+        own = np.flatnonzero(here & (self.mine.block == who.block))
+        rows = own if len(own) else np.flatnonzero(here)
+        return int(self.mine.step[rows[0]]) if len(rows) else ours.step
+
+    def last_read(self, who: Thread, ours: Access, right: Access, blank: str) -> tuple[Access, Place] | None:
+        """The element of some tensor that was read last before a write, where it is not the solution's."""
+        mine = self.latest(self.mine, who, ours.step, blank)
+        theirs = self.latest(self.theirs, who, right.step, blank)
+        for key, access in mine.items():
+            if key in theirs and theirs[key].place != access.place:
+                return access, theirs[key].place
+        return None
+
+    def belongs(self, who: Thread, ours: Access) -> Place | None:
+        """The only other place to which the solution's thread writes the value of a write."""
+        run = self.theirs
+        close = np.abs(run.value - ours.value) <= RELATIVE * abs(ours.value)
+        rows = np.flatnonzero(run.by(who) & (run.kind == ours.kind) & close)
+        places = {run.place(row) for row in rows.tolist()} - {ours.place}
+        return places.pop() if len(places) == 1 and ours.value else None
+
+    def one_sided(self, place: Place, who: Thread, ours: list[Access], right: list[Access]) -> Fault:
+        """A thread writes a place in one of the runs only."""
+        if ours:
+            return self.fault("extra write", place, who, ours[0], float("nan"))
+        same = (self.mine.tensor == self.code(self.mine, place)) & (self.mine.kind != "R")
+        rows = np.flatnonzero(same & (self.mine.launch == who.launch))
+        near = rows[np.argsort(self.mine.block[rows] != who.block, kind="stable")]
+        step = int(self.mine.step[near[0]]) if len(near) else None
+        return Fault(
+            "missing write", place, who, step, self.mine.line(step) if step is not None else None,
+            expected=right[0].value, hops=tuple(self.hops),
+        )  # fmt: skip
+
+    def fault(self, kind: str, place: Place, who: Thread, ours: Access, expected: float) -> Fault:
+        """A fault that a write shows."""
+        line = self.mine.line(ours.step)
+        return Fault(kind, place, who, ours.step, line, ours.value, expected, hops=tuple(self.hops))
+
+    # -- both runs ------------------------------------------------------------------------------------------
+    def writes(self, run: Accesses, place: Place, before: int) -> dict[Thread, list[Access]]:
+        """Who wrote a place before a step, since the last store to it by another launch."""
+        rows = np.flatnonzero(run.at(place) & (run.kind != "R") & (run.step < before))
+        out: dict[Thread, list[Access]] = {}
+        for row in rows.tolist():
+            access = run.access(row)
+            out.setdefault(access.who, []).append(access)
+        return out
+
+    def read_by(self, run: Accesses, who: Thread, blank: str) -> dict[Place, Access]:
+        """The first read of every place by a thread, in one blank (or anywhere, for "")."""
+        rows = np.flatnonzero(run.by(who) & (run.kind == "R") & self.within(run, blank))
+        out: dict[Place, Access] = {}
+        for row in rows.tolist():
+            access = run.access(row)
+            out.setdefault(access.place, access)
+        return out
+
+    def latest(self, run: Accesses, who: Thread, before: int, blank: str) -> dict[tuple, Access]:
+        """The last read of every tensor by a thread before a step."""
+        mask = run.by(who) & (run.kind == "R") & (run.step < before) & self.within(run, blank)
+        accesses = (run.access(row) for row in np.flatnonzero(mask).tolist())
+        return {(access.place.launch, access.place.tensor): access for access in accesses}
+
+    def peers(self, who: Thread) -> Iterator[Thread]:
+        """The other threads of a thread's block that touch memory in either run."""
+        numbers = set()
+        for run in (self.mine, self.theirs):
+            here = (run.launch == who.launch) & (run.block == who.block)
+            numbers |= set(np.unique(run.thread[here]).tolist())
+        for thread in sorted(numbers - {who.thread}):
+            yield Thread(who.launch, who.block, thread)
+
+    @staticmethod
+    def within(run: Accesses, blank: str) -> np.ndarray:
+        """The rows of a blank; all rows for "", and where the run has no such blank."""
+        if not blank or blank not in run.regions:
+            return np.ones(len(run.step), bool)
+        return run.region == run.regions.index(blank)
+
+    @staticmethod
+    def code(run: Accesses, place: Place) -> int:
+        """The number of a place's tensor in a run, -1 where the run does not touch it."""
+        key = (place.launch, place.tensor)
+        return run.names.index(key) if key in run.names else -1
+
+    @staticmethod
+    def other_kind(ours: list[Access], right: list[Access]) -> str:
+        """Whether one of two lists of writes stores and the other adds."""
+        kinds = {access.kind for access in ours}, {access.kind for access in right}
+        if kinds[0] == kinds[1]:
+            return ""
+        return "kind" if "A" in kinds[1] else "atomic"
+
+    def differ(self, a: float, b: float, place: Place) -> bool:
+        """Whether two values of a place differ by more than rounding."""
+        if (np.isnan(a) and np.isnan(b)) or a == b:
+            return False
+        if not (np.isfinite(a) and np.isfinite(b)):
+            return True
+        return abs(a - b) > RELATIVE * max(abs(a), abs(b)) + ABSOLUTE * self.scale(place)
+
+    def scale(self, place: Place) -> float:
+        """The largest finite value at a place's tensor in the solution's run."""
+        key = place.launch, place.tensor
+        scales = self.__dict__.setdefault("_scales", {})
+        if key not in scales:
+            values = np.abs(self.theirs.value[self.theirs.tensor == self.code(self.theirs, place)])
+            scales[key] = float(values[np.isfinite(values)].max(initial=0.0))
+        return scales[key]
+
+
+def amount(writes: list[Access]) -> float:
+    """What some writes of one thread to one place come to: the sum of what atomics add, or the last store."""
+    if all(write.kind == "A" for write in writes):
+        return sum(write.value for write in writes)
+    return writes[-1].value
+
+
+def blame(mine: Accesses, theirs: Accesses, place: Place) -> Fault | None:
+    """The fault behind a wrong place of the learner's run; None where nobody in either run writes it."""
+    return Search(mine, theirs).run(place)

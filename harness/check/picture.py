@@ -1,0 +1,335 @@
+"""A picture of a learner's own run: every access of every thread, the first wrong element, and who is to blame for it.
+
+The learner's kernels and the solution's run one case on the virtual GPU, with all accesses recorded. The verdict and
+the findings are those of the gate; what is added is where in the run they come from. Screens and the book draw it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from harness.check import tensors
+from harness.check.accesses import Accesses, Line, Place, Source, Thread
+from harness.check.blame import Fault, blame
+from harness.check.diagnose import FOUND
+from harness.check.gates import Checker
+from harness.check.reference import Reference, evidence
+from harness.check.results import GateResult
+from harness.console import shown
+from harness.devices.recorder import Recording, record
+from harness.devices.replay import Replay
+from harness.errors import BadUse, Unsolved
+from harness.learner.work import package_blanks
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.toolchain import roots
+from harness.toolchain.packages import OpPackage
+from harness.vgpu.errors import VirtualGPUError
+from harness.vgpu.report import Finding, by_cause
+
+LARGEST = 4096
+"""Elements of a tensor that a picture can still show one by one."""
+EVENTS = 1 << 21
+"""Accesses of a launch that are recorded."""
+SYMPTOMS = ("uninitialised read", "output never written")
+"""Findings that follow from a wrong or missing write as often as they are a mistake by themselves."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """The first wrong element of a quantity: where, what was got (NaN where nothing was written) and what is right.
+
+    `elements` are the flat numbers of all wrong elements, in ascending order.
+    """
+
+    quantity: str
+    index: tuple[int, ...]
+    got: float
+    expected: float
+    unwritten: bool
+    size: int
+    elements: tuple[int, ...]
+
+    @property
+    def element(self) -> int:
+        """The flat number of the first."""
+        return self.elements[0]
+
+
+@dataclass
+class Side:
+    """One of the two runs: its accesses, its outputs, its findings, and why it stopped, if it did."""
+
+    accesses: Accesses
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    failure: str = ""
+
+
+@dataclass
+class Picture:
+    """What is drawn.
+
+    Attributes:
+        puzzle, gate, case: Of what; `result` is the gate's verdict on all cases.
+        mine, theirs: The learner's run and the solution's.
+        wrong: The first wrong element of each wrong quantity of the gate, in their order.
+        fault: What comparing the two runs came to, from the first of them; None where nothing is wrong.
+        finding: The finding that is the cause, where there is one.
+        shapes: The shape of every tensor that has one, by name.
+    """
+
+    puzzle: Puzzle
+    gate: Gate
+    case: Case
+    result: GateResult
+    mine: Side
+    theirs: Side
+    wrong: list[Wrong] = field(default_factory=list)
+    fault: Fault | None = None
+    finding: Finding | None = None
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        """Whether the gate has passed."""
+        return self.result.state == "correct"
+
+    @property
+    def who(self) -> Thread | None:
+        """The thread that the picture follows: the finding's, else the fault's, else the first that writes the gate's."""
+        if self.finding and self.finding.thread is not None:
+            launch = self.launch_of(self.finding)
+            if launch is not None:
+                trace = self.mine.accesses.launches[launch]
+                block = self.finding.block or (0, 0, 0)
+                return Thread(launch, number(block, trace.grid), number(self.finding.thread, trace.block))
+        if self.fault:
+            return self.fault.who
+        run = self.mine.accesses
+        for quantity in self.gate.quantities:
+            rows = np.flatnonzero(run.at(Place(quantity, 0)) & (run.kind != "R"))
+            if len(rows):
+                return run.access(int(rows[-1])).who
+        return None
+
+    @property
+    def line(self) -> Line | None:
+        """The line at fault."""
+        if self.finding:
+            return self.mine.accesses.source.line(self.finding.instr)
+        return self.fault.line if self.fault else None
+
+    def launch_of(self, finding: Finding) -> int | None:
+        """The number of the launch in which something was found."""
+        for number_, launch in enumerate(self.mine.accesses.launches):
+            if any(found.where == finding.where and found.kind == finding.kind for found in launch.findings):
+                return number_
+        return None
+
+    def index(self, name: str, element: int) -> tuple[int, ...]:
+        """The index of a flat element number; one number where the shape is not known or it is out of bounds."""
+        shape = self.shapes.get(name, ())
+        if len(shape) < 2 or not 0 <= element < math.prod(shape):
+            return (element,)
+        return tuple(int(i) for i in np.unravel_index(element, shape))
+
+
+def number(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> int:
+    """(x, y, z) as a number, x first."""
+    return index[0] + sizes[0] * (index[1] + sizes[1] * index[2])
+
+
+# ---- Making one ---------------------------------------------------------------------------------------------
+
+
+def take(
+    puzzle: Puzzle,
+    package: OpPackage,
+    gate: Gate,
+    *,
+    cases: list[Case] | None = None,
+    seed: int = 0,
+    result: GateResult | None = None,
+    checker: Checker | None = None,
+    on_solution: Callable[[], None] = lambda: None,
+) -> Picture:
+    """Judges a gate, chooses the case that shows most, and runs it twice.
+
+    Args:
+        puzzle, package, gate: Of what.
+        cases: None for the puzzle's.
+        seed: Of the random inputs.
+        result: The verdict, where it is known already.
+        checker: A warm checker of these kernels, where there is one.
+        on_solution: Called before the solution's kernels are compiled, which takes long the first time.
+
+    Raises Unsolved where the blank is untouched, CompileFailed where the package does not compile, BadUse where the
+    sizes are too large for a picture.
+    """
+    cases = [case for case in (cases or puzzle.cases(None)) if case.world_size == 1]
+    small = [case for case in cases if largest_tensor(puzzle, case, seed) <= LARGEST]
+    if not small:
+        case = min(cases, key=lambda case: largest_tensor(puzzle, case, seed))
+        raise BadUse(
+            f"--show {gate.id}: too large for a picture: a tensor of '{case.name}' has "
+            f"{largest_tensor(puzzle, case, seed):,} elements, {LARGEST:,} can be drawn; --dims takes smaller sizes"
+        )
+    source = package.path / puzzle.source
+    found = package_blanks(package, puzzle)
+    if gate.id in found and found[gate.id].size == 0:
+        raise Unsolved(
+            f"--show {gate.id}: nothing to show yet: the blank at {shown(source)}:{found[gate.id].line} is untouched"
+        )
+    checker = checker or Checker(puzzle, seed=seed)
+    result = result or checker.check(package.path, [gate.id], cases)[0]
+    dims = list(dict.fromkeys(case.dims for case in cases))
+    recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
+    here = Source(source.resolve(), found)
+    for case in preferred(puzzle, small, result, checker.reference):
+        mine = run(puzzle, recording, gate, case, checker, here)
+        wrong = wrong_elements(puzzle, gate, case, checker, mine)
+        if result.state == "correct" or wrong or mine.failure or causes(mine.findings, result, symptoms=True):
+            break
+    on_solution()
+    theirs = solution_run(puzzle, gate, case, dims, checker)
+    return explained(Picture(puzzle, gate, case, result, mine, theirs, wrong))
+
+
+def solution_run(puzzle: Puzzle, gate: Gate, case: Case, dims: list, checker: Checker) -> Side:
+    """The solution's run of a case."""
+    package = roots.op_package(roots.solutions(), puzzle.name)
+    source = Source((package.path / puzzle.source).resolve(), package_blanks(package, puzzle))
+    recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
+    return run(puzzle, recording, gate, case, checker, source)
+
+
+def largest_tensor(puzzle: Puzzle, case: Case, seed: int) -> int:
+    """The elements of the largest tensor of a case, inputs and outputs."""
+    sizes = [math.prod(shape) for shape in puzzle.shapes(case.dims).values()]
+    if max(sizes, default=0) <= LARGEST:
+        sizes += [array.size for array in puzzle.inputs(case, "float32", seed).values()]
+    return max(sizes, default=0)
+
+
+def preferred(puzzle: Puzzle, cases: list[Case], result: GateResult, reference: Reference) -> list[Case]:
+    """The cases in the order in which they show most: wrong ones, the chapter's sizes, finite and varied values."""
+    wrong = {c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())}
+
+    def rank(case: Case) -> tuple:
+        arrays = list(reference.arrays(case).values())
+        finite = all(np.isfinite(array).all() for array in arrays)
+        size = sum(array.size for array in arrays)
+        varied = sum(len(np.unique(array)) for array in arrays)
+        return case.name not in wrong, not finite, case.dims != puzzle.dims, size, -varied
+
+    return sorted(cases, key=rank)
+
+
+def run(
+    puzzle: Puzzle, recording: Recording, gate: Gate, case: Case, checker: Checker, source: Source
+) -> Side:
+    """Runs a case and records it; a second time from right statistics where this gate is not to blame for wrong ones."""
+    side = replayed(puzzle, recording, gate, case, checker, source, {})
+    own = (*gate.quantities, *gate.given)
+    saved = [quantity for quantity in puzzle.saved(gate.variant) if quantity not in own]
+    if side.failure or all(verdict(puzzle, gate, case, checker, side, name).ok for name in saved):
+        return side
+    truth = checker.reference.truth(case, checker.target)
+    given = {
+        name: torch.tensor(truth[name]).to(getattr(torch, puzzle.written_dtype(name, checker.dtype)))
+        for name in saved
+    }
+    return replayed(puzzle, recording, gate, case, checker, source, given)
+
+
+def replayed(puzzle, recording, gate, case, checker, source, given) -> Side:
+    """One recorded replay."""
+    replay = Replay(recording, puzzle, checker.dtype)
+    replay.gpu.keep_events = EVENTS
+    replay.gpu.steps = 100_000 + puzzle.multiply_adds(case.dims)
+    outputs, failure = {}, ""
+    try:
+        outputs = replay.run(gate.variant, case, checker.reference.inputs(case), given)
+    except VirtualGPUError as error:
+        failure = str(error)
+    launches = [launch for launch in replay.gpu.launches if launch.events is not None]
+    findings = [finding for finding in by_cause(replay.gpu.findings) if finding.is_error]
+    return Side(Accesses(launches, source), outputs, findings, failure)
+
+
+def verdict(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, side: Side, quantity: str):
+    """The verdict on one quantity of a run."""
+    outputs = {f"{gate.variant}.{name}": tensor for name, tensor in side.outputs.items()}
+    judged = tensors.judge_variant(
+        puzzle, checker.reference, case, checker.target, gate.variant, outputs, [quantity]
+    )
+    return judged[quantity]
+
+
+def wrong_elements(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, side: Side) -> list[Wrong]:
+    """The wrong quantities of a gate, each with its wrong elements, in the order in which they are written."""
+    out = []
+    for quantity in (*gate.given, *gate.quantities) if side.outputs else ():
+        judged = verdict(puzzle, gate, case, checker, side, quantity)
+        if judged.ok:
+            continue
+        seen = evidence(
+            puzzle, checker.reference, case, checker.target, quantity, side.outputs[quantity], judged
+        )
+        flat = np.flatnonzero(seen.wrong)
+        if not len(flat):
+            flat = np.array([np.abs(seen.got - seen.truth).argmax()])
+        index = tuple(int(i) for i in np.unravel_index(flat[0], seen.got.shape))
+        out.append(
+            Wrong(
+                quantity, index, float(seen.got[index]), float(seen.truth[index]),
+                bool(seen.unwritten[index]), seen.got.size, tuple(flat.tolist()),
+            )
+        )  # fmt: skip
+    return sorted(out, key=lambda wrong: first_write(side.accesses, wrong))
+
+
+def first_write(run: Accesses, wrong: Wrong) -> int:
+    """The step that first writes the first wrong element; behind all others where none does."""
+    rows = np.flatnonzero(run.at(Place(wrong.quantity, wrong.element)) & (run.kind != "R"))
+    return int(run.step[rows[0]]) if len(rows) else len(run.steps)
+
+
+# ---- The cause ----------------------------------------------------------------------------------------------
+
+
+def causes(findings: list[Finding], result: GateResult, symptoms: bool = False) -> list[Finding]:
+    """The findings of a run that belong to the gate, the likeliest cause first; mere symptoms where that is asked for."""
+    own = {(finding.kind, finding.where) for finding in result.findings}
+    kinds = list(FOUND)
+    mine = [f for f in findings if (f.kind, f.where) in own and (symptoms or f.kind not in SYMPTOMS)]
+    return sorted(mine, key=lambda f: kinds.index(f.kind) if f.kind in kinds else len(kinds))
+
+
+def explained(picture: Picture) -> Picture:
+    """Adds the cause, and the shapes of what has none of its own."""
+    run = picture.mine.accesses
+    picture.shapes = {name: tensor.shape for name, tensor in run.tensors.items() if tensor.shape}
+    lend_shapes(picture)
+    if picture.right:
+        return picture
+    found = causes(picture.mine.findings, picture.result, symptoms=not picture.wrong)
+    picture.finding = next(iter(found), None)
+    if picture.wrong:
+        first = picture.wrong[0]
+        picture.fault = blame(run, picture.theirs.accesses, Place(first.quantity, first.element))
+    return picture
+
+
+def lend_shapes(picture: Picture) -> None:
+    """Scratch memory gets the shape of the outputs of its size that are written where it is read, if they have one."""
+    for launch in picture.mine.accesses.launches:
+        tensors = launch.events.tensors
+        written = {step.tensor for step in launch.events.steps if step.kind in "WA"} - {""}
+        for name in {step.tensor for step in launch.events.steps if step.kind == "R"}:
+            same = {tensors[w].shape for w in written if tensors[w].size == tensors[name].size}
+            if not tensors[name].shape and len(same) == 1 and same != {()}:
+                picture.shapes.setdefault(name, same.pop())

@@ -1,0 +1,221 @@
+"""A picture as one HTML file that steps through the run: no network, no other file, readable without JavaScript.
+
+The page is `picture_page.html` with the data of the two runs in it; `data` is also what `--json` writes.
+"""
+
+import html
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from harness.check.accesses import Accesses, LaunchTrace, Line, Thread
+from harness.check.picture import Picture, Side
+from harness.screens import story
+from harness.screens.picture import followed_blank, grid_shape, thread_cells
+
+TEMPLATE = Path(__file__).with_name("picture_page.html")
+MOST = 40_000
+"""Accesses of a launch that a page holds."""
+AROUND = 3
+"""Lines of source shown before and behind those that touch memory."""
+
+
+def page(picture: Picture) -> str:
+    """The page of a picture."""
+    return page_from(data(picture))
+
+
+def page_from(data: dict) -> str:
+    """The page of a picture's data."""
+    values = {
+        "TITLE": html.escape(data["title"]),
+        "ABOUT": html.escape(data["about"]),
+        "STATE": "right" if data["right"] else "wrong",
+        "STORY": "".join(map(sentence_html, data["story"])),
+        "DATA": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+    }
+    text = TEMPLATE.read_text(encoding="utf-8")
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def sentence_html(sentence: dict) -> str:
+    """A sentence of the story, and below it the line of source that it speaks of."""
+    source = sentence["source"]
+    code = f"<code><b>{html.escape(source[0])}</b> {html.escape(source[1])}</code>" if source else ""
+    return f'<li class="{sentence["kind"]}"><span>{html.escape(sentence["text"])}</span>{code}</li>'
+
+
+def source_line(sentence: story.Sentence) -> list[str] | None:
+    """["kernel.mojo:12", the line] of a sentence that is about one."""
+    code = story.code(sentence.line)
+    if not code or sentence.line is None or sentence.kind not in ("fault", "finding", "instead"):
+        return None
+    return [f"{Path(sentence.line.file).name}:{sentence.line.number}", code]
+
+
+def title(picture: Picture) -> str:
+    """Puzzle and gate."""
+    return f"{picture.puzzle.name} · {picture.gate.id}"
+
+
+def about(picture: Picture) -> str:
+    """What the gate is, and in which case it is shown."""
+    case = picture.case
+    return f"{picture.gate.about}, in the case '{case.name}': {picture.puzzle.say_dims(case.dims)}"
+
+
+# ---- The data -----------------------------------------------------------------------------------------------
+
+
+def data(picture: Picture) -> dict:
+    """The picture as plain data.
+
+    `runs` are the learner's and the solution's. A run has launches, a launch has `steps`, each [kind, tensor, line, first
+    access, accesses, bank conflicts, sectors, least sectors, whether it is in the followed `blank`], and its accesses by column: b(lock), t(hread), e(lement),
+    v(alue); a kind is R, W, A (atomic) or B (barrier). `tensors` and `lines` are numbered through.
+    """
+    followed = picture.who
+    names = list(dict.fromkeys([*picture.mine.accesses.tensors, *picture.theirs.accesses.tensors]))
+    lines: dict[Line, int] = {}
+    runs = [
+        run_data(side, picture, names, lines if side is picture.mine else None)
+        for side in (picture.mine, picture.theirs)
+    ]
+    return {
+        "title": title(picture),
+        "about": about(picture),
+        "device": "virtual GPU (sm_90a)",
+        "right": picture.right,
+        "story": [
+            {
+                "kind": s.kind,
+                "text": s.text,
+                "source": source_line(s),
+                "step": where(picture.mine.accesses, s.step),
+            }
+            for s in story.tell(picture)
+        ],
+        "tensors": [tensor_data(picture, name) for name in names],
+        "lines": [[Path(line.file).name, line.number, line.blank] for line in lines],
+        "source": source_data(lines),
+        "runs": runs,
+        "followed": followed and [followed.launch, followed.block, followed.thread],
+        "blank": followed_blank(picture),
+        "cells": followed and cell_data(picture, followed, names),
+    }
+
+
+def where(run: Accesses, step: int | None) -> list[int] | None:
+    """A step of a run as [launch, step of the launch]."""
+    if step is None:
+        return None
+    launch = run.launch_of(step)
+    return [launch, step - run.launches[launch].first_step]
+
+
+def tensor_data(picture: Picture, name: str) -> dict:
+    """One tensor: its shape as rows and columns, its wrong elements."""
+    both = (side.accesses.tensors.get(name) for side in (picture.mine, picture.theirs))
+    tensor = next(t for t in both if t is not None)
+    shape = list(picture.shapes.get(name) or [tensor.size])
+    rows, columns = grid_shape(shape, tensor.size)
+    wrong = next((w for w in picture.wrong if w.quantity == name), None)
+    place = picture.fault.place if picture.fault else None
+    return {
+        "name": name,
+        "space": tensor.space,
+        "shape": shape,
+        "size": tensor.size,
+        "rows": rows,
+        "columns": columns,
+        "wrong": list(wrong.elements) if wrong else [],
+        "target": place.element if place and place.tensor == name else None,
+    }
+
+
+def cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict:
+    """What only one of the two followed threads touches: tensor -> [elements only here, elements left out here]."""
+    if picture.right:
+        return {}
+    cells = thread_cells(picture, followed, followed_blank(picture))
+    return {
+        names.index(name): [
+            [e for e, what in marked.items() if what == kind] for kind in ("extra", "missing")
+        ]
+        for name, marked in cells.items()
+        if {"extra", "missing"} & {*marked.values()}
+    }
+
+
+def run_data(side: Side, picture: Picture, names: list[str], lines: dict[Line, int] | None) -> list[dict]:
+    """The launches of a run; `lines` numbers its source lines, None leaves them out."""
+    launches = range(len(side.accesses.launches))
+    return [launch_data(side.accesses, number, picture, names, lines) for number in launches]
+
+
+def launch_data(
+    run: Accesses, number: int, picture: Picture, names: list[str], lines: dict[Line, int] | None
+) -> dict:
+    """One launch; where it has too many accesses, those of the followed block."""
+    launch = run.launches[number]
+    events, followed, blank = launch.events, picture.who, followed_blank(picture)
+    keep, cut = kept(launch, followed.block if followed and followed.launch == number else 0)
+    steps = []
+    offset = np.concatenate([[0], np.cumsum(keep)])
+    for n, step in enumerate(events.steps):
+        first, last = int(offset[step.first]), int(offset[step.last])
+        if step.kind == "barrier":
+            steps.append(["B", -1, -1, first, 0, 0, 0, 0, 1])
+        elif last > first:
+            line = run.line(launch.first_step + n)
+            code = lines.setdefault(line, len(lines)) if lines is not None and line else -1
+            cost = story.step_cost(run, launch.first_step + n)
+            here = int(bool(blank) and run.blank(launch.first_step + n) == blank)
+            steps.append([step.kind, names.index(step.tensor), code, first, last - first, *cost, here])
+        else:
+            steps.append(None)
+    return {
+        "name": launch.name,
+        "grid": launch.grid,
+        "block": launch.block,
+        "steps": steps,
+        "cut": cut,
+        "marks": [[f.kind, f.message, bool(f.is_error)] for f in launch.findings],
+        "b": events.block[keep].tolist(),
+        "t": events.thread[keep].tolist(),
+        "e": events.element[keep].tolist(),
+        "v": [float(f"{v:.5g}") if math.isfinite(v) else None for v in events.value[keep].tolist()],
+    }
+
+
+def kept(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
+    """Which accesses of a launch the page holds, and the line that says what is cut."""
+    events = launch.events
+    total = len(events.block) + events.dropped
+    keep = np.ones(len(events.block), bool)
+    if len(keep) > MOST:
+        keep = events.block == block
+        keep &= np.cumsum(keep) <= MOST
+    shown = int(keep.sum())
+    if shown == total:
+        return keep, ""
+    whose = "" if shown == len(keep) else f", those of block {launch.block_index(block)},"
+    return keep, f"{shown:,} of {total:,} accesses of this launch{whose} are drawn"
+
+
+def source_data(lines: dict[Line, int]) -> dict[str, dict[int, str]]:
+    """The lines of source that touch memory and those around them: file -> number -> text."""
+    out: dict[str, dict[int, str]] = {}
+    for line in lines:
+        try:
+            text = Path(line.file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            continue
+        shown = out.setdefault(Path(line.file).name, {})
+        for number in range(max(line.number - AROUND, 1), min(line.number + AROUND, len(text)) + 1):
+            shown[number] = text[number - 1]
+    return {name: dict(sorted(shown.items())) for name, shown in out.items()}

@@ -1,0 +1,379 @@
+"""`--show` on a toy puzzle with a wrong kernel: the picture in the terminal, its page in a browser, its refusals."""
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.check.picture import Picture, take
+from harness.devices.recorder import Order, record_many
+from harness.errors import BadUse
+from harness.learner import blanks
+from harness.learner.work import Work
+from harness.screens import picture as screen
+from harness.screens import picture_page, show, story
+from harness.spec.catalogue import find_puzzle
+from harness.spec.rungs import NumpyRung
+from harness.toolchain import roots
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("toys", "book")]
+import checkout as toys  # noqa: E402
+from browser import DESKTOP, PHONE, Browser, find_browser  # noqa: E402
+
+FILE = "p90/op/square.mojo"
+RIGHT, WRONG = "var value = x[from_row, c]", "var value = x[row, c]"
+
+
+def solve(folder: Path, old: str = "", new: str = "", **bodies: str) -> None:
+    """Fills the blanks with the solution, in which a text is replaced; or some blanks with a text."""
+    solution = (folder / "solutions" / FILE).read_text()
+    text = blanks.fill(blanks.skeleton(solution), solution.replace(old, new) if old else solution)
+    if bodies:
+        pieces = blanks.split(blanks.skeleton(solution))
+        text = blanks.join(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
+    (folder / "problems" / FILE).write_text(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A checkout with the toys, the harness in it; the first blank of p90 reads the wrong row."""
+    made = tmp_path_factory.mktemp("checkout")
+    toys.make(made)
+    with toys.entered(made):
+        solve(made, RIGHT, WRONG)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def both(folder) -> None:
+    """Records the learner's kernels and the solution's in one program; commands find them in the cache."""
+    puzzle = find_puzzle("p90")
+    dims = tuple(dict.fromkeys(case.dims for case in puzzle.cases(None)))
+    packages = Work(puzzle, puzzle.rung("mojo")).package, roots.op_package(roots.solutions(), "p90")
+    record_many([Order(package, dims, ("plain",), small_grid=True) for package in packages], "p90", "float32")
+
+
+@pytest.fixture(scope="module")
+def picture(both) -> Picture:
+    """The picture of the wrong gate."""
+    puzzle = find_puzzle("p90")
+    return take(puzzle, Work(puzzle, puzzle.rung("mojo")).package, puzzle.gates[0])
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    """A command line in this process: exit code and all that it printed."""
+    code, out, err = toys.run([str(argument) for argument in arguments])
+    return code, out + err
+
+
+# ---- The picture --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.compiler
+def test_the_command_names_element_thread_line_and_what_should_have_been_read(both, folder, tmp_path):
+    puzzle = find_puzzle("p90")
+    arrays = puzzle.inputs(puzzle.cases(None)[0], "float32", 0)
+    row = next(r for r in range(4) if arrays["order"][r] != r and arrays["mask"][r])
+    page = tmp_path / "page.html"
+    code, said = run("p90", "--show", "square", "--html", page)
+    assert code == 1
+    got = 0.5 * arrays["input"][row, 0] ** 2
+    right = 0.5 * arrays["input"][arrays["order"][row], 0] ** 2
+    assert f"output[{row}, 0] is {got:.6g}, right is {right:.6g}" in said
+    assert f"square, block {row}, thread 0 writes {got:.6g} into output[{row}, 0]" in said
+    assert f"it reads input[{row}, 0], which the solution's thread does not" in said
+    assert f"it never reads input[{arrays['order'][row]}, 0]" in said
+    number = (folder / "problems" / FILE).read_text().splitlines().index(f"        {WRONG}.cast[accum]()") + 1
+    assert f"square.mojo:{number}   {WRONG}" in said
+    assert re.search(r"▶ 1 +square +grid 4, block 64 +reads .*input", said)
+    assert re.search(r"  2 +square_backward +grid 4, block 64 ", said)
+    assert str(page) in said and page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.compiler
+def test_the_first_gate_that_has_not_passed_is_shown_and_the_page_is_kept(both):
+    code, said = run("p90", "--show")
+    assert code == 1 and "p90 · square" in said
+    assert re.search(r"step by step, in a browser: \S+pictures/p90_square.html", said)
+
+
+@pytest.mark.compiler
+def test_a_right_gate_shows_what_it_does(both):
+    code, said = run("p90", "--show", "dsquare")
+    assert code == 0 and "dsquare is correct" in said
+    assert " r  read" in said and " w  written" in said and "left out" not in said
+
+
+@pytest.mark.compiler
+def test_the_data_is_json(both):
+    code, out, err = toys.run(["p90", "--show", "square", "--json", "-"])
+    data = json.loads(out)
+    assert "p90 · square" in err
+    assert code == 1 and data["title"] == "p90 · square" and not data["right"]
+    mine, right = data["runs"]
+    launch = mine[data["followed"][0]]
+    names = [tensor["name"] for tensor in data["tensors"]]
+    step = next(s for s in launch["steps"] if s and s[0] == "W" and names[s[1]] == "output")
+    assert len(launch["b"]) == len(launch["t"]) == len(launch["e"]) == len(launch["v"])
+    assert launch["e"][step[3] : step[3] + step[4]] == [*range(32)], "8 columns of 4 rows, in one step"
+    assert len(right) == len(mine) and all(s is None or s[2] == -1 for s in right[0]["steps"]), (
+        "no line of it"
+    )
+
+
+@pytest.mark.compiler
+def test_cells_show_what_only_one_of_the_two_reads(picture):
+    cells = screen.thread_cells(picture, picture.who, "square")
+    row, element = picture.who.block, picture.fault.missing[0].element
+    assert cells["input"] == {row * 8: "extra", element: "missing"}
+    assert cells["output"] == {row * 8: "target"}
+
+
+@pytest.mark.compiler
+def test_a_page_that_would_be_too_long_holds_one_block_and_says_so(picture, monkeypatch):
+    monkeypatch.setattr(picture_page, "MOST", 40)
+    data = picture_page.data(picture)
+    launch = data["runs"][0][data["followed"][0]]
+    assert set(launch["b"]) == {picture.who.block} and len(launch["b"]) <= 40
+    total = len(picture.mine.accesses.launches[data["followed"][0]].events.block)
+    assert launch["cut"] == (
+        f"{len(launch['b'])} of {total} accesses of this launch, those of block ({picture.who.block}, 0, 0), are drawn"
+    )
+
+
+@pytest.mark.compiler
+def test_what_the_recorder_left_out_is_said(picture):
+    launch = picture.mine.accesses.launches[0]
+    changed = dataclasses.replace(launch.events, dropped=7)
+    assert picture_page.kept(dataclasses.replace(launch, events=changed), 0)[1].startswith(
+        f"{len(changed.block)} of {len(changed.block) + 7} accesses"
+    )
+
+
+# ---- Refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("p90", "--show", "cube"), 2, "--show cube: unknown gate; there is square, dsquare"),
+        (("p91", "--show"), 2, "unrecognized arguments: --show"),
+        (("p90", "--show", "--dims", "80", "80"), 2, "has 6,400 elements, 4,096 can be drawn"),
+        (("p90", "--show", "--device", "cpu"), 2, "pictures are made on the virtual GPU"),
+        (("p90", "--html", "x.html"), 2, "--html: only --show writes a page"),
+        (("p90", "--show", "--html", "no/x.html"), 2, "--html no/x.html: No such file or directory"),
+        (("p90", "--show", "--gate", "none"), 2, "unknown gate"),
+    ],
+)
+def test_refusals_are_one_clear_line(folder, arguments, code, words):
+    got, said = run(*arguments)
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert got == code and len(errors) == 1 and words in errors[0]
+
+
+def test_a_blank_that_nobody_has_touched(folder):
+    try:
+        solve(folder, dsquare="    pass")
+        code, said = run("p90", "--show", "square")
+        assert (
+            code == 3
+            and "error: --show square: nothing to show yet: the blank at problems/p90/op/square.mojo:" in said
+        )
+        solve(folder, square="")
+        code, said = run("p90", "--show")
+        assert code == 3 and "no blank of problems/p90/op/square.mojo has been attempted" in said
+    finally:
+        solve(folder, RIGHT, WRONG)
+
+
+@pytest.mark.compiler
+def test_a_kernel_that_does_not_compile(folder):
+    try:
+        solve(folder, RIGHT, "var value = nobody[row, c]")
+        code, said = run("p90", "--show", "square")
+        assert code == 4 and "error: " in said and "nobody" in said
+    finally:
+        solve(folder, RIGHT, WRONG)
+
+
+def test_a_gate_that_no_kernel_has(folder):
+    toy = find_puzzle("p90")
+    other = dataclasses.replace(toy.gates[0], id="sums", variant="")
+    numpy = NumpyRung(file="in_numpy.py", gates=("sums",), returns={"sums": ("output",)})
+    puzzle = dataclasses.replace(toy, gates=(*toy.gates, other), rungs=(numpy, *toy.rungs))
+    with pytest.raises(
+        BadUse, match=r"--show sums: a gate of the NumPy rung, which has no kernel; there is square"
+    ):
+        show.kernel_gate(puzzle, "sums")
+
+
+# ---- The page -----------------------------------------------------------------------------------------------
+
+browsers = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
+)
+
+
+@pytest.fixture(scope="module")
+def started():
+    browser = Browser(find_browser())
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def page(started, picture, tmp_path):
+    """The page, open at desktop width."""
+    file = tmp_path / "page.html"
+    file.write_text(picture_page.page(picture))
+    started.resize(DESKTOP)
+    started.errors.clear()
+    started.requests.clear()
+    started.open(file)
+    yield started
+    assert started.errors == []
+    assert [url for url in started.requests if not url.startswith(("file:", "data:"))] == []
+
+
+def text(browser, id: str) -> str:
+    """The text of an element."""
+    return browser.run(f"document.getElementById('{id}').textContent")
+
+
+def press(browser, key: str) -> None:
+    """A key, pressed on whatever has the focus."""
+    for kind in ("keyDown", "keyUp"):
+        browser.call(
+            "Input.dispatchKeyEvent", type=kind, key=key, code=key, text=key if len(key) == 1 else ""
+        )
+
+
+@browsers
+@pytest.mark.compiler
+def test_the_page_opens_at_the_fault(page, picture):
+    line = picture.line
+    assert text(page, "head").startswith(f"square.mojo:{line.number} (blank square)")
+    assert WRONG in page.run("document.querySelector('#source .here').textContent")
+    first = page.run("document.querySelector('#story li').textContent")
+    assert first == story.tell(picture)[0].text
+    assert page.run("document.querySelectorAll('.grid i.missing').length") == 1
+    assert page.run("document.querySelectorAll('.grid i.target').length") == 1
+
+
+@browsers
+@pytest.mark.compiler
+def test_keys_step_and_the_screen_reader_is_told(page):
+    press(page, "Home")
+    assert text(page, "count").startswith("1 /") and text(page, "live").startswith("Step 1 of ")
+    before = text(page, "now")
+    press(page, "ArrowRight")
+    assert text(page, "count").startswith("2 /") and text(page, "now") != before
+    assert page.run("document.getElementById('slider').getAttribute('aria-valuetext')") == text(page, "now")
+    press(page, "ArrowLeft")
+    assert text(page, "now") == before
+    press(page, "End")
+    steps = text(page, "count").split(" / ")
+    assert steps[0] == steps[1]
+    press(page, "]")
+    assert page.run("document.querySelectorAll('#launches button')[1].getAttribute('aria-pressed')") == "true"
+    press(page, "n")
+    assert page.run("[...document.querySelectorAll('.grid')].every(g => g.getAttribute('aria-label'))")
+
+
+@browsers
+@pytest.mark.compiler
+def test_all_threads_and_the_solution_beside(page):
+    alone = page.run("document.querySelectorAll('.grid i.W, .grid i.R').length")
+    press(page, "a")
+    assert "all threads" in text(page, "whose") and page.run(
+        "document.querySelectorAll('.grid i.W, .grid i.R').length"
+    ) > max(alone, 1)
+    grids = page.run("document.querySelectorAll('.grid').length")
+    press(page, "s")
+    assert page.run("document.querySelectorAll('.grid').length") == 2 * grids
+    assert "solution" in text(page, "grids")
+
+
+@browsers
+@pytest.mark.compiler
+def test_an_element_tells_who_touches_it(page, picture):
+    page.run("document.querySelector('.grid i.target').click()")
+    assert text(page, "caption").startswith(
+        f"Who touches output[{picture.who.block}, 0] in this launch: 1 access"
+    )
+    assert f"block {picture.who.block}, thread 0" in text(page, "rows")
+    press(page, "Escape")
+    assert not text(page, "caption").startswith("Who")
+
+
+@browsers
+@pytest.mark.compiler
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_it_can_be_read_at_every_width_in_both_themes(page, size, theme):
+    page.resize(size)
+    page.run(f"document.documentElement.dataset.theme = '{theme}'")
+    assert page.run("document.documentElement.scrollWidth <= window.innerWidth"), (
+        "wide things scroll in their boxes"
+    )
+    small = page.run(
+        "[...document.querySelectorAll('.transport button')].filter(b => b.offsetWidth < 44 || b.offsetHeight < 44).length"
+    )
+    assert small == 0, "fingers need 44 pixels"
+    ratios = page.run(CONTRAST)
+    assert len(ratios) == 13
+    assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
+
+
+@browsers
+@pytest.mark.compiler
+def test_a_swipe_is_a_step(page):
+    page.resize(PHONE)
+    press(page, "Home")
+    page.run(
+        "(() => { const g = document.getElementById('grids'), touch = x => new Touch({identifier: 1, target: g, clientX: x, clientY: 9});"
+        " g.dispatchEvent(new TouchEvent('touchstart', {touches: [touch(300)]}));"
+        " g.dispatchEvent(new TouchEvent('touchend', {changedTouches: [touch(200)]})); })()"
+    )
+    assert text(page, "count").startswith("2 /")
+
+
+@browsers
+@pytest.mark.compiler
+def test_the_focus_can_be_seen(page):
+    press(page, "Tab")
+    assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert page.run("parseFloat(getComputedStyle(document.activeElement).outlineWidth)") >= 2
+
+
+@browsers
+@pytest.mark.compiler
+def test_without_javascript_the_story_can_be_read(started, picture, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(picture_page.page(picture))
+    started.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        started.open(file)
+    finally:
+        started.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert started.run("document.getElementById('story').offsetHeight > 0")
+    assert started.run("document.querySelector('.transport').offsetHeight") == 0
+
+
+CONTRAST = """(() => {
+    const rgb = text => text.match(/[\\d.]+/g).map(Number);
+    const light = c => { const [r, g, b] = c.map(v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const back = e => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3]) return c; } return [255, 255, 255]; };
+    const out = {};
+    for (const name of ['h1', '.badge', 'header p', '#story li', '#story code', '#story code b', 'figcaption', 'figcaption span', '.chip', '.now', '.count', '.note', '.legend']) {
+        const e = document.querySelector(name); if (!e) continue;
+        const [a, b] = [light(rgb(getComputedStyle(e).color).slice(0, 3)), light(back(e).slice(0, 3))].sort((x, y) => y - x);
+        out[name] = (a + 0.05) / (b + 0.05);
+    }
+    return out;
+})()"""

@@ -13,6 +13,7 @@ import sys
 import webbrowser
 from pathlib import Path
 
+import access_pictures
 import check_site
 import generate
 import preprocess
@@ -75,6 +76,7 @@ def build(book: Path, site: Path) -> list[str]:
     faults = run_mdbook(book, site) or unprocessed(site, src)
     if not faults:
         bring_solutions_back(book, site)
+        access_pictures.write_page(site)
     return faults or check_site.site_faults(site, src)
 
 

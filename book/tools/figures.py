@@ -1,4 +1,4 @@
-"""The book's figures, drawn from the same constants as the kernels, as SVG that takes the text colour.
+"""The book's figures, drawn from recorded runs and the kernels' constants, as SVG that takes the text colour.
 
 A figure is one line of SVG without empty lines, so that a page can include it; its label is its alternative text.
 """
@@ -8,8 +8,9 @@ import math
 import re
 from pathlib import Path
 
+import access_pictures
+
 from harness.check.python_files import load
-from harness.puzzles.p22 import spec as p22
 
 ROOT = Path(__file__).absolute().parents[2]
 FONT = 13
@@ -23,12 +24,20 @@ class Drawing:
         self.parts: list[str] = []
 
     def box(
-        self, x: float, y: float, width: float, height: float, *, shade: float = 0, thick: float = 1
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        *,
+        shade: float = 0,
+        thick: float = 1,
+        radius: float = 2,
     ) -> None:
         """A rectangle with its upper left corner at (x, y), filled with `shade` of the text colour."""
         self.parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="currentColor"'
-            f' fill-opacity="{shade:g}" stroke="currentColor" stroke-width="{thick:g}" rx="2"/>'
+            f' fill-opacity="{shade:g}" stroke="currentColor" stroke-width="{thick:g}" rx="{radius:g}"/>'
         )
 
     def text(
@@ -131,56 +140,95 @@ def bytes_and_error(points: list[tuple[str, float, float]]) -> str:
 
 
 def grid() -> str:
-    """Which block owns which row, and what one block reads and writes in the fused backward kernel."""
-    B, S, H, O = p22.PUZZLE.dims
-    drawing = Drawing(
-        720,
-        330,
-        f"A grid of {B} by {S} blocks, one for each row. Block (1, {S - 1}) reads its row of input and grad_output and all of "
-        "linear_weight, writes its row of grad_input alone, and adds to all parameter gradients.",
-    )
-    cell, left, top, chosen = 38, 40, 62, (1, S - 1)
-    drawing.text(left + S * cell / 2, 22, f"grid [B, S] = [{B}, {S}]")
-    drawing.text(left + S * cell / 2, 46, "block_idx.y, the position s", size=11)
-    for b in range(B):
-        drawing.text(left - 12, top + b * cell + cell / 2 + 4, str(b), size=11)
-        for s in range(S):
-            shade = 0.35 if (b, s) == chosen else 0.06
-            drawing.box(left + s * cell, top + b * cell, cell - 4, cell - 4, shade=shade)
-            drawing.text(left + s * cell + cell / 2 - 2, top + b * cell + cell / 2 + 2, f"{b},{s}", size=11)
-    drawing.text(left + S * cell / 2, top + B * cell + 18, "one block, one thread, one row", size=11)
-    row = chosen[0] * S + chosen[1]
-    source_x, source_y = left + (chosen[1] + 1) * cell - 4, top + chosen[0] * cell + cell / 2 - 2
+    """Which block owns which row, and every element that one block reads and writes in the fused backward kernel.
 
-    tensors = [
-        ("reads", f"input[{row}, :]", H, "its own row"),
-        ("reads", f"grad_output[{row}, :]", O, "its own row"),
-        ("reads", "linear_weight", O, f"all {O} x {H} values"),
-        ("writes", f"grad_input[{row}, :]", H, "its own row, plain stores"),
-        ("adds to", "grad_ln_weight, grad_ln_bias", H, "shared by all blocks: atomics"),
-        ("adds to", "grad_weight, grad_bias", O, "shared by all blocks: atomics"),
-    ]
-    for i, (verb, name, cells, note) in enumerate(tensors):
-        y = 30 + i * 50
-        drawing.arrow(source_x + 4, source_y, 296, y + 8, faint=verb == "reads")
-        drawing.text(302, y + 2, f"{verb} ", anchor="start", size=11)
-        drawing.text(352, y + 2, name, anchor="start", size=12, code=True)
-        for k in range(cells):
-            drawing.box(302 + k * 11, y + 8, 10, 10, shade=0.35 if verb != "reads" else 0.1, thick=0.7)
-        drawing.text(302 + cells * 11 + 8, y + 17, note, anchor="start", size=11)
+    Drawn from a recorded run of the solution, like everything that `--show` draws.
+    """
+    run = access_pictures.load("fused_backward")
+    columns, rows, _ = run["grid"]
+    chosen = (1, rows - 1)
+    block = str(chosen[0] + columns * chosen[1])
+    touched = {
+        kind: {name: t for name, t in run["tensors"].items() if block in t.get(kind, {})} for kind in "RWA"
+    }
+    label = "; ".join(f"{verb} {said(touched[kind], kind, block)}" for kind, verb in VERBS.items())
+    drawing = Drawing(
+        720, 262, f"A grid of {columns} by {rows} blocks, one for each row. Block {chosen} {label}."
+    )
+    cell, left, top = 34, 30, 62
+    drawing.text(left + rows * cell / 2, 22, f"grid [B, S] = [{columns}, {rows}]")
+    drawing.text(left + rows * cell / 2, 46, "block_idx.y, the position s", size=11)
+    for b in range(columns):
+        drawing.text(left - 12, top + b * cell + cell / 2 + 4, str(b), size=11)
+        for s in range(rows):
+            drawing.box(
+                left + s * cell, top + b * cell, cell - 4, cell - 4, shade=0.45 if (b, s) == chosen else 0.06
+            )
+            drawing.text(left + s * cell + cell / 2 - 2, top + b * cell + cell / 2 + 2, f"{b},{s}", size=10)
+    drawing.text(left + rows * cell / 2, top + columns * cell + 18, "one block, one thread, one row", size=11)
+    drawing.text(
+        left + rows * cell / 2, top + columns * cell + 36, f"right: what block {chosen} touches", size=11
+    )
+    places = {"R": (200, 16), "W": (200, 152), "A": (330, 152)}
+    for kind, verb in VERBS.items():
+        x, y = places[kind]
+        drawing.text(x, y, verb, anchor="start", size=12)
+        for name, tensor in sorted(touched[kind].items(), key=lambda item: -math.prod(item[1]["shape"])):
+            width = cells(drawing, x, y + 12, name, tensor["shape"], tensor[kind][block], SHADES[kind])
+            x += width
+            if x > 640:
+                x, y = places[kind][0], y + 106
     return drawing.svg()
 
 
+VERBS = {"R": "reads", "W": "writes", "A": "adds to, with atomics"}
+SHADES = {"R": 0.35, "W": 0.85, "A": 0.6}
+SMALL_CELL = 5.5
+
+
+def cells(
+    drawing: Drawing, x: float, y: float, name: str, shape: list[int], ranges: list[list[int]], shade: float
+) -> float:
+    """A tensor as small cells, those in `ranges` filled; its last axis lies along x. Returns the width it takes."""
+    columns = shape[-1]
+    touched = {element for first, last in ranges for element in range(first, last + 1)}
+    drawing.text(x, y + 6, name.removeprefix("sums_"), anchor="start", size=10, code=True)
+    for element in range(math.prod(shape)):
+        row, column = divmod(element, columns)
+        drawing.box(
+            x + column * SMALL_CELL, y + 11 + row * SMALL_CELL, SMALL_CELL - 1, SMALL_CELL - 1,
+            shade=shade if element in touched else 0.05, thick=0.25, radius=0.5,
+        )  # fmt: skip
+    return max(columns * SMALL_CELL, 6.1 * len(name.removeprefix("sums_"))) + 14
+
+
+def said(tensors: dict[str, dict], kind: str, block: str) -> str:
+    """How much of each tensor a block touches."""
+    return ", ".join(
+        f"{count(tensor[kind][block])} of {math.prod(tensor['shape'])} elements of {name}"
+        for name, tensor in tensors.items()
+    )
+
+
+def count(ranges: list[list[int]]) -> int:
+    """How many elements are in some ranges."""
+    return sum(last - first + 1 for first, last in ranges)
+
+
 def fan_in() -> str:
-    """All rows add to every element of dgamma."""
-    B, S, H, _ = p22.PUZZLE.dims
-    rows = B * S
+    """All rows add to every element of dgamma, as recorded."""
+    tensor = access_pictures.load("fused_backward")["tensors"]["sums_ln_weight"]
+    (H,), target = tensor["shape"], 3
+    adding = [
+        b for b, ranges in tensor["A"].items() if any(first <= target <= last for first, last in ranges)
+    ]
+    rows = len(adding)
     drawing = Drawing(
         720,
         190,
-        f"{rows} blocks in a line above, {H} elements of dgamma below; every block points at element 3.",
+        f"{rows} blocks in a line above, {H} elements of dgamma below; every block points at element {target}.",
     )
-    width, target = 720 / (rows + 1), 3
+    width = 720 / (rows + 1)
     cell = 46
     left = (720 - H * cell) / 2
     drawing.text(360, 16, f"{rows} blocks, one for each row")

@@ -113,6 +113,11 @@ COMMANDS = {
         "python book/examples/wrong_kernel.py dw_from_x_hat dx_diagonal_jacobian",
         ("book/examples/wrong_kernel.py", "dw_from_x_hat", "dx_diagonal_jacobian"),
     ),
+    "picture_of_a_bug": Command(
+        "python book/examples/picture_of_a_bug.py dw_batch_sequence_swapped",
+        ("book/examples/picture_of_a_bug.py", "dw_batch_sequence_swapped"),
+        exact=True,
+    ),
     "forward_fused": puzzle("--fused"),
     "backward_solution": puzzle("--backward"),
 }

@@ -1,0 +1,20 @@
+"""The picture that `--show` draws of a wrong kernel: `python book/examples/picture_of_a_bug.py NAME`, of solutions/p22/wrong/.
+
+At small sizes, so that it fits onto a page.
+"""
+
+import sys
+
+from rich.console import Console
+
+from harness.check import zoo
+from harness.check.picture import take
+from harness.puzzles.p22.spec import PUZZLE
+from harness.screens.picture import lines
+
+DIMS = (2, 3, 4, 3)
+console = Console(highlight=False, emoji=False)
+kernel = next(kernel for kernel in zoo.load("p22") if kernel.name == sys.argv[1])
+gate = next(gate for gate in PUZZLE.gates if gate.id == kernel.gate)
+for line in lines(take(PUZZLE, kernel.package(), gate, cases=PUZZLE.cases(DIMS))):
+    console.print(line)

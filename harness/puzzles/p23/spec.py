@@ -49,7 +49,7 @@ VARIANTS = {"unfused": tuple(Call(op, (), "unfused") for op in STEPS)}
 GATES = (
     Gate("matmul", "unfused", ("scores",), "the scores, by a tiled product of stored or transposed factors"),
     Gate("softmax", "unfused", ("probabilities",), "the probabilities, with a mask and rows that it empties"),
-    Gate("output", "unfused", ("output",), "O = P V, as a launch of the product"),
+    Gate("output", "unfused", ("output",), "the output, O = P V"),
     Gate("dV", "unfused", ("grad_value",), "the gradient of the value"),
     Gate("dP", "unfused", ("grad_probabilities",), "the gradient of the probabilities"),
     Gate("dsoftmax", "unfused", ("grad_scores",), "the gradient of the scores, through the softmax"),

@@ -29,7 +29,12 @@ def test_the_accesses_are_those_of_the_solution(recorded):
 @pytest.mark.compiler
 def test_the_bug_is_that_of_the_zoo(recorded):
     kept, fresh = access_pictures.load("bug"), access_pictures.bug()
-    assert kept["story"] == fresh["story"] and kept["tensors"] == fresh["tensors"]
+    words = [
+        [(s["kind"], s["text"], s["source"] and s["source"][1]) for s in data["story"]]
+        for data in (kept, fresh)
+    ]
+    assert words[0] == words[1], "lines may move, what is said may not"
+    assert kept["tensors"] == fresh["tensors"]
     assert [launch["e"] for launch in kept["runs"][0]] == [launch["e"] for launch in fresh["runs"][0]]
 
 

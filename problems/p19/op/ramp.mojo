@@ -35,7 +35,7 @@ comptime EPS = 1e-5
 
 def map_kernel[
     dtype: DType
-](mapped: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32,):  # [n]  # [n]
+](mapped: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
     """`mapped = 2 * vector + 1`. Blocks of THREADS threads, one thread for each element; the last block has threads to spare.
     """
     # BLANK-START map: mapped[i] = 2 * vector[i] + 1, with i = global_idx.x, where there is an element i
@@ -105,7 +105,7 @@ def reduce_kernel[
 
 def tile_kernel[
     dtype: DType
-](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32,):  # [n]  # [n]
+](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
     """The vector with every tile of THREADS elements turned round; the last tile may be shorter. One block owns one tile.
     """
     var tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[THREADS]())

@@ -274,3 +274,8 @@ def test_measuring_a_save_changes_the_code_and_leaves_the_learner_alone(tmp_path
     assert session.numpy.read_bytes() == before and not (tmp_path / ".workbook-progress.json").exists()
     assert main(["watch", "p22", "--numpy", "--measure", "0"]) == 2
     assert "--measure 0: must be at least 1" in capsys.readouterr().err
+
+
+def test_the_picture_needs_a_kernel(watch):
+    watch.press("s")
+    assert "db: the NumPy rung has no kernel to show" in watch.wait("no kernel to show")

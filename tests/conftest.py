@@ -121,6 +121,13 @@ def layer_graphs():
         }
 
 
+@pytest.fixture(autouse=True)
+def started_plainly(monkeypatch):
+    """Messages name commands in the form in which the user started; here that is `python -m harness`, however pytest came."""
+    for name in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @dataclass(frozen=True)
 class Finished:
     """What a command line came to."""

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import DamagedFile
+from harness.invocation import command
 from harness.learner.layout import faults, is_link_to, layout, put_link
 
 START = re.compile(
@@ -42,7 +43,11 @@ END = re.compile(r"^[ \t]*# BLANK-END (?P<id>\w+)$")
 MARKER = re.compile(r"^[ \t]*#\s*BLANK-(START|GIVEN|END)")
 LARGEST = 2**22
 """Bytes of a source file, at most."""
-REPAIR = "`python -m harness reset` puts the file back and keeps a copy of yours"
+
+
+def repair() -> str:
+    """What a message about a file that cannot be used ends with."""
+    return f"`{command('reset')}` puts the file back and keeps a copy of yours"
 
 
 @dataclass(frozen=True)
@@ -144,14 +149,14 @@ def read(path: Path) -> str:
     """The text of a file that somebody works on. Raises DamagedFile, in a line, for what is no readable text file."""
     try:
         if what := unreadable(path):
-            raise DamagedFile(f"{path}: {what}; {REPAIR}")
+            raise DamagedFile(f"{path}: {what}; {repair()}")
         data = path.read_bytes()
         if data.startswith(codecs.BOM_UTF8):
             what = "begins with a byte order mark, which Mojo does not take: save it as UTF-8 without BOM"
             raise DamagedFile(f"{path}:1: {what}")
         text = data.decode()
         if "\0" in text:  # Mojo reads a file only to there
-            raise DamagedFile(f"{path}: byte {data.index(0)} is NUL, so that this is no text; {REPAIR}")
+            raise DamagedFile(f"{path}: byte {data.index(0)} is NUL, so that this is no text; {repair()}")
         return text
     except FileNotFoundError:
         what = "the file is missing"
@@ -163,7 +168,7 @@ def read(path: Path) -> str:
         what = f"byte {error.start} is no UTF-8 text"
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
-    raise DamagedFile(f"{path}: {what}; {REPAIR}")
+    raise DamagedFile(f"{path}: {what}; {repair()}")
 
 
 def unreadable(path: Path) -> str:
@@ -182,7 +187,7 @@ def complete(found: dict[str, Blank], wanted: Iterable[str], name: str) -> dict[
     if missing:
         raise DamagedFile(
             f"{name}: the markers of blank {', '.join(missing)} are gone (# BLANK-START {missing[0]}: ... and "
-            f"# BLANK-END {missing[0]}); {REPAIR}"
+            f"# BLANK-END {missing[0]}); {repair()}"
         )
     return found
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import DamagedFile
+from harness.invocation import command
 from harness.toolchain import roots
 
 SUFFIXES = {".mojo", ".py"}
@@ -136,5 +137,5 @@ def notes(puzzle: str, problems: Path | None = None) -> list[str]:
     found = list(faults(roots.solutions() / puzzle, (problems or roots.problems()) / puzzle))
     for fault in found:
         if fault.broken:
-            raise DamagedFile(f"{fault}; `python -m harness reset {puzzle}` puts it back")
+            raise DamagedFile(f"{fault}; `{command(f'reset {puzzle}')}` puts it back")
     return [str(fault) for fault in found]

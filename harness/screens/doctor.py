@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from harness import invocation
 from harness.errors import WorkbookError
 from harness.toolchain.cache import VARIABLE, cache_folder, whole
 from harness.toolchain.roots import CHECKOUT, INSTALLED_SOLUTIONS
@@ -159,7 +160,7 @@ def extension_module() -> Iterator[Finding]:
     from harness.toolchain import extension
 
     part = "extension module"
-    command = "python -m harness build-ext"
+    command = invocation.command("build-ext")
     if not targets.gpu_may_exist():
         yield Finding(part, "note", f"for a GPU; `{command} --arch NAME` builds it for another machine")
         return

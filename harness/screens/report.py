@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from rich.console import Console
 from rich.text import Text
 
+from harness import invocation
 from harness.check.compare import Repeats, Verdict
 from harness.check.results import Comparison
 from harness.check.runs import DeviceResult, Run, VariantResult
@@ -359,7 +360,7 @@ def command(run: Run) -> str:
         for name, variant in device.variants.items()
         if variant.state(run.quantities) == "wrong"
     ]
-    parts = ["python -m harness", options.puzzle.name]
+    parts = [options.puzzle.name]
     parts += ["--backward"] if options.backward else []
     if wrong and len({name for _, name in wrong}) == 1:
         parts.append(f"--{wrong[0][1]}")
@@ -376,7 +377,7 @@ def command(run: Run) -> str:
     parts += [f"--gate {options.gate}"] if options.gate else []
     parts += [f"--repeat {options.repeat}"] if options.repeat > 1 else []
     parts += [f"--blocks {options.blocks}"] if options.blocks != "natural" else []
-    return " ".join(parts)
+    return invocation.command(" ".join(parts))
 
 
 def as_json(run: Run) -> dict:

@@ -1,0 +1,35 @@
+"""How a command of the workbook is typed here: through poe, through pixi, or plainly, as this process was started.
+
+Whoever came by `uv run poe pNN` has no `python` that knows the harness; a command that a message names must be one that can
+be pasted.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+TASK_NAMES = {"build-ext": "extension"}
+"""Sub-command -> the task of poe and pixi, where the names differ."""
+WITHOUT_TASK = ("vgpu",)
+
+
+def command(words: str, environment: Mapping[str, str] = os.environ, program: str | None = None) -> str:
+    """The whole command line for a sub-command or puzzle with its arguments, as "hint pNN dx-2".
+
+    Args:
+        words: What stands behind `python -m harness`.
+        environment: Tells who started this process: `uv run`, poe and pixi each leave their mark.
+        program: What this process was started as; `sys.argv[0]` unless given.
+    """
+    name, *rest = words.split(" ")
+    program = Path(sys.argv[0] if program is None else program).name
+    runner = "pixi run " if "PIXI_PROJECT_ROOT" in environment else ""
+    runner = runner or ("uv run " if "UV_RUN_RECURSION_DEPTH" in environment else "")
+    if name not in WITHOUT_TASK and runner == "pixi run ":
+        return " ".join([f"pixi run {TASK_NAMES.get(name, name)}", *rest])
+    if name not in WITHOUT_TASK and "POE_ACTIVE" in environment:
+        return " ".join([f"{runner}poe {TASK_NAMES.get(name, name)}", *rest])
+    if program == "workbook":
+        return f"{runner}workbook {words}"
+    return f"{runner}python -m harness {words}"

@@ -1,0 +1,63 @@
+"""The commands in messages: in the form in which this process was started, and nowhere else than in one place."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness import invocation
+
+POE, PIXI, UV = {"POE_ACTIVE": "simple"}, {"PIXI_PROJECT_ROOT": "/somewhere"}, {"UV_RUN_RECURSION_DEPTH": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "program", "typed"),
+    [
+        (UV | POE, "__main__.py", "uv run poe hint p22 dx-2"),
+        (POE, "__main__.py", "poe hint p22 dx-2"),
+        (PIXI, "__main__.py", "pixi run hint p22 dx-2"),
+        (PIXI | UV | POE, "__main__.py", "pixi run hint p22 dx-2"),
+        (UV, "__main__.py", "uv run python -m harness hint p22 dx-2"),
+        ({}, "__main__.py", "python -m harness hint p22 dx-2"),
+        ({}, "/venv/bin/workbook", "workbook hint p22 dx-2"),
+        (UV, "workbook", "uv run workbook hint p22 dx-2"),
+    ],
+)
+def test_a_command_has_the_form_that_the_user_started_with(environment, program, typed):
+    assert invocation.command("hint p22 dx-2", environment, program) == typed
+
+
+def test_a_task_of_another_name_and_a_command_without_one():
+    assert invocation.command("build-ext --arch sm_90a", UV | POE) == "uv run poe extension --arch sm_90a"
+    assert invocation.command("vgpu exec", PIXI, "x") == "pixi run python -m harness vgpu exec"
+
+
+def test_every_task_that_a_message_may_name_is_there():
+    import tomllib
+
+    from harness.commands import COMMANDS
+
+    root = Path(harness.__file__).parents[1]
+    poe = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["poe"]["tasks"]
+    pixi = tomllib.loads((root / "pixi.toml").read_text())["tasks"]
+    for name in COMMANDS:
+        task = invocation.TASK_NAMES.get(name, name)
+        assert poe[task]["cmd"] == pixi[task]["cmd"] == f"python -m harness {name}"
+
+
+SPELLED_OUT = ("invocation.py", "dev", "vgpu", "puzzles", "translate.py")
+"""Where the words may stand: tools for developers, and what `translate.pasteable` rewrites."""
+
+
+def test_no_message_spells_a_command_out():
+    folder = Path(harness.__file__).parent
+    spelled = [
+        f"{path.relative_to(folder)}: {line.strip()}"
+        for path in folder.rglob("*.py")
+        if path.relative_to(folder).parts[0] not in SPELLED_OUT and path.name not in SPELLED_OUT
+        for line in path.read_text().splitlines()
+        if re.search(r"python -m harness", line) and not re.search(r"prog=|epilog=|^\s*\w.*\. |^\w", line)
+        and not line.strip().startswith(("`", '"""', ">>>"))
+    ]  # fmt: skip
+    assert [line for line in spelled if '"' in line] == []

@@ -106,8 +106,5 @@ def compile_failed(path: Path, output: str, *written: Path) -> WorkbookError:
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
     if not errors and (full := compiler_out_of_room(output, *written)):
         return full
-    more = f"\n(and {len(errors) - 1} more; --verbose shows them)" if len(errors) > 1 else ""
     text = "\n".join(map(str, diagnostics)) or output.strip()
-    return CompileFailed(
-        f"{path} does not compile\n{translate.failure_text(diagnostics, output)}{more}", text
-    )
+    return CompileFailed(f"{path} does not compile\n{translate.failure_text(diagnostics, output)}", text)

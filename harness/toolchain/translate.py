@@ -8,6 +8,7 @@ sentence, and the compiler's own line stands alone.
 import re
 from collections.abc import Sequence
 
+from harness.invocation import command
 from harness.toolchain.diagnostics import Diagnostic
 
 CONVERSION = re.compile(
@@ -24,7 +25,16 @@ NAMES = {
     "let": "`let` is gone: a local name is declared by `var`.",
     "value": "`@value` is gone: write `@fieldwise_init` and `struct S(Copyable, Movable)`.",
     "InlineArray": "`InlineArray` is now `Array[T, n](fill=0)`.",
+    "__syncthreads": "CUDA's `__syncthreads()` is `barrier()` here, from `max.gpu`.",
+    **{
+        name: f"CUDA's `{name}` is `{name.removesuffix('Idx').removesuffix('Dim')}_{name[-3:].lower()}` here: "
+        f"`{name.removesuffix('Idx').removesuffix('Dim')}_{name[-3:].lower()}.x`."
+        for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")
+    },
+    "atomicAdd": "CUDA's `atomicAdd` is `atomic_add(sums, index, value)` here, from shared/common.mojo.",
 }
+SHOWN = 3
+"""So many errors behind the first are shown, in a line each."""
 MESSAGES: tuple[tuple[str, str], ...] = (
     (
         r"use of unknown declaration '(\w+)'; did you mean to import it from '([\w.]+)'",
@@ -147,6 +157,43 @@ CODE: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
+# The message together with the line of code: (message or note, code, sentence); the code's groups are {0}, {1}, ...
+BY_CODE: tuple[tuple[str, str, str], ...] = (
+    (
+        r"'__[gs]etitem__'(?:.|\n)*unsafe_offset",
+        r"(\w+)\[([^\[\],]+), *([^\[\]]+)\]",
+        "`{0}` is an address, not a tensor with axes: it takes one index, computed from both and named, "
+        "`{0}[unsafe_offset={1} * COLUMNS + {2}]`; what several blocks add to goes through `atomic_add({0}, index, value)`.",
+    ),
+    (
+        r"'CompensatedSum\[[^']*'",
+        r"",
+        "A `CompensatedSum` is added to with `+=`; what it holds is its `.total`.",
+    ),
+    (
+        r"does not implement the '__call__' method",
+        r"\b(\w+_(?:idx|dim)\.[xyz])\(\)",
+        "`{0}` is a value, not a function: it goes without `()`.",
+    ),
+    (
+        r"does not implement the '__call__' method",
+        r"^[^()]*\b(\w+)\(([^()]*)\)[^()]*$",
+        "An element is taken with square brackets: `{0}[{1}]`.",
+    ),
+    (
+        r"in call to 'sum'",
+        r"\bblock\.(sum|max|min)\(",
+        "The number of threads is a parameter: `block.{0}[block_size=...](value)`, the launch's own. "
+        "Every thread of the block must call it.",
+    ),
+    (
+        r"",
+        r"\S\s*(&&|\|\|)",
+        "Conditions are joined by `and` and `or`, and turned by `not`.",
+    ),
+)
+
+
 def explain(diagnostic: Diagnostic, notes: Sequence[str] = ()) -> str | None:
     """One sentence on an error, or None where no rule knows it.
 
@@ -155,13 +202,16 @@ def explain(diagnostic: Diagnostic, notes: Sequence[str] = ()) -> str | None:
         notes: The messages and lines that the compiler printed after it.
     """
     texts = [diagnostic.message, *notes]
-    named = re.match(r"use of unknown declaration '(\w+)'$", diagnostic.message)
+    named = re.match(r"use of unknown declaration '(\w+)'", diagnostic.message)
     if named and named[1] in NAMES:
         return NAMES[named[1]]
     if re.search(r"^(expected|unexpected|expressions must not|statements must|failed to infer)", texts[0]):
         for pattern, sentence in CODE:
             if re.search(pattern, diagnostic.text):
                 return sentence
+    for pattern, code, sentence in BY_CODE:
+        if re.search(pattern, "\n".join(texts)) and (found := re.search(code, diagnostic.text)):
+            return sentence.format(*found.groups())
     if not vague(diagnostic.message):
         return conversion(diagnostic.message) or by_message(diagnostic.message)
     # The reason is in a note: that the left side may not be written beats a type that does not fit.
@@ -181,8 +231,13 @@ def by_message(text: str) -> str | None:
     """The sentence of the first rule that knows the message."""
     for pattern, sentence in MESSAGES:
         if found := re.search(pattern, text):
-            return sentence.format(*found.groups())
+            return pasteable(sentence.format(*found.groups()))
     return None
+
+
+def pasteable(sentence: str) -> str:
+    """The sentence with the commands of the workbook in the form in which they are typed here."""
+    return re.sub(r"python -m harness ([\w-]+)", lambda found: command(found[1]), sentence)
 
 
 def conversion(text: str) -> str | None:
@@ -227,6 +282,11 @@ def generic_dtype(got: str, wanted: str) -> str | None:
 
 def dtypes(got: str, wanted: str) -> str | None:
     """Two floats of different dtype."""
+    if "Float64" in (got, wanted):
+        return (
+            "A number with a point, as in `var total = 0.0`, is a Float64, and Mojo converts nothing silently: "
+            "a sum begins in its own dtype, `var total = Scalar[accum](0)`."
+        )
     if wanted == "Scalar[sum_dtype]":
         return (
             "The sums that all blocks share have a dtype of their own, and a plain `+=` would lose additions: "
@@ -259,7 +319,7 @@ def failure_text(diagnostics: Sequence[Diagnostic], output: str) -> str:
     after = list(diagnostics)[list(diagnostics).index(first) + 1 :]
     notes = [diagnostic.message for diagnostic in after if diagnostic.kind == "note"]
     constraints = re.findall(r"note: (constraint failed: .*)", output)
-    lines = [str(first)]
+    lines = [str(first), *shown_code(first)]
     if vague(first.message):
         # The innermost located note is the learner's line; the standard library's come as plain text. The reason
         # stands at the bottom of the chain.
@@ -267,4 +327,15 @@ def failure_text(diagnostics: Sequence[Diagnostic], output: str) -> str:
         lines += [f"   {constraints[-1]}"] if constraints else []
     if sentence := explain(first, [*constraints[::-1], *notes]):
         lines.append(f"   -> {sentence}")
+    others = [f"also {error}" for error in errors[1:] if error.line != first.line or error.file != first.file]
+    lines += others[:SHOWN] + ([f"(and {len(others) - SHOWN} more)"] if len(others) > SHOWN else [])
     return "\n".join(lines)
+
+
+def shown_code(diagnostic: Diagnostic) -> list[str]:
+    """The line of code that a message is about, and a caret below its column; nothing where it is not known."""
+    code = diagnostic.text.rstrip()
+    if not code.strip():
+        return []
+    indent = len(code) - len(code.lstrip())
+    return [f"    {code.lstrip()}", f"    {' ' * max(0, diagnostic.column - 1 - indent)}^"]

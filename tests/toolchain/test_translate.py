@@ -227,3 +227,101 @@ def test_a_message_that_no_rule_knows_stands_alone(tmp_path):
 def test_a_missing_op_is_explained():
     sentence = explain(Diagnostic("op", 1, 1, "error", "op registers no op 'layernorm_linear_train'"))
     assert '@extensibility.register("layernorm_linear_train")' in sentence
+
+
+# ---- Kernels ------------------------------------------------------------------------------------------------
+
+PRELUDE = """\
+from std.math import sqrt
+from max.gpu import barrier, block_dim, block_idx, global_idx, grid_dim, thread_idx
+from max.gpu.primitives import block
+from layout import TileTensor
+from layout.tile_layout import row_major
+from shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type, atomic_add
+"""
+KERNEL_HEAD = """
+def kernel_{number}[dtype: DType, sum_dtype: DType](
+    grad_input: MutPtr[dtype], grad_bias: MutPtr[sum_dtype], input: ImmPtr[dtype], mean: ImmPtr[accum_type[dtype]],
+    rows: Int32, hidden_dim: Int32,
+):
+    comptime accum = accum_type[dtype]
+    var H = Int(hidden_dim)
+    var row = block_idx.x
+    var x = TileTensor(input, row_major(Int(rows), H))
+    var dx = TileTensor(grad_input, row_major(Int(rows), H))
+"""
+SLIPS = {
+    "a literal begins the sum": ("var total = 0.0\ntotal += x[row, 0].cast[accum]()", "`var total = Scalar[accum](0)`"),
+    "an address with two indices": ("grad_bias[0, 1] = 3", "not a tensor with axes"),
+    "total forgotten in a division": (
+        "var s = CompensatedSum[accum]()\nvar c = s / Scalar[accum](H)", "is its `.total`",
+    ),
+    "total forgotten in a cast": ("var s = CompensatedSum[accum]()\ndx[row, 0] = s.cast[dtype]()", "is its `.total`"),
+    "divided by an integer": ("var c = x[row, 0].cast[accum]() / H", "`Scalar[accum](...)`"),
+    "stored without a cast": ("dx[row, 0] = x[row, 0].cast[accum]() * 2", "`.cast[dtype]()`"),
+    "a sum of float32": ("var t = Float32(0)\nt += x[row, 0].cast[accum]()", "Two dtypes meet"),
+    "a plain sum over blocks": ("grad_bias[unsafe_offset=0] += x[row, 0].cast[accum]()", "`atomic_add(sums, index, value)`"),
+    "alias": ("alias N = 4", "`comptime N = 8`"),
+    "let": ("let q = 3", "declared by `var`"),
+    "no var": ("q = 3", "`var q = ...`"),
+    "an index that is called": ("var t = thread_idx.x()", "goes without `()`"),
+    "a tensor that is called": ("var q = x(row, 0)", "`x[row, 0]`"),
+    "block.sum without its size": ("var c = block.sum(x[row, 0].cast[accum]())", "`block.sum[block_size=...](value)`"),
+    "CUDA's barrier": ("__syncthreads()", "`barrier()`"),
+    "CUDA's index": ("var t = threadIdx.x", "`thread_idx.x`"),
+    "an input is written": ("x[row, 0] = dx[row, 0]", "may only be read"),
+    "an argument left out": ("atomic_add(grad_bias, x[row, 0].cast[accum]())", "leaves out `value`"),
+    "&&": ("if row < H && row > 0:\n    pass", "joined by `and`"),
+    "half a conditional": ("var q = 1 if row == 0", "`a if condition else b`"),
+    "a name that is not there": ("var q = xhat + 1", "Nothing called `xhat`"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def slips(tmp_path_factory) -> dict[str, str]:
+    """Slip -> what is said about it, all of them from one run of the compiler."""
+    import json
+
+    from harness.toolchain import roots
+
+    folder = tmp_path_factory.mktemp("slips")
+    (folder / "shared").symlink_to(roots.solutions() / "shared")
+    text, ends = PRELUDE, []
+    for number, (code, _) in enumerate(SLIPS.values()):
+        text += KERNEL_HEAD.format(number=number) + "".join(f"    {line}\n" for line in code.split("\n"))
+        ends.append(text.count("\n") + 1)
+    program = folder / "program.mojo"
+    program.write_text(text + "\n\ndef main():\n    pass\n")
+    result = run_mojo(
+        "build", "--diagnostic-format", "json", "--emit", "asm", "-o", str(folder / "x"), str(program)
+    )
+    output: dict[str, list[str]] = {name: [] for name in SLIPS}
+    name = ""
+    for line in (result.stdout + result.stderr).splitlines():
+        if line.startswith("{"):
+            entry = json.loads(line)
+            at = entry.get("diagnostic", {})
+            if entry.get("kind") == "error" and at.get("file") == str(program):
+                name = next(n for n, end in zip(SLIPS, ends, strict=True) if at["location"]["line"] < end)
+        output.setdefault(name, []).append(line)
+    return {name: str(compile_failed(folder, "\n".join(lines))) for name, lines in output.items()}
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_slip_in_a_kernel_is_explained_with_its_line_and_a_caret(slips, name):
+    code, meaning = SLIPS[name]
+    lines = slips[name].splitlines()
+    arrow = next((line for line in lines if line.startswith("   -> ")), "")
+    assert meaning in arrow, slips[name]
+    assert lines[2].strip() in [line.strip() for line in code.split("\n")] and lines[3].strip() == "^"
+
+
+def test_further_errors_are_listed_a_line_each_and_counted_beyond_three():
+    from harness.toolchain.translate import failure_text
+
+    errors = [Diagnostic("a.mojo", line, 5, "error", f"no {line}", "    x = y") for line in range(1, 7)]
+    assert failure_text(errors[:2], "").splitlines() == [
+        "a.mojo:1:5: error: no 1", "    x = y", "    ^", "also a.mojo:2:5: error: no 2",
+    ]  # fmt: skip
+    assert failure_text(errors, "").splitlines()[-2:] == ["also a.mojo:4:5: error: no 4", "(and 2 more)"]

@@ -8,9 +8,11 @@ Shapes: input [B, S, H]; output and grad_output [B, S, O]; ln_weight and ln_bias
 linear_bias [O]; mean and rstd [B, S]. A row is one sequence position: rows = B * S. Every size is a run-time
 argument, so a kernel is compiled once for a dtype. Sums are kept in `accum_type[dtype]`.
 
-The file in reading order: the unfused forward kernels, the fused forward kernel, the unfused backward kernels, the
-fused backward kernel, the kernel of the last gate, the public ops. `launches.mojo` says how the kernels are launched, `cpu_reference.mojo` is the
-same in plain loops, `training_ops.mojo` has the ops that the PyTorch layer calls, `fast.mojo` the fast variant, `rmsnorm_linear.mojo` what the last gate needs.
+The file in reading order: the unfused forward kernels, the fused forward kernel, the row sums of the unfused backward
+pass, the fused backward kernel, the kernel of the last gate, the public ops. `unfused_backward.mojo` has the rest of the
+unfused backward pass, which is for after the blanks, as `cpu_reference.mojo`, the same in plain loops, is. `launches.mojo`
+says how the kernels are launched, `training_ops.mojo` has the ops that the PyTorch layer calls, `fast.mojo` the fast
+variant, `rmsnorm_linear.mojo` what the last gate needs.
 """
 
 from std.memory import AddressSpace
@@ -40,7 +42,6 @@ from .shared.common import (
     MutPtr,
     accum_type,
     atomic_add,
-    rounded_product,
     row_statistics,
 )
 from .shared.launcher import DeviceLauncher
@@ -52,8 +53,6 @@ comptime TILE = 16
 """Side of the square tiles of the matmul and the transpose: 256 threads a block."""
 comptime ROW_THREADS = 128
 """Threads that share one row in the kernels that give a row to a block."""
-comptime COLUMN_TILE = 32
-"""A column sum gives a block 32 columns and 32 threads to each of them."""
 
 
 # ---- Unfused forward: five launches -------------------------------------------------------------------------
@@ -302,104 +301,6 @@ def ln_backward_row_sums[
     # BLANK-START row_sums: sum g * x_hat and g over this row with the whole block, divide by H, write c1 and c2
     # FILL IN (about 13 lines)
     # BLANK-END row_sums
-
-
-def ln_backward_input[
-    dtype: DType
-](
-    grad_input: MutPtr[dtype],  # [rows, H]
-    row_sums: ImmPtr[accum_type[dtype]],  # [rows, 2]: c1, c2
-    dln: ImmPtr[dtype],  # [rows, H]
-    input: ImmPtr[dtype],  # [rows, H]
-    mean: ImmPtr[accum_type[dtype]],  # [rows]
-    rstd: ImmPtr[accum_type[dtype]],  # [rows]
-    ln_weight: ImmPtr[dtype],  # [H], gamma
-    rows: Int32,
-    hidden_dim: Int32,
-):
-    """The input gradient from given row sums: dx = rstd * (g - c2 - x_hat * c1). One block owns one row."""
-    comptime accum = accum_type[dtype]
-    var H = Int(hidden_dim)
-    var row = block_idx.x
-    var x = TileTensor(input, row_major(Int(rows), H))
-    var dx = TileTensor(grad_input, row_major(Int(rows), H))
-    var dy_ln = TileTensor(dln, row_major(Int(rows), H))
-    var c1 = row_sums[unsafe_offset=2 * row]
-    var c2 = row_sums[unsafe_offset=2 * row + 1]
-    for h in range(thread_idx.x, H, block_dim.x):
-        var deviation = x[row, h].cast[accum]() - mean[unsafe_offset=row]
-        var x_hat = deviation * rstd[unsafe_offset=row]
-        var g = rounded_product(dy_ln[row, h].cast[accum](), ln_weight[unsafe_offset=h].cast[accum]())
-        dx[row, h] = (rstd[unsafe_offset=row] * (g - c2 - x_hat * c1)).cast[dtype]()
-
-
-@always_inline
-def sum_over_row_lanes[accum: DType](partial: Scalar[accum]) -> Scalar[accum]:
-    """Adds the partial sums that the COLUMN_TILE threads of one column hold; complete where thread_idx.y is 0.
-
-    Always in the same order, so the result is the same in every run. Every thread of the block must call it.
-    """
-    var partials = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
-        row_major[COLUMN_TILE, COLUMN_TILE]()
-    )
-    partials[thread_idx.y, thread_idx.x] = partial
-    barrier()
-    var total = Scalar[accum](0)
-    if thread_idx.y == 0:
-        for lane in range(COLUMN_TILE):
-            total += partials[lane, thread_idx.x]
-    return total
-
-
-def column_sums_kernel[
-    dtype: DType
-](sums: MutPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32,):  # [columns]  # [rows, columns]
-    """Sums every column, as db = sum over rows of grad_output. Thread (x, y) adds rows y, y + COLUMN_TILE, ...
-    """
-    comptime accum = accum_type[dtype]
-    var dy = TileTensor(input, row_major(Int(rows), Int(columns)))
-    var column = block_idx.x * COLUMN_TILE + thread_idx.x
-    var partial = CompensatedSum[accum]()
-    if column < Int(columns):
-        for row in range(thread_idx.y, Int(rows), COLUMN_TILE):
-            partial += dy[row, column].cast[accum]()
-    var total = sum_over_row_lanes(partial.total)
-    if thread_idx.y == 0 and column < Int(columns):
-        sums[unsafe_offset=column] = total.cast[dtype]()
-
-
-def ln_backward_parameters[
-    dtype: DType
-](
-    grad_ln_weight: MutPtr[dtype],  # [H], dgamma
-    grad_ln_bias: MutPtr[dtype],  # [H], dbeta
-    dln: ImmPtr[dtype],  # [rows, H]
-    input: ImmPtr[dtype],  # [rows, H]
-    mean: ImmPtr[accum_type[dtype]],  # [rows]
-    rstd: ImmPtr[accum_type[dtype]],  # [rows]
-    rows: Int32,
-    hidden_dim: Int32,
-):
-    """The LayerNorm parameter gradients: dgamma = sum over rows of dln * x_hat, dbeta = sum over rows of dln.
-    """
-    comptime accum = accum_type[dtype]
-    var H = Int(hidden_dim)
-    var x = TileTensor(input, row_major(Int(rows), H))
-    var dy_ln = TileTensor(dln, row_major(Int(rows), H))
-    var h = block_idx.x * COLUMN_TILE + thread_idx.x
-    var dgamma = CompensatedSum[accum]()
-    var dbeta = CompensatedSum[accum]()
-    if h < H:
-        for row in range(thread_idx.y, Int(rows), COLUMN_TILE):
-            var deviation = x[row, h].cast[accum]() - mean[unsafe_offset=row]
-            var x_hat = deviation * rstd[unsafe_offset=row]
-            dgamma += dy_ln[row, h].cast[accum]() * x_hat
-            dbeta += dy_ln[row, h].cast[accum]()
-    var dgamma_total = sum_over_row_lanes(dgamma.total)
-    var dbeta_total = sum_over_row_lanes(dbeta.total)
-    if thread_idx.y == 0 and h < H:
-        grad_ln_weight[unsafe_offset=h] = dgamma_total.cast[dtype]()
-        grad_ln_bias[unsafe_offset=h] = dbeta_total.cast[dtype]()
 
 
 # ---- Fused backward: one launch for all five gradients ------------------------------------------------------

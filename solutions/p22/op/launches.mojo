@@ -10,14 +10,10 @@ from max.gpu.host import Dim
 
 from .gradient_sums import clear_gradients_kernel, convert_gradients_kernel
 from .layernorm_linear import (
-    COLUMN_TILE,
     ROW_THREADS,
     TILE,
     add_bias_kernel,
-    column_sums_kernel,
     layernorm_kernel,
-    ln_backward_input,
-    ln_backward_parameters,
     ln_backward_row_sums,
     matmul_idiomatic_tiled,
     minimal_fused_backward_kernel,
@@ -28,6 +24,7 @@ from .layernorm_linear import (
 from .shared.common import ImmPtr, MutPtr, accum_type, atomic_type
 from .shared.launcher import Launcher
 from .tensors import BackwardTensors, ForwardTensors, Sizes
+from .unfused_backward import COLUMN_TILE, column_sums_kernel, ln_backward_input, ln_backward_parameters
 
 comptime MAX_GRID_Y = get_defined_int["MAX_GRID_Y", 65535]()
 """The largest grid on NVIDIA along y; along x it is 2^31 - 1. Checks define a small one, so that kernels must stride."""

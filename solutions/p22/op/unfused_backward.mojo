@@ -1,0 +1,114 @@
+"""The given kernels of the unfused backward pass: dx from the row sums, db, dgamma and dbeta, each a launch of its own.
+
+They stand apart from the blanks of `layernorm_linear.mojo`, because what they compute is what the blanks ask for: read
+them when yours have passed. Shapes and names are those of that file.
+"""
+
+from std.memory import AddressSpace
+from max.gpu import barrier, block_dim, block_idx, thread_idx
+from layout import TileTensor
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from .shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type, rounded_product
+
+comptime COLUMN_TILE = 32
+"""A column sum gives a block 32 columns and 32 threads to each of them."""
+
+
+def ln_backward_input[
+    dtype: DType
+](
+    grad_input: MutPtr[dtype],  # [rows, H]
+    row_sums: ImmPtr[accum_type[dtype]],  # [rows, 2]: c1, c2
+    dln: ImmPtr[dtype],  # [rows, H]
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    rows: Int32,
+    hidden_dim: Int32,
+):
+    """The input gradient from given row sums: dx = rstd * (g - c2 - x_hat * c1). One block owns one row."""
+    comptime accum = accum_type[dtype]
+    var H = Int(hidden_dim)
+    var row = block_idx.x
+    var x = TileTensor(input, row_major(Int(rows), H))
+    var dx = TileTensor(grad_input, row_major(Int(rows), H))
+    var dy_ln = TileTensor(dln, row_major(Int(rows), H))
+    var c1 = row_sums[unsafe_offset=2 * row]
+    var c2 = row_sums[unsafe_offset=2 * row + 1]
+    for h in range(thread_idx.x, H, block_dim.x):
+        var deviation = x[row, h].cast[accum]() - mean[unsafe_offset=row]
+        var x_hat = deviation * rstd[unsafe_offset=row]
+        var g = rounded_product(dy_ln[row, h].cast[accum](), ln_weight[unsafe_offset=h].cast[accum]())
+        dx[row, h] = (rstd[unsafe_offset=row] * (g - c2 - x_hat * c1)).cast[dtype]()
+
+
+@always_inline
+def sum_over_row_lanes[accum: DType](partial: Scalar[accum]) -> Scalar[accum]:
+    """Adds the partial sums that the COLUMN_TILE threads of one column hold; complete where thread_idx.y is 0.
+
+    Always in the same order, so the result is the same in every run. Every thread of the block must call it.
+    """
+    var partials = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
+        row_major[COLUMN_TILE, COLUMN_TILE]()
+    )
+    partials[thread_idx.y, thread_idx.x] = partial
+    barrier()
+    var total = Scalar[accum](0)
+    if thread_idx.y == 0:
+        for lane in range(COLUMN_TILE):
+            total += partials[lane, thread_idx.x]
+    return total
+
+
+def column_sums_kernel[
+    dtype: DType
+](sums: MutPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32,):  # [columns]  # [rows, columns]
+    """Sums every column, as db = sum over rows of grad_output. Thread (x, y) adds rows y, y + COLUMN_TILE, ...
+    """
+    comptime accum = accum_type[dtype]
+    var dy = TileTensor(input, row_major(Int(rows), Int(columns)))
+    var column = block_idx.x * COLUMN_TILE + thread_idx.x
+    var partial = CompensatedSum[accum]()
+    if column < Int(columns):
+        for row in range(thread_idx.y, Int(rows), COLUMN_TILE):
+            partial += dy[row, column].cast[accum]()
+    var total = sum_over_row_lanes(partial.total)
+    if thread_idx.y == 0 and column < Int(columns):
+        sums[unsafe_offset=column] = total.cast[dtype]()
+
+
+def ln_backward_parameters[
+    dtype: DType
+](
+    grad_ln_weight: MutPtr[dtype],  # [H], dgamma
+    grad_ln_bias: MutPtr[dtype],  # [H], dbeta
+    dln: ImmPtr[dtype],  # [rows, H]
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    rows: Int32,
+    hidden_dim: Int32,
+):
+    """The LayerNorm parameter gradients: dgamma = sum over rows of dln * x_hat, dbeta = sum over rows of dln.
+    """
+    comptime accum = accum_type[dtype]
+    var H = Int(hidden_dim)
+    var x = TileTensor(input, row_major(Int(rows), H))
+    var dy_ln = TileTensor(dln, row_major(Int(rows), H))
+    var h = block_idx.x * COLUMN_TILE + thread_idx.x
+    var dgamma = CompensatedSum[accum]()
+    var dbeta = CompensatedSum[accum]()
+    if h < H:
+        for row in range(thread_idx.y, Int(rows), COLUMN_TILE):
+            var deviation = x[row, h].cast[accum]() - mean[unsafe_offset=row]
+            var x_hat = deviation * rstd[unsafe_offset=row]
+            dgamma += dy_ln[row, h].cast[accum]() * x_hat
+            dbeta += dy_ln[row, h].cast[accum]()
+    var dgamma_total = sum_over_row_lanes(dgamma.total)
+    var dbeta_total = sum_over_row_lanes(dbeta.total)
+    if thread_idx.y == 0 and h < H:
+        grad_ln_weight[unsafe_offset=h] = dgamma_total.cast[dtype]()
+        grad_ln_bias[unsafe_offset=h] = dbeta_total.cast[dtype]()

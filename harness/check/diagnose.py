@@ -246,7 +246,11 @@ def apart_from(got: np.ndarray, other: np.ndarray) -> np.ndarray:
 # Finding kind -> the mistake behind it and what it means. Causes stand before what follows from them: threads that are
 # not where they must be leave memory unwritten and come into each other's way.
 FOUND = {
-    "barrier divergence": ("barrier-divergence", "some threads of a block never reach a barrier()"),
+    "barrier divergence": (
+        "barrier-divergence",
+        "some threads of a block never reach a barrier(), or a collective such as block.sum that holds one: it stands in a "
+        "branch, or behind a return, that only a part of them takes",
+    ),
     "early return": (
         "barrier-divergence",
         "threads return early, and what they should have written for the others of their block is missing",
@@ -281,6 +285,22 @@ FOUND = {
 DIVERGENCE = list(FOUND)[:4]
 
 
+OUTSIDE = tuple(kind for kind in FOUND if kind.startswith("out-of-bounds"))
+FOLLOWS = ("uninitialised read", "output never written", "global race", "race inside a block", "shared race")
+"""What threads that go astray bring about: memory left unwritten, and threads that meet where none should be."""
+
+
+SURE = ("barrier-divergence", "warp-divergence", "endless-loop")
+"""Mistakes that no slip of an index explains."""
+
+
+def first_causes(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings without those that may only follow from others: of a kernel in which an index leaves its tensor, or
+    threads miss a barrier, what is unwritten or raced for is no finding of its own."""
+    astray = {finding.kernel for finding in findings if finding.kind in (*OUTSIDE, *DIVERGENCE)}
+    return [f for f in findings if f.kernel not in astray or f.kind not in FOLLOWS]
+
+
 def from_findings(findings: Sequence[Finding], loads: Container[str]) -> tuple[str, str] | None:
     """The mistake behind the findings of the virtual GPU, and what it means; `loads` are places that load."""
     kinds = {finding.kind for finding in findings}
@@ -299,6 +319,19 @@ def from_findings(findings: Sequence[Finding], loads: Container[str]) -> tuple[s
         )
     if races:
         return "overwritten", "blocks store to the same element: the last one wins, nothing is added up"
+    met = [finding for finding in findings if finding.kind in ("shared race", "race inside a block")]
+    if (
+        met
+        and kinds <= {*FOLLOWS}
+        and all(
+            finding.message.count(": a store by ") + finding.message.count(" and a store by ") == 2
+            for finding in met
+        )
+    ):
+        return (
+            "several-writers",
+            "several threads of a block store to the same element: one of them should, or each to an element of its own",
+        )
     # Most frequent first, as they come, but what is unwritten may follow from the rest.
     ordered = sorted(findings, key=lambda finding: finding.kind == "uninitialised read")
     return next((FOUND[finding.kind] for finding in ordered if finding.kind in FOUND), None)

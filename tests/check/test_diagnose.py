@@ -274,9 +274,12 @@ def test_axes_of_a_fixed_size_have_no_name():
 # ---- Findings -----------------------------------------------------------------------------------------------
 
 
-def finding(kind, message="", where="a.mojo:1:1", other=""):
+TWO_STORES = "x[0]: a store by thread (0, 0, 0) and a store by thread (1, 0, 0) of the same block"
+
+
+def finding(kind, message="", where="a.mojo:1:1", other="", kernel="k"):
     """As much of a finding as the diagnosis reads."""
-    return SimpleNamespace(kind=kind, message=message, where=where, other=other)
+    return SimpleNamespace(kind=kind, message=message, where=where, other=other, kernel=kernel)
 
 
 @pytest.mark.parametrize(
@@ -301,9 +304,26 @@ def finding(kind, message="", where="a.mojo:1:1", other=""):
         ),
         ([finding("uninitialised read"), finding("shuffle from an absent thread")], "warp-divergence"),
         ([finding("uninitialised read"), finding("shared race")], "missing-barrier"),
+        ([finding("race inside a block", TWO_STORES)], "several-writers"),
+        ([finding("shared race", TWO_STORES), finding("uninitialised read")], "several-writers"),
+        ([finding("shared race", "x[0]: a load by thread 1 and a store by thread 2")], "missing-barrier"),
+        (
+            [finding("shared race", TWO_STORES), finding("shared race", "a load and a store")],
+            "missing-barrier",
+        ),
         ([], None),
     ],
 )
 def test_what_findings_mean(findings, mistake):
     seen = d.from_findings(findings, loads={"b.mojo:2:2"})
     assert (seen and seen[0]) == mistake
+
+
+def test_what_only_follows_from_an_index_that_leaves_its_tensor_is_left_out():
+    outside = finding("out-of-bounds load")
+    follows = [finding("uninitialised read"), finding("global race"), finding("output never written")]
+    elsewhere = finding("global race", kernel="another")
+    assert d.first_causes([*follows, outside, elsewhere]) == [outside, elsewhere]
+    assert d.first_causes(follows) == follows, "by themselves they are causes"
+    missed = finding("barrier divergence")
+    assert d.first_causes([missed, *follows]) == [missed]

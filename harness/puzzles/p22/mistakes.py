@@ -210,6 +210,17 @@ MISTAKES = (
         3,
     ),
     Mistake(
+        "bias-in-every-term",
+        "with the linear bias added once for every h, inside of the loop",
+        {"output": lambda v: v.product + values(v) * v.linear_bias},
+    ),
+    Mistake(
+        "total-never-reset",
+        "with a sum that goes on from one o to the next, because it begins outside of the loop over o",
+        {"output": lambda v: np.cumsum(v.product + v.linear_bias, -1)},
+        3,
+    ),
+    Mistake(
         "bias-twice", "with the linear bias added twice", {"output": lambda v: v.product + 2 * v.linear_bias}
     ),
     Mistake(
@@ -309,6 +320,16 @@ MISTAKES = (
             "grad_input": lambda v: v.row_rstd * (v.g - values(v) * (v.c2 + v.x_hat * v.c1)),
             "row_sums": lambda v: values(v) * packed(*row_sums(v, v.given_dln)),
         },
+    ),
+    Mistake(
+        "means-not-complete",
+        "with c1 and c2 as they are on the way, taken inside of the loop that still sums them up",
+        {
+            "grad_input": lambda v: (
+                v.row_rstd * (v.g - (np.cumsum(v.g, -1) + v.x_hat * np.cumsum(v.g * v.x_hat, -1)) / values(v))
+            ),
+        },
+        3,
     ),
     Mistake(
         "means-over-output",
@@ -429,6 +450,12 @@ MISTAKES = (
             "c1": lambda v: first_thread(v, v.dln)[0],
             "c2": lambda v: first_thread(v, v.dln)[1],
         },
+        3,
+    ),
+    Mistake(
+        "every-thread-all-columns",
+        "of all columns by each of the 128 threads, and then added up over the block: 128 times too large",
+        {"row_sums": lambda v: 128 * packed(*row_sums(v, v.given_dln))},
         3,
     ),
     Mistake(

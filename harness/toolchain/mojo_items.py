@@ -1,0 +1,214 @@
+"""The top-level items of Mojo files, and what of a package one of them needs: read off the text, without the compiler.
+
+An item is a function, a struct, a trait or a compile-time constant. What an item may need is every item whose name stands
+in it, and so on: too much now and then, but nothing is missed, for Mojo has no way to reach an item of another file but
+by its name. So the digest of what a kernel needs tells whether it must be compiled again, and a package of these items
+alone compiles to the same kernel, faster.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+OPENS = re.compile(r"(?:@|def |struct |trait |comptime |from |import )")
+"""How a line in the first column begins an item; whatever is not closed before it is the learner's slip."""
+NAMED = re.compile(r"(?:def|struct|trait|comptime)\s+(\w+)")
+IMPORT = re.compile(r"from\s+(?P<module>[\w.]+)\s+import\s+(?P<names>.*)|import\s+(?P<whole>\w+)", re.DOTALL)
+WORD = re.compile(r"[A-Za-z_]\w*")
+NOT_CODE = re.compile(
+    r'"""(?:.|\n)*?"""|\'\'\'(?:.|\n)*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*'
+)
+"""Text and comments."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A top-level item: its name ("" for what has none), its lines, and the number of the first (from 1)."""
+
+    file: str
+    name: str
+    lines: tuple[str, ...]
+    line: int
+
+    @property
+    def text(self) -> str:
+        """Its lines as one."""
+        return "\n".join(self.lines)
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Every name in its code."""
+        return frozenset(WORD.findall(NOT_CODE.sub(" ", self.text)))
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import at the top of a file: the module, dots included, and the names as (name, name here)."""
+
+    file: str
+    module: str
+    names: tuple[tuple[str, str], ...]
+    line: int
+    length: int
+
+    def of(self, wanted: Iterable[str]) -> str:
+        """The statement with those names alone that are wanted here; "" where none is."""
+        kept = [(name, here) for name, here in self.names if here in wanted]
+        if not kept:
+            return ""
+        if not self.module:
+            return f"import {kept[0][0]}"
+        return f"from {self.module} import {', '.join(n if n == h else f'{n} as {h}' for n, h in kept)}"
+
+
+@dataclass
+class Source:
+    """One file: its items and imports in order, and how many lines it has."""
+
+    items: list[Item] = field(default_factory=list)
+    imports: list[Import] = field(default_factory=list)
+    lines: int = 0
+
+
+def read(file: str, text: str) -> Source:
+    """Cuts the text of a file into items."""
+    lines = text.split("\n")
+    starts = [*statements(lines), len(lines)]
+    source = Source(lines=len(lines))
+    for start, end in pairwise(starts):
+        body = tuple(lines[start:end])
+        code = NOT_CODE.sub(" ", "\n".join(body)).strip()
+        while code.startswith("@"):  # a decorator belongs to what follows
+            code = code.partition("\n")[2].strip()
+        found = IMPORT.match(code)
+        if found:
+            source.imports.append(make_import(file, found, start + 1, end - start))
+        else:
+            named = NAMED.match(code)
+            source.items.append(Item(file, named[1] if named else "", body, start + 1))
+    return source
+
+
+def statements(lines: list[str]) -> Iterator[int]:
+    """The indices of the lines where a top-level statement begins; a decorator's is that of its function."""
+    depth, text_ends, decorated = 0, "", False
+    for number, line in enumerate(lines):
+        outside = not text_ends
+        if outside and OPENS.match(line):
+            depth = 0
+        if outside and depth == 0 and line[:1].strip() and not line.startswith("#"):
+            if not decorated:
+                yield number
+            decorated = line.startswith("@")
+        at = 0
+        while at < len(line):
+            if text_ends:
+                found = line.find(text_ends, at)
+                at = len(line) if found < 0 else found + len(text_ends)
+                text_ends = text_ends if found < 0 else ""
+            elif line.startswith(('"""', "'''"), at):
+                text_ends, at = line[at : at + 3], at + 3
+            elif line[at] in "\"'":
+                found = NOT_CODE.match(line, at)
+                at = found.end() if found else len(line)
+            elif line[at] == "#":
+                break
+            else:
+                depth = max(0, depth + (line[at] in "([{") - (line[at] in ")]}"))
+                at += 1
+
+
+def make_import(file: str, found: re.Match, line: int, length: int) -> Import:
+    """The import that IMPORT has matched."""
+    if found["whole"]:
+        return Import(file, "", ((found["whole"], found["whole"]),), line, length)
+    names = []
+    for part in re.sub(r"[()]", " ", found["names"]).split(","):
+        words = part.split()
+        if words:
+            names.append((words[0], words[-1]))
+    return Import(file, found["module"], tuple(names), line, length)
+
+
+class Items:
+    """The items of all files of a package; `texts` maps a file, relative to the package, to its text."""
+
+    def __init__(self, texts: Mapping[str, str]):
+        self.sources = {file: read(file, text) for file, text in texts.items()}
+        self.by_name: dict[str, list[Item]] = {}
+        self.renamed: dict[str, set[str]] = {}
+        for source in self.sources.values():
+            for item in source.items:
+                if item.name:
+                    self.by_name.setdefault(item.name, []).append(item)
+            for statement in source.imports:
+                for name, here in statement.names:
+                    if name != here:
+                        self.renamed.setdefault(here, set()).add(name)
+
+    def needed(self, names: Iterable[str], but: Iterable[str] = ()) -> list[Item]:
+        """The items of these names and all that they need, in the order of the files, those called `but` left out."""
+        waiting, seen, found = list(names), set(but), []
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            waiting += self.renamed.get(name, ())
+            for item in self.by_name.get(name, ()):
+                found.append(item)
+                waiting += item.words - seen
+        return sorted(found, key=lambda item: (item.file, item.line))
+
+    def imports_of(self, items: Iterable[Item]) -> dict[str, list[str]]:
+        """File -> the imports that these items of it use, each in one line."""
+        words: dict[str, set[str]] = {}
+        for item in items:
+            words.setdefault(item.file, set()).update(item.words)
+        return {
+            file: [text for statement in self.sources[file].imports if (text := statement.of(used))]
+            for file, used in words.items()
+        }
+
+    def enclosing(self, file: str, line: int) -> Item | None:
+        """The item that holds a line of a file."""
+        for item in self.sources[file].items if file in self.sources else ():
+            if item.line <= line < item.line + len(item.lines):
+                return item
+        return None
+
+    def cut_out(self, items: Iterable[Item]) -> dict[str, str]:
+        """File -> its text with these items alone and the imports that they use, every line where it was.
+
+        Of what is imported from other files of the package only what is among the items is kept.
+        """
+        items = list(items)
+        there = {item.name for item in items}
+        cut = {}
+        for file in dict.fromkeys(item.file for item in items):
+            source = self.sources[file]
+            own = [item for item in items if item.file == file]
+            words = set().union(*(item.words for item in own))
+            lines = [""] * source.lines
+            for statement in source.imports:
+                local = statement.module.startswith(".")
+                used = {h for n, h in statement.names if h in words and (not local or n in there)}
+                lines[statement.line - 1] = statement.of(used)
+            for item in own:
+                lines[item.line - 1 : item.line - 1 + len(item.lines)] = item.lines
+            cut[file] = "\n".join(lines)
+        return cut
+
+
+def parts(text: str) -> list[str]:
+    """What commas part, those inside brackets left alone: "dtype, accum_type[a, b]"; spaces made one."""
+    found, depth = [""], 0
+    for sign in text:
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += sign
+    return [" ".join(part.split()) for part in found if part.strip()]

@@ -248,6 +248,9 @@ def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
     from harness.check import runs
     from harness.screens.report import Report, as_json
 
+    if judged_alone(puzzle, flags):
+        make_options(flags, puzzle)  # says where the flags do not go together
+        return run_gate(console, puzzle, flags)
     options = make_options(flags, puzzle)
     if json not in (None, "-"):
         check_target("--json", json)
@@ -263,6 +266,7 @@ def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
     with progress(console) as (on_compile, on_ready):
         run = runs.run(options, on_compile=on_compile, on_ready=on_ready)
     Report(console, verbose=flags.verbose).run(run)
+    note_passed(run)
     if not options.backward and not puzzle.separate:
         report_times(console, run)
     if json:
@@ -284,6 +288,45 @@ def run_python_rungs(console: Console, puzzle: Puzzle, flags: argparse.Namespace
             codes.append(run_rung(console, puzzle, argparse.Namespace(**{**vars(flags), "rung": rung.id})))
             console.print()
     return codes
+
+
+def judged_alone(puzzle: Puzzle, flags: argparse.Namespace) -> bool:
+    """Whether a gate of the kernels is judged by the recorded launches: all that is not asked of MAX by its flags."""
+    from harness.devices.targets import VIRTUAL_LIMIT
+
+    if flags.gate is None or not puzzle.gpu or flags.dtype == "float64":
+        return False
+    if flags.profile or flags.show is not None or flags.html or flags.json or flags.repeat != 1:
+        return False
+    if flags.blocks != "natural":
+        return False
+    small = flags.dims is None or puzzle.multiply_adds(tuple(flags.dims)) <= VIRTUAL_LIMIT
+    return flags.device == "virtual" or (flags.device == "auto" and small)
+
+
+def run_gate(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> int:
+    """One gate of the kernels, as `watch` and `verify` judge it: on the virtual GPU, without MAX."""
+    from harness import commands
+    from harness.learner.progress import Progress
+    from harness.learner.work import Work, package_blanks
+    from harness.toolchain import roots
+    from harness.toolchain.packages import OpPackage
+
+    work = Work(puzzle, puzzle.rung("mojo"), roots.solutions() if flags.solution else None)
+    package = OpPackage(flags.ops) if flags.ops else None
+    found = package_blanks(package, puzzle) if package else work.blanks()
+    return commands.judge_work(
+        console,
+        work,
+        Progress.load(),
+        found,
+        [flags.gate],
+        puzzle.cases(tuple(flags.dims)) if flags.dims else None,
+        flags.seed,
+        dtype=flags.dtype,
+        package=package,
+        verbose=flags.verbose,
+    )
 
 
 def run_rung(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> int:
@@ -319,6 +362,19 @@ def chosen_cases(puzzle: Puzzle, flags: argparse.Namespace) -> list[Case] | None
         return None
     cases = puzzle.cases(tuple(dims) if dims else None)
     return [replace(case, world_size=ranks) if ranks and case.world_size > 1 else case for case in cases]
+
+
+def note_passed(run) -> None:
+    """Remembers the gates of the learner's file that a run has judged right on a GPU, real or virtual."""
+    from harness.check.runs import judged_gates
+    from harness.learner.progress import Progress
+
+    options = run.options
+    if options.root != "problems" or options.dims or options.dtype != "float32":
+        return
+    progress = Progress.load()
+    for gate, correct in judged_gates(run).items():
+        progress.note(f"{options.puzzle.name} {gate}", run.blanks[gate], correct)
 
 
 def run_profile(console: Console, options) -> int:

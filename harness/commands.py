@@ -13,21 +13,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.check.checkers import make_checker
+from harness.check.checkers import make_checker, tell_first
 from harness.check.results import exit_code
 from harness.console import Parser, make_console, print_lines, relative, shown
 from harness.errors import BadUse, DamagedFile, WorkbookError
+from harness.invocation import command
 from harness.learner import layout, restore
 from harness.learner.blanks import Blank
 from harness.learner.progress import Progress
 from harness.learner.work import Work
 from harness.screens import gate_report
-from harness.screens.work import list_lines, next_hint, show_difference
+from harness.screens.work import is_solved, list_lines, next_hint, next_step, show_difference
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Case, Puzzle
 from harness.spec.rungs import NAMES
 from harness.toolchain import roots
 from harness.toolchain.disk import is_full, no_room
+from harness.toolchain.packages import OpPackage
 
 
 def parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
@@ -77,14 +79,20 @@ def chosen(name: str | None) -> list[Puzzle]:
 
 
 def list_puzzles(arguments: list[str]) -> int:
-    """Every puzzle with its gates, what has passed, and a progress bar."""
+    """Every puzzle with its gates, what has passed, and a progress bar; at the end what comes next."""
     flags = parser("list", list_puzzles.__doc__, "?").parse_args(arguments)
     console = make_console(sys.stdout)
     progress = Progress.load()
-    for puzzle in chosen(flags.puzzle):
+    listed = [(puzzle, works(puzzle)) for puzzle in chosen(flags.puzzle)]
+    for puzzle, files in listed:
         console.print(Text(f"{puzzle.name}  {puzzle.title}", style="bold"), soft_wrap=True)
-        for work in works(puzzle):
+        for work in files:
             print_lines(console, list_lines(work, progress))
+    left = next((w for _, files in listed for w in files if not is_solved(w, progress)), None)
+    if left:
+        flag = "" if left.rung.id == left.puzzle.main_rung.id else f" --rung {left.rung.id}"
+        words = f"next: {left.puzzle.name}, {left.rung.words}: {command(f'watch {left.puzzle.name}{flag}')}"
+        print_lines(console, [Text(words, style="dim")])
     return 0
 
 
@@ -236,12 +244,13 @@ def verify(arguments: list[str]) -> int:
         if flags.rung in (None, work.rung.id)
     ]
     code = next((code for code in (5, 4, 1, 2, 3) if code in codes), 0)
-    console.print(Text(f"   {VERDICTS[code]}", style="bold"))
+    words = VERDICTS[code].format(diff=command(f"diff {flags.puzzle or 'pNN'}"))
+    console.print(Text(f"   {words}", style="bold"))
     return code
 
 
 VERDICTS = {
-    0: "✅ all gates passed ; `python -m harness diff` shows your lines beside the solution's",
+    0: "✅ all gates passed ; `{diff}` shows your lines beside the solution's",
     1: "❌ something is wrong",
     2: "❌ a file is damaged",
     3: "⏳ gates are left; nothing attempted is wrong",
@@ -277,13 +286,48 @@ def judge_work(
     gates: list[str] | None = None,
     cases: list[Case] | None = None,
     seed: int = 0,
+    *,
+    dtype: str = "float32",
+    package: OpPackage | None = None,
+    verbose: bool = False,
 ) -> int:
-    """Checks gates of one file, prints the verdict of each, remembers what has passed; returns the exit code."""
-    results = make_checker(work, seed=seed).check(work.target, gates, cases)
+    """Checks gates of one file and prints the verdict of each; returns the exit code.
+
+    What the learner's file passes in the puzzle's own cases is remembered.
+
+    Args:
+        console: Where it prints.
+        work: The file.
+        progress: What has passed.
+        found: The blanks of the file.
+        gates: Their ids, None for all.
+        cases: None for the puzzle's.
+        seed: Of the random inputs.
+        dtype: Of the kernels, where the file holds any.
+        package: Another op package in the place of the file's.
+        verbose: Print all that is known of a wrong gate.
+    """
+    options = {"dtype": dtype} if dtype != "float32" else {}
+    checker = make_checker(work, seed=seed, **options)
+    target = package or work.target
+    if gates and work.in_package:
+        ran = package or work.package
+        about = f"ran {shown(ran.path)} (hash {ran.digest[:8]}), {dtype}, seed {seed}, on the virtual GPU"
+        tell_first(checker, lambda results: print_lines(console, gate_report.first_lines(results)))
+        print_lines(console, [Text(f"   {about}", style="dim")])
+    results = checker.check(target, gates, cases)
+    source = package.path / work.puzzle.source if package else work.path
+    counts = work.root is None and package is None
+    was_solved = counts and is_solved(work, progress)
     for result in results:
-        if work.root is None:
+        if counts and cases is None and dtype == "float32":
             progress.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
-        print_lines(console, gate_report.verdict_lines(result, work.puzzle, work.path, found))
+        print_lines(console, gate_report.verdict_lines(result, work.puzzle, source, found))
+    if counts and (cases is not None or dtype != "float32"):
+        words = "these sizes" if cases is not None else dtype
+        print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
+    elif counts and (not was_solved or not gates) and (step := next_step(work, progress)):
+        print_lines(console, [Text(f"   {step}", style="green")])
     return exit_code(results)
 
 
@@ -319,11 +363,19 @@ def measure_watch(work: Work, gate: str, saves: int) -> int:
 
     if saves < 1:
         raise BadUse(f"--measure {saves}: must be at least 1")
-    seconds = measure(work, gate, saves)
-    each = ", ".join(f"{s:.1f}" for s in seconds)
-    print(
-        f"{work.puzzle.name} {work.ladder(gate)}: save to verdict {statistics.median(seconds):.1f} s, median of {each}"
-    )
+    measured = measure(work, gate, saves)
+
+    def line(what: str, seconds: list[float]) -> str:
+        each = ", ".join(f"{s:.1f}" for s in seconds)
+        return f"{what} {statistics.median(seconds):.1f} s, median of {each}"
+
+    print(line(f"{work.puzzle.name} {work.ladder(gate)}: save to verdict", [m.verdict for m in measured]))
+    if measured[0].empty:
+        print(line("   a changed empty `mojo run` beside it:", [m.empty for m in measured]))
+    if measured[0].whole > measured[0].verdict:
+        print(line("   save to the verdict on all cases:", [m.whole for m in measured]))
+    for part in measured[0].parts:
+        print(line(f"   {part}:", [m.parts.get(part, 0.0) for m in measured]))
     return 0
 
 

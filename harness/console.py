@@ -100,7 +100,7 @@ def progress(console: Console) -> Iterator[tuple]:
     """Shows what compiles and for how long; in a pipe, one line for each compile. Yields the two callbacks."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    words = "Compiling the Mojo kernels for the {} (10 to 40 s once, then cached)"
+    words = "Compiling the Mojo kernels for the {} through MAX (half a minute, on a busy machine minutes; then cached)"
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -118,8 +118,12 @@ def test_gates_are_unsolved_then_wrong_then_right(here):
     code, wrong = call("verify", "p90")
     assert code == 1 and "✅ square" in wrong and "❌ dsquare" in wrong
     assert "without the factor 2" in wrong and "hint p90 dsquare-2" in wrong
+    code, alone = call("p90", "--gate", "dsquare")
+    assert code == 1 and "wrong in the first case" in alone and "hint p90 dsquare-2" in alone
+    assert "✅ square" not in alone and "on the virtual GPU" in alone and len(alone.splitlines()) < 15
     assert call("diff", "p90", "dsquare")[0] == 3, "what has not passed is not shown"
     solve(here, "p90/op/square.mojo")
+    assert call("p90", "--gate", "dsquare")[0] == 0 and "1/2  Mojo kernels" in call("list")[1], "it is noted"
     code, right = call("verify", "p90")
     assert code == 0, right
     assert "2/2  Mojo kernels" in call("list")[1]

@@ -1,7 +1,7 @@
 """What judges a learner's file: the checker that its rung names, imported when it is asked for."""
 
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,11 @@ class RungChecker(Protocol):
         ...
 
 
-def make_checker(work: Work, *, seed: int = 0) -> RungChecker:
-    """The checker of a file. Importing it may take seconds."""
-    return pkgutil.resolve_name(work.rung.checker)(work.puzzle, work.rung, seed=seed)
+def make_checker(work: Work, **options) -> RungChecker:
+    """The checker of a file; `options` are its keywords, as `seed`. Importing it may take seconds."""
+    return pkgutil.resolve_name(work.rung.checker)(work.puzzle, work.rung, **options)
+
+
+def tell_first(checker: RungChecker, tell: Callable[[list[GateResult]], None]) -> None:
+    """Lets a checker that judges case after case tell the verdicts on the first one; any other pays no heed."""
+    setattr(checker, "on_first", tell)  # noqa: B010 (no part of what every checker has)

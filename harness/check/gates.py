@@ -1,22 +1,24 @@
 """Gates: each blank of a puzzle judged by itself, without MAX and without a GPU, in one warm process.
 
-The kernels are recorded (one run of the Mojo compiler for all cases) and replayed on the virtual GPU. A gate whose
-blank is untouched is not run. A gate is judged on its own quantities; where the statistics that the forward pass saves
+The kernels are recorded (one run of the Mojo compiler for all cases, and for those kernels alone that have changed) and
+replayed on the virtual GPU. What needs torch is imported, and PyTorch asked for the right results, while the compiler
+runs: this module itself is light. A gate whose blank is untouched is not run. A gate is judged on its own quantities; where the statistics that the forward pass saves
 are wrong, the later gates are judged again from right ones, so that they are not blamed for it.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from harness.check import tensors
-from harness.check.diagnose import diagnose, from_findings
-from harness.check.reference import Reference, evidence
+from harness.check.diagnose import OUTSIDE, SURE, diagnose, first_causes, from_findings
 from harness.check.results import Comparison, GateResult, wanted_gates
+from harness.check.source_faults import Fault, faults
 from harness.devices.recorder import Recording, record
-from harness.devices.replay import Replay
 from harness.devices.targets import Target
 from harness.errors import EnvironmentProblem
 from harness.learner.blanks import Blank
@@ -25,7 +27,14 @@ from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 from harness.toolchain.packages import OpPackage
 from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
+from harness.vgpu.ptx import Location
 from harness.vgpu.report import Finding, by_cause, place
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.check.reference import Reference
+    from harness.devices.replay import Replay
 
 # Memory and race findings are about the code, not the formula: the last hint helps.
 RACE_RUNG = 3
@@ -43,21 +52,35 @@ class Outcome:
     `loads` are the places in the source that load from memory; read only where there are findings.
     """
 
-    outputs: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    outputs: dict[str, dict[str, "torch.Tensor"]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failure: VirtualGPUError | None = None
     loads: set[str] = field(default_factory=set)
 
 
 class Checker:
-    """Judges gates again and again: truth and baseline are computed once, recordings are cached by content."""
+    """Judges gates again and again: truth and baseline are computed once, recordings are cached by content.
+
+    Attributes:
+        on_first: Called with the verdicts on the first case alone, before the other cases are run.
+        seconds: Where the time of the last check went: what -> how long it took.
+    """
 
     def __init__(self, puzzle: Puzzle, rung: Rung | None = None, *, dtype: str = "float32", seed: int = 0):
         self.puzzle = puzzle
         self.rung = rung or puzzle.rung("mojo")
         self.dtype = dtype
-        self.reference = Reference(puzzle, dtype, seed)
+        self.seed = seed
         self.target = Target("virtual", None, "virtual GPU (sm_90a)")
+        self.on_first: Callable[[list[GateResult]], None] | None = None
+        self.seconds: dict[str, float] = {}
+
+    @cached_property
+    def reference(self) -> "Reference":
+        """Inputs, truth and baseline of the cases."""
+        from harness.check.reference import Reference
+
+        return Reference(self.puzzle, self.dtype, self.seed)
 
     def check(
         self, path: Path | OpPackage, gates: Sequence[str] | None = None, cases: list[Case] | None = None
@@ -80,7 +103,26 @@ class Checker:
         found = package_blanks(package, self.puzzle)
         empty = {id for id, blank in found.items() if blank.size == 0}
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
-        recording = self._record(package, cases, variants)
+        self.seconds = {}
+        recording = self._recorded(package, cases, variants)
+        if self.on_first and variants and len(cases) > 1:
+            with self._timed("first case"):
+                first = self._results(recording, cases[:1], wanted, variants, package, found)
+            self.on_first(first)
+        with self._timed("all cases"):
+            return self._results(recording, cases, wanted, variants, package, found)
+
+    def _results(
+        self,
+        recording: Recording,
+        cases: list[Case],
+        wanted: list[Gate],
+        variants: list[str],
+        package: OpPackage,
+        found: dict[str, Blank],
+    ) -> list[GateResult]:
+        """The verdict on each wanted gate in these cases."""
+        empty = {id for id, blank in found.items() if blank.size == 0}
         outcomes = {variant: self._outcome(recording, variant, cases) for variant in variants}
         # Every attempted gate of these variants is judged, so that what lies in no blank is put down to the right one.
         attempted = [g for g in self.gates if g.variant in variants and g.id not in empty]
@@ -95,9 +137,41 @@ class Checker:
         """The gates of the kernels."""
         return self.puzzle.gates_of(self.rung)
 
-    def _record(self, package: OpPackage, cases: list[Case], variants: list[str]) -> Recording:
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        """Adds what the block takes to `seconds`."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - started
+
+    def _recorded(self, package: OpPackage, cases: list[Case], variants: list[str]) -> Recording:
+        """The recording; while the compiler runs, PyTorch is imported and asked for what is right.
+
+        Raises what `record` does, and that without waiting for PyTorch to answer all.
+        """
         if not variants:
             return Recording()
+        pool = ThreadPoolExecutor(max_workers=1)
+        try:
+            with self._timed("compiler"):
+                recording = pool.submit(self._record, package, cases, variants)
+                self._prepare(cases, recording)
+                return recording.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(self, cases: list[Case], recording: "Future[Recording]") -> None:
+        """Makes truth and baseline of the cases, in order, until the recording is there."""
+        with self._timed("beside it PyTorch"):
+            for case in cases:
+                self.reference.truth(case, self.target)
+                self.reference.baseline(case, self.target)
+                if recording.done():
+                    return
+
+    def _record(self, package: OpPackage, cases: list[Case], variants: list[str]) -> Recording:
         dims = list(dict.fromkeys(case.dims for case in cases))
         return record(package, self.puzzle.name, self.dtype, dims, variants, small_grid=True)
 
@@ -119,7 +193,10 @@ class Checker:
         return outcome
 
     def _replay(self, recording: Recording, variant: str, cases: list[Case], given: bool = False) -> Outcome:
-        replay = Replay(recording, self.puzzle, self.dtype)
+        from harness.devices.replay import Replay
+        from harness.vgpu.machine import Checks
+
+        replay = Replay(recording, self.puzzle, self.dtype, checks=Checks(counters=False))
         outcome = Outcome()
         for case in cases:
             replay.gpu.steps = STEPS + self.puzzle.multiply_adds(case.dims)
@@ -136,8 +213,10 @@ class Checker:
         outcome.loads = places_that_load(replay) if outcome.findings else set()
         return outcome
 
-    def _saved(self, case: Case, variant: str) -> dict[str, torch.Tensor]:
+    def _saved(self, case: Case, variant: str) -> dict[str, "torch.Tensor"]:
         """What the forward pass hands to the backward pass, as it should be."""
+        import torch
+
         truth = self.reference.truth(case, self.target)
         return {
             quantity: torch.tensor(truth[quantity]).to(
@@ -147,6 +226,8 @@ class Checker:
         }
 
     def _verdicts(self, case: Case, variant: str, outcome: Outcome, quantities: Sequence[str]) -> dict:
+        from harness.check import tensors
+
         outputs = {f"{variant}.{name}": tensor for name, tensor in outcome.outputs[case.name].items()}
         return tensors.judge_variant(
             self.puzzle, self.reference, case, self.target, variant, outputs, list(quantities)
@@ -196,14 +277,32 @@ class Checker:
                 result.findings.append(finding)
         if result.state == "wrong" or result.findings:
             result.state = "wrong"
-            self._explain(result, wrong_quantities(result), outcome)
+            blank = found.get(result.gate.id)
+            slips = faults(source, blank) if blank else []
+            self._explain(result, wrong_quantities(result), outcome, source, blank, slips)
 
-    def _explain(self, result: GateResult, wrong: list[str], outcome: Outcome) -> None:
-        """Fills in the diagnosis: the gate's own quantities first, then findings, then given code."""
+    def _explain(
+        self,
+        result: GateResult,
+        wrong: list[str],
+        outcome: Outcome,
+        source: Path,
+        blank: Blank | None,
+        slips: list[Fault],
+    ) -> None:
+        """Fills in the diagnosis: what the text shows, the gate's own quantities, then findings, then given code.
+
+        Of several causes the first is named, and what follows from it is left out.
+        """
+        from harness.check.reference import evidence
+
         gate = result.gate
         result.hint = f"{gate.id}-1"
         if outcome.failure:
             result.diagnosis.append(str(outcome.failure))
+        causes = first_causes(result.findings)
+        astray = any(finding.kind in OUTSIDE for finding in causes)
+        known = {mistake.id for mistake in self.puzzle.mistakes}
         for quantity in wrong:
             found = [
                 evidence(
@@ -226,20 +325,28 @@ class Checker:
                 name=self.puzzle.printed(quantity),
                 gate=gate.id if own else None,
             )
-            result.diagnosis += seen.lines
+            # What an index outside of its tensor does to values has no name of its own.
+            vague = seen.mistake not in known and (astray or bool(slips))
+            result.diagnosis += seen.lines[:-1] if vague else seen.lines
             if not own:
                 result.diagnosis.append(
                     f"{quantity} does not come from this blank but from code outside of it"
                 )
-            result.mistake = result.mistake or seen.mistake
+            result.mistake = result.mistake or (None if vague else seen.mistake)
             result.hint = seen.hint if own and seen.mistake else result.hint
         if right := [q for q in gate.quantities if q not in wrong] if wrong else []:
             result.diagnosis.append(f"{', '.join(right)} itself is right in every case")
-        for finding in result.findings[:SHOWN]:
-            result.diagnosis += finding.text().replace(f"{Path.cwd()}/", "").splitlines()
-        if len(result.findings) > SHOWN:
-            result.diagnosis.append(f"... and {len(result.findings) - SHOWN} more findings")
-        if cause := from_findings(result.findings, outcome.loads):
+        cause = from_findings(causes, outcome.loads)
+        if slips and result.mistake not in known and not (cause and cause[0] in SURE):
+            result.mistake, result.hint = slips[0].mistake, f"{gate.id}-{RACE_RUNG}"
+            result.diagnosis[:0] = [f"{source}:{slip.line}: {slip.words}" for slip in slips[:SHOWN]]
+            result.diagnosis.append(f"see hint {result.hint}")
+            return
+        for finding in causes[:SHOWN]:
+            result.diagnosis += finding_lines(finding, source, blank)
+        if len(causes) > SHOWN:
+            result.diagnosis.append(f"... and {len(causes) - SHOWN} more findings")
+        if cause:
             result.mistake, result.hint = cause[0], f"{gate.id}-{RACE_RUNG}"
             result.diagnosis.append(f"{cause[1]}: see hint {result.hint}")
 
@@ -254,9 +361,26 @@ def touches(finding: Finding, source: Path, blank: Blank) -> bool:
     """Whether a finding, or the other place of a race, comes from a blank, be it through a helper."""
     for instr in (finding.instr, finding.other_instr):
         for at in instr.loc.chain() if instr and instr.loc else ():
-            if blank.line <= at.line < blank.line + len(blank.body) and Path(at.file) == source:
+            if within(at, source, blank):
                 return True
     return False
+
+
+def finding_lines(finding: Finding, source: Path, blank: Blank | None) -> list[str]:
+    """A finding in lines, at the place in the blank that it comes from, be it through a helper."""
+    lines = finding.text().splitlines()
+    chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
+    own = next((at for at in chain if blank and within(at, source, blank)), None)
+    if own and finding.where and not finding.where.startswith(f"{own.file}:{own.line}:"):
+        place = f"{own.file}:{own.line}:{own.column}"
+        lines[0] = lines[0].replace(f"at {finding.where}", f"at {place} (in a helper, {finding.where})")
+        lines = [line for line in lines if line != f"  called from {place}"]
+    return [line.replace(f"{Path.cwd()}/", "") for line in lines]
+
+
+def within(at: Location, source: Path, blank: Blank) -> bool:
+    """Whether a place in the sources lies in a blank of a file."""
+    return blank.line <= at.line < blank.line + len(blank.body) and Path(at.file) == source
 
 
 def has_merged_line(finding: Finding) -> bool:
@@ -265,7 +389,7 @@ def has_merged_line(finding: Finding) -> bool:
     return any(frame.line == 0 for frame in (at.chain() if at else ()))
 
 
-def places_that_load(replay: Replay) -> set[str]:
+def places_that_load(replay: "Replay") -> set[str]:
     """Where in the source the kernels load from memory."""
     instructions = (i for kernel in replay.kernels.values() for i in kernel.function.body)
     return {place(instr) for instr in instructions if instr.op == "ld" and "param" not in instr.mods}

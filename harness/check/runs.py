@@ -130,6 +130,24 @@ class Run:
         ]
 
 
+def judged_gates(run: Run) -> dict[str, bool]:
+    """Gate -> whether it is right, of the gates whose own quantities were all compared on a GPU, real or virtual.
+
+    A finding may be any gate's: where there is one, none is right.
+    """
+    devices = [device for device in run.devices if device.target.kind != "cpu"]
+    judged = {}
+    for gate in run.options.puzzle.kernel_gates:
+        own = set(gate.quantities)
+        also = [quantity for quantity in gate.given if quantity in run.quantities]
+        variants = [device.variants[gate.variant] for device in devices if gate.variant in device.variants]
+        compared = [v for v in variants if all(own <= c.verdicts.keys() for c in v.comparisons)]
+        if compared:
+            right = all(v.state([*own, *also]) == "correct" for v in compared)
+            judged[gate.id] = right and not run.errors()
+    return judged
+
+
 def locate(options: Options) -> OpPackage:
     """The op package of a run."""
     name = options.puzzle.name

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from harness.devices.kernel_cache import MARK, WHAT, Instance, Kernels, marked
 from harness.toolchain import roots
 from harness.toolchain.cache import STAGING, cache_folder, digest, keep, whole, writing
+from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
 
 LAUNCHER = Path(__file__).with_name("recording") / "recorder.mojo"
-MARK = "//@ "
-WHAT = "the recorded launches"
 # With so few blocks along y, a kernel that does not stride over the grid leaves rows out at the sizes of the cases
 # already, not only beyond the 65,535 blocks that a GPU allows. Launches know the limit by this compile-time name.
 SMALL_GRID = "-DMAX_GRID_Y=4"
@@ -110,7 +110,10 @@ def record(
 
     Raises CompileFailed with the compiler's diagnostics.
     """
-    return record_many([Order(package, tuple(dims), tuple(variants), small_grid)], puzzle, dtype)[0]
+    order = Order(package, tuple(dims), tuple(variants), small_grid)
+    if not whole(_cache_file(order, puzzle, dtype)) and (parts := _from_parts(order, puzzle, dtype)):
+        return parts
+    return record_many([order], puzzle, dtype)[0]
 
 
 def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Recording]:
@@ -132,6 +135,8 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Record
 
     def make(staged: Path, order: Order) -> None:
         text = texts[order] if order in texts else _run([order], puzzle, dtype)[0]
+        if order not in texts:
+            _keep_parts(order, puzzle, dtype, text)
         staged.write_text(text, encoding="utf-8")
 
     for order, file in kept.items():
@@ -147,23 +152,90 @@ def _cache_file(order: Order, puzzle: str, dtype: str) -> Path:
     return cache_folder("recordings") / f"{key}.txt"
 
 
+def _kernels(order: Order, dtype: str) -> Kernels:
+    """The kernels of an order's package, one by one."""
+    return Kernels(order.package, (f"-DDTYPE={dtype}", *([SMALL_GRID] if order.small_grid else [])))
+
+
+def _plan_files(order: Order, puzzle: str, kernels: Kernels) -> dict[str, Path]:
+    """Where the plan of each variant of an order is kept."""
+    program = [path.read_text("utf-8") for path in (_program(puzzle), LAUNCHER)]
+    return {name: kernels.plan_file(program, order.dims, name) for name in order.variants}
+
+
+def _from_parts(order: Order, puzzle: str, dtype: str) -> Recording | None:
+    """The recording put together from known plans, with only the kernels compiled that are new; None without plans.
+
+    Raises CompileFailed.
+    """
+    kernels = _kernels(order, dtype)
+    plans = _plan_files(order, puzzle, kernels)
+    if not plans or not all(map(whole, plans.values())):
+        return None
+    texts = [path.read_text(encoding="utf-8") for path in plans.values()]
+    recording = parse("\n".join(texts))
+    instances = {}
+    for line in "\n".join(texts).splitlines():
+        if line.startswith(f"{MARK}kernel "):
+            symbol, function, *parameters = line.removeprefix(f"{MARK}kernel ").split(" ")
+            instances[symbol] = Instance(function, tuple(parameters))
+    missing = [kernel for symbol, kernel in instances.items() if kernels.ptx(kernel, symbol) is None]
+    if missing and not kernels.compile(list(dict.fromkeys(missing))):
+        return None
+    symbols = recording.kernel_names()
+    recording.ptx = {symbol: kernels.ptx(instances[symbol], symbol) or "" for symbol in symbols}
+    return recording if all(recording.ptx.values()) else None
+
+
+def _keep_parts(order: Order, puzzle: str, dtype: str, text: str) -> None:
+    """Keeps what a whole recording says, in parts: the plan of each variant, and each kernel."""
+    if not order.variants:
+        return
+    kernels, recording = _kernels(order, dtype), parse(text)
+    instances: dict[str, Instance] = {}
+    lines: dict[str, list[str]] = {}
+    variant, announced = "", None
+    for line in text.splitlines():
+        what, *words = line.removeprefix(MARK).split(" ") if line.startswith(MARK) else [""]
+        if what == "instance":
+            announced = Instance(words[0], tuple(words[1:]))
+        if what == "launch" and announced and announced.is_plain:
+            instances[words[1]] = announced
+        if what == "launch":
+            announced = None
+        variant = words[0] if what == "case" else variant
+        if what in ("case", "tensor", "workspace", "launch"):
+            lines.setdefault(variant, []).append(line)
+    for symbol, kernel in instances.items():
+        kernels.keep_ptx(kernel, symbol, recording.ptx[symbol], order.package.path.resolve())
+    for name, file in _plan_files(order, puzzle, kernels).items():
+        kernels.keep_plan(file, lines.get(name, []), instances)
+
+
 def _program(puzzle: str) -> Path:
     """What records the launches of one package of a puzzle."""
     return roots.solutions() / puzzle / "record.mojo"
 
 
-def _run(orders: list[Order], puzzle: str, dtype: str) -> list[str]:
-    """What the recording launcher prints for each of these packages, which have the same variants and grid."""
+def _run(orders: list[Order], puzzle: str, dtype: str, *, marks: bool = True) -> list[str]:
+    """What the recording launcher prints for each of these packages, which have the same variants and grid.
+
+    With `marks` the launch code also says which kernel it launches; where that does not compile it goes without.
+    """
     cache = cache_folder("recordings")
     with writing(cache, WHAT), tempfile.TemporaryDirectory(prefix=STAGING, dir=cache) as staging:
         folder = Path(staging).resolve()
         result = run_mojo(
             "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}",
-            *orders[0].defines, str(_write_program(folder, orders, puzzle)),
+            *orders[0].defines, str(_write_program(folder, orders, puzzle, marks)),
         )  # fmt: skip
-        if result.returncode != 0 and len(orders) == 1:
+        output = result.stdout + result.stderr
+        refused = marks and any(f"{MARK}instance" in found.text for found in parse_diagnostics(output))
+        if result.returncode != 0 and len(orders) == 1 and not refused:
             path = orders[0].package.path
-            raise compile_failed(path, _named(result.stdout + result.stderr, folder, path), cache)
+            raise compile_failed(path, _named(output, folder, path), cache)
+    if result.returncode != 0 and refused:
+        return _run(orders, puzzle, dtype, marks=False)
     if result.returncode != 0:  # which of them it is, and what is wrong with it, its own program says
         half = len(orders) // 2
         return _run(orders[:half], puzzle, dtype) + _run(orders[half:], puzzle, dtype)
@@ -178,10 +250,10 @@ def _named(text: str, folder: Path, package: Path) -> str:
     return re.sub(r"\bcopy_\d+_op_", "op_", text)
 
 
-def _write_program(folder: Path, orders: list[Order], puzzle: str) -> Path:
+def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool) -> Path:
     """Writes a program that records several packages, one after the other.
 
-    Each is linked into a package of its own, beside its recording program and the recording launcher, whose imports
+    Each is copied into a package of its own, beside its recording program and the recording launcher, whose imports
     of `op` and `recorder` are made to mean these neighbours.
     """
     imports, calls = [], []
@@ -189,7 +261,11 @@ def _write_program(folder: Path, orders: list[Order], puzzle: str) -> Path:
         copy = folder / f"copy_{number}"
         copy.mkdir()
         (copy / "__init__.mojo").touch()
-        (copy / "op").symlink_to(order.package.path.resolve(), target_is_directory=True)
+        for source in order.package.files:
+            text = source.read_text("utf-8", errors="surrogateescape")
+            target = copy / "op" / source.relative_to(order.package.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(marked(text) if marks else text, "utf-8", errors="surrogateescape")
         for source in (_program(puzzle), LAUNCHER):
             text = re.sub(
                 r"^from (?=(op|recorder)\b)", "from .", source.read_text("utf-8"), flags=re.MULTILINE

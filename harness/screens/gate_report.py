@@ -1,6 +1,6 @@
 """What the gates of a learner's puzzle look like on a terminal: verdicts, diagnoses, progress. Computes nothing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rich.text import Text
@@ -8,11 +8,14 @@ from rich.text import Text
 from harness.check.compare import Verdict
 from harness.check.results import GateResult
 from harness.console import relative, shown
+from harness.invocation import command
 from harness.learner.blanks import Blank
 from harness.learner.hints import Hint
 from harness.spec.puzzle import Puzzle
 
 MARKS = {"correct": "✅", "wrong": "❌", "unsolved": "⏳"}
+NAMED = 4
+"""Of the cases in which a gate is wrong, so many are named."""
 STATES = {
     "passed": ("✅", "passed"),
     "changed": ("✎", "changed since it passed"),
@@ -46,13 +49,29 @@ def verdict_lines(
         yield from (Text(f"      {line}") for line in result.picture)
         return
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
-    where = f" in {len(bad)} of {cases} cases ({', '.join(bad)})" if bad else ""
+    few = [*bad[:NAMED], *(["..."] if len(bad) > NAMED else [])]
+    where = f" in {len(bad)} of {cases} cases ({', '.join(few)})" if bad else ""
     where = f" in all {cases} cases" if bad and len(bad) == cases else where
     yield Text(f"{head} wrong{where}", style="bold red")
     for line in (*result.diagnosis, *result.picture):
         yield Text(f"      {relative(line)}")
     if result.hint:
-        yield Text(f"      next: python -m harness hint {puzzle.name} {result.hint}", style="dim")
+        yield Text(f"      next: {command(f'hint {puzzle.name} {result.hint}')}", style="dim")
+
+
+def first_lines(results: Iterable[GateResult]) -> Iterator[Text]:
+    """What the first case has shown, while the others are running. Mistakes are named when all cases are known."""
+    for result in results:
+        if result.state == "unsolved":
+            continue
+        right = result.state == "correct"
+        case = (
+            f"the first case ({result.comparisons[0].case.name})" if result.comparisons else "the first case"
+        )
+        element = f": {relative(result.diagnosis[0])}" if result.diagnosis else ""
+        head = f"{MARKS[result.state]} {result.gate.id:<9}"
+        words = f"{head} right in {case}" if right else f"{head} wrong in {case}{element}"
+        yield Text(f"{words}; the other cases follow ...", style="green" if right else "bold red")
 
 
 def name_width(puzzle: Puzzle) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from harness.check.checkers import RungChecker, make_checker
+from harness.check.checkers import RungChecker, make_checker, tell_first
 from harness.console import make_console, relative
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import blanks
@@ -29,17 +29,16 @@ from harness.learner.blanks import Blank
 from harness.learner.progress import FILE, Progress
 from harness.learner.work import Work
 from harness.screens import gate_report
-from harness.screens.work import list_lines, next_hint, show_difference
+from harness.screens.work import list_lines, next_hint, next_step, show_difference
 from harness.spec.rungs import name_of
 from harness.toolchain import roots
 from harness.toolchain.cache import digest
+from harness.toolchain.packages import run_mojo
 
 POLL = 0.05
 """Seconds between two looks at the files and the keyboard."""
 DEBOUNCE = 0.2
 """Seconds for which a file must stay as it is before it is checked: editors write in several steps."""
-MORE = "; --verbose shows them"
-"""What a compile error says elsewhere about further errors."""
 END_OF_INPUT = "\x04"
 KEYS = "n next · r run · h hint · s show · d diff · l list · q quit"
 
@@ -119,13 +118,18 @@ class Terminal:
 
 @dataclass
 class Check:
-    """One check, running or done: the gate, the blanks as they were, how it came out, and how long it took."""
+    """One check, running or done: the gate, the blanks as they were, how it came out, and how long it took.
+
+    `first` are the verdicts on the first case, where the checker gives them before it runs the others, at `first_at`.
+    """
 
     gate: str
     started: float
     blanks: dict[str, Blank] = field(default_factory=dict)
+    first: list = field(default_factory=list)
     results: list = field(default_factory=list)
     error: str = ""
+    first_at: float = 0.0
     seconds: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -162,11 +166,15 @@ class Watch:
         with Terminal(self.console) as terminal:
             self.terminal = terminal
             self.start()
+            shown: Check | None = None  # the check whose first verdict is on the screen
             while True:
                 if files.saved():
                     self.start()
                 if self.check and self.check.done.is_set() and not self.check.seconds:
                     self.finish()
+                if self.check and self.check.first_at and self.running() and shown is not self.check:
+                    shown = self.check
+                    self.draw()
                 key = terminal.key(POLL)
                 if key == "q":
                     terminal.show([], "")
@@ -200,12 +208,17 @@ class Watch:
         try:
             self.checker = self.checker or make_checker(self.work)
             check.blanks = self.work.blanks()
+            tell_first(self.checker, lambda results: self.show_first(check, results))
             check.results = self.checker.check(self.work.target, [check.gate])
         except WorkbookError as error:
-            check.error = str(error).replace(MORE, "")
+            check.error = str(error)
         except Exception as error:  # a file that vanishes between two looks must not end the loop
             check.error = f"{type(error).__name__}: {error}"
         check.done.set()
+
+    def show_first(self, check: Check, results: list) -> None:
+        """Takes the verdict on the first case, in the thread of the check; the loop shows it."""
+        check.first, check.first_at = results, time.monotonic()
 
     def finish(self) -> None:
         """Shows a verdict; begins anew where the file was saved meanwhile."""
@@ -235,14 +248,7 @@ class Watch:
             self.note([Text(relative(str(error)), style="red")])
             return
         if upcoming is None:
-            self.note(
-                [
-                    Text(
-                        "Every gate has passed. `python -m harness verify` checks all of them at once.",
-                        style="green",
-                    )
-                ]
-            )
+            self.note([Text(next_step(self.work, self.progress), style="green")])
             return
         self.gate = upcoming.id
         self.start()
@@ -325,6 +331,7 @@ class Watch:
         """What the check of the current gate came to."""
         check = self.current
         if self.running() or not check.seconds:
+            yield from gate_report.first_lines(check.first)
             yield Text(f"checking {check.gate} ...", style="dim")
             return
         if check.error:
@@ -350,8 +357,25 @@ ACTIONS: dict[str, Callable[[Watch], None]] = {
 # ---- Measuring ----------------------------------------------------------------------------------------------
 
 
-def measure(work: Work, gate: str, saves: int) -> list[float]:
-    """Seconds from a save to the verdict, for each of some saves that change the code of a gate's blank.
+@dataclass(frozen=True)
+class Measured:
+    """One save of a solved copy, in seconds.
+
+    Attributes:
+        verdict: From the save to the first verdict.
+        whole: From the save to the verdict on all cases.
+        empty: A changed empty program, compiled and run right after it; 0 where the file is not Mojo.
+        parts: Where the time went, by the checker's own account.
+    """
+
+    verdict: float
+    whole: float
+    empty: float
+    parts: dict[str, float]
+
+
+def measure(work: Work, gate: str, saves: int) -> list[Measured]:
+    """Times some saves that change the code of a gate's blank.
 
     The save is a real one, on a copy that is solved; the first, which also imports and compiles for the first time, is
     left out. Raises WorkbookError where a verdict is not "correct".
@@ -365,7 +389,7 @@ def measure(work: Work, gate: str, saves: int) -> list[float]:
         watch.terminal = Terminal(watch.console)
         watch.progress = Progress(Path(folder) / FILE)
         files = Files(copy)
-        seconds = []
+        measured = []
         for number in range(saves + 1):
             indent = body[0][: len(body[0]) - len(body[0].lstrip())]
             changed = UNLIKELY[work.rung.language].format(
@@ -377,13 +401,28 @@ def measure(work: Work, gate: str, saves: int) -> list[float]:
             saved = time.monotonic()
             while not files.saved():
                 time.sleep(POLL)
+            noticed = time.monotonic() - saved
             watch.start()
             watch.current.done.wait()
-            seconds.append(time.monotonic() - saved)
+            whole = time.monotonic() - saved
             watch.finish()
             if not watch.current.correct:
                 raise WorkbookError(watch.current.error or "the solution's gate is not correct")
-        return seconds[1:]
+            first = watch.current.first_at - saved if watch.current.first_at else whole
+            parts = {"noticing it": noticed, **getattr(watch.checker, "seconds", {})}
+            measured.append(Measured(first, whole, empty_run(Path(folder), work.rung.language), parts))
+        return measured[1:]
+
+
+def empty_run(folder: Path, language: str) -> float:
+    """How long the Mojo compiler takes for a program that does nothing and that it has never seen."""
+    if language != "Mojo":
+        return 0.0
+    program = folder / "empty.mojo"
+    program.write_text(f"def main():\n    print({time.time_ns()})\n")
+    started = time.monotonic()
+    run_mojo("run", str(program))
+    return time.monotonic() - started
 
 
 UNLIKELY = {

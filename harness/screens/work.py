@@ -1,16 +1,18 @@
 """A learner's work on the screen: the list of gates, the next hint, the lines beside the solution's."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.text import Text
 
 from harness.console import shown
 from harness.errors import BadUse, DamagedFile
+from harness.invocation import command
 from harness.learner import blanks, hints
 from harness.learner.progress import Progress
 from harness.learner.work import Work
 from harness.screens import difference, gate_report
+from harness.spec.catalogue import find_puzzle, puzzle_names
 
 
 def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
@@ -29,6 +31,40 @@ def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
         yield Text(f"      {mark} {gate.id:<{width}} {words + '':<24} {gate.about}")
 
 
+def next_step(work: Work, progress: Progress) -> str:
+    """The one line that says what now, once every gate of a file has passed: the puzzle's next rung, or the next puzzle.
+
+    Empty while a gate is left. A rung that has passed already is not named again.
+    """
+    if any(state != "passed" for state in work.states(progress).values()):
+        return ""
+    done = f"{len(work.gates)} of {len(work.gates)}: the {work.rung.words} of {work.puzzle.name} is solved."
+    order = list(steps())
+    here = [(step.puzzle.name, step.rung.id) for step in order].index((work.puzzle.name, work.rung.id))
+    for step in [*order[here + 1 :], *(step for step in order[:here] if not step.rung.optional)]:
+        if is_solved(step, progress):
+            continue
+        flag = "" if step.rung.id == step.puzzle.main_rung.id else f" --rung {step.rung.id}"
+        typed = command(f"watch {step.puzzle.name}{flag}")
+        return f"{done} What now: {step.puzzle.name}, {step.rung.words} ({shown(step.path)}): `{typed}`"
+    return f"{done} Nothing is left: `{command('verify')}` checks all of it at once."
+
+
+def steps() -> Iterator[Work]:
+    """Every file with blanks in the order in which they are taken: puzzle by puzzle, and of each its rungs."""
+    for puzzle in map(find_puzzle, puzzle_names()):
+        for rung in puzzle.rungs:
+            yield Work(puzzle, rung)
+
+
+def is_solved(work: Work, progress: Progress) -> bool:
+    """Whether every gate of a file has passed; one that cannot be read counts as open."""
+    try:
+        return all(state == "passed" for state in work.states(progress).values())
+    except DamagedFile:
+        return False
+
+
 def next_hint(work: Work, gate: str, progress: Progress, number: int | None = None) -> list[Text]:
     """The lines of a rung, the next one unless a number is given, which is then remembered as read."""
     ladder = hints.ladder(work.puzzle.name, work.ladder(gate))
@@ -41,8 +77,8 @@ def next_hint(work: Work, gate: str, progress: Progress, number: int | None = No
     lines = list(gate_report.hint_lines(ladder[number - 1], number, len(ladder)))
     if last and number == len(ladder):
         rung = "" if work.rung.id == work.puzzle.rung_of(gate).id else f" --rung {work.rung.id}"
-        command = f"python -m harness diff {work.puzzle.name} {gate}{rung} --spoil"
-        lines.append(Text(f"That is the last rung. `{command}` shows the solution.", style="dim"))
+        spoil = command(f"diff {work.puzzle.name} {gate}{rung} --spoil")
+        lines.append(Text(f"That is the last rung. `{spoil}` shows the solution.", style="dim"))
     return lines
 
 

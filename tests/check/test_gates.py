@@ -1,6 +1,10 @@
 """Gates one by one: the solution passes, the skeleton is unsolved, and nobody is blamed for another's mistake."""
 
 import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +12,10 @@ from harness.check import gates
 from harness.check.gates import Checker
 from harness.errors import BadUse, CompileFailed, DamagedFile
 from harness.learner import blanks
+from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
+from harness.vgpu.ptx import Location
+from harness.vgpu.report import Finding
 
 FUSED = ("forward", "db", "dW", "dgamma", "dx")
 
@@ -150,3 +157,38 @@ def test_a_change_of_the_file_is_seen_by_the_same_package_object(checker, copied
     text = (copied_package.path / copied_package.source).read_text()
     (copied_package.path / copied_package.source).write_text(blanks.skeleton(text))
     assert states(checker.check(package)) == {gate.id: "unsolved" for gate in puzzle.kernel_gates}
+
+
+# ---- What is said -------------------------------------------------------------------------------------------
+
+
+def test_a_finding_in_a_helper_is_put_at_the_learner_s_line():
+    source, blank = Path("/x/kernel.mojo"), blanks.Blank("dx", "the task", "", ("a", "b"), 40)
+    inside = Location("/x/shared/common.mojo", 170, 5, Location(str(source), 41, 5))
+    found = Finding(
+        "out-of-bounds atomic", "an atomic past the end", "/x/shared/common.mojo:170:5",
+        instr=SimpleNamespace(loc=inside),
+    )  # fmt: skip
+    lines = gates.finding_lines(found, source, blank)
+    assert lines[0] == (
+        "error: out-of-bounds atomic at /x/kernel.mojo:41:5 (in a helper, /x/shared/common.mojo:170:5)"
+    )
+    assert not any("called from" in line for line in lines)
+    assert gates.finding_lines(found, source, None)[0].endswith("at /x/shared/common.mojo:170:5")
+
+
+def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solution, monkeypatch):
+    """Without a compiler: the verdicts are those of a stand-in."""
+    told, judged = [], []
+    monkeypatch.setattr(checker, "_recorded", lambda *_: None)
+    monkeypatch.setattr(
+        checker, "_results", lambda recording, cases, *_: judged.append(len(cases)) or [len(cases)]
+    )
+    monkeypatch.setattr(checker, "on_first", told.append)
+    assert checker.check(solution, ["dx"]) == [len(puzzle.cases(None))]
+    assert told == [[1]] and judged == [1, len(puzzle.cases(None))] and "first case" in checker.seconds
+
+
+def test_this_module_is_light_until_it_is_asked():
+    code = "import sys, harness.check.gates; sys.exit('torch' in sys.modules or 'max' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=roots.CHECKOUT).returncode == 0

@@ -185,3 +185,21 @@ def test_kernels_that_are_chosen_by_size_are_recorded_at_every_size():
     assert recorded_dims(Options(puzzle=PUZZLE, variants=("fused", "unfused")), cases) == [PUZZLE.dims]
     fast = recorded_dims(Options(puzzle=PUZZLE, variants=("fast",)), cases)
     assert set(fast) == {PUZZLE.dims, *(case.dims for case in cases)} and len(fast) == len(set(fast))
+
+
+# ---- What counts as passed ----------------------------------------------------------------------------------
+
+
+def passed(run: Run) -> dict[str, bool]:
+    """The gates that a run has judged, of a puzzle with one."""
+    gates = [SimpleNamespace(id="dx", variant="fused", quantities=("grad_input",), given=("output",))]
+    run.options.puzzle.kernel_gates = gates
+    return runs.judged_gates(run)
+
+
+def test_a_run_on_a_gpu_passes_its_gates_and_one_on_the_cpu_none():
+    assert passed(run_of("cpu", "virtual")) == passed(run_of("gpu")) == {"dx": True}
+    assert passed(run_of("cpu")) == {}, "the CPU path holds no blank"
+    assert passed(run_of("virtual", verdict=WRONG)) == {"dx": False}
+    assert passed(run_of("virtual", findings=[RACE])) == {"dx": False}
+    assert passed(run_of("virtual", unsolved=["grad_input"], size=0)) == {}

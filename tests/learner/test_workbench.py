@@ -18,6 +18,7 @@ from harness.learner import blanks, hints, progress, restore
 from harness.learner.work import Work
 from harness.puzzles.p22.spec import PUZZLE
 from harness.screens import doctor
+from harness.spec.catalogue import find_puzzle
 from harness.toolchain import roots
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -705,3 +706,43 @@ def test_doctor_goes_on_behind_a_check_that_fails(monkeypatch):
     found = list(doctor.findings())
     assert (found[0].part, found[0].state) == ("one", "broken") and "no luck" in found[0].words
     assert found[1].part == "Python"
+
+
+# ---- From one rung to the next ------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_rung_says_what_now_and_the_list_says_what_is_next(checkout):
+    listed = checkout.run("list", "p22").stdout.splitlines()
+    first = find_puzzle("p22").rungs[0]
+    assert listed[-1] == f"next: p22, {first.words}: python -m harness watch p22 --rung {first.id}"
+    checkout.fill(checkout.numpy, "db")
+    assert "What now" not in checkout.run("p22", "--numpy").stdout
+    checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
+    said = checkout.run("p22", "--numpy").stdout.splitlines()[-1]
+    assert said.startswith("   5 of 5: the NumPy rung of p22 is solved. What now: p22, ")
+    assert said.endswith("`python -m harness watch p22`") and "problems/p22/op/layernorm_linear.mojo" in said
+    assert "What now" not in checkout.run("p22", "--numpy", "--gate", "db").stdout, "said once"
+
+
+def test_only_the_puzzle_s_own_cases_count_as_passed(checkout):
+    checkout.fill(checkout.numpy, "db")
+    small = checkout.run("p22", "--numpy", "--gate", "db", "--dims", "2", "3", "5", "7")
+    assert small.returncode == 0 and "not noted as passed: only these sizes were checked" in small.stdout
+    assert "begun, not passed yet" in checkout.run("list", "p22").stdout
+    assert checkout.run("p22", "--numpy", "--gate", "db").returncode == 0
+    assert "begun, not passed yet" not in checkout.run("list", "p22").stdout
+
+
+def test_after_the_last_rung_of_all_nothing_is_left(checkout):
+    from harness.screens.work import next_step, steps
+
+    noted = progress.Progress.load()
+    for step in steps():
+        if step.puzzle.name == "p22":
+            step.path.write_text(blanks.fill(step.path.read_text(), step.solution.read_text()))
+            for gate in step.gates:
+                noted.note(step.key(gate.id), step.blanks()[gate.id], True)
+    last = [step for step in steps() if step.puzzle.name == "p22"][-1]
+    said = next_step(last, noted)
+    left = [step for step in steps() if step.puzzle.name != "p22" and not step.rung.optional]
+    assert ("Nothing is left" in said) == (not left) and ("What now" in said) == bool(left)

@@ -1,0 +1,237 @@
+"""Kernels one by one: what is launched is kept apart from the PTX, so that an edit compiles the kernel that it changes.
+
+A recording is kept in two parts. The plan of a variant, its tensors and launches with geometry and argument bytes, follows
+from the host code alone; each kernel's PTX follows from what the kernel needs, its own text included
+(`harness.toolchain.mojo_items`). Where the plan is known, the kernels that are missing are compiled by a program of their
+own, from a package that holds nothing else: no launch code, no CPU path, no other kernel. What does not fit this, a kernel
+whose parameters are no dtypes and numbers, or a package that is not read right, is recorded as a whole.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from harness.toolchain.cache import STAGING, cache_folder, digest, keep, whole, writing
+from harness.toolchain.diagnostics import Diagnostic, parse_diagnostics
+from harness.toolchain.mojo_items import Item, Items, parts
+from harness.toolchain.packages import OpPackage, compile_failed, mojo_version, run_mojo
+
+WHAT = "the recorded launches"
+MARK = "//@ "
+LAUNCH = re.compile(
+    r"^(?P<indent>[ \t]*)(?P<call>[\w.]+\.launch\[(?P<function>\w+)"
+    r"(?:\[(?P<parameters>(?:[^\[\]=]|\[[^\[\]=]*\])*)\])?\]\()",
+    re.MULTILINE,
+)
+LAUNCHED = re.compile(r"\.launch\[\s*(\w+)")
+DTYPE = re.compile(r"b?float\d+\w*|u?int\d+|bool")
+NUMBER = re.compile(r"-?\d+|True|False")
+PACKAGE = "{package}"
+"""Stands in kept PTX for the folder of the op package."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A kernel: its function, and the values of its parameters as they are written."""
+
+    function: str
+    parameters: tuple[str, ...] = ()
+
+    @property
+    def spelled(self) -> str:
+        """As Mojo code names it."""
+        values = (f"DType.{value}" if DTYPE.fullmatch(value) else value for value in self.parameters)
+        return f"{self.function}[{', '.join(values)}]" if self.parameters else self.function
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every parameter can be written down: a dtype, a whole number, a truth value."""
+        return all(DTYPE.fullmatch(value) or NUMBER.fullmatch(value) for value in self.parameters)
+
+
+def marked(text: str) -> str:
+    """Launch code that also prints which kernel it launches, with the values of its parameters; lines stay in place."""
+
+    def mark(found: re.Match) -> str:
+        values = "".join(f", {part}" for part in parts(found["parameters"] or ""))
+        return f'{found["indent"]}print("{MARK}instance", "{found["function"]}"{values}); {found["call"]}'
+
+    return LAUNCH.sub(mark, text)
+
+
+@lru_cache(maxsize=8)
+def items_of(texts: tuple[tuple[str, str], ...]) -> Items:
+    """The items of a package's files."""
+    return Items(dict(texts))
+
+
+@dataclass
+class Kernels:
+    """The kernels of one package under some compile-time values; what is kept of them, and what must be compiled.
+
+    Args:
+        package: The op package, read once.
+        flags: The compiler's flags that its code may ask for.
+    """
+
+    package: OpPackage
+    flags: tuple[str, ...]
+    items: Items = field(init=False)
+
+    def __post_init__(self):
+        files = ((str(path.relative_to(self.package.path)), path) for path in self.package.files)
+        self.items = items_of(
+            tuple((name, path.read_text("utf-8", errors="replace")) for name, path in files)
+        )
+
+    # ---- Plans ----------------------------------------------------------------------------------------------
+
+    def plan_file(self, program: Sequence[str], dims: Iterable[tuple[int, ...]], variant: str) -> Path:
+        """Where the plan of a variant is kept; `program` are the texts that record it."""
+        launched = {name for source in self.items.sources.values() for item in source.items
+                    for name in LAUNCHED.findall(item.text)}  # fmt: skip
+        words = {word for text in program for word in re.findall(r"\w+", text)}
+        host = self.items.needed(words, but=launched)
+        parts = [mojo_version(), *program, *self.flags, repr(tuple(dims)), variant, *self.described(host)]
+        return cache_folder("plans") / f"{digest(parts)}.txt"
+
+    def keep_plan(self, file: Path, lines: Iterable[str], kernels: dict[str, Instance]) -> None:
+        """Keeps the lines of a variant's cases, and which kernel each symbol is."""
+        used = {line.split(" ")[3] for line in lines if line.startswith(f"{MARK}launch ")}
+        if not used <= kernels.keys():
+            return
+        heads = [
+            " ".join([f"{MARK}kernel", s, kernels[s].function, *kernels[s].parameters]) for s in sorted(used)
+        ]
+        text = "\n".join([*heads, *lines, ""])
+        keep(file, lambda staged: staged.write_text(text, encoding="utf-8"), WHAT)
+
+    def described(self, items: Iterable[Item]) -> list[str]:
+        """What tells whether items are still the same: their texts, and the imports that they use."""
+        items = list(items)
+        imports = self.items.imports_of(items)
+        return [
+            *(item.text for item in items),
+            *(line for file in imports for line in (file, *imports[file])),
+        ]
+
+    # ---- PTX ------------------------------------------------------------------------------------------------
+
+    def file_of(self, kernel: Instance) -> Path | None:
+        """Where the PTX of a kernel is kept; None where its text is not found, or stands twice."""
+        if len(self.items.by_name.get(kernel.function, ())) != 1:
+            return None
+        parts = [
+            mojo_version(),
+            *self.flags,
+            kernel.spelled,
+            *self.described(self.items.needed([kernel.function])),
+        ]
+        return cache_folder("kernels") / f"{digest(parts)}.txt"
+
+    def keep_ptx(self, kernel: Instance, symbol: str, ptx: str, folder: Path) -> None:
+        """Keeps the PTX of a kernel; `folder` is where its package lay when it was compiled."""
+        file = self.file_of(kernel)
+        if file is None:
+            return
+        places = [(item.file, item.line, len(item.lines)) for item in self.items.needed([kernel.function])]
+        head = json.dumps({"symbol": symbol, "items": places})
+        text = ptx.replace(f'"{folder}/', f'"{PACKAGE}/')
+        keep(file, lambda staged: staged.write_text(f"{head}\n{text}", encoding="utf-8"), WHAT)
+
+    def ptx(self, kernel: Instance, symbol: str) -> str | None:
+        """The kept PTX of a kernel under this symbol, its lines those of the package; None where there is none."""
+        file = self.file_of(kernel)
+        if file is None or not whole(file):
+            return None
+        head, _, text = file.read_text(encoding="utf-8").partition("\n")
+        kept = json.loads(head)
+        text = text.replace(kept["symbol"], symbol)
+        now = self.items.needed([kernel.function])
+        moved = {
+            (then[0], number): number - then[1] + item.line
+            for then, item in zip(kept["items"], now, strict=True)
+            if then[1] != item.line
+            for number in range(then[1], then[1] + then[2])
+        }
+        text = moved_lines(text, moved) if moved else text
+        return text.replace(f'"{PACKAGE}/', f'"{self.package.path.resolve()}/')
+
+    def compile(self, kernels: Sequence[Instance]) -> bool:
+        """Compiles kernels and keeps their PTX; False where the package must be compiled as a whole.
+
+        Raises CompileFailed with the compiler's diagnostics where one of them does not compile.
+        """
+        cache = cache_folder("kernels")
+        with writing(cache, WHAT), tempfile.TemporaryDirectory(prefix=STAGING, dir=cache) as staging:
+            folder = Path(staging).resolve()
+            needed = self.items.needed({kernel.function for kernel in kernels})
+            self._write(folder, needed, kernels)
+            result = run_mojo(
+                "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", *self.flags,
+                str(folder / "main.mojo"),
+            )  # fmt: skip
+            if result.returncode != 0:
+                output = (result.stdout + result.stderr).replace(
+                    f"{folder}/op/", f"{self.package.path.resolve()}/"
+                )
+                if not self._speaks_of_the_package(parse_diagnostics(output), needed):
+                    return False
+                raise compile_failed(self.package.path, output, cache)
+            texts = re.split(rf"^{MARK}ptx (\S+)\n", result.stdout, flags=re.MULTILINE)[1:]
+            for kernel, symbol, ptx in zip(kernels, texts[::2], texts[1::2], strict=True):
+                self.keep_ptx(kernel, symbol, ptx.rstrip("\n"), folder / "op")
+        return True
+
+    def _write(self, folder: Path, needed: Sequence[Item], kernels: Sequence[Instance]) -> None:
+        """Writes the package of what the kernels need, and the program that prints their PTX."""
+        for file, text in self.items.cut_out(needed).items():
+            path = folder / "op" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            for parent in [path.parent, *path.parent.parents]:
+                if parent == folder:
+                    break
+                (parent / "__init__.mojo").touch()
+        lines = ["from std.compile import compile_info", "from max.gpu.host.compile import get_gpu_target"]
+        for function in dict.fromkeys(kernel.function for kernel in kernels):
+            module = self.items.by_name[function][0].file.removesuffix(".mojo").replace("/", ".")
+            lines.append(f"from op.{module} import {function}")
+        lines += ['comptime TARGET = get_gpu_target["sm_90a"]()', "def main():"]
+        for number, kernel in enumerate(kernels):
+            lines += [
+                f'    var k{number} = compile_info[{kernel.spelled}, emission_kind="asm", target=TARGET]()',
+                f'    print("{MARK}ptx", k{number}.function_name)',
+                f"    print(k{number}.asm)",
+            ]
+        (folder / "main.mojo").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+    def _speaks_of_the_package(self, diagnostics: Sequence[Diagnostic], needed: Sequence[Item]) -> bool:
+        """Whether a compile that failed would fail alike with the whole package: an error in a line of it, about no name
+        that is not there only because it was left out."""
+        first = next((diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"), None)
+        if first is None or not first.file.startswith(f"{self.package.path.resolve()}/"):
+            return False
+        statements = (i for source in self.items.sources.values() for i in source.imports)
+        own = {here for i in statements if i.module.startswith(".") for _, here in i.names}
+        left_out = ({*self.items.by_name} | own) - {item.name for item in needed}
+        return not left_out & set(re.findall(r"'(\w+)'", first.message))
+
+
+def moved_lines(ptx: str, moved: dict[tuple[str, int], int]) -> str:
+    """PTX whose line table follows code that has moved; `moved` is (file, line) -> line, files as they are kept."""
+    files = {
+        number: path.removeprefix(f"{PACKAGE}/")
+        for number, path in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', ptx, re.MULTILINE)
+    }
+
+    def place(found: re.Match) -> str:
+        line = moved.get((files.get(found[2], ""), int(found[3])))
+        return f"{found[1]}{found[2]} {line if line else found[3]}"
+
+    text = re.sub(r"(\.loc\s+)(\d+) (\d+)", place, ptx)
+    return re.sub(r"(inlined_at )(\d+) (\d+)", place, text)

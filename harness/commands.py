@@ -323,6 +323,8 @@ def judge_work(
         if counts and cases is None and dtype == "float32":
             progress.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
         print_lines(console, gate_report.verdict_lines(result, work.puzzle, source, found))
+        if verbose:
+            print_lines(console, gate_report.case_lines(result))
     if counts and (cases is not None or dtype != "float32"):
         words = "these sizes" if cases is not None else dtype
         print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])

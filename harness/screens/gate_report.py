@@ -59,6 +59,17 @@ def verdict_lines(
         yield Text(f"      next: {command(f'hint {puzzle.name} {result.hint}')}", style="dim")
 
 
+def case_lines(result: GateResult) -> Iterator[Text]:
+    """Every case of a gate, with each quantity's error and its limit, and every finding: what --verbose adds."""
+    for comparison in result.comparisons:
+        for quantity, verdict in comparison.verdicts.items():
+            mark = MARKS["correct" if verdict.ok else "wrong"]
+            words = f"error {verdict.error:.1e}, the limit {verdict.limit:.1e}"
+            yield Text(f"      {mark} {comparison.case.name}: {quantity}: {words}", style="dim")
+    for finding in result.findings:
+        yield from (Text(f"      {relative(line)}", style="dim") for line in finding.text().splitlines())
+
+
 def first_lines(results: Iterable[GateResult]) -> Iterator[Text]:
     """What the first case has shown, while the others are running. Mistakes are named when all cases are known."""
     for result in results:

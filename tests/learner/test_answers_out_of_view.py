@@ -16,6 +16,8 @@ from harness.toolchain import roots
 
 FILES = [Work(puzzle, rung) for puzzle in map(find_puzzle, puzzle_names()) for rung in puzzle.rungs]
 NEAR = 0.8
+STEPS = {("p20", "mojo"): "var x_hat = (x[c].cast[accum]() - row_mean) * row_rstd"}
+"""Given on purpose: a step by which a given kernel shows what its row is, and that no blank is about."""
 LONG = 3
 """So many operators make a formula."""
 
@@ -50,12 +52,16 @@ def given_away(wanted: str, lines: list[str]) -> list[str]:
 def answers(work: Work) -> list[tuple[str, str]]:
     """Blank and line of everything that a file's blanks want."""
     found = blanks.find(work.solution.read_text())
-    return [(id, line.strip()) for id, blank in found.items() for line in blank.body if computes(line)]
+    # A blank that is given with wrong code is mended in its place, among lines that are meant to be compared.
+    bodies = {id: blank.body for id, blank in found.items() if not blank.given}
+    return [(id, line.strip()) for id, body in bodies.items() for line in body if computes(line)]
 
 
 @pytest.mark.parametrize("work", FILES, ids=lambda work: f"{work.puzzle.name}-{work.rung.id}")
 def test_no_given_line_of_a_learner_s_file_is_an_answer(work):
     lines = blanks.outside(blanks.skeleton(work.solution.read_text())).split("\n")
+    step = STEPS.get((work.puzzle.name, work.rung.id))
+    lines = [line for line in lines if line.strip() != step]
     shown = [(id, line, seen) for id, line in answers(work) for seen in given_away(line, lines)]
     assert not shown, "\n".join(f"{id}: {line} | {seen.strip()}" for id, line, seen in shown)
 

@@ -746,3 +746,18 @@ def test_after_the_last_rung_of_all_nothing_is_left(checkout):
     said = next_step(last, noted)
     left = [step for step in steps() if step.puzzle.name != "p22" and not step.rung.optional]
     assert ("Nothing is left" in said) == (not left) and ("What now" in said) == bool(left)
+
+
+def test_verbose_adds_every_case_to_a_gate(checkout, puzzle):
+    from harness.check.compare import Verdict
+    from harness.check.results import Comparison, GateResult
+    from harness.screens.gate_report import case_lines
+    from harness.vgpu.report import Finding
+
+    bad = Verdict(False, 2e-3, 1e-7, 1e-6, 2e-3)
+    result = GateResult(puzzle.gates[0], "wrong", [Comparison(puzzle.cases(None)[0], {"output": bad})])
+    result.findings.append(Finding("shared race", "two meet", "a.mojo:1:1"))
+    lines = [line.plain.strip() for line in case_lines(result)]
+    assert lines == [
+        "❌ chapter: output: error 2.0e-03, the limit 1.0e-06", "error: shared race at a.mojo:1:1", "two meet",
+    ]  # fmt: skip

@@ -309,7 +309,7 @@ def judge_work(
     """
     options = {"dtype": dtype} if dtype != "float32" else {}
     checker = make_checker(work, seed=seed, **options)
-    target = package or work.target
+    target = package.path if package else work.target
     if gates and work.in_package:
         ran = package or work.package
         about = f"ran {shown(ran.path)} (hash {ran.digest[:8]}), {dtype}, seed {seed}, on the virtual GPU"

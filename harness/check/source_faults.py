@@ -117,11 +117,11 @@ class Scope:
 def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple[str, str]]:
     """Two sizes given to a function of this file in each other's place."""
     for found in CALL.finditer(code):
-        callee = next((item for item in items.by_name.get(found[1], ()) if item.name == found[1]), None)
-        head = (
-            re.search(r"def \w+\s*(?:\[(?:[^\[\]]|\[[^\[\]]*\])*\])?\s*\(", callee.text) if callee else None
-        )
-        if not head:
+        callee = next((item for item in items.by_name.get(found[1], ())), None)
+        if callee is None:
+            continue
+        head = re.search(r"def \w+\s*(?:\[(?:[^\[\]]|\[[^\[\]]*\])*\])?\s*\(", callee.text)
+        if head is None:
             continue
         declared = [part.partition(":")[0].strip() for part in parts(bracketed(callee.text, head.end() - 1))]
         given = parts(bracketed(code, found.end() - 1))

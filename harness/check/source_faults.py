@@ -69,6 +69,8 @@ class Scope:
             guarded = re.search(rf"\bif [^:\n]*\b{found[1]}\b", text)
             self.bounds[found[1]] = bound if known == bound and not guarded else ""
         self.sizes = dict(SIZE.findall(text))
+        # A bound that measures no tensor, as the end of a block's part, may be anything.
+        self.measures = {axis for axes in self.tensors.values() for axis in axes} | {*self.sizes}
 
     def double_index(self, code: str) -> Iterator[tuple[str, str]]:
         """`x[row][h]` where `x[row, h]` is meant."""
@@ -103,7 +105,7 @@ class Scope:
                 )
                 continue
             for index, bound, axis in zip(indices, runs, axes, strict=True):
-                if NAME.fullmatch(bound) and NAME.search(axis) and bound != axis:
+                if bound in self.measures and NAME.search(axis) and bound != axis:
                     part = bound in NAME.findall(axis)
                     yield (
                         "part-of-an-axis" if part else "other-axis",

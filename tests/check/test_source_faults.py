@@ -65,10 +65,11 @@ def test_a_slip_is_named_with_its_line(tmp_path, code, mistake, words):
         LOOPS + "total += x[row, h + 1] * W[0, h]  # W[h, o] and x[row][h]",
         LOOPS + "_ = helper(weight, row, H, O)",
         LOOPS + "vector[h][0] = x[row, h][0]",
+        "        for r in range(first, end):\n            total += x[r, 0]",
         "        for h in range(O):\n            pass\n" + LOOPS + "total += x[row, h]",
         "        for h in range(",
     ],
-    ids=["right", "guarded", "computed", "in order", "no tensor", "two loops", "unfinished"],
+    ids=["right", "guarded", "computed", "in order", "no tensor", "a part", "two loops", "unfinished"],
 )
 def test_what_may_be_right_is_passed_over(tmp_path, code):
     assert seen(tmp_path, code) == []

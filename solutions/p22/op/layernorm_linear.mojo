@@ -42,6 +42,7 @@ from .shared.common import (
     MutPtr,
     accum_type,
     atomic_add,
+    rounded_product,
     row_statistics,
 )
 from .shared.launcher import DeviceLauncher

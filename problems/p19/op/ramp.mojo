@@ -33,9 +33,7 @@ comptime EPS = 1e-5
 """The eps of RMSNorm."""
 
 
-def map_kernel[
-    dtype: DType
-](mapped: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
+def map_kernel[dtype: DType](mapped: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
     """`mapped = 2 * vector + 1`. Blocks of THREADS threads, one thread for each element; the last block has threads to spare.
     """
     # BLANK-START map: mapped[i] = 2 * vector[i] + 1, with i = global_idx.x, where there is an element i
@@ -103,9 +101,7 @@ def reduce_kernel[
     # BLANK-END reduce
 
 
-def tile_kernel[
-    dtype: DType
-](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
+def tile_kernel[dtype: DType](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
     """The vector with every tile of THREADS elements turned round; the last tile may be shorter. One block owns one tile.
     """
     var tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[THREADS]())

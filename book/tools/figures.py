@@ -74,7 +74,8 @@ class Drawing:
 
 def kernel_constant(name: str) -> int:
     """A compile-time constant of the solution's kernels, read from their source."""
-    source = (ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo").read_text(encoding="utf-8")
+    folder = ROOT / "solutions" / "p22" / "op"
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.mojo")))
     found = re.search(rf"^comptime {name} = (\d+)$", source, re.M)
     assert found, name
     return int(found[1])

@@ -15,17 +15,16 @@ import numpy as np
 BOOK = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever an installed one lies
 
+from recorded_pictures import FOLDER  # noqa: E402
+
 from harness.check import picture, zoo  # noqa: E402
 from harness.check.accesses import Accesses  # noqa: E402
 from harness.puzzles.p22.spec import PUZZLE  # noqa: E402
 from harness.screens import picture_page  # noqa: E402
 from harness.toolchain import roots  # noqa: E402
 
-FOLDER = BOOK / "pictures"
 GATE, LAUNCH = "dW", "minimal_fused_backward"
 BUG, SMALL = "dw_batch_sequence_swapped", (2, 3, 4, 3)
-PAGE = "bug.html"
-"""The page of the wrong kernel, in the folder of the built book."""
 
 
 def take(package, gate: str, dims: tuple[int, ...]) -> picture.Picture:
@@ -73,16 +72,6 @@ def bug() -> dict:
     """The data of the wrong kernel's page."""
     kernel = next(kernel for kernel in zoo.load(PUZZLE.name) if kernel.name == BUG)
     return picture_page.data(take(kernel.package(), kernel.gate, SMALL))
-
-
-def load(name: str) -> dict:
-    """A record."""
-    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def write_page(site: Path) -> None:
-    """Writes the page of the wrong kernel into the built book."""
-    (site / PAGE).write_text(picture_page.page_from(load("bug")), encoding="utf-8")
 
 
 def main() -> None:

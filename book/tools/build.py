@@ -13,10 +13,10 @@ import sys
 import webbrowser
 from pathlib import Path
 
-import access_pictures
 import check_site
 import generate
 import preprocess
+import recorded_pictures
 
 BOOK = Path(__file__).absolute().parent.parent
 TROUBLE = re.compile(r"\b(ERROR|WARN)\b|Traceback")
@@ -76,7 +76,7 @@ def build(book: Path, site: Path) -> list[str]:
     faults = run_mdbook(book, site) or unprocessed(site, src)
     if not faults:
         bring_solutions_back(book, site)
-        access_pictures.write_page(site)
+        recorded_pictures.write_page(site)
     return faults or check_site.site_faults(site, src)
 
 

@@ -8,7 +8,7 @@ import math
 import re
 from pathlib import Path
 
-import access_pictures
+import recorded_pictures
 
 from harness.check.python_files import load
 
@@ -145,7 +145,7 @@ def grid() -> str:
 
     Drawn from a recorded run of the solution, like everything that `--show` draws.
     """
-    run = access_pictures.load("fused_backward")
+    run = recorded_pictures.load("fused_backward")
     columns, rows, _ = run["grid"]
     chosen = (1, rows - 1)
     block = str(chosen[0] + columns * chosen[1])
@@ -218,7 +218,7 @@ def count(ranges: list[list[int]]) -> int:
 
 def fan_in() -> str:
     """All rows add to every element of dgamma, as recorded."""
-    tensor = access_pictures.load("fused_backward")["tensors"]["sums_ln_weight"]
+    tensor = recorded_pictures.load("fused_backward")["tensors"]["sums_ln_weight"]
     (H,), target = tensor["shape"], 3
     adding = [
         b for b, ranges in tensor["A"].items() if any(first <= target <= last for first, last in ranges)

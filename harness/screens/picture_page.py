@@ -3,8 +3,6 @@
 The page is `picture_page.html` with the data of the two runs in it; `data` is also what `--json` writes.
 """
 
-import html
-import json
 import math
 from pathlib import Path
 
@@ -14,8 +12,8 @@ from harness.check.accesses import Accesses, LaunchTrace, Line, Thread
 from harness.check.picture import Picture, Side
 from harness.screens import story
 from harness.screens.picture import followed_blank, grid_shape, thread_cells
+from harness.screens.picture_html import page_from
 
-TEMPLATE = Path(__file__).with_name("picture_page.html")
 MOST = 40_000
 """Accesses of a launch that a page holds."""
 AROUND = 3
@@ -25,28 +23,6 @@ AROUND = 3
 def page(picture: Picture) -> str:
     """The page of a picture."""
     return page_from(data(picture))
-
-
-def page_from(data: dict) -> str:
-    """The page of a picture's data."""
-    values = {
-        "TITLE": html.escape(data["title"]),
-        "ABOUT": html.escape(data["about"]),
-        "STATE": "right" if data["right"] else "wrong",
-        "STORY": "".join(map(sentence_html, data["story"])),
-        "DATA": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
-    }
-    text = TEMPLATE.read_text(encoding="utf-8")
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    return text
-
-
-def sentence_html(sentence: dict) -> str:
-    """A sentence of the story, and below it the line of source that it speaks of."""
-    source = sentence["source"]
-    code = f"<code><b>{html.escape(source[0])}</b> {html.escape(source[1])}</code>" if source else ""
-    return f'<li class="{sentence["kind"]}"><span>{html.escape(sentence["text"])}</span>{code}</li>'
 
 
 def source_line(sentence: story.Sentence) -> list[str] | None:

@@ -1,8 +1,11 @@
 """The runs behind the book's access pictures are those of the kernels as they are, and the figures show what they hold."""
 
+from pathlib import Path
+
 import access_pictures
 import figures
 import pytest
+import recorded_pictures
 
 from harness.check import zoo
 from harness.devices.recorder import Order, record_many
@@ -21,14 +24,14 @@ def recorded(solution) -> None:
 @pytest.mark.compiler
 def test_the_accesses_are_those_of_the_solution(recorded):
     fresh = access_pictures.solution()
-    assert {**fresh, "grid": [*fresh["grid"]], "block": [*fresh["block"]]} == access_pictures.load(
+    assert {**fresh, "grid": [*fresh["grid"]], "block": [*fresh["block"]]} == recorded_pictures.load(
         "fused_backward"
     )
 
 
 @pytest.mark.compiler
 def test_the_bug_is_that_of_the_zoo(recorded):
-    kept, fresh = access_pictures.load("bug"), access_pictures.bug()
+    kept, fresh = recorded_pictures.load("bug"), access_pictures.bug()
     words = [
         [(s["kind"], s["text"], s["source"] and s["source"][1]) for s in data["story"]]
         for data in (kept, fresh)
@@ -56,7 +59,7 @@ def test_ranges_hold_what_is_contiguous():
 
 
 def test_the_page_is_written_beside_the_book(tmp_path):
-    access_pictures.write_page(tmp_path)
-    page = (tmp_path / access_pictures.PAGE).read_text()
-    assert page.startswith("<!doctype html>") and "@DATA@" not in page and "/root/" not in page
+    recorded_pictures.write_page(tmp_path)
+    page = (tmp_path / recorded_pictures.PAGE).read_text()
+    assert page.startswith("<!doctype html>") and "@DATA@" not in page and str(Path.home()) not in page
     assert "dy[seq * B + Int(block_idx.x), o]" in page

@@ -284,7 +284,7 @@ def test_a_size_without_room_is_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["p21"], "unknown puzzle 'p21'; there is "),
+        (["p99"], "unknown puzzle 'p99'; there is "),
         (["p22", "--rounds", "0"], "--rounds 0: must be at least 1"),
         (["p22", "--budget", "0"], "--budget 0: must be more than 0 seconds"),
         (["p22", "--sizes", "12,0,4"], "--sizes: '12,0,4' is neither"),

@@ -23,6 +23,7 @@ from harness.toolchain.disk import write_target
 INTERRUPTED = 130
 PLAIN = {
     **{"✅": "ok", "❌": "FAIL", "⏳": "todo", "⏭": "skip", "✎": "edit"},
+    **{"✓": "ok", "✗": "FAIL", "▶": ">", "←": "<-", "⋮": ":", "├": "+"},
     **{"·": "-", "│": "|", "└": "+", "─": "-", "→": "->", "×": "x", "–": "-", "—": "-", "…": "..."},
 }
 """What stands for a sign where it cannot be printed."""

@@ -63,7 +63,7 @@ class Checker:
 
     Attributes:
         on_first: Called with the verdicts on the first case alone, before the other cases are run.
-        seconds: Where the time of the last check went: what -> how long it took.
+        spent: Where the time of the last check went: what -> how long it took.
     """
 
     def __init__(self, puzzle: Puzzle, rung: Rung | None = None, *, dtype: str = "float32", seed: int = 0):
@@ -73,7 +73,7 @@ class Checker:
         self.seed = seed
         self.target = Target("virtual", None, "virtual GPU (sm_90a)")
         self.on_first: Callable[[list[GateResult]], None] | None = None
-        self.seconds: dict[str, float] = {}
+        self.spent: dict[str, float] = {}
 
     @cached_property
     def reference(self) -> "Reference":
@@ -103,7 +103,7 @@ class Checker:
         found = package_blanks(package, self.puzzle)
         empty = {id for id, blank in found.items() if blank.size == 0}
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
-        self.seconds = {}
+        self.spent = {}
         recording = self._recorded(package, cases, variants)
         if self.on_first and variants and len(cases) > 1:
             with self._timed("first case"):
@@ -139,12 +139,12 @@ class Checker:
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
-        """Adds what the block takes to `seconds`."""
+        """Adds what the block takes to `spent`."""
         started = time.monotonic()
         try:
             yield
         finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - started
+            self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - started
 
     def _recorded(self, package: OpPackage, cases: list[Case], variants: list[str]) -> Recording:
         """The recording; while the compiler runs, PyTorch is imported and asked for what is right.

@@ -409,7 +409,7 @@ def measure(work: Work, gate: str, saves: int) -> list[Measured]:
             if not watch.current.correct:
                 raise WorkbookError(watch.current.error or "the solution's gate is not correct")
             first = watch.current.first_at - saved if watch.current.first_at else whole
-            parts = {"noticing it": noticed, **getattr(watch.checker, "seconds", {})}
+            parts = {"noticing it": noticed, **getattr(watch.checker, "spent", {})}
             measured.append(Measured(first, whole, empty_run(Path(folder), work.rung.language), parts))
         return measured[1:]
 

@@ -186,7 +186,7 @@ def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solut
     )
     monkeypatch.setattr(checker, "on_first", told.append)
     assert checker.check(solution, ["dx"]) == [len(puzzle.cases(None))]
-    assert told == [[1]] and judged == [1, len(puzzle.cases(None))] and "first case" in checker.seconds
+    assert told == [[1]] and judged == [1, len(puzzle.cases(None))] and "first case" in checker.spent
 
 
 def test_this_module_is_light_until_it_is_asked():

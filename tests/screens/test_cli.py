@@ -498,6 +498,7 @@ def test_3_untouched_problems_compile_and_say_what_is_unsolved(skeleton_package)
     found = blanks.find((skeleton_package / "layernorm_linear.mojo").read_text())
     source = skeleton_package / "layernorm_linear.mojo"
     expected = {id: f"{source}:{blank.line}  {blank.task}" for id, blank in found.items()}
+    del expected["transfer"]  # the last gate's variant runs on request
     assert dict(line.split(maxsplit=1) for line in lines[at + 1 : at + 8]) == expected
     assert "   Overall Result: ⏳ UNSOLVED, nothing attempted is wrong" in lines
     assert "   - CPU Backward:  ✅ CORRECT" in lines, "the CPU path has no blanks"

@@ -6,49 +6,30 @@ needs torch, MAX or a compiler.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from harness.check.compare import Verdict, judge
 from harness.check.diagnose import Evidence
-from harness.check.python_files import describe, explain, load
-from harness.check.results import Comparison, GateResult, wanted_gates
-from harness.learner.work import rung_blanks
+from harness.check.python_files import PythonChecker, describe, explain
+from harness.check.results import Comparison, GateResult
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung
 
 
-class NumpyChecker:
+class NumpyChecker(PythonChecker):
     """Judges the functions of one file again and again; inputs and truth of a case are computed once."""
 
+    rung: NumpyRung
+
     def __init__(self, puzzle: Puzzle, rung: NumpyRung, *, seed: int = 0):
-        self.puzzle = puzzle
-        self.rung = rung
-        self.seed = seed
+        super().__init__(puzzle, rung, seed=seed)
         self._known: dict[str, tuple[Arrays, Arrays]] = {}
 
-    def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
-    ) -> list[GateResult]:
-        """The verdict on each function of the file at `path`; `gates` are ids, `cases` the puzzle's own where None.
-
-        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
-        """
-        wanted = wanted_gates(self.puzzle, self.rung, gates)
-        found = rung_blanks(path, self.rung)
-        module = load(path)
-        cases = self.puzzle.cases(None) if cases is None else cases
-        return [
-            GateResult(gate, "unsolved")
-            if found[gate.id].size == 0
-            else self._judge(gate, module.get(gate.id), path, cases)
-            for gate in wanted
-        ]
-
-    def _judge(self, gate: Gate, function: object, path: Path, cases: list[Case]) -> GateResult:
-        result = GateResult(gate, "correct")
+    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+        result, function = GateResult(gate, "correct"), module.get(gate.id)
         ladder = self.puzzle.ladder(self.rung, gate.id)
         evidence: dict[str, list[Evidence]] = {}
         for case in cases:

@@ -1,14 +1,47 @@
-"""What the checkers of rungs in Python share: the learner's file run, its exceptions in a line, the diagnosis of a gate."""
+"""What the checkers of rungs in Python share: the learner's file run gate by gate, its exceptions in a line, a diagnosis."""
 
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.check.diagnose import Evidence, diagnose
-from harness.check.results import GateResult
+from harness.check.results import GateResult, wanted_gates
 from harness.errors import DamagedFile
 from harness.learner import blanks
-from harness.spec.puzzle import Puzzle
+from harness.learner.work import rung_blanks
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.rungs import Rung
+
+
+class PythonChecker:
+    """Judges the gates of one file, each alone; what is right or wrong about one is the subclass's `_judge`."""
+
+    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
+        self.puzzle = puzzle
+        self.rung = rung
+        self.seed = seed
+
+    def check(
+        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on each gate of the file at `path`; `gates` are ids, `cases` the puzzle's own where None.
+
+        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
+        """
+        wanted = wanted_gates(self.puzzle, self.rung, gates)
+        found = rung_blanks(path, self.rung)
+        module = load(path)
+        cases = self.puzzle.cases(None) if cases is None else cases
+        return [
+            GateResult(gate, "unsolved")
+            if found[gate.id].size == 0
+            else self._judge(gate, module, path, cases)
+            for gate in wanted
+        ]
+
+    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+        """The verdict on one gate whose blank is filled; `module` is what the file defines."""
+        raise NotImplementedError
 
 
 def load(path: Path) -> dict:

@@ -7,19 +7,18 @@ tensors. Nothing here needs MAX or a compiler.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from harness.check.diagnose import Evidence
-from harness.check.python_files import describe, explain, load
+from harness.check.python_files import PythonChecker, describe, explain, load
 from harness.check.reference import Reference, evidence, verdict_on
-from harness.check.results import Comparison, GateResult, wanted_gates
+from harness.check.results import Comparison, GateResult
 from harness.devices.processes import RankFailed, run_ranks
 from harness.devices.targets import Target
-from harness.learner.work import rung_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import TorchFunction, TorchRung
 
@@ -29,37 +28,21 @@ LONGEST = 300
 """Characters of what gradcheck or opcheck say that are shown."""
 
 
-class TorchChecker:
+class TorchChecker(PythonChecker):
     """Judges the functions of one file again and again; truth and baseline of a case are computed once.
 
     `seconds` is how long the ranks of a case may take.
     """
 
+    rung: TorchRung
     seconds = 60.0
 
     def __init__(self, puzzle: Puzzle, rung: TorchRung, *, seed: int = 0):
-        self.puzzle = puzzle
-        self.rung = rung
+        super().__init__(puzzle, rung, seed=seed)
         self.reference = Reference(puzzle, "float32", seed)
         self.wide = Reference(puzzle, "float64", seed)
 
-    def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
-    ) -> list[GateResult]:
-        """The verdict on each function of the file at `path`; `gates` are ids, `cases` the puzzle's own where None.
-
-        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
-        """
-        wanted = wanted_gates(self.puzzle, self.rung, gates)
-        found = rung_blanks(path, self.rung)
-        load(path)
-        cases = self.puzzle.cases(None) if cases is None else cases
-        return [
-            GateResult(gate, "unsolved") if found[gate.id].size == 0 else self._judge(gate, path, cases)
-            for gate in wanted
-        ]
-
-    def _judge(self, gate: Gate, path: Path, cases: list[Case]) -> GateResult:
+    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")
         asked = self.rung.functions[gate.id]
         ladder = self.puzzle.ladder(self.rung, gate.id)

@@ -35,6 +35,7 @@ MATMUL = {
     for function in (operator.matmul, torch.matmul, torch.mm, aten.mm.default, aten.matmul.default)
 }
 TRANSPOSED = ADDMM | MATMUL
+PRODUCTS = LINEAR | TRANSPOSED
 RESHAPES = ("view", "reshape", torch.reshape, aten.view.default, aten.reshape.default)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DEVICES = ("cpu", "cuda")
@@ -90,7 +91,7 @@ def find(gm: GraphModule) -> Found:
     nodes = list(gm.graph.nodes)
     order = {node: k for k, node in enumerate(nodes)}
     for node in nodes:
-        if node.op == "call_function" and node.target in LINEAR.keys() | TRANSPOSED.keys():
+        if node.op == "call_function" and node.target in PRODUCTS:
             judged = judge(node, nodes, order)
             if isinstance(judged, Match):
                 found.matches.append(judged)
@@ -101,7 +102,7 @@ def find(gm: GraphModule) -> Found:
 
 def judge(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Left | None:
     """A match, the reason why it is none, or None where no LayerNorm leads to this Linear."""
-    given = bound(linear, (LINEAR | TRANSPOSED)[linear.target])
+    given = bound(linear, PRODUCTS[linear.target])
     between, node, why = walk_back(given["input"])
     ln = layer_norm(node)
     if ln is None:
@@ -152,7 +153,7 @@ def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
     for _ in range(FAR):
         if not isinstance(node, Node) or layer_norm(node) is not None or not node.all_input_nodes:
             break
-        if node.target in LINEAR or node.target in TRANSPOSED:
+        if node.target in PRODUCTS:
             break
         if keeps_rows(node):
             if not skipped(node):

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,12 +10,10 @@ from torch import Tensor
 
 from harness.check import gradient_checks as checks
 from harness.check.gradient_checks import Subject
-from harness.check.python_files import describe, load
-from harness.check.results import GateResult, wanted_gates
-from harness.learner.work import rung_blanks
+from harness.check.python_files import PythonChecker, describe
+from harness.check.results import GateResult
 from harness.puzzles.p20.mistakes import EPS, WORD
-from harness.spec.puzzle import Case, Gate, Puzzle
-from harness.spec.rungs import Rung
+from harness.spec.puzzle import Case, Gate
 
 LEADING = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
 """Sizes in front of the last axis, by kind."""
@@ -114,31 +111,12 @@ def subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
     return relu_subject(function, ledger[gate])
 
 
-class FunctionsChecker:
+class FunctionsChecker(PythonChecker):
     """Judges the classes of the PyTorch rung, each alone."""
 
-    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
-        self.puzzle = puzzle
-        self.rung = rung
-
-    def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
-    ) -> list[GateResult]:
-        """The verdict on each class of the file at `path`; cases of the kernels are no cases of it.
-
-        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
-        """
-        found = rung_blanks(path, self.rung)
-        module = load(path)
-        return [
-            GateResult(gate, "unsolved")
-            if found[gate.id].size == 0
-            else self._judge(gate, module.get(CLASSES[gate.id]), path)
-            for gate in wanted_gates(self.puzzle, self.rung, gates)
-        ]
-
-    def _judge(self, gate: Gate, function: object, path: Path) -> GateResult:
+    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         """All checks of one class; where results or gradients are wrong, the later checks would only say it again."""
+        function = module.get(CLASSES[gate.id])
         hint = f"{self.puzzle.ladder(self.rung, gate.id)}-2"
         if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
             words = f"the file defines no class {CLASSES[gate.id]}(torch.autograd.Function)"

@@ -1,16 +1,14 @@
 """What judges the first rung of puzzle 20, and draws it: the learner's graph with values and gradients on it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from harness.check.python_files import describe, load
-from harness.check.results import GateResult, wanted_gates
-from harness.learner.work import rung_blanks
-from harness.spec.puzzle import Case, Gate, Puzzle
-from harness.spec.rungs import Rung
+from harness.check.python_files import PythonChecker, describe
+from harness.check.results import GateResult
+from harness.spec.puzzle import Case, Gate
 
 NODES = ("y", "c", "a", "b", "x")
 EDGES = ("x->a", "x->b", "a->c", "b->c", "c->y")
@@ -85,25 +83,10 @@ def difference(got: object, expected: Numbers, what: str) -> str | None:
     return None
 
 
-class GraphChecker:
+class GraphChecker(PythonChecker):
     """Judges both functions of the file, each with right values for what it is given."""
 
-    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
-        self.puzzle = puzzle
-        self.rung = rung
-
-    def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
-    ) -> list[GateResult]:
-        """The verdict on `edges` and `backward` at several x. Raises DamagedFile where the file cannot be read."""
-        found = rung_blanks(path, self.rung)
-        module = load(path)
-        return [
-            GateResult(gate, "unsolved") if found[gate.id].size == 0 else self._judge(gate, module, path)
-            for gate in wanted_gates(self.puzzle, self.rung, gates)
-        ]
-
-    def _judge(self, gate: Gate, module: dict, path: Path) -> GateResult:
+    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         result = self._verdict(gate, module, path)
         if gate.id == "backward":
             result.picture = own_run(module)

@@ -6,7 +6,7 @@ numbers without a word.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from harness.check import gradient_checks
-from harness.check.python_files import describe, load
-from harness.check.results import GateResult, wanted_gates
+from harness.check.python_files import PythonChecker, describe
+from harness.check.results import GateResult
 from harness.learner.work import rung_blanks
-from harness.spec.puzzle import Case, Gate, Puzzle
-from harness.spec.rungs import Rung
+from harness.spec.puzzle import Case, Gate
 
 _numbers = itertools.count(1)
 
@@ -232,26 +231,10 @@ IN_A_MODEL = {
 """Check -> what its failure means for somebody who trains a model."""
 
 
-class RegistrationChecker:
+class RegistrationChecker(PythonChecker):
     """Judges the registration, a fresh one for every check."""
 
-    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
-        self.puzzle = puzzle
-        self.rung = rung
-
-    def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
-    ) -> list[GateResult]:
-        """The verdict on each part of the registration. Raises DamagedFile where the file cannot be read."""
-        found = rung_blanks(path, self.rung)
-        module = load(path)
-        empty = {id for id, blank in found.items() if blank.size == 0}
-        return [
-            GateResult(gate, "unsolved") if gate.id in empty else self._judge(gate, module, path, empty)
-            for gate in wanted_gates(self.puzzle, self.rung, gates)
-        ]
-
-    def _judge(self, gate: Gate, module: dict, path: Path, empty: set[str]) -> GateResult:
+    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
         wrong, first = [], None
         for check in CHECKS[gate.id]:
@@ -264,12 +247,15 @@ class RegistrationChecker:
                 wrong += [f"{check.__name__}: {line}", f"   in a model: {IN_A_MODEL[check.__name__]}"]
             if line and check is forward:
                 break
-        before = self.rung.gates[: self.rung.gates.index(gate.id)]
-        waiting = [id for id in before if id in empty]
-        if wrong and waiting:
+        if wrong and (waiting := self._waiting(gate, path)):
             wrong.append(
                 f"it may be waiting for {', '.join(waiting)}, which {'is' if len(waiting) == 1 else 'are'} not written yet"
             )
         if wrong:
             return GateResult(gate, "wrong", diagnosis=wrong, mistake=first, hint=hint)
         return GateResult(gate, "correct", summary=", ".join(check.__name__ for check in CHECKS[gate.id]))
+
+    def _waiting(self, gate: Gate, path: Path) -> list[str]:
+        """The parts before a gate's that are not written yet."""
+        found = rung_blanks(path, self.rung)
+        return [id for id in self.rung.gates[: self.rung.gates.index(gate.id)] if found[id].size == 0]

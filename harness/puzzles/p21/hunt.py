@@ -6,7 +6,7 @@ a line says which of them see it and which do not, and `--matrix` shows it for a
 
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,13 +17,11 @@ from rich.text import Text
 from harness.check import gradient_checks as checks
 from harness.check import zoo
 from harness.check.gradient_checks import Check, Subject
-from harness.check.python_files import load
-from harness.check.results import GateResult, wanted_gates
+from harness.check.python_files import PythonChecker, load
+from harness.check.results import GateResult
 from harness.errors import DamagedFile
-from harness.learner.work import rung_blanks
 from harness.puzzles.p21.subjects import WANTED
-from harness.spec.puzzle import Case, Gate, Puzzle
-from harness.spec.rungs import Rung
+from harness.spec.puzzle import Case, Gate
 
 DECISIVE: tuple[Check, ...] = (
     checks.forward,
@@ -89,28 +87,10 @@ def seen_by(subject: Subject) -> dict[str, bool]:
         return {name: check(subject) is not None for name, check in USUAL.items()}
 
 
-class HuntChecker:
+class HuntChecker(PythonChecker):
     """Judges the classes of the first rung, each alone."""
 
-    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
-        self.puzzle = puzzle
-        self.rung = rung
-
-    def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
-    ) -> list[GateResult]:
-        """The verdict on each class of the file at `path`; cases of the kernels are no cases of it.
-
-        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
-        """
-        found = rung_blanks(path, self.rung)
-        module = load(path)
-        return [
-            GateResult(gate, "unsolved") if found[gate.id].size == 0 else self._judge(gate, module)
-            for gate in wanted_gates(self.puzzle, self.rung, gates)
-        ]
-
-    def _judge(self, gate: Gate, module: Mapping[str, object]) -> GateResult:
+    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         ladder = self.puzzle.ladder(self.rung, gate.id)
         try:
             subject = WANTED[gate.id].subject(function_of(gate.id, module).apply)

@@ -287,15 +287,19 @@ def one_input_at_a_time(subject: Subject) -> str | None:
     return None
 
 
+def after_another_call(subject: Subject, call: Function) -> float:
+    """How far the gradients of `call` are off where the function runs on other inputs before their backward pass."""
+    inputs, other = subject.inputs(seed=0), subject.inputs(seed=1)
+    outputs = outputs_of(call, inputs)
+    outputs_of(subject.function, other)
+    found = pulled_back(outputs, inputs, random_like)
+    return furthest(found, gradients(subject.reference, subject.inputs(seed=0), random_like))
+
+
 @guarded
 def two_calls(subject: Subject) -> str | None:
-    """Two forward passes, then both backward passes: what the first call kept is still its own."""
-    first, second = subject.inputs(seed=0), subject.inputs(seed=1)
-    outputs = outputs_of(subject.function, first)
-    outputs_of(subject.function, second)
-    found = pulled_back(outputs, first, random_like)
-    expected = gradients(subject.reference, subject.inputs(seed=0), random_like)
-    return off(furthest(found, expected), "a second call changes what the first one kept")
+    """Two forward passes, then the backward pass of the first: what the first call kept is still its own."""
+    return off(after_another_call(subject, subject.function), "a second call changes what the first one kept")
 
 
 @guarded
@@ -303,13 +307,8 @@ def under_checkpoint(subject: Subject) -> str | None:
     """The forward pass runs again in the backward pass, as under torch.utils.checkpoint."""
     from torch.utils.checkpoint import checkpoint
 
-    inputs, other = subject.inputs(seed=0), subject.inputs(seed=1)
     again = lambda *tensors: checkpoint(subject.function, *tensors, use_reentrant=False)  # noqa: E731
-    outputs = outputs_of(again, inputs)
-    outputs_of(subject.function, other)
-    found = pulled_back(outputs, inputs, random_like)
-    expected = gradients(subject.reference, subject.inputs(seed=0), random_like)
-    return off(furthest(found, expected), "under checkpoint the gradients differ")
+    return off(after_another_call(subject, again), "under checkpoint the gradients differ")
 
 
 @guarded

@@ -14,6 +14,9 @@ import pytest
 
 # The tests run in as many processes as there are cores, on small tensors: threads of torch would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A command that a message names has the form of the one that started the process: here the plain one, whoever runs the tests.
+for mark in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
+    os.environ.pop(mark, None)
 
 pytest_plugins = ["folder_times", "gpu_runs", "order", "quick_run"]
 

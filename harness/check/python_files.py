@@ -56,11 +56,14 @@ def load(path: Path) -> dict:
     return namespace
 
 
-def describe(error: BaseException, path: Path) -> str:
-    """An exception in one line, with the line of the learner's file that raised it."""
+def describe(error: BaseException, path: Path, longest: int | None = None) -> str:
+    """An exception in one line, with the line of the learner's file that raised it.
+
+    Its own words end after `longest` characters; the file's path, of any length, is not among them.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f"{path}:{frames[-1].lineno}: " if frames else ""
-    words = " ".join(str(error).split())
+    words = " ".join(str(error).split())[:longest]
     return (
         f"{where}{words}"
         if type(error) is ValueError and not frames

@@ -6,18 +6,19 @@ runs: this module itself is light. A gate whose blank is untouched is not run. A
 are wrong, the later gates are judged again from right ones, so that they are not blamed for it.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.check.diagnose import OUTSIDE, SURE, diagnose, first_causes, from_findings
-from harness.check.results import Comparison, GateResult, wanted_gates
-from harness.check.source_faults import Fault, faults
+from harness.check.results import Comparison, GateResult, right_in_all, wanted_gates
+from harness.check.source_faults import Fault, arguments_of, faults
 from harness.devices.recorder import Recording, record
 from harness.devices.targets import Target
 from harness.errors import EnvironmentProblem
@@ -25,6 +26,7 @@ from harness.learner.blanks import Blank
 from harness.learner.work import package_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
+from harness.toolchain.mojo_items import Items
 from harness.toolchain.packages import OpPackage
 from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
 from harness.vgpu.ptx import Location
@@ -124,6 +126,9 @@ class Checker:
         """The verdict on each wanted gate in these cases."""
         empty = {id for id, blank in found.items() if blank.size == 0}
         outcomes = {variant: self._outcome(recording, variant, cases) for variant in variants}
+        source = (package.path / self.puzzle.source).resolve()
+        for outcome in outcomes.values():
+            outcome.findings = [in_the_kernels_words(each, recording, source) for each in outcome.findings]
         # Every attempted gate of these variants is judged, so that what lies in no blank is put down to the right one.
         attempted = [g for g in self.gates if g.variant in variants and g.id not in empty]
         judged = {gate.id: self._judge(gate, cases, outcomes[gate.variant]) for gate in attempted}
@@ -324,6 +329,7 @@ class Checker:
                 found,
                 name=self.puzzle.printed(quantity),
                 gate=gate.id if own else None,
+                right=right_in_all(result.comparisons),
             )
             # What an index outside of its tensor does to values has no name of its own.
             vague = seen.mistake not in known and (astray or bool(slips))
@@ -355,6 +361,20 @@ def wrong_quantities(result: GateResult) -> list[str]:
     """The quantities of a gate, its own first, that are wrong in some case."""
     quantities = (*result.gate.quantities, *result.gate.given)
     return [q for q in quantities if any(not c.verdicts[q].ok for c in result.comparisons)]
+
+
+def in_the_kernels_words(finding: Finding, recording: Recording, source: Path) -> Finding:
+    """A finding that calls a tensor what the kernel's argument is called: the launch may have another name for it."""
+    arguments = recording.arguments(finding.kernel)
+    chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
+    lines = [at.line for at in chain if Path(at.file) == source]
+    if not lines or finding.tensor not in arguments:
+        return finding
+    kernel = Items({source.name: source.read_text("utf-8", "replace")}).enclosing(source.name, lines[-1])
+    names = dict(zip(arguments, arguments_of(kernel), strict=False)) if kernel else {}
+    name = names.get(finding.tensor, finding.tensor)
+    message = re.sub(rf"\b{re.escape(finding.tensor)}\b", name, finding.message)
+    return replace(finding, tensor=name, message=message)
 
 
 def touches(finding: Finding, source: Path, blank: Blank) -> bool:

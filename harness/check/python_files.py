@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.check.diagnose import Evidence, diagnose
-from harness.check.results import GateResult, wanted_gates
+from harness.check.results import GateResult, right_in_all, wanted_gates
 from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.learner.work import rung_blanks
@@ -76,7 +76,14 @@ def explain(
 ) -> None:
     """Marks a result as wrong where a quantity is, and says what is; `ladder` is the gate's hint ladder."""
     for quantity, found in evidence.items():
-        seen = diagnose(puzzle, quantity, found, name=puzzle.printed(quantity), gate=ladder)
+        seen = diagnose(
+            puzzle,
+            quantity,
+            found,
+            name=puzzle.printed(quantity),
+            gate=ladder,
+            right=right_in_all(result.comparisons),
+        )
         result.state = "wrong"
         result.diagnosis += seen.lines
         result.mistake, result.hint = result.mistake or seen.mistake, result.hint or seen.hint

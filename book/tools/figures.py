@@ -8,6 +8,7 @@ import math
 import re
 from pathlib import Path
 
+import ledger
 import recorded_pictures
 
 from harness.check.python_files import load
@@ -273,6 +274,77 @@ def two_stage() -> str:
     drawing.text(360, 208, "sum of column", size=12)
     drawing.text(30, 80, "stage 1", anchor="start", size=11)
     drawing.text(30, 180, "stage 2", anchor="start", size=11)
+    return drawing.svg()
+
+
+def normalisations() -> str:
+    """Which elements of a matrix of rows share their statistics: in BatchNorm, LayerNorm and RMSNorm."""
+    rows, columns, cell = 4, 8, 22
+    kinds = [
+        ("BatchNorm", "mean and variance of a column, over the batch", lambda r, h: h == 2),
+        ("LayerNorm", "mean and variance of a row", lambda r, h: r == 1),
+        ("RMSNorm", "mean square of a row, no mean taken away", lambda r, h: r == 1),
+    ]
+    drawing = Drawing(
+        720,
+        190,
+        "Three matrices of 4 rows by 8 columns. "
+        + "; ".join(
+            f"{name}: {what}, {'a column' if name == 'BatchNorm' else 'a row'} is marked"
+            for name, what, _ in kinds
+        ),
+    )
+    for i, (name, what, shares) in enumerate(kinds):
+        left, top = 30 + 240 * i, 44
+        drawing.text(left + columns * cell / 2, 22, name)
+        for row in range(rows):
+            for h in range(columns):
+                shade = 0.55 if shares(row, h) else 0.06
+                drawing.box(left + h * cell, top + row * cell, cell - 3, cell - 3, shade=shade)
+        drawing.text(left + columns * cell / 2, top + rows * cell + 18, "columns h →, rows ↓", size=11)
+        first, _, rest = what.partition(", ")
+        drawing.text(left + columns * cell / 2, top + rows * cell + 36, first, size=11)
+        drawing.text(left + columns * cell / 2, top + rows * cell + 51, rest, size=11)
+    return drawing.svg()
+
+
+def lifetimes(launches: list[ledger.Launch], last: tuple[str, ...]) -> str:
+    """Which launch of a pass makes which tensor, and until when it is read; those in `last` are the results.
+
+    A launch is a line, a tensor a column: a full box writes, an open one reads.
+    """
+    made = list(dict.fromkeys(name for step in launches for name in step.writes if name not in last))
+    columns = [*made, *last]
+    left, top, cell, gap, line = 210, 74, 54, 22, 30
+    xs = {name: left + cell * (i + 0.5) + gap * (name in last) for i, name in enumerate(columns)}
+    drawing = Drawing(
+        round(left + cell * len(columns) + gap + 20),
+        top + line * len(launches) + 6,
+        "; ".join(
+            f"launch {number}, {step.name}, writes {', '.join(step.writes)}"
+            + (f" and reads {', '.join(kept)}" if (kept := [n for n in step.reads if n in made]) else "")
+            for number, step in enumerate(launches, start=1)
+        ),
+    )
+    drawing.text(left + cell * len(made) / 2, 16, "within the pass", size=12)
+    drawing.text(left + gap + cell * (len(made) + len(last) / 2), 16, "gradients", size=12)
+    for i, name in enumerate(columns):
+        drawing.text(xs[name], 40 + 16 * (i % 2), name, size=11, code=True)
+    levels = {name: [] for name in columns}
+    for number, step in enumerate(launches):
+        y = top + line * number + line / 2
+        drawing.text(10, y + 4, f"{number + 1}  {step.name}", anchor="start", size=12, code=True)
+        for name in columns:
+            if name in (*step.reads, *step.writes):
+                levels[name].append(y)
+    for name, ys in levels.items():
+        if len(ys) > 1:
+            drawing.box(xs[name] - 1.5, ys[0], 3, ys[-1] - ys[0], shade=0.35, thick=0, radius=0)
+    for number, step in enumerate(launches):
+        y = top + line * number + line / 2
+        for names, shade in ((step.writes, 0.85), (step.reads, 0.0)):
+            for name in set(names) & set(columns):
+                drawing.box(xs[name] - 8, y - 8, 16, 16, shade=shade, thick=1.5)
     return drawing.svg()
 
 

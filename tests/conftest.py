@@ -6,6 +6,7 @@ Graphs come from and go to the workbook's own cache, so that a test run compiles
 import functools
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,17 @@ def load_as_one(name: str, *arguments):
 
     with only_one(cache_folder("tests") / name):
         return load_each(*arguments)
+
+
+@pytest.fixture(scope="session")
+def started():
+    """One browser for all tests that read pages; they skip where there is none."""
+    sys.path.insert(0, str(ROOT / "tests" / "book"))
+    from browser import Browser, find_browser
+
+    browser = Browser(find_browser())
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session")

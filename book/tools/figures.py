@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import ledger
+import numpy as np
 import recorded_pictures
 
 from harness.check.python_files import load
@@ -305,6 +306,64 @@ def normalisations() -> str:
         first, _, rest = what.partition(", ")
         drawing.text(left + columns * cell / 2, top + rows * cell + 36, first, size=11)
         drawing.text(left + columns * cell / 2, top + rows * cell + 51, rest, size=11)
+    return drawing.svg()
+
+
+def player_start() -> dict[str, list[float]]:
+    """The row and the gradient with which the page's player begins; the still picture shows the same."""
+    script = (ROOT / "book" / "theme" / "players.js").read_text(encoding="utf-8")
+    return {
+        name: [float(value) for value in values.split(",")]
+        for name, values in re.findall(r"(\w): \[([-\d., ]+)\]", script.split("START =")[1].split(";")[0])
+    }
+
+
+def gradient_parts() -> str:
+    """A gradient at x_hat, its part along 1, its part along x_hat, and the rest, which is dx / rstd."""
+    start = player_start()
+    x, g = np.array(start["x"]), np.array(start["g"])
+    x_hat = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+    c2, c1 = g.mean(), (g * x_hat).mean()
+    rows = {
+        "g": g,
+        "c2, along 1": np.full_like(g, c2),
+        "c1 x̂, along x̂": c1 * x_hat,
+        "rest = dx / rstd": g - c2 - c1 * x_hat,
+    }
+    left, column, height = 190, 60, 62
+    label = "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in row)}" for name, row in rows.items())
+    drawing = Drawing(720, height * len(rows), f"A gradient and its three parts. {label}")
+    most = max(float(np.abs(row).max()) for row in rows.values())
+    for r, (name, row) in enumerate(rows.items()):
+        middle = height * r + height / 2
+        drawing.text(20, middle + 4, name, anchor="start", size=12)
+        drawing.box(left, middle - 0.25, column * len(g), 0.5, shade=0.5, thick=0)
+        for i, value in enumerate(row):
+            size = abs(float(value)) / most * (height / 2 - 4)
+            y = middle if value < 0 else middle - size
+            drawing.box(left + column * i + 14, y, 32, size, shade=0.2 if value < 0 else 0.55)
+    return drawing.svg()
+
+
+def block_orders(blocks: int = 16) -> str:
+    """The race of a block that clears a sum to which all add 1: the sum after each block, in two orders."""
+    drawing = Drawing(
+        720,
+        190,
+        f"{blocks} blocks in natural order: the sum grows to {blocks}. In reverse order block 0 comes last, clears the sum, "
+        "and it ends at 1.",
+    )
+    cell = 42
+    for line, order in enumerate((range(blocks), range(blocks - 1, -1, -1))):
+        top = 30 + 90 * line
+        drawing.text(24, top - 10, f"{('natural', 'reversed')[line]} order", anchor="start", size=12)
+        total: int | None = None  # what the buffer holds before: nobody knows
+        for at, block in enumerate(order):
+            total = 1 if block == 0 else None if total is None else total + 1
+            x = 24 + cell * at
+            drawing.box(x, top, cell - 5, 44, shade=0.4 if block == 0 else 0.06, thick=2 if block == 0 else 1)
+            drawing.text(x + cell / 2 - 2, top + 18, str(block), size=12)
+            drawing.text(x + cell / 2 - 2, top + 36, "?" if total is None else f"= {total}", size=11)
     return drawing.svg()
 
 

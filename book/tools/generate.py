@@ -396,6 +396,8 @@ FILES: dict[str, Callable[[], str]] = {
     "moved.md": moved_table,
     "saved.md": saved_table,
     "normalisations.svg": figures.normalisations,
+    "gradient_parts.svg": figures.gradient_parts,
+    "block_orders.svg": figures.block_orders,
     "unfused_backward.md": unfused_table,
     "unfused_lifetimes.svg": unfused_lifetimes,
     "recomputed.md": recomputed_table,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from book_paths import BOOK, ROOT
-from browser import DESKTOP, PHONE, Browser, find_browser
+from browser import DESKTOP, PHONE, find_browser
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
@@ -16,35 +16,6 @@ PAGES = [
     if page.name != "SUMMARY.md" and not page.name.startswith("_")
 ]
 P22 = "puzzle_22/backward_pass.html"
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    import build
-    import generate
-
-    folder = tmp_path_factory.mktemp("site") / "html"
-    generate.main()
-    assert build.build(BOOK, folder) == []
-    return folder
-
-
-@pytest.fixture(scope="module")
-def started():
-    browser = Browser(find_browser())
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def browser(started, site):
-    """The browser with nothing remembered from another test, and its lists empty."""
-    started.resize(DESKTOP)
-    started.open(site / "index.html")
-    started.run("localStorage.clear()")
-    started.errors.clear()
-    started.requests.clear()
-    return started
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])

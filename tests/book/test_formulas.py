@@ -364,3 +364,13 @@ def test_layernorm_behind_the_product():
     again = rows * hidden * outputs // widest
     assert f"{outputs // widest} blocks" in text and f"{again // 10**6} million elements in place of" in text
     assert f"{5 * again / (132 * 128 * 1.98e9) * 1e6:.1f} µs" in text
+
+
+def test_the_three_parts_of_a_gradient():
+    """{#parts}: c2, c1 x_hat and dx / rstd add up to g, and are what remains of it along 1, along x_hat, and across both."""
+    page("puzzle_22/break_the_gradient.md", "parts")
+    s = Sample(5, eps=0.0)
+    c2, c1 = s.g.mean(-1, keepdims=True), (s.g * s.x_hat).mean(-1, keepdims=True)
+    rest = s.autograd("x")[0] / s.rstd[..., None]
+    np.testing.assert_allclose(c2 + c1 * s.x_hat + rest, s.g, rtol=1e-10)
+    np.testing.assert_allclose([rest.sum(-1), (rest * s.x_hat).sum(-1)], 0, atol=1e-10)

@@ -68,11 +68,11 @@ def find(gm):
 def refuse(match):
     """Why a pair has to stay as it is, in words; an empty string where it may be swapped."""
     # BLANK-START refuse: a write in between, a LayerNorm over two axes, a dtype without kernel, a weight or bias of other rank, factors
-    normalized = bound(match.ln, LAYER_NORM[match.ln.target])["normalized_shape"]
+    over = bound(match.ln, LAYER_NORM[match.ln.target])["normalized_shape"]
     if written_between(match.ln, match.linear):
         return "something between the two may write to a tensor"
-    if isinstance(normalized, list | tuple) and len(normalized) != 1:
-        return f"LayerNorm is over {len(normalized)} axes"
+    if isinstance(over, list | tuple) and len(over) != 1:
+        return f"LayerNorm is over {len(over)} axes"
     if not {value(match.x).dtype, value(match.linear).dtype} <= set(DTYPES):
         return f"there is no kernel for {value(match.linear).dtype}"
     if len(shape(match.weight)) != 2 or (

@@ -11,7 +11,7 @@ from harness.check.python_files import PythonChecker, describe
 from harness.check.results import GateResult
 from harness.puzzles.p26 import composing, folding, matching, models, printing, swapping
 from harness.puzzles.p26.mistakes import FIXES
-from harness.puzzles.p26.trying import Check, Fault, Module, tries
+from harness.puzzles.p26.trying import Check, Fault, Module, cause_of, tries
 from harness.spec.puzzle import Case, Gate
 
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns where there is no CUDA
@@ -76,7 +76,7 @@ def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
             except Fault as fault:
                 return fault
             except Exception as error:  # whatever a learner's code raises is a verdict
-                inner = getattr(error, "inner_exception", error)
+                inner = cause_of(error)
                 if isinstance(inner, Fault):
                     return inner
                 words = describe(inner, path)[:300]

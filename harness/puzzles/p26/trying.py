@@ -153,7 +153,7 @@ def attempt(one: Try, backend: Backend) -> Probe:
         if one.after is not None:
             compare_graph(one.after, probe)
     except Exception as error:
-        inner = getattr(error, "inner_exception", error)
+        inner = cause_of(error)
         if isinstance(inner, Fault):
             raise Fault(one.kind or inner.kind, f"{one.words}: {inner}") from error
         if one.kind:
@@ -161,6 +161,17 @@ def attempt(one: Try, backend: Backend) -> Probe:
             raise Fault(one.kind, f"{one.words}: {type(inner).__name__}: {words}"[:300]) from error
         raise
     return probe
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What a backend really raised. Dynamo wraps it, and may stumble over the half-changed graph and hide it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        inner = getattr(seen, "inner_exception", seen)
+        if isinstance(inner, Fault):
+            return inner
+        seen = seen.__cause__ or seen.__context__
+    return getattr(error, "inner_exception", error)
 
 
 def compare(one: Try, compiled: Callable[..., Any], inputs: Sequence[Tensor]) -> None:

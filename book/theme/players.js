@@ -68,7 +68,7 @@
 
     // Draws rows of bars to one scale: [label, values, outlined values or null].
     function barRows(rows) {
-        const left = 128, column = 40, height = 62;
+        const left = 150, column = 40, height = 62;
         const count = rows[0][1].length;
         const most = Math.max(0.5, ...rows.flatMap(function (row) { return [...row[1], ...(row[2] || [])].map(Math.abs); }));
         const svg = shape('svg', { viewBox: `0 0 ${left + column * count} ${height * rows.length}`, role: 'img',
@@ -77,7 +77,7 @@
             }).join('; ') });
         rows.forEach(function ([label, values, outlined], r) {
             const middle = height * r + height / 2;
-            svg.append(shape('text', { x: 0, y: middle + 4 }, label),
+            svg.append(shape('text', { x: 0, y: middle + 5, 'font-size': 15 }, label),
                 shape('line', { x1: left, x2: left + column * count, y1: middle, y2: middle, class: 'axis' }));
             function bar(value, i, kind) {
                 const size = Math.abs(value) / most * (height / 2 - 3);

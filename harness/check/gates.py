@@ -2,8 +2,9 @@
 
 The kernels are recorded (one run of the Mojo compiler for all cases, and for those kernels alone that have changed) and
 replayed on the virtual GPU. What needs torch is imported, and PyTorch asked for the right results, while the compiler
-runs: this module itself is light. A gate whose blank is untouched is not run. A gate is judged on its own quantities; where the statistics that the forward pass saves
-are wrong, the later gates are judged again from right ones, so that they are not blamed for it.
+runs: this module itself is light. A gate whose blank is untouched is not run. A gate is judged on its own quantities;
+where something that one launch saves for another is wrong, every launch is judged again from what is right, so that no
+gate is blamed for an earlier one.
 """
 
 import re
@@ -181,18 +182,12 @@ class Checker:
         return record(package, self.puzzle.name, self.dtype, dims, variants, small_grid=True)
 
     def _outcome(self, recording: Recording, variant: str, cases: list[Case]) -> Outcome:
-        """Runs a variant on every case; a second time from right statistics where it computed wrong ones."""
-        outcome = self._replay(recording, variant, cases)
-        wrong = [
-            quantity
-            for quantity in self.puzzle.saved(variant)
-            if outcome.failure is None
-            and not all(self._verdicts(case, variant, outcome, (quantity,))[quantity].ok for case in cases)
-        ]
-        if wrong:
+        """Runs a variant on every case; where it saved something wrong a second time, each launch from what is right."""
+        outcome, saved = self._replay(recording, variant, cases), self.puzzle.saved(variant)
+        if outcome.failure is None and not all(
+            verdict.ok for case in cases for verdict in self._verdicts(case, variant, outcome, saved).values()
+        ):
             again = self._replay(recording, variant, cases, given=True)
-            for name, outputs in again.outputs.items():
-                outputs.update({quantity: outcome.outputs[name][quantity] for quantity in wrong})
             again.findings, again.loads = outcome.findings, outcome.loads
             return again
         return outcome

@@ -75,6 +75,7 @@ COMMANDS = {
     "diagonal_formula": example("diagonal_formula", anywhere=True),
     "compensated": example("compensated", anywhere=True),
     "parameter_gradients": example("parameter_gradients", anywhere=True),
+    "in_autograd": example("in_autograd", anywhere=True),
     "algebra": example("algebra", anywhere=True, exact=False),
     "gradcheck_float32": part("gradcheck_blind", "in_float32"),
     "gradcheck_order": part("gradcheck_blind", "in_no_order"),

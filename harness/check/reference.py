@@ -98,8 +98,7 @@ def strided(
     if 0 in array.strides:
         return base[tuple(slice(0, 1) if s == 0 else slice(None) for s in array.strides)].expand(array.shape)
     order = np.argsort([-s for s in array.strides], kind="stable")
-    back = np.argsort(order)
-    return base.permute(tuple(order)).contiguous().permute(tuple(back))
+    return base.permute(*order).contiguous().permute(*np.argsort(order))
 
 
 def values(tensor: torch.Tensor) -> np.ndarray:
@@ -115,12 +114,17 @@ def verdict_on(
     quantity: str,
     got: torch.Tensor,
     allowance: float = 1.0,
+    variant: str = "",
 ) -> Verdict:
-    """The verdict on one quantity of a case, on the CPU; `allowance` is that of `harness.check.compare.judge`."""
+    """The verdict on one quantity of a case, on the CPU; `allowance` is that of `harness.check.compare.judge`.
+
+    A `variant` that the puzzle's reference answers by itself is measured by that answer.
+    """
+    baseline = reference.baseline(case, target)
     return judge(
         values(got),
         reference.truth(case, target)[quantity],
-        reference.baseline(case, target)[quantity],
+        baseline.get(f"{variant}.{quantity}", baseline[quantity]),
         puzzle.written_dtype(quantity, reference.dtype),
         allowance=allowance,
         poison=unwritten(got).numpy(),

@@ -113,6 +113,7 @@ def judge_variant(
             quantity,
             outputs[f"{variant}.{quantity}"],
             allowance(atomic, puzzle.summands(case.dims)),
+            variant,
         )
     return verdicts
 

@@ -245,6 +245,8 @@ class Report:
         self.line(f"Bytes kept for the backward pass, parameters left out ({dimensions}):")
         self.line(f"   PyTorch eager: {describe_bytes(run.ledger.saved_eager)}")
         self.line(f"   ours:          {describe_bytes(run.ledger.saved_ours)}")
+        for name in [name for name in counted if name in run.ledger.saved_by]:
+            self.line(f"   {name + ':':14} {describe_bytes(run.ledger.saved_by[name])}")
         self.line("Bytes allocated in between on a GPU:")
         for name in counted:
             self.line(f"   {name + ':':14} {describe_bytes(run.ledger.between[name])}")
@@ -398,6 +400,7 @@ def as_json(run: Run) -> dict:
         and {
             "saved_eager": dict(run.ledger.saved_eager),
             "saved_ours": dict(run.ledger.saved_ours),
+            "saved_by": {name: dict(parts) for name, parts in run.ledger.saved_by.items()},
             "between": {name: dict(parts) for name, parts in run.ledger.between.items()},
         },
         "devices": [

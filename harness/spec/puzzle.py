@@ -69,11 +69,15 @@ class Demo:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Bytes, by tensor name: kept from forward to backward, and allocated inside one pass and given back."""
+    """Bytes, by tensor name: kept from forward to backward, and allocated inside one pass and given back.
+
+    `saved_by` holds the variants that keep something else than `saved_ours`.
+    """
 
     saved_eager: Mapping[str, int]
     saved_ours: Mapping[str, int]
     between: Mapping[str, Mapping[str, int]]
+    saved_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,8 @@ class Puzzle:
             masks as integers and bools. A scalar of the ops may be among them, as an array without axes, for a
             case that has another than the ops' own.
         derived_sizes: dims -> sizes that follow from them and that shapes of the ops name.
-        reference: input tensors (torch, any dtype and device) -> outputs and gradients by autograd.
+        reference: input tensors (torch, any dtype and device) -> outputs and gradients by autograd. Where a variant keeps
+            less than autograd does, "variant.quantity" is what PyTorch makes of the same: that variant's baseline.
         exact: input arrays -> outputs and gradients in NumPy longdouble.
         derive: input arrays and changed steps -> the puzzle's mathematics in NumPy, for the diagnosis.
         mistakes: Known mistakes, as changes of the derivation, the likeliest first.

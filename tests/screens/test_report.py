@@ -174,6 +174,17 @@ def test_the_ledger_adds_up(make_run):
     assert "   ours:          640 (input 512, mean 64, rstd 64)" in lines
 
 
+def test_a_variant_that_keeps_something_else_has_a_line_of_its_own(make_run):
+    run = make_run("cpu")
+    run.ledger = replace(run.ledger, saved_by={"fused": {"input": 512, "lse": 64}, "not run": {"input": 1}})
+    lines = printed(run)
+    assert lines[lines.index("   ours:          640 (input 512, mean 64, rstd 64)") + 1] == (
+        "   fused:         576 (input 512, lse 64)"
+    )
+    assert not any("not run" in line for line in lines)
+    assert report.as_json(run)["ledger"]["saved_by"]["fused"] == {"input": 512, "lse": 64}
+
+
 def test_the_forward_check_prints_no_gradients_and_no_ledger(make_run):
     lines = printed(make_run("cpu", backward=False))
     assert lines[-1] == "FORWARD PASS Test Completed!"

@@ -56,9 +56,7 @@ def verdict_lines(
     for line in (*result.diagnosis, *result.picture):
         yield Text(f"      {relative(line)}")
     if result.hint:
-        # Where no mistake has a name, no rung is the one that helps: the next that was not read.
-        hint = result.hint if result.mistake else result.hint.rpartition("-")[0]
-        yield Text(f"      next: {command(f'hint {puzzle.name} {hint}')}", style="dim")
+        yield Text(f"      next: {command(f'hint {puzzle.name} {result.hint}')}", style="dim")
 
 
 def case_lines(result: GateResult) -> Iterator[Text]:

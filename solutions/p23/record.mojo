@@ -1,10 +1,11 @@
 """Records the launches of puzzle 23 in one case, whose sizes are B, N, S, T, d.
 
-The dtype is defined at compile time, as `-D DTYPE=float32`. Every step goes through the launch function of its op, on
+The dtype and the variants are defined at compile time, as `-D DTYPE=float32 -D VARIANT_fused`; without a VARIANT_ flag both
+are taken. Every step goes through the launch function of its op, on
 tensors with the ops' names.
 """
 
-from std.sys import get_defined_dtype
+from std.sys import get_defined_dtype, is_defined
 
 from op.attention import (
     launch_output,
@@ -14,6 +15,8 @@ from op.attention import (
     launch_softmax,
     launch_softmax_backward,
 )
+from op.flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
+from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
 from op.shared.common import accum_type
 from op.sizes import Sizes
 from recorder import Recorder
@@ -23,6 +26,13 @@ comptime accum = accum_type[dtype]
 
 
 def record_launches(mut recorder: Recorder, dims: List[Int]) raises:
+    comptime if is_defined["VARIANT_unfused"]() or not is_defined["VARIANT_fused"]():
+        record_unfused(recorder, dims)
+    comptime if is_defined["VARIANT_fused"]() or not is_defined["VARIANT_unfused"]():
+        record_fused(recorder, dims)
+
+
+def record_unfused(mut recorder: Recorder, dims: List[Int]) raises:
     var B = dims[0]
     var N = dims[1]
     var S = dims[2]
@@ -52,3 +62,55 @@ def record_launches(mut recorder: Recorder, dims: List[Int]) raises:
     launch_output_backward[dtype](recorder, grad_value, grad_probabilities, grad_output, P, value, sizes)
     launch_softmax_backward[dtype](recorder, grad_scores, grad_probabilities.as_imm(), P, sizes)
     launch_scores_backward[dtype](recorder, grad_query, grad_key, grad_scores.as_imm(), query, key, sizes)
+
+
+def record_fused(mut recorder: Recorder, dims: List[Int]) raises:
+    var B = dims[0]
+    var N = dims[1]
+    var S = dims[2]
+    var T = dims[3]
+    var d = dims[4]
+    recorder.case(String(t"fused {B} {N} {S} {T} {d}"))
+    var rows = B * N * S
+    var query = recorder.tensor[dtype]("query", rows * d).as_imm()
+    var key = recorder.tensor[dtype]("key", B * N * T * d).as_imm()
+    var value = recorder.tensor[dtype]("value", B * N * T * d).as_imm()
+    var mask = recorder.tensor[dtype]("attn_mask", S * T).as_imm()
+    var grad_output = recorder.tensor[dtype]("grad_output", rows * d).as_imm()
+    var output = recorder.tensor[dtype]("output", rows * d)
+    var lse = recorder.tensor[accum]("lse", rows)
+    var delta = recorder.tensor[accum]("delta", rows)
+    var grad_query = recorder.tensor[dtype]("grad_query", rows * d)
+    var grad_key = recorder.tensor[dtype]("grad_key", B * N * T * d)
+    var grad_value = recorder.tensor[dtype]("grad_value", B * N * T * d)
+    var sizes = FlashSizes(
+        Int32(B), Int32(N), Int32(N), Int32(S), Int32(T), Int32(d), Int32(T), 0, 0, Int32(T), 1
+    )
+    var scale = Sizes(Int32(B * N), Int32(S), Int32(T), Int32(d)).scale().cast[accum]()
+    var forward = FlashForward[dtype](
+        output=output,
+        lse=lse,
+        query=query,
+        key=key,
+        value=value,
+        mask=mask,
+        sizes=sizes.copy(),
+        scale=scale,
+    )
+    var backward = FlashBackward[dtype](
+        grad_query=grad_query,
+        grad_key=grad_key,
+        grad_value=grad_value,
+        grad_output=grad_output,
+        query=query,
+        key=key,
+        value=value,
+        lse=lse.as_imm(),
+        delta=delta.as_imm(),
+        mask=mask,
+        sizes=sizes.copy(),
+        scale=scale,
+    )
+    launch_flash_forward(recorder, forward)
+    launch_delta[dtype](recorder, delta, grad_output, output.as_imm(), rows, Int32(d))
+    launch_flash_backward(recorder, backward)

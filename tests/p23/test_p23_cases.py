@@ -41,10 +41,12 @@ def answers(arrays) -> dict:
 def test_exact_agrees_with_autograd_in_float64(case):
     arrays = p23.inputs(case, "float64", 1)
     exact, by_torch = p23.exact(arrays), answers(arrays)
-    assert set(exact) == set(by_torch)
+    assert set(exact) == {name.removeprefix("fused.") for name in by_torch}
     cancelling = p23.terms(arrays)
-    for name, truth in exact.items():
-        got, finite = by_torch[name].numpy(), np.isfinite(truth)
+    for label, tensor in by_torch.items():
+        name = label.removeprefix("fused.")
+        truth, got = exact[name], tensor.numpy()
+        finite = np.isfinite(truth)
         assert np.array_equal(np.isfinite(got), finite), name
         scale = max(np.abs(truth[finite]).max(initial=0), cancelling.get(name, 0))
         assert np.abs(got[finite] - truth[finite]).max(initial=0) <= 1e-12 * scale, name
@@ -99,9 +101,27 @@ def test_reference_answers_in_its_own_dtype_with_wide_scores(dtype):
     arrays = p23.inputs(CASES[1], dtype, 0)
     outputs = p23.reference({name: strided(array, kind) for name, array in arrays.items()})
     for name, tensor in outputs.items():
-        narrow = name in ("output", "grad_query", "grad_key", "grad_value")
+        narrow = name.removeprefix("fused.") in ("output", "grad_query", "grad_key", "grad_value")
         assert tensor.dtype == (kind if narrow else wide), name
         assert not tensor.requires_grad
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_fused_baseline_has_the_rounding_of_what_is_kept_and_no_other(dtype):
+    """By hand for one row: P is wrong by what rounding took from lse, dS by what it took from the output."""
+    arrays = p23.inputs(Case("row", "", (1, 1, 1, 5, 4), "unmasked"), dtype, 0)
+    kind, double = getattr(torch, dtype), answers(arrays)
+    found = p23.reference({name: strided(array, kind) for name, array in arrays.items()})
+    lse, output = (double[name].to(t).double() for name, t in (("lse", torch.float32), ("output", kind)))
+    query, key, value, dO = (strided(arrays[name]) for name in ("query", "key", "value", "grad_output"))
+    P = torch.exp(query @ key.mT / 2 - lse[..., None])
+    dS = P * (dO @ value.mT - (dO * output).sum(-1, keepdim=True))
+    expected = {"grad_query": dS @ key / 2, "grad_key": dS.mT @ query / 2, "grad_value": P.mT @ dO}
+    unit = torch.finfo(kind).eps + 64 * torch.finfo(torch.float32).eps
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[f"fused.{name}"].double(), tensor, rtol=unit, atol=unit * float(tensor.abs().max())
+        )
 
 
 # ---- What holds without a reference -------------------------------------------------------------------------
@@ -268,6 +288,17 @@ def test_the_bytes_that_eager_keeps_are_those_that_autograd_keeps(dtype):
         output = torch.softmax(query @ key.mT / d**0.5, -1) @ value
     assert output.requires_grad
     assert sum(p23.ledger(dims, dtype).saved_eager.values()) == sum(kept.values())
+
+
+def test_the_fused_variant_keeps_and_allocates_no_matrix_of_scores():
+    """Twice the length is twice the bytes, kept and in between; of eager and of the plain kernels it is more."""
+    short, long = (p23.ledger((2, 3, S, S, 4), "bfloat16") for S in (64, 128))
+    assert sum(long.saved_by["fused"].values()) == 2 * sum(short.saved_by["fused"].values())
+    assert sum(long.between["fused"].values()) == 2 * sum(short.between["fused"].values())
+    assert sum(long.saved_eager.values()) > 3 * sum(short.saved_eager.values())
+    assert p23.ledger((2, 3, 5, 7, 4), "bfloat16").saved_by["fused"] == {
+        "query": 240, "key": 336, "value": 336, "output": 240, "lse": 120,
+    }  # fmt: skip
 
 
 def test_the_ledger_by_hand():

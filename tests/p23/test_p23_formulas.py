@@ -1,4 +1,4 @@
-"""Every named formula of the chapter on softmax's Jacobian, against autograd and finite differences, in float64."""
+"""Every named formula of puzzle 23's chapters, against autograd and finite differences, in float64."""
 
 import re
 
@@ -8,7 +8,9 @@ import torch.nn.functional as F
 
 from harness.toolchain.roots import CHECKOUT
 
-PAGE = CHECKOUT / "book" / "src" / "puzzle_23" / "softmax_jacobian.md"
+PAGES = [
+    CHECKOUT / "book" / "src" / "puzzle_23" / f"{name}.md" for name in ("softmax_jacobian", "flash_attention")
+]
 S, T, D = 4, 6, 3
 
 
@@ -87,11 +89,75 @@ def keys(v):
     return [(v.dK.sum(0), torch.zeros(D, dtype=torch.float64))]
 
 
-FORMULAS = {f.__name__: f for f in (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)}
+class Seen:
+    """What the online softmax knows of the first row after so many keys: m, l and a, by loops, from the definitions."""
+
+    def __init__(self, v, count):
+        scores, value = v.scores[0, :count].detach(), v.V.detach()
+        self.m = scores.max()
+        self.l = sum(torch.exp(s - self.m) for s in scores)
+        self.a = sum(torch.exp(s - self.m) * value[j] for j, s in enumerate(scores))
+
+
+def seen(v):
+    """Any number that is subtracted leaves the quotient as it is: that of all keys is the output."""
+    last = Seen(v, T)
+    return [(last.a / last.l, v.O[0])]
+
+
+def factor(v):
+    m, grown = Seen(v, 1).m, Seen(v, T).m
+    return [
+        (torch.exp(v.scores[0] - m) * torch.exp(m - grown), torch.exp(v.scores[0] - grown)),
+    ]
+
+
+def step(v):
+    """From every number of keys to every larger one; at some of them the largest grows, at others it does not."""
+    pairs, grows = [], set()
+    for old in range(1, T):
+        for new in range(old + 1, T + 1):
+            before, after = Seen(v, old), Seen(v, new)
+            grows.add(bool(after.m > before.m))
+            rescale = torch.exp(before.m - after.m)
+            weights = torch.exp(v.scores[0, old:new] - after.m)
+            pairs.append((before.l * rescale + weights.sum(), after.l))
+            pairs.append((before.a * rescale + weights @ v.V[old:new], after.a))
+    assert grows == {True, False}
+    return pairs
+
+
+def quotient(v):
+    last = Seen(v, T)
+    return [(last.a[c] / last.l, v.O[0, c]) for c in range(D)]
+
+
+def lse(v):
+    last = Seen(v, T)
+    return [(last.m + torch.log(last.l), torch.logsumexp(v.scores[0], 0))]
+
+
+def again(v):
+    return [(torch.exp(v.scores - torch.logsumexp(v.scores, -1, keepdim=True)), v.P)]
+
+
+def sums(v):
+    root = D**0.5
+    return [
+        (v.dS @ v.K / root, v.dQ),
+        (sum(v.dS[s, :, None] * v.Q[s] for s in range(S)) / root, v.dK),
+        (sum(v.P[s, :, None] * v.dO[s] for s in range(S)), v.dV),
+    ]
+
+
+OF_SOFTMAX = (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)
+OF_FLASH = (seen, factor, step, quotient, lse, again, sums)
+FORMULAS = {f.__name__: f for f in (*OF_SOFTMAX, *OF_FLASH)}
 
 
 def test_every_named_formula_has_a_check():
-    assert re.findall(r"\{#([\w-]+)\}", PAGE.read_text(encoding="utf-8")) == list(FORMULAS)
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert re.findall(r"\{#([\w-]+)\}", pages) == list(FORMULAS)
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -11,7 +11,7 @@ from max.driver import CPU
 from harness.check import tensors
 from harness.check.gates import Checker
 from harness.devices import graphs
-from harness.devices.recorder import Order, RecordedLaunch, record_many
+from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record_many
 from harness.devices.replay import Replay
 from harness.devices.targets import cpu
 from harness.learner.work import Work
@@ -35,14 +35,13 @@ EMPTY = {"no batch": (0, 2, 3, 4, 5), "no query": (1, 2, 0, 4, 5), "no key": (1,
 
 @pytest.fixture(scope="module")
 def recorded(puzzle, solution):
-    """dtype -> None: records the solution at every size that is checked here, once."""
+    """dtype -> the recordings of the solution at every size that is checked here; of the empty ones in float32 alone."""
     dims = tuple(dict.fromkeys(case.dims for case in [*CASES, *AWKWARD]))
-    empty = tuple(EMPTY.values())
+    empty = [Order(solution, tuple(EMPTY.values()))]
 
     def record(dtype: str):
-        return record_many(
-            [Order(solution, dims, ("unfused",), small_grid=True), Order(solution, empty)], "p23", dtype
-        )
+        order = Order(solution, dims, ("fused", "unfused"), small_grid=True)
+        return record_many([order, *(empty if dtype == "float32" else [])], "p23", dtype)
 
     return record
 
@@ -65,10 +64,17 @@ def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
     """A grid of 0 blocks is an error on a GPU; a product without summands still has its zeros to write."""
     dims = EMPTY[name]
     recording = recorded("float32")[1]
-    launches = [event for event in recording.cases["unfused", dims] if isinstance(event, RecordedLaunch)]
-    assert all(min(launch.grid) >= 1 for launch in launches)
-    written = {launch.name for launch in launches}
-    assert written == {"no batch": set(), "no query": {"dV", "dK"}, "no key": {"output", "dQ"}}[name]
+    launches = {
+        variant: [event for event in recording.cases[variant, dims] if isinstance(event, RecordedLaunch)]
+        for variant in puzzle.variants
+    }
+    assert all(min(launch.grid) >= 1 for some in launches.values() for launch in some)
+    written = {variant: {launch.name for launch in some} for variant, some in launches.items()}
+    assert (
+        written["unfused"] == {"no batch": set(), "no query": {"dV", "dK"}, "no key": {"output", "dQ"}}[name]
+    )
+    by_query = {"flash_forward", "delta", "flash_query"}
+    assert written["fused"] == {"no batch": set(), "no query": {"flash_key_value"}, "no key": by_query}[name]
 
 
 @pytest.mark.parametrize("name", EMPTY)
@@ -78,12 +84,14 @@ def test_nothing_to_sum_over_gives_nought(puzzle, programs, name):
     outputs = tensors.execute(puzzle, programs["float32"], cpu(), inputs, dims)
     for label, tensor in outputs.items():
         assert tuple(tensor.shape) == puzzle.shapes(dims)[label.split(".")[1]]
-        assert not tensor.any(), f"{label} is 0 where it has elements"
+        nought = -torch.inf if label == "fused.lse" else 0
+        assert (tensor == nought).all(), f"{label} is {nought} where it has elements"
 
 
 def shapes_of_inputs(puzzle, dims):
     """Input -> its shape."""
     sizes = dict(zip(puzzle.dim_names, dims, strict=True))
+    sizes |= {"G": sizes["N"], "mask_b": 1, "mask_n": 1, "mask_s": sizes["S"], "mask_t": sizes["T"]}
     reads = {name: argument for call in puzzle.calls for name, argument in call.op.reads.items()}
     written = puzzle.shapes(dims)
     return {
@@ -93,12 +101,40 @@ def shapes_of_inputs(puzzle, dims):
     }
 
 
-def test_two_runs_are_bit_equal(puzzle, recorded):
+@pytest.mark.parametrize("variant", p23.VARIANTS)
+def test_two_runs_are_bit_equal(puzzle, recorded, variant):
     case = next(case for case in CASES if case.name == "many queries")
     recording = recorded("float32")[0]
     inputs = tensors.Reference(puzzle, "float32", 0).inputs(case)
-    first, second = (Replay(recording, puzzle, "float32").run("unfused", case, inputs) for _ in range(2))
+    first, second = (Replay(recording, puzzle, "float32").run(variant, case, inputs) for _ in range(2))
     assert all(torch.equal(first[name].view(torch.int32), second[name].view(torch.int32)) for name in first)
+
+
+def test_the_scores_are_never_stored(puzzle, recorded):
+    """Counted on the virtual GPU: the flash kernels store their outputs, each element once, and nothing else.
+
+    Nor is there a place for more: no tensor and no scratch memory has as many elements as the scores.
+    """
+    case = next(case for case in AWKWARD if case.dims == (1, 1, 2, 300, 8))
+    recording = recorded("float32")[0]
+    replay = Replay(recording, puzzle, "float32")
+    outputs = replay.run("fused", case, tensors.Reference(puzzle, "float32", 0).inputs(case))
+    stored = sum(launch.counters.global_store.bytes for launch in replay.gpu.launches)
+    assert stored == sum(tensor.numel() * tensor.element_size() for tensor in outputs.values())
+    assert not any(launch.counters.global_atomic.bytes for launch in replay.gpu.launches)
+    written = {
+        launch.name: [t for t, c in launch.counters.tensors.items() if c.written]
+        for launch in replay.gpu.launches
+    }
+    assert written == {
+        "flash_forward": ["output", "lse"],
+        "delta": ["delta"],
+        "flash_query": ["grad_query"],
+        "flash_key_value": ["grad_key", "grad_value"],
+    }
+    assert not any(
+        isinstance(event, RecordedTensor) and event.scratch for event in recording.cases["fused", case.dims]
+    )
 
 
 # ---- The CPU path -------------------------------------------------------------------------------------------
@@ -118,18 +154,44 @@ def programs(puzzle, solution):
 def test_the_cpu_path_is_right(puzzle, programs, dtype, case, seed):
     reference = tensors.Reference(puzzle, dtype, seed)
     outputs = tensors.execute(puzzle, programs[dtype], cpu(), reference.inputs(case), case.dims)
-    quantities = [name.split(".")[1] for name in outputs]
-    assert len(quantities) == 8
-    verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), "unfused", outputs, quantities)
-    assert all(verdict.ok for verdict in verdicts.values()), verdicts
+    for variant, count in (("unfused", 8), ("fused", 6)):
+        quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
+        assert len(quantities) == count
+        verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), variant, outputs, quantities)
+        assert all(verdict.ok for verdict in verdicts.values()), verdicts
 
 
-def test_a_size_that_does_not_fit_is_named(solution):
-    """The ops with every size a symbol of its own, so that the op itself must compare them."""
+EVERY = (0, 1, 2, 3)
+DECIDES = {
+    "attention_train": {"query": EVERY, "key": (1, 2), "attn_mask": EVERY},
+    "attention_delta": {"output": EVERY},
+    "attention_train_backward": {"query": EVERY, "key": (1, 2), "attn_mask": EVERY},
+}
+"""Op -> the axes of which arguments its sizes are taken from; of the steps, those of the first argument and of the key."""
+SCALARS = {
+    "scale": torch.tensor(float("nan"), dtype=torch.float64),
+    "diagonal": torch.tensor(5, dtype=torch.int32),
+}
+
+
+@pytest.fixture(scope="module")
+def unbound(solution):
+    """Every op with each size a symbol of its own, so that the op itself must compare them; and buffers that fit."""
     symbols = (f"size_{number}" for number in itertools.count())
-    sizes = {"B": 2, "N": 3, "S": 4, "T": 5, "d": 6}
-    calls, buffers, mismatches = [], {}, []
-    for op in p23.STEPS:
+    sizes = {
+        "B": 2,
+        "N": 3,
+        "G": 3,
+        "S": 4,
+        "T": 5,
+        "d": 6,
+        "mask_b": 2,
+        "mask_n": 3,
+        "mask_s": 4,
+        "mask_t": 5,
+    }
+    calls, buffers = [], {}
+    for op in (call.op for call in p23.PUZZLE.calls):
         renamed = {}
         for kind in ("writes", "reads"):
             arguments = getattr(op, kind)
@@ -139,23 +201,48 @@ def test_a_size_that_does_not_fit_is_named(solution):
             }
             for name, argument in arguments.items():
                 buffers[f"{op.name}/{name}"] = torch.zeros([sizes[size] for size in argument.shape])
-        first = next(name for name in op.reads if name in ("query", "scores", "probabilities"))
-        for name, argument in {**op.writes, **op.reads}.items():
-            decides = {first: (0, 1, 2, 3), "value": (3,)}.get(name, ())
-            decides = (2,) if name == "key" else decides
-            mismatches += [
-                (f"{op.name}/{name}", axis) for axis in range(len(argument.shape)) if axis not in decides
-            ]
         calls.append(Call(replace(op, **renamed)))
-    program = graphs.load(solution, tuple(calls), "float32", CPU())
+    return graphs.load(solution, tuple(calls), "float32", CPU()), buffers | SCALARS
+
+
+def test_a_size_that_does_not_fit_is_named(unbound):
+    program, buffers = unbound
     program.run(buffers)
-    for name, axis in mismatches:
-        wrong = list(buffers[name].shape)
-        wrong[axis] += 1
-        short = name.split("/")[1]
-        words = f"{short} has size {wrong[axis]} along axis {axis}, expected {wrong[axis] - 1}"
-        with pytest.raises(ValueError, match=words):
-            program.run({**buffers, name: torch.zeros(wrong)})
+    for op in (call.op for call in p23.PUZZLE.calls):
+        first = next(name for name in op.reads if name in ("query", "scores", "probabilities", "output"))
+        decides = DECIDES.get(
+            op.name, {first: EVERY, "value": (3,)} | ({"key": (2,)} if first == "query" else {})
+        )
+        for name, argument in {**op.writes, **op.reads}.items():
+            for axis in set(range(len(argument.shape))) - set(decides.get(name, ())):
+                fits = buffers[f"{op.name}/{name}"]
+                wrong = [size + (number == axis) for number, size in enumerate(fits.shape)]
+                words = f"{name} has size {wrong[axis]} along axis {axis}, expected {fits.shape[axis]}"
+                with pytest.raises(ValueError, match=words):
+                    program.run({**buffers, f"{op.name}/{name}": torch.zeros(wrong)})
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"attn_mask": (1, 1, 3, 5)}, "mask has size 3 along axis 2, expected 4 or 1"),
+        ({"key": (2, 2, 5, 6), "value": (2, 2, 5, 6)}, "heads of query must be a multiple .* got 3 and 2"),
+        (
+            {
+                "output": (2, 3, 4, 257),
+                "query": (2, 3, 4, 257),
+                "key": (2, 3, 5, 257),
+                "value": (2, 3, 5, 257),
+            },
+            "the head dimension must be at most 256, got 257",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_named(unbound, changed, words):
+    program, buffers = unbound
+    wrong = {f"attention_train/{name}": torch.zeros(shape) for name, shape in changed.items()}
+    with pytest.raises(ValueError, match=words):
+        program.run({**buffers, **wrong})
 
 
 @pytest.mark.parametrize(
@@ -167,16 +254,18 @@ def test_a_size_that_does_not_fit_is_named(solution):
 )
 def test_sizes_that_no_kernel_covers_are_refused(puzzle, programs, dims, words):
     shapes = {**puzzle.shapes(dims), **shapes_of_inputs(puzzle, dims)}
-    buffers = {name: torch.zeros(shapes[name.split(".")[-1]]) for name in programs["float32"].arguments}
+    names = set(programs["float32"].arguments) - SCALARS.keys()
+    buffers = {name: torch.zeros(shapes[name.split(".")[-1]]) for name in names}
     with pytest.raises(ValueError, match=words):
-        programs["float32"].run(buffers)
+        programs["float32"].run(buffers | SCALARS)
 
 
 def test_float64_has_float64_digits(puzzle, programs):
     case = CASES[1]
     reference = tensors.Reference(puzzle, "float64", 2)
     outputs = tensors.execute(puzzle, programs["float64"], cpu(), reference.inputs(case), case.dims)
-    for name, truth in reference.truth(case, cpu()).items():
-        if f"unfused.{name}" in outputs:
-            got = outputs[f"unfused.{name}"].numpy()
-            assert np.abs(got - truth).max() < 1e-13 * np.abs(truth[np.isfinite(truth)]).max(), name
+    for label, tensor in outputs.items():
+        truth = reference.truth(case, cpu())[label.split(".")[1]]
+        finite = np.isfinite(truth)
+        apart = np.abs(tensor.numpy()[finite] - truth[finite]).max()
+        assert apart < 1e-13 * np.abs(truth[finite]).max(), label

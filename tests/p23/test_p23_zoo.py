@@ -11,6 +11,7 @@ import pytest
 from harness.check import zoo
 from harness.check.gates import Checker
 from harness.devices.recorder import Order, record_many
+from harness.puzzles.p23.spec import PUZZLE
 from harness.toolchain import roots
 
 WRONG = zoo.load("p23")
@@ -18,6 +19,7 @@ KERNELS = [wrong for wrong in WRONG if wrong.file.endswith(".mojo")]
 PYTHON = [wrong for wrong in WRONG if wrong not in KERNELS]
 USUAL = ("hard values", "odd sizes", "square")
 """The cases that a wrong kernel is judged by unless it needs others."""
+VARIANT = {gate.id: gate.variant for gate in PUZZLE.gates}
 
 
 def cases_for(puzzle, kernel):
@@ -30,7 +32,7 @@ def checker(puzzle, request):
     """One warm checker; the chosen kernels are recorded together, and it finds them in the cache."""
     chosen = {item.callspec.params["kernel"].name for item in request.session.items if is_kernel_test(item)}
     orders = [
-        Order(kernel.package(), dims_of(cases_for(puzzle, kernel)), ("unfused",), small_grid=True)
+        Order(kernel.package(), dims_of(cases_for(puzzle, kernel)), (VARIANT[kernel.gate],), small_grid=True)
         for kernel in KERNELS
         if kernel.name in chosen
     ]
@@ -65,7 +67,8 @@ def named(results, wrong) -> None:
 @pytest.mark.compiler
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, puzzle, checker):
-    results = checker.check(kernel.package(), None, cases_for(puzzle, kernel))
+    gates = [id for id, variant in VARIANT.items() if variant == VARIANT[kernel.gate]]
+    results = checker.check(kernel.package(), gates, cases_for(puzzle, kernel))
     named(results, kernel)
     hint = next(result for result in results if result.gate.id == kernel.gate).hint
     assert hint.startswith(f"{kernel.gate}-")

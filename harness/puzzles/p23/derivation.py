@@ -34,6 +34,10 @@ STEPS = {
     "weights": lambda v: np.exp(v.masked - shift(v.largest)),
     "total": lambda v: v.weights.sum(-1, keepdims=True),
     "probabilities": lambda v: share(v.weights, v.total),
+    "lse": lambda v: np.where(
+        v.total == 0, -np.inf, shift(v.largest) + np.log(np.where(v.total == 0, 1.0, v.total))
+    )[..., 0],
+    "delta": lambda v: v.dot[..., 0],
     "output": lambda v: v.probabilities @ v.value,
     "grad_value": lambda v: transposed(v.probabilities) @ v.grad_output,
     "grad_probabilities": lambda v: v.grad_output @ transposed(v.value),

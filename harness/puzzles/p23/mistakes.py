@@ -43,6 +43,21 @@ def apart(mistakes: Iterable[Mistake]) -> Iterator[Mistake]:
             yield replace(mistake, changes={step: change})
 
 
+def tiles(v: Derivation) -> Iterator[tuple[slice, np.ndarray]]:
+    """The online softmax: each tile of keys, and what is subtracted from its scores, the largest so far [B, N, S, 1]."""
+    for t0 in range(0, v.masked.shape[-1], TILE):
+        yield slice(t0, t0 + TILE), shift(v.masked[..., : t0 + TILE].max(-1, keepdims=True))
+
+
+def tile_transposed(array: np.ndarray) -> np.ndarray:
+    """Matrices whose tiles are each transposed, and stand where they stood."""
+    rest = [(0, -size % TILE) for size in array.shape[-2:]]
+    whole = np.pad(array, [(0, 0)] * (array.ndim - 2) + rest)
+    rows, columns = (size // TILE for size in whole.shape[-2:])
+    apart = whole.reshape(*array.shape[:-2], rows, TILE, columns, TILE).swapaxes(-1, -3)
+    return apart.reshape(whole.shape)[..., : array.shape[-2], : array.shape[-1]]
+
+
 def by_query(v: Derivation) -> np.ndarray:
     """The softmax taken over the queries, not the keys."""
     weights = np.exp(v.masked - shift(v.masked.max(-2, keepdims=True)))
@@ -356,6 +371,104 @@ CHAIN = (
     ),
 )
 
+FLASH = (
+    Mistake(
+        "total-not-rescaled",
+        "with the total so far not made smaller when a larger score comes",
+        {
+            "total": lambda v: np.sum(
+                [np.exp(v.masked[..., tile] - below).sum(-1, keepdims=True) for tile, below in tiles(v)], 0
+            )
+        },
+    ),
+    Mistake(
+        "sums-not-rescaled",
+        "with the sums so far not made smaller when a larger score comes",
+        {
+            "output": lambda v: np.sum(
+                [
+                    share(np.exp(v.masked[..., tile] - below), v.total) @ v.value[..., tile, :]
+                    for tile, below in tiles(v)
+                ],
+                0,
+            )
+        },
+    ),
+    Mistake(
+        "last-tile-alone",
+        "of the last tile of keys alone: what came before is overwritten",
+        {
+            "output": lambda v: last_tile(v.probabilities) @ v.value,
+            "grad_query": lambda v: v.scale * (last_tile(v.grad_scores) @ v.key),
+        },
+    ),
+    Mistake(
+        "past-the-end-counted",
+        "with the total counting keys past the end, as if their score were 0",
+        {
+            "total": lambda v: (
+                v.weights.sum(-1, keepdims=True) + -v.masked.shape[-1] % TILE * np.exp(-shift(v.largest))
+            )
+        },
+    ),
+    Mistake(
+        "lse-without-largest",
+        "without the largest score of the row",
+        {"lse": lambda v: np.log(v.total[..., 0])},
+    ),
+    Mistake(
+        "lse-without-log",
+        "without the logarithm of the total",
+        {"lse": lambda v: np.where(v.total == 0, -np.inf, v.largest + v.total)[..., 0]},
+    ),
+    Mistake(
+        "delta-without-grad-output", "with the sum of O, without dO", {"delta": lambda v: v.output.sum(-1)}
+    ),
+    Mistake(
+        "delta-mean",
+        "with the mean over the elements of the head, not the sum",
+        {"delta": lambda v: (v.grad_output * v.output).mean(-1)},
+    ),
+    Mistake(
+        "delta-first-thread",
+        "of the first thread's elements alone, not summed over the block",
+        {"delta": lambda v: first_block(v.grad_output * v.output).sum(-1)},
+        3,
+    ),
+    Mistake(
+        "lse-forgotten",
+        "with exp(score) for P, without lse",
+        {
+            "grad_scores": lambda v: np.exp(v.masked) * (v.grad_probabilities - v.dot),
+            "grad_value": lambda v: transposed(np.exp(v.masked)) @ v.grad_output,
+        },
+    ),
+    Mistake(
+        "slopes-for-weights",
+        "with scale * dS in the place of P",
+        {"grad_value": lambda v: v.scale * (transposed(v.grad_scores) @ v.grad_output)},
+    ),
+    Mistake(
+        "tile-transposed",
+        "with each tile read as its transpose: [i, y] for [y, i]",
+        {
+            "output": lambda v: tile_transposed(v.probabilities) @ v.value,
+            "grad_query": lambda v: v.scale * (tile_transposed(v.grad_scores) @ v.key),
+            "grad_key": lambda v: v.scale * (transposed(tile_transposed(v.grad_scores)) @ v.query),
+            "grad_value": lambda v: transposed(tile_transposed(v.probabilities)) @ v.grad_output,
+        },
+        3,
+    ),
+)
+
+
+def last_tile(array: np.ndarray) -> np.ndarray:
+    """With zeros in front of the last tile of keys."""
+    kept = np.zeros_like(array)
+    first = (array.shape[-1] - 1) // TILE * TILE
+    kept[..., first:] = array[..., first:]
+    return kept
+
 
 def softmax(scores: np.ndarray) -> np.ndarray:
     """The softmax of scores without a mask."""
@@ -377,9 +490,15 @@ MISTAKES = tuple(
             *SOFTMAX,
             *SOFTMAX_BACKWARD,
             *CHAIN,
+            *FLASH,
             *other_heads("of-next-head", "of the next head", lambda i, B, N: i + 1),
             *other_heads(
                 "of-first-head", "of the first head, the head left out of the index", lambda i, B, N: 0 * i
+            ),
+            *other_heads(
+                "of-first-sequence",
+                "of the first sequence, the batch left out of the index",
+                lambda i, B, N: i % N,
             ),
         )
     )

@@ -5,8 +5,10 @@ Names: B = batch, N = heads, S = query length, T = key length, d = head dimensio
 
 import numpy as np
 
+from harness.nn.attention_ops import BACKWARD, DELTA, FORWARD
 from harness.puzzles.p23.derivation import derive, share, shift, transposed
 from harness.puzzles.p23.mistakes import MISTAKES
+from harness.spec.baseline import unluckiest
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype
 from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle
 from harness.spec.rounding import rounded
@@ -44,7 +46,10 @@ STEPS = (
         reads={"grad_scores": SCORES, "query": QUERY, "key": KEY},
     ),
 )
-VARIANTS = {"unfused": tuple(Call(op, (), "unfused") for op in STEPS)}
+VARIANTS = {
+    "unfused": tuple(Call(op, (), "unfused") for op in STEPS),
+    "fused": tuple(Call(op, (), "fused") for op in (FORWARD, DELTA, BACKWARD)),
+}
 
 GATES = (
     Gate("matmul", "unfused", ("scores",), "the scores, by a tiled product of stored or transposed factors"),
@@ -55,6 +60,10 @@ GATES = (
     Gate("dsoftmax", "unfused", ("grad_scores",), "the gradient of the scores, through the softmax"),
     Gate("dQ", "unfused", ("grad_query",), "the gradient of the query"),
     Gate("dK", "unfused", ("grad_key",), "the gradient of the key"),
+    Gate("online", "fused", ("output", "lse"), "the output and lse, by the online softmax"),
+    Gate("delta", "fused", ("delta",), "the row sum of dP * P, from dO and the output"),
+    Gate("flash_dQ", "fused", ("grad_query",), "the gradient of the query, from P computed again"),
+    Gate("flash_dKdV", "fused", ("grad_key", "grad_value"), "the gradients of key and value, likewise"),
 )
 
 # ---- Cases --------------------------------------------------------------------------------------------------
@@ -144,7 +153,8 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         array = {"query": query, "key": key, "value": value, "grad_output": grad}[tensor]
         array.flat[array.size * 2 // 3] = float(number)
     arrays = {"query": query, "key": key, "value": value, "mask": mask, "grad_output": grad}
-    return {name: rounded(array, dtype) for name, array in arrays.items()}
+    arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
+    return {**arrays, "attn_mask": arrays["mask"][None, None]}  # the fused ops take a mask of four axes
 
 
 def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
@@ -173,22 +183,61 @@ def reference(tensors: dict) -> dict:
     dtype = tensors["query"].dtype
     accum = torch.float64 if dtype == torch.float64 else torch.float32
     query, key, value, mask = (tensors[name].detach().to(accum).requires_grad_() for name in names)
+    grad_output = tensors["grad_output"].to(accum)
     scores = query @ key.mT / query.shape[-1] ** 0.5
     probabilities = torch.ops.aten._safe_softmax(scores + mask, -1)
     output = probabilities @ value
     wanted = (query, key, value, mask, scores, probabilities)
-    grads = torch.autograd.grad(output, wanted, tensors["grad_output"].to(accum))
+    grads = torch.autograd.grad(output, wanted, grad_output)
     wide = {
         "scores": scores,
         "probabilities": probabilities,
+        "lse": torch.logsumexp(scores + mask, -1),
+        # From the output as it is kept: of 16 bits, rounded.
+        "delta": (grad_output * output.to(dtype).to(accum)).sum(-1),
         "grad_mask": grads[3],
         "grad_scores": grads[4],
         "grad_probabilities": grads[5],
     }
     narrow = {"output": output, **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=False))}
-    return {name: tensor.detach() for name, tensor in wide.items()} | {
-        name: tensor.detach().to(dtype) for name, tensor in narrow.items()
+    return {
+        **{name: tensor.detach() for name, tensor in wide.items()},
+        **{name: tensor.detach().to(dtype) for name, tensor in narrow.items()},
+        **recomputed(tensors),
     }
+
+
+def recomputed(tensors: dict) -> dict:
+    """The gradients as PyTorch has them where it starts from the output and lse: what the fused variant is measured by.
+
+    What is kept has a rounding of its own, which belongs to no kernel and which float64, the truth, does not show: lse of
+    scores in the hundreds is wrong by a unit in its last place, and every probability of the row with it; delta is made of
+    the output as it is kept, of 16 bits a rounded one. In dP - delta equal numbers cancel, so that chance decides how
+    much of it is left: PyTorch is asked at its unluckiest, with keys and elements of a head in several orders.
+    """
+
+    def in_order(tensors: dict, order) -> dict:
+        import torch
+
+        by_key, by_element = (order[order < size] for size in tensors["key"].shape[-2:])
+        dtype = tensors["query"].dtype
+        accum = torch.float64 if dtype == torch.float64 else torch.float32
+        query, grad_output = (tensors[name][..., by_element].to(accum) for name in ("query", "grad_output"))
+        key, value = (tensors[name][..., by_key, :][..., by_element].to(accum) for name in ("key", "value"))
+        scale = query.shape[-1] ** -0.5
+        masked = scale * (query @ key.mT) + tensors["mask"][:, by_key].to(accum)
+        output = (torch.ops.aten._safe_softmax(masked, -1) @ value).to(dtype).to(accum)
+        lse = torch.logsumexp(masked, -1, keepdim=True)
+        P = torch.exp(masked - lse.masked_fill(lse == -torch.inf, 0))
+        dS = scale * P * (grad_output @ value.mT - (grad_output * output).sum(-1, keepdim=True))
+        key_back, back = by_key.argsort(), by_element.argsort()
+        return {
+            "fused.grad_query": (dS @ key)[..., back].to(dtype),
+            "fused.grad_key": (dS.mT @ query)[..., key_back, :][..., back].to(dtype),
+            "fused.grad_value": (P.mT @ grad_output)[..., key_back, :][..., back].to(dtype),
+        }
+
+    return unluckiest(in_order, tensors, max(tensors["key"].shape[-2:]))
 
 
 def exact(arrays: Arrays) -> Arrays:
@@ -202,10 +251,14 @@ def exact(arrays: Arrays) -> Arrays:
         weights = np.exp(scores + mask - shift((scores + mask).max(-1, keepdims=True)))
         P = share(weights, weights.sum(-1, keepdims=True))
         dP = grad @ transposed(value)
+        largest = shift((scores + mask).max(-1, keepdims=True))
+        total = np.exp(scores + mask - largest).sum(-1)
         dS = P * (dP - (dP * P).sum(-1, keepdims=True))
         return {
             "scores": scores,
             "probabilities": P,
+            "lse": np.where(total == 0, -np.inf, largest[..., 0] + np.log(np.where(total == 0, 1, total))),
+            "delta": (dP * P).sum(-1),
             "output": P @ value,
             "grad_value": transposed(P) @ grad,
             "grad_probabilities": dP,
@@ -249,7 +302,8 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     """Bytes kept for the backward pass (grad_output left out), and allocated in between.
 
     Eager keeps query, key and value and the probabilities, for softmax and for the product with the value alike; so do
-    the plain kernels, in the type of sums.
+    the plain kernels, in the type of sums. The fused ones keep the output and a number for each row, and allocate delta,
+    another: nothing of S * T elements.
     """
     B, N, S, T, d = dims
     element = {"float64": 8, "float32": 4}.get(dtype, 2)
@@ -263,12 +317,14 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     return Ledger(
         saved_eager={**operands, "probabilities": scores * element},
         saved_ours={**operands, "probabilities": scores * accum},
+        saved_by={"fused": {**operands, "output": operands["query"], "lse": B * N * S * accum}},
         between={
             "unfused": {
                 "forward scores": scores * accum,
                 "backward grad_probabilities": scores * accum,
                 "backward grad_scores": scores * accum,
-            }
+            },
+            "fused": {"backward delta": B * N * S * accum},
         },
     )
 
@@ -331,7 +387,7 @@ TORCH_RUNG = TorchRung(
 
 PUZZLE = Puzzle(
     name="p23",
-    title="Self-attention, forward and backward, from five plain kernels",
+    title="Self-attention, forward and backward, from five plain kernels to flash attention",
     subject="Self-Attention",
     gates=GATES,
     rungs=(
@@ -350,9 +406,13 @@ PUZZLE = Puzzle(
     terms=terms,
     forward={"output": "output"},
     backward={"grad_query": "grad_query", "grad_key": "grad_key", "grad_value": "grad_value"},
-    intermediate=("scores", "probabilities", "grad_probabilities", "grad_scores"),
+    derived_sizes=lambda dims: {"G": dims[1]},
+    intermediate=("lse", "delta", "scores", "probabilities", "grad_probabilities", "grad_scores"),
     variants=VARIANTS,
-    about_variants={"unfused": "only the plain kernels, one for each step"},
+    about_variants={
+        "unfused": "only the plain kernels, one for each step",
+        "fused": "only the flash kernels, which store no matrix of scores",
+    },
     multiply_adds=multiply_adds,
     ledger=ledger,
     describe_dims=describe_dims,

@@ -1,4 +1,4 @@
-"""Puzzle 23: self-attention, forward and backward, as five plain kernels: the kernels, and how each step launches them.
+"""Puzzle 23: self-attention, forward and backward, as five plain kernels, then without storing the scores.
 
     S = scale * Q K^T          O = P V          P = softmax(S + mask), over the keys, scale = 1 / sqrt(head_dim)
     dV = P^T dO                dP = dO V^T      dS = P * (dP - rowsum(dP * P))
@@ -10,42 +10,40 @@ the heads; a batch of the matrix products is one head, so there are B * N of the
 Sums, scores and probabilities are kept in `accum_type[dtype]`: float32 for the 16-bit types.
 
 The five kernels are one matrix product, whose factors may be stored transposed (NN, NT and TN), and softmax with its
-backward. `cpu_reference.mojo` is the same in plain loops, `training_ops.mojo` and `public_ops.mojo` hold the ops.
+backward. The flash kernels behind them make the same without a matrix of S x T: of each row they keep lse, one number, and
+compute P = exp(S + mask - lse) again where they need it. `cpu_reference.mojo` and `flash_cpu.mojo` are the same in plain
+loops, `training_ops.mojo`, `flash_ops.mojo` and `public_ops.mojo` hold the ops.
 """
 
-from std.math import ceildiv, exp
+from std.math import ceildiv, exp, log
 from std.memory import AddressSpace
-from std.sys.defines import get_defined_int
 from max.gpu import barrier, block_idx, grid_dim, thread_idx
 from max.gpu.host import Dim
 from max.gpu.primitives import block
-from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
+from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
 from .sizes import Sizes
+from .tiles import (
+    CHUNKS,
+    MAX_GRID_Z,
+    TILE,
+    TILE_LAYOUT,
+    element,
+    probability,
+    row_max,
+    row_total,
+    seen_score,
+    tile_product,
+)
 
-comptime TILE = 16
-"""Side of the square tiles of a matrix product: 256 threads a block."""
 comptime ROW_THREADS = 128
 """Threads of a block that share one row of the scores."""
-comptime MAX_GRID_Z = get_defined_int["MAX_GRID_Y", 65535]()
-"""The largest grid on NVIDIA along y and z. Checks define a small one, so that kernels must stride."""
 
 
-# ---- Kernels ------------------------------------------------------------------------------------------------
-
-
-@always_inline
-def element[
-    dtype: DType
-](matrix: ImmPtr[dtype], row: Int, column: Int, rows: Int, columns: Int) -> Scalar[dtype]:
-    """An element of a matrix as it is stored, [rows, columns]; 0 outside of it, which adds nothing to a product.
-    """
-    if row >= rows or column >= columns:
-        return 0
-    return matrix[unsafe_offset=row * columns + column]
+# ---- The plain kernels --------------------------------------------------------------------------------------
 
 
 # ANCHOR: tiled_matmul_kernel_solution
@@ -70,10 +68,8 @@ def tiled_matmul_kernel[
     var M = Int(m)
     var N = Int(n)
     var K = Int(k)
-    # One column of padding puts the elements of a tile column into different banks.
-    comptime tile_layout = row_major[TILE, TILE + 1]()
-    var a_tile = stack_allocation[dtype=a_dtype, address_space=AddressSpace.SHARED](tile_layout)
-    var b_tile = stack_allocation[dtype=b_dtype, address_space=AddressSpace.SHARED](tile_layout)
+    var a_tile = stack_allocation[dtype=a_dtype, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var b_tile = stack_allocation[dtype=b_dtype, address_space=AddressSpace.SHARED](TILE_LAYOUT)
     var x = thread_idx.x
     var y = thread_idx.y
     var row0 = block_idx.x * TILE
@@ -186,7 +182,7 @@ def softmax_backward_kernel[
 # ANCHOR_END: softmax_backward_kernel_solution
 
 
-# ---- How the kernels are launched ---------------------------------------------------------------------------
+# ---- How the plain kernels are launched ---------------------------------------------------------------------
 
 
 def launch_matmul[
@@ -386,3 +382,261 @@ def launch_scores_backward[
 
 
 # ANCHOR_END: launch_scores_backward_solution
+
+
+# ---- The flash kernels --------------------------------------------------------------------------------------
+#
+# The same function, and no matrix of S x T is stored. A block of TILE x TILE threads holds one tile of the scores at a time,
+# thread (x, y) one element of it. `flash_launches.mojo` launches them, `tiles.mojo` holds what they call.
+# Here key and value may have fewer heads than query, [B, G, T, d]; N / G query heads share one. lse and delta are
+# [B, N, S]. Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAttention-2" (2023).
+
+
+# ANCHOR: flash_forward_kernel_solution
+def flash_forward_kernel[
+    dtype: DType
+](
+    output: MutPtr[dtype],  # [B, N, S, d]
+    lse: MutPtr[accum_type[dtype]],  # [B, N, S]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, G, T, d]
+    value: ImmPtr[dtype],  # [B, G, T, d]
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides
+    packed: PackedSizes,
+    scale: Scalar[accum_type[dtype]],
+):
+    """Output and lse = log(sum over the keys of exp(score)). A block owns TILE queries and walks over the keys.
+
+    A row is shared by TILE threads: largest and total are the same in all of them, and thread (x, y) makes the elements x,
+    x + TILE, ... of the output's row y, in sums[0], sums[1], ...
+    """
+    comptime accum = accum_type[dtype]
+    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var weights = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var values = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var x = thread_idx.x
+    var y = thread_idx.y
+    var s0 = block_idx.x * TILE
+    var s = s0 + y
+
+    for head in range(block_idx.y, sizes.heads(), grid_dim.y):
+        var Q = query.unsafe_offset(head * S * d)
+        var K = key.unsafe_offset(sizes.shared_head(head) * T * d)
+        var V = value.unsafe_offset(sizes.shared_head(head) * T * d)
+        var M = mask.unsafe_offset(sizes.mask_of(head))
+        var largest = Scalar[accum].MIN
+        var total = Scalar[accum](0)
+        var sums = SIMD[accum, CHUNKS](0)
+        for t0 in range(0, sizes.keys_seen(s0 + TILE - 1), TILE):
+            var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
+            var score = seen_score(scale * product, M, s, t0 + x, sizes)
+            # BLANK-START online: what has grown, what that makes of total and sums, and what this tile adds to both
+            var grown = max(largest, row_max(score))
+            # Less -inf, a row that has seen nothing yet would be NaN; less 0, its exponentials are 0.
+            var shift = grown if grown > Scalar[accum].MIN else Scalar[accum](0)
+            var rescale = exp(largest - shift)
+            var weight = exp(score - shift)
+            total = total * rescale + row_total(weight)
+            largest = grown
+            weights[y, x] = weight
+            for chunk in range(ceildiv(d, TILE)):
+                values[y, x] = element(V, t0 + y, chunk * TILE + x, T, d)
+                barrier()
+                var sum = Scalar[accum](0)
+                comptime for i in range(TILE):
+                    sum += weights[y, i] * values[i, x].cast[accum]()
+                sums[chunk] = sums[chunk] * rescale + sum
+                # Nobody may write the next values while a neighbour still reads these.
+                barrier()
+            # BLANK-END online
+        if s < S:
+            # A row that sees no key: total and sums are 0, unless a value is no number.
+            var divisor = Scalar[accum](1) if total == 0 else total
+            for chunk in range(ceildiv(d, TILE)):
+                if chunk * TILE + x < d:
+                    output[unsafe_offset=(head * S + s) * d + chunk * TILE + x] = (
+                        sums[chunk] / divisor
+                    ).cast[dtype]()
+            if x == 0:
+                lse[unsafe_offset=head * S + s] = Scalar[accum].MIN if total == 0 else largest + log(total)
+
+
+# ANCHOR_END: flash_forward_kernel_solution
+
+
+# ANCHOR: delta_kernel_solution
+def delta_kernel[
+    dtype: DType
+](
+    delta: MutPtr[accum_type[dtype]],  # [rows]
+    grad_output: ImmPtr[dtype],  # [rows, d]
+    output: ImmPtr[dtype],  # [rows, d]
+    head_dim: Int32,
+):
+    """One number for each row that stands for rowsum(dP * P), without dP and without P. A block owns a row.
+    """
+    comptime accum = accum_type[dtype]
+    var d = Int(head_dim)
+    var dO = grad_output.unsafe_offset(block_idx.x * d)
+    var O = output.unsafe_offset(block_idx.x * d)
+    # BLANK-START delta: rowsum(dO * O), with block.sum; one thread writes it
+    var partial = Scalar[accum](0)
+    for i in range(thread_idx.x, d, ROW_THREADS):
+        partial += dO[unsafe_offset=i].cast[accum]() * O[unsafe_offset=i].cast[accum]()
+    var total = block.sum[block_size=ROW_THREADS](partial)
+    if thread_idx.x == 0:
+        delta[unsafe_offset=block_idx.x] = total
+    # BLANK-END delta
+
+
+# ANCHOR_END: delta_kernel_solution
+
+
+# ANCHOR: flash_query_kernel_solution
+def flash_query_kernel[
+    dtype: DType
+](
+    grad_query: MutPtr[dtype],  # [B, N, S, d]
+    grad_output: ImmPtr[dtype],  # [B, N, S, d]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, G, T, d]
+    value: ImmPtr[dtype],  # [B, G, T, d]
+    lse: ImmPtr[accum_type[dtype]],  # [B, N, S]
+    delta: ImmPtr[accum_type[dtype]],  # [B, N, S]
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides
+    packed: PackedSizes,
+    scale: Scalar[accum_type[dtype]],
+):
+    """The gradient of the query. A block owns TILE queries and walks over the keys, as the forward pass does.
+    """
+    comptime accum = accum_type[dtype]
+    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var slopes = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var keys = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var x = thread_idx.x
+    var y = thread_idx.y
+    var s0 = block_idx.x * TILE
+    var s = s0 + y
+
+    for head in range(block_idx.y, sizes.heads(), grid_dim.y):
+        var Q = query.unsafe_offset(head * S * d)
+        var dO = grad_output.unsafe_offset(head * S * d)
+        var K = key.unsafe_offset(sizes.shared_head(head) * T * d)
+        var V = value.unsafe_offset(sizes.shared_head(head) * T * d)
+        var M = mask.unsafe_offset(sizes.mask_of(head))
+        var row_lse = lse[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
+        var row_delta = delta[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
+        var sums = SIMD[accum, CHUNKS](0)
+        for t0 in range(0, sizes.keys_seen(s0 + TILE - 1), TILE):
+            var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
+            var score = seen_score(scale * product, M, s, t0 + x, sizes)
+            var dP = tile_product[dtype](dO, V, s0, t0, S, T, d)
+            # BLANK-START flash_dQ: P again by `probability`, scale * dS into slopes, and slopes @ K onto sums
+            slopes[y, x] = scale * probability(score, row_lse) * (dP - row_delta)
+            for chunk in range(ceildiv(d, TILE)):
+                keys[y, x] = element(K, t0 + y, chunk * TILE + x, T, d)
+                barrier()
+                # The tile's own sum first: added one by one the keys would cost digits as their number grows.
+                var sum = Scalar[accum](0)
+                comptime for i in range(TILE):
+                    sum += slopes[y, i] * keys[i, x].cast[accum]()
+                sums[chunk] += sum
+                barrier()
+            # BLANK-END flash_dQ
+        if s < S:
+            for chunk in range(ceildiv(d, TILE)):
+                if chunk * TILE + x < d:
+                    var at = (head * S + s) * d + chunk * TILE + x
+                    grad_query[unsafe_offset=at] = sums[chunk].cast[dtype]()
+
+
+# ANCHOR_END: flash_query_kernel_solution
+
+
+# ANCHOR: flash_key_value_kernel_solution
+def flash_key_value_kernel[
+    dtype: DType
+](
+    grad_key: MutPtr[dtype],  # [B, G, T, d]
+    grad_value: MutPtr[dtype],  # [B, G, T, d]
+    grad_output: ImmPtr[dtype],  # [B, N, S, d]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, G, T, d]
+    value: ImmPtr[dtype],  # [B, G, T, d]
+    lse: ImmPtr[accum_type[dtype]],  # [B, N, S]
+    delta: ImmPtr[accum_type[dtype]],  # [B, N, S]
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides
+    packed: PackedSizes,
+    scale: Scalar[accum_type[dtype]],
+):
+    """The gradients of key and value. A block owns TILE keys and walks over the queries of every head that shares them.
+
+    Its tile is that of the scores, transposed: thread (x, y) has query s0 + x and key t0 + y.
+    """
+    comptime accum = accum_type[dtype]
+    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var weights = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var slopes = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var queries = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var grads = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var x = thread_idx.x
+    var y = thread_idx.y
+    var t0 = block_idx.x * TILE
+    var t = t0 + y
+
+    for shared_head in range(block_idx.y, sizes.shared_heads(), grid_dim.y):
+        var K = key.unsafe_offset(shared_head * T * d)
+        var V = value.unsafe_offset(shared_head * T * d)
+        var key_sums = SIMD[accum, CHUNKS](0)
+        var value_sums = SIMD[accum, CHUNKS](0)
+        for member in range(sizes.group()):
+            var head = shared_head * sizes.group() + member
+            var Q = query.unsafe_offset(head * S * d)
+            var dO = grad_output.unsafe_offset(head * S * d)
+            var M = mask.unsafe_offset(sizes.mask_of(head))
+            # Queries in front of the first that sees a key of this tile are left out, whole tiles of them.
+            for s0 in range(sizes.first_query(t0) // TILE * TILE, S, TILE):
+                var s = s0 + x
+                var product = tile_product[dtype](K, Q, t0, s0, T, S, d)
+                var score = seen_score(scale * product, M, s, t, sizes)
+                var dP = tile_product[dtype](V, dO, t0, s0, T, S, d)
+                var row_lse = lse[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
+                var row_delta = delta[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
+                # BLANK-START flash_dKdV: weights and slopes, then slopes @ Q onto key_sums, weights @ dO onto value_sums
+                var weight = probability(score, row_lse)
+                weights[y, x] = weight
+                slopes[y, x] = scale * weight * (dP - row_delta)
+                for chunk in range(ceildiv(d, TILE)):
+                    queries[y, x] = element(Q, s0 + y, chunk * TILE + x, S, d)
+                    grads[y, x] = element(dO, s0 + y, chunk * TILE + x, S, d)
+                    barrier()
+                    var key_sum = Scalar[accum](0)
+                    var value_sum = Scalar[accum](0)
+                    comptime for i in range(TILE):
+                        key_sum += slopes[y, i] * queries[i, x].cast[accum]()
+                        value_sum += weights[y, i] * grads[i, x].cast[accum]()
+                    key_sums[chunk] += key_sum
+                    value_sums[chunk] += value_sum
+                    barrier()
+                # BLANK-END flash_dKdV
+        if t < T:
+            for chunk in range(ceildiv(d, TILE)):
+                if chunk * TILE + x < d:
+                    var at = (shared_head * T + t) * d + chunk * TILE + x
+                    grad_key[unsafe_offset=at] = key_sums[chunk].cast[dtype]()
+                    grad_value[unsafe_offset=at] = value_sums[chunk].cast[dtype]()
+
+
+# ANCHOR_END: flash_key_value_kernel_solution

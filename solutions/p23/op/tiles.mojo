@@ -1,0 +1,102 @@
+"""What the kernels of puzzle 23 have in common, given: the tile, an element of a matrix, and what the flash kernels do with tiles.
+
+A block of TILE x TILE threads holds a tile of the scores, one element in each thread. `tile_product` makes it, `seen_score`
+hides what a query must not see; the threads of a row add up or compare by shuffles, without shared memory.
+"""
+
+from std.math import exp
+from std.memory import AddressSpace
+from std.sys.defines import get_defined_int
+from max.gpu import barrier, thread_idx
+from max.gpu.primitives import warp
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
+
+from .flash_tensors import FlashSizes
+from .shared.common import ImmPtr, accum_type
+
+comptime TILE = 16
+"""Side of the square tiles of a matrix product: 256 threads a block."""
+comptime TILE_LAYOUT = row_major[TILE, TILE + 1]()
+"""A tile in shared memory. The column of padding puts the elements of a tile column into different banks."""
+comptime MAX_GRID_Z = get_defined_int["MAX_GRID_Y", 65535]()
+"""The largest grid on NVIDIA along y and z. Checks define a small one, so that kernels must stride."""
+comptime MAX_HEAD = 256
+"""The largest head dimension of the flash kernels: a thread keeps an element of every 16 of a row in registers."""
+comptime CHUNKS = MAX_HEAD // TILE
+"""How many tiles such a row is wide."""
+
+
+@always_inline
+def element[
+    dtype: DType
+](matrix: ImmPtr[dtype], row: Int, column: Int, rows: Int, columns: Int) -> Scalar[dtype]:
+    """An element of a matrix as it is stored, [rows, columns]; 0 outside of it, which adds nothing to a product.
+    """
+    if row >= rows or column >= columns:
+        return 0
+    return matrix[unsafe_offset=row * columns + column]
+
+
+@always_inline
+def row_max[dtype: DType, //](value: Scalar[dtype]) -> Scalar[dtype]:
+    """The largest value of the TILE threads that share a row of the tile; each of them gets it."""
+    var largest = value
+    comptime for distance in range(4):
+        largest = max(largest, warp.shuffle_xor(largest, UInt32(1 << distance)))
+    return largest
+
+
+@always_inline
+def row_total[dtype: DType, //](value: Scalar[dtype]) -> Scalar[dtype]:
+    """The sum of the values of the TILE threads that share a row of the tile; each of them gets it."""
+    var total = value
+    comptime for distance in range(4):
+        total += warp.shuffle_xor(total, UInt32(1 << distance))
+    return total
+
+
+@always_inline
+def tile_product[
+    dtype: DType
+](
+    left: ImmPtr[dtype], right: ImmPtr[dtype], row0: Int, column0: Int, rows: Int, columns: Int, d: Int
+) -> Scalar[accum_type[dtype]]:
+    """One element of left @ right^T: that of row row0 + thread_idx.y and column column0 + thread_idx.x.
+
+    left is [rows, d], right [columns, d]. Every thread of the block must call it.
+    """
+    comptime accum = accum_type[dtype]
+    var left_tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var right_tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](TILE_LAYOUT)
+    var x = thread_idx.x
+    var y = thread_idx.y
+    var total = Scalar[accum](0)
+    for d0 in range(0, d, TILE):
+        left_tile[y, x] = element(left, row0 + y, d0 + x, rows, d)
+        right_tile[y, x] = element(right, column0 + y, d0 + x, columns, d)
+        barrier()
+        var sum = Scalar[accum](0)
+        comptime for i in range(TILE):
+            sum += left_tile[y, i].cast[accum]() * right_tile[x, i].cast[accum]()
+        total += sum
+        barrier()
+    return total
+
+
+@always_inline
+def seen_score[
+    accum: DType, dtype: DType, //
+](score: Scalar[accum], mask: ImmPtr[dtype], s: Int, t: Int, sizes: FlashSizes) -> Scalar[accum]:
+    """The score of query s and key t with the head's mask added; -inf outside of the matrix and past the diagonal.
+    """
+    if s >= Int(sizes.query_len) or t >= Int(sizes.key_len) or t > s + Int(sizes.diagonal):
+        return Scalar[accum].MIN
+    return score + mask[unsafe_offset=s * Int(sizes.mask_s) + t * Int(sizes.mask_t)].cast[accum]()
+
+
+@always_inline
+def probability[accum: DType, //](score: Scalar[accum], lse: Scalar[accum]) -> Scalar[accum]:
+    """exp(score - lse), and 0 in a row that sees no key, whose lse is -inf."""
+    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    return exp(score - (lse if lse > Scalar[accum].MIN or lse != lse else Scalar[accum](0)))

@@ -201,6 +201,7 @@ class Benchmark(Generic[S]):
         named: What --sizes knows by name.
         cpu_sizes, gpu_sizes: What --sizes is where it is left out.
         host_sizes: Sizes at which a call is all host time.
+        drawn: A seed -> sizes drawn at random, for `--sizes drawn:SEED`; nothing where there is none.
         quantities: What forward and backward together return: the output, then the gradient of every leaf.
         candidates: Everybody; at most one is the floor.
         make_problem: sizes, dtype, device -> the problem, with numbers that let no gradient term vanish.
@@ -215,6 +216,7 @@ class Benchmark(Generic[S]):
     quantities: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     make_problem: Callable[[S, torch.dtype, torch.device], Problem[S]]
+    drawn: Callable[[int], list[S]] | None = None
 
     @property
     def size_names(self) -> tuple[str, ...]:

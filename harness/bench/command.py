@@ -45,7 +45,7 @@ def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
     flags.add_argument(
         "--sizes",
         metavar="LIST",
-        help=f'"{form};..." or names: {", ".join(benchmark.named)} '
+        help=f'"{form};..." or names: {", ".join(size_words(benchmark))} '
         f"(default: {benchmark.gpu_sizes} on a GPU, {benchmark.cpu_sizes} on a CPU)",
     )
     flags.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on a GPU, float32 on a CPU")
@@ -119,8 +119,13 @@ def listed(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in known if name in names)
 
 
+def size_words(benchmark: Benchmark) -> list[str]:
+    """What `--sizes` takes beside numbers."""
+    return [*benchmark.named, *(["drawn:SEED (at random)"] if benchmark.drawn else [])]
+
+
 def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
-    """Sizes from "M,H,O;name;...". Raises BadUse for one that is neither a list of positive numbers nor a name."""
+    """Sizes from "M,H,O;name;drawn:SEED;...". Raises BadUse for one that is neither positive numbers nor such a word."""
     names = benchmark.size_names
     sizes = []
     for part in (part.strip() for part in text.split(";")):
@@ -129,6 +134,8 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
         )
         if part in benchmark.named:
             sizes += benchmark.named[part]
+        elif benchmark.drawn and (seed := re.fullmatch(r"drawn:(\d+)", part)):
+            sizes += benchmark.drawn(int(seed[1]))
         elif any(number > LARGEST for number in numbers):
             raise BadUse(f"--sizes: {part!r}: the kernels count at most {LARGEST:,}")
         elif len(numbers) == len(names) and all(numbers):
@@ -136,7 +143,7 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
         else:
             raise BadUse(
                 f'--sizes: {part!r} is neither "{",".join(names)}" with {", ".join(names)} >= 1 '
-                f"nor one of {', '.join(benchmark.named)}"
+                f"nor one of {', '.join(size_words(benchmark))}"
             )
     return sizes
 

@@ -313,6 +313,20 @@ def test_what_needs_a_gpu_says_so(command_line, arguments):
     assert finished.code == 2 and "needs a GPU, and PyTorch sees none" in finished.err
 
 
+def test_drawn_sizes_follow_their_seed_and_spread_over_all_magnitudes():
+    drawn = command.parse_sizes(BENCHMARK, "drawn:7")
+    assert len(drawn) == 20 and drawn == command.parse_sizes(BENCHMARK, "drawn:7")
+    assert drawn != command.parse_sizes(BENCHMARK, "drawn:8")
+    many = [size for seed in range(20) for size in command.parse_sizes(BENCHMARK, f"drawn:{seed}")]
+    for name, low, high in (("M", 16, 32768), ("H", 64, 16384), ("O", 64, 16384)):
+        values = [getattr(size, name) for size in many]
+        assert low <= min(values) and max(values) <= high
+        # As many below the geometric mean of the bounds as above it.
+        assert 0.4 < sum(value < (low * high) ** 0.5 for value in values) / len(values) < 0.6
+        assert name == "M" or sum(value % 64 == 0 for value in values) > 0.3 * len(values)
+        assert any(value % 2 for value in values)
+
+
 def test_sizes_by_name_and_by_number():
     assert command.parse_sizes(BENCHMARK, "S0; 16,8 , 4") == [Sizes(4096, 768, 3072), Sizes(16, 8, 4)]
     assert command.parse_sizes(BENCHMARK, "climb")[-1:] == command.parse_sizes(BENCHMARK, "gpt2")

@@ -6,6 +6,7 @@ The module is what the spec names as `bench`; `harness/bench/benchmark.py` says 
 import contextlib
 import functools
 import math
+import random
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -298,6 +299,29 @@ CANDIDATES = (
     Candidate("transformer-engine", "peer", transformer_engine, 10, "transformer_engine"),
 )
 
+DRAWN = 20
+"""How many sizes a seed draws."""
+ROWS, FEATURES = (16, 32_768), (64, 16_384)
+"""Between which they lie, both ends included."""
+
+
+def drawn_sizes(seed: int) -> list[Sizes]:
+    """DRAWN sizes, each number log-uniform between its bounds, so that small and large ones are equally likely.
+
+    Half of H and O are rounded to a multiple of 64, as models have them; the others stay as they fell, odd ones among them.
+    """
+    generator = random.Random(seed)
+
+    def draw(low: int, high: int, step: int) -> int:
+        number = round(math.exp(generator.uniform(math.log(low), math.log(high))))
+        return max(step, round(number / step) * step)
+
+    return [
+        Sizes(draw(*ROWS, 1), draw(*FEATURES, step), draw(*FEATURES, step))
+        for step in (generator.choice((1, 64)) for _ in range(DRAWN))
+    ]
+
+
 BENCHMARK = Benchmark(
     about="LayerNorm + Linear of the workbook timed beside everything a user would take in its place.",
     sizes=Sizes,
@@ -322,4 +346,5 @@ BENCHMARK = Benchmark(
     quantities=QUANTITIES,
     candidates=CANDIDATES,
     make_problem=make_problem,
+    drawn=drawn_sizes,
 )

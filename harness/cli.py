@@ -243,6 +243,8 @@ def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
             return pkgutil.resolve_name(demo.run)(console)
     check_values(puzzle, flags)
     in_python = flags.gate is not None and puzzle.rung_of(flags.gate).language == "Python"
+    if not puzzle.variants and (codes := run_python_rungs(console, puzzle, flags)):
+        return next(code for code in (1, 3, 0) if code in codes)
     if not puzzle.variants or flags.rung not in (None, "mojo") or (flags.rung is None and in_python):
         return run_rung(console, puzzle, flags)
     from harness.check import runs
@@ -275,9 +277,9 @@ def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
 
 
 def run_python_rungs(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> list[int]:
-    """The exit codes of a puzzle's rungs in Python, where a run of its kernels checks them too and names no part of them."""
-    part = flags.rung or flags.gate or flags.ops or flags.profile or flags.dims or flags.json
-    if not puzzle.every_rung or part:
+    """The exit codes of a puzzle's rungs in Python, where every rung is a part of it and no flag names a part; else none."""
+    parts = ("rung", "gate", "ops", "profile", "dims", "json")
+    if not puzzle.every_rung or any(getattr(flags, name, None) for name in parts):
         return []
     from harness.spec.rungs import MojoRung
 

@@ -7,7 +7,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -20,12 +20,12 @@ from harness.errors import BadUse, DamagedFile, WorkbookError
 from harness.invocation import command
 from harness.learner import layout, restore
 from harness.learner.blanks import Blank
-from harness.learner.progress import Progress
+from harness.learner.progress import BEGUN, Progress
 from harness.learner.work import Work
 from harness.screens import gate_report
 from harness.screens.work import is_solved, list_lines, next_hint, next_step, show_difference
 from harness.spec.catalogue import find_puzzle, puzzle_names
-from harness.spec.puzzle import Case, Puzzle
+from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import NAMES
 from harness.toolchain import roots
 from harness.toolchain.disk import is_full, no_room
@@ -106,7 +106,7 @@ def hint(arguments: list[str]) -> int:
     made.add_argument(
         "gate",
         nargs="?",
-        help="a blank (dx), or a rung (dx-2); left out: the first blank that has not passed",
+        help="a blank (dx), or a rung (dx-2); left out: the one you are at, else the first that has not passed",
     )
     flags = made.parse_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
@@ -118,7 +118,9 @@ def hint(arguments: list[str]) -> int:
     named = re.fullmatch(r"(\w+?)-(\d+)", wanted)
     wanted = named[1] if named else wanted
     work = work_of(puzzle, flags.rung, wanted)
-    gate = work.next_gate(progress) if flags.gate is None else work.gate(wanted)
+    if flags.gate is None and flags.rung is None:
+        work = file_at_hand(puzzle, progress) or work
+    gate = blank_at_hand(work, progress) if flags.gate is None else work.gate(wanted)
     if gate is None:
         print("Every blank has passed: there is nothing to hint at.")
         return 0
@@ -126,6 +128,21 @@ def hint(arguments: list[str]) -> int:
         make_console(sys.stdout), next_hint(work, gate.id, progress, int(named[2]) if named else None)
     )
     return 0
+
+
+def blank_at_hand(work: Work, progress: Progress) -> Gate | None:
+    """The first blank of a file that was begun and has not passed, else the first that has not; None where all have."""
+    states = work.states(progress)
+    return next((gate for gate in work.gates if states[gate.id] in BEGUN), work.next_gate(progress))
+
+
+def file_at_hand(puzzle: Puzzle, progress: Progress) -> Work | None:
+    """Of a puzzle's files with a blank that was begun and has not passed the one saved last; None where no file has one."""
+    begun = []
+    for work in works(puzzle):
+        with suppress(DamagedFile):
+            begun += [work] if {*work.states(progress).values()} & {*BEGUN} else []
+    return max(begun, key=lambda work: work.path.stat().st_mtime, default=None)
 
 
 # ---- diff ---------------------------------------------------------------------------------------------------

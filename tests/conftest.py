@@ -6,6 +6,7 @@ Graphs come from and go to the workbook's own cache, so that a test run compiles
 import functools
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 # The tests run in as many processes as there are cores, on small tensors: threads of torch would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A command that a message names has the form of the one that started the process: here the plain one, whoever runs the tests.
+for mark in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
+    os.environ.pop(mark, None)
 
 pytest_plugins = ["folder_times", "gpu_runs", "order", "quick_run"]
 
@@ -92,6 +96,17 @@ def load_as_one(name: str, *arguments):
 
     with only_one(cache_folder("tests") / name):
         return load_each(*arguments)
+
+
+@pytest.fixture(scope="session")
+def started():
+    """One browser for all tests that read pages; they skip where there is none."""
+    sys.path.insert(0, str(ROOT / "tests" / "book"))
+    from browser import Browser, find_browser
+
+    browser = Browser(find_browser())
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SHARED = {"program": "graphs", "public_ops": "public ops"}
+SHARED = {"program": "graphs", "public_ops": "public ops", "site": "site"}
 """Fixture -> the group of the files with a test that takes it."""
 
 

@@ -125,7 +125,18 @@
         });
     }
 
+    // Paper has nothing to click: what is folded prints open.
+    function openFoldsInPrint() {
+        let opened = [];
+        window.addEventListener('beforeprint', function () {
+            opened = Array.from(document.querySelectorAll('details:not([open])'));
+            opened.forEach(function (fold) { fold.open = true; });
+        });
+        window.addEventListener('afterprint', function () { opened.forEach(function (fold) { fold.open = false; }); });
+    }
+
     highlightMojo();
+    openFoldsInPrint();
     setUpTabs();
     setUpSteppers();
 })();

@@ -5,6 +5,8 @@ every page, and the built pages are checked before anybody sees them.
 """
 
 import argparse
+import html
+import json
 import os
 import re
 import shutil
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import check_site
 import generate
+import maths
 import preprocess
 import recorded_pictures
 
@@ -76,6 +79,8 @@ def build(book: Path, site: Path) -> list[str]:
     faults = run_mdbook(book, site) or unprocessed(site, src)
     if not faults:
         bring_solutions_back(book, site)
+        speak_formulas(site)
+        drop_breadcrumbs(site)
         recorded_pictures.write_page(site)
     return faults or check_site.site_faults(site, src)
 
@@ -86,6 +91,45 @@ def bring_solutions_back(book: Path, site: Path) -> None:
         text = page.read_text(encoding="utf-8")
         if preprocess.WITHHELD in text:
             page.write_text(preprocess.restore(text, preprocess.withheld_folder(book)), encoding="utf-8")
+
+
+FORMULA = re.compile(r'(<span class="(math(?: math-display)?)"[^>]*?) role="img" aria-label="([^"]*)">')
+
+
+def speak_formulas(site: Path) -> None:
+    """Puts the MathML of each formula beside its drawing, out of sight: for screen readers, and for whoever copies it.
+
+    It comes after mdBook has made its search index, which would take the letters of a formula for words.
+    """
+
+    def spoken(found: re.Match) -> str:
+        mathml = maths.mathml(html.unescape(found[3]), display="display" in found[2])
+        return f'{found[1]}><span class="math-spoken">{mathml}</span>'
+
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        if FORMULA.search(text):
+            page.write_text(FORMULA.sub(spoken, text), encoding="utf-8")
+
+
+INDEX = re.compile(r"(JSON\.parse\(')(.*)('\))", re.S)
+"""The search index as mdBook writes it: JSON inside a JavaScript string."""
+
+
+def drop_breadcrumbs(site: Path) -> None:
+    """Takes the headings above a section out of the search index, half of its bytes: each stands there as a title anyway."""
+    for file in site.glob("searchindex*.js"):
+        found = INDEX.search(file.read_text(encoding="utf-8"))
+        assert found, file  # mdBook writes it so
+        head, text, tail = found.groups()
+        search = json.loads(re.sub(r"\\(['\\])", r"\1", text))
+        del search["search_options"]["fields"]["breadcrumbs"], search["index"]["index"]["breadcrumbs"]
+        search["index"]["fields"].remove("breadcrumbs")
+        packed = json.dumps(search, ensure_ascii=False, separators=(",", ":"))
+        packed = re.sub(r"(['\\])", r"\\\1", packed)
+        file.write_text(
+            f"window.search = Object.assign(window.search, {head}{packed}{tail});", encoding="utf-8"
+        )
 
 
 def has_display() -> bool:

@@ -8,6 +8,8 @@ import math
 import re
 from pathlib import Path
 
+import ledger
+import numpy as np
 import recorded_pictures
 
 from harness.check.python_files import load
@@ -273,6 +275,135 @@ def two_stage() -> str:
     drawing.text(360, 208, "sum of column", size=12)
     drawing.text(30, 80, "stage 1", anchor="start", size=11)
     drawing.text(30, 180, "stage 2", anchor="start", size=11)
+    return drawing.svg()
+
+
+def normalisations() -> str:
+    """Which elements of a matrix of rows share their statistics: in BatchNorm, LayerNorm and RMSNorm."""
+    rows, columns, cell = 4, 8, 22
+    kinds = [
+        ("BatchNorm", "mean and variance of a column, over the batch", lambda r, h: h == 2),
+        ("LayerNorm", "mean and variance of a row", lambda r, h: r == 1),
+        ("RMSNorm", "mean square of a row, no mean taken away", lambda r, h: r == 1),
+    ]
+    drawing = Drawing(
+        720,
+        190,
+        "Three matrices of 4 rows by 8 columns. "
+        + "; ".join(
+            f"{name}: {what}, {'a column' if name == 'BatchNorm' else 'a row'} is marked"
+            for name, what, _ in kinds
+        ),
+    )
+    for i, (name, what, shares) in enumerate(kinds):
+        left, top = 30 + 240 * i, 44
+        drawing.text(left + columns * cell / 2, 22, name)
+        for row in range(rows):
+            for h in range(columns):
+                shade = 0.55 if shares(row, h) else 0.06
+                drawing.box(left + h * cell, top + row * cell, cell - 3, cell - 3, shade=shade)
+        drawing.text(left + columns * cell / 2, top + rows * cell + 18, "columns h →, rows ↓", size=11)
+        first, _, rest = what.partition(", ")
+        drawing.text(left + columns * cell / 2, top + rows * cell + 36, first, size=11)
+        drawing.text(left + columns * cell / 2, top + rows * cell + 51, rest, size=11)
+    return drawing.svg()
+
+
+def player_start() -> dict[str, list[float]]:
+    """The row and the gradient with which the page's player begins; the still picture shows the same."""
+    script = (ROOT / "book" / "theme" / "players.js").read_text(encoding="utf-8")
+    return {
+        name: [float(value) for value in values.split(",")]
+        for name, values in re.findall(r"(\w): \[([-\d., ]+)\]", script.split("START =")[1].split(";")[0])
+    }
+
+
+def gradient_parts() -> str:
+    """A gradient at x_hat, its part along 1, its part along x_hat, and the rest, which is dx / rstd."""
+    start = player_start()
+    x, g = np.array(start["x"]), np.array(start["g"])
+    x_hat = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+    c2, c1 = g.mean(), (g * x_hat).mean()
+    rows = {
+        "g": g,
+        "c2, along 1": np.full_like(g, c2),
+        "c1 x̂, along x̂": c1 * x_hat,
+        "rest = dx / rstd": g - c2 - c1 * x_hat,
+    }
+    left, column, height = 190, 60, 62
+    label = "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in row)}" for name, row in rows.items())
+    drawing = Drawing(720, height * len(rows), f"A gradient and its three parts. {label}")
+    most = max(float(np.abs(row).max()) for row in rows.values())
+    for r, (name, row) in enumerate(rows.items()):
+        middle = height * r + height / 2
+        drawing.text(20, middle + 4, name, anchor="start", size=12)
+        drawing.box(left, middle - 0.25, column * len(g), 0.5, shade=0.5, thick=0)
+        for i, value in enumerate(row):
+            size = abs(float(value)) / most * (height / 2 - 4)
+            y = middle if value < 0 else middle - size
+            drawing.box(left + column * i + 14, y, 32, size, shade=0.2 if value < 0 else 0.55)
+    return drawing.svg()
+
+
+def block_orders(blocks: int = 16) -> str:
+    """The race of a block that clears a sum to which all add 1: the sum after each block, in two orders."""
+    drawing = Drawing(
+        720,
+        190,
+        f"{blocks} blocks in natural order: the sum grows to {blocks}. In reverse order block 0 comes last, clears the sum, "
+        "and it ends at 1.",
+    )
+    cell = 42
+    for line, order in enumerate((range(blocks), range(blocks - 1, -1, -1))):
+        top = 30 + 90 * line
+        drawing.text(24, top - 10, f"{('natural', 'reversed')[line]} order", anchor="start", size=12)
+        total: int | None = None  # what the buffer holds before: nobody knows
+        for at, block in enumerate(order):
+            total = 1 if block == 0 else None if total is None else total + 1
+            x = 24 + cell * at
+            drawing.box(x, top, cell - 5, 44, shade=0.4 if block == 0 else 0.06, thick=2 if block == 0 else 1)
+            drawing.text(x + cell / 2 - 2, top + 18, str(block), size=12)
+            drawing.text(x + cell / 2 - 2, top + 36, "?" if total is None else f"= {total}", size=11)
+    return drawing.svg()
+
+
+def lifetimes(launches: list[ledger.Launch], last: tuple[str, ...]) -> str:
+    """Which launch of a pass makes which tensor, and until when it is read; those in `last` are the results.
+
+    A launch is a line, a tensor a column: a full box writes, an open one reads.
+    """
+    made = list(dict.fromkeys(name for step in launches for name in step.writes if name not in last))
+    columns = [*made, *last]
+    left, top, cell, gap, line = 210, 74, 54, 22, 30
+    xs = {name: left + cell * (i + 0.5) + gap * (name in last) for i, name in enumerate(columns)}
+    drawing = Drawing(
+        round(left + cell * len(columns) + gap + 20),
+        top + line * len(launches) + 6,
+        "; ".join(
+            f"launch {number}, {step.name}, writes {', '.join(step.writes)}"
+            + (f" and reads {', '.join(kept)}" if (kept := [n for n in step.reads if n in made]) else "")
+            for number, step in enumerate(launches, start=1)
+        ),
+    )
+    drawing.text(left + cell * len(made) / 2, 16, "within the pass", size=12)
+    drawing.text(left + gap + cell * (len(made) + len(last) / 2), 16, "gradients", size=12)
+    for i, name in enumerate(columns):
+        drawing.text(xs[name], 40 + 16 * (i % 2), name, size=11, code=True)
+    levels = {name: [] for name in columns}
+    for number, step in enumerate(launches):
+        y = top + line * number + line / 2
+        drawing.text(10, y + 4, f"{number + 1}  {step.name}", anchor="start", size=12, code=True)
+        for name in columns:
+            if name in (*step.reads, *step.writes):
+                levels[name].append(y)
+    for name, ys in levels.items():
+        if len(ys) > 1:
+            drawing.box(xs[name] - 1.5, ys[0], 3, ys[-1] - ys[0], shade=0.35, thick=0, radius=0)
+    for number, step in enumerate(launches):
+        y = top + line * number + line / 2
+        for names, shade in ((step.writes, 0.85), (step.reads, 0.0)):
+            for name in set(names) & set(columns):
+                drawing.box(xs[name] - 8, y - 8, 16, 16, shade=shade, thick=1.5)
     return drawing.svg()
 
 

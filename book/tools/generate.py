@@ -99,6 +99,23 @@ def moved_table() -> str:
     return table(["sizes", "pass", "launches", "unfused", "fused", "ratio"], rows, "lllrrr")
 
 
+def unfused_table() -> str:
+    """The launches of the unfused backward pass, with what each must move at the chapter's sizes and at GPT-2 small's."""
+    rows = []
+    for number, step in enumerate(ledger.LAUNCHES["backward", "unfused"], start=1):
+        touched = (*step.reads, *step.writes)
+        moved = (amount(sum(ledger.size(name, dims) for name in touched)) for dims in SIZES.values())
+        reads, writes = (", ".join(f"`{name}`" for name in names) for names in (step.reads, step.writes))
+        rows.append([str(number), f"`{step.name}`", reads, writes, *moved])
+    return table(["", "launch", "reads", "writes", *(f"moves, {name}" for name in SIZES)], rows, "llllrr")
+
+
+def unfused_lifetimes() -> str:
+    """What the launches of the unfused backward pass make, and for how long it is kept."""
+    gradients = ("dW", "db", "dx", "dgamma", "dbeta")
+    return figures.lifetimes(ledger.LAUNCHES["backward", "unfused"], gradients)
+
+
 def saved_table() -> str:
     """The bytes kept for the backward pass, by eager PyTorch and by the workbook's layer."""
     rows = []
@@ -378,6 +395,11 @@ FILES: dict[str, Callable[[], str]] = {
     "tasks.md": tasks_table,
     "moved.md": moved_table,
     "saved.md": saved_table,
+    "normalisations.svg": figures.normalisations,
+    "gradient_parts.svg": figures.gradient_parts,
+    "block_orders.svg": figures.block_orders,
+    "unfused_backward.md": unfused_table,
+    "unfused_lifetimes.svg": unfused_lifetimes,
     "recomputed.md": recomputed_table,
     "times.md": times_table,
     "compile.md": compile_table,

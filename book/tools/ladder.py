@@ -310,6 +310,7 @@ def pages(file: Path = MEASURED) -> dict[str, str]:
     return {
         "ladder_where.md": where(ladder),
         "ladder_6_unfused.md": table(ladder.of("unfused", "backward")),
+        "ladder_forward.md": table(ladder.of("fast", "forward")),
         "ladder.svg": climb(ladder),
         **{
             f"ladder_{step}.md": f"{label}\n\n{text}\n{said.get(step, '')}\n" for step, text in tables.items()

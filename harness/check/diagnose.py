@@ -4,7 +4,7 @@ The learner's values are compared with what each known mistake of the puzzle wou
 inputs of the failing cases. A mistake is named only where it explains every failing case.
 """
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,7 +72,13 @@ class Diagnosis:
 
 
 def diagnose(
-    puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], *, name: str = "", gate: str | None = None
+    puzzle: Puzzle,
+    quantity: str,
+    evidence: Sequence[Evidence],
+    *,
+    name: str = "",
+    gate: str | None = None,
+    right: Collection[str] = (),
 ) -> Diagnosis:
     """Says what is wrong with a quantity.
 
@@ -82,12 +88,13 @@ def diagnose(
         evidence: The cases in which it is wrong, at least one.
         name: What reports call the quantity.
         gate: Whose hints help; None where there is no blank to hint at.
+        right: Other quantities of the same run that are right in every case.
     """
     name = name or quantity
     worst = max(evidence, key=rank)
     axes = puzzle.axes(quantity, worst.got.ndim)
     lines = [*elements(worst, name), f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
-    mistake = explanation(puzzle, quantity, evidence)
+    mistake = explanation(puzzle, quantity, evidence, right)
     rung = mistake[0].hint if mistake else 1
     hint = f"{gate}-{rung}" if gate else None
     see = f": see hint {hint}" if hint else ""
@@ -199,13 +206,20 @@ def along(hit: np.ndarray, size: int, axis: str) -> str:
     return f"{axis} from {first} to {last}"
 
 
-def explanation(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> tuple[Mistake, float] | None:
-    """The known mistake that gives these values in every failing case, and the largest distance from it."""
+def explanation(
+    puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], right: Collection[str] = ()
+) -> tuple[Mistake, float] | None:
+    """The known mistake that gives these values in every failing case, and the largest distance from it.
+
+    One that is made `together` is passed over where a quantity that it changes is among the `right` ones.
+    """
     if any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
         return None
     if not any(np.isfinite(e.got).any() for e in evidence):
         return None  # without a number, too many formulas fit
     for mistake in puzzle.mistakes:
+        if mistake.together and not mistake.changes.keys().isdisjoint(right):
+            continue
         distances = []
         for e in evidence:
             distance = distance_from(puzzle, mistake, quantity, e)

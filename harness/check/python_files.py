@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.check.diagnose import Evidence, diagnose
-from harness.check.results import GateResult, wanted_gates
+from harness.check.results import GateResult, right_in_all, wanted_gates
 from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.learner.work import rung_blanks
@@ -56,11 +56,14 @@ def load(path: Path) -> dict:
     return namespace
 
 
-def describe(error: BaseException, path: Path) -> str:
-    """An exception in one line, with the line of the learner's file that raised it."""
+def describe(error: BaseException, path: Path, longest: int | None = None) -> str:
+    """An exception in one line, with the line of the learner's file that raised it.
+
+    Its own words end after `longest` characters; the file's path, of any length, is not among them.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f"{path}:{frames[-1].lineno}: " if frames else ""
-    words = " ".join(str(error).split())
+    words = " ".join(str(error).split())[:longest]
     return (
         f"{where}{words}"
         if type(error) is ValueError and not frames
@@ -73,7 +76,14 @@ def explain(
 ) -> None:
     """Marks a result as wrong where a quantity is, and says what is; `ladder` is the gate's hint ladder."""
     for quantity, found in evidence.items():
-        seen = diagnose(puzzle, quantity, found, name=puzzle.printed(quantity), gate=ladder)
+        seen = diagnose(
+            puzzle,
+            quantity,
+            found,
+            name=puzzle.printed(quantity),
+            gate=ladder,
+            right=right_in_all(result.comparisons),
+        )
         result.state = "wrong"
         result.diagnosis += seen.lines
         result.mistake, result.hint = result.mistake or seen.mistake, result.hint or seen.hint

@@ -18,6 +18,14 @@ class Comparison:
     verdicts: dict[str, Verdict]
 
 
+def right_in_all(comparisons: Iterable[Comparison]) -> set[str]:
+    """The quantities that are right in every case in which they were compared."""
+    verdicts = [item for comparison in comparisons for item in comparison.verdicts.items()]
+    return {quantity for quantity, _ in verdicts} - {
+        quantity for quantity, verdict in verdicts if not verdict.ok
+    }
+
+
 @dataclass
 class GateResult:
     """The verdict on one gate of any rung.

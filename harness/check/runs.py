@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.check.compare import Repeats
 from harness.check.diagnose import Diagnosis, Evidence, diagnose
-from harness.check.results import Comparison
+from harness.check.results import Comparison, right_in_all
 from harness.devices import graphs
 from harness.devices.recorder import Recording, record
 from harness.devices.targets import Skipped, Target, choose
@@ -303,7 +303,12 @@ def run_device(
     for (name, quantity), found in wrong.items():
         gate = None if target.kind == "cpu" else options.puzzle.gate_of(name, quantity)
         variants[name].diagnoses[quantity] = diagnose(
-            options.puzzle, quantity, found, name=options.puzzle.printed(quantity), gate=gate
+            options.puzzle,
+            quantity,
+            found,
+            name=options.puzzle.printed(quantity),
+            gate=gate,
+            right=right_in_all(variants[name].comparisons),
         )
     if options.repeat > 1:
         for name, variant in variants.items():

@@ -2,7 +2,7 @@
 
 Each fault states what stands there, with the line, and is only looked for where a gate is wrong. What a tensor's axes and a
 loop's bounds are called is read off the code around the blank: `var W = TileTensor(weight, row_major(O, H))` has the axes O
-and H, `for h in range(H)` runs over H. What cannot be read for sure is passed over.
+and H, `for h in range(H)` runs over H in the lines below it. What cannot be read for sure is passed over.
 """
 
 import re
@@ -45,7 +45,12 @@ def faults(path: Path, blank: Blank) -> list[Fault]:
     found = []
     for number, line in enumerate(blank.body, start=blank.line):
         code = NOT_CODE.sub("", line)
-        for check in (scope.double_index, scope.axes, lambda code: exchanged_arguments(code, items, scope)):
+        bounds = scope.bounds(number - item.line)
+        for check in (
+            scope.double_index,
+            lambda code, bounds=bounds: scope.axes(code, bounds),
+            lambda code: exchanged_arguments(code, items, scope),
+        ):
             found += [Fault(mistake, number, words) for mistake, words in check(code)]
     return found
 
@@ -54,23 +59,35 @@ class Scope:
     """What the code of an item says of its names: the axes of tensors, the bounds of loops, where a size comes from."""
 
     def __init__(self, item: Item):
-        text = NOT_CODE.sub(" ", item.text)
-        self.text = text
+        text = NOT_CODE.sub(blanked, item.text)
+        self.lines = text.split("\n")
         self.tensors = {
             found[1]: parts(bracketed(text, text.find("(", found.end() - 1)))
             for found in TENSOR.finditer(text)
         }
-        self.bounds: dict[str, str] = {}
-        for found in LOOP.finditer(text):
-            arguments = parts(bracketed(text, found.end() - 1))
-            bound = arguments[0] if len(arguments) == 1 else arguments[1] if len(arguments) > 1 else ""
-            # A name that two loops give to different things says nothing, nor one that is guarded by an `if`.
-            known = self.bounds.get(found[1], bound)
-            guarded = re.search(rf"\bif [^:\n]*\b{found[1]}\b", text)
-            self.bounds[found[1]] = bound if known == bound and not guarded else ""
         self.sizes = dict(SIZE.findall(text))
         # A bound that measures no tensor, as the end of a block's part, may be anything.
         self.measures = {axis for axes in self.tensors.values() for axis in axes} | {*self.sizes}
+
+    def bounds(self, at: int) -> dict[str, str]:
+        """What the loops around a line of the item run over, by the name that each gives its index; "" for what is not sure.
+
+        A name that an `if` of its loop guards may stop earlier.
+        """
+        found: dict[str, str] = {}
+        indent = indentation(self.lines[at])
+        for number in range(at - 1, -1, -1):
+            line = self.lines[number]
+            if not line.strip() or indentation(line) >= indent:
+                continue
+            indent = indentation(line)
+            loop = LOOP.search(line)
+            if loop and loop[1] not in found:
+                arguments = parts(bracketed("\n".join(self.lines[number:]), loop.end() - 1))
+                bound = arguments[0] if len(arguments) == 1 else arguments[1] if len(arguments) > 1 else ""
+                guarded = re.search(rf"\bif [^:]*\b{loop[1]}\b", "\n".join(self.lines[number + 1 : at + 1]))
+                found[loop[1]] = "" if guarded else bound
+        return found
 
     def double_index(self, code: str) -> Iterator[tuple[str, str]]:
         """`x[row][h]` where `x[row, h]` is meant."""
@@ -87,11 +104,11 @@ class Scope:
                     ),
                 )
 
-    def axes(self, code: str) -> Iterator[tuple[str, str]]:
+    def axes(self, code: str, bounds: dict[str, str]) -> Iterator[tuple[str, str]]:
         """An index whose loop runs over another size than its axis has."""
         for found in ACCESS.finditer(code):
             axes, indices = self.tensors.get(found[1], []), parts(bracketed(code, found.end() - 1))
-            runs = [self.bounds.get(index, "") for index in indices]
+            runs = [bounds.get(index, "") for index in indices]
             if len(axes) != len(indices):
                 continue
             shown = f"`{found[1]}[{', '.join(indices)}]`"
@@ -122,10 +139,7 @@ def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple
         callee = next((item for item in items.by_name.get(found[1], ())), None)
         if callee is None:
             continue
-        head = re.search(r"def \w+\s*(?:\[(?:[^\[\]]|\[[^\[\]]*\])*\])?\s*\(", callee.text)
-        if head is None:
-            continue
-        declared = [part.partition(":")[0].strip() for part in parts(bracketed(callee.text, head.end() - 1))]
+        declared = arguments_of(callee)
         given = parts(bracketed(code, found.end() - 1))
         meant = [scope.sizes.get(argument, argument) for argument in given]
         for k, (name, other) in enumerate(zip(declared, meant, strict=False)):
@@ -138,6 +152,23 @@ def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple
                         f"`{given[at]}` where {other} does"
                     ),
                 )
+
+
+def arguments_of(function: Item) -> list[str]:
+    """The names of a function's arguments, in order."""
+    text = NOT_CODE.sub(" ", function.text)
+    head = re.search(r"def \w+\s*(?:\[(?:[^\[\]]|\[[^\[\]]*\])*\])?\s*\(", text)
+    return [part.partition(":")[0].strip() for part in parts(bracketed(text, head.end() - 1))] if head else []
+
+
+def blanked(found: re.Match) -> str:
+    """What stands for text or a comment: nothing, in as many lines."""
+    return " " + "\n" * found[0].count("\n")
+
+
+def indentation(line: str) -> int:
+    """The spaces in front of a line."""
+    return len(line) - len(line.lstrip())
 
 
 def bracketed(text: str, at: int) -> str:

@@ -72,7 +72,7 @@ class TorchChecker(PythonChecker):
         except (
             Exception
         ) as error:  # whatever a learner's code raises is a verdict, not a failure of the harness
-            failure = describe(error, path)[:LONGEST]
+            failure = describe(error, path, longest=LONGEST)
         else:
             explain(result, self.puzzle, wrong, ladder)
             return result

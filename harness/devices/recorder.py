@@ -66,6 +66,15 @@ class Recording:
             event for events in self.cases.values() for event in events if isinstance(event, RecordedLaunch)
         ]
 
+    def arguments(self, launch: str) -> list[str]:
+        """The tensors that the arguments of a launch point to, by name, in order; "" for what points to none."""
+        for events in self.cases.values():
+            names = {event.address: event.name for event in events if isinstance(event, RecordedTensor)}
+            for event in events:
+                if isinstance(event, RecordedLaunch) and event.name == launch:
+                    return [names.get(int.from_bytes(bytes, "little"), "") for bytes in event.arguments]
+        return []
+
     def kernel_names(self) -> dict[str, str]:
         """The symbol of every kernel -> the name of its first launch."""
         names: dict[str, str] = {}

@@ -29,19 +29,25 @@ class Replay:
             variant: Which one.
             case: Its dims must have been recorded.
             inputs: The input tensors (torch, on the CPU, contiguous, in the dtype of the recording), by name.
-            given: What some of the written tensors shall hold after every launch, whatever the kernels wrote there.
+            given: What some of the written tensors shall hold for the launches that read them, whatever was written there.
 
         Returns what was written, as torch tensors by name; outputs start out poisoned, scratch memory unwritten.
         """
         written: dict[str, int] = {}
+        stood = {name: raw(tensor) for name, tensor in (given or {}).items()}
+        made: dict[str, np.ndarray] = {}
         real: dict[bytes, bytes] = {}
         shapes = self.puzzle.shapes(case.dims)
         events = self.recording.cases[variant, case.dims]
         for event in events:
             if isinstance(event, RecordedLaunch):
                 self._launch(event, real)
-                for name, tensor in (given or {}).items():
-                    self.gpu.write(written[name], raw(tensor))
+                arguments = {real.get(argument) for argument in event.arguments}
+                for name in [name for name in stood if pointer(written[name]) in arguments]:
+                    now = self.gpu.read(written[name], stood[name].nbytes)
+                    # The first launch that takes a tensor makes it; of a later one only what it writes anew counts.
+                    made[name] = np.where(now != stood[name], now, made[name]) if name in made else now
+                    self.gpu.write(written[name], stood[name])
                 continue
             address = self.gpu.allocate(event.nbytes, event.name)
             real[pointer(event.address)] = pointer(address)
@@ -53,6 +59,8 @@ class Replay:
                 dtype = self.puzzle.written_dtype(event.name, self.dtype)
                 self._place(address, event, poisoned(shapes[event.name], dtype))
                 written[event.name] = address
+        for name, values in made.items():
+            self.gpu.write(written[name], values)
         outputs = {name: self._read(name, address, shapes[name]) for name, address in written.items()}
         for address in real.values():
             self.gpu.free(int.from_bytes(address, "little"))

@@ -15,6 +15,8 @@ from harness.toolchain.cache import digest
 from harness.toolchain.disk import write_whole
 
 FILE = ".workbook-progress.json"
+BEGUN = ("begun", "changed")
+"""The states of a blank that somebody is at."""
 
 
 @dataclass

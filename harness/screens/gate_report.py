@@ -56,7 +56,9 @@ def verdict_lines(
     for line in (*result.diagnosis, *result.picture):
         yield Text(f"      {relative(line)}")
     if result.hint:
-        yield Text(f"      next: {command(f'hint {puzzle.name} {result.hint}')}", style="dim")
+        # Where no mistake has a name, no rung is the one that helps: the next that was not read.
+        hint = result.hint if result.mistake else result.hint.rpartition("-")[0]
+        yield Text(f"      next: {command(f'hint {puzzle.name} {hint}')}", style="dim")
 
 
 def case_lines(result: GateResult) -> Iterator[Text]:

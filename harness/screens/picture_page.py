@@ -51,8 +51,9 @@ def data(picture: Picture) -> dict:
     """The picture as plain data.
 
     `runs` are the learner's and the solution's. A run has launches, a launch has `steps`, each [kind, tensor, line, first
-    access, accesses, bank conflicts, sectors, least sectors, whether it is in the followed `blank`], and its accesses by column: b(lock), t(hread), e(lement),
-    v(alue); a kind is R, W, A (atomic) or B (barrier). `tensors` and `lines` are numbered through.
+    access, accesses, bank conflicts, sectors, least sectors, whether it is in the followed `blank`], and its accesses by
+    column: `b` is the block, `t` the thread, `e` the element, `v` the value; a kind is R, W, A (atomic) or B (barrier).
+    `tensors` and `lines` are numbered through.
     """
     followed = picture.who
     names = list(dict.fromkeys([*picture.mine.accesses.tensors, *picture.theirs.accesses.tensors]))

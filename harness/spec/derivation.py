@@ -55,6 +55,7 @@ class Mistake:
         words: Ends the sentence "your dx equals the reference ...".
         changes: Step -> what it becomes. A quantity with one axis more than the tensor lists alternatives: each
             element may be any one of them.
+        together: Whether it spoils every quantity that it changes: where one of them is right, it is another mistake.
         hint: Which rung of the gate's hint ladder helps: 1 the idea, 2 the part that is often missed, 3 nearly the code.
     """
 
@@ -62,3 +63,4 @@ class Mistake:
     words: str
     changes: Mapping[str, Step]
     hint: int = 2
+    together: bool = False

@@ -15,7 +15,7 @@ from .memory import ITEMSIZE, NOWHERE, NULL_PAGE, Extent, Space
 from .program import polls
 from .provenance import address_origin
 from .races import AccessLog, synchronises
-from .report import Finding, Findings, index_text, is_library_algorithm, place
+from .report import Finding, Findings, index_text, is_library_algorithm, place, with_article
 
 SHARED_BUDGET, LOCAL_BUDGET = 256 << 20, 512 << 20
 ORDERED_BATCHES = 16
@@ -255,7 +255,7 @@ class Run:
         lands = f"{there.name}{index_text(there.index(address, A.width))}" if there else "another tensor"
         block, thread = self.who(batch, positions[which[0]])
         self.record(
-            f"out-of-bounds {verb}", A.instr, f"a {verb} so far {side} of {owner.name} that it lands in {lands}",
+            f"out-of-bounds {verb}", A.instr, f"{with_article(verb)} so far {side} of {owner.name} that it lands in {lands}",
             tensor=owner.name, index=owner.index(address, A.width), block=block, thread=thread, count=len(which),
             algorithm=False,
         )  # fmt: skip
@@ -292,7 +292,11 @@ class Run:
                 index,
                 f"{verb} of {A.nbytes} bytes at {address:#x}, far from any tensor (nearest: {e.name})",
             )
-        return e.name, index, f"a {verb} {side} of {e.name} ({shape}): element {index_text(index)}"
+        return (
+            e.name,
+            index,
+            f"{with_article(verb)} {side} of {e.name} ({shape}): element {index_text(index)}",
+        )
 
     def unwritten(self, batch, A: Access, bad, index, L):
         """A read of memory that nobody has written.

@@ -131,6 +131,11 @@ class Finding:
         }
 
 
+def with_article(noun: str) -> str:
+    """ "a load", "an atomic"."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
 def _triple(t: tuple[int, int, int]) -> str:
     return f"({t[0]}, {t[1]}, {t[2]})"
 

@@ -1,9 +1,34 @@
-"""Shared by the tests of the book: a small book to plant faults in."""
+"""Shared by the tests of the book: the built book, in a browser, and a small book to plant faults in."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from book_paths import BOOK
+from browser import DESKTOP, Browser
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The built book."""
+    import build
+    import generate
+
+    folder = tmp_path_factory.mktemp("site") / "html"
+    generate.main()
+    assert build.build(BOOK, folder) == []
+    return folder
+
+
+@pytest.fixture
+def browser(started, site) -> Browser:
+    """The browser with nothing remembered from another test, and its lists empty."""
+    started.resize(DESKTOP)
+    started.open(site / "index.html")
+    started.run("localStorage.clear()")
+    started.errors.clear()
+    started.requests.clear()
+    return started
 
 
 @pytest.fixture

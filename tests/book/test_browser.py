@@ -4,7 +4,7 @@ import re
 
 import pytest
 from book_paths import BOOK, ROOT
-from browser import DESKTOP, PHONE, Browser, find_browser
+from browser import DESKTOP, PHONE, find_browser
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
@@ -16,35 +16,6 @@ PAGES = [
     if page.name != "SUMMARY.md" and not page.name.startswith("_")
 ]
 P22 = "puzzle_22/backward_pass.html"
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    import build
-    import generate
-
-    folder = tmp_path_factory.mktemp("site") / "html"
-    generate.main()
-    assert build.build(BOOK, folder) == []
-    return folder
-
-
-@pytest.fixture(scope="module")
-def started():
-    browser = Browser(find_browser())
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def browser(started, site):
-    """The browser with nothing remembered from another test, and its lists empty."""
-    started.resize(DESKTOP)
-    started.open(site / "index.html")
-    started.run("localStorage.clear()")
-    started.errors.clear()
-    started.requests.clear()
-    return started
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
@@ -68,7 +39,7 @@ def test_text_formulas_and_labels_are_legible(browser, site, theme):
     browser.run(f"localStorage.setItem('mdbook-theme', '{theme}')")
     browser.open(site / P22)
     ratios = browser.run(CONTRAST)
-    assert len(ratios) == 7
+    assert len(ratios) == 8
     assert all(ratio >= 4.5 for ratio in ratios.values()), ratios
 
 
@@ -86,7 +57,8 @@ CONTRAST = """(() => {
         return [255, 255, 255, 1];
     }
     const out = {};
-    for (const selector of ['main p', 'main p a', '.math', '.formula-name', '.output-source', 'figcaption', '.hint summary']) {
+    for (const selector of ['main p', 'main p a', '.math', '.formula-name', '.output-source', 'figcaption', '.hint summary',
+        '.sidebar .active']) {
         const element = document.querySelector(selector), back = background(element);
         const style = getComputedStyle(element), color = rgba(style.color);
         const alpha = color[3] * Number(style.opacity);
@@ -166,6 +138,44 @@ def test_without_javascript_everything_can_be_read(browser, site):
     )
 
 
+def test_folds_are_open_on_paper_and_closed_again(browser, site):
+    folds = "[...document.querySelectorAll('main details')].filter(fold => fold.open).length"
+    browser.open(site / P22)
+    assert browser.run(folds) == 0
+    browser.run("window.dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(folds) == browser.run("document.querySelectorAll('main details').length") > 10
+    browser.run("window.dispatchEvent(new Event('afterprint'))")
+    assert browser.run(folds) == 0
+
+
+def test_tables_fit_their_page_and_figures_a_phone(browser, site):
+    """At desktop width no table needs to be scrolled; on a phone no figure does."""
+    wide = "[...document.querySelectorAll('{}')].filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.innerText)"
+    for size, what in ((DESKTOP, ".table-wrapper"), (PHONE, "main figure")):
+        browser.resize(size)
+        for page in PAGES:
+            browser.open(site / page)
+            assert browser.run(wide.format(what)) == [], page
+
+
+def test_a_formula_is_out_of_sight_and_can_be_copied(browser, site):
+    browser.open(site / P22)
+    spoken = "document.querySelector('#formula-dx .math-spoken')"
+    assert (
+        browser.run(f"{spoken}.querySelector('math') !== null && {spoken}.getBoundingClientRect().width") == 1
+    )
+    copied = browser.run(
+        "(() => { const s = getSelection(); s.selectAllChildren(document.querySelector('#formula-dx')); return s.toString(); })()"
+    )
+    assert "".join(copied.split()).startswith("dx𝑖=rstd(𝑔𝑖")
+
+
+def test_the_search_index_holds_no_headings_twice(browser, site):
+    (index,) = site.glob("searchindex*.js")
+    assert '"breadcrumbs":{"root"' not in index.read_text(encoding="utf-8")
+    assert any("races" in link for link in search(browser, site, "atomics"))
+
+
 def test_stepper_walks_through_the_five_phases(browser, site):
     browser.open(site / P22)
     browser.run("document.querySelector('.solution-details').open = true")
@@ -217,6 +227,6 @@ def test_print_page_shows_every_chapter(browser, site):
     browser.open(site / "print.html")
     headings = browser.run("[...document.querySelectorAll('main h1')].map(h => h.innerText.trim())")
     chapters = [(BOOK / "src" / page).with_suffix(".md").read_text() for page in PAGES]
-    titles = {re.search(r"^# (.+)$", chapter, re.M)[1] for chapter in chapters}
+    titles = {re.search(r"^# (.+)$", chapter, re.M)[1].replace("`", "") for chapter in chapters}
     assert titles <= set(headings)
     assert browser.errors == []

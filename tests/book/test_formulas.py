@@ -318,3 +318,59 @@ def test_the_formula_of_the_last_gate():
         lambda value: float((s.dy * ((normalised(value) * s.gamma) @ s.W.T)).sum()), s.x
     )
     np.testing.assert_allclose(claimed, differences, rtol=1e-5, atol=1e-6)
+
+
+def page(name: str, *formulas: str) -> str:
+    """The text of a page, which has just these named formulas."""
+    text = (BOOK / "src" / name).read_text(encoding="utf-8")
+    assert re.findall(r"\$\$ \{#([\w-]+)\}", text) == list(formulas)
+    return text
+
+
+def test_the_four_factors_of_the_parameters():
+    """The derivatives {#local} of one row, each against a finite difference, and the example's numbers."""
+    text = page("puzzle_22/parameter_gradients.md", "local")
+    s = Sample(3)
+    ln = s.ln_out[0, 0]
+    by_W = central_difference(lambda W: W @ ln + s.b, s.W)  # [o, o', h]
+    np.testing.assert_allclose(by_W, np.einsum("oi,h->oih", np.eye(O), ln), atol=1e-8)
+    np.testing.assert_allclose(central_difference(lambda b: s.W @ ln + b, s.b), np.eye(O), atol=1e-8)
+    x_hat = s.x_hat[0, 0]
+    by_gamma = central_difference(lambda gamma: gamma * x_hat + s.beta, s.gamma)
+    np.testing.assert_allclose(by_gamma, np.diag(x_hat), atol=1e-8)
+    by_beta = central_difference(lambda beta: s.gamma * x_hat + beta, s.beta)
+    np.testing.assert_allclose(by_beta, np.eye(H), atol=1e-8)
+
+    x = torch.tensor([[1.0, 3, 5], [2, 2, 8]], dtype=torch.float64)
+    ln = F.layer_norm(x, [3], torch.tensor([1.0, 2, 0.5]).double(), torch.tensor([0.0, 1, 0]).double())
+    shown = r" \\ ".join(" & ".join(f"{value:.3f}" for value in row) for row in ln.tolist())
+    assert re.sub(r"(?<=\d)\.000", "", shown) in text
+    assert F.layer_norm(x, [3]).numpy().round(3).tolist() == [[-1.225, 0, 1.225], [-0.707, -0.707, 1.414]]
+
+
+def test_layernorm_behind_the_product():
+    """The algebra of the page on fusing, {#behind} and {#dw-behind}, and the numbers that it takes from shapes."""
+    text = page("fast/why_not_fused.md", "behind", "dw-behind")
+    s = Sample(4)
+    folded = s.gamma * s.W
+    bracket = np.einsum("bsh,oh->bso", s.x, folded) - s.mean[..., None] * folded.sum(1)
+    claimed = s.rstd[..., None] * bracket + s.W @ s.beta + s.b
+    np.testing.assert_allclose(claimed, np.einsum("oh,bsh->bso", s.W, s.ln_out) + s.b, rtol=1e-12)
+    scaled = s.dy * s.rstd[..., None]
+    products = np.einsum("bso,bsh->oh", scaled, s.x) - np.einsum("bso,bs->o", scaled, s.mean)[:, None]
+    s.check_gradient("W", s.gamma * products + np.einsum("h,bso->oh", s.beta, s.dy))
+
+    rows, hidden, outputs, widest = 8192, 768, 3072, 256
+    again = rows * hidden * outputs // widest
+    assert f"{outputs // widest} blocks" in text and f"{again // 10**6} million elements in place of" in text
+    assert f"{5 * again / (132 * 128 * 1.98e9) * 1e6:.1f} µs" in text
+
+
+def test_the_three_parts_of_a_gradient():
+    """{#parts}: c2, c1 x_hat and dx / rstd add up to g, and are what remains of it along 1, along x_hat, and across both."""
+    page("puzzle_22/break_the_gradient.md", "parts")
+    s = Sample(5, eps=0.0)
+    c2, c1 = s.g.mean(-1, keepdims=True), (s.g * s.x_hat).mean(-1, keepdims=True)
+    rest = s.autograd("x")[0] / s.rstd[..., None]
+    np.testing.assert_allclose(c2 + c1 * s.x_hat + rest, s.g, rtol=1e-10)
+    np.testing.assert_allclose([rest.sum(-1), (rest * s.x_hat).sum(-1)], 0, atol=1e-10)

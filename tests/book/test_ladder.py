@@ -111,12 +111,30 @@ def test_without_measurements_there_are_predictions_alone(tmp_path):
 
     pages = ladder.pages(tmp_path / "none.csv")
     assert "hold predictions alone" in pages["ladder_where.md"] and set(pages) == {
-        "ladder_where.md", "ladder_6_unfused.md", "ladder.svg", *(f"ladder_{step}.md" for step in range(1, 7)),
+        "ladder_where.md", "ladder_6_unfused.md", "ladder_forward.md", "ladder.svg", *(f"ladder_{step}.md" for step in range(1, 7)),
     }  # fmt: skip
     assert not any("measured" in text for text in pages.values())
     assert "| `gemm_hopper_kernel` | tensor cores | 39.1 µs |" in pages["ladder_4.md"]
     assert "| `ln_backward_rows` | memory | 10.5 µs |" in pages["ladder_6.md"]  # four tensors through memory
     assert "together" not in pages["ladder_6.md"], "the launches overlap"
+
+
+def test_what_fusing_could_gain_is_what_was_measured():
+    """The page on fusing LayerNorm into the product rests on the measured forward pass and on a recorded output."""
+    import ladder
+    import outputs
+    from book_paths import BOOK
+
+    text = (BOOK / "src" / "fast" / "why_not_fused.md").read_text(encoding="utf-8")
+    rows, product = (launch.took for launch in ladder.load().of("fast", "forward"))
+    assert f"below {rows:.1f} µs" in text and f"launch of {rows:.1f} µs" in text
+    assert "a seventh of the pass" in text and round((rows + product) / rows) == 7
+    found = [line.split() for line in outputs.load("algebra").text.splitlines()[1:]]
+    errors = {(dtype, int(offset)): list(map(float, values)) for dtype, offset, *values in found}
+    assert f"{errors['bfloat16', 100][2]:.0%}".replace("%", " %") in text  # the sum of unrounded weights
+    for offset in (10, 100, 1000):
+        in_order, behind, *_ = errors["float32", offset]
+        assert 2.5 < behind / in_order < 5.5, "three to five times"
 
 
 def test_a_file_without_rows_is_refused(measured):

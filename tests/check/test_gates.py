@@ -1,5 +1,6 @@
 """Gates one by one: the solution passes, the skeleton is unsolved, and nobody is blamed for another's mistake."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 
 from harness.check import gates
 from harness.check.gates import Checker
+from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
+from harness.devices.replay import pointer
 from harness.errors import BadUse, CompileFailed, DamagedFile
 from harness.learner import blanks
 from harness.toolchain import roots
@@ -175,6 +178,28 @@ def test_a_finding_in_a_helper_is_put_at_the_learner_s_line():
     )
     assert not any("called from" in line for line in lines)
     assert gates.finding_lines(found, source, None)[0].endswith("at /x/shared/common.mojo:170:5")
+
+
+def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
+    source = tmp_path / "kernel.mojo"
+    source.write_text(
+        "def add[\n    dtype: DType\n](\n    grad: MutPtr[dtype],  # [n]\n    n: Int32,\n):\n    f()\n"
+    )
+    memory = RecordedTensor("sums_grad", 0x1000, 64, scratch=True)
+    launch = RecordedLaunch(
+        "adding", "op_add", (1, 1, 1), (1, 1, 1), (pointer(0x1000), (16).to_bytes(4, "little"))
+    )
+    recording = Recording({("fused", (1,)): [memory, launch]})
+
+    def said(line, kernel="adding"):
+        at = Location("/x/shared/common.mojo", 3, 5, Location(str(source), line, 5))
+        found = Finding("out-of-bounds atomic", "past the end of sums_grad (16)", "", kernel, "sums_grad")
+        return gates.in_the_kernels_words(
+            dataclasses.replace(found, instr=SimpleNamespace(loc=at)), recording, source
+        )
+
+    assert (said(7).message, said(7).tensor) == ("past the end of grad (16)", "grad")
+    assert said(7, "another").message == said(99).message == "past the end of sums_grad (16)"
 
 
 def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solution, monkeypatch):

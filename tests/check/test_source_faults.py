@@ -48,6 +48,11 @@ def seen(tmp_path, code: str) -> list:
         (LOOPS + "total += W[h, o]", "indices-exchanged", "W is [O, H] and `h` runs over H: `W[o, h]`"),
         (LOOPS + "total += x[seq, h]", "part-of-an-axis", "`seq` runs over S, and this axis of x is B * S"),
         (LOOPS + "total += gamma[o]", "other-axis", "`o` runs over O, and this axis of gamma is H"),
+        (
+            LOOPS + "total += gamma[h]\n        for o in range(H):\n            total += W[o, 0]",
+            "other-axis",
+            "`o` runs over H, and this axis of W is O",
+        ),
         (LOOPS + "_ = helper(weight, row, O, H)", "arguments-exchanged", "`O` stands where wide belongs"),
     ],
 )

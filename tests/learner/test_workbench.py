@@ -136,6 +136,26 @@ def test_a_rung_by_its_name_and_the_numpy_ladder(checkout):
     assert checkout.run("hint", "p22").stdout.startswith("Hint ln-1 (1 of 3)")
 
 
+def test_a_hint_without_a_name_is_for_the_blank_that_was_begun_last(checkout):
+    checkout.fill(checkout.numpy, "dgamma", change=lambda line: line.replace("return", "return 2 *"))
+    assert checkout.run("hint", "p22").stdout.startswith("Hint numpy-dgamma-1")
+    assert checkout.run("hint", "p22", "--rung", "mojo").stdout.startswith("Hint ln-1")
+    checkout.fill(checkout.kernels, "db")
+    os.utime(checkout.kernels, (2e9, 2e9))
+    assert checkout.run("hint", "p22").stdout.startswith("Hint db-1")
+    checkout.numpy.write_text("# BLANK-END db\n")  # damaged: no blank can be told
+    assert checkout.run("hint", "p22").stdout.startswith("Hint db-2")
+
+
+def test_after_an_error_without_a_name_the_next_rung_is_offered_not_the_first_again(checkout):
+    checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "0"))
+    said = checkout.run("p22", "--numpy", "--gate", "db").stdout
+    assert "has shape [4, 16], expected [16]" in said
+    asked = said.splitlines()[-1].strip().removeprefix("next: python -m harness ").split()
+    heads = [checkout.run(*asked).stdout.splitlines()[0] for _ in range(2)]
+    assert heads == ["Hint numpy-db-1 (1 of 3)", "Hint numpy-db-2 (2 of 3)"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -22,7 +22,7 @@ from harness.toolchain import roots
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("toys", "book")]
 import checkout as toys  # noqa: E402
-from browser import DESKTOP, PHONE, Browser, find_browser  # noqa: E402
+from browser import DESKTOP, PHONE, find_browser  # noqa: E402
 
 FILE = "p90/op/square.mojo"
 RIGHT, WRONG = "var value = x[from_row, c]", "var value = x[row, c]"
@@ -216,13 +216,6 @@ def test_a_gate_that_no_kernel_has(folder):
 browsers = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
 )
-
-
-@pytest.fixture(scope="module")
-def started():
-    browser = Browser(find_browser())
-    yield browser
-    browser.close()
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ class RegistrationChecker(PythonChecker):
             try:
                 line = check(registered(module))
             except Exception as error:  # whatever a learner's code raises is a verdict
-                line = describe(error, path)[:400]
+                line = describe(error, path, longest=400)
             if line:
                 first = first or check.__name__
                 wrong += [f"{check.__name__}: {line}", f"   in a model: {IN_A_MODEL[check.__name__]}"]

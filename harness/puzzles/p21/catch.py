@@ -31,8 +31,8 @@ TOGETHER = 300.0
 """For which it may run on all."""
 SHOWN = 3
 """How many false alarms are quoted."""
-LONGEST = 110
-"""Characters of a line that is quoted."""
+LONGEST = 80
+"""Characters of an exception or an answer that are quoted."""
 
 
 class Late(BaseException):
@@ -76,7 +76,7 @@ def verdict(check: Callable[[Op], object], op: Op, path: Path, seconds: float) -
         where = describe(late, path).removesuffix(": Late: ").removesuffix("Late: ")
         return f"{where}: stopped after {seconds:g} s", True
     except Exception as error:
-        return describe(error, path)[:LONGEST], False
+        return describe(error, path, longest=LONGEST), False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -453,6 +453,24 @@ MISTAKES = (
         3,
     ),
     Mistake(
+        "c1-first-thread-only",
+        "with c1 of the first thread's columns alone, not summed over the block",
+        {"row_sums": lambda v: packed(first_thread(v, v.given_dln)[0], row_sums(v, v.given_dln)[1])},
+        3,
+    ),
+    Mistake(
+        "c2-first-thread-only",
+        "with c2 of the first thread's columns alone, not summed over the block",
+        {"row_sums": lambda v: packed(row_sums(v, v.given_dln)[0], first_thread(v, v.given_dln)[1])},
+        3,
+    ),
+    Mistake(
+        "no-stride",
+        "with every column h counted h + 1 times: each thread goes on to the next column, not to the one 128 further",
+        {"row_sums": lambda v: packed(*row_sums(v, v.given_dln * np.minimum(np.arange(values(v)) + 1, 128)))},
+        3,
+    ),
+    Mistake(
         "every-thread-all-columns",
         "of all columns by each of the 128 threads, and then added up over the block: 128 times too large",
         {"row_sums": lambda v: 128 * packed(*row_sums(v, v.given_dln))},
@@ -470,6 +488,11 @@ MISTAKES = (
             "row_sums": lambda v: packed(*[row_sums(v, v.given_dln)[1]] * 2),
             "c1": lambda v: v.c2,
         },
+    ),
+    Mistake(
+        "c1-from-the-input",
+        "with the input itself for x_hat in c1",
+        {"c1": lambda v: (v.g * v.input).mean(-1, keepdims=True)},
     ),
     # The parameter gradients.
     Mistake(
@@ -492,6 +515,12 @@ MISTAKES = (
             "grad_ln_weight": lambda v: v.dln.sum((0, 1)),
             "grad_ln_bias": lambda v: (v.dln * v.x_hat).sum((0, 1)),
         },
+        together=True,
+    ),
+    Mistake(
+        "x-hat-forgotten-in-dgamma",
+        "without x_hat: the sum of dln alone, which is dbeta",
+        {"grad_ln_weight": lambda v: v.dln.sum((0, 1))},
     ),
     Mistake(
         "averaged-over-rows",

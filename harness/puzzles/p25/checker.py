@@ -1,0 +1,289 @@
+"""What judges the rungs of puzzle 25: each blank by itself, in a ring whose other blanks are the solution's.
+
+The ring's output and all gradients are compared with attention on one device. The NumPy rung runs in this process, with a
+list for the ranks; the PyTorch rung in as many processes as the largest case has ranks, started once for a gate.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from harness.check.diagnose import Evidence
+from harness.check.python_files import PythonChecker, describe, explain
+from harness.check.reference import Reference, evidence, verdict_on
+from harness.check.results import Comparison, GateResult
+from harness.devices.processes import RankFailed, run_ranks
+from harness.devices.targets import Target
+from harness.puzzles.p25 import layout
+from harness.puzzles.p25.ranks import Answer, Part, functions_of, run_cases
+from harness.puzzles.p25.spec import EVERY, dtype_of
+from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
+from harness.spec.rungs import Rung
+from harness.toolchain import roots
+
+CPU = Target("cpu", None, "")
+TENSORS = ("query", "key", "value", "grad_output")
+SECONDS = 120.0
+"""For which the ranks may run; who waits in vain gives up long before."""
+
+
+class Failed(Exception):
+    """A case that ended without values; `mistake` is the known mistake behind it, or ""."""
+
+    def __init__(self, words: str, mistake: str = ""):
+        super().__init__(words)
+        self.mistake = mistake
+
+
+class RingChecker(PythonChecker):
+    """Judges the gates of one file, of either rung; truth and baseline of a case are computed once."""
+
+    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
+        super().__init__(puzzle, rung, seed=seed)
+        self.references = {dtype: Reference(puzzle, dtype, seed) for dtype in ("float32", "bfloat16")}
+
+    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+        result = GateResult(gate, "correct")
+        ladder = self.puzzle.ladder(self.rung, gate.id)
+        solution = roots.solutions() / self.puzzle.name / self.rung.file
+        wrong: dict[str, list[Evidence]] = {}
+        failure: Failed | None = None
+        try:
+            if gate.id == "balanced":
+                check_chunks(module["chunks"], path)
+            for case, outputs in self._run(gate, path, solution, cases):
+                self._compare(result, case, outputs, wrong)
+            if gate.id == "merge" and not wrong:
+                check_merge(module["merge"], path, self.tensor)
+        except Failed as error:
+            failure = error
+        if wrong:
+            explain(result, self.puzzle, wrong, ladder)
+        if failure:
+            result.state = "wrong"
+            result.diagnosis.append(str(failure))
+            result.mistake = result.mistake or failure.mistake or None
+            result.hint = result.hint or f"{ladder}-2"
+        if result.state == "correct":
+            result.summary = self.about(cases)
+        return result
+
+    def _compare(
+        self, result: GateResult, case: Case, outputs: Arrays, wrong: dict[str, list[Evidence]]
+    ) -> None:
+        """Adds the verdicts on one case, and the evidence against what is wrong."""
+        import torch
+
+        reference = self.references[dtype_of(case)]
+        tensors = {
+            name: torch.from_numpy(array).to(getattr(torch, dtype_of(case)))
+            for name, array in outputs.items()
+        }
+        verdicts = {
+            name: verdict_on(self.puzzle, reference, case, CPU, name, tensor)
+            for name, tensor in tensors.items()
+            if name in result.gate.quantities  # what else is wrong then follows
+        }
+        result.comparisons.append(Comparison(case, verdicts))
+        for name, verdict in verdicts.items():
+            if not verdict.ok:
+                seen = evidence(self.puzzle, reference, case, CPU, name, tensors[name], verdict)
+                wrong.setdefault(name, []).append(seen)
+
+    def tensor(self, values: object):
+        """An array of the kind that the rung computes with."""
+        raise NotImplementedError
+
+    def arrays(self, case: Case) -> Arrays:
+        """The inputs of a case."""
+        return self.references[dtype_of(case)].arrays(case)
+
+    def about(self, cases: list[Case]) -> str:
+        """What stands behind "correct"."""
+        return ""
+
+    def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
+        """(case, the output and gradients of the whole sequence) of each case. Raises Failed."""
+        raise NotImplementedError
+
+
+def check_chunks(chunks, path: Path) -> None:
+    """Compares what `chunks` says of the balanced layout with what it is. Raises Failed."""
+    for size, length in ((2, 8), (4, 16), (4, 64), (3, 19), (4, 3), (1, 5)):
+        for rank in range(size):
+            right = layout.held(rank, size, length, True)
+            call = f"chunks({rank}, {size}, {length}, True)"
+            try:
+                got = [tuple(map(int, each)) for each in chunks(rank, size, length, True)]
+            except Exception as error:  # whatever a learner's code raises is a verdict
+                raise Failed(f"{call}: {describe(error, path)}") from error
+            if got == right:
+                continue
+            held = [int(p) for each in got for p in range(*each)]
+            work = [
+                sum(p + 1 for each in chunks(r, size, length, True) for p in range(*each))
+                for r in range(size)
+            ]
+            words = f"{call} is {got}, expected {right}"
+            if len(held) == sum(stop - start for start, stop in right) and max(work) > 1.1 * min(work):
+                most, least = work.index(max(work)), work.index(min(work))
+                raise Failed(
+                    f"{words}: rank {most} has {max(work)} scores to compute, rank {least} has {min(work)}",
+                    "not-mirrored",
+                )
+            raise Failed(words, "wrong-chunks")
+
+
+def check_merge(merge: Callable, path: Path, tensor: Callable) -> None:
+    """Merges four rows, in some of which one side or both have seen no key. Raises Failed."""
+    inf = np.inf
+    out, lse = tensor([[[[1.0], [0.0], [3.0], [0.0]]]]), tensor([[[0.5, -inf, 0.25, -inf]]])
+    block_out, block_lse = tensor([[[[2.0], [5.0], [0.0], [0.0]]]]), tensor([[[0.5, 0.75, -inf, -inf]]])
+    try:
+        with np.errstate(all="ignore"):
+            got, total = merge(out, lse, block_out, block_lse)
+    except Exception as error:  # whatever a learner's code raises is a verdict
+        raise Failed(f"merge: {describe(error, path)}") from error
+    for name, found, right in (
+        ("out", got, [1.5, 5.0, 3.0, 0.0]),
+        ("lse", total, [0.5 + np.log(2), 0.75, 0.25, -inf]),
+    ):
+        values = np.asarray(found, np.float64).ravel()
+        if values.shape != (4,) or not np.allclose(values, right, rtol=1e-12, atol=0):
+            words = f"merge of four rows of lse {lse.ravel().tolist()} with {block_lse.ravel().tolist()}"
+            raise Failed(
+                f"{words}: {name} is {values.tolist()}, expected {right}: -inf - -inf is no number",
+                "nothing-visible" if not np.isfinite(values[3]) and name == "out" else "",
+            )
+
+
+def ring_arguments(case: Case, arrays: Arrays) -> tuple[int, float, bool, bool]:
+    """length, scale, causal and balanced."""
+    S, d = case.dims[-2:]
+    return S, d**-0.5, bool(arrays["causal"]), bool(arrays["balanced"])
+
+
+class ListChecker(RingChecker):
+    """The NumPy rung: a list in the place of the ranks."""
+
+    def tensor(self, values: object):
+        return np.asarray(values, np.float64)
+
+    def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
+        module = functions_of(path, solution, gate.id)
+        for case in cases:
+            arrays = self.arrays(case)
+            size = case.world_size
+            length, scale, causal, balanced = ring_arguments(case, arrays)
+            parts = {name: layout.split(arrays[name], size, balanced) for name in TENSORS}
+            ranges = [layout.held(rank, size, length, balanced) for rank in range(size)]
+            qkv = [parts[name] for name in TENSORS[:3]]
+            try:
+                with np.errstate(all="ignore"):
+                    output, lse = module["ring_forward"](*qkv, ranges, scale, causal)
+                    gradients = module["ring_backward"](
+                        parts["grad_output"], *qkv, output, lse, ranges, scale, causal
+                    )
+                found: dict[str, list[np.ndarray]] = dict(zip(EVERY, (output, *gradients), strict=True))
+                check_shapes(found, parts)
+                whole = {name: layout.joined(each, balanced) for name, each in found.items()}
+            except Exception as error:  # whatever a learner's code raises is a verdict
+                raise Failed(f"in case '{case.name}': {describe(error, path, longest=300)}") from error
+            yield case, {name: array.astype(np.float32) for name, array in whole.items()}
+
+
+def check_shapes(found: dict[str, list[np.ndarray]], parts: dict[str, list[np.ndarray]]) -> None:
+    """Raises ValueError where a rank's part of a result has not the shape of what it belongs to."""
+    for name, own in zip(EVERY, ("query", "query", "key", "value"), strict=True):
+        if found[name] is None or len(found[name]) != len(parts[own]):
+            raise ValueError(f"{name} should be a list with an array for each rank")
+        for rank, (got, like) in enumerate(zip(found[name], parts[own], strict=True)):
+            if np.shape(got) != like.shape:
+                raise ValueError(
+                    f"{name} of rank {rank} has shape {list(np.shape(got))}, expected {list(like.shape)}"
+                )
+
+
+class RanksChecker(RingChecker):
+    """The PyTorch rung: processes on gloo."""
+
+    def tensor(self, values: object):
+        import torch
+
+        return torch.tensor(values, dtype=torch.float64)
+
+    def about(self, cases: list[Case]) -> str:
+        ranks, cores = max(case.world_size for case in cases), os.cpu_count() or 1
+        return f"{ranks} processes shared {cores} cores" if ranks > cores else f"{ranks} processes"
+
+    def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
+        world = max(case.world_size for case in cases)
+        work = [self._parts(case, world) for case in cases]
+        arguments = [(path, solution, gate.id, [parts[rank] for parts in work]) for rank in range(world)]
+        describing = functools.partial(describe, path=path)
+        try:
+            answers = run_ranks(run_cases, arguments, describe=describing, source=path, seconds=SECONDS)
+        except RankFailed as error:
+            raise Failed(str(error)) from error
+        for number in range(len(answers[0])):
+            case = cases[number]
+            of_case = [each[number] for each in answers[world - case.world_size :]]
+            if any(answer.words for answer in of_case):
+                words, mistake = blame(of_case)
+                raise Failed(f"in case '{case.name}': {words}", mistake)
+            balanced = bool(self.arrays(case)["balanced"])
+            yield (
+                case,
+                {
+                    name: layout.joined([answer.values[name] for answer in of_case], balanced)
+                    for name in EVERY
+                },
+            )
+
+    def _parts(self, case: Case, world: int) -> list[Part]:
+        """What each process has of a case: the last ones its parts, the others nothing."""
+        arrays, size = self.arrays(case), case.world_size
+        arguments = ring_arguments(case, arrays)
+        split = {name: layout.split(arrays[name], size, arguments[-1]) for name in TENSORS}
+        idle = [Part(case.name, size, dtype_of(case), {}, arguments) for _ in range(world - size)]
+        return idle + [
+            Part(
+                case.name,
+                size,
+                dtype_of(case),
+                {name: parts[rank].astype(np.float32) for name, parts in split.items()},
+                arguments,
+            )
+            for rank in range(size)
+        ]
+
+
+def blame(answers: list[Answer]) -> tuple[str, str]:
+    """What went wrong in a case, in a line, and the known mistake behind it, of what the ranks say."""
+    failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.words]
+    size = len(answers)
+    # A rank that says what it did wrong comes before those that waited for it.
+    sure = [(rank, answer) for rank, answer in failed if answer.stuck is None]
+    if sure:
+        rank, answer = min(sure, key=lambda each: (not each[1].mistake, each[0]))
+        return f"rank {rank} of {size}: {answer.words}", answer.mistake
+    words = "; ".join(f"rank {rank} of {size} {answer.words}" for rank, answer in failed)
+    stuck = {rank: answer.stuck for rank, answer in failed if answer.stuck}
+    if len(stuck) == size and all(kind == "send" and not begun for kind, _, begun in stuck.values()):
+        return (
+            f"deadlock: every rank sends before it receives, and no send ends before it is received: {words}",
+            "sends-first",
+        )
+    if len(stuck) == size and all(kind == "receive" for kind, _, _ in stuck.values()):
+        return f"deadlock: every rank receives before it sends: {words}", "receives-first"
+    for rank, (kind, other, _) in stuck.items():
+        begun = stuck[other][2] if other in stuck else ()
+        if kind == "send" and begun and rank not in begun:
+            return (
+                f"rank {rank} of {size} sends to rank {other}, which receives from rank {begun[0]}",
+                "wrong-neighbour",
+            )
+    return words, ""

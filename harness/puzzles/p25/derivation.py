@@ -1,0 +1,286 @@
+"""Puzzle 25's mathematics in NumPy, on the whole sequence, and what its known mistakes make of it.
+
+Shapes: query, output and grad_output [B, N, S, d]; key and value [B, M, S, d]; scores [B, N, S, S]. Of each rank's block
+of keys alone: block_lse and share [blocks, B, N, S], block_output [blocks, B, N, S, d]. `owner` and `index` [S] are the rank that
+holds a position and where; `block` [S] is the block that a key is attended to in: all that a rank holds, or one of its ranges.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from harness.puzzles.p25.layout import cut, locals_, owners
+from harness.spec.derivation import Derivation, Mistake, Step
+
+
+def finite(lse: np.ndarray) -> np.ndarray:
+    """0 where a row sees no key."""
+    return np.where(np.isneginf(lse), 0.0, lse)
+
+
+def of_blocks(v: Derivation) -> list[np.ndarray]:
+    """The scores, -inf where the key is in another block, for every block."""
+    return [np.where(v.block == number, v.masked, -np.inf) for number in range(int(v.block.max()) + 1)]
+
+
+def logsumexp(scores: np.ndarray) -> np.ndarray:
+    """Along the last axis; -inf of nothing but -inf."""
+    largest = finite(scores.max(-1, keepdims=True))
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(scores - largest).sum(-1)) + largest[..., 0]
+
+
+def heads(array: np.ndarray, v: Derivation) -> np.ndarray:
+    """Key or value with a head for every head of the query."""
+    return array.repeat(v.query.shape[1] // array.shape[1], 1)
+
+
+def folded(array: np.ndarray, v: Derivation) -> np.ndarray:
+    """The sum over the heads of the query that share a head of the key."""
+    B, N, S, d = array.shape
+    M = v.key.shape[1]
+    return array.reshape(B, M, N // M, S, d).sum(2)
+
+
+def seen_through(v: Derivation, label: np.ndarray) -> np.ndarray:
+    """Which keys a query sees where the block of rank owner(t), held by owner(s), is taken for that of rank label[s, t]."""
+    behind = np.full((int(v.ranks), len(v.owner)), 2**31)
+    behind[v.owner, v.index] = np.arange(len(v.owner))
+    place = behind[label, v.index[None, :]]
+    return (place <= np.arange(len(v.owner))[:, None]) | (v.causal == 0)
+
+
+def moved(array: np.ndarray, v: Derivation, by: int) -> np.ndarray:
+    """A gradient [B, M, S, d] that ended at another rank: every rank has that of rank + by; NaN where it has none."""
+    source = np.full((int(v.ranks), len(v.owner)), -1)
+    source[v.owner, v.index] = np.arange(len(v.owner))
+    wanted = source[(v.owner + by) % int(v.ranks), v.index]
+    return np.where((wanted >= 0)[:, None], array[:, :, wanted], np.nan)
+
+
+STEPS = {
+    "owner": lambda v: owners(int(v.ranks), v.query.shape[2], bool(v.balanced)),
+    "index": lambda v: locals_(int(v.ranks), v.query.shape[2], bool(v.balanced)),
+    "block": lambda v: v.owner,
+    "scale": lambda v: np.asarray(1 / np.sqrt(v.query.shape[-1])),
+    "scores": lambda v: v.scale * (v.query @ heads(v.key, v).swapaxes(-1, -2)),
+    "seen": lambda v: np.tri(len(v.owner), dtype=bool) | (v.causal == 0),
+    "masked": lambda v: np.where(v.seen, v.scores, -np.inf),
+    "block_lse": lambda v: np.stack([logsumexp(scores) for scores in of_blocks(v)]),
+    "block_output": lambda v: np.stack(
+        [
+            np.exp(scores - finite(lse)[..., None]) @ heads(v.value, v)
+            for scores, lse in zip(of_blocks(v), v.block_lse, strict=True)
+        ]
+    ),
+    "lse": lambda v: logsumexp(v.masked),
+    "share": lambda v: np.exp(v.block_lse - finite(v.lse)),
+    "output": lambda v: (v.share[..., None] * v.block_output).sum(0),
+    "probabilities": lambda v: np.exp(v.masked - finite(v.lse)[..., None]),
+    "grad_probabilities": lambda v: v.grad_output @ heads(v.value, v).swapaxes(-1, -2),
+    "delta": lambda v: (v.grad_output * v.output).sum(-1, keepdims=True),
+    "grad_scores": lambda v: v.probabilities * (v.grad_probabilities - v.delta),
+    "grad_query": lambda v: v.scale * (v.grad_scores @ heads(v.key, v)),
+    "grad_key": lambda v: folded(v.scale * (v.grad_scores.swapaxes(-1, -2) @ v.query), v),
+    "grad_value": lambda v: folded(v.probabilities.swapaxes(-1, -2) @ v.grad_output, v),
+}
+
+
+def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
+    """The derivation of the puzzle's input arrays, in float64."""
+    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
+
+
+def distance(v: Derivation) -> np.ndarray:
+    """How many steps the block of a key has travelled when it meets a query, [S, S]."""
+    return (v.owner[:, None] - v.owner[None, :]) % int(v.ranks)
+
+
+def without(steps: Step) -> Step:
+    """What a query sees where the blocks of some pairs are left out; `steps` is True for those."""
+    return lambda v: (np.tri(len(v.owner), dtype=bool) | (v.causal == 0)) & ~steps(v)
+
+
+def last_share(v: Derivation) -> np.ndarray:
+    """1 for the block that came last, 0 for the others."""
+    last = (np.arange(int(v.ranks))[:, None] - v.owner[None, :] - 1) % int(v.ranks) == 0
+    return np.where(last[:, None, None], 1.0, 0.0) * np.ones_like(v.block_lse)
+
+
+RINGS = (
+    Mistake(
+        "scale-forgotten",
+        "without the scale 1 / sqrt(d)",
+        {
+            "grad_query": lambda v: v.grad_scores @ heads(v.key, v),
+            "grad_key": lambda v: folded(v.grad_scores.swapaxes(-1, -2) @ v.query, v),
+        },
+    ),
+    Mistake(
+        "scale-forgotten",
+        "without the scale 1 / sqrt(d) in the scores",
+        {"scores": lambda v: v.query @ heads(v.key, v).swapaxes(-1, -2)},
+    ),
+    Mistake(
+        "not-renormalised",
+        "with the outputs of the blocks added as they are: each must be weighed by exp(its lse - the lse of all)",
+        {"share": lambda v: np.where(np.isneginf(v.block_lse), 0.0, 1.0)},
+    ),
+    Mistake(
+        "step-too-few",
+        "without the block that takes the longest way: a ring of n ranks has n steps, and n - 1 transfers between them",
+        {"seen": without(lambda v: distance(v) == v.ranks - 1)},
+    ),
+    Mistake(
+        "own-block-only",
+        "with the rank's own keys alone",
+        {"seen": without(lambda v: distance(v) > 0)},
+    ),
+    Mistake(
+        "own-block-missing",
+        "without the rank's own keys",
+        {"seen": without(lambda v: distance(v) == 0)},
+    ),
+    Mistake(
+        "local-index",
+        "with the causal mask by the index within a block: it must compare positions in the whole sequence",
+        {"seen": lambda v: (v.index[None, :] <= v.index[:, None]) | (v.causal == 0)},
+    ),
+    Mistake(
+        "mask-forgotten",
+        "without the causal mask",
+        {"seen": lambda v: np.ones((len(v.owner),) * 2, bool)},
+    ),
+    Mistake(
+        "diagonal-hidden",
+        "with a query's own key hidden",
+        {"seen": lambda v: np.tri(len(v.owner), k=-1, dtype=bool) | (v.causal == 0)},
+    ),
+    Mistake(
+        "backwards",
+        "with the blocks taken for those of other ranks: they travel the other way round than the steps count",
+        {
+            "seen": lambda v: seen_through(
+                v, ((2 * v.owner[:, None] - v.owner[None, :]) % int(v.ranks)).astype(int)
+            )
+        },
+    ),
+    Mistake(
+        "lse-of-the-block",
+        "with P from the lse of the block alone: it must be that of all keys, which the forward pass has kept",
+        {"probabilities": lambda v: np.exp(v.masked - finite(np.moveaxis(v.block_lse[v.block], 0, -1)))},
+    ),
+    Mistake(
+        "delta-forgotten",
+        "without delta: dS = P * (dP - delta)",
+        {"delta": lambda v: np.zeros(1)},
+    ),
+    Mistake(
+        "delta-of-the-block",
+        "with the row sum of dP * P over the keys of the block alone: delta is that over all keys, the row sum of dO * out",
+        {
+            "delta": lambda v: np.einsum(
+                "bnsu,tu->bnst", v.probabilities * v.grad_probabilities, (v.block[:, None] == v.block) * 1.0
+            )
+        },
+    ),
+    Mistake(
+        "not-returned",
+        "with the gradients of another rank's block: they have one more step to go to their owner",
+        {name: lambda v, name=name: moved(STEPS[name](v), v, 1) for name in ("grad_key", "grad_value")},
+    ),
+    Mistake(
+        "one-step-too-far",
+        "with the gradients of another rank's block: they have gone a step too far",
+        {name: lambda v, name=name: moved(STEPS[name](v), v, -1) for name in ("grad_key", "grad_value")},
+    ),
+    Mistake(
+        "own-share-only",
+        "with what the rank's own queries add alone",
+        {
+            "grad_key": lambda v: folded(v.scale * (within(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v),
+            "grad_value": lambda v: folded(within(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v),
+        },
+    ),
+    Mistake(
+        "last-share-only",
+        "with what the last rank on the way adds alone: each rank must add to what has come",
+        {
+            "grad_key": lambda v: folded(
+                v.scale * (by_the_last(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v
+            ),
+            "grad_value": lambda v: folded(
+                by_the_last(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v
+            ),
+        },
+    ),
+    Mistake(
+        "travels-in-bfloat16",
+        "as a sum that is rounded to bfloat16 at every rank: it must travel in float32",
+        {
+            "grad_key": lambda v: in_bfloat16(v, v.scale * v.grad_scores, v.query),
+            "grad_value": lambda v: in_bfloat16(v, v.probabilities, v.grad_output),
+        },
+        3,
+    ),
+)
+
+
+def within(array: np.ndarray, v: Derivation) -> np.ndarray:
+    """Scores [.., S, S] with 0 where query and key are of different ranks."""
+    return np.where(v.owner[:, None] == v.owner, array, 0.0)
+
+
+def by_the_last(array: np.ndarray, v: Derivation) -> np.ndarray:
+    """Scores [.., S, S] with 0 but for the queries of the rank that a block of keys comes to last."""
+    return np.where(distance(v) == v.ranks - 1, array, 0.0)
+
+
+def in_bfloat16(v: Derivation, weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """weights^T rows, [B, M, S, d], added up rank after rank along the ring and rounded at each."""
+    import torch
+
+    total = np.zeros(v.key.shape)
+    for step in range(int(v.ranks)):
+        share = np.where(distance(v) == step, weights, 0.0).swapaxes(-1, -2) @ rows
+        added = torch.tensor(folded(share, v)).bfloat16()
+        total = (torch.tensor(total).bfloat16() + added).double().numpy()
+    return total
+
+
+def ranges(v: Derivation) -> np.ndarray:
+    """The range that a position is in, [S], counted from the front."""
+    size, length = int(v.ranks), len(v.owner)
+    edges = [stop for _, stop in cut(length, 2 * size if v.balanced else size)]
+    return np.searchsorted(edges, np.arange(length), side="right")
+
+
+def within_ranges(v: Derivation) -> np.ndarray:
+    """What a query sees by the index within a range, of the ranges that do not all stand behind it."""
+    number = ranges(v)
+    index = np.arange(len(number)) - np.searchsorted(number, number)
+    return ((index <= index[:, None]) & (number <= number[:, None])) | (v.causal == 0)
+
+
+def by_range(mistakes: tuple[Mistake, ...]) -> Iterator[Mistake]:
+    """Each mistake as it is, and as it is where a rank's ranges are attended to one by one."""
+    for mistake in mistakes:
+        yield mistake
+        if {"share", "probabilities", "delta"} & mistake.changes.keys():
+            yield replace(mistake, changes={**mistake.changes, "block": ranges})
+
+
+MISTAKES = (
+    *by_range(RINGS),
+    Mistake(
+        "last-block-only",
+        "with the block that came last alone",
+        {"share": last_share},
+    ),
+    Mistake(
+        "local-index",
+        "with the causal mask by the index within a range: it must compare positions in the whole sequence",
+        {"seen": within_ranges},
+    ),
+)

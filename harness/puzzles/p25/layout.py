@@ -1,0 +1,74 @@
+"""Which rank of a ring holds which part of a sequence: what puzzle 25's checkers cut tensors by, and count work with."""
+
+from itertools import pairwise
+
+import numpy as np
+
+
+def cut(length: int, parts: int) -> list[tuple[int, int]]:
+    """`parts` ranges (start, stop) of `length` positions, none longer than another by more than one."""
+    edges = [length * i // parts for i in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+def held(rank: int, size: int, length: int, balanced: bool) -> list[tuple[int, int]]:
+    """The ranges that a rank holds: one, or a range from the front and its mirror image (zig-zag)."""
+    if not balanced:
+        return [cut(length, size)[rank]]
+    pieces = cut(length, 2 * size)
+    return [pieces[rank], pieces[-1 - rank]]
+
+
+def places(rank: int, size: int, length: int, balanced: bool) -> np.ndarray:
+    """The positions in the sequence of what a rank holds, in the order of its tensors."""
+    return np.concatenate([np.arange(*each) for each in held(rank, size, length, balanced)])
+
+
+def owners(size: int, length: int, balanced: bool) -> np.ndarray:
+    """The rank that holds each position, [length]."""
+    owner = np.zeros(length, int)
+    for rank in range(size):
+        owner[places(rank, size, length, balanced)] = rank
+    return owner
+
+
+def locals_(size: int, length: int, balanced: bool) -> np.ndarray:
+    """The index of each position in the tensors of the rank that holds it, [length]."""
+    index = np.zeros(length, int)
+    for rank in range(size):
+        own = places(rank, size, length, balanced)
+        index[own] = np.arange(len(own))
+    return index
+
+
+def split(array: np.ndarray, size: int, balanced: bool) -> list[np.ndarray]:
+    """The part of each rank of an array [B, N, S, d]."""
+    length = array.shape[2]
+    return [array[:, :, places(rank, size, length, balanced)] for rank in range(size)]
+
+
+def joined(parts: list[np.ndarray], balanced: bool) -> np.ndarray:
+    """The array of which the ranks hold these parts, the opposite of `split`."""
+    length = sum(part.shape[2] for part in parts)
+    B, N, _, d = parts[0].shape
+    whole = np.empty((B, N, length, d), parts[0].dtype)
+    for rank, part in enumerate(parts):
+        whole[:, :, places(rank, len(parts), length, balanced)] = part
+    return whole
+
+
+def tiles(rank: int, size: int, length: int, balanced: bool, tile: int, causal: bool = True) -> list[int]:
+    """How many tiles of tile x tile scores a rank computes at each step of the ring.
+
+    A tile counts where one of its keys is visible to one of its queries; tiles are cut within each range.
+    """
+
+    def starts(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        return [(at, min(at + tile, stop)) for start, stop in ranges for at in range(start, stop, tile)]
+
+    rows = starts(held(rank, size, length, balanced))
+    counts = []
+    for step in range(size):
+        columns = starts(held((rank - step) % size, size, length, balanced))
+        counts.append(sum(not causal or first < stop for _, stop in rows for first, _ in columns))
+    return counts

@@ -1,0 +1,160 @@
+"""What each process of a ring does while it is judged: its part of every case, one after the other, over a strict wire.
+
+A case of fewer ranks than there are processes is run by the last of them, so that ranks of the group and of the world
+differ. A case that fails on one rank ends the run on all.
+"""
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from harness.check.python_files import describe, load
+from harness.puzzles.p25.wire import Broken, Wire
+
+FUNCTIONS = {
+    "merge": "merge",
+    "steps": "ring_forward",
+    "exchange": "exchange",
+    "recompute": "block_backward",
+    "home": "ring_backward",
+    "causal": "hidden",
+    "balanced": "chunks",
+}
+"""Gate -> the function that holds its blank, in both rungs."""
+PATIENCE = 10.0
+"""Seconds for which a rank waits for another one: what a message takes is milliseconds, even on a busy machine."""
+SLACK = 256
+"""Bytes that a rank may keep beyond its own tensors."""
+
+
+@dataclass
+class Part:
+    """What a rank has of a case.
+
+    Attributes:
+        name: Of the case.
+        size: How many ranks it has.
+        dtype: Of the tensors.
+        arrays: The rank's part of query, key, value and grad_output; empty for a process that has no part in it.
+        arguments: What the ring takes behind query, key and value: length, scale, causal, balanced.
+    """
+
+    name: str
+    size: int
+    dtype: str
+    arrays: dict[str, np.ndarray]
+    arguments: tuple
+
+
+@dataclass
+class Answer:
+    """What became of a rank's part of a case: values by quantity, or what went wrong.
+
+    Attributes:
+        values: In float32.
+        words: "" where nothing went wrong.
+        mistake: The known mistake behind it; "".
+        stuck: Of a rank that waits in vain, see `wire.Broken`.
+        kept: Bytes kept for the backward pass.
+    """
+
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    words: str = ""
+    mistake: str = ""
+    stuck: tuple[str, int, tuple[int, ...]] | None = None
+    kept: int = 0
+
+
+def functions_of(path: Path, solution: Path, gate: str) -> dict[str, Any]:
+    """What a learner's file defines, with the solution's code in the functions of all other gates.
+
+    So that one blank is judged by itself; its lines stay those of the learner's file.
+    """
+    module, right = load(path), load(solution)
+    for other, name in FUNCTIONS.items():
+        if other != gate and name in right:
+            module[name] = types.FunctionType(right[name].__code__, module, name, right[name].__defaults__)
+    return module
+
+
+def run_cases(path: Path, solution: Path, gate: str, parts: list[Part]) -> list[Answer]:
+    """A rank's answers, up to the first case in which any rank has failed."""
+    module = functions_of(path, solution, gate)
+    world = dist.get_world_size()
+    # A rank outside of a group gets a mark that it is none, which no case of its own asks for.
+    groups: dict[int, Any] = {world: dist.group.WORLD}
+    for size in sorted({part.size for part in parts} - {world}):
+        groups[size] = dist.new_group(list(range(world - size, world)))
+    control: Any = dist.new_group(list(range(world)))
+    answers: list[Answer] = []
+    for part in parts:
+        answers.append(one_case(module, path, part, groups[part.size]) if part.arrays else Answer())
+        failed: list[bool | None] = [None] * world
+        dist.all_gather_object(failed, bool(answers[-1].words), group=control)
+        if any(failed):
+            break
+    return answers
+
+
+def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any) -> Answer:
+    """Runs the ring forward and backward on this rank."""
+    tensors = {
+        name: torch.from_numpy(array).to(getattr(torch, part.dtype)) for name, array in part.arrays.items()
+    }
+    leaves = [tensors[name].requires_grad_() for name in ("query", "key", "value")]
+    wire = Wire(PATIENCE, leaves[0].dtype)
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    try:
+        with wire.watched():
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                output = module["RingAttention"].apply(*leaves, *part.arguments, group)
+            for tensor in tensors_in(vars(output.grad_fn)):
+                keep(tensor)
+            gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
+        check_kept(sum(kept.values()), leaves, output)
+    except Broken as broken:
+        return Answer(words=str(broken), mistake=broken.mistake, stuck=broken.stuck)
+    except Exception as error:  # whatever a learner's code raises is a verdict
+        return Answer(words=describe(error, path, longest=300), mistake=named(str(error)))
+    names = ("output", "grad_query", "grad_key", "grad_value")
+    found = zip(names, (output, *gradients), strict=True)
+    values = {name: tensor.detach().float().numpy() for name, tensor in found}
+    return Answer(values, kept=sum(kept.values()))
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in lists, tuples and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def check_kept(kept: int, leaves: list[torch.Tensor], output: torch.Tensor) -> None:
+    """Raises Broken where a rank keeps more than its own query, key, value and output, and a number a row."""
+    rows = output.shape[0] * output.shape[1] * output.shape[2]
+    own = sum(tensor.nbytes for tensor in (*leaves, output)) + 4 * rows
+    if kept > own + SLACK:
+        raise Broken(
+            "keeps-all-blocks",
+            f"keeps {kept:,} bytes for the backward pass; its own query, key, value, output and lse are {own:,}",
+        )
+
+
+def named(words: str) -> str:
+    """The known mistake behind an exception of PyTorch's; ""."""
+    return "group-rank" if "is not part of group" in words else ""

@@ -1,0 +1,201 @@
+"""Puzzle 25, ring attention: rungs, gates, cases, inputs and reference.
+
+Names: B = batch, N = heads of the query, M = heads of key and value, S = length of the sequence, d = head dimension. A case of
+`world_size` ranks is run by so many processes in PyTorch, and by so many entries of a list in NumPy.
+"""
+
+import numpy as np
+
+from harness.puzzles.p25.derivation import MISTAKES, STEPS, derive
+from harness.spec.baseline import unluckiest
+from harness.spec.derivation import Derivation
+from harness.spec.puzzle import Arrays, Case, Gate, Puzzle, Symptom
+from harness.spec.rounding import rounded
+from harness.spec.rungs import Rung
+
+DIMS = (1, 2, 2, 8, 4)
+"""The chapter's sizes: B, N, M, S, d."""
+
+OUTPUT = ("output",)
+GRADIENTS = ("grad_query", "grad_key", "grad_value")
+EVERY = (*OUTPUT, *GRADIENTS)
+GATES = (
+    Gate("merge", quantities=OUTPUT, about="two partial outputs made one by their log-sum-exp"),
+    Gate("steps", quantities=OUTPUT, about="whose block is here at each step"),
+    Gate("exchange", quantities=EVERY, about="send to the next rank, receive from the one before"),
+    Gate("recompute", quantities=GRADIENTS, about="P from the saved log-sum-exp, and its gradients"),
+    Gate("home", quantities=GRADIENTS, about="dK and dV travel with their block, back to its owner"),
+    Gate("causal", quantities=EVERY, about="no query sees a later key"),
+    Gate("balanced", quantities=EVERY, about="zig-zag: every rank has the same work"),
+)
+
+# ---- Cases --------------------------------------------------------------------------------------------------
+
+
+def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
+    """The chapter's case and the hard ones; with `dims`, one of each kind at those sizes, on four ranks.
+
+    Those whose blocks have the same length come first: a wrong ring then ends with values, and not in a message.
+    """
+    if dims:
+        return [
+            Case("all keys", "every query sees every key", dims, "full", 4),
+            Case("causal", "a query sees the keys up to its own place", dims, "causal", 4),
+            Case("balanced", "the same, zig-zag", dims, "causal balanced", 4),
+        ]
+    return [
+        Case("chapter", "two ranks, small enough to print", DIMS, "full", 2),
+        Case("four ranks", "more steps than one", (1, 2, 2, 16, 4), "full", 4),
+        Case("causal", "a query sees the keys up to its own place", (1, 2, 2, 16, 4), "causal", 4),
+        Case("balanced", "zig-zag", (1, 2, 2, 16, 4), "causal balanced", 4),
+        Case("one rank", "no ring: nobody to talk to", (2, 2, 2, 5, 4), "causal", 1),
+        Case("three ranks", "in a group whose ranks are not those of the world", (2, 2, 2, 9, 4), "full", 3),
+        Case(
+            "grouped heads", "two heads of the query share a head of the key", (2, 4, 2, 12, 4), "causal", 3
+        ),
+        Case("large scores", "no exponential may overflow", (1, 2, 2, 12, 8), "large bfloat16", 3),
+        Case("uneven", "blocks of different lengths", (1, 2, 1, 11, 4), "causal", 4),
+        Case("uneven, balanced", "chunks of different lengths", (1, 2, 2, 19, 5), "causal balanced", 3),
+        Case("fewer than ranks", "a rank holds nothing", (1, 2, 2, 3, 4), "causal", 4),
+        Case("bfloat16", "16 bits in, 16 bits out, sums in float32", (1, 2, 2, 16, 8), "causal bfloat16", 4),
+    ]
+
+
+def dtype_of(case: Case) -> str:
+    """The dtype of a case's tensors."""
+    return "bfloat16" if "bfloat16" in case.values else "float32"
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """The input arrays of a case, in float64, rounded to what `dtype` can hold.
+
+    Returns query and grad_output [B, N, S, d], key and value [B, M, S, d]; causal, balanced and ranks are whole numbers
+    without axes.
+    """
+    B, N, M, S, d = case.dims
+    if N % M:
+        raise ValueError(f"{N} heads of the query cannot share {M} heads of the key")
+    random = np.random.default_rng([seed, *case.dims])
+    query, key, value, grad = (random.standard_normal((B, heads, S, d)) for heads in (N, M, M, N))
+    # Means away from 0, and a gradient that follows the value: the shares of the blocks differ, and delta is large.
+    query, key, value = query + 0.5, key + 0.5, value + 0.25
+    grad = grad + 0.25 + value.mean(-2, keepdims=True).repeat(N // M, 1)
+    if "large" in case.values:
+        query, key = 5 * query, 5 * key
+    arrays = {"query": query, "key": key, "value": value, "grad_output": grad}
+    flags = {
+        "causal": "causal" in case.values,
+        "balanced": "balanced" in case.values,
+        "ranks": case.world_size,
+    }
+    return {name: rounded(array, dtype) for name, array in arrays.items()} | {
+        name: np.asarray(value, np.int64) for name, value in flags.items()
+    }
+
+
+# ---- Reference ----------------------------------------------------------------------------------------------
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's answer on one device by autograd, in the dtype and on the device of the tensors.
+
+    Below float64 that of its own kernel, which keeps the output and the log-sum-exp and no probabilities, as a ring does, in the
+    unluckiest of several orders of the head dimension.
+    """
+    import torch
+
+    query = tensors["query"]
+    if query.dtype == torch.float64:
+        return by_autograd(tensors, torch.arange(query.shape[-1], device=query.device))
+    return unluckiest(by_autograd, tensors, query.shape[-1])
+
+
+def by_autograd(tensors: dict, order) -> dict:
+    """PyTorch's answers with the head dimension in another order, put back into its own; `order` is [d]."""
+    import torch
+    import torch.nn.functional as F
+
+    back = torch.argsort(order)
+    query, key, value, grad = (
+        tensors[name].detach()[..., order].requires_grad_()
+        for name in ("query", "key", "value", "grad_output")
+    )
+    groups = query.shape[1] // key.shape[1]
+    keys, values = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    causal = bool(tensors["causal"])
+    if query.dtype != torch.float64:
+        output = F.scaled_dot_product_attention(query, keys, values, is_causal=causal)
+    else:
+        scores = query @ keys.mT / query.shape[-1] ** 0.5
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        output = torch.softmax(scores.masked_fill(later & causal, -torch.inf), -1) @ values
+    grads = torch.autograd.grad(output, (query, key, value), grad)
+    found = {"output": output, **dict(zip(GRADIENTS, grads, strict=True))}
+    return {name: tensor.detach()[..., back] for name, tensor in found.items()}
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """The derivation in NumPy longdouble."""
+    wide = Derivation(STEPS, {name: np.asarray(array, np.longdouble) for name, array in arrays.items()})
+    return {name: getattr(wide, name) for name in EVERY}
+
+
+def symptom(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
+    """What values that are no numbers come from."""
+    if np.isfinite(got).all():
+        return None
+    if arrays["causal"]:
+        return Symptom(
+            "nothing-visible",
+            "is NaN: a row that sees no key of a block has the lse -inf there, and -inf - -inf is no number",
+        )
+    return Symptom("read-too-early", "is NaN: a block is read before its transfer has been waited for")
+
+
+def multiply_adds(dims: tuple[int, ...]) -> int:
+    """Of the two products of the forward pass."""
+    B, N, _, S, d = dims
+    return 2 * B * N * S * S * d
+
+
+def ids(*names: str) -> tuple[str, ...]:
+    """The ids of the gates in the order in which they are taken, without some."""
+    return tuple(gate.id for gate in GATES if gate.id not in names)
+
+
+RUNGS = (
+    Rung(
+        id="numpy",
+        file="in_numpy.py",
+        gates=ids("exchange"),
+        checker="harness.puzzles.p25.checker:ListChecker",
+        about="a list in the place of the ranks",
+    ),
+    Rung(
+        id="torch",
+        file="in_torch.py",
+        gates=ids(),
+        checker="harness.puzzles.p25.checker:RanksChecker",
+        about="processes that talk to each other",
+    ),
+)
+
+PUZZLE = Puzzle(
+    name="p25",
+    title="Ring attention: a sequence that no device holds, forward and backward",
+    subject="Ring Attention",
+    gates=GATES,
+    rungs=RUNGS,
+    dims=DIMS,
+    dim_names=("B", "N", "M", "S", "d"),
+    cases=cases,
+    inputs=inputs,
+    reference=reference,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+    symptom=symptom,
+    forward={"output": "output"},
+    backward={name: name for name in GRADIENTS},
+    multiply_adds=multiply_adds,
+)

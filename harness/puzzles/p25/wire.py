@@ -1,0 +1,228 @@
+"""What a rank's messages go over while its ring is judged: torch.distributed's sends and receives, without mercy.
+
+gloo forgives much: a small send ends before anybody receives it, and a received block is often there before it is waited
+for. A GPU's network need not. So here a send ends only when the neighbour has begun to receive, what is received is NaN until it
+is waited for, and no buffer may change on its way. Whoever breaks a rule is told which; who waits for ever, for whom.
+"""
+
+import datetime
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+FIRST_TAG = 1000
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
+PATCHED = ("isend", "irecv", "send", "recv")
+
+
+class Broken(Exception):
+    """A rule of the wire that was broken; `mistake` is the known mistake behind it.
+
+    Of a rank that waits in vain, `stuck` says what for: "send" or "receive", the other rank, and the ranks of the group that it has
+    begun to receive from.
+    """
+
+    def __init__(self, mistake: str, words: str, stuck: tuple[str, int, tuple[int, ...]] | None = None):
+        super().__init__(words)
+        self.mistake = mistake
+        self.stuck = stuck
+
+
+class Wire:
+    """The sends and receives of one rank, within `watched`.
+
+    Args:
+        seconds: After which a wait is in vain.
+        dtype: Of the tensors; nothing narrower may travel.
+    """
+
+    def __init__(self, seconds: float, dtype: torch.dtype):
+        self.patience = datetime.timedelta(seconds=seconds)
+        self.seconds = seconds
+        self.dtype = dtype
+        self.real: dict[str, Callable[..., Any]] = {name: getattr(c10d, name) for name in PATCHED}
+        self.numbers: dict[tuple, int] = defaultdict(int)
+        self.pending: list[Send | Receive] = []
+        self.sent: list[tuple[torch.Tensor, Any]] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """torch.distributed sends and receives over this wire. Raises Broken where something was never waited for."""
+        replacements = {"isend": self.isend, "irecv": self.irecv, "send": self.send, "recv": self.recv}
+        try:
+            for module in (dist, c10d):
+                for name, function in replacements.items():
+                    setattr(module, name, function)
+            yield
+        finally:
+            for module in (dist, c10d):
+                for name, function in self.real.items():
+                    setattr(module, name, function)
+        if self.pending:
+            words = f"{len(self.pending)} sends and receives are never waited for"
+            raise Broken("never-waited", f"{words}: a block may be read before it has come")
+        for _, work in self.sent:
+            work.wait(self.patience)
+
+    def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None):
+        """torch.distributed.isend."""
+        if tensor.dtype.is_floating_point and tensor.dtype.itemsize < self.dtype.itemsize:
+            words = f"a block travels as {tensor.dtype}, its tensors are {self.dtype}".replace("torch.", "")
+            raise Broken("travels-in-bfloat16", f"{words}: a sum that is rounded at every rank")
+        return self._begun(Send, tensor, dst, group, group_dst, tag)
+
+    def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
+        """torch.distributed.irecv."""
+        return self._begun(Receive, tensor, src, group, group_src, tag)
+
+    def send(self, tensor, dst=None, group=None, tag=0, group_dst=None):
+        """torch.distributed.send."""
+        self.isend(tensor, dst, group, tag, group_dst).wait()
+
+    def recv(self, tensor, src=None, group=None, tag=0, group_src=None):
+        """torch.distributed.recv."""
+        self.irecv(tensor, src, group, tag, group_src).wait()
+
+    def _begun(self, kind, tensor, peer, group, group_peer, tag):
+        group = group or dist.group.WORLD
+        assert group is not None  # a default group was set up
+        other = dist.get_group_rank(group, peer) if group_peer is None else group_peer
+        if other == dist.get_rank(group):
+            raise Broken("wrong-neighbour", f"group rank {other} sends to itself, or receives from itself")
+        for before in self.pending:
+            if (isinstance(before, Receive) or kind is Receive) and overlap(before.tensor, tensor):
+                raise Broken(
+                    "overwritten-while-sent",
+                    "a block is received into memory that is still being sent or received into",
+                )
+        key = (kind, group, other, tag)
+        number, self.numbers[key] = self.numbers[key], self.numbers[key] + 1
+        begun = kind(self, tensor, group, other, FIRST_TAG + 3 * number)
+        self.pending.append(begun)
+        return begun
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """The group ranks that this rank has begun to receive from."""
+        return tuple(each.other for each in self.pending if isinstance(each, Receive))
+
+
+class Message:
+    """What sends and receives have in common: header, data and receipt go under three tags of their own."""
+
+    def __init__(self, wire: Wire, tensor: torch.Tensor, group, other: int, tag: int):
+        self.wire = wire
+        self.tensor = tensor
+        self.group = group
+        self.other = other
+        self.tag = tag
+        self.begin()
+
+    def header(self) -> torch.Tensor:
+        """How many elements a message has, and of which dtype, [2]."""
+        return torch.tensor([self.tensor.numel(), DTYPES.index(self.tensor.dtype)])
+
+    def post(self, tensor: torch.Tensor, part: int) -> Any:
+        """Really begins to send a tensor. gloo wants it, and the work, to live until it is done."""
+        work = self.wire.real["isend"](tensor, group=self.group, tag=self.tag + part, group_dst=self.other)
+        self.wire.sent.append((tensor, work))
+        return work
+
+    def fetch(self, tensor: torch.Tensor, part: int) -> Any:
+        """Really begins to receive a tensor."""
+        return self.wire.real["irecv"](tensor, group=self.group, tag=self.tag + part, group_src=self.other)
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def wait(self, timeout=None) -> bool:
+        raise NotImplementedError
+
+    def arrived(self, work: Any, doing: str) -> None:
+        """Waits for a message of the other rank. Raises Broken where it does not come."""
+        waiting = self.wire.waiting_for()
+        try:
+            work.wait(self.wire.patience)
+        except RuntimeError as error:
+            words = f"waits in vain to {doing} group rank {self.other} (for {self.wire.seconds:g} s)"
+            if "imed out" not in str(error):
+                words = f"lost group rank {self.other}, waiting to {doing} it"
+            raise Broken("", words, (doing.split()[0], self.other, waiting)) from error
+
+
+class Send(Message):
+    """A send: it ends when the other rank has begun to receive."""
+
+    def begin(self) -> None:
+        """Sends a copy; the tensor is looked at again when it is waited for."""
+        self.copy = self.tensor.detach().clone()
+        self.receipt = torch.zeros(2, dtype=torch.int64)
+        self.post(self.header(), 0)
+        self.post(self.copy.contiguous(), 1)
+        self.answer = self.fetch(self.receipt, 2)
+
+    def wait(self, timeout=None) -> bool:
+        """Raises Broken where nobody receives, or something else; or where the tensor was changed."""
+        if self not in self.wire.pending:
+            return True
+        self.arrived(self.answer, "send to")
+        self.wire.pending.remove(self)
+        if self.receipt.tolist() != self.header().tolist():
+            raise Broken(
+                "block-sizes-differ",
+                f"sends {say(self.header())} to group rank {self.other}, which expects {say(self.receipt)}",
+            )
+        if not torch.equal(torch.nan_to_num(self.copy), torch.nan_to_num(self.tensor.detach())):
+            raise Broken("overwritten-while-sent", "a block changes while it is being sent")
+        return True
+
+
+class Receive(Message):
+    """A receive: the tensor holds NaN until it has been waited for."""
+
+    def begin(self) -> None:
+        """Tells the other rank, and spoils the tensor."""
+        self.announced = torch.zeros(2, dtype=torch.int64)
+        self.coming = self.fetch(self.announced, 0)
+        self.post(self.header(), 2)
+        if self.tensor.is_floating_point():
+            self.tensor.fill_(torch.nan)
+
+    def wait(self, timeout=None) -> bool:
+        """Puts what has come into the tensor. Raises Broken where nothing comes, or something else."""
+        if self not in self.wire.pending:
+            return True
+        self.arrived(self.coming, "receive from")
+        if self.announced.tolist() != self.header().tolist():
+            self.wire.pending.remove(self)
+            raise Broken(
+                "block-sizes-differ",
+                f"expects {say(self.header())} of group rank {self.other}, which sends {say(self.announced)}",
+            )
+        data = torch.empty(self.tensor.shape, dtype=self.tensor.dtype)
+        self.arrived(self.fetch(data, 1), "receive from")
+        self.wire.pending.remove(self)
+        self.tensor.copy_(data)
+        return True
+
+
+def say(header: torch.Tensor) -> str:
+    """A header in words."""
+    count, dtype = header.tolist()
+    return f"{count} elements of {str(DTYPES[dtype]).removeprefix('torch.')}"
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors may share memory: whether their first to last elements do."""
+
+    def ends(tensor: torch.Tensor) -> tuple[int, int]:
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        start = tensor.data_ptr()
+        return start, start + (last + 1) * tensor.element_size() if tensor.numel() else start
+
+    (a, b), (c, d) = ends(one), ends(other)
+    return max(a, c) < min(b, d)

@@ -1,0 +1,180 @@
+"""What judges the way from passes to a backend: stale code, child graphs, options, and Inductor itself."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
+from torch._inductor import compile_fx as inductor
+from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
+
+from harness.nn.compile.backend import has_compiler
+from harness.nn.compile.match import graph_modules
+from harness.puzzles.p26 import models
+from harness.puzzles.p26.nodes import CALLS, called
+from harness.puzzles.p26.trying import (
+    Module,
+    X,
+    captured,
+    expect,
+    outputs_of,
+    wrong,
+)
+
+
+def sine_to_cosine(gm: GraphModule) -> int:
+    """A pass: sin becomes cos, so that one sees whether it has run."""
+    found = [n for n in gm.graph.nodes if called(n) == "sin"]
+    for node in found:
+        with gm.graph.inserting_before(node):
+            new = gm.graph.call_function(torch.cos, node.args)
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        gm.graph.erase_node(node)
+    return len(found)
+
+
+def out_of_order(gm: GraphModule) -> int:
+    """A pass that breaks a graph: the second operation stands in front of the first."""
+    first, second = [n for n in gm.graph.nodes if n.op in CALLS][:2]
+    first.prepend(second)
+    return 1
+
+
+def nothing(gm: GraphModule) -> int:
+    """A pass that finds nothing."""
+    return 0
+
+
+def sine(x: Tensor) -> Tensor:
+    """What the passes are tried on."""
+    return (x + 1.0).sin() * 2.0
+
+
+def cosine(x: Tensor) -> Tensor:
+    """What it should become."""
+    return (x + 1.0).cos() * 2.0
+
+
+def rewriting(m: Module) -> None:
+    """Passes run, over child graphs too; the code is made anew and checked; changes are counted."""
+    gm = captured(sine, X)
+    old = gm.forward(X)  # code that was made before the pass
+    count = m["rewrite"](gm, [nothing, sine_to_cosine])
+    (got,) = gm.forward(X)
+    if torch.equal(got, *old):
+        raise wrong("stale-code", "the graph has changed, and what runs has not")
+    if not torch.equal(got, cosine(X)):
+        raise wrong("value", "behind the pass the graph computes something else")
+    expect(count, 1, "what rewrite returns", "value")
+    gm = captured(lambda x: checkpoint(sine, x, use_reentrant=False) + 1.0, X.clone().requires_grad_())
+    expect(
+        m["rewrite"](gm, [sine_to_cosine]), 1, "the count of changes in a checkpointed region", "child-graphs"
+    )
+    left = [called(n) for one in graph_modules(gm) for n in one.graph.nodes]
+    if "sin" in left:
+        raise wrong("child-graphs", "the checkpointed region is as it was")
+    gm = captured(sine, X)
+    try:
+        m["rewrite"](gm, [out_of_order])
+    except RuntimeError:
+        return
+    raise wrong("not-linted", "a pass that leaves a node before its input goes through")
+
+
+@contextlib.contextmanager
+def watched(module: Module) -> Iterator[list[dict]]:
+    """Records how compile_fx is called, and compiles nothing."""
+    calls: list[dict] = []
+
+    def stand_in(gm: GraphModule, example_inputs: list[Any], **options) -> Callable[..., Any]:
+        calls.append({"operations": [called(n) for n in gm.graph.nodes if n.op in CALLS], **options})
+        return aot_eager(gm, example_inputs)
+
+    real, own = inductor.compile_fx, module.get("compile_fx")
+    inductor.compile_fx = stand_in
+    if own is not None:
+        module["compile_fx"] = stand_in
+    try:
+        yield calls
+    finally:
+        inductor.compile_fx = real
+        if own is not None:
+            module["compile_fx"] = own
+
+
+def handing_on(m: Module) -> None:
+    """The graph reaches compile_fx rewritten, with the user's mode and options; one compilation serves two shapes."""
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        return m["backend"](gm, example_inputs, [sine_to_cosine], **options)
+
+    for options, wanted in (
+        ({}, {}),
+        ({"mode": "reduce-overhead"}, {"triton.cudagraphs": True}),
+        ({"options": {"max_autotune": False}}, {"max_autotune": False}),
+    ):
+        with watched(m) as calls:
+            torch._dynamo.reset()
+            compiled = torch.compile(sine, backend=backend, dynamic=True)
+            for x in (X, X[:2]):
+                got = compiled(x)
+        words = ", ".join(f"{name}={value!r}" for name, value in options.items()) or "no options"
+        if len(calls) != 1:
+            raise wrong(
+                "shape-baked",
+                f"{words}: compile_fx is called {len(calls)} times for two shapes, expected once",
+            )
+        if not torch.allclose(got, cosine(x)):
+            raise wrong("not-rewritten", f"{words}: compile_fx is given {', '.join(calls[0]['operations'])}")
+        patches = calls[0].get("config_patches") or {}
+        if {name: patches.get(name) for name in wanted} != wanted:
+            raise wrong("options-lost", f"{words}: config_patches is {patches}, expected {wanted}")
+
+
+def by_inductor(m: Module) -> None:
+    """Both directions through the real Inductor."""
+    if not has_compiler():
+        return
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        return m["backend"](gm, example_inputs, [sine_to_cosine])
+
+    x = X.clone().requires_grad_()
+    got = outputs_of(backend, sine, x)
+    (gradient,) = torch.autograd.grad(got.sum(), x)
+    if not torch.allclose(got, cosine(x)) or not torch.allclose(gradient, -2.0 * (x + 1.0).sin()):
+        raise wrong("value", "compiled by Inductor it computes something else")
+
+
+def both_graphs(m: Module) -> None:
+    """Behind AOTAutograd: a forward and a backward graph of ATen, both compiled by Inductor."""
+    seen: list[tuple[str, list[str]]] = []
+    x = models.rows(4).requires_grad_()
+    model = models.Pieces(lambda m, x: m.ln(x).sin())
+    try:
+        with watched(m) if not has_compiler() else contextlib.nullcontext():
+            got = outputs_of(lambda gm, inputs: m["aot"](gm, inputs, seen), model, x)
+    except Exception as error:
+        if seen and any(name.startswith("native_layer_norm") for name in seen[0][1]):
+            words = (
+                "LayerNorm arrives whole, and Inductor refuses it: its table of decompositions was not used"
+            )
+            raise wrong("no-decompositions", words) from error
+        raise
+    if not torch.allclose(got, model(x), atol=1e-5):
+        raise wrong("value", "what the forward graph computes is something else")
+    leaves = [x, model.ln.weight, model.ln.bias]
+    gradients = torch.autograd.grad(got.sum(), leaves)
+    expect(
+        [direction for direction, _ in seen], ["forward", "backward"], "the directions of the graphs", "value"
+    )
+    for ours, theirs in zip(gradients, torch.autograd.grad(model(x).sum(), leaves), strict=True):
+        if not torch.allclose(ours, theirs, atol=1e-4):
+            raise wrong("gradient", "a gradient is wrong")
+    names = {name.split(".")[0] for name in seen[0][1]}
+    if "layer_norm" in names:
+        raise wrong("value", "the forward graph is Dynamo's, not that of ATen's operations")

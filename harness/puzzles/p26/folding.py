@@ -1,0 +1,268 @@
+"""What judges the folding of constants: every value of the small dtypes, and functions that must keep their bits."""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from harness.puzzles.p26.nodes import CALLS
+from harness.puzzles.p26.trying import Module, Try, X, captured, expect, numbers, special, wrong
+
+
+def in_place_product(x: Tensor) -> Tensor:
+    """y *= 3.0 writes into y."""
+    y = x * 2.0
+    y *= 3.0
+    return y
+
+
+def written_product(x: Tensor) -> Tensor:
+    """x is written to between two products."""
+    x = x.clone()
+    y = x * 2.0
+    x.add_(1.0)
+    y.mul_(x)
+    return y * 3.0
+
+
+def also_used(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The product inside is an output too."""
+    y = x * 2.0
+    return y.sin(), y * 3.0
+
+
+def kept_one(x: Tensor) -> Tensor:
+    """A copy that is written to: the input must not meet it."""
+    y = x * 1.0
+    y.add_(1.0)
+    return y
+
+
+def written_source(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What was copied is written to."""
+    x = x.clone()
+    y = x * 1.0
+    x.add_(1.0)
+    return x, y + 2.0
+
+
+def bits(words, function, after, x=None, **options) -> Try:
+    """A function whose outputs must keep their bits."""
+    return Try(words, function, (numbers() if x is None else x,), after, same_bits=True, **options)
+
+
+CHAIN = (
+    bits("x * 2.0 * 3.0", lambda x: x * 2.0 * 3.0, ("mul",)),
+    bits("3.0 * (x * 2.0), the constant in front", lambda x: 3.0 * (x * 2.0), ("mul",)),
+    bits("x * 2.0 * 4.0 * 3.0 * 8.0, a long chain", lambda x: x * 2.0 * 4.0 * 3.0 * 8.0, ("mul",)),
+    bits("torch.mul(x.mul(2.0), 3.0)", lambda x: torch.mul(x.mul(2.0), 3.0), ("mul",)),
+    bits(
+        "x * 2.0 * 3.0 at both ends of float32",
+        lambda x: x * 2.0 * 3.0,
+        ("mul",),
+        special(),
+        gradients=False,
+    ),
+    bits("x * 2.0 * 3.0, with x * 2.0 used twice", also_used, ("mul", "sin", "mul"), kind="erased-in-use"),
+    bits(
+        "x * 2 * 3 of integers",
+        lambda x: x * 2 * 3,
+        ("mul",),
+        numbers(torch.int32),
+        kind="integer-through-float",
+    ),
+    bits(
+        "x * 4 * 0.5 of integers that wrap",
+        lambda x: x * 4 * 0.5,
+        ("mul", "mul"),
+        torch.tensor([2**30, 5], dtype=torch.int32),
+        kind="integer-through-float",
+    ),
+    bits(
+        "x * 100 * 3 of int8, whose product does not fit",
+        lambda x: x * 100 * 3,
+        ("mul", "mul"),
+        numbers(torch.int8),
+        kind="integer-through-float",
+    ),
+    bits("x * 2 * 3 of bools, which become integers", lambda x: x * 2 * 3, None, numbers() > 0),
+    bits("x * 0.1 * 3.0, which rounds twice", lambda x: x * 0.1 * 3.0, ("mul", "mul"), kind="rounds"),
+    bits(
+        "x * 1e30 * 1e-30, which overflows first",
+        lambda x: x * 1e30 * 1e-30,
+        ("mul", "mul"),
+        special(),
+        kind="rounds",
+        gradients=False,
+    ),
+    bits(
+        "x * 3.0 * 5.0 in bfloat16",
+        lambda x: x * 3.0 * 5.0,
+        ("mul", "mul"),
+        numbers(torch.bfloat16, 50),
+        kind="rounds",
+    ),
+    bits("y *= 3.0, which writes", in_place_product, ("mul", "imul"), kind="across-mutation"),
+    bits(
+        "x * 2.0, then a write to the product, then * 3.0",
+        written_product,
+        None,
+        kind="across-mutation",
+        gradients=False,
+    ),
+    Try(
+        "x * rows * 2.0 * 4.0 with a symbolic number of rows",
+        lambda x: x * x.shape[0] * 2.0 * 4.0,
+        (numbers(rows=4),),
+        more=((numbers(rows=7),),),
+        dynamic=True,
+        same_bits=True,
+        kind="shape-baked",
+    ),
+)
+
+NEUTRAL = (
+    bits("sin(x * 1.0)", lambda x: (x * 1.0).sin(), ("sin",)),
+    bits("cos(1 * x)", lambda x: (1 * x).cos(), ("cos",)),
+    bits(
+        "1 / (x + 0.0), where x is -0.0",
+        lambda x: 1 / (x + 0.0),
+        None,
+        special(),
+        kind="minus-zero",
+        gradients=False,
+    ),
+    bits("x * 1.0 of integers", lambda x: (x * 1.0).exp(), None, numbers(torch.int32), kind="dtype"),
+    bits("x * 1 of integers", lambda x: (x * 1).abs(), ("abs",), numbers(torch.int32)),
+    bits("x * 1.0, returned", lambda x: x * 1.0, None, kind="aliased"),
+    bits("a view of x * 1.0, returned", lambda x: (x * 1.0).view(-1), None, kind="aliased"),
+    bits("x * 1.0, then a write to it", kept_one, None, kind="aliased", gradients=False),
+    bits("x * 1.0, then a write to x", written_source, None, kind="aliased", gradients=False),
+    bits("x * 0.0, which keeps NaN", lambda x: (x * 0.0).cos(), None, special(), gradients=False),
+)
+
+
+def unused(x: Tensor) -> Tensor:
+    """A chain of which nobody uses the end."""
+    y = x.sin() * 2
+    y.cos()
+    return x + 1
+
+
+def written_and_unused(x: Tensor) -> Tensor:
+    """Nobody uses what add_ returns, and what it writes."""
+    y = x * 2
+    y.add_(1)
+    return y
+
+
+def out_and_unused(x: Tensor) -> Tensor:
+    """The result goes into a tensor that is handed in."""
+    y = torch.empty_like(x)
+    torch.neg(x, out=y)
+    return y
+
+
+def item_written(x: Tensor) -> Tensor:
+    """x[0] = 3 is operator.setitem."""
+    y = x * 2
+    y[0] = 3.0
+    return y
+
+
+SWEEP = (
+    bits("sin(x) * 2 and cos of it, which nobody uses", unused, ("add",)),
+    bits(
+        "y.add_(1), whose result nobody uses",
+        written_and_unused,
+        None,
+        kind="mutation-dropped",
+        gradients=False,
+    ),
+    bits("torch.neg(x, out=y)", out_and_unused, None, kind="mutation-dropped", gradients=False),
+    bits("y[0] = 3", item_written, None, kind="mutation-dropped", gradients=False),
+)
+
+
+FACTORS = (
+    ("x * 2.0", lambda x: x * 2.0, 2.0),
+    ("2.0 * x", lambda x: 2.0 * x, 2.0),
+    ("x * 3", lambda x: x * 3, 3),
+    ("torch.mul(x, -0.5)", lambda x: torch.mul(x, -0.5), -0.5),
+    ("x.mul(2.0)", lambda x: x.mul(2.0), 2.0),
+    ("x * x", lambda x: x * x, None),
+    ("x + 2.0", lambda x: x + 2.0, None),
+    ("x.clone().mul_(2.0)", lambda x: x.clone().mul_(2.0), None),
+    ("x * True", lambda x: x * True, None),
+)
+
+
+def factors(m: Module) -> None:
+    """What is a product with a number, and what is none."""
+    for words, function, wanted in FACTORS:
+        gm = captured(function, X.detach())
+        *_, node = [n for n in gm.graph.nodes if n.op in CALLS]
+        got = m["factor"](node)
+        if wanted is None:
+            expect(got, None, f"{words}: factor(node)", "factor")
+            continue
+        if got is None:
+            raise wrong("not-rewritten", f"{words}: factor(node) is None, expected x and {wanted}")
+        x, c = got
+        expect(
+            (getattr(x, "op", x), c),
+            ("placeholder", wanted),
+            f"{words}: the tensor's op and the number",
+            "factor",
+        )
+
+
+MUST_FOLD = (
+    (2.0, 3.0, torch.float32),
+    (3.0, 4.0, torch.bfloat16),
+    (-8.0, 2.0, torch.float16),
+    (2, 3, torch.float64),
+    (2, 3, torch.int8),
+    (-5, 7, torch.int64),
+)
+CONSTANTS = (1.0, 2.0, 3.0, 0.5, 0.1, 4.0, -2.0, 5.0, 0.0, 1e30, 1e-30, 2.0**100, float("inf"))
+WHOLE = (0, 1, 2, 3, -4, 11, 100, 2**20)
+
+
+def every(dtype: torch.dtype) -> Tensor:
+    """Every value of a dtype of 8 or 16 bits; of a larger one some of each size, and those of `SPECIAL`."""
+    if dtype in (torch.int8, torch.uint8):
+        return torch.arange(256).to(dtype)
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    generator = torch.Generator().manual_seed(3)
+    if not dtype.is_floating_point:
+        return torch.randint(
+            torch.iinfo(dtype).min, torch.iinfo(dtype).max, (4000,), generator=generator, dtype=dtype
+        )
+    info = torch.finfo(dtype)
+    spread = torch.linspace(-1, 1, 4000, dtype=torch.float64)
+    reach = torch.log2(torch.tensor(info.max)).item()
+    sized = (torch.rand(4000, generator=generator, dtype=torch.float64) + 1) * 2.0 ** (spread * (reach - 1))
+    return torch.cat([sized.to(dtype), special(dtype)])
+
+
+def same_bits(m: Module) -> None:
+    """What is called exact is so for every value of the 16-bit types, and for many of the others; what must fold does."""
+    for a, b, dtype in MUST_FOLD:
+        expect(bool(m["exact"](a, b, dtype)), True, f"exact({a}, {b}, {dtype})", "not-rewritten")
+    floats = (torch.bfloat16, torch.float16, torch.float32)
+    for dtype in (*floats, torch.int8, torch.int32):
+        x = every(dtype)
+        numbers = CONSTANTS if dtype.is_floating_point else WHOLE
+        for a, b in itertools.product(numbers, numbers):
+            if not m["exact"](a, b, dtype):
+                continue
+            twice, once = x * a * b, x * (a * b)
+            same = (twice == once) | (twice != twice) & (once != once)
+            if twice.dtype != once.dtype or not same.all():
+                at = int((~same).nonzero()[0]) if not same.all() else 0
+                words = f"exact({a}, {b}, {dtype}) is true, and {x[at].item()!r} * {a} * {b} is {twice[at].item()!r}"
+                raise wrong("rounds", f"{words}, times {a * b} {once[at].item()!r}")
+    for a, b, dtype in ((2, 0.5, torch.int32), (2.0, 3.0, torch.int64), (100, 3, torch.int8)):
+        expect(bool(m["exact"](a, b, dtype)), False, f"exact({a}, {b}, {dtype})", "integer-through-float")

@@ -1,0 +1,184 @@
+"""What judges the finding of formulas: SiLU and GELU in many spellings, and what only looks like them."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.puzzles.p26.nodes import CALLS, called
+from harness.puzzles.p26.trying import Module, Try, X, captured, expect, numbers, outputs_of, passed, wrong
+
+SILU = "silu.default"
+
+
+def two_silus(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two of them, one on top of the other, and something behind."""
+    y = x * torch.sigmoid(x)
+    z = torch.sigmoid(y) * y
+    return z + 1.0, y
+
+
+def gate_used(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sigmoid is an output too."""
+    s = torch.sigmoid(x)
+    return s * x, s
+
+
+def across_mutation(x: Tensor) -> Tensor:
+    """x is written to between its sigmoid and the product."""
+    x = x.clone()
+    s = torch.sigmoid(x)
+    x.add_(1.0)
+    return s * x
+
+
+def upcast(x: Tensor) -> Tensor:
+    """Computed in float32 from bfloat16."""
+    y = x.float()
+    return torch.sigmoid(y) * y
+
+
+SILUS = (
+    Try("sigmoid(x) * x in inference", lambda x: torch.sigmoid(x) * x, (numbers(),), (SILU,), gradients=False),
+    Try("sigmoid(x) * x", lambda x: torch.sigmoid(x) * x, (numbers(),), (SILU,)),
+    Try("x * sigmoid(x)", lambda x: x * torch.sigmoid(x), (numbers(),), (SILU,)),
+    Try("x.mul(x.sigmoid())", lambda x: x.mul(x.sigmoid()), (numbers(),), (SILU,)),
+    Try("torch.mul(F.sigmoid(x), x)", lambda x: torch.mul(F.sigmoid(x), x), (numbers(),), (SILU,)),
+    Try("sin(x * sigmoid(x)) + x", lambda x: (x * torch.sigmoid(x)).sin() + x, (numbers(),), (SILU, "sin", "add"), "rest-dropped"),
+    Try(
+        "two of them, with more behind",
+        two_silus,
+        (numbers(),),
+        (SILU, SILU, "add"),
+    ),
+    Try("the sigmoid has another user", gate_used, (numbers(),), ("sigmoid", SILU), "erased-in-use"),
+    Try("sigmoid(x) * y, two tensors", lambda x, y: torch.sigmoid(x) * y, (numbers(), numbers().sin()), ("sigmoid", "mul")),
+    Try("bfloat16", lambda x: torch.sigmoid(x) * x, (numbers(torch.bfloat16),), (SILU,)),
+    Try("x.float() in front, of bfloat16", upcast, (numbers(torch.bfloat16),), ("float", SILU), "cast-dropped"),
+    Try("integers, which have no SiLU", lambda x: torch.sigmoid(x) * x, (numbers(torch.int32),), ("sigmoid", "mul"), "dtype", gradients=False),
+    Try("x is written to in between", across_mutation, (numbers(),), None, "across-mutation", gradients=False),
+    Try("no SiLU at all", lambda x: torch.tanh(x) * x, (numbers(),), ("tanh", "mul")),
+    Try(
+        "two shapes, one compilation",
+        lambda x: torch.sigmoid(x) * x,
+        (numbers(rows=4),),
+        more=((numbers(rows=7),),),
+        dynamic=True,
+    ),
+)  # fmt: skip
+
+
+K = math.sqrt(2 / math.pi)
+WIDE = torch.linspace(-4, 4, 48).reshape(6, 8)
+
+
+def plus_residual(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x is the end of other pointwise work, and is used again."""
+    h = x + 2.0 * x.sin()
+    y = 0.5 * h * (1.0 + torch.tanh(K * (h + 0.044715 * torch.pow(h, 3.0))))
+    return y + h, y
+
+
+def written_inside(x: Tensor) -> Tensor:
+    """x is written to in the middle of the formula."""
+    x = x.clone()
+    cube = x + 0.044715 * x**3
+    x.add_(1.0)
+    return 0.5 * x * (1.0 + torch.tanh(K * cube))
+
+
+def gelu(words, function, after=("gelu",), kind="", x: Tensor = WIDE, **options) -> Try:
+    """A spelling of GELU on numbers from -4 to 4."""
+    return Try(words, function, (x,), after, kind, **options)
+
+
+GELUS = (
+    gelu("with x**3", lambda x: 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3)))),
+    gelu("with x * x * x", lambda x: 0.5 * x * (1 + torch.tanh(K * (x + 0.044715 * x * x * x)))),
+    gelu("with torch.pow", lambda x: 0.5 * x * (1 + torch.tanh(K * (x + 0.044715 * torch.pow(x, 3.0))))),
+    gelu("with its constants written out", lambda x: 0.5 * x * (1 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))),
+    gelu("with constants behind", lambda x: x * (torch.tanh((x.pow(3) * 0.044715 + x) * 0.7978845608) + 1) * 0.5),
+    gelu("with x / 2", lambda x: x / 2 * (1 + (K * (x + 0.044715 * x**3)).tanh())),
+    gelu("of a sum that is used again", plus_residual, ("sin", "mul", "add", "gelu", "add")),
+    gelu("in bfloat16", lambda x: 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3))), x=WIDE.bfloat16()),
+    gelu("with another constant, 0.04", lambda x: 0.5 * x * (1 + torch.tanh(K * (x + 0.04 * x**3))), None, "false-match"),
+    gelu("of two tensors", lambda x: 0.5 * x.sin() * (1 + torch.tanh(K * (x + 0.044715 * x**3))), None, "false-match"),
+    gelu("x is written to in between", written_inside, None, "across-mutation", gradients=False),
+    gelu("the exact form, by erf", lambda x: 0.5 * x * (1 + torch.erf(x * 0.70710678)), None, "exact-gelu"),
+)  # fmt: skip
+
+
+def used_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two operations read what sin computes."""
+    y = x.sin()
+    return y + 1.0, y.exp()
+
+
+REPLACED = (
+    ("the last node", lambda x: (x * 2.0).sin(), "sin", False, ("mul", "cos")),
+    ("a node with two users", used_twice, "sin", False, ("cos", "add", "exp")),
+    ("a node that others feed", lambda x: x.sin().exp() + 1.0, "add", True, ("cos",)),
+    ("a node whose input has another user", used_twice, "add", True, ("sin", "cos", "exp")),
+)
+"""(words, function, which operation is replaced by cos, whether cos reads the graph's input, what is left)."""
+
+
+def replacing(m: Module) -> None:
+    """One node for another: what is known stays known, users move, and what is dead goes."""
+    for words, function, name, from_input, after in REPLACED:
+        gm = captured(function, X)
+        node = next(n for n in gm.graph.nodes if called(n) == name)
+        x = next(n for n in gm.graph.nodes if n.op == "placeholder") if from_input else node.args[0]
+        known = node.meta["example_value"]
+        m["replace"](gm, node, torch.cos, x)
+        try:
+            gm.graph.lint()
+        except RuntimeError as error:
+            raise wrong("out-of-order", f"{words}: the new node stands behind one that uses it") from error
+        left = [n for n in gm.graph.nodes if n.op in CALLS]
+        new = next((n for n in left if n.target is torch.cos), None)
+        if new is None or (not new.users):
+            raise wrong("not-rewritten", f"{words}: nobody uses a new node")
+        if new.meta.get("example_value") is not known:
+            raise wrong(
+                "meta-lost", f"{words}: the new node has no example_value, so shape and dtype are lost"
+            )
+        names = [called(n) for n in left]
+        if names != list(after):
+            listed = f"the graph holds {', '.join(names)}; expected {', '.join(after)}"
+            raise wrong("dead-nodes" if len(names) > len(after) else "erased-in-use", f"{words}: {listed}")
+
+
+def computed(m: Module) -> None:
+    """The value of a part of a graph as a function of one node."""
+    points = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    gm = captured(lambda x, y: (torch.tanh(x * 2.0 + 1.0).pow(2), x * y), X, X.cos())
+    nodes = {called(n): n for n in gm.graph.nodes if n.op in CALLS}
+    x, y = (n for n in gm.graph.nodes if n.op == "placeholder")
+    product = next(n for n in nodes["pow"].graph.nodes if called(n) == "mul")
+    for words, end, at, wanted in (
+        ("tanh(x * 2 + 1)^2 of x", nodes["pow"], x, torch.tanh(points * 2 + 1) ** 2),
+        ("tanh(x * 2 + 1)^2 of x * 2", nodes["pow"], product, torch.tanh(points + 1) ** 2),
+        ("tanh(x * 2 + 1)^2 of y, of which it does not depend", nodes["pow"], y, None),
+        ("x * y of x", nodes["mul"], x, None),
+    ):
+        got = m["values"](end, at, points)
+        if wanted is None:
+            expect(got, None, f"{words}: values(...)", "false-match")
+        elif not isinstance(got, Tensor) or got.shape != points.shape or not torch.allclose(got, wanted):
+            raise wrong("value", f"{words}: values(...) is {got!r}, expected {wanted!r}"[:400])
+
+
+def tanh_form(m: Module) -> None:
+    """Which of the two forms of GELU is put in."""
+    (x,) = GELUS[0].inputs
+    got = outputs_of(passed(m["gelu"]), GELUS[0].function, x).double()
+    near, far = (
+        (got - torch.nn.functional.gelu(x.double(), approximate=form)).abs().max()
+        for form in ("tanh", "none")
+    )
+    if far < near:
+        raise wrong(
+            "exact-gelu", f"the exact form is put in: {near:.0e} away from the tanh form that was written"
+        )

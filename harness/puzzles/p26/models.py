@@ -1,0 +1,208 @@
+"""The models that puzzle 26's last rung is tried on: LayerNorm -> Linear in every way that people write it, and what only looks like it.
+
+Models are run with a stand-in for the workbook's operator, plain PyTorch of the same arguments, so that a rewrite is judged
+in every dtype and no kernel is compiled; one try at the end runs the kernels themselves.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
+
+from harness.nn.compile.match import graph_modules
+from harness.puzzles.p26.trying import Try
+
+B, S, H, O = 2, 3, 8, 6
+PAIR = ("standin", "getitem")
+"""The operator's stand-in, and the first of its two results."""
+
+
+class Pieces(nn.Module):
+    """A LayerNorm and Linear layers with random parameters, and what is computed of them: body(model, x)."""
+
+    def __init__(self, body: Callable[["Pieces", Tensor], Any]):
+        super().__init__()
+        self.body = body
+        generator = torch.Generator().manual_seed(26)
+
+        def normal(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, generator=generator))
+
+        self.ln, self.a, self.b = nn.LayerNorm(H), nn.Linear(H, O), nn.Linear(H, O, bias=False)
+        self.ln.weight, self.ln.bias = normal(H), normal(H)
+        self.a.weight, self.a.bias, self.b.weight = normal(O, H), normal(O), normal(O, H)
+        self.w, self.c = normal(H, O), normal(O)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(self, x)
+
+
+def rows(*shape: int) -> Tensor:
+    """Normal numbers around 1, [*shape, H]."""
+    return 1 + torch.randn(*shape, H, generator=torch.Generator().manual_seed(6))
+
+
+def conv1d(m: Pieces, x: Tensor) -> Tensor:
+    """GPT-2's Conv1D."""
+    size = (*x.shape[:-1], O)
+    return torch.addmm(m.c, m.ln(x).view(-1, H), m.w).view(size)
+
+
+def shared(m: Pieces, x: Tensor) -> tuple[Tensor, ...]:
+    """Three Linear layers share a LayerNorm, as q, k and v do, and so does a residual."""
+    h = m.ln(x)
+    return m.a(h), m.b(h), h @ m.w, h + x
+
+
+def only_shared(m: Pieces, x: Tensor) -> tuple[Tensor, ...]:
+    """Three Linear layers are all that reads the LayerNorm."""
+    h = m.ln(x)
+    return m.a(h), m.b(h), F.linear(h, m.w.mT)
+
+
+def aten(m: Pieces, x: Tensor) -> Tensor:
+    """ATen's own functions, of which LayerNorm returns three tensors."""
+    h = torch.ops.aten.native_layer_norm.default(x, [H], m.ln.weight, m.ln.bias, 1e-5)[0]
+    return torch.ops.aten.linear.default(h, m.a.weight, m.a.bias)
+
+
+def keywords(m: Pieces, x: Tensor) -> Tensor:
+    """Arguments by name, and another eps."""
+    h = F.layer_norm(input=x, normalized_shape=(H,), bias=m.ln.bias, weight=m.ln.weight, eps=0.1)
+    return F.linear(bias=m.c, input=h, weight=m.b.weight)
+
+
+def written(m: Pieces, x: Tensor) -> Tensor:
+    """What LayerNorm has read is another before the Linear runs."""
+    x = x.clone()
+    h = m.ln(x)
+    x.mul_(2.0)
+    return m.a(h)
+
+
+def weight_written(m: Pieces, x: Tensor) -> Tensor:
+    """The weight is another before the Linear runs."""
+    w = m.a.weight * 1.0
+    h = m.ln(x)
+    w[0] = 0.0
+    return F.linear(h, w)
+
+
+def checkpointed(m: Pieces, x: Tensor) -> Tensor:
+    """A region whose activations are computed again in the backward pass."""
+    return checkpoint(lambda t: m.a(m.ln(t)).tanh(), x, use_reentrant=False)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A way to write the pair: words, the body, how many pairs there are, and (transposed, reshapes) of the first."""
+
+    words: str
+    body: Callable[[Pieces, Tensor], Any]
+    pairs: int
+    transposed: bool = False
+    between: int = 0
+
+
+PATTERNS = (
+    Pattern("modules", lambda m, x: m.a(m.ln(x)), 1),
+    Pattern("a Linear without bias", lambda m, x: m.b(m.ln(x)), 1),
+    Pattern("LayerNorm without parameters", lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), 1),
+    Pattern("LayerNorm without bias", lambda m, x: m.a(F.layer_norm(x, (H,), m.ln.weight)), 1),
+    Pattern("arguments by name", keywords, 1),
+    Pattern("ATen's functions", aten, 1),
+    Pattern("GPT-2's Conv1D, a reshape and an addmm", conv1d, 1, True, 1),
+    Pattern("torch.layer_norm @ weight", lambda m, x: torch.layer_norm(x, [H]) @ m.w, 1, True),
+    Pattern("three Linear layers and a residual share a LayerNorm", shared, 3),
+    Pattern("dropout switched off in between", lambda m, x: m.a(F.dropout(m.ln(x), 0.5, False)), 1),
+    Pattern("dropout in between", lambda m, x: m.a(F.dropout(m.ln(x), 0.5)), 0),
+    Pattern("relu in between", lambda m, x: m.a(m.ln(x).relu()), 0),
+    Pattern("a residual in between", lambda m, x: m.a(m.ln(x) + x), 0),
+    Pattern("a slice in between", lambda m, x: m.a(m.ln(x)[:, 1:]), 0),
+    Pattern("a reshape that mixes rows", lambda m, x: m.a(m.ln(x).reshape(B, H, S).mT), 0),
+    Pattern("RMSNorm, as Llama has it", lambda m, x: m.a(F.rms_norm(x, (H,))), 0),
+    Pattern("no LayerNorm", lambda m, x: m.a(x), 0),
+)
+
+UNFIT = (
+    ("x is written to in between", written, "across-mutation"),
+    ("the weight is written to in between", weight_written, "across-mutation"),
+    ("LayerNorm over two axes", lambda m, x: m.a(F.layer_norm(x, (S, H))), "two-axes"),
+    ("addmm with beta=2", lambda m, x: torch.addmm(m.c, m.ln(x).view(-1, H), m.w, beta=2), "factors"),
+    ("a weight of three axes", lambda m, x: torch.matmul(m.ln(x), m.w.expand(B, H, O)), "rank"),
+    ("a bias of three axes", lambda m, x: torch.addmm(x[0, :, :O], m.ln(x[0]), m.w), "rank"),
+)
+"""(words, body, mistake of who swaps it): pairs that have to stay."""
+
+
+def frozen() -> Pieces:
+    """A LayerNorm that is not trained."""
+    model = Pieces(lambda m, x: m.a(m.ln(x)))
+    model.ln.requires_grad_(False)
+    return model
+
+
+def swaps() -> Sequence[Try]:
+    """What the swap is tried on."""
+
+    def one(words, body, after, kind="", **options) -> Try:
+        return Try(
+            words,
+            body if isinstance(body, nn.Module) else Pieces(body),
+            (rows(B, S),),
+            after,
+            kind,
+            **options,
+        )
+
+    return (
+        one("LayerNorm -> Linear", lambda m, x: m.a(m.ln(x)), PAIR),
+        one("with eps=0.1 and arguments by name", keywords, PAIR),
+        one("GPT-2's Conv1D", conv1d, ("reshape", "t", *PAIR, "view")),
+        one("q, k and v share a LayerNorm", only_shared, None, "shared-norm"),
+        one("and a residual reads it too", shared, ("layer_norm", *PAIR, *PAIR, "t", *PAIR, "add"), "shared-norm"),
+        one("without parameters", lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), PAIR),
+        one("with more behind it", lambda m, x: (m.a(m.ln(x)).tanh() * 2, x), (*PAIR, "tanh", "mul")),
+        one("a frozen LayerNorm", frozen(), PAIR, "no-gradient"),
+        one("inference", lambda m, x: m.a(m.ln(x)), PAIR, gradients=False),
+        one("under bfloat16 autocast", lambda m, x: m.a(m.ln(x)), None, "cast-dropped", autocast=True),
+        one(
+            "batch and length change",
+            conv1d,
+            None,
+            "shape-baked",
+            more=((rows(5, 4),), (rows(3, 7),)),
+            dynamic=True,
+        ),
+    )  # fmt: skip
+
+
+# ---- The operator's stand-in --------------------------------------------------------------------------------
+
+
+def standin(x, ln_weight, ln_bias, weight, bias, eps, algorithm) -> tuple[Tensor, Tensor]:
+    """What `mojo_workbook::layernorm_linear` computes, in PyTorch. Raises TypeError where its tensors have several dtypes."""
+    tensors = [t for t in (x, ln_weight, ln_bias, weight, bias) if t is not None]
+    if len({t.dtype for t in tensors}) > 1:
+        raise TypeError(
+            f"the operator's tensors have several dtypes: {', '.join(str(t.dtype) for t in tensors)}"
+        )
+    with torch.autocast("cpu", enabled=False):
+        h = F.layer_norm(x, x.shape[-1:], ln_weight, ln_bias, eps)
+        return F.linear(h, weight, bias), x.new_empty(0)
+
+
+def with_standin(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    """A tail that runs the graph eagerly, with the stand-in in the operator's place."""
+    operator = torch.ops.mojo_workbook.layernorm_linear.default
+    for module in graph_modules(gm):
+        for node in module.graph.nodes:
+            if node.target is operator:
+                node.target = standin
+        module.recompile()
+    return gm.forward

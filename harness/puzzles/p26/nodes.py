@@ -1,0 +1,77 @@
+"""What the rungs of puzzle 26 are given to read a graph of Dynamo's with: names, shapes, and which nodes write to memory.
+
+A node is a call that has not happened: `op` says of what kind ("call_function", "call_method", or "placeholder" and
+"output"), `target` what is called, `args` and `kwargs` with what. Its result is described by a fake tensor, which has a
+shape, a dtype and a device but no numbers.
+"""
+
+from torch import Tensor
+from torch.fx import Node
+
+from harness.nn.compile.match import bound, called, layer_norm, mutates, shape, value
+
+__all__ = [
+    "CALLS",
+    "POINTWISE",
+    "bound",
+    "called",
+    "is_tensor",
+    "layer_norm",
+    "mutates",
+    "pointwise",
+    "shape",
+    "value",
+    "written_between",
+]
+
+CALLS = ("call_function", "call_method", "call_module")
+"""The kinds of node that compute something."""
+POINTWISE = frozenset(
+    [
+        "abs",
+        "add",
+        "cos",
+        "div",
+        "exp",
+        "gelu",
+        "log",
+        "maximum",
+        "minimum",
+        "mul",
+        "neg",
+        "pow",
+        "reciprocal",
+        "relu",
+        "rsqrt",
+        "sigmoid",
+        "silu",
+        "sin",
+        "sqrt",
+        "square",
+        "sub",
+        "tanh",
+        "truediv",
+        "where",
+    ]
+)
+"""Names of functions and methods that compute each element by itself, into new memory."""
+
+
+def is_tensor(node: object) -> bool:
+    """Whether an argument is a node whose result is a tensor."""
+    return isinstance(node, Node) and isinstance(node.meta.get("example_value"), Tensor)
+
+
+def pointwise(node: object) -> bool:
+    """Whether a node computes each element of a new tensor by itself."""
+    return isinstance(node, Node) and node.op in CALLS and called(node) in POINTWISE and is_tensor(node)
+
+
+def written_between(first: Node, last: Node) -> bool:
+    """Whether a node behind `first` and before `last` may write to a tensor."""
+    node = first.next
+    while node is not last:
+        if mutates(node):
+            return True
+        node = node.next
+    return False

@@ -1,0 +1,142 @@
+"""What judges the printer: tables of rows, groups and histories, and a run of it."""
+
+import torch
+from torch import Tensor
+
+from harness.puzzles.p26.nodes import called
+from harness.puzzles.p26.trying import Module, Try, attempt, captured, expect, numbers, wrong
+
+
+def plain(x: Tensor, w: Tensor) -> Tensor:
+    """A product with pointwise work in front and behind."""
+    return torch.relu((x * 2.0).sin() @ w + 1.0).to(torch.bfloat16)
+
+
+def split(x: Tensor) -> Tensor:
+    """An operation that returns a tuple."""
+    a, b = x.chunk(2)
+    return a + b
+
+
+X, W = numbers(), numbers(rows=6)
+ROWS = (
+    (
+        plain,
+        (X, W),
+        [
+            ("mul", (4, 6), "float32"),
+            ("sin", (4, 6), "float32"),
+            ("matmul", (4, 6), "float32"),
+            ("add", (4, 6), "float32"),
+            ("relu", (4, 6), "float32"),
+            ("to", (4, 6), "bfloat16"),
+        ],
+    ),
+    (
+        split,
+        (X,),
+        [
+            ("chunk", None, "tuple"),
+            ("getitem", (2, 6), "float32"),
+            ("getitem", (2, 6), "float32"),
+            ("add", (2, 6), "float32"),
+        ],
+    ),
+)
+
+
+def table(m: Module) -> None:
+    """Names, shapes and dtypes of two"""
+    for function, inputs, wanted in ROWS:
+        expect([tuple(row) for row in m["rows"](captured(function, *inputs))], wanted, "rows(gm)", "rows")
+
+
+def two_paths(x: Tensor, w: Tensor) -> Tensor:
+    """relu feeds the sum directly and through a product: one loop cannot hold both."""
+    h = torch.relu(x)
+    return h @ w + h
+
+
+def joined(x: Tensor, w: Tensor) -> Tensor:
+    """Two chains meet; a single operation stands behind the product."""
+    return torch.sin((torch.exp(x) + torch.cos(x) * 2.0) @ w)
+
+
+GROUPS = (
+    ("(x * 2).sin() @ w, + 1 and relu", plain, [["mul", "sin"], ["add", "relu"]]),
+    ("relu(x) @ w + relu(x): the sum waits for the product, which waits for relu", two_paths, []),
+    ("exp(x) + cos(x) * 2, then a product and sin", joined, [["exp", "cos", "mul", "add"]]),
+    ("nothing pointwise", lambda x, w: x @ w, []),
+)
+
+
+def grouping(m: Module) -> None:
+    """Groups of pointwise operations."""
+    for words, function, wanted in GROUPS:
+        got = [sorted(called(n) for n in group) for group in m["groups"](captured(function, X, W))]
+        expect(sorted(got), sorted(sorted(g) for g in wanted), f"{words}: groups(gm)", "groups")
+
+
+def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two outputs of one shape, and a constant."""
+    return (x * 2.0).sin() + 1.0, x.cos()
+
+
+def answers(m: Module) -> None:
+    """The printer changes nothing: two outputs in their order, one output, gradients."""
+    for words, function in (("two outputs", pair), ("one output", torch.sin)):
+        attempt(Try(words, function, (X,), same_bits=True), m["Printer"](write=lambda line: None))
+
+
+def shown(m: Module) -> None:
+    """A head and a line for each operation, once for each graph and not at each call."""
+    lines: list[str] = []
+    printer = m["Printer"](write=lines.append)
+    torch._dynamo.reset()
+    compiled = torch.compile(plain, backend=printer)
+    for _ in range(3):
+        compiled(X, W)
+    heads = [line for line in lines if str(line).startswith("Graph")]
+    if len(heads) != 1:
+        raise wrong(
+            "not-shown", f"{len(heads)} lines begin with Graph for one graph that is called three times"
+        )
+    if "Graph 0/0: 6 ops, 2 fusable groups" not in heads[0]:
+        raise wrong("not-shown", f"the head is {heads[0]!r}, expected 'Graph 0/0: 6 ops, 2 fusable groups'")
+    for name, *_ in ROWS[0][2]:
+        if not any(name in str(line) for line in lines if line not in heads):
+            raise wrong("not-shown", f"no line shows {name}")
+    expect([tuple(id) for id in printer.ids], [(0, 0)], "printer.ids", "not-shown")
+
+
+def broken(x: Tensor) -> Tensor:
+    """A graph break in the middle."""
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y.cos()
+
+
+HISTORIES = (
+    ([], (0, 0)),
+    ([(0, 0)], (0, 0)),
+    ([(0, 0), (1, 0)], (1, 0)),
+    ([(0, 0), (0, 1), (0, 2)], (0, 2)),
+    ([(0, 0), (0, 0)], (0, 0)),
+    ([(0, 0), (1, 0), (0, 1), (1, 1), (3, 0)], (2, 2)),
+)
+
+
+def counting(m: Module) -> None:
+    """Breaks and recompilations of lists of ids, then of functions that have them."""
+    for ids, wanted in HISTORIES:
+        expect(m["history"](ids), wanted, f"history({ids})", "history")
+    for words, function, inputs, wanted in (
+        ("three shapes", torch.sin, [X, X[:2], numbers(rows=9)], (0, 1)),
+        ("a graph break", broken, [X], (1, 0)),
+    ):
+        printer = m["Printer"](write=lambda line: None)
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=printer)
+        for x in inputs:
+            compiled(x)
+        expect(m["history"](printer.ids), wanted, f"{words}: history(printer.ids)", "history")

@@ -1,0 +1,131 @@
+"""What judges the swap of LayerNorm -> Linear: pairs found, pairs refused, values and gradients of many models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from harness.check.python_files import load
+from harness.nn.compile.match import graph_modules
+from harness.puzzles.p26 import models
+from harness.puzzles.p26.nodes import called
+from harness.puzzles.p26.trying import Module, Try, attempt, captured, expect, wrong
+from harness.toolchain import roots
+
+
+def finding(m: Module) -> None:
+    """How many pairs there are in each way to write them, and what is known of the first."""
+    for pattern in models.PATTERNS:
+        gm = captured(models.Pieces(pattern.body), models.rows(models.B, models.S))
+        found = list(m["find"](gm))
+        if len(found) != pattern.pairs:
+            kind = "not-rewritten" if len(found) < pattern.pairs else "false-match"
+            raise wrong(kind, f"{pattern.words}: {len(found)} pairs found, expected {pattern.pairs}")
+        for match in found:
+            for field in ("x", "ln", "linear", "weight"):
+                if not isinstance(getattr(match, field), torch.fx.Node):
+                    raise wrong(
+                        "value", f"{pattern.words}: {field} is {getattr(match, field)!r}, expected a node"
+                    )
+        if found:
+            got = found[0].transposed, len(found[0].between)
+            wanted = pattern.transposed, pattern.between
+            expect(got, wanted, f"{pattern.words}: (transposed, reshapes in between)", "value")
+
+
+def refusing(m: Module) -> None:
+    """Pairs that have to stay, each with a reason; and pairs that may go."""
+    for words, body, kind in models.UNFIT:
+        (match,) = library_matches(captured(models.Pieces(body), models.rows(models.B, models.S)))
+        if not m["refuse"](match):
+            raise wrong(kind, f"{words}: refuse(match) has no objection")
+    for dtype, fits in ((torch.float64, True), (torch.bfloat16, True), (torch.float32, True)):
+        model = models.Pieces(lambda m, x: m.a(m.ln(x))).to(dtype)
+        (match,) = library_matches(captured(model, models.rows(models.B, models.S).to(dtype)))
+        if (why := m["refuse"](match)) and fits:
+            raise wrong("not-rewritten", f"LayerNorm -> Linear in {dtype} is refused: {why}")
+    model = models.Pieces(lambda m, x: m.a(m.ln(x)))
+    (match,) = library_matches(captured(model, models.rows(models.B, models.S)))
+    fake = match.linear.meta["example_value"]
+    match.linear.meta["example_value"] = fake.to(torch.complex64)
+    if not m["refuse"](match):
+        raise wrong("dtype", "a pair in complex64 has no kernel, and refuse(match) has no objection")
+
+
+def library_matches(gm: GraphModule) -> list:
+    """Every pair of a graph, whether or not it may be swapped: what `find` of the solution gives."""
+    return load(roots.solutions() / "p26" / "swap.py")["find"](gm)
+
+
+UNSAFE = {"item", "tolist", "numpy", "cpu", "nonzero", "cuda"}
+"""Methods and functions that ask a tensor for its numbers, or move it: none of them can be recorded in a CUDA graph."""
+
+
+def swapping(m: Module) -> None:
+    """Values and gradients of every model, with the operator's stand-in; what is in the graph is safe to record."""
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        for module in graph_modules(gm):
+            before = {called(n) for n in module.graph.nodes}
+            for match in library_matches(module):
+                m["swap"](module, match)
+            module.graph.lint()
+            for node in module.graph.nodes:
+                if called(node) in UNSAFE - before or unsafe_operator(node.target):
+                    words = f"{called(node)} stands in the graph: a CUDA graph cannot record it"
+                    raise wrong("cudagraph-unsafe", words)
+            module.recompile()
+        return models.with_standin(gm, example_inputs)
+
+    swaps = 0
+    for one in models.swaps():
+        probe = attempt(one, backend)
+        swaps += probe.left.count("standin")
+        if not probe.left.count("standin"):
+            raise wrong("not-rewritten", f"{one.words}: the operator is not in the graph")
+
+
+def unsafe_operator(target: object) -> bool:
+    """Whether an operator says of itself that it cannot be recorded."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.cudagraph_unsafe in target.tags
+
+
+def whole(m: Module) -> None:
+    """The backend: child graphs, pairs that stay, and what it reports."""
+    reports: list[tuple[str, str]] = []
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        return m["backend"](gm, example_inputs, models.with_standin, lambda *line: reports.append(line))
+
+    one = Try(
+        "under activation checkpointing",
+        models.Pieces(models.checkpointed),
+        (models.rows(2, 3),),
+        kind="child-graphs",
+    )
+    if not attempt(one, backend).left.count("standin"):
+        raise wrong("child-graphs", "under activation checkpointing: the operator is not in the graph")
+    for words, body, kind in models.UNFIT[:2]:
+        attempt(Try(words, models.Pieces(body), (models.rows(2, 3),), kind=kind, gradients=False), backend)
+    reports.clear()
+    layers = torch.nn.Sequential(
+        torch.nn.LayerNorm(8), torch.nn.Linear(8, 6), torch.nn.Flatten(0, 0), torch.nn.LayerNorm([3, 6])
+    )
+    attempt(Try("LayerNorm, Linear, LayerNorm", layers, (models.rows(2, 3),)), backend)
+    expect(reports, [("1", "")], "what is reported", "value")
+    reports.clear()
+    dropout = torch.nn.Sequential(torch.nn.LayerNorm([3, 8]), torch.nn.Linear(8, 6))
+    attempt(Try("a LayerNorm over two axes", dropout, (models.rows(2, 3),)), backend)
+    if len(reports) != 1 or reports[0][0] != "1" or not reports[0][1]:
+        raise wrong(
+            "value", f"a pair that stays is reported as {reports}, expected its name '1' and a reason"
+        )
+
+
+def with_kernels(m: Module) -> None:
+    """Once with puzzle 22's kernels instead of their stand-in, forward and backward."""
+    attempt(
+        Try("with the kernels of puzzle 22", models.Pieces(models.shared), (models.rows(2, 3),)),
+        lambda gm, inputs: m["backend"](gm, inputs, lambda gm, inputs: gm.forward, lambda name, why: None),
+    )

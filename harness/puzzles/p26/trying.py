@@ -1,0 +1,370 @@
+"""Tries a backend on a function: outputs, gradients, aliasing and inputs beside eager mode's, and what is left in the graph.
+
+Eager mode is the truth for what keeps its bits, and float64 for what may round otherwise.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from harness.nn.compile.match import graph_modules
+from harness.puzzles.p26.nodes import CALLS, called, mutates
+
+Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
+Pass = Callable[[GraphModule], Any]
+Module = dict[str, Any]
+"""What a learner's file defines."""
+Check = Callable[[Module], None]
+"""Raises Fault where a gate is wrong."""
+SPECIAL = (0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, 3e-39, math.inf, -math.inf, math.nan)
+
+
+class Fault(Exception):
+    """Something wrong with a backend: the id of the mistake, and what was seen."""
+
+    def __init__(self, kind: str, words: str):
+        super().__init__(words)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Try:
+    """One function that a rewrite is tried on.
+
+    Attributes:
+        words: What it is, as a report says it.
+        function: A function of tensors, or a module.
+        inputs: Tensors to call it with.
+        after: The names of the operations that should be left in the graph, in order; None where they are not asked for.
+        kind: The mistake behind whatever goes wrong here; without, it is named by what is seen.
+        gradients: Whether the floating inputs ask for gradients.
+        same_bits: Whether outputs must be eager mode's bit for bit.
+        more: Further inputs, of other shapes, that the same compilation has to serve.
+        dynamic: What torch.compile is told.
+        autocast: Whether it runs under bfloat16 autocast.
+    """
+
+    words: str
+    function: Callable[..., Any]
+    inputs: Sequence[Tensor]
+    after: tuple[str, ...] | None = None
+    kind: str = ""
+    gradients: bool = True
+    same_bits: bool = False
+    more: tuple[Sequence[Tensor], ...] = ()
+    dynamic: bool | None = None
+    autocast: bool = False
+
+
+@dataclass
+class Probe:
+    """A backend around another one: counts its graphs, holds it to the contract, and keeps the names of what it left."""
+
+    backend: Backend
+    graphs: int = 0
+    left: list[str] = field(default_factory=list)
+    dead: list[str] = field(default_factory=list)
+
+    def __call__(self, gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        self.graphs += 1
+        results = gm.graph.output_node().args[0]
+        assert isinstance(results, tuple | list)  # Dynamo's graphs return tuples
+        wanted = len(results)
+        made = self.backend(gm, example_inputs)
+        if not callable(made):
+            raise Fault("not-callable", f"the backend returns {type(made).__name__}, expected a function")
+        modules = list(graph_modules(gm))
+        self.left = [called(n) for m in modules for n in m.graph.nodes if n.op in CALLS]
+        unused = [n for m in modules for n in m.graph.nodes if n.op in CALLS and not n.users]
+        self.dead = [called(n) for n in unused if not mutates(n) and not n.is_impure()]
+
+        def checked(*args):
+            outputs = made(*args)
+            if not isinstance(outputs, tuple | list):
+                kind = type(outputs).__name__
+                raise Fault("not-a-tuple", f"the compiled function returns a {kind}, expected a tuple")
+            if len(outputs) != wanted:
+                words = f"the compiled function returns {len(outputs)} outputs, the graph has {wanted}"
+                raise Fault("output-missing", words)
+            return outputs
+
+        return checked
+
+
+@dataclass
+class Outcome:
+    """What a call came to: outputs, gradients (None where there is none), the inputs behind it, and which input each output shares memory with."""
+
+    outputs: list[Tensor]
+    gradients: list[Tensor | None]
+    inputs: list[Tensor]
+    shares: list[int | None]
+
+
+def outcome(
+    call: Callable[..., Any], inputs: Sequence[Tensor], parameters: Sequence[Tensor], one: Try
+) -> Outcome:
+    """Calls a function on copies of inputs; gradients are those of a weighted sum of all outputs."""
+    leaves = [t.detach().clone(memory_format=torch.preserve_format) for t in inputs]
+    if one.gradients:
+        leaves = [t.requires_grad_() if t.is_floating_point() else t for t in leaves]
+    with torch.autocast("cpu", torch.bfloat16, enabled=one.autocast):
+        out = call(*leaves)
+    outputs = [t for t in (out if isinstance(out, tuple | list) else (out,)) if isinstance(t, Tensor)]
+    memory = [t.untyped_storage().data_ptr() for t in leaves]
+    shares = [
+        memory.index(t.untyped_storage().data_ptr()) if t.untyped_storage().data_ptr() in memory else None
+        for t in outputs
+    ]
+    gradients: list[Tensor | None] = []
+    if one.gradients:
+        wanted = [t for t in (*leaves, *parameters) if t.requires_grad]
+        parts = [(t * weights(t)).sum().double() for t in outputs if t.requires_grad]
+        gradients = [None] * len(wanted)
+        if parts:
+            gradients = list(torch.autograd.grad(torch.stack(parts).sum(), wanted, allow_unused=True))
+    return Outcome([t.detach() for t in outputs], gradients, leaves, shares)
+
+
+def weights(tensor: Tensor) -> Tensor:
+    """Some numbers of a tensor's shape and dtype, the same for the same shape."""
+    count = torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
+    return (0.3 + torch.sin(count)).to(tensor.dtype)
+
+
+def attempt(one: Try, backend: Backend) -> Probe:
+    """Compiles a function with a backend and compares. Raises Fault where something is wrong."""
+    probe = Probe(backend)
+    torch._dynamo.reset()
+    compiled = torch.compile(one.function, backend=probe, fullgraph=True, dynamic=one.dynamic)
+    try:
+        for count, inputs in enumerate((one.inputs, *one.more)):
+            before = probe.graphs
+            compare(one, compiled, inputs)
+            if count and probe.graphs > before:
+                words = "another shape is another compilation: a size was taken as a number"
+                raise Fault("shape-baked", words)
+        if one.after is not None:
+            compare_graph(one.after, probe)
+    except Exception as error:
+        inner = cause_of(error)
+        if isinstance(inner, Fault):
+            raise Fault(one.kind or inner.kind, f"{one.words}: {inner}") from error
+        if one.kind:
+            words = " ".join(str(inner).split())
+            raise Fault(one.kind, f"{one.words}: {type(inner).__name__}: {words}"[:300]) from error
+        raise
+    return probe
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What a backend really raised. Dynamo wraps it, and may stumble over the half-changed graph and hide it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        inner = getattr(seen, "inner_exception", seen)
+        if isinstance(inner, Fault):
+            return inner
+        seen = seen.__cause__ or seen.__context__
+    return getattr(error, "inner_exception", error)
+
+
+def compare(one: Try, compiled: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+    """The compiled function beside eager mode, on one set of inputs."""
+    is_module = isinstance(one.function, nn.Module)
+    parameters = list(one.function.parameters()) if is_module else []
+    eager = outcome(one.function, inputs, parameters, one)
+    got = outcome(compiled, inputs, parameters, one)
+    truth = eager if one.same_bits else in_float64(replace(one, autocast=False), inputs)
+    compare_outputs(one, got, eager, truth)
+    for index, (ours, theirs) in enumerate(zip(got.inputs, eager.inputs, strict=True)):
+        if not torch.equal(ours.nan_to_num(), theirs.nan_to_num()):
+            raise Fault("input-written", f"input {index} is another after the call")
+    for index, (ours, theirs) in enumerate(zip(got.shares, eager.shares, strict=True)):
+        if ours != theirs:
+            words = (
+                f"output {index} shares the memory of input {ours}"
+                if ours is not None
+                else "an output is a copy"
+            )
+            raise Fault("aliased", f"{words}, and in eager mode it does not" if ours is not None else words)
+    for index, (ours, theirs, exact) in enumerate(
+        zip(got.gradients, eager.gradients, truth.gradients, strict=True)
+    ):
+        if (ours is None) != (theirs is None):
+            which = "no gradient" if ours is None else "a gradient, and eager mode gives none"
+            raise Fault("no-gradient", f"{name_of(index, inputs, one)} gets {which}")
+        if (
+            ours is not None
+            and theirs is not None
+            and exact is not None
+            and (far := distance(ours, theirs, exact, False, one.autocast))
+        ):
+            raise Fault("gradient", f"the gradient of {name_of(index, inputs, one)} {far}")
+
+
+def compare_outputs(one: Try, got: Outcome, eager: Outcome, truth: Outcome) -> None:
+    """Number, shape, dtype and values."""
+    faults = []
+    for index, (ours, theirs, exact) in enumerate(
+        zip(got.outputs, eager.outputs, truth.outputs, strict=True)
+    ):
+        if ours.shape != theirs.shape:
+            words = f"output {index} has shape {list(ours.shape)}, expected {list(theirs.shape)}"
+            faults.append(Fault("shape", words))
+        elif ours.dtype != theirs.dtype:
+            faults.append(
+                Fault("dtype", f"output {index} is {short(ours.dtype)}, expected {short(theirs.dtype)}")
+            )
+        elif far := distance(ours, theirs, exact, one.same_bits, one.autocast):
+            faults.append(Fault("value", f"output {index} {far}"))
+    if not faults:
+        return
+    rest = list(got.outputs)
+    for theirs in eager.outputs:
+        alike = [k for k, t in enumerate(rest) if t.shape == theirs.shape and t.dtype == theirs.dtype]
+        found = [k for k in alike if torch.allclose(rest[k].double(), theirs.double())]
+        if not found:
+            raise faults[0]
+        rest.pop(found[0])
+    if len(eager.outputs) > 1:
+        raise Fault("output-order", "the outputs are right and come in another order")
+    raise faults[0]
+
+
+def in_float64(one: Try, inputs: Sequence[Tensor]) -> Outcome:
+    """The same in float64: the inputs' values and the parameters', and all arithmetic."""
+    function = one.function
+    if isinstance(function, nn.Module):
+        function = copy.deepcopy(function).double()
+    parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
+    return outcome(function, [t.double() if t.is_floating_point() else t for t in inputs], parameters, one)
+
+
+def distance(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocast: bool) -> str:
+    """What is wrong with a tensor's values; empty where they are right. Under autocast they have bfloat16's spread."""
+    if same_bits:
+        same = (got == eager) | (got.isnan() & eager.isnan())
+        if got.is_floating_point():
+            same &= (got.signbit() == eager.signbit()) | got.isnan()
+        if same.all():
+            return ""
+        at = tuple((~same).nonzero()[0].tolist())
+        return f"has {int((~same).sum())} of {same.numel()} elements with other bits: {got[at]!s} for {eager[at]!s}"
+    scale = exact.double().abs().max().clamp(min=1e-30)
+    error = ((got.double() - exact.double()).abs().max() / scale).item()
+    baseline = ((eager.double() - exact.double()).abs().max() / scale).item()
+    eps = torch.finfo(torch.bfloat16 if autocast else got.dtype).eps
+    limit = 2 * baseline + (eps / 2 if eps > 1e-4 else 4 * eps if eps > 1e-12 else 64 * eps)
+    if error <= limit:
+        return ""
+    return f"is wrong: its error is {error:.1e}, eager mode's {baseline:.1e}, the limit {limit:.1e}"
+
+
+def compare_graph(wanted: Sequence[str], probe: Probe) -> None:
+    """The operations that are left, beside those that should be."""
+    if list(wanted) == probe.left:
+        return
+    if probe.dead:
+        words = f"{', '.join(probe.dead)} stay in the graph, and nobody uses their results"
+        raise Fault("dead-nodes", words)
+    kind = "not-rewritten" if len(probe.left) >= len(wanted) else "rewritten-too-much"
+    expected = ", ".join(wanted) or "nothing"
+    raise Fault(kind, f"the graph holds {', '.join(probe.left) or 'nothing'}; expected {expected}")
+
+
+def name_of(index: int, inputs: Sequence[Tensor], one: Try) -> str:
+    """What a gradient is of: "input 0", or the parameter's name."""
+    floating = [k for k, t in enumerate(inputs) if t.is_floating_point()]
+    if index < len(floating):
+        return f"input {floating[index]}"
+    assert isinstance(one.function, nn.Module)
+    asking = [name for name, p in one.function.named_parameters() if p.requires_grad]
+    return asking[index - len(floating)]
+
+
+def short(dtype: torch.dtype) -> str:
+    """ "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def outputs_of(backend: Backend, function: Callable[..., Any], *inputs: Tensor, **options) -> Any:
+    """What a function gives under a backend, with nothing compiled before."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend=backend, **options)(*inputs)
+
+
+def captured(function: Callable[..., Any], *inputs: Tensor, **options) -> GraphModule:
+    """The graph that Dynamo makes of a function."""
+    kept: list[GraphModule] = []
+
+    def keep(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        kept.append(gm)
+        return gm.forward
+
+    outputs_of(keep, function, *inputs, **options)
+    return kept[0]
+
+
+def passed(one: Pass) -> Backend:
+    """A backend that runs a pass, lints, makes the code anew, and runs the graph as it is."""
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        one(gm)
+        try:
+            gm.graph.lint()
+        except RuntimeError as error:
+            raise Fault(
+                "out-of-order", f"lint refuses the graph: {' '.join(str(error).split())[:150]}"
+            ) from error
+        gm.recompile()
+        return gm.forward
+
+    return backend
+
+
+# ---- What checks are made of ---------------------------------------------------------------------------------
+
+
+def numbers(dtype: torch.dtype = torch.float32, rows: int = 4) -> Tensor:
+    """[rows, 6] normal numbers of a dtype; of integers, from -9 to 9."""
+    generator = torch.Generator().manual_seed(26)
+    if dtype.is_floating_point:
+        return torch.randn(rows, 6, generator=generator).to(dtype)
+    return torch.randint(-9, 10, (rows, 6), generator=generator).to(dtype)
+
+
+def special(dtype: torch.dtype = torch.float32) -> Tensor:
+    """Zeros of both signs, numbers near both ends of float32, infinities and NaN."""
+    return torch.tensor(SPECIAL, dtype=dtype)
+
+
+X = numbers()
+"""What most functions are tried on."""
+
+
+def wrong(kind: str, words: str) -> Fault:
+    """A fault."""
+    return Fault(kind, words)
+
+
+def expect(got: object, wanted: object, what: str, kind: str = "value") -> None:
+    """Raises a Fault where two things are not equal."""
+    if got != wanted:
+        raise wrong(kind, f"{what} is {got!r}, expected {wanted!r}"[:300])
+
+
+def tries(name: str, listed: tuple[Try, ...]) -> Check:
+    """A check that runs a pass of the file on every function of a table."""
+
+    def check(m: Module) -> None:
+        for one in listed:
+            attempt(one, passed(m[name]))
+
+    check.__name__ = name
+    return check

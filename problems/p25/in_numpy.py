@@ -1,0 +1,128 @@
+"""Puzzle 25 in NumPy: ring attention in one process, with a list in the place of the ranks.
+
+`queries[rank]` is the query that a rank holds, [B, N, s, d]; keys and values likewise, [B, M, s, d], where N is a multiple
+of M. The positions s may differ by rank. A rank holds one range of positions, or two of them behind each other
+(`chunks`). lse [B, N, s] is the logarithm of each row's sum of exponentials.
+
+Nothing is sent: when all ranks have done a step, the list turns by one place (`turn`). in_torch.py has the same functions
+under the same names, and processes.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+# ---- Who holds what -----------------------------------------------------------------------------------------
+
+
+def cut(length, parts):
+    """`parts` ranges (start, stop) that together are `length` positions; they differ by one at most, nothing is padded."""
+    edges = [length * i // parts for i in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+def chunks(rank, size, length, balanced):
+    """The ranges (start, stop) of positions that a rank holds, in the order of its tensors: one, or two where balanced."""
+    if not balanced:
+        return [cut(length, size)[rank]]
+    # BLANK-START balanced: of 2 * size ranges, one from the front and the one as far from the end
+    # FILL IN (about 2 lines)
+    # BLANK-END balanced
+
+
+def positions(held):
+    """The places in the sequence of what a rank holds; `held` are its ranges."""
+    return np.concatenate([np.arange(*each) for each in held])
+
+
+def turn(items):
+    """What each rank has after every rank has handed its own to the next one."""
+    return [items[-1], *items[:-1]]
+
+
+# ---- One block: the queries of one rank, the keys of another ------------------------------------------------
+
+
+def hidden(queries, keys):
+    """True where a key stands behind a query, [s, t]; both are the ranges that a rank holds."""
+    # BLANK-START causal: compare positions in the sequence, not in the block
+    # FILL IN (about 1 line)
+    # BLANK-END causal
+
+
+def scores(q, k, queries, keys, scale, causal):
+    """scale * q k^T, -inf where a key is hidden, [B, N, s, t]; a head of k serves N / M heads of q."""
+    found = scale * np.einsum("bnsd,bntd->bnst", q, k.repeat(q.shape[1] // k.shape[1], 1))
+    return np.where(hidden(queries, keys), -np.inf, found) if causal else found
+
+
+def finite(lse):
+    """lse [B, N, s, 1], 0 where a row sees no key: -inf - -inf would be NaN."""
+    return np.where(lse == -np.inf, 0, lse)[..., None]
+
+
+def block_forward(q, k, v, queries, keys, scale, causal):
+    """The attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
+    found = scores(q, k, queries, keys, scale, causal)
+    lse = np.logaddexp.reduce(found, -1, initial=-np.inf)
+    P = np.exp(found - finite(lse))
+    return np.einsum("bnst,bntd->bnsd", P, v.repeat(q.shape[1] // v.shape[1], 1)), lse
+
+
+def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
+    """What one block adds to dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is the row sum of dO * out, [B, N, s]."""
+    found = scores(q, k, queries, keys, scale, causal)
+    B, M, t, d = k.shape
+    groups = q.shape[1] // M
+    K, V = k.repeat(groups, 1), v.repeat(groups, 1)
+    dQ = dK = dV = None
+    # BLANK-START recompute: P from lse, dP, dS; then dQ, dK and dV of every head of q
+    # FILL IN (about 6 lines)
+    # BLANK-END recompute
+    return dQ, dK.reshape(B, M, groups, t, d).sum(2), dV.reshape(B, M, groups, t, d).sum(2)
+
+
+def merge(out, lse, block_out, block_lse):
+    """The attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
+    # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
+    # FILL IN (about 3 lines)
+    # BLANK-END merge
+
+
+# ---- The ring -----------------------------------------------------------------------------------------------
+
+
+def ring_forward(queries, keys, values, held, scale, causal):
+    """out and lse of every rank, two lists; `held[rank]` are the ranges of a rank."""
+    size = len(queries)
+    out = [np.zeros_like(q) for q in queries]
+    lse = [np.full(q.shape[:-1], -np.inf) for q in queries]
+    # BLANK-START steps: whose block is at each rank at each step; attend to it and merge, then turn the blocks
+    # FILL IN (about 7 lines)
+    # BLANK-END steps
+    return out, lse
+
+
+def ring_backward(dO, queries, keys, values, out, lse, held, scale, causal):
+    """dQ, dK and dV of every rank, three lists."""
+    size = len(queries)
+    delta = [(g * o).sum(-1) for g, o in zip(dO, out, strict=True)]
+    dQ = [np.zeros_like(q) for q in queries]
+    blocks = list(zip(keys, values, strict=True))
+    # dK and dV of the block that is at a rank.
+    travelling = [(np.zeros_like(k), np.zeros_like(v)) for k, v in blocks]
+    for step in range(size):
+        added = []
+        for rank in range(size):
+            origin = (rank - step) % size
+            found = block_backward(
+                dO[rank], queries[rank], *blocks[rank], lse[rank], delta[rank],
+                held[rank], held[origin], scale, causal,
+            )  # fmt: skip
+            dQ[rank] += found[0]
+            added.append(found[1:])
+        blocks = turn(blocks)
+        # BLANK-START home: add what each rank has found to the gradients that are there, and let them travel
+        # FILL IN (about 2 lines)
+        # BLANK-END home
+    return dQ, [dK for dK, _ in travelling], [dV for _, dV in travelling]

@@ -1,0 +1,66 @@
+"""Puzzle 26, third rung: finding a formula in a graph, and putting one operator in its place.
+
+SiLU is found by its shape: a product whose one side is the sigmoid of the other. The tanh form of GELU has dozens of
+spellings (x*x*x, x**3, constants on either side and written out to eight digits), so it is found by what it computes: a
+part of the graph that depends on x alone is tried at a hundred points. `python -m harness p26 --rung match` checks the
+four parts.
+"""
+
+import operator
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+import harness.nn.activations  # noqa: F401 registers mojo_workbook::silu
+from harness.puzzles.p26.nodes import called, is_tensor, mutates, pointwise, value, written_between
+
+MUL = (operator.mul, torch.mul, "mul")
+SIGMOID = (torch.sigmoid, F.sigmoid, torch.special.expit, "sigmoid")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+POINTS = torch.linspace(-6, 6, 100, dtype=torch.float64)
+TOLERANCE = 1e-6
+"""Constants with eight digits are 1e-8 away; the exact form of GELU is 5e-4 away."""
+FAR = 32
+"""So many nodes behind a result are looked through."""
+
+
+def replace(gm, node, target, *args, **kwargs):
+    """Puts a call of `target` in the place of a node: what is known of it stays known, and its users use the new one."""
+    # BLANK-START replace: insert before the node, copy its meta, move its users, erase it; then what fed nobody but it
+    # FILL IN (about 12 lines)
+    # BLANK-END replace
+
+
+def silu(gm):
+    """Swaps x * sigmoid(x) for the workbook's SiLU, which has a backward pass of its own; returns how often."""
+    # BLANK-START silu: both orders; the same x in both places, one floating dtype, nothing written in between
+    # FILL IN (about 11 lines)
+    # BLANK-END silu
+
+
+def behind(end):
+    """The pointwise nodes that lead to a node and what they read, the nearest first; FAR of them at most."""
+    found = [end]
+    for node in found:
+        if pointwise(node) and len(found) < FAR:
+            found += [n for n in node.all_input_nodes if n not in found]
+    return found[1:]
+
+
+def values(end, x, points):
+    """What a node computes of x alone: its value where x is `points`. None where it needs anything else."""
+    # BLANK-START values: run the pointwise nodes between the two by hand; a node that is reached and is neither ends it
+    # FILL IN (about 13 lines)
+    # BLANK-END values
+
+
+def gelu(gm):
+    """Swaps the tanh form of GELU, however it is written, for one call; returns how often.
+
+    The form is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), which F.gelu calls approximate="tanh".
+    """
+    # BLANK-START gelu: for a node with a tanh behind it, try every node behind it as x; compare at POINTS
+    # FILL IN (about 17 lines)
+    # BLANK-END gelu

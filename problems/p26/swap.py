@@ -1,0 +1,68 @@
+"""Puzzle 26, last rung: LayerNorm -> Linear in any model becomes one operator, puzzle 22's kernels.
+
+The workbook's own backend, `torch.compile(model, backend="mojo_workbook")`, does this; here you write its heart. At the
+level of Dynamo's graph both directions of a training step are still ahead, so what is swapped here is swapped in the
+backward pass too. `Match` says what a pair is, `Adder` inserts nodes before another one and gives each its fake tensor.
+`python -m harness p26 --rung swap` checks the four parts.
+"""
+
+import operator
+
+import torch
+
+import harness.nn.autograd  # noqa: F401 registers mojo_workbook::layernorm_linear
+from harness.nn.compile.backend import Adder, drop, name_of
+from harness.nn.compile.match import (
+    DEFAULT_EPS,
+    DTYPES,
+    LAYER_NORM,
+    PRODUCTS,
+    TRANSPOSED,
+    Match,
+    graph_modules,
+    keeps_rows,
+    scaled,
+    skipped,
+)
+from harness.puzzles.p26.nodes import bound, is_tensor, layer_norm, shape, value, written_between
+
+
+def find(gm):
+    """A `Match` for every product in a graph that a LayerNorm leads to, in order.
+
+    `PRODUCTS` has the functions and the names of their arguments, in order; those of `TRANSPOSED` (GPT-2's Conv1D is
+    an addmm) hold the weight as [H, O]. `bound(node, names)` gives the arguments by name, however they were written.
+    On the way from the product back to the LayerNorm may stand what `keeps_rows`: a reshape, or what does nothing.
+    """
+    # BLANK-START find: from each product's input back to a LayerNorm; of what stands between, keep what is not `skipped`
+    # FILL IN (about 27 lines)
+    # BLANK-END find
+
+
+def refuse(match):
+    """Why a pair has to stay as it is, in words; an empty string where it may be swapped."""
+    # BLANK-START refuse: a write in between, a LayerNorm over two axes, a dtype without kernel, a weight or bias of other rank, factors
+    # FILL IN (about 12 lines)
+    # BLANK-END refuse
+
+
+def swap(gm, match):
+    """Puts the operator in the place of the Linear. The LayerNorm goes if nobody else reads it.
+
+    torch.ops.mojo_workbook.layernorm_linear.default(x, ln_weight, ln_bias, weight [O, H], bias, eps, "fast") returns the
+    output and the statistics of the rows, as a tuple. It knows nothing of autocast: all its tensors have one dtype.
+    """
+    # BLANK-START swap: what was reshaped between the two happens to x; transpose and cast where needed; getitem; move users; drop
+    # FILL IN (about 13 lines)
+    # BLANK-END swap
+
+
+def backend(gm, example_inputs, tail, report):
+    """The backend: swaps what it may in a graph and in those that it calls, and hands it to `tail`, another backend.
+
+    `report(name, why)` is called for every pair, with the name that the model has for its Linear (`name_of`); `why` is
+    empty for those that are swapped.
+    """
+    # BLANK-START whole: for each of graph_modules(gm): find, refuse, swap, report, lint, recompile; then the tail
+    # FILL IN (about 9 lines)
+    # BLANK-END whole

@@ -1,0 +1,72 @@
+"""Puzzle 26, fourth rung: from passes to a backend, and which door of the compiler a graph goes in by.
+
+`compile_fx` takes Dynamo's graph and runs everything behind it: AOTAutograd, which makes a forward and a backward graph of
+ATen operations, and Inductor, which compiles them. `compile_fx_inner` takes one of those two graphs alone. Passes over
+Dynamo's graph run before the first door. `python -m harness p26 --rung compose` checks the three parts; the last two
+compile with Inductor, which takes its time.
+"""
+
+import torch
+import torch._inductor
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor import compile_fx as inductor
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import GraphModule
+
+from harness.puzzles.p26.nodes import CALLS, called
+
+
+def rewrite(gm, passes):
+    """Runs every pass over a graph and over the graphs that it calls; returns how many changes they report.
+
+    A checkpointed region and a branch of `torch.cond` are graphs of their own: GraphModules below `gm`. A graph that has changed
+    is checked, and its code made anew.
+    """
+    # BLANK-START rewrite: every GraphModule among gm.modules(); lint and recompile where something has changed
+    done = 0
+    for module in gm.modules():
+        if isinstance(module, GraphModule):
+            changed = sum(one(module) for one in passes)
+            if changed:
+                module.graph.lint()
+                module.recompile()
+            done += changed
+    return done
+    # BLANK-END rewrite
+
+
+def backend(gm, example_inputs, passes, *, mode=None, options=None):
+    """Rewrites Dynamo's graph, then hands it to Inductor with the user's mode and options.
+
+    `torch._inductor.list_mode_options(mode)` says what a mode means. They go along as `config_patches`: the backward
+    pass is compiled when it first runs, long after this function has returned.
+    """
+    # BLANK-START backend: rewrite, then inductor.compile_fx(gm, example_inputs, config_patches=...)
+    rewrite(gm, passes)
+    patches = torch._inductor.list_mode_options(mode) if mode else {}
+    return inductor.compile_fx(gm, example_inputs, config_patches={**patches, **(options or {})})
+    # BLANK-END backend
+
+
+def aot(gm, example_inputs, seen):
+    """A backend on the other side of AOTAutograd: notes both of its graphs, then compiles them with Inductor.
+
+    `seen` is a list that gets ("forward" or "backward", [names of the operations]). Inductor expects graphs in the
+    operations that its own table of decompositions leaves over.
+    """
+
+    # BLANK-START aot: a compiler for each direction around inductor.compile_fx_inner, and aot_autograd with select_decomp_table()
+    def compiler(direction):
+        def compile(gm, example_inputs):
+            seen.append((direction, [called(node) for node in gm.graph.nodes if node.op in CALLS]))
+            return inductor.compile_fx_inner(gm, example_inputs, is_backward=direction == "backward")
+
+        return compile
+
+    made = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        decompositions=select_decomp_table(),
+    )
+    return made(gm, example_inputs)
+    # BLANK-END aot

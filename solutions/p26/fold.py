@@ -1,0 +1,101 @@
+"""Puzzle 26, second rung: products with constants folded, and what a rewrite may not touch.
+
+x * 2.0 * 3.0 reads and writes x twice where x * 6.0 does so once. The rewrite is small and has all the dangers of a large
+one: constants on either side, dtypes in which the product is another one, values that somebody else uses, tensors that
+are written to in between, memory that two names share. The rule of this rung: every element keeps its bits.
+`python -m harness p26 --rung fold` checks the five parts; every pass returns how many nodes it has changed.
+"""
+
+import math
+import operator
+
+import torch
+from torch.fx import Node
+
+from harness.puzzles.p26.nodes import is_tensor, mutates, pointwise, value, written_between
+
+MUL = (operator.mul, torch.mul, "mul")
+"""How Dynamo writes a product: x * y, torch.mul(x, y), x.mul(y). `x *= y` is operator.imul, and writes into x."""
+
+
+def factor(node):
+    """(x, c) where a node is the product of a tensor x and a number c, on whichever side; None for any other node."""
+    # BLANK-START factor: two arguments, no keywords; a number is an int or a float, neither a bool nor a node
+    if not isinstance(node, Node) or node.target not in MUL or len(node.args) != 2 or node.kwargs:
+        return None
+    for x, c in (node.args, node.args[::-1]):
+        if is_tensor(x) and type(c) in (int, float):
+            return x, c
+    return None
+    # BLANK-END factor
+
+
+def exact(a, b, dtype):
+    """Whether x * a * b and x * (a * b) have the same bits for every x of a dtype."""
+    # BLANK-START exact: of integers, whether the product fits; else one factor may be odd, and none may be a fraction
+    if dtype.is_complex or dtype == torch.bool:
+        return False
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        return type(a) is type(b) is int and all(info.min <= c <= info.max for c in (a, b, a * b))
+    whole = all(math.isfinite(c) and abs(c) >= 1 and float(c).is_integer() for c in (a, b))
+    power_of_two = any(math.frexp(c)[0] in (0.5, -0.5) for c in (a, b))
+    return whole and power_of_two and abs(a * b) <= torch.finfo(dtype).max
+    # BLANK-END exact
+
+
+def fold(gm):
+    """Folds (x * a) * b into x * (a * b), for chains of any length; the product inside stays where somebody else uses it."""
+    # BLANK-START chain: walk over a copy of the nodes; one dtype all along, nothing written in between; then drop what is dead
+    done = 0
+    for node in list(gm.graph.nodes):
+        outer = factor(node)
+        inner = factor(outer[0]) if outer else None
+        if not outer or not inner:
+            continue
+        (product, b), (x, a) = outer, inner
+        one_dtype = value(x).dtype == value(product).dtype == value(node).dtype
+        if one_dtype and exact(a, b, value(node).dtype) and not written_between(product, node):
+            node.args = (x, a * b)
+            if not product.users:
+                gm.graph.erase_node(product)
+            done += 1
+    return done
+    # BLANK-END chain
+
+
+def drop_ones(gm):
+    """Removes products with 1 where nobody can tell.
+
+    x * 1.0 is a copy of x: who returns it, looks at a part of it or writes to it must not meet x. And of an integer it makes a float.
+    """
+    # BLANK-START neutral: nothing in the graph writes, every user makes new memory, the dtype stays
+    if any(mutates(node) for node in gm.graph.nodes):
+        return 0
+    done = 0
+    for node in list(gm.graph.nodes):
+        found = factor(node)
+        if not found or found[1] != 1 or value(found[0]).dtype != value(node).dtype:
+            continue
+        if all(pointwise(user) for user in node.users):
+            node.replace_all_uses_with(found[0])
+            gm.graph.erase_node(node)
+            done += 1
+    return done
+    # BLANK-END neutral
+
+
+def sweep(gm):
+    """Drops every node whose result nobody uses, but for those that have an effect.
+
+    `graph.eliminate_dead_code()` drops `y.add_(1)` and `torch.neg(x, out=y)` too: it believes that a call whose result is
+    not used does nothing.
+    """
+    # BLANK-START sweep: from the last node to the first; keep inputs, the output, what mutates and what is impure
+    done = 0
+    for node in reversed(list(gm.graph.nodes)):
+        if not node.users and not mutates(node) and not node.is_impure():
+            gm.graph.erase_node(node)
+            done += 1
+    return done
+    # BLANK-END sweep

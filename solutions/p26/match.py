@@ -1,0 +1,117 @@
+"""Puzzle 26, third rung: finding a formula in a graph, and putting one operator in its place.
+
+SiLU is found by its shape: a product whose one side is the sigmoid of the other. The tanh form of GELU has dozens of
+spellings (x*x*x, x**3, constants on either side and written out to eight digits), so it is found by what it computes: a
+part of the graph that depends on x alone is tried at a hundred points. `python -m harness p26 --rung match` checks the
+four parts.
+"""
+
+import operator
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+import harness.nn.activations  # noqa: F401 registers mojo_workbook::silu
+from harness.puzzles.p26.nodes import called, is_tensor, mutates, pointwise, value, written_between
+
+MUL = (operator.mul, torch.mul, "mul")
+SIGMOID = (torch.sigmoid, F.sigmoid, torch.special.expit, "sigmoid")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+POINTS = torch.linspace(-6, 6, 100, dtype=torch.float64)
+TOLERANCE = 1e-6
+"""Constants with eight digits are 1e-8 away; the exact form of GELU is 5e-4 away."""
+FAR = 32
+"""So many nodes behind a result are looked through."""
+
+
+def replace(gm, node, target, *args, **kwargs):
+    """Puts a call of `target` in the place of a node: what is known of it stays known, and its users use the new one."""
+    # BLANK-START replace: insert before the node, copy its meta, move its users, erase it; then what fed nobody but it
+    with gm.graph.inserting_before(node):
+        new = gm.graph.call_function(target, args, kwargs)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    dead = [node]
+    while dead:
+        last = dead.pop()
+        if not last.users and last.op in ("call_function", "call_method") and not mutates(last):
+            inputs = last.all_input_nodes
+            gm.graph.erase_node(last)
+            dead += [n for n in inputs if pointwise(n)]
+    return new
+    # BLANK-END replace
+
+
+def silu(gm):
+    """Swaps x * sigmoid(x) for the workbook's SiLU, which has a backward pass of its own; returns how often."""
+    # BLANK-START silu: both orders; the same x in both places, one floating dtype, nothing written in between
+    done = 0
+    for node in list(gm.graph.nodes):
+        if node.target not in MUL or len(node.args) != 2:
+            continue
+        for gate, x in (node.args, node.args[::-1]):
+            found = isinstance(gate, Node) and gate.target in SIGMOID and gate.all_input_nodes == [x]
+            if found and value(x).dtype in DTYPES and not written_between(gate, node):
+                replace(gm, node, torch.ops.mojo_workbook.silu.default, x)
+                done += 1
+                break
+    return done
+    # BLANK-END silu
+
+
+def behind(end):
+    """The pointwise nodes that lead to a node and what they read, the nearest first; FAR of them at most."""
+    found = [end]
+    for node in found:
+        if pointwise(node) and len(found) < FAR:
+            found += [n for n in node.all_input_nodes if n not in found]
+    return found[1:]
+
+
+def values(end, x, points):
+    """What a node computes of x alone: its value where x is `points`. None where it needs anything else."""
+    # BLANK-START values: run the pointwise nodes between the two by hand; a node that is reached and is neither ends it
+    known = {x: points}
+
+    def run(node):
+        if node not in known:
+            if not pointwise(node):
+                raise LookupError(node)
+            args, kwargs = map_arg((node.args, node.kwargs), run)
+            call = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
+            known[node] = call(*args, **kwargs)
+        return known[node]
+
+    try:
+        return run(end)
+    except LookupError:
+        return None
+    # BLANK-END values
+
+
+def gelu(gm):
+    """Swaps the tanh form of GELU, however it is written, for one call; returns how often.
+
+    The form is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), which F.gelu calls approximate="tanh".
+    """
+    # BLANK-START gelu: for a node with a tanh behind it, try every node behind it as x; compare at POINTS
+    wanted = F.gelu(POINTS, approximate="tanh")
+    done = 0
+    for end in list(gm.graph.nodes):
+        cone = behind(end) if pointwise(end) and called(end) != "tanh" else []
+        if not any(called(node) == "tanh" for node in cone):
+            continue
+        for x in cone:
+            if not is_tensor(x) or not value(x).dtype == value(end).dtype in DTYPES:
+                continue
+            got = values(end, x, POINTS)
+            first = next((n for n in x.users if n in cone), end)
+            if got is None or (got - wanted).abs().max() > TOLERANCE or written_between(first, end):
+                continue
+            replace(gm, end, F.gelu, x, approximate="tanh")
+            done += 1
+            break
+    return done
+    # BLANK-END gelu

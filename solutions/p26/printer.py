@@ -1,0 +1,93 @@
+"""Puzzle 26, first rung: a backend that shows what it is given, and changes nothing.
+
+`torch.compile(model, backend=Printer())` calls the printer once for each graph that Dynamo has captured. A backend gets
+the graph (`gm.graph.nodes`, in the order in which they run) and example inputs, and returns what runs in its place: a
+function of the same inputs that returns a tuple. `python -m harness p26 --rung printer` checks the four parts.
+"""
+
+from torch._guards import CompileContext
+
+from harness.puzzles.p26.nodes import CALLS, called, is_tensor, pointwise, shape, value
+
+
+def rows(gm):
+    """[(operation, shape, dtype)] of every call in a graph, as ("mul", (2, 3), "float32"), in its order.
+
+    A result that is no tensor has None for its shape and the name of its type for a dtype, as ("size", None, "int").
+    """
+    # BLANK-START rows: one triple for each node that computes something; its fake result is in node.meta["example_value"]
+    found = []
+    for node in gm.graph.nodes:
+        if node.op not in CALLS:
+            continue
+        if is_tensor(node):
+            found.append((called(node), shape(node), str(value(node).dtype).removeprefix("torch.")))
+        else:
+            found.append((called(node), None, type(node.meta.get("example_value")).__name__))
+    return found
+    # BLANK-END rows
+
+
+def groups(gm):
+    """What a compiler could compute in one loop: lists of two nodes or more.
+
+    Pointwise nodes that feed one another belong together, unless something that is not pointwise lies on a path from
+    the one to the other. So every node has a stage: how many nodes that are not pointwise must run before it. A group is
+    of one stage.
+    """
+    # BLANK-START groups: give every node its stage, then join each pointwise node to its inputs of the same stage
+    stage = {}
+    found = []
+    for node in gm.graph.nodes:
+        inputs = node.all_input_nodes
+        stage[node] = max((stage[n] + (n.op in CALLS and not pointwise(n)) for n in inputs), default=0)
+        if not pointwise(node):
+            continue
+        feeding = {n for n in inputs if pointwise(n) and stage[n] == stage[node]}
+        joined = [group for group in found if feeding & set(group)]
+        found = [group for group in found if group not in joined]
+        found.append([n for group in joined for n in group] + [node])
+    return [group for group in found if len(group) > 1]
+    # BLANK-END groups
+
+
+def eager(gm, example_inputs):
+    """The tail that compiles nothing: the graph itself, as a function that returns a tuple."""
+    return gm.forward
+
+
+class Printer:
+    """A backend that writes down every graph and hands it to its tail.
+
+    Attributes:
+        ids: (frame, compilation) of every graph, in the order in which they came; `history` says what they mean.
+    """
+
+    def __init__(self, write=print, tail=eager):
+        self.write = write
+        self.tail = tail
+        self.ids = []
+
+    def __call__(self, gm, example_inputs):
+        """The backend: writes "Graph 0/0: N ops, M fusable groups" and a line for each operation."""
+        # BLANK-START show: note the id, write the head and the rows, and return what the tail makes of the graph
+        id = CompileContext.current_compile_id()
+        self.ids.append((id.frame_id, id.frame_compile_id))
+        table = rows(gm)
+        self.write(f"Graph {id}: {len(table)} ops, {len(groups(gm))} fusable groups")
+        for name, size, dtype in table:
+            self.write(f"    {name:<16} {size or ''} {dtype}")
+        return self.tail(gm, example_inputs)
+        # BLANK-END show
+
+
+def history(ids):
+    """(graph breaks, recompilations) of one function, from the ids of its graphs.
+
+    An id is (frame, compilation). A break cuts a function into frames, each with a number of its own. A recompilation
+    is the same frame again, with a larger second number. One compilation may call the backend twice.
+    """
+    # BLANK-START history: frames are counted once, and so is each id
+    frames = {frame for frame, _ in ids}
+    return max(0, len(frames) - 1), len(set(ids)) - len(frames)
+    # BLANK-END history

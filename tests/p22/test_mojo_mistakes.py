@@ -1,0 +1,52 @@
+"""A list of plausible Mojo mistakes: nine of ten have a name, and none gets a wrong one.
+
+All that compile are recorded by one Mojo program a variant, as the zoo's wrong kernels are.
+"""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from kernel_slips import SLIPS
+
+from harness.check.gates import Checker
+from harness.check.zoo import WrongKernel
+from harness.devices.recorder import Order, record_many
+
+LIST = tomllib.loads(Path(__file__).with_name("mojo_mistakes.toml").read_text(encoding="utf-8"))
+KERNELS = [
+    WrongKernel("p22", name, e["gate"], e["mistake"], "layernorm_linear.mojo", e["old"], e["new"])
+    for name, e in LIST.items()
+]
+CASES = ("hard values", "odd sizes", "wide", "wide output")
+
+
+@pytest.fixture(scope="module")
+def cases(puzzle):
+    """Few, and enough to tell the mistakes of the list apart."""
+    return [case for case in puzzle.cases(None) if case.name in CASES]
+
+
+@pytest.fixture(scope="module")
+def checker(puzzle, cases):
+    """One warm checker; what it records is in the cache."""
+    variants = {gate.id: gate.variant for gate in puzzle.kernel_gates}
+    dims = tuple(dict.fromkeys(case.dims for case in cases))
+    for variant in sorted({variants[kernel.gate] for kernel in KERNELS}):
+        own = [kernel for kernel in KERNELS if variants[kernel.gate] == variant]
+        record_many([Order(k.package(), dims, (variant,), small_grid=True) for k in own], "p22", "float32")
+    return Checker(puzzle)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_a_mistake_is_named_and_by_no_wrong_name(kernel, checker, cases):
+    (result,) = checker.check(kernel.package(), [kernel.gate], cases)
+    assert result.state == "wrong"
+    assert (result.mistake or "") == kernel.mistake, "\n".join(result.diagnosis)
+
+
+def test_nine_of_ten_have_a_name():
+    named = sum(bool(kernel.mistake) for kernel in KERNELS) + len(SLIPS)  # that each slip is: test_translate
+    total = len(KERNELS) + len(SLIPS)
+    assert total >= 40 and named >= 0.9 * total

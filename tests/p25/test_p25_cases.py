@@ -1,0 +1,89 @@
+"""Puzzle 25: the reference is the mathematics, the layout cuts a sequence, and every known mistake differs from what is right."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from harness.puzzles.p25 import layout
+from harness.puzzles.p25.derivation import MISTAKES, derive
+from harness.puzzles.p25.spec import EVERY, PUZZLE, exact, reference
+
+CASES = PUZZLE.cases(None)
+
+
+def tensors(arrays):
+    return {name: torch.tensor(array) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_reference_derivation_and_formulas_agree(case):
+    arrays = PUZZLE.inputs(case, "float64", 0)
+    truth, found, derived = exact(arrays), reference(tensors(arrays)), derive(arrays)
+    for name in EVERY:
+        expected = truth[name].astype(float)
+        np.testing.assert_allclose(found[name].numpy(), expected, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(getattr(derived, name), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_the_reference_is_scaled_dot_product_attention():
+    arrays = PUZZLE.inputs(next(case for case in CASES if case.name == "grouped heads"), "float64", 0)
+    given = tensors(arrays)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        given["query"], given["key"], given["value"], is_causal=True, enable_gqa=True
+    )
+    torch.testing.assert_close(reference(given)["output"], expected)
+
+
+def test_the_gradients_are_slopes():
+    arrays = PUZZLE.inputs(CASES[2], "float64", 0)
+    truth, random, step = exact(arrays), np.random.default_rng(1), 1e-6
+    for name in ("query", "key", "value"):
+        direction = random.standard_normal(arrays[name].shape)
+
+        def loss(sign, name=name, direction=direction):
+            moved = {**arrays, name: arrays[name] + sign * step * direction}
+            return float((derive(moved).output * arrays["grad_output"]).sum())
+
+        slope = (loss(1) - loss(-1)) / (2 * step)
+        assert slope == pytest.approx(float((truth[f"grad_{name}"] * direction).sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize(("size", "length"), [(1, 5), (2, 8), (3, 19), (4, 64), (4, 3), (8, 101)])
+def test_every_position_has_one_owner(size, length, balanced):
+    held = np.concatenate([layout.places(rank, size, length, balanced) for rank in range(size)])
+    assert sorted(held.tolist()) == list(range(length))
+    counts = [len(layout.places(rank, size, length, balanced)) for rank in range(size)]
+    assert max(counts) - min(counts) <= 2
+    array = np.random.default_rng(0).standard_normal((2, 3, length, 4))
+    assert np.array_equal(layout.joined(layout.split(array, size, balanced), balanced), array)
+
+
+def test_zigzag_gives_every_rank_the_same_work():
+    for size in (2, 4, 8):
+        plain, mirrored = (
+            [sum(layout.tiles(rank, size, 2048, balanced, 16)) for rank in range(size)]
+            for balanced in (False, True)
+        )
+        assert len(set(mirrored)) == 1 and sum(mirrored) == sum(plain) == 128 * 129 // 2
+        assert plain == sorted(plain) and plain[-1] > 1.4 * mirrored[0]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
+def test_every_mistake_changes_something(mistake):
+    """In a case of four ranks, plain or balanced."""
+    found = []
+    for case in CASES:
+        if case.name in ("causal", "balanced", "four ranks"):
+            arrays = PUZZLE.inputs(case, "float64", 0)
+            right, wrong = derive(arrays), derive(arrays, mistake.changes)
+            found += [not np.allclose(getattr(right, name), getattr(wrong, name)) for name in EVERY]
+    assert any(found)
+
+
+def test_heads_that_cannot_be_shared():
+    case = replace(CASES[0], dims=(1, 3, 2, 8, 4))
+    with pytest.raises(ValueError, match="3 heads of the query cannot share 2 heads of the key"):
+        PUZZLE.inputs(case, "float32", 0)

@@ -1,0 +1,135 @@
+"""The checkers of puzzle 25 are checked: right rings pass, and every wrong one is rejected, in seconds, by name."""
+
+import multiprocessing
+
+import pytest
+
+from harness.check import zoo
+from harness.check.checkers import make_checker
+from harness.learner import blanks
+from harness.learner.work import Work
+from harness.puzzles.p25.spec import PUZZLE
+from harness.toolchain import roots
+
+WRONG = zoo.load("p25")
+
+
+@pytest.fixture(autouse=True)
+def nobody_left():
+    """No process of a ring outlives its test."""
+    yield
+    assert not multiprocessing.active_children()
+
+
+@pytest.fixture(scope="module")
+def checkers():
+    """One for each rung: truth and baseline are computed once."""
+    return {rung.id: make_checker(Work(PUZZLE, rung)) for rung in PUZZLE.rungs}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_a_wrong_ring_is_rejected_for_the_right_reason(wrong, checkers):
+    (result,) = checkers[wrong.rung].check(wrong.target(), [wrong.gate])
+    assert result.state == "wrong"
+    assert result.mistake == wrong.mistake, "\n".join(result.diagnosis)
+    assert result.hint.removeprefix("numpy-").startswith(f"{wrong.gate}-")
+
+
+def test_the_zoo_is_large_and_covers_every_gate():
+    for rung in PUZZLE.rungs:
+        assert {wrong.gate for wrong in WRONG if wrong.rung == rung.id} == set(rung.gates)
+    assert len({wrong.mistake for wrong in WRONG}) >= 20
+    assert all(len(wrong.story.splitlines()) == 1 for wrong in WRONG)
+
+
+@pytest.mark.parametrize(
+    ("rung", "gates"), [("numpy", None), ("torch", ["exchange"])], ids=["numpy", "torch"]
+)
+def test_the_right_ring_is_right(rung, gates, checkers):
+    results = checkers[rung].check(roots.solutions() / "p25" / PUZZLE.rung(rung).file, gates)
+    assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
+    assert all(len(result.comparisons) == len(PUZZLE.cases(None)) for result in results)
+
+
+@pytest.mark.parametrize("rung", ["numpy", "torch"])
+def test_the_rungs_start_unsolved(rung, checkers):
+    path = roots.CHECKOUT / "problems" / "p25" / PUZZLE.rung(rung).file
+    if not path.is_file():
+        pytest.skip("problems/ is not there")
+    results = checkers[rung].check(path)
+    assert [result.gate.id for result in results] == list(PUZZLE.rung(rung).gates)
+    assert {result.state for result in results} == {"unsolved"}
+
+
+@pytest.mark.parametrize("rung", ["numpy", "torch"])
+def test_a_blank_is_judged_with_the_solution_s_code_in_the_others(rung, checkers, tmp_path):
+    solution = (roots.solutions() / "p25" / PUZZLE.rung(rung).file).read_text()
+    path = tmp_path / PUZZLE.rung(rung).file
+    body = blanks.find(solution)["merge"].body
+    path.write_text(blanks.join(blanks.split(blanks.skeleton(solution)), {"merge": body}))
+    merge, steps = checkers[rung].check(path, ["merge", "steps"])
+    assert (merge.state, steps.state) == ("correct", "unsolved"), merge.diagnosis
+
+
+def test_eight_ranks_agree_with_one_device(checkers):
+    """As --ranks 8: every case of several ranks takes eight."""
+    from dataclasses import replace
+
+    chosen = [case for case in PUZZLE.cases(None) if case.name in ("chapter", "uneven", "balanced")]
+    cases = [replace(case, world_size=8) for case in chosen]
+    path = roots.solutions() / "p25" / "in_torch.py"
+    (result,) = make_checker(Work(PUZZLE, PUZZLE.rung("torch"))).check(path, ["steps"], cases)
+    assert result.state == "correct", result.diagnosis
+    assert result.summary.startswith("8 processes")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "    share = torch.sigmoid(",
+            "    share = torch.nothing(",
+            "rank 0 of 2: {path}:110: AttributeError: module 'torch' has no attribute 'nothing'",
+        ),
+        (
+            "lse, block_lse)\n    # BLANK-END",
+            "lse, block_lse + 1e-9)\n    # BLANK-END",
+            "merge of four rows of lse",
+        ),
+        (
+            "    share = torch.sigmoid(",
+            "    __import__('os')._exit(7)\n    share = torch.sigmoid(",
+            "ended without an answer (exit code 7)",
+        ),
+    ],
+    ids=["an exception", "a small error", "a rank dies"],
+)
+def test_what_a_merge_may_do_wrong(old, new, words, checkers, tmp_path):
+    text = (roots.solutions() / "p25" / "in_torch.py").read_text()
+    assert text.count(old) == 1
+    path = tmp_path / "in_torch.py"
+    path.write_text(text.replace(old, new))
+    (result,) = checkers["torch"].check(path, ["merge"])
+    assert result.state == "wrong" and result.hint == "merge-2"
+    line = text[: text.index(old)].count("\n") + 1
+    assert words.format(path=path).replace(":110:", f":{line}:") in "\n".join(result.diagnosis), (
+        result.diagnosis
+    )
+
+
+@pytest.mark.parametrize(
+    ("new", "words"),
+    [
+        (
+            "return pieces",
+            "chunks(0, 2, 8, True) is [(0, 2), (2, 4), (4, 6), (6, 8)], expected [(0, 2), (6, 8)]",
+        ),
+        ("return pieces[rank]", "chunks(0, 2, 8, True): TypeError: "),
+    ],
+)
+def test_chunks_that_are_none(new, words, checkers, tmp_path):
+    text = (roots.solutions() / "p25" / "in_numpy.py").read_text()
+    path = tmp_path / "in_numpy.py"
+    path.write_text(text.replace("return [pieces[rank], pieces[2 * size - 1 - rank]]", new))
+    (result,) = checkers["numpy"].check(path, ["balanced"])
+    assert result.state == "wrong" and words in result.diagnosis[0], result.diagnosis

@@ -1,0 +1,225 @@
+"""Puzzle 26 as a learner meets it: every solution is right, every untouched file unsolved, each wrong backend named."""
+
+import re
+
+import pytest
+import torch
+
+from harness import cli
+from harness.check import zoo
+from harness.check.checkers import make_checker
+from harness.learner import blanks, hints
+from harness.learner.work import Work
+from harness.puzzles.p26 import trying
+from harness.puzzles.p26.checker import CHECKS
+from harness.puzzles.p26.mistakes import FIXES
+from harness.puzzles.p26.spec import PUZZLE
+from harness.puzzles.p26.trying import Fault, Try, attempt, captured, numbers, passed
+from harness.toolchain import roots
+
+pytestmark = pytest.mark.compiler
+WRONG = zoo.load("p26")
+QUICK = [rung for rung in PUZZLE.rungs if rung.id in ("printer", "fold", "match")]
+
+
+@pytest.fixture(scope="module")
+def checkers():
+    """The checker of each rung, of the solutions."""
+    return {rung.id: make_checker(Work(PUZZLE, rung, roots.solutions())) for rung in PUZZLE.rungs}
+
+
+@pytest.mark.parametrize("rung", PUZZLE.rungs, ids=lambda rung: rung.id)
+def test_the_solution_is_right_and_the_problem_unsolved(rung, checkers, tmp_path):
+    solution = roots.solutions() / "p26" / rung.file
+    results = checkers[rung.id].check(solution)
+    assert {r.gate.id: r.state for r in results} == dict.fromkeys(rung.gates, "correct"), [
+        r.diagnosis for r in results
+    ]
+    given = tmp_path / rung.file
+    given.write_text(blanks.skeleton(solution.read_text()))
+    assert {r.state for r in checkers[rung.id].check(given)} == {"unsolved"}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_a_wrong_backend_is_rejected_for_the_right_reason(wrong, checkers):
+    """In the rungs whose gates compile kernels, the gates in question alone, for their time."""
+    gates = [wrong.gate, *wrong.also] if wrong.rung in ("compose", "swap") else None
+    results = {r.gate.id: r for r in checkers[wrong.rung].check(wrong.target(), gates)}
+    named = results[wrong.gate]
+    assert named.state == "wrong" and named.mistake == wrong.mistake, named.diagnosis
+    assert named.diagnosis[0].startswith(f"{wrong.mistake}: ")
+    assert named.diagnosis[1] == f"what to do: {FIXES[wrong.mistake]}"
+    rejected = {id for id, result in results.items() if result.state == "wrong"}
+    assert rejected == {wrong.gate, *wrong.also}, {id: results[id].diagnosis for id in rejected}
+
+
+def test_the_zoo_has_a_wrong_backend_for_every_gate():
+    assert {wrong.gate for wrong in WRONG} == {gate.id for gate in PUZZLE.gates} == set(CHECKS)
+    assert {wrong.mistake for wrong in WRONG} >= {
+        "aliased",
+        "across-mutation",
+        "cast-dropped",
+        "cudagraph-unsafe",
+        "dead-nodes",
+        "erased-in-use",
+        "exact-gelu",
+        "input-written",
+        "integer-through-float",
+        "minus-zero",
+        "no-gradient",
+        "not-a-tuple",
+        "output-order",
+        "rest-dropped",
+        "shape-baked",
+        "shared-norm",
+        "stale-code",
+    }
+    assert all(wrong.story and len(wrong.story.splitlines()) == 1 for wrong in WRONG)
+
+
+# ---- What judges is judged ----------------------------------------------------------------------------------
+
+X = numbers()
+
+
+def kind_of(one: Try, backend) -> str:
+    with pytest.raises(Fault) as found:
+        attempt(one, backend)
+    return found.value.kind
+
+
+def returning(change):
+    """A backend whose outputs are changed on their way."""
+    return lambda gm, inputs: lambda *args: change(gm.forward(*args))
+
+
+SINE = Try("two", lambda x: (x.sin(), x.cos()), (X,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("not-a-tuple", lambda out: out[0]),
+        ("output-missing", lambda out: out[:1]),
+        ("output-order", lambda out: out[::-1]),
+        ("value", lambda out: (out[0] * 1.001, out[1])),
+        ("shape", lambda out: (out[0][:2], out[1])),
+        ("dtype", lambda out: (out[0].double(), out[1])),
+        ("no-gradient", lambda out: (out[0].detach(), out[1].detach())),
+        ("gradient", lambda out: (out[0].detach(), out[1])),
+    ],
+)
+def test_each_fault_of_outputs_is_told_apart(kind, change):
+    assert kind_of(SINE, returning(change)) == kind
+
+
+def test_faults_beside_the_outputs():
+    def writes(gm, inputs):
+        return lambda x: (gm.forward(x), x.add_(1))[0]
+
+    inference = Try("sin and cos", SINE.function, (X,), gradients=False)
+    assert kind_of(inference, writes) == "input-written"
+    same = Try("x + 0", lambda x: x * 1.0, (X,), gradients=False)
+    assert kind_of(same, lambda gm, inputs: lambda x: (x,)) == "aliased"
+    assert kind_of(SINE, lambda gm, inputs: None) == "not-callable"
+    zero = Try("x + 0.0", lambda x: x + 0.0, (torch.tensor([-0.0]),), same_bits=True, gradients=False)
+    assert kind_of(zero, returning(lambda out: (-out[0],))) == "value"
+
+
+def test_graphs_are_compared_and_dead_nodes_named():
+    one = Try("x.sin() + 1", lambda x: x.sin() + 1, (X,), ("sin", "add"))
+    attempt(one, passed(lambda gm: None))
+    wanted = Try("x.sin() + 1", lambda x: x.sin() + 1, (X,), ("add",))
+    assert kind_of(wanted, passed(lambda gm: None)) == "not-rewritten"
+
+    def leaves_dead(gm):
+        (x,) = (n for n in gm.graph.nodes if n.op == "placeholder")
+        with gm.graph.inserting_after(x):
+            gm.graph.call_function(torch.cos, (x,)).meta = dict(x.meta)
+
+    assert kind_of(one, passed(leaves_dead)) == "dead-nodes"
+
+    def swaps_order(gm):
+        first, second = [n for n in gm.graph.nodes if n.op in trying.CALLS]
+        first.prepend(second)
+
+    assert kind_of(one, passed(swaps_order)) == "out-of-order"
+
+
+def test_a_compilation_for_each_shape_is_found():
+    one = Try("sin", lambda x: x.sin(), (X,), more=((X[:2],),), dynamic=True)
+
+    def bakes(gm, inputs):
+        [int(size) for size in inputs if isinstance(size, torch.SymInt)]
+        return gm.forward
+
+    assert kind_of(one, bakes) == "shape-baked"
+    attempt(one, lambda gm, inputs: gm.forward)
+
+
+def test_exact_is_right_of_every_bfloat16():
+    """The rule of the solution against all 65,536 values, in both directions for some constants."""
+    from harness.check.python_files import load
+    from harness.puzzles.p26.folding import every
+
+    exact = load(roots.solutions() / "p26" / "fold.py")["exact"]
+    x = every(torch.bfloat16)
+    assert len(x.view(torch.int16).unique()) == 65536
+    for a, b, wanted in ((2.0, 3.0, True), (3.0, 5.0, False), (2.0, 0.5, False), (7.0, -4.0, True)):
+        twice, once = x * a * b, x * (a * b)
+        same = bool(((twice == once) | (twice.isnan() & once.isnan())).all())
+        assert exact(a, b, torch.bfloat16) is wanted is same
+
+
+def test_graph_breaks_are_as_dynamo_counts_them():
+    from harness.puzzles.p26.printing import broken
+
+    assert torch._dynamo.explain(broken)(X).graph_break_count == 1
+
+
+# ---- The commands, the hints, the chapter -------------------------------------------------------------------
+
+
+def test_a_plain_run_takes_every_part(monkeypatch, capsys):
+    """Each part has its heading; the verdicts of the quick ones are enough here."""
+    monkeypatch.setattr(cli, "run_rung", lambda console, puzzle, flags: 3 if flags.rung == "swap" else 0)
+    assert cli.main(["p26", "--solution"]) == 3
+    said = capsys.readouterr().out
+    assert [rung.words + ":" in said for rung in PUZZLE.rungs] == [True] * 5
+
+
+def test_one_gate_and_one_rung(capsys):
+    assert cli.main(["p26", "--gate", "history", "--solution"]) == 0
+    assert "✅ history" in capsys.readouterr().out
+    assert cli.main(["p26", "--gate", "nothing"]) == 2
+    assert cli.main(["p26", "--rung", "fold", "--solution", "--gate", "exact"]) == 0
+
+
+def test_what_a_learner_raises_is_a_verdict_with_its_line(tmp_path, checkers):
+    text = (roots.solutions() / "p26" / "fold.py").read_text()
+    path = tmp_path / "fold.py"
+    path.write_text(blanks.join(blanks.split(text), {"sweep": ("    return 1 / 0",)}))
+    (result,) = checkers["fold"].check(path, ["sweep"])
+    assert result.mistake == "raises" and "fold.py:" in result.diagnosis[0]
+    assert "ZeroDivisionError" in result.diagnosis[0]
+
+
+def test_no_hint_gives_a_whole_solution_of_several_lines_away():
+    for rung in PUZZLE.rungs:
+        found = blanks.find((roots.solutions() / "p26" / rung.file).read_text())
+        for gate in rung.gates:
+            body = {line.strip() for line in found[gate].body if line.strip()}
+            for hint in hints.ladders("p26")[gate]:
+                assert not body <= {line.strip() for line in hint.code.splitlines()}, hint.id
+
+
+def test_the_chapter_has_every_hint_ladder():
+    pages = "".join(page.read_text() for page in (roots.CHECKOUT / "book/src/puzzle_26").glob("*.md"))
+    assert set(re.findall(r"\{\{#hints p26:([\w-]+)\}\}", pages)) == set(hints.ladders("p26"))
+
+
+def test_captured_is_the_graph_that_a_backend_gets():
+    gm = captured(lambda x: x.sin() + 1, X)
+    assert [n.op for n in gm.graph.nodes] == ["placeholder", "call_function", "call_function", "output"] or [
+        n.op for n in gm.graph.nodes
+    ] == ["placeholder", "call_method", "call_function", "output"]

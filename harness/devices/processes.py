@@ -14,8 +14,10 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -54,6 +56,7 @@ def run_ranks(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    start_server()
     with tempfile.TemporaryDirectory() as folder:
         ranks: list[tuple[BaseProcess, Connection]] = []
         try:
@@ -75,6 +78,17 @@ def run_ranks(
                 connection.close()
 
 
+def start_server() -> None:
+    """Starts what the processes come from, deaf to Ctrl-C, as they then are: who waits for them ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only there can a signal be ignored
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def one_rank(
     answer: Connection,
     folder: Path,
@@ -92,6 +106,8 @@ def one_rank(
     for module in PRELOADED:
         importlib.import_module(module)
 
+    if not folder.is_dir():
+        return  # whoever started this process was interrupted on the way
     with (folder / f"stack {rank}").open("w") as stack:
         faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
         torch.set_num_threads(1)

@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from harness.nn.compile.backend import mojo_workbook
     from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
     from harness.nn.patching import patch
+    from harness.nn.ring import ring_attention
 
 HOMES = {
     "LayerNormLinear": "harness.nn.layers",
     "fused_layernorm_linear": "harness.nn.layers",
     "mojo_workbook": "harness.nn.compile.backend",
     "patch": "harness.nn.patching",
+    "ring_attention": "harness.nn.ring",
 }
-__all__ = ["LayerNormLinear", "fused_layernorm_linear", "mojo_workbook", "patch"]
+__all__ = ["LayerNormLinear", "fused_layernorm_linear", "mojo_workbook", "patch", "ring_attention"]
 
 
 def __getattr__(name: str):

@@ -133,8 +133,10 @@ def finish(works, step, group):
         for work in works:
             work.wait()
     except RuntimeError as error:
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        neighbours = f"rank {(rank - 1) % size} or {(rank + 1) % size}"
         words = " ".join(str(error).split())[:160]
-        raise RuntimeError(f"rank {dist.get_rank(group)}, step {step}: {words}") from error
+        raise RuntimeError(f"rank {rank}, step {step}: {neighbours} is gone or late: {words}") from error
 
 
 def shape_of(tensor, rank, size, length, balanced):

@@ -5,7 +5,7 @@ differ. A case that fails on one rank ends the run on all.
 """
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,20 +109,11 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any) -> A
     }
     leaves = [tensors[name].requires_grad_() for name in ("query", "key", "value")]
     wire = Wire(PATIENCE, leaves[0].dtype)
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
     try:
         with wire.watched():
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                output = module["RingAttention"].apply(*leaves, *part.arguments, group)
-            for tensor in tensors_in(vars(output.grad_fn)):
-                keep(tensor)
+            output, kept = bytes_kept(lambda: module["RingAttention"].apply(*leaves, *part.arguments, group))
             gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
-        check_kept(sum(kept.values()), leaves, output)
+        check_kept(kept, leaves, output)
     except Broken as broken:
         return Answer(words=str(broken), mistake=broken.mistake, stuck=broken.stuck)
     except Exception as error:  # whatever a learner's code raises is a verdict
@@ -130,7 +121,22 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any) -> A
     names = ("output", "grad_query", "grad_key", "grad_value")
     found = zip(names, (output, *gradients), strict=True)
     values = {name: tensor.detach().float().numpy() for name, tensor in found}
-    return Answer(values, kept=sum(kept.values()))
+    return Answer(values, kept=kept)
+
+
+def bytes_kept(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """The output of one autograd.Function, and the bytes that its node keeps: saved tensors, and others on its ctx."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = call()
+    for tensor in tensors_in(vars(output.grad_fn)):
+        keep(tensor)
+    return output, sum(kept.values())
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:

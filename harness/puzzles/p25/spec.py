@@ -9,7 +9,7 @@ import numpy as np
 from harness.puzzles.p25.derivation import MISTAKES, STEPS, derive
 from harness.spec.baseline import unluckiest
 from harness.spec.derivation import Derivation
-from harness.spec.puzzle import Arrays, Case, Gate, Puzzle, Symptom
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, Symptom
 from harness.spec.rounding import rounded
 from harness.spec.rungs import Rung
 
@@ -198,4 +198,12 @@ PUZZLE = Puzzle(
     forward={"output": "output"},
     backward={name: name for name in GRADIENTS},
     multiply_adds=multiply_adds,
+    demos=(
+        Demo(
+            "backward",
+            "start the ring and compare output and gradients with one device (--backward --help: its flags)",
+            "harness.puzzles.p25.run:main",
+            options=True,
+        ),
+    ),
 )

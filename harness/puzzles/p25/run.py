@@ -1,0 +1,307 @@
+"""`p25 --backward`: the ring in several processes on gloo, its output and gradients beside one device, and what each rank keeps.
+
+Here the messages go over gloo as it is. `--timeline` draws what each rank does when; `--break` spoils a rank on purpose, to
+see what the others say. The processes meet through a file, so that no port can be in use.
+"""
+
+import functools
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from harness.check.python_files import describe, load
+from harness.check.reference import Reference, verdict_on
+from harness.console import Parser, print_lines, shown
+from harness.devices.processes import RankFailed, run_ranks
+from harness.errors import BadUse, EnvironmentProblem, Unsolved, WorkbookError
+from harness.learner.work import Work
+from harness.nn.ring import agreed_length
+from harness.puzzles.p25 import layout, timeline
+from harness.puzzles.p25.checker import CPU, TENSORS, ring_arguments
+from harness.puzzles.p25.ranks import bytes_kept
+from harness.puzzles.p25.spec import EVERY, PUZZLE
+from harness.spec.puzzle import Case
+from harness.toolchain import roots
+
+DIMS = (1, 4, 2, 512, 32)
+MOST_RANKS = 16
+NEEDED = 300 * 2**20
+"""Bytes of memory that a process takes once it has run, PyTorch included."""
+FAULTS = ("dies", "late", "shape", "dtype")
+TILE = 16
+GONE = "onnection (closed|reset|refused)|imed out|Broken pipe"
+"""What gloo says of a rank that is gone."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one rank does.
+
+    Attributes:
+        path: The file with the ring.
+        arrays: Its part of query, key, value and grad_output.
+        arguments: length, scale, causal and balanced.
+        seconds: How long it waits for a neighbour.
+        fault: (transfer, how) where this rank is to break.
+    """
+
+    path: Path
+    arrays: dict[str, np.ndarray]
+    arguments: tuple
+    seconds: float
+    fault: tuple[int, str] | None = None
+
+
+@dataclass
+class Done:
+    """What a rank has: values by quantity, bytes kept for the backward pass, and what it did when."""
+
+    values: dict[str, np.ndarray]
+    kept: int
+    events: list[timeline.Event] = field(default_factory=list)
+
+
+class Broken(Exception):
+    """A ring that a rank has left, or that does not fit: no mistake of the code."""
+
+
+# ---- In a rank's process ------------------------------------------------------------------------------------
+
+
+def one_rank(job: Job) -> Done:
+    """Runs the ring forward and backward. Raises Broken where another rank is gone, late, or has other tensors."""
+    module = load(job.path)
+    events = timeline.watch(module)
+    watch_transfers(module, dist.get_rank(), job.fault, job.seconds)
+    group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=job.seconds))
+    tensors = {name: torch.from_numpy(array) for name, array in job.arrays.items()}
+    if job.fault and job.fault[1] == "shape":
+        tensors = {name: tensor[:, :, :-1].contiguous() for name, tensor in tensors.items()}
+    if job.fault and job.fault[1] == "dtype":
+        tensors = {name: tensor.double() for name, tensor in tensors.items()}
+    leaves = [tensors[name].requires_grad_() for name in TENSORS[:3]]
+    balanced = job.arguments[-1]
+    try:
+        query, key, value = leaves
+        agreed_length(query, key, value, balanced, group, part_of)
+        output, kept = bytes_kept(lambda: module["RingAttention"].apply(*leaves, *job.arguments, group))
+        gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
+    except (RuntimeError, ValueError) as error:
+        words = plain(str(error))
+        if not re.match(r"rank \d+", words):
+            raise
+        dist.destroy_process_group(
+            group
+        )  # so that those who wait for this rank need not wait for their limit
+        raise Broken(words) from error
+    found = zip(EVERY, (output, *gradients), strict=True)
+    return Done({name: tensor.detach().numpy() for name, tensor in found}, kept, events)
+
+
+def part_of(rank: int, size: int, length: int, balanced: bool) -> int:
+    """How many positions a rank holds."""
+    return len(layout.places(rank, size, length, balanced))
+
+
+def watch_transfers(module: dict[str, Any], rank: int, fault: tuple[int, str] | None, seconds: float) -> None:
+    """Counts the transfers that this rank begins, names one that cannot begin, and lets the rank die or sleep at one."""
+    exchange, begun = module["exchange"], 0
+
+    def watched(*arguments):
+        nonlocal begun
+        number, begun = begun, begun + 1
+        if fault == (number, "dies"):
+            os._exit(7)
+        if fault == (number, "late"):
+            time.sleep(3 * seconds + 10)
+        try:
+            return exchange(*arguments)
+        except RuntimeError as error:
+            if not re.search(GONE, str(error)):
+                raise
+            raise RuntimeError(f"rank {rank}, transfer {number}: a neighbour is gone: {error}") from error
+
+    module["exchange"] = watched
+
+
+def plain(words: str) -> str:
+    """What gloo says without the place in its own source, and without advice."""
+    words = re.sub(r"\[\S+\.cc:\d+\] ", "", " ".join(words.split()))
+    return words.partition(". This is typically")[0].replace(";", ",")
+
+
+def say(error: Exception, path: Path) -> str:
+    """What went wrong in a rank, in a line."""
+    return str(error) if isinstance(error, Broken) else describe(error, path, longest=300)
+
+
+# ---- In the process that starts them ------------------------------------------------------------------------
+
+
+def parser() -> Parser:
+    """The flags."""
+    made = Parser(
+        prog="p25 --backward",
+        description="Start the ring in several processes and compare output and gradients with one device.",
+        epilog="exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks; "
+        "5 a rank died, was late or had other tensors, or there is no room for so many; 130 interrupted",
+        allow_abbrev=False,
+    )
+    made.add_argument("--solution", action="store_true", help="run solutions/")
+    made.add_argument("--problem", action="store_true", help="run problems/, your file (the default)")
+    made.add_argument("--ranks", type=int, default=4, metavar="N", help="processes (default: %(default)s)")
+    made.add_argument("--dims", type=int, nargs=5, default=DIMS, metavar=PUZZLE.dim_names, help="sizes")
+    made.add_argument("--full", action="store_true", help="every query sees every key (default: causal)")
+    made.add_argument("--plain", action="store_true", help="one range for each rank (default: zig-zag)")
+    made.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    made.add_argument(
+        "--seconds", type=float, default=30.0, metavar="S", help="wait for a neighbour (default: %(default)g)"
+    )
+    made.add_argument("--timeline", type=Path, metavar="FILE", help="draw what each rank does when, as SVG")
+    made.add_argument(
+        "--break", dest="fault", metavar="RANK:TRANSFER:HOW", help=f"spoil a rank: {', '.join(FAULTS)}"
+    )
+    return made
+
+
+def main(console: Console, arguments: Sequence[str] = ()) -> int:
+    """Runs the ring and reports. Raises BadUse, Unsolved, and EnvironmentProblem where a rank was lost."""
+    flags = parser().parse_args(arguments)
+    work = Work(PUZZLE, PUZZLE.rung("torch"), roots.solutions() if flags.solution else None)
+    if flags.solution and flags.problem:
+        raise BadUse("--problem: not allowed with argument --solution")
+    fault = check(flags)
+    empty = [id for id, blank in work.blanks().items() if blank.size == 0]
+    if empty:
+        raise Unsolved(f"{shown(work.path)}: unsolved blanks: {', '.join(empty)}")
+    values = " ".join(("full" if flags.full else "causal", *([] if flags.plain else ["balanced"])))
+    case = Case("ring", "", tuple(flags.dims), values, flags.ranks)
+    reference = Reference(PUZZLE, "float32", flags.seed)
+    print_lines(console, heading(case, work.path, flags.seed))
+    done = start(console, work.path, case, reference, flags.seconds, fault)
+    balanced = not flags.plain
+    right = True
+    for name in EVERY:
+        got = torch.from_numpy(layout.joined([each.values[name] for each in done], balanced))
+        verdict = verdict_on(PUZZLE, reference, case, CPU, name, got)
+        right = right and verdict.ok
+        mark = "✅" if verdict.ok else "❌"
+        words = f"error {verdict.error:.1e}, the limit {verdict.limit:.1e}"
+        print_lines(console, [f"   {mark} {name:<10} {words}"])
+    print_lines(console, ledger(case, done))
+    if flags.timeline:
+        timeline.write(flags.timeline, [each.events for each in done])
+        print_lines(console, [f"timeline: {shown(flags.timeline)}"])
+    words = "✅ output and all gradients agree with one device" if right else "❌ WRONG"
+    print_lines(console, [f"Overall Result: {words}"])
+    return int(not right)
+
+
+def check(flags) -> tuple[int, int, str] | None:
+    """The fault that is asked for. Raises BadUse for values that make no sense, EnvironmentProblem without room."""
+    if not 1 <= flags.ranks <= MOST_RANKS:
+        raise BadUse(f"--ranks {flags.ranks}: must be 1 to {MOST_RANKS}")
+    B, N, M, S, d = flags.dims
+    if min(flags.dims) < 1 or N % M:
+        raise BadUse(f"--dims {B} {N} {M} {S} {d}: sizes must be at least 1, and {M} heads must divide {N}")
+    if flags.seconds <= 0:
+        raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
+    if (wanted := flags.ranks * NEEDED) > (there := available()):
+        raise EnvironmentProblem(
+            f"--ranks {flags.ranks}: that many processes take {wanted / 2**30:.1f} GiB, and {there / 2**30:.1f} are free"
+        )
+    if flags.fault is None:
+        return None
+    found = re.fullmatch(rf"(\d+):(\d+):({'|'.join(FAULTS)})", flags.fault)
+    if not found or int(found[1]) >= flags.ranks:
+        raise BadUse(
+            f"--break {flags.fault}: expected RANK:TRANSFER:HOW, a rank below {flags.ranks} and {', '.join(FAULTS)}"
+        )
+    return int(found[1]), int(found[2]), found[3]
+
+
+def available() -> int:
+    """Bytes of memory that are free; without end where the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return 2**63
+    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
+    return int(found[1]) * 1024 if found else 2**63
+
+
+def heading(case: Case, path: Path, seed: int) -> list[str]:
+    """What is run, on what."""
+    B, N, M, S, d = case.dims
+    ranks, cores = case.world_size, os.cpu_count() or 1
+    masked = "causal" if "causal" in case.values else "every key visible"
+    order = "zig-zag" if "balanced" in case.values else "one range a rank"
+    few = [f"note: {ranks} processes share {cores} cores: no time here says anything about a ring"]
+    return [
+        f"Testing {shown(path)}: query {[B, N, S, d]}, key and value {[B, M, S, d]}, float32, {masked}, seed {seed}",
+        f"{ranks} process{'es' * (ranks > 1)} on gloo, {order}: the largest part has "
+        f"{max(part_of(rank, ranks, S, 'balanced' in case.values) for rank in range(ranks))} of {S} positions",
+        *(few if ranks > cores else []),
+    ]
+
+
+def start(
+    console: Console,
+    path: Path,
+    case: Case,
+    reference: Reference,
+    seconds: float,
+    fault: tuple[int, int, str] | None,
+) -> list[Done]:
+    """What every rank has. Raises EnvironmentProblem, or WorkbookError where the code fails, after a line for each rank."""
+    arrays = reference.arrays(case)
+    arguments = ring_arguments(case, arrays)
+    parts = {name: layout.split(arrays[name], case.world_size, arguments[-1]) for name in TENSORS}
+    jobs = [
+        Job(
+            path,
+            {name: np.ascontiguousarray(parts[name][rank], np.float32) for name in TENSORS},
+            arguments,
+            seconds,
+            fault[1:] if fault and fault[0] == rank else None,
+        )
+        for rank in range(case.world_size)
+    ]
+    describing: Callable[[Exception], str] = functools.partial(say, path=path)
+    try:
+        return run_ranks(
+            one_rank, [(job,) for job in jobs], describe=describing, source=path, seconds=seconds + 60
+        )
+    except RankFailed as error:
+        lines = [re.sub(r"^(rank (\d+) of \d+): rank \2, ", r"\1, ", line) for line in str(error).split("; ")]
+        said = {line.partition(": ")[2] for line in lines}
+        alike = len(said) == 1 and len(lines) > 1
+        print_lines(console, [f"   every rank: {said.pop()}"] if alike else [f"   {line}" for line in lines])
+        if any(f"{path}:" in line and "hangs at" not in line for line in lines):
+            raise WorkbookError(f"{shown(path)} fails in {len(lines)} of {case.world_size} ranks") from error
+        raise EnvironmentProblem(
+            f"the ring is broken: {len(lines)} of {case.world_size} ranks ended without a result"
+        ) from error
+
+
+def ledger(case: Case, done: list[Done]) -> list[str]:
+    """What the ranks keep, and how much they compute."""
+    S = case.dims[3]
+    balanced, causal = "balanced" in case.values, "causal" in case.values
+    most, least = max(each.kept for each in done), min(each.kept for each in done)
+    kept = f"{most:,} bytes on each rank" if most == least else f"{least:,} to {most:,} bytes a rank"
+    work = [sum(layout.tiles(rank, len(done), S, balanced, TILE, causal)) for rank in range(len(done))]
+    return [
+        f"kept for the backward pass (measured): {kept}, {sum(each.kept for each in done):,} on all",
+        f"tiles of {TILE} x {TILE} scores by rank: {', '.join(f'{count:,}' for count in work)}",
+    ]

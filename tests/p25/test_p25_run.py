@@ -1,0 +1,246 @@
+"""`p25 --backward`: the ring over gloo as it is, what it says, and what happens when a rank is spoilt."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from harness import cli
+from harness.check import zoo
+from harness.puzzles.p25 import run
+from harness.puzzles.p25.timeline import Event, waiting
+from harness.toolchain import roots
+
+SMALL = ("--dims", "1", "2", "2", "32", "4")
+
+
+@pytest.fixture(autouse=True)
+def nobody_left():
+    """No process of a ring outlives its test."""
+    yield
+    assert not multiprocessing.active_children()
+
+
+@pytest.fixture
+def ring(capfd):
+    """Runs `p25 --backward` in this process: exit code and all that is printed."""
+
+    def call(*arguments):
+        code = cli.main(["p25", "--backward", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        return code, out + err
+
+    return call
+
+
+def test_four_ranks_agree_with_one_device_and_are_drawn(ring, tmp_path):
+    with socket.socket() as taken:  # torchrun's usual port: a ring of one machine needs none
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(taken.getsockname()[1])
+        try:
+            code, said = ring("--solution", *SMALL, "--timeline", tmp_path / "ring.svg")
+        finally:
+            del os.environ["MASTER_PORT"]
+    assert code == 0, said
+    assert all(f"✅ {name}" in said for name in ("output", "grad_query", "grad_key", "grad_value"))
+    assert "Overall Result: ✅ output and all gradients agree with one device" in said
+    drawn = ElementTree.parse(tmp_path / "ring.svg").getroot()
+    words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert words[:4] == [f"rank {rank}" for rank in range(4)]
+    # Forward: a block a step and a transfer less; backward: the same, and its gradients size times.
+    bars = [title.text for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert sum(bar.startswith("begins a transfer") for bar in bars) == 4 * (3 + 3 + 4)
+
+
+def test_memory_for_the_backward_pass_falls_with_the_ranks(ring):
+    kept = {}
+    for ranks in (1, 2, 4):
+        code, said = ring("--solution", "--dims", 1, 4, 2, 64, 8, "--ranks", ranks)
+        assert code == 0, said
+        words = said.partition("kept for the backward pass (measured): ")[2]
+        kept[ranks] = int(words.split()[0].replace(",", ""))
+    assert kept[1] == 2 * kept[2] == 4 * kept[4]
+
+
+def test_a_rank_may_hold_one_range_and_uneven_ones(ring):
+    code, said = ring("--solution", "--dims", 1, 2, 1, 19, 4, "--ranks", 3, "--plain", "--full")
+    assert (
+        code == 0 and "every key visible" in said and "one range a rank: the largest part has 7 of 19" in said
+    )
+
+
+def test_cores_are_spoken_of_where_there_are_too_few(ring, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    code, said = ring("--solution", *SMALL, "--ranks", 2)
+    assert code == 0 and "note: 2 processes share 1 cores: no time here says anything about a ring" in said
+
+
+def test_an_unsolved_ring(ring):
+    if not (roots.CHECKOUT / "problems" / "p25").is_dir():
+        pytest.skip("problems/ is not there")
+    code, said = ring()
+    assert code == 3 and "in_torch.py: unsolved blanks: " in said and "merge" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--ranks", 0), "--ranks 0: must be 1 to 16"),
+        (("--ranks", 17), "--ranks 17: must be 1 to 16"),
+        (("--dims", 1, 3, 2, 8, 4), "sizes must be at least 1, and 2 heads must divide 3"),
+        (("--dims", 1, 2, 2, 0, 4), "sizes must be at least 1"),
+        (("--seconds", 0), "--seconds 0: must be above 0"),
+        (("--break", "4:0:dies"), "--break 4:0:dies: expected RANK:TRANSFER:HOW, a rank below 4"),
+        (("--break", "1:0:sings"), "--break 1:0:sings: expected RANK:TRANSFER:HOW"),
+        (("--problem",), "--problem: not allowed with argument --solution"),
+        (("--device", "cpu"), "unrecognized arguments: --device cpu"),
+    ],
+)
+def test_bad_use(ring, arguments, words):
+    code, said = ring("--solution", *arguments)
+    assert code == 2 and said.startswith("error: ") and words in said and said.count("\n") == 1
+
+
+def test_a_drawing_that_cannot_be_written(ring, tmp_path):
+    code, said = ring("--solution", *SMALL, "--ranks", 1, "--timeline", tmp_path / "no" / "ring.svg")
+    assert code == 2 and "--timeline" in said
+
+
+def test_no_room_for_so_many(ring, monkeypatch):
+    monkeypatch.setattr(run, "available", lambda: 2**30)
+    code, said = ring("--solution", "--ranks", 8)
+    assert code == 5 and "--ranks 8: that many processes take 2.3 GiB, and 1.0 are free" in said
+
+
+def test_available_memory_is_read():
+    assert 2**20 < run.available() <= 2**63
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("2:1:dies", ["rank 2 of 4: ended without an answer (exit code 7)", "rank 3 of 4, step 1: rank 2 or 0 is gone"]),
+        ("2:4:dies", ["rank 2 of 4: ended without an answer (exit code 7)", "rank 3 of 4, "]),
+        ("1:0:late", ["rank 2 of 4, step 0: rank 1 or 3 is gone or late: Timed out waiting 3000ms"]),
+        ("1:0:shape", ["every rank: rank 1 of 4 has query, key and value of [1, 2, 7, 4], ", "its part of 32 positions"]),
+        ("3:0:dtype", ["every rank: rank 3 of 4 has tensors of float64, the others of float32"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_spoilt_rank_is_named_and_ends_all(ring, fault, words):
+    code, said = ring("--solution", *SMALL, "--seconds", 3, "--break", fault)
+    assert code == 5, said
+    assert "error: the ring is broken: " in said and "in_torch.py fails" not in said
+    assert all(each in said for each in words), said
+
+
+def solve(monkeypatch, tmp_path, text):
+    """A learner's file with this text."""
+    path = tmp_path / "problems" / "p25" / "in_torch.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    monkeypatch.setattr(roots, "problems", lambda: tmp_path / "problems")
+    return path
+
+
+def test_a_wrong_ring_is_wrong(ring, monkeypatch, tmp_path):
+    wrong = next(bug for bug in zoo.load("p25") if bug.name == "local_index")
+    solve(monkeypatch, tmp_path, wrong.target().read_text())
+    code, said = ring(*SMALL)
+    assert code == 1 and "❌ output" in said and "Overall Result: ❌ WRONG" in said, said
+
+
+def test_a_ring_that_raises_is_wrong_and_not_broken(ring, monkeypatch, tmp_path):
+    text = (roots.solutions() / "p25" / "in_torch.py").read_text()
+    path = solve(monkeypatch, tmp_path, text.replace("torch.logaddexp(lse", "torch.logaddexp(nothing"))
+    code, said = ring(*SMALL, "--ranks", 2)
+    assert code == 1 and "NameError: name 'nothing' is not defined" in said, said
+    assert f"{path.name} fails in 2 of 2 ranks" in said
+
+
+def test_ctrl_c_ends_all():
+    """Of a process group of its own, as a terminal sends it: every process gets the signal, and none is left."""
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "p25",
+        "--backward",
+        "--solution",
+        "--break",
+        "1:0:late",
+        *SMALL,
+    ]
+    started = subprocess.Popen(
+        command, cwd=roots.CHECKOUT, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(roots.CHECKOUT)},
+    )  # fmt: skip
+    assert started.stdout is not None
+    while "processes on gloo" not in started.stdout.readline():
+        assert started.poll() is None
+    time.sleep(1)
+    os.killpg(started.pid, signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    assert started.returncode == 130 and err == "interrupted\n"
+    deadline = time.monotonic() + 20
+    while alive(started.pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not alive(started.pid)
+
+
+def alive(group: int) -> bool:
+    """Whether a process of a group is there."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_waiting_is_told_from_computing():
+    events = [Event("finish", 0, 2), Event("block_forward", 2, 3), Event("block_backward", 3, 3.5)]
+    assert waiting(events) == (2, 1.5)
+    assert waiting([replace(events[0], end=1)]) == (1, 0)
+
+
+def test_ring_attention_for_a_model():
+    """harness.nn.ring_attention in four processes, against scaled_dot_product_attention."""
+    import torch
+
+    from harness.devices.processes import run_ranks
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(2, 4, 22, 8, generator=generator, dtype=torch.float64) for _ in range(4))
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, scale=0.3)
+    right = (out.detach(), *torch.autograd.grad(out, leaves, grad))
+    cuts = [22 * i // 4 for i in range(5)]
+    parts = [
+        tuple(t[:, :, a:b].contiguous().numpy() for t in (q, k, v, grad))
+        for a, b in zip(cuts, cuts[1:], strict=False)  # noqa: RUF007
+    ]
+    found = run_ranks(of_a_model, parts)
+    for number, expected in enumerate(right):
+        whole = torch.cat([torch.from_numpy(each[number]) for each in found], 2)
+        torch.testing.assert_close(whole, expected, rtol=1e-10, atol=1e-10)
+
+
+def of_a_model(*arrays):
+    """What a rank's model gets."""
+    import torch
+
+    from harness.nn import ring_attention
+
+    *leaves, grad = (torch.from_numpy(array) for array in arrays)
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    out = ring_attention(*leaves, is_causal=True, scale=0.3)
+    gradients = torch.autograd.grad(out, leaves, grad)
+    return [tensor.detach().numpy() for tensor in (out, *gradients)]

@@ -28,6 +28,7 @@ from ledger import GPT2_SMALL  # noqa: E402
 from harness import cli  # noqa: E402
 from harness.check import zoo  # noqa: E402
 from harness.puzzles.p22 import spec as p22  # noqa: E402
+from harness.puzzles.p26.mistakes import FIXES  # noqa: E402
 from harness.spec.catalogue import find_puzzle, puzzle_names  # noqa: E402
 
 SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
@@ -227,6 +228,21 @@ def hunt_table(held_back: bool) -> str:
     return table(["gate", "what is wrong", "seen first by", "seen in"], rows)
 
 
+def backend_table() -> str:
+    """The wrong backends of puzzle 26: what each does, what its gate says in a recorded run, and what to do about it."""
+    said = dict(line.split(maxsplit=1) for line in outputs.load("backend_symptoms").text.splitlines())
+    order = [gate.id for gate in find_puzzle("p26").gates]
+    rows = []
+    for wrong in sorted(zoo.load("p26"), key=lambda wrong: order.index(wrong.gate)):
+        kind, _, seen = said[wrong.name].strip().partition(": ")
+        assert kind == wrong.mistake, wrong.name
+        seen = seen.replace("|", "\\|")
+        rows.append(
+            [wrong.story.replace("*", "\\*"), f"**{kind}**: `{seen}`", FIXES[kind].replace("*", "\\*")]
+        )
+    return table(["what was done", "what the gate says", "what to do"], rows)
+
+
 def told(bug: zoo.WrongKernel) -> str:
     """The story of a mistake, and what it does to a training loss where that was tried."""
     story = bug.story.replace("|", "\\|")
@@ -414,6 +430,7 @@ FILES: dict[str, Callable[[], str]] = {
     "fan_in.svg": figures.fan_in,
     "two_stage.svg": figures.two_stage,
     "saved.svg": saved_bars,
+    "backend_table.md": backend_table,
     "first_graph.svg": figures.first_graph,
     "saving_less.svg": saving_chart,
     **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},

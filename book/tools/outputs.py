@@ -94,6 +94,13 @@ COMMANDS = {
     "catch_first": Command(
         "python book/examples/hunted.py check", ("book/examples/hunted.py", "check"), 1, anywhere=True
     ),
+    "backend_levels": example("backend_levels", anywhere=True),
+    "backend_rewrites": Command(
+        "p26 --rewrites", ("-m", "harness", "p26", "--rewrites"), exact=True, anywhere=True
+    ),
+    "backend_symptoms": Command("p26 --symptoms", ("-m", "harness", "p26", "--symptoms"), anywhere=True),
+    "inductor_kernels": example("inductor_kernels", anywhere=True),
+    "inductor_pattern": example("inductor_pattern", anywhere=True),
     "compile_settings": example("compile_settings", anywhere=True),
     "compile_saved": example("compile_saved", anywhere=True),
     "first_graph": rung("derive", exact=True),

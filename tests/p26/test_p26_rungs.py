@@ -204,6 +204,17 @@ def test_what_a_learner_raises_is_a_verdict_with_its_line(tmp_path, checkers):
     assert "ZeroDivisionError" in result.diagnosis[0]
 
 
+def test_rewrites_are_shown_and_written_as_pictures(tmp_path, capsys):
+    assert cli.main(["p26", "--rewrites", "--svg", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "- tanh = tanh [6, 8] <- mul_2" in said and "+ gelu = gelu [6, 8] <- x" in said
+    assert {path.name for path in tmp_path.iterdir()} == {"fold.svg", "silu.svg", "gelu.svg", "swap.svg"}
+    recorded = roots.CHECKOUT / "book" / "pictures" / "swap.svg"
+    assert (tmp_path / "swap.svg").read_text() == recorded.read_text(), "p26 --rewrites --svg book/pictures"
+    assert cli.main(["p26", "--rewrites", "--svg", str(tmp_path / "none")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
 def test_no_hint_gives_a_whole_solution_of_several_lines_away():
     for rung in PUZZLE.rungs:
         found = blanks.find((roots.solutions() / "p26" / rung.file).read_text())

@@ -1,8 +1,9 @@
 """The torch.compile backend "mojo_workbook": LayerNorm -> Linear becomes the workbook's operator, Inductor does the rest.
 
-`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Two
-options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`)
-and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
+`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Three
+options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`),
+`pictures` (a function that gets the `Rewrite` of every swap, to look at) and `tail`, what compiles the rest: "inductor",
+"aot_eager" (no C++ compiler needed) or "eager".
 """
 
 import functools
@@ -18,10 +19,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from harness.nn.compile.match import Left, Match, find, graph_modules, keeps_rows, layer_norm, shape, value
+from harness.nn.compile.picture import Rewrite, Snapshot
 
 REPORT = "MOJO_WORKBOOK_REPORT"
 TAILS = ("inductor", "aot_eager", "eager")
 ALGORITHM = "fast"
+OWN = ("report", "pictures", "tail")
+"""The options that are not Inductor's."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def mojo_workbook(
         gm: The graph; it is changed.
         example_inputs: Fake or real tensors, and symbolic sizes, in the order of its placeholders.
         mode: One of Inductor's.
-        options: Inductor's, and `report` and `tail`.
+        options: Inductor's, and `report`, `pictures` and `tail`.
         name: What torch calls this compilation; not used.
 
     Returns:
@@ -83,7 +87,7 @@ def mojo_workbook(
     tail = own.get("tail") or ("inductor" if has_compiler() else "aot_eager")
     if tail not in TAILS:
         raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
-    report = rewrite(gm)
+    report = rewrite(gm, own.get("pictures"))
     tell(report, own.get("report") or os.environ.get(REPORT, "0") not in ("", "0"))
     if tail == "eager":
         return gm.forward
@@ -101,7 +105,7 @@ def mojo_workbook(
 
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """This backend's own options, and those for Inductor."""
-    own = {name: value for name, value in options.items() if name in ("report", "tail")}
+    own = {name: value for name, value in options.items() if name in OWN}
     return own, {name: value for name, value in options.items() if name not in own}
 
 
@@ -132,15 +136,18 @@ def has_compiler() -> bool:
 # ---- The rewrite --------------------------------------------------------------------------------------------
 
 
-def rewrite(gm: GraphModule) -> Report:
-    """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls."""
+def rewrite(gm: GraphModule, pictures: Callable[[Rewrite], None] | None = None) -> Report:
+    """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls; `pictures` gets each swap to look at."""
     swaps: list[Swap] = []
     left: list[tuple[str, str]] = []
     for graph_module in graph_modules(gm):
         found = find(graph_module)
         for match in found.matches:
+            before = Snapshot.of(graph_module.graph)
             try:
                 swaps.append(swap(graph_module, match))
+                if pictures:
+                    pictures(Rewrite(str(swaps[-1]), before, Snapshot.of(graph_module.graph)).near())
             except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself says no
                 found.left.append(Left(match.linear, str(error)))
         left += [(name_of(one.linear), one.why) for one in found.left]

@@ -1,6 +1,6 @@
 """Puzzle 26, a torch.compile backend: rungs and gates. Every rung is a part of it, and all are in Python."""
 
-from harness.spec.puzzle import Gate, Puzzle
+from harness.spec.puzzle import Demo, Gate, Puzzle
 from harness.spec.rungs import Rung
 
 CHECKER = "harness.puzzles.p26.checker:BackendChecker"
@@ -55,4 +55,17 @@ PUZZLE = Puzzle(
         rung("swap", SWAP, "The real one"),
     ),
     every_rung=True,
+    demos=(
+        Demo(
+            "rewrites",
+            "show graphs before and after the solution's rewrites, as text and SVG",
+            "harness.puzzles.p26.shows:show_rewrites",
+            options=True,
+        ),
+        Demo(
+            "symptoms",
+            "show what each wrong backend of the zoo is seen by",
+            "harness.puzzles.p26.shows:show_symptoms",
+        ),
+    ),
 )

@@ -1,0 +1,148 @@
+"""Real models from `transformers`, made of small configurations with random weights: how many pairs are swapped, by the
+backend and by `patch`, and that losses over five steps and gradients are those of eager mode.
+
+Skipped where `transformers` is not installed: `uv sync --extra models` brings it.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from harness.nn import mojo_workbook, patch
+
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: it comes with the extra `models`"
+)
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("layer_graphs")]
+WIDTH, HEADS, LAYERS, WORDS = 16, 2, 2, 40
+SMALL = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 32,
+}
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_positions=12, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert():
+    config = transformers.BertConfig(
+        vocab_size=WORDS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SMALL
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+def vit():
+    config = transformers.ViTConfig(
+        image_size=8, patch_size=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SMALL
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, max_position_embeddings=12, num_key_value_heads=HEADS, use_cache=False, **SMALL
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+MODELS = {
+    # (model, swaps by the backend, pairs that `patch` sees)
+    "gpt2": (gpt2, 2 * LAYERS, 2 * LAYERS),
+    "bert": (bert, 4 * LAYERS + 2, 0),
+    "vit": (vit, 4 * LAYERS, 4 * LAYERS),
+    "llama": (llama, 0, 0),
+}
+
+
+def made(name: str):
+    torch.manual_seed(0)
+    model = MODELS[name][0]()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # LayerNorms begin with ones and zeros, behind which mistakes hide
+        for module in model.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.weight.normal_(1, 0.3, generator=generator)
+                module.bias.normal_(0, 0.3, generator=generator)
+    return model.train()
+
+
+def loss_of(call, name: str, dtype=torch.float32) -> torch.Tensor:
+    """The loss of one batch, written out: the models' own loss functions break the graph."""
+    generator = torch.Generator().manual_seed(2)
+    if name == "vit":
+        logits = call(torch.randn(3, 3, 8, 8, generator=generator).to(dtype)).logits
+        return F.cross_entropy(logits, torch.tensor([0, 1, 1]))
+    ids = torch.randint(0, WORDS, (2, 9), generator=generator)
+    logits = call(ids).logits
+    return F.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
+
+
+def compiled(model):
+    """The model under the backend with an eager tail, and the reports of its graphs."""
+    torch._dynamo.reset()
+    reports = []
+    options = {"tail": "eager", "report": reports.append}
+    return torch.compile(model, backend=mojo_workbook, options=options), reports
+
+
+def gradients(call, model, name, dtype=torch.float32):
+    model.zero_grad()
+    loss_of(call, name, dtype).backward()
+    return {key: None if p.grad is None else p.grad.double() for key, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_as_near_to_float64_as_eager_mode_s(name):
+    model = made(name)
+    call, reports = compiled(model)
+    eager, ours = gradients(model, model, name), gradients(call, model, name)
+    wide = copy.deepcopy(model).double()
+    truth = gradients(wide, wide, name, torch.float64)
+    swaps = sum(len(report.swaps) for report in reports)
+    assert swaps == MODELS[name][1], [r.lines() for r in reports]
+    for key, exact in truth.items():
+        assert (ours[key] is None) == (eager[key] is None), key
+        if exact is not None:
+            scale = exact.abs().max().clamp(min=1e-12)
+            far, near = ((g[key] - exact).abs().max() / scale for g in (ours, eager))
+            assert far <= 8 * near + 1e-5, (key, far, near)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit"])
+@pytest.mark.parametrize("way", ["compile", "patch"])
+def test_five_steps_of_training(name, way):
+    def losses(swapped: bool) -> list[float]:
+        model = made(name)
+        call = model
+        if swapped and way == "compile":
+            call, _ = compiled(model)
+        elif swapped:
+            assert len(patch(model).swapped) == MODELS[name][2]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        found = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = loss_of(call, name)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    eager, ours = losses(False), losses(True)
+    assert eager[-1] < eager[0]
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(eager), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_patch_leaves_what_it_does_not_know(name):
+    model = made(name)
+    assert patch(model).swapped == []

@@ -98,7 +98,8 @@ def strided(
     if 0 in array.strides:
         return base[tuple(slice(0, 1) if s == 0 else slice(None) for s in array.strides)].expand(array.shape)
     order = np.argsort([-s for s in array.strides], kind="stable")
-    return base.permute(*order).contiguous().permute(*np.argsort(order))
+    back = np.argsort(order)
+    return base.permute(tuple(order)).contiguous().permute(tuple(back))
 
 
 def values(tensor: torch.Tensor) -> np.ndarray:

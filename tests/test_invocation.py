@@ -7,6 +7,9 @@ import pytest
 
 import harness
 from harness import invocation
+from harness.learner.progress import Progress
+from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.rungs import MojoRung
 
 POE, PIXI, UV = {"POE_ACTIVE": "simple"}, {"PIXI_PROJECT_ROOT": "/somewhere"}, {"UV_RUN_RECURSION_DEPTH": "1"}
 
@@ -44,6 +47,20 @@ def test_every_task_that_a_message_may_name_is_there():
     for name in COMMANDS:
         task = invocation.TASK_NAMES.get(name, name)
         assert poe[task]["cmd"] == pixi[task]["cmd"] == f"python -m harness {name}"
+
+
+@pytest.mark.parametrize("name", puzzle_names())
+def test_what_the_commands_of_a_puzzle_print_can_be_pasted(name, command_line, monkeypatch):
+    """Those that need no compiler, of every rung in Python too, as somebody who came by pixi sees them."""
+    monkeypatch.setattr(Progress, "save", lambda self: None)
+    monkeypatch.setenv("PIXI_PROJECT_ROOT", "/somewhere")
+    rungs = [rung.id for rung in find_puzzle(name).rungs if not isinstance(rung, MojoRung)]
+    calls = [("list", name), ("hint", name), ("diff", name), (name, "--gate", "nope"), (name, "--dims", "x")]
+    calls += [(name, "--rung", rung) for rung in rungs] + [("hint", name, "--rung", rung) for rung in rungs]
+    calls += [("reset", name), ("watch", name, "--measure", "0")]
+    said = [command_line(*arguments) for arguments in calls]
+    text = "\n".join(each.out + each.err for each in said)
+    assert "pixi run" in text and "python -m" not in text and "poe " not in text
 
 
 SPELLED_OUT = ("invocation.py", "dev", "vgpu", "puzzles", "translate.py")

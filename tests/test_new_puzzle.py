@@ -275,11 +275,10 @@ def test_gates_in_python_are_unsolved_then_wrong_then_right(here):
 @pytest.mark.parametrize(
     ("arguments", "ladder"),
     [
-        (("p90", "--gate", "dsquare"), "dsquare"),
-        (("p91", "--gate", "dcube"), "dcube"),
-        (("p91", "--gate", "dcube", "--rung", "numpy"), "numpy-dcube"),
+        pytest.param(("p90", "--gate", "dsquare"), "dsquare", id="kernels", marks=pytest.mark.compiler),
+        pytest.param(("p91", "--gate", "dcube"), "dcube", id="PyTorch"),
+        pytest.param(("p91", "--gate", "dcube", "--rung", "numpy"), "numpy-dcube", id="NumPy"),
     ],
-    ids=["kernels", "PyTorch", "NumPy"],
 )
 def test_watch_checks_what_is_saved(here, arguments, ladder):
     """On a copy that it solves, so that the verdict of every save has to be right."""

@@ -30,7 +30,7 @@ def written(tmp_path, body: str):
     """A file whose test has this body."""
     path = tmp_path / "catch.py"
     path.write_text(
-        f"import torch\n\n\ndef check(op):\n    # BLANK-START check: t\n    {body}\n    # BLANK-END check\n"
+        f'import torch\n\ndef check(op):\n    """A test."""\n    # BLANK-START check: t\n    {body}\n    # BLANK-END check\n'
     )
     return path
 

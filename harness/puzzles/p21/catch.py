@@ -15,14 +15,12 @@ from pathlib import Path
 import torch
 
 from harness.check import zoo
-from harness.check.python_files import describe, load
-from harness.check.results import GateResult, wanted_gates
+from harness.check.python_files import PythonChecker, describe, load
+from harness.check.results import GateResult
 from harness.devices.processes import RankFailed, run_ranks
-from harness.learner.work import rung_blanks
 from harness.puzzles.p21.hunt import function_of
 from harness.puzzles.p21.rights import Op, op_of, right_ones
-from harness.spec.puzzle import Case, Puzzle
-from harness.spec.rungs import Rung
+from harness.spec.puzzle import Case, Gate
 from harness.toolchain import roots
 
 SECONDS = 20.0
@@ -120,26 +118,12 @@ def tries(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Try]:
         return done
 
 
-class CatchChecker:
-    """Judges the test; `seconds` is how long it may take for one op."""
+class CatchChecker(PythonChecker):
+    """Judges the test, which has no cases; `seconds` is how long it may take for one op."""
 
     seconds = SECONDS
 
-    def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
-        self.puzzle = puzzle
-        self.rung = rung
-
-    def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
-    ) -> list[GateResult]:
-        """The verdict on the test in the file at `path`; it has no cases.
-
-        Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
-        """
-        (gate,) = wanted_gates(self.puzzle, self.rung, gates)
-        if rung_blanks(path, self.rung)[gate.id].size == 0:
-            return [GateResult(gate, "unsolved")]
-        load(path)
+    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         ladder = self.puzzle.ladder(self.rung, gate.id)
         result = GateResult(gate, "wrong", hint=f"{ladder}-1")
         try:
@@ -153,9 +137,9 @@ class CatchChecker:
         except RankFailed as error:
             result.mistake = "no-verdict"
             result.diagnosis = [str(error).replace("rank 0 of 1: ", "").replace("rank 0 of 1", "check")]
-            return [result]
+            return result
         explain(result, done, ladder)
-        return [result]
+        return result
 
 
 def explain(result: GateResult, done: Sequence[Try], ladder: str) -> None:

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from harness.check.compare import Verdict
 from harness.errors import BadUse
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
-from harness.vgpu.report import Finding
+
+if TYPE_CHECKING:
+    from harness.vgpu.report import Finding
 
 
 @dataclass
@@ -45,7 +48,7 @@ class GateResult:
     gate: Gate
     state: str
     comparisons: list[Comparison] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list["Finding"] = field(default_factory=list)
     diagnosis: list[str] = field(default_factory=list)
     mistake: str | None = None
     hint: str | None = None

@@ -2,22 +2,24 @@
 
 The kernels are recorded (one run of the Mojo compiler for all cases, and for those kernels alone that have changed) and
 replayed on the virtual GPU. What needs torch is imported, and PyTorch asked for the right results, while the compiler
-runs: this module itself is light. A gate whose blank is untouched is not run. A gate is judged on its own quantities; where the statistics that the forward pass saves
-are wrong, the later gates are judged again from right ones, so that they are not blamed for it.
+runs: this module itself is light. A gate whose blank is untouched is not run. A gate is judged on its own quantities;
+where something that one launch saves for another is wrong, every launch is judged again from what is right, so that no
+gate is blamed for an earlier one.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.check.diagnose import OUTSIDE, SURE, diagnose, first_causes, from_findings
-from harness.check.results import Comparison, GateResult, wanted_gates
-from harness.check.source_faults import Fault, faults
+from harness.check.results import Comparison, GateResult, right_in_all, wanted_gates
+from harness.check.source_faults import Fault, arguments_of, faults
 from harness.devices.recorder import Recording, record
 from harness.devices.targets import Target
 from harness.errors import EnvironmentProblem
@@ -25,6 +27,7 @@ from harness.learner.blanks import Blank
 from harness.learner.work import package_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
+from harness.toolchain.mojo_items import Items
 from harness.toolchain.packages import OpPackage
 from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
 from harness.vgpu.ptx import Location
@@ -124,6 +127,9 @@ class Checker:
         """The verdict on each wanted gate in these cases."""
         empty = {id for id, blank in found.items() if blank.size == 0}
         outcomes = {variant: self._outcome(recording, variant, cases) for variant in variants}
+        source = (package.path / self.puzzle.source).resolve()
+        for outcome in outcomes.values():
+            outcome.findings = [in_the_kernels_words(each, recording, source) for each in outcome.findings]
         # Every attempted gate of these variants is judged, so that what lies in no blank is put down to the right one.
         attempted = [g for g in self.gates if g.variant in variants and g.id not in empty]
         judged = {gate.id: self._judge(gate, cases, outcomes[gate.variant]) for gate in attempted}
@@ -176,35 +182,17 @@ class Checker:
         return record(package, self.puzzle.name, self.dtype, dims, variants, small_grid=True)
 
     def _outcome(self, recording: Recording, variant: str, cases: list[Case]) -> Outcome:
-        """Runs a variant on every case; where a call has written wrong statistics, again with those of this call right.
-
-        So one call after the other: statistics that are made of earlier ones are not blamed for them.
-        """
-        outcome = self._replay(recording, variant, cases)
-        given: list[str] = []
-        for call in self.puzzle.variants[variant]:
-            stated = [quantity for quantity in self.puzzle.saved(variant) if quantity in call.op.writes]
-            given += stated
-            if outcome.failure or not self._any_wrong(variant, outcome, cases, stated):
-                continue
-            again = self._replay(recording, variant, cases, given)
-            for name, outputs in again.outputs.items():
-                outputs.update({quantity: outcome.outputs[name][quantity] for quantity in given})
+        """Runs a variant on every case; where it saved something wrong a second time, each launch from what is right."""
+        outcome, saved = self._replay(recording, variant, cases), self.puzzle.saved(variant)
+        if outcome.failure is None and not all(
+            verdict.ok for case in cases for verdict in self._verdicts(case, variant, outcome, saved).values()
+        ):
+            again = self._replay(recording, variant, cases, given=True)
             again.findings, again.loads = outcome.findings, outcome.loads
-            outcome = again
+            return again
         return outcome
 
-    def _any_wrong(self, variant: str, outcome: Outcome, cases: list[Case], quantities: list[str]) -> bool:
-        """Whether one of the quantities is wrong in some case."""
-        return not all(
-            verdict.ok
-            for case in cases
-            for verdict in self._verdicts(case, variant, outcome, quantities).values()
-        )
-
-    def _replay(
-        self, recording: Recording, variant: str, cases: list[Case], given: Sequence[str] = ()
-    ) -> Outcome:
+    def _replay(self, recording: Recording, variant: str, cases: list[Case], given: bool = False) -> Outcome:
         from harness.devices.replay import Replay
         from harness.vgpu.machine import Checks
 
@@ -214,7 +202,7 @@ class Checker:
             replay.gpu.steps = STEPS + self.puzzle.multiply_adds(case.dims)
             try:
                 outcome.outputs[case.name] = replay.run(
-                    variant, case, self.reference.inputs(case), self._right(case, given)
+                    variant, case, self.reference.inputs(case), self._saved(case, variant) if given else {}
                 )
             except UnsupportedInstruction as error:
                 raise EnvironmentProblem(str(error)) from error
@@ -225,8 +213,8 @@ class Checker:
         outcome.loads = places_that_load(replay) if outcome.findings else set()
         return outcome
 
-    def _right(self, case: Case, quantities: Sequence[str]) -> dict[str, "torch.Tensor"]:
-        """What some quantities should be, as the kernels would write them."""
+    def _saved(self, case: Case, variant: str) -> dict[str, "torch.Tensor"]:
+        """What the forward pass hands to the backward pass, as it should be."""
         import torch
 
         truth = self.reference.truth(case, self.target)
@@ -234,7 +222,7 @@ class Checker:
             quantity: torch.tensor(truth[quantity]).to(
                 getattr(torch, self.puzzle.written_dtype(quantity, self.dtype))
             )
-            for quantity in quantities
+            for quantity in self.puzzle.saved(variant)
         }
 
     def _verdicts(self, case: Case, variant: str, outcome: Outcome, quantities: Sequence[str]) -> dict:
@@ -336,6 +324,7 @@ class Checker:
                 found,
                 name=self.puzzle.printed(quantity),
                 gate=gate.id if own else None,
+                right=right_in_all(result.comparisons),
             )
             # What an index outside of its tensor does to values has no name of its own.
             vague = seen.mistake not in known and (astray or bool(slips))
@@ -367,6 +356,20 @@ def wrong_quantities(result: GateResult) -> list[str]:
     """The quantities of a gate, its own first, that are wrong in some case."""
     quantities = (*result.gate.quantities, *result.gate.given)
     return [q for q in quantities if any(not c.verdicts[q].ok for c in result.comparisons)]
+
+
+def in_the_kernels_words(finding: Finding, recording: Recording, source: Path) -> Finding:
+    """A finding that calls a tensor what the kernel's argument is called: the launch may have another name for it."""
+    arguments = recording.arguments(finding.kernel)
+    chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
+    lines = [at.line for at in chain if Path(at.file) == source]
+    if not lines or finding.tensor not in arguments:
+        return finding
+    kernel = Items({source.name: source.read_text("utf-8", "replace")}).enclosing(source.name, lines[-1])
+    names = dict(zip(arguments, arguments_of(kernel), strict=False)) if kernel else {}
+    name = names.get(finding.tensor, finding.tensor)
+    message = re.sub(rf"\b{re.escape(finding.tensor)}\b", name, finding.message)
+    return replace(finding, tensor=name, message=message)
 
 
 def touches(finding: Finding, source: Path, blank: Blank) -> bool:

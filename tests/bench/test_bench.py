@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import dataclasses
+import gc
 import io
 import json
 import math
@@ -60,8 +61,11 @@ FIELDS = [
 
 @pytest.fixture(autouse=True)
 def short_bursts(monkeypatch):
-    """A few calls a turn: no time is judged here."""
+    """A few calls a turn, and garbage looked for among new objects alone: no time is judged here."""
     monkeypatch.setattr(timing, "MOST_REPEATS", 3)
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def rows_of(path):

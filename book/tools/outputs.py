@@ -130,6 +130,14 @@ COMMANDS = {
         ("book/examples/picture_of_a_bug.py", "dw_batch_sequence_swapped"),
         exact=True,
     ),
+    "ring_backward": Command(
+        "p25 --backward --solution --ranks 2",
+        ("-m", "harness", "p25", "--backward", "--solution", "--ranks", "2"),
+        anywhere=True,
+    ),
+    "ring_balance": Command(
+        "p25 --balance", ("-m", "harness", "p25", "--balance"), exact=True, anywhere=True
+    ),
     "forward_fused": puzzle("--fused"),
     "backward_solution": puzzle("--backward"),
 }

@@ -244,3 +244,22 @@ def of_a_model(*arrays):
     out = ring_attention(*leaves, is_causal=True, scale=0.3)
     gradients = torch.autograd.grad(out, leaves, grad)
     return [tensor.detach().numpy() for tensor in (out, *gradients)]
+
+
+def test_tiles_are_counted(capsys):
+    assert cli.main(["p25", "--balance", "--ranks", "2", "--length", "64"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    # Of 4 x 4 tiles 10 lie on or below the diagonal: 3, 4 and 3 of the blocks of two ranks.
+    assert lines[2] == ["step", "0", "3", "3", "3"] and lines[3] == ["step", "1", "0", "4", "4"]
+    assert lines[4] == ["sum", "3", "7", "7"] and lines[5][0] == "71%"
+    # Zig-zag: each rank holds the tiles 0 and 3, or 1 and 2, and its late one sees all that is earlier.
+    assert lines[7] == ["step", "0", "3", "3", "3"] and lines[8] == ["step", "1", "2", "2", "2"]
+    assert lines[10][0] == "100%"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--ranks", "0"), "--ranks 0: must be 1 to 16"), (("--length", "0"), "--length 0: must be at least 1")],
+)
+def test_tiles_of_nothing(capsys, arguments, words):
+    assert cli.main(["p25", "--balance", *arguments]) == 2 and words in capsys.readouterr().err

@@ -205,5 +205,11 @@ PUZZLE = Puzzle(
             "harness.puzzles.p25.run:main",
             options=True,
         ),
+        Demo(
+            "balance",
+            "count the tiles of each rank at each step, plain and zig-zag",
+            "harness.puzzles.p25.balance:main",
+            options=True,
+        ),
     ),
 )

@@ -10,12 +10,12 @@ from xml.sax.saxutils import escape
 from harness.toolchain.disk import write_target
 
 KINDS = {
-    "block_forward": ("attends", "#4c78a8"),
-    "block_backward": ("attends, backward", "#72b7b2"),
-    "exchange": ("begins a transfer", "#e45756"),
-    "finish": ("waits", "#bab0ac"),
+    "block_forward": ("attends", 0.75),
+    "block_backward": ("attends, backward", 0.45),
+    "exchange": ("begins a transfer", 1.0),
+    "finish": ("waits", 0.15),
 }
-"""Function -> what a rank does in it, and its colour."""
+"""Function -> what a rank does in it, and how dark its bar is: a drawing has one colour, that of the page's text."""
 WIDTH, ROW, LEFT = 900, 34, 70
 
 
@@ -70,16 +70,16 @@ def draw(ranks: list[list[Event]]) -> str:
         y = ROW * rank + 8
         parts.append(f'<text x="8" y="{y + 17}">rank {rank}</text>')
         for event in events:
-            words, colour = KINDS[event.kind]
+            words, dark = KINDS[event.kind]
             x, width = LEFT + scale * (event.start - first), max(scale * (event.end - event.start), 0.7)
             said = escape(f"{words}: {1e3 * (event.end - event.start):.2f} ms")
             parts.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="24" fill="{colour}"><title>{said}</title></rect>'
+                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="24" fill-opacity="{dark}"><title>{said}</title></rect>'
             )
     y = ROW * len(ranks) + 12
-    for number, (words, colour) in enumerate(KINDS.values()):
+    for number, (words, dark) in enumerate(KINDS.values()):
         x = LEFT + 190 * number
-        parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill-opacity="{dark}"/>')
         parts.append(f'<text x="{x + 18}" y="{y + 11}">{words}</text>')
     parts.append(f'<text x="{LEFT}" y="{y + 38}">0 to {1e3 * (last - first):.1f} ms</text></svg>')
     return "\n".join(parts) + "\n"

@@ -236,10 +236,8 @@ def backend_table() -> str:
     for wrong in sorted(zoo.load("p26"), key=lambda wrong: order.index(wrong.gate)):
         kind, _, seen = said[wrong.name].strip().partition(": ")
         assert kind == wrong.mistake, wrong.name
-        seen = seen.replace("|", "\\|")
-        rows.append(
-            [wrong.story.replace("*", "\\*"), f"**{kind}**: `{seen}`", FIXES[kind].replace("*", "\\*")]
-        )
+        seen = re.sub(r"([|*_\[\]<>$])", r"\\\1", seen)
+        rows.append([wrong.story.replace("*", "\\*"), f"**{kind}**: {seen}", FIXES[kind].replace("*", "\\*")])
     return table(["what was done", "what the gate says", "what to do"], rows)
 
 

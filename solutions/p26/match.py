@@ -45,7 +45,7 @@ def replace(gm, node, target, *args, **kwargs):
 
 
 def silu(gm):
-    """Swaps x * sigmoid(x) for the workbook's SiLU, which has a backward pass of its own; returns how often."""
+    """Swaps x * sigmoid(x) for the workbook's SiLU, Mojo kernels with a backward pass of their own; returns how often."""
     # BLANK-START silu: both orders; the same x in both places, one floating dtype, nothing written in between
     done = 0
     for node in list(gm.graph.nodes):

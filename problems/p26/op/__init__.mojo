@@ -1,0 +1,1 @@
+../../../solutions/p26/op/__init__.mojo

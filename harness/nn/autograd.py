@@ -60,8 +60,8 @@ def layernorm_linear(
     tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
     kernels = direct.kernels(x.device) if algorithm == "fast" else None
     if kernels:
-        plan = direct.plan(x.shape, O, x.dtype)
-        output, statistics = kernels.forward(plan, eps, True, *(tensor.contiguous() for tensor in tensors))
+        plan = direct.plan(x.shape, O, x.dtype, direct.lies_transposed(linear_weight))
+        output, statistics = kernels.forward(plan, eps, True, *as_kernels_read(tensors, weight=3))
         assert statistics is not None  # they are to be kept
         return output, statistics
     algorithm = direct.graph_algorithm(x.device) if algorithm == "fast" else algorithm
@@ -78,6 +78,14 @@ def layernorm_linear(
         }
         run(program("forward", algorithm, x.dtype, x.device), arguments, x.device)
     return output, statistics
+
+
+def as_kernels_read(tensors, weight: int) -> list[Tensor]:
+    """The tensors as the extension module takes them: contiguous, the linear weight at index `weight` perhaps transposed."""
+    return [
+        direct.as_it_lies(tensor) if index == weight else tensor.contiguous()
+        for index, tensor in enumerate(tensors)
+    ]
 
 
 def with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias) -> tuple[Tensor, ...]:
@@ -125,10 +133,8 @@ def layernorm_linear_backward(
     kernels = direct.kernels(x.device) if algorithm == "fast" else None
     if kernels:
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
-        plan = direct.plan(x.shape, O, x.dtype)
-        dx, dgamma, dbeta, dW, db = kernels.backward(
-            plan, wanted, *(tensor.contiguous() for tensor in tensors)
-        )
+        plan = direct.plan(x.shape, O, x.dtype, direct.lies_transposed(linear_weight))
+        dx, dgamma, dbeta, dW, db = kernels.backward(plan, wanted, *as_kernels_read(tensors, weight=5))
         dW, db = (x.new_empty(0) if gradient is None else gradient for gradient in (dW, db))
         return dx, dgamma, dbeta, dW, db
     algorithm = direct.graph_algorithm(x.device) if algorithm == "fast" else algorithm
@@ -138,8 +144,10 @@ def layernorm_linear_backward(
     rows = statistics[0].numel()
     if not rows:
         return pruned([gradient.zero_() for gradient in gradients], wanted)
+    # A graph writes row by row; the gradient of a weight that lies transposed does too, in the end.
+    written = [gradient.contiguous() for gradient in gradients]
     arguments = {
-        **dict(zip(BACKWARD.writes, gradients, strict=True)),
+        **dict(zip(BACKWARD.writes, written, strict=True)),
         "grad_input": gradients[0].view(rows, 1, H),
         "grad_output": grad_output.reshape(rows, 1, O),
         "input": x.reshape(rows, 1, H),
@@ -150,15 +158,18 @@ def layernorm_linear_backward(
         "linear_weight": linear_weight,
     }
     run(program("backward", algorithm, x.dtype, x.device), arguments, x.device)
+    for gradient, result in zip(gradients, written, strict=True):
+        if gradient is not result:
+            gradient.copy_(result)
     return pruned(gradients, wanted)
 
 
 @layernorm_linear_backward.register_fake
 def backward_buffers(grad_output, x, statistics, ln_weight, ln_bias, linear_weight, wanted, algorithm):
-    """Allocates what the backward operator returns."""
+    """Allocates what the backward operator returns; dW lies as the weight does, row by row or transposed."""
     O, H = linear_weight.shape
-    gradients = (x.new_empty(x.shape), x.new_empty(H), x.new_empty(H), x.new_empty((O, H)), x.new_empty(O))
-    return pruned(gradients, wanted)
+    dW = x.new_empty((H, O)).t() if direct.lies_transposed(linear_weight) else x.new_empty((O, H))
+    return pruned((x.new_empty(x.shape), x.new_empty(H), x.new_empty(H), dW, x.new_empty(O)), wanted)
 
 
 ALL = WEIGHT | BIAS
@@ -246,9 +257,9 @@ class Direct(torch.autograd.Function):
             and statistics.is_contiguous()
             and ln_weight.is_contiguous()
             and ln_bias.is_contiguous()
-            and linear_weight.is_contiguous()
+            and (linear_weight.is_contiguous() or ctx.plan.transposed)
         ):
-            tensors = [tensor.contiguous() for tensor in tensors]
+            tensors = as_kernels_read(tensors, weight=5)
         dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, *tensors)
         return (
             dx if needed[0] else None,
@@ -305,7 +316,9 @@ def call_directly(
         == linear_bias.get_device()
     ):
         return None
+    transposed = direct.lies_transposed(linear_weight)
     plan = checked_plan(
+        transposed,
         x.shape,
         ln_weight.shape,
         ln_bias.shape,
@@ -324,11 +337,10 @@ def call_directly(
         x.is_contiguous()
         and ln_weight.is_contiguous()
         and ln_bias.is_contiguous()
-        and linear_weight.is_contiguous()
+        and (linear_weight.is_contiguous() or transposed)
         and linear_bias.is_contiguous()
     ):
-        x, ln_weight, ln_bias, linear_weight, linear_bias = (tensor.contiguous() for tensor in tensors)
-        tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+        x, ln_weight, ln_bias, linear_weight, linear_bias = tensors = as_kernels_read(tensors, weight=3)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or linear_weight.requires_grad
@@ -341,7 +353,9 @@ def call_directly(
 
 
 @functools.lru_cache(maxsize=4096)
-def checked_plan(x, ln_weight, ln_bias, linear_weight, linear_bias, dtype, *dtypes) -> direct.Plan | None:
+def checked_plan(
+    transposed: bool, x, ln_weight, ln_bias, linear_weight, linear_bias, dtype, *dtypes
+) -> direct.Plan | None:
     """The plan for tensors of these shapes and dtypes, or None where `check` has something against them."""
     tensors = [
         torch.empty(shape, dtype=dtype, device="meta")
@@ -353,7 +367,7 @@ def checked_plan(x, ln_weight, ln_bias, linear_weight, linear_bias, dtype, *dtyp
         check(*tensors, algorithm="fast")
     except (TypeError, ValueError):
         return None
-    return direct.plan(x, linear_weight[0], dtype)
+    return direct.plan(x, linear_weight[0], dtype, transposed)
 
 
 # ---- Checks -------------------------------------------------------------------------------------------------

@@ -31,6 +31,9 @@ DEVICE = "cuda"
 LIBRARY_FROM = 2**24
 """From this many multiply-adds on, the products of float32 and float64 are torch's own, between this project's row
 kernels: the vendor's library is faster in them, and follows torch's flag for TF32 by itself."""
+LIBRARY_FROM_UNALIGNED = 2**16
+"""The same for the 16-bit types where rows of a factor begin at any address, and neither wide loads nor tensor cores' tiles
+fit: the products of an H200's library take 0.18 to 0.8 of the time there (book/measurements/h200_own_or_library.csv)."""
 VECTOR = 16
 """Bytes to which every address must be aligned for the kernels' wide loads; others take a slower variant."""
 
@@ -56,6 +59,8 @@ class Plan:
     """Of the statistics."""
     library: bool
     """Whether the products are torch's own."""
+    transposed: bool
+    """Whether linear_weight lies in memory as [H, O], as in GPT-2; then so does its gradient."""
     input_size: tuple[int, ...]
     input_strides: tuple[int, ...]
     output_size: tuple[int, ...]
@@ -65,8 +70,8 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(shape: torch.Size, output_dim: int, dtype: torch.dtype) -> Plan:
-    """The plan for x of a shape [..., H] and linear_weight [O, H].
+def plan(shape: torch.Size, output_dim: int, dtype: torch.dtype, transposed: bool = False) -> Plan:
+    """The plan for x of a shape [..., H] and linear_weight [O, H], which may lie transposed.
 
     Raises ValueError where a size is beyond the 32-bit integers that the kernels take.
     """
@@ -82,7 +87,8 @@ def plan(shape: torch.Size, output_dim: int, dtype: torch.dtype) -> Plan:
         output_dim,
         dtype,
         torch.float64 if dtype == torch.float64 else torch.float32,
-        dtype.itemsize >= 4 and rows * H * output_dim >= LIBRARY_FROM,
+        bool(rows) and (transposed or rows * H * output_dim >= library_from(H, output_dim, dtype)),
+        transposed,
         tuple(shape),
         contiguous_strides(shape),
         output_size,
@@ -90,6 +96,24 @@ def plan(shape: torch.Size, output_dim: int, dtype: torch.dtype) -> Plan:
         statistics_size,
         contiguous_strides(statistics_size),
     )
+
+
+def library_from(H: int, O: int, dtype: torch.dtype) -> float:
+    """The multiply-adds from which torch's own products are taken."""
+    if dtype.itemsize >= 4:
+        return LIBRARY_FROM
+    aligned = (H * dtype.itemsize) % VECTOR == 0 == (O * dtype.itemsize) % VECTOR
+    return math.inf if aligned else LIBRARY_FROM_UNALIGNED
+
+
+def lies_transposed(weight: Tensor) -> bool:
+    """Whether a matrix is the transpose of one that lies row by row; a copy of it would cost what a product may."""
+    return weight.dim() == 2 and not weight.is_contiguous() and weight.t().is_contiguous()
+
+
+def as_it_lies(weight: Tensor) -> Tensor:
+    """A matrix that lies row by row or column by column: itself, or a copy."""
+    return weight if lies_transposed(weight) else weight.contiguous()
 
 
 def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -157,7 +181,8 @@ class Kernels:
     ) -> tuple[Tensor, Tensor | None]:
         """The output [..., O], and mean and rstd, [2, ...], where they are to be kept.
 
-        All tensors are contiguous and on this GPU. Raises torch.OutOfMemoryError with the bytes that were needed.
+        All tensors are contiguous, but for linear_weight where the plan says so, and on this GPU. Raises
+        torch.OutOfMemoryError with the bytes that were needed.
         """
         if current_device() != self.index:
             with torch.cuda.device(self.index):
@@ -222,8 +247,8 @@ class Kernels:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O]; the last two where `wanted` has WEIGHT and BIAS.
 
-        `statistics` is what `forward` kept. All tensors are contiguous and on this GPU. Raises torch.OutOfMemoryError
-        with the bytes that were needed.
+        `statistics` is what `forward` kept. All tensors are contiguous, but for linear_weight where the plan says so, and
+        on this GPU. Raises torch.OutOfMemoryError with the bytes that were needed.
         """
         if current_device() != self.index:
             with torch.cuda.device(self.index):
@@ -252,7 +277,8 @@ class Kernels:
             dx = empty_strided(plan.input_size, plan.input_strides, dtype)
             dgamma = empty_strided((H,), (1,), dtype)
             dbeta = empty_strided((H,), (1,), dtype)
-            dW = empty_strided((O, H), (H, 1), dtype) if wanted & WEIGHT else None
+            strides = (1, O) if plan.transposed else (H, 1)
+            dW = empty_strided((O, H), strides, dtype) if wanted & WEIGHT else None
             db = empty_strided((O,), (1,), dtype) if wanted & BIAS else None
             scratch = empty_strided((need,), (1,), torch.uint8) if need else None
         except torch.OutOfMemoryError as error:
@@ -346,7 +372,9 @@ class Kernels:
                     ln_bias.data_ptr(),
                 )
                 self.launch_rows(self.module.backward_rows, plan, wanted, addresses)
-                dW = torch.mm(dy.t(), ln_out) if wanted & WEIGHT else None
+                dW = None
+                if wanted & WEIGHT:
+                    dW = torch.mm(ln_out.t(), dy).t() if plan.transposed else torch.mm(dy.t(), ln_out)
         except torch.OutOfMemoryError as error:
             results = (rows * H + 2 * H + O * H + O) * dtype.itemsize
             raise out_of_memory("backward", plan, results, 2 * rows * H * dtype.itemsize, error) from error

@@ -317,7 +317,7 @@ def run[part: StaticString](items: Pointer[PyObjectPtr, MutUntrackedOrigin]) rai
     """Runs one part and returns the bytes of scratch memory that it takes.
 
     After the launcher's four arguments comes the number of the kind: a dtype, and of float32 whether its products may
-    be rounded to tf32. The rows alone are there for the dtypes whose products may be left to a library.
+    be rounded to tf32; the rows alone have no products, and know only the dtypes.
     """
     comptime rows_alone = part == "forward_rows" or part == "backward_rows"
     var arguments = Arguments(items)
@@ -325,16 +325,15 @@ def run[part: StaticString](items: Pointer[PyObjectPtr, MutUntrackedOrigin]) rai
     var kind = arguments.integer()
     if kind == 0:
         run[part, DType.float32, False](arguments, launcher)
+    elif kind == 2:
+        run[part, DType.bfloat16, False](arguments, launcher)
+    elif kind == 3:
+        run[part, DType.float16, False](arguments, launcher)
     elif kind == 4:
         run[part, DType.float64, False](arguments, launcher)
     else:
         comptime if not rows_alone:
-            if kind == 1:
-                run[part, DType.float32, True](arguments, launcher)
-            elif kind == 2:
-                run[part, DType.bfloat16, False](arguments, launcher)
-            else:
-                run[part, DType.float16, False](arguments, launcher)
+            run[part, DType.float32, True](arguments, launcher)
     return launcher.used
 
 

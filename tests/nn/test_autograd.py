@@ -191,6 +191,21 @@ def test_opcheck_backward(wanted):
 
 
 @pytest.mark.compiler
+@pytest.mark.parametrize("algorithm", ["unfused", "fast"])
+def test_a_weight_that_lies_transposed_has_such_a_gradient(algorithm):
+    """GPT-2's weights lie as [in, out]; what the operator says of strides under torch.compile is what it does."""
+    inputs = make_inputs()
+    inputs[3] = inputs[3].detach().t().contiguous().t().requires_grad_()
+    assert_as_good_as_torch(lambda *tensors: fused_layernorm_linear(*tensors, algorithm=algorithm), inputs)
+    output, statistics = autograd.layernorm_linear(*inputs, EPS, algorithm)
+    dW = torch.autograd.grad(output.sum(), inputs[3])[0]
+    assert dW.stride() == inputs[3].stride()
+    torch.library.opcheck(autograd.layernorm_linear, (*inputs, EPS, algorithm))
+    detached = [tensor.detach() for tensor in (torch.ones_like(output), inputs[0], statistics, *inputs[1:4])]
+    torch.library.opcheck(autograd.layernorm_linear_backward, (*detached, 3, algorithm))
+
+
+@pytest.mark.compiler
 def test_statistics_are_float32_and_not_differentiable():
     inputs = make_inputs(torch.bfloat16)
     output, statistics = autograd.layernorm_linear(*inputs, EPS, "unfused")

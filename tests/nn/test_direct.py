@@ -504,7 +504,59 @@ def test_products_of_torch_between_the_rows(module, library, no_operator, dtype,
 def test_large_products_are_torch_s(rows):
     plan = direct.plan(torch.Size([rows, 4]), 4, torch.float32)
     assert plan.library == (rows == 2**20)
-    assert not direct.plan(torch.Size([rows, 4]), 4, torch.bfloat16).library
+    assert not direct.plan(torch.Size([rows, 8]), 8, torch.bfloat16).library
+
+
+@pytest.mark.parametrize(("width", "outputs", "aligned"), [(64, 64, True), (63, 64, False), (64, 60, False)])
+def test_unaligned_products_of_16_bits_are_torch_s_where_they_are_large(width, outputs, aligned):
+    few, many = (
+        direct.plan(torch.Size([rows, width]), outputs, torch.bfloat16).library for rows in (8, 4096)
+    )
+    assert not few and many == (not aligned)
+
+
+# ---- A weight that lies transposed, as GPT-2's do -----------------------------------------------------------
+
+
+def transposed_inputs(dtype=torch.float32, rows=ROWS):
+    """Inputs whose linear weight is the transpose of a matrix that lies row by row."""
+    inputs = make_inputs(dtype, rows)
+    inputs[3] = inputs[3].detach().t().contiguous().t().requires_grad_()
+    assert direct.lies_transposed(inputs[3])
+    return inputs
+
+
+@pytest.mark.parametrize("rows", [ROWS, (4,), (2, 1, 3, 2), (0,), (2, 0)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_weight_that_lies_transposed_is_not_copied(module, no_operator, dtype, rows):
+    inputs = transposed_inputs(dtype, rows)
+    if 0 not in rows:
+        assert_as_good_as_torch(fused_layernorm_linear, inputs)
+        assert [call[0] for call in module.calls] == ["forward_rows", "backward_rows"]
+    output = fused_layernorm_linear(*inputs)
+    gradient = torch.autograd.grad(output.sum(), inputs[3])[0]
+    assert gradient.shape == (O, H) and gradient.stride() == inputs[3].stride()
+
+
+def test_a_weight_with_gaps_is_copied(module, no_operator):
+    inputs = make_inputs()
+    inputs[3] = torch.randn(O, 2 * H)[:, ::2].requires_grad_()
+    assert not direct.lies_transposed(inputs[3])
+    assert_as_good_as_torch(fused_layernorm_linear, inputs)
+    assert [call[0] for call in module.calls] == ["forward", "backward"]
+
+
+def test_the_operator_leaves_a_transposed_weight_where_it_lies(module):
+    inputs = transposed_inputs()
+    output, statistics = autograd.layernorm_linear(*inputs, EPS, "fast")
+    assert [call[0] for call in module.calls] == ["forward_rows"]
+    x, gamma, beta, weight = inputs[:4]
+    arguments = (torch.ones_like(output), x, statistics, gamma, beta, weight, 3, "fast")
+    dW = autograd.layernorm_linear_backward(*arguments)[3]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = [mode.from_tensor(a.detach()) if isinstance(a, torch.Tensor) else a for a in arguments]
+        fake = autograd.layernorm_linear_backward(*fakes)[3]
+    assert dW.stride() == weight.stride() == fake.stride() and dW.shape == fake.shape
 
 
 @pytest.mark.parametrize("frozen", [("linear_weight",), ("linear_bias",), ("linear_weight", "linear_bias")])

@@ -263,3 +263,57 @@ def test_tiles_are_counted(capsys):
 )
 def test_tiles_of_nothing(capsys, arguments, words):
     assert cli.main(["p25", "--balance", *arguments]) == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_flash_attention_s_blocks_fit_into_the_ring(balanced):
+    """PyTorch's own flash attention in the place of the blocks, as on GPUs, on two ranks; float64, against the reference."""
+    import numpy as np
+    import torch
+
+    from harness.devices.processes import run_ranks
+    from harness.puzzles.p25 import layout
+    from harness.puzzles.p25.spec import EVERY, PUZZLE, reference
+    from harness.spec.puzzle import Case
+
+    case = Case("flash", "", (1, 2, 2, 32, 8), "causal", 2)
+    arrays = PUZZLE.inputs(case, "float64", 0)
+    right = reference({name: torch.tensor(array) for name, array in arrays.items()})
+    names = ("query", "key", "value", "grad_output")
+    split = {name: layout.split(arrays[name], 2, balanced) for name in names}
+    parts = [(balanced, *(np.ascontiguousarray(split[name][rank]) for name in names)) for rank in range(2)]
+    found = run_ranks(with_flash_blocks, parts)
+    for number, name in enumerate(EVERY):
+        got = layout.joined([each[number] for each in found], balanced)
+        np.testing.assert_allclose(got, right[name].numpy(), rtol=1e-9, atol=1e-9)
+
+
+def with_flash_blocks(balanced, *arrays):
+    """What a rank gets from the ring of the GPU script."""
+    import torch
+
+    from harness.puzzles.p25.gpus import flash_ring
+
+    *leaves, grad = (torch.from_numpy(array) for array in arrays)
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    scale = leaves[0].shape[-1] ** -0.5
+    group = torch.distributed.group.WORLD
+    out = flash_ring()["RingAttention"].apply(*leaves, 32, scale, True, balanced, group)
+    return [tensor.detach().numpy() for tensor in (out, *torch.autograd.grad(out, leaves, grad))]
+
+
+def test_a_size_in_lines():
+    from harness.puzzles.p25.gpus import lines
+
+    row = {
+        "length": 64,
+        "d": 8,
+        "ranks": 2,
+        "apart": 1e-3,
+        "one GPU, flash": 4.0,
+        "ring": 2.5,
+        "other": "Lacks: it",
+    }
+    said = lines(row)
+    assert said[0].startswith("S = 64, d = 8, 2 ranks") and said[1].endswith("1.00x, 100% of the ideal")
+    assert said[2].endswith("1.60x,  80% of the ideal") and said[3].endswith("Lacks: it")

@@ -118,8 +118,9 @@ def parser(puzzle: Puzzle) -> Parser:
 def add_rungs(modes: argparse._MutuallyExclusiveGroup, puzzle: Puzzle) -> None:
     """--rung, and --numpy where there is one."""
     ids = [rung.id for rung in puzzle.rungs]
+    default = "all" if puzzle.every_rung else puzzle.main_rung.id
     modes.add_argument(
-        "--rung", choices=ids, help=f"which of the puzzle's files to check (default: {puzzle.main_rung.id})"
+        "--rung", choices=ids, help=f"which of the puzzle's files to check (default: {default})"
     )
     if "numpy" in ids:
         modes.add_argument(

@@ -136,6 +136,25 @@ def layer_graphs():
         }
 
 
+@pytest.fixture(scope="session")
+def attention_graphs():
+    """Puts the graphs of attention on the CPU where it looks for them, of three dtypes, compiled as one unit."""
+    import torch
+    from max.driver import CPU
+
+    from harness.nn import attention_autograd, autograd
+
+    dtypes = {autograd.DTYPES[kind]: kind for kind in (torch.float32, torch.float64, torch.bfloat16)}
+    names = [(direction, dtype) for direction in attention_autograd.GRAPHS for dtype in dtypes]
+    calls = {f"{direction}_{dtype}": attention_autograd.GRAPHS[direction] for direction, dtype in names}
+    kinds = {f"{direction}_{dtype}": dtype for direction, dtype in names}
+    loaded = load_as_one("attention_graphs", attention_autograd.package(), calls, kinds, CPU())
+    for dtype, kind in dtypes.items():
+        autograd.programs["attention", kind, torch.device("cpu")] = {
+            direction: loaded[f"{direction}_{dtype}"] for direction in attention_autograd.GRAPHS
+        }
+
+
 @pytest.fixture(autouse=True)
 def started_plainly(monkeypatch):
     """Messages name commands in the form in which the user started; here that is `python -m harness`, however pytest came."""

@@ -7,19 +7,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from harness.nn.attention_autograd import (
+        Part,
+        attention,
+        attention_backward,
+        attention_block,
+        attention_block_backward,
+        attention_delta,
+        attention_with_lse,
+    )
     from harness.nn.compile.backend import mojo_workbook
     from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
     from harness.nn.patching import patch
     from harness.nn.ring import ring_attention
 
+ATTENTION = "harness.nn.attention_autograd"
 HOMES = {
     "LayerNormLinear": "harness.nn.layers",
+    "Part": ATTENTION,
+    "attention": ATTENTION,
+    "attention_backward": ATTENTION,
+    "attention_block": ATTENTION,
+    "attention_block_backward": ATTENTION,
+    "attention_delta": ATTENTION,
+    "attention_with_lse": ATTENTION,
     "fused_layernorm_linear": "harness.nn.layers",
     "mojo_workbook": "harness.nn.compile.backend",
     "patch": "harness.nn.patching",
     "ring_attention": "harness.nn.ring",
 }
-__all__ = ["LayerNormLinear", "fused_layernorm_linear", "mojo_workbook", "patch", "ring_attention"]
+__all__ = [
+    "LayerNormLinear",
+    "Part",
+    "attention",
+    "attention_backward",
+    "attention_block",
+    "attention_block_backward",
+    "attention_delta",
+    "attention_with_lse",
+    "fused_layernorm_linear",
+    "mojo_workbook",
+    "patch",
+    "ring_attention",
+]
 
 
 def __getattr__(name: str):

@@ -18,7 +18,11 @@ DEFAULT_SCALE = math.nan
 EVERY_KEY = 2**31 - 2**20
 """The diagonal of a query that sees all keys: more than there can be."""
 
-SCALARS = {"scale": Scalar(DEFAULT_SCALE), "diagonal": Scalar(EVERY_KEY, "int32")}
+SCALARS = {
+    "scale": Scalar(DEFAULT_SCALE),
+    "diagonal": Scalar(EVERY_KEY, "int32"),
+    "mask_block": Scalar(1, "int32"),
+}
 
 FORWARD = OpSpec(
     "attention_train",

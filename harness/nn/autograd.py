@@ -462,11 +462,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def refuse_after_fork() -> None:
-    """Raises in a child that was forked after its parent had called the layer through MAX."""
+def refuse_after_fork(function: str = "fused_layernorm_linear") -> None:
+    """Raises in a child that was forked after its parent had called a function through MAX."""
     if forked_from:
         raise RuntimeError(
-            f"fused_layernorm_linear was called in process {forked_from[0]} before this one was forked from it, and MAX's "
+            f"{function} was called in process {forked_from[0]} before this one was forked from it, and MAX's "
             'threads do not survive a fork; start workers by spawn, DataLoader(..., multiprocessing_context="spawn"), or '
             "call the layer in the parent only after they have started"
         )
@@ -505,14 +505,20 @@ def max_device(device: torch.device) -> Device:
     return Accelerator(device.index)
 
 
-def run(program: Program, arguments: dict[str, Tensor], device: torch.device) -> None:
-    """Runs a program on torch tensors, in the order of torch's current stream."""
+def run(
+    program: Program,
+    arguments: dict[str, Tensor],
+    device: torch.device,
+    function: str = "fused_layernorm_linear",
+    instead: str = ', or use algorithm="fast", whose extension module can be captured',
+) -> None:
+    """Runs a program on torch tensors, in the order of torch's current stream; `function` is what errors name."""
     # MAX takes no strides and no tensor that asks for a gradient.
     tensors = {name: tensor.detach().contiguous() for name, tensor in arguments.items()}
     if device.type == "cpu":
         execute(program, tensors)
         return
-    refuse_capture()
+    refuse_capture(function, instead)
     with torch.cuda.device(device):
         run_in_stream_order(program, tensors, device)
 
@@ -544,11 +550,10 @@ def execute(program: Program, tensors: dict[str, Tensor]) -> None:
     program.run({name: Buffer.from_dlpack(tensor) for name, tensor in tensors.items()})
 
 
-def refuse_capture() -> None:
-    """Raises while torch captures a CUDA graph: MAX's stream cannot be captured."""
+def refuse_capture(function: str = "fused_layernorm_linear", instead: str = "") -> None:
+    """Raises while torch captures a CUDA graph: MAX's stream cannot be captured. `instead` is one more way out."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "fused_layernorm_linear cannot be captured in a CUDA graph here, because MAX launches on a stream of its "
-            'own; call it outside the capture, or compile without mode="reduce-overhead", or use algorithm="fast", '
-            "whose extension module can be captured"
+            f"{function} cannot be captured in a CUDA graph here, because MAX launches on a stream of its own; call it "
+            f'outside the capture, or compile without mode="reduce-overhead"{instead}'
         )

@@ -1,10 +1,10 @@
 """Records the launches of puzzle 23 in one case, whose sizes are B, N, S, T, d.
 
 The dtype and the variants are defined at compile time, as `-D DTYPE=float32 -D VARIANT_fused`; without a VARIANT_ flag both
-are taken. Every step goes through the launch function of its op, on
-tensors with the ops' names.
+are taken. Every step goes through the launch function of its op, on tensors with the ops' names.
 """
 
+from std.math import ceildiv
 from std.sys import get_defined_dtype, is_defined
 
 from op.attention import (
@@ -65,26 +65,47 @@ def record_unfused(mut recorder: Recorder, dims: List[Int]) raises:
 
 
 def record_fused(mut recorder: Recorder, dims: List[Int]) raises:
+    """Behind B, N, S, T, d there may stand the heads of key and value, the diagonal, and the size of the mask's blocks.
+    """
     var B = dims[0]
     var N = dims[1]
     var S = dims[2]
     var T = dims[3]
     var d = dims[4]
-    recorder.case(String(t"fused {B} {N} {S} {T} {d}"))
+    var G = dims[5] if len(dims) > 5 else N
+    var diagonal = dims[6] if len(dims) > 6 else T
+    var block = dims[7] if len(dims) > 7 else 1
+    var name = String("fused")
+    for i in range(len(dims)):
+        name += String(t" {dims[i]}")
+    recorder.case(name)
     var rows = B * N * S
+    var keys = B * G * T * d
+    var mask_columns = ceildiv(T, block)
     var query = recorder.tensor[dtype]("query", rows * d).as_imm()
-    var key = recorder.tensor[dtype]("key", B * N * T * d).as_imm()
-    var value = recorder.tensor[dtype]("value", B * N * T * d).as_imm()
-    var mask = recorder.tensor[dtype]("attn_mask", S * T).as_imm()
+    var key = recorder.tensor[dtype]("key", keys).as_imm()
+    var value = recorder.tensor[dtype]("value", keys).as_imm()
+    var mask = recorder.tensor[dtype]("attn_mask", ceildiv(S, block) * mask_columns).as_imm()
     var grad_output = recorder.tensor[dtype]("grad_output", rows * d).as_imm()
     var output = recorder.tensor[dtype]("output", rows * d)
     var lse = recorder.tensor[accum]("lse", rows)
     var delta = recorder.tensor[accum]("delta", rows)
     var grad_query = recorder.tensor[dtype]("grad_query", rows * d)
-    var grad_key = recorder.tensor[dtype]("grad_key", B * N * T * d)
-    var grad_value = recorder.tensor[dtype]("grad_value", B * N * T * d)
+    var grad_key = recorder.tensor[dtype]("grad_key", keys)
+    var grad_value = recorder.tensor[dtype]("grad_value", keys)
     var sizes = FlashSizes(
-        Int32(B), Int32(N), Int32(N), Int32(S), Int32(T), Int32(d), Int32(T), 0, 0, Int32(T), 1
+        batch=Int32(B),
+        query_heads=Int32(N),
+        key_heads=Int32(G),
+        query_len=Int32(S),
+        key_len=Int32(T),
+        head_dim=Int32(d),
+        diagonal=Int32(diagonal),
+        mask_b=0,
+        mask_n=0,
+        mask_s=Int32(mask_columns),
+        mask_t=1,
+        mask_block=Int32(block),
     )
     var scale = Sizes(Int32(B * N), Int32(S), Int32(T), Int32(d)).scale().cast[accum]()
     var forward = FlashForward[dtype](

@@ -150,8 +150,18 @@ def sums(v):
     ]
 
 
+def parts(v):
+    outputs, logs = [], []
+    for some in (slice(0, 2), slice(2, T)):
+        logs.append(torch.logsumexp(v.scores[:, some], -1))
+        outputs.append(torch.softmax(v.scores[:, some], -1) @ v.V[some])
+    L = torch.log(torch.exp(logs[0]) + torch.exp(logs[1]))
+    shares = [torch.exp(log - L)[:, None] * output for log, output in zip(logs, outputs, strict=True)]
+    return [(sum(shares), v.O)]
+
+
 OF_SOFTMAX = (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)
-OF_FLASH = (seen, factor, step, quotient, lse, again, sums)
+OF_FLASH = (seen, factor, step, quotient, lse, again, sums, parts)
 FORMULAS = {f.__name__: f for f in (*OF_SOFTMAX, *OF_FLASH)}
 
 

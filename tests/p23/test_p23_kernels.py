@@ -171,6 +171,7 @@ DECIDES = {
 SCALARS = {
     "scale": torch.tensor(float("nan"), dtype=torch.float64),
     "diagonal": torch.tensor(5, dtype=torch.int32),
+    "mask_block": torch.tensor(1, dtype=torch.int32),
 }
 
 

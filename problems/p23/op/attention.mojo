@@ -32,6 +32,7 @@ from .tiles import (
     TILE,
     TILE_LAYOUT,
     element,
+    hidden_tile,
     probability,
     row_max,
     row_total,
@@ -389,6 +390,8 @@ def flash_forward_kernel[
         var total = Scalar[accum](0)
         var sums = SIMD[accum, CHUNKS](0)
         for t0 in range(0, sizes.keys_seen(s0 + TILE - 1), TILE):
+            if hidden_tile(M, s0, t0, sizes):
+                continue
             var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
             var score = seen_score(scale * product, M, s, t0 + x, sizes)
             # BLANK-START online: what has grown, what that makes of total and sums, and what this tile adds to both
@@ -472,6 +475,8 @@ def flash_query_kernel[
         var row_delta = delta[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
         var sums = SIMD[accum, CHUNKS](0)
         for t0 in range(0, sizes.keys_seen(s0 + TILE - 1), TILE):
+            if hidden_tile(M, s0, t0, sizes):
+                continue
             var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
             var score = seen_score(scale * product, M, s, t0 + x, sizes)
             var dP = tile_product[dtype](dO, V, s0, t0, S, T, d)
@@ -535,6 +540,8 @@ def flash_key_value_kernel[
             var M = mask.unsafe_offset(sizes.mask_of(head))
             # Queries in front of the first that sees a key of this tile are left out, whole tiles of them.
             for s0 in range(sizes.first_query(t0) // TILE * TILE, S, TILE):
+                if hidden_tile(M, s0, t0, sizes):
+                    continue
                 var s = s0 + x
                 var product = tile_product[dtype](K, Q, t0, s0, T, S, d)
                 var score = seen_score(scale * product, M, s, t, sizes)

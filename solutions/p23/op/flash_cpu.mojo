@@ -32,8 +32,8 @@ def score_cpu[
 ) -> Scalar[accum]:
     """The score of query s and key t, with the mask added."""
     var d = Int(sizes.head_dim)
-    var at = mask_at + s * Int(sizes.mask_s) + t * Int(sizes.mask_t)
-    return scale * dot_cpu(query, key.unsafe_offset(t * d), d) + mask[unsafe_offset=at].cast[accum]()
+    var added = mask[unsafe_offset=mask_at + sizes.mask_at(s, t)].cast[accum]()
+    return scale * dot_cpu(query, key.unsafe_offset(t * d), d) + added
 
 
 def flash_forward_cpu[

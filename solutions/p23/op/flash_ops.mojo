@@ -1,5 +1,7 @@
 """The internal ops of the fused variant, which the PyTorch function calls: sizes, mask and scale at run time, in place."""
 
+from std.math import ceildiv
+
 from extensibility import InputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
 import extensibility
@@ -24,8 +26,10 @@ def flash_sizes(
     head_dim: Int,
     diagonal: Int32,
     mask: List[Int],
+    mask_block: Int32,
 ) raises -> FlashSizes:
-    """The sizes in the kernels' type; `mask` is the mask's shape, each axis of its own size or 1."""
+    """The sizes in the kernels' type; `mask` is the mask's shape, each axis of its own size, in blocks, or 1.
+    """
     _ = checked_sizes(batch, query_heads, query_len, key_len, head_dim)
     if head_dim > MAX_HEAD:
         raise Error(t"the head dimension must be at most {MAX_HEAD}, got {head_dim}")
@@ -35,7 +39,10 @@ def flash_sizes(
             t" {key_heads}"
         )
     var strides: List[Int] = [0, 0, 0, 0]
-    var wanted: List[Int] = [batch, query_heads, query_len, key_len]
+    if mask_block < 1:
+        raise Error(t"a block of the mask must be at least 1, got {mask_block}")
+    var block = Int(mask_block)
+    var wanted: List[Int] = [batch, query_heads, ceildiv(query_len, block), ceildiv(key_len, block)]
     var stride = 1
     for i in range(4):
         var axis = 3 - i
@@ -56,6 +63,7 @@ def flash_sizes(
         Int32(strides[1]),
         Int32(strides[2]),
         Int32(strides[3]),
+        mask_block,
     )
 
 
@@ -80,6 +88,7 @@ struct AttentionTrain:
         attn_mask: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B or 1, N or 1, S or 1, T or 1]
         scale: Float64,  # NaN for 1 / sqrt(d)
         diagonal: Int32,  # how many keys further than its own place a query sees
+        mask_block: Int32,  # how many queries, and keys, an element of the mask stands for
         ctx: DeviceContext,
     ) raises:
         comptime assert accum == accum_type[dtype], "lse must have the accumulation dtype"
@@ -106,7 +115,7 @@ struct AttentionTrain:
             key=key.unsafe_ptr().as_imm(),
             value=value.unsafe_ptr().as_imm(),
             mask=attn_mask.unsafe_ptr().as_imm(),
-            sizes=flash_sizes(B, N, G, S, T, d, diagonal, mask),
+            sizes=flash_sizes(B, N, G, S, T, d, diagonal, mask, mask_block),
             scale=scale_or_default(scale, d).cast[accum_type[dtype]](),
         )
         var launcher = DeviceLauncher(ctx)
@@ -168,6 +177,7 @@ struct AttentionTrainBackward:
         attn_mask: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B or 1, N or 1, S or 1, T or 1]
         scale: Float64,  # NaN for 1 / sqrt(d)
         diagonal: Int32,  # how many keys further than its own place a query sees
+        mask_block: Int32,  # how many queries, and keys, an element of the mask stands for
         ctx: DeviceContext,
     ) raises:
         comptime assert accum == accum_type[dtype], "lse and delta must have the accumulation dtype"
@@ -202,7 +212,7 @@ struct AttentionTrainBackward:
             lse=rebind[Pointer[Scalar[accum_type[dtype]], ImmutAnyOrigin]](lse.unsafe_ptr().as_imm()),
             delta=rebind[Pointer[Scalar[accum_type[dtype]], ImmutAnyOrigin]](delta.unsafe_ptr().as_imm()),
             mask=attn_mask.unsafe_ptr().as_imm(),
-            sizes=flash_sizes(B, N, G, S, T, d, diagonal, mask),
+            sizes=flash_sizes(B, N, G, S, T, d, diagonal, mask, mask_block),
             scale=scale_or_default(scale, d).cast[accum_type[dtype]](),
         )
         var launcher = DeviceLauncher(ctx)

@@ -15,7 +15,8 @@ struct FlashSizes(Copyable, Movable):
 
     N query heads share G heads of key and value, N / G each. `diagonal` is how many keys further than its own place a query
     sees: 0 for a causal mask from the top left, key_len - query_len from the bottom right, key_len for all of them. The
-    mask's strides are in elements, 0 along an axis that it does not have.
+    mask's strides are in elements, 0 along an axis that it does not have. One element of it stands for `mask_block` queries
+    and as many keys.
     """
 
     var batch: Int32
@@ -29,6 +30,7 @@ struct FlashSizes(Copyable, Movable):
     var mask_n: Int32
     var mask_s: Int32
     var mask_t: Int32
+    var mask_block: Int32
 
     @always_inline
     def __init__(out self, packed: PackedSizes):
@@ -44,6 +46,7 @@ struct FlashSizes(Copyable, Movable):
         self.mask_n = packed[8]
         self.mask_s = packed[9]
         self.mask_t = packed[10]
+        self.mask_block = packed[11]
 
     def packed(self) -> PackedSizes:
         """The sizes as a kernel argument."""
@@ -59,6 +62,7 @@ struct FlashSizes(Copyable, Movable):
         sizes[8] = self.mask_n
         sizes[9] = self.mask_s
         sizes[10] = self.mask_t
+        sizes[11] = self.mask_block
         return sizes
 
     @always_inline
@@ -87,6 +91,12 @@ struct FlashSizes(Copyable, Movable):
         return head // Int(self.query_heads) * Int(self.mask_b) + head % Int(self.query_heads) * Int(
             self.mask_n
         )
+
+    @always_inline
+    def mask_at(self, query: Int, key: Int) -> Int:
+        """Where in a head's mask the element of a query and a key is."""
+        var block = Int(self.mask_block)
+        return query // block * Int(self.mask_s) + key // block * Int(self.mask_t)
 
     @always_inline
     def keys_seen(self, query: Int) -> Int:

@@ -92,7 +92,15 @@ def seen_score[
     """
     if s >= Int(sizes.query_len) or t >= Int(sizes.key_len) or t > s + Int(sizes.diagonal):
         return Scalar[accum].MIN
-    return score + mask[unsafe_offset=s * Int(sizes.mask_s) + t * Int(sizes.mask_t)].cast[accum]()
+    return score + mask[unsafe_offset=sizes.mask_at(s, t)].cast[accum]()
+
+
+@always_inline
+def hidden_tile[dtype: DType, //](mask: ImmPtr[dtype], s0: Int, t0: Int, sizes: FlashSizes) -> Bool:
+    """Whether a mask of whole tiles hides this one from all of its queries: then its products are left out.
+    """
+    comptime hidden = Scalar[dtype].MIN
+    return Int(sizes.mask_block) % TILE == 0 and mask[unsafe_offset=sizes.mask_at(s0, t0)] == hidden
 
 
 @always_inline

@@ -1,0 +1,640 @@
+"""Attention as a PyTorch function: the flash kernels of puzzle 23 behind `torch.library`, with their gradients.
+
+`attention` takes the place of `torch.nn.functional.scaled_dot_product_attention`. Between forward and backward pass it keeps
+query, key, value, the output and one number for each row, the log of the sum of its exponentials (lse); the probabilities
+are computed again, and no matrix of query length x key length is stored. Gradients have the same bits in every run.
+
+`attention_block` and `attention_block_backward` are the same for a part of a larger attention: queries and keys from some
+position on, and blocks of them that are left out. `attention_backward` is the backward pass by itself.
+
+Two operators are registered, `mojo_workbook::attention` and `mojo_workbook::attention_backward`. They run as MAX graphs on
+the memory of the torch tensors; a graph is compiled when a dtype is first used on a device, and cached.
+"""
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
+from harness.devices.graphs import Program, load_each
+from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD
+from harness.nn.autograd import DTYPES, compiling, max_device, plain, programs, refuse_after_fork, run
+from harness.spec.ops import Call
+from harness.toolchain.roots import op_package, solutions
+
+Tensor = torch.Tensor
+LARGEST_HEAD = 256
+"""The largest head dimension that the kernels take."""
+Blocks = Tensor | Iterable[tuple[int, int]]
+
+
+# ---- What models call ---------------------------------------------------------------------------------------
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention` by hand-written Mojo kernels: softmax(query key^T * scale + mask) value.
+
+    A row that the mask hides from every key gives 0 and gradients of 0. `is_causal` counts from the top left, as
+    PyTorch's: query s sees the keys up to s, also where there are more keys than queries. From the bottom right,
+    `torch.nn.attention.bias.causal_lower_right(S, T)` is the mask: the last query sees all keys.
+
+    Args:
+        query: Shape [..., N, S, d], 1 <= d <= 256; float32, float64, bfloat16 or float16. Any strides.
+        key: Shape [..., N, T, d]; leading axes broadcast. [..., G, T, d] with `enable_gqa`.
+        value: Shape [..., N, T, dv]; [..., G, T, dv] with `enable_gqa`.
+        attn_mask: Broadcastable to [..., N, S, T]. Of bool: True where a query sees a key. Else of query's dtype, added
+            to the scores. It gets no gradient.
+        dropout_p: Must be 0.
+        is_causal: Must be False where there is a mask.
+        scale: None for 1 / sqrt(d).
+        enable_gqa: Whether N query heads may share G of key and value, where G divides N.
+
+    Returns:
+        Shape [..., N, S, dv], in query's dtype.
+
+    Raises:
+        TypeError: An argument is no dense tensor, or has a dtype without a kernel or another one than query.
+        ValueError: Ranks, sizes or devices do not fit, or there is a mask and `is_causal`.
+        NotImplementedError: Dropout, a head dimension above 256, a mask that needs a gradient, or a second derivative.
+        harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
+    """
+    return attention_with_lse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
+
+
+def attention_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """As `attention`, and the log of the sum of the exponentials of each row, [..., N, S], with gradients too.
+
+    lse is float32, float64 for float64; -inf for a row that sees no key.
+    """
+    refuse_options(dropout_p, is_causal, attn_mask)
+    query, key, value, attn_mask = in_autocast_dtype(query, key, value, attn_mask)
+    check(query, key, value, attn_mask, enable_gqa)
+    attn_mask, diagonal = without_bias(attn_mask, is_causal, query, key)
+    folded = fold(query, key, value, attn_mask, enable_gqa)
+    output, lse = torch.ops.mojo_workbook.attention(*folded.tensors, factor(scale, query), diagonal, 1)
+    rows = (*folded.lead, query.shape[-2])
+    return output[..., : value.shape[-1]].reshape(*rows, value.shape[-1]), lse.reshape(rows)
+
+
+def attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value by themselves, from what `attention_with_lse` returned.
+
+    Args:
+        grad_out: The gradient of the output, [..., N, S, d].
+        query, key, value: As the forward pass had them; key and value have query's leading axes and head dimension.
+        out: The output, [..., N, S, d].
+        lse: [..., N, S].
+        attn_mask, is_causal, scale, enable_gqa: As the forward pass had them.
+
+    Raises what `attention` raises.
+    """
+    refuse_options(0.0, is_causal, attn_mask)
+    check(query, key, value, attn_mask, enable_gqa)
+    if (
+        key.shape[:-3] != query.shape[:-3]
+        or value.shape != key.shape
+        or not (enable_gqa or key.shape[:-2] == query.shape[:-2])
+    ):
+        raise ValueError("key, value: expected query's leading axes and one head dimension")
+    for name, tensor in (("grad_out", grad_out), ("out", out)):
+        expect(name, tensor, query.shape, query.dtype)
+    expect("lse", lse, query.shape[:-1], accum(query.dtype))
+    attn_mask, diagonal = without_bias(attn_mask, is_causal, query, key)
+    folded = fold(query, key, value, attn_mask, enable_gqa)
+    rows = folded.tensors[0].shape
+    grad_query, grad_key, grad_value = torch.ops.mojo_workbook.attention_backward(
+        grad_out.reshape(rows),
+        *folded.tensors[:3],
+        out.reshape(rows),
+        lse.reshape(rows[:-1]),
+        None,
+        folded.tensors[3],
+        factor(scale, query),
+        diagonal,
+        1,
+    )
+    return grad_query.reshape(query.shape), grad_key.reshape(key.shape), grad_value.reshape(value.shape)
+
+
+# ---- A part of a larger attention ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a larger attention a call is, for `attention_block` and its backward pass alike.
+
+    Attributes:
+        query_offset, key_offset: The positions of the first query and of the first key, which a causal mask counts from.
+        is_causal: Whether a query sees the keys up to its own position alone.
+        scale: None for 1 / sqrt(d).
+        blocks: Which blocks of queries see which blocks of keys: a mask of bool, [blocks of queries, blocks of keys], or
+            the pairs (block of queries, block of keys) that do. None for all. Where `block_size` is a multiple of 16
+            the kernels leave out the others' work too.
+        block_size: How many queries, and keys, are a block; the last may be smaller.
+        index: int64 [L], the order in which the L rows of query, key and value are taken: row index[i] is at position i.
+            Results stand where their rows stand. None where row i is at position i.
+    """
+
+    query_offset: int = 0
+    key_offset: int = 0
+    is_causal: bool = False
+    scale: float | None = None
+    blocks: Blocks | None = None
+    block_size: int = 64
+    index: Tensor | None = None
+
+    def __post_init__(self):
+        if self.block_size < 1:
+            raise ValueError(f"block_size: expected at least 1, got {self.block_size}")
+
+    def options(self, query: Tensor, key: Tensor) -> tuple[Tensor | None, float, int, int]:
+        """What the operators take: mask, scale, diagonal and the size of the mask's blocks."""
+        diagonal = self.query_offset - self.key_offset if self.is_causal else EVERY_KEY
+        if self.blocks is None:
+            return None, factor(self.scale, query), diagonal, 1
+        counts = -(-query.shape[-2] // self.block_size), -(-key.shape[-2] // self.block_size)
+        seen = seen_blocks(self.blocks, counts, query.device)
+        mask = torch.zeros(counts, dtype=query.dtype, device=query.device).masked_fill(~seen, -torch.inf)
+        return mask[None, None], factor(self.scale, query), diagonal, self.block_size
+
+    def ordered(self, tensor: Tensor) -> Tensor:
+        """A tensor [B, N, L, ...] with its rows in the order of the positions."""
+        return tensor if self.index is None else tensor.index_select(2, self.index)
+
+    def placed(self, tensor: Tensor) -> Tensor:
+        """A tensor in the order of the positions with its rows where they came from."""
+        return tensor if self.index is None else tensor.index_select(2, torch.argsort(self.index))
+
+
+def attention_block(
+    query: Tensor, key: Tensor, value: Tensor, part: Part | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention of some queries to some keys, with what it takes to put parts together: output and lse.
+
+    Of two parts with the same queries and different keys the whole is, with L = logaddexp(lse1, lse2),
+    exp(lse1 - L) * out1 + exp(lse2 - L) * out2. Both results have gradients, so that this may be left to autograd.
+
+    Args:
+        query: [B, N, S, d].
+        key, value: [B, G, T, d], where G divides N.
+        part: Offsets, scale, blocks and index; None for a part that is the whole.
+
+    Returns:
+        output [B, N, S, d] in query's dtype, and lse [B, N, S] in float32 (float64 for float64), -inf for a row that sees no
+        key of this part.
+
+    Raises what `attention` raises, and ValueError where blocks or index do not fit.
+    """
+    part = part or Part()
+    check_part(part, query, key, value)
+    rows = map(part.ordered, (query, key, value))
+    output, lse = torch.ops.mojo_workbook.attention(*rows, *part.options(query, key))
+    return part.placed(output), part.placed(lse)
+
+
+def attention_delta(grad_out: Tensor, out: Tensor) -> Tensor:
+    """rowsum(grad_out * out), [B, N, S] in float32 (float64 for float64), of the output of all parts together."""
+    check_pair(grad_out, out)
+    delta = out.new_empty(out.shape[:-1], dtype=accum(out.dtype))
+    if out.numel():
+        launch("delta", out, {"delta": delta, "grad_output": grad_out, "output": out})
+    return delta
+
+
+@torch.no_grad()
+def attention_block_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    part: Part | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The share of a part in the gradients, from the lse and the delta of whole rows, over the keys of all parts.
+
+    Args:
+        grad_out: The gradient of the whole output, [B, N, S, d].
+        query, key, value: As `attention_block` had them.
+        lse, delta: [B, N, S], of all parts together: `logaddexp` of their lse, and `attention_delta`.
+        part: As `attention_block` had it.
+
+    Returns the gradients of query, key and value; that of query, and those of keys in several parts, are terms of a sum.
+    """
+    part = part or Part()
+    check_part(part, query, key, value)
+    expect("grad_out", grad_out, query.shape, query.dtype)
+    for name, tensor in (("lse", lse), ("delta", delta)):
+        expect(name, tensor, query.shape[:-1], accum(query.dtype))
+    dO, Q, K, V, lse, delta = map(part.ordered, (grad_out, query, key, value, lse, delta))
+    grad_query, grad_key, grad_value = backward_of_rows(dO, Q, K, V, lse, delta, *part.options(query, key))
+    return part.placed(grad_query), part.placed(grad_key), part.placed(grad_value)
+
+
+def seen_blocks(blocks: Blocks, counts: tuple[int, int], device: torch.device) -> Tensor:
+    """The mask of bool, [blocks of queries, blocks of keys]. Raises TypeError or ValueError where it does not fit."""
+    if isinstance(blocks, Tensor):
+        if blocks.dtype != torch.bool or tuple(blocks.shape) != counts:
+            raise ValueError(
+                f"blocks: expected a mask of bool, {list(counts)}, got {plain(blocks.dtype)} {list(blocks.shape)}"
+            )
+        return blocks.to(device)
+    pairs = list(blocks)
+    outside = [
+        pair for pair in pairs if not all(0 <= i < count for i, count in zip(pair, counts, strict=True))
+    ]
+    if outside:
+        raise ValueError(f"blocks: there are {counts[0]} x {counts[1]}, and {outside[0]} is none of them")
+    seen = torch.zeros(counts, dtype=torch.bool)
+    if pairs:
+        rows, columns = torch.tensor(pairs).unbind(1)
+        seen[rows, columns] = True
+    return seen.to(device)
+
+
+def check_part(part: Part, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raises, naming the argument, for what a part cannot be made of."""
+    check(query, key, value, None, enable_gqa=True)
+    if not query.dim() == key.dim() == value.dim() == 4:
+        raise ValueError(f"query, key, value: expected four axes, [B, N, length, d], got {list(query.shape)}")
+    if value.shape != key.shape or key.shape[0] != query.shape[0]:
+        raise ValueError(
+            f"value: expected the shape of key, and query's batch of {query.shape[0]}, got {list(value.shape)} beside "
+            f"{list(key.shape)}"
+        )
+    if part.index is not None:
+        L = query.shape[2]
+        if key.shape[2] != L or part.index.dtype != torch.int64 or tuple(part.index.shape) != (L,):
+            raise ValueError(
+                f"index: expected int64 [{L}] for as many queries as keys, got {plain(part.index.dtype)} "
+                f"{list(part.index.shape)} for {L} queries and {key.shape[2]} keys"
+            )
+
+
+def check_pair(grad_out: Tensor, out: Tensor) -> None:
+    """Raises where an output and its gradient do not fit."""
+    if out.dim() != 4 or out.dtype not in DTYPES:
+        raise ValueError(
+            f"out: expected [B, N, S, d] of a float dtype, got {plain(out.dtype)} {list(out.shape)}"
+        )
+    expect("grad_out", grad_out, out.shape, out.dtype)
+
+
+# ---- Checks, and how the arguments become four axes ---------------------------------------------------------
+
+
+def refuse_options(dropout_p: float, is_causal: bool, attn_mask: Tensor | None) -> None:
+    """Raises for options that are not built."""
+    if dropout_p:
+        raise NotImplementedError(f"dropout_p: attention has no dropout, expected 0, got {dropout_p}")
+    if is_causal and attn_mask is not None:
+        raise ValueError(
+            "is_causal: expected False where there is an attn_mask; put the triangle into the mask"
+        )
+
+
+def in_autocast_dtype(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The tensors as `torch.autocast` wants them on query's device; float64 and masks of bool stay as they are."""
+    if not isinstance(query, Tensor) or query.device.type not in ("cpu", "cuda"):
+        return query, key, value, attn_mask
+    device = query.device.type
+    if not torch.is_autocast_enabled(device):
+        return query, key, value, attn_mask
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(t):
+        is_wide = not isinstance(t, Tensor) or isinstance(t, CausalBias) or t.dtype == torch.float64
+        return t if is_wide or not t.is_floating_point() else t.to(dtype)
+
+    return cast(query), cast(key), cast(value), cast(attn_mask)
+
+
+def check(query, key, value, attn_mask, enable_gqa: bool) -> None:
+    """Raises TypeError, ValueError or NotImplementedError, naming the argument, for what the kernels cannot take."""
+    tensors = {"query": query, "key": key, "value": value}
+    for name, tensor in (tensors | ({} if attn_mask is None else {"attn_mask": attn_mask})).items():
+        check_dense(name, tensor, query)
+    if query.dtype not in DTYPES:
+        raise TypeError(f"query: expected {', '.join(DTYPES.values())}, got {plain(query.dtype)}")
+    if query.device.type not in ("cpu", "cuda", "meta"):
+        raise NotImplementedError(f"query: there is no kernel for {query.device.type}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != query.dtype:
+            raise TypeError(f"{name}: expected {plain(query.dtype)}, as query, got {plain(tensor.dtype)}")
+        if tensor.dim() < 2 or (enable_gqa and tensor.dim() < 3):
+            raise ValueError(f"{name}: expected [..., heads, length, dim], got shape {list(tensor.shape)}")
+    check_sizes(query, key, value, enable_gqa)
+    if attn_mask is not None and not isinstance(attn_mask, CausalBias):
+        if attn_mask.dtype not in (torch.bool, query.dtype):
+            raise TypeError(f"attn_mask: expected bool or {plain(query.dtype)}, got {plain(attn_mask.dtype)}")
+        if attn_mask.requires_grad:
+            raise NotImplementedError("attn_mask: its gradient is not computed; detach it")
+
+
+def check_dense(name: str, tensor, query) -> None:
+    """Raises where an argument is no dense tensor on query's device."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; packed sequences are not built")
+    if tensor.device != query.device and not isinstance(tensor, CausalBias):
+        raise ValueError(f"{name}: expected it on {query.device}, as query, got {tensor.device}")
+
+
+def check_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """Raises where the lengths, the elements of a head or the numbers of heads do not fit."""
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(f"key: expected {query.shape[-1]} elements a head, as query, got {key.shape[-1]}")
+    if value.shape[-2] != key.shape[-2]:
+        raise ValueError(f"value: expected the length of key, {key.shape[-2]}, got {value.shape[-2]}")
+    if min(query.shape[-1], value.shape[-1]) < 1:
+        raise ValueError("query, value: expected at least one element a head, got 0")
+    widest = max(query.shape[-1], value.shape[-1])
+    if widest > LARGEST_HEAD:
+        raise NotImplementedError(
+            f"query, value: a head may have {LARGEST_HEAD} elements at most, got {widest}"
+        )
+    if enable_gqa:
+        N, G = query.shape[-3], key.shape[-3]
+        if value.shape[-3] != G or not G or N % G:
+            raise ValueError(
+                f"enable_gqa: the heads of key and value must be the same and divide those of query, got {N} for query, "
+                f"{G} for key and {value.shape[-3]} for value"
+            )
+
+
+def expect(name: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    """Raises ValueError where a tensor has another shape or dtype."""
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise ValueError(
+            f"{name}: expected {plain(dtype)} {list(shape)}, got {plain(tensor.dtype)} {list(tensor.shape)}"
+        )
+
+
+def factor(scale: float | None, query: Tensor) -> float:
+    """What the scores are multiplied by."""
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+
+
+def without_bias(
+    attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
+) -> tuple[Tensor | None, int]:
+    """The mask, None where it is one of PyTorch's causal ones, and how many keys past its own place a query sees."""
+    if not isinstance(attn_mask, CausalBias):
+        return attn_mask, 0 if is_causal else EVERY_KEY
+    S, T = query.shape[-2], key.shape[-2]
+    if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (S, T):
+        raise ValueError(
+            f"attn_mask: a causal mask of {attn_mask.seq_len_q} queries and {attn_mask.seq_len_kv} keys, expected {S} and {T}"
+        )
+    return None, T - S if attn_mask.variant == CausalVariant.LOWER_RIGHT else 0
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The arguments with four axes: query [B, N, S, d], key and value [B, G, T, d], the mask or None; `lead` is [..., N]."""
+
+    lead: tuple[int, ...]
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+def fold(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool) -> Folded:
+    """Broadcasts the leading axes, makes one batch of all but the heads, and one head dimension of two.
+
+    Zeros behind query and key leave the scores as they are, zeros behind value are columns of the output that are cut off.
+    Raises ValueError where axes do not broadcast.
+    """
+    last = -3 if enable_gqa else -2
+    try:
+        batch = torch.broadcast_shapes(query.shape[:last], key.shape[:last], value.shape[:last])
+    except RuntimeError as error:
+        shapes = ", ".join(str(list(t.shape)) for t in (query, key, value))
+        raise ValueError(f"query, key, value: leading axes do not broadcast: {shapes}") from error
+    d = max(query.shape[-1], value.shape[-1])
+
+    def four(t: Tensor) -> Tensor:
+        whole = F.pad(t, (0, d - t.shape[-1])) if t.shape[-1] < d else t
+        whole = whole.expand(*batch, *t.shape[last:-1], d)
+        heads = whole.shape[-3] if whole.dim() > 2 else 1
+        return whole.reshape(math.prod(whole.shape[:-3]), heads, *whole.shape[-2:])
+
+    lead = (*batch, query.shape[-3]) if enable_gqa else tuple(batch)
+    mask = None if attn_mask is None else four_axes(attn_mask, lead, query, key)
+    return Folded(lead, (four(query), four(key), four(value), mask))
+
+
+def four_axes(mask: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor) -> Tensor:
+    """The mask as numbers to add, [B or 1, N or 1, S or 1, T or 1]. Raises ValueError where it does not broadcast."""
+    scores = (*lead, query.shape[-2], key.shape[-2])
+    try:
+        fits = torch.broadcast_shapes(mask.shape, scores) == scores
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"attn_mask: shape {list(mask.shape)} does not broadcast to {list(scores)}")
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+    mask = mask.reshape(*(1,) * (max(len(scores), 4) - mask.dim()), *mask.shape)
+    if mask.dim() > 4:
+        if any(size != 1 for size in mask.shape[:-3]):
+            mask = mask.expand(*lead[:-1], *mask.shape[-3:])
+        mask = mask.reshape(math.prod(mask.shape[:-3]), *mask.shape[-3:])
+    return mask
+
+
+def accum(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of lse and of sums."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# ---- The operators ------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("mojo_workbook::attention", mutates_args=())
+def forward_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    scale: float,
+    diagonal: int,
+    mask_block: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns output [B, N, S, d] and lse [B, N, S] from query, and key and value [B, G, T, d].
+
+    Args:
+        attn_mask: Added to the scores, each axis of its own size, in blocks, or 1.
+        scale: What the scores are multiplied by.
+        diagonal: How many keys further than its own place a query sees.
+        mask_block: How many queries, and keys, an element of the mask stands for.
+    """
+    output, lse = forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block)
+    if not query.numel() or not key.numel():
+        return output.zero_(), lse.fill_(-torch.inf)
+    arguments = {"output": output, "lse": lse, "query": query, "key": key, "value": value}
+    arguments |= options(query, attn_mask, scale, diagonal, mask_block)
+    launch("forward", query, arguments)
+    return output, lse
+
+
+@forward_operator.register_fake
+def forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block):
+    """Allocates what the forward operator returns."""
+    return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=accum(query.dtype))
+
+
+@torch.library.custom_op("mojo_workbook::attention_backward", mutates_args=())
+def backward_operator(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad_lse: Tensor | None,
+    attn_mask: Tensor | None,
+    scale: float,
+    diagonal: int,
+    mask_block: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of query, key and value; the arguments are those of the forward operator and its results.
+
+    The derivative of lse along a score is its probability, so that dS = P * (dP - delta + grad_lse).
+    """
+    delta = attention_delta(grad_out, out)
+    if grad_lse is not None:
+        delta = delta - grad_lse
+    return backward_of_rows(grad_out, query, key, value, lse, delta, attn_mask, scale, diagonal, mask_block)
+
+
+@backward_operator.register_fake
+def backward_buffers(grad_out, query, key, value, *rest):
+    """Allocates what the backward operator returns."""
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def backward_of_rows(
+    grad_out, query, key, value, lse, delta, attn_mask, scale: float, diagonal: int, mask_block: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients from lse and delta; the other arguments are those of the forward operator."""
+    gradients = backward_buffers(grad_out, query, key, value)
+    if not query.numel() or not key.numel():
+        for gradient in gradients:
+            gradient.zero_()
+        return gradients
+    arguments = {
+        **dict(zip(BACKWARD.writes, gradients, strict=True)),
+        "grad_output": grad_out,
+        "query": query,
+        "key": key,
+        "value": value,
+        "lse": lse,
+        "delta": delta,
+    }
+    arguments |= options(query, attn_mask, scale, diagonal, mask_block)
+    launch("backward", query, arguments)
+    return gradients
+
+
+def keep_for_backward(ctx, inputs, output) -> None:
+    """Keeps query, key, value, the mask, the output and lse."""
+    query, key, value, attn_mask, ctx.scale, ctx.diagonal, ctx.mask_block = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(query, key, value, *output, attn_mask)
+
+
+def backward(ctx, grad_out, grad_lse):
+    """The gradients of query, key and value, None where none is needed."""
+    query, key, value, out, lse, attn_mask = ctx.saved_tensors
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    gradients = backward_operator(
+        grad_out, query, key, value, out, lse, grad_lse, attn_mask, ctx.scale, ctx.diagonal, ctx.mask_block
+    )
+    needed = [g if need else None for g, need in zip(gradients, ctx.needs_input_grad, strict=False)]
+    return (*needed, None, None, None, None)
+
+
+def refuse_double_backward(ctx, *grads):
+    """Raises: the gradients have no gradient."""
+    raise NotImplementedError(
+        "attention has no double backward: its gradients cannot be differentiated again; "
+        "use torch.nn.functional.scaled_dot_product_attention where a second derivative is needed"
+    )
+
+
+forward_operator.register_autograd(backward, setup_context=keep_for_backward)
+backward_operator.register_autograd(refuse_double_backward)
+
+
+def options(
+    query: Tensor, attn_mask: Tensor | None, scale: float, diagonal: int, mask_block: int
+) -> dict[str, Tensor]:
+    """The mask, a single 0 where there is none, and the scalars, as arguments of a graph."""
+    return {
+        "attn_mask": query.new_zeros(1, 1, 1, 1) if attn_mask is None else attn_mask,
+        "scale": torch.tensor(scale, dtype=torch.float64),
+        "diagonal": torch.tensor(diagonal, dtype=torch.int32),
+        "mask_block": torch.tensor(mask_block, dtype=torch.int32),
+    }
+
+
+def launch(direction: str, like: Tensor, arguments: dict[str, Tensor]) -> None:
+    """Runs one op for the dtype and on the device of a tensor."""
+    run(program(direction, like), arguments, like.device, "attention", "")
+
+
+GRAPHS = {"forward": (Call(FORWARD),), "delta": (Call(DELTA),), "backward": (Call(BACKWARD),)}
+
+
+def program(direction: str, query: Tensor) -> Program:
+    """The compiled graph of one op for query's dtype and device; all are compiled together, by who comes first."""
+    refuse_after_fork("attention")
+    where = ("attention", query.dtype, query.device)
+    if where not in programs:
+        with compiling:
+            if where not in programs:
+                programs[where] = load_each(package(), GRAPHS, DTYPES[query.dtype], max_device(query.device))
+    return programs[where][direction]
+
+
+@functools.cache
+def package():
+    """The solution's kernels: a learner's never stand behind the function."""
+    return op_package(solutions(), "p23")

@@ -1,0 +1,58 @@
+"""PyTorch's own samples of scaled_dot_product_attention through `harness.nn.attention`: right, or refused in words."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_checks import assert_as_exact_as_torch
+
+from harness.nn import attention
+
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("attention_graphs")]
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+OP = next(info for info in op_db if info.name == "nn.functional.scaled_dot_product_attention")
+OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+def with_names(sample) -> tuple[list[torch.Tensor], dict]:
+    """Query, key and value, and the options by name."""
+    query, key, value, *options = (sample.input, *sample.args)
+    return [query, key, value], dict(zip(OPTIONS, options, strict=False)) | sample.kwargs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_samples(dtype):
+    outcomes = {"right": 0, "dropout": 0, "gradient of the mask": 0}
+    for sample in OP.sample_inputs("cpu", dtype, requires_grad=True):
+        tensors, options = with_names(sample)
+        mask = options.get("attn_mask")
+        if options.get("dropout_p"):
+            with pytest.raises(NotImplementedError, match="has no dropout"):
+                attention(*tensors, **options)
+            outcomes["dropout"] += 1
+            continue
+        if mask is not None and mask.requires_grad:
+            with pytest.raises(NotImplementedError, match="attn_mask: its gradient is not computed"):
+                attention(*tensors, **options)
+            options["attn_mask"] = mask.detach()
+            outcomes["gradient of the mask"] += 1
+        assert_as_exact_as_torch(tensors, **options)
+        outcomes["right"] += 1
+    assert outcomes["right"] >= 10 and outcomes["dropout"] >= 1, f"torch has changed its samples: {outcomes}"
+
+
+def test_what_torch_refuses_is_refused():
+    """PyTorch's samples of errors, where this version has any, and two that its documentation names."""
+    query = torch.ones(2, 3, 4)
+    for options in (
+        {"attn_mask": torch.ones(3, 3), "is_causal": True},
+        {"attn_mask": torch.ones(3, 3).int()},
+    ):
+        for function in (F.scaled_dot_product_attention, attention):
+            with pytest.raises((RuntimeError, TypeError, ValueError)):
+                function(query, query, query, **options)

@@ -7,7 +7,7 @@ from attention_checks import inputs
 
 from harness.nn import Part, attention_block, attention_block_backward, attention_delta
 
-pytestmark = pytest.mark.usefixtures("attention_graphs")
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("attention_graphs")]
 
 
 def gradient_of(output: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,6 @@ def put_together(parts):
     return sum(share * out for share, (out, _) in zip(shares, parts, strict=True)), lse
 
 
-@pytest.mark.compiler
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_parts_of_the_keys_with_offsets_are_the_whole(is_causal):
     """As in a ring: keys come in pieces, each query sees them by positions, a piece it does not see gives lse = -inf."""
@@ -57,7 +56,6 @@ def test_parts_of_the_keys_with_offsets_are_the_whole(is_causal):
     near((output, *gradients), truth)
 
 
-@pytest.mark.compiler
 def test_parts_of_the_queries_with_offsets_are_the_whole():
     query, key, value = tensors = inputs(N=4, G=2, S=9, T=9)
     sees = torch.ones(9, 9, dtype=torch.bool).tril()
@@ -69,7 +67,6 @@ def test_parts_of_the_queries_with_offsets_are_the_whole():
     near([torch.cat(outputs, 2)], whole(wide, sees)[:1])
 
 
-@pytest.mark.compiler
 def test_autograd_goes_through_output_and_lse():
     tensors = inputs(dtype=torch.float64, S=5, T=7)
     leaves = [tensor.requires_grad_() for tensor in tensors]
@@ -85,7 +82,6 @@ def mask_of(seen: torch.Tensor, size: int, S: int, T: int) -> torch.Tensor:
     return seen.repeat_interleave(size, 0).repeat_interleave(size, 1)[:S, :T]
 
 
-@pytest.mark.compiler
 @pytest.mark.parametrize("size", [3, 16, 32])
 @pytest.mark.parametrize("as_pairs", [False, True])
 def test_blocks(size, as_pairs):
@@ -105,13 +101,11 @@ def test_blocks(size, as_pairs):
     near((output, *gradients), whole(tensors, mask_of(seen, size, S, T)))
 
 
-@pytest.mark.compiler
 def test_no_block_is_seen():
     output, lse = attention_block(*inputs(), Part(blocks=[], block_size=4))
     assert not output.any() and torch.isneginf(lse).all()
 
 
-@pytest.mark.compiler
 def test_an_index_is_the_order_in_which_rows_are_taken():
     """Causal along the index, with blocks of positions; results stand where their rows stand."""
     query, key, value = tensors = inputs(S=8, T=8)
@@ -130,7 +124,6 @@ def test_an_index_is_the_order_in_which_rows_are_taken():
     torch.testing.assert_close(lse, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.compiler
 def test_the_scale_of_a_part():
     query, key, value = tensors = inputs()
     near([attention_block(query, key, value, Part(scale=1.0))[0]], whole([query * 8**0.5, *tensors[1:]])[:1])

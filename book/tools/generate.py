@@ -206,6 +206,26 @@ def compile_table() -> str:
     return table(["machine", "sizes", "way", "first call", "later calls"], rows, "lllrr")
 
 
+def model_table() -> str:
+    """A training step of GPT-2 under torch.compile, and under the workbook's backend."""
+    with (BOOK / "measurements" / "h200_gpt2_compile.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    compiled = next(float(row["median_ms"]) for row in found if row["way"] == "torch.compile")
+    rows = [
+        [
+            f"`{row['way']}`" if row["way"] != "eager" else "eager",
+            f"{float(row['median_ms']):.2f} ms",
+            f"{float(row['median_ms']) / compiled:.3f}",
+            f"{int(row['peak_MiB']):,} MiB",
+            f"{float(row['first_s']):.0f} s",
+            row["loss"],
+        ]
+        for row in found
+    ]
+    head = ["way", "a step", "of `torch.compile`'s", "peak of a step", "first three steps", "loss"]
+    return table(head, rows, "lrrrrr")
+
+
 def zoo_table() -> str:
     """The wrong kernels: what each does wrong, which gate must reject it, and where such a bug was reported."""
     rows = [
@@ -417,6 +437,7 @@ FILES: dict[str, Callable[[], str]] = {
     "recomputed.md": recomputed_table,
     "times.md": times_table,
     "compile.md": compile_table,
+    "gpt2_compile.md": model_table,
     "zoo.md": zoo_table,
     "hunt_given.md": lambda: hunt_table(held_back=False),
     "hunt_held_back.md": lambda: hunt_table(held_back=True),

@@ -94,3 +94,16 @@ def test_the_compilers_own_backend_keeps_as_little():
 
     assert kept(1.0) == [512, 512, 512 * 64, 512 * 64]
     assert kept(0.5) == [512, 512, 512 * 64]
+
+
+def test_what_the_backend_s_page_says_of_its_gain_is_measured():
+    import csv
+
+    with (BOOK / "measurements" / "h200_gpt2_compile.csv").open(newline="") as file:
+        rows = {row["way"]: row for row in csv.DictReader(file)}
+    page = (BOOK / "src" / "puzzle_26" / "real_one.md").read_text()
+    ours, theirs = (float(rows[way]["median_ms"]) for way in ("mojo_workbook", "torch.compile"))
+    assert "\nOne percent. " in page and round(100 * (1 - ours / theirs)) == 1
+    assert int(rows["mojo_workbook"]["peak_MiB"]) < int(rows["torch.compile"]["peak_MiB"])
+    assert abs(float(rows["mojo_workbook"]["loss"]) - float(rows["torch.compile"]["loss"])) < 1e-3
+    assert f"H200, {rows['eager']['date']}, PyTorch {rows['eager']['torch'][:4]}." in page

@@ -66,12 +66,17 @@ def finite(lse):
     return lse.masked_fill(lse == -torch.inf, 0)[..., None]
 
 
+def probabilities(found, lse):
+    """exp(scores - lse) [B, N, s, t], 0 in a row that sees no key."""
+    return torch.exp(found - finite(lse))
+
+
 def block_forward(q, k, v, queries, keys, scale, causal):
     """The attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
     q, k, v = wide(q), wide(k), wide(v)
     found = scores(q, k, queries, keys, scale, causal)
     lse = torch.logsumexp(found, -1)
-    P = torch.exp(found - finite(lse))
+    P = probabilities(found, lse)
     return P @ v.repeat_interleave(q.shape[1] // v.shape[1], 1), lse
 
 
@@ -187,19 +192,19 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
         return dK, dV
 
     dK = dV = None
-    block, works = [k, v], []
+    block, works, origin = [k, v], [], rank
     for step in range(size):
-        origin, coming = (rank - step) % size, (rank - step - 1) % size
+        coming = (origin - 1) % size
         shape = shape_of(k, coming, size, length, balanced)
         received, block_works = block, []
-        if step < size - 1:
+        if step + 1 < size:
             received, block_works = exchange(block, [shape, shape], group)
         added = contributions(*block, origin)
         # BLANK-START home: dK, dV of this block come from the rank before; add this rank's share, and send them on
         # FILL IN (about 5 lines)
         # BLANK-END home
         finish(block_works, step, group)
-        block = received
+        block, origin = received, coming
     return dQ, dK, dV
 
 

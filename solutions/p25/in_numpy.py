@@ -62,11 +62,16 @@ def finite(lse):
     return np.where(lse == -np.inf, 0, lse)[..., None]
 
 
+def probabilities(found, lse):
+    """exp(scores - lse) [B, N, s, t], 0 in a row that sees no key."""
+    return np.exp(found - finite(lse))
+
+
 def block_forward(q, k, v, queries, keys, scale, causal):
     """The attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
     found = scores(q, k, queries, keys, scale, causal)
     lse = np.logaddexp.reduce(found, -1, initial=-np.inf)
-    P = np.exp(found - finite(lse))
+    P = probabilities(found, lse)
     return np.einsum("bnst,bntd->bnsd", P, v.repeat(q.shape[1] // v.shape[1], 1)), lse
 
 
@@ -78,7 +83,7 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
     K, V = k.repeat(groups, 1), v.repeat(groups, 1)
     dQ = dK = dV = None
     # BLANK-START recompute: P from lse, dP, dS; then dQ, dK and dV of every head of q
-    P = np.exp(found - finite(lse))
+    P = probabilities(found, lse)
     dP = np.einsum("bnsd,bntd->bnst", dO, V)
     dS = P * (dP - delta[..., None])
     dQ = scale * np.einsum("bnst,bntd->bnsd", dS, K)
@@ -122,20 +127,19 @@ def ring_backward(dO, queries, keys, values, out, lse, held, scale, causal):
     size = len(queries)
     delta = [(g * o).sum(-1) for g, o in zip(dO, out, strict=True)]
     dQ = [np.zeros_like(q) for q in queries]
-    blocks = list(zip(keys, values, strict=True))
-    # dK and dV of the block that is at a rank.
+    # The block that is at a rank, whose it is, and its dK and dV.
+    blocks, owners = list(zip(keys, values, strict=True)), list(range(size))
     travelling = [(np.zeros_like(k), np.zeros_like(v)) for k, v in blocks]
-    for step in range(size):
+    for _ in range(size):
         added = []
         for rank in range(size):
-            origin = (rank - step) % size
             found = block_backward(
                 dO[rank], queries[rank], *blocks[rank], lse[rank], delta[rank],
-                held[rank], held[origin], scale, causal,
+                held[rank], held[owners[rank]], scale, causal,
             )  # fmt: skip
             dQ[rank] += found[0]
             added.append(found[1:])
-        blocks = turn(blocks)
+        blocks, owners = turn(blocks), turn(owners)
         # BLANK-START home: add what each rank has found to the gradients that are there, and let them travel
         here = zip(travelling, added, strict=True)
         travelling = turn([(dK + more[0], dV + more[1]) for (dK, dV), more in here])

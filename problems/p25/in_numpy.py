@@ -116,7 +116,7 @@ def ring_backward(dO, queries, keys, values, out, lse, held, scale, causal):
     # The block that is at a rank, whose it is, and its dK and dV.
     blocks, owners = list(zip(keys, values, strict=True)), list(range(size))
     travelling = [(np.zeros_like(k), np.zeros_like(v)) for k, v in blocks]
-    for _ in range(size):
+    for step in range(size):  # noqa: B007, for the blank
         added = []
         for rank in range(size):
             found = block_backward(

@@ -226,6 +226,23 @@ def model_table() -> str:
     return table(head, rows, "lrrrrr")
 
 
+def pays_table() -> str:
+    """The sizes at which the layer was timed beside Inductor's code: the table that the backend decides by."""
+    with (BOOK.parent / "harness" / "nn" / "compile" / "measured_h200.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    ratios = [float(row["ours_us"]) / float(row["inductor_us"]) for row in found]
+    rows = [
+        [
+            f"{int(row['rows']):,}",
+            f"{int(row['in_features']):,} → {int(row['out_features']):,}",
+            f"{ratio:.2f}",
+            "swapped" if ratio <= 1 else "left",
+        ]
+        for row, ratio in zip(found, ratios, strict=True)
+    ]
+    return table(["rows", "H → O", "of Inductor's time", "there"], rows, "rrrl")
+
+
 def zoo_table() -> str:
     """The wrong kernels: what each does wrong, which gate must reject it, and where such a bug was reported."""
     rows = [
@@ -438,6 +455,7 @@ FILES: dict[str, Callable[[], str]] = {
     "times.md": times_table,
     "compile.md": compile_table,
     "gpt2_compile.md": model_table,
+    "swap_pays.md": pays_table,
     "zoo.md": zoo_table,
     "hunt_given.md": lambda: hunt_table(held_back=False),
     "hunt_held_back.md": lambda: hunt_table(held_back=True),

@@ -1,12 +1,13 @@
 """The torch.compile backend "mojo_workbook": LayerNorm -> Linear becomes the workbook's operator, Inductor does the rest.
 
-`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Three
+`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Four
 options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`),
-`pictures` (a function that gets the `Rewrite` of every swap, to look at) and `tail`, what compiles the rest: "inductor",
-"aot_eager" (no C++ compiler needed) or "eager".
+`pictures` (a function that gets the `Rewrite` of every swap, to look at), `always` (True: swap also at sizes where Inductor's own
+code was measured to be faster) and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
 """
 
 import functools
+import math
 import operator
 import os
 import re
@@ -18,13 +19,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from harness.nn.compile import measured
 from harness.nn.compile.match import Left, Match, find, graph_modules, keeps_rows, layer_norm, shape, value
 from harness.nn.compile.picture import Rewrite, Snapshot
 
 REPORT = "MOJO_WORKBOOK_REPORT"
 TAILS = ("inductor", "aot_eager", "eager")
 ALGORITHM = "fast"
-OWN = ("report", "pictures", "tail")
+OWN = ("report", "pictures", "always", "tail")
 """The options that are not Inductor's."""
 
 
@@ -74,7 +76,7 @@ def mojo_workbook(
         gm: The graph; it is changed.
         example_inputs: Fake or real tensors, and symbolic sizes, in the order of its placeholders.
         mode: One of Inductor's.
-        options: Inductor's, and `report`, `pictures` and `tail`.
+        options: Inductor's, and `report`, `pictures`, `always` and `tail`.
         name: What torch calls this compilation; not used.
 
     Returns:
@@ -87,7 +89,7 @@ def mojo_workbook(
     tail = own.get("tail") or ("inductor" if has_compiler() else "aot_eager")
     if tail not in TAILS:
         raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
-    report = rewrite(gm, own.get("pictures"))
+    report = rewrite(gm, own.get("pictures"), always=bool(own.get("always")))
     tell(report, own.get("report") or os.environ.get(REPORT, "0") not in ("", "0"))
     if tail == "eager":
         return gm.forward
@@ -136,13 +138,21 @@ def has_compiler() -> bool:
 # ---- The rewrite --------------------------------------------------------------------------------------------
 
 
-def rewrite(gm: GraphModule, pictures: Callable[[Rewrite], None] | None = None) -> Report:
-    """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls; `pictures` gets each swap to look at."""
+def rewrite(
+    gm: GraphModule, pictures: Callable[[Rewrite], None] | None = None, *, always: bool = True
+) -> Report:
+    """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls; `pictures` gets each swap to look at.
+
+    Unless `always`, a pair stays where Inductor's own code was measured to be faster.
+    """
     swaps: list[Swap] = []
     left: list[tuple[str, str]] = []
     for graph_module in graph_modules(gm):
         found = find(graph_module)
         for match in found.matches:
+            if not always and (why := unpaid(match)):
+                found.left.append(Left(match.linear, why))
+                continue
             before = Snapshot.of(graph_module.graph)
             try:
                 swaps.append(swap(graph_module, match))
@@ -155,6 +165,15 @@ def rewrite(gm: GraphModule, pictures: Callable[[Rewrite], None] | None = None) 
             graph_module.graph.lint()
             graph_module.recompile()
     return Report(tuple(swaps), tuple(left))
+
+
+def unpaid(match: Match) -> str:
+    """Why a pair is better left to Inductor, "" where it is not, or where nothing was measured."""
+    result = value(match.linear)
+    if not measured.applies(result.device, result.dtype):
+        return ""
+    *rows, out_features = shape(match.linear)
+    return measured.why_not(math.prod(rows), shape(match.x)[-1], out_features)
 
 
 def swap(gm: GraphModule, match: Match) -> Swap:

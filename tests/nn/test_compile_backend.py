@@ -401,3 +401,58 @@ def test_where_inductor_is_faster_its_code_is_left_unless_asked(monkeypatch, alw
     (report,) = reports
     assert len(report.swaps) == swaps and len(report.left) == 2 - swaps
     assert all("no multiple of 8" in why for _, why in report.left)
+
+
+# ---- Attention, where asked for -----------------------------------------------------------------------------
+
+
+class Attends(nn.Module):
+    """Three attentions behind a LayerNorm and a Linear: causal with shared heads, with `options`, and of a tensor to itself."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.ln, self.qkv, self.options = nn.LayerNorm(16), nn.Linear(16, 32), options
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.ln(x)).split([16, 8, 8], -1)
+        q, k, v = (t.unflatten(-1, (-1, 4)).transpose(1, 2) for t in (q, k, v))
+        first = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        second = F.scaled_dot_product_attention(first, k, value=v, enable_gqa=True, **self.options)
+        return F.scaled_dot_product_attention(second, second, second)
+
+
+def attended(model, x, **options):
+    """The output, the gradients of x and the parameters, and the report of a compiled model."""
+    reports = []
+    own = {"report": reports.append, "tail": "aot_eager", **options}
+    compiled = torch.compile(model, backend="mojo_workbook", options=own, fullgraph=True)
+    output = compiled(x)
+    gradients = torch.autograd.grad(output.square().sum(), [x, *model.parameters()])
+    (report,) = reports
+    return [output, *gradients], report
+
+
+@pytest.mark.usefixtures("attention_graphs")
+def test_attention_is_swapped_where_asked():
+    model, x = Attends(), torch.randn(2, 5, 16, requires_grad=True)
+    expected = model(x)
+    expected = [expected, *torch.autograd.grad(expected.square().sum(), [x, *model.parameters()])]
+    got, report = attended(model, x, attention=True)
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
+    assert len(report.swaps) == 1 and len(report.attentions) == 3 and report.attentions_left == ()
+    lines = report.lines()
+    assert "mojo_workbook: 3 of 3 attentions swapped" in lines
+    assert any(line.endswith("attention of [2, 4, 5, 4] to [2, 2, 5, 4], float32") for line in lines)
+    torch._dynamo.reset()
+    got, report = attended(model, x)
+    assert report.attentions == () and "attentions" not in "".join(report.lines()), "only where asked for"
+
+
+@pytest.mark.usefixtures("attention_graphs")
+def test_an_attention_that_the_workbook_refuses_stays_and_says_why():
+    model, x = Attends(dropout_p=0.5), torch.randn(2, 5, 16, requires_grad=True)
+    _, report = attended(model, x, attention=True)
+    assert len(report.attentions) == 2
+    ((_, why),) = report.attentions_left
+    assert "dropout" in why and f"left     {report.attentions_left[0][0]}: {why}" in "".join(report.lines())

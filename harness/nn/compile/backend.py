@@ -1,9 +1,10 @@
 """The torch.compile backend "mojo_workbook": LayerNorm -> Linear becomes the workbook's operator, Inductor does the rest.
 
-`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Four
+`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Five
 options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`),
 `pictures` (a function that gets the `Rewrite` of every swap, to look at), `always` (True: swap also at sizes where Inductor's own
-code was measured to be faster) and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
+code was measured to be faster), `attention` (True: put puzzle 23's kernels in the place of `scaled_dot_product_attention`; they are
+written to be read, and slower) and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
 """
 
 import functools
@@ -26,7 +27,8 @@ from harness.nn.compile.picture import Rewrite, Snapshot
 REPORT = "MOJO_WORKBOOK_REPORT"
 TAILS = ("inductor", "aot_eager", "eager")
 ALGORITHM = "fast"
-OWN = ("report", "pictures", "always", "tail")
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+OWN = ("report", "pictures", "always", "attention", "tail")
 """The options that are not Inductor's."""
 
 
@@ -46,17 +48,42 @@ class Swap:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """A scaled_dot_product_attention that was swapped: the model's name for its place, its shapes and dtype."""
+
+    name: str
+    query: tuple[Any, ...]
+    key: tuple[Any, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        shapes = (f"[{', '.join(map(str, shape))}]" for shape in (self.query, self.key))
+        return f"swapped  {self.name}: attention of {' to '.join(shapes)}, {self.dtype}"
+
+
+@dataclass(frozen=True)
 class Report:
-    """What happened to one graph: the swaps, and (name, reason) of what stayed as it was."""
+    """What happened to one graph: the swaps, and (name, reason) of what stayed as it was; attention, where asked for, apart."""
 
     swaps: tuple[Swap, ...]
     left: tuple[tuple[str, str], ...]
+    attentions: tuple[Attention, ...] = ()
+    attentions_left: tuple[tuple[str, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.swaps or self.left or self.attentions or self.attentions_left)
 
     def lines(self) -> list[str]:
-        """The report as text, one line for each Linear behind a LayerNorm."""
-        total = len(self.swaps) + len(self.left)
-        head = f"mojo_workbook: {len(self.swaps)} of {total} Linear layers behind a LayerNorm swapped"
-        return [head, *(f"  {s}" for s in self.swaps), *(f"  left     {n}: {why}" for n, why in self.left)]
+        """The report as text, one line for each Linear behind a LayerNorm, and for each attention."""
+        found: list[tuple[tuple[Any, ...], tuple[tuple[str, str], ...], str]]
+        found = [(self.swaps, self.left, "Linear layers behind a LayerNorm")]
+        if self.attentions or self.attentions_left:
+            found.append((self.attentions, self.attentions_left, "attentions"))
+        lines = []
+        for swapped, left, what in found:
+            lines.append(f"mojo_workbook: {len(swapped)} of {len(swapped) + len(left)} {what} swapped")
+            lines += [f"  {swap}" for swap in swapped] + [f"  left     {name}: {why}" for name, why in left]
+        return lines
 
 
 # ---- The backend --------------------------------------------------------------------------------------------
@@ -89,7 +116,9 @@ def mojo_workbook(
     tail = own.get("tail") or ("inductor" if has_compiler() else "aot_eager")
     if tail not in TAILS:
         raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
-    report = rewrite(gm, own.get("pictures"), always=bool(own.get("always")))
+    report = rewrite(
+        gm, own.get("pictures"), always=bool(own.get("always")), attention=bool(own.get("attention"))
+    )
     tell(report, own.get("report") or os.environ.get(REPORT, "0") not in ("", "0"))
     if tail == "eager":
         return gm.forward
@@ -115,7 +144,7 @@ def tell(report: Report, listener: Any) -> None:
     """Prints the report to standard error, or hands it to a function; nothing where nobody asked or it is empty."""
     if callable(listener):
         listener(report)
-    elif listener and (report.swaps or report.left):
+    elif listener and report:
         print("\n".join(report.lines()), file=sys.stderr)
 
 
@@ -139,14 +168,20 @@ def has_compiler() -> bool:
 
 
 def rewrite(
-    gm: GraphModule, pictures: Callable[[Rewrite], None] | None = None, *, always: bool = True
+    gm: GraphModule,
+    pictures: Callable[[Rewrite], None] | None = None,
+    *,
+    always: bool = True,
+    attention: bool = False,
 ) -> Report:
     """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls; `pictures` gets each swap to look at.
 
-    Unless `always`, a pair stays where Inductor's own code was measured to be faster.
+    Unless `always`, a pair stays where Inductor's own code was measured to be faster. With `attention`, attention is swapped too.
     """
     swaps: list[Swap] = []
     left: list[tuple[str, str]] = []
+    attentions: list[Attention] = []
+    attentions_left: list[tuple[str, str]] = []
     for graph_module in graph_modules(gm):
         found = find(graph_module)
         for match in found.matches:
@@ -161,10 +196,36 @@ def rewrite(
             except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself says no
                 found.left.append(Left(match.linear, str(error)))
         left += [(name_of(one.linear), one.why) for one in found.left]
-        if found.matches:
+        for node in [n for n in graph_module.graph.nodes if n.target is ATTENTION] if attention else []:
+            try:
+                attentions.append(swap_attention(graph_module, node))
+            except (TypeError, ValueError, NotImplementedError) as error:
+                attentions_left.append((name_of(node), str(error)))
+        if found.matches or attentions:
             graph_module.graph.lint()
             graph_module.recompile()
-    return Report(tuple(swaps), tuple(left))
+    return Report(tuple(swaps), tuple(left), tuple(attentions), tuple(attentions_left))
+
+
+def swap_attention(gm: GraphModule, node: Node) -> Attention:
+    """Puts the workbook's attention, which takes the same arguments, in the place of PyTorch's.
+
+    Nothing is changed where it refuses them (TypeError, ValueError or NotImplementedError).
+    """
+    from harness.nn.attention_autograd import attention
+
+    add = Adder(gm, node)
+    try:
+        output = add.function(attention, *node.args, **node.kwargs)
+    except Exception:
+        add.undo()
+        raise
+    given: dict[str, Any] = dict(zip(("query", "key"), node.args, strict=False)) | dict(node.kwargs)
+    dtype = str(value(node).dtype).removeprefix("torch.")
+    done = Attention(name_of(node), shape(given["query"]), shape(given["key"]), dtype)
+    node.replace_all_uses_with(output)
+    gm.graph.erase_node(node)
+    return done
 
 
 def unpaid(match: Match) -> str:
@@ -218,22 +279,22 @@ class Adder:
         self.gm, self.before = gm, before
         self.added: list[Node] = []
 
-    def function(self, target: Callable[..., Any], *args: Any) -> Node:
+    def function(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """A node that calls a function."""
         with self.gm.graph.inserting_before(self.before):
-            return self.finish(self.gm.graph.call_function(target, args), target, args)
+            return self.finish(self.gm.graph.call_function(target, args, kwargs), target)
 
     def method(self, name: str, *args: Any) -> Node:
         """A node that calls a method of its first argument."""
         with self.gm.graph.inserting_before(self.before):
-            return self.finish(self.gm.graph.call_method(name, args), getattr(torch.Tensor, name), args)
+            return self.finish(self.gm.graph.call_method(name, args), getattr(torch.Tensor, name))
 
-    def finish(self, node: Node, call: Callable[..., Any], args: tuple[Any, ...]) -> Node:
+    def finish(self, node: Node, call: Callable[..., Any]) -> Node:
         self.added.append(node)
         known = {k: v for k, v in self.before.meta.items() if k != "example_value"}
-        fakes = torch.fx.map_arg(args, lambda n: n.meta["example_value"])
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
         with value(self.before).fake_mode:
-            node.meta = known | {"example_value": call(*fakes)}
+            node.meta = known | {"example_value": call(*args, **kwargs)}
         return node
 
     def undo(self) -> None:

@@ -94,3 +94,19 @@ def test_a_step_of_training_takes_less_memory():
 
     models = bench_results.read_training(TRAINED)
     assert int(models["LayerNormLinear"][0]["peak_bytes"]) < int(models["plain PyTorch"][0]["peak_bytes"])
+
+
+@pytest.mark.skipif(not TRAINED.is_file(), reason="no training run on a GPU is in book/measurements")
+def test_the_layer_s_losses_go_no_further_than_rounding_carries_them():
+    import bench_results
+
+    losses = {
+        name: [float(row["loss"]) for row in rows]
+        for name, rows in bench_results.read_training(TRAINED).items()
+    }
+    plain = losses["plain PyTorch"]
+    layer, control = (
+        sum(abs(a - b) for a, b in zip(losses[name], plain, strict=True)) / len(plain)
+        for name in ("LayerNormLinear", "plain PyTorch, moved")
+    )
+    assert 0 < layer <= control

@@ -239,6 +239,51 @@ def test_without_gradients():
     assert recorder.swaps >= 3
 
 
+@pytest.mark.parametrize(
+    ("switch", "name"),
+    [
+        (torch.no_grad, "_set_grad_enabled"),
+        (lambda: torch.autocast("cpu", torch.bfloat16), "_exit_autocast"),
+    ],
+    ids=["no_grad", "autocast"],
+)
+def test_a_layer_norm_does_not_leave_the_mode_that_it_stands_in(switch, name):
+    """A trunk without gradients under a head that learns: LayerNorm's parameters stay as they are."""
+
+    def body(m, x):
+        with switch():
+            h = m.ln(x)
+        return m.a(h)
+
+    model, recorder = Pieces(body), Recorder()
+    x = torch.randn(B, S, H)
+    eager = model(x)
+    eager.sum().backward()
+    expected = {key: p.grad for key, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    output = torch.compile(model, backend=recorder)(x)
+    output.sum().backward()
+    torch.testing.assert_close(output, eager)
+    for key, parameter in model.named_parameters():
+        assert (parameter.grad is None) == (expected[key] is None), key
+        if parameter.grad is not None:
+            torch.testing.assert_close(parameter.grad, expected[key])
+    assert recorder.swaps == 0 and f"{name} between the two switches a mode" in recorder.reasons[0]
+
+
+def test_pictures_of_no_function_are_refused_and_its_errors_are_heard():
+    model, x = Pieces(lambda m, x: m.a(m.ln(x))), torch.randn(B, S, H)
+
+    def pictures(rewrite):
+        raise TypeError("no picture today")
+
+    for given, words in ((3, "a function that gets each rewrite"), (pictures, "no picture today")):
+        torch._dynamo.reset()
+        options = {"tail": "eager", "pictures": given}
+        with pytest.raises(Exception, match=words):
+            torch.compile(model, backend="mojo_workbook", options=options)(x)
+
+
 def test_a_frozen_layer_norm_gets_no_gradient():
     model = Pieces(lambda m, x: m.a(m.ln(x)))
     model.ln.requires_grad_(False)

@@ -234,3 +234,30 @@ def test_captured_is_the_graph_that_a_backend_gets():
     assert [n.op for n in gm.graph.nodes] == ["placeholder", "call_function", "call_function", "output"] or [
         n.op for n in gm.graph.nodes
     ] == ["placeholder", "call_method", "call_function", "output"]
+
+
+def half_recorded(x):
+    """Chains, a neutral factor and a SiLU of which a part stands under no_grad: nothing of them may be joined."""
+    with torch.no_grad():
+        a, b, gate = x * 2.0, x * 1.0, torch.sigmoid(x)
+    return (a * 3.0 + b.sin() + x * gate + x).sum()
+
+
+def test_no_rewrite_of_the_solution_goes_across_no_grad():
+    from harness.check.python_files import load
+
+    fold, match = (load(roots.solutions() / "p26" / name) for name in ("fold.py", "match.py"))
+    done = []
+
+    def backend(gm, inputs):
+        done.append((fold["fold"](gm), fold["drop_ones"](gm), match["silu"](gm), match["gelu"](gm)))
+        gm.recompile()
+        return gm
+
+    gradients = []
+    for function in (half_recorded, torch.compile(half_recorded, backend=backend)):
+        x = torch.linspace(-2, 2, 5).requires_grad_()
+        function(x).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+    assert done == [(0, 0, 0, 0)]

@@ -110,12 +110,14 @@ def mojo_workbook(
         A function of the graph's inputs that returns its outputs as a tuple.
 
     Raises:
-        ValueError: `tail` is none of those that there are.
+        ValueError: `tail` is none of those that there are, or `pictures` is no function.
     """
     own, patches = split(options or {})
     tail = own.get("tail") or ("inductor" if has_compiler() else "aot_eager")
     if tail not in TAILS:
         raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
+    if own.get("pictures") and not callable(own["pictures"]):
+        raise ValueError(f"pictures {own['pictures']!r}: a function that gets each rewrite")
     report = rewrite(
         gm, own.get("pictures"), always=bool(own.get("always")), attention=bool(own.get("attention"))
     )
@@ -191,10 +193,11 @@ def rewrite(
             before = Snapshot.of(graph_module.graph)
             try:
                 swaps.append(swap(graph_module, match))
-                if pictures:
-                    pictures(Rewrite(str(swaps[-1]), before, Snapshot.of(graph_module.graph)).near())
             except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself says no
                 found.left.append(Left(match.linear, str(error)))
+            else:
+                if pictures:
+                    pictures(Rewrite(str(swaps[-1]), before, Snapshot.of(graph_module.graph)).near())
         left += [(name_of(one.linear), one.why) for one in found.left]
         for node in [n for n in graph_module.graph.nodes if n.target is ATTENTION] if attention else []:
             try:

@@ -125,7 +125,8 @@ def judge(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Le
     why = unfit(match, norm["normalized_shape"]) or scaled(linear)
     changed = next((n for n in nodes[order[ln] + 1 : order[linear]] if mutates(n)), None)
     if not why and changed is not None:
-        why = f"{called(changed)} between the two may change a tensor in place"
+        does = "switches a mode of PyTorch" if switches(changed) else "may change a tensor in place"
+        why = f"{called(changed)} between the two {does}"
     return Left(linear, why) if why else match
 
 
@@ -206,8 +207,30 @@ def scaled(linear: Node) -> str:
     return " and ".join(f"{name} is {factor}" for name, factor in factors.items())
 
 
+MODES = frozenset(
+    [
+        "_set_grad_enabled",
+        "_enter_autocast",
+        "_exit_autocast",
+        "_enter_inference_mode",
+        "_exit_inference_mode",
+    ]
+)
+"""What Dynamo leaves of `torch.no_grad()` and the like: from here on, calls mean something else."""
+
+
+def switches(node: Node) -> bool:
+    """Whether a node switches gradients, autocast or inference mode on or off for all behind it."""
+    return node.op == "call_function" and called(node) in MODES
+
+
 def mutates(node: Node) -> bool:
-    """Whether a node may change a tensor in place. Where the name does not tell, it is taken to."""
+    """Whether a node may change a tensor in place, or switches a mode. Where the name does not tell, it is taken to.
+
+    No call may be moved from one side of it to the other.
+    """
+    if switches(node):
+        return True
     if node.op == "call_method":
         return (node.target.endswith("_") and not node.target.endswith("__")) or node.target == "__setitem__"
     if node.op != "call_function":

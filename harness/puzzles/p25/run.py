@@ -32,6 +32,7 @@ from harness.puzzles.p25.ranks import bytes_kept
 from harness.puzzles.p25.spec import EVERY, PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
+from harness.toolchain.disk import check_target
 
 DIMS = (1, 4, 2, 512, 32)
 MOST_RANKS = 16
@@ -220,6 +221,8 @@ def check(flags) -> tuple[int, int, str] | None:
         raise EnvironmentProblem(
             f"--ranks {flags.ranks}: that many processes take {wanted / 2**30:.1f} GiB, and {there / 2**30:.1f} are free"
         )
+    if flags.timeline:
+        check_target("--timeline", flags.timeline)
     if flags.fault is None:
         return None
     found = re.fullmatch(rf"(\d+):(\d+):({'|'.join(FAULTS)})", flags.fault)

@@ -6,6 +6,7 @@ shuffled rounds after a pause. It wants a GPU and `transformers` (the extra `mod
 
 import csv
 import datetime
+import importlib.metadata
 import os
 import random
 import statistics
@@ -17,7 +18,6 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-import transformers  # pyright: ignore[reportMissingImports]  an extra
 
 from harness.nn import mojo_workbook
 
@@ -26,7 +26,9 @@ VOCABULARY = 50257
 
 
 def make_model() -> torch.nn.Module:
-    """GPT-2 small with a language model's head."""
+    """GPT-2 small with a language model's head. Raises ImportError without the extra."""
+    import transformers  # pyright: ignore[reportMissingImports]
+
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa"
@@ -98,7 +100,7 @@ def main(file: Path) -> None:
         "device": torch.cuda.get_device_name(),
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": importlib.metadata.version("transformers"),
     }
     with file.open("w", newline="") as out:
         writer = csv.DictWriter(out, [*facts, "way", "median_ms", "first_s", "loss", "peak_MiB"])

@@ -27,6 +27,7 @@ from ledger import GPT2_SMALL  # noqa: E402
 
 from harness import cli  # noqa: E402
 from harness.check import zoo  # noqa: E402
+from harness.nn.compile.measured import table as swap_times  # noqa: E402
 from harness.puzzles.p22 import spec as p22  # noqa: E402
 from harness.puzzles.p26.mistakes import FIXES  # noqa: E402
 from harness.spec.catalogue import find_puzzle, puzzle_names  # noqa: E402
@@ -228,17 +229,14 @@ def model_table() -> str:
 
 def pays_table() -> str:
     """The sizes at which the layer was timed beside Inductor's code: the table that the backend decides by."""
-    with (BOOK.parent / "harness" / "nn" / "compile" / "measured_h200.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    ratios = [float(row["ours_us"]) / float(row["inductor_us"]) for row in found]
     rows = [
         [
-            f"{int(row['rows']):,}",
-            f"{int(row['in_features']):,} → {int(row['out_features']):,}",
-            f"{ratio:.2f}",
-            "swapped" if ratio <= 1 else "left",
+            f"{timed.rows:,}",
+            f"{timed.in_features:,} → {timed.out_features:,}",
+            f"{timed.ratio:.2f}",
+            "swapped" if timed.ratio <= 1 else "left",
         ]
-        for row, ratio in zip(found, ratios, strict=True)
+        for timed in swap_times()
     ]
     return table(["rows", "H → O", "of Inductor's time", "there"], rows, "rrrl")
 

@@ -108,7 +108,7 @@ def library_from(H: int, O: int, dtype: torch.dtype) -> float:
 
 def lies_transposed(weight: Tensor) -> bool:
     """Whether a matrix is the transpose of one that lies row by row; a copy of it would cost what a product may."""
-    return weight.dim() == 2 and not weight.is_contiguous() and weight.t().is_contiguous()
+    return not weight.is_contiguous() and weight.dim() == 2 and weight.t().is_contiguous()
 
 
 def as_it_lies(weight: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ FLAGS = [
 ]
 DESKTOP, PHONE = (1280, 900), (390, 844)
 TIMEOUT = 60  # seconds, for one answer
+CODES = {"End": 35, "ArrowRight": 39}
+"""Of the keys by which the browser itself moves a slider."""
 
 
 def find_browser() -> str | None:
@@ -143,6 +145,14 @@ class Browser:
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"]["exception"].get("description", script))
         return answer["result"].get("value")
+
+    def press(self, key: str) -> None:
+        """Presses a key on whatever has the focus; a letter, or a name as "ArrowRight"."""
+        for kind in ("keyDown", "keyUp"):
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, text=key if len(key) == 1 else "",
+                windowsVirtualKeyCode=CODES.get(key, 0),
+            )  # fmt: skip
 
     def wait_for(self, script: str, seconds: float = 20) -> None:
         """Waits until an expression is true. Raises TimeoutError."""

@@ -1,5 +1,6 @@
 """What the page about torch.compile says in words is what its recorded run and its measurements say."""
 
+import csv
 import re
 import shutil
 
@@ -96,11 +97,14 @@ def test_the_compilers_own_backend_keeps_as_little():
     assert kept(0.5) == [512, 512, 512 * 64]
 
 
-def test_what_the_backend_s_page_says_of_its_gain_is_measured():
-    import csv
-
+def gpt2() -> dict[str, dict[str, str]]:
+    """The measured training steps of GPT-2, by way."""
     with (BOOK / "measurements" / "h200_gpt2_compile.csv").open(newline="") as file:
-        rows = {row["way"]: row for row in csv.DictReader(file)}
+        return {row["way"]: row for row in csv.DictReader(file)}
+
+
+def test_what_the_backend_s_page_says_of_its_gain_is_measured():
+    rows = gpt2()
     page = (BOOK / "src" / "puzzle_26" / "real_one.md").read_text()
     ours, theirs = (float(rows[way]["median_ms"]) for way in ("mojo_workbook", "torch.compile"))
     assert "\nOne percent. " in page and round(100 * (1 - ours / theirs)) == 1
@@ -110,14 +114,7 @@ def test_what_the_backend_s_page_says_of_its_gain_is_measured():
 
 
 def test_what_the_readme_says_of_the_backend_is_measured():
-    import csv
-
-    with (BOOK / "measurements" / "h200_gpt2_compile.csv").open(newline="") as file:
-        ours, theirs = (
-            next(row for row in csv.DictReader(text) if row["way"] == way)
-            for text in [file.readlines()]
-            for way in ("mojo_workbook", "torch.compile")
-        )
+    ours, theirs = (gpt2()[way] for way in ("mojo_workbook", "torch.compile"))
     readme = (BOOK.parent / "README.md").read_text()
     assert (
         f"takes {float(ours['median_ms']) / float(theirs['median_ms']):.2f} of `torch.compile`'s time"

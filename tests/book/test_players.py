@@ -13,7 +13,6 @@ pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
 )
 
-CODES = {"End": 35, "ArrowRight": 39}
 GRADIENT = "puzzle_22/break_the_gradient.html"
 MISTAKES = {
     "the diagonal of J alone": lambda g, x_hat: g * (1 - 1 / 8 - x_hat**2 / 8),
@@ -52,17 +51,11 @@ def shown(browser, name: str) -> torch.Tensor:
     )
 
 
-def press(browser, key: str) -> None:
-    """A key, pressed on whatever has the focus."""
-    for kind in ("keyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=CODES[key])
-
-
 def test_arrow_keys_move_a_slider_and_do_not_turn_the_page(gradient):
     slider = "document.querySelector('.player input')"
     before, place = gradient.run(f"{slider}.focus(), {slider}.valueAsNumber"), gradient.run("location.href")
     dx = shown(gradient, "dx")
-    press(gradient, "ArrowRight")
+    gradient.press("ArrowRight")
     assert gradient.run("location.href") == place
     assert gradient.run(f"{slider}.valueAsNumber") > before and not torch.equal(shown(gradient, "dx"), dx)
 
@@ -129,18 +122,15 @@ def test_a_block_is_moved_by_keys_and_by_taps(blocks):
     def order() -> list[str]:
         return blocks.run("[...document.querySelectorAll('.player-blocks b')].map(b => b.innerText)")
 
-    def key(name: str) -> None:
-        press(blocks, name)
-
     blocks.run("document.querySelector('.player-blocks > div').focus()")
-    key("ArrowRight")
-    key("ArrowRight")
+    blocks.press("ArrowRight")
+    blocks.press("ArrowRight")
     assert order()[:4] == ["1", "2", "0", "3"]
     assert blocks.run("document.activeElement.innerText").startswith("0"), "the block keeps the focus"
     assert "2 additions are gone" in blocks.run("document.querySelector('.player [role=status]').innerText")
-    key("End")
+    blocks.press("End")
     assert order()[-1] == "0"
-    key("ArrowRight")
+    blocks.press("ArrowRight")
     assert order()[-1] == "0", "no place behind the last"
     tap = "document.querySelectorAll('.player-blocks > div')[{}].click()"
     blocks.run(tap.format(15))

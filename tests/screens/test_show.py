@@ -237,14 +237,6 @@ def text(browser, id: str) -> str:
     return browser.run(f"document.getElementById('{id}').textContent")
 
 
-def press(browser, key: str) -> None:
-    """A key, pressed on whatever has the focus."""
-    for kind in ("keyDown", "keyUp"):
-        browser.call(
-            "Input.dispatchKeyEvent", type=kind, key=key, code=key, text=key if len(key) == 1 else ""
-        )
-
-
 @browsers
 @pytest.mark.compiler
 def test_the_page_opens_at_the_fault(page, picture):
@@ -260,20 +252,20 @@ def test_the_page_opens_at_the_fault(page, picture):
 @browsers
 @pytest.mark.compiler
 def test_keys_step_and_the_screen_reader_is_told(page):
-    press(page, "Home")
+    page.press("Home")
     assert text(page, "count").startswith("1 /") and text(page, "live").startswith("Step 1 of ")
     before = text(page, "now")
-    press(page, "ArrowRight")
+    page.press("ArrowRight")
     assert text(page, "count").startswith("2 /") and text(page, "now") != before
     assert page.run("document.getElementById('slider').getAttribute('aria-valuetext')") == text(page, "now")
-    press(page, "ArrowLeft")
+    page.press("ArrowLeft")
     assert text(page, "now") == before
-    press(page, "End")
+    page.press("End")
     steps = text(page, "count").split(" / ")
     assert steps[0] == steps[1]
-    press(page, "]")
+    page.press("]")
     assert page.run("document.querySelectorAll('#launches button')[1].getAttribute('aria-pressed')") == "true"
-    press(page, "n")
+    page.press("n")
     assert page.run("[...document.querySelectorAll('.grid')].every(g => g.getAttribute('aria-label'))")
 
 
@@ -281,12 +273,12 @@ def test_keys_step_and_the_screen_reader_is_told(page):
 @pytest.mark.compiler
 def test_all_threads_and_the_solution_beside(page):
     alone = page.run("document.querySelectorAll('.grid i.W, .grid i.R').length")
-    press(page, "a")
+    page.press("a")
     assert "all threads" in text(page, "whose") and page.run(
         "document.querySelectorAll('.grid i.W, .grid i.R').length"
     ) > max(alone, 1)
     grids = page.run("document.querySelectorAll('.grid').length")
-    press(page, "s")
+    page.press("s")
     assert page.run("document.querySelectorAll('.grid').length") == 2 * grids
     assert "solution" in text(page, "grids")
 
@@ -299,7 +291,7 @@ def test_an_element_tells_who_touches_it(page, picture):
         f"Who touches output[{picture.who.block}, 0] in this launch: 1 access"
     )
     assert f"block {picture.who.block}, thread 0" in text(page, "rows")
-    press(page, "Escape")
+    page.press("Escape")
     assert not text(page, "caption").startswith("Who")
 
 
@@ -326,7 +318,7 @@ def test_it_can_be_read_at_every_width_in_both_themes(page, size, theme):
 @pytest.mark.compiler
 def test_a_swipe_is_a_step(page):
     page.resize(PHONE)
-    press(page, "Home")
+    page.press("Home")
     page.run(
         "(() => { const g = document.getElementById('grids'), touch = x => new Touch({identifier: 1, target: g, clientX: x, clientY: 9});"
         " g.dispatchEvent(new TouchEvent('touchstart', {touches: [touch(300)]}));"
@@ -338,7 +330,7 @@ def test_a_swipe_is_a_step(page):
 @browsers
 @pytest.mark.compiler
 def test_the_focus_can_be_seen(page):
-    press(page, "Tab")
+    page.press("Tab")
     assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     assert page.run("parseFloat(getComputedStyle(document.activeElement).outlineWidth)") >= 2
 

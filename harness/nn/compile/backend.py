@@ -103,7 +103,7 @@ def mojo_workbook(
         gm: The graph; it is changed.
         example_inputs: Fake or real tensors, and symbolic sizes, in the order of its placeholders.
         mode: One of Inductor's.
-        options: Inductor's, and `report`, `pictures`, `always` and `tail`.
+        options: Inductor's, and this backend's own, OWN.
         name: What torch calls this compilation; not used.
 
     Returns:
@@ -190,13 +190,13 @@ def rewrite(
             if not always and (why := unpaid(match)):
                 found.left.append(Left(match.linear, why))
                 continue
-            before = Snapshot.of(graph_module.graph)
+            before = Snapshot.of(graph_module.graph) if pictures else None
             try:
                 swaps.append(swap(graph_module, match))
             except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself says no
                 found.left.append(Left(match.linear, str(error)))
             else:
-                if pictures:
+                if pictures and before:
                     pictures(Rewrite(str(swaps[-1]), before, Snapshot.of(graph_module.graph)).near())
         left += [(name_of(one.linear), one.why) for one in found.left]
         for node in [n for n in graph_module.graph.nodes if n.target is ATTENTION] if attention else []:

@@ -2,7 +2,7 @@
 
 The table is of one NVIDIA H200: bfloat16, forward and backward with all gradients as one CUDA graph, torch 2.11, 2026-11-22, by
 `p22 --bench --columns graph --passes both --peers compile --sizes ...`. It speaks for 16-bit types on CUDA devices. Elsewhere nothing was
-measured, and every pair is swapped.
+measured, and every pair is swapped. It does not load torch, so that the book can show the table without it.
 """
 
 import csv
@@ -10,9 +10,10 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 TABLE = Path(__file__).with_name("measured_h200.csv")
 ALIGNED = 8
@@ -47,7 +48,7 @@ def table() -> tuple[Timed, ...]:
         )
 
 
-def applies(device: torch.device, dtype: torch.dtype) -> bool:
+def applies(device: "torch.device", dtype: "torch.dtype") -> bool:
     """Whether the table speaks for a device and a dtype."""
     return device.type == "cuda" and dtype.itemsize == 2
 

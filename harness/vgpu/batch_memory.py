@@ -45,7 +45,7 @@ class BatchMemory:
         self.base = np.uint64(self.arena.base)
         size = run.shared_size
         if size:
-            data = np.zeros(self.count * size, np.uint8)
+            data = run.unwritten_bytes(self.count * size)
             written = np.zeros(self.count * size, np.uint8)
             self.shared_space = Space(data, written)
             written.reshape(self.count, size)[:, :64] = 1  # the sink
@@ -110,8 +110,8 @@ class BatchMemory:
             index = (low - self.arena.base) >> A.shift
         else:
             index = ((address - self.base) >> A.shift64).view(np.int64)
-        if A.writes:
-            t.written = True
+        if A.writes and not t.written:
+            self.run.first_write(t)
         if not A.unlogged:
             self.log.add(self, A, t, index, L)
         return index
@@ -136,7 +136,7 @@ class BatchMemory:
             if owners and extents[k] not in owners:
                 self.run.strayed(self, A, owners, wide, positions, good & (number == k))
             if A.writes:
-                extents[k].written = True
+                self.run.first_write(extents[k])
                 if extents[k].constant:
                     self.run.constant_store(self, A, positions)
             if not A.unlogged:

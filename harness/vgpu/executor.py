@@ -9,13 +9,13 @@ Threads that exited are squeezed out, so kernels that guard with `if i < n` keep
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 
 from .codegen import put
 from .divergence import Splits
+from .livelock import Looks
 from .ptx import WIDTH
 from .warp import WarpOps
 
@@ -143,7 +143,7 @@ class Batch(WarpOps):
         rounds = 0  # steps in polling loops since the last time that other threads were let run
         turn = 0  # steps for which the others still go first
         last: dict[int, int] = {}  # polling block -> step when it last ran
-        polled, seen = 0, {}  # steps in polling loops; states of the batch -> how often they were met
+        polled, looks = 0, Looks(self)  # steps in polling loops
         while True:
             if not pending:
                 if not self.release(pending):
@@ -169,7 +169,7 @@ class Batch(WarpOps):
                     rounds += 1
                 polled += 1
             L = groups[0] if len(groups) == 1 else self.merge(groups)
-            if block.spins and polled % SPIN_LOOK == 0 and self.repeats(seen, index, L, pending):
+            if block.spins and polled % SPIN_LOOK == 0 and looks.repeats(index, L, pending):
                 raise Livelock(block, self.n if L is None else len(L), self)
             if (
                 L is not None
@@ -205,26 +205,6 @@ class Batch(WarpOps):
                 self.waiting.append((index, L, ("cluster", None, None)))
             else:
                 raise Trap(block, self, self.positions(L))
-
-    def repeats(self, seen: dict[bytes, int], index: int, L, pending) -> bool:
-        """Whether registers, memory and places of all threads are, for the third time, what they were at another look.
-
-        Between two looks every group of threads has had its turn, so nothing can ever change again. A loop that counts,
-        or reads a clock, is another state each time.
-        """
-        state = [index, L, *(x for i in sorted(pending) for x in (i, *pending[i])), *self.S]
-        state += [x for i, group, _ in self.waiting for x in (i, group)]
-        state += [sorted((k, *v) for k, v in self.mbarriers.items()), len(self.copies)]
-        state += [self.shared_space.data, *self.arena.contents()]
-        if self.run.local_size:
-            state.append(self.local_space.data)
-        digest = hashlib.blake2b(digest_size=16)
-        for part in state:
-            plain = not isinstance(part, np.ndarray) or part.ndim == 0
-            digest.update(repr(part).encode() if plain else np.ascontiguousarray(part).data)
-        key = digest.digest()
-        seen[key] = seen.get(key, 0) + 1
-        return seen[key] == 3
 
     def merge(self, groups):
         """One sorted position array of several, None when it is everybody."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 
@@ -9,24 +10,29 @@ import numpy as np
 
 from .access import Access
 from .counters import Counters
-from .errors import StepBudgetExceeded
+from .errors import StepBudgetExceeded, UnsupportedInstruction
 from .executor import Batch, Livelock, StepBudget, Trap
 from .memory import ITEMSIZE, NOWHERE, NULL_PAGE, Extent, Space
 from .program import polls
 from .provenance import address_origin
 from .races import AccessLog, synchronises
 from .report import Finding, Findings, index_text, is_library_algorithm, place, with_article
+from .trial import Before, depends_on_unwritten
 
 SHARED_BUDGET, LOCAL_BUDGET = 256 << 20, 512 << 20
 ORDERED_BATCHES = 16
 GUARD = 256
+SPARE_STEPS = 10_000  # basic blocks that a second run of a launch may take beyond twice the first
 
 
 class Run:
     """The state of one launch."""
 
-    def __init__(self, gpu, launch, kernel, args, dynamic_shared: int, cluster):
-        self.gpu, self.launch, self.kernel = gpu, launch, kernel
+    def __init__(self, gpu, launch, kernel, args, dynamic_shared: int, cluster, trial: bool = False):
+        self.gpu, self.launch, self.kernel, self.args = gpu, launch, kernel, args
+        self.trial = trial  # a run that only compares (trial.py): nothing of it is shown
+        self.keep_events = 0 if trial else gpu.keep_events
+        self.printed: list[str] = []
         self.arena, self.checks, self.code = gpu.arena, gpu.checks, kernel.code
         self.grid, self.block, self.cluster = launch.grid, launch.block, cluster
         self.threads = self.block[0] * self.block[1] * self.block[2]
@@ -38,6 +44,11 @@ class Run:
         self.block_threads: dict[int, int] = {}
         self.atomic_hits: dict[int, int] = {}
         self._layout(args)
+        tables = any(i.loc for b in self.code.program.blocks for i in b.instrs)
+        self.before = (
+            Before(self.arena) if self.shared_size and self.checks.uninitialised and not tables else None
+        )
+        self.doubtful: list[Finding] = []  # reads of unwritten shared memory that may be the library's
         for a in self.code.accesses:
             a.forget()
         for e in self.arena.extents:
@@ -85,6 +96,44 @@ class Run:
         """Run all blocks. Raises StepBudgetExceeded and UnsupportedInstruction."""
         start = time.perf_counter()
         try:
+            self.run_blocks()
+            if self.doubtful and not depends_on_unwritten(self):
+                for f in self.doubtful:
+                    f.is_error = False
+                    f.message += "; the launch gives the same with other bytes there"
+        finally:
+            self.launch.seconds = time.perf_counter() - start
+            self.launch.findings = list(self.findings)
+            for f in self.findings:
+                self.gpu.findings.record(f, (id(self.launch), id(f)))
+
+    def again(self) -> Run | None:
+        """The same launch with other bytes in unwritten shared memory; None where it does not come to its end."""
+        again = Run(
+            self.gpu, copy.copy(self.launch), self.kernel, self.args, self.dynamic_shared, self.cluster, True
+        )
+        again.step_budget = 2 * self.steps + SPARE_STEPS
+        try:
+            again.run_blocks()
+        except (StepBudgetExceeded, UnsupportedInstruction):
+            return None
+        return again
+
+    def unwritten_bytes(self, count: int) -> np.ndarray:
+        """What shared memory holds before anybody writes it. uint8 [count]"""
+        if self.trial:
+            return np.random.default_rng(0).integers(0, 256, count, np.uint8)
+        return np.zeros(count, np.uint8)
+
+    def first_write(self, tensor: Extent) -> None:
+        """The launch writes a tensor; what it held is kept where a second run may need it."""
+        if self.before is not None and not tensor.written:
+            self.before.first_write(tensor)
+        tensor.written = True
+
+    def run_blocks(self):
+        """Run all batches of blocks and let the checks have their last say."""
+        try:
             with np.errstate(all="ignore"):
                 for blocks in self.batches():
                     batch = Batch(self, blocks)
@@ -103,15 +152,11 @@ class Run:
             with np.errstate(all="ignore"):
                 self.log.finish()
             self.counters.finish()
-            self.launch.seconds = time.perf_counter() - start
             for e in self.arena.extents:
                 if e.written:
                     e.writer = self.launch.name
                     if not e.ready:
                         self.arena.refresh(e.start, e.end - e.start)
-            self.launch.findings = list(self.findings)
-            for f in self.findings:
-                self.gpu.findings.record(f, (id(self.launch), id(f)))
 
     def batches(self):
         """Arrays of linear block numbers, in the order that the device was asked for."""
@@ -152,7 +197,9 @@ class Run:
         return b[np.lexsort((rank, cluster))].reshape(-1, self.cluster_size)
 
     def print(self, text: str):
-        self.gpu.print(text)
+        self.printed.append(text)
+        if not self.trial:
+            self.gpu.print(text)
 
     # -- findings -------------------------------------------------------------------------------------------
     def block_index(self, number: int) -> tuple[int, int, int]:
@@ -339,10 +386,13 @@ class Run:
                 if gone:
                     kind = "early return"
                     message += f": {gone} of {batch.threads} threads of the block had already returned"
-        self.record(
+        found = self.record(
             kind, A.instr, message,
             tensor=tensor, index=element, block=block, thread=thread, count=len(which), algorithm=algorithm,
         )  # fmt: skip
+        doubtful = self.before is not None and A.space == "shared" and kind == "uninitialised read"
+        if doubtful and not any(f is found for f in self.doubtful):
+            self.doubtful.append(found)
 
     def constant_store(self, batch, A: Access, positions):
         block, thread = self.who(batch, positions[0])

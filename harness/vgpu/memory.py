@@ -207,6 +207,16 @@ class Arena:
         """The bytes of every tensor."""
         return [self.data[e.start - self.base : e.end - self.base] for e in self.extents]
 
+    def snapshot(self, e: Extent) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Copies of a tensor's bytes and of their written-map, and whether it was ready."""
+        part = slice(e.start - self.base, e.end - self.base)
+        return self.data[part].copy(), self.written[part].copy(), e.ready
+
+    def restore(self, e: Extent, held: tuple[np.ndarray, np.ndarray, bool]) -> None:
+        """Put back what `snapshot` has kept."""
+        part = slice(e.start - self.base, e.end - self.base)
+        self.data[part], self.written[part], e.ready = held
+
     def nearest(self, address: int) -> Extent | None:
         """The tensor that an address just outside of one probably meant: the one before it, else the next."""
         if not self.extents:

@@ -117,7 +117,7 @@ class AccessLog:
         self.run = run
         self.checking = run.checks.races
         self.counting = run.checks.counters
-        self.events = Recorder(run, run.gpu.keep_events) if run.gpu.keep_events else None
+        self.events = Recorder(run, run.keep_events) if run.keep_events else None
         self.active = self.checking or self.counting or self.events is not None
         code = run.code
         if not hasattr(code, "granules"):

@@ -571,3 +571,22 @@ def test_a_poll_with_a_limit_of_its_own_goes_on(monkeypatch):
     setp.lt.u32 %p3, %y0, 1000;  and.pred %p3, %p2, %p3;  @%p3 bra spin;"""
     (got,) = run(body, [words(1)], ["u4"], block=1, declare=".shared .align 4 .b8 flag[4];")
     np.testing.assert_array_equal(got, 1000)
+
+
+@pytest.mark.parametrize("count", ["add.u32 %y0, %y0, 1;", "mov.u32 %r2, %clock;  xor.b32 %y0, %y0, %r2;"])
+def test_a_poll_that_counts_its_rounds_ends_too(count, monkeypatch):
+    """What it counts decides about nothing in the loop, so the loop can never end."""
+    monkeypatch.setattr(executor, "SPIN_LOOK", 64)
+    body = f"""mov.u32 %y0, 0;  st.shared.u32 [flag], 0;
+    spin: ld.volatile.shared.u32 %r1, [flag];  {count}  setp.eq.u32 %p2, %r1, 0;  @%p2 bra spin;"""
+    _, found = endless(body, block=1, declare=".shared .align 4 .b8 flag[4];")
+    assert "1 threads wait here for ever" in found
+
+
+def test_a_poll_that_waits_by_the_clock_goes_on(monkeypatch):
+    monkeypatch.setattr(executor, "SPIN_LOOK", 64)
+    body = """mov.u32 %y0, 7;  st.shared.u32 [flag], 0;  mov.u32 %r3, %clock;
+    spin: ld.volatile.shared.u32 %r1, [flag];  mov.u32 %r2, %clock;  sub.u32 %r2, %r2, %r3;
+    setp.eq.u32 %p2, %r1, 0;  setp.lt.u32 %p3, %r2, 20000;  and.pred %p3, %p2, %p3;  @%p3 bra spin;"""
+    (got,) = run(body, [words(1)], ["u4"], block=1, declare=".shared .align 4 .b8 flag[4];")
+    np.testing.assert_array_equal(got, 7)

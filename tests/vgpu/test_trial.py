@@ -1,0 +1,89 @@
+"""Reads of shared memory that nobody has written, without a line table: an error where something depends on them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_tools import Bench, compiled
+from ptx_tools import kernel
+
+from harness.vgpu import trial
+
+SHARED = ".shared .align 4 .b8 s[256];"
+MINE = "mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 4, %r1;  "
+HALF = (
+    MINE + "setp.lt.u32 %p1, %t2, 16;  @%p1 st.shared.u32 [%r1], %t2;  bar.sync 0;  ld.shared.u32 %r2, [%r1];"
+)
+
+
+def judged(body: str, *, line: bool = False, keep_events: int = 0):
+    """The one finding of 32 threads over `out`, which holds 0, 1, 2 ..., and what `out` holds then."""
+    text = kernel("ld.param.u64 %d0, [q0];" + body, 0, 1, widths_in=[], widths_out=[4], declare=SHARED)
+    text = text.replace("st.global.b32 [%a0], %y0;", "")
+    if line:
+        text = text.replace("ld.param", ".loc 1 7 1\nld.param", 1) + '.file 1 "/home/me/k.mojo"\n'
+    bench = Bench()
+    bench.gpu.keep_events = keep_events
+    out = bench.place("out", np.arange(32, dtype=np.uint32))
+    launch = bench.run(text, 1, 32, out)
+    (finding,) = bench.gpu.findings
+    assert finding.kind == "uninitialised read" and finding.count == 16
+    return finding, bench.get(out), launch
+
+
+@pytest.mark.parametrize(
+    ("use", "error"),
+    [
+        ("", False),
+        # only what was written is used
+        ("setp.ge.u32 %p2, %t2, 16;  selp.u32 %r3, 5, %r2, %p2;  st.global.u32 [%a0], %r3;", False),
+        ("add.u32 %r2, %r2, %r2;  mul.lo.u32 %r2, %r2, 0;  st.global.u32 [%a0], %r2;", False),
+        ("st.global.u32 [%a0], %r2;", True),
+        # it goes through another lane, decides a branch, is an address, adds to what was there
+        ("shfl.sync.bfly.b32 %r3, %r2, 16, 31, -1;  st.global.u32 [%a0], %r3;", True),
+        ("setp.ne.u32 %p2, %r2, 0;  @%p2 st.global.u32 [%a0], 9;", True),
+        ("and.b32 %r2, %r2, 31;  mad.wide.u32 %d1, %r2, 4, %d0;  red.global.add.u32 [%d1], 1;", True),
+        ("red.global.add.u32 [%a0], %r2;", True),
+        # it decides whether the launch ends as it should
+        ("setp.gt.u32 %p2, %r2, 99;  @%p2 trap;", True),
+        ("loop: setp.gt.u32 %p2, %r2, 99;  @%p2 bra loop;", True),
+    ],
+)
+def test_what_depends_on_it_is_an_error(use, error):
+    finding, _, _ = judged(HALF + use)
+    assert finding.is_error == error
+    assert ("the launch gives the same" in finding.message) != error
+
+
+def test_the_second_run_leaves_nothing_behind():
+    """Memory, counters, events and what was printed are those of the one launch."""
+    body = HALF + "setp.ge.u32 %p2, %t2, 16;  selp.u32 %r3, 5, %r2, %p2;  red.global.add.u32 [%a0], %r3;"
+    finding, out, launch = judged(body, keep_events=1000)
+    np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32) + 5])
+    assert not finding.is_error
+    assert (launch.counters.atomics, launch.counters.threads) == (32, 32)
+    assert sum(step.last - step.first for step in launch.events.steps if step.kind == "A") == 32
+    _, out, _ = judged(HALF + "red.global.add.u32 [%a0], %r2;")
+    np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32)])  # zeros were there
+
+
+def test_memory_too_large_to_keep_is_an_error(monkeypatch):
+    monkeypatch.setattr(trial, "KEEP", 64)
+    assert judged(HALF + "st.global.u32 [%a0], 5;")[0].is_error
+
+
+def test_with_a_line_table_the_reader_is_told_at_once():
+    assert judged(HALF, line=True)[0].is_error
+
+
+@pytest.mark.compiler
+def test_the_library_s_prefix_sum_gets_one_verdict():
+    """It reads words that it does not use: no error, with a line table and without."""
+    ptx = compiled("basics.mojo")["block_prefix_sum"]
+    plain = "\n".join(line for line in ptx.split("\n") if not line.strip().startswith((".loc", ".file")))
+    for text in (ptx, plain):
+        bench = Bench()
+        a, o = bench.place("a", np.arange(128, dtype=np.int32)), bench.empty("o", 128, np.int32)
+        bench.run(text, 1, 128, o, a)
+        np.testing.assert_array_equal(bench.get(o), np.cumsum(np.arange(128)))
+        assert {f.kind for f in bench.gpu.findings} == {"uninitialised read"} and not bench.errors()

@@ -390,7 +390,9 @@ class Run:
             kind, A.instr, message,
             tensor=tensor, index=element, block=block, thread=thread, count=len(which), algorithm=algorithm,
         )  # fmt: skip
-        doubtful = self.before is not None and A.space == "shared" and kind == "uninitialised read"
+        doubtful = (
+            self.before is not None and A.space == "shared" and A.kind == "R" and kind == "uninitialised read"
+        )
         if doubtful and not any(f is found for f in self.doubtful):
             self.doubtful.append(found)
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from itertools import pairwise
 
 from figures import Drawing
 
@@ -78,9 +77,11 @@ class LogChart(Drawing):
 
     def curve(self, points: Iterable[tuple[float, float]], *, dash: str = "", thick: float = 1.6) -> None:
         """Straight lines from point to point."""
-        places = [self.place(*point) for point in points]
-        for start, end in pairwise(places):
-            self.segment(*start, *end, dash=dash, thick=thick)
+        places = " ".join("{:.1f},{:.1f}".format(*self.place(*point)) for point in points)
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        self.parts.append(
+            f'<polyline points="{places}" fill="none" stroke="currentColor" stroke-width="{thick:g}"{dashes}/>'
+        )
 
     def marker(self, x: float, y: float, shape: str, *, hollow: bool = False) -> None:
         """A "circle", "square", "triangle", "diamond" or "wedge" (a triangle on its tip) at a point."""

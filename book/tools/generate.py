@@ -18,6 +18,7 @@ import figures  # noqa: E402
 import hunt_chart  # noqa: E402
 import ladder  # noqa: E402
 import ledger  # noqa: E402
+import museum  # noqa: E402
 import numpy as np  # noqa: E402
 import outputs  # noqa: E402
 import ramp_figures  # noqa: E402
@@ -241,28 +242,6 @@ def pays_table() -> str:
     return table(["rows", "H → O", "of Inductor's time", "there"], rows, "rrrl")
 
 
-def zoo_table() -> str:
-    """The wrong kernels: what each does wrong, which gate must reject it, and where such a bug was reported."""
-    rows = [
-        [kernel.gate, kernel.story.replace("|", "\\|").replace("*", "\\*"), kernel.source]
-        for kernel in sorted(
-            (k for k in zoo.load("p22") if not k.rung), key=lambda kernel: GATES.index(kernel.gate)
-        )
-    ]
-    return table(["gate", "what is wrong", "seen in"], rows)
-
-
-def hunt_table(held_back: bool) -> str:
-    """The wrong backward passes of puzzle 21, those in the learner's folder or those held back, with the check that sees them."""
-    order = [gate.id for gate in find_puzzle("p21").gates]
-    bugs = [bug for bug in zoo.load("p21") if bug.rung != "catch" and bool(bug.old) is held_back]
-    rows = [
-        [f"`{bug.gate}`", told(bug), f"`{bug.mistake}`", linked(bug.source)]
-        for bug in sorted(bugs, key=lambda bug: order.index(bug.gate))
-    ]
-    return table(["gate", "what is wrong", "seen first by", "seen in"], rows)
-
-
 def backend_table() -> str:
     """The wrong backends of puzzle 26: what each does, what its gate says in a recorded run, and what to do about it."""
     said = dict(line.split(maxsplit=1) for line in outputs.load("backend_symptoms").text.splitlines())
@@ -274,23 +253,6 @@ def backend_table() -> str:
         seen = re.sub(r"([|*_\[\]<>$])", r"\\\1", seen)
         rows.append([wrong.story.replace("*", "\\*"), f"**{kind}**: {seen}", FIXES[kind].replace("*", "\\*")])
     return table(["what was done", "what the gate says", "what to do"], rows)
-
-
-def told(bug: zoo.WrongKernel) -> str:
-    """The story of a mistake, and what it does to a training loss where that was tried."""
-    story = bug.story.replace("|", "\\|")
-    return f"{story} *The loss:* {bug.curve}" if bug.curve else story
-
-
-def linked(source: str) -> str:
-    """A link to where a mistake was found, called as the project is."""
-    return (
-        f"[{'/'.join(source.split('/')[3:5])}]({source})"
-        if "github.com" in source
-        else f"[link]({source})"
-        if source
-        else ""
-    )
 
 
 def roofline_table() -> str:
@@ -454,9 +416,6 @@ FILES: dict[str, Callable[[], str]] = {
     "compile.md": compile_table,
     "gpt2_compile.md": model_table,
     "swap_pays.md": pays_table,
-    "zoo.md": zoo_table,
-    "hunt_given.md": lambda: hunt_table(held_back=False),
-    "hunt_held_back.md": lambda: hunt_table(held_back=True),
     "hunt_curves.svg": hunt_chart.chart,
     "roofline.md": roofline_table,
     "ratio.svg": ratio_chart,
@@ -488,7 +447,7 @@ def main() -> None:
     folder = BOOK / ".cache" / "generated"
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: make() for name, make in FILES.items()}
-    texts |= ladder.pages() | bench_results.pages()
+    texts |= ladder.pages() | bench_results.pages() | museum.pages()
     texts["benchmark.md"] = benchmark(texts)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -31,32 +31,64 @@ def browser(started, site) -> Browser:
     return started
 
 
-@pytest.fixture
-def small_book(tmp_path):
-    """A book of one page in a project of its own: call it with the page's text and get the faults of a strict build.
-
-    The project has the task p22 in both task tables, a Mojo file with an anchor, and nothing else.
-    """
-    import build
-
-    book = tmp_path / "book"
+def write_small_book(folder: Path) -> Path:
+    """A book without pages in a project of its own: the task p22 in both task tables, a Mojo file with an anchor; its folder."""
+    book = folder / "book"
     for name in ("theme", "tools"):
         shutil.copytree(BOOK / name, book / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(BOOK / "book.toml", book)
     (book / ".cache").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[tool.poe.tasks]\np22 = "x"\nonly_uv = "x"\n')
-    (tmp_path / "pixi.toml").write_text('[tasks]\np22 = "x"\n')
-    (tmp_path / "code.mojo").write_text(
+    (folder / "pyproject.toml").write_text('[tool.poe.tasks]\np22 = "x"\nonly_uv = "x"\n')
+    (folder / "pixi.toml").write_text('[tasks]\np22 = "x"\n')
+    (folder / "code.mojo").write_text(
         "# ANCHOR: body\ndef f():\n    pass  # costs $5 and $6\n# ANCHOR_END: body\n# ANCHOR: open\n"
     )
-    src = book / "src"
-    src.mkdir()
-    (src / "SUMMARY.md").write_text("# Summary\n\n- [Page](page.md)\n")
+    (book / "src").mkdir()
+    return book
+
+
+@pytest.fixture
+def small_book(tmp_path):
+    """A book of one page: call it with the page's text and get the faults of a strict build."""
+    import build
+
+    book = write_small_book(tmp_path)
+    (book / "src" / "SUMMARY.md").write_text("# Summary\n\n- [Page](page.md)\n")
 
     def make(text: str) -> list[str]:
-        (src / "page.md").write_text(text)
+        (book / "src" / "page.md").write_text(text)
         return build.build(book, book / "html")
 
     make.html = book / "html"
     make.book = book
+    return make
+
+
+@pytest.fixture(scope="session")
+def faults_of_pages(tmp_path_factory):
+    """Call it with the texts of pages, by name, and get the faults of strict builds of a book that has them all.
+
+    What is found before mdBook runs hides what is found on the built pages: the pages that have nothing of the first kind
+    are built once more without the others.
+    """
+    import build
+
+    book = write_small_book(tmp_path_factory.mktemp("faults"))
+
+    def built(pages: dict[str, str]) -> list[str]:
+        for file in (book / "src").glob("*.md"):
+            file.unlink()
+        for name, text in pages.items():
+            (book / "src" / f"{name}.md").write_text(text)
+        lines = "".join(f"- [{name}]({name}.md)\n" for name in pages)
+        (book / "src" / "SUMMARY.md").write_text(f"# Summary\n\n{lines}")
+        return build.build(book, book / "html")
+
+    def make(pages: dict[str, str]) -> list[str]:
+        first = built(pages)
+        rest = {
+            name: text for name, text in pages.items() if not any(f"/{name}.md:" in fault for fault in first)
+        }
+        return first + built(rest)
+
     return make

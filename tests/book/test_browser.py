@@ -18,19 +18,28 @@ PAGES = [
 P22 = "puzzle_22/backward_pass.html"
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("theme", ["light", "navy"])
-def test_every_page_opens_clean(browser, site, theme, size):
-    browser.run(f"localStorage.setItem('mdbook-theme', '{theme}')")
-    browser.resize(size)
+def test_every_page_opens_clean_and_fits(browser, site):
+    """Wide things scroll in their own boxes, the page never does; at desktop width no table, on a phone no figure either."""
+    wide = "[...document.querySelectorAll('{}')].filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.innerText)"
     for page in PAGES:
+        browser.resize(DESKTOP)
         browser.open(site / page)
-        assert theme in browser.run("document.documentElement.className"), page
         assert browser.run("[...document.querySelectorAll('main details')].every(d => !d.open)"), page
-        # Wide things scroll in their own boxes; the page itself never does.
-        assert browser.run("document.documentElement.scrollWidth <= window.innerWidth"), page
+        for size, what in ((DESKTOP, ".table-wrapper"), (PHONE, "main figure")):
+            browser.resize(size)
+            assert browser.run("document.documentElement.scrollWidth <= window.innerWidth"), (page, size)
+            assert browser.run(wide.format(what)) == [], (page, size)
     assert browser.errors == []
     assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.parametrize("theme", ["light", "navy"])
+def test_a_theme_is_remembered_from_page_to_page(browser, site, theme):
+    browser.run(f"localStorage.setItem('mdbook-theme', '{theme}')")
+    for page in PAGES[:3]:
+        browser.open(site / page)
+        assert theme in browser.run("document.documentElement.className"), page
+    assert browser.errors == []
 
 
 @pytest.mark.parametrize("theme", ["light", "rust", "coal", "navy", "ayu"])
@@ -146,16 +155,6 @@ def test_folds_are_open_on_paper_and_closed_again(browser, site):
     assert browser.run(folds) == browser.run("document.querySelectorAll('main details').length") > 10
     browser.run("window.dispatchEvent(new Event('afterprint'))")
     assert browser.run(folds) == 0
-
-
-def test_tables_fit_their_page_and_figures_a_phone(browser, site):
-    """At desktop width no table needs to be scrolled; on a phone no figure does."""
-    wide = "[...document.querySelectorAll('{}')].filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.innerText)"
-    for size, what in ((DESKTOP, ".table-wrapper"), (PHONE, "main figure")):
-        browser.resize(size)
-        for page in PAGES:
-            browser.open(site / page)
-            assert browser.run(wide.format(what)) == [], page
 
 
 def test_a_formula_is_out_of_sight_and_can_be_copied(browser, site):

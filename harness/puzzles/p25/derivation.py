@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.puzzles.p25.layout import cut, locals_, owners
 from harness.spec.derivation import Derivation, Mistake, Step
+from harness.spec.rounding import rounded
 
 
 def finite(lse: np.ndarray) -> np.ndarray:
@@ -239,13 +240,10 @@ def by_the_last(array: np.ndarray, v: Derivation) -> np.ndarray:
 
 def in_bfloat16(v: Derivation, weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """weights^T rows, [B, M, S, d], added up rank after rank along the ring and rounded at each."""
-    import torch
-
     total = np.zeros(v.key.shape)
     for step in range(int(v.ranks)):
         share = np.where(distance(v) == step, weights, 0.0).swapaxes(-1, -2) @ rows
-        added = torch.tensor(folded(share, v)).bfloat16()
-        total = (torch.tensor(total).bfloat16() + added).double().numpy()
+        total = rounded(total + rounded(folded(share, v), "bfloat16"), "bfloat16")
     return total
 
 

@@ -1,0 +1,152 @@
+"""The museum: every wrong solution has its exhibit, made from its file and the code; its curves are those of a fresh run."""
+
+import csv
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from book_paths import BOOK
+
+from harness.check import zoo
+from harness.errors import DamagedFile
+from harness.puzzles.p22.spec import PUZZLE
+from harness.spec.catalogue import puzzle_names
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    import museum
+
+    return museum.pages()
+
+
+def test_every_wrong_solution_is_in_the_room_of_its_puzzle(pages):
+    for puzzle in puzzle_names():
+        names = [wrong.name for wrong in zoo.load(puzzle)]
+        page = BOOK / "src" / f"puzzle_{puzzle.removeprefix('p')}" / "museum.md"
+        shown = re.findall(r"generated/(museum_\w+\.md)", page.read_text())
+        ids = [id for name in shown for id in re.findall(r'class="exhibit" id="(\w+)"', pages[name])]
+        assert sorted(ids) == names, puzzle
+        assert f"({page.relative_to(BOOK / 'src')}) | {len(names)} |" in pages["museum.md"]
+
+
+def exhibit(page: str, name: str) -> str:
+    return page.split(f'id="{name}"')[1].split('class="exhibit"')[0]
+
+
+def test_an_exhibit_has_story_thread_check_error_and_folded_lines(pages):
+    shown = exhibit(pages["museum_p22.md"], "dx_mean_term_doubled")
+    words, lines = shown.split("<details")
+    assert "**The mean term c2 is subtracted twice.**" in words
+    assert "[tenstorrent/tt-metal issue 53204](https://github.com/tenstorrent/tt-metal/issues/53204)" in words
+    assert (
+        "`dx`, as `mean-term-doubled` (equal to the reference with the mean term c2 subtracted twice)"
+        in words
+    )
+    assert "- grad_input[unsafe_offset" in lines or re.search(r"^- .*g - c2 - x_hat \* c1", lines, re.M)
+    assert re.search(r"^\+ .*g - 2 \* c2 - x_hat \* c1", lines, re.M) and "BLANK" not in lines
+    assert "c1)" not in words, "a line of the solution stands outside of the fold"
+
+
+def test_what_a_blank_is_given_with_is_the_edit(pages):
+    (blank,) = [wrong for wrong in zoo.load("p21") if wrong.name == "softmax_probabilities_twice"]
+    assert not blank.old
+    lines = exhibit(pages["museum_given.md"], blank.name).split("```")[1].splitlines()
+    assert any(line.startswith("- ") for line in lines) and any(line.startswith("+ ") for line in lines)
+    assert not any("BLANK" in line for line in lines)
+
+
+def test_an_edit_that_no_longer_applies_stops_the_build(monkeypatch):
+    import museum
+
+    stale = replace(zoo.load("p22")[0], old="a line that was rewritten")
+    monkeypatch.setattr(zoo, "load", lambda puzzle: [stale])
+    with pytest.raises(DamagedFile, match="no longer applies"):
+        museum.room("p22")
+
+
+def test_the_error_is_that_of_the_formula(pages):
+    """Recomputed here from the definition: dx without its mean term, and dW from x_hat where gamma = 1 and beta = 0."""
+    errors = []
+    for case in PUZZLE.cases(None):
+        arrays = PUZZLE.inputs(case, "float32", 0)
+        x, gamma, W, dy = (arrays[n] for n in ("input", "ln_weight", "linear_weight", "grad_output"))
+        if not all(np.isfinite(a).all() for a in (x, gamma, dy)):
+            continue
+        centred = x - x.mean(-1, keepdims=True)
+        rstd = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+        g, x_hat = dy @ W * gamma, centred * rstd
+        dx = rstd * (g - g.mean(-1, keepdims=True) - x_hat * (g * x_hat).mean(-1, keepdims=True))
+        errors.append(np.abs(rstd * g.mean(-1, keepdims=True)).max() / np.abs(dx).max())
+    facts = exhibit(pages["museum_p22.md"], "dx_mean_term_dropped")
+    own, worst = re.search(r"element: (\S+) in the case “chapter”, up to (\S+) in all", facts).groups()
+    assert float(own) == pytest.approx(errors[0], rel=0.06)
+    assert float(worst.replace(",", "")) == pytest.approx(max(errors), rel=0.06)
+    assert "element: none in the case “chapter”" in exhibit(pages["museum_p22.md"], "dw_from_x_hat")
+
+
+def test_a_source_in_words_stays_one_and_signs_of_markdown_are_escaped():
+    import museum
+
+    assert list(museum.seen_in("texts that say a_b")) == ["*Seen in* texts that say a\\_b."]
+    assert list(museum.seen_in("")) == []
+    both = "https://github.com/a/b/issues/1, https://stackoverflow.com/questions/2/x"
+    assert list(museum.seen_in(both)) == [
+        "*Seen in* [a/b issue 1](https://github.com/a/b/issues/1), "
+        "[stackoverflow.com](https://stackoverflow.com/questions/2/x)."
+    ]
+    assert museum.plain("g_j * <x> | $") == r"g\_j \* \<x\> \| \$"
+
+
+# ---- The training runs --------------------------------------------------------------------------------------
+
+
+def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
+    import torch
+    import wrong_training as w
+
+    random = np.random.default_rng(22)
+    wanted, p = ({n: torch.tensor(a) for n, a in make(random).items()} for make in (w.teacher, w.start))
+
+    def layer(of, u):
+        x = torch.nn.functional.layer_norm(u @ of["matrix"].T, (w.H,), of["ln_weight"], of["ln_bias"], 1e-5)
+        return x @ of["linear_weight"].T + of["linear_bias"]
+
+    adam = torch.optim.Adam([t.requires_grad_() for t in p.values()], lr=w.RATE)
+    losses = []
+    for _ in range(20):
+        u = torch.tensor(1 + random.standard_normal((w.B, w.S, w.D)))
+        loss = (layer(p, u) - layer(wanted, u)).square().mean() / 2
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+    assert w.losses(steps=20) == pytest.approx(losses, rel=1e-6)
+    assert losses[-1] < losses[0]
+
+
+def test_the_recorded_losses_are_those_of_a_fresh_run():
+    import wrong_training as w
+
+    recorded: dict[str, list[tuple[float, float]]] = {}
+    with w.FILE.open() as file:
+        for row in csv.DictReader(file):
+            recorded.setdefault(row["bug"], []).append((float(row["right"]), float(row["wrong"])))
+    kernels = {wrong.name: pair for wrong in zoo.load("p22") if (pair := w.chosen(wrong))}
+    seen = {name for name, pair in kernels.items() if w.losses(*pair, steps=3) != w.losses(steps=3)}
+    assert seen == set(recorded)
+    right = w.windows(w.losses())
+    for name in ("dx_variance_term_dropped", "dgamma_gamma_twice"):
+        fresh = w.windows(w.losses(*kernels[name]))
+        assert recorded[name] == [pytest.approx(pair, rel=2e-3) for pair in zip(right, fresh, strict=True)]
+
+
+def test_a_wrong_run_has_the_mistake_in_what_its_gate_checks_and_nowhere_else():
+    import wrong_training as w
+
+    known, spoiled = w.chosen(next(k for k in zoo.load("p22") if k.name == "dx_variance_term_dropped"))
+    assert spoiled == {"grad_input"}
+    assert w.losses(known, set(), steps=5) == w.losses(steps=5)
+    assert w.losses(known, spoiled, steps=5)[:1] == w.losses(steps=1), "the first loss is before any gradient"
+    assert w.losses(known, spoiled, steps=5)[2:] != w.losses(steps=5)[2:]

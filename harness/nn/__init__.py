@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from harness.nn.compile.backend import mojo_workbook
     from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
+    from harness.nn.orders import hilbert_order
     from harness.nn.patching import patch
     from harness.nn.ring import ring_attention
 
@@ -32,6 +33,7 @@ HOMES = {
     "attention_delta": ATTENTION,
     "attention_with_lse": ATTENTION,
     "fused_layernorm_linear": "harness.nn.layers",
+    "hilbert_order": "harness.nn.orders",
     "mojo_workbook": "harness.nn.compile.backend",
     "patch": "harness.nn.patching",
     "ring_attention": "harness.nn.ring",
@@ -46,6 +48,7 @@ __all__ = [
     "attention_delta",
     "attention_with_lse",
     "fused_layernorm_linear",
+    "hilbert_order",
     "mojo_workbook",
     "patch",
     "ring_attention",

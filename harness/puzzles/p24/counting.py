@@ -1,0 +1,139 @@
+"""`p24 --count`: what each order of positions costs attention in a window, counted from the orders themselves.
+
+A tile is so many positions behind each other in the order. Attention in tiles computes every pair of a query's tile and a
+key's tile that holds a pair of cells within the window, and loads all keys of the tiles that it computes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+
+from harness.console import Parser, print_lines
+from harness.errors import BadUse
+from harness.nn import orders
+
+LARGEST = 256
+"""The largest side that is counted: a bit for each tile and cell is kept."""
+LANES = 32
+SECTOR = 32
+"""Bytes that memory hands out at once."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one order costs, at one grid, radius and tile.
+
+    Attributes:
+        pairs: Pairs of tiles that are computed, of `all_pairs`.
+        needed: Keys that some query of a tile sees, the mean over the tiles.
+        runs: In how many unbroken runs of positions these keys lie, the mean over the tiles.
+        loaded: Keys of the tiles that a tile of queries computes, the mean.
+    """
+
+    pairs: int
+    all_pairs: int
+    needed: float
+    runs: float
+    loaded: float
+
+    @property
+    def share(self) -> float:
+        """The computed pairs as a share of all."""
+        return self.pairs / self.all_pairs
+
+
+def count(order: np.ndarray, width: int, radius: int, tile: int) -> Count:
+    """Counts one order, [cells]."""
+    tiles = orders.window_tiles(order, width, radius, tile)
+    seen = keys_of_tiles(order, width, radius, tile)
+    starts = seen[:, :1].sum() + (seen[:, 1:] & ~seen[:, :-1]).sum()
+    sizes = np.bincount(np.arange(len(order)) // tile)
+    return Count(
+        pairs=int(tiles.sum()),
+        all_pairs=tiles.size,
+        needed=float(seen.sum() / len(tiles)),
+        runs=float(starts / len(tiles)),
+        loaded=float((tiles @ sizes).mean()),
+    )
+
+
+def keys_of_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.ndarray:
+    """Which keys some query of a tile sees, by the step at which they come: bool [tiles, cells]."""
+    step = orders.inverse(order)
+    seen = np.zeros((-(-len(order) // tile), len(order)), bool)
+    for there, here in orders.shifted(step.reshape(-1, width), radius):
+        seen[here // tile, there] = True
+    return seen
+
+
+def sectors(order: np.ndarray, dim: int, size: int) -> float:
+    """Sectors that a warp's load asks for, the mean, where 32 threads gather elements behind each other.
+
+    `dim` elements of `size` bytes make a row; element i of the gathered rows is in row order[i // dim].
+    """
+    elements = np.arange(len(order) * dim // LANES * LANES)
+    at = (order[elements // dim] * dim + elements % dim) * size // SECTOR
+    warps = np.sort(at.reshape(-1, LANES), axis=1)
+    return float((1 + (np.diff(warps, axis=1) != 0).sum(1)).mean()) if len(warps) else 0.0
+
+
+# ---- The command --------------------------------------------------------------------------------------------
+
+
+def main(console: Console, arguments: Sequence[str] = ()) -> int:
+    """Prints what each order costs over grids and radii. Raises BadUse."""
+    made = Parser(prog="p24 --count", description=main.__doc__, allow_abbrev=False)
+    made.add_argument(
+        "--sides", type=int, nargs="+", default=[16, 32, 64, 128], metavar="S", help="sides of square grids"
+    )
+    made.add_argument("--radii", type=int, nargs="+", default=[4, 8], metavar="R", help="radii of the window")
+    made.add_argument("--tile", type=int, default=64, metavar="T", help="positions in a tile: %(default)s")
+    made.add_argument("--dim", type=int, default=64, metavar="D", help="elements of a row: %(default)s")
+    made.add_argument("--bytes", type=int, default=2, metavar="E", help="bytes of an element: %(default)s")
+    flags = made.parse_args(arguments)
+    for side in flags.sides:
+        if not 1 <= side <= LARGEST:
+            raise BadUse(f"--sides {side}: must be 1 to {LARGEST}")
+    for name, smallest in (("tile", 1), ("dim", 1), ("bytes", 1)):
+        if getattr(flags, name) < smallest:
+            raise BadUse(f"--{name} {getattr(flags, name)}: must be at least {smallest}")
+    if min(flags.radii) < 0:
+        raise BadUse(f"--radii {min(flags.radii)}: must be at least 0")
+    print_lines(console, report(flags))
+    return 0
+
+
+def report(flags) -> Iterator[str]:
+    """The tables, one for each grid and radius."""
+    row = flags.dim * flags.bytes
+    yield f"tiles of {flags.tile} positions, rows of {flags.dim} x {flags.bytes} bytes; means over the tiles of queries"
+    for side in flags.sides:
+        for radius in flags.radii:
+            yield ""
+            yield f"{side} x {side} cells, radius {radius}: each cell sees up to {(2 * radius + 1) ** 2} of {side**2}"
+            yield line(
+                "order", "tile pairs", "of all", "hilbert's", "keys", "runs", "K bytes", "loaded", "sectors"
+            )
+            counts = {
+                name: count(make(side, side), side, radius, flags.tile)
+                for name, make in orders.ORDERS.items()
+            }
+            for name, found in counts.items():
+                yield line(
+                    name,
+                    f"{found.pairs:,}",
+                    f"{found.share:.1%}",
+                    f"{found.pairs / counts['hilbert'].pairs:.2f} x",
+                    f"{found.needed:,.0f}",
+                    f"{found.runs:.1f}",
+                    f"{found.needed * row:,.0f}",
+                    f"{found.loaded * row:,.0f}",
+                    f"{sectors(orders.ORDERS[name](side, side), flags.dim, flags.bytes):.1f}",
+                )
+
+
+def line(name: str, *cells: str) -> str:
+    """A line of a table."""
+    return f"{name:<11}" + "".join(f"{cell:>12}" for cell in cells)

@@ -1,0 +1,101 @@
+"""Puzzle 24's mathematics step by step in NumPy: the curve, a permutation and its gradient, and attention in a window.
+
+Shapes: query, key, value and their gradients [B, N, L, d], a row for each of the L = H * W cells of a grid, as it is stored,
+row by row; order [L], the cell at each step; index and inverse [side * side]; tiles [t, t] with t = ceil(L / tile). Capital
+letters stand for rows in the order of the steps: Q, K, V, dO, O, dQ, dK, dV [B, N, L, d], P and dS [B, N, L, L].
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from harness.nn import orders
+from harness.spec.derivation import Derivation, Step
+
+
+def gathered(array: np.ndarray, order: np.ndarray, axis: int = 2) -> np.ndarray:
+    """Rows in an order: row order[i] of the array becomes row i."""
+    return np.take(array, order, axis)
+
+
+def placed(array: np.ndarray, order: np.ndarray, axis: int = 2) -> np.ndarray:
+    """Rows put back: row i of the array becomes row order[i]."""
+    return np.take(array, np.argsort(order), axis)
+
+
+def transposed(array: np.ndarray) -> np.ndarray:
+    """The matrices of an array with rows and columns exchanged."""
+    return array.swapaxes(-1, -2)
+
+
+def apart(cells: np.ndarray) -> np.ndarray:
+    """How far each cell is from each other one, by a coordinate of theirs: [L, L]."""
+    return np.abs(cells[:, None] - cells[None, :])
+
+
+def near(order: np.ndarray, width: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """Whether a query sees a key, both by their steps: rows and columns are `radius` apart at most. Bool [L, L]."""
+    rows, columns = np.divmod(order, width)
+    return np.maximum(apart(rows), apart(columns)) <= radius
+
+
+def in_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
+    """The pairs [L, L] as tiles of so many queries and keys, False past the end: [t, t, tile, tile]."""
+    rest = -len(pairs) % tile
+    whole = np.pad(pairs, ((0, rest), (0, rest)))
+    count = len(whole) // tile
+    return whole.reshape(count, tile, count, tile).swapaxes(1, 2)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Over the keys; a row that sees no key gives 0."""
+    largest = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isneginf(largest), 0, largest))
+    total = weights.sum(-1, keepdims=True)
+    return weights / np.where(total == 0, 1, total)
+
+
+def log_sum_exp(scores: np.ndarray) -> np.ndarray:
+    """The log of the sum of the exponentials of each row; every row sees a key, itself."""
+    largest = scores.max(-1, keepdims=True)
+    return (largest + np.log(np.exp(scores - largest).sum(-1, keepdims=True)))[..., 0]
+
+
+STEPS: Mapping[str, Step] = {
+    "steps": lambda v: np.arange(v.side**2),
+    "index": lambda v: orders.hilbert(int(v.side), int(v.side)),
+    "inverse": lambda v: orders.inverse(orders.hilbert(int(v.side), int(v.side))),
+    "gathered": lambda v: gathered(v.input, v.order),
+    "grad_input": lambda v: placed(v.grad_gathered, v.order),
+    "near": lambda v: near(v.order, v.width, v.radius),
+    "tiles": lambda v: in_tiles(v.near, int(v.tile)).any((2, 3)),
+    "Q": lambda v: gathered(v.query, v.order),
+    "K": lambda v: gathered(v.key, v.order),
+    "V": lambda v: gathered(v.value, v.order),
+    "dO": lambda v: gathered(v.grad_output, v.order),
+    "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
+    "scores": lambda v: np.where(v.near, v.scale * (v.Q @ transposed(v.K)), -np.inf),
+    "P": lambda v: softmax(v.scores),
+    "O": lambda v: v.P @ v.V,
+    "dot": lambda v: (v.dO * v.O).sum(-1, keepdims=True),
+    "dS": lambda v: v.P * (v.dO @ transposed(v.V) - v.dot),
+    "dQ": lambda v: v.scale * (v.dS @ v.K),
+    "dK": lambda v: v.scale * (transposed(v.dS) @ v.Q),
+    "dV": lambda v: transposed(v.P) @ v.dO,
+    "output": lambda v: placed(v.O, v.order),
+    "lse": lambda v: placed(log_sum_exp(v.scores), v.order),
+    "delta": lambda v: placed(v.dot[..., 0], v.order),
+    "grad_query": lambda v: placed(v.dQ, v.order),
+    "grad_key": lambda v: placed(v.dK, v.order),
+    "grad_value": lambda v: placed(v.dV, v.order),
+}
+
+
+def derive(
+    arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None, dtype: type = np.float64
+) -> Derivation:
+    """The derivation of the puzzle's input arrays, numbers in `dtype`, whole numbers as they are."""
+    wide = {
+        name: np.asarray(array, dtype) if array.dtype.kind == "f" else array for name, array in arrays.items()
+    }
+    return Derivation(STEPS, wide, changes)

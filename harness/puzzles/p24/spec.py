@@ -1,0 +1,311 @@
+"""Puzzle 24, Hilbert-ordered attention: gates, rungs, cases, inputs and reference.
+
+Names: B = batch, N = heads, H and W = rows and columns of the grid, L = H * W, d = head dimension, r = radius of the window, T =
+positions in a tile. A tensor of positions [B, N, L, d] has a row for each cell of the grid, as it is stored, row by row; `order`
+[L] is the cell at each step.
+"""
+
+import numpy as np
+
+from harness.nn import orders
+from harness.puzzles.p24.derivation import derive
+from harness.puzzles.p24.mistakes import MISTAKES
+from harness.spec.baseline import unluckiest
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
+from harness.spec.rounding import rounded
+from harness.spec.rungs import NumpyRung, TorchFunction, TorchRung
+
+DIMS = (1, 1, 4, 4, 4, 1, 16)
+"""The chapter's sizes: B, N, H, W, d, r, T."""
+
+GRADIENTS = ("grad_query", "grad_key", "grad_value")
+GATES = (
+    Gate("index", "curve", ("index",), "the cell at each step of the curve, by its bits"),
+    Gate("inverse", "curve", ("inverse",), "the step at which each cell comes"),
+    Gate("dgather", "permute", ("grad_input",), "the gradient of a gather"),
+    Gate("tiles", "window", ("tiles",), "the pairs of tiles that a window needs"),
+    Gate("attention", "", ("output", *GRADIENTS), "gradients through gather, attention and scatter"),
+)
+MOJO = ("index", "inverse", "dgather", "tiles")
+
+# ---- Cases --------------------------------------------------------------------------------------------------
+
+
+def cases(dims: Dims | None = None) -> list[Case]:
+    """The chapter's case and the hard ones; with `dims`, one of each order at those sizes.
+
+    The first word of `values` is the order. The curve of a case has the smallest power of two that holds the grid.
+    """
+    if dims:
+        return [Case(name, f"positions in {name} order", dims, f"{name} hard") for name in orders.ORDERS]
+    return [
+        Case("chapter", "small enough to print", DIMS, "hilbert plain"),
+        Case(
+            "hard values", "means far from 0, grad_output follows V", (2, 2, 8, 8, 8, 1, 16), "hilbert hard"
+        ),
+        Case(
+            "wide window",
+            "a tile needs tiles that it does not touch",
+            (1, 2, 16, 16, 4, 3, 16),
+            "hilbert hard",
+        ),
+        Case("row by row", "the order in which the grid is stored", (1, 2, 8, 8, 4, 2, 16), "row-major hard"),
+        Case("z-order", "its steps jump", (2, 1, 8, 8, 4, 1, 16), "z-order hard"),
+        Case(
+            "squares", "a grid of 8 x 8 squares, cut off at two edges", (1, 1, 12, 20, 4, 2, 32), "tiled hard"
+        ),
+        Case(
+            "odd sizes", "sides without a power of two, no whole tile", (2, 3, 5, 7, 5, 1, 16), "hilbert hard"
+        ),
+        Case("a strip", "a window higher than the grid", (1, 1, 3, 29, 9, 4, 16), "hilbert hard"),
+        Case("wide heads", "d is no multiple of a tile", (1, 1, 4, 6, 37, 2, 16), "hilbert hard"),
+        Case("one cell", "P = 1, so that dQ and dK are 0", (4, 3, 1, 1, 8, 0, 16), "hilbert hard"),
+        Case("radius 0", "every cell sees itself alone", (1, 2, 4, 5, 4, 0, 16), "hilbert hard"),
+        Case(
+            "the whole grid",
+            "every cell sees every other: dense attention",
+            (1, 2, 6, 6, 4, 6, 16),
+            "hilbert hard",
+        ),
+    ]
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """The input arrays of a case, in float64, rounded to what `dtype` can hold; whole numbers as int32.
+
+    Returns input, grad_gathered, query, key, value and grad_output [B, N, L, d], order [L], and without axes side, width,
+    radius and tile.
+    """
+    B, N, H, W, d, radius, tile = case.dims
+    name, values = case.values.split()
+    random = np.random.default_rng([seed, *case.dims])
+    names = ("input", "grad_gathered", "query", "key", "value", "grad_output")
+    arrays = {each: random.standard_normal((B, N, H * W, d)) for each in names}
+    if values == "hard":
+        # A common part makes the scores of a row differ from 0 on the whole; a gradient with a mean and a part along V
+        # makes delta large.
+        for each in ("query", "key"):
+            arrays[each] += 0.5
+        arrays["value"] += 1
+        arrays["grad_output"] += 0.5 + arrays["value"].mean(-2, keepdims=True)
+    order = orders.ORDERS[name](H, W)
+    whole = {"order": order, "side": side_of(case.dims), "width": W, "radius": radius, "tile": tile}
+    return {each: rounded(array, dtype) for each, array in arrays.items()} | {
+        each: np.asarray(number, np.int32) for each, number in whole.items()
+    }
+
+
+def side_of(dims: Dims) -> int:
+    """The side of the curve of a case: the smallest power of two that holds the grid."""
+    _, _, H, W, *_ = dims
+    return 1 << (max(H, W) - 1).bit_length()
+
+
+# ---- Reference ----------------------------------------------------------------------------------------------
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's answer, in the dtype and on the device of the tensors, by masked dense attention over cells.
+
+    float64's is autograd's. Below it PyTorch too starts its backward pass from the output and lse as they are kept, and is taken
+    at its unluckiest of several orders of the head dimension.
+    """
+    import torch
+
+    if tensors["query"].dtype == torch.float64:
+        dense = by_autograd(tensors)
+    else:
+        dense = unluckiest(from_what_is_kept, tensors, tensors["query"].shape[-1])
+    return {**dense, **whole_numbers(tensors), **permuted(tensors)}
+
+
+def whole_numbers(tensors: dict) -> dict:
+    """The curve and the tiles, which no dtype changes."""
+    import torch
+
+    side, width, radius, tile = (int(tensors[name]) for name in ("side", "width", "radius", "tile"))
+    index = orders.hilbert(side, side)
+    order = tensors["order"].cpu().numpy()
+    found = {
+        "index": index,
+        "inverse": orders.inverse(index),
+        "tiles": orders.window_tiles(order, width, radius, tile),
+    }
+    return {name: torch.tensor(array.astype(np.int32)) for name, array in found.items()}
+
+
+def permuted(tensors: dict) -> dict:
+    """The gathered rows, and the gradient of the tensor by autograd."""
+    import torch
+
+    tensor = tensors["input"].detach().requires_grad_()
+    gathered = tensor.index_select(2, tensors["order"].long())
+    (grad,) = torch.autograd.grad(gathered, tensor, tensors["grad_gathered"])
+    return {"gathered": gathered.detach(), "grad_input": grad}
+
+
+def hidden(tensors: dict):
+    """True where a query does not see a key, both by their cells, [L, L]."""
+    import torch
+
+    cells = torch.arange(tensors["query"].shape[2], device=tensors["query"].device)
+    far = [
+        (each[:, None] - each).abs() > tensors["radius"]
+        for each in (cells // tensors["width"], cells % tensors["width"])
+    ]
+    return far[0] | far[1]
+
+
+def by_autograd(tensors: dict) -> dict:
+    """Output and gradients of masked dense attention; no order of positions comes into it."""
+    import torch
+
+    names = ("query", "key", "value")
+    query, key, value = (tensors[name].detach().requires_grad_() for name in names)
+    scores = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(hidden(tensors), -torch.inf)
+    output = torch.softmax(scores, -1) @ value
+    grads = torch.autograd.grad(output, (query, key, value), tensors["grad_output"])
+    found = {
+        "output": output,
+        "lse": torch.logsumexp(scores, -1),
+        "delta": (tensors["grad_output"] * output).sum(-1),
+        **dict(zip(GRADIENTS, grads, strict=True)),
+    }
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def from_what_is_kept(tensors: dict, order) -> dict:
+    """The same from lse and the output as they are kept, with the head dimension in another order; `order` is [d].
+
+    Sums are in float32 at least, and rounded once.
+    """
+    import torch
+
+    back = torch.argsort(order)
+    dtype = tensors["query"].dtype
+    accum = torch.float64 if dtype == torch.float64 else torch.float32
+    names = ("query", "key", "value", "grad_output")
+    query, key, value, grad_output = (tensors[name][..., order].to(accum) for name in names)
+    scale = query.shape[-1] ** -0.5
+    scores = (scale * (query @ key.mT)).masked_fill(hidden(tensors), -torch.inf)
+    lse = torch.logsumexp(scores, -1, keepdim=True)
+    output = (torch.softmax(scores, -1) @ value).to(dtype)
+    delta = (grad_output * output.to(accum)).sum(-1, keepdim=True)
+    P = torch.exp(scores - lse)
+    dS = scale * P * (grad_output @ value.mT - delta)
+    narrow = {
+        "output": output,
+        "grad_query": dS @ key,
+        "grad_key": dS.mT @ query,
+        "grad_value": P.mT @ grad_output,
+    }
+    return {
+        **{name: tensor[..., back].to(dtype) for name, tensor in narrow.items()},
+        "lse": lse[..., 0],
+        "delta": delta[..., 0],
+    }
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """The derivation in NumPy longdouble."""
+    wide = derive(arrays, dtype=np.longdouble)
+    names = ("index", "inverse", "tiles", "gathered", "grad_input", "output", "lse", "delta", *GRADIENTS)
+    return {name: getattr(wide, name) for name in names}
+
+
+def terms(arrays: Arrays) -> dict[str, float]:
+    """The size of the terms of dS = P * (dP - delta) in dQ and dK; where a cell sees one key they cancel."""
+    v = derive(arrays)
+    sizes = v.P * (np.abs(v.dO @ v.V.swapaxes(-1, -2)) + np.abs(v.dot))
+    return {
+        "grad_query": float((v.scale * (sizes @ np.abs(v.K))).max(initial=0.0)),
+        "grad_key": float((v.scale * (sizes.swapaxes(-1, -2) @ np.abs(v.Q))).max(initial=0.0)),
+    }
+
+
+# ---- What reports say ---------------------------------------------------------------------------------------
+
+
+def multiply_adds(dims: Dims) -> int:
+    """Of the two products of the forward pass, without the pairs of cells that no window holds."""
+    B, N, H, W, d, radius, _ = dims
+    return 2 * B * N * H * W * d * min(H, 2 * radius + 1) * min(W, 2 * radius + 1)
+
+
+def describe_dims(dims: Dims) -> str:
+    """A grid of 8 x 8 cells, query [2, 2, 64, 8], radius 1, tiles of 16."""
+    B, N, H, W, d, radius, tile = dims
+    return f"a grid of {H} x {W} cells, query {[B, N, H * W, d]}, radius {radius}, tiles of {tile}"
+
+
+# ---- Rungs --------------------------------------------------------------------------------------------------
+
+NUMPY_RUNG = NumpyRung(
+    file="in_numpy.py",
+    about="the curve, the permutation and the tiles, on arrays",
+    gates=MOJO,
+    returns={"index": ("index",), "inverse": ("inverse",), "dgather": ("grad_input",), "tiles": ("tiles",)},
+    names={"cells": "steps"},
+)
+TORCH_RUNG = TorchRung(
+    file="in_torch.py",
+    about="autograd.Functions on gathered rows",
+    gates=("dgather", "attention"),
+    functions={
+        "dgather": TorchFunction(
+            "Gather",
+            takes=("input", "order"),
+            returns=("gathered",),
+            gradients={"input": "grad_input"},
+            grad_outputs=("grad_gathered",),
+        ),
+        "attention": TorchFunction(
+            "WindowAttention",
+            takes=("query", "key", "value", "order", "width", "radius"),
+            returns=("output",),
+            gradients={"query": "grad_query", "key": "grad_key", "value": "grad_value"},
+            grad_outputs=("grad_output",),
+        ),
+    },
+)
+
+PUZZLE = Puzzle(
+    name="p24",
+    title="Hilbert-ordered attention: what an order of positions can and cannot buy",
+    subject="Hilbert-Ordered Attention",
+    gates=GATES,
+    rungs=(NUMPY_RUNG, TORCH_RUNG),
+    dims=DIMS,
+    dim_names=("B", "N", "H", "W", "d", "r", "T"),
+    cases=cases,
+    inputs=inputs,
+    reference=reference,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+    terms=terms,
+    forward={
+        "index": "index",
+        "inverse": "inverse",
+        "gathered": "gathered",
+        "tiles": "tiles",
+        "output": "output",
+    },
+    backward={"grad_input": "grad_input", **{name: name for name in GRADIENTS}},
+    multiply_adds=multiply_adds,
+    describe_dims=describe_dims,
+    demos=(
+        Demo(
+            "draw",
+            "draw an order of a grid of any size, in the terminal or as an SVG (--draw --help: its flags)",
+            "harness.puzzles.p24.drawing:main",
+            options=True,
+        ),
+        Demo(
+            "count",
+            "count what each order of positions costs a window (--count --help: its flags)",
+            "harness.puzzles.p24.counting:main",
+            options=True,
+        ),
+    ),
+)

@@ -1,0 +1,83 @@
+"""Puzzle 24's formulas and cases: the NumPy derivation against autograd, and the cases against every known mistake."""
+
+import numpy as np
+import pytest
+import torch
+
+from harness.check.python_files import load
+from harness.check.reference import Reference
+from harness.nn import orders
+from harness.puzzles.p24.spec import GRADIENTS, PUZZLE
+from harness.toolchain import roots
+from tests.known_mistakes import rejected
+
+CASES = PUZZLE.cases(None)
+SOLUTION = roots.solutions() / "p24"
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Truth and baseline in float32, each computed once."""
+    return Reference(PUZZLE, "float32", 0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_derivation_is_what_autograd_says(case):
+    """Of attention over cells, which knows no order: positions may be permuted as one likes."""
+    arrays = PUZZLE.inputs(case, "float64", 3)
+    right = {
+        name: t.numpy()
+        for name, t in PUZZLE.reference({n: torch.tensor(a) for n, a in arrays.items()}).items()
+    }
+    for found in (PUZZLE.derive(arrays, {}), PUZZLE.exact(arrays)):
+        for name, truth in right.items():
+            got = np.asarray(found[name] if isinstance(found, dict) else getattr(found, name), np.float64)
+            scale = np.abs(truth).max() or 1
+            assert got.shape == truth.shape and np.abs(got - truth).max() <= 1e-12 * max(scale, 1), name
+
+
+def test_a_window_over_the_whole_grid_is_dense_attention():
+    case = next(case for case in CASES if case.name == "the whole grid")
+    arrays = {n: torch.tensor(a) for n, a in PUZZLE.inputs(case, "float64", 0).items()}
+    names = ("query", "key", "value")
+    leaves = [arrays[name].requires_grad_() for name in names]
+    output = torch.nn.functional.scaled_dot_product_attention(*leaves)
+    grads = torch.autograd.grad(output, leaves, arrays["grad_output"])
+    right = dict(zip(("output", *GRADIENTS), (output, *grads), strict=True))
+    found = PUZZLE.reference(arrays)
+    for name, truth in right.items():
+        torch.testing.assert_close(found[name], truth.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mistake", PUZZLE.mistakes, ids=lambda mistake: mistake.id)
+def test_some_case_tells_each_mistake_from_what_is_right(mistake, reference):
+    quantities = [
+        name
+        for name in (*PUZZLE.forward, *PUZZLE.backward)
+        if name in mistake.changes
+        or not {"index", "inverse", "grad_input", "tiles"} & {*mistake.changes, name}
+    ]
+    assert any(rejected(reference, quantities, mistake, case) for case in CASES)
+
+
+def test_what_the_backward_pass_of_the_solution_keeps():
+    """Query, key, value, the output and a number a row, and one index: nothing in the order of the steps."""
+    case = next(case for case in CASES if case.name == "hard values")
+    tensors = {n: torch.tensor(a) for n, a in PUZZLE.inputs(case, "float64", 0).items()}
+    kept = []
+    attention = load(SOLUTION / "in_torch.py")["WindowAttention"]
+    leaves = [tensors[name].requires_grad_() for name in ("query", "key", "value")]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        output = attention.apply(*leaves, tensors["order"], tensors["width"], tensors["radius"])
+    rows = case.dims[0] * case.dims[1] * case.dims[2] * case.dims[3]
+    assert sum(t.numel() for t in kept) == 4 * rows * case.dims[4] + rows + case.dims[2] * case.dims[3]
+    held = {t.data_ptr() for t in kept}
+    assert held.issuperset({output.data_ptr(), *(leaf.data_ptr() for leaf in leaves)})
+
+
+@pytest.mark.parametrize("side", [1, 2, 4, 8, 64, 256])
+def test_the_solution_s_bits_walk_the_generalised_curve(side):
+    functions = load(SOLUTION / "in_numpy.py")
+    index = functions["index"](np.arange(side**2), side)
+    assert np.array_equal(index, orders.hilbert(side, side))
+    assert np.array_equal(functions["inverse"](index, side), np.arange(side**2))

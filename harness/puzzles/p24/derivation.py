@@ -47,6 +47,11 @@ def in_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
     return whole.reshape(count, tile, count, tile).swapaxes(1, 2)
 
 
+def tiles_with(pairs: np.ndarray, tile: int) -> np.ndarray:
+    """Which tiles hold one of the pairs: bool [t, t]."""
+    return np.asarray(in_tiles(pairs, tile).any((2, 3)))
+
+
 def softmax(scores: np.ndarray) -> np.ndarray:
     """Over the keys; a row that sees no key gives 0."""
     largest = scores.max(-1, keepdims=True)
@@ -62,13 +67,13 @@ def log_sum_exp(scores: np.ndarray) -> np.ndarray:
 
 
 STEPS: Mapping[str, Step] = {
-    "steps": lambda v: np.arange(v.side**2),
+    "steps": lambda v: np.arange(int(v.side) ** 2),
     "index": lambda v: orders.hilbert(int(v.side), int(v.side)),
     "inverse": lambda v: orders.inverse(orders.hilbert(int(v.side), int(v.side))),
     "gathered": lambda v: gathered(v.input, v.order),
     "grad_input": lambda v: placed(v.grad_gathered, v.order),
     "near": lambda v: near(v.order, v.width, v.radius),
-    "tiles": lambda v: in_tiles(v.near, int(v.tile)).any((2, 3)),
+    "tiles": lambda v: tiles_with(v.near, int(v.tile)),
     "Q": lambda v: gathered(v.query, v.order),
     "K": lambda v: gathered(v.key, v.order),
     "V": lambda v: gathered(v.value, v.order),

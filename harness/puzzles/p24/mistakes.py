@@ -6,7 +6,7 @@ Shapes are those of `derivation.py`. Where two mistakes give the same values in 
 import numpy as np
 
 from harness.nn import orders
-from harness.puzzles.p24.derivation import apart, gathered, in_tiles, placed
+from harness.puzzles.p24.derivation import apart, gathered, in_tiles, placed, tiles_with
 from harness.spec.derivation import Derivation, Mistake
 
 PRINTED = (0, 1, 3, 2, 7, 6, 4, 5, 14, 15, 13, 12, 8, 9, 11, 10)
@@ -160,11 +160,6 @@ PERMUTATIONS = (
 # ---- Windows ------------------------------------------------------------------------------------------------
 
 
-def tiles_of(v: Derivation, pairs: np.ndarray) -> np.ndarray:
-    """Which tiles hold a pair."""
-    return in_tiles(pairs, int(v.tile)).any((2, 3))
-
-
 def distances(v: Derivation) -> tuple[np.ndarray, np.ndarray]:
     """How far the cells of two steps are apart along rows and along columns, [L, L] each."""
     rows, columns = np.divmod(v.order, v.width)
@@ -184,7 +179,7 @@ def first_of_each(v: Derivation) -> np.ndarray:
 
 def without_last(v: Derivation) -> np.ndarray:
     """The right tiles without the last one of keys."""
-    tiles = tiles_of(v, v.near)
+    tiles = tiles_with(v.near, int(v.tile))
     tiles[:, -1] = False
     return tiles
 
@@ -193,41 +188,41 @@ def tiles_of_all(v: Derivation) -> np.ndarray:
     """Tiles whose every pair is within the window."""
     tile = int(v.tile)
     inside = in_tiles(np.ones_like(v.near), tile)
-    return (in_tiles(v.near, tile) | ~inside).all((2, 3))
+    return np.asarray((in_tiles(v.near, tile) | ~inside).all((2, 3)))
 
 
 WINDOWS = (
     Mistake(
         "window-in-one-dimension",
         "with the window measured along the steps: neighbours on the grid may be far apart on the curve",
-        {"tiles": lambda v: tiles_of(v, apart(np.arange(len(v.order))) <= v.radius)},
+        {"tiles": lambda v: tiles_with(apart(np.arange(len(v.order))) <= v.radius, int(v.tile))},
         1,
     ),
     Mistake(
         "window-in-cells",
         "with the window measured along the cells as they are stored: a neighbour below is a whole row away",
-        {"tiles": lambda v: tiles_of(v, apart(v.order) <= v.radius)},
+        {"tiles": lambda v: tiles_with(apart(v.order) <= v.radius, int(v.tile))},
         1,
     ),
     Mistake(
         "wrapped-at-the-edge",
         "with a window that goes round the edge of the grid",
-        {"tiles": lambda v: tiles_of(v, wrapped(v))},
+        {"tiles": lambda v: tiles_with(wrapped(v), int(v.tile))},
     ),
     Mistake(
         "diamond",
         "with the sum of both distances: the window is a square, and the larger of them counts",
-        {"tiles": lambda v: tiles_of(v, sum(distances(v)) <= v.radius)},
+        {"tiles": lambda v: tiles_with(sum(distances(v)) <= v.radius, int(v.tile))},
     ),
     Mistake(
         "rows-alone",
         "with the distance of the rows alone",
-        {"tiles": lambda v: tiles_of(v, distances(v)[0] <= v.radius)},
+        {"tiles": lambda v: tiles_with(distances(v)[0] <= v.radius, int(v.tile))},
     ),
     Mistake(
         "radius-short",
         "with a window one short: a neighbour at distance radius belongs to it",
-        {"tiles": lambda v: tiles_of(v, np.maximum(*distances(v)) < v.radius)},
+        {"tiles": lambda v: tiles_with(np.maximum(*distances(v)) < v.radius, int(v.tile))},
     ),
     Mistake("one-tile-short", "without the last tile of keys", {"tiles": without_last}, 3),
     Mistake(
@@ -243,7 +238,7 @@ WINDOWS = (
     Mistake(
         "later-keys-alone",
         "with the tiles of later keys alone: the dK/dV pass walks the same pairs from the other side",
-        {"tiles": lambda v: np.triu(tiles_of(v, v.near))},
+        {"tiles": lambda v: np.triu(tiles_with(v.near, int(v.tile)))},
     ),
     Mistake(
         "order-forgotten",

@@ -116,6 +116,12 @@ class Writer:
         self.emit(f"t{self.counter} = {expr}")
         return f"t{self.counter}"
 
+    def instruction(self, i: Instr) -> str:
+        """The instruction itself as a constant of the generated code."""
+        name = f"I{i.line}_{len(self.code.namespace)}"
+        self.code.namespace[name] = i
+        return name
+
     def width(self, name: str) -> int:
         """Bytes of register `name` (0 for predicates)."""
         if name.startswith("sp_"):

@@ -17,7 +17,7 @@ from .codegen import put
 from .divergence import Splits
 from .livelock import Looks
 from .ptx import WIDTH
-from .warp import WarpOps
+from .wgmma import WarpgroupOps
 
 SPIN_ROUNDS = 256
 # Steps in polling loops between two looks at whether anything changes: several turns of all other threads lie between.
@@ -59,7 +59,29 @@ def _plain(value) -> bool:
     return count is None and predicate is None and not isinstance(number, str) and np.ndim(number) == 0
 
 
-class Batch(WarpOps):
+def part(value, which):
+    """The elements of a value for some threads; a value that is one for all, or none, stays."""
+    return value[which] if np.ndim(value) and not isinstance(value, str) else value
+
+
+def by_number(number, count: int):
+    """(barrier, which of `count` threads name it) for each barrier that a number, or an array of them, names."""
+    if isinstance(number, str) or np.ndim(number) == 0:
+        yield number if isinstance(number, str) else int(number), np.ones(count, bool)
+        return
+    for k in np.unique(number).tolist():
+        yield k, number == k
+
+
+def complete_for(complete: dict[int | str, np.ndarray], number, blocks: np.ndarray) -> np.ndarray:
+    """Whether the barrier that each thread waits for is complete in its thread block."""
+    go = np.zeros(len(blocks), bool)
+    for k, mine in by_number(number, len(blocks)):
+        go |= mine & complete[k][blocks]
+    return go
+
+
+class Batch(WarpgroupOps):
     """Some thread blocks of one launch, their registers and their shared and local memory."""
 
     def __init__(self, run, blocks: np.ndarray):
@@ -67,11 +89,12 @@ class Batch(WarpOps):
         self.S: list[Any] = [None] * len(self.code.slots)  # the registers, arrays or scalars
         self.P: list[np.generic] = run.P
         self.waiting: list[tuple] = []  # (basic block, positions, its barrier's value)
-        self.complete: dict[
-            int, np.ndarray
-        ] = {}  # numbered barrier -> the thread blocks that have completed it
+        # Numbered barrier -> threads that have arrived at it without waiting (bar.arrive), by thread block.
+        self.arrivals: dict[int, np.ndarray] = {}
+        self.stuck: dict[int, tuple[int, int]] = {}  # polling basic block -> (changes, threads) when it failed
         self.specials(run)
         self.start_warps()
+        self.start_warpgroups()
         self.splits = Splits(self)
 
     # -- set-up ---------------------------------------------------------------------------------------------
@@ -147,12 +170,19 @@ class Batch(WarpOps):
         while True:
             if not pending:
                 if not self.release(pending):
+                    self.end_warpgroups()
                     return
                 rounds = 0
             if rounds > SPIN_ROUNDS:
                 # Some loop waits for other threads, which may wait for their turn or at a barrier: let them go on.
                 rounds, turn = 0, SPIN_ROUNDS
                 self.release(pending)
+            able = pending
+            if self.stuck:
+                able = [i for i, groups in pending.items() if not self.is_stuck(i, groups)]
+                if not able and self.release(pending):
+                    continue
+                able = able or pending
             if len(pending) == 1:
                 index, groups = pending.popitem()
             else:
@@ -160,7 +190,7 @@ class Batch(WarpOps):
                 if turn:
                     turn -= 1
                     first = _others_first(blocks, last)
-                index = min(pending, key=first)
+                index = min(able, key=first)
                 groups = pending.pop(index)
             block = blocks[index]
             if block.spins:
@@ -185,7 +215,10 @@ class Batch(WarpOps):
             run.block_threads[index] = run.block_threads.get(index, 0) + threads
             if run.steps > run.step_budget:
                 raise StepBudget(block, threads)
+            self.poll_failed = False
             value = function(self, self.S, L)
+            if self.poll_failed:
+                self.stuck[index] = self.changes, threads
             kind = block.kind
             if kind == "jump":
                 pending.setdefault(block.succs[0], []).append(L)
@@ -205,6 +238,11 @@ class Batch(WarpOps):
                 self.waiting.append((index, L, ("cluster", None, None)))
             else:
                 raise Trap(block, self, self.positions(L))
+
+    def is_stuck(self, index: int, groups) -> bool:
+        """Whether these are the threads that have polled an mbarrier here in vain, and none has ended a phase since."""
+        threads = sum(self.n if g is None else len(g) for g in groups)
+        return self.stuck.get(index) == (self.changes, threads)
 
     def merge(self, groups):
         """One sorted position array of several, None when it is everybody."""
@@ -284,28 +322,30 @@ class Batch(WarpOps):
             pending[self.program.blocks[first[0]].succs[0]] = [None]
             return True
         waiting = [(i, self.positions(L), v) for i, L, v in self.waiting]
-        ready = self.arrived(waiting)
-        forced = False
-        if not ready.any():
+        complete = self.completed(waiting)
+        going = [complete_for(complete, v[0], self.block_of[L]) for _, L, v in waiting]
+        forced = not any(go.any() for go in going)
+        if forced:
             if pending:
                 return False
-            forced = True
             self.run.barrier_divergence(self, waiting, deadlock=True)
-            ready = np.ones(self.count, bool)
-        elif len({i for i, _, _ in waiting}) > 1:
-            odd = ready & ~self.separate(waiting)
+            going = [np.ones(len(L), bool) for _, L, _ in waiting]
+        else:
+            odd = self.apart(waiting, going)
             if odd.any():
                 self.run.barrier_divergence(self, waiting, deadlock=False, only=odd)
         self.waiting = []
-        values = self.reduce_barrier(waiting, ready)
+        ready = np.zeros(self.count, bool)
+        values = self.reduce_barrier(waiting)
         together = []
-        for (index, L, value), result in zip(waiting, values, strict=True):
-            go = ready[self.block_of[L]]
+        for (_, L, _), go in zip(waiting, going, strict=True):
+            ready[self.block_of[L[go]]] = True
+        for (index, L, value), result, go in zip(waiting, values, going, strict=True):
             stay = L[~go]
             moving = L[go]
             if len(stay):
                 self.waiting.append(
-                    (index, stay, (value[0], value[1], None if value[2] is None else value[2][~go]))
+                    (index, stay, (part(value[0], ~go), part(value[1], ~go), part(value[2], ~go)))
                 )
             if not len(moving):
                 continue
@@ -320,77 +360,78 @@ class Batch(WarpOps):
             pending.setdefault(target, []).append(None if len(moving) == self.n else moving)
         if together:
             self.log.cluster_wait(self, np.concatenate(together))
+        for k, done in complete.items():
+            if k in self.arrivals:
+                self.arrivals[k][done] = 0
         self.passed(ready)
         return True
 
-    def separate(self, waiting) -> np.ndarray:
-        """Which thread blocks wait at named barriers only that have different numbers and are each complete."""
-        fine = np.ones(self.count, bool)
-        taken: dict[int, np.ndarray] = {}
-        for _, L, (number, _, _) in waiting:
-            here = np.bincount(self.block_of[L], minlength=self.count) > 0
-            if isinstance(number, str) or np.ndim(number):
-                fine &= ~here
-                continue
-            k = int(number)
-            before = taken.get(k, np.zeros(self.count, bool))
-            fine &= ~here | (self.complete[k] & ~before)
-            taken[k] = before | here
-        return fine
+    def bar_arrive(self, number, count, L):
+        """bar.arrive: counts for a numbered barrier, and goes on."""
+        P = self.positions(L)
+        number = np.broadcast_to(number, len(P))
+        for k in np.unique(number).tolist():
+            there = np.bincount(self.block_of[P[number == k]], minlength=self.count)
+            self.arrivals[k] = self.arrivals.get(k, 0) + there
 
-    def arrived(self, waiting) -> np.ndarray:
-        """Which thread blocks may go on. Leaves in `complete` which have completed which numbered barrier."""
-        self.complete = {}
-        ready = np.zeros(self.count, bool)
-        names = {v[0] if isinstance(v[0], str) else "mixed" for _, _, v in waiting}
-        if "cluster" in names:
-            size = self.run.cluster_size
-            there = np.zeros(self.count, np.int64)
-            for _, L, v in waiting:
-                if isinstance(v[0], str):
-                    there += np.bincount(self.block_of[L], minlength=self.count)
-            whole = (there == self.alive).reshape(-1, size).all(axis=1)
-            ready |= np.repeat(whole, size) & (there > 0)
-        counts: dict[int, np.ndarray] = {}
-        wanted: dict[int, np.ndarray] = {}
-        for _, L, (number, count, _) in waiting:
-            if isinstance(number, str):
+    def apart(self, waiting, going) -> np.ndarray:
+        """Which thread blocks go on from one barrier that their threads wait for at several places.
+
+        A barrier with a thread count of its own may be met wherever the program likes.
+        """
+        odd = np.zeros(self.count, bool)
+        taken: dict[int | str, np.ndarray] = {}
+        for (_, L, (number, count, _)), go in zip(waiting, going, strict=True):
+            if count is not None and not isinstance(number, str):
                 continue
-            numbers = np.broadcast_to(number, len(L)) if np.ndim(number) else None
-            for k in [int(number)] if numbers is None else np.unique(numbers).tolist():
-                part = L if numbers is None else L[numbers == k]
-                blocks = np.bincount(self.block_of[part], minlength=self.count)
+            for k, mine in by_number(number, len(L)):
+                here = np.bincount(self.block_of[L[go & mine]], minlength=self.count) > 0
+                before = taken.get(k, np.zeros(self.count, bool))
+                odd |= here & before
+                taken[k] = before | here
+        return odd
+
+    def completed(self, waiting) -> dict[int | str, np.ndarray]:
+        """Barrier -> which thread blocks have completed it."""
+        complete: dict[int | str, np.ndarray] = {}
+        counts: dict[int | str, np.ndarray] = {}
+        wanted: dict[int | str, np.ndarray] = {}
+        for _, L, (number, count, _) in waiting:
+            for k, mine in by_number(number, len(L)):
+                blocks = np.bincount(self.block_of[L[mine]], minlength=self.count)
                 counts[k] = counts.get(k, 0) + blocks
                 if count is not None:
                     wanted[k] = np.where(blocks > 0, int(np.max(count)), wanted.get(k, 0))
         for k, there in counts.items():
-            need = (
-                np.where(wanted[k] > 0, np.minimum(wanted[k], self.alive), self.alive)
-                if k in wanted
-                else self.alive
-            )
-            self.complete[k] = (there > 0) & (there >= need)
-            ready |= self.complete[k]
-        return ready
+            if isinstance(k, str):
+                size = self.run.cluster_size
+                whole = (there == self.alive).reshape(-1, size).all(axis=1)
+                complete[k] = np.repeat(whole, size) & (there > 0)
+                continue
+            arrived = self.arrivals.get(k, 0)
+            need = self.alive
+            if k in wanted:
+                need = np.where(wanted[k] > 0, np.minimum(wanted[k], self.alive + arrived), self.alive)
+            complete[k] = (there > 0) & (there + arrived >= need)
+        return complete
 
-    def reduce_barrier(self, waiting, ready) -> list:
+    def reduce_barrier(self, waiting) -> list:
         """Results of bar.red (popc, and, or) for each waiting group, or None."""
         out = []
-        for index, _, value in waiting:
-            if value[2] is None:
+        for index, L, (number, _, given) in waiting:
+            if given is None:
                 out.append(None)
                 continue
             mods = self.program.blocks[index].term.mods
             total = np.zeros(self.count, np.int64)
             everybody = np.zeros(self.count, np.int64)
-            for _, L, v in waiting:
-                if v[2] is not None:
-                    blocks = self.block_of[L]
+            for _, others, (name, _, value) in waiting:
+                if value is not None and np.array_equal(name, number):
+                    blocks = self.block_of[others]
                     total += np.bincount(
-                        blocks, weights=np.broadcast_to(v[2], len(L)), minlength=self.count
+                        blocks, weights=np.broadcast_to(value, len(others)), minlength=self.count
                     ).astype(np.int64)
                     everybody += np.bincount(blocks, minlength=self.count)
-            L = waiting[[w[0] for w in waiting].index(index)][1]
             t, e = total[self.block_of[L]], everybody[self.block_of[L]]
             out.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
         return out

@@ -500,10 +500,33 @@ class Run:
         )  # fmt: skip
         raise Trap(_At(instr), batch, positions)
 
-    def mbarrier_unready(self, batch, A: Access, position):
+    def incomplete_warpgroup(self, batch, instr, positions):
+        """Four warps, the first with a number that is a multiple of four, must execute an instruction together."""
+        block, thread = self.who(batch, positions[0])
+        self.record(
+            "warp divergence", instr, f"{instr.name} needs all 128 threads of a warpgroup",
+            block=block, thread=thread, algorithm=False,
+        )  # fmt: skip
+        raise Trap(_At(instr), batch, positions)
+
+    def register_budget(self, batch, instr, position, message: str, block: int = 0, thread: int = 0):
+        """setmaxnreg asks for what it cannot get; the block and thread are numbers where there is no position."""
+        who = self.block_index(int(batch.blocks[block])), self.thread_index(thread)
+        there, thread_ = who if position is None else self.who(batch, position)
+        self.record("register budget", instr, message, block=there, thread=thread_, algorithm=False)
+
+    def mbarrier_unready(self, batch, A: Access, position, count: int):
         block, thread = self.who(batch, position)
         self.record(
             "mbarrier not initialised", A.instr, "the mbarrier at this address has not been initialised",
+            block=block, thread=thread, count=count,
+        )  # fmt: skip
+
+    def mbarrier_overflow(self, batch, A: Access, position, name: str, barrier):
+        block, thread = self.who(batch, position)
+        self.record(
+            "too many arrivals", A.instr,
+            f"phase {barrier.phase} of the mbarrier {name} {barrier.lacks()}, and here come more arrivals than that",
             block=block, thread=thread,
         )  # fmt: skip
 

@@ -58,7 +58,7 @@ class Looks:
         self.look()
         state: list = [index, L, *(x for i in sorted(pending) for x in (i, *pending[i]))]
         state += [x for i, group, _ in b.waiting for x in (i, group)]
-        state += [sorted((k, *v) for k, v in b.mbarriers.items()), len(b.copies)]
+        state += [sorted((k, *v.state()) for k, v in b.mbarriers.items()), len(b.copies)]
         state += [self.slots, *(b.S[slot] for slot in self.slots)]
         state += [b.clock() if self.timed else 0, b.shared_space.data, *b.arena.contents()]
         if b.run.local_size:

@@ -10,7 +10,7 @@ import ast
 import re
 from pathlib import Path
 
-from . import opcodes, opcodes_memory  # noqa: F401  (they register their emitters)
+from . import opcodes, opcodes_hopper, opcodes_memory  # noqa: F401  (they register their emitters)
 from .emitters import OPCODES
 from .program import SPECIAL_REGISTERS
 

@@ -6,11 +6,12 @@ local ones offsets in the thread's local memory. A generic address tells its spa
 
 from __future__ import annotations
 
-from .access import KIND, SHARED_WINDOW
+from .access import KIND
 from .codegen import Writer
 from .emitters import STATE_SPACES, check, opcode, type_of
 from .errors import UnsupportedInstruction
 from .fragments import mma_supported
+from .opcodes_hopper import shared_place
 from .ptx import WIDTH, Instr, Mem, Pair, Reg, Vec
 
 _SPACES = ("global", "shared", "local", "param", "const", "frame")
@@ -137,20 +138,15 @@ def fence(w: Writer, i: Instr):
 
 @opcode("bar", "barrier")
 def warp_barrier(w: Writer, i: Instr):
-    """bar.sync, bar.red, barrier.sync per block; bar.warp.sync; barrier.cluster.arrive and .wait"""
+    """bar.sync, bar.red, bar.arrive of named barriers; bar.warp.sync; barrier.cluster.arrive and .wait"""
     if "warp" in i.mods:
-        w.emit(f"m.warp_sync({_instr(w, i)}, {w.use(i.args[0], 'u4')}, L)")
+        w.emit(f"m.warp_sync({w.instruction(i)}, {w.use(i.args[0], 'u4')}, L)")
     elif "cluster" in i.mods:
         w.emit(f"m.cluster_arrive(L, {'relaxed' not in i.mods})")
+    elif "arrive" in i.mods and len(i.args) == 2:
+        w.emit(f"m.bar_arrive({w.use(i.args[0], 'u4')}, {w.use(i.args[1], 'u4')}, L)")
     else:
         raise UnsupportedInstruction(i)
-
-
-def _instr(w: Writer, i: Instr) -> str:
-    """The instruction itself as a constant of the generated code."""
-    name = f"I{i.line}_{len(w.code.namespace)}"
-    w.code.namespace[name] = i
-    return name
 
 
 @opcode("builtin")
@@ -180,7 +176,7 @@ def shuffle(w: Writer, i: Instr):
     d, a, b, c, *mask = i.args
     mask = w.use(mask[0], "u4") if mask else w.code.constant("u4", 0xFFFFFFFF)
     args = ", ".join(w.use(x, "u4") for x in (a, b, c))
-    _define_with_predicate(w, d, f"m.shuffle({_instr(w, i)}, {mode!r}, {args}, {mask}, L)")
+    _define_with_predicate(w, d, f"m.shuffle({w.instruction(i)}, {mode!r}, {args}, {mask}, L)")
 
 
 def _define_with_predicate(w: Writer, d: Reg | Pair, call: str):
@@ -200,7 +196,7 @@ def vote(w: Writer, i: Instr):
     mode = next(m for m in i.mods if m in ("all", "any", "uni", "ballot"))
     d, a, *mask = i.args
     mask = w.use(mask[0], "u4") if mask else w.code.constant("u4", 0xFFFFFFFF)
-    call_ = f"m.vote({_instr(w, i)}, {mode!r}, {w.use(a, 'p')}, {mask}, L)"
+    call_ = f"m.vote({w.instruction(i)}, {mode!r}, {w.use(a, 'p')}, {mask}, L)"
     w.define(d, "u4" if mode == "ballot" else "p", call_)
 
 
@@ -217,7 +213,7 @@ def match(w: Writer, i: Instr):
     d, a, mask = i.args
     mode = "any" if "any" in i.mods else "all"
     operands = f"{w.use(a, KIND[type_of(i)])}, {w.use(mask, 'u4')}"
-    _define_with_predicate(w, d, f"m.match({_instr(w, i)}, {mode!r}, {operands}, L)")
+    _define_with_predicate(w, d, f"m.match({w.instruction(i)}, {mode!r}, {operands}, L)")
 
 
 @opcode("redux")
@@ -227,7 +223,7 @@ def redux(w: Writer, i: Instr):
     op = next(m for m in i.mods if m in ("add", "min", "max", "and", "or", "xor"))
     k = KIND[type_of(i)]
     w.define(
-        i.args[0], k, f"m.redux({_instr(w, i)}, {op!r}, {w.use(i.args[1], k)}, {w.use(i.args[2], 'u4')}, L)"
+        i.args[0], k, f"m.redux({w.instruction(i)}, {op!r}, {w.use(i.args[1], k)}, {w.use(i.args[2], 'u4')}, L)"
     )
 
 
@@ -257,7 +253,7 @@ def async_copy(w: Writer, i: Instr):
         a = w.code.access(i, "A", "shared", 8)
         w.emit("m.copy_wait(L, -1)")
         if "noinc" in i.mods:
-            w.emit(f"m.mbarrier(A{a.number}, 'arrive', {w.address(i.args[0])}, u4(1), L)")
+            w.emit(f"m.mbarrier_arrive(A{a.number}, {shared_place(w, i, i.args[0])}, 1, 0, False, L)")
     else:
         check(i, "async", *_HINTS, *_SPACE_WORDS, "L2::cache_hint")
         size = int(i.args[2].value)
@@ -270,43 +266,6 @@ def async_copy(w: Writer, i: Instr):
             extra = w.use(rest[0], "p" if is_predicate else "u4")
         source, target = w.address(i.args[1]), w.address(i.args[0])
         w.emit(f"m.copy_async(A{read.number}, A{write.number}, {target}, {source}, {extra}, L)")
-
-
-@opcode("mbarrier")
-def mbarrier(w: Writer, i: Instr):
-    """init, inval, arrive (with count, .noComplete), test_wait and try_wait by state or .parity, expect_tx"""
-    args = list(i.args)
-    what = next((m for m in i.mods if m in ("init", "inval", "arrive", "test_wait", "try_wait")), None)
-    if (
-        what is None
-        or "drop" in i.mods
-        or ("expect_tx" in i.mods and what != "arrive")
-        or "shared::cluster" in i.mods
-    ):
-        raise UnsupportedInstruction(i)
-    if "expect_tx" in i.mods:
-        raise UnsupportedInstruction(i, "transaction counts belong to bulk copies, which are not simulated")
-    a = w.code.access(i, "A", "shared", 8)
-    dest = None if isinstance(args[0], Mem) else args.pop(0)
-    place = _shared_place(w, i, args.pop(0))
-    if what in ("init", "arrive", "inval"):
-        count = w.use(args[0], "u4") if args else w.code.constant("u4", 1)
-        call_ = f"m.mbarrier(A{a.number}, {what!r}, {place}, {count}, L)"
-        if dest is not None:
-            w.define(dest, "u8", call_)
-        else:
-            w.emit(call_)
-        return
-    parity = "parity" in i.mods
-    token = w.use(args[0], "u4" if parity else "u8")
-    w.define(dest, "p", f"m.mbarrier_test(A{a.number}, {place}, {token}, {parity}, L)")
-
-
-def _shared_place(w: Writer, i: Instr, mem: Mem) -> str:
-    place = w.address(mem)
-    if any(m.startswith("shared") for m in i.mods):
-        return place
-    return f"({place} - {w.code.constant('u8', SHARED_WINDOW)})"
 
 
 # -- tensor cores -------------------------------------------------------------------------------------------
@@ -323,7 +282,7 @@ def mma(w: Writer, i: Instr):
     size = "u8" if types[0] == "f64" else "u4"
     w.flops += 2 * rows * columns * depth // 32
     lists = ", ".join("[" + ", ".join(w.use(x, size) for x in part) + "]" for part in (a, b, c))
-    value = w.temp(f"m.mma({_instr(w, i)}, {shape!r}, {tuple(types)!r}, {lists}, L)")
+    value = w.temp(f"m.mma({w.instruction(i)}, {shape!r}, {tuple(types)!r}, {lists}, L)")
     for k, target in enumerate(d):
         w.define(target, size, f"{value}[{k}]")
 
@@ -381,7 +340,6 @@ def mapa(w: Writer, i: Instr):
     "pmevent",
     "discard",
     "applypriority",
-    "setmaxnreg",
 )
 def hint(w: Writer, i: Instr):
     """no effect on results"""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .ptx import Function, Instr, Mem, Module, Pair, Reg, Sym, Vec
+from .ptx import Function, Instr, Mem, Module, Pair, Reg, Sym, TensorMem, Vec
 
 #: Opcodes without memory effects or thread communication: guarded ones become a select, all others are split off.
 PURE = set(
@@ -324,6 +324,8 @@ class Program:
                 return self._register(number, a)
             if isinstance(a, Mem) and isinstance(a.base, Reg):
                 return Mem(Reg(self.join(number, a.base.name)), a.offset)
+            if isinstance(a, TensorMem):
+                return TensorMem(walk(a.map), tuple(walk(x) for x in a.coordinates))
             if isinstance(a, Vec):
                 return Vec(tuple(walk(x) for x in a.items))
             if isinstance(a, Pair):
@@ -532,6 +534,8 @@ def registers(a) -> list[str]:
         return registers(a.base) if isinstance(a.base, Reg) else []
     if isinstance(a, Vec):
         return [r for x in a.items for r in registers(x)]
+    if isinstance(a, TensorMem):
+        return [r for x in (a.map, *a.coordinates) for r in registers(x)]
     if isinstance(a, Pair):
         return registers(a.first) + registers(a.second)
     return []
@@ -542,9 +546,9 @@ def has_destination(i: Instr) -> bool:
     if i.op in ("bar", "barrier"):
         return "red" in i.mods
     if i.op == "mbarrier":
-        return not (
-            "init" in i.mods or "inval" in i.mods or "expect_tx" in i.mods or "complete_tx" in i.mods
-        ) and (len(i.args) > 1 or not any(isinstance(a, Mem) for a in i.args))
+        return not isinstance(i.args[0], Mem)
+    if i.op == "wgmma":
+        return "mma_async" in i.mods
     return i.op not in _NO_DESTINATION and bool(i.args)
 
 
@@ -559,6 +563,8 @@ def reads_and_writes(i: Instr) -> tuple[list[str], list[str]]:
         if isinstance(i.args[0], Mem):
             reads += writes
             writes = []
+        elif i.op == "wgmma":  # it adds to its accumulators
+            reads += writes
     for a in i.args[start:]:
         reads += registers(a)
     return reads, writes

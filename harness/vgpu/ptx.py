@@ -72,6 +72,14 @@ class Mem:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMem:
+    """A box of a tensor, `[map, {x, y}]`: the address of a tensor map, and coordinates, innermost first."""
+
+    map: Mem
+    coordinates: tuple
+
+
+@dataclass(frozen=True, slots=True)
 class Vec:
     """Operands in braces, or a parenthesised list of a call."""
 
@@ -86,7 +94,7 @@ class Pair:
     second: Operand
 
 
-Operand = Reg | Imm | Sym | Mem | Vec | Pair
+Operand = Reg | Imm | Sym | Mem | TensorMem | Vec | Pair
 
 
 @dataclass(slots=True)
@@ -133,6 +141,8 @@ class Function:
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets
     max_threads: int = 0
+    max_registers: int = 0  # .maxnreg
+    min_blocks: int = 0  # .minnctapersm
     has_body: bool = False
     line: int = 0
 
@@ -219,6 +229,7 @@ class _Parser:
     def run(self) -> Module:
         self.function: Function | None = None
         self.scopes: list[dict[str, str]] = []
+        self.starts: list[int] = []  # where in the function's body each scope begins
         buffer, start = "", 0
         section: int | None = None  # open braces of the debug section that is being skipped
         for number_, raw in enumerate(self.lines, 1):
@@ -299,11 +310,13 @@ class _Parser:
                 continue
             if text[0] == "{":
                 self.scopes.append({})
+                self.starts.append(len(self.function.body))
                 buffer = text[1:]
                 start = now
                 continue
             if text[0] == "}":
                 self.scopes.pop()
+                self.starts.pop()
                 if not self.scopes:
                     self.finish()
                 buffer = text[1:]
@@ -324,7 +337,7 @@ class _Parser:
                         return buffer, start
                     buffer = rest.partition(";")[2]
                     continue
-                self.function.labels[label[1]] = len(self.function.body)
+                self.label(label[1], start)
                 buffer = rest
                 start = now
                 continue
@@ -333,6 +346,17 @@ class _Parser:
             statement, _, buffer = text.partition(";")
             self.statement(statement.strip(), start)
             start = now
+
+    def label(self, name: str, line: int):
+        """A label. Inside braces it is known there alone, so that inlined assembly may use one name many times."""
+        body, unique = self.open.body, name
+        if len(self.scopes) > 1:
+            unique = f"{name}_s{line}_{len(body)}"
+            self.scopes[-1][name] = unique
+            for i in body[self.starts[-1] :]:
+                if i.op == "bra" and i.args == (Sym(name),):
+                    i.args = (Sym(unique),)
+        self.open.labels[unique] = len(body)
 
     # -- declarations ---------------------------------------------------------------------------------------
     def header(self, text: str, has_body: bool, line: int):
@@ -353,8 +377,11 @@ class _Parser:
             f.max_threads = 1
             for n in limit[1].replace(",", " ").split():
                 f.max_threads *= int(n)
+        for word, name_ in (("maxnreg", "max_registers"), ("minnctapersm", "min_blocks")):
+            if found := re.search(rf"\.{word}\s+(\d+)", tail):
+                setattr(f, name_, int(found[1]))
         if has_body:
-            self.function, self.scopes, self.loc = f, [{}], None
+            self.function, self.scopes, self.starts, self.loc = f, [{}], [0], None
             self.seen = {}
             self.module.functions[name] = f
         else:
@@ -491,7 +518,13 @@ class _Parser:
     def parse_operand(self, text: str, line: int):
         c = text[0] if text else ""
         if c == "[":
-            return self.memory(text[1 : text.rindex("]")], line)
+            inside = text[1 : text.rindex("]")]
+            place, comma, coordinates = inside.partition(",")
+            if comma and coordinates.strip().startswith("{"):
+                found = self.operand(coordinates.strip(), line)
+                assert isinstance(found, Vec)  # it is in braces
+                return TensorMem(self.memory(place, line), found.items)
+            return self.memory(inside, line)
         if c in "{(":
             return Vec(tuple(self.operand(t, line) for t in split_commas(text[1:-1])))
         if c == "!":

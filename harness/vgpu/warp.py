@@ -13,16 +13,14 @@ import numpy as np
 
 from . import numeric
 from .access import LOCAL_WINDOW, Access
-from .batch_memory import BatchMemory
 from .errors import UnsupportedInstruction
 from .fragments import fragment_maps
-from .report import index_text
+from .mbarrier import BarrierOps
 
 u2, u4, u8 = np.uint16, np.uint32, np.uint64
-PHASE_BIT = 63  # of the state of an mbarrier, and of the token that an arrival returns
 
 
-class WarpOps(BatchMemory):
+class WarpOps(BarrierOps):
     """Warp-wide and asynchronous instructions of a batch."""
 
     def start_warps(self):
@@ -32,9 +30,7 @@ class WarpOps(BatchMemory):
         self.initial_bits = self.all_bits = self.gather_bits(np.arange(self.n))
         self.copies: list[list] = []  # [positions, their commit number, landing function]
         self.commits: np.ndarray | None = None  # asynchronous copies: the groups committed, per thread
-        # Place -> [count, pending arrivals, phase]; and the one that was tested last, with the phase it was tested for.
-        self.mbarriers: dict[int, list[int]] = {}
-        self.tested: tuple[Access, int, int] | None = None
+        self.start_barriers()
         self.sources: dict[tuple, tuple[np.ndarray, ...]] = {}  # of shuffles whose lanes are constants
 
     def squeeze_warps(self, L):
@@ -349,77 +345,7 @@ class WarpOps(BatchMemory):
                 left.append([P[go], group[go], W, target[go], [p[go] for p in parts]])
         self.copies = left
 
-    # -- barriers in shared memory --------------------------------------------------------------------------
-    def mbarrier(self, A: Access, what: str, address, count, L):
-        """init, arrive or inval; arrive returns the phase that it arrived in as a token."""
-        P = self.positions(L)
-        address = np.broadcast_to(address, len(P)).astype(np.int64)
-        count = np.broadcast_to(count, len(P))
-        index = self.offset_index(A, address, self.shared_base, self.run.shared_extents, L)
-        _, written, full = A.views(self.shared_space)
-        written[index] = full
-        tokens = np.zeros(len(P), u8)
-        index = np.broadcast_to(index, len(P)).tolist()
-        for k, key in enumerate(index):
-            if what == "init":
-                self.mbarriers[key] = [int(count[k]), int(count[k]), 0]
-                continue
-            state = self.mbarriers.get(key)
-            if state is None:
-                self.run.mbarrier_unready(self, A, P[k])
-                continue
-            if what == "inval":
-                del self.mbarriers[key]
-                continue
-            tokens[k] = (state[2] & 1) << PHASE_BIT
-            state[1] -= int(count[k])
-            if state[1] <= 0:
-                state[1] = state[0]
-                state[2] += 1
-                block = int(self.block_of[P[k]])
-                ready = np.zeros(self.count, bool)
-                ready[block] = True
-                self.passed(ready)
-        return tokens
-
-    def mbarrier_test(self, A: Access, address, token, parity: bool, L):
-        """Whether the phase named by the token (or by its parity) is complete.
-
-        As the hardware does, only one bit of a token is looked at, also where it is no token of an arrival.
-        """
-        P = self.positions(L)
-        address = np.broadcast_to(address, len(P)).astype(np.int64)
-        token = np.broadcast_to(token, len(P))
-        index = np.broadcast_to(
-            self.offset_index(A, address, self.shared_base, self.run.shared_extents, L), len(P)
-        )
-        done = np.zeros(len(P), bool)
-        for k, key in enumerate(index.tolist()):
-            state = self.mbarriers.get(key)
-            if state is None:
-                self.run.mbarrier_unready(self, A, P[k])
-                done[k] = True
-                continue
-            phase = int(token[k]) >> (0 if parity else PHASE_BIT) & 1
-            done[k] = state[2] & 1 != phase
-            if not done[k]:
-                self.tested = A, key, phase
-        return done
-
-    def tested_text(self) -> str:
-        """Which mbarrier threads have tested last in vain, and what it lacks; empty where they test none."""
-        if self.tested is None:
-            return ""
-        A, key, phase = self.tested
-        count, pending, current = self.mbarriers[key]
-        offset = (key << A.shift) % self.shared_size
-        where = next((x for x in self.run.shared_extents if x.start <= offset < x.end), None)
-        name = f"{where.name}{index_text(where.index(offset, A.width))}" if where else "shared memory"
-        return (
-            f"; they test the mbarrier {name} for the end of a phase of parity {phase}, it is in phase {current}"
-            f" and lacks {pending} of {count} arrivals"
-        )
-
+    # -- clusters ---------------------------------------------------------------------------------------------
     def cluster_arrive(self, L, release: bool):
         """barrier.cluster.arrive: publishes what was written before; it is the wait that stops threads."""
         self.log.cluster_arrive(self, L, release)

@@ -423,11 +423,11 @@ def test_cluster_reads_its_neighbour():
     assert not bench.errors()
 
 
-@covers("prefetch", "prefetchu", "griddepcontrol", "pmevent", "discard", "applypriority", "setmaxnreg", "ldu")
+@covers("prefetch", "prefetchu", "griddepcontrol", "pmevent", "discard", "applypriority", "ldu")
 def test_hints_change_nothing():
     x = words()
     body = """prefetch.global.L2 [%a1];  griddepcontrol.wait;  griddepcontrol.launch_dependents;  pmevent 1;
-    setmaxnreg.inc.sync.aligned.u32 64;  prefetchu.L1 [%a1];  discard.global.L2 [%a1], 128;
+    prefetchu.L1 [%a1];  discard.global.L2 [%a1], 128;
     applypriority.global.L2::evict_normal [%a1], 128;  ldu.global.u32 %y0, [%a1];"""
     (got,) = run(body, [x], ["u4"])
     np.testing.assert_array_equal(got, x)
@@ -464,7 +464,7 @@ def test_special_registers():
         "cvt.rz.bf16.u32 %h1, %r1",
         "set.lt.f16.f16 %h1, %h1, %h1",
         "ld.global.b128 %d1, [%a0]",
-        "bar.arrive 0, 64",
+        "bar.arrive 0",
         "min.xorsign.abs.f32 %r1, %r1, %r1", "cvt.rn.satfinite.e4m3x2.f32 %h1, %r1, %r2", "multimem.red.add.f32 [%a0], %r1",
     ],
 )  # fmt: skip

@@ -91,7 +91,9 @@ class Batch(WarpgroupOps):
         self.waiting: list[tuple] = []  # (basic block, positions, its barrier's value)
         # Numbered barrier -> threads that have arrived at it without waiting (bar.arrive), by thread block.
         self.arrivals: dict[int, np.ndarray] = {}
-        self.stuck: dict[int, tuple[int, int]] = {}  # polling basic block -> (changes, threads) when it failed
+        self.stuck: dict[
+            int, tuple[int, int]
+        ] = {}  # polling basic block -> (changes, threads) when it failed
         self.specials(run)
         self.start_warps()
         self.start_warpgroups()

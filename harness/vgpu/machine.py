@@ -19,7 +19,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import opcodes, opcodes_hopper, opcodes_memory, ptx  # noqa: F401  (the opcodes register their emitters)
+from . import (  # noqa: F401  (the opcodes register their emitters)
+    opcodes,
+    opcodes_hopper,
+    opcodes_memory,
+    ptx,
+)
 from .codegen import Code
 from .counters import Counters
 from .errors import (  # noqa: F401  (re-exported)

@@ -51,7 +51,9 @@ class BarrierOps(BatchMemory):
     def start_barriers(self):
         self.mbarriers: dict[int, MBarrier] = {}  # by place
         self.finished: set[int] = set()  # thread blocks with a phase that has ended, and is not passed on yet
-        self.changes = 0  # phases that have ended so far: polls that failed need not be tried before there are more
+        self.changes = (
+            0  # phases that have ended so far: polls that failed need not be tried before there are more
+        )
         self.poll_failed = False  # whether the last test of an mbarrier failed for all threads
         # The access, place and phase of the test that failed last.
         self.tested: tuple[Access, int, int] | None = None

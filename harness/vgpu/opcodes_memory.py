@@ -223,7 +223,9 @@ def redux(w: Writer, i: Instr):
     op = next(m for m in i.mods if m in ("add", "min", "max", "and", "or", "xor"))
     k = KIND[type_of(i)]
     w.define(
-        i.args[0], k, f"m.redux({w.instruction(i)}, {op!r}, {w.use(i.args[1], k)}, {w.use(i.args[2], 'u4')}, L)"
+        i.args[0],
+        k,
+        f"m.redux({w.instruction(i)}, {op!r}, {w.use(i.args[1], k)}, {w.use(i.args[2], 'u4')}, L)",
     )
 
 

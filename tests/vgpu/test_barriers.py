@@ -1,0 +1,174 @@
+"""Hopper's barriers in hand-written PTX: mbarriers with transaction counts, named barriers, setmaxnreg."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from kernel_tools import Bench
+from ptx_tools import covers, kernel, run
+
+from harness.vgpu.machine import StepBudgetExceeded
+
+U4 = np.uint32
+BAR = ".shared .align 8 .b8 bar[16]; .shared .align 4 .b8 s[1024];"
+INIT = "setp.eq.u32 %p7, %t2, 0;  @%p7 mbarrier.init.shared::cta.b64 [bar], {count};  bar.sync 0;  mov.u32 %y0, 0;"
+# As Mojo writes a wait: labels in braces, which every wait of a kernel has again.
+WAIT = """{{ .reg .pred P1;
+LAB_WAIT: mbarrier.try_wait.parity.shared.b64 P1, [bar], {parity}, 100;
+@P1 bra.uni DONE;
+bra.uni LAB_WAIT;
+DONE: }}"""
+
+
+def findings(body: str, block: int = 64, declare: str = BAR, **options) -> dict[str, str]:
+    """Kind -> message of a kernel's findings; it may never end."""
+    bench = Bench(**options)
+    text = kernel(body, 0, 1, widths_in=[], widths_out=[4], declare=declare)
+    with contextlib.suppress(StepBudgetExceeded):
+        bench.run(text, 1, block, bench.empty("o", block, U4))
+    return {f.kind: f.message for f in bench.errors()}
+
+
+@covers("mbarrier")
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_phase_waits_for_the_bytes_it_was_told_of(order):
+    """Bytes may come before they are expected; two waits have labels of one name."""
+    more = "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [bar], 48;"
+    first, then = (more, "") if order == "before" else ("", more)
+    body = (
+        INIT.format(count=1)
+        + "setp.lt.u32 %p1, %t2, 32;  @%p1 bra consume;  setp.ne.u32 %p2, %t2, 32;  @%p2 bra done;"
+        + f"st.shared.u32 [s], 7;  {first}  mbarrier.arrive.expect_tx.shared.b64 %d1, [bar], 48;  {then}"
+        + WAIT.format(parity=0)
+        + "bra done;  consume:"
+        + WAIT.format(parity=0)
+        + "ld.shared.u32 %y0, [s];  @!%p7 bra meet;"
+        + "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], 16;  st.shared.u32 [s+4], 8;"
+        + "mbarrier.arrive.shared.b64 _, [bar];  mbarrier.complete_tx.shared.b64 [bar], 16;  meet:"
+        + WAIT.format(parity=1)
+        + "ld.shared.u32 %r1, [s+4];  mad.lo.u32 %y0, %r1, 10, %y0;  done:"
+    )
+    (got,) = run(body, [], ["u4"], declare=BAR)
+    np.testing.assert_array_equal(got, [87] * 32 + [0] * 32)
+
+
+def test_arrivals_that_drop_out_and_states():
+    """The second phase counts what the first has left; a state tells the arrivals that were pending."""
+    body = (
+        INIT.format(count=3)
+        + "@!%p7 bra done;  mbarrier.arrive_drop.shared.b64 %d1, [bar];  mbarrier.arrive.shared.b64 %d2, [bar], 2;"
+        + WAIT.format(parity=0)
+        + "mbarrier.arrive.shared.b64 %d3, [bar];  mbarrier.arrive.shared.b64 %d4, [bar];"
+        + WAIT.format(parity=1)
+        + """mbarrier.pending_count.b64 %r1, %d2;  mbarrier.pending_count.b64 %r2, %d3;  shr.u64 %d5, %d4, 63;
+        cvt.u32.u64 %r3, %d5;  mad.lo.u32 %y0, %r1, 10, %r2;  mad.lo.u32 %y0, %r3, 100, %y0;  done:"""
+    )
+    (got,) = run(body, [], ["u4"], declare=BAR)
+    assert got[0] == 122
+
+
+def test_an_arrival_in_another_block_of_the_cluster():
+    text = kernel(
+        INIT.format(count=2)
+        + """barrier.cluster.arrive;  barrier.cluster.wait;  mov.u32 %r1, bar;
+        mapa.shared::cluster.u32 %r2, %r1, 0;  mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r2];
+        mov.u32 %r3, %cluster_ctarank;  setp.ne.u32 %p1, %r3, 0;  @%p1 bra done;"""
+        + WAIT.format(parity=0)
+        + "mov.u32 %y0, 5;  done: barrier.cluster.arrive;  barrier.cluster.wait;",
+        0, 1, widths_in=[], widths_out=[4], declare=BAR,
+    )  # fmt: skip
+    bench = Bench()
+    o = bench.empty("o", 2, U4)
+    bench.run(text, 2, 1, o, cluster=(2, 1, 1))
+    np.testing.assert_array_equal(bench.get(o), [5, 0])
+    assert not bench.errors()
+
+
+WRONG = {
+    "more bytes expected than come": (
+        "mbarrier.arrive.expect_tx.shared.b64 %d1, [bar], 64;  mbarrier.complete_tx.shared.b64 [bar], 48;",
+        0, "hang", "lacks 0 of 1 arrivals and 16 bytes of copies that it was told to expect"),
+    "fewer bytes expected than come": (
+        "mbarrier.arrive.expect_tx.shared.b64 %d1, [bar], 32;  mbarrier.complete_tx.shared.b64 [bar], 48;",
+        0, "hang", "copies have brought 16 bytes more than it was told to expect"),
+    "the parity of the next phase": (
+        "mbarrier.arrive.shared.b64 %d1, [bar];", 1, "hang", "parity 1, it is in phase 1 and lacks 1 of 1"),
+    "an arrival too many": (
+        "mbarrier.arrive.expect_tx.shared.b64 %d1, [bar], 8;  mbarrier.arrive.shared.b64 %d1, [bar];"
+        "mbarrier.complete_tx.shared.b64 [bar], 8;", 0, "too many arrivals", "here come more arrivals than that"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_counts_and_parities_are_named(name):
+    body, parity, kind, text = WRONG[name]
+    found = findings(f"{INIT.format(count=1)} @!%p7 bra done; {body} {WAIT.format(parity=parity)} done:", 32)
+    assert list(found) == [kind] and text in found[kind]
+    assert kind != "hang" or "mbarrier shared array bar[0]" in found[kind]
+
+
+# -- named barriers -----------------------------------------------------------------------------------------
+@covers("bar", "barrier")
+def test_one_warp_arrives_and_another_waits():
+    """The producer goes on past bar.arrive; barriers 1 and 2 are complete at different times."""
+    body = """setp.ge.u32 %p1, %t2, 32;  mov.u32 %r1, s;  and.b32 %r2, %t2, 31;  mad.lo.u32 %r1, %r2, 4, %r1;
+    mov.u32 %y0, 0;  @%p1 bra consume;
+    st.shared.u32 [%r1], %t2;  bar.arrive 1, 64;  bar.sync 2, 64;  ld.shared.u32 %y0, [%r1+128];  bra done;
+    consume: bar.sync 1, 64;  ld.shared.u32 %r3, [%r1];  mul.lo.u32 %r3, %r3, 3;  st.shared.u32 [%r1+128], %r3;
+    barrier.cta.arrive 2, 64;
+    done:"""
+    (got,) = run(body, [], ["u4"], declare=BAR)
+    np.testing.assert_array_equal(got, [3 * t for t in range(32)] + [0] * 32)
+
+
+def test_a_complete_barrier_lets_go_its_own_threads_only():
+    """Half of barrier 2's threads are late, behind barrier 1: that one's completion must not let the others go."""
+    body = """mov.u32 %y0, 0;  setp.lt.u32 %p1, %t2, 64;  @%p1 bra first;
+    setp.lt.u32 %p2, %t2, 96;  @%p2 bra meet;  bar.sync 1, 96;  setp.eq.u32 %p3, %t2, 96;  @%p3 st.shared.u32 [s], 5;
+    meet: bar.sync 2, 64;  ld.shared.u32 %y0, [s];  bra done;
+    first: bar.sync 1, 96;
+    done:"""
+    (got,) = run(body, [], ["u4"], block=128, declare=BAR)
+    np.testing.assert_array_equal(got, [0] * 64 + [5] * 64)
+
+
+def test_an_arrival_that_never_comes():
+    found = findings(
+        "mov.u32 %y0, 0;  setp.lt.u32 %p1, %t2, 32;  @%p1 bra done;  bar.sync 1, 64;  done: bar.sync 0;"
+    )
+    assert list(found) == ["barrier divergence"]
+
+
+# -- setmaxnreg ---------------------------------------------------------------------------------------------
+TAKE = "setp.lt.u32 %p1, %t2, 128;  mov.u32 %y0, 0;  @%p1 bra few;  setmaxnreg.inc.sync.aligned.u32 {more};  bra done;"
+GIVE = "few: setmaxnreg.dec.sync.aligned.u32 {few};  done:"
+
+
+@covers("setmaxnreg")
+@pytest.mark.parametrize(
+    ("few", "more", "text"),
+    [
+        (56, 224, ""),
+        (
+            56,
+            232,
+            "the warps of the block ask for 66560 registers, and it owns 64512: these warps wait for ever",
+        ),
+        (176, 168, "the warp has 168 registers a thread, and .dec asks for 176"),
+        (56, 160, "the warp has 168 registers a thread, and .inc asks for 160"),
+        (50, 224, "a multiple of 8 from 24 to 256"),
+    ],
+)
+def test_registers_within_the_budget(few, more, text):
+    found = findings(TAKE.format(more=more) + GIVE.format(few=few), 384, "")
+    assert set(found) == ({"register budget"} if text else set())
+    assert text in found.get("register budget", "")
+
+
+def test_registers_are_moved_by_whole_warpgroups():
+    found = findings(
+        "setp.lt.u32 %p1, %t2, 96;  mov.u32 %y0, 0;  @%p1 setmaxnreg.dec.sync.aligned.u32 56;", 128, ""
+    )
+    assert "needs all 128 threads of a warpgroup" in found["warp divergence"]

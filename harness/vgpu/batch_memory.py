@@ -84,6 +84,11 @@ class BatchMemory:
             self.even_epoch = int(self.epoch[0]) if (self.epoch == self.epoch[0]).all() else None
 
     # -- memory ---------------------------------------------------------------------------------------------
+    def constant_address(self, address):
+        """The device address of a constant whose address has been kept in 32 bits, as constant memory allows."""
+        low = np.uint32(self.arena.base & 0xFFFFFFFF)
+        return (address - low).astype(np.uint64) + self.base
+
     def load_global(self, A: Access, address, L):
         index = self.global_index(A, address, L)
         return self.fetch(A, self.global_space, index, L)
@@ -236,6 +241,8 @@ class BatchMemory:
         index = self.offset_index(A, address & 0xFFFFFF, place, self.run.shared_extents, L)
         if (block == own).all():
             self.log.add_shared(self, A, index, L)
+        else:
+            self.log.add_remote(self, A, index, L)
         return index
 
     def load_local(self, A: Access, address, L):

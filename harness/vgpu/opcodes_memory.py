@@ -65,7 +65,12 @@ def load(w: Writer, i: Instr):
     strong, acquires, _ = _strength(i)
     a = w.code.access(i, "A" if strong else "R", space, size, count)
     a.acquires, a.used, a.narrow = acquires, bool(strong), _narrow(i)
-    value = w.temp(f"m.load_{'global' if space == 'const' else space}(A{a.number}, {w.address(mem)}, L)")
+    address = w.address(mem)
+    if space == "const":
+        space = "global"
+        if isinstance(mem.base, Reg) and w.width(mem.base.name) == 4:
+            address = f"m.constant_address({address})"
+    value = w.temp(f"m.load_{space}(A{a.number}, {address}, L)")
     for k, target in enumerate(targets):
         if isinstance(target, Reg) and target.name == "_":
             continue
@@ -132,8 +137,8 @@ def _names(a) -> list[str]:
 @opcode("fence", "membar")
 def fence(w: Writer, i: Instr):
     """all scopes; orders accesses of blocks for the race check, unless its scope is one block (.cta) or it is a proxy fence"""
-    if not _narrow(i) and not any("proxy" in m for m in i.mods) and "mbarrier_init" not in i.mods:
-        w.emit("m.fence(L)")
+    if not any("proxy" in m for m in i.mods) and "mbarrier_init" not in i.mods:
+        w.emit(f"m.fence(L, {_narrow(i)})")
 
 
 @opcode("bar", "barrier")

@@ -12,10 +12,11 @@ Per granule of memory (the smallest element the kernel accesses) three marks are
 A mark is one integer: block or warp epoch, barrier epoch, thread and instruction. A load is compared with the store
 mark and the other way round, so the order in which the two were executed does not matter.
 
-Kernels that use the result of an atomic, or a strong load, may order blocks by it ("the last block reduces"). They get
-block vector clocks: an atomic or strong load is an acquire only if its result is used and it, or a fence after it,
-has acquire semantics; a release needs a fence or release semantics before. So do kernels with a cluster barrier: its
-arrive is a release (unless `.relaxed`), its wait an acquire. There the log is kept and sorted at the end.
+Kernels that use the result of an atomic, or a strong load, may order blocks by it ("the last block reduces"); warps of a
+block may do so by a flag in shared memory. They get vector clocks (clocks.py): an atomic or strong load is an acquire only
+if its result is used and it, or a fence after it, has acquire semantics; a release needs a fence or release semantics
+before. So do kernels with a cluster barrier: its arrive is a release (unless `.relaxed`), its wait an acquire. There the
+log is kept and sorted at the end, that of shared memory too where blocks of a cluster reach into each other's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from .batch_memory import BatchMemory
+from .clocks import Clocks, SharedOfAll
 from .events import Recorder
 from .memory import Extent
 from .program import registers
@@ -71,6 +73,27 @@ def synchronises(program) -> bool:
             if i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods):
                 return True
     return False
+
+
+def follows_shared(program, cluster_size: int) -> tuple[bool, bool]:
+    """Whether warps of a block may order each other by flags in its shared memory, and whether blocks of a cluster reach
+    each other's shared memory, by what the clocks know: barriers of the cluster, fences and atomics."""
+    instrs = [i for b in program.blocks for i in b.instrs]
+    shared = [i for i in instrs if any(m.startswith("shared") for m in i.mods)]
+    polls = any(
+        (i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods))
+        or (i.op == "atom" and any(r in program.read for r in registers(i.args[0])))
+        for i in shared
+    )
+    orders = any(i.op in ("fence", "membar") or "acquire" in i.mods or "acq_rel" in i.mods for i in instrs)
+    flags = polls and orders and any(b.spins for b in program.blocks)
+    other = any(
+        (i.op == "mbarrier" and "cluster" in i.mods) or (i.op == "cp" and "bulk" in i.mods) for i in instrs
+    )
+    remote = (
+        cluster_size > 1 and not other and any(i.op == "mapa" or "shared::cluster" in i.mods for i in instrs)
+    )
+    return flags, remote
 
 
 class Marks:
@@ -134,7 +157,10 @@ class AccessLog:
         self.size = 0
         self.has_store = False
         self.batch: BatchMemory | None = None
-        self.clocks = BlockClocks(self) if syncs and self.checking else None
+        flags, remote = follows_shared(code.program, run.cluster_size)
+        self.ordered = OrderedLog(self, flags) if (syncs or flags or remote) and self.checking else None
+        self.clocks = self.ordered.clocks if self.ordered else None
+        self.flags, self.follows = flags, flags or remote
         self.warp_syncs = False  # whether a warp-wide instruction has been executed
 
     # -- called by the executor -----------------------------------------------------------------------------
@@ -171,8 +197,9 @@ class AccessLog:
             self.has_store = True
             self.written.add(tensor)
         self.size += batch.n if L is None else len(L)
-        if self.clocks and A.kind == "A" and not A.narrow:
-            self.clocks.access(batch, A, index, L)
+        if self.clocks and A.kind == "A":
+            places = np.broadcast_to(index, batch.n if L is None else len(L)) << A.shift
+            self.clocks.access(batch, A, places, L)
         if self.size > LIMIT:
             self.digest()
 
@@ -187,11 +214,18 @@ class AccessLog:
         top = 0
         if batch.warp_synced:
             top = batch.warp_epoch[batch.warp_of if L is None else batch.warp_of[L]]
+        if self.ordered and self.follows:
+            self.ordered.add_shared(batch, A, index, L)
         self.shared.append((A, index, ids, L, epoch, top, self.segment))
         self.shared_store = self.shared_store or A.kind != "R"
         self.size += batch.n if L is None else len(L)
         if self.size > LIMIT:
             self.digest()
+
+    def add_remote(self, batch, A, index, L):
+        """A shared access, by some threads to the memory of another block of their cluster."""
+        if self.ordered and self.follows:
+            self.ordered.add_shared(batch, A, index, L)
 
     def barrier(self, batch, ready):
         """The blocks `ready` (None: all) pass a barrier."""
@@ -213,10 +247,10 @@ class AccessLog:
             batch.warp_synced = True
             self.segment += 1
 
-    def fence(self, batch, L):
-        """A fence of the threads `L`."""
+    def fence(self, batch, L, narrow: bool):
+        """A fence of the threads `L`; `narrow`: for their own block only."""
         if self.clocks:
-            self.clocks.fence(batch, L)
+            self.clocks.fence(batch, L, narrow)
 
     def cluster_arrive(self, batch, L, release: bool):
         """The threads `L` arrive at the barrier of their cluster."""
@@ -236,8 +270,8 @@ class AccessLog:
         """The launch is over."""
         if self.batch is not None:
             self.digest()
-        if self.clocks:
-            self.clocks.finish()
+        if self.ordered:
+            self.ordered.finish()
         if self.events:
             self.run.launch.events = self.events.finish()
 
@@ -257,8 +291,8 @@ class AccessLog:
         if not self.checking:
             self.entries = {}
             return
-        if self.clocks:
-            self.clocks.take(self.entries)
+        if self.ordered:
+            self.ordered.take(self.entries)
             self.entries = {}
             return
         for tensor in list(self.entries):
@@ -343,9 +377,10 @@ class AccessLog:
             return
         # The bit "several blocks" says that another block is among them: show the mark's own block, if it is another.
         across = bad & (((other ^ mine) >> _TOP_AT) != 0)
+        granule = self.shared_granule if isinstance(tensor, SharedOfAll) else self.granule
         for part, kind in ((across, name), (bad & ~across, "race inside a block")):
             if part.any():
-                self.report(kind, tensor, where[part], mine[part], other[part], self.granule)
+                self.report(kind, tensor, where[part], mine[part], other[part], granule)
 
     def report(self, kind, tensor, where, mine, other, granule, batch=None):
         """One finding for each pair of instructions."""
@@ -365,7 +400,13 @@ class AccessLog:
             thread = run.thread_index(who >> 12 & 1023)
             their_thread = run.thread_index(them >> 12 & 1023)
             theirs = block = run.block_index(who >> 36 & (1 << _TOP) - 1)
-            if kind == "shared race":
+            if isinstance(tensor, SharedOfAll):
+                name, index, owner = tensor.part(byte, first.width)
+                theirs = run.block_index(them >> 36 & (1 << _TOP) - 1)
+                if theirs != block or owner != (who >> 36 & (1 << _TOP) - 1):
+                    name = f"{name} of block {_t(run.block_index(owner))}"
+                kind = "shared race" if kind != "atomic scope" else kind
+            elif kind == "shared race":
                 assert batch is not None  # shared memory is a batch's
                 local = byte % batch.shared_size
                 theirs = block = run.block_index(int(batch.blocks[byte // batch.shared_size]))
@@ -381,6 +422,11 @@ class AccessLog:
             elif kind == "atomic scope":
                 other_block = f"block {_t(theirs)}" if theirs != block else "another block"
                 why = f"block {_t(block)} and {_verb(second)} by {other_block}: block scope counts inside one block only"
+            elif theirs != block:
+                why = (
+                    f"block {_t(block)} and {_verb(second)} by block {_t(theirs)} of its cluster:"
+                    " no barrier of the cluster is between them"
+                )
             else:
                 why = (
                     f"thread {_t(thread)} and {_verb(second)} by thread {_t(their_thread)} of the same block,"
@@ -402,7 +448,7 @@ class AccessLog:
         if self.counting:
             self.run.counters.consume_shared(batch, entries)
         # Loads alone matter only if somebody may still store in the same epoch.
-        if not self.checking or not (store or keep_reads or self.shared_marks is not None):
+        if not self.checking or self.flags or not (store or keep_reads or self.shared_marks is not None):
             return
         if self.shared_marks is None:
             self.shared_marks = Marks(batch.count * batch.shared_size // self.shared_granule + 1)
@@ -445,133 +491,73 @@ class AccessLog:
             )
 
 
-class BlockClocks:
-    """Vector clocks of blocks, for kernels whose blocks order each other through global atomics.
+class OrderedLog:
+    """The log of a launch whose threads order each other by more than barriers: judged at its end, by clocks."""
 
-    A block's history is cut into segments at its releases and acquires; `rows[s]` says for segment s which segment
-    count of every other block happened before it.
-    """
+    def __init__(self, log: AccessLog, flags: bool):
+        run = log.run
+        self.log, self.flags = log, flags
+        self.clocks = Clocks(run.cluster_size)
+        gx, gy, gz = run.grid
+        self.shared = SharedOfAll(gx * gy * gz, run.shared_size, run.shared_extents)
+        self.entries: dict[Extent, list] = {}
+        self.remote: dict[tuple, tuple] = {}  # accesses to other blocks' shared memory, one of each kind
 
-    def __init__(self, log: AccessLog):
-        self.log = log
-        gx, gy, gz = log.run.grid
-        self.total = gx * gy * gz
-        self.current: dict[int, int] = {}  # block -> its segment
-        self.rows: list[dict[int, int]] = []  # segment -> {block: segments of it that happened before}
-        self.owner: list[int] = []
-        self.count: list[int] = []  # segment -> its number within its block
-        self.released: dict[int, dict[int, int]] = {}  # block -> clock at its last release fence
-        self.places: dict[tuple, dict[int, int]] = {}  # place -> clock that a release left there
-        self.seen: dict[int, dict[int, int]] = {}  # block -> clocks read but not yet acquired
-        self.cluster_size = log.run.cluster_size
-        self.arrived: dict[int, dict[int, int]] = {}  # cluster -> clock that arrivals at its barrier released
-        self.log_entries: list = []
-        self.time = 0
-
-    def segment(self, block: int) -> int:
-        found = self.current.get(block)
-        return self.new_segment(block, {}) if found is None else found
-
-    def new_segment(self, block: int, clock: dict[int, int]) -> int:
-        before = self.current.get(block)
-        number = 0 if before is None else self.count[before] + 1
-        self.rows.append(clock)
-        self.owner.append(block)
-        self.count.append(number)
-        self.current[block] = len(self.rows) - 1
-        return self.current[block]
-
-    def clock(self, block: int) -> dict[int, int]:
-        """What happened before now in this block, itself included."""
-        s = self.segment(block)
-        return {**self.rows[s], block: self.count[s] + 1}
-
-    def segments(self, batch, L):
-        """The current segment of each thread's block, and the time."""
-        table = np.array([self.segment(int(b)) for b in batch.blocks])
-        self.time += 1
-        return table[batch.block_of if L is None else batch.block_of[L]], self.time
-
-    def blocks_of(self, batch, L) -> list[int]:
-        return np.unique(batch.blocks[batch.block_of if L is None else batch.block_of[L]]).tolist()
-
-    def fence(self, batch, L):
-        for b in self.blocks_of(batch, L):
-            seen = self.seen.pop(b, None)
-            if seen:
-                self.acquire(b, seen)
-            self.released[b] = self.clock(b)
-            self.new_segment(b, self.rows[self.segment(b)])  # what comes after is not covered by this fence
-
-    def acquire(self, b: int, seen: dict[int, int]):
-        clock = _join(self.rows[self.segment(b)], seen)
-        clock.pop(b, None)
-        self.new_segment(b, clock)
-
-    def clusters_of(self, batch, L) -> list[tuple[int, int]]:
-        """(block, cluster) of the threads. A batch holds whole clusters, block by block."""
-        numbers = np.unique(batch.block_of if L is None else batch.block_of[L])
-        first = batch.blocks[numbers // self.cluster_size * self.cluster_size]
-        return list(zip(batch.blocks[numbers].tolist(), first.tolist(), strict=True))
-
-    def cluster_arrive(self, batch, L, release: bool):
-        for b, cluster in self.clusters_of(batch, L):
-            published = self.clock(b) if release else self.released.get(b)
-            if published:
-                self.arrived[cluster] = _join(self.arrived.get(cluster, {}), published)
-                self.new_segment(b, self.rows[self.segment(b)])  # what comes after is not covered
-
-    def cluster_wait(self, batch, L):
-        passing = self.clusters_of(batch, L)
-        for b, cluster in passing:
-            self.acquire(b, self.arrived.get(cluster, {}))
-        for _, cluster in passing:
-            self.arrived.pop(cluster, None)
-
-    def access(self, batch, A, index, L):
-        """An atomic, or a strong load or store: it may publish, and it may learn."""
-        positions = batch.positions(L)
-        blocks = batch.blocks[batch.block_of[positions]]
-        places = np.broadcast_to(index, len(positions)) << A.shift
-        done = set()
-        for b, place in zip(blocks.tolist(), places.tolist(), strict=True):
-            if (b, place) in done:
-                continue
-            done.add((b, place))
-            if A.used or A.instr.op == "ld":
-                there = self.places.get(place)
-                if there:
-                    if A.acquires:
-                        self.acquire(b, there)
-                    else:
-                        self.seen[b] = _join(self.seen.get(b, {}), there)
-            if A.writes:
-                published = self.clock(b) if A.releases else self.released.get(b)
-                if published:
-                    self.places[place] = _join(self.places.get(place, {}), published)
-                    s = self.segment(b)
-                    self.new_segment(b, self.rows[s])
-
-    def take(self, entries: dict):
-        """Keep the log: it is sorted and checked when the launch is over."""
+    def take(self, entries: dict) -> None:
+        """Keep the log of global memory."""
         for tensor, some in entries.items():
-            self.log_entries += [(tensor, e) for e in some]
+            self.entries.setdefault(tensor, []).extend(some)
 
-    def finish(self):
-        by_tensor: dict[Extent, list] = {}
-        for tensor, e in self.log_entries:
-            by_tensor.setdefault(tensor, []).append(e)
-        for tensor, entries in by_tensor.items():
-            if all(e[0].kind == "R" for e in entries):
-                continue
-            self.check(tensor, entries)
+    def add_shared(self, batch, A, index, L) -> None:
+        """A shared access; `index` in units of the access size in the shared memory of the batch."""
+        positions = batch.positions(L)
+        slot, byte = np.divmod(np.broadcast_to(index, len(positions)) << A.shift, self.shared.size)
+        place = batch.blocks[slot] * self.shared.size + byte
+        segments = self.clocks.segments(batch, L)
+        entry = (A, place >> A.shift, self.log.identity(batch), L, batch.epochs(L), segments)
+        self.entries.setdefault(self.shared, []).append(entry)
+        if A.kind == "A":
+            self.clocks.access(batch, A, -1 - place, L)
+        own = batch.block_of[positions]
+        for k in np.flatnonzero(slot != own).tolist():
+            warp, epoch = int(batch.thread_of[positions[k]]) >> 5, int(batch.epoch[own[k]]) & _EPOCH_MASK
+            key = A.number, int(segments[0][k]), epoch, warp, int(batch.blocks[slot[k]])
+            self.remote.setdefault(
+                key,
+                (A, int(positions[k]), int(place[k]), batch.blocks[own[k]], batch.thread_of[positions[k]]),
+            )
 
-    def check(self, tensor: Extent, entries):
+    def finish(self) -> None:
+        """Judge everything: the launch is over."""
+        for tensor, entries in self.entries.items():
+            if any(e[0].kind != "R" for e in entries):
+                self.check(tensor, entries)
+        for (_, segment, epoch, warp, owner), (A, _, place, block, thread) in self.remote.items():
+            if not self.clocks.over_before_exit((segment, epoch, warp), owner):
+                self.report_late(A, place, int(block), int(thread))
+
+    def report_late(self, A, place: int, block: int, thread: int) -> None:
+        """An access to the shared memory of a block that may have returned by then."""
+        run = self.log.run
+        name, index, owner = self.shared.part(place, A.width)
+        message = (
+            f"{_verb(A)} by block {_t(run.block_index(block))} of {name}{index_text(index)} of block"
+            f" {_t(run.block_index(owner))}, which may have returned by then: a barrier of the cluster must come after it"
+        )
+        run.record(
+            "early return", A.instr, message, tensor=name, index=index, block=run.block_index(block),
+            thread=run.thread_index(thread),
+        )  # fmt: skip
+
+    def check(self, tensor: Extent, entries) -> None:
+        """Search one tensor's accesses for pairs that conflict and are not ordered."""
         log = self.log
-        base = tensor.start - log.run.arena.base
+        shared = tensor is self.shared
+        base = 0 if shared else tensor.start - log.run.arena.base
+        granule = log.shared_granule if shared else log.granule
         where, marks, kinds, segments, times = [], [], [], [], []
         for e in entries:
-            w, m = log.expand([e], log.granule, base)
+            w, m = log.expand([e], granule, base)
             repeat = len(w) // max(len(e[5][0]), 1)
             where.append(w)
             marks.append(m)
@@ -607,35 +593,29 @@ class BlockClocks:
                 ok = ok[w[following[ok]] == w[ok]]
                 self.judge(tensor, w, m, s, following[ok], ok, clash, name)
 
-    def judge(self, tensor, w, m, s, later, earlier, clash, name: str):
+    def judge(self, tensor, w, m, s, later, earlier, clash, name: str) -> None:
         """Report the pairs of accesses that are not ordered."""
         if not len(later):
             return
         a, b = m[later], m[earlier]
         bad = clash(b, a)
-        if not bad.any():
+        if tensor is self.shared and not self.flags:  # inside a block the epochs have the say
+            bad &= (a ^ b) >> _TOP_AT != 0
+        bad = np.flatnonzero(bad)
+        if not len(bad):
             return
-        where = np.flatnonzero(bad)
-        keep = []
-        for k in where.tolist():
-            x, y = int(s[earlier[k]]), int(s[later[k]])
-            if self.owner[x] != self.owner[y]:
-                if self.rows[y].get(self.owner[x], 0) > self.count[x]:
-                    continue
-            elif x != y:
-                continue  # the same block in another segment: its own barriers and atomics order it
-            keep.append(k)
-        if keep:
-            keep = np.array(keep)
+        epochs_and_warps = ~u8(0) >> u8(64 - 36) & ~((u8(1) << u8(17)) - u8(1))
+        whose = (s[earlier[bad]], b[bad] & epochs_and_warps, s[later[bad]], a[bad] & epochs_and_warps)
+        pairs, pair_of = np.unique(
+            np.stack([x.astype(np.int64) for x in whose], 1), axis=0, return_inverse=True
+        )
+        ordered = [
+            self.clocks.ordered((x, mx >> 22, mx >> 17 & 31), (y, my >> 22, my >> 17 & 31))
+            for x, mx, y, my in pairs.tolist()
+        ]
+        keep = bad[~np.array(ordered)[pair_of.reshape(-1)]]
+        if len(keep):
             self.log.report_global(tensor, w[later[keep]], a[keep], b[keep], np.ones(len(keep), bool), name)
-
-
-def _join(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
-    out = dict(a)
-    for k, v in b.items():
-        if v > out.get(k, 0):
-            out[k] = v
-    return out
 
 
 def _t(t) -> str:

@@ -210,8 +210,8 @@ class WarpOps(BarrierOps):
             return old
         return atomic_update(data, index, op, kind, values, used)
 
-    def fence(self, L):
-        self.log.fence(self, L)
+    def fence(self, L, narrow: bool):
+        self.log.fence(self, L, narrow)
 
     # -- matrices -------------------------------------------------------------------------------------------
     def warp_rows(self, instr, L) -> int:

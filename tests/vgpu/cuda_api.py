@@ -149,6 +149,57 @@ def memory(cuda: Cuda) -> dict:
     return out
 
 
+class Rectangle(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = [
+        (f"{side}_{name}", kind)
+        for side in ("source", "target")
+        for name, kind in (
+            ("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("type", ctypes.c_uint64), ("host", ctypes.c_void_p),
+            ("device", Address), ("array", ctypes.c_void_p), ("pitch", ctypes.c_size_t),
+        )
+    ] + [("width", ctypes.c_size_t), ("height", ctypes.c_size_t)]  # fmt: skip
+
+
+HOST, DEVICE, ARRAY, UNIFIED = 1, 2, 3, 4
+
+
+def rectangles(cuda: Cuda) -> dict:
+    """A rectangle of 3 x 2 bytes from a 4 x 5 picture on the host to a pitched allocation, to another, and back."""
+    picture = (ctypes.c_uint8 * 20)(*range(20))
+    back = (ctypes.c_uint8 * 20)()
+    pitched, pitch = Address(), ctypes.c_size_t()
+    cuda(
+        "cuMemAllocPitch_v2",
+        ctypes.byref(pitched),
+        ctypes.byref(pitch),
+        ctypes.c_size_t(5),
+        ctypes.c_size_t(4),
+        4,
+    )
+    dense = cuda.allocate(20)
+    cuda("cuMemsetD8_v2", dense, 0, ctypes.c_size_t(20))
+    there = Rectangle(source_x=1, source_y=1, source_type=HOST, source_host=ctypes.addressof(picture), source_pitch=5,
+                      target_y=2, target_type=DEVICE, target_device=pitched, target_pitch=pitch.value, width=3, height=2)  # fmt: skip
+    cuda("cuMemcpy2D_v2", ctypes.byref(there))
+    on = Rectangle(source_y=2, source_type=UNIFIED, source_device=pitched, source_pitch=pitch.value,
+                   target_x=2, target_type=DEVICE, target_device=dense, target_pitch=5, width=3, height=2)  # fmt: skip
+    cuda("cuMemcpy2DAsync_v2", ctypes.byref(on), None)
+    home = Rectangle(source_type=DEVICE, source_device=dense, source_pitch=5,
+                     target_type=HOST, target_host=ctypes.addressof(back), target_pitch=5, width=5, height=4)  # fmt: skip
+    cuda("cuMemcpy2DUnaligned_v2", ctypes.byref(home))
+    past = Rectangle(source_type=DEVICE, source_device=dense, source_pitch=5,
+                     target_type=HOST, target_host=ctypes.addressof(back), target_pitch=5, width=5, height=5)  # fmt: skip
+    array = Rectangle(source_type=ARRAY, target_type=DEVICE, target_device=dense, width=1, height=1)
+    return {
+        "pitch": pitch.value,
+        "back": list(back),
+        "past the end": cuda.error("cuMemcpy2D_v2", ctypes.byref(past)),
+        "array": cuda.error("cuMemcpy2D_v2", ctypes.byref(array)),
+    }
+
+
 def pinned(cuda: Cuda) -> dict:
     """Fills and copies whose target or source is pinned host memory: the 16 bytes there afterwards, and errors."""
     n, stream, size = 16, None, ctypes.c_size_t
@@ -301,6 +352,7 @@ def main() -> None:
     cuda("cuInit", 0)
     out = {
         "memory": memory(cuda),
+        "rectangles": rectangles(cuda),
         "pinned": pinned(cuda),
         "launches": launches(cuda),
         "modules": modules(cuda),

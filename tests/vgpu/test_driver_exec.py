@@ -54,14 +54,14 @@ def suite_on_gpu(request) -> str:
     return request.getfixturevalue("suite")
 
 
-def vgpu(*arguments: str, **options) -> subprocess.CompletedProcess:
+def vgpu(*arguments: str, timeout: float = 100, **options) -> subprocess.CompletedProcess:
     """`vgpu exec ARGUMENTS`, with a time limit that no test should reach."""
     return subprocess.run(
         [*VGPU, "exec", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=timeout,
         check=False,
         **options,
     )
@@ -208,6 +208,52 @@ def test_fills_of_host_buffers(suite):
     np.testing.assert_array_equal(numbers(run_suite(suite, "host_fill"), np.float64), expected)
 
 
+COURSE = [
+    *[
+        "host_fills",
+        "maps",
+        "sub_buffers",
+        "copies",
+        "pinned_in_a_kernel",
+        "wrapped_host_memory",
+        "device_facts",
+    ],
+    *[
+        "streams",
+        "events",
+        "two_dimensions",
+        "three_dimensions",
+        "dynamic_shared",
+        "constant_memory",
+        "arguments",
+    ],
+    *[
+        "closures",
+        "last_block",
+        "spin_lock",
+        "atomics",
+        "clusters",
+        "mbarriers",
+        "collectives",
+        "named_barriers",
+    ],
+    "print_and_assert",
+]
+
+
+@pytest.mark.compiler
+def test_a_course_of_programs():
+    """Twenty-three programs as a GPU course has them, compiled and run by one command; each checks its own results."""
+    course = HERE / "programs" / "course" / "course.mojo"
+    done = vgpu("--", build.find_mojo(), "run", "-g1", str(course), timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line in COURSE] == COURSE
+    said = sorted(line for line in lines if line not in COURSE)
+    assert said == [f"block {b} of 2 half: 0.5 yes: True byte: -3" for b in range(2)]
+    assert re.search(r" launches, 0 errors, \d+ notes?$", done.stderr.strip())
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize("order", ["reversed", "shuffled:3"])
 def test_block_order_does_not_matter_to_a_right_program(suite, order):
@@ -324,6 +370,27 @@ def test_a_program_may_handle_an_error(suite):
 
 
 @pytest.mark.compiler
+def test_what_is_not_simulated_is_named_in_one_line(suite):
+    done = run_suite(suite, "graph")
+    assert done.returncode == 1
+    (line,) = [
+        line for line in done.stderr.splitlines() if line.startswith("virtual GPU: the program called")
+    ]
+    assert line == "virtual GPU: the program called cuGraphCreate, which the virtual GPU does not have"
+
+
+@pytest.mark.compiler
+def test_an_assertion_of_a_kernel_that_fails(suite):
+    """Its text is printed as on a GPU, and the trap behind it is a finding."""
+    done = run_suite(suite, "failed_assert")
+    assert done.returncode == 1
+    assert re.search(
+        r"faults\.mojo:\d+.*block: \[0,0,0\] thread: \[16,0,0\].*thread 16 is too many", done.stdout
+    )
+    assert "error: trap at" in done.stderr and "first seen in kernel faults_only_for_sixteen" in done.stderr
+
+
+@pytest.mark.compiler
 def test_program_without_gpu_use(suite):
     done = run_suite(suite, "no_gpu")
     assert (done.returncode, done.stdout) == (0, "no kernel here\n")
@@ -374,6 +441,17 @@ def test_fills_and_copies_of_pinned_host_memory(api):
     assert host["registered"] == [5] * 16
     refused = ("past the end", "unregistered", "freed twice")
     assert {host[name] for name in refused} == {"CUDA_ERROR_INVALID_VALUE"}
+
+
+@pytest.mark.compiler
+def test_copies_of_rectangles(api):
+    """Between host and device, dense and pitched, and what lies beside the rectangle stays."""
+    found = api["rectangles"]
+    expected = np.zeros((4, 5), int)
+    expected[:2, 2:] = np.arange(20).reshape(4, 5)[1:3, 1:4]
+    assert (found["pitch"], found["back"]) == (512, expected.ravel().tolist())
+    assert found["past the end"] == "CUDA_ERROR_INVALID_VALUE"
+    assert found["array"] == "CUDA_ERROR_NOT_SUPPORTED"
 
 
 @pytest.mark.compiler

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from kernel_tools import Bench
@@ -259,3 +261,111 @@ FIRST_READS_ALL = """mov.u32 %r1, %cluster_ctarank;  setp.ne.u32 %p1, %r1, 0;  @
 def test_a_cluster_barrier_orders_the_blocks_of_its_cluster(body, kind, blocks):
     found = races(body, 4, 1, blocks=blocks, cluster=(2, 1, 1))
     assert {f.kind for f in found} == ({kind} if kind else set())
+
+
+# Block 0's threads all store, one of them counts; block 1 waits for the count and reads all.
+PUBLISH = """setp.ne.u32 %p1, %t0, 0;  @%p1 bra reader;
+    mad.wide.u32 %d1, %t2, 4, %d0;  st.global.u32 [%d1+64], 42;  {before}  setp.ne.u32 %p2, %t2, 0;  @%p2 bra done;
+    fence.acq_rel.gpu;  red.relaxed.gpu.global.add.u32 [%d0], 1;  bra done;
+    reader: setp.ne.u32 %p2, %t2, 0;  @%p2 bra meet;
+    spin: ld.relaxed.gpu.global.u32 %r1, [%d0];  setp.eq.u32 %p3, %r1, 0;  @%p3 bra spin;  fence.acq_rel.gpu;
+    meet: {after}  mad.wide.u32 %d1, %t2, 4, %d0;  ld.global.u32 %r2, [%d1+64];
+    done:"""
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    ("before", "after", "race"),
+    [
+        ("bar.sync 0;", "bar.sync 0;", False),
+        ("fence.acq_rel.gpu;", "bar.sync 0;", True),  # each thread fences: that brings nobody together
+        ("", "bar.sync 0;", True),
+        ("bar.sync 0;", "", True),  # one thread has waited, the others go on without it
+    ],
+)
+def test_a_fence_speaks_for_its_own_thread(before, after, race, blocks):
+    """A fence by one thread says nothing about what others of its block have just stored, or read soon after."""
+    found = races(PUBLISH.format(before=before, after=after), 2, 64, cells=128, blocks=blocks)
+    assert {f.kind for f in found} == ({"global race"} if race else set()), [f.text() for f in found]
+
+
+# Thread 32 waits for a flag in shared memory that thread 0 sets behind its data; both in shared memory, or data global.
+FLAG = """setp.ne.u32 %p1, %t2, 5;  @%p1 bra go;  st.shared.u32 [flag], 0;  go: bar.sync 0;
+    setp.ne.u32 %p1, %t2, 0;  @%p1 bra other;
+    {store} 42;  {release}  bra done;
+    other: setp.ne.u32 %p1, %t2, 32;  @%p1 bra done;
+    spin: {acquire}  setp.eq.u32 %p3, %r1, 0;  @%p3 bra spin;  {after}
+    {load};
+    done:"""
+RELEASE, ACQUIRE = "st.release.cta.shared.u32 [flag], 1;", "ld.acquire.cta.shared.u32 %r1, [flag];"
+RELAXED, READ = "st.relaxed.cta.shared.u32 [flag], 1;", "ld.relaxed.cta.shared.u32 %r1, [flag];"
+FENCE = "fence.acq_rel.cta;"
+
+
+@pytest.mark.parametrize("space", ["shared", "global"])
+@pytest.mark.parametrize(
+    ("release", "acquire", "after", "race"),
+    [
+        (RELEASE, ACQUIRE, "", False),
+        (FENCE + RELAXED, READ, FENCE, False),
+        (RELEASE, READ, FENCE, False),
+        (FENCE + "red.relaxed.cta.shared.add.u32 [flag], 1;", "atom.acquire.cta.shared.or.b32 %r1, [flag], 0;", "", False),
+        (RELAXED, ACQUIRE, "", True),
+        (RELEASE, READ, "", True),
+        (RELAXED + FENCE, READ, FENCE, True),  # the fence comes after the flag
+    ],
+)  # fmt: skip
+def test_flags_in_shared_memory(space, release, acquire, after, race):
+    place = "[s]" if space == "shared" else "[%d0]"
+    body = FLAG.format(
+        store=f"st.{space}.u32 {place},",
+        load=f"ld.{space}.u32 %r2, {place}",
+        release=release,
+        acquire=acquire,
+        after=after,
+    )
+    found = races(body, 1, 64, declare=".shared .align 4 .b8 s[4]; .shared .align 4 .b8 flag[4];")
+    kind = "shared race" if space == "shared" else "race inside a block"
+    assert {f.kind for f in found} == ({kind} if race else set()), [f.text() for f in found]
+
+
+def test_a_flag_orders_only_who_has_looked_at_it():
+    """Thread 40 reads the data without the flag, thread 32 with it."""
+    body = FLAG.format(
+        store="st.shared.u32 [s],", load="ld.shared.u32 %r2, [s]", release=RELEASE, acquire=ACQUIRE, after=""
+    )
+    body = body.replace("setp.ne.u32 %p1, %t2, 32;", "setp.eq.u32 %p2, %t2, 64;  @%p2 ld.shared.u32 %r3, [s];  setp.ne.u32 %p1, %t2, 32;")  # fmt: skip
+    (race,) = races(body, 1, 96, declare=".shared .align 4 .b8 s[4]; .shared .align 4 .b8 flag[4];")
+    assert race.kind == "shared race" and (race.tensor, race.index) == ("shared array s", 0)
+    assert {race.thread[0], int(re.findall(r"thread \((\d+)", race.message)[1])} == {0, 64}
+
+
+# Each block of a cluster of two has a word; %r5 is the address of the other's.
+OTHERS = """mov.u32 %r1, %cluster_ctarank;  xor.b32 %r3, %r1, 1;  mov.u32 %r4, s;
+    mapa.shared::cluster.u32 %r5, %r4, %r3;  """
+SYNC = "barrier.cluster.arrive;  barrier.cluster.wait;"
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        ("st.shared.u32 [s], %t0;" + SYNC + "ld.shared::cluster.u32 %r6, [%r5];" + SYNC, None, ""),
+        ("st.shared::cluster.u32 [%r5], %t0;" + SYNC + "ld.shared.u32 %r6, [s];", None, ""),
+        ("st.shared.u32 [s], 0;" + SYNC + "red.shared::cluster.add.u32 [%r5], 1;" + SYNC + "ld.shared.u32 %r6, [s];", None, ""),
+        # no barrier of the cluster between store and load; a block's own barrier is none
+        ("st.shared.u32 [s], %t0;  ld.shared::cluster.u32 %r6, [%r5];" + SYNC, "shared race", "of block"),
+        ("st.shared.u32 [s], %t0;  bar.sync 0;  ld.shared::cluster.u32 %r6, [%r5];" + SYNC, "shared race", "no barrier of the cluster"),
+        ("st.shared::cluster.u32 [%r5], %t0;  bar.sync 0;  ld.shared.u32 %r6, [s];" + SYNC, "shared race", "of its cluster"),
+        # overwritten while the other may still read
+        ("st.shared.u32 [s], %t0;" + SYNC + "ld.shared::cluster.u32 %r6, [%r5];  st.shared.u32 [s], 7;" + SYNC, "shared race", "a load"),
+        # both blocks store into the memory of block 0
+        ("mov.u32 %r3, 0;  mapa.shared::cluster.u32 %r5, %r4, %r3;  st.shared::cluster.u32 [%r5], %t0;" + SYNC, "shared race", "a store"),
+        # nothing keeps the other block there until it is read
+        ("st.shared.u32 [s], %t0;" + SYNC + "ld.shared::cluster.u32 %r6, [%r5];", "early return", "may have returned"),
+    ],
+)  # fmt: skip
+def test_shared_memory_of_other_blocks(body, kind, message, blocks):
+    found = races(OTHERS + body, 4, 1, declare=".shared .align 4 .b8 s[4];", blocks=blocks, cluster=(2, 1, 1))
+    assert {f.kind for f in found} == ({kind} if kind else set()), [f.text() for f in found]
+    assert all(message in f.message for f in found), [f.text() for f in found]

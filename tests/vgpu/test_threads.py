@@ -9,7 +9,7 @@ import pytest
 from kernel_tools import Bench
 from ptx_tools import HEADER, covers, kernel, run
 
-from harness.vgpu import executor
+from harness.vgpu import executor, memory
 from harness.vgpu.machine import InvalidPTX, StepBudgetExceeded, UnsupportedInstruction
 
 U4, I4, F4 = np.uint32, np.int32, np.float32
@@ -81,6 +81,20 @@ def test_module_variables_and_computed_parameters():
     o = bench.empty("o", 32, U4)
     bench.run(text.replace(".visible", declared + ".visible"), 1, 32, o)
     np.testing.assert_array_equal(bench.get(o), np.tile([40, 70, 100, 130], 8))
+
+
+@pytest.mark.parametrize("base", [memory.DEFAULT_BASE, memory.DEFAULT_BASE + 0xFFFF0000])
+def test_addresses_of_constants_in_32_bits(base):
+    """Constant memory is small: a compiler keeps addresses in it in 32-bit registers."""
+    body = """mov.b32 %r1, table;  and.b32 %r2, %i, 3;  shl.b32 %r2, %r2, 2;  add.s32 %r3, %r1, %r2;
+    ld.const.u32 %y0, [%r3];  ld.const.u32 %r4, [%r1+4];  add.u32 %y0, %y0, %r4;"""
+    text = kernel(body, 0, 1, widths_in=[], widths_out=[4])
+    bench = Bench(base=base)
+    o = bench.empty("o", 32, U4)
+    declared = ".const .align 4 .u32 table[4] = {10, 20, 30, 40};\n"
+    bench.run(text.replace(".visible", declared + ".visible"), 1, 32, o)
+    np.testing.assert_array_equal(bench.get(o), np.tile([30, 40, 50, 60], 8))
+    assert not bench.errors()
 
 
 # -- atomics ------------------------------------------------------------------------------------------------

@@ -61,6 +61,23 @@ def is_pinned(address: Int, count: Int) -> Bool:
     return node != 0
 
 
+def pinned_range(address: Int) -> Tuple[Int, Int]:
+    """The pinned range that an address lies in: (its start, its bytes); no bytes where there is none."""
+    if not lock():
+        return (0, 0)
+    var found = (0, 0)
+    var node = state(S_PINNED)[]
+    while node != 0:
+        var start = at[Int](node)[]
+        var count = at[Int](node + 8)[]
+        if start <= address and address < start + count:
+            found = (start, count)
+            break
+        node = at[Int](node + 16)[]
+    unlock()
+    return found
+
+
 def fill_host(address: Int, value: Int, width: Int, count: Int):
     """Repeat a value of 1, 2 or 4 bytes."""
     for i in range(count):

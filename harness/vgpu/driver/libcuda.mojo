@@ -7,7 +7,7 @@ one on the host crashes, as it does with a real GPU. Entry points that MAX looks
 have answer CUDA_ERROR_NOT_SUPPORTED and tell Python their name.
 """
 
-from host_memory import fill_host, forget_pinned, is_pinned, move_host, remember_pinned
+from host_memory import fill_host, forget_pinned, is_pinned, move_host, pinned_range, remember_pinned
 from std.ffi import external_call
 from transport import *
 
@@ -443,7 +443,7 @@ def cuMemGetAddressRange_v2(base: Int, size: Int, address: Int) abi("C") -> Int3
 
 
 def host_allocate(address: Int, count: Int) -> Int32:
-    """Pinned host memory is ordinary page-aligned memory that fills and copies may name; kernels cannot reach it.
+    """Pinned host memory is ordinary page-aligned memory that fills, copies and arguments of kernels may name.
     """
     if external_call["posix_memalign", Int32](address, Int(4096), max(count, 1)) != 0:
         return OUT_OF_MEMORY
@@ -582,6 +582,61 @@ def cuMemcpyPeerAsync(
     target: Int, to_context: Int, source: Int, from_context: Int, count: Int, stream: Int
 ) abi("C") -> Int32:
     return copy(target, source, count)
+
+
+def copy_rows(rows: Int) -> Int32:
+    """A copy of a rectangle; `rows` is the address of a CUDA_MEMCPY2D, whose two halves describe source and target.
+
+    Each half: x in bytes, y, memory type, host address, device address, array, pitch, eight bytes each. Types: 1 host, 2
+    device, 3 array (which the virtual GPU does not have), 4 any.
+    """
+    var width = at[Int](rows + 112)[]
+    for row in range(at[Int](rows + 120)[]):
+        var place = Array[Int, 2](fill=0)
+        var on_host = Array[Bool, 2](fill=False)
+        for half in range(2):
+            var part = rows + 56 * half
+            var type = at[UInt32](part + 16)[]
+            if type != 1 and type != 2 and type != 4:
+                return unsupported("cuMemcpy2D with an array")
+            on_host[half] = type == 1
+            var base = at[Int](part + (24 if type == 1 else 32))[]
+            var y = at[Int](part + 8)[] + row
+            place[half] = base + y * at[Int](part + 48)[] + at[Int](part)[]
+        var code = SUCCESS
+        if on_host[0] and on_host[1]:
+            move_host(place[1], place[0], width)
+        elif on_host[0]:
+            code = write_to_device(place[1], place[0], width)
+        elif on_host[1]:
+            code = read_from_device(place[1], place[0], width)
+        else:
+            code = copy(place[1], place[0], width)
+        if code != SUCCESS:
+            return code
+    return SUCCESS
+
+
+@export("cuMemcpy2D_v2")
+def cuMemcpy2D_v2(rows: Int) abi("C") -> Int32:
+    return copy_rows(rows)
+
+
+@export("cuMemcpy2DUnaligned_v2")
+def cuMemcpy2DUnaligned_v2(rows: Int) abi("C") -> Int32:
+    return copy_rows(rows)
+
+
+@export("cuMemcpy2DAsync_v2")
+def cuMemcpy2DAsync_v2(rows: Int, stream: Int) abi("C") -> Int32:
+    return copy_rows(rows)
+
+
+@export("cuMemAllocPitch_v2")
+def cuMemAllocPitch_v2(address: Int, pitch: Int, width: Int, height: Int, element: UInt32) abi("C") -> Int32:
+    """Rows begin at multiples of 512 bytes, as on most GPUs."""
+    at[Int](pitch)[] = (width + 511) // 512 * 512
+    return int_answer(Request(OP_ALLOCATE, at[Int](pitch)[] * height), address)
 
 
 @export("cuMemsetD8_v2")
@@ -761,9 +816,64 @@ def launch(mut request: Request, function: Int, parameters: Int, extra: Int) -> 
         end = offset + size
     request.words[5] = at[Int](function)[]
     request.input(packed, end)
-    var code = request.call()
+    var loans = 0
+    var code = lend_pinned(packed, end, loans)
+    if code == SUCCESS:
+        code = request.call()
+    var returned = return_pinned(loans)
     external_call["free", NoneType](packed)
-    return code
+    return code if code != SUCCESS else returned
+
+
+def lend_pinned(packed: Int, end: Int, mut loans: Int) -> Int32:
+    """Kernels reach pinned host memory at its own addresses; here a copy of it is on the device for one launch.
+
+    Every argument word that points into pinned memory is made to point into the copy. `loans` becomes the list of copies:
+    four words each (host address, bytes, device address, next).
+    """
+    for offset in range(0, end - 7, 8):
+        var word = at[Int](packed + offset)[]
+        var host = pinned_range(word)
+        if host[1] == 0:
+            continue
+        var loan = loans
+        while loan != 0 and at[Int](loan)[] != host[0]:
+            loan = at[Int](loan + 24)[]
+        if loan == 0:
+            var request = Request(OP_ALLOCATE, host[1])
+            var code = request.call()
+            if code != SUCCESS:
+                return code
+            loan = external_call["calloc", Int](Int(4), Int(8))
+            at[Int](loan)[] = host[0]
+            at[Int](loan + 8)[] = host[1]
+            at[Int](loan + 16)[] = request.result()
+            at[Int](loan + 24)[] = loans
+            loans = loan
+            var write = Request(OP_WRITE, at[Int](loan + 16)[])
+            write.input(host[0], host[1])
+            code = write.call()
+            if code != SUCCESS:
+                return code
+        at[Int](packed + offset)[] = at[Int](loan + 16)[] + word - host[0]
+    return SUCCESS
+
+
+def return_pinned(loans: Int) -> Int32:
+    """The launch is over: what it has left in its copies of pinned memory goes back there."""
+    var first = SUCCESS
+    var loan = loans
+    while loan != 0:
+        var request = Request(OP_READ, at[Int](loan + 16)[])
+        request.room(at[Int](loan)[], at[Int](loan + 8)[])
+        var code = request.call()
+        if first == SUCCESS:
+            first = code
+        _ = ask(OP_FREE, at[Int](loan + 16)[])
+        var next = at[Int](loan + 24)[]
+        external_call["free", NoneType](loan)
+        loan = next
+    return first
 
 
 @export("cuLaunchKernel")

@@ -1,7 +1,7 @@
 """Programs that do something wrong on purpose, and one that uses no GPU."""
 
 from max.gpu import block_idx, global_idx, thread_idx
-from max.gpu.host import DeviceContext, FuncAttribute
+from max.gpu.host import DeviceContext, DeviceGraph, DeviceGraphBuilder, FuncAttribute
 from max.gpu.memory import external_memory
 
 
@@ -35,6 +35,10 @@ def dynamic_shared(y: MutPointer[Float32, MutAnyOrigin]):
     var t = thread_idx.x
     tile[unsafe_offset=t] = Float32(t)
     y[unsafe_offset=t] = tile[unsafe_offset=t] * 2
+
+
+def only_for_sixteen():
+    debug_assert[assert_mode="safe"](thread_idx.x < 16, "thread ", thread_idx.x, " is too many")
 
 
 def out_of_bounds() raises:
@@ -140,6 +144,25 @@ def out_of_memory_handled() raises:
             ctx.synchronize()
         except:
             print("too much")
+
+
+def graph() raises:
+    """Graphs of launches are not simulated."""
+    with DeviceContext() as ctx:
+        var y = ctx.enqueue_create_buffer[DType.float32](32)
+        var compiled = ctx.compile_function[fill]()
+
+        def build(mut builder: DeviceGraphBuilder) raises {imm}:
+            _ = builder.add_function(compiled, y, grid_dim=1, block_dim=32, dependencies=[])
+
+        DeviceGraph.create(ctx, build).replay()
+        ctx.synchronize()
+
+
+def failed_assert() raises:
+    with DeviceContext() as ctx:
+        ctx.enqueue_function[only_for_sixteen](grid_dim=1, block_dim=32)
+        ctx.synchronize()
 
 
 def no_gpu() raises:

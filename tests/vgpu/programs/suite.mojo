@@ -61,6 +61,10 @@ def main() raises:
         faults.out_of_memory()
     elif name == "out_of_memory_handled":
         faults.out_of_memory_handled()
+    elif name == "graph":
+        faults.graph()
+    elif name == "failed_assert":
+        faults.failed_assert()
     elif name == "no_gpu":
         faults.no_gpu()
     else:

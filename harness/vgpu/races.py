@@ -418,7 +418,10 @@ class AccessLog:
                 theirs = run.block_index(them >> 36 & (1 << _TOP) - 1)
             if kind == "global race":
                 other_block = f"block {_t(theirs)}" if theirs != block else "another block"
-                why = f"block {_t(block)} and {_verb(second)} by {other_block}: nothing orders the blocks of a grid"
+                order = "nothing orders the blocks of a grid"
+                if self.ordered:
+                    order = "no barrier, with no release and acquire behind it, orders these two threads"
+                why = f"block {_t(block)} and {_verb(second)} by {other_block}: {order}"
             elif kind == "atomic scope":
                 other_block = f"block {_t(theirs)}" if theirs != block else "another block"
                 why = f"block {_t(block)} and {_verb(second)} by {other_block}: block scope counts inside one block only"

@@ -190,26 +190,30 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group):
     return out, lse
 
 
+def row_sums(dO, out):
+    """delta, the row sums of dO * out, [B, N, s]: all that the backward pass of a block takes of the output."""
+    return (wide(dO) * wide(out)).sum(-1)
+
+
+def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
+    """What this rank's queries, the ranges `mine`, add to dQ, and to dK and dV of a block of keys, the ranges `theirs`."""
+    dQ, dK, dV = (torch.zeros_like(wide(tensor)) for tensor in (q, k, v))
+    for queries, rows, keys, columns in pairs(mine, theirs, causal):
+        of_rows = (tensor[:, :, rows] for tensor in (dO, q))
+        of_columns = (tensor[:, :, columns] for tensor in (k, v))
+        saved = lse[:, :, rows], delta[:, :, rows]
+        found = block_backward(*of_rows, *of_columns, *saved, queries, keys, scale, causal)
+        dQ[:, :, rows] += found[0]
+        dK[:, :, columns] += found[1]
+        dV[:, :, columns] += found[2]
+    return dQ, dK, dV
+
+
 def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group):
     """Each block of keys comes by once more, with its gradients: dQ [B, N, s, d], dK and dV [B, M, s, d] of this rank."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
-    delta = (wide(dO) * wide(out)).sum(-1)
-    dQ = torch.zeros_like(wide(q))
-
-    def contributions(k, v, origin):
-        """What this rank's queries add to dK and dV of rank `origin`'s block; adds to dQ on the way."""
-        dK, dV = torch.zeros_like(wide(k)), torch.zeros_like(wide(v))
-        for queries, rows, keys, columns in pairs(mine, chunks(origin, size, length, balanced), causal):
-            of_rows = (tensor[:, :, rows] for tensor in (dO, q))
-            of_columns = (tensor[:, :, columns] for tensor in (k, v))
-            saved = lse[:, :, rows], delta[:, :, rows]
-            found = block_backward(*of_rows, *of_columns, *saved, queries, keys, scale, causal)
-            dQ[:, :, rows] += found[0]
-            dK[:, :, columns] += found[1]
-            dV[:, :, columns] += found[2]
-        return dK, dV
-
+    delta, dQ = row_sums(dO, out), torch.zeros_like(wide(q))
     dK = dV = None
     block, works, origin = [k, v], [], rank
     for step in range(size):
@@ -218,7 +222,9 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
         received, block_works = block, []
         if step + 1 < size:
             received, block_works = exchange(block, [shape, shape], group)
-        added = contributions(*block, origin)
+        theirs = chunks(origin, size, length, balanced)
+        share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal)
+        dQ += share
         # BLANK-START home: dK, dV of this block come from the rank before; add this rank's share, and send them on
         finish(works, step, group)
         dK, dV = added if step == 0 else (dK + added[0], dV + added[1])

@@ -292,28 +292,11 @@ def with_flash_blocks(balanced, *arrays):
     """What a rank gets from the ring of the GPU script."""
     import torch
 
-    from harness.puzzles.p25.gpus import flash_ring
+    from harness.puzzles.p25.gpu_blocks import ring_with
 
     *leaves, grad = (torch.from_numpy(array) for array in arrays)
     leaves = [leaf.requires_grad_() for leaf in leaves]
     scale = leaves[0].shape[-1] ** -0.5
     group = torch.distributed.group.WORLD
-    out = flash_ring()["RingAttention"].apply(*leaves, 32, scale, True, balanced, group)
+    out = ring_with("flash")["RingAttention"].apply(*leaves, 32, scale, True, balanced, group)
     return [tensor.detach().numpy() for tensor in (out, *torch.autograd.grad(out, leaves, grad))]
-
-
-def test_a_size_in_lines():
-    from harness.puzzles.p25.gpus import lines
-
-    row = {
-        "length": 64,
-        "d": 8,
-        "ranks": 2,
-        "apart": 1e-3,
-        "one GPU, flash": 4.0,
-        "ring": 2.5,
-        "other": "Lacks: it",
-    }
-    said = lines(row)
-    assert said[0].startswith("S = 64, d = 8, 2 ranks") and said[1].endswith("1.00x, 100% of the ideal")
-    assert said[2].endswith("1.60x,  80% of the ideal") and said[3].endswith("Lacks: it")

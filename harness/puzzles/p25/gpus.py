@@ -1,260 +1,519 @@
-"""The ring on several GPUs of one host, beside one GPU and beside PyTorch's context parallel.
+"""The ring on the GPUs of one host, beside one GPU and beside PyTorch's context parallel, as a CSV that grows row by row.
 
-    torchrun --standalone --nproc-per-node 2 -m harness.puzzles.p25.gpus --json ring.json
+    torchrun --standalone --nproc-per-node 4 -m harness.puzzles.p25.gpus --csv ring.csv
 
-The ring is the solution's; its blocks are computed by PyTorch's own flash attention, which hands out the log-sum-exp. Causal,
-bfloat16, zig-zag. Times are forward and backward together, by CUDA events, the median of several runs after a warm-up; all ranks start a
-run together, and the slowest counts. MAX is not needed.
+bfloat16, one sequence, 16 heads, zig-zag where causal; forward and backward together. One command measures 1, 2, 4, ... of the ranks
+that torchrun has started. Times are by CUDA events, behind an all-reduce that lets all ranks begin together; of each run
+the slowest rank counts. The most telling sizes come first; when `--budget` seconds are over, the rest is left out, and said so.
+The ring is the solution's with PyTorch's flash attention or cuDNN's in its blocks. MAX is not needed. `--device cpu` rehearses
+it all on gloo.
 """
 
 import argparse
+import csv
+import datetime
+import itertools
 import json
 import os
 import statistics
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.check.python_files import load
+from harness.bench.machine import machine
 from harness.puzzles.p25 import layout
-from harness.toolchain import roots
+from harness.puzzles.p25.gpu_blocks import ring_with
 
-LENGTHS = (16384, 32768, 65536, 131072)
 HEADS = 16
 ALIKE = 2.0**-5
 """How far two computations in bfloat16 may be apart, of the largest element: a few units in its last place."""
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+ONE, RING, TRANSFERS, BLOCKS, PARALLEL = (
+    "one GPU",
+    "ring",
+    "ring, transfers alone",
+    "ring, blocks alone",
+    "context parallel",
+)
+FIELDS = (
+    *("device", "driver", "torch", "date", "dtype", "batch", "heads"),
+    *("candidate", "kernels", "rotation", "ranks", "length", "d", "causal"),
+    *("ms", "fastest_ms", "slowest_ms", "runs", "tokens_per_s", "of_ideal", "bytes_a_rank", "apart", "note"),
+)
+LONG, MOST = 5000.0, 9
+"""A first run of so many milliseconds is the only one; else there are more behind it, as many at most."""
+Tensors = list[torch.Tensor]
 
 
-# ---- Blocks -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Job:
+    """One row: a candidate at a size on the first `ranks` ranks; `rotation` is context parallel's way to move blocks."""
+
+    candidate: str
+    kernels: str
+    ranks: int
+    length: int
+    d: int
+    causal: bool
+    rotation: str = ""
+
+    @property
+    def size(self) -> tuple[int, int, bool]:
+        """What the tensors are made by."""
+        return self.length, self.d, self.causal
 
 
-def flash_ring() -> dict[str, Any]:
-    """The solution's functions, with PyTorch's flash attention in the two that compute a block."""
-    module = load(roots.solutions() / "p25" / "in_torch.py")
-    outputs: dict[tuple[int, int], torch.Tensor] = {}
-    others: dict[tuple, tuple] = {}
-    whole = module["ring_backward"]
-
-    def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group):
-        """PyTorch's backward makes delta itself, of the output: that of each range is laid out for it."""
-        mine = module["chunks"](dist.get_rank(group), dist.get_world_size(group), length, balanced)
-        for queries, rows in zip(mine, module["slices"](mine), strict=True):
-            outputs[queries] = out[:, :, rows]
-        try:
-            return whole(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
-        finally:
-            outputs.clear()
-
-    def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
-        return flash_backward(
-            dO, q, k, v, outputs[queries], lse, others[queries, keys], scale, causal and queries == keys
-        )
-
-    def block_forward(q, k, v, queries, keys, scale, causal):
-        out, lse, others[queries, keys] = flash_forward(q, k, v, scale, causal and queries == keys)
-        return out, lse
-
-    module.update(ring_backward=ring_backward, block_backward=block_backward, block_forward=block_forward)
-    return module
+# ---- What is measured, the most telling first ---------------------------------------------------------------
 
 
-def flash_forward(q, k, v, scale: float, diagonal: bool) -> tuple[torch.Tensor, torch.Tensor, tuple]:
-    """out [B, N, s, d] and lse [B, N, s] of a block that is seen whole, or up to its diagonal; what else backward takes."""
-    flash = (
-        torch.ops.aten._scaled_dot_product_flash_attention
-        if q.is_cuda
-        else torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    )
-    out, lse, *others = flash(q, k, v, 0.0, diagonal, scale=scale)
-    return out, lse, tuple(others[:6])
+def plan(lengths: list[int], dims: list[int], counts: list[int], makers: list[str]) -> Iterator[Job]:
+    """All rows in the order in which they are measured; `counts` are numbers of ranks, ascending, `makers` of BACKENDS."""
+    most = counts[-1]
+    first = [length for length in (32768, 131072) if length in lengths] or lengths[:1]
+    for length in (*first, *(each for each in lengths if each not in first)):
+        for d in dims:
+            for kernels in makers:
+                yield from one_size(kernels, length, d, counts)
+    for length, d in itertools.product(first, dims):  # every query sees every key
+        yield Job(ONE, "flash", 1, length, d, False)
+        for ranks in counts[1:]:
+            yield Job(RING, "flash", ranks, length, d, False)
+    for length, d, kernels in itertools.product(first, dims, makers):
+        yield Job(PARALLEL, kernels, most, length, d, True, "allgather")
 
 
-def flash_backward(
-    dO, q, k, v, out, lse, others: tuple, scale: float, diagonal: bool
-) -> tuple[torch.Tensor, ...]:
-    """What a block adds to dQ, dK and dV, from the output and lse of all keys."""
-    if not q.is_cuda:
-        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return backward(dO, q, k, v, out, lse.contiguous(), 0.0, diagonal, scale=scale)
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
-    before, behind = others[:4], others[4:]  # lengths of packed sequences; the state of dropout
-    return backward(dO, q, k, v, out, lse.contiguous(), *before, 0.0, diagonal, *behind, scale=scale)
+def one_size(kernels: str, length: int, d: int, counts: list[int]) -> Iterator[Job]:
+    """The causal rows of a size with the kernels of one maker."""
+    yield Job(ONE, kernels, 1, length, d, True)
+    for ranks in reversed(counts[1:]):
+        yield Job(RING, kernels, ranks, length, d, True)
+        yield Job(PARALLEL, kernels, ranks, length, d, True, "alltoall")
+    for candidate in (TRANSFERS, BLOCKS):
+        yield Job(candidate, kernels, counts[-1], length, d, True)
+
+
+# ---- The ranks ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """This process among the ranks: its device, groups of the first n ranks, and one on gloo for words between them."""
+
+    device: torch.device
+    groups: dict[int, Any]
+    words: Any
+    rank: int = 0
+
+    def everybody(self, mine: Any) -> list[Any]:
+        """What each rank says, in order."""
+        said: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(said, mine, group=self.words)
+        return said
+
+    def begin(self, group: Any) -> None:
+        """Lets the ranks of a group begin together: what is enqueued next starts when all have come here."""
+        if dist.get_world_size(group) > 1:
+            dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+
+
+def join(device: str, seconds: float) -> World:
+    """Joins the ranks that torchrun has started. Whoever waits longer than `seconds` for the others is ended by PyTorch."""
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    limit = datetime.timedelta(seconds=seconds)
+    local = torch.device(device, int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device("cpu")
+    if device == "cuda":
+        torch.cuda.set_device(local)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=limit)
+    size = dist.get_world_size()
+    counts = [n for n in (1, 2, 4, 8, 16) if n < size] + [size]
+    groups = {n: dist.new_group(list(range(n)), timeout=limit) for n in counts}
+    for ranks, group in groups.items():
+        if dist.get_rank() < ranks:
+            dist.all_reduce(torch.zeros(1, device=local), group=group)  # connects them
+    words = dist.new_group(list(range(size)), backend="gloo", timeout=10 * limit)
+    return World(local, groups, words, dist.get_rank())
 
 
 # ---- Candidates ---------------------------------------------------------------------------------------------
 
 
 class Problem:
-    """One size: the whole tensors on every rank, [1, HEADS, S, d], alike on all, and this rank's zig-zag part of them."""
+    """One size: query, key, value and grad_output [1, HEADS, S, d], alike on all ranks; of a rank its part of them."""
 
-    def __init__(self, length: int, d: int, rank: int, size: int, device: torch.device, dtype: torch.dtype):
-        generator = torch.Generator(device).manual_seed(length + d)
+    def __init__(self, length: int, d: int, causal: bool, world: World):
+        generator = torch.Generator(world.device).manual_seed(length + d)
         shape = (1, HEADS, length, d)
-        self.whole = [torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(4)]
-        self.scale = d**-0.5
-        places = torch.from_numpy(layout.places(rank, size, length, True)).to(device)
-        self.places = places
-        self.part = [tensor[:, :, places].contiguous() for tensor in self.whole]
+        self.whole = [
+            torch.randn(shape, generator=generator, device=world.device, dtype=torch.bfloat16)
+            for _ in range(4)
+        ]
+        self.size, self.length, self.causal, self.scale = (length, d, causal), length, causal, d**-0.5
+        self.world = world
+        self.expected: Tensors = []
+        """What one device finds, as far as it has been asked."""
+
+    def part(self, tensor: torch.Tensor, ranks: int) -> torch.Tensor:
+        """This rank's part of a tensor [1, HEADS, S, d] that so many ranks hold; zig-zag where causal."""
+        ranges = layout.held(self.world.rank, ranks, self.length, self.causal)
+        return torch.cat([tensor[:, :, slice(*each)] for each in ranges], 2).contiguous()
 
 
-def one_device(problem: Problem, backend: SDPBackend) -> Callable[[], list[torch.Tensor]]:
-    """scaled_dot_product_attention over the whole sequence."""
-    q, k, v = (tensor.detach().requires_grad_() for tensor in problem.whole[:3])
-
-    def run() -> list[torch.Tensor]:
-        with sdpa_kernel(backend):
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return [out.detach(), *torch.autograd.grad(out, (q, k, v), problem.whole[3])]
-
-    return run
+Run = Callable[[], Tensors]
 
 
-def ring(problem: Problem, module: dict[str, Any]) -> Callable[[], list[torch.Tensor]]:
-    """The ring over all ranks."""
-    leaves, grad = [tensor.detach().requires_grad_() for tensor in problem.part[:3]], problem.part[3]
-    length, group = problem.whole[0].shape[2], dist.group.WORLD
+@contextmanager
+def one_device(problem: Problem, job: Job) -> Iterator[Run]:
+    """scaled_dot_product_attention over the whole sequence, on every rank by itself."""
+    leaves = [tensor.detach().requires_grad_() for tensor in problem.whole[:3]]
 
-    def run() -> list[torch.Tensor]:
-        out = module["RingAttention"].apply(*leaves, length, problem.scale, True, True, group)
+    def run() -> Tensors:
+        out = F.scaled_dot_product_attention(*leaves, is_causal=job.causal)
+        return [out.detach(), *torch.autograd.grad(out, leaves, problem.whole[3])]
+
+    with sdpa_kernel(BACKENDS[job.kernels]):
+        yield run
+
+
+@contextmanager
+def ring(problem: Problem, job: Job) -> Iterator[Run]:
+    """The ring, whole, or without its blocks, or without its transfers."""
+    module = ring_with(job.kernels)
+    if job.candidate == TRANSFERS:
+        module.update(pairs=lambda *_: iter(()), contributions=zeros(module["wide"]))
+    if job.candidate == BLOCKS:
+        module.update(exchange=lambda tensors, shapes, group: (list(tensors), []))
+    *leaves, grad = (problem.part(tensor, job.ranks) for tensor in problem.whole)
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    rest = problem.length, problem.scale, job.causal, job.causal, problem.world.groups[job.ranks]
+
+    def run() -> Tensors:
+        out = module["RingAttention"].apply(*leaves, *rest)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
-    return run
+    yield run
 
 
-def time_context_parallel(problem: Problem, backend: SDPBackend, rotation: str, runs: int) -> float:
-    """Milliseconds of PyTorch's context parallel, whose buffers are the rank's only inside of it."""
-    from torch.distributed.device_mesh import init_device_mesh
+def zeros(wide: Callable) -> Callable[..., Tensors]:
+    """In the place of `contributions`: the same zeros at every step, so that what travels has its size."""
+    made: Tensors = []
+
+    def contributions(dO, q, k, v, *rest) -> Tensors:
+        if not made:
+            made.extend(torch.zeros_like(wide(tensor)) for tensor in (q, k, v))
+        return made
+
+    return contributions
+
+
+@contextmanager
+def context_parallel(problem: Problem, job: Job) -> Iterator[Run]:
+    """PyTorch's context parallel: the buffers are this rank's part only within."""
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._attention import set_rotate_method
 
-    set_rotate_method(rotation)
-    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    set_rotate_method(job.rotation)
+    mesh = DeviceMesh.from_group(problem.world.groups[job.ranks], problem.world.device.type)
     buffers = [tensor.clone() for tensor in problem.whole]
-    with sdpa_kernel(backend), context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4):
-        q, k, v = (tensor.detach().requires_grad_() for tensor in buffers[:3])
+    with (
+        sdpa_kernel(BACKENDS[job.kernels]),
+        context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers)),
+    ):
+        leaves = [tensor.detach().requires_grad_() for tensor in buffers[:3]]
 
-        def run() -> list[torch.Tensor]:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return [out, *torch.autograd.grad(out, (q, k, v), buffers[3])]
+        def run() -> Tensors:
+            out = F.scaled_dot_product_attention(*leaves, is_causal=job.causal)
+            return [out.detach(), *torch.autograd.grad(out, leaves, buffers[3])]
 
-        return milliseconds(run, runs)
+        yield run
 
 
-def milliseconds(run: Callable[[], object], runs: int, everybody: bool = True) -> float:
-    """The median of several runs; of each the slowest rank's time, where everybody takes part."""
-    times = []
-    for number in range(runs + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        if everybody:
-            dist.barrier()
-        start.record()
+CANDIDATES = {
+    ONE: one_device,
+    RING: ring,
+    TRANSFERS: ring,
+    BLOCKS: ring,
+    PARALLEL: context_parallel,
+}
+
+
+# ---- One row ------------------------------------------------------------------------------------------------
+
+
+def measure(problem: Problem, job: Job, seconds: float) -> dict[str, Any]:
+    """A row. All ranks come here, also those without a part; who fails has its words as a note, and all go on."""
+    world, own = problem.world, Own()
+    takes_part = job.candidate == ONE or world.rank < job.ranks
+    with ExitStack() as stack:
+        run: Run | None = None
+        if takes_part:
+            with own.heard():
+                run = stack.enter_context(CANDIDATES[job.candidate](problem, job))
+                own.first(problem, job, run)
+        first, notes = slowest_of(world, own)
+        if first < LONG and not notes:
+            again(problem, job, run, own, 1)  # the first one compiles, plans and connects too
+            each, notes = slowest_of(world, own)
+            if not notes:
+                again(problem, job, run, own, max(1, min(MOST, int(1e3 * seconds / each))))
+        everybody = [each for each in world.everybody(own) if each.times]
+    notes = notes or [each.note for each in everybody if each.note]
+    return {"note": notes[0]} if notes else row(job, everybody)
+
+
+def slowest_of(world: World, own: "Own") -> tuple[float, list[str]]:
+    """The longest last run of all ranks in milliseconds, and what went wrong with any."""
+    said = world.everybody((own.note, own.times[-1] if own.times else 0.0))
+    return max(taken for _, taken in said), [note for note, _ in said if note]
+
+
+def again(problem: Problem, job: Job, run: Run | None, own: "Own", runs: int) -> None:
+    """Runs a rank's share so many times, if it has one: these times take the place of earlier ones."""
+    if run is not None:
+        with own.heard():
+            own.times = [milliseconds(problem, job, run)[0] for _ in range(runs)]
+
+
+@dataclass
+class Own:
+    """What one rank has of a row: milliseconds of each run, bytes at the peak, how far from one device, what went wrong."""
+
+    times: Any = ()
+    peak: int = 0
+    apart: float | None = None
+    note: str = ""
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Whatever goes wrong is a note: a candidate that this PyTorch lacks is no reason to end."""
+        try:
+            yield
+        except Exception as error:
+            self.note = f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+
+    def first(self, problem: Problem, job: Job, run: Run) -> None:
+        """The first run: its time, its memory, and what it found."""
+        on_gpu = problem.world.device.type == "cuda"
+        before = 0
+        if on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        taken, found = milliseconds(problem, job, run)
+        self.times = [taken]
+        if on_gpu:
+            part = sum(tensor.nbytes for tensor in problem.whole) // (
+                1 if job.candidate == ONE else job.ranks
+            )
+            self.peak = torch.cuda.max_memory_allocated() - before + part
+        if job.candidate == ONE and not problem.expected:
+            problem.expected = found
+        elif problem.expected and job.candidate in (ONE, RING, PARALLEL):
+            self.apart = max(map(apart, found, (problem.part(each, job.ranks) for each in problem.expected)))
+
+
+def milliseconds(problem: Problem, job: Job, run: Run) -> tuple[float, Tensors]:
+    """The time of one run on this rank, begun with the others, and what it found."""
+    world = problem.world
+    if job.candidate != ONE:
+        world.begin(world.groups[job.ranks])
+    if world.device.type != "cuda":
+        start = time.perf_counter()
+        found = run()
+        return 1e3 * (time.perf_counter() - start), found
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun.record()
+    found = run()
+    ended.record()
+    torch.cuda.synchronize()
+    return begun.elapsed_time(ended), found
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference, relative to the largest element; NaN where one is."""
+    return float((one.float() - other.float()).abs().max() / other.abs().max())
+
+
+def row(job: Job, ranks: list[Own]) -> dict[str, Any]:
+    """What is made of the ranks' numbers: of each run the slowest rank's time; of one GPU the fastest GPU's."""
+    choose = min if job.candidate == ONE else max
+    times = [choose(run) for run in zip(*(each.times for each in ranks), strict=True)]
+    median = statistics.median(times)
+    differences = [each.apart for each in ranks if each.apart is not None]
+    return {
+        "ms": round(median, 4),
+        "fastest_ms": round(min(times), 4),
+        "slowest_ms": round(max(times), 4),
+        "runs": len(times),
+        "tokens_per_s": round(1e3 * job.length / median),
+        "bytes_a_rank": max(each.peak for each in ranks) or "",
+        "apart": f"{max(differences):.2e}" if differences else "",
+    }
+
+
+# ---- What a GPU does when -----------------------------------------------------------------------------------
+
+
+def trace(problem: Problem, job: Job) -> dict[str, Any]:
+    """The kernels of one run of the ring by rank: what, from when to when in microseconds since the rank's first."""
+    own, kernels = Own(), []
+    if problem.world.rank < job.ranks:
+        with own.heard(), ring(problem, job) as run:
+            kernels = kernels_of(problem, job, run)
+    said = problem.world.everybody((own.note, kernels))[: job.ranks]
+    notes = [note for note, _ in said if note]
+    return vars(job) | (
+        {"note": notes[0]} if notes else {"kernels_by_rank": [kernels for _, kernels in said]}
+    )
+
+
+def kernels_of(problem: Problem, job: Job, run: Run) -> list[tuple[str, float, float]]:
+    """This rank's kernels in one run, after one unseen."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    world = problem.world
+    activity = ProfilerActivity.CUDA if world.device.type == "cuda" else ProfilerActivity.CPU
+    seen = DeviceType.CUDA if world.device.type == "cuda" else DeviceType.CPU
+    run()
+    world.begin(world.groups[job.ranks])
+    with profile(activities=[activity]) as profiled:
         run()
-        end.record()
-        torch.cuda.synchronize()
-        if number >= 3:
-            times.append(start.elapsed_time(end))
-    slowest = torch.tensor(times, device="cuda")
-    if everybody:
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return statistics.median(slowest.tolist())
+        if world.device.type == "cuda":
+            torch.cuda.synchronize()
+    events = [event for event in profiled.events() or () if event.device_type == seen]
+    first = min((event.time_range.start for event in events), default=0)
+    return sorted(
+        (
+            kind_of(event.name),
+            round(event.time_range.start - first, 1),
+            round(event.time_range.end - first, 1),
+        )
+        for event in events
+    )
 
 
-def apart(problem: Problem, got: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """The largest difference of a ring's part from one device's whole, relative to the largest element."""
-    worst = 0.0
-    for one, other in zip(got, expected, strict=True):
-        other = other[:, :, problem.places].float()
-        worst = max(worst, float((one.float() - other).abs().max() / other.abs().max()))
-    return worst
+def kind_of(kernel: str) -> str:
+    """What a kernel does, by its name: it transfers, attends, or does what is left, element by element."""
+    name = kernel.lower()
+    if "nccl" in name:
+        return "transfer"
+    return "attention" if any(word in name for word in ("flash", "fmha", "cudnn", "sdpa")) else "elements"
 
 
 # ---- The run ------------------------------------------------------------------------------------------------
 
 
-def measure(problem: Problem, module: dict[str, Any], runs: int) -> dict[str, Any]:
-    """Times by candidate, and how far the ring is from one device; a candidate that fails has its words in place of a time."""
-    flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
-    candidates: dict[str, Callable[[], float]] = {
-        "one GPU, flash": lambda: milliseconds(one_device(problem, flash), runs),
-        "one GPU, cuDNN": lambda: milliseconds(one_device(problem, cudnn), runs),
-        "ring, flash blocks": lambda: milliseconds(ring(problem, module), runs),
-        **{
-            f"context parallel, {name}, {rotation}": lambda backend=backend, rotation=rotation: (
-                time_context_parallel(problem, backend, rotation, runs)
-            )
-            for name, backend in (("flash", flash), ("cuDNN", cudnn))
-            for rotation in ("allgather", "alltoall")
-        },
-    }
-    found: dict[str, Any] = {}
-    expected = one_device(problem, flash)()
-    found["apart"] = apart(problem, ring(problem, module)(), expected)
-    del expected
-    for name, candidate in candidates.items():
-        try:
-            found[name] = candidate()
-        except Exception as error:  # a candidate that this PyTorch lacks is a line of the table
-            found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-    return found
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
+    made = argparse.ArgumentParser(prog="harness.puzzles.p25.gpus", description=main.__doc__)
+    made.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(15, 20)])
+    made.add_argument("--dims", type=int, nargs="+", default=[128, 64], help="elements of a head")
+    made.add_argument("--seconds", type=float, default=0.5, help="of runs for a row, 1 to 9 runs")
+    made.add_argument("--budget", type=float, default=150.0, help="seconds after which no row is begun")
+    made.add_argument("--patience", type=float, default=60.0, help="seconds to wait for another rank")
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    made.add_argument("--csv", type=Path, help="rows go here as they are found")
+    made.add_argument(
+        "--trace", type=Path, help="what each GPU does when in one run of a ring, a line of JSON each"
+    )
+    made.add_argument(
+        "--traced", type=int, default=131072, help="the longest sequence of which there is a trace"
+    )
+    return made
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures every size on the ranks that torchrun has started; rank 0 prints, and writes JSON. 1 where a ring is wrong."""
-    made = argparse.ArgumentParser(prog="harness.puzzles.p25.gpus", description=main.__doc__)
-    made.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    made.add_argument("--dims", type=int, nargs="+", default=(64, 128), help="elements of a head")
-    made.add_argument("--runs", type=int, default=9)
-    made.add_argument("--json", type=Path)
-    flags = made.parse_args(arguments)
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    module, rows, right = flash_ring(), [], True
-    for d in flags.dims:
-        for length in flags.lengths:
-            problem = Problem(length, d, rank, size, device, torch.bfloat16)
-            found = measure(problem, module, flags.runs)
-            right = right and found["apart"] < ALIKE
-            rows.append({"length": length, "d": d, "ranks": size, **found})
-            if rank == 0:
-                print(*lines(rows[-1]), sep="\n", flush=True)
-            del problem
-            torch.cuda.empty_cache()
-    if rank == 0 and flags.json:
-        facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "heads": HEADS, "batch": 1}
-        flags.json.write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    """Measures every size on the ranks that torchrun has started; rank 0 writes. 1 where a ring is wrong."""
+    flags, begun = parser().parse_args(arguments), time.monotonic()
+    world = join(flags.device, flags.patience)
+    leads, right = world.rank == 0, True
+    counts, makers = sorted(world.groups), list(BACKENDS)[: 2 if flags.device == "cuda" else 1]
+    for length in flags.lengths:
+        if length % (2 * counts[-1]):
+            raise SystemExit(f"--lengths {length}: must be a multiple of {2 * counts[-1]}, twice the ranks")
+    with flags.csv.open("w", newline="", encoding="utf-8") if leads and flags.csv else nullcontext() as file:
+        table = Table(file, world.device) if leads else None
+        problem: Problem | None = None
+        jobs = list(plan(flags.lengths, flags.dims, counts, makers))
+        for number, job in enumerate(jobs):
+            if world.everybody(time.monotonic() - begun > flags.budget)[0]:
+                if leads:
+                    print(f"{len(jobs) - number} rows left out: {flags.budget:g} s are over", flush=True)
+                break
+            if problem is None or problem.size != job.size:
+                problem = None  # its memory is free before the next takes its own
+                problem = Problem(*job.size, world)
+            found = measure(problem, job, flags.seconds)
+            right = right and not (
+                job.candidate == RING and found.get("apart") and not float(found["apart"]) < ALIKE
+            )
+            if table:
+                table.add(job, found)
+            if (
+                flags.trace
+                and job.candidate == RING
+                and job.ranks == counts[-1]
+                and job.length <= flags.traced
+            ):
+                kernels = trace(problem, job)
+                if leads:
+                    with flags.trace.open("a", encoding="utf-8") as traces:
+                        traces.write(json.dumps(kernels) + "\n")
     dist.destroy_process_group()
     return int(not right)
 
 
-def lines(row: dict[str, Any]) -> list[str]:
-    """A size: each candidate's time, and its throughput in percent of the ideal, one GPU's (flash) times the ranks."""
-    base = row["one GPU, flash"]
-    said = [
-        f"S = {row['length']}, d = {row['d']}, {row['ranks']} ranks; ring and one GPU apart by {row['apart']:.1e}"
-    ]
-    for name, value in row.items():
-        if name in ("length", "d", "ranks", "apart"):
-            continue
-        if isinstance(value, str):
-            said.append(f"   {name:<38} {value}")
-            continue
-        ideal = 1 if name.startswith("one GPU") else row["ranks"]
-        share = (
-            f"{base / value:6.2f}x, {base / value / ideal:4.0%} of the ideal"
-            if isinstance(base, float)
-            else ""
-        )
-        said.append(f"   {name:<38} {value:9.3f} ms {share}")
-    return said
+class Table:
+    """The CSV and what is printed, row by row; knows one GPU's times, which the ideal is made of."""
+
+    def __init__(self, file: TextIO | None, device: torch.device):
+        facts = machine(device)
+        self.facts = {name: facts[name] for name in FIELDS[:4]} | {
+            "dtype": "bfloat16",
+            "batch": 1,
+            "heads": HEADS,
+        }
+        self.file, self.base = file, {}
+        self.writer = csv.DictWriter(file, FIELDS, lineterminator="\n") if file else None
+        if self.writer:
+            self.writer.writeheader()
+
+    def add(self, job: Job, found: dict[str, Any]) -> None:
+        """Adds a row."""
+        milliseconds, key = found.get("ms"), (job.kernels, *job.size)
+        if job.candidate == ONE and milliseconds:
+            self.base[key] = milliseconds
+        if milliseconds and key in self.base and job.candidate in (ONE, RING, PARALLEL):
+            found["of_ideal"] = round(self.base[key] / milliseconds / job.ranks, 4)
+        whole = self.facts | vars(job) | {"causal": int(job.causal)} | found
+        if self.writer and self.file:
+            self.writer.writerow(whole)
+            self.file.flush()
+        print(line(whole), flush=True)
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for a person."""
+    mask = "causal" if row["causal"] else "full"
+    name = " ".join(filter(None, (row["candidate"], row["kernels"], row["rotation"])))
+    head = f"S {row['length']:>7} d {row['d']:>3} {mask:<6} x{row['ranks']} {name:<36}"
+    if row.get("note"):
+        return f"{head} {row['note']}"
+    ideal = f"{row['of_ideal']:5.1%} of the ideal" if row.get("of_ideal") else ""
+    memory = f"{row['bytes_a_rank'] / 2**30:6.2f} GiB" if row.get("bytes_a_rank") else ""
+    away = f"apart {row['apart']}" if row.get("apart") else ""
+    return f"{head} {row['ms']:>10.3f} ms ({row['runs']} runs) {ideal:<20} {memory} {away}".rstrip()
 
 
 if __name__ == "__main__":

@@ -8,23 +8,32 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from harness.check.python_files import load
-from harness.toolchain import roots
+from harness.nn.ring_blocks import BLOCKS, ONE_LENGTH, ring_with
 
 Positions = Callable[[int, int, int, bool], int]
 """rank, size, length, balanced -> how many positions the rank holds."""
 
-
-@functools.cache
-def solution() -> dict[str, Any]:
-    """The functions of puzzle 25's solution."""
-    return load(roots.solutions() / "p25" / "in_torch.py")
+ring_of = functools.cache(ring_with)
 
 
-def ring_attention(query, key, value, is_causal=False, scale=None, group=None, *, balanced=False):
+def ring_attention(
+    query,
+    key,
+    value,
+    is_causal=False,
+    scale=None,
+    group=None,
+    *,
+    balanced=False,
+    length: int | None = None,
+    blocks: str = "solution",
+):
     """softmax(scale * query key^T) value over the whole sequence; each rank gives and gets its part.
+
+    Under `torch.autocast` query, key and value are taken in its dtype; sums are float32 all the same.
 
     Args:
         query: [B, N, s, d], any floating dtype; s is this rank's part of the sequence.
@@ -34,14 +43,33 @@ def ring_attention(query, key, value, is_causal=False, scale=None, group=None, *
         group: A process group, the default one where None; its backend moves the blocks.
         balanced: Whether each rank holds a range from the front and its mirror image from the end ("zig-zag"); else a
             range of its own, one behind the other by rank.
+        length: Of the whole sequence. Where None the ranks first tell each other what they have, which costs a round
+            of messages; a loop that has done so once can pass what it knows.
+        blocks: What computes a block: "solution", puzzle 25's own, in plain PyTorch; "mojo", puzzle 23's kernels; "flash" or
+            "cuDNN", PyTorch's, for lengths that 2 * ranks divide (the ranks, where not balanced) and N = M.
 
-    Raises ValueError, on every rank the same, where the ranks' tensors do not go together; RuntimeError, with rank and step,
-    where a neighbour is gone or late.
+    Raises ValueError, on every rank the same, where the ranks' tensors do not go together, or do not suit the blocks;
+    RuntimeError, with rank and step, where a neighbour is gone or late.
     """
+    if blocks not in BLOCKS:
+        raise ValueError(f"blocks: expected one of {', '.join(BLOCKS)}, got {blocks!r}")
     group = group or dist.group.WORLD
-    length = agreed_length(query, key, value, balanced, group, solution()["positions"])
+    ring = ring_of(blocks)
+    if length is None:
+        length = agreed_length(query, key, value, balanced, group, ring["positions"])
+    if blocks in ONE_LENGTH:
+        parts = (2 if balanced else 1) * dist.get_world_size(group)
+        if length % parts or query.shape[1] != key.shape[1]:
+            raise ValueError(
+                f"blocks: {blocks!r} takes lengths that {parts} divides and one head of key and value for each of query, "
+                f"got {length}, and {key.shape[1]} for {query.shape[1]}"
+            )
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        query, key, value = (each.to(torch.get_autocast_dtype(device)) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return solution()["RingAttention"].apply(query, key, value, length, scale, is_causal, balanced, group)
+    with torch.autocast(device, enabled=False):
+        return ring["RingAttention"].apply(query, key, value, length, scale, is_causal, balanced, group)
 
 
 def agreed_length(query, key, value, balanced: bool, group, positions: Positions) -> int:

@@ -194,8 +194,8 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
     """Each block of keys comes by once more, with its gradients: dQ [B, N, s, d], dK and dV [B, M, s, d] of this rank."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
-    delta, dQ = row_sums(dO, out), torch.zeros_like(wide(q))
-    dK = dV = None
+    delta = row_sums(dO, out)
+    dQ = dK = dV = None
     block, works, origin = [k, v], [], rank
     for step in range(size):
         coming = (origin - 1) % size
@@ -205,9 +205,9 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
             received, block_works = exchange(block, [shape, shape], group)
         theirs = chunks(origin, size, length, balanced)
         share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal)
-        dQ += share
+        dQ = share if step == 0 else dQ + share
         # BLANK-START home: dK, dV of this block come from the rank before; add this rank's share, and send them on
-        # FILL IN (about 5 lines)
+        # FILL IN (about 7 lines)
         # BLANK-END home
         finish(block_works, step, group)
         block, origin = received, coming

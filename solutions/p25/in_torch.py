@@ -213,8 +213,8 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
     """Each block of keys comes by once more, with its gradients: dQ [B, N, s, d], dK and dV [B, M, s, d] of this rank."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
-    delta, dQ = row_sums(dO, out), torch.zeros_like(wide(q))
-    dK = dV = None
+    delta = row_sums(dO, out)
+    dQ = dK = dV = None
     block, works, origin = [k, v], [], rank
     for step in range(size):
         coming = (origin - 1) % size
@@ -224,10 +224,12 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
             received, block_works = exchange(block, [shape, shape], group)
         theirs = chunks(origin, size, length, balanced)
         share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal)
-        dQ += share
+        dQ = share if step == 0 else dQ + share
         # BLANK-START home: dK, dV of this block come from the rank before; add this rank's share, and send them on
         finish(works, step, group)
         dK, dV = added if step == 0 else (dK + added[0], dV + added[1])
+        if step == size - 1:  # nothing is added any more: rounded here or at home, it is the same
+            dK, dV = dK.to(k.dtype), dV.to(v.dtype)
         (dK, dV), works = exchange([dK, dV], [shape, shape], group)
         if step == size - 1:
             finish(works, step, group)

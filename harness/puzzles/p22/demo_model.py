@@ -24,6 +24,8 @@ class Block(nn.Module):
         self.join_heads = nn.Linear(width, width)
         self.widen = pair(width, 4 * width)
         self.narrow = nn.Linear(4 * width, width)
+        self.attention: Callable[..., torch.Tensor] | None = None
+        """In the place of `scaled_dot_product_attention`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, sequence, width] to the same shape."""
@@ -34,7 +36,8 @@ class Block(nn.Module):
         """Causal attention of every head, side by side: [batch, sequence, width]."""
         split = self.queries_keys_values(x).unflatten(-1, (3, self.heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+        attention = self.attention or F.scaled_dot_product_attention
+        return attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
 
 
 class CharacterModel(nn.Module):
@@ -55,8 +58,12 @@ class CharacterModel(nn.Module):
         self.position = nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, pair) for _ in range(blocks)))
         self.head = pair(width, vocabulary)
+        self.places: torch.Tensor | None = None
+        """Of the characters in their sequence, [sequence]; 0, 1, 2, ... where None."""
 
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
         """characters [batch, sequence], int64, to logits [batch, sequence, vocabulary]."""
-        positions = torch.arange(characters.shape[1], device=characters.device)
+        positions = self.places
+        if positions is None:
+            positions = torch.arange(characters.shape[1], device=characters.device)
         return self.head(self.blocks(self.character(characters) + self.position(positions)))

@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.bench.machine import machine
+from harness.nn.ring_blocks import ring_with
 from harness.puzzles.p25 import layout
-from harness.puzzles.p25.gpu_blocks import ring_with
 
 HEADS = 16
 ALIKE = 2.0**-5
@@ -49,8 +49,8 @@ FIELDS = (
     *("candidate", "kernels", "rotation", "ranks", "length", "d", "causal"),
     *("ms", "fastest_ms", "slowest_ms", "runs", "tokens_per_s", "of_ideal", "bytes_a_rank", "apart", "note"),
 )
-LONG, MOST = 5000.0, 9
-"""A first run of so many milliseconds is the only one; else there are more behind it, as many at most."""
+LONG, MOST = 2500.0, 9
+"""A first run of so many milliseconds is the only one; else it is not counted, and there are as many behind it at most."""
 Tensors = list[torch.Tensor]
 
 
@@ -79,14 +79,15 @@ def plan(lengths: list[int], dims: list[int], counts: list[int], makers: list[st
     """All rows in the order in which they are measured; `counts` are numbers of ranks, ascending, `makers` of BACKENDS."""
     most = counts[-1]
     first = [length for length in (32768, 131072) if length in lengths] or lengths[:1]
-    for length in (*first, *(each for each in lengths if each not in first)):
-        for d in dims:
-            for kernels in makers:
-                yield from one_size(kernels, length, d, counts)
+    for length, d, kernels in itertools.product(first, dims, makers):
+        yield from one_size(kernels, length, d, counts)
     for length, d in itertools.product(first, dims):  # every query sees every key
         yield Job(ONE, "flash", 1, length, d, False)
         for ranks in counts[1:]:
             yield Job(RING, "flash", ranks, length, d, False)
+    others = [length for length in lengths if length not in first]
+    for length, d, kernels in itertools.product(others, dims, makers):
+        yield from one_size(kernels, length, d, counts)
     for length, d, kernels in itertools.product(first, dims, makers):
         yield Job(PARALLEL, kernels, most, length, d, True, "allgather")
 
@@ -148,13 +149,16 @@ def join(device: str, seconds: float) -> World:
 
 
 class Problem:
-    """One size: query, key, value and grad_output [1, HEADS, S, d], alike on all ranks; of a rank its part of them."""
+    """One size: query, key, value and grad_output [1, HEADS, S, d], alike on all ranks; of a rank its part of them.
+
+    In memory they are [1, S, HEADS, d], as models have them and flash attention takes them without copies.
+    """
 
     def __init__(self, length: int, d: int, causal: bool, world: World):
         generator = torch.Generator(world.device).manual_seed(length + d)
-        shape = (1, HEADS, length, d)
+        shape = (1, length, HEADS, d)
         self.whole = [
-            torch.randn(shape, generator=generator, device=world.device, dtype=torch.bfloat16)
+            torch.randn(shape, generator=generator, device=world.device, dtype=torch.bfloat16).transpose(1, 2)
             for _ in range(4)
         ]
         self.size, self.length, self.causal, self.scale = (length, d, causal), length, causal, d**-0.5
@@ -165,7 +169,12 @@ class Problem:
     def part(self, tensor: torch.Tensor, ranks: int) -> torch.Tensor:
         """This rank's part of a tensor [1, HEADS, S, d] that so many ranks hold; zig-zag where causal."""
         ranges = layout.held(self.world.rank, ranks, self.length, self.causal)
-        return torch.cat([tensor[:, :, slice(*each)] for each in ranges], 2).contiguous()
+        return as_in_models(torch.cat([tensor[:, :, slice(*each)] for each in ranges], 2))
+
+
+def as_in_models(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor [1, HEADS, s, d] that lies in memory as [1, s, HEADS, d]."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 Run = Callable[[], Tensors]
@@ -224,16 +233,17 @@ def context_parallel(problem: Problem, job: Job) -> Iterator[Run]:
 
     set_rotate_method(job.rotation)
     mesh = DeviceMesh.from_group(problem.world.groups[job.ranks], problem.world.device.type)
-    buffers = [tensor.clone() for tensor in problem.whole]
+    buffers = [tensor.contiguous() for tensor in problem.whole]
     with (
         sdpa_kernel(BACKENDS[job.kernels]),
         context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers)),
     ):
-        leaves = [tensor.detach().requires_grad_() for tensor in buffers[:3]]
+        *leaves, grad = (as_in_models(buffer) for buffer in buffers)
+        leaves = [leaf.requires_grad_() for leaf in leaves]
 
         def run() -> Tensors:
             out = F.scaled_dot_product_attention(*leaves, is_causal=job.causal)
-            return [out.detach(), *torch.autograd.grad(out, leaves, buffers[3])]
+            return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
         yield run
 
@@ -264,8 +274,8 @@ def measure(problem: Problem, job: Job, seconds: float) -> dict[str, Any]:
         if first < LONG and not notes:
             again(problem, job, run, own, 1)  # the first one compiles, plans and connects too
             each, notes = slowest_of(world, own)
-            if not notes:
-                again(problem, job, run, own, max(1, min(MOST, int(1e3 * seconds / each))))
+            if not notes and (runs := min(MOST, int(1e3 * seconds / each))) > 1:
+                again(problem, job, run, own, runs)
         everybody = [each for each in world.everybody(own) if each.times]
     notes = notes or [each.note for each in everybody if each.note]
     return {"note": notes[0]} if notes else row(job, everybody)
@@ -319,7 +329,9 @@ class Own:
         if job.candidate == ONE and not problem.expected:
             problem.expected = found
         elif problem.expected and job.candidate in (ONE, RING, PARALLEL):
-            self.apart = max(map(apart, found, (problem.part(each, job.ranks) for each in problem.expected)))
+            alone = job.candidate == ONE  # every rank then has the whole
+            right = (each if alone else problem.part(each, job.ranks) for each in problem.expected)
+            self.apart = max(map(apart, found, right))
 
 
 def milliseconds(problem: Problem, job: Job, run: Run) -> tuple[float, Tensors]:

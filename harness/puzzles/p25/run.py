@@ -26,6 +26,7 @@ from harness.devices.processes import RankFailed, run_ranks
 from harness.errors import BadUse, EnvironmentProblem, Unsolved, WorkbookError
 from harness.learner.work import Work
 from harness.nn.ring import agreed_length
+from harness.nn.ring_blocks import BLOCKS, ONE_LENGTH, ring_with
 from harness.puzzles.p25 import layout, timeline
 from harness.puzzles.p25.checker import CPU, TENSORS, ring_arguments
 from harness.puzzles.p25.ranks import bytes_kept
@@ -36,8 +37,13 @@ from harness.toolchain.disk import check_target
 
 DIMS = (1, 4, 2, 512, 32)
 MOST_RANKS = 16
-NEEDED = 300 * 2**20
-"""Bytes of memory that a process takes once it has run, PyTorch included."""
+NEEDED = {"mojo": 2800 * 2**20}
+OTHERS_NEED = 300 * 2**20
+"""Bytes of memory that a process takes once it has run, PyTorch included; by blocks, where they take more: MAX does."""
+ABOUT = {
+    "mojo": "blocks: puzzle 23's kernels in Mojo, on the CPU through MAX",
+    "flash": "blocks: PyTorch's flash attention for CPUs",
+}
 FAULTS = ("dies", "late", "shape", "dtype")
 TILE = 16
 GONE = "onnection (closed|reset|refused)|imed out|Broken pipe"
@@ -50,6 +56,7 @@ class Job:
 
     Attributes:
         path: The file with the ring.
+        blocks: What computes its blocks; "solution" for the file's own code.
         arrays: Its part of query, key, value and grad_output.
         arguments: length, scale, causal and balanced.
         seconds: How long it waits for a neighbour.
@@ -57,6 +64,7 @@ class Job:
     """
 
     path: Path
+    blocks: str
     arrays: dict[str, np.ndarray]
     arguments: tuple
     seconds: float
@@ -81,7 +89,7 @@ class Broken(Exception):
 
 def one_rank(job: Job) -> Done:
     """Runs the ring forward and backward. Raises Broken where another rank is gone, late, or has other tensors."""
-    module = load(job.path)
+    module = load(job.path) if job.blocks == "solution" else ring_with(job.blocks)
     events = timeline.watch(module)
     watch_transfers(module, dist.get_rank(), job.fault, job.seconds)
     group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=job.seconds))
@@ -164,6 +172,12 @@ def parser() -> Parser:
     made.add_argument("--dims", type=int, nargs=5, default=DIMS, metavar=PUZZLE.dim_names, help="sizes")
     made.add_argument("--full", action="store_true", help="every query sees every key (default: causal)")
     made.add_argument("--plain", action="store_true", help="one range for each rank (default: zig-zag)")
+    made.add_argument(
+        "--blocks",
+        choices=[blocks for blocks in BLOCKS if blocks != "cuDNN"],
+        default="solution",
+        help="with --solution, what computes a block: its own code, puzzle 23's kernels, or PyTorch's flash attention",
+    )
     made.add_argument("--seed", type=int, default=0, help="of the random inputs")
     made.add_argument(
         "--seconds", type=float, default=30.0, metavar="S", help="wait for a neighbour (default: %(default)g)"
@@ -181,6 +195,8 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     work = Work(PUZZLE, PUZZLE.rung("torch"), roots.solutions() if flags.solution else None)
     if flags.solution and flags.problem:
         raise BadUse("--problem: not allowed with argument --solution")
+    if flags.blocks != "solution" and not flags.solution:
+        raise BadUse(f"--blocks {flags.blocks}: allowed with argument --solution only")
     fault = check(flags)
     empty = [id for id, blank in work.blanks().items() if blank.size == 0]
     if empty:
@@ -188,8 +204,8 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     values = " ".join(("full" if flags.full else "causal", *([] if flags.plain else ["balanced"])))
     case = Case("ring", "", tuple(flags.dims), values, flags.ranks)
     reference = Reference(PUZZLE, "float32", flags.seed)
-    print_lines(console, heading(case, work.path, flags.seed))
-    done = start(console, work.path, case, reference, flags.seconds, fault)
+    print_lines(console, heading(case, work.path, flags))
+    done = start(console, work.path, case, reference, flags, fault)
     balanced = not flags.plain
     right = True
     for name in EVERY:
@@ -215,9 +231,14 @@ def check(flags) -> tuple[int, int, str] | None:
     B, N, M, S, d = flags.dims
     if min(flags.dims) < 1 or N % M:
         raise BadUse(f"--dims {B} {N} {M} {S} {d}: sizes must be at least 1, and {M} heads must divide {N}")
+    if flags.blocks in ONE_LENGTH and (S % (2 * flags.ranks) or N != M):
+        raise BadUse(
+            f"--blocks {flags.blocks}: {2 * flags.ranks} must divide {S} positions, and {N} heads be {M}"
+        )
     if flags.seconds <= 0:
         raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
-    if (wanted := flags.ranks * NEEDED) > (there := available()):
+    wanted, there = flags.ranks * NEEDED.get(flags.blocks, OTHERS_NEED), available()
+    if wanted > there:
         raise EnvironmentProblem(
             f"--ranks {flags.ranks}: that many processes take {wanted / 2**30:.1f} GiB, and {there / 2**30:.1f} are free"
         )
@@ -243,7 +264,7 @@ def available() -> int:
     return int(found[1]) * 1024 if found else 2**63
 
 
-def heading(case: Case, path: Path, seed: int) -> list[str]:
+def heading(case: Case, path: Path, flags) -> list[str]:
     """What is run, on what."""
     B, N, M, S, d = case.dims
     ranks, cores = case.world_size, os.cpu_count() or 1
@@ -251,7 +272,8 @@ def heading(case: Case, path: Path, seed: int) -> list[str]:
     order = "zig-zag" if "balanced" in case.values else "one range a rank"
     few = [f"note: {ranks} processes share {cores} cores: no time here says anything about a ring"]
     return [
-        f"Testing {shown(path)}: query {[B, N, S, d]}, key and value {[B, M, S, d]}, float32, {masked}, seed {seed}",
+        f"Testing {shown(path)}: query {[B, N, S, d]}, key and value {[B, M, S, d]}, float32, {masked}, seed {flags.seed}",
+        *([ABOUT[flags.blocks]] if flags.blocks in ABOUT else []),
         f"{ranks} process{'es' * (ranks > 1)} on gloo, {order}: the largest part has "
         f"{max(part_of(rank, ranks, S, 'balanced' in case.values) for rank in range(ranks))} of {S} positions",
         *(few if ranks > cores else []),
@@ -263,7 +285,7 @@ def start(
     path: Path,
     case: Case,
     reference: Reference,
-    seconds: float,
+    flags,
     fault: tuple[int, int, str] | None,
 ) -> list[Done]:
     """What every rank has. Raises EnvironmentProblem, or WorkbookError where the code fails, after a line for each rank."""
@@ -273,9 +295,10 @@ def start(
     jobs = [
         Job(
             path,
+            flags.blocks,
             {name: np.ascontiguousarray(parts[name][rank], np.float32) for name in TENSORS},
             arguments,
-            seconds,
+            flags.seconds,
             fault[1:] if fault and fault[0] == rank else None,
         )
         for rank in range(case.world_size)
@@ -283,7 +306,7 @@ def start(
     describing: Callable[[Exception], str] = functools.partial(say, path=path)
     try:
         return run_ranks(
-            one_rank, [(job,) for job in jobs], describe=describing, source=path, seconds=seconds + 60
+            one_rank, [(job,) for job in jobs], describe=describing, source=path, seconds=flags.seconds + 60
         )
     except RankFailed as error:
         lines = [re.sub(r"^(rank (\d+) of \d+): rank \2, ", r"\1, ", line) for line in str(error).split("; ")]

@@ -1,9 +1,11 @@
-"""The blocks of a ring computed by PyTorch's own attention kernels, which hand out the log-sum-exp: flash attention and cuDNN's.
+"""The kernels that a ring's blocks may be computed by: puzzle 23's in Mojo, PyTorch's flash attention, or cuDNN's.
 
-`ring_with` returns the solution's functions with these in the place of those that compute. Who holds what, who sends what to
-whom and when, and how parts are merged stays the solution's. On a CPU flash attention is PyTorch's for CPUs.
+`ring_with` returns the functions of puzzle 25's solution with other kernels in the place of those that compute. Who holds
+what, who sends what to whom and when, and how parts are merged stays the solution's. PyTorch's kernels take one pair of
+ranges at each step, of one length, and hand out the log-sum-exp; on a CPU flash attention is PyTorch's for CPUs.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +18,35 @@ Ranges = tuple[tuple[int, int], ...]
 Tensor = torch.Tensor
 
 
-# ---- Kernels ------------------------------------------------------------------------------------------------
+def ring_with(kernels: str) -> dict[str, Any]:
+    """The solution's functions, made anew, with some of BLOCKS behind those that compute."""
+    module = load(roots.solutions() / "p25" / "in_torch.py")
+    BLOCKS[kernels](module)
+    return module
+
+
+# ---- Mojo kernels -------------------------------------------------------------------------------------------
+
+
+def use_mojo(module: dict[str, Any]) -> None:
+    """Puzzle 23's kernels, through MAX: they take positions, so that every pair of ranges fits."""
+    from harness.nn.attention_autograd import Part, attention_block, attention_block_backward
+
+    def part(queries, keys, scale: float, causal: bool) -> Part:
+        return Part(queries[0], keys[0], causal, scale)
+
+    @torch.no_grad()
+    def block_forward(q, k, v, queries, keys, scale, causal):
+        return attention_block(q, k, v, part(queries, keys, scale, causal))
+
+    def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
+        rows = (lse.contiguous(), delta.contiguous())
+        return attention_block_backward(dO, q, k, v, *rows, part(queries, keys, scale, causal))
+
+    module.update(block_forward=block_forward, block_backward=block_backward)
+
+
+# ---- PyTorch's kernels --------------------------------------------------------------------------------------
 
 
 def flash_forward(q, k, v, scale: float, diagonal: bool) -> tuple[Tensor, Tensor, tuple]:
@@ -43,10 +73,8 @@ def flash_backward(dO, q, k, v, out, lse, others: tuple, scale: float, diagonal:
 
 def cudnn_forward(q, k, v, scale: float, diagonal: bool) -> tuple[Tensor, Tensor, tuple]:
     """As `flash_forward`; cuDNN's lse has one axis more."""
-    found = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q, k, v, None, True, 0.0, diagonal, scale=scale
-    )
-    out, lse, *others = found
+    forward = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out, lse, *others = forward(q, k, v, None, True, 0.0, diagonal, scale=scale)
     return out, lse.reshape(lse.shape[:3]), tuple(others[:6])
 
 
@@ -58,20 +86,17 @@ def cudnn_backward(dO, q, k, v, out, lse, others: tuple, scale: float, diagonal:
     return backward(dO, q, k, v, out, lse, *dropout, None, *lengths, 0.0, diagonal, scale=scale)
 
 
-KERNELS: dict[str, tuple[Callable, Callable]] = {
-    "flash": (flash_forward, flash_backward),
-    "cuDNN": (cudnn_forward, cudnn_backward),
-}
-
-
-# ---- The ring around them -----------------------------------------------------------------------------------
-
-
-def ring_with(kernels: str) -> dict[str, Any]:
-    """The solution's functions, with a key of KERNELS behind those that compute."""
-    forward, backward = KERNELS[kernels]
-    module = load(roots.solutions() / "p25" / "in_torch.py")
+def use_torch(forward: Callable, backward: Callable, module: dict[str, Any]) -> None:
+    """Kernels that sum the rows of dO * out themselves, and know no positions."""
+    # What a backward pass takes beside tensors is the same in every layer: lengths, and the state of a dropout of 0.
     others: dict[tuple[Ranges, Ranges], tuple] = {}
+    wide, send = module["wide"], module["exchange"]
+
+    def exchange(tensors, shapes, group):
+        """The solution's, of tensors as these kernels leave them and models have them: [B, s, N, d] in memory."""
+        turned = [(B, s, N, d) for B, N, s, d in shapes]
+        received, works = send([tensor.transpose(1, 2) for tensor in tensors], turned, group)
+        return [tensor.transpose(1, 2) for tensor in received], works
 
     def block_forward(q, k, v, queries, keys, scale, causal):
         out, lse, others[queries, keys] = forward(q, k, v, scale, causal and queries == keys)
@@ -81,26 +106,27 @@ def ring_with(kernels: str) -> dict[str, Any]:
         return backward(dO, q, k, v, out, lse, others[queries, keys], scale, causal and queries == keys)
 
     def contributions(dO, q, k, v, lse, out, mine, theirs, scale, causal):
-        """The solution's, in two passes over memory less: at most one pair, and what it is left as it comes."""
+        """The solution's, in fewer passes over memory: the one pair of a step is left as it comes."""
         for queries, rows, keys, columns in joined(mine, theirs, causal):
             of_rows = (tensor[:, :, rows] for tensor in (dO, q))
             of_columns = (tensor[:, :, columns] for tensor in (k, v))
             saved = lse[:, :, rows], out[:, :, rows]
-            found = block_backward(*of_rows, *of_columns, *saved, queries, keys, scale, causal)
+            found = module["block_backward"](*of_rows, *of_columns, *saved, queries, keys, scale, causal)
             if mine == theirs:
-                return tuple(map(module["wide"], found))  # the first term says what the sum is made in
+                return tuple(map(wide, found))  # the first term says what the sum is made in
             places = zip(found, (rows, columns, columns), (q, k, v), strict=True)
             return tuple(spread(part, where, like) for part, where, like in places)
-        return tuple(torch.zeros_like(module["wide"](tensor)) for tensor in (q, k, v))
+        return tuple(torch.zeros_like(wide(tensor)) for tensor in (q, k, v))
 
     module.update(
         block_forward=block_forward,
+        block_backward=block_backward,
         contributions=contributions,
+        exchange=exchange,
         merge=merge,
         pairs=joined,
-        row_sums=lambda dO, out: out,  # these kernels sum the rows themselves
+        row_sums=lambda dO, out: out,  # goes where the sums would: the kernels take the output itself
     )
-    return module
 
 
 def joined(mine: list, theirs: list, causal: bool) -> Iterator[tuple[Ranges, slice, Ranges, slice]]:
@@ -136,3 +162,13 @@ def spread(part: Tensor, where: slice, like: Tensor) -> Tensor:
     whole = torch.zeros_like(like)
     whole[:, :, where] = part
     return whole
+
+
+BLOCKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "solution": lambda module: None,
+    "mojo": use_mojo,
+    "flash": functools.partial(use_torch, flash_forward, flash_backward),
+    "cuDNN": functools.partial(use_torch, cudnn_forward, cudnn_backward),
+}
+ONE_LENGTH = ("flash", "cuDNN")
+"""Those that need ranges of one length, and a head of key and value for each of the query."""

@@ -1,0 +1,375 @@
+"""What runs on several GPUs, as far as processes on gloo show it: other kernels in a ring's blocks, the bench, and training."""
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from harness import cli
+from harness.devices.processes import run_ranks
+from harness.errors import BadUse
+from harness.nn import ring_attention
+from harness.nn.ring_blocks import joined, ring_with
+from harness.puzzles.p22 import training as alone
+from harness.puzzles.p22.demo import PRESETS
+from harness.puzzles.p25 import gpus, layout, training
+from harness.puzzles.p25.gpus import ONE, PARALLEL, RING, Job, Own, Table
+from harness.puzzles.p25.spec import EVERY, PUZZLE, reference
+from harness.spec.puzzle import Case
+from harness.toolchain import roots
+
+NAMES = ("query", "key", "value", "grad_output")
+
+
+@pytest.fixture
+def group_of_one(tmp_path):
+    """A default process group of this process alone."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+# ---- Blocks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_flash_attention_s_blocks_fit_into_the_ring(balanced):
+    """PyTorch's own flash attention in the place of the blocks, as on GPUs, on two ranks; float64, against the reference."""
+    case = Case("flash", "", (1, 2, 2, 32, 8), "causal", 2)
+    arrays = PUZZLE.inputs(case, "float64", 0)
+    right = reference({name: torch.tensor(array) for name, array in arrays.items()})
+    split = {name: layout.split(arrays[name], 2, balanced) for name in NAMES}
+    parts = [(balanced, *(np.ascontiguousarray(split[name][rank]) for name in NAMES)) for rank in range(2)]
+    found = run_ranks(with_flash_blocks, parts)
+    for number, name in enumerate(EVERY):
+        got = layout.joined([each[number] for each in found], balanced)
+        np.testing.assert_allclose(got, right[name].numpy(), rtol=1e-9, atol=1e-9)
+
+
+def with_flash_blocks(balanced, *arrays):
+    """What a rank of a model gets."""
+    *leaves, grad = (torch.from_numpy(array) for array in arrays)
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    out = ring_attention(*leaves, is_causal=True, balanced=balanced, blocks="flash", length=32)
+    return [tensor.detach().numpy() for tensor in (out, *torch.autograd.grad(out, leaves, grad))]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_joined_pairs_see_what_single_ones_see(size, balanced, causal):
+    """Every (query, key) that the mask shows, once, over all steps; a pair is whole, or the rank's own up to the diagonal."""
+    length, seen = 16, np.zeros((16, 16), int)
+    for rank in range(size):
+        mine = layout.held(rank, size, length, balanced)
+        rows = layout.places(rank, size, length, balanced)
+        for origin in range(size):
+            theirs = layout.held(origin, size, length, balanced)
+            columns = layout.places(origin, size, length, balanced)
+            pairs = list(joined(mine, theirs, causal))
+            assert len(pairs) <= 1
+            for queries, of_rows, keys, of_columns in pairs:
+                index = np.ix_(rows[of_rows], columns[of_columns])
+                block = np.ones((len(rows[of_rows]), len(columns[of_columns])), int)
+                seen[index] += np.tril(block) if causal and queries == keys else block
+    assert np.array_equal(seen, np.tril(np.ones_like(seen)) if causal else np.ones_like(seen))
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("causal", [False, True])
+def test_puzzle_23_s_kernels_compute_a_block(attention_graphs, causal):
+    """Queries behind the keys, on their diagonal, and a head of key for two of query; against plain float64."""
+    torch.manual_seed(0)
+    ring, right = ring_with("mojo"), ring_with("solution")
+    q, dO = torch.randn(2, 1, 4, 6, 8, dtype=torch.float64)
+    k, v = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
+    for queries, keys in (((8, 14), (0, 5)), ((3, 9), (3, 8))):
+        rest = (queries, keys, 0.3, causal)
+        expected = right["block_forward"](q, k, v, *rest)
+        got = ring["block_forward"](q, k, v, *rest)
+        out, lse = expected
+        delta = (dO * out).sum(-1)
+        expected += right["block_backward"](dO, q, k, v, lse, delta, *rest)
+        got += ring["block_backward"](dO, q, k, v, lse, delta, *rest)
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, monkeypatch):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 8, 4)
+    ring, seen = ring_with("solution"), set()
+    merge = ring["merge"]
+    ring["merge"] = lambda *tensors: seen.update(each.dtype for each in tensors) or merge(*tensors)
+    monkeypatch.setattr("harness.nn.ring.ring_of", lambda blocks: ring)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ring_attention(q, k, v)
+    assert out.dtype == torch.bfloat16 and seen == {torch.float32}
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(each.bfloat16().double() for each in (q, k, v))
+    )
+    assert (out.double() - expected).abs().max() < 2**-8 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("options", "heads", "words"),
+    [
+        ({"blocks": "none"}, 2, "blocks: expected one of solution, mojo, flash, cuDNN, got 'none'"),
+        ({"blocks": "flash", "balanced": True}, 2, "'flash' takes lengths that 2 divides"),
+        ({"blocks": "cuDNN"}, 1, "one head of key and value for each of query, got 9, and 1 for 2"),
+    ],
+)
+def test_blocks_that_do_not_suit(group_of_one, options, heads, words):
+    with pytest.raises(ValueError, match=words):
+        ring_attention(torch.zeros(1, 2, 9, 4), *torch.zeros(2, 1, heads, 9, 4), **options)
+
+
+def test_other_blocks_are_for_the_solution(capsys):
+    assert cli.main(["p25", "--backward", "--blocks", "flash"]) == 2
+    assert "--blocks flash: allowed with argument --solution only" in capsys.readouterr().err
+    assert cli.main(["p25", "--backward", "--solution", "--blocks", "flash", "--ranks", "3"]) == 2
+    assert "--blocks flash: 6 must divide 512 positions, and 4 heads be 2" in capsys.readouterr().err
+
+
+def test_mojo_s_blocks_need_room_for_max(capsys, monkeypatch):
+    monkeypatch.setattr("harness.puzzles.p25.run.available", lambda: 8 * 2**30)
+    assert cli.main(["p25", "--backward", "--solution", "--blocks", "mojo", "--ranks", "4"]) == 5
+    assert "--ranks 4: that many processes take 10.9 GiB, and 8.0 are free" in capsys.readouterr().err
+
+
+def test_the_command_with_flash_blocks(capfd):
+    sizes = ("--dims", "1", "2", "2", "32", "4", "--ranks", "2")
+    assert cli.main(["p25", "--backward", "--solution", "--blocks", "flash", *sizes]) == 0
+    said = capfd.readouterr().out
+    assert "blocks: PyTorch's flash attention for CPUs" in said and "agree with one device" in said
+
+
+# ---- The bench ----------------------------------------------------------------------------------------------
+
+
+def torchrun(*arguments, **options):
+    """A module under torchrun with two processes on gloo, in a process group of its own."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    environment = {**os.environ, "PYTHONPATH": str(roots.CHECKOUT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, *map(str, arguments)], cwd=roots.CHECKOUT, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **options,
+    )  # fmt: skip
+
+
+def test_the_bench_rehearsed_on_gloo(tmp_path):
+    target = tmp_path / "ring.csv"
+    sizes = ("--lengths", 64, "--dims", 8, "--seconds", 0.01, "--trace", tmp_path / "trace")
+    run = torchrun("harness.puzzles.p25.gpus", "--device", "cpu", *sizes, "--csv", target)
+    said, err = run.communicate(timeout=300)
+    assert run.returncode == 0, said + err
+    rows = list(csv.DictReader(target.open()))
+    found = {
+        (row["candidate"], row["ranks"], row["causal"]): row for row in rows if row["rotation"] != "allgather"
+    }
+    assert set(found) == {
+        *(("one GPU", "1", causal) for causal in "01"), *(("ring", "2", causal) for causal in "01"),
+        *((each, "2", "1") for each in ("ring, transfers alone", "ring, blocks alone", "context parallel")),
+    }  # fmt: skip
+    assert 0 < float(found["ring", "2", "1"]["apart"]) < gpus.ALIKE
+    assert "NotImplementedError" in found["context parallel", "2", "1"]["note"]  # PyTorch has none for CPUs
+    traced = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
+    kinds = [{kind for kind, _, _ in kernels} for kernels in traced[0]["kernels_by_rank"]]
+    assert len(kinds) == 2 and all("attention" in each for each in kinds)
+
+
+def test_the_plan_begins_with_the_telling_sizes_and_one_gpu():
+    jobs = list(gpus.plan([32768, 65536, 131072], [128, 64], [1, 2, 4], ["flash", "cuDNN"]))
+    assert jobs[0] == Job(ONE, "flash", 1, 32768, 128, True)
+    assert [job.length for job in jobs].index(131072) < [job.length for job in jobs].index(65536)
+    assert len(set(jobs)) == len(jobs) and not any(job.ranks == 1 and job.candidate != ONE for job in jobs)
+
+
+def test_a_row_counts_the_slowest_rank_and_the_fastest_gpu():
+    ranks = [Own([4.0, 6.0, 5.0], 10, 1e-3), Own([5.0, 5.0, 4.0], 20, 2e-3)]
+    job = Job(RING, "flash", 2, 1000, 8, True)
+    row = gpus.row(job, ranks)
+    assert (row["ms"], row["slowest_ms"], row["bytes_a_rank"], row["apart"]) == (5.0, 6.0, 20, "2.00e-03")
+    assert row["tokens_per_s"] == 200_000
+    assert gpus.row(dataclasses.replace(job, candidate=ONE), ranks)["ms"] == 4.0
+
+
+def test_percent_of_the_ideal(capsys):
+    table = Table(None, torch.device("cpu"))
+    table.add(Job(ONE, "flash", 1, 64, 8, True), {"ms": 8.0, "runs": 3})
+    table.add(
+        Job(RING, "flash", 2, 64, 8, True), {"ms": 5.0, "runs": 3, "bytes_a_rank": 2**30, "apart": "1e-3"}
+    )
+    table.add(Job(PARALLEL, "flash", 2, 64, 8, True, "alltoall"), {"note": "Lacks: it"})
+    one, ring, other = capsys.readouterr().out.splitlines()
+    assert "100.0% of the ideal" in one and "80.0% of the ideal" in ring and "1.00 GiB apart 1e-3" in ring
+    assert "context parallel flash alltoall" in other and other.endswith("Lacks: it")
+
+
+def test_what_fails_is_a_note():
+    own = Own()
+    with own.heard():
+        raise RuntimeError("out of\nmemory")
+    assert own.note == "RuntimeError: out of memory"
+
+
+def test_a_length_that_ranks_cannot_share_equally(group_of_one, monkeypatch):
+    world = gpus.World(torch.device("cpu"), {1: None, 2: None}, None)
+    monkeypatch.setattr(gpus, "join", lambda device, seconds: world)
+    with pytest.raises(SystemExit, match="--lengths 30: must be a multiple of 4, twice the ranks"):
+        gpus.main(["--device", "cpu", "--lengths", "30"])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "transfer"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "elements"),
+    ],
+)
+def test_kinds_of_kernels(kernel, kind):
+    assert gpus.kind_of(kernel) == kind
+
+
+# ---- Training -----------------------------------------------------------------------------------------------
+
+TEXT = "A ring hands its blocks on; whoever waits for the last of them waits for all.\n" * 4
+FLAGS = ("--steps", "8", "--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--batch", "4")
+
+
+@pytest.fixture
+def chapters(tmp_path):
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "one.md").write_text(TEXT)
+    return folder
+
+
+def trained_alone(chapters, pair):
+    """The losses of puzzle 22's own loop with one model."""
+    options = training.make_options(training.parser().parse_args(FLAGS), torch.device("cpu"))
+    text = alone.read_text(chapters, options)
+    model = alone.make_model(options, text.vocabulary, pair)
+    optimizer = torch.optim.AdamW(model.parameters(), **options.recipe.optimizer)
+    trainees = {"one": alone.Trainee(model, optimizer)}
+    alone.train(Console(file=io.StringIO()), options, trainees, text.tokens)
+    return trainees["one"].losses
+
+
+def test_every_way_has_the_losses_of_one_process(chapters):
+    (found, said), (others, silent) = run_ranks(trained, [(str(chapters), FLAGS), (str(chapters), FLAGS)])
+    right = trained_alone(chapters, alone.plain_pair)
+    assert set(found) == {"one", "moved", "ddp", "fsdp", "ring"} and found == others
+    for way, losses in found.items():
+        assert losses == pytest.approx(right, rel=2e-5), way
+    assert right[-1] < right[0] - 0.1
+    assert "✅ all losses are those of one process" in said and silent == ""
+
+
+def trained(chapters, flags):
+    """The losses of every way on a rank, and what it prints."""
+    from pathlib import Path
+
+    flags = training.parser().parse_args([*flags, "--pairs", alone.PLAIN])
+    options = training.make_options(flags, torch.device("cpu"))
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    ranks = training.Ranks(rank, size, options.device, options.dtype, "solution")
+    text, curves = alone.read_text(Path(chapters), options), {}
+    train = training.train
+
+    def kept(console, options, ranks, way, pairs, text):
+        curves[way] = train(console, options, ranks, way, pairs, text)
+        return curves[way]
+
+    training.train = kept
+    out = io.StringIO()
+    console = Console(file=out, width=200, quiet=rank != 0)
+    wanted = ["one", "moved", "ddp", "fsdp", "ring"]
+    training.compare(console, options, ranks, wanted, flags, text)
+    return {way: curve.losses for way, curve in curves.items()}, out.getvalue()
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "ring"])
+def test_the_layer_trains_in_every_wrapper(layer_graphs, group_of_one, chapters, way):
+    """LayerNormLinear's parameters are found by the wrappers, and their gradients too, in a group of one."""
+    options = training.make_options(training.parser().parse_args(FLAGS), torch.device("cpu"))
+    ranks = training.Ranks(0, 1, options.device, options.dtype, "solution")
+    text = alone.read_text(chapters, options)
+    curve = training.train(Console(quiet=True), options, ranks, way, alone.OURS, text)
+    assert curve.losses == pytest.approx(trained_alone(chapters, alone.plain_pair), rel=1e-4)
+
+
+def test_a_gradient_that_is_not_summed_is_found():
+    def curve(*losses):
+        return training.Curve(list(losses), [1.0] * len(losses), 0)
+
+    plain = alone.PLAIN
+    curves = {
+        ("one", plain): curve(3.0, 2.0),
+        ("moved", plain): curve(3.0, 2.0001),
+        ("ddp", plain): curve(3.0, 2.0002),
+    }
+    lines, right = training.verdict(curves, torch.float32)
+    assert right and "✅" in lines[0]
+    lines, right = training.verdict({**curves, ("fsdp", plain): curve(3.0, 2.1)}, torch.float32)
+    assert not right and "❌ fsdp with plain PyTorch: the losses part" in lines[0]
+    assert training.verdict({("ddp", plain): curve(1.0)}, torch.float32) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "wanted", "words"),
+    [
+        (("--batch", "3"), 2, ["ddp"], "--batch 3: must be a multiple of 2, for 2 ranks"),
+        (("--context", "18"), 2, ["ring"], "--context 18: must be a multiple of 4, for 2 ranks"),
+        (("--width", "15"), 2, ["one"], "--width 15: must be a multiple of --heads"),
+    ],
+)
+def test_sizes_that_ranks_cannot_share(flags, ranks, wanted, words):
+    options = training.make_options(training.parser().parse_args(flags), torch.device("cpu"))
+    with pytest.raises(BadUse, match=words):
+        training.check(options, ranks, wanted)
+
+
+def test_presets_are_puzzle_22_s():
+    options = training.make_options(training.parser().parse_args(["gpt2"]), torch.device("cpu"))
+    preset = PRESETS["gpt2"]
+    assert (options.layers, options.width, options.context) == (preset.layers, preset.width, preset.context)
+
+
+def test_ctrl_c_ends_every_rank_of_a_training_run(tmp_path):
+    run = torchrun(
+        "harness.puzzles.p25.training", "--device", "cpu", "--pairs", alone.PLAIN, "--steps", 100000
+    )
+    assert run.stdout is not None
+    assert "on 2 ranks" in run.stdout.readline()
+    time.sleep(1)
+    os.killpg(run.pid, signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode != 0
+    deadline = time.monotonic() + 20
+    while alive(run.pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not alive(run.pid)
+
+
+def alive(group: int) -> bool:
+    """Whether a process of a group is there."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -14,10 +14,9 @@ import re
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -79,14 +78,16 @@ def run_ranks(
 
 
 def start_server() -> None:
-    """Starts what the processes come from, deaf to Ctrl-C, as they then are: who waits for them ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        return  # only there can a signal be ignored
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Starts what the processes come from, deaf to Ctrl-C, as they then are: who waits for them ends them.
+
+    A Ctrl-C meanwhile is heard afterwards: the signal is blocked, which a new process inherits, and not ignored.
+    """
+    resource_tracker.ensure_running()  # where it comes later, it lifts every block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def one_rank(

@@ -14,6 +14,7 @@ import pytest
 
 from harness import cli
 from harness.check import zoo
+from harness.devices import processes
 from harness.puzzles.p25 import run
 from harness.puzzles.p25.timeline import Event, waiting
 from harness.toolchain import roots
@@ -263,3 +264,16 @@ def test_tiles_are_counted(capsys):
 )
 def test_tiles_of_nothing(capsys, arguments, words):
     assert cli.main(["p25", "--balance", *arguments]) == 2 and words in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_server_starts_is_not_lost(monkeypatch):
+    """What is started then is deaf to it, whoever starts it hears it right afterwards."""
+
+    def start():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    monkeypatch.setattr(processes.forkserver, "ensure_running", start)
+    with pytest.raises(KeyboardInterrupt):
+        processes.start_server()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -137,7 +137,7 @@ def join(device: str, seconds: float) -> World:
     dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=limit)
     size = dist.get_world_size()
     counts = [n for n in (1, 2, 4, 8, 16) if n < size] + [size]
-    groups = {n: dist.new_group(list(range(n)), timeout=limit) for n in counts}
+    groups: dict[int, Any] = {n: dist.new_group(list(range(n)), timeout=limit) for n in counts}
     for ranks, group in groups.items():
         if dist.get_rank() < ranks:
             dist.all_reduce(torch.zeros(1, device=local), group=group)  # connects them
@@ -183,10 +183,10 @@ Run = Callable[[], Tensors]
 @contextmanager
 def one_device(problem: Problem, job: Job) -> Iterator[Run]:
     """scaled_dot_product_attention over the whole sequence, on every rank by itself."""
-    leaves = [tensor.detach().requires_grad_() for tensor in problem.whole[:3]]
+    query, key, value = leaves = [tensor.detach().requires_grad_() for tensor in problem.whole[:3]]
 
     def run() -> Tensors:
-        out = F.scaled_dot_product_attention(*leaves, is_causal=job.causal)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=job.causal)
         return [out.detach(), *torch.autograd.grad(out, leaves, problem.whole[3])]
 
     with sdpa_kernel(BACKENDS[job.kernels]):
@@ -239,10 +239,10 @@ def context_parallel(problem: Problem, job: Job) -> Iterator[Run]:
         context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers)),
     ):
         *leaves, grad = (as_in_models(buffer) for buffer in buffers)
-        leaves = [leaf.requires_grad_() for leaf in leaves]
+        query, key, value = leaves = [leaf.requires_grad_() for leaf in leaves]
 
         def run() -> Tensors:
-            out = F.scaled_dot_product_attention(*leaves, is_causal=job.causal)
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=job.causal)
             return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
         yield run
@@ -391,19 +391,17 @@ def trace(problem: Problem, job: Job) -> dict[str, Any]:
 
 def kernels_of(problem: Problem, job: Job, run: Run) -> list[tuple[str, float, float]]:
     """This rank's kernels in one run, after one unseen."""
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     world = problem.world
     activity = ProfilerActivity.CUDA if world.device.type == "cuda" else ProfilerActivity.CPU
-    seen = DeviceType.CUDA if world.device.type == "cuda" else DeviceType.CPU
     run()
     world.begin(world.groups[job.ranks])
     with profile(activities=[activity]) as profiled:
         run()
         if world.device.type == "cuda":
             torch.cuda.synchronize()
-    events = [event for event in profiled.events() or () if event.device_type == seen]
+    events = [event for event in profiled.events() or () if event.device_type.name == activity.name]
     first = min((event.time_range.start for event in events), default=0)
     return sorted(
         (

@@ -41,7 +41,7 @@ from harness.errors import BadUse, WorkbookError
 from harness.nn import LayerNormLinear, ring_attention
 from harness.nn.ring_blocks import BLOCKS
 from harness.puzzles.p22.demo import PRESETS, SIZES, tolerance
-from harness.puzzles.p22.demo_model import CharacterModel, plain_pair
+from harness.puzzles.p22.demo_model import Block, CharacterModel, plain_pair
 from harness.puzzles.p22.training import (
     OURS,
     PLAIN,
@@ -128,6 +128,7 @@ def ring(model: CharacterModel, ranks: Ranks) -> Iterator[tuple[nn.Module, Any]]
     length = model.position.num_embeddings
     places = torch.from_numpy(layout.places(ranks.rank, ranks.size, length, True)).to(ranks.device)
     for block in model.blocks:
+        assert isinstance(block, Block)
         block.attention = functools.partial(ring_attention, balanced=True, length=length, blocks=ranks.blocks)
     yield at_places(model, places, ranks)
 

@@ -116,7 +116,7 @@ def use_torch(forward: Callable, backward: Callable, module: dict[str, Any]) -> 
                 return tuple(map(wide, found))  # the first term says what the sum is made in
             places = zip(found, (rows, columns, columns), (q, k, v), strict=True)
             return tuple(spread(part, where, like) for part, where, like in places)
-        return tuple(torch.zeros_like(wide(tensor)) for tensor in (q, k, v))
+        return tuple(map(module["zeros"], (q, k, v)))
 
     module.update(
         block_forward=block_forward,

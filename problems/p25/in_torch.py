@@ -45,6 +45,11 @@ def wide(tensor):
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+def zeros(tensor):
+    """Zeros of a tensor's shape, in the type of sums."""
+    return torch.zeros_like(tensor, dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+
+
 def hidden(queries, keys):
     """True where a key stands behind a query, [queries, keys]; both are ranges (start, stop) of the whole sequence."""
     # BLANK-START causal: compare positions in the sequence, not in the block
@@ -154,7 +159,7 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group):
     """Each block of keys comes by once: out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the type of sums."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
-    out = torch.zeros_like(wide(q))
+    out = zeros(q)
     lse = out.new_full(out.shape[:-1], -torch.inf)
 
     def attend(k, v, origin):
@@ -178,7 +183,7 @@ def row_sums(dO, out):
 
 def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
     """What this rank's queries, the ranges `mine`, add to dQ, and to dK and dV of a block of keys, the ranges `theirs`."""
-    dQ, dK, dV = (torch.zeros_like(wide(tensor)) for tensor in (q, k, v))
+    dQ, dK, dV = map(zeros, (q, k, v))
     for queries, rows, keys, columns in pairs(mine, theirs, causal):
         of_rows = (tensor[:, :, rows] for tensor in (dO, q))
         of_columns = (tensor[:, :, columns] for tensor in (k, v))

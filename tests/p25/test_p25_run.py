@@ -183,6 +183,7 @@ def test_ctrl_c_ends_all():
     started = subprocess.Popen(
         command, cwd=roots.CHECKOUT, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(roots.CHECKOUT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # deaf to it where the tests run in the background
     )  # fmt: skip
     assert started.stdout is not None
     while "processes on gloo" not in started.stdout.readline():
@@ -274,6 +275,10 @@ def test_ctrl_c_while_the_server_starts_is_not_lost(monkeypatch):
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
     monkeypatch.setattr(processes.forkserver, "ensure_running", start)
-    with pytest.raises(KeyboardInterrupt):
-        processes.start_server()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            processes.start_server()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -198,7 +198,7 @@ def ring(problem: Problem, job: Job) -> Iterator[Run]:
     """The ring, whole, or without its blocks, or without its transfers."""
     module = ring_with(job.kernels)
     if job.candidate == TRANSFERS:
-        module.update(pairs=lambda *_: iter(()), contributions=zeros(module["wide"]))
+        module.update(pairs=lambda *_: iter(()), contributions=the_same(module["zeros"]))
     if job.candidate == BLOCKS:
         module.update(exchange=lambda tensors, shapes, group: (list(tensors), []))
     *leaves, grad = (problem.part(tensor, job.ranks) for tensor in problem.whole)
@@ -212,13 +212,13 @@ def ring(problem: Problem, job: Job) -> Iterator[Run]:
     yield run
 
 
-def zeros(wide: Callable) -> Callable[..., Tensors]:
+def the_same(zeros: Callable) -> Callable[..., Tensors]:
     """In the place of `contributions`: the same zeros at every step, so that what travels has its size."""
     made: Tensors = []
 
     def contributions(dO, q, k, v, *rest) -> Tensors:
         if not made:
-            made.extend(torch.zeros_like(wide(tensor)) for tensor in (q, k, v))
+            made.extend(map(zeros, (q, k, v)))
         return made
 
     return contributions
@@ -455,6 +455,10 @@ def main(arguments: list[str] | None = None) -> int:
     with flags.csv.open("w", newline="", encoding="utf-8") if leads and flags.csv else nullcontext() as file:
         table = Table(file, world.device) if leads else None
         problem: Problem | None = None
+        for kernels in makers:  # unseen: what loads and connects at the first call of all
+            for candidate, ranks in ((ONE, 1), (RING, counts[-1])):
+                first = Job(candidate, kernels, ranks, flags.lengths[0], flags.dims[0], True)
+                measure(Problem(*first.size, world), first, 0.0)
         jobs = list(plan(flags.lengths, flags.dims, counts, makers))
         for number, job in enumerate(jobs):
             if world.everybody(time.monotonic() - begun > flags.budget)[0]:

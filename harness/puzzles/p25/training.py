@@ -99,7 +99,8 @@ def one(model: CharacterModel, ranks: Ranks) -> Iterator[tuple[nn.Module, Any]]:
 @contextmanager
 def moved(model: CharacterModel, ranks: Ranks) -> Iterator[tuple[nn.Module, Any]]:
     """By itself, from parameters that are a rounding away."""
-    move_by_half_a_place(model, ranks.dtype, seed=0)
+    move_by_half_a_place(model.cpu(), ranks.dtype, seed=0)
+    model.to(ranks.device)
     yield model, lambda batch: batch
 
 

@@ -7,11 +7,17 @@ wrong is reported by the launch and then reads and writes a place that belongs t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
 from .codegen import Code
 from .memory import Extent, Space
+from .report import index_text
+
+if TYPE_CHECKING:
+    from .order import Order
 
 SMALL = 40  # below this many threads Python's min and max are faster than NumPy's
 
@@ -38,6 +44,7 @@ class BatchMemory:
         self.even_epoch: int | None = 0  # the same for all blocks, or None
         self.warp_epoch = np.zeros(count * self.warps_per_block, np.int64)
         self.warp_synced = False
+        self.order: Order | None = None  # of asynchronous copies and products, where the kernel has any
         self.spaces(run)
 
     def spaces(self, run):
@@ -227,6 +234,8 @@ class BatchMemory:
             return self.cluster_index(A, address, L)
         index = self.offset_index(A, address, self.shared_base, self.run.shared_extents, L)
         self.log.add_shared(self, A, index, L)
+        if self.order:
+            self.order.access(A, index, L)
         return index
 
     def cluster_index(self, A: Access, address, L):
@@ -243,7 +252,14 @@ class BatchMemory:
             self.log.add_shared(self, A, index, L)
         else:
             self.log.add_remote(self, A, index, L)
+        if self.order:
+            self.order.access(A, index, L)
         return index
+
+    def shared_name(self, offset: int) -> str:
+        """How messages call what lies at an offset of shared memory, in words of 4 bytes."""
+        where = next((x for x in self.run.shared_extents if x.start <= offset < x.end), None)
+        return f"{where.name}{index_text(where.index(offset, 4))}" if where else "shared memory"
 
     def load_local(self, A: Access, address, L):
         index = self.offset_index(A, address, self.local_base, self.run.local_extents, L)

@@ -18,6 +18,7 @@ from . import numeric
 from .access import DTYPE, Access
 from .emitters import emit
 from .errors import UnsupportedInstruction
+from .hazards import Hazards
 from .program import Block, Program, registers
 from .provenance import Origin, origins
 from .ptx import WIDTH, Imm, Instr, Mem, Reg, Sym
@@ -54,6 +55,11 @@ class Code:
     def origins(self) -> dict[str, Origin]:
         """Which kernel parameters every register is computed from."""
         return origins(self.program)
+
+    @cached_property
+    def hazards(self) -> Hazards:
+        """Where the kernel may use registers of asynchronous products too early."""
+        return Hazards(self.program)
 
     def constant(self, kind: str, value) -> str:
         """The name of a constant of this kind in the generated code."""
@@ -253,6 +259,7 @@ class Writer:
             self.pred = None
             if instr.pred is not None:
                 self.pred = self.use_reg(instr.pred, "p")
+            self.hazards(instr)
             emit(self, instr)
         self.pred = None
         result = self.terminator()
@@ -272,6 +279,16 @@ class Writer:
             tail.append("    else:")
             tail += [f"        put(m, S, {slots[r]}, L, {part})" for r, _, part in stores]
         return "\n".join([*head, *body, *tail, f"    return {result}"]) + "\n"
+
+    def hazards(self, i: Instr):
+        """Look at registers of products that may be under way."""
+        found = self.code.hazards
+        for hazard in found.hazards.get(id(i), ())[:1]:
+            products = ", ".join(self.instruction(product) for product in hazard.products)
+            names = f"{self.instruction(i)}, ({products},)"
+            self.emit(f"m.register_hazard({names}, {hazard.register!r}, {hazard.role!r}, L)")
+        if id(i) in found.unfenced:
+            self.emit(f"m.unfenced_product({self.instruction(i)}, {found.unfenced[id(i)]!r}, L)")
 
     def stores(self) -> list[tuple[str, str, str]]:
         """(register, expression to keep, expression to scatter) for every register that later blocks read."""

@@ -16,6 +16,7 @@ import numpy as np
 from .codegen import put
 from .divergence import Splits
 from .livelock import Looks
+from .order import MOST_THREADS, Order
 from .ptx import WIDTH
 from .wgmma import WarpgroupOps
 
@@ -96,7 +97,10 @@ class Batch(WarpgroupOps):
         ] = {}  # polling basic block -> (changes, threads) when it failed
         self.specials(run)
         self.start_warps()
+        self.start_bulk()
         self.start_warpgroups()
+        checked = run.checks.races and self.program.is_asynchronous
+        self.order = Order(self) if checked and self.threads * run.cluster_size <= MOST_THREADS else None
         self.splits = Splits(self)
 
     # -- set-up ---------------------------------------------------------------------------------------------
@@ -173,6 +177,8 @@ class Batch(WarpgroupOps):
             if not pending:
                 if not self.release(pending):
                     self.end_warpgroups()
+                    if self.order:
+                        self.order.finish()
                     return
                 rounds = 0
             if rounds > SPIN_ROUNDS:
@@ -319,6 +325,8 @@ class Batch(WarpgroupOps):
         first = self.waiting[0]
         if len(self.waiting) == 1 and first[1] is None and not pending and _plain(first[2]):
             self.waiting = []
+            if self.order:
+                self.order.barrier(np.arange(self.n), 0)
             self.passed(None)
             self.note_exited(first[0], None)
             pending[self.program.blocks[first[0]].succs[0]] = [None]
@@ -352,7 +360,7 @@ class Batch(WarpgroupOps):
             if not len(moving):
                 continue
             if not forced:
-                self.note_exited(index, ready)
+                self.note_exited(index, ready, None if value[1] is None else moving)
             if result is not None:
                 instr = self.program.blocks[index].term
                 put(self, self.S, self.code.slots[instr.args[0].name], moving, result[go])
@@ -362,11 +370,23 @@ class Batch(WarpgroupOps):
             pending.setdefault(target, []).append(None if len(moving) == self.n else moving)
         if together:
             self.log.cluster_wait(self, np.concatenate(together))
+        if self.order and not forced:
+            self.order_barriers(waiting, going)
         for k, done in complete.items():
             if k in self.arrivals:
                 self.arrivals[k][done] = 0
         self.passed(ready)
         return True
+
+    def order_barriers(self, waiting, going):
+        """Tell the order of asynchronous operations who goes on from which barrier."""
+        assert self.order is not None
+        through: dict[int | str, list[np.ndarray]] = {}
+        for (_, L, (number, _, _)), go in zip(waiting, going, strict=True):
+            for k, mine in by_number(number, len(L)):
+                through.setdefault(k, []).append(L[go & mine])
+        for k, some in through.items():
+            self.order.barrier(np.concatenate(some), k)
 
     def bar_arrive(self, number, count, L):
         """bar.arrive: counts for a numbered barrier, and goes on."""
@@ -375,6 +395,8 @@ class Batch(WarpgroupOps):
         for k in np.unique(number).tolist():
             there = np.bincount(self.block_of[P[number == k]], minlength=self.count)
             self.arrivals[k] = self.arrivals.get(k, 0) + there
+            if self.order:
+                self.order.bar_arrive(P[number == k], k)
 
     def apart(self, waiting, going) -> np.ndarray:
         """Which thread blocks go on from one barrier that their threads wait for at several places.
@@ -438,7 +460,9 @@ class Batch(WarpgroupOps):
             out.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
         return out
 
-    def note_exited(self, index: int, ready):
+    def note_exited(self, index: int, ready, counted=None):
+        """Report threads that have returned without a barrier; of one with a count of threads, those whose warps are
+        among the `counted` ones."""
         if not self.exited_early:
             return
         late = (self.alive < self.threads) & (self.alive > 0)
@@ -447,6 +471,11 @@ class Batch(WarpgroupOps):
         if not late.any():
             return
         alive = self.alive_bits()
-        torn = ((alive != 0) & (alive != self.initial_bits)).reshape(self.count, -1).any(axis=1) & late
+        cut = (alive != 0) & (alive != self.initial_bits)
+        if counted is not None:
+            cut &= np.bincount(self.warp_of[counted], minlength=self.warps) > 0
+        torn = cut.reshape(self.count, -1).any(axis=1) & late
+        if counted is not None and not torn.any():
+            return
         block = int(np.flatnonzero(torn if torn.any() else late)[0])
         self.run.early_exit(self, self.program.blocks[index].term, block, bool(torn.any()))

@@ -509,6 +509,56 @@ class Run:
         )  # fmt: skip
         raise Trap(_At(instr), batch, positions)
 
+    def bad_tensor_map(self, batch, instr, position, message: str):
+        """A TMA instruction whose tensor map is none, or does not fit it."""
+        block, thread = self.who(batch, position)
+        self.record("not a tensor map", instr, message, block=block, thread=thread, algorithm=False)
+
+    def misaligned_copy(self, batch, A: Access, position, value: int, what: str = "address in shared memory"):
+        """A bulk copy whose address or size is not a multiple of what it must be."""
+        block, thread = self.who(batch, position)
+        unit = 128 if "tensor" in A.instr.mods else 16
+        self.record(
+            "misaligned bulk copy", A.instr, f"the {what}, {value}, is not a multiple of {unit} bytes",
+            block=block, thread=thread, algorithm=False,
+        )  # fmt: skip
+
+    def uneven_descriptor(self, batch, A: Access, position):
+        """The threads of a warpgroup name several matrices."""
+        block, thread = self.who(batch, position)
+        self.record(
+            "uneven matrix descriptor", A.instr, "the threads of a warpgroup give different matrix descriptors",
+            block=block, thread=thread, algorithm=False,
+        )  # fmt: skip
+
+    def disorder(self, batch, kind: str, instr, other, thread: int, count: int, message: str):
+        """An asynchronous operation that is not ordered with something else; threads are numbers in the batch."""
+        block = self.block_index(int(batch.blocks[thread // batch.threads]))
+        self.record(
+            kind, instr, message, block=block, thread=self.thread_index(thread % batch.threads), count=count, other=other,
+            algorithm=False,
+        )  # fmt: skip
+
+    def register_hazard(self, batch, instr, product, register: str, role: str, position, count: int):
+        """A register of a product is used before the product is waited for (role: "sums" or "factor")."""
+        block, thread = self.who(batch, position)
+        kind = "accumulator in use" if role == "sums" else "operand overwritten"
+        what = "holds sums" if role == "sums" else "holds a factor"
+        self.record(
+            kind, instr, f"{register} {what} of a wgmma that wgmma.wait_group has not waited for",
+            block=block, thread=thread, count=count, other=product, algorithm=False,
+        )  # fmt: skip
+
+    def missing_wgmma_fence(self, batch, instr, register: str, position):
+        """A product uses registers that were written without a wgmma.fence behind that."""
+        block, thread = self.who(batch, position)
+        why = (
+            f"{register} has been written since the last wgmma.fence"
+            if register
+            else "no wgmma.fence comes before it"
+        )
+        self.record("missing wgmma fence", instr, why, block=block, thread=thread, algorithm=False)
+
     def register_budget(self, batch, instr, position, message: str, block: int = 0, thread: int = 0):
         """setmaxnreg asks for what it cannot get; the block and thread are numbers where there is no position."""
         who = self.block_index(int(batch.blocks[block])), self.thread_index(thread)

@@ -282,10 +282,11 @@ class VirtualGPU:
                 layout[v.name] = (at, v.nbytes)
                 at += v.nbytes + RED_ZONE
                 static += v.nbytes
-        at = -(-at // 128) * 128
-        for v in module.parsed.variables.values():
-            if v.space == "shared" and not v.nbytes:
-                layout[v.name] = (at, 0)
+        dynamic = [v for v in module.parsed.variables.values() if v.space == "shared" and not v.nbytes]
+        align = max([128, *(v.align for v in dynamic)])
+        at = -(-at // align) * align
+        for v in dynamic:
+            layout[v.name] = (at, 0)
         if static > STATIC_SHARED_LIMIT:
             raise InvalidPTX(
                 f"kernel {f.name} declares {static} bytes of static shared memory, the limit is {STATIC_SHARED_LIMIT}"

@@ -8,14 +8,17 @@ phase's parity in its highest bit and the arrivals that were still pending in it
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from .access import Access
 from .batch_memory import BatchMemory
 from .report import index_text
+from .report import place as found_at
 
 PHASE_BIT = 63  # of the state of an mbarrier, and of the token that an arrival returns
+LISTED = 4  # mbarriers that a message about a hang names
 PENDING_MASK = (1 << 20) - 1  # of such a token: the arrivals that were pending
 
 
@@ -45,6 +48,15 @@ class MBarrier:
         return text
 
 
+class Test(NamedTuple):
+    """A test of an mbarrier that has failed: the instruction, the phase it asked for, how many threads of which block."""
+
+    access: Access
+    parity: int
+    threads: int
+    block: int
+
+
 class BarrierOps(BatchMemory):
     """The mbarriers of a batch."""
 
@@ -55,8 +67,7 @@ class BarrierOps(BatchMemory):
             0  # phases that have ended so far: polls that failed need not be tried before there are more
         )
         self.poll_failed = False  # whether the last test of an mbarrier failed for all threads
-        # The access, place and phase of the test that failed last.
-        self.tested: tuple[Access, int, int] | None = None
+        self.tested: dict[int, Test] = {}  # by place: the tests that have failed since a phase has ended
 
     def barrier_places(self, A: Access, address, L) -> np.ndarray:
         """The places of mbarriers, which may lie in another block of the cluster, one for each thread."""
@@ -107,6 +118,8 @@ class BarrierOps(BatchMemory):
         count, expected = np.broadcast_to(count, len(P)), np.broadcast_to(expected, len(P))
         tokens = np.zeros(len(P), np.uint64)
         for place, barrier, which in self.barriers_at(A, address, L):
+            if self.order:
+                self.order.arrive(P[which], barrier)
             for k in which.tolist():
                 tokens[k] = (barrier.phase & 1) << PHASE_BIT | (barrier.pending & PENDING_MASK)
                 if count[k] > barrier.pending:
@@ -132,6 +145,8 @@ class BarrierOps(BatchMemory):
         if not barrier.pending and not barrier.bytes:
             barrier.pending = barrier.count
             barrier.phase += 1
+            if self.order:
+                self.order.end_phase(barrier)
             self.finished.add((place << A.shift) // self.shared_size)
 
     def pass_phases(self):
@@ -141,6 +156,7 @@ class BarrierOps(BatchMemory):
             ready[list(self.finished)] = True
             self.finished.clear()
             self.changes += 1
+            self.tested.clear()
             self.passed(ready)
 
     def mbarrier_test(self, A: Access, address, token, parity: bool, L):
@@ -148,13 +164,18 @@ class BarrierOps(BatchMemory):
 
         As the hardware does, only one bit of a token is looked at, also where it is no token of an arrival.
         """
-        token = np.broadcast_to(token, len(self.positions(L)))
+        P = self.positions(L)
+        token = np.broadcast_to(token, len(P))
         bit = token >> token.dtype.type(0 if parity else PHASE_BIT) & token.dtype.type(1)
         done = np.ones(len(token), bool)
         for place, barrier, which in self.barriers_at(A, address, L):
             done[which] = bit[which] != barrier.phase & 1
+            if self.order and done[which].any():
+                self.order.waited(P[which[done[which]]], barrier)
             if not done[which].all():
-                self.tested = A, place, barrier.phase & 1
+                failed = which[~done[which]]
+                block = int(self.blocks[self.block_of[P[failed[0]]]])
+                self.tested[place] = Test(A, barrier.phase & 1, len(failed), block)
         self.poll_failed = not done.any()
         return done
 
@@ -165,12 +186,22 @@ class BarrierOps(BatchMemory):
         return f"{where.name}{index_text(where.index(offset, A.width))}" if where else "shared memory"
 
     def tested_text(self) -> str:
-        """Which mbarrier threads have tested last in vain, and what it lacks; empty where they test none."""
-        if self.tested is None or self.tested[1] not in self.mbarriers:
+        """Which mbarriers threads test in vain, from where, and what these lack; empty where they test none.
+
+        Of all thread blocks that wait it is the first one's.
+        """
+        waits = [(place, t) for place, t in self.tested.items() if place in self.mbarriers]
+        if not waits:
             return ""
-        A, place, phase = self.tested
-        barrier = self.mbarriers[place]
-        return (
-            f"; they test the mbarrier {self.barrier_name(A, place)} for the end of a phase of parity {phase},"
-            f" it is in phase {barrier.phase} and {barrier.lacks()}"
-        )
+        blocks = [(place << t.access.shift) // self.shared_size for place, t in waits]
+        mine = [wait for wait, block in zip(waits, blocks, strict=True) if block == min(blocks)]
+        texts = []
+        for place, t in mine[:LISTED]:
+            barrier = self.mbarriers[place]
+            who = "they test" if len(mine) == 1 else f"{t.threads} of block {self.run.block_index(t.block)} test"
+            where = "" if len(mine) == 1 else f", at {found_at(t.access.instr)}"
+            texts.append(
+                f"{who} the mbarrier {self.barrier_name(t.access, place)} for the end of a phase of parity {t.parity},"
+                f" it is in phase {barrier.phase} and {barrier.lacks()}{where}"
+            )
+        return "; " + "; ".join(texts)

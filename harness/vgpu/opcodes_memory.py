@@ -11,7 +11,7 @@ from .codegen import Writer
 from .emitters import STATE_SPACES, check, opcode, type_of
 from .errors import UnsupportedInstruction
 from .fragments import mma_supported
-from .opcodes_hopper import shared_place
+from .opcodes_hopper import bulk_copy, shared_place
 from .ptx import WIDTH, Instr, Mem, Pair, Reg, Vec
 
 _SPACES = ("global", "shared", "local", "param", "const", "frame")
@@ -136,8 +136,11 @@ def _names(a) -> list[str]:
 
 @opcode("fence", "membar")
 def fence(w: Writer, i: Instr):
-    """all scopes; orders accesses of blocks for the race check, unless its scope is one block (.cta) or it is a proxy fence"""
-    if not any("proxy" in m for m in i.mods) and "mbarrier_init" not in i.mods:
+    """all scopes; orders accesses of blocks for the race check, unless its scope is one block (.cta) or it is a proxy fence; proxy.async: bulk copies and wgmma see stores behind it"""
+    if any("proxy" in m for m in i.mods):
+        if any(m.startswith("async") for m in i.mods):
+            w.emit("m.proxy_fence(L)")
+    elif "mbarrier_init" not in i.mods:
         w.emit(f"m.fence(L, {_narrow(i)})")
 
 
@@ -247,10 +250,10 @@ def elect(w: Writer, i: Instr):
 # -- asynchronous copies and barriers in memory -------------------------------------------------------------
 @opcode("cp")
 def async_copy(w: Writer, i: Instr):
-    """.async ca and cg of 4, 8, 16 bytes with zero fill; commit_group, wait_group, wait_all, mbarrier.arrive; data lands at the wait"""
+    """.async ca and cg of 4, 8, 16 bytes with zero fill; commit_group, wait_group, wait_all, mbarrier.arrive; data lands at the wait. .async.bulk between global and shared memory, .async.bulk.tensor of 1 to 5 dimensions in tile mode (swizzles, fill, multicast), cp.reduce of both into global memory; prefetch has no effect"""
     if "bulk" in i.mods or "reduce" in i.mods or "tensor" in i.mods:
-        raise UnsupportedInstruction(i, "bulk copies and TMA are not simulated")
-    if "commit_group" in i.mods:
+        bulk_copy(w, i)
+    elif "commit_group" in i.mods:
         w.emit("m.copy_commit(L)")
     elif "wait_group" in i.mods:
         w.emit(f"m.copy_wait(L, {int(i.args[0].value)})")
@@ -352,7 +355,7 @@ def hint(w: Writer, i: Instr):
     """no effect on results"""
 
 
-@opcode("wgmma", "tcgen05", "wmma", "st_async", "tensormap", "multimem")
+@opcode("tcgen05", "wmma", "st_async", "tensormap", "multimem")
 def never(w: Writer, i: Instr):
     """not simulated: a clear error"""
-    raise UnsupportedInstruction(i, "warp-group matrix instructions and TMA are not simulated")
+    raise UnsupportedInstruction(i, "tensor memory, multimem and changes of tensor maps are not simulated")

@@ -137,6 +137,10 @@ class Program:
         self._returns()
         self._liveness()
         self._order()
+        every = [i for block in self.blocks for i in block.instrs]
+        #: Whether it copies in bulk or multiplies by warpgroups, and whether it uses setmaxnreg.
+        self.is_asynchronous = any(i.op == "wgmma" or (i.op == "cp" and "bulk" in i.mods) for i in every)
+        self.moves_registers = any(i.op == "setmaxnreg" for i in every)
 
     # -- joining --------------------------------------------------------------------------------------------
     def _link(self, f: Function, stack: tuple[str, ...]) -> int:

@@ -56,7 +56,8 @@ def granule_of(program, spaces: tuple[str, ...]) -> int:
                 )
                 if space in spaces or i.op == "cp":
                     widths = [WIDTH[m] for m in i.mods if WIDTH.get(m)]
-                    smallest = min(smallest, 4 if i.op == "cp" else widths[-1] if widths else 4)
+                    copied = 2 if "tensor" in i.mods else 4  # what is copied without a type
+                    smallest = min(smallest, copied if i.op == "cp" else widths[-1] if widths else 4)
     return smallest
 
 

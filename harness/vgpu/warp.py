@@ -74,6 +74,13 @@ class WarpOps(BarrierOps):
 
     def warp_sync(self, instr, mask, L):
         self.present(instr, mask, L)
+        if self.order:
+            self.order.warp_sync(self.positions(L))
+
+    def proxy_fence(self, L):
+        """fence.proxy.async: other ways to shared memory see what threads have stored."""
+        if self.order:
+            self.order.proxy_fence(self.positions(L))
 
     def spread(self, value, L) -> np.ndarray:
         """The values of the active lanes in a table [warp * 32 + lane]; 0 elsewhere."""

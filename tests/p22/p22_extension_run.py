@@ -1,7 +1,9 @@
-"""Runs an extension module on the virtual GPU: `p22_extension_run.py MODULE`. A process has one GPU, real or virtual.
+"""Runs an extension module on the virtual GPU: `p22_extension_run.py MODULE [hopper]`. A process has one GPU, real or
+virtual.
 
 Prints the largest relative error of every result, by case, as JSON, or "untouched" for one that was not written; then
-the error for scratch memory that is a byte too small. The truth is NumPy's, in float64.
+the error for scratch memory that is a byte too small. The truth is NumPy's, in float64. With "hopper" the device is one
+of sm_90a, the sizes are those of its own kernels, in several block orders, and the launches and findings are printed too.
 """
 
 import json
@@ -13,7 +15,8 @@ import numpy as np
 from harness.toolchain import extension
 from harness.vgpu.driver import inprocess
 
-inprocess.start(arch="sm_80")
+HOPPER = sys.argv[2:] == ["hopper"]
+virtual = inprocess.start(arch="sm_90a" if HOPPER else "sm_80")
 
 from max.driver import CPU, Accelerator, Buffer  # noqa: E402
 
@@ -160,6 +163,26 @@ def error_of(got, exact):
     """The largest error by the largest value, or "untouched"."""
     return "untouched" if np.isnan(got).all() else float(np.abs(got - exact).max() / np.abs(exact).max())
 
+
+def run_hopper():
+    """Sizes that divide nothing, whole tiles, several steps and tiles."""
+    cases = {
+        "ragged": ((37, 72, 136), 2, "natural"),
+        "ragged, other order": ((37, 72, 136), 2, "reversed"),
+        "whole tiles": ((128, 128, 128), 3, "shuffled:1"),
+        "several steps": ((130, 520, 264), 2, "shuffled:2"),
+    }
+    errors = {}
+    for name, (sizes, kind, order) in cases.items():
+        virtual.blocks = order
+        errors[name] = run(*sizes, kind=kind)
+    launches = [[launch.name, list(launch.grid)] for launch in virtual.launches]
+    return {"errors": errors, "launches": launches, "findings": [f.text() for f in virtual.findings]}
+
+
+if HOPPER:
+    print(json.dumps(run_hopper()))
+    sys.exit()
 
 print(
     json.dumps(

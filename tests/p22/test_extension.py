@@ -300,7 +300,7 @@ for call in calls:
 def test_it_loads_without_max_and_counts_without_a_gpu(architecture, tmp_path):
     """Also where the folder in which it was built is gone: Mojo's libraries come from this environment.
 
-    sm_90a has Hopper's own matrix products, which nothing but a real GPU runs.
+    sm_90a has Hopper's own matrix products.
     """
     moved = tmp_path / "elsewhere.so"
     data = extension.build(architecture).path.read_bytes()
@@ -369,6 +369,23 @@ def test_the_module_on_the_virtual_gpu(built):
         # A kind that computed in a wider dtype than it says would be as good as the next one.
         assert largest > limit / 1000, (label, found)
     assert "bytes of scratch memory, got" in result.stdout.splitlines()[1]
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="stand-in libraries are for Linux")
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="MAX would find the real GPU's driver")
+def test_hopper_s_kernels_on_the_virtual_gpu():
+    """Both passes of the fast variant as an H100 runs them: TMA, wgmma, the sums on the side; no finding."""
+    result = run_python(VIRTUAL.read_text(), extension.build("sm_90a").path, "hopper")
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["findings"] == []
+    for label, found in told["errors"].items():
+        largest = max(found.values())
+        assert 1e-5 < largest < (2e-3 if label == "whole tiles" else 2e-2), (label, found)
+    products = [name for name, _ in told["launches"] if "gemm_ho" in name]
+    assert len(products) == 3 * len(told["errors"]), told["launches"]
+    assert max(grid for name, (grid, _, _) in told["launches"] if "gemm_ho" in name) > 4
 
 
 # ---- The command --------------------------------------------------------------------------------------------

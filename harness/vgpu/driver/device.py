@@ -16,6 +16,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from .. import tensor_map
 from ..machine import Kernel, Module, VirtualGPU, VirtualGPUError
 from .kernel_names import KernelCatalogue
 
@@ -48,6 +49,7 @@ class Op(IntEnum):
     ADDRESS_RANGE = 19
     CLOCK = 20
     UNSUPPORTED = 21
+    ENCODE_TENSOR_MAP = 22
 
 
 # CUDA result codes by name, as far as the virtual GPU returns them.
@@ -258,6 +260,25 @@ class Device:
             self._missing.add(name)
             self.log(f"the program called {name}, which the virtual GPU does not have")
         return (), b""
+
+    def _encode_tensor_map(self, arguments, data, room):
+        """Input: 5 dimensions, 4 strides, 5 sizes of the box and 5 element strides, in words."""
+        kind, rank, address, interleave, swizzle, promotion, fill = arguments[:7]
+        words = np.frombuffer(data, "<i8").tolist()
+        dims, strides = words[:rank], words[5 : 4 + rank]
+        box, steps = words[9 : 9 + rank], words[14 : 14 + rank]
+        try:
+            made = tensor_map.tiled(
+                kind, address, dims, strides, box, steps,
+                interleave=interleave, swizzle=swizzle, promotion=promotion, fill=fill,
+            )  # fmt: skip
+        except tensor_map.BadTensorMap as error:
+            raise DriverError("CUDA_ERROR_INVALID_VALUE", f"cuTensorMapEncodeTiled: {error}") from None
+        except NotImplementedError as error:
+            raise DriverError(
+                "CUDA_ERROR_NOT_SUPPORTED", f"the virtual GPU does not simulate {error}"
+            ) from None
+        return (), made.encode()
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 

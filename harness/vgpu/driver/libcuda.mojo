@@ -919,7 +919,49 @@ def cuLaunchKernelEx(config: Int, function: Int, parameters: Int, extra: Int) ab
     return launch(request, function, parameters, extra)
 
 
-# ---- what the virtual GPU does not have: graphs, virtual memory management, multicast, tensor maps (TMA) --------------
+# ---- tensor maps ----------------------------------------------------------------------------------------------------
+
+
+@export("cuTensorMapEncodeTiled")
+def cuTensorMapEncodeTiled(
+    map: Int,
+    kind: Int32,
+    rank: UInt32,
+    address: Int,
+    dims: Int,
+    strides: Int,
+    box: Int,
+    steps: Int,
+    interleave: Int32,
+    swizzle: Int32,
+    promotion: Int32,
+    fill: Int32,
+) abi("C") -> Int32:
+    """The 128 bytes of a tensor map: `rank` dimensions and one stride fewer (64 bits each), box and steps (32 bits).
+    """
+    var count = Int(rank)
+    if map == 0 or dims == 0 or box == 0 or steps == 0 or count < 1 or count > 5:
+        return INVALID_VALUE
+    # 5 dimensions, 4 strides, 5 sizes of the box, 5 steps, 64 bits each.
+    var words = Array[Int, 19](fill=0)
+    for i in range(count):
+        words[i] = at[Int](dims + 8 * i)[]
+        words[9 + i] = Int(at[UInt32](box + 4 * i)[])
+        words[14 + i] = Int(at[UInt32](steps + 4 * i)[])
+    for i in range(count - 1):
+        words[5 + i] = at[Int](strides + 8 * i)[]
+    var request = Request(OP_ENCODE_TENSOR_MAP, Int(kind), count, address, Int(interleave))
+    request.words[9] = Int(swizzle)
+    request.words[10] = Int(promotion)
+    request.words[11] = Int(fill)
+    request.input(Int(Pointer(to=words).unsafe_bitcast[Int]()), 152)
+    request.room(map, 128)
+    var code = request.call()
+    _ = words
+    return code
+
+
+# ---- what the virtual GPU does not have: graphs, virtual memory management, multicast, tensor maps of pictures ------------
 
 
 def unsupported(name: StaticString) -> Int32:
@@ -1112,8 +1154,3 @@ def cuStreamWaitValue64_v2() abi("C") -> Int32:
 @export("cuTensorMapEncodeIm2col")
 def cuTensorMapEncodeIm2col() abi("C") -> Int32:
     return unsupported("cuTensorMapEncodeIm2col")
-
-
-@export("cuTensorMapEncodeTiled")
-def cuTensorMapEncodeTiled() abi("C") -> Int32:
-    return unsupported("cuTensorMapEncodeTiled")

@@ -47,6 +47,7 @@ comptime OP_LAUNCH = 18
 comptime OP_ADDRESS_RANGE = 19
 comptime OP_CLOCK = 20
 comptime OP_UNSUPPORTED = 21
+comptime OP_ENCODE_TENSOR_MAP = 22
 
 # The few CUDA result codes that the libraries produce themselves.
 comptime SUCCESS = Int32(0)

@@ -1,0 +1,151 @@
+"""Tensor maps: how the TMA finds boxes of a tensor, made by cuTensorMapEncodeTiled and read by its instructions.
+
+A map is 128 opaque bytes to programs. What stands in those of the virtual GPU is its own; a kernel that changes or
+invents one is not understood.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+BYTES = 128
+MAGIC = b"vgpuTMap"
+_FORMAT = "<8sQ5Q4Q5H4B"
+
+#: Bytes of an element by CUtensorMapDataType, and what reductions add there (numeric kinds of warp.atomic_update).
+ELEMENTS = {0: (1, "u1"), 1: (2, "u2"), 2: (4, "u4"), 3: (4, "i4"), 4: (8, "u8"), 5: (8, "i8"), 6: (2, "f2")}
+ELEMENTS |= {7: (4, "f4"), 8: (8, "f8"), 9: (2, "bf16"), 10: (4, "f4"), 11: (4, "f4"), 12: (4, "f4")}
+_EXACT = range(10)  # the others flush subnormals or round to tf32 on their way
+FLOATS = {
+    6: 0x7FFF,
+    7: 0x7FFFFFFF,
+    8: 0x7FFFFFFFFFFFFFFF,
+    9: 0x7FFF,
+}  # and the NaN that may fill what lies outside
+SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> bytes that a swizzle spans
+
+
+class BadTensorMap(ValueError):
+    """Arguments of cuTensorMapEncodeTiled that the driver refuses."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tensor in global memory and the box of it that one instruction moves; the innermost dimension first.
+
+    `strides` are the bytes from one element to the next, of all dimensions; `swizzle` is the bytes that it spans, 0
+    for none.
+    """
+
+    address: int
+    kind: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+    fill_nan: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return ELEMENTS[self.kind][0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a box in shared memory."""
+        return self.width * int(np.prod(self.box))
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one row of a box to the next in shared memory: a swizzle's span, even where a row is shorter."""
+        return self.swizzle or self.width * self.box[0]
+
+    @property
+    def fill(self) -> int:
+        """The bits of an element outside of the tensor."""
+        return FLOATS.get(self.kind, 0) if self.fill_nan else 0
+
+    def elements(self, at: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """The addresses of the elements of the box at these coordinates, [rows, box[0]], and which are in the tensor."""
+        address = np.zeros((1,) * len(self.box), np.int64) + self.address
+        inside = np.ones((1,) * len(self.box), bool)
+        for d, (first, count) in enumerate(zip(at, self.box, strict=True)):
+            place = first + np.arange(count)
+            shape = [1] * len(self.box)
+            shape[len(self.box) - 1 - d] = count
+            address = address + (place * self.strides[d]).reshape(shape)
+            inside = inside & ((place >= 0) & (place < self.dims[d])).reshape(shape)
+        return address.reshape(-1, self.box[0]), inside.reshape(-1, self.box[0])
+
+    def encode(self) -> bytes:
+        """The 128 bytes that programs carry around."""
+        rank = len(self.dims)
+        packed = struct.pack(
+            _FORMAT, MAGIC, self.address, *_padded(self.dims), *_padded(self.strides[1:], 4), *_padded(self.box),
+            rank, self.kind, self.swizzle, self.fill_nan,
+        )  # fmt: skip
+        return packed.ljust(BYTES, b"\0")
+
+    @classmethod
+    def decode(cls, data: bytes) -> TensorMap | None:
+        """The map in 128 bytes, or None where there is none."""
+        magic, address, *rest = struct.unpack_from(_FORMAT, data)
+        if magic != MAGIC:
+            return None
+        rank, kind, swizzle, fill_nan = rest[14:]
+        strides = (ELEMENTS[kind][0], *rest[5 : 4 + rank])
+        return cls(
+            address, kind, tuple(rest[:rank]), strides, tuple(rest[9 : 9 + rank]), swizzle, bool(fill_nan)
+        )
+
+
+def _padded(values, count: int = 5) -> list[int]:
+    return [*values, *[0] * (count - len(values))]
+
+
+def tiled(
+    kind: int, address: int, dims, strides, box, steps, *, interleave: int, swizzle: int, promotion: int, fill: int
+) -> TensorMap:  # fmt: skip
+    """The map that cuTensorMapEncodeTiled makes. `strides` (bytes) are those of all dimensions but the innermost.
+
+    Raises BadTensorMap for what the driver's documentation forbids, NotImplementedError for what is not simulated.
+    """
+    width, _ = ELEMENTS.get(kind, (0, ""))
+    known = (
+        width and swizzle in SWIZZLES and interleave in (0, 1, 2) and fill in (0, 1) and 0 <= promotion < 4
+    )
+    if not known:
+        raise BadTensorMap("an enumeration has a value that CUDA 12 does not know")
+    if interleave:
+        raise NotImplementedError("tensor maps with interleaved layouts")
+    if kind not in _EXACT:
+        raise NotImplementedError("tensor maps that convert elements (FTZ and TFLOAT32)")
+    if any(step != 1 for step in steps):
+        raise NotImplementedError("tensor maps with element strides other than 1")
+    inner, span = box[0] * width, SWIZZLES[swizzle]
+    checks = [
+        (1 <= len(dims) <= 5, f"{len(dims)} dimensions, allowed are 1 to 5"),
+        (address % 16 == 0, f"the address {address:#x} is not a multiple of 16"),
+        (all(1 <= n <= 1 << 32 for n in dims), f"dimensions {list(dims)}, allowed are 1 to 2^32"),
+        (all(s % 16 == 0 and s < 1 << 40 for s in strides),
+         f"strides {list(strides)} in bytes: multiples of 16 below 2^40 are allowed"),
+        (all(1 <= n <= 256 for n in box), f"box {list(box)}, allowed are 1 to 256"),
+        (inner % 16 == 0, f"{inner} bytes of the box along the innermost dimension are not a multiple of 16"),
+        (not span or inner <= span, f"{inner} bytes of the box along the innermost dimension, the swizzle spans {span}"),
+        (not fill or kind in FLOATS, "elements outside of the tensor are NaN, but the type has none"),
+    ]  # fmt: skip
+    for fine, text in checks:
+        if not fine:
+            raise BadTensorMap(text)
+    return TensorMap(address, kind, tuple(dims), (width, *strides), tuple(box), span, bool(fill))
+
+
+def swizzled(address: np.ndarray, span: int) -> np.ndarray:
+    """Where a swizzle that spans so many bytes puts what would be at an address: in units of 16 bytes, the number within
+    the span is exclusive-ored with that of the 128 bytes."""
+    if not span:
+        return address
+    return address ^ ((address >> 7 & (span // 16 - 1)) << 4)

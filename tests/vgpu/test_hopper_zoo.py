@@ -1,0 +1,259 @@
+"""A pipelined matrix product for Hopper in PTX, right, and wrong in the ways that such kernels are wrong.
+
+One thread asks the TMA for tiles of both factors, two stages ahead; a warpgroup multiplies them and gives the stages back;
+the sums leave through shared memory by a TMA store. The right kernel is compared with float64 and has no finding in any
+order of the blocks; each wrong one is found, by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import numpy as np
+import pytest
+from kernel_tools import Bench
+
+from harness.vgpu import tensor_map
+from harness.vgpu.machine import StepBudgetExceeded
+
+M, N, K = 100, 88, 296  # ragged everywhere: 2 x 2 tiles of 64 x 64, 5 steps of 64
+STEPS = 5
+STAGE, STAGING, FULL, EMPTY = 16384, 32768, 49152, 49168  # bytes; offsets in shared memory
+SHARED = 49152 + 64
+SUMS = ", ".join(f"%q{k}" for k in range(32))
+
+KERNEL = """
+.version 8.5
+.target sm_90a
+.address_size 64
+.extern .shared .align 1024 .b8 extern_ptr[];
+.visible .entry product(.param .align 64 .b8 amap[128], .param .align 64 .b8 bmap[128], .param .align 64 .b8 cmap[128])
+.maxntid 256
+.maxnreg 128
+{
+    .reg .pred %p<8>; .reg .b32 %r<40>, %q<32>, %t, %s, %it, %stage, %phase, %full, %empty, %row, %col; .reg .b64 %d<20>;
+    mov.u32 %t, %tid.x; mov.b32 %s, extern_ptr; setp.eq.u32 %p0, %t, 0;
+    mov.b64 %d0, amap; cvta.param.u64 %d0, %d0; mov.b64 %d1, bmap; cvta.param.u64 %d1, %d1;
+    mov.b64 %d2, cmap; cvta.param.u64 %d2, %d2;
+    mov.u32 %row, %ctaid.y; shl.b32 %row, %row, 6; mov.u32 %col, %ctaid.x; shl.b32 %col, %col, 6;
+    @!%p0 bra READY;
+    mbarrier.init.shared.b64 [extern_ptr+49152], 1; mbarrier.init.shared.b64 [extern_ptr+49160], 1;
+    mbarrier.init.shared.b64 [extern_ptr+49168], 1; mbarrier.init.shared.b64 [extern_ptr+49176], 1;
+    fence.mbarrier_init.release.cluster;
+READY: bar.sync 0; mov.u32 %it, 0; setp.lt.u32 %p1, %t, 128; @!%p1 bra CONSUME;
+
+    setmaxnreg.dec.sync.aligned.u32 40;
+    @!%p0 bra END;
+LOAD: and.b32 %stage, %it, 1; shr.u32 %phase, %it, 1; and.b32 %phase, %phase, 1;
+    mad.lo.u32 %full, %stage, 8, %s; add.u32 %empty, %full, 49168; add.u32 %full, %full, 49152;
+    xor.b32 %r1, %phase, 1;
+WAIT_EMPTY: mbarrier.try_wait.parity.shared.b64 %p2, [%empty], %r1; @!%p2 bra WAIT_EMPTY;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%full], 16384;
+    mad.lo.u32 %r2, %stage, 16384, %s; add.u32 %r3, %r2, 8192; shl.b32 %r4, %it, 6;
+    cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%d0, {%r4, %row}], [%full];
+    cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%d1, {%r4, %col}], [%full];
+    add.u32 %it, %it, 1; setp.lt.u32 %p3, %it, 5; @%p3 bra LOAD;
+    bra END;
+
+CONSUME: setmaxnreg.inc.sync.aligned.u32 216;
+    setp.eq.u32 %p4, %t, 128; mov.u32 %r20, 0;
+ZEROS
+STEP: and.b32 %stage, %it, 1; shr.u32 %phase, %it, 1; and.b32 %phase, %phase, 1;
+    mad.lo.u32 %full, %stage, 8, %s; add.u32 %empty, %full, 49168; add.u32 %full, %full, 49152;
+WAIT_FULL: mbarrier.try_wait.parity.shared.b64 %p2, [%full], %phase; @!%p2 bra WAIT_FULL;
+    mad.lo.u32 %r2, %stage, 16384, %s; shr.u32 %r2, %r2, 4; and.b32 %r2, %r2, 0x3FFF; cvt.u64.u32 %d3, %r2;
+    or.b64 %d3, %d3, 0x4000004000010000; add.u64 %d4, %d3, 512;
+    wgmma.fence.sync.aligned;
+    setp.ne.u32 %p5, %r20, 0;
+PRODUCTS
+    wgmma.commit_group.sync.aligned;
+    setp.eq.u32 %p6, %it, 0; @%p6 bra NEXT;
+    wgmma.wait_group.sync.aligned 1;
+    @%p4 mbarrier.arrive.shared.b64 _, [%r21];
+NEXT: mov.u32 %r21, %empty; mov.u32 %r20, 1;
+    add.u32 %it, %it, 1; setp.lt.u32 %p3, %it, 5; @%p3 bra STEP;
+    wgmma.wait_group.sync.aligned 0;
+
+    and.b32 %r5, %t, 127; shr.u32 %r6, %r5, 5; and.b32 %r7, %r5, 31; shr.u32 %r8, %r7, 2; and.b32 %r9, %r7, 3;
+    mad.lo.u32 %r8, %r6, 16, %r8; mad.lo.u32 %r10, %r8, 256, %s; mad.lo.u32 %r10, %r9, 8, %r10;
+STORES
+    fence.proxy.async.shared::cta;
+    bar.sync 1, 128;
+    @!%p4 bra END; add.u32 %r11, %s, 32768;
+    cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d2, {%col, %row}], [%r11];
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group.read 0;
+END: ret;
+}
+"""
+ZEROS = "\n".join(f"mov.b32 %q{k}, 0;" for k in range(32))
+PRODUCT = "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{{}}}, %d{}, %d{}, {}, 1, 1, 0, 0;"
+STEP16 = "add.u64 %d{0}, %d3, {1}; add.u64 %d{2}, %d4, {1};"
+PRODUCTS = "\n".join(
+    f"{STEP16.format(5, 2 * k, 6)} {PRODUCT.format(SUMS, 5, 6, '%p5' if k == 0 else '1')}" for k in range(4)
+)
+STORES = "\n".join(
+    f"st.shared.v2.b32 [%r10+{32768 + 32 * j}], {{%q{4 * j}, %q{4 * j + 1}}};"
+    f" st.shared.v2.b32 [%r10+{32768 + 2048 + 32 * j}], {{%q{4 * j + 2}, %q{4 * j + 3}}};"
+    for j in range(8)
+)
+
+
+def text(edits: list[tuple[str, str]]) -> str:
+    """The kernel with some of its text replaced, once each."""
+    ptx = KERNEL.replace("ZEROS", ZEROS).replace("PRODUCTS", PRODUCTS).replace("STORES", STORES)
+    ptx = re.sub(r", (%p5|1), 1, 1, 0, 0;", lambda m: f", {'%p5' if m[1] == '%p5' else '%p0x'}, 1, 1, 0, 0;", ptx)
+    ptx = ptx.replace("%p0x", "%p7").replace("setp.ne.u32 %p5", "setp.eq.u32 %p7, %r20, %r20; setp.ne.u32 %p5")
+    for old, new in edits:
+        assert old in ptx, old
+        ptx = ptx.replace(old, new, 1)
+    return ptx
+
+
+def run(edits=(), **options):
+    """(findings that are errors, largest error by the largest element) of the kernel on random numbers."""
+    bench = Bench(**options)
+    bench.gpu.steps = 40_000
+    random = np.random.default_rng(3)
+    bits = [(random.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+            for shape in ((M, K), (N, K))]  # fmt: skip
+    a, b = (bench.place(name, x) for name, x in zip("ab", bits, strict=True))
+    c = bench.empty("c", (M, N))
+
+    def tiled(array, kind, width, box, swizzle):
+        rows, columns = array.shape
+        made = tensor_map.tiled(
+            kind, bench.address(array), [columns, rows], [columns * width], [box, 64], [1, 1],
+            interleave=0, swizzle=swizzle, promotion=0, fill=0,
+        )  # fmt: skip
+        return made.encode()
+
+    maps = [tiled(a, 9, 2, 64, 3), tiled(b, 9, 2, 64, 3), tiled(c, 7, 4, 64, 0)]
+    kernel = bench.gpu.load(text(list(edits))).kernels["product"]
+    with contextlib.suppress(StepBudgetExceeded):
+        bench.gpu.launch(kernel, (2, 2, 1), (256, 1, 1), maps, shared_bytes=SHARED)
+    exact = [(x.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for x in bits]
+    want = exact[0] @ exact[1].T
+    found = bench.errors()
+    got = bench.gpu.read(bench.address(c), c.nbytes).view(np.float32).reshape(c.shape)
+    return found, np.abs(got - want).max() / np.abs(want).max()
+
+
+WAIT_FULL = "WAIT_FULL: mbarrier.try_wait.parity.shared.b64 %p2, [%full], %phase; @!%p2 bra WAIT_FULL;"
+WAIT_EMPTY = "WAIT_EMPTY: mbarrier.try_wait.parity.shared.b64 %p2, [%empty], %r1; @!%p2 bra WAIT_EMPTY;"
+ARRIVE = "@%p4 mbarrier.arrive.shared.b64 _, [%r21];"
+WAIT_1, WAIT_0 = "wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 0;"
+FENCE = "fence.proxy.async.shared::cta;"
+LAST = "cp.async.bulk.wait_group.read 0;"
+COMMIT = "wgmma.commit_group.sync.aligned;"
+STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d2, {%col, %row}], [%r11];"
+
+RIGHT = {
+    "as it is": [],
+    "the thread that stores fences for all, behind the barrier": [
+        (FENCE, ""), ("@!%p4 bra END; add.u32 %r11", f"{FENCE} @!%p4 bra END; add.u32 %r11")],
+    "one thread waits for the copies, a barrier tells the others": [
+        (WAIT_FULL, "WAIT_FULL: @!%p4 bra GO; mbarrier.try_wait.parity.shared.b64 %p2, [%full], %phase; "
+                    "@!%p2 bra WAIT_FULL; GO: bar.sync 2, 128;")],
+    "every product is waited for at once": [
+        (WAIT_1, WAIT_0)],
+    "what is staged again is staged behind the wait": [
+        (LAST, f"{LAST} st.shared.b32 [%r11], %t;")],
+}  # fmt: skip
+
+# name: (edits, kind of finding, a word of its message)
+WRONG = {
+    "no proxy fence before the store": ([(FENCE, "")], "missing proxy fence", "dynamic shared memory"),
+    "the proxy fence is too early": (
+        [(FENCE, ""), (WAIT_0, f"{WAIT_0} {FENCE}")], "missing proxy fence", "is read here by the async proxy"),
+    "no barrier before the store": ([("bar.sync 1, 128;", "")], "unordered store", "behind the store by thread"),
+    "sums are used before the last wait": ([(WAIT_0, WAIT_1)], "accumulator in use", "has not waited for"),
+    "sums are not waited for at all": ([(WAIT_0, ""), (WAIT_1, "")], "accumulator in use", "has not waited for"),
+    "a wait too few before a stage is given back": (
+        [(WAIT_1, "wgmma.wait_group.sync.aligned 2;")], "stage reused early", "while a wgmma may still read it"),
+    "a stage is given back as soon as it is multiplied": (
+        [(COMMIT, f"{COMMIT} @%p4 mbarrier.arrive.shared.b64 _, [%empty];"), (ARRIVE, "")],
+        "stage reused early", "while a wgmma may still read it"),
+    "the producer does not wait": ([(WAIT_EMPTY, "")], "stage reused early", "is copied to"),
+    "the consumers do not wait for the copies": ([(WAIT_FULL, "")], "unfinished copy", "has not waited for the copy"),
+    "the consumers wait with the other parity": (
+        [(WAIT_FULL, f"xor.b32 %phase, %phase, 1; {WAIT_FULL}")], "hang", "for the end of a phase of parity 1"),
+    "only one consumer waits for the copies": (
+        [(WAIT_FULL, "WAIT_FULL: @!%p4 bra GO; mbarrier.try_wait.parity.shared.b64 %p2, [%full], %phase; "
+                     "@!%p2 bra WAIT_FULL; GO:")], "unfinished copy", "has not waited for the copy"),
+    "the producer's first parity is off by one": (
+        [("xor.b32 %r1, %phase, 1;", "mov.b32 %r1, %phase;")], "hang", "lacks 1 of 1 arrivals"),
+    "half of the bytes are expected": (
+        [("[%full], 16384;", "[%full], 8192;")], "unfinished copy", "has not waited for the copy"),
+    "more bytes are expected than come": (
+        [("[%full], 16384;", "[%full], 16400;")], "hang", "16 bytes of copies that it was told to expect"),
+    "fewer bytes are expected than come": (
+        [("[%full], 16384;", "[%full], 16368;")], "hang", "copies have brought 16 bytes more"),
+    "nobody gives a stage back": ([(ARRIVE, "")], "hang", "dynamic shared memory[6146]"),
+    "the barrier counts an arrival that never comes": (
+        [("mbarrier.init.shared.b64 [extern_ptr+49168], 1;", "mbarrier.init.shared.b64 [extern_ptr+49168], 2;")],
+        "hang", "lacks 1 of 2 arrivals"),
+    "a barrier is not initialised": (
+        [("mbarrier.init.shared.b64 [extern_ptr+49160], 1;", "")], "mbarrier not initialised", "has not been initialised"),
+    "no wgmma fence": ([("wgmma.fence.sync.aligned;", "")], "missing wgmma fence", "no wgmma.fence comes before it"),
+    "sums are cleared behind the fence": (
+        [("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned; @%p6 mov.b32 %q3, 0;")],
+        "missing wgmma fence", "q3 has been written since"),
+    "the block ends before its store has read": ([(LAST, "")], "bulk store left behind", "goes with its block"),
+    "the store is not committed": (
+        [("cp.async.bulk.commit_group;", "")], "bulk store left behind", "goes with its block"),
+    "the staging is filled again too early": (
+        [(LAST, f"st.shared.b32 [%r11], %t; {LAST}")], "operand overwritten", "while a bulk store may still read it"),
+    "a factor is changed in shared memory before the wait": (
+        [(COMMIT, f"{COMMIT} mad.lo.u32 %r30, %stage, 16384, %s; @%p4 st.shared.b32 [%r30], %t;")],
+        "operand overwritten", "while a wgmma may still read it"),
+    "a factor in a register is changed before the wait": (
+        [(COMMIT, "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" + SUMS + "}, {%r22, %r23, %r24, %r25}, %d4,"
+                  f" %p7, 1, 1, 0; {COMMIT} mov.b32 %r23, 0;"),
+         ("setp.eq.u32 %p4, %t, 128;", "setp.eq.u32 %p4, %t, 128; mov.b32 %r22, 0; mov.b32 %r23, 0; mov.b32 %r24, 0;"
+                                       " mov.b32 %r25, 0;")],
+        "operand overwritten", "r23 holds a factor"),
+    "more registers than the block owns": (
+        [("setmaxnreg.inc.sync.aligned.u32 216;", "setmaxnreg.inc.sync.aligned.u32 224;")],
+        "register budget", "wait for ever"),
+    "sums in more registers than there are": (
+        [("setmaxnreg.inc.sync.aligned.u32 216;", "setmaxnreg.dec.sync.aligned.u32 24;")],
+        "register budget", "the product has 32 registers"),
+    "a load of a tile that gives no sign": (
+        [("@!%p0 bra END;", "mov.b32 %r30, 0; setp.ge.u32 %p4, %t, 64; @%p4 bra LOOK; @!%p0 bra END;"),
+         ("\nCONSUME:", """\nLOOK: and.b32 %stage, %it, 1; shr.u32 %phase, %it, 1; and.b32 %phase, %phase, 1;
+             mad.lo.u32 %full, %stage, 8, %s; add.u32 %full, %full, 49152;
+             SPY: mbarrier.try_wait.parity.shared.b64 %p2, [%full], %phase; @!%p2 bra SPY;
+             mad.lo.u32 %r30, %stage, 16384, %s; ld.shared.b32 %r31, [%r30]; add.u32 %it, %it, 1;
+             setp.lt.u32 %p3, %it, 2; @%p3 bra LOOK; bra END;\nCONSUME:""")],
+        "stage reused early", "has loaded what was there"),
+    "matrices that the threads do not agree on": (
+        [("cvt.u64.u32 %d3, %r2;", "and.b32 %r30, %t, 64; shr.u32 %r30, %r30, 5; add.u32 %r2, %r2, %r30;"
+                                   " cvt.u64.u32 %d3, %r2;")], "uneven matrix descriptor", "different matrix descriptors"),
+    "a tile begins between two units of 128 bytes": (
+        [("mad.lo.u32 %r2, %stage, 16384, %s; add.u32 %r3", "mad.lo.u32 %r2, %stage, 16384, %s; add.u32 %r2, %r2, 64;"
+                                                            " add.u32 %r3")], "misaligned bulk copy", "multiple of 128"),
+    "another parameter in the tensor map's place": (
+        [("mov.b64 %d0, amap;", "mov.b64 %d0, cmap;"), ("cvta.param.u64 %d0, %d0;", "cvta.param.u64 %d0, %d0;"
+                                                        " add.u64 %d0, %d0, 128;")], "not a tensor map", "no tensor map"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("blocks", ["natural", "reversed", "shuffled:4"])
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_kernels_are_clean_and_right(name, blocks):
+    found, error = run(RIGHT[name], blocks=blocks)
+    assert not found, found[0].text()
+    assert name.startswith("what is staged again") or error < 1e-6
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_kernels_are_found(name):
+    edits, kind, word = WRONG[name]
+    found, _ = run(edits)
+    assert kind in {f.kind for f in found}, [f.text() for f in found]
+    finding = next(f for f in found if f.kind == kind)
+    assert word in finding.message, finding.text()
+    assert finding.where.startswith("PTX line")
+    assert kind != "hang" or "mbarrier dynamic shared memory" in finding.message

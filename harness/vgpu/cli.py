@@ -209,7 +209,7 @@ def info(options: argparse.Namespace) -> int:
     print(f"shared memory        {attributes[8]} bytes a block, up to {attributes[97]} on request")
     print(f"multiprocessors      {attributes[16]} (reported to programs; blocks run in any order)")
     print(f"driver               {driver.folder}")
-    print("runs                 NVIDIA PTX without wgmma and TMA; AMD and Apple kernels do not run")
+    print("runs                 NVIDIA PTX up to Hopper's; not tcgen05, and no kernels for AMD and Apple")
     return 0
 
 

@@ -514,12 +514,12 @@ class Run:
         block, thread = self.who(batch, position)
         self.record("not a tensor map", instr, message, block=block, thread=thread, algorithm=False)
 
-    def misaligned_copy(self, batch, A: Access, position, value: int, what: str = "address in shared memory"):
-        """A bulk copy whose address or size is not a multiple of what it must be."""
+    def misaligned_copy(self, batch, instr, position, value: int, what: str):
+        """A bulk copy whose address, size or coordinate is not a multiple of what it must be."""
         block, thread = self.who(batch, position)
-        unit = 128 if "tensor" in A.instr.mods else 16
+        unit = 128 if "tensor" in instr.mods and "address" in what else 16
         self.record(
-            "misaligned bulk copy", A.instr, f"the {what}, {value}, is not a multiple of {unit} bytes",
+            "misaligned bulk copy", instr, f"the {what}, {value} bytes, is not a multiple of {unit}",
             block=block, thread=thread, algorithm=False,
         )  # fmt: skip
 

@@ -198,7 +198,11 @@ class BarrierOps(BatchMemory):
         texts = []
         for place, t in mine[:LISTED]:
             barrier = self.mbarriers[place]
-            who = "they test" if len(mine) == 1 else f"{t.threads} of block {self.run.block_index(t.block)} test"
+            who = (
+                "they test"
+                if len(mine) == 1
+                else f"{t.threads} of block {self.run.block_index(t.block)} test"
+            )
             where = "" if len(mine) == 1 else f", at {found_at(t.access.instr)}"
             texts.append(
                 f"{who} the mbarrier {self.barrier_name(t.access, place)} for the end of a phase of parity {t.parity},"

@@ -499,7 +499,10 @@ class Order:
     # -- the end ------------------------------------------------------------------------------------------------
     def finish(self):
         """All threads have returned: their shared memory is gone, so bulk stores must have read it."""
-        left = [*self.open.items(), *((k, [x for group in groups for x in group]) for k, groups in self.groups.items())]
+        left = [
+            *self.open.items(),
+            *((k, [x for group in groups for x in group]) for k, groups in self.groups.items()),
+        ]
         for key, operations in left:
             for store in operations if key >= 0 else ():
                 self.report("bulk store left behind", store.instr, None, store.thread, -1, 1,

@@ -19,12 +19,9 @@ _FORMAT = "<8sQ5Q4Q5H4B"
 ELEMENTS = {0: (1, "u1"), 1: (2, "u2"), 2: (4, "u4"), 3: (4, "i4"), 4: (8, "u8"), 5: (8, "i8"), 6: (2, "f2")}
 ELEMENTS |= {7: (4, "f4"), 8: (8, "f8"), 9: (2, "bf16"), 10: (4, "f4"), 11: (4, "f4"), 12: (4, "f4")}
 _EXACT = range(10)  # the others flush subnormals or round to tf32 on their way
-FLOATS = {
-    6: 0x7FFF,
-    7: 0x7FFFFFFF,
-    8: 0x7FFFFFFFFFFFFFFF,
-    9: 0x7FFF,
-}  # and the NaN that may fill what lies outside
+#: The bits that fill what lies outside, by floating type, where NaN is asked for: measured on an H200.
+FLOATS = {6: 0x7FF7, 7: 0x7FF77FF7, 8: 0x7FF77FF77FF77FF7, 9: 0x7FF7}
+UNIT = 16  # bytes: what the TMA moves at a time
 SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> bytes that a swizzle spans
 
 
@@ -68,8 +65,12 @@ class TensorMap:
         """The bits of an element outside of the tensor."""
         return FLOATS.get(self.kind, 0) if self.fill_nan else 0
 
-    def elements(self, at: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """The addresses of the elements of the box at these coordinates, [rows, box[0]], and which are in the tensor."""
+    def elements(self, at: tuple[int, ...], stored: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The addresses of the elements of the box at these coordinates, [rows, box[0]], and which are moved.
+
+        Those inside of the tensor are loaded. Units of 16 bytes that begin inside are `stored`: an H200 writes up to
+        14 bytes past the end of a row of another length.
+        """
         address = np.zeros((1,) * len(self.box), np.int64) + self.address
         inside = np.ones((1,) * len(self.box), bool)
         for d, (first, count) in enumerate(zip(at, self.box, strict=True)):
@@ -77,6 +78,8 @@ class TensorMap:
             shape = [1] * len(self.box)
             shape[len(self.box) - 1 - d] = count
             address = address + (place * self.strides[d]).reshape(shape)
+            if stored and d == 0:
+                place = place // (UNIT // self.width) * (UNIT // self.width)
             inside = inside & ((place >= 0) & (place < self.dims[d])).reshape(shape)
         return address.reshape(-1, self.box[0]), inside.reshape(-1, self.box[0])
 

@@ -68,6 +68,9 @@ class BulkOps(WarpOps):
         for k, position in enumerate(P.tolist()):
             found = self.tensor_map(instr, maps[k], len(at), position)
             if found is not None:
+                if at[0][k] * found.width % CHUNK:
+                    what = f"innermost coordinate, {at[0][k]}, times the {found.width} bytes of an element"
+                    self.run.misaligned_copy(self, instr, position, at[0][k] * found.width, what)
                 yield k, position, found, tuple(c[k] for c in at)
 
     def take(self, R: dict[int, Access], box: TensorMap, at, position: int) -> np.ndarray:
@@ -98,8 +101,8 @@ class BulkOps(WarpOps):
         count = len(address)
         base = np.zeros(self.n, np.int64)
         base[position] = block * self.shared_size
-        if offset % (128 if A.instr.op == "cp" and "tensor" in A.instr.mods else CHUNK):
-            self.run.misaligned_copy(self, A, position, offset)
+        if offset % (CHUNK if box is None else 128):
+            self.run.misaligned_copy(self, A.instr, position, offset, "address in shared memory")
             address &= ~15
         return self.offset_index(A, address, base, self.run.shared_extents, np.full(count, position))
 
@@ -190,7 +193,7 @@ class BulkOps(WarpOps):
             data, index = self.get_shared(R, block, offset, box.nbytes, box, position)
             if self.order:
                 self.order.copy_out(R.instr, position, index)
-            address, inside = box.elements(at)
+            address, inside = box.elements(at, stored=True)
             values = data.view(f"u{box.width}").reshape(address.shape)[inside]
             self.put_global(
                 W[box.width], ELEMENTS[box.kind][1], address[inside].view(u8), values, op, position
@@ -249,7 +252,7 @@ class BulkOps(WarpOps):
     def bulk_size(self, A: Access, position: int, size: int) -> int:
         """The bytes of a copy, which must be a multiple of 16."""
         if size % CHUNK:
-            self.run.misaligned_copy(self, A, position, size, "size")
+            self.run.misaligned_copy(self, A.instr, position, size, "size")
         return size // CHUNK * CHUNK
 
     def bulk_commit(self, L):

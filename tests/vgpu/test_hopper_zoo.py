@@ -103,8 +103,12 @@ STORES = "\n".join(
 def text(edits: list[tuple[str, str]]) -> str:
     """The kernel with some of its text replaced, once each."""
     ptx = KERNEL.replace("ZEROS", ZEROS).replace("PRODUCTS", PRODUCTS).replace("STORES", STORES)
-    ptx = re.sub(r", (%p5|1), 1, 1, 0, 0;", lambda m: f", {'%p5' if m[1] == '%p5' else '%p0x'}, 1, 1, 0, 0;", ptx)
-    ptx = ptx.replace("%p0x", "%p7").replace("setp.ne.u32 %p5", "setp.eq.u32 %p7, %r20, %r20; setp.ne.u32 %p5")
+    ptx = re.sub(
+        r", (%p5|1), 1, 1, 0, 0;", lambda m: f", {'%p5' if m[1] == '%p5' else '%p0x'}, 1, 1, 0, 0;", ptx
+    )
+    ptx = ptx.replace("%p0x", "%p7").replace(
+        "setp.ne.u32 %p5", "setp.eq.u32 %p7, %r20, %r20; setp.ne.u32 %p5"
+    )
     for old, new in edits:
         assert old in ptx, old
         ptx = ptx.replace(old, new, 1)
@@ -233,7 +237,10 @@ WRONG = {
                                    " cvt.u64.u32 %d3, %r2;")], "uneven matrix descriptor", "different matrix descriptors"),
     "a tile begins between two units of 128 bytes": (
         [("mad.lo.u32 %r2, %stage, 16384, %s; add.u32 %r3", "mad.lo.u32 %r2, %stage, 16384, %s; add.u32 %r2, %r2, 64;"
-                                                            " add.u32 %r3")], "misaligned bulk copy", "multiple of 128"),
+                                                            " add.u32 %r3")], "misaligned bulk copy", "is not a multiple of 128"),
+    "a coordinate that is no multiple of 16 bytes": (
+        [("shl.b32 %r4, %it, 6;", "shl.b32 %r4, %it, 6; add.u32 %r4, %r4, 4;")],
+        "misaligned bulk copy", "innermost coordinate, 4, times the 2 bytes of an element, 8 bytes"),
     "another parameter in the tensor map's place": (
         [("mov.b64 %d0, amap;", "mov.b64 %d0, cmap;"), ("cvta.param.u64 %d0, %d0;", "cvta.param.u64 %d0, %d0;"
                                                         " add.u64 %d0, %d0, 128;")], "not a tensor map", "no tensor map"),

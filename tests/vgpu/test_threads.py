@@ -461,11 +461,14 @@ def test_special_registers():
 
 
 # -- what is refused ----------------------------------------------------------------------------------------
-@covers("wgmma", "tcgen05", "wmma", "st_async", "tensormap", "multimem")
+@covers("tcgen05", "wmma", "st_async", "tensormap", "multimem")
 @pytest.mark.parametrize(
     "instr",
     [
-        "wgmma.fence.sync.aligned", "cp.async.bulk.commit_group", "tcgen05.wait::ld.sync.aligned", "add.rz.f32 %r1, %r1, %r1",
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%r1, %r2, %r3, %r4}, %d1, %d2, %p1, 1, 1",
+        "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%r1], [%d1, {%r1, %r2, %r3}], [%r4]",
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%r1], [%r2], 16, [%r3]",
+        "cp.async.bulk.global [%d1], [%r1], 16", "setmaxnreg.inc.sync.aligned.u32 %r1", "tcgen05.wait::ld.sync.aligned", "add.rz.f32 %r1, %r1, %r1",
         "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r1,%r2,%r3,%r4}, {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r1,%r2,%r3,%r4}",
         "frobnicate.b32 %r1, %r2",
         "setp.lt.f16x2 %p1, %r1, %r1",
@@ -493,7 +496,7 @@ def test_unsupported_instructions_are_clear_errors(instr):
 
 def test_unsupported_instruction_on_a_path_not_taken():
     (got,) = run(
-        "mov.u32 %y0, 5; setp.gt.u32 %p1, %i, 99999; @!%p1 bra go; wgmma.fence.sync.aligned; go:",
+        "mov.u32 %y0, 5; setp.gt.u32 %p1, %i, 99999; @!%p1 bra go; tcgen05.fence; go:",
         [words()],
         ["u4"],
     )

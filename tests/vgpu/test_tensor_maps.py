@@ -1,0 +1,102 @@
+"""Tensor maps: the bytes of one, what the driver's call refuses, and what is not simulated."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from harness.vgpu.driver.device import RESULT_CODES, Device, Op
+from harness.vgpu.machine import VirtualGPU
+from harness.vgpu.tensor_map import BYTES, BadTensorMap, TensorMap, swizzled, tiled
+
+GOOD = {"kind": 9, "address": 0x1000, "dims": (40, 20, 6), "strides": (80, 1600), "box": (32, 8, 2), "steps": (1, 1, 1),
+        "interleave": 0, "swizzle": 2, "promotion": 3, "fill": 0}  # fmt: skip
+
+
+def test_a_map_survives_its_bytes():
+    made = tiled(**GOOD)
+    assert len(made.encode()) == BYTES and TensorMap.decode(made.encode()) == made
+    assert (made.width, made.nbytes, made.strides) == (2, 2 * 32 * 8 * 2, (2, 80, 1600))
+    assert TensorMap.decode(bytes(BYTES)) is None
+
+
+def test_the_elements_of_a_box():
+    address, inside = tiled(**GOOD | {"box": (8, 2, 2)}).elements((36, 19, -1))
+    assert address.shape == inside.shape == (4, 8)
+    assert inside.tolist() == [[False] * 8] * 2 + [[True] * 4 + [False] * 4, [False] * 8]
+    assert address[2, :4].tolist() == [0x1000 + 19 * 80 + 2 * (36 + k) for k in range(4)]
+
+
+@pytest.mark.parametrize(("span", "rows"), [(128, 8), (64, 4), (32, 2)])
+def test_a_swizzle_is_its_own_inverse(span, rows):
+    at = np.arange(0, 2048, 16)
+    assert (swizzled(swizzled(at, span), span) == at).all() and sorted(swizzled(at, span)) == at.tolist()
+    moved = (swizzled(at, span) // 16 % (span // 16)).reshape(-1, 8)[
+        :, 0
+    ]  # of the first unit of each 128 bytes
+    assert moved.tolist() == [k % rows for k in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            {"dims": (4,) * 6, "strides": (16,) * 5, "box": (8,) * 6, "steps": (1,) * 6},
+            "6 dimensions, allowed are 1 to 5",
+        ),
+        ({"address": 0x1008}, "the address 0x1008 is not a multiple of 16"),
+        ({"dims": (40, 0, 6)}, "dimensions \\[40, 0, 6\\]"),
+        ({"strides": (80, 1601)}, "strides \\[80, 1601\\] in bytes: multiples of 16"),
+        ({"strides": (80, 1 << 40)}, "below 2\\^40"),
+        ({"box": (32, 300, 2)}, "box \\[32, 300, 2\\], allowed are 1 to 256"),
+        ({"box": (12, 8, 2)}, "24 bytes of the box along the innermost dimension are not a multiple of 16"),
+        ({"swizzle": 1}, "64 bytes of the box along the innermost dimension, the swizzle spans 32"),
+        ({"kind": 1, "fill": 1}, "elements outside of the tensor are NaN, but the type has none"),
+        ({"kind": 20}, "an enumeration has a value that CUDA 12 does not know"),
+        ({"swizzle": 7}, "an enumeration has a value"),
+    ],
+)
+def test_what_the_driver_refuses(change, text):
+    with pytest.raises(BadTensorMap, match=text):
+        tiled(**GOOD | change)
+
+
+NOT_SIMULATED = {
+    "interleaved layouts": {"interleave": 1},
+    "maps that convert elements": {"kind": 11},
+    "element strides other than 1": {"steps": (1, 2, 1)},
+}
+
+
+@pytest.mark.parametrize("text", NOT_SIMULATED)
+def test_what_is_not_simulated_is_named(text):
+    with pytest.raises(NotImplementedError, match=text):
+        tiled(**GOOD | NOT_SIMULATED[text])
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "text"),
+    [
+        ({}, "CUDA_SUCCESS", ""),
+        ({"address": 8}, "CUDA_ERROR_INVALID_VALUE", "cuTensorMapEncodeTiled: the address 0x8"),
+        (
+            {"interleave": 1},
+            "CUDA_ERROR_NOT_SUPPORTED",
+            "the virtual GPU does not simulate tensor maps with interleaved",
+        ),
+    ],
+)
+def test_the_driver_s_call(change, code, text):
+    said: list[str] = []
+    device, given = Device(VirtualGPU(), log=said.append), GOOD | change
+    words = [*given["dims"], 0, 0, *given["strides"], 0, 0, *given["box"], 0, 0, *given["steps"], 0, 0]
+    arguments = [given[name] for name in ("kind", "address", "interleave", "swizzle", "promotion", "fill")]
+    arguments.insert(1, 3)
+    result, _, output = device.handle(Op.ENCODE_TENSOR_MAP, arguments, struct.pack("<19q", *words), BYTES)
+    assert result == RESULT_CODES[code]
+    if text:
+        assert text in said[0]
+    else:
+        assert TensorMap.decode(output) == tiled(**GOOD)

@@ -74,8 +74,9 @@ class Hazards:
             for i in blocks[index].instrs:
                 self.step(i, uses, dirty, watched, None)
             for s in after[index]:
-                joined = join(before[s], (uses, frozenset(dirty)))
-                if before[s] is None or not same(joined, before[s]):
+                old = before[s]
+                joined = join(old, (uses, frozenset(dirty)))
+                if old is None or not same(joined, old):
                     before[s] = joined
                     todo.append(s)
         for block, state in zip(blocks, before, strict=True):

@@ -81,7 +81,7 @@ class BulkOps(WarpOps):
             starts = address[:, :: CHUNK // width]
             if (starts % CHUNK == 0).all():
                 some = self.load_global(R[CHUNK], starts.reshape(-1).view(u8), np.full(starts.size, position))
-                return np.stack(some, axis=1).view(np.uint8).reshape(len(address), -1)
+                return np.stack(list(some), axis=1).view(np.uint8).reshape(len(address), -1)
         data = np.full(address.shape, box.fill, f"u{width}")
         if inside.any():
             places = address[inside].view(u8)
@@ -232,7 +232,7 @@ class BulkOps(WarpOps):
             else:
                 at = source[k].astype(u8) + u8(CHUNK) * np.arange(size // CHUNK, dtype=u8)
                 some = self.load_global(R, at, np.full(len(at), position))
-                data = np.stack(some, axis=1).view(np.uint8).reshape(-1)
+                data = np.stack(list(some), axis=1).view(np.uint8).reshape(-1)
             self.land(W, B, self.targets(B, position, *goes[k]), data, None, position)
         self.pass_phases()
 

@@ -276,4 +276,4 @@ def packed_sums(product: np.ndarray, kind: str) -> list[np.ndarray]:
         halves = np.asarray(numeric.canonical(product.astype(np.float16).reshape(-1))).view(np.uint16)
         halves = halves.reshape(product.shape).astype(u4)
         words = halves[:, 0::2] | halves[:, 1::2] << u4(16)
-    return [np.ascontiguousarray(words[:, k]).reshape(-1) for k in range(words.shape[1])]
+    return [np.ascontiguousarray(words[:, k]).reshape(-1) for k in range(len(words[0]))]

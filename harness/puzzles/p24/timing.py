@@ -1,0 +1,293 @@
+"""What an order of positions buys on a GPU: PyTorch's compiled FlexAttention in a window, in each order and tile.
+
+    python -m harness.puzzles.p24.timing --csv orders.csv
+
+Every candidate computes the same function of the same cells, forward and backward, in bfloat16; each gets its tensors in
+its own order, so that no gather is timed with it. Beside FlexAttention with a block mask made from the order stand
+scaled_dot_product_attention, dense with the window as a mask, and dense without one, which is another function. The
+gathers of query, key and value into an order are timed by themselves. The tiles that a block mask holds are counted and
+compared with those of `harness.nn.orders`. Times are by CUDA events; candidates take turns in shuffled rounds. MAX is not needed.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, flex_attention
+
+from harness.bench.machine import machine
+from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
+from harness.nn import orders
+
+SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
+"""Side of the grid and radius of the window."""
+TILES = (64, 128)
+DIM = 64
+ALIKE = 2.0**-5
+"""How far two computations in bfloat16 may be apart, of the largest element."""
+SMALL = {64: {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32}}
+"""Blocks of queries and keys that FlexAttention's kernels must be told where their own would not divide a tile."""
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute the window.
+
+    Attributes:
+        order: The order of its positions, "" where it has none.
+        tile: Positions in a tile of its block mask; 0 without one.
+        pairs: Pairs of tiles that the mask holds; 0 without one.
+        run: Tensors in the order of the positions -> the output.
+        same: Whether it is the same function as the others.
+    """
+
+    order: str
+    tile: int
+    pairs: int
+    run: Callable[..., torch.Tensor]
+    same: bool = True
+
+
+class Problem:
+    """Query, key, value and the gradient of the output, [B, N, side * side, d], in any order."""
+
+    def __init__(self, batch: int, heads: int, side: int, radius: int, device: torch.device):
+        generator = torch.Generator(device).manual_seed(side + radius)
+        shape = (batch, heads, side * side, DIM)
+        dtype = torch.bfloat16
+        self.side, self.radius, self.device = side, radius, device
+        self.cells = [torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(4)]
+        self.orders = {
+            name: torch.tensor(make(side, side), device=device) for name, make in orders.ORDERS.items()
+        }
+
+    def ordered(self, order: str) -> Tensors:
+        """The four tensors in an order."""
+        return [t if not order else t.index_select(2, self.orders[order]) for t in self.cells]
+
+    def placed(self, tensors: Tensors, order: str) -> Tensors:
+        """Tensors in an order with their rows where the cells are."""
+        return [t if not order else t.index_select(2, self.orders[order].argsort()) for t in tensors]
+
+    def window(self, order: str) -> Callable[..., torch.Tensor]:
+        """FlexAttention's mask: whether position q sees position k."""
+        rows, columns = (t.int() for t in (self.orders[order] // self.side, self.orders[order] % self.side))
+        radius = torch.tensor(self.radius, device=self.device, dtype=torch.int32)
+
+        def near(b, h, q, k):
+            down, right = (rows[q] - rows[k]).abs(), (columns[q] - columns[k]).abs()
+            return (down <= radius) & (right <= radius)
+
+        return near
+
+    def arithmetic(self) -> Callable[..., torch.Tensor]:
+        """The same of the row-major order by a division, without a table: as masks for images are usually written."""
+        side, radius = self.side, torch.tensor(self.radius, device=self.device, dtype=torch.int32)
+
+        def near(b, h, q, k):
+            down, right = (q // side - k // side).abs(), (q % side - k % side).abs()
+            return (down <= radius) & (right <= radius)
+
+        return near
+
+    def dense_mask(self) -> torch.Tensor:
+        """The window as a mask of cells, bool [L, L]."""
+        rows, columns = (
+            torch.arange(self.side**2, device=self.device).int().div(self.side, rounding_mode="floor"),
+            (torch.arange(self.side**2, device=self.device).int() % self.side),
+        )
+        return ((rows[:, None] - rows).abs() <= self.radius) & (
+            (columns[:, None] - columns).abs() <= self.radius
+        )
+
+
+# ---- Candidates ---------------------------------------------------------------------------------------------
+
+
+def block_mask(problem: Problem, mask: Callable, tile: int) -> tuple[BlockMask, int]:
+    """FlexAttention's block mask of a window, and how many tiles it holds, partial ones and whole ones."""
+    length = problem.side**2
+    made = create_block_mask(mask, None, None, length, length, device=problem.device, BLOCK_SIZE=tile)
+    whole = made.full_kv_num_blocks
+    return made, int(made.kv_num_blocks.sum() + (whole.sum() if whole is not None else 0))
+
+
+def flex(problem: Problem, order: str, tile: int, compiled: Callable, by_table: bool = True) -> Candidate:
+    """FlexAttention in an order. Raises AssertionError where its block mask holds other tiles than are counted."""
+    mask = problem.window(order) if by_table else problem.arithmetic()
+    made, pairs = block_mask(problem, mask, tile)
+    counted = orders.window_tiles(
+        orders.ORDERS[order](problem.side, problem.side), problem.side, problem.radius, tile
+    )
+    assert pairs == counted.sum(), (
+        f"{order}, tiles of {tile}: {pairs} in the block mask, {counted.sum()} counted"
+    )
+    options: Any = SMALL.get(tile)
+
+    def run(q, k, v):
+        return compiled(q, k, v, block_mask=made, kernel_options=options)
+
+    return Candidate(order, tile, pairs, run)
+
+
+def makers(
+    problem: Problem, tiles: tuple[int, ...], compiled: Callable
+) -> dict[str, Callable[[], Candidate]]:
+    """What makes each candidate, by name."""
+    mask = problem.dense_mask()
+    found: dict[str, Callable[[], Candidate]] = {
+        "SDPA, masked": lambda: Candidate(
+            "", 0, 0, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        ),
+        "SDPA, every key": lambda: Candidate("", 0, 0, F.scaled_dot_product_attention, same=False),
+    }
+    for tile in tiles:
+        for order in orders.ORDERS:
+            found[f"Flex, {order}, {tile}"] = lambda order=order, tile=tile: flex(
+                problem, order, tile, compiled
+            )
+    last = tiles[-1]
+    found[f"Flex, row-major by division, {last}"] = lambda: flex(problem, "row-major", last, compiled, False)
+    return found
+
+
+def on_cpu(q, k, v, *, block_mask: BlockMask, kernel_options: object) -> torch.Tensor:
+    """Stands for compiled FlexAttention, which has no backward pass on a CPU: so this program can be tried without a GPU."""
+    length = q.shape[2]
+    mask = create_mask(block_mask.mask_mod, None, None, length, length, device=q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def calls(problem: Problem, candidate: Candidate) -> dict[str, Callable[[], Tensors]]:
+    """What is timed of a candidate: the forward pass, as training runs it, and it with the backward pass."""
+    *leaves, grad = problem.ordered(candidate.order)
+    leaves = [t.detach().requires_grad_() for t in leaves]
+
+    def forward() -> Tensors:
+        return [candidate.run(*leaves)]
+
+    def both() -> Tensors:
+        output = candidate.run(*leaves)
+        return [output.detach(), *torch.autograd.grad(output, leaves, grad)]
+
+    return {"forward": forward, "both": both}
+
+
+def apart(got: Tensors, expected: Tensors) -> float:
+    """The largest difference, relative to the largest element of each tensor."""
+    return max(
+        float((one.float() - other.float()).abs().max() / other.float().abs().max())
+        for one, other in zip(got, expected, strict=True)
+    )
+
+
+# ---- The run ------------------------------------------------------------------------------------------------
+
+
+def measure(
+    problem: Problem, tiles: tuple[int, ...], compiled: Callable, clock, protocol: Protocol
+) -> list[dict]:
+    """A row for each candidate and pass. One that cannot be run has its words as a note in place of a time."""
+    made: dict[str, Candidate] = {}
+    timed: dict[tuple[str, str], Callable[[], object]] = {}
+    rows, expected = [], None
+    for name, make in makers(problem, tiles, compiled).items():
+        try:
+            candidate = make()
+            passes = calls(problem, candidate)
+            got = problem.placed(passes["both"](), candidate.order)
+        except Exception as error:  # a candidate that this PyTorch lacks is a line of the table
+            rows.append(
+                {"candidate": name, "note": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+            )
+            continue
+        if candidate.same:
+            expected = expected or got
+            distance = apart(got, expected)
+            if distance > ALIKE:
+                rows.append({"candidate": name, "note": f"WRONG: {distance:.1e} from the first"})
+                continue
+        made[name] = candidate
+        timed.update({(name, part): call for part, call in passes.items()})
+    for order in orders.ORDERS:
+        index, tensors = problem.orders[order], problem.cells[:3]
+        timed[f"gather of Q, K and V, {order}", "forward"] = lambda index=index, tensors=tensors: [
+            t.index_select(2, index) for t in tensors
+        ]
+        timed[f"scatter of O, {order}", "forward"] = lambda index=index, tensors=tensors: torch.empty_like(
+            tensors[0]
+        ).index_copy_(2, index, tensors[0])
+    timed["copy of Q, K and V", "forward"] = lambda: [t.clone() for t in problem.cells[:3]]
+    for (name, part), times in take_turns(timed, clock, protocol).items():
+        found, candidate = summary(times), made.get(name)
+        rows.append(
+            {
+                "candidate": name,
+                "pass": part,
+                "tile_pairs": candidate.pairs if candidate else "",
+                "median_us": f"{found.median:.1f}",
+                "p20_us": f"{found.p20:.1f}",
+                "p80_us": f"{found.p80:.1f}",
+                "samples": len(times),
+            }
+        )
+    return rows
+
+
+COLUMNS = (
+    *("device", "driver", "torch", "triton", "max", "date", "B", "N", "d", "dtype", "side", "radius"),
+    *("candidate", "pass", "tile_pairs", "median_us", "p20_us", "p80_us", "samples", "note"),
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures every size, prints a line for each candidate, and writes a CSV. 1 where a candidate is wrong."""
+    made = argparse.ArgumentParser(prog="harness.puzzles.p24.timing", description=main.__doc__)
+    made.add_argument(
+        "--sizes", nargs="+", default=[f"{side}:{radius}" for side, radius in SIZES], metavar="S:R"
+    )
+    made.add_argument("--tiles", type=int, nargs="+", default=TILES)
+    made.add_argument("--batch", type=int, default=8)
+    made.add_argument("--heads", type=int, default=12)
+    made.add_argument("--rounds", type=int, default=9)
+    made.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    made.add_argument("--csv", type=Path)
+    flags = made.parse_args(arguments)
+    device = torch.device(flags.device)
+    on_gpu = device.type == "cuda"
+    torch._dynamo.config.recompile_limit = 64  # pyright: ignore[reportAttributeAccessIssue]
+    compiled = torch.compile(flex_attention, dynamic=False) if on_gpu else on_cpu
+    clock = CudaClock() if on_gpu else WallClock()
+    facts = {**machine(device), "B": flags.batch, "N": flags.heads, "d": DIM, "dtype": "bfloat16"}
+    rows: list[dict] = []
+    for size in flags.sizes:
+        side, radius = map(int, size.split(":"))
+        problem = Problem(flags.batch, flags.heads, side, radius, device)
+        protocol = Protocol(flags.rounds, 10_000.0, (0.01, 0.02) if on_gpu else (0.0, 0.0))
+        for row in measure(problem, tuple(flags.tiles), compiled, clock, protocol):
+            rows.append({**facts, "side": side, "radius": radius, **row})
+            print(side, radius, *row.values(), flush=True)
+        if flags.csv:
+            write(flags.csv, rows)
+        del problem
+    return int(any(str(row.get("note", "")).startswith(("WRONG", "AssertionError")) for row in rows))
+
+
+def write(path: Path, rows: list[dict]) -> None:
+    """All rows so far."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, COLUMNS, restval="")
+        table.writeheader()
+        table.writerows(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,7 +2,6 @@
 
 import csv
 
-import pytest
 import torch
 
 from harness.puzzles.p24 import timing

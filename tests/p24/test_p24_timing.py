@@ -28,7 +28,7 @@ def test_every_candidate_is_timed_and_none_is_wrong(tmp_path, capsys):
     rows = list(csv.DictReader((tmp_path / "orders.csv").open()))
     assert not [row["note"] for row in rows if row["note"]]
     flex = {row["candidate"] for row in rows if row["candidate"].startswith("Flex")}
-    assert len(flex) == 4 * 2 + 1
+    assert len(flex) == (4 + 2) * 2
     assert {row["pass"] for row in rows if row["candidate"] in flex} == {"forward", "both"}
     assert all(float(row["median_us"]) > 0 for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == len(rows)

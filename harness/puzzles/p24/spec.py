@@ -11,12 +11,59 @@ from harness.nn import orders
 from harness.puzzles.p24.derivation import derive
 from harness.puzzles.p24.mistakes import MISTAKES
 from harness.spec.baseline import unluckiest
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle
 from harness.spec.rounding import rounded
-from harness.spec.rungs import NumpyRung, TorchFunction, TorchRung
+from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
 DIMS = (1, 1, 4, 4, 4, 1, 16)
 """The chapter's sizes: B, N, H, W, d, r, T."""
+
+ROWS = Argument(("B", "N", "L", "d"))
+ROW = Argument(("B", "N", "L"), ACCUM)
+ORDER = Argument(("L",), "int32")
+SQUARE = Argument(("cells",), "int32")
+TILES = Argument(("t", "t"), "int32")
+WINDOW = {"width": Scalar(1, "int32"), "radius": Scalar(0, "int32"), "tile": Scalar(16, "int32")}
+
+OPS = {
+    "curve": (
+        OpSpec(
+            "hilbert_curve_train",
+            writes={"index": SQUARE, "inverse": SQUARE},
+            reads={},
+            scalars={"side": Scalar(1, "int32")},
+        ),
+    ),
+    "permute": (
+        OpSpec("hilbert_gather_train", writes={"gathered": ROWS}, reads={"input": ROWS, "order": ORDER}),
+        OpSpec(
+            "hilbert_scatter_train",
+            writes={"grad_input": ROWS},
+            reads={"grad_gathered": ROWS, "order": ORDER},
+        ),
+    ),
+    "window": (
+        OpSpec("window_tiles_train", writes={"tiles": TILES}, reads={"order": ORDER}, scalars=WINDOW),
+        OpSpec(
+            "window_attention_train",
+            writes={"output": ROWS, "lse": ROW},
+            reads={"query": ROWS, "key": ROWS, "value": ROWS, "order": ORDER, "tiles": TILES},
+            scalars=WINDOW,
+        ),
+        OpSpec(
+            "window_attention_train_backward",
+            writes={"grad_query": ROWS, "grad_key": ROWS, "grad_value": ROWS, "delta": ROW},
+            reads={
+                **{name: ROWS for name in ("grad_output", "query", "key", "value", "output")},
+                **{"lse": ROW, "order": ORDER, "tiles": TILES},
+            },
+            scalars=WINDOW,
+        ),
+    ),
+}
+VARIANTS = {name: tuple(Call(op, (), name) for op in ops) for name, ops in OPS.items()}
+"""One for each part of the puzzle, so that whoever works on one compiles no other."""
 
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 GATES = (
@@ -232,6 +279,30 @@ def multiply_adds(dims: Dims) -> int:
     return 2 * B * N * H * W * d * min(H, 2 * radius + 1) * min(W, 2 * radius + 1)
 
 
+def ledger(dims: Dims, dtype: str) -> Ledger:
+    """Bytes kept for the backward pass. PyTorch's attention keeps what it is given: the gathered rows, and the dense mask.
+
+    The fused kernels keep the tensors as they came, the output, a number for each row, and order and tiles once.
+    """
+    B, N, H, W, d, _, tile = dims
+    element = {"float64": 8, "float32": 4}.get(dtype, 2)
+    accum = 8 if accum_dtype(dtype) == "float64" else 4
+    rows, L = B * N * H * W, H * W
+    kept = {"output": rows * d * element, "lse": rows * accum, "order": 4 * L}
+    operands = ("query", "key", "value")
+    return Ledger(
+        saved_eager={**{f"gathered {name}": rows * d * element for name in operands}, **kept, "mask": L * L},
+        saved_ours={**dict.fromkeys(operands, rows * d * element), **kept, "tiles": 4 * (-(-L // tile)) ** 2},
+        between={"window": {"backward delta": rows * accum}},
+    )
+
+
+def derived_sizes(dims: Dims) -> dict[str, int]:
+    """L cells of the grid, cells of the curve's square, t tiles."""
+    _, _, H, W, _, _, tile = dims
+    return {"L": H * W, "cells": side_of(dims) ** 2, "t": -(-H * W // tile)}
+
+
 def describe_dims(dims: Dims) -> str:
     """A grid of 8 x 8 cells, query [2, 2, 64, 8], radius 1, tiles of 16."""
     B, N, H, W, d, radius, tile = dims
@@ -243,6 +314,7 @@ def describe_dims(dims: Dims) -> str:
 NUMPY_RUNG = NumpyRung(
     file="in_numpy.py",
     about="the curve, the permutation and the tiles, on arrays",
+    optional=True,
     gates=MOJO,
     returns={"index": ("index",), "inverse": ("inverse",), "dgather": ("grad_input",), "tiles": ("tiles",)},
     names={"cells": "steps"},
@@ -250,6 +322,7 @@ NUMPY_RUNG = NumpyRung(
 TORCH_RUNG = TorchRung(
     file="in_torch.py",
     about="autograd.Functions on gathered rows",
+    optional=True,
     gates=("dgather", "attention"),
     functions={
         "dgather": TorchFunction(
@@ -274,7 +347,7 @@ PUZZLE = Puzzle(
     title="Hilbert-ordered attention: what an order of positions can and cannot buy",
     subject="Hilbert-Ordered Attention",
     gates=GATES,
-    rungs=(NUMPY_RUNG, TORCH_RUNG),
+    rungs=(NUMPY_RUNG, TORCH_RUNG, MojoRung(file="op/hilbert.mojo", gates=MOJO)),
     dims=DIMS,
     dim_names=("B", "N", "H", "W", "d", "r", "T"),
     cases=cases,
@@ -292,7 +365,16 @@ PUZZLE = Puzzle(
         "output": "output",
     },
     backward={"grad_input": "grad_input", **{name: name for name in GRADIENTS}},
+    derived_sizes=derived_sizes,
+    intermediate=("lse", "delta"),
+    variants=VARIANTS,
+    about_variants={
+        "curve": "only the index and its inverse",
+        "permute": "only the gather and its backward pass",
+        "window": "only the tiles of the window, and attention within it",
+    },
     multiply_adds=multiply_adds,
+    ledger=ledger,
     describe_dims=describe_dims,
     demos=(
         Demo(

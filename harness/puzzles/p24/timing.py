@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +26,10 @@ from harness.nn import orders
 
 SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
 """Side of the grid and radius of the window."""
-TILES = (64, 128)
+TILES = (128,)
 DIM = 64
 ALIKE = 2.0**-5
 """How far two computations in bfloat16 may be apart, of the largest element."""
-SMALL = {64: {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32}}
-"""Blocks of queries and keys that FlexAttention's kernels must be told where their own would not divide a tile."""
-
 Tensors = list[torch.Tensor]
 
 
@@ -88,13 +84,24 @@ class Problem:
 
         return near
 
-    def arithmetic(self) -> Callable[..., torch.Tensor]:
-        """The same of the row-major order by a division, without a table: as masks for images are usually written."""
-        side, radius = self.side, torch.tensor(self.radius, device=self.device, dtype=torch.int32)
+    def by_arithmetic(self, order: str) -> Callable[..., torch.Tensor]:
+        """The same without a table, from the position itself, as masks for images are usually written."""
+        side, squares = self.side, self.side // orders.SQUARE
+        radius = torch.tensor(self.radius, device=self.device, dtype=torch.int32)
+
+        def row_major(i):
+            return i // side, i % side
+
+        def tiled(i):
+            square, inside = i // orders.SQUARE**2, i % orders.SQUARE**2
+            row = square // squares * orders.SQUARE + inside // orders.SQUARE
+            return row, square % squares * orders.SQUARE + inside % orders.SQUARE
+
+        place = {"row-major": row_major, "tiled": tiled}[order]
 
         def near(b, h, q, k):
-            down, right = (q // side - k // side).abs(), (q % side - k % side).abs()
-            return (down <= radius) & (right <= radius)
+            (query_row, query_column), (key_row, key_column) = place(q), place(k)
+            return ((query_row - key_row).abs() <= radius) & ((query_column - key_column).abs() <= radius)
 
         return near
 
@@ -122,7 +129,7 @@ def block_mask(problem: Problem, mask: Callable, tile: int) -> tuple[BlockMask, 
 
 def flex(problem: Problem, order: str, tile: int, compiled: Callable, by_table: bool = True) -> Candidate:
     """FlexAttention in an order. Raises AssertionError where its block mask holds other tiles than are counted."""
-    mask = problem.window(order) if by_table else problem.arithmetic()
+    mask = problem.window(order) if by_table else problem.by_arithmetic(order)
     made, pairs = block_mask(problem, mask, tile)
     counted = orders.window_tiles(
         orders.ORDERS[order](problem.side, problem.side), problem.side, problem.radius, tile
@@ -130,10 +137,9 @@ def flex(problem: Problem, order: str, tile: int, compiled: Callable, by_table: 
     assert pairs == counted.sum(), (
         f"{order}, tiles of {tile}: {pairs} in the block mask, {counted.sum()} counted"
     )
-    options: Any = SMALL.get(tile)
 
     def run(q, k, v):
-        return compiled(q, k, v, block_mask=made, kernel_options=options)
+        return compiled(q, k, v, block_mask=made)
 
     return Candidate(order, tile, pairs, run)
 
@@ -154,12 +160,14 @@ def makers(
             found[f"Flex, {order}, {tile}"] = lambda order=order, tile=tile: flex(
                 problem, order, tile, compiled
             )
-    last = tiles[-1]
-    found[f"Flex, row-major by division, {last}"] = lambda: flex(problem, "row-major", last, compiled, False)
+        for order in ("row-major", "tiled"):
+            found[f"Flex, {order} by arithmetic, {tile}"] = lambda order=order, tile=tile: flex(
+                problem, order, tile, compiled, by_table=False
+            )
     return found
 
 
-def on_cpu(q, k, v, *, block_mask: BlockMask, kernel_options: object) -> torch.Tensor:
+def on_cpu(q, k, v, *, block_mask: BlockMask) -> torch.Tensor:
     """Stands for compiled FlexAttention, which has no backward pass on a CPU: so this program can be tried without a GPU."""
     length = q.shape[2]
     mask = create_mask(block_mask.mask_mod, None, None, length, length, device=q.device)
@@ -192,14 +200,21 @@ def apart(got: Tensors, expected: Tensors) -> float:
 # ---- The run ------------------------------------------------------------------------------------------------
 
 
+def wanted(name: str, only: list[str]) -> bool:
+    """Whether a candidate is among those that are asked for; without any words all are."""
+    return not only or any(words in name for words in only)
+
+
 def measure(
-    problem: Problem, tiles: tuple[int, ...], compiled: Callable, clock, protocol: Protocol
+    problem: Problem, tiles: tuple[int, ...], only: list[str], compiled: Callable, clock, protocol: Protocol
 ) -> list[dict]:
-    """A row for each candidate and pass. One that cannot be run has its words as a note in place of a time."""
+    """A row for each candidate and pass, of those that are wanted. One that cannot be run has a note, and no time."""
     made: dict[str, Candidate] = {}
     timed: dict[tuple[str, str], Callable[[], object]] = {}
     rows, expected = [], None
     for name, make in makers(problem, tiles, compiled).items():
+        if not wanted(name, only):
+            continue
         try:
             candidate = make()
             passes = calls(problem, candidate)
@@ -226,6 +241,7 @@ def measure(
             tensors[0]
         ).index_copy_(2, index, tensors[0])
     timed["copy of Q, K and V", "forward"] = lambda: [t.clone() for t in problem.cells[:3]]
+    timed = {key: call for key, call in timed.items() if wanted(key[0], only)}
     for (name, part), times in take_turns(timed, clock, protocol).items():
         found, candidate = summary(times), made.get(name)
         rows.append(
@@ -255,6 +271,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--sizes", nargs="+", default=[f"{side}:{radius}" for side, radius in SIZES], metavar="S:R"
     )
     made.add_argument("--tiles", type=int, nargs="+", default=TILES)
+    made.add_argument(
+        "--only", nargs="+", default=[], metavar="WORDS", help="candidates whose names hold one of these"
+    )
+    made.add_argument("--autotune", action="store_true", help="let Inductor try kernels: tiles of 64 need it")
     made.add_argument("--batch", type=int, default=8)
     made.add_argument("--heads", type=int, default=12)
     made.add_argument("--rounds", type=int, default=9)
@@ -264,7 +284,8 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.device(flags.device)
     on_gpu = device.type == "cuda"
     torch._dynamo.config.recompile_limit = 64  # pyright: ignore[reportAttributeAccessIssue]
-    compiled = torch.compile(flex_attention, dynamic=False) if on_gpu else on_cpu
+    mode = "max-autotune-no-cudagraphs" if flags.autotune else None
+    compiled = torch.compile(flex_attention, dynamic=False, mode=mode) if on_gpu else on_cpu
     clock = CudaClock() if on_gpu else WallClock()
     facts = {**machine(device), "B": flags.batch, "N": flags.heads, "d": DIM, "dtype": "bfloat16"}
     rows: list[dict] = []
@@ -272,7 +293,7 @@ def main(arguments: list[str] | None = None) -> int:
         side, radius = map(int, size.split(":"))
         problem = Problem(flags.batch, flags.heads, side, radius, device)
         protocol = Protocol(flags.rounds, 10_000.0, (0.01, 0.02) if on_gpu else (0.0, 0.0))
-        for row in measure(problem, tuple(flags.tiles), compiled, clock, protocol):
+        for row in measure(problem, tuple(flags.tiles), flags.only, compiled, clock, protocol):
             rows.append({**facts, "side": side, "radius": radius, **row})
             print(side, radius, *row.values(), flush=True)
         if flags.csv:

@@ -2,9 +2,9 @@
 
 from std.math import log
 
-from .cpu_reference import exponential
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
 from .shared.common import ImmPtr, MutPtr, accum_type
+from .shared.exponential import exponential
 
 comptime accum = DType.float64
 """The type of every sum on the CPU."""

@@ -1,0 +1,1 @@
+../../../solutions/p24/op/attention.mojo

@@ -1,0 +1,1 @@
+../../../solutions/p24/op/cpu_reference.mojo

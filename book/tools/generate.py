@@ -20,6 +20,7 @@ import ladder  # noqa: E402
 import ledger  # noqa: E402
 import museum  # noqa: E402
 import numpy as np  # noqa: E402
+import order_figures  # noqa: E402
 import outputs  # noqa: E402
 import ramp_figures  # noqa: E402
 import roofline  # noqa: E402
@@ -428,6 +429,7 @@ FILES: dict[str, Callable[[], str]] = {
     "first_graph.svg": figures.first_graph,
     "saving_less.svg": saving_chart,
     **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},
+    **order_figures.FILES,
     **{
         f"step_{name}.html": (lambda name=name: steps()[name])
         for name in ("statistics", "db", "dW", "dgamma", "dx")

@@ -68,6 +68,11 @@ def rung(name: str, **options) -> Command:
     return Command(command, ("-m", "harness", *command.split()), anywhere=True, **options)
 
 
+def order(flags: str) -> Command:
+    """What puzzle 24 draws or counts of orders."""
+    return Command(f"p24 {flags}", ("-m", "harness", "p24", *flags.split()), exact=True, anywhere=True)
+
+
 COMMANDS = {
     "autograd_graph": example("autograd_graph", anywhere=True),
     "autograd_function": example("autograd_function", anywhere=True),
@@ -138,6 +143,10 @@ COMMANDS = {
     "ring_balance": Command(
         "p25 --balance", ("-m", "harness", "p25", "--balance"), exact=True, anywhere=True
     ),
+    "order_draw": order("--draw --size 6 10"),
+    "order_numbers": order("--draw --size 4 4 --numbers"),
+    "order_count": order("--count"),
+    "order_sectors": order("--count --sides 64 --radii 4 --dim 1 --bytes 4"),
     "forward_fused": puzzle("--fused"),
     "backward_solution": puzzle("--backward"),
 }

@@ -94,13 +94,14 @@ def test_what_a_window_reads_is_drawn_as_it_is_counted(p24, tmp_path):
         *("--which", 5, "--svg", tmp_path / "reads.svg"),
     )
     assert code == 0, said
-    shades = [
+    cells = [
         float(each.attrib["fill-opacity"])
         for each in ElementTree.parse(tmp_path / "reads.svg").getroot().iter(f"{SVG}rect")
+        for _ in range(int(each.attrib["width"]) // drawing.PITCH)
     ]
     # A tile is the row 5; its window reaches the rows 3 to 7, and nothing else is loaded.
     queries, seen = drawing.SHADES["query"], drawing.SHADES["seen"]
-    rows = np.array(shades).reshape(16, 16)
+    rows = np.array(cells).reshape(16, 16)
     assert (rows[5] == queries).all() and (rows[[3, 4, 6, 7]] == seen).all()
     assert (np.delete(rows, range(3, 8), 0) == drawing.SHADES["other"]).all()
 

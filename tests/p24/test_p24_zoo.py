@@ -1,15 +1,51 @@
-"""The checkers of puzzle 24 are checked: right answers pass, and every wrong one is rejected at its gate, by name."""
+"""The checkers of puzzle 24 are checked: right answers pass, and every wrong one is rejected at its gate, by name.
+
+The wrong kernels are recorded by one Mojo program; those of the rungs in Python need no compiler.
+"""
 
 import pytest
 
 from harness.check import zoo
 from harness.check.checkers import make_checker
+from harness.check.gates import Checker
+from harness.devices.recorder import Order, record_many
 from harness.learner.work import Work
 from harness.puzzles.p24.spec import PUZZLE
 from harness.toolchain import roots
 
 WRONG = zoo.load("p24")
 PYTHON = [wrong for wrong in WRONG if wrong.file.endswith(".py")]
+KERNELS = [wrong for wrong in WRONG if wrong not in PYTHON]
+CASES = [
+    case
+    for case in PUZZLE.cases(None)
+    if case.name in ("chapter", "hard values", "row by row", "squares", "odd sizes")
+]
+"""The cases that a wrong kernel is judged by."""
+VARIANT = {gate.id: gate.variant for gate in PUZZLE.gates}
+
+
+@pytest.fixture(scope="module")
+def checker():
+    """One for every wrong kernel, which finds their recordings in the cache."""
+    dims = tuple(dict.fromkeys(case.dims for case in CASES))
+    record_many(
+        [Order(each.package(), dims, (VARIANT[each.gate],), small_grid=True) for each in KERNELS],
+        "p24",
+        "float32",
+    )
+    return Checker(PUZZLE)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, checker):
+    gates = [gate.id for gate in PUZZLE.kernel_gates if gate.variant == VARIANT[kernel.gate]]
+    results = {result.gate.id: result for result in checker.check(kernel.package(), gates, CASES)}
+    named = results[kernel.gate]
+    assert {id for id, result in results.items() if result.state == "wrong"} == {kernel.gate, *kernel.also}
+    assert named.mistake == kernel.mistake, "\n".join(named.diagnosis)
+    assert named.hint.startswith(f"{kernel.gate}-")
 
 
 @pytest.fixture(scope="module")
@@ -46,5 +82,6 @@ def test_the_rungs_in_python_start_unsolved(rung, checkers):
 
 def test_the_zoo_covers_every_gate():
     assert {wrong.gate for wrong in WRONG} == {gate.id for gate in PUZZLE.gates}
-    assert len({wrong.mistake for wrong in WRONG}) >= 12
+    assert {wrong.gate for wrong in KERNELS} == {gate.id for gate in PUZZLE.kernel_gates}
+    assert len(KERNELS) >= 12 and len({wrong.mistake for wrong in WRONG}) >= 20
     assert all(len(wrong.story.splitlines()) == 1 for wrong in WRONG)

@@ -112,7 +112,7 @@ def report(flags) -> Iterator[str]:
     for side in flags.sides:
         for radius in flags.radii:
             yield ""
-            yield f"{side} x {side} cells, radius {radius}: each cell sees up to {(2 * radius + 1) ** 2} of {side**2}"
+            yield f"{side} x {side} cells, radius {radius}: each cell sees up to {min(2 * radius + 1, side) ** 2} of {side**2}"
             yield line(
                 "order", "tile pairs", "of all", "hilbert's", "keys", "runs", "K bytes", "loaded", "sectors"
             )

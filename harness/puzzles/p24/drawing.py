@@ -5,7 +5,7 @@ see, and the other keys of the tiles that are loaded for them.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from rich.console import Console
@@ -91,17 +91,26 @@ def polyline(points: Sequence[Sequence[int]], style: str = 'stroke-width="2"') -
 
 
 def accesses(order: np.ndarray, width: int, radius: int, tile: int, which: int) -> Iterator[str]:
-    """The cells as squares: the tile's own queries, the keys that they see, and the rest of the tiles of these keys."""
+    """The cells by what they are to a tile of queries: its own, the keys that it sees, and the rest of the tiles of these.
+
+    Cells of one kind that are beside each other are one bar.
+    """
     step = orders.inverse(order)
     seen = keys_of_tiles(order, width, radius, tile)[which]
     loaded = np.isin(np.arange(len(order)) // tile, np.flatnonzero(seen) // tile)
-    for cell, at in enumerate(step.tolist()):
-        kind = "query" if at // tile == which else "seen" if seen[at] else "loaded" if loaded[at] else "other"
-        row, column = divmod(cell, width)
-        yield (
-            f'<rect fill-opacity="{SHADES[kind]}" x="{column * PITCH + 1}" y="{row * PITCH + 1}" '
-            f'width="{PITCH - 2}" height="{PITCH - 2}"/>'
-        )
+
+    def kind(at: int) -> str:
+        return "query" if at // tile == which else "seen" if seen[at] else "loaded" if loaded[at] else "other"
+
+    for row, steps_of_row in enumerate(step.reshape(-1, width).tolist()):
+        column = 0
+        for name, cells in groupby(map(kind, steps_of_row)):
+            count = sum(1 for _ in cells)
+            yield (
+                f'<rect fill-opacity="{SHADES[name]}" x="{column * PITCH}" y="{row * PITCH}" '
+                f'width="{count * PITCH}" height="{PITCH}"/>'
+            )
+            column += count
 
 
 def svg(parts: Iterator[str], height: int, width: int, title: str) -> str:

@@ -69,8 +69,14 @@ GRADIENTS = ("grad_query", "grad_key", "grad_value")
 GATES = (
     Gate("index", "curve", ("index",), "the cell at each step of the curve, by its bits"),
     Gate("inverse", "curve", ("inverse",), "the step at which each cell comes"),
-    Gate("dgather", "permute", ("grad_input",), "the gradient of a gather"),
-    Gate("tiles", "window", ("tiles",), "the pairs of tiles that a window needs"),
+    Gate("dgather", "permute", ("grad_input",), "the gradient of a gather", given=("gathered",)),
+    Gate(
+        "tiles",
+        "window",
+        ("tiles",),
+        "the pairs of tiles that a window needs",
+        given=("output", "lse", "delta", *GRADIENTS),
+    ),
     Gate("attention", "", ("output", *GRADIENTS), "gradients through gather, attention and scatter"),
 )
 MOJO = ("index", "inverse", "dgather", "tiles")

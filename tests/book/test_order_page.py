@@ -1,0 +1,90 @@
+"""What puzzle 24's pages say in words is what was counted and measured."""
+
+import re
+from xml.etree import ElementTree
+
+import order_figures
+import pytest
+from book_paths import BOOK
+
+from harness.nn import orders
+from harness.puzzles.p24.counting import count
+
+PAGES = BOOK / "src" / "puzzle_24"
+TIMES = order_figures.measured()
+
+
+def page(name: str) -> str:
+    """A page's text in one line."""
+    return " ".join((PAGES / f"{name}.md").read_text(encoding="utf-8").split())
+
+
+def pairs(name: str, side: int, radius: int, tile: int) -> int:
+    """Counted pairs of tiles."""
+    return count(orders.ORDERS[name](side, side), side, radius, tile).pairs
+
+
+def took(name: str, side: int, radius: int) -> float:
+    """Milliseconds, forward and backward."""
+    return TIMES[side, radius, f"Flex, {name}, 128", "both"]
+
+
+def test_the_time_follows_the_count():
+    shares = []
+    for side, radius in order_figures.SIZES:
+        counted = pairs("row-major", side, radius, 128) / pairs("hilbert", side, radius, 128)
+        shares.append(took("row-major", side, radius) / took("hilbert", side, radius) / counted)
+    assert f"at least {min(shares):.2f} of the counted one" in page("measured")
+    assert took("row-major", 64, 4) == min(took(name, 64, 4) for name in orders.ORDERS)
+    assert "a radius of 4 a tile of 128 is two whole rows, and row-major order is the fastest" in page(
+        "measured"
+    )
+
+
+def test_other_compact_orders_are_as_good():
+    for side, radius in order_figures.SIZES:
+        for name in ("z-order", "tiled"):
+            assert 1 < took(name, side, radius) / took("hilbert", side, radius) < 1.05
+            saved = 1 - pairs("hilbert", side, radius, 128) / pairs(name, side, radius, 128)
+            assert 0.04 < saved < 0.05
+            assert pairs(name, side, radius, 64) == pairs("hilbert", side, radius, 64)
+    assert "within 5% of the curve" in page("measured") and "saves 4 to 5%" in page("block_sparsity")
+
+
+def test_the_largest_counted_ratio():
+    largest = max(
+        pairs("row-major", side, radius, 64) / pairs("hilbert", side, radius, 64)
+        for side, radius in order_figures.SIZES
+    )
+    assert f"up to {largest:.2f}" in page("measured")
+
+
+def test_what_is_said_of_small_grids_and_short_rows():
+    text = (BOOK / "outputs" / "order_count.txt").read_text()
+    first = re.findall(r"^(\S+) +\S+ +(\S+)%", text.split("\n\n")[1], re.M)
+    assert dict(first) == {"row-major": "62.5", "z-order": "100.0", "hilbert": "100.0", "tiled": "100.0"}
+    lines = (BOOK / "outputs" / "order_sectors.txt").read_text().splitlines()[3:]
+    asked = {line.split()[0]: float(line.split()[-1]) for line in lines[1:]}
+    assert asked.pop("hilbert") == 6 and set(asked.values()) == {4}
+
+
+def test_the_claims_have_a_number_and_a_verdict_each():
+    rows = [line.split(" | ") for line in order_figures.claims().splitlines()[2:]]
+    assert len(rows) == 7
+    assert all(re.search(r"\d", counted) and verdict.startswith("**") for _, counted, verdict in rows)
+
+
+@pytest.mark.parametrize("name", [name for name in order_figures.FILES if name.endswith(".svg")])
+def test_a_picture_is_a_line_of_svg_with_a_label(name):
+    text = order_figures.FILES[name]()
+    assert text.count("\n") == 1 and ElementTree.fromstring(text).attrib["aria-label"]
+    assert f"generated/{name}" in "".join(path.read_text() for path in PAGES.glob("*.md"))
+
+
+def test_what_texts_print_is_no_curve():
+    """Steps 1 and 2 of the printed sequence are not beside each other, nor are most of the picture of eight cells."""
+    from harness.puzzles.p24.mistakes import PRINTED
+
+    assert sorted(PRINTED) == list(range(16)) and order_figures.neighbours(PRINTED, 4) < 15
+    assert order_figures.neighbours(PRINTED[1:3], 4) == 0
+    assert order_figures.neighbours(orders.hilbert(4, 4).tolist(), 4) == 15

@@ -1,0 +1,123 @@
+"""Puzzle 24's kernels on the virtual GPU: right in three dtypes and at awkward sizes, and what they load is what is counted."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from max.experimental.torch import CustomOpLibrary
+
+from harness.check.gates import Checker
+from harness.check.reference import Reference
+from harness.devices.recorder import Order, record_many
+from harness.devices.replay import Replay
+from harness.learner.work import Work
+from harness.nn import orders
+from harness.puzzles.p24 import counting
+from harness.puzzles.p24.spec import PUZZLE
+from harness.spec.puzzle import Case
+from harness.toolchain import roots
+
+pytestmark = pytest.mark.compiler
+
+AWKWARD = [
+    Case("one element a head", "", (1, 2, 5, 6, 1, 1, 16), "tiled hard"),
+    Case("a tile of three blocks", "", (3, 1, 7, 8, 17, 2, 48), "hilbert hard"),
+    Case("one column", "", (1, 1, 33, 1, 4, 2, 16), "z-order hard"),
+]
+CASES = [*PUZZLE.cases(None), *AWKWARD]
+GRID = (1, 2, 16, 16, 4, 2, 16)
+"""What is counted: two heads, 16 x 16 cells, a radius of 2."""
+BY_ORDER = [Case(name, "", GRID, f"{name} hard") for name in orders.ORDERS]
+
+
+@pytest.fixture(scope="module")
+def solution():
+    """The solution's op package."""
+    return roots.op_package(roots.solutions(), "p24")
+
+
+@pytest.fixture(scope="module")
+def recorded(solution):
+    """dtype -> the recording of the solution at every size that is checked here."""
+
+    def record(dtype: str):
+        dims = tuple(dict.fromkeys(case.dims for case in [*CASES, *BY_ORDER]))
+        return record_many([Order(solution, dims, tuple(PUZZLE.variants), small_grid=True)], "p24", dtype)[0]
+
+    return record
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_solution_is_right_in_every_case(dtype, solution, recorded):
+    """The quantities of the gates, and what given code makes of them: attention and its gradients."""
+    recorded(dtype)
+    results = Checker(PUZZLE, dtype=dtype).check(solution, None, CASES)
+    assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
+    assert not any(result.findings for result in results)
+
+
+def test_the_learners_file_compiles_and_is_unsolved():
+    results = Checker(PUZZLE).check(Work(PUZZLE, PUZZLE.mojo_rung).package)
+    assert {result.state for result in results} == {"unsolved"}
+
+
+@pytest.fixture(scope="module")
+def replayed(recorded):
+    """Order -> variant -> the launches of that order's case, by name, with counters."""
+    recording = recorded("float32")
+
+    def run(case: Case):
+        replay = Replay(recording, PUZZLE, "float32")
+        inputs = Reference(PUZZLE, "float32", 0).inputs(case)
+        for variant in ("permute", "window"):
+            replay.run(variant, case, inputs)
+        return {launch.name: launch.counters for launch in replay.gpu.launches}
+
+    return {case.name: run(case) for case in BY_ORDER}
+
+
+@pytest.mark.parametrize("name", orders.ORDERS)
+def test_the_keys_that_are_loaded_are_those_that_are_counted(name, replayed):
+    """Every pass loads the rows of the tiles that the order makes it compute, and of no other."""
+    B, N, H, W, d, radius, tile = GRID
+    found = counting.count(orders.ORDERS[name](H, W), W, radius, tile)
+    rows = found.pairs * tile * B * N * d * 4
+    launches = replayed[name]
+    assert launches["window_forward"].tensors["key"].read == rows
+    assert launches["window_forward"].tensors["value"].read == rows
+    assert (
+        launches["window_query"].tensors["key"].read == 2 * rows
+    )  # once for the scores, once for their gradient
+    assert launches["window_key_value"].tensors["query"].read == 2 * rows
+
+
+def test_an_order_changes_what_is_loaded(replayed):
+    read = {name: launches["window_forward"].tensors["key"].read for name, launches in replayed.items()}
+    assert read["hilbert"] != read["row-major"]
+
+
+@pytest.mark.parametrize("name", orders.ORDERS)
+def test_sectors_of_a_scatter_are_those_that_are_counted(name, replayed):
+    _, _, H, W, d, *_ = GRID
+    stores = replayed[name]["hilbert_scatter"].global_store
+    assert stores.sectors_per_request == counting.sectors(orders.ORDERS[name](H, W), d, 4)
+
+
+def test_two_runs_are_bit_equal(recorded):
+    recording = recorded("float32")
+    case = next(case for case in CASES if case.name == "odd sizes")
+    inputs = Reference(PUZZLE, "float32", 0).inputs(case)
+    first, second = (Replay(recording, PUZZLE, "float32").run("window", case, inputs) for _ in range(2))
+    assert all(torch.equal(first[name].view(torch.int32), second[name].view(torch.int32)) for name in first)
+
+
+def test_the_public_ops_by_max_s_own_binding():
+    """Names and the order of arguments, spelled out: other harnesses rely on them."""
+    ops = CustomOpLibrary(Path(roots.CHECKOUT / "solutions/p24/op"))
+    x = torch.randn(2, 3, 12, 5)
+    order = torch.tensor(orders.hilbert(3, 4).astype("int32"))
+    gathered, back = torch.empty_like(x), torch.empty_like(x)
+    ops.hilbert_gather(gathered, x, order)
+    assert torch.equal(gathered, x[:, :, order.long()])
+    ops.hilbert_scatter(grad_input=back, grad_gathered=gathered, order=order)
+    assert torch.equal(back, x)

@@ -50,9 +50,9 @@ def part(name: str, of: str) -> Command:
     )
 
 
-def virtual(program: str, exit_code: int = 0, options: str = "") -> Command:
+def virtual(program: str, exit_code: int = 0, options: str = "", define: str = "") -> Command:
     """A Mojo program of book/examples on the virtual GPU."""
-    run = f"-m harness vgpu exec {options}-- mojo run --debug-level=line-tables book/examples/{program}.mojo"
+    run = f"-m harness vgpu exec {options}-- mojo run --debug-level=line-tables {define}book/examples/{program}.mojo"
     return Command(f"python {run}", tuple(run.split()), exit_code, exact=True)
 
 
@@ -126,6 +126,8 @@ COMMANDS = {
     "row_largest": virtual("row_largest"),
     "race_natural": virtual("zero_race", 1, "--blocks natural "),
     "race_reversed": virtual("zero_race", 1, "--blocks reversed "),
+    "brightest_race": virtual("brightest", 99, "--error-exitcode 99 "),
+    "brightest_mended": virtual("brightest", 0, "--blocks shuffled:7 ", "-D MENDED "),
     "wrong_kernels": Command(
         "python book/examples/wrong_kernel.py dw_from_x_hat dx_diagonal_jacobian",
         ("book/examples/wrong_kernel.py", "dw_from_x_hat", "dx_diagonal_jacobian"),

@@ -421,7 +421,7 @@ class AccessLog:
                 other_block = f"block {_t(theirs)}" if theirs != block else "another block"
                 order = "nothing orders the blocks of a grid"
                 if self.ordered:
-                    order = "no barrier, with no release and acquire behind it, orders these two threads"
+                    order = "no release and acquire covers these two threads (is a barrier missing?)"
                 why = f"block {_t(block)} and {_verb(second)} by {other_block}: {order}"
             elif kind == "atomic scope":
                 other_block = f"block {_t(theirs)}" if theirs != block else "another block"

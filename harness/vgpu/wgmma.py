@@ -11,6 +11,7 @@ where it lies across k ("transposed"), a unit holds neighbours along m or n.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,7 @@ class Operand:
         return 4 if self.kind == "tf32" else 2
 
 
+@functools.lru_cache(maxsize=4096)
 def unit_offsets(descriptor: int, operand: Operand) -> np.ndarray:
     """The addresses in shared memory of the units of 16 bytes of a factor that is 32 bytes deep.
 

@@ -264,3 +264,63 @@ def test_wrong_kernels_are_found(name):
     assert word in finding.message, finding.text()
     assert finding.where.startswith("PTX line")
     assert kind != "hang" or "mbarrier dynamic shared memory" in finding.message
+
+
+# -- clusters -----------------------------------------------------------------------------------------------
+PAIR = """
+.version 8.5
+.target sm_90a
+.address_size 64
+.visible .entry pair(.param .u64 x, .param .u64 y)
+.maxntid 64
+.explicitcluster
+.reqnctapercluster 2, 1, 1
+{
+    .reg .pred %p<8>; .reg .b16 %h<2>; .reg .b32 %r<20>, %t, %rank, %it, %phase; .reg .b64 %d<8>;
+    .shared .align 128 .b8 tile[256]; .shared .align 8 .b8 full[8]; .shared .align 8 .b8 empty[8];
+    mov.u32 %t, %tid.x; mov.u32 %rank, %cluster_ctarank; ld.param.u64 %d0, [x]; ld.param.u64 %d1, [y];
+    setp.eq.u32 %p0, %t, 0; mov.u32 %it, 0; mov.b16 %h0, 3;
+    @%p0 mbarrier.init.shared.b64 [full], 1; @%p0 mbarrier.init.shared.b64 [empty], 2;
+    fence.mbarrier_init.release.cluster; barrier.cluster.arrive; barrier.cluster.wait;
+    mov.b32 %r0, empty; mapa.shared::cluster.u32 %r1, %r0, 0; mov.b32 %r2, tile; mov.b32 %r3, full;
+ROUND: and.b32 %phase, %it, 1; xor.b32 %r4, %phase, 1;
+    @!%p0 bra WAIT_FULL;
+    mbarrier.arrive.expect_tx.shared.b64 _, [full], 256;
+    setp.ne.u32 %p1, %rank, 0; @%p1 bra WAIT_FULL;
+WAIT_EMPTY: mbarrier.try_wait.parity.shared.b64 %p2, [empty], %r4; @!%p2 bra WAIT_EMPTY;
+    mad.wide.u32 %d2, %it, 256, %d0;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r2], [%d2], 256, [%r3], %h0;
+WAIT_FULL: mbarrier.try_wait.parity.shared.b64 %p2, [full], %phase; @!%p2 bra WAIT_FULL;
+    mad.lo.u32 %r5, %t, 4, %r2; ld.shared.b32 %r6, [%r5];
+    mad.lo.u32 %r7, %rank, 256, %t; mad.lo.u32 %r7, %it, 64, %r7; mad.wide.u32 %d3, %r7, 4, %d1; st.global.b32 [%d3], %r6;
+    bar.sync 0;
+    @%p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];
+    add.u32 %it, %it, 1; setp.lt.u32 %p3, %it, 4; @%p3 bra ROUND;
+    barrier.cluster.arrive; barrier.cluster.wait; ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("", "", None),
+        ("bar.sync 0;", "", "stage reused early"),
+        ("WAIT_EMPTY: mbarrier.try_wait.parity.shared.b64 %p2, [empty], %r4; @!%p2 bra WAIT_EMPTY;", "", "stage reused early"),
+        ("@%p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
+         "@%p0 mbarrier.arrive.shared.b64 _, [empty];", "hang"),
+    ],
+    ids=["right", "no barrier before the arrival", "nobody waits", "each arrives at its own"],
+)  # fmt: skip
+def test_a_copy_to_both_blocks_of_a_cluster(old, new, kind):
+    """One block sends a tile to both, again and again, once both have given the last one back."""
+    bench = Bench()
+    bench.gpu.steps = 20_000
+    x = bench.place("x", np.arange(256, dtype=np.uint32))
+    y = bench.empty("y", 512, np.uint32)
+    with contextlib.suppress(StepBudgetExceeded):
+        bench.run(PAIR.replace(old, new, 1) if old else PAIR, 2, 64, x, y, cluster=(2, 1, 1))
+    kinds = {f.kind for f in bench.errors()}
+    assert kinds == set() if kind is None else kind in kinds, [f.text() for f in bench.errors()]
+    if kind is None:
+        np.testing.assert_array_equal(bench.get(y), [*range(256), *range(256)])

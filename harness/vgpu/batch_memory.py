@@ -7,17 +7,13 @@ wrong is reported by the launch and then reads and writes a place that belongs t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from .access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
 from .codegen import Code
 from .memory import Extent, Space
+from .order import Order
 from .report import index_text
-
-if TYPE_CHECKING:
-    from .order import Order
 
 SMALL = 40  # below this many threads Python's min and max are faster than NumPy's
 

@@ -7,12 +7,12 @@ phase's parity in its highest bit and the arrivals that were still pending in it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from .access import Access
+from .barrier_state import MBarrier
 from .batch_memory import BatchMemory
 from .report import index_text
 from .report import place as found_at
@@ -20,32 +20,6 @@ from .report import place as found_at
 PHASE_BIT = 63  # of the state of an mbarrier, and of the token that an arrival returns
 LISTED = 4  # mbarriers that a message about a hang names
 PENDING_MASK = (1 << 20) - 1  # of such a token: the arrivals that were pending
-
-
-@dataclass(slots=True)
-class MBarrier:
-    """One mbarrier: arrivals it counts and still lacks, its phase, and the bytes of copies that it still expects."""
-
-    count: int
-    pending: int
-    phase: int = 0
-    bytes: int = 0
-    arriving: int = 0  # what arrivals in this phase know of other threads (order.py)
-    arrived: int = 0  # what arrivals in all finished phases knew
-    copies: dict[int, list] = field(default_factory=dict)  # phase -> the asynchronous copies that it counts
-
-    def state(self) -> tuple[int, ...]:
-        """What decides who may go on."""
-        return self.count, self.pending, self.phase, self.bytes
-
-    def lacks(self) -> str:
-        """What it lacks to finish its phase, for a message."""
-        text = f"lacks {self.pending} of {self.count} arrivals"
-        if self.bytes > 0:
-            text += f" and {self.bytes} bytes of copies that it was told to expect"
-        if self.bytes < 0:
-            text += f", and copies have brought {-self.bytes} bytes more than it was told to expect"
-        return text
 
 
 class Test(NamedTuple):

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .access import Access
-from .mbarrier import MBarrier
+from .barrier_state import MBarrier
 from .ptx import Instr
 
 NEVER = np.iinfo(np.int32).max

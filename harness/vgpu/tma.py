@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .access import PARAM_WINDOW, Access
-from .mbarrier import MBarrier
+from .barrier_state import MBarrier
 from .tensor_map import BYTES, ELEMENTS, TensorMap, swizzled
 from .warp import WarpOps, atomic_update
 

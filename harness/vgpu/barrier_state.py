@@ -1,0 +1,31 @@
+"""The state of one mbarrier: what its phase waits for, and what its arrivals and copies say of the order of threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class MBarrier:
+    """One mbarrier: arrivals it counts and still lacks, its phase, and the bytes of copies that it still expects."""
+
+    count: int
+    pending: int
+    phase: int = 0
+    bytes: int = 0
+    arriving: int = 0  # what arrivals in this phase know of other threads (order.py)
+    arrived: int = 0  # what arrivals in all finished phases knew
+    copies: dict[int, list] = field(default_factory=dict)  # phase -> the asynchronous copies that it counts
+
+    def state(self) -> tuple[int, ...]:
+        """What decides who may go on."""
+        return self.count, self.pending, self.phase, self.bytes
+
+    def lacks(self) -> str:
+        """What it lacks to finish its phase, for a message."""
+        text = f"lacks {self.pending} of {self.count} arrivals"
+        if self.bytes > 0:
+            text += f" and {self.bytes} bytes of copies that it was told to expect"
+        if self.bytes < 0:
+            text += f", and copies have brought {-self.bytes} bytes more than it was told to expect"
+        return text

@@ -286,9 +286,13 @@ class Writer:
         for hazard in found.hazards.get(id(i), ())[:1]:
             products = ", ".join(self.instruction(product) for product in hazard.products)
             names = f"{self.instruction(i)}, ({products},)"
-            self.emit(f"m.register_hazard({names}, {hazard.register!r}, {hazard.role!r}, L)")
+            self.emit(
+                f"m.register_hazard({names}, {hazard.register!r}, {hazard.role!r}, {self.pred or True}, L)"
+            )
         if id(i) in found.unfenced:
-            self.emit(f"m.unfenced_product({self.instruction(i)}, {found.unfenced[id(i)]!r}, L)")
+            register, only_if_added = found.unfenced[id(i)]
+            added = self.use(i.args[3], "p") if only_if_added else "True"
+            self.emit(f"m.unfenced_product({self.instruction(i)}, {register!r}, {added}, L)")
 
     def stores(self) -> list[tuple[str, str, str]]:
         """(register, expression to keep, expression to scatter) for every register that later blocks read."""

@@ -37,6 +37,14 @@ class Use(NamedTuple):
     role: str
 
 
+class Unfenced(NamedTuple):
+    """A register that a product needs a fence for; sums only where the product adds to them, and not writes them anew: a
+    compiler may clear registers that nobody reads."""
+
+    register: str
+    only_if_added: bool
+
+
 State = tuple[dict[str, Use], frozenset[str]]  # registers of products under way, registers that need a fence
 
 
@@ -55,7 +63,7 @@ class Hazards:
 
     def __init__(self, program: Program):
         self.hazards: dict[int, list[Hazard]] = {}
-        self.unfenced: dict[int, str] = {}
+        self.unfenced: dict[int, Unfenced] = {}
         blocks = program.blocks
         watched = {
             r for b in blocks for i in b.instrs if is_product(i) for r in (*registers(i.args[0]), *factors(i))
@@ -105,6 +113,7 @@ class Hazards:
                 out.product(i, sums, given, uses, dirty)
             uses.update((r, Use(0, (i,), FACTOR)) for r in given)
             uses.update((r, Use(0, (i,), SUMS)) for r in sums)
+            dirty.difference_update(sums)
             return
         if out is not None:
             for r in dict.fromkeys([*reads, *writes]):
@@ -127,7 +136,7 @@ class Hazards:
                 self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, use.role))
         lacking = [r for r in (NO_FENCE, *given, *sums) if r in dirty]
         if lacking:
-            self.unfenced[id(i)] = lacking[0]
+            self.unfenced[id(i)] = Unfenced(lacking[0], lacking[0] in sums)
 
 
 def join(a: State | None, b: State) -> State:

@@ -220,22 +220,27 @@ class WarpgroupOps(BulkOps):
         halves = np.stack([words & u4(0xFFFF), words >> u4(16)], axis=2).astype(np.uint16)
         return halves.view(np.float16).astype(np.float64).reshape(groups, -1, 128)
 
-    def register_hazard(self, instr: Instr, products: tuple[Instr, ...], register: str, role: str, L):
-        """An instruction that uses a register of products, of which one may be under way on this path."""
+    def register_hazard(self, instr: Instr, products: tuple[Instr, ...], register: str, role: str, guard, L):
+        """An instruction that uses a register of products, of which one may be under way on this path.
+
+        `guard` tells which of the threads execute it.
+        """
         if self.order is None:
             return
+        P = self.positions(L)
         for product in products:
-            bad = self.order.unfinished(self.positions(L), product)
+            bad = self.order.unfinished(P, product) & guard
             if bad.any():
                 k = int(np.flatnonzero(bad)[0])
-                self.run.register_hazard(
-                    self, instr, product, register, role, self.positions(L)[k], int(bad.sum())
-                )
+                self.run.register_hazard(self, instr, product, register, role, P[k], int(bad.sum()))
                 return
 
-    def unfenced_product(self, instr: Instr, register: str, L):
-        """A product whose registers were written without a wgmma.fence behind that."""
-        self.run.missing_wgmma_fence(self, instr, register, self.positions(L)[0])
+    def unfenced_product(self, instr: Instr, register: str, added, L):
+        """A product whose registers were written without a wgmma.fence behind that, where it uses what they hold."""
+        P = self.positions(L)
+        bad = np.broadcast_to(added, len(P))
+        if bad.any():
+            self.run.missing_wgmma_fence(self, instr, register, P[np.flatnonzero(bad)[0]])
 
     def wgmma_commit(self, instr: Instr, L):
         """wgmma.commit_group."""

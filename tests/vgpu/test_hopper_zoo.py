@@ -162,6 +162,8 @@ RIGHT = {
                     "@!%p2 bra WAIT_FULL; GO: bar.sync 2, 128;")],
     "every product is waited for at once": [
         (WAIT_1, WAIT_0)],
+    "sums are cleared behind the fence, and written anew": [
+        ("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned; setp.eq.u32 %p5, %it, 0; @%p5 mov.b32 %q3, 0;")],
     "what is staged again is staged behind the wait": [
         (LAST, f"{LAST} st.shared.b32 [%r11], %t;")],
 }  # fmt: skip

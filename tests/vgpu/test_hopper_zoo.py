@@ -15,7 +15,7 @@ import pytest
 from kernel_tools import Bench
 
 from harness.vgpu import tensor_map
-from harness.vgpu.machine import StepBudgetExceeded
+from harness.vgpu.machine import StepBudgetExceeded, UnsupportedInstruction
 
 M, N, K = 100, 88, 296  # ragged everywhere: 2 x 2 tiles of 64 x 64, 5 steps of 64
 STEPS = 5
@@ -243,6 +243,10 @@ WRONG = {
     "a coordinate that is no multiple of 16 bytes": (
         [("shl.b32 %r4, %it, 6;", "shl.b32 %r4, %it, 6; add.u32 %r4, %r4, 4;")],
         "misaligned bulk copy", "innermost coordinate, 4, times the 2 bytes of an element, 8 bytes"),
+    "fewer coordinates than the tensor map has dimensions": (
+        [("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%d0, {%r4, %row}], [%full];",
+          "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%d0, {%r4}], [%full];")],
+        "not a tensor map", "the tensor map has 2 dimensions"),
     "another parameter in the tensor map's place": (
         [("mov.b64 %d0, amap;", "mov.b64 %d0, cmap;"), ("cvta.param.u64 %d0, %d0;", "cvta.param.u64 %d0, %d0;"
                                                         " add.u64 %d0, %d0, 128;")], "not a tensor map", "no tensor map"),
@@ -266,6 +270,20 @@ def test_wrong_kernels_are_found(name):
     assert word in finding.message, finding.text()
     assert finding.where.startswith("PTX line")
     assert kind != "hang" or "mbarrier dynamic shared memory" in finding.message
+
+
+def test_a_size_that_is_no_multiple_of_16_bytes():
+    bench = Bench()
+    x, y = bench.place("x", np.arange(256, dtype=np.uint32)), bench.empty("y", 512, np.uint32)
+    with contextlib.suppress(StepBudgetExceeded):
+        bench.run(PAIR.replace("[%d2], 256,", "[%d2], 248,"), 2, 64, x, y, cluster=(2, 1, 1))
+    finding = next(f for f in bench.errors() if f.kind == "misaligned bulk copy")
+    assert "the size, 248 bytes, is not a multiple of 16" in finding.message
+
+
+def test_a_matrix_descriptor_with_a_base_offset_is_not_simulated():
+    with pytest.raises(UnsupportedInstruction, match="a matrix descriptor with a base offset"):
+        run([("0x4000004000010000", "0x4002004000010000")])
 
 
 # -- clusters -----------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import numpy as np  # noqa: E402
 import order_figures  # noqa: E402
 import outputs  # noqa: E402
 import ramp_figures  # noqa: E402
+import ring_results  # noqa: E402
 import roofline  # noqa: E402
 import times_chart  # noqa: E402
 from ledger import GPT2_SMALL  # noqa: E402
@@ -449,7 +450,7 @@ def main() -> None:
     folder = BOOK / ".cache" / "generated"
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: make() for name, make in FILES.items()}
-    texts |= ladder.pages() | bench_results.pages() | museum.pages()
+    texts |= ladder.pages() | bench_results.pages() | museum.pages() | ring_results.pages()
     texts["benchmark.md"] = benchmark(texts)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")

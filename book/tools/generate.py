@@ -20,6 +20,7 @@ import ladder  # noqa: E402
 import ledger  # noqa: E402
 import museum  # noqa: E402
 import numpy as np  # noqa: E402
+import online_steps  # noqa: E402
 import order_figures  # noqa: E402
 import outputs  # noqa: E402
 import ramp_figures  # noqa: E402
@@ -434,6 +435,10 @@ FILES: dict[str, Callable[[], str]] = {
     **{
         f"step_{name}.html": (lambda name=name: steps()[name])
         for name in ("statistics", "db", "dW", "dgamma", "dx")
+    },
+    **{
+        f"online_{name}.html": (lambda name=name: online_steps.pages()[name])
+        for name in ("1", "2", "3", "4", "quotient")
     },
 }
 

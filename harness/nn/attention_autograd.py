@@ -7,8 +7,9 @@ are computed again, and no matrix of query length x key length is stored. Gradie
 `attention_block` and `attention_block_backward` are the same for a part of a larger attention: queries and keys from some
 position on, and blocks of them that are left out. `attention_backward` is the backward pass by itself.
 
-Two operators are registered, `mojo_workbook::attention` and `mojo_workbook::attention_backward`. They run as MAX graphs on
-the memory of the torch tensors; a graph is compiled when a dtype is first used on a device, and cached.
+Three operators are registered, `mojo_workbook::attention`, `mojo_workbook::attention_backward` and, for a mask that needs a
+gradient, `mojo_workbook::attention_mask_backward`. They run as MAX graphs on the memory of the torch tensors; a graph is
+compiled when a dtype is first used on a device, and cached.
 """
 
 import functools
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from harness.devices.graphs import Program, load_each
-from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD
+from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_BACKWARD
 from harness.nn.autograd import DTYPES, compiling, max_device, plain, programs, refuse_after_fork, run
 from harness.spec.ops import Call
 from harness.toolchain.roots import op_package, solutions
@@ -56,7 +57,7 @@ def attention(
         key: Shape [..., N, T, d]; leading axes broadcast. [..., G, T, d] with `enable_gqa`.
         value: Shape [..., N, T, dv]; [..., G, T, dv] with `enable_gqa`.
         attn_mask: Broadcastable to [..., N, S, T]. Of bool: True where a query sees a key. Else of query's dtype, added
-            to the scores. It gets no gradient.
+            to the scores; then it may need a gradient, for which scores and dO value^T are computed once more.
         dropout_p: Must be 0.
         is_causal: Must be False where there is a mask.
         scale: None for 1 / sqrt(d).
@@ -68,7 +69,7 @@ def attention(
     Raises:
         TypeError: An argument is no dense tensor, or has a dtype without a kernel or another one than query.
         ValueError: Ranks, sizes or devices do not fit, or there is a mask and `is_causal`.
-        NotImplementedError: Dropout, a head dimension above 256, a mask that needs a gradient, or a second derivative.
+        NotImplementedError: Dropout, a head dimension above 256, or a second derivative.
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
     return attention_with_lse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
@@ -359,11 +360,12 @@ def check(query, key, value, attn_mask, enable_gqa: bool) -> None:
         if tensor.dim() < 2 or (enable_gqa and tensor.dim() < 3):
             raise ValueError(f"{name}: expected [..., heads, length, dim], got shape {list(tensor.shape)}")
     check_sizes(query, key, value, enable_gqa)
-    if attn_mask is not None and not isinstance(attn_mask, CausalBias):
-        if attn_mask.dtype not in (torch.bool, query.dtype):
-            raise TypeError(f"attn_mask: expected bool or {plain(query.dtype)}, got {plain(attn_mask.dtype)}")
-        if attn_mask.requires_grad:
-            raise NotImplementedError("attn_mask: its gradient is not computed; detach it")
+    if (
+        attn_mask is not None
+        and not isinstance(attn_mask, CausalBias)
+        and attn_mask.dtype not in (torch.bool, query.dtype)
+    ):
+        raise TypeError(f"attn_mask: expected bool or {plain(query.dtype)}, got {plain(attn_mask.dtype)}")
 
 
 def check_dense(name: str, tensor, query) -> None:
@@ -572,6 +574,43 @@ def backward_of_rows(
     return gradients
 
 
+@torch.library.custom_op("mojo_workbook::attention_mask_backward", mutates_args=())
+def mask_operator(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad_lse: Tensor | None,
+    attn_mask: Tensor,
+    scale: float,
+    diagonal: int,
+) -> Tensor:
+    """Returns the gradient of the mask, in its own shape: dS, summed over what it was broadcast to.
+
+    The arguments are those of `backward_operator`; an element of the mask stands for one query and one key.
+    """
+    gradient = mask_buffer(grad_out, query, key, value, out, lse, grad_lse, attn_mask, scale, diagonal)
+    if not query.numel() or not key.numel():
+        return gradient.zero_()
+    delta = attention_delta(grad_out, out)
+    arguments = {"grad_attn_mask": gradient, "grad_output": grad_out, "query": query, "key": key}
+    arguments |= {
+        "value": value,
+        "lse": lse,
+        "delta": delta if grad_lse is None else delta - grad_lse,
+    }
+    launch("mask_backward", query, arguments | options(query, attn_mask, scale, diagonal))
+    return gradient
+
+
+@mask_operator.register_fake
+def mask_buffer(grad_out, query, key, value, out, lse, grad_lse, attn_mask, scale, diagonal):
+    """Allocates what the mask's operator returns."""
+    return attn_mask.new_empty(attn_mask.shape)
+
+
 def keep_for_backward(ctx, inputs, output) -> None:
     """Keeps query, key, value, the mask, the output and lse."""
     query, key, value, attn_mask, ctx.scale, ctx.diagonal, ctx.mask_block = inputs
@@ -580,15 +619,19 @@ def keep_for_backward(ctx, inputs, output) -> None:
 
 
 def backward(ctx, grad_out, grad_lse):
-    """The gradients of query, key and value, None where none is needed."""
+    """The gradients of query, key, value and mask, None where none is needed."""
     query, key, value, out, lse, attn_mask = ctx.saved_tensors
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    gradients = backward_operator(
-        grad_out, query, key, value, out, lse, grad_lse, attn_mask, ctx.scale, ctx.diagonal, ctx.mask_block
-    )
-    needed = [g if need else None for g, need in zip(gradients, ctx.needs_input_grad, strict=False)]
-    return (*needed, None, None, None, None)
+    needs = ctx.needs_input_grad
+    gradients = [None] * len(needs)
+    tensors = (grad_out, query, key, value, out, lse, grad_lse, attn_mask)
+    if any(needs[:3]):
+        found = backward_operator(*tensors, ctx.scale, ctx.diagonal, ctx.mask_block)
+        gradients[:3] = [gradient if need else None for gradient, need in zip(found, needs, strict=False)]
+    if needs[3]:
+        gradients[3] = mask_operator(*tensors, ctx.scale, ctx.diagonal)
+    return tuple(gradients)
 
 
 def refuse_double_backward(ctx, *grads):
@@ -601,17 +644,18 @@ def refuse_double_backward(ctx, *grads):
 
 forward_operator.register_autograd(backward, setup_context=keep_for_backward)
 backward_operator.register_autograd(refuse_double_backward)
+mask_operator.register_autograd(refuse_double_backward)
 
 
 def options(
-    query: Tensor, attn_mask: Tensor | None, scale: float, diagonal: int, mask_block: int
+    query: Tensor, attn_mask: Tensor | None, scale: float, diagonal: int, mask_block: int | None = None
 ) -> dict[str, Tensor]:
     """The mask, a single 0 where there is none, and the scalars, as arguments of a graph."""
-    return {
+    blocks = {} if mask_block is None else {"mask_block": torch.tensor(mask_block, dtype=torch.int32)}
+    return blocks | {
         "attn_mask": query.new_zeros(1, 1, 1, 1) if attn_mask is None else attn_mask,
         "scale": torch.tensor(scale, dtype=torch.float64),
         "diagonal": torch.tensor(diagonal, dtype=torch.int32),
-        "mask_block": torch.tensor(mask_block, dtype=torch.int32),
     }
 
 
@@ -620,7 +664,12 @@ def launch(direction: str, like: Tensor, arguments: dict[str, Tensor]) -> None:
     run(program(direction, like), arguments, like.device, "attention", "")
 
 
-GRAPHS = {"forward": (Call(FORWARD),), "delta": (Call(DELTA),), "backward": (Call(BACKWARD),)}
+GRAPHS = {
+    "forward": (Call(FORWARD),),
+    "delta": (Call(DELTA),),
+    "backward": (Call(BACKWARD),),
+    "mask_backward": (Call(MASK_BACKWARD),),
+}
 
 
 def program(direction: str, query: Tensor) -> Program:

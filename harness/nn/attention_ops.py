@@ -45,3 +45,9 @@ BACKWARD = OpSpec(
     },
     scalars=SCALARS,
 )
+MASK_BACKWARD = OpSpec(
+    "attention_train_mask_backward",
+    writes={"grad_attn_mask": MASK},
+    reads=BACKWARD.reads,
+    scalars={name: SCALARS[name] for name in ("scale", "diagonal")},
+)

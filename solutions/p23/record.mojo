@@ -1,7 +1,7 @@
 """Records the launches of puzzle 23 in one case, whose sizes are B, N, S, T, d.
 
-The dtype and the variants are defined at compile time, as `-D DTYPE=float32 -D VARIANT_fused`; without a VARIANT_ flag both
-are taken. Every step goes through the launch function of its op, on tensors with the ops' names.
+The dtype and the variants are defined at compile time, as `-D DTYPE=float32 -D VARIANT_fused`; without a VARIANT_ flag
+unfused and fused are taken. Every step goes through the launch function of its op, on tensors with the ops' names.
 """
 
 from std.math import ceildiv
@@ -17,6 +17,8 @@ from op.attention import (
 )
 from op.flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
+from op.mask_gradient import MaskGradient, launch_mask_gradient
+from op.one_pass import launch_one_pass
 from op.shared.common import accum_type
 from op.sizes import Sizes
 from recorder import Recorder
@@ -25,11 +27,22 @@ comptime dtype = get_defined_dtype["DTYPE", DType.float32]()
 comptime accum = accum_type[dtype]
 
 
+comptime UNFUSED = is_defined["VARIANT_unfused"]()
+comptime FUSED = is_defined["VARIANT_fused"]()
+comptime ATOMIC = is_defined["VARIANT_atomic"]()
+comptime MASKED = is_defined["VARIANT_masked"]()
+comptime DEFAULT = not (UNFUSED or FUSED or ATOMIC or MASKED)
+
+
 def record_launches(mut recorder: Recorder, dims: List[Int]) raises:
-    comptime if is_defined["VARIANT_unfused"]() or not is_defined["VARIANT_fused"]():
+    comptime if UNFUSED or DEFAULT:
         record_unfused(recorder, dims)
-    comptime if is_defined["VARIANT_fused"]() or not is_defined["VARIANT_unfused"]():
-        record_fused(recorder, dims)
+    comptime if FUSED or DEFAULT:
+        record_flash["fused"](recorder, dims)
+    comptime if ATOMIC:
+        record_flash["atomic"](recorder, dims)
+    comptime if MASKED:
+        record_flash["masked"](recorder, dims)
 
 
 def record_unfused(mut recorder: Recorder, dims: List[Int]) raises:
@@ -64,8 +77,9 @@ def record_unfused(mut recorder: Recorder, dims: List[Int]) raises:
     launch_scores_backward[dtype](recorder, grad_query, grad_key, grad_scores.as_imm(), query, key, sizes)
 
 
-def record_fused(mut recorder: Recorder, dims: List[Int]) raises:
-    """Behind B, N, S, T, d there may stand the heads of key and value, the diagonal, and the size of the mask's blocks.
+def record_flash[variant: StaticString](mut recorder: Recorder, dims: List[Int]) raises:
+    """Behind B, N, S, T, d there may stand the heads of key and value, the diagonal, the size of the mask's blocks, and for
+    each axis of the mask whether it has the size 1.
     """
     var B = dims[0]
     var N = dims[1]
@@ -75,24 +89,30 @@ def record_fused(mut recorder: Recorder, dims: List[Int]) raises:
     var G = dims[5] if len(dims) > 5 else N
     var diagonal = dims[6] if len(dims) > 6 else T
     var block = dims[7] if len(dims) > 7 else 1
-    var name = String("fused")
+    var one: List[Bool] = [True, True, False, False]
+    for i in range(8, len(dims)):
+        one[i - 8] = dims[i] == 1
+    var name = String(variant)
     for i in range(len(dims)):
         name += String(t" {dims[i]}")
     recorder.case(name)
     var rows = B * N * S
     var keys = B * G * T * d
-    var mask_columns = ceildiv(T, block)
+    var mask_shape: List[Int] = [B, N, ceildiv(S, block), ceildiv(T, block)]
+    var strides: List[Int32] = [0, 0, 0, 0]
+    var elements = 1
+    for i in range(4):
+        if not one[3 - i]:
+            strides[3 - i] = Int32(elements)
+            elements *= mask_shape[3 - i]
     var query = recorder.tensor[dtype]("query", rows * d).as_imm()
     var key = recorder.tensor[dtype]("key", keys).as_imm()
     var value = recorder.tensor[dtype]("value", keys).as_imm()
-    var mask = recorder.tensor[dtype]("attn_mask", ceildiv(S, block) * mask_columns).as_imm()
+    var mask = recorder.tensor[dtype]("attn_mask", elements).as_imm()
     var grad_output = recorder.tensor[dtype]("grad_output", rows * d).as_imm()
     var output = recorder.tensor[dtype]("output", rows * d)
     var lse = recorder.tensor[accum]("lse", rows)
     var delta = recorder.tensor[accum]("delta", rows)
-    var grad_query = recorder.tensor[dtype]("grad_query", rows * d)
-    var grad_key = recorder.tensor[dtype]("grad_key", keys)
-    var grad_value = recorder.tensor[dtype]("grad_value", keys)
     var sizes = FlashSizes(
         batch=Int32(B),
         query_heads=Int32(N),
@@ -101,10 +121,10 @@ def record_fused(mut recorder: Recorder, dims: List[Int]) raises:
         key_len=Int32(T),
         head_dim=Int32(d),
         diagonal=Int32(diagonal),
-        mask_b=0,
-        mask_n=0,
-        mask_s=Int32(mask_columns),
-        mask_t=1,
+        mask_b=strides[0],
+        mask_n=strides[1],
+        mask_s=strides[2],
+        mask_t=strides[3],
         mask_block=Int32(block),
     )
     var scale = Sizes(Int32(B * N), Int32(S), Int32(T), Int32(d)).scale().cast[accum]()
@@ -118,20 +138,38 @@ def record_fused(mut recorder: Recorder, dims: List[Int]) raises:
         sizes=sizes.copy(),
         scale=scale,
     )
-    var backward = FlashBackward[dtype](
-        grad_query=grad_query,
-        grad_key=grad_key,
-        grad_value=grad_value,
-        grad_output=grad_output,
-        query=query,
-        key=key,
-        value=value,
-        lse=lse.as_imm(),
-        delta=delta.as_imm(),
-        mask=mask,
-        sizes=sizes.copy(),
-        scale=scale,
-    )
     launch_flash_forward(recorder, forward)
     launch_delta[dtype](recorder, delta, grad_output, output.as_imm(), rows, Int32(d))
-    launch_flash_backward(recorder, backward)
+    comptime if variant == "masked":
+        var gradient = MaskGradient[dtype](
+            grad_mask=recorder.tensor[dtype]("grad_attn_mask", elements),
+            grad_output=grad_output,
+            query=query,
+            key=key,
+            value=value,
+            lse=lse.as_imm(),
+            delta=delta.as_imm(),
+            mask=mask,
+            sizes=sizes.copy(),
+            scale=scale,
+        )
+        launch_mask_gradient(recorder, gradient)
+    else:
+        var backward = FlashBackward[dtype](
+            grad_query=recorder.tensor[dtype]("grad_query", rows * d),
+            grad_key=recorder.tensor[dtype]("grad_key", keys),
+            grad_value=recorder.tensor[dtype]("grad_value", keys),
+            grad_output=grad_output,
+            query=query,
+            key=key,
+            value=value,
+            lse=lse.as_imm(),
+            delta=delta.as_imm(),
+            mask=mask,
+            sizes=sizes.copy(),
+            scale=scale,
+        )
+        comptime if variant == "atomic":
+            launch_one_pass(recorder, backward)
+        else:
+            launch_flash_backward(recorder, backward)

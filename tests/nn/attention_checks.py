@@ -18,19 +18,30 @@ def inputs(*, B=2, N=2, G=None, S=5, T=7, d=8, dv=None, dtype=torch.float32, see
 
 
 def output_and_gradients(function, tensors, grad_out=None, **options) -> list[torch.Tensor]:
-    """The output and the gradients of query, key and value; the gradient coming in follows the output where none is given."""
+    """The output and the gradients of query, key and value, and of a mask that needs one.
+
+    The gradient coming in follows the output where none is given.
+    """
     leaves = [tensor.detach().clone().as_subclass(torch.Tensor).requires_grad_() for tensor in tensors]
-    output = function(*leaves, **options)
+    mask = options.get("attn_mask")
+    if mask is not None and mask.requires_grad:
+        leaves.append(mask.detach().clone().requires_grad_())
+        options["attn_mask"] = leaves[-1]
+    output = function(*leaves[:3], **options)
     if grad_out is None:
         grad_out = 0.5 + torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape)
-    return [output.detach(), *torch.autograd.grad(output, leaves, grad_out.to(output.dtype))]
+    return [output.detach(), *torch.autograd.grad(output, leaves, grad_out.to(output))]
 
 
 def wide(options: dict) -> dict:
     """Options with an additive mask in float64; one of PyTorch's causal ones has no numbers, and stays."""
     mask = options.get("attn_mask")
     stays = mask is None or type(mask) is not torch.Tensor or not mask.is_floating_point()
-    return options if stays else options | {"attn_mask": mask.double()}
+    return (
+        options
+        if stays
+        else options | {"attn_mask": mask.detach().double().requires_grad_(mask.requires_grad)}
+    )
 
 
 def assert_as_exact_as_torch(tensors, grad_out=None, **options) -> None:
@@ -43,9 +54,10 @@ def assert_as_exact_as_torch(tensors, grad_out=None, **options) -> None:
     theirs = output_and_gradients(F.scaled_dot_product_attention, tensors, grad_out, **options)
     wider = [tensor.double() for tensor in tensors]
     exact = output_and_gradients(F.scaled_dot_product_attention, wider, grad_out, **wide(options))
+    assert len(got) == len(theirs) == len(exact)
     dtype = tensors[0].dtype
     floor = (4096 if dtype == torch.float64 else 32) * torch.finfo(dtype).eps
-    for name, ours, baseline, truth in zip(("output", *NAMES), got, theirs, exact, strict=True):
+    for name, ours, baseline, truth in zip(("output", *NAMES, "mask"), got, theirs, exact, strict=False):
         assert ours.dtype == dtype and ours.shape == truth.shape, name
         size = max(float(truth.abs().max()) if truth.numel() else 0.0, 0.1)
         apart, allowed = ((t.double() - truth).abs().max() if t.numel() else 0.0 for t in (ours, baseline))

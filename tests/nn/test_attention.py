@@ -1,5 +1,7 @@
 """`harness.nn.attention` against PyTorch's own function: values, gradients, options, torch's checks, errors by name."""
 
+import gc
+
 import attention_checks as checks
 import pytest
 import torch
@@ -12,6 +14,7 @@ from harness.nn import attention, attention_autograd, attention_backward, attent
 compiled = pytest.mark.usefixtures("attention_graphs")
 OPERATOR = attention_autograd.forward_operator
 BACKWARD = attention_autograd.backward_operator
+MASK_BACKWARD = attention_autograd.mask_operator
 
 
 def additive(*shape, dtype=torch.float32, seed=1) -> torch.Tensor:
@@ -44,6 +47,40 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_masks(mask):
     assert_as_exact_as_torch(inputs(), attn_mask=mask)
+
+
+LEARNED = {
+    name: mask for name, mask in MASKS.items() if type(mask) is torch.Tensor and mask.dtype == torch.float32
+}
+
+
+@pytest.mark.compiler
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mask", [*LEARNED.values(), torch.ones(1)], ids=[*LEARNED, "[1]"])
+def test_the_gradient_of_a_mask(mask, dtype):
+    """Summed over all that it was broadcast to."""
+    learned = mask.to(dtype).requires_grad_()
+    assert_as_exact_as_torch(inputs(dtype=dtype), attn_mask=learned)
+
+
+@pytest.mark.compiler
+@compiled
+def test_the_gradient_of_a_mask_beside_other_options():
+    """Shared heads; five axes; the mask alone needs one; lse as a loss, and finite differences."""
+    shared = inputs(N=4, G=2)
+    assert_as_exact_as_torch(shared, attn_mask=additive(4, 5, 7).requires_grad_(), enable_gqa=True)
+    generator = torch.Generator().manual_seed(6)
+    query, key, value = (
+        torch.randn(shape, generator=generator) for shape in ((2, 3, 2, 5, 8), *[(2, 3, 2, 7, 8)] * 2)
+    )
+    assert_as_exact_as_torch((query, key, value), attn_mask=torch.ones(3, 1, 5, 7, requires_grad=True))
+    learned = torch.zeros(1, 7, requires_grad=True)
+    attention(*shared, attn_mask=learned, enable_gqa=True).sum().backward()
+    assert learned.grad is not None and learned.grad.shape == (1, 7)
+    tensors = inputs(dtype=torch.float64, S=3, T=4, d=2)
+    mask = torch.randn(2, 1, 1, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    assert torch.autograd.gradcheck(lambda mask: attention_with_lse(*tensors, attn_mask=mask), mask)
 
 
 @pytest.mark.compiler
@@ -166,6 +203,9 @@ def test_empty_tensors(of_query, of_key):
     assert output.shape == of_query and not output.any()
     assert [g.shape for g in gradients] == [of_query, of_key, of_key]
     assert not any(g.any() for g in gradients)
+    mask = torch.ones(of_query[-2], of_key[-2], requires_grad=True)
+    attention(torch.ones(of_query), torch.ones(of_key), torch.ones(of_key), attn_mask=mask).sum().backward()
+    assert mask.grad is not None and not mask.grad.any()
 
 
 @pytest.mark.compiler
@@ -248,6 +288,8 @@ def test_opcheck(mask):
         out, lse = OPERATOR(*tensors, mask, 0.3, 2, 1)
         plain = [tensor.detach() for tensor in tensors]
     torch.library.opcheck(BACKWARD, (out, *plain, out, lse, None, mask, 0.3, 2, 1))
+    if mask is not None:
+        torch.library.opcheck(MASK_BACKWARD, (out, *plain, out, lse, None, mask, 0.3, 2))
 
 
 @pytest.mark.compiler
@@ -269,6 +311,26 @@ def test_compiles_as_one_graph():
     got = output_and_gradients(torch.compile(function, fullgraph=True, backend="aot_eager"), tensors)
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.compiler
+@compiled
+def test_memory_is_constant():
+    """Over hundreds of steps: as many live tensors and bytes at the end as after the first."""
+    tensors = [tensor.requires_grad_() for tensor in inputs(S=16, T=24)]
+    mask = torch.zeros(16, 24, requires_grad=True)
+
+    def alive(steps: int) -> tuple[int, int]:
+        for _ in range(steps):
+            attention(*tensors, attn_mask=mask).square().sum().backward()
+            for leaf in (*tensors, mask):
+                leaf.grad = None
+        found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+        return len(found), sum(tensor.numel() * tensor.element_size() for tensor in found)
+
+    alive(1)
+    gc.collect()
+    assert alive(1) == alive(300)
 
 
 @pytest.mark.compiler
@@ -360,11 +422,6 @@ ERRORS = {
         ValueError,
         "attn_mask: shape .* does not broadcast",
         {"attn_mask": torch.ones(3, 1, 2, 5, 7)},
-    ),
-    "gradient of mask": (
-        NotImplementedError,
-        "attn_mask: its gradient is not computed; detach it",
-        {"attn_mask": torch.ones(5, 7, requires_grad=True)},
     ),
     "causal mask": (
         ValueError,

@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
@@ -17,7 +18,7 @@ from harness.errors import BadUse
 from harness.nn.layers import LayerNormLinear
 from harness.puzzles.p22 import demo, demo_simple, training
 from harness.puzzles.p22.demo_model import CharacterModel, plain_pair
-from harness.puzzles.p22.training import CONTROL, OURS, PLAIN, Trainee
+from harness.puzzles.p22.training import BOTH, CONTROL, OURS, PLAIN, Trainee
 
 TEXT = "A kernel is written once and run in three places; its gradient is checked in all of them.\n" * 3
 
@@ -225,15 +226,19 @@ def test_batches_are_excerpts_and_their_next_bytes(chapters):
 
 
 @pytest.mark.compiler
+@pytest.mark.usefixtures("attention_graphs")
 def test_curves_agree_and_the_csv_holds_every_step(chapters, tmp_path):
     target = tmp_path / "steps.csv"
-    code, out = demonstrate(chapters, "--steps", 30, "--csv", target)
+    code, out = demonstrate(chapters, "--steps", 30, "--csv", target, "--attention")
     assert code == 0 and "the curves agree" in out and "step time, LayerNormLinear / plain PyTorch" in out
+    assert "step time, LayerNormLinear with attention / plain PyTorch" in out and "tokens/s" in out
     rows = list(csv.DictReader(target.open()))
-    assert list(rows[0]) == list(demo.FIELDS) and len(rows) == 90
+    assert list(rows[0]) == list(demo.FIELDS) and len(rows) == 120
     losses = {(row["model"], int(row["step"])): float(row["loss"]) for row in rows}
     for step in range(30):
-        assert losses[OURS, step] == pytest.approx(losses[PLAIN, step], rel=1e-4)
+        for name in (OURS, BOTH):
+            assert losses[name, step] == pytest.approx(losses[PLAIN, step], rel=1e-4)
+    assert any(losses[BOTH, step] != losses[OURS, step] for step in range(30)), "the same model twice"
     assert losses[PLAIN, 29] < losses[PLAIN, 0] - 0.3, "nothing was learnt"
     assert all(float(row["step_us"]) > 0 and row["precision"] == "float32" for row in rows)
 
@@ -250,6 +255,22 @@ def test_a_wrong_gradient_is_found_by_the_control(chapters, monkeypatch):
     monkeypatch.setattr(training, "LayerNormLinear", Wrong)
     code, out = demonstrate(chapters, "--steps", 20)
     assert code == 1 and "the curves part: a gradient is wrong" in out
+
+
+@pytest.mark.compiler
+def test_a_wrong_attention_is_found(chapters, monkeypatch):
+    """By both presets, whatever LayerNormLinear does."""
+
+    def wrong(query, key, value, is_causal):
+        right = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+        return 2 * right.detach() - right
+
+    monkeypatch.setattr(training, "attention", wrong)
+    code, out = demonstrate(chapters, "--steps", 20, "--attention")
+    assert code == 1 and "the curves part: a gradient is wrong" in out
+    console = plain_console()
+    assert demo.run(console, ["--steps", "20", "--attention"], chapters) == 1
+    assert "steps with attention)" in console.file.getvalue()
 
 
 def test_curves_are_compared_by_windows_and_with_the_control():

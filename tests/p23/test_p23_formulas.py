@@ -150,6 +150,17 @@ def sums(v):
     ]
 
 
+def mask(v):
+    """Of two heads, by the gradient that PyTorch's own function gives the mask."""
+    M = torch.zeros(1, T, dtype=torch.float64, requires_grad=True)
+    Q, dO = (torch.stack([t.detach(), 0.5 - t.detach()]) for t in (v.Q, v.dO))
+    K, V = (t.detach().expand(2, T, D) for t in (v.K, v.V))
+    (found,) = torch.autograd.grad(F.scaled_dot_product_attention(Q, K, V, attn_mask=M), M, dO)
+    scores = (Q @ K.mT / D**0.5).requires_grad_()
+    (dS,) = torch.autograd.grad(torch.softmax(scores, -1) @ V, scores, dO)
+    return [(sum(dS[n, s] for n in range(2) for s in range(S)), found[0])]
+
+
 def parts(v):
     outputs, logs = [], []
     for some in (slice(0, 2), slice(2, T)):
@@ -161,7 +172,7 @@ def parts(v):
 
 
 OF_SOFTMAX = (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)
-OF_FLASH = (seen, factor, step, quotient, lse, again, sums, parts)
+OF_FLASH = (seen, factor, step, quotient, lse, again, sums, mask, parts)
 FORMULAS = {f.__name__: f for f in (*OF_SOFTMAX, *OF_FLASH)}
 
 

@@ -15,6 +15,7 @@ from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, reco
 from harness.devices.replay import Replay
 from harness.devices.targets import cpu
 from harness.learner.work import Work
+from harness.nn.attention_ops import MASK_BACKWARD
 from harness.puzzles.p23 import spec as p23
 from harness.spec.ops import Argument, Call
 from harness.spec.puzzle import Case
@@ -27,6 +28,10 @@ AWKWARD = [
     Case(f"awkward {dims}", "", dims, "hard")
     for dims in ((1, 1, 5, 6, 1), (5, 1, 3, 17, 16), (1, 3, 33, 2, 31), (1, 1, 2, 300, 8))
 ]
+REQUESTED = ("atomic", "masked")
+"""Variants without a blank, which a run takes only where they are asked for."""
+SIZES = ("hard values", "odd sizes", "many queries", "wide heads", "one key", "NaN in V", "inf in K")
+"""The cases that these are tried at on the virtual GPU."""
 EMPTY = {"no batch": (0, 2, 3, 4, 5), "no query": (1, 2, 0, 4, 5), "no key": (1, 2, 3, 0, 5)}
 
 
@@ -37,11 +42,16 @@ EMPTY = {"no batch": (0, 2, 3, 4, 5), "no query": (1, 2, 0, 4, 5), "no key": (1,
 def recorded(puzzle, solution):
     """dtype -> the recordings of the solution at every size that is checked here; of the empty ones in float32 alone."""
     dims = tuple(dict.fromkeys(case.dims for case in [*CASES, *AWKWARD]))
-    empty = [Order(solution, tuple(EMPTY.values()))]
+    empty = [Order(solution, tuple(EMPTY.values())), Order(solution, tuple(EMPTY.values()), REQUESTED)]
 
     def record(dtype: str):
-        order = Order(solution, dims, ("fused", "unfused"), small_grid=True)
-        return record_many([order, *(empty if dtype == "float32" else [])], "p23", dtype)
+        orders = [
+            Order(solution, dims, ("fused", "unfused"), small_grid=True),
+            Order(
+                solution, tuple(dict.fromkeys(case.dims for case in requested())), REQUESTED, small_grid=True
+            ),
+        ]
+        return record_many([*orders, *(empty if dtype == "float32" else [])], "p23", dtype)
 
     return record
 
@@ -54,6 +64,25 @@ def test_the_solution_is_right_in_every_case(puzzle, solution, recorded, dtype):
     assert not any(result.findings for result in results)
 
 
+def requested():
+    """The cases of the variants on request."""
+    return [case for case in CASES if case.name in SIZES]
+
+
+@pytest.mark.parametrize("variant", REQUESTED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_variants_on_request_are_right(puzzle, recorded, dtype, variant):
+    reference = tensors.Reference(puzzle, dtype, 0)
+    player = Replay(recorded(dtype)[1], puzzle, dtype)
+    for case in requested():
+        written = player.run(variant, case, reference.inputs(case))
+        outputs = {f"{variant}.{name}": tensor for name, tensor in written.items()}
+        verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), variant, outputs, list(written))
+        assert {"grad_query", "grad_attn_mask"} & set(verdicts)
+        assert all(verdict.ok for verdict in verdicts.values()), (case.name, verdicts)
+    assert not player.gpu.findings
+
+
 def test_the_learners_file_compiles_and_is_unsolved(puzzle):
     results = Checker(puzzle).check(Work(puzzle, puzzle.mojo_rung).package)
     assert {result.state for result in results} == {"unsolved"}
@@ -63,10 +92,11 @@ def test_the_learners_file_compiles_and_is_unsolved(puzzle):
 def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
     """A grid of 0 blocks is an error on a GPU; a product without summands still has its zeros to write."""
     dims = EMPTY[name]
-    recording = recorded("float32")[1]
+    recordings = recorded("float32")[2:]
     launches = {
         variant: [event for event in recording.cases[variant, dims] if isinstance(event, RecordedLaunch)]
-        for variant in puzzle.variants
+        for recording, variants in zip(recordings, (("unfused", "fused"), REQUESTED), strict=True)
+        for variant in variants
     }
     assert all(min(launch.grid) >= 1 for some in launches.values() for launch in some)
     written = {variant: {launch.name for launch in some} for variant, some in launches.items()}
@@ -75,6 +105,12 @@ def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
     )
     by_query = {"flash_forward", "delta", "flash_query"}
     assert written["fused"] == {"no batch": set(), "no query": {"flash_key_value"}, "no key": by_query}[name]
+    summed = {"flash_forward", "delta", "clear_sums", "round_sums"}
+    assert written["atomic"] == {"no batch": set(), "no query": {"one_pass"}, "no key": summed}[name]
+    without_key = {"flash_forward", "delta"}
+    assert (
+        written["masked"] == {"no batch": {"mask_gradient"}, "no query": set(), "no key": without_key}[name]
+    )
 
 
 @pytest.mark.parametrize("name", EMPTY)
@@ -84,7 +120,7 @@ def test_nothing_to_sum_over_gives_nought(puzzle, programs, name):
     outputs = tensors.execute(puzzle, programs["float32"], cpu(), inputs, dims)
     for label, tensor in outputs.items():
         assert tuple(tensor.shape) == puzzle.shapes(dims)[label.split(".")[1]]
-        nought = -torch.inf if label == "fused.lse" else 0
+        nought = -torch.inf if label.endswith(".lse") else 0
         assert (tensor == nought).all(), f"{label} is {nought} where it has elements"
 
 
@@ -101,7 +137,7 @@ def shapes_of_inputs(puzzle, dims):
     }
 
 
-@pytest.mark.parametrize("variant", p23.VARIANTS)
+@pytest.mark.parametrize("variant", p23.PUZZLE.default_variants)
 def test_two_runs_are_bit_equal(puzzle, recorded, variant):
     case = next(case for case in CASES if case.name == "many queries")
     recording = recorded("float32")[0]
@@ -141,11 +177,21 @@ def test_the_scores_are_never_stored(puzzle, recorded):
 
 
 @pytest.fixture(scope="module")
-def programs(puzzle, solution):
-    """dtype -> the graph of every step on the CPU, all compiled as one unit."""
+def loaded(puzzle, solution):
+    """Every graph of these tests, all compiled as one unit: for each dtype, and "unbound"."""
+    calls = (*puzzle.calls_of(("unfused", "fused")), Call(MASK_BACKWARD, (), "fused"))
     return graphs.load_each(
-        solution, dict.fromkeys(DTYPES, puzzle.calls), {dtype: dtype for dtype in DTYPES}, CPU()
+        solution,
+        {**dict.fromkeys(DTYPES, calls), "unbound": unbound_calls()},
+        {**{dtype: dtype for dtype in DTYPES}, "unbound": "float32"},
+        CPU(),
     )
+
+
+@pytest.fixture(scope="module")
+def programs(loaded):
+    """dtype -> the graph of every step on the CPU, with the gradient of the mask."""
+    return {dtype: loaded[dtype] for dtype in DTYPES}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -154,18 +200,20 @@ def programs(puzzle, solution):
 def test_the_cpu_path_is_right(puzzle, programs, dtype, case, seed):
     reference = tensors.Reference(puzzle, dtype, seed)
     outputs = tensors.execute(puzzle, programs[dtype], cpu(), reference.inputs(case), case.dims)
-    for variant, count in (("unfused", 8), ("fused", 6)):
+    for variant, count in (("unfused", 8), ("fused", 7)):
         quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
         assert len(quantities) == count
         verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), variant, outputs, quantities)
         assert all(verdict.ok for verdict in verdicts.values()), verdicts
 
 
+OPS = tuple({call.op.name: call.op for call in p23.PUZZLE.calls}.values())
 EVERY = (0, 1, 2, 3)
 DECIDES = {
     "attention_train": {"query": EVERY, "key": (1, 2), "attn_mask": EVERY},
     "attention_delta": {"output": EVERY},
     "attention_train_backward": {"query": EVERY, "key": (1, 2), "attn_mask": EVERY},
+    "attention_train_mask_backward": {"query": EVERY, "key": (1, 2), "attn_mask": EVERY},
 }
 """Op -> the axes of which arguments its sizes are taken from; of the steps, those of the first argument and of the key."""
 SCALARS = {
@@ -175,41 +223,40 @@ SCALARS = {
 }
 
 
-@pytest.fixture(scope="module")
-def unbound(solution):
-    """Every op with each size a symbol of its own, so that the op itself must compare them; and buffers that fit."""
+OF_UNBOUND = {
+    **{"B": 2, "N": 3, "G": 3, "S": 4, "T": 5, "d": 6},
+    **{"mask_b": 2, "mask_n": 3, "mask_s": 4, "mask_t": 5},
+}
+
+
+def unbound_calls() -> tuple[Call, ...]:
+    """Every op with each size a symbol of its own, so that the op itself must compare them."""
     symbols = (f"size_{number}" for number in itertools.count())
-    sizes = {
-        "B": 2,
-        "N": 3,
-        "G": 3,
-        "S": 4,
-        "T": 5,
-        "d": 6,
-        "mask_b": 2,
-        "mask_n": 3,
-        "mask_s": 4,
-        "mask_t": 5,
+
+    def renamed(op, arguments):
+        return {
+            f"{op.name}/{name}": Argument(tuple(next(symbols) for _ in argument.shape), argument.dtype)
+            for name, argument in arguments.items()
+        }
+
+    return tuple(Call(replace(op, writes=renamed(op, op.writes), reads=renamed(op, op.reads))) for op in OPS)
+
+
+@pytest.fixture(scope="module")
+def unbound(loaded):
+    """The graph of these, and buffers that fit."""
+    buffers = {
+        f"{op.name}/{name}": torch.zeros([OF_UNBOUND[size] for size in argument.shape])
+        for op in OPS
+        for name, argument in {**op.writes, **op.reads}.items()
     }
-    calls, buffers = [], {}
-    for op in (call.op for call in p23.PUZZLE.calls):
-        renamed = {}
-        for kind in ("writes", "reads"):
-            arguments = getattr(op, kind)
-            renamed[kind] = {
-                f"{op.name}/{name}": Argument(tuple(next(symbols) for _ in argument.shape), argument.dtype)
-                for name, argument in arguments.items()
-            }
-            for name, argument in arguments.items():
-                buffers[f"{op.name}/{name}"] = torch.zeros([sizes[size] for size in argument.shape])
-        calls.append(Call(replace(op, **renamed)))
-    return graphs.load(solution, tuple(calls), "float32", CPU()), buffers | SCALARS
+    return loaded["unbound"], buffers | SCALARS
 
 
 def test_a_size_that_does_not_fit_is_named(unbound):
     program, buffers = unbound
     program.run(buffers)
-    for op in (call.op for call in p23.PUZZLE.calls):
+    for op in OPS:
         first = next(name for name in op.reads if name in ("query", "scores", "probabilities", "output"))
         decides = DECIDES.get(
             op.name, {first: EVERY, "value": (3,)} | ({"key": (2,)} if first == "query" else {})

@@ -1,6 +1,6 @@
-"""The options of the flash kernels on the virtual GPU: shared heads, diagonals, masks of blocks; and kernels that get them wrong.
+"""What no gate of the puzzle has, on the virtual GPU: options, the backward pass in one kernel, the mask's gradient.
 
-No gate of the puzzle has them, so that a wrong index of theirs is tried here.
+Shared heads, diagonals, masks of blocks, masks broadcast along any axis; and kernels that get them wrong.
 """
 
 import shutil
@@ -29,9 +29,21 @@ OPTIONS = {
     "blocks that no tile holds": (1, 1, 40, 50, 4, 1, 0, 3),
 }
 """B, N, S, T, d, heads of key and value, diagonal, size of the mask's blocks."""
+MASKS = {
+    "a mask for each head": (2, 4, 18, 9, 6, 2, 9, 1, 0, 0, 0, 0),
+    "the same for all heads, causal": (2, 2, 20, 33, 5, 2, 0, 1, 1, 1, 0, 0),
+    "a number for each key": (2, 3, 20, 33, 5, 3, 33, 1, 0, 1, 1, 0),
+    "a number for each query": (1, 2, 35, 20, 5, 1, 20, 1, 1, 0, 0, 1),
+    "one number": (2, 2, 17, 18, 4, 2, 18, 1, 1, 1, 1, 1),
+}
+"""The same, and for each axis of the mask whether it is broadcast. The block is of one element."""
+OF_MASK = ("mask_b", "mask_n", "mask_s", "mask_t")
 SIZED = replace(
-    PUZZLE, dim_names=("B", "N", "S", "T", "d", "G", "diagonal", "mask_block"), derived_sizes=lambda dims: {}
+    PUZZLE,
+    dim_names=("B", "N", "S", "T", "d", "G", "diagonal", "mask_block"),
+    derived_sizes=lambda dims: dict(zip(OF_MASK, mask_shape(dims), strict=True)),
 )
+MASKED = replace(SIZED, dim_names=(*SIZED.dim_names, "one_b", "one_n", "one_s", "one_t"))
 WRONG = {
     "diagonal one too low": ("tiles.mojo", "t > s + Int(sizes.diagonal)", "t >= s + Int(sizes.diagonal)"),
     "diagonal forgotten": ("tiles.mojo", "t > s + Int(sizes.diagonal)", "t > s"),
@@ -67,17 +79,49 @@ WRONG = {
     ),
 }
 
+WRONG_ATOMIC = {
+    "slopes of the transposed tile": ("one_pass.mojo", "slopes[i, y] * keys", "slopes[y, i] * keys"),
+    "sums of another query": ("one_pass.mojo", "(head * S + s0 + y) * d", "(head * S + s0 + x) * d"),
+    "sums of the first head": ("one_pass.mojo", "(head * S + s0 + y) * d", "(shared_head * S + s0 + y) * d"),
+    "the last sums not cleared": (
+        "one_pass.mojo",
+        "        sums[unsafe_offset=global_idx.x] = 0",
+        "        pass",
+    ),
+}
+WRONG_MASKED = {
+    "batch not added up": ("mask_gradient.mojo", "first_b + 1 if sizes.mask_b else B", "first_b + 1"),
+    "heads not added up": ("mask_gradient.mojo", "first_n + 1 if sizes.mask_n else N", "first_n + 1"),
+    "one tile of queries": ("mask_gradient.mojo", "first_s + 1 if sizes.mask_s else S", "first_s + 1"),
+    "one tile of keys": ("mask_gradient.mojo", "first_t + 1 if sizes.mask_t else T", "first_t + 1"),
+    "one row of the tile": ("mask_gradient.mojo", "y + 1 if sizes.mask_s else TILE", "y + 1"),
+    "one column of the tile": ("mask_gradient.mojo", "x + 1 if sizes.mask_t else TILE", "x + 1"),
+    "scaled": (
+        "mask_gradient.mojo",
+        "probability(score, row_lse) *",
+        "scale * probability(score, row_lse) *",
+    ),
+}
+
+
+def mask_shape(dims) -> tuple[int, ...]:
+    """The shape of a mask: of blocks for all heads, or with the broadcast axes that the sizes say."""
+    B, N, S, T, _, _, _, block, *one = dims
+    whole = (B, N, -(-S // block), -(-T // block))
+    return tuple(1 if single else size for single, size in zip(one or (1, 1, 0, 0), whole, strict=True))
+
 
 def inputs(dims) -> dict[str, torch.Tensor]:
-    """Random tensors, and a mask of blocks, a third of them -inf."""
-    B, N, S, T, d, G, _, block = dims
+    """Random tensors, and a mask, a third of it -inf; a single number is finite."""
+    B, N, S, T, d, G, *_ = dims
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape):
         return torch.randn(shape, generator=generator) + 0.5
 
-    mask = randn(1, 1, -(-S // block), -(-T // block))
-    mask[torch.rand(mask.shape, generator=generator) < 0.33] = -torch.inf
+    mask = randn(*mask_shape(dims))
+    if mask.numel() > 1:
+        mask[torch.rand(mask.shape, generator=generator) < 0.33] = -torch.inf
     query, key, value, grad_output = (
         randn(B, N, S, d),
         randn(B, G, T, d),
@@ -89,58 +133,106 @@ def inputs(dims) -> dict[str, torch.Tensor]:
 
 def truth(dims, tensors) -> dict[str, torch.Tensor]:
     """PyTorch's answer in float64, with the mask written out element by element."""
-    _, _, S, T, *_, diagonal, block = dims
+    S, T, _, _, diagonal, block = dims[2:8]
     query, key, value, grad = (tensors[name].double() for name in ("query", "key", "value", "grad_output"))
-    mask = tensors["attn_mask"].double().repeat_interleave(block, 2).repeat_interleave(block, 3)[..., :S, :T]
+    mask = tensors["attn_mask"].double()
     sees = torch.ones(S, T, dtype=torch.bool).tril(diagonal)
-    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value, mask)]
+    if block > 1:
+        mask = mask.repeat_interleave(block, 2).repeat_interleave(block, 3)[..., :S, :T]
     output = F.scaled_dot_product_attention(
-        *leaves, attn_mask=mask.masked_fill(~sees, -torch.inf), enable_gqa=True
+        query, key, value, attn_mask=mask.masked_fill(~sees, -torch.inf), enable_gqa=True
     )
-    names = ("grad_query", "grad_key", "grad_value")
+    names = ("grad_query", "grad_key", "grad_value", "grad_attn_mask")
     gradients = dict(zip(names, torch.autograd.grad(output, leaves, grad), strict=True))
     return {"output": output.detach(), **gradients}
 
 
-def errors(recording, dims) -> dict[str, float]:
-    """What the kernels wrote, each error in units of the largest value."""
+def errors(recording, dims, variant="fused") -> dict[str, float]:
+    """What the kernels wrote, each error in units of the largest value, or of 1; infinite for a finding.
+
+    The gradient of a mask that is the same for all keys is 0: every score of a row grows by the same.
+    """
     tensors = inputs(dims)
-    player = Replay(recording, SIZED, "float32")
-    written = player.run("fused", Case("options", "", dims, ""), tensors)
-    assert not player.gpu.findings, player.gpu.findings[0].text()
+    player = Replay(recording, MASKED if variant == "masked" else SIZED, "float32")
+    written = player.run(variant, Case("options", "", dims, ""), tensors)
+    if any(finding.is_error for finding in player.gpu.findings):
+        return {player.gpu.findings[0].text(): float("inf")}
     exact = truth(dims, tensors)
     apart = {
-        name: (written[name].double() - right).abs().max() / right.abs().max()
+        name: (written[name].double() - right).abs().max() / right.abs().max().clamp(min=1)
         for name, right in exact.items()
+        if name in written
     }
     return {name: float(error.nan_to_num(nan=torch.inf)) for name, error in apart.items()}
 
 
 @pytest.fixture(scope="module")
 def recordings(solution, tmp_path_factory):
-    """Name -> recording, of the solution under "" and of every wrong kernel; all recorded by one Mojo program."""
-    packages = {"": solution}
-    for name, (file, old, new) in WRONG.items():
+    """Variant and name -> recording, of the solution under "" and of wrong kernels; all recorded by one Mojo program."""
+
+    def changed(name: str, file: str, old: str, new: str) -> OpPackage:
         folder = tmp_path_factory.mktemp("wrong") / "op"
         shutil.copytree(solution.path, folder)
         text = (folder / file).read_text()
         assert text.count(old) == 1, name
         (folder / file).write_text(text.replace(old, new))
-        packages[name] = OpPackage(folder)
-    orders = [
-        Order(package, tuple(OPTIONS.values()), ("fused",), small_grid=True) for package in packages.values()
-    ]
-    return dict(zip(packages, record_many(orders, "p23", "float32"), strict=True))
+        return OpPackage(folder)
+
+    kernels = {"fused": WRONG, "atomic": WRONG_ATOMIC, "masked": WRONG_MASKED}
+    orders = {
+        (variant, name): Order(package, tuple(sizes_of(variant).values()), (variant,), small_grid=True)
+        for variant, wrong in kernels.items()
+        for name, package in {
+            "": solution,
+            **{name: changed(name, *edit) for name, edit in wrong.items()},
+        }.items()
+    }
+    return dict(zip(orders, record_many(list(orders.values()), "p23", "float32"), strict=True))
 
 
+def sizes_of(variant: str) -> dict[str, tuple[int, ...]]:
+    """What a variant is tried at."""
+    return MASKS if variant == "masked" else OPTIONS
+
+
+@pytest.mark.parametrize("variant", ["fused", "atomic"])
 @pytest.mark.parametrize("dims", OPTIONS.values(), ids=OPTIONS)
-def test_the_options_are_right(recordings, dims):
-    assert max(errors(recordings[""], dims).values()) < 3e-6
+def test_the_options_are_right(recordings, dims, variant):
+    assert max(errors(recordings[variant, ""], dims, variant).values()) < 3e-6
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_index_is_noticed(recordings, name):
-    assert any(max(errors(recordings[name], dims).values()) > 1e-3 for dims in OPTIONS.values())
+@pytest.mark.parametrize("dims", MASKS.values(), ids=MASKS)
+def test_the_gradient_of_a_mask_is_summed_over_what_it_was_broadcast_to(recordings, dims):
+    found = errors(recordings["masked", ""], dims, "masked")
+    assert set(found) == {"output", "grad_attn_mask"} and max(found.values()) < 3e-6
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        *(("fused", name) for name in WRONG),
+        *(("atomic", name) for name in WRONG_ATOMIC),
+        *(("masked", name) for name in WRONG_MASKED),
+    ],
+)
+def test_a_wrong_index_is_noticed(recordings, variant, name):
+    wrong = recordings[variant, name]
+    assert any(max(errors(wrong, dims, variant).values()) > 1e-3 for dims in sizes_of(variant).values())
+
+
+def test_only_the_pass_with_atomics_adds_in_an_order_of_its_own(recordings):
+    """Blocks in another order: the same bits of every gradient, but of the query's where atomics add it up."""
+    dims, bits = OPTIONS["blocks of two tiles, causal"], {}
+    for variant in ("fused", "atomic"):
+        for blocks in ("natural", "reversed"):
+            player = Replay(recordings[variant, ""], SIZED, "float32", blocks=blocks)
+            bits[variant, blocks] = player.run(variant, Case("order", "", dims, ""), inputs(dims))
+    for variant, differ in (("fused", set()), ("atomic", {"grad_query"})):
+        first, second = bits[variant, "natural"], bits[variant, "reversed"]
+        assert {name for name in first if not torch.equal(first[name], second[name])} == differ
+    one_pass = {launch.name: launch.counters.global_atomic.bytes for launch in player.gpu.launches}
+    assert [name for name, count in one_pass.items() if count] == ["one_pass"]
 
 
 def test_hidden_tiles_cost_nothing(recordings):
@@ -152,7 +244,7 @@ def test_hidden_tiles_cost_nothing(recordings):
         tensors = inputs(by_block)
         tensors["attn_mask"] = torch.zeros_like(tensors["attn_mask"])
         tensors["attn_mask"][..., :, 0] = -torch.inf if hide else 0.0
-        player = Replay(recordings[""], SIZED, "float32")
+        player = Replay(recordings["fused", ""], SIZED, "float32")
         player.run("fused", Case("hidden", "", by_block, ""), tensors)
         loads.append(sum(launch.counters.global_load.bytes for launch in player.gpu.launches))
     assert loads[1] < 0.75 * loads[0]

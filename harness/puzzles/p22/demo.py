@@ -26,6 +26,7 @@ from harness.bench.timing import ratio, summary
 from harness.console import Parser, print_lines
 from harness.errors import BadUse
 from harness.puzzles.p22.training import (
+    BOTH,
     CONTROL,
     OURS,
     PLAIN,
@@ -91,6 +92,9 @@ def make_parser() -> Parser:
         choices=("autocast", "bfloat16", "float32"),
         help="autocast to bfloat16, bfloat16 parameters, or float32 (default: autocast for gpt2 on a GPU, else float32)",
     )
+    flags.add_argument(
+        "--attention", action="store_true", help="train a model with the workbook's attention besides"
+    )
     flags.add_argument("--csv", type=Path, metavar="FILE", help="write loss and time of every step here")
     return flags
 
@@ -114,6 +118,7 @@ def make_options(flags) -> Options:
         recipe=recipe,
         **sizes,
         precision=flags.precision or by_default,
+        attention=flags.attention,
         seed=flags.seed,
         device=device,
     )
@@ -195,17 +200,30 @@ def verdict_by_tail(trainees: dict[str, Trainee], options: Options, seconds: flo
         "" if done == options.steps else f", stopped early at the time limit ({options.steps} were planned)"
     )
     final = {name: sum(curve[-TAIL:]) / len(curve[-TAIL:]) for name, curve in curves.items()}
-    difference = abs(final[OURS] - final[PLAIN])
-    agree = difference <= AGREEMENT * final[PLAIN]
+    differences = {name: abs(final[name] - final[PLAIN]) for name in mine(trainees)}
+    agree = all(difference <= AGREEMENT * final[PLAIN] for difference in differences.values())
     return [
         f"Trained {done} steps in {seconds:.0f} s{early}",
         "",
-        *plot(curves),
+        *plot({name: curves[name] for name in (OURS, PLAIN)}),
         "",
         *(f"   {name:<16} loss {curves[name][0]:.4f} -> {loss:.4f}" for name, loss in final.items()),
-        f"   final difference {difference:.1e} (mean of the last {min(TAIL, done)} steps)",
+        *(
+            f"   final difference {difference:.1e} (mean of the last {min(TAIL, done)} steps{of(name)})"
+            for name, difference in differences.items()
+        ),
         f"   {'✅ the curves agree' if agree else '❌ the curves part: a gradient is wrong'}",
     ], agree
+
+
+def mine(trainees: dict[str, Trainee]) -> list[str]:
+    """The models with layers of the workbook."""
+    return [name for name in (OURS, BOTH) if name in trainees]
+
+
+def of(name: str) -> str:
+    """What a line adds that is not about LayerNormLinear alone."""
+    return "" if name == OURS else f" {name}"
 
 
 def tolerance(control: float, dtype: torch.dtype) -> float:
@@ -219,26 +237,32 @@ def tolerance(control: float, dtype: torch.dtype) -> float:
 
 def verdict_by_control(trainees: dict[str, Trainee], options: Options) -> tuple[list[str], bool]:
     """Curves, times, memory and the largest differences, as lines; and whether ours is as near as rounding makes it."""
-    ours, plain, control = (trainees[name] for name in (OURS, PLAIN, CONTROL))
-    lines = [*plot({OURS: ours.losses, PLAIN: plain.losses}), ""]
+    plain, control = trainees[PLAIN], trainees[CONTROL]
+    lines = [*plot({name: trainees[name].losses for name in (OURS, PLAIN)}), ""]
     lines += [
         f"   {'model':<22}{'first loss':>11}{'last':>9}{'step ms':>10}{'p20':>9}{'p80':>9}{'peak MiB':>10}"
+        f"{'tokens/s':>10}"
     ]
     for name, one in trainees.items():
         found = summary(one.times[UNTIMED:] or one.times)
         times = "".join(f"{t / 1e3:>{w}.2f}" for t, w in ((found.median, 10), (found.p20, 9), (found.p80, 9)))
         peak = f"{one.peak / 2**20:,.0f}" if one.peak else "-"
         lines += [f"   {name:<22}{one.losses[0]:>11.4f}{windows(one.losses)[-1]:>9.4f}{times}{peak:>10}"]
-    if len(ours.times) > UNTIMED:
-        speed = ratio(ours.times[UNTIMED:], plain.times[UNTIMED:])
-        steps = len(ours.times) - UNTIMED
-        lines += [f"   step time, {OURS} / {PLAIN}: {speed:.3f} (median of {steps} steps)"]
-    away, moved = furthest(ours.losses, plain.losses), furthest(control.losses, plain.losses)
+        lines[-1] += f"{options.batch * options.context / found.median * 1e6:>10,.0f}"
+    if (steps := len(plain.times) - UNTIMED) > 0:
+        for name in mine(trainees):
+            speed = ratio(trainees[name].times[UNTIMED:], plain.times[UNTIMED:])
+            lines += [f"   step time, {OURS}{of(name)} / {PLAIN}: {speed:.3f} (median of {steps} steps)"]
+    moved = furthest(control.losses, plain.losses)
+    away = {name: furthest(trainees[name].losses, plain.losses) for name in mine(trainees)}
     allowed = tolerance(moved, options.dtype)
-    agree = away <= allowed
+    agree = all(far <= allowed for far in away.values())
     words = "✅ the curves agree" if agree else "❌ the curves part: a gradient is wrong"
     return [
         *lines,
-        f"   largest difference of {WINDOW} steps' mean loss: {away:.2e}; by rounding alone {moved:.2e}",
+        *(
+            f"   largest difference of {WINDOW} steps' mean loss{of(name)}: {far:.2e}; by rounding alone {moved:.2e}"
+            for name, far in away.items()
+        ),
         f"   {words} (limit {allowed:.2e})",
     ], agree

@@ -1,4 +1,4 @@
-"""Training models side by side that differ in nothing but their LayerNorm + Linear pairs: the loop behind `--demo`.
+"""Training models side by side that differ in nothing but their layers: the loop behind `--demo`.
 
 All start from the same parameters, see the same batches of the workbook's own chapters and take turns step by step, so
 that their losses and their step times compare. Random weights, no download; the solution's kernels.
@@ -21,10 +21,13 @@ from torch import nn
 from harness.bench.timing import CudaClock, WallClock
 from harness.console import print_lines
 from harness.errors import BadUse
+from harness.nn import attention
 from harness.nn.layers import LayerNormLinear
-from harness.puzzles.p22.demo_model import CharacterModel, plain_pair
+from harness.puzzles.p22.demo_model import CharacterModel, Pair, plain_pair
 
 OURS, PLAIN, CONTROL = "LayerNormLinear", "plain PyTorch", "plain PyTorch, moved"
+BOTH = "with attention"
+"""LayerNormLinear as in OURS, and the workbook's attention in the place of PyTorch's."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Options:
-    """What to train. `seconds` is the time from the start after which training stops early."""
+    """What to train. `seconds` is the time from the start after which training stops early.
+
+    With `attention` a model with both of the workbook's layers takes part.
+    """
 
     recipe: Recipe
     steps: int
@@ -60,6 +66,7 @@ class Options:
     context: int
     batch: int
     precision: str = "float32"
+    attention: bool = False
     seed: int = 22
     seconds: float = math.inf
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -92,13 +99,16 @@ class Trainee:
 # ---- Models and data ----------------------------------------------------------------------------------------
 
 
-def make_model(options: Options, vocabulary: int, pair) -> nn.Module:
-    """A model from the seed; the caller's random state stays as it is."""
+def make_model(options: Options, vocabulary: int, pair: Pair, attend=None) -> nn.Module:
+    """A model from the seed, with another attention than PyTorch's if wanted; the caller's random state stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         model = CharacterModel(
             vocabulary, options.context, options.width, options.heads, options.layers, pair
         )
+    if attend:
+        for block in model.blocks:
+            block.attention = attend
     if options.recipe.gpt2_start:
         start_as_gpt2(model, options)
     return model
@@ -129,10 +139,13 @@ def move_by_half_a_place(model: nn.Module, dtype: torch.dtype, seed: int) -> Non
 
 def make_trainees(options: Options, vocabulary: int) -> dict[str, Trainee]:
     """The models from the same parameters, the control moved, each with an optimizer."""
-    pairs = {OURS: LayerNormLinear, PLAIN: plain_pair}
+    layers: dict[str, tuple] = {OURS: (LayerNormLinear,)}
+    if options.attention:
+        layers[BOTH] = (LayerNormLinear, attention)
+    layers[PLAIN] = (plain_pair,)
     if options.recipe.control:
-        pairs[CONTROL] = plain_pair
-    models = {name: make_model(options, vocabulary, pair) for name, pair in pairs.items()}
+        layers[CONTROL] = (plain_pair,)
+    models = {name: make_model(options, vocabulary, *chosen) for name, chosen in layers.items()}
     if CONTROL in models:
         move_by_half_a_place(models[CONTROL], options.dtype, options.seed)
     trainees = {}

@@ -5,12 +5,12 @@ Names: B = batch, N = heads, S = query length, T = key length, d = head dimensio
 
 import numpy as np
 
-from harness.nn.attention_ops import BACKWARD, DELTA, FORWARD
+from harness.nn.attention_ops import BACKWARD, DELTA, FORWARD, MASK_BACKWARD
+from harness.puzzles.p23.baseline import reference
 from harness.puzzles.p23.derivation import derive, share, shift, transposed
-from harness.puzzles.p23.mistakes import MISTAKES
-from harness.spec.baseline import unluckiest
+from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype
-from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
@@ -49,6 +49,11 @@ STEPS = (
 VARIANTS = {
     "unfused": tuple(Call(op, (), "unfused") for op in STEPS),
     "fused": tuple(Call(op, (), "fused") for op in (FORWARD, DELTA, BACKWARD)),
+    "atomic": (
+        *(Call(op, (), "atomic") for op in (FORWARD, DELTA)),
+        Call(BACKWARD, (("algorithm", "atomic"),), "atomic"),
+    ),
+    "masked": tuple(Call(op, (), "masked") for op in (FORWARD, DELTA, MASK_BACKWARD)),
 }
 
 GATES = (
@@ -170,76 +175,6 @@ def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
 # ---- Reference ----------------------------------------------------------------------------------------------
 
 
-def reference(tensors: dict) -> dict:
-    """PyTorch's own answer by autograd, in the dtype and on the device of the tensors, under the op's names.
-
-    Of 16 bits, what PyTorch computes in float32 from the same inputs, rounded once: its CPU kernels round in between, an
-    error behind which a wrong kernel could hide. `_safe_softmax` is what scaled_dot_product_attention uses: a row
-    that is masked everywhere gives 0.
-    """
-    import torch
-
-    names = ("query", "key", "value", "mask")
-    dtype = tensors["query"].dtype
-    accum = torch.float64 if dtype == torch.float64 else torch.float32
-    query, key, value, mask = (tensors[name].detach().to(accum).requires_grad_() for name in names)
-    grad_output = tensors["grad_output"].to(accum)
-    scores = query @ key.mT / query.shape[-1] ** 0.5
-    probabilities = torch.ops.aten._safe_softmax(scores + mask, -1)
-    output = probabilities @ value
-    wanted = (query, key, value, mask, scores, probabilities)
-    grads = torch.autograd.grad(output, wanted, grad_output)
-    wide = {
-        "scores": scores,
-        "probabilities": probabilities,
-        "lse": torch.logsumexp(scores + mask, -1),
-        # From the output as it is kept: of 16 bits, rounded.
-        "delta": (grad_output * output.to(dtype).to(accum)).sum(-1),
-        "grad_mask": grads[3],
-        "grad_scores": grads[4],
-        "grad_probabilities": grads[5],
-    }
-    narrow = {"output": output, **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=False))}
-    return {
-        **{name: tensor.detach() for name, tensor in wide.items()},
-        **{name: tensor.detach().to(dtype) for name, tensor in narrow.items()},
-        **recomputed(tensors),
-    }
-
-
-def recomputed(tensors: dict) -> dict:
-    """The gradients as PyTorch has them where it starts from the output and lse: what the fused variant is measured by.
-
-    What is kept has a rounding of its own, which belongs to no kernel and which float64, the truth, does not show: lse of
-    scores in the hundreds is wrong by a unit in its last place, and every probability of the row with it; delta is made of
-    the output as it is kept, of 16 bits a rounded one. In dP - delta equal numbers cancel, so that chance decides how
-    much of it is left: PyTorch is asked at its unluckiest, with keys and elements of a head in several orders.
-    """
-
-    def in_order(tensors: dict, order) -> dict:
-        import torch
-
-        by_key, by_element = (order[order < size] for size in tensors["key"].shape[-2:])
-        dtype = tensors["query"].dtype
-        accum = torch.float64 if dtype == torch.float64 else torch.float32
-        query, grad_output = (tensors[name][..., by_element].to(accum) for name in ("query", "grad_output"))
-        key, value = (tensors[name][..., by_key, :][..., by_element].to(accum) for name in ("key", "value"))
-        scale = query.shape[-1] ** -0.5
-        masked = scale * (query @ key.mT) + tensors["mask"][:, by_key].to(accum)
-        output = (torch.ops.aten._safe_softmax(masked, -1) @ value).to(dtype).to(accum)
-        lse = torch.logsumexp(masked, -1, keepdim=True)
-        P = torch.exp(masked - lse.masked_fill(lse == -torch.inf, 0))
-        dS = scale * P * (grad_output @ value.mT - (grad_output * output).sum(-1, keepdim=True))
-        key_back, back = by_key.argsort(), by_element.argsort()
-        return {
-            "fused.grad_query": (dS @ key)[..., back].to(dtype),
-            "fused.grad_key": (dS.mT @ query)[..., key_back, :][..., back].to(dtype),
-            "fused.grad_value": (P.mT @ grad_output)[..., key_back, :][..., back].to(dtype),
-        }
-
-    return unluckiest(in_order, tensors, max(tensors["key"].shape[-2:]))
-
-
 def exact(arrays: Arrays) -> Arrays:
     """The same function and its gradients in NumPy longdouble, from the formulas of the book's derivation."""
     query, key, value, mask, grad = (
@@ -266,6 +201,7 @@ def exact(arrays: Arrays) -> Arrays:
             "grad_query": scale * (dS @ key),
             "grad_key": scale * (transposed(dS) @ query),
             "grad_mask": dS.sum((0, 1)),
+            "grad_attn_mask": dS.sum((0, 1), keepdims=True),
         }
 
 
@@ -277,7 +213,8 @@ def terms(arrays: Arrays) -> dict[str, float]:
     sizes = v.probabilities * (np.abs(v.grad_probabilities) + np.abs(v.dot))
     return {
         "grad_scores": float(sizes.max(initial=0.0)),
-        "grad_mask": float(sizes.sum((0, 1)).max(initial=0.0)),
+        "grad_mask": (added := float(sizes.sum((0, 1)).max(initial=0.0))),
+        "grad_attn_mask": added,
         "grad_query": float((v.scale * (sizes @ np.abs(v.key))).max(initial=0.0)),
         "grad_key": float((v.scale * (transposed(sizes) @ np.abs(v.query))).max(initial=0.0)),
     }
@@ -406,14 +343,30 @@ PUZZLE = Puzzle(
     terms=terms,
     forward={"output": "output"},
     backward={"grad_query": "grad_query", "grad_key": "grad_key", "grad_value": "grad_value"},
-    derived_sizes=lambda dims: {"G": dims[1]},
-    intermediate=("lse", "delta", "scores", "probabilities", "grad_probabilities", "grad_scores"),
+    derived_sizes=lambda dims: {"G": dims[1], "mask_b": 1, "mask_n": 1, "mask_s": dims[2], "mask_t": dims[3]},
+    intermediate=(
+        *("lse", "delta", "scores", "probabilities", "grad_probabilities", "grad_scores"),
+        "grad_attn_mask",
+    ),
     variants=VARIANTS,
     about_variants={
         "unfused": "only the plain kernels, one for each step",
         "fused": "only the flash kernels, which store no matrix of scores",
+        "atomic": "only the flash kernels with a backward pass of one kernel, which adds with atomics",
+        "masked": "only the flash kernels with the gradient of the mask",
     },
+    on_request=("atomic", "masked"),
+    atomic=frozenset({("atomic", "grad_query")}),
+    summands=lambda dims: -(-dims[3] // TILE),
     multiply_adds=multiply_adds,
     ledger=ledger,
     describe_dims=describe_dims,
+    demos=(
+        Demo(
+            "claims",
+            "what tutorials print about a custom backward pass, beside what this machine measures",
+            "harness.puzzles.p23.claims:run",
+            options=True,
+        ),
+    ),
 )

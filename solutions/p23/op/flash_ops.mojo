@@ -10,6 +10,7 @@ from max.gpu.host import DeviceContext
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .flash_cpu import delta_cpu, flash_backward_cpu, flash_forward_cpu
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
+from .one_pass import launch_one_pass
 from .shared.checks import expect_shape
 from .shared.common import accum_type
 from .shared.launcher import DeviceLauncher
@@ -159,11 +160,13 @@ struct AttentionDelta:
 @extensibility.register("attention_train_backward")
 struct AttentionTrainBackward:
     """The backward op for training: the gradients of query, key and value, from lse and delta, written in place.
+
+    On a GPU `algorithm` is "fused", two passes without atomics, or "atomic", one pass with them.
     """
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        target: StaticString, accum: DType, dtype: DType, algorithm: StaticString = "fused"
     ](
         grad_query: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         grad_key: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, G, T, d]
@@ -181,6 +184,7 @@ struct AttentionTrainBackward:
         ctx: DeviceContext,
     ) raises:
         comptime assert accum == accum_type[dtype], "lse and delta must have the accumulation dtype"
+        comptime assert algorithm == "fused" or algorithm == "atomic", "algorithm must be 'fused' or 'atomic'"
         var B = query.dim_size(0)
         var N = query.dim_size(1)
         var S = query.dim_size(2)
@@ -218,5 +222,7 @@ struct AttentionTrainBackward:
         var launcher = DeviceLauncher(ctx)
         comptime if target == "cpu":
             flash_backward_cpu(tensors, launcher.workspace[DType.float64]("sums", (2 * T + 1) * d))
+        elif algorithm == "atomic":
+            launch_one_pass(launcher, tensors)
         else:
             launch_flash_backward(launcher, tensors)

@@ -1,0 +1,106 @@
+"""The stepper of the online softmax: one row of puzzle 23's case "hard values", two keys at a time, on real numbers.
+
+The kernel takes 16 keys at a time; a row of eight keys would be done in one step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.puzzles.p23 import spec as p23
+
+CASE = "hard values"
+KEYS = 2
+"""Keys of a step."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a row has come to after some keys: this tile's scores and weights [KEYS], and the sums over all so far.
+
+    Attributes:
+        first: The tile's first key.
+        largest, total: m and l.
+        rescale: What the sums were multiplied by, e^(m - m').
+        sums: a, [d].
+    """
+
+    first: int
+    scores: np.ndarray
+    weights: np.ndarray
+    largest: float
+    rescale: float
+    total: float
+    sums: np.ndarray
+
+
+def row() -> tuple[int, int, int]:
+    """Batch, head and query of a row whose largest score grows at every step but one, and which has a hidden key."""
+    scores = masked_scores()
+    largest = np.maximum.accumulate(scores.reshape(*scores.shape[:3], -1, KEYS).max(-1), -1)
+    grown = largest[..., 1:] > largest[..., :-1]
+    rows = grown.sum(-1) + (np.isneginf(scores).sum(-1) == 1)
+    b, n, s = np.unravel_index(rows.argmax(), rows.shape)
+    return int(b), int(n), int(s)
+
+
+def arrays() -> dict[str, np.ndarray]:
+    """The inputs of the case."""
+    return p23.inputs(next(case for case in p23.cases() if case.name == CASE), "float32", 0)
+
+
+def masked_scores() -> np.ndarray:
+    """The scores with the mask added, [B, N, S, T]."""
+    given = arrays()
+    return given["query"] @ given["key"].swapaxes(-1, -2) / np.sqrt(given["query"].shape[-1]) + given["mask"]
+
+
+def tiles() -> list[Tile]:
+    """The row, tile by tile, as the kernel has it."""
+    b, n, s = row()
+    scores, values = masked_scores()[b, n, s], arrays()["value"][b, n]
+    largest, total, sums = -np.inf, 0.0, np.zeros(values.shape[-1])
+    found = []
+    for first in range(0, len(scores), KEYS):
+        tile = scores[first : first + KEYS]
+        grown = max(largest, tile.max())
+        shift = grown if grown > -np.inf else 0.0
+        rescale, weights = np.exp(largest - shift), np.exp(tile - shift)
+        total = total * rescale + weights.sum()
+        sums = sums * rescale + weights @ values[first : first + KEYS]
+        largest = grown
+        found.append(Tile(first, tile, weights, float(largest), float(rescale), float(total), sums))
+    return found
+
+
+def pages() -> dict[str, str]:
+    """Name -> HTML of each step: a table for every tile, and one for what the row comes to."""
+    done = tiles()
+    made = {str(number): step(tile) for number, tile in enumerate(done, 1)}
+    last = done[-1]
+    quotient = {"sums": last.sums, "output = sums / total": last.sums / last.total}
+    made["quotient"] = table(
+        quotient, f"lse = largest + log(total) = {last.largest + np.log(last.total):.4f}"
+    )
+    return made
+
+
+def step(tile: Tile) -> str:
+    """A tile's table."""
+    rows = {"score": tile.scores, "weight": tile.weights, "sums": tile.sums}
+    note = f"largest = {tile.largest:.4f}, rescale = {tile.rescale:.4f}, total = {tile.total:.4f}"
+    return table(rows, f"keys {tile.first} to {tile.first + len(tile.scores) - 1}: {note}")
+
+
+def table(rows: dict[str, np.ndarray], note: str) -> str:
+    """Vectors, one row each, for inclusion inside HTML; the name lights up its lines of the code beside it."""
+    lines = [
+        f'<tr data-names="{name.split()[0]}"><th>{name}</th>'
+        + "".join(
+            f"<td>{'-inf' if np.isneginf(value) else f'{round(float(value), 3) + 0.0:.3f}'}</td>"
+            for value in values
+        )
+        + "</tr>"
+        for name, values in rows.items()
+    ]
+    return f'<div class="table-wrapper"><table>{"".join(lines)}</table></div><p>{note}</p>\n'

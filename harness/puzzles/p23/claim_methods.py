@@ -1,0 +1,295 @@
+"""How `p23 --claims` measures: the tutorials' own method, and a fair one, on the same two functions and on others.
+
+The custom backward pass is the one that tutorials show: it keeps query, key, value and the probabilities, as autograd does
+for the same formula, and computes the gradients by five products. Inputs are [B, N, S, d], float32.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.bench.machine import machine
+from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
+from harness.check.gradient_checks import kept_bytes
+from harness.devices.graphs import load_each
+from harness.nn import attention
+from harness.nn.attention_autograd import backward_buffers, factor, forward_buffers, options, package
+from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD
+from harness.nn.autograd import DTYPES, max_device, run
+from harness.puzzles.p23.claims import (
+    AUTOGRAD,
+    CUSTOM,
+    FAIR,
+    LARGE,
+    LAYER,
+    ONE_PASS,
+    OWN,
+    SDPA,
+    SMALL,
+    TWO_PASSES,
+    Row,
+    on,
+)
+from harness.spec.ops import Call
+
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+BURST = 20_000.0
+"""Microseconds of work in a turn."""
+SLOW = 200.0
+"""Milliseconds from which on a candidate takes no turns."""
+LONGEST = 4000.0
+"""Milliseconds above which a candidate is left out."""
+TOO_LONG = "> 4 s"
+TOLERANCE = 1e-4
+"""Largest error of a gradient, relative to its largest element, for a candidate to be timed."""
+
+
+# ---- Who takes part -----------------------------------------------------------------------------------------
+
+
+def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The formula, its backward pass left to autograd."""
+    return torch.softmax(query @ key.mT / math.sqrt(query.shape[-1]), -1) @ value
+
+
+class ByHand(torch.autograd.Function):
+    """The same with the backward pass that tutorials write; `scale` is None for scores that nobody divides."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, scale):
+        scores = query @ key.mT
+        P = torch.softmax(scores if scale is None else scores * scale, -1)
+        ctx.save_for_backward(query, key, value, P)
+        ctx.scale = scale
+        return P @ value
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        query, key, value, P = ctx.saved_tensors
+        grad_value = P.mT @ grad_output
+        dP = grad_output @ value.mT
+        dS = P * (dP - (dP * P).sum(-1, keepdim=True))
+        if ctx.scale is not None:
+            dS = dS * ctx.scale
+        return dS @ key, dS.mT @ query, grad_value, None
+
+
+class FlashKernels(torch.autograd.Function):
+    """The flash kernels of the puzzle as they are learnt, whatever the layer launches in their place.
+
+    `algorithm` is "fused", a backward pass of two kernels, or "atomic", one whose atomics add in no fixed order.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, value, algorithm):
+        written = forward_buffers(query, key, value, None, 1.0, EVERY_KEY, 1)
+        ctx.arguments = {"query": query, "key": key, "value": value}
+        ctx.arguments |= options(query, None, factor(None, query), EVERY_KEY, 1)
+        launch_kernels("forward", query, ctx.arguments | dict(zip(FORWARD.writes, written, strict=True)))
+        ctx.algorithm = algorithm
+        ctx.save_for_backward(*written)
+        return written[0]
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        output, lse = ctx.saved_tensors
+        query, key, value = (ctx.arguments[name] for name in ("query", "key", "value"))
+        delta = torch.empty_like(lse)
+        rows = {"delta": delta, "grad_output": grad_output, "output": output}
+        launch_kernels("delta", query, rows)
+        gradients = backward_buffers(grad_output, query, key, value)
+        arguments = ctx.arguments | {"grad_output": grad_output, "lse": lse, "delta": delta}
+        arguments |= dict(zip(BACKWARD.writes, gradients, strict=True))
+        launch_kernels(ctx.algorithm, query, arguments)
+        return *gradients, None
+
+
+GRAPHS = {
+    "forward": (Call(FORWARD),),
+    "delta": (Call(DELTA),),
+    **{name: (Call(BACKWARD, (("algorithm", name),)),) for name in ("fused", "atomic")},
+}
+programs: dict[tuple, dict] = {}
+
+
+def launch_kernels(direction: str, query: Tensor, arguments: dict[str, Tensor]) -> None:
+    """Runs one op of the flash kernels."""
+    where = query.dtype, query.device
+    if where not in programs:
+        programs[where] = load_each(package(), GRAPHS, DTYPES[query.dtype], max_device(query.device))
+    run(programs[where][direction], arguments, query.device, "attention", "")
+
+
+def two_passes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The flash kernels without atomics."""
+    return FlashKernels.apply(query, key, value, "fused")
+
+
+def one_pass(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The flash kernels with atomics."""
+    return FlashKernels.apply(query, key, value, "atomic")
+
+
+def candidates(device: torch.device) -> dict[str, Function]:
+    """Those of the fair method; the two kinds of flash kernels are the same on a CPU, and left out there."""
+    found: dict[str, Function] = {
+        AUTOGRAD: eager,
+        CUSTOM: lambda query, key, value: ByHand.apply(query, key, value, 1 / math.sqrt(query.shape[-1])),
+        LAYER: attention,
+        SDPA: F.scaled_dot_product_attention,
+    }
+    return found | ({TWO_PASSES: two_passes, ONE_PASS: one_pass} if device.type == "cuda" else {})
+
+
+# ---- Both methods -------------------------------------------------------------------------------------------
+
+
+def measure(sizes: Mapping, rounds: int, say: Callable[[str], None]) -> Iterator[Row]:
+    """Gives the rows of every length by both methods; first the tutorials', because it wants a machine that has done nothing.
+
+    Args:
+        sizes: lengths, batch, heads, dim, where they are not those of the device.
+        rounds: Of the fair method.
+        say: Takes a line on how far it is.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = (LARGE if device.type == "cuda" else SMALL) | dict(sizes)
+    dims = {name: chosen[name] for name in ("batch", "heads", "dim")}
+    for row in by_its_method(chosen["lengths"], dims, device):
+        yield on(row, machine(device), dims)
+    say("   by their method: done")
+    earlier: dict[str, Row] = {}
+    for length in chosen["lengths"]:
+        for row in by_a_fair_one(length, dims, device, rounds, earlier):
+            earlier[row.who] = row
+            yield on(row, machine(device), dims)
+        say(f"   by a fair one, length {length}: done")
+
+
+def tensors(length: int, dims: Mapping[str, int], device: torch.device, count: int) -> list[Tensor]:
+    """Random tensors [B, N, S, d], the same at every call."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (dims["batch"], dims["heads"], length, dims["dim"])
+    return [torch.randn(shape, generator=generator, device=device) for _ in range(count)]
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def start_peak(device: torch.device) -> int:
+    """Bytes in use now, from which on the peak is noted."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def peak(device: torch.device) -> int:
+    """Bytes at the peak; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+
+
+def by_its_method(lengths: Iterable[int], dims: Mapping[str, int], device: torch.device) -> Iterator[Row]:
+    """The rows of all lengths."""
+    for length in lengths:
+        yield from one_length_by_its_method(length, dims, device)
+
+
+def one_length_by_its_method(length: int, dims: Mapping[str, int], device: torch.device) -> Iterator[Row]:
+    """Each once and unwarmed, autograd first; copies and the forward pass within the time; unscaled against scaled.
+
+    The copies are no leaves, and keep their gradients; nothing of the first candidate is freed before the second runs.
+    """
+    inputs = tensors(length, dims, device, 3)
+    held = []
+    functions: dict[str, Function] = {AUTOGRAD: eager, CUSTOM: lambda *t: ByHand.apply(*t, None)}
+    for who, function in functions.items():
+        start_peak(device)
+        try:
+            synchronize(device)
+            start = time.perf_counter()
+            copies = [tensor.requires_grad_().clone() for tensor in inputs]
+            for copy in copies:
+                copy.retain_grad()
+            function(*copies).sum().backward()
+            synchronize(device)
+            milliseconds = (time.perf_counter() - start) * 1e3
+        except torch.cuda.OutOfMemoryError:
+            yield Row(length, OWN, who, failed="OOM")
+            continue
+        held.append(copies)
+        yield Row(length, OWN, who, milliseconds, peak(device))
+
+
+def by_a_fair_one(
+    length: int, dims: Mapping[str, int], device: torch.device, rounds: int, earlier: Mapping[str, Row]
+) -> Iterator[Row]:
+    """The same problem for all, checked first; then the peak, what is kept, two runs compared, and turns in random order.
+
+    Who is slow is timed by those two runs alone, and left out where the row of an `earlier` length says that it would take
+    more than LONGEST.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    *inputs, grad_output = tensors(length, dims, device, 4)
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+
+    def step(function: Function) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(function(*leaves), leaves, grad_output)
+
+    calls, rows = {}, {}
+    truth = step(F.scaled_dot_product_attention)
+    for who, function in candidates(device).items():
+        before = earlier.get(who)
+        if before and (before.failed == TOO_LONG or before.ms * (length / before.length) ** 2 > LONGEST):
+            rows[who] = Row(length, FAIR, who, failed=TOO_LONG)
+            continue
+        try:
+            rows[who] = one_candidate(length, who, lambda function=function: step(function), truth, device)
+        except torch.cuda.OutOfMemoryError:
+            rows[who] = Row(length, FAIR, who, failed="OOM")
+            continue
+        rows[who] = replace(rows[who], kept=kept_bytes(function, leaves)[0])
+        if rows[who].ms < SLOW:
+            calls[who] = lambda function=function: step(function)
+    clock = CudaClock() if device.type == "cuda" else WallClock()
+    for who, taken in take_turns(calls, clock, Protocol(rounds, BURST)).items():
+        rows[who] = replace(rows[who], ms=summary(taken).median / 1e3)
+    yield from rows.values()
+
+
+def one_candidate(
+    length: int,
+    who: str,
+    call: Callable[[], tuple[Tensor, ...]],
+    truth: tuple[Tensor, ...],
+    device: torch.device,
+) -> Row:
+    """The row from three runs: the first may compile, the second has its peak noted, and two are compared and timed."""
+    call()
+    in_use = start_peak(device)
+    first, seconds = timed(call, device)
+    most = max(0, peak(device) - in_use)
+    for got, right in zip(first, truth, strict=True):
+        error = float((got - right).abs().max() / right.abs().max())
+        assert error <= TOLERANCE, f"{who} at length {length} is wrong by {error:.1e}"
+    second, again = timed(call, device)
+    same = all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    return Row(length, FAIR, who, ms=1e3 * min(seconds, again), peak=most, same_bits="yes" if same else "no")
+
+
+def timed(call: Callable[[], tuple[Tensor, ...]], device: torch.device) -> tuple[tuple[Tensor, ...], float]:
+    """What a call returns, and its seconds."""
+    synchronize(device)
+    start = time.perf_counter()
+    result = call()
+    synchronize(device)
+    return result, time.perf_counter() - start

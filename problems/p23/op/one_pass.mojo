@@ -1,0 +1,1 @@
+../../../solutions/p23/op/one_pass.mojo

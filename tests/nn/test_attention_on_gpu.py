@@ -1,0 +1,158 @@
+"""`harness.nn.attention` on a real GPU: values and gradients in every dtype, streams, devices, memory, and bits."""
+
+import gc
+
+import pytest
+import torch
+from attention_checks import assert_as_exact_as_torch, inputs, output_and_gradients
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness.nn import attention
+from harness.puzzles.p23 import claim_methods
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def on_gpu(device="cuda", **sizes) -> list[torch.Tensor]:
+    """query, key and value on a GPU."""
+    return [tensor.to(device) for tensor in inputs(**sizes)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ({}, {}),
+        ({"S": 64, "T": 64, "d": 64}, {}),
+        ({"S": 130, "T": 130, "d": 64}, {"is_causal": True}),
+        ({"S": 33, "T": 70, "d": 128}, {"scale": 0.2}),
+        ({"S": 70, "T": 33, "d": 80}, {"is_causal": True}),
+        ({"S": 9, "T": 20, "d": 256}, {}),
+        ({"N": 8, "G": 2, "S": 65, "T": 65, "d": 64}, {"enable_gqa": True, "is_causal": True}),
+        ({"N": 3, "G": 1, "S": 40, "T": 50, "d": 24}, {"enable_gqa": True}),
+        ({"S": 1, "T": 1}, {}),
+    ],
+    ids=str,
+)
+def test_gpu_agrees_with_torch(dtype, sizes, options):
+    assert_as_exact_as_torch(on_gpu(dtype=dtype, **sizes), **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(40, 50), (2, 1, 40, 50), (1, 50), (40, 1), (1,)], ids=str)
+def test_gpu_masks_and_their_gradients(dtype, shape):
+    """Beside PyTorch's formula in plain products: its fused kernels take no mask that is broadcast along the keys."""
+    mask = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to("cuda", dtype)
+    tensors = on_gpu(S=40, T=50, d=64, dtype=dtype)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert_as_exact_as_torch(tensors, attn_mask=mask.requires_grad_())
+        assert_as_exact_as_torch(tensors, attn_mask=mask.detach() > -1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gpu_same_bits_in_every_run(dtype):
+    tensors = on_gpu(B=2, N=12, S=512, T=512, d=64, dtype=dtype)
+    runs = [output_and_gradients(attention, tensors, is_causal=True) for _ in range(20)]
+    assert all(torch.equal(one, first) for run in runs[1:] for one, first in zip(run, runs[0], strict=True))
+
+
+@pytest.mark.gpu
+def test_gpu_one_pass_with_atomics_is_right():
+    tensors = on_gpu(B=1, N=4, S=257, T=257, d=64)
+    for ours, theirs in zip(
+        output_and_gradients(claim_methods.one_pass, tensors),
+        output_and_gradients(attention, tensors),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_gpu_any_stream():
+    """Inputs written on a side stream behind a long kernel: a call that does not wait for them reads old values."""
+    side = torch.cuda.Stream()
+    busy = torch.randn(4096, 4096, device="cuda")
+    sources = [on_gpu(S=100, T=100, d=64, seed=seed) for seed in range(10)]
+    expected = [output_and_gradients(attention, source) for source in sources]
+    leaves = [torch.zeros_like(tensor) for tensor in sources[0]]
+    torch.cuda.synchronize()
+    got = []
+    with torch.cuda.stream(side):
+        for source in sources:
+            busy = busy @ busy * 1e-4
+            for leaf, tensor in zip(leaves, source, strict=True):
+                leaf.copy_(tensor)
+            got.append([tensor * 1 for tensor in output_and_gradients(attention, leaves)])
+    torch.cuda.synchronize()
+    for ours, theirs in zip(got, expected, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.gpu
+def test_gpu_memory_is_constant_over_a_thousand_steps():
+    leaves = [tensor.requires_grad_() for tensor in on_gpu(S=128, T=128, d=64)]
+    mask = torch.zeros(128, 128, device="cuda", requires_grad=True)
+
+    def used(steps: int) -> tuple[int, int]:
+        for _ in range(steps):
+            attention(*leaves, attn_mask=mask).square().sum().backward()
+            for leaf in (*leaves, mask):
+                leaf.grad = None
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+    used(10)
+    gc.collect()  # what earlier tests have left
+    assert used(10) == used(1000)
+
+
+@pytest.mark.gpu
+def test_gpu_peak_memory_has_no_matrix_of_scores():
+    """Above the inputs a step needs the output, the gradients and a few numbers a row."""
+    leaves = [tensor.requires_grad_() for tensor in on_gpu(B=1, N=4, S=4096, T=4096, d=64)]
+    attention(*leaves).sum().backward()
+    for leaf in leaves:
+        leaf.grad = None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    attention(*leaves).sum().backward()
+    operand = leaves[0].numel() * 4
+    assert torch.cuda.max_memory_allocated() - before < 10 * operand < 4 * 4096 * 4096 * 4
+
+
+@pytest.mark.gpu(count=2)
+def test_gpu_that_is_not_the_current_one():
+    with torch.cuda.device(0):
+        assert_as_exact_as_torch(on_gpu("cuda:1", S=50, T=60, d=64), is_causal=True)
+
+
+@pytest.mark.gpu
+def test_gpu_and_cpu_tensors_do_not_mix():
+    query, key, value = on_gpu()
+    with pytest.raises(ValueError, match="key: expected it on cuda:0, as query, got cpu"):
+        attention(query, key.cpu(), value)
+
+
+@pytest.mark.gpu
+def test_gpu_autocast():
+    query, key, value = on_gpu(S=64, T=64, d=64)
+    with torch.autocast("cuda", torch.bfloat16):
+        output = attention(query, key, value, is_causal=True)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(
+        output.float(), attention(query, key, value, is_causal=True), rtol=0.02, atol=0.02
+    )
+
+
+@pytest.mark.gpu
+def test_gpu_claims():
+    """Every candidate is right, and only atomics may change bits."""
+    sizes = {"lengths": (256,), "batch": 2, "heads": 4, "dim": 64}
+    rows = list(claim_methods.measure(sizes, 3, lambda line: None))
+    assert all(row.ms > 0 and row.peak > 0 and not row.failed for row in rows)
+    bits = {row.who: row.same_bits for row in rows if row.method == claim_methods.FAIR}
+    assert bits[claim_methods.LAYER] == bits[claim_methods.TWO_PASSES] == "yes"

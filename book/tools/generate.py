@@ -14,6 +14,7 @@ BOOK = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever an installed one lies
 
 import bench_results  # noqa: E402
+import claims_chart  # noqa: E402
 import figures  # noqa: E402
 import hunt_chart  # noqa: E402
 import ladder  # noqa: E402
@@ -440,6 +441,10 @@ FILES: dict[str, Callable[[], str]] = {
         f"online_{name}.html": (lambda name=name: online_steps.pages()[name])
         for name in ("1", "2", "3", "4", "quotient")
     },
+    **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
+    "attention_training.md": lambda: bench_results.training_table(
+        bench_results.read_training(claims_chart.TRAINED)
+    ),
 }
 
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).absolute().parents[2]
 FOLDER = ROOT / "book" / "outputs"
 PACKAGES = ("mojo", "max", "torch", "numpy")
 PROGRESS = re.compile(r"(Compiling|Recording) .*\.\.\.$")  # said only while somebody waits
+CLAIMS = "book/measurements/attention_claims_h200.csv"
 WIDTH = 100  # columns that a command believes its terminal has
 
 
@@ -102,6 +103,12 @@ COMMANDS = {
     "backend_levels": example("backend_levels", anywhere=True),
     "backend_rewrites": Command(
         "p26 --rewrites", ("-m", "harness", "p26", "--rewrites"), exact=True, anywhere=True
+    ),
+    "attention_claims": Command(
+        f"p23 --claims --read {CLAIMS}",
+        ("-m", "harness", "p23", "--claims", "--read", CLAIMS),
+        exact=True,
+        anywhere=True,
     ),
     "backend_symptoms": Command("p26 --symptoms", ("-m", "harness", "p26", "--symptoms"), anywhere=True),
     "inductor_kernels": example("inductor_kernels", anywhere=True),

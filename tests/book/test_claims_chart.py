@@ -1,0 +1,58 @@
+"""The charts of attention's time and memory: a line for each candidate, names apart, and files that follow the reader's theme."""
+
+import html
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import claims_chart
+
+from harness.puzzles.p23 import claims
+
+TEXT = re.compile(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)</text>')
+
+
+def rows() -> list[claims.Row]:
+    """Two lengths, times that lie on each other; autograd runs out of memory at the second."""
+    measured = [
+        claims.Row(length, claims.FAIR, who, ms=length / 100, peak=length * 2**20)
+        for length in (512, 1024)
+        for who in claims_chart.LINES
+    ]
+    measured = [row for row in measured if (row.length, row.who) != (1024, claims.AUTOGRAD)]
+    return [
+        *measured,
+        claims.Row(1024, claims.FAIR, claims.AUTOGRAD, failed="OOM"),
+        claims.Row(512, claims.OWN, claims.AUTOGRAD, ms=1e6),
+    ]
+
+
+def test_a_line_and_a_name_for_each_and_no_two_names_on_each_other():
+    svg = claims_chart.chart(rows(), "ms", lambda row: row.ms, "a label")
+    places = {html.unescape(words): (float(x), float(y)) for x, y, words in TEXT.findall(svg)}
+    names = [name for name, _, _ in claims_chart.LINES.values()]
+    assert set(names) <= set(places)
+    assert places["autograd"][0] < places["custom backward pass"][0], "its last point is the one before"
+    heights = sorted(places[name][1] for name in names[1:])
+    assert all(below - above >= claims_chart.LINE - 0.1 for above, below in pairwise(heights))
+    markers = len(re.findall(r"<circle|<polygon", svg))
+    assert markers == 7, "what ran out of memory, and the other method, are not drawn"
+
+
+def test_the_files_are_whole_and_know_both_themes(tmp_path, monkeypatch):
+    claims.kept_as_measured(rows(), tmp_path / "rows.csv")
+    monkeypatch.setattr(claims_chart, "MEASURED", tmp_path / "rows.csv")
+    claims_chart.write(tmp_path)
+    for name in ("time", "memory"):
+        root = ElementTree.parse(tmp_path / f"attention_{name}.svg").getroot()
+        assert root.tag.endswith("svg") and "prefers-color-scheme:dark" in root[0].text
+        assert "over the sequence length" in root.get("aria-label")
+
+
+def test_the_rows_in_the_repository_are_those_of_the_page():
+    """All published lengths by both methods, on a GPU, at the sizes that the published memory follows from."""
+    kept = claims.read(claims_chart.MEASURED)
+    assert {row.length for row in kept} == set(claims.PUBLISHED)
+    assert {(row.batch, row.heads, row.dim) for row in kept} == {(8, 12, 64)}
+    assert all("H200" in row.device and (row.ms > 0 or row.failed) for row in kept)
+    assert {row.who for row in kept} >= {claims.AUTOGRAD, claims.CUSTOM, claims.LAYER, claims.SDPA}

@@ -17,6 +17,8 @@ from harness.puzzles.p24.spec import ledger
 
 MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
 MEASURED = MEASUREMENTS / "h200_orders.csv"
+ARITHMETIC = MEASUREMENTS / "h200_orders_arithmetic.csv"
+"""A run of its own, in which masks that compute rows and columns stand beside those that read them from a table."""
 GAP, TEXT = 24, 20
 """Units between two panels, and for the line of text below each."""
 SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
@@ -144,6 +146,31 @@ def counted_and_timed() -> str:
     return "\n".join(lines) + "\n"
 
 
+def arithmetic() -> str:
+    """FlexAttention with masks that compute rows and columns beside masks that read them from a table."""
+    found = measured(ARITHMETIC)
+    names = [
+        f"Flex, {name}, 128"
+        for name in ("row-major", "row-major by arithmetic", "tiled by arithmetic", "hilbert")
+    ]
+    lines = [
+        row(
+            "grid",
+            "radius",
+            "row-major, table",
+            "row-major, arithmetic",
+            "tiled, arithmetic",
+            "Hilbert, table",
+        ),
+        row("---", *["---:"] * 5),
+    ]
+    for side, radius in SIZES:
+        lines.append(
+            row(f"{side} x {side}", radius, *(f"{found[side, radius, name, 'both']:.2f}" for name in names))
+        )
+    return "\n".join(lines) + "\n"
+
+
 # ---- The claims ---------------------------------------------------------------------------------------------
 
 PICTURE = (0, 3, 4, 5, 1, 2, 7, 6)
@@ -243,6 +270,7 @@ def rounding(side: int = 16, d: int = 64) -> dict[str, float]:
 
 
 FILES = {
+    "order_arithmetic.md": arithmetic,
     "order_claims.md": claims,
     "order_curves.svg": curves,
     "order_growth.svg": growth,

@@ -41,6 +41,23 @@ def test_the_time_follows_the_count():
     )
 
 
+def test_arithmetic_beside_a_table():
+    found = order_figures.measured(order_figures.ARITHMETIC)
+    ratio = {
+        (side, radius): found[side, radius, "Flex, row-major by arithmetic, 128", "both"]
+        / found[side, radius, "Flex, hilbert, 128", "both"]
+        for side, radius in order_figures.SIZES
+    }
+    counted = {size: pairs("row-major", *size, 128) / pairs("hilbert", *size, 128) for size in ratio}
+    large = ratio[128, 8]
+    assert f"{large:.2f} times as fast, which is {large / counted[128, 8]:.2f} of the counted" in page(
+        "measured"
+    )
+    assert ratio[128, 4] < 1 and f"it computes {counted[128, 4] - 1:.0%} more tiles" in page("measured")
+    for side, radius in order_figures.SIZES:
+        assert found[side, radius, "Flex, tiled by arithmetic, 128", "both"] > took("tiled", side, radius)
+
+
 def test_other_compact_orders_are_as_good():
     for side, radius in order_figures.SIZES:
         for name in ("z-order", "tiled"):

@@ -239,7 +239,7 @@ class WarpgroupOps(BulkOps):
         """A product whose registers were written without a wgmma.fence behind that, where it uses what they hold."""
         P = self.positions(L)
         bad = np.broadcast_to(added, len(P))
-        if bad.any():
+        if bad.any() and self.checks.races:
             self.run.missing_wgmma_fence(self, instr, register, P[np.flatnonzero(bad)[0]])
 
     def wgmma_commit(self, instr: Instr, L):

@@ -16,6 +16,7 @@ from kernel_tools import Bench
 
 from harness.vgpu import tensor_map
 from harness.vgpu.machine import StepBudgetExceeded, UnsupportedInstruction
+from harness.vgpu.report import Checks
 
 M, N, K = 100, 88, 296  # ragged everywhere: 2 x 2 tiles of 64 x 64, 5 steps of 64
 STEPS = 5
@@ -279,6 +280,11 @@ def test_a_size_that_is_no_multiple_of_16_bytes():
         bench.run(PAIR.replace("[%d2], 256,", "[%d2], 248,"), 2, 64, x, y, cluster=(2, 1, 1))
     finding = next(f for f in bench.errors() if f.kind == "misaligned bulk copy")
     assert "the size, 248 bytes, is not a multiple of 16" in finding.message
+
+
+def test_order_belongs_to_the_check_of_races():
+    for edits in ([("wgmma.fence.sync.aligned;", "")], [(WAIT_0, WAIT_1)], [(FENCE, "")], [(LAST, "")]):
+        assert not run(edits, checks=Checks(races=False))[0]
 
 
 def test_a_matrix_descriptor_with_a_base_offset_is_not_simulated():

@@ -35,12 +35,13 @@ COPY, STORE, PRODUCT = "copy into shared memory", "bulk store", "wgmma"
 class Operation:
     """An asynchronous operation: what reads, or writes, shared memory until somebody has waited for it."""
 
-    __slots__ = ["done", "instr", "instrs", "kind", "places", "slot", "thread"]
+    __slots__ = ["done", "instr", "instrs", "issued", "kind", "places", "slot", "thread"]
 
     def __init__(self, kind: str, instr: Instr, thread: int, width: int):
         self.kind, self.instr, self.thread = kind, instr, thread
         self.instrs = {id(instr)}
         self.done = np.full(width, NEVER, np.int32)  # when each thread of the cluster has seen its end
+        self.issued = 0  # of products: when the last of a group was issued
         self.places = 0  # units of 16 bytes where it is the last
         self.slot = -1
 
@@ -126,6 +127,14 @@ class Order:
             if (self.rows[old] < self.rows[row]).any():
                 joined = self.add_row(np.maximum(self.rows[old], self.rows[row]))
                 self.row_of[threads[mine == old]] = joined
+
+    def know(self, threads: np.ndarray, time: int):
+        """These threads know what each of them has done up to a time."""
+        mine = self.row_of[threads]
+        for old in np.unique(mine).tolist():
+            row = self.rows[old].copy()
+            row[threads % self.width] = np.maximum(row[threads % self.width], time)
+            self.row_of[threads[mine == old]] = self.add_row(row)
 
     def tick(self):
         """What comes now is later than every release so far. No row may be in anybody's hands but those `sweep` knows."""
@@ -449,11 +458,14 @@ class Order:
                 self.open[key] = [Operation(PRODUCT, instr, int(threads[0]), self.width)]
             product = self.open[key][0]
             product.instrs.add(id(instr))
+            product.issued = self.now
             if units is None:
                 continue
             self.wgmma_against_copies(instr, threads, units[k])
             self.against_stores(instr, threads, units[k], "is read")
             self.reads(product, units[k])
+
+        self.tick()
 
     def key(self, threads: np.ndarray) -> int:
         """How the groups of a warpgroup are found: no thread's number is negative."""
@@ -477,12 +489,16 @@ class Order:
             self.groups.setdefault(key, []).append(self.open.pop(key, []))
 
     def wgmma_wait(self, P, allowed: int):
-        """All but the newest groups of each warpgroup are over. A thread's wait is one for the whole product."""
+        """All but the newest groups of each warpgroup are over. A thread's wait is one for the whole product: its four warps
+        have issued it, so that what they did before is over too."""
         for threads in self.threads(P).reshape(-1, 128):
             groups = self.groups.get(self.key(threads), [])
             over = max(len(groups) - allowed, 0)
-            for product in [product for group in groups[:over] for product in group]:
+            ended = [product for group in groups[:over] for product in group]
+            for product in ended:
                 self.see(product, threads)
+            if ended:
+                self.know(threads, max(product.issued for product in ended))
             self.groups[self.key(threads)] = groups[over:]
 
     def unfinished(self, P, instr: Instr) -> np.ndarray:

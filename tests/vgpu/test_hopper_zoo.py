@@ -151,6 +151,7 @@ ARRIVE = "@%p4 mbarrier.arrive.shared.b64 _, [%r21];"
 WAIT_1, WAIT_0 = "wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 0;"
 FENCE = "fence.proxy.async.shared::cta;"
 LAST = "cp.async.bulk.wait_group.read 0;"
+LOOK = "mad.lo.u32 %r30, %stage, 16384, %s; ld.shared.b32 %r31, [%r30];"
 COMMIT = "wgmma.commit_group.sync.aligned;"
 STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d2, {%col, %row}], [%r11];"
 
@@ -165,6 +166,7 @@ RIGHT = {
         (WAIT_1, WAIT_0)],
     "sums are cleared behind the fence, and every product writes them anew": [
         ("setp.ne.u32 %p5, %r20, 0;", "setp.ne.u32 %p5, 0, 0; mov.b32 %q3, 0;"), ("@%p6 bra NEXT;", f"{WAIT_0} @%p6 bra NEXT;")],
+    "every consumer looks at a tile before it is multiplied": [(WAIT_FULL, f"{WAIT_FULL} {LOOK}")],
     "what is staged again is staged behind the wait": [
         (LAST, f"{LAST} st.shared.b32 [%r11], %t;")],
 }  # fmt: skip
@@ -235,6 +237,8 @@ WRONG = {
              mad.lo.u32 %r30, %stage, 16384, %s; ld.shared.b32 %r31, [%r30]; add.u32 %it, %it, 1;
              setp.lt.u32 %p3, %it, 2; @%p3 bra LOOK; bra END;\nCONSUME:""")],
         "stage reused early", "has loaded what was there"),
+    "every consumer looks at a tile while it is multiplied": (
+        [(COMMIT, f"{COMMIT} {LOOK}")], "stage reused early", "has loaded what was there"),
     "matrices that the threads do not agree on": (
         [("cvt.u64.u32 %d3, %r2;", "and.b32 %r30, %t, 64; shr.u32 %r30, %r30, 5; add.u32 %r2, %r2, %r30;"
                                    " cvt.u64.u32 %d3, %r2;")], "uneven matrix descriptor", "different matrix descriptors"),

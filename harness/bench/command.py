@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ import torch
 from harness.bench.benchmark import COLUMNS, DTYPES, ON_REQUEST, PASSES, Benchmark, Sizes, find_benchmark
 from harness.bench.machine import machine
 from harness.bench.report import Row, Show
+from harness.bench.resume import rows_of_whole_sizes
 from harness.bench.runner import Bench, Options
 from harness.check.limits import LARGEST
 from harness.console import Parser, make_console, write_json
@@ -68,6 +70,11 @@ def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
         "--budget", type=float, default=float("inf"), metavar="SECONDS", help="start nothing that ends later"
     )
     flags.add_argument("--csv", type=Path, metavar="FILE", help="write every row here, as it is measured")
+    flags.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the sizes that --csv FILE holds whole, and measure the others",
+    )
     flags.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     return flags
 
@@ -78,6 +85,8 @@ def make_options(flags: argparse.Namespace, benchmark: Benchmark) -> Options:
         raise BadUse(f"--rounds {flags.rounds}: must be at least 1")
     if not flags.budget > 0:
         raise BadUse(f"--budget {flags.budget:g}: must be more than 0 seconds")
+    if flags.resume and flags.csv is None:
+        raise BadUse("--resume: needs --csv FILE, the file to go on with")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     if flags.cold_l2 and not on_gpu:
@@ -166,9 +175,17 @@ def main(arguments: list[str]) -> int:
         "ignore", message="Attempting to run cuBLAS, but there was no current CUDA context"
     )
     torch.set_float32_matmul_precision("high" if options.dtype == "tf32" else "highest")
-    with csv_file(flags.csv, options) as write_row:
+    kept_rows: list[Row] = []
+    if flags.resume:
+        kept_rows, left = rows_of_whole_sizes(flags.csv, options)
+        options = replace(options, sizes=left)
+    with csv_file(flags.csv, options, kept_rows) as write_row:
         bench = Bench(options, Show(console), on_row=write_row)
         introduce(bench)
+        if flags.resume:
+            bench.show.line(
+                f"{flags.csv} holds {len(kept_rows)} rows; {len(options.sizes)} sizes are measured"
+            )
         try:
             bench.run()
         except KeyboardInterrupt:
@@ -202,8 +219,9 @@ def kept(flags: argparse.Namespace, who: str) -> str:
 
 
 @contextmanager
-def csv_file(path: Path | None, options: Options) -> Iterator:
-    """Yields what writes a row at once, or None without a path. Raises BadUse where the file cannot be written."""
+def csv_file(path: Path | None, options: Options, kept_rows: list[Row]) -> Iterator:
+    """Yields what writes a row at once, behind the rows that are kept, or None without a path. Raises BadUse where the file
+    cannot be written."""
     if path is None:
         yield None
         return
@@ -214,6 +232,7 @@ def csv_file(path: Path | None, options: Options) -> Iterator:
     with file:
         writer = csv.DictWriter(file, options.fields)
         writer.writeheader()
+        writer.writerows(kept_rows)
 
         def write(row: Row) -> None:
             writer.writerow(row)

@@ -40,6 +40,8 @@ from harness.bench.timing import (
 
 LAUNCH_BOUND = 20.0
 """Microseconds below which a time is that of launches, and nothing is concluded from it."""
+LEFT_OUT = "left out by --budget"
+"""How the note of a row begins for which there was no time."""
 CeilingSizes = tuple[int, int, int]
 CEILING_PRODUCTS, CEILING_BYTES = ((8192, 8192, 8192), (16384, 4096, 12288)), 2**30
 """The ceilings of a run are the faster of these products, [rows, inner] by [inner, columns], and a copy of so many bytes."""
@@ -121,7 +123,7 @@ class Bench:
     def run(self) -> None:
         """Measures everything that was asked for."""
         timed = [column for column in self.options.columns if column != "host"]
-        if self.cuda and {"graph", "loop"} & set(timed):
+        if self.cuda and self.options.sizes and {"graph", "loop"} & set(timed):
             self.measure_ceilings()
         if timed:
             for sizes in self.options.sizes:
@@ -164,7 +166,7 @@ class Bench:
 
     def spent(self) -> str:
         """Why something is left out for want of time."""
-        return f"left out by --budget {self.options.seconds:g}"
+        return f"{LEFT_OUT} {self.options.seconds:g}"
 
     # ---- Candidates, checked
 

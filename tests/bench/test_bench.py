@@ -297,6 +297,9 @@ def test_a_size_without_room_is_named():
         (["p22", "--variants", "slow"], "--variants: 'slow' is not one of fast, unfused, fused"),
         (["p22", "--passes", "sideways"], "--passes: 'sideways' is not one of"),
         (["p22", "--columns", "blue"], "--columns: 'blue' is not one of graph, loop, host, memory"),
+        (["p22", "--resume"], "--resume: needs --csv FILE"),
+        (["p22", "--resume", "--csv", "/dev"], "--resume: cannot read /dev: "),
+        (["p22", "--resume", "--csv", __file__], "is no CSV of this benchmark"),
         (["p22", "--csv", "/nonexistent/times.csv"], "--csv /nonexistent/times.csv: No such file"),
         (["p22", "--dtype", "int8"], "invalid choice: 'int8'"),
         (["p22", "--fastest"], "unrecognized arguments: --fastest"),
@@ -463,10 +466,44 @@ sys.exit(cli.main(["p22", "--bench", "--sizes", "8,4,4", "--rounds", "1", "--col
     ]
 
 
+def test_a_run_goes_on_where_another_one_stopped(command_line, tmp_path):
+    """Sizes that are there whole are kept as they are; one that lacks a row, or for which time ran out, is measured."""
+    target = tmp_path / "rows.csv"
+    asked = ("p22", "--bench", "--rounds", "1", "--columns", "loop", "--variants", "none", "--peers", "eager")
+    asked += ("--passes", "forward,both", "--csv", target, "--sizes")
+    assert command_line(*asked, "8,4,4;8,4,8;8,4,16").code == 0
+    rows = rows_of(target)
+    rows = [row for row in rows if (row["O"], row["pass"]) != ("8", "both")]
+    rows[-1]["note"] = "left out by --budget 3"
+    rows[0]["median_us"] = "12345.00"
+    with target.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
+    finished = command_line(*asked, "8,4,4;8,4,8;8,4,16", "--resume")
+    assert finished.code == 0 and f"{target} holds 4 rows; 2 sizes are measured" in finished.out
+    found = rows_of(target)
+    assert [row["O"] for row in found] == ["4"] * 4 + ["8"] * 4 + ["16"] * 4
+    assert found[0]["median_us"] == "12345.00" and not any(row["note"].startswith("left") for row in found)
+    assert command_line(*asked, "8,4,4", "--resume", "--dtype", "float64").code == 2
+    again = command_line(*asked, "8,4,4;8,4,8;8,4,16", "--resume")
+    assert "0 sizes are measured" in again.out and rows_of(target) == found
+
+
 def test_help_has_the_flags_of_the_benchmark(command_line):
     finished = command_line("p22", "--bench", "--help")
     assert finished.code == 0
-    for flag in ("--sizes", "--dtype", "--csv", "--cold-l2", "--peers", "--rounds", "--budget", "--json"):
+    for flag in (
+        "--sizes",
+        "--dtype",
+        "--csv",
+        "--cold-l2",
+        "--peers",
+        "--rounds",
+        "--budget",
+        "--resume",
+        "--json",
+    ):
         assert flag in finished.out
 
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever a
 
 import bench_results  # noqa: E402
 import claims_chart  # noqa: E402
+import every_size  # noqa: E402
 import figures  # noqa: E402
 import hunt_chart  # noqa: E402
 import ladder  # noqa: E402
@@ -461,6 +462,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: make() for name, make in FILES.items()}
     texts |= ladder.pages() | bench_results.pages() | museum.pages() | ring_results.pages()
+    texts |= every_size.pages()
     texts["benchmark.md"] = benchmark(texts)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -21,7 +21,7 @@ from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 
 from harness.devices.graphs import Program, load_each
 from harness.nn import direct
-from harness.nn.direct import BIAS, WEIGHT
+from harness.nn.direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
 from harness.nn.ops import BACKWARD, FORWARD
 from harness.nn.private import dispatch_modes, transforms_active
 from harness.spec.ops import Call
@@ -33,7 +33,7 @@ DTYPES = {
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
 }
-ALGORITHMS = ("unfused", "fused", "fast")
+ALGORITHMS = ("unfused", "fused", "fast", "pairs")
 
 Tensor = torch.Tensor
 
@@ -58,13 +58,15 @@ def layernorm_linear(
     check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm)
     H, O = x.shape[-1], linear_weight.shape[0]
     tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
-    kernels = direct.kernels(x.device) if algorithm == "fast" else None
+    through_module = algorithm in direct.THROUGH_MODULE
+    kernels = direct.kernels(x.device) if through_module else None
     if kernels:
-        plan = direct.plan(x.shape, O, x.dtype, direct.lies_transposed(linear_weight))
+        transposed = direct.lies_transposed(linear_weight)
+        plan = direct.plan(x.shape, O, x.dtype, transposed, kernels.hopper, algorithm == "pairs")
         output, statistics = kernels.forward(plan, eps, True, *as_kernels_read(tensors, weight=3))
         assert statistics is not None  # they are to be kept
         return output, statistics
-    algorithm = direct.graph_algorithm(x.device) if algorithm == "fast" else algorithm
+    algorithm = direct.graph_algorithm(x.device) if through_module else algorithm
     output, statistics = forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm)
     rows = statistics[0].numel()
     if rows:
@@ -124,26 +126,27 @@ def layernorm_linear_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O] from grad_output [..., O].
 
-    dW and db are empty where `wanted`, a sum of WEIGHT and BIAS, leaves them out. The others are always computed, also
-    those of a parameter that is absent or needs no gradient.
+    Those that `wanted` leaves out, a sum of WEIGHT (dW), BIAS (db), INPUT (dx) and NORM (dgamma and dbeta), are empty. The
+    extension module does not compute them.
     """
     H, O = x.shape[-1], linear_weight.shape[0]
     ln_weight = x.new_ones(H) if ln_weight is None else ln_weight
     ln_bias = x.new_zeros(H) if ln_bias is None else ln_bias
-    kernels = direct.kernels(x.device) if algorithm == "fast" else None
+    through_module = algorithm in direct.THROUGH_MODULE
+    kernels = direct.kernels(x.device) if through_module else None
     if kernels:
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
-        plan = direct.plan(x.shape, O, x.dtype, direct.lies_transposed(linear_weight))
-        dx, dgamma, dbeta, dW, db = kernels.backward(plan, wanted, *as_kernels_read(tensors, weight=5))
-        dW, db = (x.new_empty(0) if gradient is None else gradient for gradient in (dW, db))
-        return dx, dgamma, dbeta, dW, db
-    algorithm = direct.graph_algorithm(x.device) if algorithm == "fast" else algorithm
+        transposed = direct.lies_transposed(linear_weight)
+        plan = direct.plan(x.shape, O, x.dtype, transposed, kernels.hopper, algorithm == "pairs")
+        gradients = kernels.backward(plan, wanted, *as_kernels_read(tensors, weight=5))
+        return pruned(gradients, wanted, x)
+    algorithm = direct.graph_algorithm(x.device) if through_module else algorithm
     gradients = backward_buffers(
-        grad_output, x, statistics, ln_weight, ln_bias, linear_weight, ALL, algorithm
+        grad_output, x, statistics, ln_weight, ln_bias, linear_weight, ALL_GRADIENTS, algorithm
     )
     rows = statistics[0].numel()
     if not rows:
-        return pruned([gradient.zero_() for gradient in gradients], wanted)
+        return pruned([gradient.zero_() for gradient in gradients], wanted, x)
     # A graph writes row by row; the gradient of a weight that lies transposed does too, in the end.
     written = [gradient.contiguous() for gradient in gradients]
     arguments = {
@@ -161,7 +164,7 @@ def layernorm_linear_backward(
     for gradient, result in zip(gradients, written, strict=True):
         if gradient is not result:
             gradient.copy_(result)
-    return pruned(gradients, wanted)
+    return pruned(gradients, wanted, x)
 
 
 @layernorm_linear_backward.register_fake
@@ -169,22 +172,19 @@ def backward_buffers(grad_output, x, statistics, ln_weight, ln_bias, linear_weig
     """Allocates what the backward operator returns; dW lies as the weight does, row by row or transposed."""
     O, H = linear_weight.shape
     dW = x.new_empty((H, O)).t() if direct.lies_transposed(linear_weight) else x.new_empty((O, H))
-    return pruned((x.new_empty(x.shape), x.new_empty(H), x.new_empty(H), dW, x.new_empty(O)), wanted)
+    return pruned((x.new_empty(x.shape), x.new_empty(H), x.new_empty(H), dW, x.new_empty(O)), wanted, x)
 
 
-ALL = WEIGHT | BIAS
-
-
-def pruned(gradients, wanted: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The five gradients, with an empty tensor in the place of dW and db where they are not wanted."""
-    dx, dgamma, dbeta, dW, db = gradients
-    return (
-        dx,
-        dgamma,
-        dbeta,
-        dW if wanted & WEIGHT else dW.new_empty(0),
-        db if wanted & BIAS else db.new_empty(0),
+def pruned(
+    gradients: Gradients | list[Tensor], wanted: int, like: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The five gradients, with an empty tensor in the place of each that is not wanted."""
+    bits = (INPUT, NORM, NORM, WEIGHT, BIAS)
+    dx, dgamma, dbeta, dW, db = (
+        gradient if wanted & bit and gradient is not None else like.new_empty(0)
+        for bit, gradient in zip(bits, gradients, strict=True)
     )
+    return dx, dgamma, dbeta, dW, db
 
 
 def keep_for_backward(ctx, inputs, output):
@@ -204,8 +204,13 @@ def backward(ctx, grad_output, grad_statistics):
 
 
 def wanted_of(needed: tuple[bool, ...]) -> int:
-    """Which gradients of the linear layer are wanted, from whether each input of the forward pass needs one."""
-    return (WEIGHT if needed[3] else 0) | (BIAS if needed[4] else 0)
+    """Which gradients are wanted, from whether each input of the forward pass needs one; dgamma and dbeta go together."""
+    return (
+        (INPUT if needed[0] else 0)
+        | (NORM if needed[1] or needed[2] else 0)
+        | (WEIGHT if needed[3] else 0)
+        | (BIAS if needed[4] else 0)
+    )
 
 
 def only(gradients, needed) -> list[Tensor | None]:
@@ -247,7 +252,8 @@ class Direct(torch.autograd.Function):
         needed = ctx.needs_input_grad
         wanted = wanted_of(needed)
         if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
-            gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, "fast")
+            algorithm = "pairs" if ctx.plan.pairs else "fast"
+            gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, algorithm)
             return (*only(gradients, needed), None, None, None)
         x, statistics, ln_weight, ln_bias, linear_weight = ctx.saved_tensors
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
@@ -262,7 +268,7 @@ class Direct(torch.autograd.Function):
             tensors = as_kernels_read(tensors, weight=5)
         dx, dgamma, dbeta, dW, db = ctx.kernels.backward(ctx.plan, wanted, *tensors)
         return (
-            dx if needed[0] else None,
+            dx,
             dgamma if needed[1] else None,
             dbeta if needed[2] else None,
             dW,
@@ -285,6 +291,7 @@ def call_directly(
     linear_weight: Tensor,
     linear_bias: Tensor | None,
     eps: float,
+    pairs: bool = False,
 ) -> Tensor | None:
     """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
 
@@ -319,6 +326,8 @@ def call_directly(
     transposed = direct.lies_transposed(linear_weight)
     plan = checked_plan(
         transposed,
+        kernels.hopper,
+        pairs,
         x.shape,
         ln_weight.shape,
         ln_bias.shape,
@@ -354,7 +363,16 @@ def call_directly(
 
 @functools.lru_cache(maxsize=4096)
 def checked_plan(
-    transposed: bool, x, ln_weight, ln_bias, linear_weight, linear_bias, dtype, *dtypes
+    transposed: bool,
+    hopper: bool,
+    pairs: bool,
+    x,
+    ln_weight,
+    ln_bias,
+    linear_weight,
+    linear_bias,
+    dtype,
+    *dtypes,
 ) -> direct.Plan | None:
     """The plan for tensors of these shapes and dtypes, or None where `check` has something against them."""
     tensors = [
@@ -367,7 +385,7 @@ def checked_plan(
         check(*tensors, algorithm="fast")
     except (TypeError, ValueError):
         return None
-    return direct.plan(x, linear_weight[0], dtype, transposed)
+    return direct.plan(x, linear_weight[0], dtype, transposed, hopper, pairs)
 
 
 # ---- Checks -------------------------------------------------------------------------------------------------

@@ -18,28 +18,36 @@ import torch
 
 from harness.errors import WorkbookError
 from harness.nn.ops import EPS
-from harness.nn.private import any_autocast, current_device, current_stream, empty_strided, fp32_precision
+from harness.nn.private import (
+    any_autocast,
+    current_device,
+    current_stream,
+    empty_strided,
+    fp32_precision,
+    is_capturing,
+)
+from harness.nn.products import ALL_OWN, OWN, PADDED, VECTOR, Choice, Products, choose, padded, same
 from harness.toolchain import extension
 
 Tensor = torch.Tensor
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+linear = torch.nn.functional.linear
 
 # How the module numbers what it computes in.
 KINDS = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
-TF32 = 1
+TF32, PAIRS = 1, 5
 DEVICE = "cuda"
 """What torch calls NVIDIA's and AMD's GPUs."""
-LIBRARY_FROM = 2**24
-"""From this many multiply-adds on, the products of float32 and float64 are torch's own, between this project's row
-kernels: the vendor's library is faster in them, and follows torch's flag for TF32 by itself."""
-LIBRARY_FROM_UNALIGNED = 2**16
-"""The same for the 16-bit types where rows of a factor begin at any address, and neither wide loads nor tensor cores' tiles
-fit: the products of an H200's library take 0.18 to 0.8 of the time there (book/measurements/h200_own_or_library.csv)."""
-VECTOR = 16
-"""Bytes to which every address must be aligned for the kernels' wide loads; others take a slower variant."""
-
+PAIR_ELEMENTS = 8
+"""Of which the rows of a matrix that is split into a pair must be a multiple."""
 LARGEST = 2**31 - 1
-WEIGHT, BIAS = 1, 2
-"""Gradients of the linear layer that are wanted, added."""
+WEIGHT, BIAS, INPUT, NORM = 1, 2, 4, 8
+"""Gradients that are wanted, added: dW, db, dx, and dgamma with dbeta."""
+ALL_GRADIENTS = WEIGHT | BIAS | INPUT | NORM
+DLN_GIVEN, LN_OUT_TAKEN = 16, 32
+"""Beside these for the module: dln has been multiplied, ln_out is wanted for the product dW."""
+THROUGH_MODULE = ("fast", "pairs")
+"""The algorithms of the module; without one, both are a MAX graph of the fast kernels."""
 NOWHERE = (0, 0, 0, 0)
 """In the place of GPU, stream and scratch memory: launches nothing, and only counts the scratch memory."""
 
@@ -57,8 +65,10 @@ class Plan:
     dtype: torch.dtype
     wide: torch.dtype
     """Of the statistics."""
-    library: bool
-    """Whether the products are torch's own."""
+    choice: Choice
+    """What multiplies."""
+    pairs: bool
+    """Whether this project's products of float32 are made of pairs of float16 matrices."""
     transposed: bool
     """Whether linear_weight lies in memory as [H, O], as in GPT-2; then so does its gradient."""
     input_size: tuple[int, ...]
@@ -70,8 +80,16 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(shape: torch.Size, output_dim: int, dtype: torch.dtype, transposed: bool = False) -> Plan:
-    """The plan for x of a shape [..., H] and linear_weight [O, H], which may lie transposed.
+def plan(
+    shape: torch.Size,
+    output_dim: int,
+    dtype: torch.dtype,
+    transposed: bool = False,
+    hopper: bool = False,
+    pairs: bool = False,
+) -> Plan:
+    """The plan for x of a shape [..., H] and linear_weight [O, H], which may lie transposed, on a GPU that may be a Hopper;
+    with pairs of float16 where they are asked for and suit.
 
     Raises ValueError where a size is beyond the 32-bit integers that the kernels take.
     """
@@ -79,6 +97,8 @@ def plan(shape: torch.Size, output_dim: int, dtype: torch.dtype, transposed: boo
     for name, size in (("rows", rows), ("H", H), ("O", output_dim)):
         if size > LARGEST:
             raise ValueError(f"{name}: the kernels take at most {LARGEST:,}, got {size:,}")
+    whole = H % PAIR_ELEMENTS == 0 == output_dim % PAIR_ELEMENTS
+    pairs = pairs and hopper and whole and not transposed and dtype == torch.float32
     output_size = (*shape[:-1], output_dim)
     statistics_size = (2, *shape[:-1])
     return Plan(
@@ -87,7 +107,8 @@ def plan(shape: torch.Size, output_dim: int, dtype: torch.dtype, transposed: boo
         output_dim,
         dtype,
         torch.float64 if dtype == torch.float64 else torch.float32,
-        bool(rows) and (transposed or rows * H * output_dim >= library_from(H, output_dim, dtype)),
+        same(ALL_OWN) if pairs else choose(rows, H, output_dim, dtype, transposed=transposed, hopper=hopper),
+        pairs,
         transposed,
         tuple(shape),
         contiguous_strides(shape),
@@ -98,12 +119,12 @@ def plan(shape: torch.Size, output_dim: int, dtype: torch.dtype, transposed: boo
     )
 
 
-def library_from(H: int, O: int, dtype: torch.dtype) -> float:
-    """The multiply-adds from which torch's own products are taken."""
-    if dtype.itemsize >= 4:
-        return LIBRARY_FROM
-    aligned = (H * dtype.itemsize) % VECTOR == 0 == (O * dtype.itemsize) % VECTOR
-    return math.inf if aligned else LIBRARY_FROM_UNALIGNED
+def products_of(plan: Plan) -> Products:
+    """What multiplies in a call that is made now: the host's time counts but in what a CUDA graph captures."""
+    choice = plan.choice
+    if choice.loop is choice.graph or not is_capturing():
+        return choice.loop
+    return choice.graph
 
 
 def lies_transposed(weight: Tensor) -> bool:
@@ -126,8 +147,10 @@ def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def kind_of(dtype: torch.dtype) -> int:
-    """The number of a dtype; float32 has two, by torch's own flag for matrix products on CUDA."""
+def kind_of(dtype: torch.dtype, pairs: bool = False) -> int:
+    """The number of a dtype; float32 has one for pairs of float16, and else two, by torch's own flag for products on CUDA."""
+    if pairs:
+        return PAIRS
     if dtype is torch.float32 and fp32_precision("cuda", "matmul") == "tf32":
         return TF32
     return KINDS[dtype]
@@ -150,6 +173,7 @@ class Kernels:
         self.launch_backward: Callable[..., int] = module.backward
         self.module = module
         self.gpu = module.open(index)
+        self.hopper = is_hopper(index)
         self.scratch = functools.lru_cache(maxsize=4096)(self.count_scratch)
 
     def count_scratch(self, wanted: int | None, kind: int, rows: int, H: int, O: int) -> int:
@@ -158,7 +182,7 @@ class Kernels:
             return 0
         if wanted is None:
             return self.launch_forward(*NOWHERE, kind, rows, H, O, EPS, *[0] * 8)
-        return self.launch_backward(*NOWHERE, kind, rows, H, O, wanted, *[0] * 12)
+        return self.launch_backward(*NOWHERE, kind, rows, H, O, wanted, *[0] * 15)
 
     def probe(self) -> None:
         """Launches one small forward pass. Raises whatever the driver and the kernels' assembler have against it."""
@@ -187,10 +211,12 @@ class Kernels:
         if current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self.forward(plan, eps, keep, x, ln_weight, ln_bias, linear_weight, linear_bias)
-        if plan.library:
-            return self.forward_with_library(plan, eps, x, ln_weight, ln_bias, linear_weight, linear_bias)
+        products = products_of(plan)
+        if products.output is not OWN:
+            tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+            return self.forward_with_library(plan, products.output is PADDED, eps, *tensors)
         rows, H, O = plan.rows, plan.H, plan.O
-        kind = kind_of(plan.dtype)
+        kind = kind_of(plan.dtype, plan.pairs)
         given = (
             x.data_ptr(),
             ln_weight.data_ptr(),
@@ -244,22 +270,58 @@ class Kernels:
         ln_weight: Tensor,
         ln_bias: Tensor,
         linear_weight: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O]; the last two where `wanted` has WEIGHT and BIAS.
+    ) -> Gradients:
+        """dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O], None for those that `wanted` leaves out.
 
         `statistics` is what `forward` kept. All tensors are contiguous, but for linear_weight where the plan says so, and
         on this GPU. Raises torch.OutOfMemoryError with the bytes that were needed.
         """
+        tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
         if current_device() != self.index:
             with torch.cuda.device(self.index):
-                return self.backward(
-                    plan, wanted, grad_output, x, statistics, ln_weight, ln_bias, linear_weight
-                )
-        if plan.library:
-            tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
-            return self.backward_with_library(plan, wanted, *tensors)
+                return self.backward(plan, wanted, *tensors)
         rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
-        kind = kind_of(dtype)
+        products = products_of(plan)
+        if products is not ALL_OWN and (products.dln is not OWN or products.dW is not OWN):
+            return self.backward_with_library(plan, products, wanted, *tensors)
+        try:
+            dx = empty_strided(plan.input_size, plan.input_strides, dtype) if wanted & INPUT else None
+            strides = (1, O) if plan.transposed else (H, 1)
+            dW = empty_strided((O, H), strides, dtype) if wanted & WEIGHT else None
+            dgamma, dbeta, db = self.launch_gradients(plan, wanted, dx, dW, 0, 0, 0, *tensors)
+        except torch.OutOfMemoryError as error:
+            need = self.scratch(wanted, kind_of(dtype, plan.pairs), rows, H, O)
+            raise out_of_memory("backward", plan, result_bytes(plan, wanted), need, error) from error
+        gradients = (dx, dgamma, dbeta, dW, db)
+        if not rows:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.zero_()
+        return gradients
+
+    def launch_gradients(
+        self,
+        plan: Plan,
+        wanted: int,
+        dx: Tensor | None,
+        dW: Tensor | None,
+        dln: int,
+        ln_out: int,
+        stride: int,
+        grad_output: Tensor,
+        x: Tensor,
+        statistics: Tensor,
+        ln_weight: Tensor,
+        ln_bias: Tensor,
+        linear_weight: Tensor,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Launches what the module makes of a backward pass; returns dgamma, dbeta and db, which it allocates.
+
+        `wanted` may have DLN_GIVEN and LN_OUT_TAKEN, with the addresses of dln and ln_out and the elements from one of
+        their rows to the next.
+        """
+        rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
+        kind = kind_of(dtype, plan.pairs)
         mean = statistics.data_ptr()
         given = (
             grad_output.data_ptr(),
@@ -269,116 +331,181 @@ class Kernels:
             ln_weight.data_ptr(),
             ln_bias.data_ptr(),
             linear_weight.data_ptr(),
+            dln,
+            ln_out,
+            stride,
         )
         need = self.scratch(wanted, kind, rows, H, O)
         if (given[0] | given[1] | given[4] | given[5] | given[6]) % VECTOR:
             need = max(need, self.launch_backward(*NOWHERE, kind, rows, H, O, wanted, *[0] * 5, *given))
-        try:
-            dx = empty_strided(plan.input_size, plan.input_strides, dtype)
+        dgamma = dbeta = db = None
+        if wanted & NORM:
             dgamma = empty_strided((H,), (1,), dtype)
             dbeta = empty_strided((H,), (1,), dtype)
-            strides = (1, O) if plan.transposed else (H, 1)
-            dW = empty_strided((O, H), strides, dtype) if wanted & WEIGHT else None
-            db = empty_strided((O,), (1,), dtype) if wanted & BIAS else None
-            scratch = empty_strided((need,), (1,), torch.uint8) if need else None
-        except torch.OutOfMemoryError as error:
-            results = (rows * H + 2 * H + O * H + O) * dtype.itemsize
-            raise out_of_memory("backward", plan, results, need, error) from error
-        gradients = (dx, dgamma, dbeta, dW, db)
-        if not rows:
-            for gradient in gradients:
-                if gradient is not None:
-                    gradient.zero_()
-            return gradients
-        self.launch_backward(
-            self.gpu,
-            current_stream(self.index),
-            0 if scratch is None else scratch.data_ptr(),
-            need,
-            kind,
-            rows,
-            H,
-            O,
-            wanted,
-            dx.data_ptr(),
-            dgamma.data_ptr(),
-            dbeta.data_ptr(),
-            dW.data_ptr() if dW is not None else 0,
-            db.data_ptr() if db is not None else 0,
-            *given,
-        )
-        return gradients
-
-    def launch_rows(self, launch, plan: Plan, extra: float | int, addresses: tuple[int, ...]) -> None:
-        """Launches the rows of a pass, with scratch memory counted for just these addresses."""
-        arguments = (KINDS[plan.dtype], plan.rows, plan.H, plan.O, extra, *addresses)
-        need = launch(*NOWHERE, *arguments)
-        scratch = empty_strided((need,), (1,), torch.uint8)
-        launch(self.gpu, current_stream(self.index), scratch.data_ptr(), need, *arguments)
+        if wanted & BIAS:
+            db = empty_strided((O,), (1,), dtype)
+        scratch = empty_strided((need,), (1,), torch.uint8) if need else None
+        if rows:
+            self.launch_backward(
+                self.gpu,
+                current_stream(self.index),
+                0 if scratch is None else scratch.data_ptr(),
+                need,
+                kind,
+                rows,
+                H,
+                O,
+                wanted,
+                0 if dx is None else dx.data_ptr(),
+                0 if dgamma is None else dgamma.data_ptr(),
+                0 if dbeta is None else dbeta.data_ptr(),
+                0 if dW is None else dW.data_ptr(),
+                0 if db is None else db.data_ptr(),
+                *given,
+            )
+        return dgamma, dbeta, db
 
     def forward_with_library(
-        self, plan: Plan, eps, x, ln_weight, ln_bias, linear_weight, linear_bias
+        self, plan: Plan, pads: bool, eps, x, ln_weight, ln_bias, linear_weight, linear_bias
     ) -> tuple[Tensor, Tensor]:
-        """As `forward`, with torch's own product."""
-        rows, H, O = plan.rows, plan.H, plan.O
+        """As `forward`, with torch's own product, which `pads` lets read copies with aligned rows."""
+        rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
+        stride, columns = (padded(H, dtype), padded(O, dtype)) if pads else (H, O)
         try:
-            with torch.no_grad(), without_autocast():
-                output = empty_strided(plan.output_size, plan.output_strides, plan.dtype)
+            with plain_torch():
                 statistics = empty_strided(plan.statistics_size, plan.statistics_strides, plan.wide)
-                ln_out = empty_strided((rows, H), (H, 1), plan.dtype)
+                # In the shape of x, so that the product is no view, which nobody could change in place.
+                size = (*plan.input_size[:-1], stride)
+                ln_out = empty_strided(size, contiguous_strides(size), dtype)
                 mean = statistics.data_ptr()
-                addresses = (
+                self.module.forward_rows(
+                    self.gpu,
+                    current_stream(self.index),
+                    0,
+                    0,
+                    KINDS[dtype],
+                    rows,
+                    H,
+                    O,
+                    eps,
                     ln_out.data_ptr(),
                     mean,
                     mean + rows * plan.wide.itemsize,
                     x.data_ptr(),
                     ln_weight.data_ptr(),
                     ln_bias.data_ptr(),
+                    stride,
                 )
-                self.launch_rows(self.module.forward_rows, plan, eps, addresses)
-                torch.addmm(linear_bias, ln_out, linear_weight.t(), out=output.view(rows, O))
+                if pads:
+                    linear_weight = with_padding(linear_weight, columns, stride)
+                    linear_bias = torch.constant_pad_nd(linear_bias, (0, columns - O))
+                output = linear(ln_out, linear_weight, linear_bias)
+                if columns != O:
+                    output = output[..., :O].contiguous()
         except torch.OutOfMemoryError as error:
-            results = rows * O * plan.dtype.itemsize + 2 * rows * plan.wide.itemsize
-            raise out_of_memory("forward", plan, results, rows * H * plan.dtype.itemsize, error) from error
+            results = rows * O * dtype.itemsize + 2 * rows * plan.wide.itemsize
+            raise out_of_memory("forward", plan, results, rows * stride * dtype.itemsize, error) from error
         return output, statistics
 
     def backward_with_library(
-        self, plan: Plan, wanted, grad_output, x, statistics, ln_weight, ln_bias, linear_weight
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """As `backward`, with torch's own products."""
+        self,
+        plan: Plan,
+        products: Products,
+        wanted: int,
+        grad_output,
+        x,
+        statistics,
+        ln_weight,
+        ln_bias,
+        linear_weight,
+    ) -> Gradients:
+        """As `backward`, with one product or both torch's own."""
         rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
+        pads = products.dln is PADDED
+        stride, columns = (padded(H, dtype), padded(O, dtype)) if pads else (H, O)
         dy = grad_output.view(rows, O)
+        weight = linear_weight
+        parts = wanted
+        dx = dW = dln = ln_out = None
         try:
-            with torch.no_grad(), without_autocast():
-                dln = torch.mm(dy, linear_weight)
-                dx = empty_strided(plan.input_size, plan.input_strides, dtype)
-                dgamma = empty_strided((H,), (1,), dtype)
-                dbeta = empty_strided((H,), (1,), dtype)
-                db = empty_strided((O,), (1,), dtype) if wanted & BIAS else None
-                ln_out = empty_strided((rows, H), (H, 1), dtype)
-                mean = statistics.data_ptr()
-                addresses = (
-                    dx.data_ptr(),
-                    dgamma.data_ptr(),
-                    dbeta.data_ptr(),
-                    ln_out.data_ptr(),
-                    db.data_ptr() if db is not None else 0,
-                    dy.data_ptr(),
-                    dln.data_ptr(),
-                    x.data_ptr(),
-                    mean,
-                    mean + rows * plan.wide.itemsize,
-                    ln_weight.data_ptr(),
-                    ln_bias.data_ptr(),
+            with plain_torch():
+                if columns != O:
+                    dy = with_padding(dy, rows, columns)
+                if products.dln is not OWN and wanted & (INPUT | NORM):
+                    if pads:
+                        weight = with_padding(weight, columns, stride)
+                    dln = torch.mm(dy, weight)
+                    parts |= DLN_GIVEN
+                    del weight
+                if wanted & INPUT:
+                    # dx is written over dln, where its rows lie as those of x.
+                    dx = dln if dln is not None and stride == H else empty_strided((rows, H), (H, 1), dtype)
+                if products.dW is not OWN and wanted & WEIGHT:
+                    ln_out = empty_strided((rows, stride), (stride, 1), dtype)
+                    parts = parts & ~WEIGHT | LN_OUT_TAKEN
+                elif wanted & WEIGHT:
+                    dW = empty_strided((O, H), (H, 1), dtype)
+                dgamma, dbeta, db = self.launch_gradients(
+                    plan,
+                    parts,
+                    dx,
+                    dW,
+                    0 if dln is None else dln.data_ptr(),
+                    0 if ln_out is None else ln_out.data_ptr(),
+                    stride,
+                    grad_output,
+                    x,
+                    statistics,
+                    ln_weight,
+                    ln_bias,
+                    linear_weight,
                 )
-                self.launch_rows(self.module.backward_rows, plan, wanted, addresses)
-                dW = None
-                if wanted & WEIGHT:
+                del dln
+                if ln_out is not None:
                     dW = torch.mm(ln_out.t(), dy).t() if plan.transposed else torch.mm(dy.t(), ln_out)
+                    if pads:
+                        dW = dW[:O, :H].contiguous()
         except torch.OutOfMemoryError as error:
-            results = (rows * H + 2 * H + O * H + O) * dtype.itemsize
-            raise out_of_memory("backward", plan, results, 2 * rows * H * dtype.itemsize, error) from error
-        return dx, dgamma, dbeta, dW, db
+            scratch = rows * stride * dtype.itemsize
+            raise out_of_memory("backward", plan, result_bytes(plan, wanted), scratch, error) from error
+        return None if dx is None else dx.view(plan.input_size), dgamma, dbeta, dW, db
+
+
+def with_padding(matrix: Tensor, rows: int, columns: int) -> Tensor:
+    """A copy of a matrix with zeros below and to the right."""
+    copy = matrix.new_empty((rows, columns))
+    height, width = matrix.shape
+    copy[:height, :width].copy_(matrix)
+    # Zeros where there must be some, and not everywhere first.
+    if width != columns:
+        copy[:, width:].zero_()
+    if height != rows:
+        copy[height:].zero_()
+    return copy
+
+
+def result_bytes(plan: Plan, wanted: int) -> int:
+    """Bytes of the gradients that are wanted."""
+    sizes = {
+        INPUT: plan.rows * plan.H,
+        NORM: 2 * plan.H,
+        WEIGHT: plan.O * plan.H,
+        BIAS: plan.O,
+    }
+    return plan.dtype.itemsize * sum(size for bit, size in sizes.items() if wanted & bit)
+
+
+NOTHING_TO_DO = contextlib.nullcontext()
+
+
+def plain_torch() -> contextlib.AbstractContextManager:
+    """Keeps autograd, and `torch.autocast` with its narrower operands, away from torch's own products."""
+    if not (torch.is_grad_enabled() or any_autocast()):
+        return NOTHING_TO_DO
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(without_autocast())
+    return stack
 
 
 def without_autocast():
@@ -422,6 +549,19 @@ def kernels(device: torch.device) -> Kernels | None:
             return found[index]
 
 
+def explain(device: torch.device, plan: Plan, algorithm: str) -> dict[str, str]:
+    """What runs both passes of a plan on a device: see `LayerNormLinear.explain`."""
+    module = kernels(device) if algorithm in THROUGH_MODULE else None
+    if module is None:
+        algorithm = graph_algorithm(device) if algorithm in THROUGH_MODULE else algorithm
+        return {"way": f"MAX graph, {algorithm}", **ALL_OWN._asdict()}
+    way = "extension module, pairs of float16" if plan.pairs else "extension module"
+    found = {"way": way, **plan.choice.loop._asdict()}
+    if plan.choice.graph != plan.choice.loop:
+        found |= {f"{name} in a CUDA graph": who for name, who in plan.choice.graph._asdict().items()}
+    return found
+
+
 def graph_algorithm(device: torch.device) -> str:
     """Which algorithm a MAX graph runs in the place of the extension module: "fast" wherever its kernels run."""
     old = device.type == "cuda" and not torch.version.hip and capability(device) < extension.OLDEST_NVIDIA
@@ -432,6 +572,11 @@ def graph_algorithm(device: torch.device) -> str:
 def capability(device: torch.device) -> tuple[int, int]:
     """The compute capability of an NVIDIA GPU."""
     return torch.cuda.get_device_capability(device)
+
+
+def is_hopper(index: int) -> bool:
+    """Whether a GPU has the module's kernels for Hopper."""
+    return index >= 0 and not torch.version.hip and capability(torch.device("cuda", index)) == (9, 0)
 
 
 def find(device: torch.device) -> Kernels | None:

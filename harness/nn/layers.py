@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+from harness.nn import direct
 from harness.nn.autograd import PLAIN, call_directly, layernorm_linear
 from harness.nn.ops import EPS
 from harness.nn.private import any_autocast, transforms_active
@@ -43,8 +44,11 @@ def fused_layernorm_linear(
         eps: Added to the variance, inside the root.
         algorithm: "fast" is meant for real models: vectorised row kernels and tensor cores, launched on torch's
             stream, so that CUDA graphs can capture them. "unfused" launches a kernel for each step of the maths.
+            "pairs" is "fast", but for float32 on a Hopper: each of its products is three of float16, summed as exactly as
+            float32 sums, in a third of the time and with more scratch memory; H and O must be multiples of 8.
             "fused" is the chapter's single kernel: one thread for each row, parameter gradients by atomics on a GPU.
-            All but "fused" give the same bits in every run.
+            All but "fused" give the same bits in every run; a CUDA graph may multiply otherwise than plain calls (see
+            `LayerNormLinear.explain`), and then has bits of its own.
 
     Returns:
         Shape [..., O], contiguous, in x's dtype.
@@ -70,8 +74,8 @@ def fused_layernorm_linear(
         tensors = in_autocast_dtype(tensors)
     if forward_ad._current_level >= 0:
         refuse_tangents(*tensors)
-    if algorithm == "fast" and not compiling:
-        output = call_directly(*tensors, eps)
+    if algorithm in direct.THROUGH_MODULE and not compiling:
+        output = call_directly(*tensors, eps, algorithm == "pairs")
         if output is not None:
             return output
     check_types(*tensors)
@@ -225,6 +229,22 @@ class LayerNormLinear(nn.Module):
             ln.eps,
             algorithm=self.algorithm,
         )
+
+    def explain(self, x: Tensor) -> dict[str, str]:
+        """What would multiply for an input like x, and the way to it; nothing is computed.
+
+        "way" is the extension module or a MAX graph, with its algorithm. "output", "dln" and "dW" are the three products,
+        Y = ln_out W^T, dln = dY W and dW = dY^T ln_out: each "own" where this project's kernel multiplies, "library" where
+        torch's does, between this project's row kernels, or "library on padded rows". Where a call that a CUDA graph
+        captures is multiplied otherwise, there are the same keys with " in a CUDA graph" behind them.
+        """
+        weight = parameter(self.linear, "weight")
+        dtype = in_autocast_dtype((x.new_empty(0), None, None, x.new_empty(0), None))[0].dtype
+        kernels = direct.kernels(x.device) if self.algorithm in direct.THROUGH_MODULE else None
+        hopper = kernels is not None and kernels.hopper
+        transposed, pairs = direct.lies_transposed(weight), self.algorithm == "pairs"
+        plan = direct.plan(x.shape, len(weight), dtype, transposed, hopper, pairs)
+        return direct.explain(x.device, plan, self.algorithm)
 
     def extra_repr(self) -> str:
         return f"algorithm={self.algorithm!r}"

@@ -33,6 +33,11 @@ def product_precision(backend: str, operation: str) -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+def capturing() -> bool:
+    """Whether torch's current stream captures a CUDA graph."""
+    return torch.cuda.is_current_stream_capturing()
+
+
 def autocast_on() -> bool:
     """Whether `torch.autocast` is on for any device that the layer runs on."""
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
@@ -42,6 +47,7 @@ def autocast_on() -> bool:
 empty_strided = private("_C._dynamo.guards._empty_strided_cuda", empty_on_gpu)
 current_stream = private("_C._cuda_getCurrentRawStream", raw_stream)
 current_device = private("_C._cuda_getDevice", torch.cuda.current_device)
+is_capturing = private("_C._cuda_isCurrentStreamCapturing", capturing)
 fp32_precision = private("_C._get_fp32_precision_getter", product_precision)
 any_autocast = private("_C._is_any_autocast_enabled", autocast_on)
 # Modes and transforms that watch operators: where nobody can say, there may be one.

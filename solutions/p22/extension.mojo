@@ -16,8 +16,9 @@ from max.gpu.host import DeviceContext, DeviceStream, Dim, FuncAttribute
 from max.gpu.host.device_context import DevicePassable
 from max.gpu.primitives.grid_controls import PDLLevel, pdl_launch_attributes
 
-from op.fast import launch_backward_fast, launch_forward_fast
-from op.fast_rows import launch_bias_gradient, launch_layernorm_fast, launch_ln_backward_fast
+from op.fast import DLN_GIVEN, LN_OUT_TAKEN, launch_forward_fast, launch_gradients
+from op.fast_pairs import launch_backward_pairs, launch_forward_pairs
+from op.fast_rows import launch_layernorm_fast
 from op.shared.common import ImmPtr, MutPtr, accum_type, shared_memory
 from op.shared.launcher import Launcher
 from op.tensors import BackwardTensors, ForwardTensors, Sizes
@@ -197,7 +198,9 @@ struct Arguments:
 # ---- The passes --------------------------------------------------------------------------------------------
 
 
-def run_forward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+def run_forward[
+    dtype: DType, tf32: Bool, pairs: Bool
+](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
     """The forward pass of one dtype: sizes, eps, and the tensors."""
     var sizes = arguments.sizes()
     var eps = arguments.float().cast[accum_type[dtype]]()
@@ -216,13 +219,19 @@ def run_forward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher
     )
     if suits_small_forward(tensors.sizes):
         launch_forward_small(launcher, tensors)
+        return
+    comptime if pairs:
+        launch_forward_pairs(launcher, rebind[ForwardTensors[DType.float32]](tensors))
     else:
         launch_forward_fast[tf32=tf32](launcher, tensors)
 
 
-def run_backward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
-    """The backward pass of one dtype: sizes, whether the gradients of the linear weight (1) and bias (2) are wanted,
-    and the tensors."""
+def run_backward[
+    dtype: DType, tf32: Bool, pairs: Bool
+](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """The backward pass of one dtype: sizes, what is wanted (the bits of `op.fast`), the
+    tensors, and dln and ln_out where they are the caller's, with the elements from one of their rows to the next.
+    """
     var sizes = arguments.sizes()
     var wanted = arguments.integer()
     # Taken in this order.
@@ -241,17 +250,22 @@ def run_backward[dtype: DType, tf32: Bool](mut arguments: Arguments, mut launche
         linear_weight=arguments.read[dtype](),
         sizes=sizes^,
     )
-    var weight_wanted = wanted & 1 != 0
-    var bias_wanted = wanted & 2 != 0
-    if suits_small_backward(tensors.sizes):
-        launch_backward_small(launcher, tensors, weight_wanted, bias_wanted)
+    var dln = arguments.written[dtype]()
+    var ln_out = arguments.written[dtype]()
+    var stride = arguments.integer()
+    var alone = wanted & (DLN_GIVEN | LN_OUT_TAKEN) == 0
+    if alone and suits_small_backward(tensors.sizes):
+        launch_backward_small(launcher, tensors, wanted)
+        return
+    comptime if pairs:
+        launch_backward_pairs(launcher, rebind[BackwardTensors[DType.float32]](tensors), wanted)
     else:
-        launch_backward_fast[tf32=tf32](launcher, tensors, weight_wanted, bias_wanted)
+        launch_gradients[tf32=tf32](launcher, tensors, wanted, dln, ln_out, stride)
 
 
 def run_forward_rows[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
-    """What comes before the product of the forward pass: sizes, eps, ln_out, mean, rstd, input, gamma, beta.
-    """
+    """What comes before the product of the forward pass: sizes, eps, ln_out, mean, rstd, input, gamma, beta, and the
+    elements from one row of ln_out to the next."""
     var sizes = arguments.sizes()
     var eps = arguments.float().cast[accum_type[dtype]]()
     var ln_out = arguments.written[dtype]()
@@ -259,81 +273,48 @@ def run_forward_rows[dtype: DType](mut arguments: Arguments, mut launcher: Strea
     var rstd = arguments.written[accum_type[dtype]]()
     var input = arguments.read[dtype]()
     var ln_weight = arguments.read[dtype]()
-    launch_layernorm_fast[dtype](
-        launcher, ln_out, mean, rstd, input, ln_weight, arguments.read[dtype](), sizes, eps
-    )
-
-
-def run_backward_rows[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
-    """What lies between the products of the backward pass, and db: sizes, what is wanted, dx, dgamma, dbeta, ln_out, db,
-    dY, dln, input, mean, rstd, gamma, beta."""
-    var sizes = arguments.sizes()
-    var wanted = arguments.integer()
-    var grad_input = arguments.written[dtype]()
-    var grad_ln_weight = arguments.written[dtype]()
-    var grad_ln_bias = arguments.written[dtype]()
-    var ln_out = arguments.written[dtype]()
-    var grad_bias = arguments.written[dtype]()
-    var grad_output = arguments.read[dtype]()
-    var dln = arguments.read[dtype]()
-    var input = arguments.read[dtype]()
-    var mean = arguments.read[accum_type[dtype]]()
-    var rstd = arguments.read[accum_type[dtype]]()
-    var ln_weight = arguments.read[dtype]()
     var ln_bias = arguments.read[dtype]()
-    launch_ln_backward_fast[dtype](
-        launcher,
-        grad_input,
-        grad_ln_weight,
-        grad_ln_bias,
-        ln_out,
-        dln,
-        input,
-        mean,
-        rstd,
-        ln_weight,
-        ln_bias,
-        sizes,
+    launch_layernorm_fast[dtype](
+        launcher, ln_out, mean, rstd, input, ln_weight, ln_bias, sizes, eps, arguments.integer()
     )
-    if wanted & 2 != 0:
-        launch_bias_gradient[dtype](launcher, grad_bias, grad_output, mean, sizes)
 
 
 def run[
-    part: StaticString, dtype: DType, tf32: Bool
+    part: StaticString, dtype: DType, *, tf32: Bool = False, pairs: Bool = False
 ](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
     """Runs one part of one dtype."""
     comptime if part == "forward":
-        run_forward[dtype, tf32](arguments, launcher)
+        run_forward[dtype, tf32, pairs](arguments, launcher)
     elif part == "backward":
-        run_backward[dtype, tf32](arguments, launcher)
-    elif part == "forward_rows":
-        run_forward_rows[dtype](arguments, launcher)
+        run_backward[dtype, tf32, pairs](arguments, launcher)
     else:
-        run_backward_rows[dtype](arguments, launcher)
+        run_forward_rows[dtype](arguments, launcher)
 
 
 def run[part: StaticString](items: Pointer[PyObjectPtr, MutUntrackedOrigin]) raises -> Int:
     """Runs one part and returns the bytes of scratch memory that it takes.
 
     After the launcher's four arguments comes the number of the kind: a dtype, and of float32 whether its products may
-    be rounded to tf32; the rows alone have no products, and know only the dtypes.
+    be rounded to tf32, or are made of pairs; the rows alone have no products, and know only the dtypes.
     """
-    comptime rows_alone = part == "forward_rows" or part == "backward_rows"
+    comptime rows_alone = part == "forward_rows"
     var arguments = Arguments(items)
     var launcher = arguments.launcher()
     var kind = arguments.integer()
     if kind == 0:
-        run[part, DType.float32, False](arguments, launcher)
+        run[part, DType.float32](arguments, launcher)
     elif kind == 2:
-        run[part, DType.bfloat16, False](arguments, launcher)
+        run[part, DType.bfloat16](arguments, launcher)
     elif kind == 3:
-        run[part, DType.float16, False](arguments, launcher)
+        run[part, DType.float16](arguments, launcher)
     elif kind == 4:
-        run[part, DType.float64, False](arguments, launcher)
+        run[part, DType.float64](arguments, launcher)
     else:
         comptime if not rows_alone:
-            run[part, DType.float32, True](arguments, launcher)
+            if kind == 1:
+                run[part, DType.float32, tf32=True](arguments, launcher)
+            else:
+                run[part, DType.float32, pairs=True](arguments, launcher)
     return launcher.used
 
 
@@ -368,9 +349,8 @@ def PyInit_workbook_p22() abi("C") -> PythonObject:
         module.def_function[open]("open", docstring="open(index): a handle of a GPU")
         # The launcher's four arguments, the kind, three sizes, eps or what is wanted, and the tensors.
         module.def_py_c_function(call["forward", 9 + 8], "forward")
-        module.def_py_c_function(call["backward", 9 + 12], "backward")
-        module.def_py_c_function(call["forward_rows", 9 + 6], "forward_rows")
-        module.def_py_c_function(call["backward_rows", 9 + 12], "backward_rows")
+        module.def_py_c_function(call["backward", 9 + 15], "backward")
+        module.def_py_c_function(call["forward_rows", 9 + 7], "forward_rows")
         return module.finalize()
     except error:
         abort(String(error))

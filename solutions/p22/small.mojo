@@ -12,6 +12,7 @@ from max.gpu.primitives import block
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
+from op.fast import BIAS, INPUT, NORM, WEIGHT
 from op.shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type, rounded_product
 from op.shared.launcher import Launcher
 from op.tensors import BackwardTensors, ForwardTensors, Sizes
@@ -127,10 +128,10 @@ def small_backward_kernel[
     rows: Int32,
     hidden_dim: Int32,
     output_dim: Int32,
-    weight_wanted: Int32,  # 0: grad_weight is not touched
-    bias_wanted: Int32,  # 0: grad_bias is not touched
+    wanted: Int32,  # WEIGHT, BIAS, INPUT and NORM, added: no other gradient is touched
 ):
-    """All five gradients in one block: every element has one thread that sums it, so nothing is atomic."""
+    """The gradients that are wanted, in one block: every element has one thread that sums it, so nothing is atomic.
+    """
     comptime accum = accum_type[dtype]
     var R = Int(rows)
     var H = Int(hidden_dim)
@@ -141,51 +142,58 @@ def small_backward_kernel[
     var c2 = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
 
     # Phase 1: x_hat, and the gradient at the LayerNorm output, dln = dY W.
+    var dln_wanted = wanted & (INPUT | NORM) != 0
     for index in range(thread_idx.x, R * H, BACKWARD_THREADS):
         var row = index // H
         var h = index % H
         var deviation = input[unsafe_offset=index].cast[accum]() - mean[unsafe_offset=row]
         x_hat[unsafe_offset=index] = deviation * rstd[unsafe_offset=row]
-        var total = CompensatedSum[accum]()
-        for o in range(O):
-            var dy = grad_output[unsafe_offset=row * O + o].cast[accum]()
-            total += dy * linear_weight[unsafe_offset=o * H + h].cast[accum]()
-        dln[unsafe_offset=index] = total.total
+        if dln_wanted:
+            var total = CompensatedSum[accum]()
+            for o in range(O):
+                var dy = grad_output[unsafe_offset=row * O + o].cast[accum]()
+                total += dy * linear_weight[unsafe_offset=o * H + h].cast[accum]()
+            dln[unsafe_offset=index] = total.total
     barrier()
 
     # Phase 2: c1 = mean_h(g * x_hat) and c2 = mean_h(g) of every row, g = dln * gamma.
-    for row in range(thread_idx.x, R, BACKWARD_THREADS):
-        var sum_g_x_hat = CompensatedSum[accum]()
-        var sum_g = CompensatedSum[accum]()
-        for h in range(H):
-            var g = dln[unsafe_offset=row * H + h] * ln_weight[unsafe_offset=h].cast[accum]()
-            sum_g_x_hat += g * x_hat[unsafe_offset=row * H + h]
-            sum_g += g
-        c1[unsafe_offset=row] = sum_g_x_hat.total / Scalar[accum](H)
-        c2[unsafe_offset=row] = sum_g.total / Scalar[accum](H)
+    if wanted & INPUT != 0:
+        for row in range(thread_idx.x, R, BACKWARD_THREADS):
+            var sum_g_x_hat = CompensatedSum[accum]()
+            var sum_g = CompensatedSum[accum]()
+            for h in range(H):
+                var g = dln[unsafe_offset=row * H + h] * ln_weight[unsafe_offset=h].cast[accum]()
+                sum_g_x_hat += g * x_hat[unsafe_offset=row * H + h]
+                sum_g += g
+            c1[unsafe_offset=row] = sum_g_x_hat.total / Scalar[accum](H)
+            c2[unsafe_offset=row] = sum_g.total / Scalar[accum](H)
     barrier()
 
     # Phase 3: dx = rstd * (g - c2 - x_hat * c1); dgamma and dbeta; db; dW.
-    for index in range(thread_idx.x, R * H, BACKWARD_THREADS):
-        var row = index // H
-        var g = rounded_product(dln[unsafe_offset=index], ln_weight[unsafe_offset=index % H].cast[accum]())
-        var dx = g - c2[unsafe_offset=row] - x_hat[unsafe_offset=index] * c1[unsafe_offset=row]
-        grad_input[unsafe_offset=index] = (rstd[unsafe_offset=row] * dx).cast[dtype]()
-    for h in range(thread_idx.x, H, BACKWARD_THREADS):
-        var dgamma = CompensatedSum[accum]()
-        var dbeta = CompensatedSum[accum]()
-        for row in range(R):
-            dgamma += dln[unsafe_offset=row * H + h] * x_hat[unsafe_offset=row * H + h]
-            dbeta += dln[unsafe_offset=row * H + h]
-        grad_ln_weight[unsafe_offset=h] = dgamma.total.cast[dtype]()
-        grad_ln_bias[unsafe_offset=h] = dbeta.total.cast[dtype]()
-    if bias_wanted != 0:
+    if wanted & INPUT != 0:
+        for index in range(thread_idx.x, R * H, BACKWARD_THREADS):
+            var row = index // H
+            var g = rounded_product(
+                dln[unsafe_offset=index], ln_weight[unsafe_offset=index % H].cast[accum]()
+            )
+            var dx = g - c2[unsafe_offset=row] - x_hat[unsafe_offset=index] * c1[unsafe_offset=row]
+            grad_input[unsafe_offset=index] = (rstd[unsafe_offset=row] * dx).cast[dtype]()
+    if wanted & NORM != 0:
+        for h in range(thread_idx.x, H, BACKWARD_THREADS):
+            var dgamma = CompensatedSum[accum]()
+            var dbeta = CompensatedSum[accum]()
+            for row in range(R):
+                dgamma += dln[unsafe_offset=row * H + h] * x_hat[unsafe_offset=row * H + h]
+                dbeta += dln[unsafe_offset=row * H + h]
+            grad_ln_weight[unsafe_offset=h] = dgamma.total.cast[dtype]()
+            grad_ln_bias[unsafe_offset=h] = dbeta.total.cast[dtype]()
+    if wanted & BIAS != 0:
         for o in range(thread_idx.x, O, BACKWARD_THREADS):
             var db = CompensatedSum[accum]()
             for row in range(R):
                 db += grad_output[unsafe_offset=row * O + o].cast[accum]()
             grad_bias[unsafe_offset=o] = db.total.cast[dtype]()
-    if weight_wanted != 0:
+    if wanted & WEIGHT != 0:
         for index in range(thread_idx.x, O * H, BACKWARD_THREADS):
             var o = index // H
             var h = index % H
@@ -220,7 +228,7 @@ def launch_forward_small[L: Launcher, dtype: DType, //](mut launcher: L, t: Forw
 
 def launch_backward_small[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: BackwardTensors[dtype], weight_wanted: Bool, bias_wanted: Bool) raises:
+](mut launcher: L, t: BackwardTensors[dtype], wanted: Int) raises:
     """One launch."""
     launcher.launch[small_backward_kernel[dtype]](
         "small_backward",
@@ -239,8 +247,7 @@ def launch_backward_small[
         t.sizes.rows(),
         t.sizes.hidden_dim,
         t.sizes.output_dim,
-        Int32(weight_wanted),
-        Int32(bias_wanted),
+        Int32(wanted),
         grid_dim=Dim(1),
         block_dim=Dim(BACKWARD_THREADS),
     )

@@ -87,6 +87,8 @@ comptime RASTER = UInt32(16)
 """Tiles along m that are visited before the next tile along n, so that running blocks share operands in L2."""
 comptime TILE_COST = 650
 """What a tile costs beside its steps, in steps of one column: filling the pipeline, storing the tile."""
+comptime NARROW = 9
+"""What a step of one column costs in the narrowest tiles, in eighths; a tile's rows are loaded for fewer columns."""
 comptime HANDING_COST = 1200
 """Likewise, what it costs to leave or to take over unfinished sums."""
 comptime EARLY_ROUNDS = 3
@@ -853,7 +855,7 @@ struct TilePlan(Copyable, Movable):
         var blocks = min(multiprocessors(), tiles)
         var steps = ceildiv(k, BLOCK_K)
         var rounds = ceildiv(tiles, blocks)
-        return Self(block_n, False, blocks, rounds, rounds * (steps * block_n + TILE_COST))
+        return Self(block_n, False, blocks, rounds, rounds * (steps * step_cost(block_n) + TILE_COST))
 
     @staticmethod
     def shared(m: Int, n: Int, k: Int, block_n: Int) -> Optional[Self]:
@@ -864,8 +866,13 @@ struct TilePlan(Copyable, Movable):
         var shares = min(multiprocessors() // tiles, steps // 8)
         if shares < 2:
             return None
-        var cost = ceildiv(steps, shares) * block_n + TILE_COST + (shares - 1) * HANDING_COST
+        var cost = ceildiv(steps, shares) * step_cost(block_n) + TILE_COST + (shares - 1) * HANDING_COST
         return Self(block_n, True, shares * tiles, 1, cost)
+
+
+def step_cost(block_n: Int) -> Int:
+    """What a step of a tile costs, in steps of one column."""
+    return block_n * NARROW // 8 if block_n == 128 else block_n
 
 
 def plan_tiles(m: Int, n: Int, k: Int, may_share: Bool) -> TilePlan:

@@ -179,7 +179,7 @@ def test_opcheck_forward_strided():
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("wanted", range(4))
+@pytest.mark.parametrize("wanted", [15, 14, 13, 3, 12])
 def test_opcheck_backward(wanted):
     x, ln_weight, ln_bias, linear_weight, linear_bias = make_inputs(requires_grad=False)
     _, statistics = autograd.layernorm_linear(

@@ -23,8 +23,8 @@ from max.driver import CPU, Accelerator, Buffer  # noqa: E402
 module = extension.load(Path(sys.argv[1]))
 device, random = Accelerator(), np.random.default_rng(0)
 gpu, stream = module.open(0), 0
-# Rows, H and O above what the module does in one launch.
-LARGER, VECTORS = (5, 257, 27), (4, 272, 32)
+# Rows, H and O above what the module does in one launch; rows too long for registers; rows of dY in two stages.
+LARGER, VECTORS, WIDE, MANY = (5, 257, 27), (4, 272, 32), (3, 16392, 8), (1030, 16, 24)
 
 
 def on_device(array):
@@ -59,7 +59,7 @@ class Plain:
         self.encode = self.decode = lambda array: array.astype(dtype)
 
 
-def run(rows, H, O, wanted=3, offset=0, kind=0):
+def run(rows, H, O, wanted=15, offset=0, kind=0):
     """Both passes on random tensors; the error of each result."""
     coder = (Plain(np.float32), Plain(np.float32), Bfloat16, Plain(np.float16), Plain(np.float64))[kind]
     wide = Plain(np.float64 if kind == 4 else np.float32)
@@ -96,11 +96,15 @@ def run(rows, H, O, wanted=3, offset=0, kind=0):
         X,
         *address(mean, rstd),
         *address(*given[:3]),
+        *(0, 0, 0),
     )
     need_backward = module.backward(0, 0, 0, 0, *backward)
     lent_backward = scratch(need_backward)
     used_backward = module.backward(gpu, stream, lent_backward._data_ptr(), need_backward, *backward)
     assert (used, used_backward) == (need, need_backward)
+    # What counts ahead of time knows no addresses.
+    assert offset or need == module.forward(0, 0, 0, 0, *sizes, 1e-5, *[0] * 8)
+    assert offset or need_backward == module.backward(0, 0, 0, 0, *sizes, wanted, *[0] * 15)
 
     x, gamma, beta, W, bias, dy = (each.astype(np.float64) for each in (x, gamma, beta, W, bias, dy))
     m, r = x.mean(1, keepdims=True), 1 / np.sqrt(x.var(1, keepdims=True) + 1e-5)
@@ -118,30 +122,37 @@ def run(rows, H, O, wanted=3, offset=0, kind=0):
     return errors
 
 
-def run_rows(rows, H, O, wanted=3, kind=0):
-    """What lies around the products, which are NumPy's here; the error of each result."""
+def run_rows(rows, H, O, wanted=15, kind=0, padding=0):
+    """What lies around the products, which are NumPy's here; the error of each result. Rows of what goes into a product and
+    comes out of it may be longer than H."""
     dtype = np.float64 if kind == 4 else np.float32
+    stride = H + padding
 
     def draw(*shape):
         """Random values."""
         return random.standard_normal(shape).astype(dtype)
 
     x, gamma, beta, W, dy = draw(rows, H), draw(H), draw(H), draw(O, H), draw(rows, O)
-    shapes = {"ln_out": (rows, H), "mean": (rows,), "rstd": (rows,)}
-    shapes |= {"dx": (rows, H), "dgamma": (H,), "dbeta": (H,), "ln_out again": (rows, H), "db": (O,)}
+    shapes = {"ln_out": (rows, stride), "mean": (rows,), "rstd": (rows,)}
+    shapes |= {"dx": (rows, H), "dgamma": (H,), "dbeta": (H,), "ln_out again": (rows, stride), "db": (O,)}
     got = {name: on_device(np.full(shape, np.nan, dtype)) for name, shape in shapes.items()}
-    given = {"x": x, "gamma": gamma, "beta": beta, "dy": dy, "dln": dy @ W}
+    dln = np.full((rows, stride), np.nan, dtype)
+    dln[:, :H] = dy @ W
+    given = {"x": x, "gamma": gamma, "beta": beta, "dy": dy, "dln": dln}
     given = {name: on_device(array) for name, array in given.items()}
-    address = {name: buffer._data_ptr() for name, buffer in {**got, **given}.items()}
+    address = {name: buffer._data_ptr() for name, buffer in {**got, **given}.items()} | {"none": 0}
+    # The caller's product dW has this project's ln_out; that of dln is given.
+    parts = wanted & ~1 | (32 if wanted & 1 else 0) | (16 if wanted & 12 else 0)
     for launch, extra, names in (
         (module.forward_rows, 1e-5, "ln_out mean rstd x gamma beta"),
-        (module.backward_rows, wanted, "dx dgamma dbeta ln_out_again db dy dln x mean rstd gamma beta"),
+        (module.backward, parts, "dx dgamma dbeta none db dy x mean rstd gamma beta none dln ln_out_again"),
     ):
         addresses = [address[name.replace("_again", " again")] for name in names.split()]
-        arguments = (kind, rows, H, O, extra, *addresses)
+        arguments = (kind, rows, H, O, extra, *addresses, stride)
         need = launch(0, 0, 0, 0, *arguments)
         lent = scratch(need)
         assert launch(gpu, stream, lent._data_ptr(), need, *arguments) == need
+        assert launch(0, 0, 0, 0, kind, rows, H, O, extra, *[0] * len(addresses), 0) >= need
 
     x, gamma, beta, W, dy = (each.astype(np.float64) for each in (x, gamma, beta, W, dy))
     mean, rstd = x.mean(1), 1 / np.sqrt(x.var(1) + 1e-5)
@@ -149,13 +160,9 @@ def run_rows(rows, H, O, wanted=3, kind=0):
     dln = dy @ W
     g = dln * gamma
     dx = g - g.mean(1, keepdims=True) - x_hat * (g * x_hat).mean(1, keepdims=True)
-    truth = {"ln_out": x_hat * gamma + beta, "mean": mean, "rstd": rstd, "dx": rstd[:, None] * dx}
-    truth |= {
-        "dgamma": (dln * x_hat).sum(0),
-        "dbeta": dln.sum(0),
-        "ln_out again": truth["ln_out"],
-        "db": dy.sum(0),
-    }
+    ln_out = np.pad(x_hat * gamma + beta, ((0, 0), (0, padding)))
+    truth = {"ln_out": ln_out, "mean": mean, "rstd": rstd, "dx": rstd[:, None] * dx}
+    truth |= {"dgamma": (dln * x_hat).sum(0), "dbeta": dln.sum(0), "ln_out again": ln_out, "db": dy.sum(0)}
     return {name: error_of(got[name].to(CPU()).to_numpy(), exact) for name, exact in truth.items()}
 
 
@@ -189,22 +196,38 @@ print(
         {
             "small": run(6, 9, 5),
             "small, other sizes": run(1, 200, 3),
-            "small, frozen": run(6, 9, 5, wanted=0),
-            "small, frozen weight": run(6, 9, 5, wanted=2),
+            "small, frozen": run(6, 9, 5, wanted=12),
+            "small, frozen weight": run(6, 9, 5, wanted=14),
+            "small, frozen input": run(6, 9, 5, wanted=11),
+            "small, frozen norm": run(6, 9, 5, wanted=7),
+            "small, dW alone": run(6, 9, 5, wanted=1),
             "small, bfloat16": run(6, 9, 5, kind=2),
             "small, float64": run(6, 9, 5, kind=4),
             "no whole vectors": run(*LARGER),
             "whole vectors": run(*VECTORS),
             "again": run(*VECTORS),
             "unaligned": run(*VECTORS, offset=1),
-            "frozen": run(*LARGER, wanted=0),
-            "frozen weight": run(*LARGER, wanted=2),
+            "frozen": run(*LARGER, wanted=12),
+            "frozen weight": run(*LARGER, wanted=14),
+            "frozen norm": run(*VECTORS, wanted=7),
+            "frozen input": run(*VECTORS, wanted=11),
+            "dx alone": run(*VECTORS, wanted=4),
+            "any row, dx alone": run(*LARGER, wanted=4),
+            "dgamma alone": run(*VECTORS, wanted=8),
+            "any row, dgamma alone": run(*LARGER, wanted=8),
+            "dW alone": run(*VECTORS, wanted=1),
+            "any row, dW alone": run(*LARGER, wanted=1),
+            "wide rows, bfloat16": run(*WIDE, kind=2),
+            "many rows": run(*MANY),
             "tf32": run(*LARGER, kind=1),
             "bfloat16": run(*LARGER, kind=2),
             "float16": run(*LARGER, kind=3),
             "float64": run(*LARGER, kind=4),
             "rows": run_rows(6, 9, 5),
-            "rows, frozen bias": run_rows(*VECTORS, wanted=1),
+            "rows, frozen bias": run_rows(*VECTORS, wanted=13),
+            "rows, padded": run_rows(*LARGER, padding=7),
+            "rows, db alone": run_rows(*LARGER, wanted=2, padding=7),
+            "rows, frozen input": run_rows(*VECTORS, wanted=11),
             "rows, float64": run_rows(*LARGER, kind=4),
         }
     )

@@ -280,10 +280,10 @@ module = extension.load(Path(sys.argv[1]))
 sizes = (12, 300, 20)
 print(json.dumps({
     "forward": [module.forward(0, 0, 0, 0, kind, *sizes, 1e-5, *[0] * 8) for kind in range(5)],
-    "backward": [module.backward(0, 0, 0, 0, kind, *sizes, 3, *[0] * 12) for kind in range(5)],
+    "backward": [module.backward(0, 0, 0, 0, kind, *sizes, 15, *[0] * 15) for kind in range(5)],
     "small": [module.forward(0, 0, 0, 0, 0, 16, 8, 16, 1e-5, *[0] * 8),
-              module.backward(0, 0, 0, 0, 0, 16, 8, 16, 3, *[0] * 12)],
-    "frozen": module.backward(0, 0, 0, 0, 0, *sizes, 0, *[0] * 12),
+              module.backward(0, 0, 0, 0, 0, 16, 8, 16, 15, *[0] * 15)],
+    "frozen": module.backward(0, 0, 0, 0, 0, *sizes, 12, *[0] * 15),
     "runtime": sorted({line.split()[-1] for line in open("/proc/self/maps") if "libKGENCompilerRTShared" in line}),
 }))
 calls = [lambda: module.forward(0, 0, 0, 0), lambda: module.backward(*[0] * 22), lambda: module.open(0)]
@@ -313,10 +313,10 @@ def test_it_loads_without_max_and_counts_without_a_gpu(architecture, tmp_path):
     for kind, itemsize in enumerate((4, 4, 2, 2, 8)):
         rows, H = 12, 300
         assert counted["forward"][kind] >= rows * H * itemsize and counted["forward"][kind] % 256 == 0
-        assert counted["backward"][kind] >= 2 * rows * H * itemsize and counted["backward"][kind] % 256 == 0
+        assert counted["backward"][kind] >= rows * H * itemsize and counted["backward"][kind] % 256 == 0
     assert counted["frozen"] <= counted["backward"][0] and counted["small"] == [0, 0]
     errors = result.stdout.splitlines()[1:]
-    assert errors[:2] == ["Exception expected 17 arguments, got 4", "Exception expected 21 arguments, got 22"]
+    assert errors[:2] == ["Exception expected 17 arguments, got 4", "Exception expected 24 arguments, got 22"]
     if not torch.cuda.is_available():
         assert errors[2].startswith("Exception "), "no GPU to open"
 
@@ -358,9 +358,16 @@ def test_the_module_on_the_virtual_gpu(built):
     result = run_python(VIRTUAL.read_text(), built.path)
     assert result.returncode == 0, result.stderr
     errors = json.loads(result.stdout.splitlines()[0])
-    skipped = {"frozen": {"dW", "db"}, "frozen weight": {"dW"}, "frozen bias": {"db"}}
+    of_norm = {"dgamma", "dbeta"}
+    skipped = {"frozen": {"dW", "db"}, "frozen weight": {"dW"}, "frozen bias": {"db"}, "frozen input": {"dx"}}
+    skipped |= {
+        "frozen norm": of_norm,
+        "dx alone": {"dW", "db", *of_norm},
+        "dW alone": {"dx", "db", *of_norm},
+    }
+    skipped |= {"dgamma alone": {"dx", "dW", "db"}, "db alone": {"dx", "dW", *of_norm, "ln_out again"}}
     for label, found in errors.items():
-        case = label.removeprefix("small, ").removeprefix("rows, ")
+        case = label.split(", ")[-1]
         left = {name for name, error in found.items() if error == "untouched"}
         assert left == skipped.get(case, set()), label
         limit = {"tf32": 2e-3, "bfloat16": 2e-2, "float16": 2e-3, "float64": 1e-14}.get(case, 2e-6)

@@ -415,7 +415,6 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
             "fused": {"backward sums of the parameter gradients": (O * H + O + 2 * H) * atomic},
             "fast": {
                 "forward ln_out": rows * H * element,
-                "backward dln": rows * H * element,
                 "backward ln_out": rows * H * element,
                 "backward partial sums, at most": partial_sums(rows, H, O) * accum,
             },

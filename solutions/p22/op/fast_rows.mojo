@@ -4,7 +4,8 @@ Each kernel reads its operands from DRAM once, 16 bytes a thread at a time, and 
 sums over it and what is made from them; `shared/row_reductions.mojo` says how threads share a row. Sums over rows go
 to one partial sum for each block, added by a second kernel in a fixed order: no atomics, so every run gives the same
 bits. Rows that are no whole number of aligned 16-byte vectors, or too long for the registers, take the kernels whose
-names end in `_any`, which load one element at a time.
+names end in `_any`, which read them again for every sum: a vector at a time where they can, else one element. These can
+leave room behind the rows that they write, so that a product finds aligned ones.
 """
 
 from std.math import ceildiv, sqrt
@@ -72,6 +73,15 @@ comptime COLUMN_BLOCKS = 6
 """Blocks that one multiprocessor has at a time in the first stage of a sum over rows."""
 comptime FINISH_ROWS = 16
 """Threads that share a column in the second stage of a sum over rows."""
+comptime DIRECT_ROWS = 1024
+"""The most rows that the second stage adds by itself."""
+
+comptime DX = 1
+"""What a row kernel of the backward pass makes, added: dx. The memory of what is left out is not touched."""
+comptime LN_OUT = 2
+"""Likewise: ln_out."""
+comptime SUMS = 4
+"""Likewise: partial sums of dgamma and dbeta."""
 
 
 @always_inline
@@ -186,9 +196,9 @@ def layernorm_rows[
 
 
 def layernorm_any[
-    dtype: DType
+    dtype: DType, width: Int
 ](
-    ln_out: MutPtr[dtype],  # [rows, H]
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
     mean: MutPtr[accum_type[dtype]],  # [rows]
     rstd: MutPtr[accum_type[dtype]],  # [rows]
     input: ImmPtr[dtype],  # [rows, H]
@@ -197,36 +207,45 @@ def layernorm_any[
     rows: Int32,
     hidden_dim: Int32,
     eps: Scalar[accum_type[dtype]],
+    ln_out_stride: Int32,
 ):
-    """Statistics and LayerNorm of a row of any length at any address. One block owns one row and reads it three times.
+    """Statistics and LayerNorm of a row of any length at any address. One block owns one row and reads it three times,
+    `width` elements at once.
     """
     comptime accum = accum_type[dtype]
+    comptime alignment = width * size_of[Scalar[dtype]]()
     var H = Int(hidden_dim)
     var row = block_idx.x
     var x = input.unsafe_offset(row * H)
+    var y = ln_out.unsafe_offset(row * Int(ln_out_stride))
     var count = Scalar[accum](H)
-    var total = Scalar[accum](0)
-    for h in range(thread_idx.x, H, block_dim.x):
-        total += x[unsafe_offset=h].cast[accum]()
-    var first_mean = row_sum(total, 0) / count
+    var first = thread_idx.x * width
+    var step = block_dim.x * width
+    var totals = SIMD[accum, width](0)
+    for h in range(first, H, step):
+        totals += x.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+    var first_mean = row_sum(totals.reduce_add(), 0) / count
 
-    var sums = SIMD[accum, 2](0)
-    for h in range(thread_idx.x, H, block_dim.x):
-        var deviation = x[unsafe_offset=h].cast[accum]() - first_mean
-        sums += SIMD[accum, 2](deviation, deviation * deviation)
-    sums = row_sum(sums, 1) / count
+    var deviations = SIMD[accum, width](0)
+    var squares = SIMD[accum, width](0)
+    for h in range(first, H, step):
+        var deviation = x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - first_mean
+        deviations += deviation
+        squares += deviation * deviation
+    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1) / count
     var row_mean = first_mean + sums[0]
     var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
     if thread_idx.x == 0:
         mean[unsafe_offset=row] = row_mean
         rstd[unsafe_offset=row] = row_rstd
 
-    for h in range(thread_idx.x, H, block_dim.x):
-        var x_hat = (x[unsafe_offset=h].cast[accum]() - row_mean) * row_rstd
-        var shifted = (
-            x_hat * ln_weight[unsafe_offset=h].cast[accum]() + ln_bias[unsafe_offset=h].cast[accum]()
-        )
-        ln_out[unsafe_offset=row * H + h] = shifted.cast[dtype]()
+    for h in range(first, H, step):
+        var x_hat = (x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - row_mean) * row_rstd
+        var gamma = ln_weight.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+        var beta = ln_bias.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+        y.unsafe_store[alignment=alignment](h, (x_hat * gamma + beta).cast[dtype]())
+    for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
+        y[unsafe_offset=h] = 0
 
 
 def launch_layernorm_fast[
@@ -241,17 +260,21 @@ def launch_layernorm_fast[
     ln_bias: ImmPtr[dtype],
     sizes: Sizes,
     eps: Scalar[accum_type[dtype]],
+    stride: Int = 0,
 ) raises:
-    """One launch: mean, rstd and the LayerNorm output of every row. None where there are no rows."""
+    """One launch: mean, rstd and the LayerNorm output of every row, `stride` elements from one to the next, H where that is
+    0. None where there are no rows."""
     var rows = Int(sizes.rows())
     if rows == 0:
         return
+    var ln_out_stride = stride if stride > 0 else Int(sizes.hidden_dim)
     var vectors = ceildiv(Int(sizes.hidden_dim), vector_width[dtype])
     var group = ceildiv(vectors, FORWARD_VECTORS * lanes_of_a_warp()) * lanes_of_a_warp()
     var aligned = (
         Int(sizes.hidden_dim) % vector_width[dtype] == 0 and is_aligned(input) and is_aligned(ln_weight)
     )
     aligned = aligned and is_aligned(ln_bias) and is_aligned(ln_out.as_imm())
+    aligned = aligned and ln_out_stride == Int(sizes.hidden_dim)
     # The first size of block that holds a row.
     comptime for threads in [128, 512]:
         if aligned and group <= threads:
@@ -272,20 +295,24 @@ def launch_layernorm_fast[
                 early=L.wgmma and starts_early(sizes),
             )
             return
-    launcher.launch[layernorm_any[dtype]](
-        "layernorm_any",
-        ln_out,
-        mean,
-        rstd,
-        input,
-        ln_weight,
-        ln_bias,
-        sizes.rows(),
-        sizes.hidden_dim,
-        eps,
-        grid_dim=Dim(rows),
-        block_dim=Dim(ANY_THREADS),
-    )
+    comptime for width in [vector_width[dtype], 1]:
+        if aligned or width == 1:
+            launcher.launch[layernorm_any[dtype, width]](
+                "layernorm_any",
+                ln_out,
+                mean,
+                rstd,
+                input,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                eps,
+                Int32(ln_out_stride),
+                grid_dim=Dim(rows),
+                block_dim=Dim(ANY_THREADS),
+            )
+            return
 
 
 # ---- Backward -----------------------------------------------------------------------------------------------
@@ -309,6 +336,7 @@ def ln_backward_rows[
     ln_bias: ImmPtr[dtype],  # [H], beta
     rows: Int32,
     hidden_dim: Int32,
+    parts: Int32,  # DX, LN_OUT and SUMS, added
 ):
     """Everything of the backward pass that a row of dln and a row of the input give, each read once.
 
@@ -316,7 +344,8 @@ def ln_backward_rows[
     block's share of dgamma = sum of dln * x_hat and dbeta = sum of dln. block_dim.x threads own a row,
     block_dim.y rows a block, which goes on with the rows grid_dim.x * block_dim.y further. A thread keeps its
     columns' dgamma and dbeta in registers from its first row to its last. The vectors of its next row are on their
-    way into slots of shared memory, which no other thread touches, while it works on this one.
+    way into slots of shared memory, which no other thread touches, while it works on this one. dx may be written over
+    dln: whoever writes an element has read it before.
 
     Parameters:
         dtype: Of the rows.
@@ -410,17 +439,21 @@ def ln_backward_rows[
             if column + v * next_column < columns:
                 var place = row * H + column + v * next_column
                 var dx = g[v].fma(row_rstd, x_hat[v].fma(-sums[0], -sums[1]))
-                grad_input.unsafe_store[alignment=VECTOR_BYTES](place, dx.cast[dtype]())
+                if parts & DX != 0:
+                    grad_input.unsafe_store[alignment=VECTOR_BYTES](place, dx.cast[dtype]())
                 var y = x_hat[v].fma(
                     load_vector[width, accum](gamma, v * next_column),
                     load_vector[width, accum](beta, v * next_column),
                 )
-                ln_out.unsafe_store[alignment=VECTOR_BYTES](place, y.cast[dtype]())
+                if parts & LN_OUT != 0:
+                    ln_out.unsafe_store[alignment=VECTOR_BYTES](place, y.cast[dtype]())
         row_mean = next_mean
         row_rstd = next_rstd
         row = next_row
         stage = stage + 1 if stage < BACKWARD_STAGES - 1 else 0
 
+    if parts & SUMS == 0:
+        return
     # The slots have done their work; the groups of the block add their sums there.
     add_groups(memory.unsafe_offset(2 * vectors * next_column), dgamma, dbeta)
     if thread_idx.y == 0:
@@ -482,39 +515,56 @@ def add_groups[
 
 
 def ln_backward_any[
-    dtype: DType
+    dtype: DType, width: Int
 ](
     grad_input: MutPtr[dtype],  # [rows, H]
-    ln_out: MutPtr[dtype],  # [rows, H], computed again for dW
-    dln: ImmPtr[dtype],  # [rows, H]
+    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
+    dln: ImmPtr[dtype],  # [rows, stride]
     input: ImmPtr[dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
     ln_weight: ImmPtr[dtype],  # [H], gamma
     ln_bias: ImmPtr[dtype],  # [H], beta
     hidden_dim: Int32,
+    stride: Int32,
+    parts: Int32,  # DX and LN_OUT, added
 ):
-    """dx and ln_out of a row of any length at any address. One block owns one row and reads it twice."""
+    """dx and ln_out of a row of any length at any address. One block owns one row and reads it twice, `width` elements at
+    once. dx may be written over dln."""
     comptime accum = accum_type[dtype]
+    comptime alignment = width * size_of[Scalar[dtype]]()
     var H = Int(hidden_dim)
     var row = block_idx.x
     var row_mean = mean[unsafe_offset=row]
     var row_rstd = rstd[unsafe_offset=row]
-    var sums = SIMD[accum, 2](0)
-    for h in range(thread_idx.x, H, block_dim.x):
-        var x_hat = (input[unsafe_offset=row * H + h].cast[accum]() - row_mean) * row_rstd
-        var g = dln[unsafe_offset=row * H + h].cast[accum]() * ln_weight[unsafe_offset=h].cast[accum]()
-        sums += SIMD[accum, 2](g * x_hat, g)
-    var c = row_sum(sums, 0) / Scalar[accum](H)
+    var x = input.unsafe_offset(row * H)
+    var d = dln.unsafe_offset(row * Int(stride))
+    var y = ln_out.unsafe_offset(row * Int(stride))
+    var first = thread_idx.x * width
+    var step = block_dim.x * width
+    var c = SIMD[accum, 2](0)
+    if parts & DX != 0:
+        for h in range(first, H, step):
+            var deviation = x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - row_mean
+            var gamma = ln_weight.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+            var g = d.unsafe_load[width=width, alignment=alignment](h).cast[accum]() * gamma
+            c += SIMD[accum, 2]((g * (deviation * row_rstd)).reduce_add(), g.reduce_add())
+        c = row_sum(c, 0) / Scalar[accum](H)
 
-    for h in range(thread_idx.x, H, block_dim.x):
-        var x_hat = (input[unsafe_offset=row * H + h].cast[accum]() - row_mean) * row_rstd
-        var gamma = ln_weight[unsafe_offset=h].cast[accum]()
-        var g = rounded_product(dln[unsafe_offset=row * H + h].cast[accum](), gamma)
-        grad_input[unsafe_offset=row * H + h] = (row_rstd * (g - c[1] - x_hat * c[0])).cast[dtype]()
-        ln_out[unsafe_offset=row * H + h] = (x_hat * gamma + ln_bias[unsafe_offset=h].cast[accum]()).cast[
-            dtype
-        ]()
+    for h in range(first, H, step):
+        var deviation = x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - row_mean
+        var x_hat = deviation * row_rstd
+        var gamma = ln_weight.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+        if parts & DX != 0:
+            var g = rounded_product(d.unsafe_load[width=width, alignment=alignment](h).cast[accum](), gamma)
+            var dx = row_rstd * (g - c[1] - x_hat * c[0])
+            grad_input.unsafe_store[alignment=alignment](row * H + h, dx.cast[dtype]())
+        if parts & LN_OUT != 0:
+            var beta = ln_bias.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+            y.unsafe_store[alignment=alignment](h, (x_hat * gamma + beta).cast[dtype]())
+    if parts & LN_OUT != 0:
+        for h in range(H + thread_idx.x, Int(stride), block_dim.x):
+            y[unsafe_offset=h] = 0
 
 
 # ---- Sums over rows, in two stages --------------------------------------------------------------------------
@@ -524,12 +574,13 @@ def column_partials[
     dtype: DType, width: Int, with_x_hat: Bool
 ](
     partials: MutPtr[accum_type[dtype]],  # [slices, columns], or [slices, 2, columns] with_x_hat
-    dy: ImmPtr[dtype],  # [rows, columns]
+    dy: ImmPtr[dtype],  # [rows, dy_stride]
     input: ImmPtr[dtype],  # [rows, columns], read only with_x_hat, as mean and rstd
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
     rows: Int32,
     columns: Int32,
+    dy_stride: Int32,
     rows_of_a_slice: Int32,
 ):
     """First stage of a sum over rows: block (i, j) sums the rows of slice j over COLUMN_LANES * width columns.
@@ -547,7 +598,8 @@ def column_partials[
     var sums = Array[SIMD[accum, width], sums_of_a_column](fill=0)
     if column < N:
         for row in range(first + thread_idx.y, end, COLUMN_ROWS):
-            var d = dy.unsafe_load[width=width, alignment=alignment](row * N + column).cast[accum]()
+            var place = row * Int(dy_stride) + column
+            var d = dy.unsafe_load[width=width, alignment=alignment](place).cast[accum]()
             comptime if with_x_hat:
                 var x = input.unsafe_load[width=width, alignment=alignment](row * N + column).cast[accum]()
                 sums[0] += d * ((x - mean[unsafe_offset=row]) * rstd[unsafe_offset=row])
@@ -573,83 +625,101 @@ def column_partials[
 
 
 def finish_sums[
-    dtype: DType
+    dtype: DType, source: DType, early: Bool
 ](
-    sums: MutPtr[dtype],  # [columns]
-    more_sums: MutPtr[dtype],  # [columns], written where a column has two sums
-    partials: ImmPtr[accum_type[dtype]],  # [slices, columns of all sums]
-    slices: Int32,
-    columns: Int32,
-    sums_of_a_column: Int32,
+    grad_ln_weight: MutPtr[dtype],  # [H], dgamma
+    grad_ln_bias: MutPtr[dtype],  # [H], dbeta
+    ln_partials: ImmPtr[accum_type[dtype]],  # [ln_slices, 2, H]
+    ln_slices: Int32,
+    hidden_dim: Int32,  # 0 where dgamma and dbeta are not wanted
+    grad_bias: MutPtr[dtype],  # [O], db
+    bias_partials: ImmPtr[source],  # [bias_slices, O], or the rows of dY themselves
+    bias_slices: Int32,
+    output_dim: Int32,  # 0 where db is not wanted
 ):
-    """Second stage of a sum over rows: adds the slices of every column, for one sum or two."""
+    """Second stage of the sums over rows: adds the slices of every column of dgamma, dbeta and db.
+
+    Parameters:
+        dtype: Of the gradients.
+        source: Of what db is added from.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
     comptime accum = accum_type[dtype]
-    var N = Int(columns)
-    var stride = N * Int(sums_of_a_column)
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var H = Int(hidden_dim)
+    var O = Int(output_dim)
+    var ln_blocks = ceildiv(2 * H, COLUMN_LANES)
     var column = block_idx.x * COLUMN_LANES + thread_idx.x
+    var bias_column = column - ln_blocks * COLUMN_LANES
     var total = Scalar[accum](0)
-    if column < stride:
-        for slice in range(thread_idx.y, Int(slices), FINISH_ROWS):
-            total += partials[unsafe_offset=slice * stride + column]
+    if block_idx.x < ln_blocks:
+        if column < 2 * H:
+            total = sum_of_slices[accum](ln_partials, Int(ln_slices), 2 * H, column)
+    elif bias_column < O:
+        total = sum_of_slices[accum](bias_partials, Int(bias_slices), O, bias_column)
     var shares = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
         row_major[FINISH_ROWS, COLUMN_LANES]()
     )
     shares[thread_idx.y, thread_idx.x] = total
     barrier()
-    if thread_idx.y == 0 and column < stride:
+    if thread_idx.y == 0:
         total = 0
         comptime for lane in range(FINISH_ROWS):
             total += shares[lane, thread_idx.x]
-        if column < N:
-            sums[unsafe_offset=column] = total.cast[dtype]()
-        else:
-            more_sums[unsafe_offset=column - N] = total.cast[dtype]()
+        if block_idx.x < ln_blocks:
+            if column < H:
+                grad_ln_weight[unsafe_offset=column] = total.cast[dtype]()
+            elif column < 2 * H:
+                grad_ln_bias[unsafe_offset=column - H] = total.cast[dtype]()
+        elif bias_column < O:
+            grad_bias[unsafe_offset=bias_column] = total.cast[dtype]()
+
+
+@always_inline
+def sum_of_slices[
+    source: DType, //, accum: DType
+](partials: ImmPtr[source], slices: Int, columns: Int, column: Int) -> Scalar[accum]:
+    """Adds one column of every FINISH_ROWS-th slice from thread_idx.y on, eight of them at a time."""
+    comptime abreast = 8
+    var totals = SIMD[accum, abreast](0)
+    var slice = thread_idx.y
+    while slice + (abreast - 1) * FINISH_ROWS < slices:
+        comptime for i in range(abreast):
+            totals[i] += partials[unsafe_offset=(slice + i * FINISH_ROWS) * columns + column].cast[accum]()
+        slice += abreast * FINISH_ROWS
+    while slice < slices:
+        totals[0] += partials[unsafe_offset=slice * columns + column].cast[accum]()
+        slice += FINISH_ROWS
+    return totals.reduce_add()
 
 
 # ---- How they are launched ----------------------------------------------------------------------------------
 
 
-def launch_finish_sums[
-    L: Launcher, //, dtype: DType
-](
-    mut launcher: L,
-    name: StaticString,
-    sums: MutPtr[dtype],
-    more_sums: MutPtr[dtype],
-    partials: ImmPtr[accum_type[dtype]],
-    slices: Int,
-    columns: Int,
-    sums_of_a_column: Int,
-) raises:
-    """One launch: adds the partial sums of all slices."""
-    launcher.launch[finish_sums[dtype]](
-        name,
-        sums,
-        more_sums,
-        partials,
-        Int32(slices),
-        Int32(columns),
-        Int32(sums_of_a_column),
-        grid_dim=Dim(ceildiv(columns * sums_of_a_column, COLUMN_LANES)),
-        block_dim=Dim(COLUMN_LANES, FINISH_ROWS),
-    )
+@fieldwise_init
+struct Shares[dtype: DType](Copyable, Movable):
+    """Partial sums of columns, [slices, columns]: of dgamma and dbeta, 2 H columns, or of db, O columns."""
+
+    @__allow_legacy_any_origin_fields
+    var partials: ImmPtr[Self.dtype]
+    var slices: Int
 
 
-def launch_column_sums[
+def launch_column_partials[
     L: Launcher, //, dtype: DType, width: Int, with_x_hat: Bool
 ](
     mut launcher: L,
-    name: StaticString,
-    sums: MutPtr[dtype],
-    more_sums: MutPtr[dtype],
     dy: ImmPtr[dtype],
     input: ImmPtr[dtype],
     mean: ImmPtr[accum_type[dtype]],
     rstd: ImmPtr[accum_type[dtype]],
     rows: Int,
     columns: Int,
-) raises:
-    """Two launches: the sums over rows of dy into `sums`; with_x_hat of dy * x_hat, and of dy into `more_sums`.
+    dy_stride: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: shares of the sums over rows of dy; with_x_hat of dy * x_hat, then of dy. None where there are no rows.
     """
     comptime sums_of_a_column = 2 if with_x_hat else 1
     var tiles = ceildiv(columns, COLUMN_LANES * width)
@@ -660,10 +730,9 @@ def launch_column_sums[
     var partials = launcher.workspace[accum_type[dtype]](
         "column_partials", slices * columns * sums_of_a_column
     )
-    # The sums over no rows are zeros, which the second stage writes.
     if slices > 0:
         launcher.launch[column_partials[dtype, width, with_x_hat]](
-            name,
+            "column_partials",
             partials,
             dy,
             input,
@@ -671,54 +740,65 @@ def launch_column_sums[
             rstd,
             Int32(rows),
             Int32(columns),
+            Int32(dy_stride),
             Int32(rows_of_a_slice),
             grid_dim=Dim(tiles, slices),
             block_dim=Dim(COLUMN_LANES, COLUMN_ROWS),
         )
-    launch_finish_sums[dtype](
-        launcher, name, sums, more_sums, partials.as_imm(), slices, columns, sums_of_a_column
-    )
+    return Shares(partials.as_imm(), slices)
 
 
-def launch_bias_gradient[
+def launch_bias_partials[
     L: Launcher, //, dtype: DType
 ](
-    mut launcher: L,
-    grad_bias: MutPtr[dtype],
-    grad_output: ImmPtr[dtype],
-    statistics: ImmPtr[accum_type[dtype]],
-    sizes: Sizes,
-) raises:
-    """Two launches: db = sum over rows of grad_output. `statistics` is any address: none are read."""
+    mut launcher: L, grad_output: ImmPtr[dtype], anything: ImmPtr[accum_type[dtype]], sizes: Sizes
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: shares of db, the sum over rows of grad_output. `anything` is an address that is not read.
+    """
     comptime width = vector_width[dtype]
     var rows = Int(sizes.rows())
     var O = Int(sizes.output_dim)
     if O % width == 0 and is_aligned(grad_output):
-        launch_column_sums[dtype, width, False](
-            launcher,
-            "bias_gradient",
-            grad_bias,
-            grad_bias,
-            grad_output,
-            grad_output,
-            statistics,
-            statistics,
-            rows,
-            O,
+        return launch_column_partials[dtype, width, False](
+            launcher, grad_output, grad_output, anything, anything, rows, O, O
         )
-    else:
-        launch_column_sums[dtype, 1, False](
-            launcher,
-            "bias_gradient",
-            grad_bias,
-            grad_bias,
-            grad_output,
-            grad_output,
-            statistics,
-            statistics,
-            rows,
-            O,
-        )
+    return launch_column_partials[dtype, 1, False](
+        launcher, grad_output, grad_output, anything, anything, rows, O, O
+    )
+
+
+def launch_finish_sums[
+    L: Launcher, source: DType, //, dtype: DType
+](
+    mut launcher: L,
+    grad_ln_weight: MutPtr[dtype],
+    grad_ln_bias: MutPtr[dtype],
+    ln_shares: Shares[accum_type[dtype]],
+    hidden_dim: Int,
+    grad_bias: MutPtr[dtype],
+    bias_shares: Shares[source],
+    output_dim: Int,
+) raises:
+    """One launch: dgamma and dbeta [hidden_dim] and db [output_dim], each left out where that is 0; none without all.
+    """
+    var blocks = ceildiv(2 * hidden_dim, COLUMN_LANES) + ceildiv(output_dim, COLUMN_LANES)
+    if blocks == 0:
+        return
+    launcher.launch[finish_sums[dtype, source, L.wgmma]](
+        "finish_sums",
+        grad_ln_weight,
+        grad_ln_bias,
+        ln_shares.partials,
+        Int32(ln_shares.slices),
+        Int32(hidden_dim),
+        grad_bias,
+        bias_shares.partials,
+        Int32(bias_shares.slices),
+        Int32(output_dim),
+        grid_dim=Dim(blocks),
+        block_dim=Dim(COLUMN_LANES, FINISH_ROWS),
+        early=L.wgmma,
+    )
 
 
 @fieldwise_init
@@ -804,8 +884,10 @@ def launch_ln_backward_rows[
     ln_bias: ImmPtr[dtype],
     sizes: Sizes,
     geometry: RowGeometry,
+    parts: Int = DX | LN_OUT | SUMS,
 ) raises:
-    """One launch: dx, ln_out, and partial sums of dgamma and dbeta, [geometry.blocks, 2, H]."""
+    """One launch: dx, ln_out, and partial sums of dgamma and dbeta, [geometry.blocks, 2, H]; of these, `parts`.
+    """
     comptime for vectors in range(1, MAX_BACKWARD_VECTORS + 1):
         if geometry.vectors == vectors:
             launcher.launch[ln_backward_rows[dtype, vectors, L.wgmma]](
@@ -821,6 +903,7 @@ def launch_ln_backward_rows[
                 ln_bias,
                 sizes.rows(),
                 sizes.hidden_dim,
+                Int32(parts),
                 grid_dim=Dim(geometry.blocks),
                 block_dim=Dim(geometry.group, geometry.groups),
                 shared_bytes=geometry.shared_bytes,
@@ -833,8 +916,6 @@ def launch_ln_backward_fast[
 ](
     mut launcher: L,
     grad_input: MutPtr[dtype],
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
     ln_out: MutPtr[dtype],
     dln: ImmPtr[dtype],
     input: ImmPtr[dtype],
@@ -843,13 +924,22 @@ def launch_ln_backward_fast[
     ln_weight: ImmPtr[dtype],
     ln_bias: ImmPtr[dtype],
     sizes: Sizes,
-) raises:
-    """Two or three launches: dx, dgamma, dbeta and ln_out from dln. One where there are no rows."""
+    parts: Int,
+    stride: Int = 0,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch or two: of dx, ln_out, and shares of dgamma and dbeta, what `parts` names. None where there are no rows.
+
+    Rows of dln and ln_out are `stride` elements apart, H where that is 0.
+    """
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
-    if suits_ln_backward_rows[dtype](grad_input, ln_out, dln, input, ln_weight, ln_bias, sizes):
+    var dln_stride = stride if stride > 0 else H
+    if dln_stride == H and suits_ln_backward_rows[dtype](
+        grad_input, ln_out, dln, input, ln_weight, ln_bias, sizes
+    ):
         var geometry = backward_geometry[dtype](rows, H)
-        var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", geometry.blocks * 2 * H)
+        var count = geometry.blocks * 2 * H if parts & SUMS != 0 else 0
+        var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
         launch_ln_backward_rows[dtype](
             launcher,
             grad_input,
@@ -863,33 +953,36 @@ def launch_ln_backward_fast[
             ln_bias,
             sizes,
             geometry,
+            parts,
         )
-        launch_finish_sums[dtype](
-            launcher,
-            "ln_parameter_gradients",
-            grad_ln_weight,
-            grad_ln_bias,
-            partials.as_imm(),
-            geometry.blocks,
-            H,
-            2,
-        )
-        return
-    if rows > 0:
-        launcher.launch[ln_backward_any[dtype]](
-            "ln_backward_any",
-            grad_input,
-            ln_out,
-            dln,
-            input,
-            mean,
-            rstd,
-            ln_weight,
-            ln_bias,
-            sizes.hidden_dim,
-            grid_dim=Dim(rows),
-            block_dim=Dim(ANY_THREADS),
-        )
-    launch_column_sums[dtype, 1, True](
-        launcher, "ln_parameter_gradients", grad_ln_weight, grad_ln_bias, dln, input, mean, rstd, rows, H
-    )
+        return Shares(partials.as_imm(), geometry.blocks)
+    var shares = Shares(mean, 0)
+    var aligned = H % vector_width[dtype] == 0 and dln_stride == H and is_aligned(dln) and is_aligned(input)
+    aligned = aligned and is_aligned(ln_weight) and is_aligned(ln_bias)
+    aligned = aligned and is_aligned(grad_input.as_imm()) and is_aligned(ln_out.as_imm())
+    comptime for width in [vector_width[dtype], 1]:
+        if aligned or width == 1:
+            if parts & SUMS != 0:
+                # First, for dx may be written over dln.
+                shares = launch_column_partials[dtype, width, True](
+                    launcher, dln, input, mean, rstd, rows, H, dln_stride
+                )
+            if rows > 0 and parts & (DX | LN_OUT) != 0:
+                launcher.launch[ln_backward_any[dtype, width]](
+                    "ln_backward_any",
+                    grad_input,
+                    ln_out,
+                    dln,
+                    input,
+                    mean,
+                    rstd,
+                    ln_weight,
+                    ln_bias,
+                    sizes.hidden_dim,
+                    Int32(dln_stride),
+                    Int32(parts),
+                    grid_dim=Dim(rows),
+                    block_dim=Dim(ANY_THREADS),
+                )
+            return shares^
+    return shares^

@@ -1,0 +1,203 @@
+"""Tables of the page about every size: drawn sizes beside the peers, who multiplies where, float32 by pairs.
+
+Everything comes from book/measurements: `p22 --bench --sizes drawn:SEED --csv`, `product_times.py`, `pairs_times.py`. The
+generator of the book's pages calls `pages()`.
+"""
+
+import csv
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench_results import OURS, SHORT, Row, Size, read, select, source, table, time_text
+
+MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
+DRAWN = MEASUREMENTS / "h200_drawn_sizes.csv"
+WAYS = MEASUREMENTS / "h200_products_by_size.csv"
+PAIRS = MEASUREMENTS / "h200_float32_pairs.csv"
+WORST, MEDIAN = 1.01, 0.90
+"""What the ratios to the fastest peer should not exceed."""
+MODELS = {(4096, 768, 3072), (8192, 1024, 4096), (8192, 4096, 4096), (16384, 4096, 12288)}
+"""The benchmark's four sizes, which were measured in the same run and are not drawn."""
+PEERS = ("eager", "compile", "liger")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The layer beside the fastest peer at one size, and all peers that were measured there."""
+
+    dims: Size
+    time: float
+    peer: str
+    ratio: float
+    peers: tuple[str, ...]
+
+
+def beside(rows: list[Row], column: str) -> Iterator[Beside]:
+    """Each drawn size that a column has, the ratio taken of the medians."""
+    for dims, found in select(rows, "both", column).items():
+        times = {name: float(row["median_us"]) for name, row in found.items()}
+        peers = {name: time for name, time in times.items() if name in PEERS}
+        if dims not in MODELS and OURS in times and peers:
+            fastest = min(peers, key=peers.__getitem__)
+            yield Beside(dims, times[OURS], fastest, times[OURS] / peers[fastest], tuple(peers))
+
+
+def small(dims: Size) -> str:
+    """4,096: 768 → 3,072."""
+    M, H, O = dims
+    return f"{M:,}: {H:,} → {O:,}"
+
+
+def marked(ratio: float) -> str:
+    """A ratio, in bold where the layer is slower than it should be."""
+    return f"**{ratio:.2f}**" if ratio > WORST else f"{ratio:.2f}"
+
+
+def drawn_table(rows: list[Row]) -> str:
+    """A line for each size, the ones with the least work first."""
+    loops = {one.dims: one for one in beside(rows, "loop")}
+    body = []
+    for one in sorted(beside(rows, "graph"), key=lambda one: one.dims[0] * one.dims[1] * one.dims[2]):
+        loop = loops[one.dims]
+        absent = [SHORT[name] for name in PEERS if name not in one.peers]
+        body.append(
+            [
+                small(one.dims),
+                f"without {', '.join(absent)}" if absent else "",
+                time_text(one.time),
+                SHORT[one.peer],
+                marked(one.ratio),
+                SHORT[loop.peer],
+                marked(loop.ratio),
+            ]
+        )
+    head = ["rows: H → O", "", "graph", "fastest peer", "of it", "in a loop", "of it"]
+    return table(head, body, left=2)
+
+
+def verdict(rows: list[Row]) -> str:
+    """Worst and median ratio of both columns, beside the goals."""
+    sentences = []
+    for column, where in (("graph", "As CUDA graphs"), ("loop", "In plain loops")):
+        found = list(beside(rows, column))
+        worst = max(found, key=lambda one: one.ratio)
+        median = statistics.median(one.ratio for one in found)
+        slower = sum(one.ratio > WORST for one in found)
+        sentences.append(
+            f"{where}, over {len(found)} sizes, the median ratio to the fastest peer is {median:.2f}, and the worst "
+            f"{worst.ratio:.2f}, at {small(worst.dims)}; at {slower} of them the layer is more than 1 % slower."
+        )
+    sentences.append(f"The goals were {MEDIAN:.2f} and {WORST:.2f}.")
+    return " ".join(sentences) + "\n"
+
+
+def peaks(rows: list[Row]) -> dict[Size, dict[str, int]]:
+    """Bytes at the peak of both passes, by size and candidate."""
+    return {
+        dims: {name: int(row["peak_bytes"]) for name, row in found.items()}
+        for dims, found in select(rows, "both", "memory").items()
+    }
+
+
+def peak_table(rows: list[Row]) -> str:
+    """A line for each size: mebibytes of the layer, torch.compile and eager."""
+    body = []
+    for dims, found in sorted(peaks(rows).items(), key=lambda item: item[1][OURS]):
+        compiled = found.get("compile")
+        ratio = "" if compiled is None else f"{found[OURS] / compiled:.2f}"
+        body.append(
+            [
+                small(dims),
+                *(
+                    f"{found[name] / 2**20:,.1f}" if name in found else ""
+                    for name in (OURS, "compile", "eager")
+                ),
+                f"**{ratio}**" if compiled is not None and found[OURS] > compiled else ratio,
+            ]
+        )
+    return table(["rows: H → O", "the layer", "`torch.compile`", "eager", "of `torch.compile`'s"], body)
+
+
+def peak_verdict(rows: list[Row]) -> str:
+    """At how many sizes the layer needs less than torch.compile."""
+    both = [found for found in peaks(rows).values() if "compile" in found]
+    less = sum(found[OURS] <= found["compile"] for found in both)
+    return f"At {less} of {len(both)} sizes the layer needs no more than `torch.compile`; the goal was all of them.\n"
+
+
+def ways_table(rows: list[Row]) -> str:
+    """A line for each size and way that was timed; the one that is chosen in a graph is marked."""
+    body = []
+    for row in rows:
+        names = ("output", "dln", "dW")
+        chosen = [row[f"chosen_{name}"] == row[name] for name in names]
+        forward, backward = (time_text(float(row[f"{part}_us"])) for part in ("forward", "backward"))
+        body.append(
+            [
+                small((int(row["M"]), int(row["H"]), int(row["O"]))),
+                " · ".join("padded" if "padded" in row[name] else row[name] for name in names),
+                f"**{forward}**" if chosen[0] else forward,
+                f"**{backward}**" if all(chosen[1:]) else backward,
+                "" if row["host_us"] == "nan" else time_text(float(row["host_us"])),
+            ]
+        )
+    return table(["rows: H → O", "Y · dln · dW", "forward", "backward", "host, both"], body, left=2)
+
+
+def pairs_tables(rows: list[Row]) -> str:
+    """The times by pairs, and of each kind of input the worst error over PyTorch's own."""
+    times: dict[Size, dict[str, float]] = {}
+    worst: dict[str, dict[str, float]] = {}
+    strange: dict[str, int] = {}
+    for row in rows:
+        if row["graph_us"]:
+            dims = int(row["M"]), int(row["H"]), int(row["O"])
+            times.setdefault(dims, {})[row["way"]] = float(row["graph_us"])
+        elif row["norm_error"]:
+            for error in ("norm", "largest"):
+                ratio = float(row[f"{error}_error"]) / max(float(row[f"{error}_of_torch"]), 1e-30)
+                found = worst.setdefault(row["inputs"], {})
+                found[error] = max(found.get(error, 0), ratio)
+        else:
+            strange[row["note"]] = strange.get(row["note"], 0) + 1
+    timed = table(
+        ["rows: H → O", "pairs", "by default", "eager", "`torch.compile`", "of the fastest peer"],
+        [
+            [
+                small(dims),
+                *(time_text(found[way]) for way in ("pairs", "fast", "eager", "compile")),
+                f"{found['pairs'] / min(found['eager'], found['compile']):.2f}",
+            ]
+            for dims, found in times.items()
+        ],
+    )
+    errors = table(
+        ["inputs", "error in the norm, of PyTorch's", "at the largest element"],
+        [[kind, f"{found['norm']:.2f}", f"{found['largest']:.2f}"] for kind, found in worst.items()],
+    )
+    places = "; ".join(f"{count} results {note}" for note, count in strange.items())
+    return (
+        f"Forward and backward in float32, IEEE, as CUDA graphs:\n\n{timed}\n"
+        f"The largest error of a result against float64, over PyTorch's own in float32:\n\n{errors}\n"
+        f"With an infinity or a NaN somewhere: {places}.\n"
+    )
+
+
+def pages() -> dict[str, str]:
+    """What the page includes, by file name; without a file, without what is made from it."""
+    found = {}
+    if DRAWN.is_file():
+        rows = read(DRAWN)
+        found["sizes_source.md"] = source(rows) + "\n"
+        found["sizes_drawn.md"] = drawn_table(rows)
+        found["sizes_verdict.md"] = verdict(rows)
+        found["sizes_peak.md"] = peak_table(rows) + "\n" + peak_verdict(rows)
+    if WAYS.is_file():
+        with WAYS.open(newline="", encoding="utf-8") as file:
+            found["sizes_ways.md"] = ways_table(list(csv.DictReader(file)))
+    if PAIRS.is_file():
+        with PAIRS.open(newline="", encoding="utf-8") as file:
+            found["sizes_pairs.md"] = pairs_tables(list(csv.DictReader(file)))
+    return found

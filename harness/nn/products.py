@@ -1,0 +1,184 @@
+"""Which kernels multiply in LayerNorm + Linear: this project's, torch's library, or the library on padded rows, by size.
+
+The three products are Y = ln_out W^T, dln = dY W and dW = dY^T ln_out. The choice compares estimates, whose constants come
+from an H200 (book/measurements/h200_products_by_size.csv holds the times of both ways, and every kernel's):
+
+- This project's kernel for Hopper cuts a product into tiles that its multiprocessors take in rounds; `own_time` counts them
+  as `plan_tiles` in `solutions/shared/gemm_hopper.mojo` does. Few tiles leave most of the GPU idle. Its products make the
+  column sums of dY, dgamma and dbeta on the side, which are launches of their own beside the library's.
+- The library splits the sums of few tiles among blocks, and is a little faster in the largest products.
+- Rows of a 16-bit matrix that are no multiple of 16 bytes keep both from tensor cores' wide loads: the library falls to a
+  fifth. Copies with padded rows then pay from some size on.
+
+A plain loop of small calls waits for the host, to whom this project's path is the cheaper one; a CUDA graph waits for the
+GPU. So where they disagree, both choices are kept.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+OWN, LIBRARY, PADDED = "own", "library", "library on padded rows"
+
+VECTOR = 16
+"""Bytes to which every address must be aligned for the kernels' wide loads; others take a slower variant."""
+LIBRARY_FROM = 2**24
+"""From this many multiply-adds on, the products of float32 and float64 are torch's own, between this project's row
+kernels: the vendor's library is faster in them, and follows torch's flag for TF32 by itself."""
+LIBRARY_FROM_UNALIGNED = 2**16
+"""The same for the 16-bit types where rows of a factor begin at any address, and neither wide loads nor tensor cores' tiles
+fit."""
+
+PROCESSORS = 132
+TILE_ROWS, TILE_COLUMNS, DEPTH = 128, (256, 192, 128), 64
+TILE_COST, HANDING_COST, NARROW = 650, 1200, 9 / 8
+"""Of this project's product: its tiles, what a tile and what handing over unfinished sums cost beside the steps, in steps
+of one column, and how much dearer a step of the narrowest tile is."""
+STEP = 0.0023 * 1.15
+"""Microseconds of a step of one column: as planned, and by how much the measured products are above."""
+LARGE, LARGE_COST = 2**37, 1.05
+"""From so many multiply-adds on the GPU is at its power limit, and this project's product slower by so much."""
+FILLED = 120
+"""Tiles of 128 columns of dln from which on the library is taken only for a gain of GAIN."""
+GAIN = 0.96
+SMALL = 2**15
+"""Multiply-adds up to which this project has a kernel for each whole pass."""
+LAUNCH = 3.0
+"""Microseconds that a product of the library takes beside its work, and that a further launch costs."""
+OWN_LAUNCH = 1.0
+"""The same for this project's product, which starts early."""
+LIBRARY_RATE, UNALIGNED_RATE = 780e6, 130e6
+"""Floating-point operations of the library in a microsecond."""
+UNALIGNED_LAUNCH, UNALIGNED_BIAS = 10.0, 25.0
+"""Microseconds that a product of unaligned rows takes beside its work, and that adding a bias to it takes."""
+BANDWIDTH = 3.6e6
+"""Bytes in a microsecond of a product that waits for memory."""
+COPY_BANDWIDTH = 1.2e6
+"""Bytes in a microsecond of a copy of unaligned rows."""
+HOST, COPYING_HOST = 100.0, 500.0
+"""Microseconds of GPU time of both passes below which a loop of calls waits for the host: for this project's path, and
+for the one that makes padded copies."""
+
+
+class Products(NamedTuple):
+    """What multiplies each product: OWN, LIBRARY or PADDED."""
+
+    output: str
+    dln: str
+    dW: str
+
+
+ALL_OWN = Products(OWN, OWN, OWN)
+ALL_LIBRARY = Products(LIBRARY, LIBRARY, LIBRARY)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The products of plain calls, and those of calls that a CUDA graph captures."""
+
+    loop: Products
+    graph: Products
+
+
+def choose(
+    rows: int, H: int, O: int, dtype: torch.dtype, *, transposed: bool = False, hopper: bool = False
+) -> Choice:
+    """What multiplies x [rows, H] and linear_weight [O, H].
+
+    Args:
+        rows: Of x.
+        H: Input features.
+        O: Output features.
+        dtype: Of every factor.
+        transposed: Whether linear_weight lies as [H, O], which this project's products do not read.
+        hopper: Whether the GPU has the kernels for Hopper; elsewhere only what `dtype` and alignment say is known.
+    """
+    if not rows:
+        return same(ALL_OWN)
+    if transposed:
+        return same(ALL_LIBRARY)
+    work = rows * H * O
+    if dtype.itemsize >= 4:
+        return same(ALL_LIBRARY if work >= LIBRARY_FROM else ALL_OWN)
+    if padded(H, dtype) != H or padded(O, dtype) != O:
+        return unaligned_choice(rows, H, O, dtype) if work >= LIBRARY_FROM_UNALIGNED else same(ALL_OWN)
+    return hopper_choice(rows, H, O) if hopper and work > SMALL else same(ALL_OWN)
+
+
+def same(products: Products) -> Choice:
+    """One choice for both."""
+    return Choice(products, products)
+
+
+def padded(width: int, dtype: torch.dtype) -> int:
+    """The elements of the shortest aligned row that holds `width` elements."""
+    step = VECTOR // dtype.itemsize
+    return -(-width // step) * step
+
+
+# ---- Aligned rows of 16 bits, on Hopper ---------------------------------------------------------------------
+
+
+def hopper_choice(rows: int, H: int, O: int) -> Choice:
+    """By the estimated times of each pass; the row kernels between the products are the same."""
+    forward = {OWN: own_time(rows, O, H), LIBRARY: library_time(rows, O, H)}
+    # Column sums of dY: two more launches where its rows are many, and dY read once more; else within another's.
+    sums = 2 * rows * O / BANDWIDTH + 2 * LAUNCH if rows > 1024 else 1.0
+    dW_of_library = LAUNCH + library_time(O, H, rows)
+    own = own_time(rows, H, O) + own_time(O, H, rows, shared=True)
+    backward = {
+        (OWN, LIBRARY): own_time(rows, H, O) + dW_of_library,
+        (LIBRARY, LIBRARY): library_time(rows, H, O) + sums + dW_of_library,
+    }
+    fastest = min(backward, key=backward.__getitem__)
+    if math.ceil(rows / TILE_ROWS) * math.ceil(H / TILE_COLUMNS[-1]) < FILLED:
+        gradients = (LIBRARY, LIBRARY)
+    else:
+        gradients = fastest if backward[fastest] < GAIN * own else (OWN, OWN)
+    graph = Products(min(forward, key=forward.__getitem__), *gradients)
+    return Choice(ALL_OWN if forward[OWN] + own < HOST else graph, graph)
+
+
+def own_time(m: int, n: int, k: int, *, shared: bool = False) -> float:
+    """Microseconds of this project's product for Hopper, [m, n] with sums of k; `shared`: blocks may share tiles."""
+    steps = math.ceil(k / DEPTH)
+    costs = []
+    for columns in TILE_COLUMNS:
+        step = columns * (NARROW if columns == TILE_COLUMNS[-1] else 1)
+        tiles = math.ceil(m / TILE_ROWS) * math.ceil(n / columns)
+        costs.append(math.ceil(tiles / PROCESSORS) * (steps * step + TILE_COST))
+        shares = min(PROCESSORS // tiles, steps // 8) if shared else 0
+        if shares >= 2:
+            costs.append(math.ceil(steps / shares) * step + TILE_COST + (shares - 1) * HANDING_COST)
+    return OWN_LAUNCH + STEP * min(costs) * (LARGE_COST if m * n * k >= LARGE else 1)
+
+
+def library_time(m: int, n: int, k: int) -> float:
+    """Microseconds of the library's product of aligned rows: half of its writing is in nobody's shadow."""
+    work = 2 * m * n * k / LIBRARY_RATE + m * n / BANDWIDTH
+    return LAUNCH + max(work, 2 * (m * k + k * n + m * n) / BANDWIDTH)
+
+
+# ---- Rows of 16 bits that are not aligned -------------------------------------------------------------------
+
+
+def unaligned_choice(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice:
+    """Padded where the copies cost less than they win; never in a loop that waits for the host, for each is a call."""
+    wide, tall = padded(H, dtype), padded(O, dtype)
+    plain = UNALIGNED_LAUNCH + 2 * rows * H * O / UNALIGNED_RATE
+    aligned = library_time(rows, tall, wide)
+    weight = copy_time(tall, wide)
+    output = aligned + weight + (copy_time(rows, O) if tall != O else 0)
+    backward = 2 * aligned + 2 * weight + (copy_time(rows, tall) if tall != O else 0)
+    graph = Products(
+        PADDED if output < plain + UNALIGNED_BIAS else LIBRARY,
+        *[PADDED if backward < 2 * plain else LIBRARY] * 2,
+    )
+    return Choice(ALL_LIBRARY if 3 * plain < COPYING_HOST else graph, graph)
+
+
+def copy_time(rows: int, columns: int) -> float:
+    """Microseconds of a copy of a matrix whose rows are not aligned."""
+    return LAUNCH + 4 * rows * columns / COPY_BANDWIDTH

@@ -1,0 +1,97 @@
+"""The tables of the page about every size say what their CSV files say."""
+
+import csv
+
+import pytest
+from book_paths import BOOK  # noqa: F401 (puts the book's tools on the import path)
+
+from harness.bench.runner import MACHINE, MEASURED
+
+MACHINE_ROW = {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-01-02", "dtype": "bfloat16"}
+TIMES = {
+    (64, 128, 256): {"fast": 30.0, "eager": 40.0, "compile": 25.0},
+    (512, 96, 33): {"fast": 9.0, "eager": 18.0},
+    (4096, 768, 3072): {"fast": 500.0, "eager": 1.0, "compile": 1.0},
+}
+
+
+@pytest.fixture
+def every_size(monkeypatch, tmp_path):
+    """The module, with files of its own that are not there yet."""
+    import every_size
+
+    for name in ("DRAWN", "WAYS", "PAIRS"):
+        monkeypatch.setattr(every_size, name, tmp_path / f"{name}.csv")
+    return every_size
+
+
+def write(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_drawn(path):
+    names = (*MACHINE, "M", "H", "O", *MEASURED)
+    rows = []
+    for dims, times in TIMES.items():
+        at = MACHINE_ROW | dict(zip("MHO", dims, strict=True)) | {"pass": "both"}
+        for name, time in times.items():
+            rows.append(at | {"column": "graph", "candidate": name, "median_us": time})
+            rows.append(at | {"column": "loop", "candidate": name, "median_us": 100 if name == "fast" else 50})
+            memory = {"fast": 3, "eager": 4, "compile": 2}[name] * 2**20
+            rows.append(at | {"column": "memory", "candidate": name, "saved_bytes": 1, "peak_bytes": memory})
+    write(path, [{name: row.get(name, "") for name in names} for row in rows])
+
+
+def test_without_files_there_is_nothing(every_size):
+    assert every_size.pages() == {}
+
+
+def test_drawn_sizes_beside_their_fastest_peers(every_size):
+    write_drawn(every_size.DRAWN)
+    pages = every_size.pages()
+    lines = pages["sizes_drawn.md"].splitlines()[2:]
+    assert lines == [
+        "| 512: 96 → 33 | without compile, Liger | 9.0 µs | eager | 0.50 | eager | **2.00** |",
+        "| 64: 128 → 256 | without Liger | 30.0 µs | compile | **1.20** | eager | **2.00** |",
+    ], "the benchmark's own sizes are not drawn; the least work first; slower is bold"
+    verdict = pages["sizes_verdict.md"]
+    assert "As CUDA graphs, over 2 sizes, the median ratio to the fastest peer is 0.85, and the worst 1.20" in verdict
+    assert "at 64: 128 → 256; at 1 of them the layer is more than 1 % slower" in verdict
+    assert "The goals were 0.90 and 1.01." in verdict
+
+
+def test_memory_at_the_peak(every_size):
+    write_drawn(every_size.DRAWN)
+    text = every_size.pages()["sizes_peak.md"]
+    assert "| 64: 128 → 256 | 3.0 | 2.0 | 4.0 | **1.50** |" in text
+    assert "| 512: 96 → 33 | 3.0 |  | 4.0 |  |" in text and "At 0 of 2 sizes the layer needs no more" in text
+
+
+def test_who_multiplies(every_size):
+    names = ("output", "dln", "dW")
+    way = dict(zip(names, ("library on padded rows", "own", "library"), strict=True))
+    chosen = {f"chosen_{name}": who for name, who in way.items()} | {"chosen_dW": "own"}
+    row = {"M": 5, "H": 6, "O": 7, **way, "forward_us": 3.0, "backward_us": 1234.0, "host_us": "nan"} | chosen
+    write(every_size.WAYS, [row, row | chosen | {"dW": "own", "host_us": 45}])
+    lines = every_size.pages()["sizes_ways.md"].splitlines()[2:]
+    assert lines == [
+        "| 5: 6 → 7 | padded · own · library | **3.0 µs** | 1,234 µs |  |",
+        "| 5: 6 → 7 | padded · own · own | **3.0 µs** | **1,234 µs** | 45.0 µs |",
+    ]
+
+
+def test_pairs(every_size):
+    names = ("inputs", "result", "norm_error", "norm_of_torch", "largest_error", "largest_of_torch", "way")
+    empty = dict.fromkeys((*names, "graph_us", "note"), "") | {"M": 4096, "H": 768, "O": 3072}
+    rows = [empty | {"way": way, "graph_us": time} for way, time in
+            (("pairs", 300), ("fast", 1100), ("eager", 1200), ("compile", 1000))]  # fmt: skip
+    error = {"inputs": "tiny", "norm_of_torch": "1e-7", "largest_of_torch": "1e-6"}
+    rows += [empty | error | {"norm_error": norm, "largest_error": "2e-6"} for norm in ("5e-8", "1.5e-7")]
+    rows += [empty | {"inputs": "nan in x", "note": "as PyTorch"}] * 3
+    write(every_size.PAIRS, rows)
+    text = every_size.pages()["sizes_pairs.md"]
+    assert "| 4,096: 768 → 3,072 | 300.0 µs | 1,100 µs | 1,200 µs | 1,000 µs | 0.30 |" in text
+    assert "| tiny | 1.50 | 2.00 |" in text and "3 results as PyTorch." in text

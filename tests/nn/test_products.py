@@ -1,0 +1,104 @@
+"""Who multiplies: the choice beside the times that were measured, what it never does, and that its constants are the kernel's."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.nn import products
+from harness.nn.products import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, PADDED, choose
+from harness.toolchain.roots import solutions
+
+BOOK = Path(__file__).resolve().parents[2] / "book"
+MEASURED = BOOK / "measurements" / "h200_products_by_size.csv"
+half = torch.bfloat16
+
+
+def measured():
+    """size -> way -> microseconds of each pass, from the table."""
+    found = {}
+    with MEASURED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            size = int(row["M"]), int(row["H"]), int(row["O"])
+            way = row["output"], row["dln"], row["dW"]
+            found.setdefault(size, {})[way] = float(row["forward_us"]), float(row["backward_us"])
+    return found
+
+
+@pytest.mark.parametrize(("direction", "slack"), [(0, 1.12), (1, 1.12)], ids=["forward", "backward"])
+def test_the_choice_is_near_the_fastest_that_was_measured(direction, slack):
+    """Within an eighth and the launches of a small pass, at every size; and on the whole within 3 %."""
+    ratios = []
+    for size, ways in measured().items():
+        chosen = choose(*size, half, hopper=True).graph
+        part = (lambda way: way[:1]) if direction == 0 else (lambda way: way[1:])
+        times = {part(way): time[direction] for way, time in ways.items()}
+        if part(chosen) in times:
+            best = min(times.values())
+            assert times[part(chosen)] <= slack * best + 4, (size, chosen, times)
+            ratios.append(times[part(chosen)] / best)
+    assert len(ratios) > 20 and sum(ratios) / len(ratios) < 1.03
+
+
+def test_the_constants_are_the_kernel_s():
+    source = (solutions() / "shared" / "gemm_hopper.mojo").read_text()
+
+    def constant(name):
+        return int(re.search(rf"^comptime {name} = (\d+)$", source, re.MULTILINE)[1])
+
+    assert (constant("TILE_COST"), constant("HANDING_COST")) == (products.TILE_COST, products.HANDING_COST)
+    assert (constant("BLOCK_M"), constant("BLOCK_K")) == (products.TILE_ROWS, products.DEPTH)
+    assert constant("NARROW") / 8 == products.NARROW
+
+
+def test_a_product_of_few_tiles_and_long_sums_is_the_library_s():
+    assert choose(64, 8192, 1024, half, hopper=True).graph.output == LIBRARY
+    assert choose(64, 512, 12288, half, hopper=True).graph.dln == LIBRARY
+    assert choose(4096, 768, 3072, half, hopper=True).graph == ALL_OWN
+
+
+def test_a_loop_that_waits_for_the_host_multiplies_by_itself():
+    choice = choose(64, 768, 768, half, hopper=True)
+    assert choice.loop == ALL_OWN != choice.graph
+    large = choose(4096, 8192, 8192, half, hopper=True)
+    assert large.loop is large.graph, "asked for at each call"
+
+
+@pytest.mark.parametrize("dtype", [half, torch.float16], ids=str)
+def test_copies_are_made_of_unaligned_rows_where_products_are_large(dtype):
+    assert choose(13544, 9143, 2008, dtype).graph == (PADDED, PADDED, PADDED)
+    assert choose(13544, 9144, 2008, dtype).graph == ALL_OWN
+    few = choose(3796, 692, 141, dtype)
+    assert few.graph.output == PADDED and few.loop == ALL_LIBRARY, "a loop would wait for the copies' host time"
+    assert choose(8, 63, 33, dtype).loop == ALL_OWN
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "facts", "expected"),
+    [
+        (0, half, {"hopper": True}, ALL_OWN),
+        (0, torch.float32, {"transposed": True}, ALL_OWN),
+        (16, half, {"transposed": True, "hopper": True}, ALL_LIBRARY),
+        (64, half, {}, ALL_OWN),
+        (64, torch.float32, {"hopper": True}, ALL_LIBRARY),
+        (8, torch.float64, {"hopper": True}, ALL_OWN),
+    ],
+    ids=str,
+)
+def test_what_needs_no_estimate(rows, dtype, facts, expected):
+    choice = choose(rows, 1024, 1024, dtype, **facts)
+    assert choice.loop == choice.graph == expected
+
+
+@pytest.mark.parametrize(("width", "dtype", "whole"), [(9143, half, 9144), (8, half, 8), (5, torch.float32, 8)])
+def test_padded_rows_are_the_shortest_aligned_ones(width, dtype, whole):
+    assert products.padded(width, dtype) == whole
+
+
+def test_estimates_grow_with_the_work():
+    for time in (products.own_time, products.library_time):
+        assert time(4096, 4096, 4096) < time(4096, 4096, 8192) < time(8192, 4096, 8192)
+    assert products.own_time(128, 256, 65536, shared=True) < products.own_time(128, 256, 65536)
+    assert products.own_time(128, 128, 64) > 0 and OWN != LIBRARY

@@ -57,7 +57,7 @@ BANDWIDTH = 3.6e6
 """Bytes in a microsecond of a product that waits for memory."""
 COPY_BANDWIDTH = 1.2e6
 """Bytes in a microsecond of a copy of unaligned rows."""
-HOST, COPYING_HOST = 100.0, 500.0
+HOST, COPYING_HOST = 100.0, 1000.0
 """Microseconds of GPU time of both passes below which a loop of calls waits for the host: for this project's path, and
 for the one that makes padded copies."""
 

@@ -1,4 +1,4 @@
-"""Products of float32 matrices on Hopper's tensor cores for float16, as accurate as float32 (sm_90a).
+"""Products of float32 matrices on Hopper's tensor cores for float16 (sm_90a), with errors of 1e-6 in the norm.
 
 A matrix x is taken as two of float16, high = s x rounded and low = s x - high rounded, with a power of two s that brings
 its largest element to 2^14 and more: together they keep 22 bits. The product of two such matrices is
@@ -6,8 +6,9 @@ its largest element to 2^14 and more: together they keep 22 bits. The product of
     high low + low high + high high
 
 and what is left out, low low, is below the rounding of float32. Tensor cores cut off what does not fit their running sums;
-over many terms that would cost three digits. So they add CHUNK terms at a time, and the sums of the chunks are added in
-float32. Splitting: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", 2022.
+over many terms that would cost a digit and more. So they add CHUNK steps at a time, and the sums of the chunks are added in
+float32; what is cut off within a chunk is the largest error that is left. Splitting: Ootomo and Yokota, "Recovering single
+precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022.
 
 Where a factor has an infinity or a NaN, a product by plain loops takes the place of the fast one: low would turn infinities
 into NaN.

@@ -39,7 +39,9 @@ def write_drawn(path):
         at = MACHINE_ROW | dict(zip("MHO", dims, strict=True)) | {"pass": "both"}
         for name, time in times.items():
             rows.append(at | {"column": "graph", "candidate": name, "median_us": time})
-            rows.append(at | {"column": "loop", "candidate": name, "median_us": 100 if name == "fast" else 50})
+            rows.append(
+                at | {"column": "loop", "candidate": name, "median_us": 100 if name == "fast" else 50}
+            )
             memory = {"fast": 3, "eager": 4, "compile": 2}[name] * 2**20
             rows.append(at | {"column": "memory", "candidate": name, "saved_bytes": 1, "peak_bytes": memory})
     write(path, [{name: row.get(name, "") for name in names} for row in rows])
@@ -58,7 +60,10 @@ def test_drawn_sizes_beside_their_fastest_peers(every_size):
         "| 64: 128 → 256 | without Liger | 30.0 µs | compile | **1.20** | eager | **2.00** |",
     ], "the benchmark's own sizes are not drawn; the least work first; slower is bold"
     verdict = pages["sizes_verdict.md"]
-    assert "As CUDA graphs, over 2 sizes, the median ratio to the fastest peer is 0.85, and the worst 1.20" in verdict
+    assert (
+        "As CUDA graphs, over 2 sizes, the median ratio to the fastest peer is 0.85, and the worst 1.20"
+        in verdict
+    )
     assert "at 64: 128 → 256; at 1 of them the layer is more than 1 % slower" in verdict
     assert "The goals were 0.90 and 1.01." in verdict
 

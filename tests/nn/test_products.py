@@ -56,7 +56,7 @@ def test_the_constants_are_the_kernel_s():
 def test_a_product_of_few_tiles_and_long_sums_is_the_library_s():
     assert choose(64, 8192, 1024, half, hopper=True).graph.output == LIBRARY
     assert choose(64, 512, 12288, half, hopper=True).graph.dln == LIBRARY
-    assert choose(4096, 768, 3072, half, hopper=True).graph == ALL_OWN
+    assert choose(8192, 1024, 4096, half, hopper=True).graph[1:] == (OWN, OWN)
 
 
 def test_a_loop_that_waits_for_the_host_multiplies_by_itself():
@@ -71,7 +71,9 @@ def test_copies_are_made_of_unaligned_rows_where_products_are_large(dtype):
     assert choose(13544, 9143, 2008, dtype).graph == (PADDED, PADDED, PADDED)
     assert choose(13544, 9144, 2008, dtype).graph == ALL_OWN
     few = choose(3796, 692, 141, dtype)
-    assert few.graph.output == PADDED and few.loop == ALL_LIBRARY, "a loop would wait for the copies' host time"
+    assert few.graph.output == PADDED and few.loop == ALL_LIBRARY, (
+        "a loop would wait for the copies' host time"
+    )
     assert choose(8, 63, 33, dtype).loop == ALL_OWN
 
 
@@ -92,7 +94,9 @@ def test_what_needs_no_estimate(rows, dtype, facts, expected):
     assert choice.loop == choice.graph == expected
 
 
-@pytest.mark.parametrize(("width", "dtype", "whole"), [(9143, half, 9144), (8, half, 8), (5, torch.float32, 8)])
+@pytest.mark.parametrize(
+    ("width", "dtype", "whole"), [(9143, half, 9144), (8, half, 8), (5, torch.float32, 8)]
+)
 def test_padded_rows_are_the_shortest_aligned_ones(width, dtype, whole):
     assert products.padded(width, dtype) == whole
 

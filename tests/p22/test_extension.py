@@ -284,6 +284,11 @@ print(json.dumps({
     "small": [module.forward(0, 0, 0, 0, 0, 16, 8, 16, 1e-5, *[0] * 8),
               module.backward(0, 0, 0, 0, 0, 16, 8, 16, 15, *[0] * 15)],
     "frozen": module.backward(0, 0, 0, 0, 0, *sizes, 12, *[0] * 15),
+    # With addresses and without: what counts ahead of time knows none.
+    "addresses": [[module.backward(0, 0, 0, 0, kind, *sizes, wanted, *addresses)
+                   for addresses in ([0] * 15, [4096] * 14 + [sizes[1]])]
+                  for kind in range(6) for sizes in ((12, 300, 20), (640, 768, 304))
+                  for wanted in (15, 1, 2, 4, 8, 15 + 16, 14 + 32, 14 + 48)],
     "runtime": sorted({line.split()[-1] for line in open("/proc/self/maps") if "libKGENCompilerRTShared" in line}),
 }))
 calls = [lambda: module.forward(0, 0, 0, 0), lambda: module.backward(*[0] * 22), lambda: module.open(0)]
@@ -314,6 +319,7 @@ def test_it_loads_without_max_and_counts_without_a_gpu(architecture, tmp_path):
         rows, H = 12, 300
         assert counted["forward"][kind] >= rows * H * itemsize and counted["forward"][kind] % 256 == 0
         assert counted["backward"][kind] >= rows * H * itemsize and counted["backward"][kind] % 256 == 0
+    assert all(without == with_some for without, with_some in counted["addresses"])
     assert counted["frozen"] <= counted["backward"][0] and counted["small"] == [0, 0]
     errors = result.stdout.splitlines()[1:]
     assert errors[:2] == ["Exception expected 17 arguments, got 4", "Exception expected 24 arguments, got 22"]
@@ -369,7 +375,7 @@ def test_the_module_on_the_virtual_gpu(built):
     for label, found in errors.items():
         case = label.split(", ")[-1]
         left = {name for name, error in found.items() if error == "untouched"}
-        assert left == skipped.get(case, set()), label
+        assert left == skipped.get(case, set()) & found.keys(), label
         limit = {"tf32": 2e-3, "bfloat16": 2e-2, "float16": 2e-3, "float64": 1e-14}.get(case, 2e-6)
         largest = max(error for error in found.values() if error != "untouched")
         assert largest < limit, (label, found)

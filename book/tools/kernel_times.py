@@ -2,7 +2,8 @@
 
 Each pass of each algorithm is called a few times under PyTorch's profiler, one call at a time with a pause behind it, so
 that the GPU neither waits for the host nor gets hot. A row of the CSV is one launch: its place in the pass, the kernel
-and the median of its durations. The sizes are those of GPT-2 small's first MLP layer.
+and the median of its durations. The sizes are those of GPT-2 small's first MLP layer, the benchmark's smallest. Beside the
+algorithms stand the bare products of each pass, PyTorch's own without a bias.
 """
 
 import csv
@@ -23,8 +24,9 @@ import torch  # noqa: E402
 
 from harness.nn.layers import fused_layernorm_linear  # noqa: E402
 
-DIMS = (8, 1024, 768, 3072)
-CALLS = {"fused": 3, "unfused": 12, "fast": 30}
+BARE = "bare product"
+DIMS = (4, 1024, 768, 3072)
+CALLS = {"fused": 3, "unfused": 12, "fast": 30, BARE: 30}
 FIELDS = [
     "device",
     "date",
@@ -135,6 +137,14 @@ def passes(dtype: torch.dtype, algorithm: str) -> dict:
     return {"forward": forward, "backward": backward}
 
 
+def bare_products(dtype: torch.dtype) -> dict:
+    """The products of both passes alone, as PyTorch multiplies: y = x W^T; dln = dy W and dW = dy^T ln."""
+    B, S, H, O = DIMS
+    torch.manual_seed(0)
+    x, W, dy = (torch.randn(s, device="cuda", dtype=dtype) for s in ((B * S, H), (O, H), (B * S, O)))
+    return {"forward": lambda: x @ W.T, "backward": lambda: (dy @ W, dy.T @ x)}
+
+
 def main(file: Path) -> None:
     """Measures every algorithm and writes the CSV."""
     import importlib.metadata
@@ -151,8 +161,11 @@ def main(file: Path) -> None:
         writer = csv.DictWriter(out, FIELDS)
         writer.writeheader()
         for algorithm, calls in CALLS.items():
-            for direction, step in passes(torch.bfloat16, algorithm).items():
-                launches = named(profiled(step, calls), algorithm, direction)
+            bare = algorithm == BARE
+            steps = bare_products(torch.bfloat16) if bare else passes(torch.bfloat16, algorithm)
+            for direction, step in steps.items():
+                launches = profiled(step, calls)
+                launches = launches if bare else named(launches, algorithm, direction)
                 for position, (kernel, median) in enumerate(launches):
                     writer.writerow(
                         facts

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import check_site
 import generate
+import glossary
 import maths
 import preprocess
 import recorded_pictures
@@ -81,6 +82,7 @@ def build(book: Path, site: Path) -> list[str]:
         bring_solutions_back(book, site)
         speak_formulas(site)
         drop_breadcrumbs(site)
+        glossary.link(site)
         recorded_pictures.write_page(site)
     return faults or check_site.site_faults(site, src)
 

@@ -83,6 +83,37 @@ def kernel_constant(name: str) -> int:
     return int(found[1])
 
 
+def glossary() -> str:
+    """Lane, warp, block, grid on the left; register, shared memory, L2, memory on the right."""
+    drawing = Drawing(
+        720,
+        300,
+        "Threads: a lane in a warp of 32, warps in a block, blocks in a grid. Memory: registers of a lane, shared memory of a "
+        "block, the L2 cache and the memory of the whole grid.",
+    )
+    levels = (
+        ("lane", "one thread", "registers", "255 of 32 bits at most for a thread"),
+        ("warp", "32 lanes, one instruction", "shuffles", "from lane to lane, no memory"),
+        ("block", "up to 1,024 threads, one multiprocessor", "shared memory", "up to 227 KB on Hopper"),
+        ("grid", "blocks in no fixed order", "L2, then memory", "50 MB, then 141 GB on an H200"),
+    )
+    for number, (threads, what, store, much) in enumerate(levels):
+        y, width = 14 + 72 * number, 90 + 70 * number
+        drawing.box(20, y, width, 40, shade=0.06)
+        cells = 1 if number == 0 else 32 if number == 1 else 8
+        for cell in range(cells):
+            step = (width - 12) / max(cells, 8)
+            drawing.box(
+                26 + cell * step, y + 8, max(step - 2, 1.5), 24, shade=0.5 if number == 0 else 0.25, thick=0.5
+            )
+        drawing.text(20, y + 56, f"{threads}: {what}", anchor="start", size=12)
+        drawing.arrow(20 + width + 6, y + 20, 416, y + 20, faint=True)
+        drawing.box(420, y, 280, 40, shade=0.06)
+        drawing.text(430, y + 25, store, anchor="start", size=13)
+        drawing.text(692, y + 25, much, anchor="end", size=10)
+    return drawing.svg()
+
+
 def first_graph() -> str:
     """Puzzle 20's first graph with the numbers of the solution's own run: values forward, gradients back."""
     module = load(ROOT / "solutions" / "p20" / "graph.py")

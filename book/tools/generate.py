@@ -19,6 +19,7 @@ import every_size  # noqa: E402
 import figures  # noqa: E402
 import hunt_chart  # noqa: E402
 import ladder  # noqa: E402
+import ladder_table  # noqa: E402
 import ledger  # noqa: E402
 import museum  # noqa: E402
 import numpy as np  # noqa: E402
@@ -29,6 +30,7 @@ import ramp_figures  # noqa: E402
 import ring_results  # noqa: E402
 import roofline  # noqa: E402
 import times_chart  # noqa: E402
+import timing_pages  # noqa: E402
 from ledger import GPT2_SMALL  # noqa: E402
 
 from harness import cli  # noqa: E402
@@ -431,6 +433,7 @@ FILES: dict[str, Callable[[], str]] = {
     "saved.svg": saved_bars,
     "backend_table.md": backend_table,
     "first_graph.svg": figures.first_graph,
+    "glossary.svg": figures.glossary,
     "saving_less.svg": saving_chart,
     **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},
     **order_figures.FILES,
@@ -461,8 +464,15 @@ def main() -> None:
     folder = BOOK / ".cache" / "generated"
     folder.mkdir(parents=True, exist_ok=True)
     texts = {name: make() for name, make in FILES.items()}
-    texts |= ladder.pages() | bench_results.pages() | museum.pages() | ring_results.pages()
-    texts |= every_size.pages()
+    texts |= (
+        ladder.pages()
+        | ladder_table.pages(ladder.found())
+        | bench_results.pages()
+        | museum.pages()
+        | ring_results.pages()
+        | timing_pages.pages()
+        | every_size.pages()
+    )
     texts["benchmark.md"] = benchmark(texts)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")

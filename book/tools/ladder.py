@@ -6,7 +6,7 @@ every launch that is spoken of must be in it. Without the file there are predict
 """
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import ledger
@@ -15,6 +15,7 @@ from charts import LogChart
 
 MEASURED = Path(__file__).absolute().parent.parent / "measurements" / "ladder_h200.csv"
 DTYPE = "bfloat16"
+BARE = "bare product"
 
 MULTIPROCESSORS = 132
 CLOCK = 1.98e9  # the highest clock of the multiprocessors, in Hz
@@ -117,6 +118,8 @@ class Ladder:
     launches: dict[tuple[str, str], list[Launch]]
     dims: tuple[int, ...]
     facts: dict[str, str] | None
+    bare: dict[str, float] = field(default_factory=dict)
+    """Pass -> microseconds of its matrix products alone, PyTorch's own, where they were measured."""
 
     def of(self, algorithm: str, direction: str, *kernels: str) -> list[Launch]:
         """Some launches of a pass, all without names. Raises LookupError for what the file does not have."""
@@ -160,7 +163,11 @@ def load(file: Path = MEASURED) -> Ladder:
                 name = full_name(row["kernel"], step)
                 found.append(Launch(name, float(row["median_us"]), *prediction(name, step, dims)))
             launches[algorithm, direction] = found
-    return Ladder(launches, dims, rows[0])
+    bare: dict[str, float] = {}
+    for row in rows:
+        if row["algorithm"] == BARE:
+            bare[row["pass"]] = bare.get(row["pass"], 0) + float(row["median_us"])
+    return Ladder(launches, dims, rows[0], bare)
 
 
 def predicted(dims: tuple[int, ...]) -> Ladder:
@@ -294,9 +301,14 @@ def climb(ladder: Ladder) -> str:
     return drawing.svg()
 
 
+def found(file: Path = MEASURED) -> Ladder:
+    """What was measured, or the predictions alone."""
+    return load(file) if file.is_file() else predicted(ledger.GPT2_SMALL)
+
+
 def pages(file: Path = MEASURED) -> dict[str, str]:
     """What the chapter includes, by file name. Raises LookupError where the measurements lack something."""
-    ladder = load(file) if file.is_file() else predicted(ledger.GPT2_SMALL)
+    ladder = found(file)
     said = results(ladder) if ladder.facts else {}
     tables = {
         "1": table(ladder.of("fused", "forward")) + "\n" + table(ladder.of("fused", "backward")),

@@ -130,6 +130,11 @@ COMMANDS = {
     "profile": Command(
         "p22 --profile --solution", ("-m", "harness", "p22", "--profile", "--solution"), exact=True
     ),
+    "profile_fast": Command(
+        "p22 --profile --solution --fast",
+        ("-m", "harness", "p22", "--profile", "--solution", "--fast"),
+        exact=True,
+    ),
     "row_largest": virtual("row_largest"),
     "race_natural": virtual("zero_race", 1, "--blocks natural "),
     "race_reversed": virtual("zero_race", 1, "--blocks reversed "),

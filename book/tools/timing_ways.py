@@ -1,4 +1,4 @@
-"""Times one product in several ways, right and wrong: `python book/tools/timing_traps.py FILE`, a minute on a GPU.
+"""Times one product in several ways, right and wrong: `python book/tools/timing_ways.py FILE`, a minute on a GPU.
 
 Each row of the CSV is one way: what was timed, the median and how far the times lie apart. The last lines printed are the
 table of PyTorch's profiler for LayerNorm + Linear, forward and backward. For the chapter on measuring.

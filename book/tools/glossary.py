@@ -1,0 +1,100 @@
+"""Links the words of the glossary where a page first uses them: in its running text, never in code, headings, links or figures.
+
+It works on the built pages, behind mdBook: what a link is made of then stands there, whatever wrote it.
+"""
+
+import os
+import re
+from pathlib import Path
+
+PAGE = "glossary.html"
+TERMS = {
+    "lane": r"lanes?",
+    "warp": r"warps?",
+    "block": r"thread blocks?|blocks? of (?:\d+ )?threads|grid of blocks",
+    "launch": r"launches",
+    "multiprocessor": r"multiprocessors?",
+    "occupancy": r"occupancy",
+    "barrier": r"barriers?",
+    "shuffle": r"shuffles?",
+    "register": r"registers",
+    "shared-memory": r"shared memory",
+    "bank": r"bank conflicts?",
+    "sector": r"sectors?",
+    "coalesced": r"coalesced",
+    "l2": r"L2",
+    "atomic": r"atomics|atomic additions?",
+    "roofline": r"roofline",
+    "tensor-core": r"tensor cores?",
+    "epilogue": r"epilogues?",
+    "prologue": r"prologues?",
+    "stream": r"streams?",
+    "cuda-event": r"CUDA events?",
+    "cuda-graph": r"CUDA graphs?",
+    "virtual-gpu": r"virtual GPU",
+}
+"""Heading of the glossary, as its anchor -> what is a use of the word."""
+LEFT_ALONE = (
+    "a",
+    "code",
+    "pre",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "svg",
+    "figure",
+    "summary",
+    "button",
+    "script",
+    "style",
+    "math",
+    "th",
+)
+"""Elements in which nothing is linked."""
+TAG = re.compile(r"<!--.*?-->|<(/?)([a-zA-Z][\w-]*)[^>]*?(/?)>", re.S)
+MAIN = re.compile(r"(<main>)(.*?)(</main>)", re.S)
+
+
+def link(site: Path) -> None:
+    """Puts the links on every page of a built book that has a glossary, but for the glossary and the page for printing."""
+    if not (site / PAGE).is_file():
+        return
+    for page in site.rglob("*.html"):
+        if page.name in (PAGE, "print.html", "toc.html", "404.html"):
+            continue
+        text = page.read_text(encoding="utf-8")
+        to = os.path.relpath(site / PAGE, page.parent).replace(os.sep, "/")
+        linked = MAIN.sub(lambda found, to=to: found[1] + with_links(found[2], to) + found[3], text, count=1)
+        if linked != text:
+            page.write_text(linked, encoding="utf-8")
+
+
+def with_links(main: str, to: str) -> str:
+    """The content of a page with the first use of each word linked; `to` is the glossary's address from there."""
+    missing = dict(TERMS)
+    out: list[str] = []
+    closed_to, place = [], 0
+    for tag in TAG.finditer(main):
+        words = main[place : tag.start()]
+        out += [words if closed_to else linked_words(words, missing, to), tag[0]]
+        place = tag.end()
+        name = (tag[2] or "").lower()
+        if name in LEFT_ALONE and not tag[3]:
+            if tag[1] and name in closed_to:
+                closed_to.remove(name)
+            elif not tag[1]:
+                closed_to.append(name)
+    return "".join(out) + main[place:]
+
+
+def linked_words(words: str, missing: dict[str, str], to: str) -> str:
+    """Text with the words that are still missing linked; those that are found are taken out of `missing`."""
+    for term, uses in list(missing.items()):
+        pattern = re.compile(rf"(?<![\w-])({uses})(?![\w-])(?![^<]*</a>)")
+        # What an earlier word made is no text any more.
+        linked = pattern.sub(rf'<a class="term" href="{to}#{term}">\1</a>', words, count=1)
+        if linked != words:
+            words = linked
+            del missing[term]
+    return words

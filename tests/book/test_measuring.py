@@ -1,0 +1,118 @@
+"""The chapter on measuring and the table of the ladder say what was measured; words of the glossary are linked where they should be."""
+
+import re
+
+import pytest
+from book_paths import BOOK
+
+PAGE = (BOOK / "src" / "fast" / "measuring.md").read_text()
+
+
+def test_what_the_chapter_on_measuring_says_is_what_was_measured():
+    import timing_pages
+
+    ways = timing_pages.ways()
+    product, rested = "product, ", ways["large product, rested"]
+    kernel = ways[product + "events around 100 calls"]
+    assert ways["large product, after 4 s of it"] / rested == pytest.approx(1.15, abs=0.005)
+    assert "15&nbsp;% longer after four seconds" in PAGE
+    assert ways["large product of zeros, after 4 s of it"] < rested < ways["large product, after 4 s of it"]
+    assert (
+        1500 < ways[product + "the first call of the process"] / kernel < 2500
+        and "two thousand times" in PAGE
+    )
+    assert ways[product + "a graph of 100"] < kernel < ways[product + "L2 flushed before each"]
+    assert ways[product + "events around one call"] > 5 * kernel, "one call is nearly all host"
+    names = [row["kernel"] for row in timing_pages.rows("h200_profiler")]
+    assert (
+        sum(name.startswith("nvjet") for name in names) == 3 and sum("_bias_" in name for name in names) == 1
+    )
+
+
+def test_a_gpu_loses_at_the_chapters_sizes_and_wins_at_a_models():
+    import timing_pages
+
+    small, large = timing_pages.both_devices()[:2], timing_pages.both_devices()[2:]
+    assert {dims for dims, *_ in small} == {(4, 4, 8, 16)} and {dims for dims, *_ in large} == {
+        (8, 1024, 768, 3072)
+    }
+    assert all(cpu < gpu for _, _, cpu, gpu in small) and all(cpu > 100 * gpu for _, _, cpu, gpu in large)
+    assert timing_pages.devices_table().count("\n| ") == 5
+
+
+# ---- The ladder as a table ----------------------------------------------------------------------------------
+
+
+def cells(table: str, row: str) -> list[str]:
+    (found,) = re.findall(rf"<tr><th>{row}</th>(.*?)</tr>", table)
+    return re.findall(r"<td>(.*?)</td>", found)
+
+
+def test_the_table_of_the_ladder_has_times_shares_and_counters():
+    import ladder
+    import ladder_table
+
+    found = ladder.found()
+    pages = ladder_table.pages(found)
+    forward, backward = pages["ladder_table_forward.html"], pages["ladder_table_backward.html"]
+    total = found.took("fast", "forward")
+    assert cells(forward, "took")[-1] == ladder.duration(total)
+    assert cells(forward, "of the bare product")[-1] == f"{found.bare['forward'] / total:.0%}"
+    assert [words.split(":")[0] for words in cells(forward, "which is")] == [
+        "a run",
+        "a run",
+        "a sum",
+        "a sum",
+        "a run",
+    ]
+    # From the recorded profiles: the first fused kernel alone, the five unfused ones, the fast row kernel and product.
+    moved = cells(forward, "bytes moved, times the shapes'")
+    assert (
+        moved[0] == "15.6"
+        and moved[1] == f"{(1152 + 3072 + 1024 + 2048 + 3072) / (640 + 1216 + 1024 + 2048 + 2112):.1f}"
+    )
+    assert moved[4] == f"{(2176 + 3072) / (1216 + 2112):.1f}"
+    assert cells(backward, "took")[-1] == "76.4 µs" and "benchmark" in cells(backward, "which is")[-1]
+    assert "36.1 µs" in pages["ladder_beside.md"], "the benchmark has this size"
+
+
+def test_what_was_not_measured_says_so(tmp_path):
+    import ladder
+    import ladder_table
+
+    pages = ladder_table.pages(ladder.found(tmp_path / "none.csv"))
+    forward = pages["ladder_table_forward.html"]
+    assert set(cells(forward, "took")) == set(cells(forward, "of the bare product")) == {"not measured"}
+    assert "no row of this size" in pages["ladder_beside.md"]
+
+
+# ---- The glossary -------------------------------------------------------------------------------------------
+
+
+def test_a_word_is_linked_where_it_is_first_used_and_nowhere_else():
+    import glossary
+
+    main = (
+        "<h2>Warps</h2><p>Two <code>warp</code>s, a <a href='#x'>warp</a>, <em>warps</em>, a warp.</p>"
+        "<figure><p>L2</p></figure><p>the L2 cache, prewarped, a transformer block</p>"
+    )
+    linked = glossary.with_links(main, "../glossary.html")
+    assert linked.count('class="term"') == 2
+    assert '<em><a class="term" href="../glossary.html#warp">warps</a></em>, a warp.' in linked
+    assert 'the <a class="term" href="../glossary.html#l2">L2</a> cache' in linked
+    assert re.sub(r'<a class="term"[^>]*>(.*?)</a>', r"\1", linked) == main
+
+
+def test_every_word_has_its_entry_and_every_entry_its_word():
+    import glossary
+
+    text = (BOOK / "src" / "glossary.md").read_text()
+    entries = {name.lower().replace(" ", "-") for name in re.findall(r"^### (.+)$", text, re.M)}
+    assert entries - set(glossary.TERMS) <= {"grid", "tile", "synchronise"}, "said in too many other senses"
+    assert set(glossary.TERMS) <= entries
+
+
+def test_pages_link_their_words(site):
+    page = (site / "puzzle_19" / "puzzle_19.html").read_text()
+    assert page.count('href="../glossary.html#warp"') == 1
+    assert 'class="term"' not in (site / "glossary.html").read_text()

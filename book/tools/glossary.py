@@ -12,7 +12,7 @@ TERMS = {
     "lane": r"lanes?",
     "warp": r"warps?",
     "block": r"thread blocks?|blocks? of (?:\d+ )?threads|grid of blocks",
-    "launch": r"launches",
+    "launch": r"(?:two|three|four|five|eight|single|more|such) launches",
     "multiprocessor": r"multiprocessors?",
     "occupancy": r"occupancy",
     "barrier": r"barriers?",

@@ -86,7 +86,8 @@ def measure() -> list[tuple[str, list[float], str]]:
     found = [("product, the first call of the process", first_call(product), "host's clock, synchronised")]
     found.append(("product, the second call", first_call(product), "host's clock, synchronised"))
     for _ in range(10):
-        product(), norm()
+        product()
+        norm()
     cold = ColdClock("cuda")
     graph = Graph(lambda: lambda: tuple(product() for _ in range(MANY)))
     norms = Graph(lambda: lambda: tuple(norm() for _ in range(MANY)))
@@ -110,7 +111,8 @@ def measure() -> list[tuple[str, list[float], str]]:
         ("large product, rested", rounds(lambda: clock.elapsed(large, 2), 9), smi("power.draw,clocks.sm"))
     )
     found.append(("large product, after 4 s of it", *under_load(large, 4.0)))
-    a.zero_(), b.zero_()
+    a.zero_()
+    b.zero_()
     found.append(("large product of zeros, after 4 s of it", *under_load(large, 4.0)))
     return found
 
@@ -127,7 +129,7 @@ def profile() -> str:
         pair(x).backward(dy)
         torch.cuda.synchronize()
     lines = [f"{'kernel':<60} {'calls':>5} {'us':>8}"]
-    kernels = [e for e in recorded.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [e for e in recorded.key_averages() if e.device_type.name == "CUDA"]
     for event in sorted(kernels, key=lambda e: -e.self_device_time_total):
         lines.append(f"{event.key[:60]:<60} {event.count:>5} {event.self_device_time_total:>8.1f}")
     return "\n".join(lines)

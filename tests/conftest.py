@@ -119,7 +119,7 @@ def layer_graphs():
     from harness.nn.ops import BACKWARD, FORWARD
     from harness.spec.ops import Call
 
-    keys = [(algorithm, torch.float32) for algorithm in autograd.ALGORITHMS]
+    keys = [(algorithm, torch.float32) for algorithm in autograd.IN_GRAPHS]
     keys += [("fast", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
     keys += [("unfused", torch.bfloat16)]
     directions = {"forward": FORWARD, "backward": BACKWARD}

@@ -33,7 +33,9 @@ DTYPES = {
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
 }
-ALGORITHMS = ("unfused", "fused", "fast", "pairs")
+IN_GRAPHS = ("unfused", "fused", "fast")
+"""The algorithms that MAX graphs have."""
+ALGORITHMS = (*IN_GRAPHS, "pairs")
 
 Tensor = torch.Tensor
 

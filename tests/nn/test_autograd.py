@@ -304,7 +304,9 @@ def test_eps_that_is_no_number(eps):
 
 
 def test_unknown_algorithm():
-    with pytest.raises(ValueError, match="algorithm: expected 'unfused' or 'fused' or 'fast', got 'fastest'"):
+    with pytest.raises(
+        ValueError, match="algorithm: expected 'unfused' or 'fused' or 'fast' or 'pairs', got 'fastest'"
+    ):
         fused_layernorm_linear(*make_inputs(), algorithm="fastest")
 
 

@@ -411,9 +411,9 @@ def doctor(arguments: list[str]) -> int:
 
 
 def build_ext(arguments: list[str]) -> int:
-    """Build the extension module that the layers use on a GPU, for this machine's GPUs or for another's.
+    """Build the extension modules that the layers use on a GPU, for this machine's GPUs or for another's.
 
-    Without it the first call on a GPU builds it. A module that was built elsewhere is found in the folder that the
+    Without one the first call on a GPU builds it. Modules that were built elsewhere are found in the folder that the
     environment variable WORKBOOK_EXTENSIONS names; building wants no GPU and no C compiler.
     """
     from harness.toolchain import extension
@@ -423,6 +423,9 @@ def build_ext(arguments: list[str]) -> int:
         description=build_ext.__doc__,
         epilog="exit codes: 0 built, or there already; 2 bad use; 4 the kernels do not compile; 5 the environment",
         allow_abbrev=False,
+    )
+    made.add_argument(
+        "puzzle", nargs="?", choices=extension.puzzles(), help="whose module (default: each that there is)"
     )
     made.add_argument(
         "--arch",
@@ -440,15 +443,16 @@ def build_ext(arguments: list[str]) -> int:
     console = make_console(sys.stdout)
     wanted = [extension.canonical(name) for name in flags.arch] if flags.arch else extension.present()
     for architecture in dict.fromkeys(wanted):
-        print_lines(console, [built_line(console, architecture, flags.output)])
+        for puzzle in [flags.puzzle] if flags.puzzle else extension.puzzles():
+            print_lines(console, [built_line(console, puzzle, architecture, flags.output)])
     return 0
 
 
-def built_line(console: Console, architecture: str, output: Path | None) -> str:
-    """Builds for one architecture, with a spinner or a line while it lasts; what was built, how long, and where."""
+def built_line(console: Console, puzzle: str, architecture: str, output: Path | None) -> str:
+    """Builds a puzzle's module for one architecture, with a spinner or a line while it lasts; what, how long, and where."""
     from harness.toolchain import extension
 
-    words = f"Building the extension module for {architecture} (a minute or two, once)"
+    words = f"Building the extension module of {puzzle} for {architecture} (a minute or two, once)"
     with ExitStack() as stack:
 
         def on_build() -> None:
@@ -457,10 +461,10 @@ def built_line(console: Console, architecture: str, output: Path | None) -> str:
             else:
                 print_lines(console, [f"{words} ..."])
 
-        built = extension.build(architecture, output, on_build)
+        built = extension.build(architecture, output, on_build, puzzle)
     size = built.path.stat().st_size / 2**20
     how = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"
-    return f"{architecture}: {how}, {size:.1f} MiB: {shown(built.path)}"
+    return f"{puzzle}, {architecture}: {how}, {size:.1f} MiB: {shown(built.path)}"
 
 
 # ---- dev ----------------------------------------------------------------------------------------------------

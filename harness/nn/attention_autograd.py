@@ -8,8 +8,9 @@ are computed again, and no matrix of query length x key length is stored. Gradie
 position on, and blocks of them that are left out. `attention_backward` is the backward pass by itself.
 
 Three operators are registered, `mojo_workbook::attention`, `mojo_workbook::attention_backward` and, for a mask that needs a
-gradient, `mojo_workbook::attention_mask_backward`. They run as MAX graphs on the memory of the torch tensors; a graph is
-compiled when a dtype is first used on a device, and cached.
+gradient, `mojo_workbook::attention_mask_backward`. On a GPU an extension module launches the kernels of the first two
+(`harness.nn.attention_direct`). Everything else runs as MAX graphs on the memory of the torch tensors; a graph is compiled when a
+dtype is first used on a device, and cached.
 """
 
 import functools
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from harness.devices.graphs import Program, load_each
+from harness.nn import attention_direct
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_BACKWARD
 from harness.nn.autograd import DTYPES, compiling, max_device, plain, programs, refuse_after_fork, run
 from harness.spec.ops import Call
@@ -231,6 +233,8 @@ def attention_delta(grad_out: Tensor, out: Tensor) -> Tensor:
     check_pair(grad_out, out)
     delta = out.new_empty(out.shape[:-1], dtype=accum(out.dtype))
     if out.numel():
+        if kernels := attention_direct.kernels(out.device):
+            return kernels.delta(grad_out, out, None)
         launch("delta", out, {"delta": delta, "grad_output": grad_out, "output": out})
     return delta
 
@@ -506,9 +510,12 @@ def forward_operator(
         diagonal: How many keys further than its own place a query sees.
         mask_block: How many queries, and keys, an element of the mask stands for.
     """
-    output, lse = forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block)
     if not query.numel() or not key.numel():
+        output, lse = forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block)
         return output.zero_(), lse.fill_(-torch.inf)
+    if kernels := attention_direct.kernels(query.device):
+        return kernels.forward(query, key, value, attn_mask, scale, diagonal, mask_block)
+    output, lse = forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block)
     arguments = {"output": output, "lse": lse, "query": query, "key": key, "value": value}
     arguments |= options(query, attn_mask, scale, diagonal, mask_block)
     launch("forward", query, arguments)
@@ -539,9 +546,13 @@ def backward_operator(
 
     The derivative of lse along a score is its probability, so that dS = P * (dP - delta + grad_lse).
     """
-    delta = attention_delta(grad_out, out)
-    if grad_lse is not None:
-        delta = delta - grad_lse
+    kernels = attention_direct.kernels(out.device) if out.numel() else None
+    if kernels is not None:
+        delta = kernels.delta(grad_out, out, grad_lse)
+    else:
+        delta = attention_delta(grad_out, out)
+        if grad_lse is not None:
+            delta = delta - grad_lse
     return backward_of_rows(grad_out, query, key, value, lse, delta, attn_mask, scale, diagonal, mask_block)
 
 
@@ -555,6 +566,10 @@ def backward_of_rows(
     grad_out, query, key, value, lse, delta, attn_mask, scale: float, diagonal: int, mask_block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients from lse and delta; the other arguments are those of the forward operator."""
+    if query.numel() and key.numel() and (kernels := attention_direct.kernels(query.device)):
+        return kernels.backward(
+            grad_out, query, key, value, lse, delta, attn_mask, scale, diagonal, mask_block
+        )
     gradients = backward_buffers(grad_out, query, key, value)
     if not query.numel() or not key.numel():
         for gradient in gradients:

@@ -1,8 +1,8 @@
-"""The solution's kernels as a Python extension module: built once for each GPU architecture, kept, and loaded.
+"""A solution's kernels as a Python extension module: built once for each GPU architecture, kept, and loaded.
 
-`module(...)` is what the PyTorch layer calls; `build(...)` also builds ahead of time, on a machine without a GPU. A
-module is one file, named by the puzzle, the architecture and a hash of everything it depends on; it works with every
-Python. Its folder is in the workbook's cache, or wherever the environment variable WORKBOOK_EXTENSIONS says.
+`build(...)` also builds ahead of time, on a machine without a GPU. A module is one file, named by the puzzle, the
+architecture and a hash of everything it depends on; it works with every Python. Its folder is in the workbook's cache, or
+wherever the environment variable WORKBOOK_EXTENSIONS says. Where no puzzle is named, the first that has a module is meant.
 """
 
 import ctypes
@@ -149,25 +149,22 @@ class Built:
     seconds: float
 
 
-def source_folder() -> Path:
-    """The solution that has an extension module: the one with an `extension.mojo`."""
-    return next(path.parent for path in sorted(solutions().glob("*/extension.mojo")))
+def puzzles() -> list[str]:
+    """The puzzles whose solutions have an extension module: an `extension.mojo`."""
+    return [path.parent.name for path in sorted(solutions().glob("*/extension.mojo"))]
 
 
-def sources() -> tuple[Path, list[Path]]:
-    """The folder of the puzzle's solution, and the Mojo files in it that a module is made of."""
-    folder = source_folder()
-    return folder, [
-        folder / "extension.mojo",
-        folder / "small.mojo",
-        *mojo_files(folder / "op"),
-    ]
+def sources(puzzle: str = "") -> tuple[Path, list[Path]]:
+    """The folder of a puzzle's solution, and the Mojo files in it that a module is made of."""
+    folder = solutions() / (puzzle or puzzles()[0])
+    beside = [folder / name for name in ("extension.mojo", "small.mojo")]
+    return folder, [*(file for file in beside if file.is_file()), *mojo_files(folder / "op")]
 
 
 @functools.cache
-def file_name(architecture: str) -> str:
+def file_name(architecture: str, puzzle: str = "") -> str:
     """The name of the module's file for one architecture: it changes with all that the module depends on."""
-    folder, files = sources()
+    folder, files = sources(puzzle)
     machine = platform.machine()
     parts: list[str | bytes] = [
         mojo_version(),
@@ -188,7 +185,10 @@ def folder() -> Path:
 
 
 def build(
-    architecture: str, output: Path | None = None, on_build: Callable[[], None] = lambda: None
+    architecture: str,
+    output: Path | None = None,
+    on_build: Callable[[], None] = lambda: None,
+    puzzle: str = "",
 ) -> Built:
     """The module for one architecture: what the folder holds, else built now, which takes a minute or two.
 
@@ -198,27 +198,28 @@ def build(
         architecture: What `mojo build --target-accelerator` takes, for example "sm_90a" or "gfx942".
         output: The folder (default: `folder()`).
         on_build: Called before a build.
+        puzzle: Whose module.
 
     Raises BadUse for an architecture that Mojo does not know, CompileFailed where the kernels do not compile, and
     EnvironmentProblem where the folder cannot be written or something is missing.
     """
     remedy = "name another --output" if output else REMEDY
-    target = (made_folder(output, remedy) if output else folder()) / file_name(architecture)
+    target = (made_folder(output, remedy) if output else folder()) / file_name(architecture, puzzle)
     seconds = 0.0
 
     def make(staged: Path) -> None:
         nonlocal seconds
         on_build()
         started = time.monotonic()
-        os.replace(compile_module(architecture, staged.parent), staged)
+        os.replace(compile_module(architecture, staged.parent, puzzle), staged)
         seconds = time.monotonic() - started
 
     return Built(keep(target, make, "the extension module", remedy), architecture, seconds)
 
 
-def compile_module(architecture: str, staging: Path) -> Path:
+def compile_module(architecture: str, staging: Path, puzzle: str) -> Path:
     """Compiles and links the module in an empty folder."""
-    source_folder, files = sources()
+    source_folder, files = sources(puzzle)
     target = staging / "module.so"
     host_cpu = HOST_CPU.get(platform.machine())
     command = [
@@ -262,11 +263,11 @@ def last_line(text: str) -> str:
 # ---- Loading ------------------------------------------------------------------------------------------------
 
 
-def load(path: Path) -> ModuleType:
+def load(path: Path, puzzle: str = "") -> ModuleType:
     """Loads a built module. Raises EnvironmentProblem where the system refuses it."""
     try:
         load_runtime()
-        name = f"workbook_{source_folder().name}"
+        name = f"workbook_{puzzle or puzzles()[0]}"
         loader = ExtensionFileLoader(name, str(path))
         spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
         assert spec is not None  # the loader is given

@@ -15,6 +15,7 @@ from op.attention import (
     launch_softmax,
     launch_softmax_backward,
 )
+from op.fast_launches import Layout, launch_backward_fast, launch_delta_fast, launch_forward_fast
 from op.flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
 from op.mask_gradient import MaskGradient, launch_mask_gradient
@@ -25,13 +26,12 @@ from recorder import Recorder
 
 comptime dtype = get_defined_dtype["DTYPE", DType.float32]()
 comptime accum = accum_type[dtype]
-
-
 comptime UNFUSED = is_defined["VARIANT_unfused"]()
 comptime FUSED = is_defined["VARIANT_fused"]()
 comptime ATOMIC = is_defined["VARIANT_atomic"]()
 comptime MASKED = is_defined["VARIANT_masked"]()
-comptime DEFAULT = not (UNFUSED or FUSED or ATOMIC or MASKED)
+comptime FAST = is_defined["VARIANT_fast"]()
+comptime DEFAULT = not (UNFUSED or FUSED or ATOMIC or MASKED or FAST)
 
 
 def record_launches(mut recorder: Recorder, dims: List[Int]) raises:
@@ -43,6 +43,8 @@ def record_launches(mut recorder: Recorder, dims: List[Int]) raises:
         record_flash["atomic"](recorder, dims)
     comptime if MASKED:
         record_flash["masked"](recorder, dims)
+    comptime if FAST:
+        record_flash["fast"](recorder, dims)
 
 
 def record_unfused(mut recorder: Recorder, dims: List[Int]) raises:
@@ -78,8 +80,8 @@ def record_unfused(mut recorder: Recorder, dims: List[Int]) raises:
 
 
 def record_flash[variant: StaticString](mut recorder: Recorder, dims: List[Int]) raises:
-    """Behind B, N, S, T, d there may stand the heads of key and value, the diagonal, the size of the mask's blocks, and for
-    each axis of the mask whether it has the size 1.
+    """Behind B, N, S, T, d there may stand the heads of key and value, the diagonal, the size of the mask's blocks, which is 0
+    where the fast variant has no mask, and for each axis of the mask whether it has the size 1.
     """
     var B = dims[0]
     var N = dims[1]
@@ -92,13 +94,14 @@ def record_flash[variant: StaticString](mut recorder: Recorder, dims: List[Int])
     var one: List[Bool] = [True, True, False, False]
     for i in range(8, len(dims)):
         one[i - 8] = dims[i] == 1
+    var side = max(1, block)
     var name = String(variant)
     for i in range(len(dims)):
         name += String(t" {dims[i]}")
     recorder.case(name)
     var rows = B * N * S
     var keys = B * G * T * d
-    var mask_shape: List[Int] = [B, N, ceildiv(S, block), ceildiv(T, block)]
+    var mask_shape: List[Int] = [B, N, ceildiv(S, side), ceildiv(T, side)]
     var strides: List[Int32] = [0, 0, 0, 0]
     var elements = 1
     for i in range(4):
@@ -138,8 +141,15 @@ def record_flash[variant: StaticString](mut recorder: Recorder, dims: List[Int])
         sizes=sizes.copy(),
         scale=scale,
     )
-    launch_flash_forward(recorder, forward)
-    launch_delta[dtype](recorder, delta, grad_output, output.as_imm(), rows, Int32(d))
+    var layout = Layout.without_gaps(sizes)
+    comptime if variant == "fast":
+        launch_forward_fast(recorder, forward, layout)
+        launch_delta_fast[dtype](
+            recorder, delta, grad_output, output.as_imm(), lse.as_imm(), False, sizes, layout
+        )
+    else:
+        launch_flash_forward(recorder, forward)
+        launch_delta[dtype](recorder, delta, grad_output, output.as_imm(), rows, Int32(d))
     comptime if variant == "masked":
         var gradient = MaskGradient[dtype](
             grad_mask=recorder.tensor[dtype]("grad_attn_mask", elements),
@@ -171,5 +181,7 @@ def record_flash[variant: StaticString](mut recorder: Recorder, dims: List[Int])
         )
         comptime if variant == "atomic":
             launch_one_pass(recorder, backward)
+        elif variant == "fast":
+            launch_backward_fast(recorder, backward, layout)
         else:
             launch_flash_backward(recorder, backward)

@@ -191,7 +191,7 @@ def test_a_module_that_is_there_is_not_built_again(built, monkeypatch):
     assert again.path == built.path and again.seconds == 0
 
 
-def slow_compile(architecture, staging):
+def slow_compile(architecture, staging, puzzle):
     """In the place of the compiler: leaves a mark and takes a while."""
     (staging.parent / f"mark-{os.getpid()}-{time.monotonic_ns()}").touch()
     time.sleep(0.5)
@@ -215,7 +215,7 @@ def test_several_processes_build_once(tmp_path):
 
 
 def test_a_build_that_fails_leaves_nothing(monkeypatch, tmp_path):
-    def fail(architecture, staging):
+    def fail(architecture, staging, puzzle):
         (staging / "half").write_text("")
         raise CompileFailed("no")
 
@@ -408,14 +408,17 @@ def test_build_ext_says_what_and_where(command_line, monkeypatch, tmp_path):
     monkeypatch.setattr(extension, "compile_module", slow_compile)
     done = command_line("build-ext", "--arch", "sm_80", "--arch", "mi300x", "--output", tmp_path)
     assert done.code == 0
-    assert len(list(tmp_path.glob("p22_*.so"))) == 2 and (tmp_path / extension.file_name("gfx942")).is_file()
-    for architecture, line in zip(("sm_80", "gfx942"), done.lines[1::2], strict=True):
-        assert line.startswith(f"{architecture}: built in 0.") and line.endswith(
-            extension.file_name(architecture)
-        )
-    assert done.lines[0] == "Building the extension module for sm_80 (a minute or two, once) ..."
-    again = command_line("build-ext", "--arch", "sm_80", "--output", tmp_path)
-    assert again.code == 0 and again.lines[0].startswith("sm_80: was there already")
+    wanted = [(puzzle, name) for name in ("sm_80", "gfx942") for puzzle in extension.puzzles()]
+    assert {path.name for path in tmp_path.glob("*.so")} == {
+        extension.file_name(name, puzzle) for puzzle, name in wanted
+    }
+    for (puzzle, name), line in zip(wanted, done.lines[1::2], strict=True):
+        assert line.startswith(f"{puzzle}, {name}: built in 0.")
+        assert line.endswith(extension.file_name(name, puzzle))
+    assert done.lines[0] == "Building the extension module of p22 for sm_80 (a minute or two, once) ..."
+    again = command_line("build-ext", "p22", "--arch", "sm_80", "--output", tmp_path)
+    assert again.code == 0 and again.lines[0].startswith("p22, sm_80: was there already")
+    assert len(again.lines) == 1
 
 
 def test_build_ext_builds_for_the_gpus_here(command_line, monkeypatch, tmp_path):
@@ -423,7 +426,7 @@ def test_build_ext_builds_for_the_gpus_here(command_line, monkeypatch, tmp_path)
     capabilities = {0: (9, 0), 1: (8, 0), 2: (9, 0)}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
     monkeypatch.setattr(extension, "compile_module", slow_compile)
-    assert command_line("build-ext", "--output", tmp_path).code == 0
+    assert command_line("build-ext", "p22", "--output", tmp_path).code == 0
     assert {path.name for path in tmp_path.glob("*.so")} == {
         extension.file_name(a) for a in ("sm_80", "sm_90a")
     }
@@ -435,6 +438,7 @@ def test_build_ext_builds_for_the_gpus_here(command_line, monkeypatch, tmp_path)
         (["--arch", "h100"], 2, "--arch h100: unknown"),
         (["--arch"], 2, "expected one argument"),
         (["--nonsense"], 2, "--nonsense"),
+        (["p21"], 2, "invalid choice: 'p21'"),
         (["--arch", "sm_80", "--output", "/dev/null/x"], 5, "cannot make the folder /dev/null/x"),
     ],
 )

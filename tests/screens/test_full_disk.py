@@ -59,7 +59,7 @@ def compilers(monkeypatch):
             return subprocess.CompletedProcess(arguments, 1, "", said)
         return subprocess.CompletedProcess(arguments, 0, "", "")
 
-    def compile_module(architecture, staging):
+    def compile_module(architecture, staging, puzzle):
         written(staging / "module.so")
         return staging / "module.so"
 

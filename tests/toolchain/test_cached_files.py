@@ -88,7 +88,7 @@ def vgpu_driver(monkeypatch, solution, request) -> Kind:
 def extension_modules(monkeypatch, solution, request) -> Kind:
     made = []
 
-    def compile_module(architecture, staging):
+    def compile_module(architecture, staging, puzzle):
         made.append(architecture)
         (staging / "module.so").write_bytes(bytes(range(256)) * 99)
         return staging / "module.so"

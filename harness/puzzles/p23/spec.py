@@ -54,6 +54,7 @@ VARIANTS = {
         Call(BACKWARD, (("algorithm", "atomic"),), "atomic"),
     ),
     "masked": tuple(Call(op, (), "masked") for op in (FORWARD, DELTA, MASK_BACKWARD)),
+    "fast": tuple(Call(op, (("algorithm", "fast"),), "fast") for op in (FORWARD, DELTA, BACKWARD)),
 }
 
 GATES = (
@@ -254,7 +255,10 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     return Ledger(
         saved_eager={**operands, "probabilities": scores * element},
         saved_ours={**operands, "probabilities": scores * accum},
-        saved_by={"fused": {**operands, "output": operands["query"], "lse": B * N * S * accum}},
+        saved_by={
+            name: {**operands, "output": operands["query"], "lse": B * N * S * accum}
+            for name in ("fused", "fast")
+        },
         between={
             "unfused": {
                 "forward scores": scores * accum,
@@ -262,6 +266,7 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
                 "backward grad_scores": scores * accum,
             },
             "fused": {"backward delta": B * N * S * accum},
+            "fast": {"backward delta": B * N * S * accum},
         },
     )
 
@@ -354,8 +359,9 @@ PUZZLE = Puzzle(
         "fused": "only the flash kernels, which store no matrix of scores",
         "atomic": "only the flash kernels with a backward pass of one kernel, which adds with atomics",
         "masked": "only the flash kernels with the gradient of the mask",
+        "fast": "only the fast kernels, the same on tensor cores for 16-bit types",
     },
-    on_request=("atomic", "masked"),
+    on_request=("atomic", "masked", "fast"),
     atomic=frozenset({("atomic", "grad_query")}),
     summands=lambda dims: -(-dims[3] // TILE),
     multiply_adds=multiply_adds,
@@ -369,4 +375,5 @@ PUZZLE = Puzzle(
             options=True,
         ),
     ),
+    bench="harness.puzzles.p23.candidates",
 )

@@ -1,4 +1,7 @@
-"""The internal ops of the fused variant, which the PyTorch function calls: sizes, mask and scale at run time, in place."""
+"""The internal ops of the fused and the fast variant, which the PyTorch function calls: sizes, mask and scale at run time.
+
+`algorithm` is "fused" for the flash kernels and "fast" for those on tensor cores; the CPU path is the same.
+"""
 
 from std.math import ceildiv
 
@@ -7,6 +10,7 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 import extensibility
 from max.gpu.host import DeviceContext
 
+from .fast_launches import Layout, launch_backward_fast, launch_delta_fast, launch_forward_fast
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .flash_cpu import delta_cpu, flash_backward_cpu, flash_forward_cpu
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
@@ -79,7 +83,7 @@ struct AttentionTrain:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        target: StaticString, accum: DType, dtype: DType, algorithm: StaticString = "fused"
     ](
         output: MutableInputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         lse: MutableInputTensor[dtype=accum, rank=3, static_spec=_],  # [B, N, S]
@@ -122,6 +126,8 @@ struct AttentionTrain:
         var launcher = DeviceLauncher(ctx)
         comptime if target == "cpu":
             flash_forward_cpu(tensors, launcher.workspace[DType.float64]("sums", d))
+        elif algorithm == "fast":
+            launch_forward_fast(launcher, tensors, Layout.without_gaps(tensors.sizes))
         else:
             launch_flash_forward(launcher, tensors)
 
@@ -132,7 +138,7 @@ struct AttentionDelta:
 
     @staticmethod
     def execute[
-        target: StaticString, accum: DType, dtype: DType
+        target: StaticString, accum: DType, dtype: DType, algorithm: StaticString = "fused"
     ](
         delta: MutableInputTensor[dtype=accum, rank=3, static_spec=_],  # [B, N, S]
         grad_output: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
@@ -152,6 +158,12 @@ struct AttentionDelta:
         var O = output.unsafe_ptr().as_imm()
         comptime if target == "cpu":
             delta_cpu[dtype](written, dO, O, sizes.rows(), d)
+        elif algorithm == "fast":
+            var launcher = DeviceLauncher(ctx)
+            var no_mask: List[Int] = [1, 1, 1, 1]
+            var rows = flash_sizes(B, N, N, S, 0, d, 0, no_mask, 1)
+            var layout = Layout.without_gaps(rows)
+            launch_delta_fast[dtype](launcher, written, dO, O, written.as_imm(), False, rows, layout)
         else:
             var launcher = DeviceLauncher(ctx)
             launch_delta[dtype](launcher, written, dO, O, sizes.rows(), Int32(d))
@@ -224,5 +236,7 @@ struct AttentionTrainBackward:
             flash_backward_cpu(tensors, launcher.workspace[DType.float64]("sums", (2 * T + 1) * d))
         elif algorithm == "atomic":
             launch_one_pass(launcher, tensors)
+        elif algorithm == "fast":
+            launch_backward_fast(launcher, tensors, Layout.without_gaps(tensors.sizes))
         else:
             launch_flash_backward(launcher, tensors)

@@ -1,0 +1,184 @@
+"""What `p23 --bench` times: the workbook's attention, and every backend of PyTorch's scaled_dot_product_attention.
+
+The module is what the spec names as `bench`; `harness/bench/benchmark.py` says what the names in it mean.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from harness.bench.benchmark import Benchmark, Candidate, Differentiable, Problem, Unavailable
+
+Tensor = torch.Tensor
+
+QUANTITIES = ("output", "grad_query", "grad_key", "grad_value")
+PRODUCTS = {"inference": 2, "forward": 2, "backward": 5, "both": 7}
+"""Matrix products of a pass that nobody can do without; backward they include the scores, computed again."""
+AT_ONCE = 2**28
+"""Scores that the reference holds at a time; beyond it goes through the batch and keeps none of them."""
+SLOW = 2**34
+"""Scores times head dimension from which on kernels without tensor cores take a second and more."""
+
+
+# ---- The problem --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Batch, heads, length of queries and of keys, head dimension; one part-th of the scores is seen.
+
+    `part` is 1 where a query sees every key, and 2 under a causal mask.
+    """
+
+    B: int
+    N: int
+    S: int
+    d: int
+    part: int = 1
+
+    def __str__(self) -> str:
+        seen = ", causal" if self.causal else ""
+        return f"[{self.B}, {self.N}, {self.S:,}, {self.d}]{seen}"
+
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees the keys up to its own place alone."""
+        return self.part == 2
+
+    def operations(self, direction: str) -> int:
+        """Floating-point operations of the matrix products, two for each multiply-add; half of them where causal."""
+        return 2 * PRODUCTS[direction] * self.B * self.N * self.S * self.S * self.d // self.part
+
+    def bytes(self, direction: str, width: int) -> int:
+        """Bytes that a pass moves if it touches every tensor once, at `width` bytes an element, and lse at four."""
+        tensor, rows = width * self.B * self.N * self.S * self.d, 4 * self.B * self.N * self.S
+        forward, backward = 4 * tensor, 8 * tensor
+        return {
+            "inference": forward,
+            "forward": forward + rows,
+            "backward": backward + rows,
+            "both": forward + backward + 2 * rows,
+        }[direction]
+
+
+def sdpa(causal: bool, *backends: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """PyTorch's function by one of its backends."""
+
+    def function(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        with sdpa_kernel(list(backends)):
+            return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+    return function
+
+
+def reference(sizes: Sizes) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """PyTorch's plain operations, [B, N, S, d] each; of many scores batch by batch, computed again backward."""
+    plain = sdpa(sizes.causal, SDPBackend.MATH)
+
+    def by_batch(*leaves: Tensor) -> Tensor:
+        rows = zip(*(leaf.split(1) for leaf in leaves), strict=True)
+        return torch.cat([checkpoint(plain, *row, use_reentrant=False) for row in rows])
+
+    return by_batch if sizes.B * sizes.N * sizes.S**2 > AT_ONCE else plain
+
+
+def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
+    """Random query, key and value [B, N, S, d], off zero so that no gradient vanishes; grad_output follows the value."""
+    generator = torch.Generator(device).manual_seed(seed)
+    shape = (sizes.B, sizes.N, sizes.S, sizes.d)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    query, key = normal(*shape) + 0.25, normal(*shape) + 0.25
+    value = normal(*shape) + 0.5
+    grad_output = normal(*shape) + 0.5 * value
+    leaves = tuple(tensor.to(dtype).requires_grad_() for tensor in (query, key, value))
+    return Problem(sizes, reference(sizes), leaves, grad_output.to(dtype))
+
+
+# ---- Candidates ---------------------------------------------------------------------------------------------
+
+
+def ours(problem: Problem) -> Differentiable:
+    """The workbook's attention, by whatever kernels it takes for the problem."""
+    try:
+        from harness.nn import attention, attention_direct
+    except ImportError as error:
+        raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
+    sizes, query = problem.sizes, problem.leaves[0]
+    scores = sizes.B * sizes.N * sizes.S**2 * sizes.d // sizes.part
+    on_gpu = problem.device.type == "cuda"
+    if scores > SLOW and not (on_gpu and attention_direct.on_tensor_cores(query)):
+        raise Unavailable("without tensor cores a call takes a second and more at this size")
+
+    def function(*leaves: Tensor) -> Tensor:
+        return attention(*leaves, is_causal=sizes.causal)
+
+    return Differentiable(function, problem.leaves, problem.grad_output, note=attention_direct.explain(query))
+
+
+def backend(*backends: SDPBackend) -> Callable[[Problem], Differentiable]:
+    """PyTorch's function by one of its backends."""
+
+    def build(problem: Problem) -> Differentiable:
+        return Differentiable(sdpa(problem.sizes.causal, *backends), problem.leaves, problem.grad_output)
+
+    return build
+
+
+def compiled(problem: Problem) -> Differentiable:
+    """torch.compile of the formula, for this size alone."""
+    sizes = problem.sizes
+
+    def formula(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT / math.sqrt(sizes.d)
+        if sizes.causal:
+            places = torch.arange(sizes.S, device=query.device)
+            scores = scores.masked_fill(places > places[:, None], -torch.inf)
+        return torch.softmax(scores.float(), -1).to(query.dtype) @ value
+
+    return Differentiable(
+        torch.compile(formula, dynamic=False, fullgraph=True), problem.leaves, problem.grad_output
+    )
+
+
+CANDIDATES = (
+    Candidate("attention", "ours", ours),
+    Candidate("flash", "peer", backend(SDPBackend.FLASH_ATTENTION)),
+    Candidate("cuDNN", "peer", backend(SDPBackend.CUDNN_ATTENTION)),
+    Candidate("efficient", "peer", backend(SDPBackend.EFFICIENT_ATTENTION)),
+    Candidate("math", "peer", backend(SDPBackend.MATH)),
+    Candidate("compile", "peer", compiled, 40),
+)
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+
+
+def ladder(d: int, part: int) -> list[Sizes]:
+    """GPT-2's batch and heads at every length."""
+    return [Sizes(8, 12, S, d, part) for S in LENGTHS]
+
+
+BENCHMARK = Benchmark(
+    about="Attention of the workbook timed beside every backend of PyTorch's scaled_dot_product_attention.",
+    sizes=Sizes,
+    named={
+        "puzzle": [Sizes(2, 2, 8, 4)],
+        "d64": ladder(64, 1),
+        "d64-causal": ladder(64, 2),
+        "d128": ladder(128, 1),
+        "d128-causal": ladder(128, 2),
+        "ragged": [Sizes(8, 12, S, 64, part) for S in (1000, 1023, 1024, 2001, 2048) for part in (1, 2)],
+    },
+    cpu_sizes="1,2,128,32,1",
+    gpu_sizes="d64;d64-causal",
+    host_sizes=Sizes(1, 2, 8, 8),
+    quantities=QUANTITIES,
+    candidates=CANDIDATES,
+    make_problem=make_problem,
+)

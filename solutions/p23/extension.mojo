@@ -1,0 +1,168 @@
+"""Puzzle 23 as a Python extension module: the shortest way from PyTorch to the kernels of the fast variant.
+
+`harness.toolchain.extension` builds this file for one GPU architecture and loads it. Every function takes addresses and sizes as
+integers, and launches on the stream whose handle it is given (`shared/stream_launcher.mojo`). There is no scratch memory.
+Arguments are not checked here.
+"""
+
+from std.os import abort
+from std.python import Python, PythonObject
+from std.python.bindings import PyObjectPtr, PythonModuleBuilder, _set_python_error
+
+from op.fast_kernels import Strides
+from op.fast_launches import Layout, launch_backward_fast, launch_delta_fast, launch_forward_fast
+from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
+from op.shared.common import accum_type
+from op.shared.stream_launcher import Arguments, StreamLauncher, open_gpu
+
+
+def sizes_of(mut arguments: Arguments) -> FlashSizes:
+    """The next twelve arguments, in the order of the fields."""
+    var numbers = List[Int32]()
+    for _ in range(12):
+        numbers.append(Int32(arguments.integer()))
+    return FlashSizes(
+        numbers[0],
+        numbers[1],
+        numbers[2],
+        numbers[3],
+        numbers[4],
+        numbers[5],
+        numbers[6],
+        numbers[7],
+        numbers[8],
+        numbers[9],
+        numbers[10],
+        numbers[11],
+    )
+
+
+def strides_of(mut arguments: Arguments) -> Strides:
+    """The next three arguments: how far apart batches, heads and rows are, in elements."""
+    var strides = Strides(0)
+    for axis in range(3):
+        strides[axis] = Int64(arguments.integer())
+    return strides
+
+
+def run_forward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """Sizes, scale, the addresses of output, lse, query, key, value and mask, and strides: query, key, value, output.
+    """
+    var sizes = sizes_of(arguments)
+    var scale = arguments.float().cast[accum_type[dtype]]()
+    var layout = Layout.without_gaps(sizes)
+    # Taken in this order.
+    var tensors = FlashForward[dtype](
+        output=arguments.written[dtype](),
+        lse=arguments.written[accum_type[dtype]](),
+        query=arguments.read[dtype](),
+        key=arguments.read[dtype](),
+        value=arguments.read[dtype](),
+        mask=arguments.read[dtype](),
+        sizes=sizes^,
+        scale=scale,
+    )
+    layout.query = strides_of(arguments)
+    layout.key = strides_of(arguments)
+    layout.value = strides_of(arguments)
+    layout.output = strides_of(arguments)
+    launch_forward_fast(launcher, tensors, layout)
+
+
+def run_delta[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """Sizes, the addresses of delta, grad_output, output and the gradient of lse, which may be 0, and strides: grad_output,
+    output."""
+    var sizes = sizes_of(arguments)
+    var layout = Layout.without_gaps(sizes)
+    var delta = arguments.written[accum_type[dtype]]()
+    var grad_output = arguments.read[dtype]()
+    var output = arguments.read[dtype]()
+    var grad_lse = arguments.read[accum_type[dtype]]()
+    layout.grad_output = strides_of(arguments)
+    layout.output = strides_of(arguments)
+    launch_delta_fast[dtype](
+        launcher, delta, grad_output, output, grad_lse, Int(grad_lse) != 0, sizes, layout
+    )
+
+
+def run_backward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """Sizes, scale, the addresses of the three gradients, grad_output, query, key, value, lse, delta and mask, and strides:
+    query, key, value, grad_output, and the three gradients."""
+    var sizes = sizes_of(arguments)
+    var scale = arguments.float().cast[accum_type[dtype]]()
+    var layout = Layout.without_gaps(sizes)
+    # Taken in this order.
+    var tensors = FlashBackward[dtype](
+        grad_query=arguments.written[dtype](),
+        grad_key=arguments.written[dtype](),
+        grad_value=arguments.written[dtype](),
+        grad_output=arguments.read[dtype](),
+        query=arguments.read[dtype](),
+        key=arguments.read[dtype](),
+        value=arguments.read[dtype](),
+        lse=arguments.read[accum_type[dtype]](),
+        delta=arguments.read[accum_type[dtype]](),
+        mask=arguments.read[dtype](),
+        sizes=sizes^,
+        scale=scale,
+    )
+    layout.query = strides_of(arguments)
+    layout.key = strides_of(arguments)
+    layout.value = strides_of(arguments)
+    layout.grad_output = strides_of(arguments)
+    layout.grad_query = strides_of(arguments)
+    layout.grad_key = strides_of(arguments)
+    layout.grad_value = strides_of(arguments)
+    launch_backward_fast(launcher, tensors, layout)
+
+
+def run[
+    part: StaticString, dtype: DType
+](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """Runs one part of one dtype."""
+    comptime if part == "forward":
+        run_forward[dtype](arguments, launcher)
+    elif part == "delta":
+        run_delta[dtype](arguments, launcher)
+    else:
+        run_backward[dtype](arguments, launcher)
+
+
+def call[
+    part: StaticString, expected: Int
+](module: PyObjectPtr, items: Pointer[PyObjectPtr, MutUntrackedOrigin], count: Int) abi("C") -> PyObjectPtr:
+    """One part, of the dtype whose number comes after the launcher's four arguments. A Mojo error becomes a Python exception.
+    """
+    try:
+        if count != expected:
+            raise Error(t"expected {expected} arguments, got {count}")
+        var arguments = Arguments(items)
+        var launcher = arguments.launcher()
+        var kind = arguments.integer()
+        if kind == 0:
+            run[part, DType.float32](arguments, launcher)
+        elif kind == 2:
+            run[part, DType.bfloat16](arguments, launcher)
+        elif kind == 3:
+            run[part, DType.float16](arguments, launcher)
+        else:
+            run[part, DType.float64](arguments, launcher)
+        return Python().cpython().PyLong_FromSsize_t(launcher.used)
+    except error:
+        _set_python_error(error)
+        return PyObjectPtr()
+
+
+@export
+def PyInit_workbook_p23() abi("C") -> PythonObject:
+    """Makes the module."""
+    try:
+        var module = PythonModuleBuilder("workbook_p23")
+        module.def_function[open_gpu]("open", docstring="open(index): a handle of a GPU")
+        # The launcher's four arguments, the kind, twelve sizes, the scale, addresses, and three strides a tensor.
+        module.def_py_c_function(call["forward", 5 + 12 + 1 + 6 + 12], "forward")
+        module.def_py_c_function(call["delta", 5 + 12 + 4 + 6], "delta")
+        module.def_py_c_function(call["backward", 5 + 12 + 1 + 10 + 21], "backward")
+        return module.finalize()
+    except error:
+        abort(String(error))

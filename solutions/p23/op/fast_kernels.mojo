@@ -1,0 +1,652 @@
+"""The flash kernels on tensor cores, for 16-bit types: forward, delta, and a backward pass of two kernels without atomics.
+
+Each block owns `rows` rows of the output it makes and walks over tiles of the other side, two of which are in shared memory:
+one is multiplied while the next is on its way. A warp owns 16 * bands of the rows. P, and dS behind it, go from product to
+product in registers, so that the gradient of the query needs one kernel and those of key and value another: seven products
+in place of five, and no exchange between blocks.
+
+Exponentials are to the base 2, P = 2^(score * scale * log2(e) - lse * log2(e)), one multiply-add and one instruction each.
+`general` kernels take masks, any scale, and rows that begin at any address; the others take aligned rows without a mask,
+which is one whose blocks have size 0.
+Tensors are [B, N, S, d] with strides of their own; lse and delta are [B, N, S] and contiguous.
+"""
+
+from std.math import ceildiv, exp2, log2
+from std.memory import AddressSpace
+from std.utils import StaticTuple
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id, thread_idx
+from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
+from max.gpu.primitives import warp
+
+from .fast_tiles import CHUNK, Lane, Own, SharedPtr, Sums, add_product, load_numbers, load_tile, store_rows
+from .flash_tensors import FlashSizes, PackedSizes
+from .shared.common import ImmPtr, MutPtr
+
+comptime LOG2_E = Float32(1.4426950408889634)
+comptime LN_2 = Float32(0.6931471805599453)
+comptime HIDDEN = Float32.MIN
+"""Minus infinity, the score of a key that a query does not see."""
+comptime DELTA_THREADS = 256
+"""Threads of a block that makes delta,"""
+comptime DELTA_LANES = 8
+"""so many of which share a row."""
+comptime Strides = SIMD[DType.int64, 4]
+"""The strides of a tensor's batch, head and row, in elements; those of a row are neighbours."""
+
+
+@always_inline
+def start_of(head: Int, heads: Int32, strides: Strides) -> Int:
+    """Where a head begins that is counted through the batch."""
+    return head // Int(heads) * Int(strides[0]) + head % Int(heads) * Int(strides[1])
+
+
+@always_inline
+def hidden_tile[
+    dtype: DType, //, rows: Int, columns: Int
+](mask: ImmPtr[dtype], s0: Int, t0: Int, sizes: FlashSizes) -> Bool:
+    """Whether a mask of blocks hides every key of a tile from every query of it: then its products are left out.
+    """
+    var block = Int(sizes.mask_block)
+    if block < 16:
+        return False
+    for s in range(s0 // block, ceildiv(min(s0 + rows, Int(sizes.query_len)), block)):
+        for t in range(t0 // block, ceildiv(min(t0 + columns, Int(sizes.key_len)), block)):
+            var element = s * Int(sizes.mask_s) + t * Int(sizes.mask_t)
+            if mask[unsafe_offset=element] != Scalar[dtype].MIN:
+                return False
+    return True
+
+
+@always_inline
+def sees(s: Int, t: Int, sizes: FlashSizes) -> Bool:
+    """Whether there are this query and this key, and the key is not past the diagonal."""
+    return s < Int(sizes.query_len) and t < Int(sizes.key_len) and t <= s + Int(sizes.diagonal)
+
+
+@always_inline
+def all_seen(s0: Int, s1: Int, t0: Int, t1: Int, sizes: FlashSizes) -> Bool:
+    """Whether each of the queries s0 ... s1 - 1 sees each of the keys t0 ... t1 - 1."""
+    return s1 <= Int(sizes.query_len) and t1 <= Int(sizes.key_len) and t1 - 1 <= s0 + Int(sizes.diagonal)
+
+
+@always_inline
+def masked_score[
+    dtype: DType, //
+](score: Float32, factor: Float32, mask: ImmPtr[dtype], s: Int, t: Int, sizes: FlashSizes) -> Float32:
+    """score * factor + mask, where there is one, to the base 2; HIDDEN where the query does not see the key."""
+    if not sees(s, t, sizes):
+        return HIDDEN
+    if sizes.mask_block == 0:
+        return score * factor
+    return score * factor + mask[unsafe_offset=sizes.mask_at(s, t)].cast[DType.float32]() * LOG2_E
+
+
+@always_inline
+def of_row(value: Float32, biggest: Bool) -> Float32:
+    """The largest, or the sum, of the values of the four lanes that share a row."""
+    var result = value
+    comptime for distance in range(2):
+        var other = warp.shuffle_xor(result, UInt32(1 << distance))
+        result = max(result, other) if biggest else result + other
+    return result
+
+
+# ---- Forward ------------------------------------------------------------------------------------------------
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * warps)),
+    `nvvm.minctasm`=SIMDLength(resident),
+)
+def fast_forward_kernel[
+    dtype: DType,
+    general: Bool,
+    width: Int,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    resident: Int,
+](
+    output: MutPtr[dtype],  # [B, N, S, d]
+    lse: MutPtr[DType.float32],  # [B, N, S]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, G, T, d]
+    value: ImmPtr[dtype],  # [B, G, T, d]
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one
+    output_strides: Strides,
+    query_strides: Strides,
+    key_strides: Strides,
+    value_strides: Strides,
+    packed: PackedSizes,
+    scale: Float32,
+):
+    """Output and lse. A block owns 16 * bands * warps queries and walks over the keys, `step` at a time.
+
+    Blocks with the last queries, which see the most keys past a diagonal, come first.
+    """
+    comptime rows = 16 * bands * warps
+    comptime threads = 32 * warps
+    comptime columns = step // 8
+    comptime kept = width == 64
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var tiles = ceildiv(S, rows)
+    var head = block_idx.x // tiles
+    var s0 = (tiles - 1 - block_idx.x % tiles) * rows
+    var Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides))
+    var K = key.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, key_strides))
+    var V = value.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, value_strides))
+    var M = mask.unsafe_offset(sizes.mask_of(head))
+    var queries = external_memory[
+        Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
+    ]().as_unsafe_any_origin()
+    var stages = queries.unsafe_offset(rows * width)
+    var lane = Lane[width]()
+    var first = s0 + thread_idx.x // 32 * (16 * bands)
+    var end = sizes.keys_seen(min(s0 + rows, S) - 1)
+
+    @__parameter
+    @always_inline
+    def following(t: Int) -> Int:
+        var next = t + step
+        comptime if general:
+            while next < end and hidden_tile[rows, step](M, s0, next, sizes):
+                next += step
+        return next
+
+    @__parameter
+    @always_inline
+    def fetch(t: Int, stage: Int):
+        var keys = stages.unsafe_offset(stage * 2 * step * width)
+        load_tile[step, width, threads, not general](keys, K, t, T, Int(key_strides[2]), d)
+        load_tile[step, width, threads, not general](
+            keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
+        )
+        async_copy_commit_group()
+
+    load_tile[rows, width, threads, not general](queries, Q, s0, S, Int(query_strides[2]), d)
+    var t0 = following(-step)
+    fetch(t0, 0)
+    comptime if kept:
+        async_copy_wait_group(0)
+        barrier()
+    var own = Own[dtype, bands, width, kept](
+        queries.unsafe_offset(thread_idx.x // 32 * (16 * bands * width)), lane
+    )
+    # The general kernel has multiplied before it compares; a positive factor leaves the order as it is.
+    var factor = Float32(1) if general else scale * LOG2_E
+    var sums = Array[Sums, bands * (width // 8)](fill=0)
+    var largest = Array[Float32, 2 * bands](fill=HIDDEN)
+    var totals = Array[Float32, 2 * bands](fill=0)
+    var stage = 0
+    while t0 < end:
+        async_copy_wait_group(0)
+        # Now everybody's share of these tiles is here, and nobody still reads those of the step before.
+        barrier()
+        var next = following(t0)
+        if next < end:
+            fetch(next, 1 - stage)
+        var keys = stages.unsafe_offset(stage * 2 * step * width)
+        var scores = own.times_rows[columns](keys)
+        if general or not all_seen(first, first + 1, t0, t0 + step, sizes):
+            comptime for place in range(bands * columns):
+                comptime for e in range(4):
+                    var s = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
+                    var t = t0 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
+                    comptime if general:
+                        scores[place][e] = masked_score(scores[place][e], scale * LOG2_E, M, s, t, sizes)
+                    else:
+                        scores[place][e] = scores[place][e] if sees(s, t, sizes) else HIDDEN
+        comptime for half in range(2 * bands):
+            comptime band = half // 2
+            comptime e = half % 2 * 2
+            var grown = largest[half]
+            comptime for j in range(columns):
+                grown = max(grown, max(scores[band * columns + j][e], scores[band * columns + j][e + 1]))
+            grown = of_row(grown, True)
+            # Less -inf, a row that has seen nothing yet would be NaN; less 0, its exponentials are 0.
+            var shift = grown * factor if grown > HIDDEN else Float32(0)
+            var rescale = exp2(largest[half] * factor - shift)
+            largest[half] = grown
+            var total = Float32(0)
+            comptime for j in range(columns):
+                comptime for side in range(2):
+                    var weight = exp2(scores[band * columns + j][e + side] * factor - shift)
+                    scores[band * columns + j][e + side] = weight
+                    total += weight
+            totals[half] = totals[half] * rescale + total
+            comptime for j in range(width // 8):
+                sums[band * (width // 8) + j][e] *= rescale
+                sums[band * (width // 8) + j][e + 1] *= rescale
+        add_product[bands, columns, width](sums, scores, keys.unsafe_offset(step * width), lane)
+        stage = 1 - stage
+        t0 = next
+
+    var factors = Array[Float32, 2 * bands](fill=0)
+    comptime for half in range(2 * bands):
+        var total = of_row(totals[half], False)
+        # A row that sees no key: total and sums are 0.
+        factors[half] = 1 / total if total != 0 else 1
+        var s = first + half * 8 + lane_id() // 4
+        if s < S and lane_id() % 4 == 0:
+            lse[unsafe_offset=head * S + s] = HIDDEN if total == 0 else (
+                largest[half] * factor + log2(total)
+            ) * LN_2
+    store_rows[bands, width, not general](
+        output.unsafe_offset(start_of(head, sizes.query_heads, output_strides)),
+        sums,
+        factors,
+        first,
+        S,
+        Int(output_strides[2]),
+        d,
+    )
+
+
+# ---- Backward -----------------------------------------------------------------------------------------------
+
+
+def fast_delta_kernel[
+    dtype: DType, general: Bool
+](
+    delta: MutPtr[DType.float32],  # [B, N, S]
+    grad_output: ImmPtr[dtype],  # [B, N, S, d]
+    output: ImmPtr[dtype],  # [B, N, S, d]
+    grad_lse: ImmPtr[DType.float32],  # [B, N, S], read only with_grad_lse
+    with_grad_lse: Int32,  # 0 or 1
+    grad_strides: Strides,
+    output_strides: Strides,
+    packed: PackedSizes,
+):
+    """Delta = rowsum(dO * O), less the gradient of lse: its derivative along a score is P, as that of delta is -P.
+    """
+    comptime width = 1 if general else CHUNK
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var row = block_idx.x * (DELTA_THREADS // DELTA_LANES) + thread_idx.x // DELTA_LANES
+    var exists = row < sizes.heads() * S
+    var head = row // S
+    var dO = grad_output.unsafe_offset(
+        start_of(head, sizes.query_heads, grad_strides) + row % S * Int(grad_strides[2])
+    )
+    var O = output.unsafe_offset(
+        start_of(head, sizes.query_heads, output_strides) + row % S * Int(output_strides[2])
+    )
+    var sum = Float32(0)
+    if exists:
+        for i in range(thread_idx.x % DELTA_LANES * width, Int(sizes.head_dim), DELTA_LANES * width):
+            comptime alignment = 2 * width
+            var left = dO.unsafe_load[width=width, alignment=alignment](i).cast[DType.float32]()
+            var right = O.unsafe_load[width=width, alignment=alignment](i).cast[DType.float32]()
+            sum += (left * right).reduce_add()
+    comptime for distance in range(3):
+        sum += warp.shuffle_xor(sum, UInt32(1 << distance))
+    if exists and thread_idx.x % DELTA_LANES == 0:
+        if with_grad_lse != 0:
+            sum -= grad_lse[unsafe_offset=row]
+        delta[unsafe_offset=row] = sum
+
+
+@always_inline
+def row_shift[general: Bool](lse: Float32) -> Float32:
+    """What is taken from the scores of a row, to the base 2. Of a row that a mask hides everywhere, 0."""
+    comptime if general:
+        return lse * LOG2_E if lse != HIDDEN else Float32(0)
+    else:
+        return lse * LOG2_E
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * warps)),
+    `nvvm.minctasm`=SIMDLength(resident),
+)
+def fast_query_kernel[
+    dtype: DType,
+    general: Bool,
+    width: Int,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    part: Int,
+    resident: Int,
+](
+    grad_query: MutPtr[dtype],  # [B, N, S, d]
+    grad_output: ImmPtr[dtype],  # [B, N, S, d]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, G, T, d]
+    value: ImmPtr[dtype],  # [B, G, T, d]
+    lse: ImmPtr[DType.float32],  # [B, N, S]
+    delta: ImmPtr[DType.float32],  # [B, N, S]
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one
+    gradient_strides: Strides,
+    grad_strides: Strides,
+    query_strides: Strides,
+    key_strides: Strides,
+    value_strides: Strides,
+    packed: PackedSizes,
+    scale: Float32,
+):
+    """The gradient of the query. A block owns 16 * bands * warps queries and walks over the keys, `step` at a time.
+
+    A step is done in parts, so that its scores and their gradients fit into registers.
+    """
+    comptime rows = 16 * bands * warps
+    comptime threads = 32 * warps
+    comptime columns = part // 8
+    comptime kept = width == 64
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var tiles = ceildiv(S, rows)
+    var head = block_idx.x // tiles
+    var s0 = (tiles - 1 - block_idx.x % tiles) * rows
+    var K = key.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, key_strides))
+    var V = value.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, value_strides))
+    var M = mask.unsafe_offset(sizes.mask_of(head))
+    var queries = external_memory[
+        Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
+    ]().as_unsafe_any_origin()
+    var grads = queries.unsafe_offset(rows * width)
+    var stages = grads.unsafe_offset(rows * width)
+    var lane = Lane[width]()
+    var first = s0 + thread_idx.x // 32 * (16 * bands)
+    var end = sizes.keys_seen(min(s0 + rows, S) - 1)
+
+    @__parameter
+    @always_inline
+    def following(t: Int) -> Int:
+        var next = t + step
+        comptime if general:
+            while next < end and hidden_tile[rows, step](M, s0, next, sizes):
+                next += step
+        return next
+
+    @__parameter
+    @always_inline
+    def fetch(t: Int, stage: Int):
+        var keys = stages.unsafe_offset(stage * 2 * step * width)
+        load_tile[step, width, threads, not general](keys, K, t, T, Int(key_strides[2]), d)
+        load_tile[step, width, threads, not general](
+            keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
+        )
+        async_copy_commit_group()
+
+    load_tile[rows, width, threads, not general](
+        queries,
+        query.unsafe_offset(start_of(head, sizes.query_heads, query_strides)),
+        s0,
+        S,
+        Int(query_strides[2]),
+        d,
+    )
+    load_tile[rows, width, threads, not general](
+        grads,
+        grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides)),
+        s0,
+        S,
+        Int(grad_strides[2]),
+        d,
+    )
+    var t0 = following(-step)
+    fetch(t0, 0)
+    comptime if kept:
+        async_copy_wait_group(0)
+        barrier()
+    comptime band_of_warp = 16 * bands * width
+    var own_queries = Own[dtype, bands, width, kept](
+        queries.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
+    )
+    var own_grads = Own[dtype, bands, width, kept](
+        grads.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
+    )
+    var shifts = Array[Float32, 2 * bands](fill=0)
+    var deltas = Array[Float32, 2 * bands](fill=0)
+    comptime for half in range(2 * bands):
+        var row = head * S + min(first + half * 8 + lane_id() // 4, S - 1)
+        shifts[half] = row_shift[True](lse[unsafe_offset=row])
+        deltas[half] = delta[unsafe_offset=row]
+    var factor = Float32(1) if general else scale * LOG2_E
+    var sums = Array[Sums, bands * (width // 8)](fill=0)
+    var stage = 0
+    while t0 < end:
+        async_copy_wait_group(0)
+        barrier()
+        var next = following(t0)
+        if next < end:
+            fetch(next, 1 - stage)
+        for t1 in range(t0, t0 + step, part):
+            var keys = stages.unsafe_offset((stage * 2 * step + t1 - t0) * width)
+            var slopes = own_queries.times_rows[columns](keys)
+            if general or not all_seen(first, first + 1, t1, t1 + part, sizes):
+                comptime for place in range(bands * columns):
+                    comptime for e in range(4):
+                        var s = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
+                        var t = t1 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
+                        comptime if general:
+                            slopes[place][e] = masked_score(slopes[place][e], scale * LOG2_E, M, s, t, sizes)
+                        else:
+                            slopes[place][e] = slopes[place][e] if sees(s, t, sizes) else HIDDEN
+            comptime for place in range(bands * columns):
+                comptime for e in range(4):
+                    comptime half = place // columns * 2 + e // 2
+                    slopes[place][e] = exp2(slopes[place][e] * factor - shifts[half])
+            var dP = own_grads.times_rows[columns](keys.unsafe_offset(step * width))
+            comptime for place in range(bands * columns):
+                comptime for e in range(4):
+                    comptime half = place // columns * 2 + e // 2
+                    slopes[place][e] *= dP[place][e] - deltas[half]
+            add_product[bands, columns, width](sums, slopes, keys, lane)
+        stage = 1 - stage
+        t0 = next
+
+    store_rows[bands, width, not general](
+        grad_query.unsafe_offset(start_of(head, sizes.query_heads, gradient_strides)),
+        sums,
+        Array[Float32, 2 * bands](fill=scale),
+        first,
+        S,
+        Int(gradient_strides[2]),
+        d,
+    )
+
+
+@fieldwise_init
+struct Place(Copyable, Movable):
+    """Where the walk of `fast_key_value_kernel` is: at queries from s0 on, of one of the heads that share the key's.
+    """
+
+    var member: Int
+    var s0: Int
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * warps)),
+    `nvvm.minctasm`=SIMDLength(resident),
+)
+def fast_key_value_kernel[
+    dtype: DType,
+    general: Bool,
+    width: Int,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    part: Int,
+    resident: Int,
+](
+    grad_key: MutPtr[dtype],  # [B, G, T, d]
+    grad_value: MutPtr[dtype],  # [B, G, T, d]
+    grad_output: ImmPtr[dtype],  # [B, N, S, d]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, G, T, d]
+    value: ImmPtr[dtype],  # [B, G, T, d]
+    lse: ImmPtr[DType.float32],  # [B, N, S]
+    delta: ImmPtr[DType.float32],  # [B, N, S]
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one
+    grad_key_strides: Strides,
+    grad_value_strides: Strides,
+    grad_strides: Strides,
+    query_strides: Strides,
+    key_strides: Strides,
+    value_strides: Strides,
+    packed: PackedSizes,
+    scale: Float32,
+):
+    """The gradients of key and value. A block owns 16 * bands * warps keys and walks over the queries of every head that
+    shares them, `step` at a time. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are.
+    """
+    comptime rows = 16 * bands * warps
+    comptime threads = 32 * warps
+    comptime columns = part // 8
+    comptime tile = step * width
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var tiles = ceildiv(T, rows)
+    var shared_head = block_idx.x // tiles
+    var t0 = block_idx.x % tiles * rows
+    var head0 = shared_head * sizes.group()
+    var keys = external_memory[
+        Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
+    ]().as_unsafe_any_origin()
+    var values = keys.unsafe_offset(rows * width)
+    var stages = values.unsafe_offset(rows * width)
+    # Of each stage lse, then delta.
+    var numbers = stages.unsafe_offset(4 * tile).unsafe_bitcast[Float32]()
+    var lane = Lane[width]()
+    var first = t0 + thread_idx.x // 32 * (16 * bands)
+    var start = sizes.first_query(t0) // step * step
+    var members = sizes.group() if start < S else 0
+
+    @__parameter
+    @always_inline
+    def following(place: Place) -> Place:
+        var next = Place(place.member, place.s0 + step)
+        while next.member < members:
+            if next.s0 >= S:
+                next = Place(next.member + 1, start)
+                continue
+            comptime if general:
+                var M = mask.unsafe_offset(sizes.mask_of(head0 + next.member))
+                if hidden_tile[step, rows](M, next.s0, t0, sizes):
+                    next.s0 += step
+                    continue
+            break
+        return next^
+
+    @__parameter
+    @always_inline
+    def fetch(place: Place, stage: Int):
+        var head = head0 + place.member
+        var queries = stages.unsafe_offset(stage * 2 * tile)
+        load_tile[step, width, threads, not general](
+            queries,
+            query.unsafe_offset(start_of(head, sizes.query_heads, query_strides)),
+            place.s0,
+            S,
+            Int(query_strides[2]),
+            d,
+        )
+        load_tile[step, width, threads, not general](
+            queries.unsafe_offset(tile),
+            grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides)),
+            place.s0,
+            S,
+            Int(grad_strides[2]),
+            d,
+        )
+        load_numbers[step, threads](
+            numbers.unsafe_offset(stage * 2 * step), lse, delta, head * S + place.s0, (head + 1) * S
+        )
+        async_copy_commit_group()
+
+    load_tile[rows, width, threads, not general](
+        keys,
+        key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides)),
+        t0,
+        T,
+        Int(key_strides[2]),
+        d,
+    )
+    load_tile[rows, width, threads, not general](
+        values,
+        value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides)),
+        t0,
+        T,
+        Int(value_strides[2]),
+        d,
+    )
+    comptime band_of_warp = 16 * bands * width
+    # Not kept: the sums of two gradients take the registers.
+    var own_keys = Own[dtype, bands, width, False](
+        keys.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
+    )
+    var own_values = Own[dtype, bands, width, False](
+        values.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
+    )
+    var factor = Float32(1) if general else scale * LOG2_E
+    var key_sums = Array[Sums, bands * (width // 8)](fill=0)
+    var value_sums = Array[Sums, bands * (width // 8)](fill=0)
+    var place = following(Place(0, start - step))
+    if place.member < members:
+        fetch(place, 0)
+    var stage = 0
+    while place.member < members:
+        async_copy_wait_group(0)
+        barrier()
+        var next = following(place)
+        if next.member < members:
+            fetch(next, 1 - stage)
+        var M = mask.unsafe_offset(sizes.mask_of(head0 + place.member))
+        for inner in range(0, step, part):
+            var s1 = place.s0 + inner
+            var queries = stages.unsafe_offset(stage * 2 * tile + inner * width)
+            var grads = queries.unsafe_offset(tile)
+            var own_numbers = numbers.unsafe_offset(stage * 2 * step + inner + lane_id() % 4 * 2)
+            var edge = not all_seen(s1, s1 + part, first, first + 16 * bands, sizes)
+            var weights = own_keys.times_rows[columns](queries)
+            comptime for place in range(bands * columns):
+                var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
+                comptime for e in range(4):
+                    comptime if general:
+                        var t = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
+                        var s = s1 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
+                        weights[place][e] = masked_score(weights[place][e], scale * LOG2_E, M, s, t, sizes)
+                    weights[place][e] = exp2(weights[place][e] * factor - row_shift[general](pair[e % 2]))
+            if not general and edge:
+                comptime for place in range(bands * columns):
+                    comptime for e in range(4):
+                        var t = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
+                        var s = s1 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
+                        weights[place][e] = weights[place][e] if sees(s, t, sizes) else 0
+            add_product[bands, columns, width](value_sums, weights, grads, lane)
+            var slopes = own_values.times_rows[columns](grads)
+            comptime for place in range(bands * columns):
+                var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
+                comptime for e in range(4):
+                    slopes[place][e] = weights[place][e] * (slopes[place][e] - pair[e % 2])
+            add_product[bands, columns, width](key_sums, slopes, queries, lane)
+        stage = 1 - stage
+        place = next^
+
+    store_rows[bands, width, not general](
+        grad_key.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_key_strides)),
+        key_sums,
+        Array[Float32, 2 * bands](fill=scale),
+        first,
+        T,
+        Int(grad_key_strides[2]),
+        d,
+    )
+    store_rows[bands, width, not general](
+        grad_value.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_value_strides)),
+        value_sums,
+        Array[Float32, 2 * bands](fill=1),
+        first,
+        T,
+        Int(grad_value_strides[2]),
+        d,
+    )

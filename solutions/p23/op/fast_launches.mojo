@@ -1,0 +1,321 @@
+"""How the fast variant is launched: which kernels, in which tiles, and with what geometry.
+
+Of 16-bit types on NVIDIA's GPUs, up to the widest tile, the kernels of `fast_kernels.mojo`; in every other case the flash
+kernels, which take contiguous tensors alone. Where there is no mask, its blocks have size 0 and the mask is a single 0, which
+the flash kernels read.
+"""
+
+from std.math import ceildiv
+from std.sys import default_accelerator, has_accelerator, size_of
+from max.gpu.host import Dim
+
+from .fast_kernels import (
+    DELTA_LANES,
+    DELTA_THREADS,
+    Strides,
+    fast_delta_kernel,
+    fast_forward_kernel,
+    fast_key_value_kernel,
+    fast_query_kernel,
+)
+from .fast_tiles import CHUNK, WIDEST
+from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
+from .flash_tensors import FlashBackward, FlashForward, FlashSizes
+from .shared.common import ImmPtr, MutPtr, accum_type
+from .shared.launcher import Launcher
+
+
+def has_tensor_cores[dtype: DType]() -> Bool:
+    """Whether NVIDIA's tensor cores multiply this type, on the GPU of this build."""
+    comptime if has_accelerator():
+        return dtype.is_half_float() and default_accelerator().is_nvidia_gpu()
+    else:
+        return False
+
+
+def contiguous(heads: Int32, length: Int32, d: Int32) -> Strides:
+    """The strides of a tensor [B, heads, length, d] without gaps."""
+    var row = Int64(d)
+    return Strides(Int64(heads) * Int64(length) * row, Int64(length) * row, row, 0)
+
+
+@fieldwise_init
+struct Layout(Copyable, Movable):
+    """The strides of all tensors of a pass."""
+
+    var query: Strides
+    var key: Strides
+    var value: Strides
+    var output: Strides
+    var grad_output: Strides
+    var grad_query: Strides
+    var grad_key: Strides
+    var grad_value: Strides
+
+    @staticmethod
+    def without_gaps(sizes: FlashSizes) -> Self:
+        """Of contiguous tensors."""
+        var rows = contiguous(sizes.query_heads, sizes.query_len, sizes.head_dim)
+        var keys = contiguous(sizes.key_heads, sizes.key_len, sizes.head_dim)
+        return Self(rows, keys, keys, rows, rows, rows, keys, keys)
+
+
+def fits_chunks[dtype: DType](tensor: ImmPtr[dtype], strides: Strides) -> Bool:
+    """Whether every row begins where 16 bytes do."""
+    var together = strides[0] | strides[1] | strides[2]
+    return Int(tensor) % 16 == 0 and together % CHUNK == 0
+
+
+def launch_forward_fast[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """One launch: output and lse."""
+    ref sizes = t.sizes
+    comptime if has_tensor_cores[dtype]():
+        if Int(sizes.head_dim) <= WIDEST:
+            if sizes.heads() == 0 or sizes.query_len == 0:
+                return
+            var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
+            plain = plain and fits_chunks(t.value, layout.value)
+            plain = plain and fits_chunks(t.output.as_imm(), layout.output)
+            if sizes.mask_block != 0 or t.scale <= 0 or sizes.head_dim % CHUNK != 0 or not plain:
+                launch_forward_tiles[True](launcher, t, layout)
+            else:
+                launch_forward_tiles[False](launcher, t, layout)
+            return
+    var flash = t.copy()
+    flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
+    launch_flash_forward(launcher, flash)
+
+
+def launch_forward_tiles[
+    L: Launcher, dtype: DType, //, general: Bool
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """The forward kernel, in tiles for the head dimension."""
+    if t.sizes.head_dim <= 64:
+        launch_forward_tiles[general, 64, bands=2, warps=4, step=64, resident=2](launcher, t, layout)
+    else:
+        launch_forward_tiles[general, 128, bands=2, warps=4, step=32, resident=2](launcher, t, layout)
+
+
+def launch_forward_tiles[
+    L: Launcher, dtype: DType, //, general: Bool, width: Int, *, bands: Int, warps: Int, step: Int, resident: Int
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """The forward kernel in one tiling."""
+    comptime rows = 16 * bands * warps
+    launcher.launch[fast_forward_kernel[dtype, general, width, bands, warps, step, resident]](
+        "fast_forward",
+        t.output,
+        rebind[MutPtr[DType.float32]](t.lse),
+        t.query,
+        t.key,
+        t.value,
+        t.mask,
+        layout.output,
+        layout.query,
+        layout.key,
+        layout.value,
+        t.sizes.packed(),
+        t.scale.cast[DType.float32](),
+        grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
+        block_dim=Dim(32 * warps),
+        shared_bytes=(rows + 4 * step) * width * size_of[Scalar[dtype]](),
+    )
+
+
+def launch_delta_fast[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    delta: MutPtr[accum_type[dtype]],
+    grad_output: ImmPtr[dtype],
+    output: ImmPtr[dtype],
+    grad_lse: ImmPtr[accum_type[dtype]],
+    with_grad_lse: Bool,
+    sizes: FlashSizes,
+    layout: Layout,
+) raises:
+    """One launch: delta = rowsum(dO * O), less grad_lse where there is one."""
+    if sizes.rows() == 0:
+        return
+    comptime if has_tensor_cores[dtype]():
+        var plain = fits_chunks(grad_output, layout.grad_output) and fits_chunks(output, layout.output)
+        if plain and sizes.head_dim % CHUNK == 0:
+            launch_delta_rows[False](
+                launcher,
+                rebind[MutPtr[DType.float32]](delta),
+                grad_output,
+                output,
+                rebind[ImmPtr[DType.float32]](grad_lse),
+                with_grad_lse,
+                sizes,
+                layout,
+            )
+        else:
+            launch_delta_rows[True](
+                launcher,
+                rebind[MutPtr[DType.float32]](delta),
+                grad_output,
+                output,
+                rebind[ImmPtr[DType.float32]](grad_lse),
+                with_grad_lse,
+                sizes,
+                layout,
+            )
+    else:
+        if with_grad_lse:
+            raise Error("the flash kernels take the gradient of lse within delta")
+        launch_delta[dtype](launcher, delta, grad_output, output, sizes.rows(), sizes.head_dim)
+
+
+def launch_delta_rows[
+    L: Launcher, dtype: DType, //, general: Bool
+](
+    mut launcher: L,
+    delta: MutPtr[DType.float32],
+    grad_output: ImmPtr[dtype],
+    output: ImmPtr[dtype],
+    grad_lse: ImmPtr[DType.float32],
+    with_grad_lse: Bool,
+    sizes: FlashSizes,
+    layout: Layout,
+) raises:
+    """The kernel of `launch_delta_fast`."""
+    launcher.launch[fast_delta_kernel[dtype, general]](
+        "fast_delta",
+        delta,
+        grad_output,
+        output,
+        grad_lse,
+        Int32(1 if with_grad_lse else 0),
+        layout.grad_output,
+        layout.output,
+        sizes.packed(),
+        grid_dim=Dim(ceildiv(sizes.rows(), DELTA_THREADS // DELTA_LANES)),
+        block_dim=Dim(DELTA_THREADS),
+    )
+
+
+def launch_backward_fast[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """Two launches: grad_query by one kernel, grad_key and grad_value by another."""
+    ref sizes = t.sizes
+    comptime if has_tensor_cores[dtype]():
+        if Int(sizes.head_dim) <= WIDEST:
+            var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
+            plain = plain and fits_chunks(t.value, layout.value)
+            plain = plain and fits_chunks(t.grad_output, layout.grad_output)
+            plain = plain and fits_chunks(t.grad_query.as_imm(), layout.grad_query)
+            plain = plain and fits_chunks(t.grad_key.as_imm(), layout.grad_key)
+            plain = plain and fits_chunks(t.grad_value.as_imm(), layout.grad_value)
+            if sizes.mask_block != 0 or t.scale <= 0 or sizes.head_dim % CHUNK != 0 or not plain:
+                launch_backward_tiles[True](launcher, t, layout)
+            else:
+                launch_backward_tiles[False](launcher, t, layout)
+            return
+    var flash = t.copy()
+    flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
+    launch_flash_backward(launcher, flash)
+
+
+def launch_backward_tiles[
+    L: Launcher, dtype: DType, //, general: Bool
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """Both kernels, in tiles for the head dimension, where they have something to write."""
+    if t.sizes.shared_heads() and t.sizes.key_len:
+        if t.sizes.head_dim <= 64:
+            launch_key_value_tiles[general, 64, bands=2, warps=4, step=64, part=32, resident=2](
+                launcher, t, layout
+            )
+        else:
+            launch_key_value_tiles[general, 128, bands=1, warps=8, step=32, part=32, resident=1](
+                launcher, t, layout
+            )
+    if t.sizes.heads() and t.sizes.query_len:
+        if t.sizes.head_dim <= 64:
+            launch_query_tiles[general, 64, bands=2, warps=4, step=64, part=32, resident=2](
+                launcher, t, layout
+            )
+        else:
+            launch_query_tiles[general, 128, bands=2, warps=4, step=32, part=16, resident=2](
+                launcher, t, layout
+            )
+
+
+def launch_query_tiles[
+    L: Launcher,
+    dtype: DType,
+    //,
+    general: Bool,
+    width: Int,
+    *,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    part: Int,
+    resident: Int,
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """The kernel of the gradient of the query in one tiling."""
+    comptime rows = 16 * bands * warps
+    launcher.launch[fast_query_kernel[dtype, general, width, bands, warps, step, part, resident]](
+        "fast_query",
+        t.grad_query,
+        t.grad_output,
+        t.query,
+        t.key,
+        t.value,
+        rebind[ImmPtr[DType.float32]](t.lse),
+        rebind[ImmPtr[DType.float32]](t.delta),
+        t.mask,
+        layout.grad_query,
+        layout.grad_output,
+        layout.query,
+        layout.key,
+        layout.value,
+        t.sizes.packed(),
+        t.scale.cast[DType.float32](),
+        grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
+        block_dim=Dim(32 * warps),
+        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]](),
+    )
+
+
+def launch_key_value_tiles[
+    L: Launcher,
+    dtype: DType,
+    //,
+    general: Bool,
+    width: Int,
+    *,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    part: Int,
+    resident: Int,
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """The kernel of the gradients of key and value in one tiling."""
+    comptime rows = 16 * bands * warps
+    launcher.launch[fast_key_value_kernel[dtype, general, width, bands, warps, step, part, resident]](
+        "fast_key_value",
+        t.grad_key,
+        t.grad_value,
+        t.grad_output,
+        t.query,
+        t.key,
+        t.value,
+        rebind[ImmPtr[DType.float32]](t.lse),
+        rebind[ImmPtr[DType.float32]](t.delta),
+        t.mask,
+        layout.grad_key,
+        layout.grad_value,
+        layout.grad_output,
+        layout.query,
+        layout.key,
+        layout.value,
+        t.sizes.packed(),
+        t.scale.cast[DType.float32](),
+        grid_dim=Dim(ceildiv(Int(t.sizes.key_len), rows) * t.sizes.shared_heads()),
+        block_dim=Dim(32 * warps),
+        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]() + 16 * step,
+    )

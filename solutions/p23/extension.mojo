@@ -116,9 +116,7 @@ def run_backward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLau
     launch_backward_fast(launcher, tensors, layout)
 
 
-def run[
-    part: StaticString, dtype: DType
-](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+def run[part: StaticString, dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
     """Runs one part of one dtype."""
     comptime if part == "forward":
         run_forward[dtype](arguments, launcher)

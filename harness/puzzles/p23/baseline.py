@@ -137,7 +137,8 @@ def by_autograd(tensors: dict) -> "dict[str, Tensor]":
 
 
 def recomputed(tensors: dict) -> "dict[str, Tensor]":
-    """The gradients as PyTorch has them where it starts from the output and lse, under the names of RECOMPUTING.
+    """The gradients as PyTorch has them where it starts from the output and lse, under the names of RECOMPUTING; and "fast.",
+    with 16-bit factors as PyTorch's own flash kernels have them on tensor cores, the output too.
 
     What is kept has a rounding of its own, which belongs to no kernel and which float64, the truth, does not show: lse of
     scores in the hundreds is wrong by a unit in its last place, and every probability of the row with it; delta is made of
@@ -155,14 +156,29 @@ def recomputed(tensors: dict) -> "dict[str, Tensor]":
     lse = torch.logsumexp(masked, -1, keepdim=True)
     P = torch.exp(masked - lse.masked_fill(lse == -torch.inf, 0))
     dS = P * (grad_output @ value.mT - (grad_output * output).sum(-1, keepdim=True))
-    gradients = {
-        "grad_query": scale * (dS @ key),
-        "grad_key": scale * (dS.mT @ query),
-        "grad_value": P.mT @ grad_output,
-        "grad_attn_mask": dS.sum((1, 2), keepdim=True),
+
+    def gradients(P, dS) -> "dict[str, Tensor]":
+        found = {
+            "grad_query": scale * (dS @ key),
+            "grad_key": scale * (dS.mT @ query),
+            "grad_value": P.mT @ grad_output,
+        }
+        return {name: tensor.to(dtype) for name, tensor in found.items()}
+
+    def narrowed(factor):
+        return factor.to(dtype).to(accum)
+
+    # The exponentials are rounded before the row's sum divides them.
+    largest = masked.amax(-1, keepdim=True)
+    weights = torch.exp(masked - largest.masked_fill(largest.isinf(), 0))
+    total = weights.sum(-1, keepdim=True)
+    rounded_output = narrowed(weights) @ value / total.masked_fill(total == 0, 1)
+    found = {**gradients(P, dS), "grad_attn_mask": dS.sum((1, 2), keepdim=True).to(dtype)}
+    fast = {"output": rounded_output.to(dtype), **gradients(narrowed(P), narrowed(dS))}
+    return {
+        **{f"{variant}.{name}": tensor for variant in RECOMPUTING for name, tensor in found.items()},
+        **{f"fast.{name}": tensor for name, tensor in fast.items()},
     }
-    found = {name: tensor.to(dtype) for name, tensor in gradients.items()}
-    return {f"{variant}.{name}": tensor for variant in RECOMPUTING for name, tensor in found.items()}
 
 
 def farthest(answers: "Tensor", truth: "Tensor") -> "Tensor":

@@ -73,7 +73,8 @@ def all_seen(s0: Int, s1: Int, t0: Int, t1: Int, sizes: FlashSizes) -> Bool:
 def masked_score[
     dtype: DType, //
 ](score: Float32, factor: Float32, mask: ImmPtr[dtype], s: Int, t: Int, sizes: FlashSizes) -> Float32:
-    """score * factor + mask, where there is one, to the base 2; HIDDEN where the query does not see the key."""
+    """score * factor + mask, where there is one, to the base 2; HIDDEN where the query does not see the key.
+    """
     if not sees(s, t, sizes):
         return HIDDEN
     if sizes.mask_block == 0:
@@ -231,9 +232,9 @@ def fast_forward_kernel[
         factors[half] = 1 / total if total != 0 else 1
         var s = first + half * 8 + lane_id() // 4
         if s < S and lane_id() % 4 == 0:
-            lse[unsafe_offset=head * S + s] = HIDDEN if total == 0 else (
-                largest[half] * factor + log2(total)
-            ) * LN_2
+            lse[unsafe_offset=head * S + s] = (
+                HIDDEN if total == 0 else (largest[half] * factor + log2(total)) * LN_2
+            )
     store_rows[bands, width, not general](
         output.unsafe_offset(start_of(head, sizes.query_heads, output_strides)),
         sums,

@@ -99,7 +99,16 @@ def launch_forward_tiles[
 
 
 def launch_forward_tiles[
-    L: Launcher, dtype: DType, //, general: Bool, width: Int, *, bands: Int, warps: Int, step: Int, resident: Int
+    L: Launcher,
+    dtype: DType,
+    //,
+    general: Bool,
+    width: Int,
+    *,
+    bands: Int,
+    warps: Int,
+    step: Int,
+    resident: Int,
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
     """The forward kernel in one tiling."""
     comptime rows = 16 * bands * warps

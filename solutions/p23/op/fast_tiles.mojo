@@ -141,9 +141,9 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
         """The rows from `tile` on, which must have arrived where they are to be kept."""
         self.tile = tile
         self.lane = lane.copy()
-        self._fragments = Array[
-            SIMD[Self.dtype, 8], (Self.bands * Self.width // 16) if Self.kept else 1
-        ](fill=0)
+        self._fragments = Array[SIMD[Self.dtype, 8], (Self.bands * Self.width // 16) if Self.kept else 1](
+            fill=0
+        )
         comptime if Self.kept:
             comptime for band in range(Self.bands):
                 comptime for k in range(Self.width // 16):
@@ -168,9 +168,7 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
             comptime for band in range(Self.bands):
                 left[band] = self.fragment[band, k]()
             comptime for pair in range(columns // 2):
-                var both = ld_matrix[8](
-                    right.unsafe_offset(pair * 16 * Self.width + self.lane.across[k]())
-                )
+                var both = ld_matrix[8](right.unsafe_offset(pair * 16 * Self.width + self.lane.across[k]()))
                 comptime for band in range(Self.bands):
                     comptime for side in range(2):
                         comptime place = band * columns + 2 * pair + side
@@ -196,9 +194,7 @@ def add_product[
             comptime first = band * columns + 2 * k
             rounded[band] = left[first].join(left[first + 1]).cast[dtype]()
         comptime for pair in range(width // 16):
-            var both = ld_matrix[8, transpose=True](
-                right.unsafe_offset(k * 16 * width + lane.down[pair]())
-            )
+            var both = ld_matrix[8, transpose=True](right.unsafe_offset(k * 16 * width + lane.down[pair]()))
             comptime for band in range(bands):
                 comptime for side in range(2):
                     comptime place = band * (width // 8) + 2 * pair + side

@@ -74,6 +74,10 @@ def attention(
         NotImplementedError: Dropout, a head dimension above 256, or a second derivative.
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
+    if attn_mask is None and not dropout_p and not torch.compiler.is_compiling():
+        output = attention_direct.call_directly(query, key, value, is_causal, scale, enable_gqa)
+        if output is not None:
+            return output
     return attention_with_lse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
 
 

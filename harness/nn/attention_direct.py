@@ -3,17 +3,31 @@
 Nothing waits for the GPU and nothing is allocated but the results, so that a CUDA graph can capture a step. 16-bit types are
 multiplied on tensor cores up to a head dimension of 128, at any strides whose last is 1; every other case runs on the flash
 kernels, which want contiguous tensors. `explain` says which kernels a call takes, and by which way.
+
+`call_directly` is the way of a plain call: past torch's dispatcher, with all that follows from shapes and strides worked out
+once (`Plan`), because a small attention costs its host time.
 """
 
+import functools
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
+from torch.autograd import forward_ad
 
 from harness.errors import WorkbookError
-from harness.nn.private import current_device, current_stream
+from harness.nn.private import (
+    any_autocast,
+    current_device,
+    current_stream,
+    dispatch_modes,
+    empty_strided,
+    transforms_active,
+)
 from harness.toolchain import extension
 
 Tensor = torch.Tensor
@@ -23,14 +37,42 @@ PUZZLE = "p23"
 KINDS = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
 TENSOR_CORES = (torch.bfloat16, torch.float16)
 WIDEST = 128
-"""The largest head dimension of the kernels on tensor cores."""
-NO_SCRATCH = (0, 0)
-"""In the place of scratch memory: the module needs none."""
+"""The largest head dimension of the kernels on tensor cores,"""
+BOX = 64
+"""of those with wgmma, which take rows in boxes of as many,"""
+CHUNK = 8
+"""and what it must be a multiple of there: 16 bytes."""
+NOWHERE = (0, 0, 0, 0)
+"""In the place of GPU, stream and scratch memory: launches nothing, and only counts the scratch memory."""
+PORTABLE = False
+"""Whether the kernels for every GPU are taken on a Hopper too: for comparisons, by `portable_kernels`."""
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+EVERY_KEY = 2**31 - 2**20
+"""The diagonal of a query that sees all keys."""
 
 
 def on_tensor_cores(query: Tensor) -> bool:
     """Whether there are tiles for query's dtype and head dimension, where the GPU has tensor cores for them."""
     return query.dtype in TENSOR_CORES and query.shape[-1] <= WIDEST and not torch.version.hip
+
+
+def on_hopper(query: Tensor) -> bool:
+    """Whether the kernels with wgmma take query: on a Hopper, heads of up to 64 elements in whole chunks of 16 bytes."""
+    if query.device.type != "cuda" or not on_tensor_cores(query):
+        return False
+    d = query.shape[-1]
+    return torch.cuda.get_device_capability(query.device) == (9, 0) and d <= BOX and d % CHUNK == 0
+
+
+@contextmanager
+def portable_kernels(on: bool = True) -> Iterator[None]:
+    """Meanwhile calls take the kernels for every GPU on a Hopper too."""
+    global PORTABLE
+    before, PORTABLE = PORTABLE, on
+    try:
+        yield
+    finally:
+        PORTABLE = before
 
 
 def readable(tensor: Tensor, any_strides: bool) -> Tensor:
@@ -43,6 +85,14 @@ def readable(tensor: Tensor, any_strides: bool) -> Tensor:
 def row_strides(tensor: Tensor) -> tuple[int, ...]:
     """How far apart batches, heads and rows are, in elements."""
     return tensor.stride()[:3]
+
+
+def backward_scratch(query: Tensor) -> int:
+    """Bytes that the backward pass may want: on a Hopper two numbers for each query, in whole boxes."""
+    if not on_tensor_cores(query):
+        return 0
+    B, N, S, _ = query.shape
+    return -(-B * N * 2 * 4 * (-(-S // BOX) * BOX) // 256) * 256
 
 
 class Kernels:
@@ -61,13 +111,15 @@ class Kernels:
         # What the flash kernels read where there is no mask. Made once: a CUDA graph must not own it.
         self.no_mask = {dtype: torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for dtype in KINDS}
 
-    def call(self, launch: Callable[..., int], dtype: torch.dtype, *arguments) -> None:
-        """Launches on torch's current stream of the GPU."""
+    def call(self, launch: Callable[..., int], dtype: torch.dtype, *arguments, scratch: int = 0) -> None:
+        """Launches on torch's current stream of the GPU, with so many bytes of scratch memory."""
         if current_device() != self.index:
             with torch.cuda.device(self.index):
-                self.call(launch, dtype, *arguments)
+                self.call(launch, dtype, *arguments, scratch=scratch)
             return
-        launch(self.gpu, current_stream(self.index), *NO_SCRATCH, KINDS[dtype], *arguments)
+        lent = empty_strided((scratch,), (1,), torch.uint8) if scratch else None
+        start = 0 if lent is None else lent.data_ptr()
+        launch(self.gpu, current_stream(self.index), start, scratch, KINDS[dtype], int(PORTABLE), *arguments)
 
     def sizes(self, query: Tensor, key: Tensor, mask: Tensor | None, diagonal: int, mask_block: int):
         """What the module takes as sizes: B, N, G, S, T, d, the diagonal, the strides of the mask, and its blocks' side."""
@@ -166,6 +218,7 @@ class Kernels:
             *row_strides(value),
             *row_strides(grad_out),
             *(stride for gradient in gradients for stride in row_strides(gradient)),
+            scratch=backward_scratch(query),
         )
         return gradients
 
@@ -176,6 +229,227 @@ class Kernels:
                 return
             ones = torch.ones(1, 1, 8, 8, device="cuda", dtype=torch.float16)
             self.forward(ones, ones, ones, None, 1.0, 8, 1)
+
+
+# ---- A plain call -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from shapes, strides and options of a call: the integers that the module takes around the addresses."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    """Of the output; it and the gradients are contiguous."""
+    strides: tuple[int, ...]
+    rows: tuple[int, int, int]
+    row_strides: tuple[int, int, int]
+    key_size: tuple[int, ...]
+    key_strides: tuple[int, ...]
+    front: tuple[float, ...]
+    """Kind, sizes and scale."""
+    front_of_delta: tuple[int, ...]
+    given: tuple[int, ...]
+    """The strides of query, key and value."""
+    written: tuple[int, ...]
+    """The strides of the gradients."""
+    scratch: int
+
+
+def dense(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor [B, N, length, d] whose sizes are all at least 1."""
+    _, N, length, d = size
+    return N * length * d, length * d, d, 1
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(
+    query: torch.Size,
+    key: torch.Size,
+    strides: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    is_causal: bool,
+    scale: float | None,
+    portable: bool,
+) -> Plan:
+    """The plan for query [B, N, S, d] and key and value [B, G, T, d], at their strides."""
+    B, N, S, d = query
+    G, T = key[1:3]
+    kind = (KINDS[dtype], int(portable))
+    sizes = (B, N, G, S, T, d, 0 if is_causal else EVERY_KEY, 0, 0, 0, 0, 0)
+    rows, keys = dense(query), dense(key)
+    return Plan(
+        dtype,
+        tuple(query),
+        rows,
+        (B, N, S),
+        (N * S, S, 1),
+        tuple(key),
+        keys,
+        (*kind, *sizes, d**-0.5 if scale is None else float(scale)),
+        (*kind, B, N, N, S, S, d, 0, 0, 0, 0, 0, 0),
+        tuple(stride for tensor in strides for stride in tensor[:3]),
+        (*rows[:3], *keys[:3], *keys[:3]),
+        backward_scratch(torch.empty(query, dtype=dtype, device="meta")),
+    )
+
+
+def forward_of(plan: Plan, kernels: Kernels, query, key, value) -> tuple[Tensor, Tensor]:
+    """The output and lse. The GPU is the current one."""
+    output = empty_strided(plan.size, plan.strides, plan.dtype)
+    lse = empty_strided(plan.rows, plan.row_strides, torch.float32)
+    kernels.module.forward(
+        kernels.gpu,
+        current_stream(kernels.index),
+        0,
+        0,
+        *plan.front,
+        output.data_ptr(),
+        lse.data_ptr(),
+        query.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        0,
+        *plan.given,
+        *plan.strides[:3],
+    )
+    return output, lse
+
+
+def backward_of(plan: Plan, kernels: Kernels, grad_out, query, key, value, output, lse):
+    """The gradients of query, key and value. The GPU is the current one."""
+    if grad_out.stride(-1) != 1:
+        grad_out = grad_out.contiguous()
+    stream = current_stream(kernels.index)
+    of_grad = grad_out.stride()[:3]
+    delta = empty_strided(plan.rows, plan.row_strides, torch.float32)
+    scratch = empty_strided((plan.scratch,), (1,), torch.uint8)
+    gradients = (
+        empty_strided(plan.size, plan.strides, plan.dtype),
+        empty_strided(plan.key_size, plan.key_strides, plan.dtype),
+        empty_strided(plan.key_size, plan.key_strides, plan.dtype),
+    )
+    kernels.module.delta(
+        kernels.gpu,
+        stream,
+        0,
+        0,
+        *plan.front_of_delta,
+        delta.data_ptr(),
+        grad_out.data_ptr(),
+        output.data_ptr(),
+        0,
+        *of_grad,
+        *plan.strides[:3],
+    )
+    kernels.module.backward(
+        kernels.gpu,
+        stream,
+        scratch.data_ptr(),
+        plan.scratch,
+        *plan.front,
+        gradients[0].data_ptr(),
+        gradients[1].data_ptr(),
+        gradients[2].data_ptr(),
+        grad_out.data_ptr(),
+        query.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        lse.data_ptr(),
+        delta.data_ptr(),
+        0,
+        *plan.given,
+        *of_grad,
+        *plan.written,
+    )
+    return gradients
+
+
+class Direct(torch.autograd.Function):
+    """One pass each way through the extension module, between tensors on one GPU, the current one."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, plan, kernels):
+        output, lse = forward_of(plan, kernels, query, key, value)
+        ctx.save_for_backward(query, key, value, output, lse)
+        ctx.plan, ctx.kernels = plan, kernels
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        query, key, value, output, lse = ctx.saved_tensors
+        plan, kernels = ctx.plan, ctx.kernels
+        if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
+            scale, diagonal = plan.front[-1], plan.front[8]
+            gradients = torch.ops.mojo_workbook.attention_backward(
+                grad_out, query, key, value, output, lse, None, None, scale, diagonal, 1
+            )
+        elif current_device() != kernels.index:
+            with torch.cuda.device(kernels.index):
+                gradients = backward_of(plan, kernels, grad_out, query, key, value, output, lse)
+        else:
+            gradients = backward_of(plan, kernels, grad_out, query, key, value, output, lse)
+        needed = ctx.needs_input_grad
+        return (
+            gradients[0] if needed[0] else None,
+            gradients[1] if needed[1] else None,
+            gradients[2] if needed[2] else None,
+            None,
+            None,
+        )
+
+
+# Past the Python part of Function.apply, which looks for functorch's transforms: there are none here. The type checker
+# does not see the class in C behind it.
+apply_direct: Callable[..., Tensor] = super(torch.autograd.Function, Direct).apply  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def call_directly(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> Tensor | None:
+    """Attention without a mask by the direct way; None where the registered operator must do it, or must say what is wrong.
+
+    Direct are 16-bit tensors [B, N, S, d] on the current GPU, whose module is loaded already, and no subclass, no mode, no
+    transform, no autocast, and no tangent that would be lost.
+    """
+    if not (
+        type(query) in PLAIN
+        and type(key) in PLAIN
+        and type(value) in PLAIN
+        and query.layout is torch.strided
+        and dispatch_modes() == 0
+        and not transforms_active()
+        and not any_autocast()
+        and forward_ad._current_level < 0
+    ):
+        return None
+    index = query.get_device()
+    kernels = found.get(index)
+    if (
+        kernels is None
+        or current_device() != index
+        or not index == key.get_device() == value.get_device()
+        or not query.dtype == key.dtype == value.dtype
+        or not (query.dim() == key.dim() == value.dim() == 4)
+    ):
+        return None
+    shape, key_shape = query.shape, key.shape
+    if not (
+        on_tensor_cores(query)
+        and key_shape == value.shape
+        and shape[0] == key_shape[0]
+        and shape[3] == key_shape[3]
+        and (shape[1] == key_shape[1] or (enable_gqa and key_shape[1] and shape[1] % key_shape[1] == 0))
+        and query.numel()
+        and key.numel()
+        and query.stride(3) == key.stride(3) == value.stride(3) == 1
+    ):
+        return None
+    strides = (query.stride(), key.stride(), value.stride())
+    planned = plan(shape, key_shape, strides, query.dtype, is_causal, scale, PORTABLE)
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return apply_direct(query, key, value, planned, kernels)
+    return forward_of(planned, kernels, query, key, value)[0]
 
 
 # ---- Which GPUs have a module -------------------------------------------------------------------------------
@@ -227,6 +501,8 @@ def explain(query: Tensor) -> str:
         return "the plain loops of the CPU path, through a MAX graph"
     if kernels(query.device) is None:
         return "the flash kernels, through a MAX graph: there is no extension module for this GPU"
+    if on_hopper(query) and not PORTABLE:
+        return "wgmma, through the extension module; where there is a mask, mma.sync"
     if on_tensor_cores(query):
-        return "tensor cores, through the extension module"
+        return "mma.sync, through the extension module"
     return "the flash kernels, through the extension module: tensor cores take 16-bit types with heads of up to 128"

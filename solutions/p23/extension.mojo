@@ -1,7 +1,7 @@
 """Puzzle 23 as a Python extension module: the shortest way from PyTorch to the kernels of the fast variant.
 
 `harness.toolchain.extension` builds this file for one GPU architecture and loads it. Every function takes addresses and sizes as
-integers, and launches on the stream whose handle it is given (`shared/stream_launcher.mojo`). There is no scratch memory.
+integers, and launches on the stream whose handle it is given (`shared/stream_launcher.mojo`). Scratch memory is the caller's.
 Arguments are not checked here.
 """
 
@@ -45,7 +45,7 @@ def strides_of(mut arguments: Arguments) -> Strides:
     return strides
 
 
-def run_forward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+def run_forward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, portable: Bool) raises:
     """Sizes, scale, the addresses of output, lse, query, key, value and mask, and strides: query, key, value, output.
     """
     var sizes = sizes_of(arguments)
@@ -66,7 +66,7 @@ def run_forward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLaun
     layout.key = strides_of(arguments)
     layout.value = strides_of(arguments)
     layout.output = strides_of(arguments)
-    launch_forward_fast(launcher, tensors, layout)
+    launch_forward_fast(launcher, tensors, layout, portable)
 
 
 def run_delta[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
@@ -85,7 +85,7 @@ def run_delta[dtype: DType](mut arguments: Arguments, mut launcher: StreamLaunch
     )
 
 
-def run_backward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+def run_backward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, portable: Bool) raises:
     """Sizes, scale, the addresses of the three gradients, grad_output, query, key, value, lse, delta and mask, and strides:
     query, key, value, grad_output, and the three gradients."""
     var sizes = sizes_of(arguments)
@@ -113,38 +113,41 @@ def run_backward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLau
     layout.grad_query = strides_of(arguments)
     layout.grad_key = strides_of(arguments)
     layout.grad_value = strides_of(arguments)
-    launch_backward_fast(launcher, tensors, layout)
+    launch_backward_fast(launcher, tensors, layout, portable)
 
 
-def run[part: StaticString, dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+def run[
+    part: StaticString, dtype: DType
+](mut arguments: Arguments, mut launcher: StreamLauncher, portable: Bool) raises:
     """Runs one part of one dtype."""
     comptime if part == "forward":
-        run_forward[dtype](arguments, launcher)
+        run_forward[dtype](arguments, launcher, portable)
     elif part == "delta":
         run_delta[dtype](arguments, launcher)
     else:
-        run_backward[dtype](arguments, launcher)
+        run_backward[dtype](arguments, launcher, portable)
 
 
 def call[
     part: StaticString, expected: Int
 ](module: PyObjectPtr, items: Pointer[PyObjectPtr, MutUntrackedOrigin], count: Int) abi("C") -> PyObjectPtr:
-    """One part, of the dtype whose number comes after the launcher's four arguments. A Mojo error becomes a Python exception.
-    """
+    """One part, of the dtype whose number comes after the launcher's four arguments; then 1 for the portable kernels, 0 for the
+    fastest. A Mojo error becomes a Python exception."""
     try:
         if count != expected:
             raise Error(t"expected {expected} arguments, got {count}")
         var arguments = Arguments(items)
         var launcher = arguments.launcher()
         var kind = arguments.integer()
+        var portable = arguments.integer() != 0
         if kind == 0:
-            run[part, DType.float32](arguments, launcher)
+            run[part, DType.float32](arguments, launcher, portable)
         elif kind == 2:
-            run[part, DType.bfloat16](arguments, launcher)
+            run[part, DType.bfloat16](arguments, launcher, portable)
         elif kind == 3:
-            run[part, DType.float16](arguments, launcher)
+            run[part, DType.float16](arguments, launcher, portable)
         else:
-            run[part, DType.float64](arguments, launcher)
+            run[part, DType.float64](arguments, launcher, portable)
         return Python().cpython().PyLong_FromSsize_t(launcher.used)
     except error:
         _set_python_error(error)
@@ -157,10 +160,10 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
     try:
         var module = PythonModuleBuilder("workbook_p23")
         module.def_function[open_gpu]("open", docstring="open(index): a handle of a GPU")
-        # The launcher's four arguments, the kind, twelve sizes, the scale, addresses, and three strides a tensor.
-        module.def_py_c_function(call["forward", 5 + 12 + 1 + 6 + 12], "forward")
-        module.def_py_c_function(call["delta", 5 + 12 + 4 + 6], "delta")
-        module.def_py_c_function(call["backward", 5 + 12 + 1 + 10 + 21], "backward")
+        # The launcher's four arguments, the kind, portable or not, twelve sizes, the scale, addresses, and three strides a tensor.
+        module.def_py_c_function(call["forward", 6 + 12 + 1 + 6 + 12], "forward")
+        module.def_py_c_function(call["delta", 6 + 12 + 4 + 6], "delta")
+        module.def_py_c_function(call["backward", 6 + 12 + 1 + 10 + 21], "backward")
         return module.finalize()
     except error:
         abort(String(error))

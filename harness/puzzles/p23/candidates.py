@@ -6,6 +6,7 @@ The module is what the spec names as `bench`; `harness/bench/benchmark.py` says 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -108,8 +109,8 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 # ---- Candidates ---------------------------------------------------------------------------------------------
 
 
-def ours(problem: Problem) -> Differentiable:
-    """The workbook's attention, by whatever kernels it takes for the problem."""
+def ours(problem: Problem, portable: bool = False) -> Differentiable:
+    """The workbook's attention, by whatever kernels it takes for the problem; or by the `portable` ones on a Hopper too."""
     try:
         from harness.nn import attention, attention_direct
     except ImportError as error:
@@ -153,6 +154,7 @@ def compiled(problem: Problem) -> Differentiable:
 
 CANDIDATES = (
     Candidate("attention", "ours", ours),
+    Candidate("portable", "ours", partial(ours, portable=True)),
     Candidate("flash", "peer", backend(SDPBackend.FLASH_ATTENTION)),
     Candidate("cuDNN", "peer", backend(SDPBackend.CUDNN_ATTENTION)),
     Candidate("efficient", "peer", backend(SDPBackend.EFFICIENT_ATTENTION)),

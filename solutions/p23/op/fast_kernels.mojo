@@ -13,6 +13,7 @@ Tensors are [B, N, S, d] with strides of their own; lse and delta are [B, N, S] 
 
 from std.math import ceildiv, exp2, log2
 from std.memory import AddressSpace
+from std.sys import inlined_assembly
 from std.utils import StaticTuple
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id, thread_idx
 from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
@@ -67,6 +68,13 @@ def sees(s: Int, t: Int, sizes: FlashSizes) -> Bool:
 def all_seen(s0: Int, s1: Int, t0: Int, t1: Int, sizes: FlashSizes) -> Bool:
     """Whether each of the queries s0 ... s1 - 1 sees each of the keys t0 ... t1 - 1."""
     return s1 <= Int(sizes.query_len) and t1 <= Int(sizes.key_len) and t1 - 1 <= s0 + Int(sizes.diagonal)
+
+
+@always_inline
+def rarely():
+    """Marks a branch that few steps take. Without it the compiler makes a select of each assignment, in all steps.
+    """
+    inlined_assembly["", NoneType, constraints="~{memory}", has_side_effect=True]()
 
 
 @always_inline
@@ -190,7 +198,7 @@ def fast_forward_kernel[
         if next < end:
             fetch(next, 1 - stage)
         var keys = stages.unsafe_offset(stage * 2 * step * width)
-        var scores = own.times_rows[columns](keys)
+        var scores = own.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
         if general or not all_seen(first, first + 1, t0, t0 + step, sizes):
             comptime for place in range(bands * columns):
                 comptime for e in range(4):
@@ -218,9 +226,12 @@ def fast_forward_kernel[
                     scores[band * columns + j][e + side] = weight
                     total += weight
             totals[half] = totals[half] * rescale + total
-            comptime for j in range(width // 8):
-                sums[band * (width // 8) + j][e] *= rescale
-                sums[band * (width // 8) + j][e + 1] *= rescale
+            # The largest score seldom grows behind the first keys.
+            if rescale != 1:
+                rarely()
+                comptime for j in range(width // 8):
+                    sums[band * (width // 8) + j][e] *= rescale
+                    sums[band * (width // 8) + j][e + 1] *= rescale
         add_product[bands, columns, width](sums, scores, keys.unsafe_offset(step * width), lane)
         stage = 1 - stage
         t0 = next
@@ -420,7 +431,7 @@ def fast_query_kernel[
             fetch(next, 1 - stage)
         for t1 in range(t0, t0 + step, part):
             var keys = stages.unsafe_offset((stage * 2 * step + t1 - t0) * width)
-            var slopes = own_queries.times_rows[columns](keys)
+            var slopes = own_queries.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
             if general or not all_seen(first, first + 1, t1, t1 + part, sizes):
                 comptime for place in range(bands * columns):
                     comptime for e in range(4):
@@ -434,11 +445,13 @@ def fast_query_kernel[
                 comptime for e in range(4):
                     comptime half = place // columns * 2 + e // 2
                     slopes[place][e] = exp2(slopes[place][e] * factor - shifts[half])
-            var dP = own_grads.times_rows[columns](keys.unsafe_offset(step * width))
+            var less_delta = Array[Sums, bands * columns](fill=0)
             comptime for place in range(bands * columns):
-                comptime for e in range(4):
-                    comptime half = place // columns * 2 + e // 2
-                    slopes[place][e] *= dP[place][e] - deltas[half]
+                comptime half = place // columns * 2
+                less_delta[place] = Sums(-deltas[half], -deltas[half], -deltas[half + 1], -deltas[half + 1])
+            var apart = own_grads.times_rows[columns](keys.unsafe_offset(step * width), less_delta)
+            comptime for place in range(bands * columns):
+                slopes[place] *= apart[place]
             add_product[bands, columns, width](sums, slopes, keys, lane)
         stage = 1 - stage
         t0 = next
@@ -608,7 +621,7 @@ def fast_key_value_kernel[
             var grads = queries.unsafe_offset(tile)
             var own_numbers = numbers.unsafe_offset(stage * 2 * step + inner + lane_id() % 4 * 2)
             var edge = not all_seen(s1, s1 + part, first, first + 16 * bands, sizes)
-            var weights = own_keys.times_rows[columns](queries)
+            var weights = own_keys.times_rows[columns](queries, Array[Sums, bands * columns](fill=0))
             comptime for place in range(bands * columns):
                 var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
                 comptime for e in range(4):
@@ -624,11 +637,13 @@ def fast_key_value_kernel[
                         var s = s1 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
                         weights[place][e] = weights[place][e] if sees(s, t, sizes) else 0
             add_product[bands, columns, width](value_sums, weights, grads, lane)
-            var slopes = own_values.times_rows[columns](grads)
+            var less_delta = Array[Sums, bands * columns](fill=0)
             comptime for place in range(bands * columns):
                 var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
-                comptime for e in range(4):
-                    slopes[place][e] = weights[place][e] * (slopes[place][e] - pair[e % 2])
+                less_delta[place] = Sums(-pair[0], -pair[1], -pair[0], -pair[1])
+            var slopes = own_values.times_rows[columns](grads, less_delta)
+            comptime for place in range(bands * columns):
+                slopes[place] *= weights[place]
             add_product[bands, columns, width](key_sums, slopes, queries, lane)
         stage = 1 - stage
         place = next^

@@ -1,7 +1,7 @@
 """How the fast variant is launched: which kernels, in which tiles, and with what geometry.
 
-Of 16-bit types on NVIDIA's GPUs, up to the widest tile, the kernels of `fast_kernels.mojo`; in every other case the flash
-kernels, which take contiguous tensors alone. Where there is no mask, its blocks have size 0 and the mask is a single 0, which
+Of 16-bit types on NVIDIA's GPUs, up to the widest tile, the kernels of `fast_kernels.mojo`, or of `fast_hopper.mojo` where they
+fit and the GPU is a Hopper; in every other case the flash kernels, which take contiguous tensors alone. Where there is no mask, its blocks have size 0 and the mask is a single 0, which
 the flash kernels read.
 """
 
@@ -17,6 +17,21 @@ from .fast_kernels import (
     fast_forward_kernel,
     fast_key_value_kernel,
     fast_query_kernel,
+)
+from .fast_hopper import (
+    FORWARD_BYTES,
+    GROUP,
+    KEY_BYTES,
+    NUMBERS_THREADS,
+    QUERY_BYTES,
+    QUERY_GROUPS,
+    SIDE,
+    head_map,
+    hopper_forward_kernel,
+    hopper_key_value_kernel,
+    hopper_numbers_kernel,
+    hopper_query_kernel,
+    padded,
 )
 from .fast_tiles import CHUNK, WIDEST
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
@@ -66,10 +81,16 @@ def fits_chunks[dtype: DType](tensor: ImmPtr[dtype], strides: Strides) -> Bool:
     return Int(tensor) % 16 == 0 and together % CHUNK == 0
 
 
+def suits_tma(sizes: FlashSizes, heads: Int32, length: Int32, strides: Strides) -> Bool:
+    """Whether the TMA can read a tensor whose rows begin at multiples of 16 bytes: it repeats nothing."""
+    var repeats = (sizes.batch > 1 and strides[0] <= 0) or (heads > 1 and strides[1] <= 0)
+    return not repeats and (length == 1 or strides[2] > 0)
+
+
 def launch_forward_fast[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """One launch: output and lse."""
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, portable: Bool = False) raises:
+    """One launch: output and lse; by the `portable` kernels, or by the fastest."""
     ref sizes = t.sizes
     comptime if has_tensor_cores[dtype]():
         if Int(sizes.head_dim) <= WIDEST:
@@ -80,8 +101,15 @@ def launch_forward_fast[
             plain = plain and fits_chunks(t.output.as_imm(), layout.output)
             if sizes.mask_block != 0 or t.scale <= 0 or sizes.head_dim % CHUNK != 0 or not plain:
                 launch_forward_tiles[True](launcher, t, layout)
-            else:
-                launch_forward_tiles[False](launcher, t, layout)
+                return
+            comptime if L.wgmma:
+                var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
+                suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
+                suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
+                if suits and not portable and Int(sizes.head_dim) <= SIDE and sizes.key_len > 0:
+                    launch_forward_hopper(launcher, t, layout)
+                    return
+            launch_forward_tiles[False](launcher, t, layout)
             return
     var flash = t.copy()
     flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
@@ -207,8 +235,9 @@ def launch_delta_rows[
 
 def launch_backward_fast[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
-    """Two launches: grad_query by one kernel, grad_key and grad_value by another."""
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, portable: Bool = False) raises:
+    """Two launches, three on a Hopper: grad_query by one kernel, grad_key and grad_value by another; by the `portable` kernels,
+    or by the fastest."""
     ref sizes = t.sizes
     comptime if has_tensor_cores[dtype]():
         if Int(sizes.head_dim) <= WIDEST:
@@ -220,8 +249,17 @@ def launch_backward_fast[
             plain = plain and fits_chunks(t.grad_value.as_imm(), layout.grad_value)
             if sizes.mask_block != 0 or t.scale <= 0 or sizes.head_dim % CHUNK != 0 or not plain:
                 launch_backward_tiles[True](launcher, t, layout)
-            else:
-                launch_backward_tiles[False](launcher, t, layout)
+                return
+            comptime if L.wgmma:
+                var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
+                suits = suits and suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.grad_output)
+                suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
+                suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
+                suits = suits and sizes.rows() > 0 and sizes.shared_heads() > 0 and sizes.key_len > 0
+                if suits and not portable and Int(sizes.head_dim) <= SIDE:
+                    launch_backward_hopper(launcher, t, layout)
+                    return
+            launch_backward_tiles[False](launcher, t, layout)
             return
     var flash = t.copy()
     flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
@@ -327,4 +365,90 @@ def launch_key_value_tiles[
         grid_dim=Dim(ceildiv(Int(t.sizes.key_len), rows) * t.sizes.shared_heads()),
         block_dim=Dim(32 * warps),
         shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]() + 16 * step,
+    )
+
+
+# ---- On a Hopper --------------------------------------------------------------------------------------------
+
+
+def launch_forward_hopper[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """The forward kernel with wgmma."""
+    var ctx = launcher.context()
+    if not ctx:
+        return
+    ref sizes = t.sizes
+    launcher.launch[hopper_forward_kernel[dtype]](
+        "hopper_forward",
+        t.output,
+        rebind[MutPtr[DType.float32]](t.lse),
+        head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query),
+        head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key),
+        head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value),
+        layout.output,
+        sizes.packed(),
+        t.scale.cast[DType.float32](),
+        grid_dim=Dim(ceildiv(Int(sizes.query_len), SIDE) * sizes.heads()),
+        block_dim=Dim(2 * GROUP),
+        shared_bytes=FORWARD_BYTES,
+    )
+
+
+def launch_backward_hopper[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """Three launches: lse and delta in whole boxes, grad_key and grad_value, grad_query."""
+    ref sizes = t.sizes
+    var count = sizes.heads() * 2 * padded(Int(sizes.query_len))
+    var numbers = launcher.workspace[DType.float32]("numbers", count)
+    var ctx = launcher.context()
+    if not ctx:
+        return
+    var query = head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query)
+    var grad = head_map(
+        ctx.value(), t.grad_output, sizes.query_heads, sizes.query_len, sizes, layout.grad_output
+    )
+    var key = head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key)
+    var value = head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value)
+    launcher.launch[hopper_numbers_kernel](
+        "hopper_numbers",
+        numbers,
+        rebind[ImmPtr[DType.float32]](t.lse),
+        rebind[ImmPtr[DType.float32]](t.delta),
+        sizes.packed(),
+        grid_dim=Dim(ceildiv(count // 2, NUMBERS_THREADS)),
+        block_dim=Dim(NUMBERS_THREADS),
+    )
+    launcher.launch[hopper_key_value_kernel[dtype]](
+        "hopper_key_value",
+        t.grad_key,
+        t.grad_value,
+        query,
+        grad,
+        key,
+        value,
+        numbers.as_imm(),
+        layout.grad_key,
+        layout.grad_value,
+        sizes.packed(),
+        t.scale.cast[DType.float32](),
+        grid_dim=Dim(ceildiv(Int(sizes.key_len), SIDE) * sizes.shared_heads()),
+        block_dim=Dim(2 * GROUP),
+        shared_bytes=KEY_BYTES,
+    )
+    launcher.launch[hopper_query_kernel[dtype]](
+        "hopper_query",
+        t.grad_query,
+        query,
+        grad,
+        key,
+        value,
+        numbers.as_imm(),
+        layout.grad_query,
+        sizes.packed(),
+        t.scale.cast[DType.float32](),
+        grid_dim=Dim(ceildiv(Int(sizes.query_len), QUERY_GROUPS * SIDE) * sizes.heads()),
+        block_dim=Dim((QUERY_GROUPS + 1) * GROUP),
+        shared_bytes=QUERY_BYTES,
     )

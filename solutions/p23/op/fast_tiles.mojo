@@ -160,9 +160,19 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
             return ld_matrix[8](self.tile.unsafe_offset(band * 16 * Self.width + self.lane.down[k]()))
 
     @always_inline
-    def times_rows[columns: Int](self, right: SharedPtr[Self.dtype]) -> Array[Sums, Self.bands * columns]:
-        """Own @ right^T: products of the own rows with 8 * columns rows of another tile."""
+    def times_rows[
+        columns: Int
+    ](
+        self,
+        right: SharedPtr[Self.dtype],
+        initial: Array[Sums, Self.bands * columns],
+    ) -> Array[
+        Sums, Self.bands * columns
+    ]:
+        """Initial + own @ right^T: products of the own rows with 8 * columns rows of another tile."""
         var sums = Array[Sums, Self.bands * columns](fill=0)
+        comptime for place in range(Self.bands * columns):
+            sums[place] = initial[place]
         comptime for k in range(Self.width // 16):
             var left = Array[SIMD[Self.dtype, 8], Self.bands](fill=0)
             comptime for band in range(Self.bands):

@@ -1,0 +1,199 @@
+"""Attention through its extension module: what the module is handed, which calls go there, and what is said where there is none.
+
+The module here writes down its arguments; the kernels behind the real one are checked in tests/p23.
+"""
+
+import re
+import warnings
+
+import pytest
+import torch
+
+from harness.errors import EnvironmentProblem
+from harness.nn import attention, attention_autograd, attention_direct
+from harness.toolchain import extension
+
+CPU_INDEX = -1
+"""What torch calls the device of a tensor on the CPU: the GPU of these tests."""
+
+
+class Module:
+    """Writes down every call."""
+
+    def __init__(self):
+        self.calls = []
+
+    def open(self, index):
+        return 7
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append((name, arguments)) or 0
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A module on the CPU, in the place of a GPU's."""
+    made = Module()
+    kernels = attention_direct.Kernels.__new__(attention_direct.Kernels)
+    kernels.index, kernels.module, kernels.gpu = CPU_INDEX, made, 7
+    kernels.no_mask = {
+        dtype: torch.zeros(1, 1, 1, 1, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+    }
+    monkeypatch.setattr(attention_direct, "current_device", lambda: CPU_INDEX)
+    monkeypatch.setattr(attention_direct, "current_stream", lambda index: 99)
+    monkeypatch.setattr(
+        attention_direct,
+        "empty_strided",
+        lambda size, strides, dtype: torch.zeros(size, dtype=dtype).as_strided(size, strides),
+    )
+    monkeypatch.setattr(attention_direct, "kernels", lambda device: kernels)
+    monkeypatch.setitem(attention_direct.found, CPU_INDEX, kernels)
+    return made
+
+
+def leaves(dtype=torch.bfloat16, S=9, T=9, N=4, G=4, d=64):
+    """Query, key and value as a model makes them: heads inside of rows."""
+    return [
+        torch.randn(2, length, heads, d).to(dtype).transpose(1, 2).requires_grad_()
+        for length, heads in ((S, N), (T, G), (T, G))
+    ]
+
+
+def expected_counts():
+    """How many arguments each function of the module wants."""
+    text = (extension.sources("p23")[0] / "extension.mojo").read_text()
+    found = re.findall(r'call\["(\w+)", ([\d +]+)\]', text)
+    return {name: sum(int(number) for number in sizes.split("+")) for name, sizes in found}
+
+
+def counts(module):
+    """How many arguments each call had."""
+    return {name: len(arguments) for name, arguments in module.calls}
+
+
+def test_both_ways_hand_over_as_many_arguments_as_the_module_wants(module):
+    tensors = leaves()
+    attention(*tensors, is_causal=True).sum().backward()
+    assert counts(module) == expected_counts()
+    module.calls.clear()
+    attention_autograd.attention_with_lse(*tensors)[0].sum().backward()
+    assert counts(module) == expected_counts()
+
+
+def test_a_plain_call_goes_past_the_dispatcher_with_the_same_arguments(module):
+    tensors = leaves(T=12, G=2)
+    output = attention(*tensors, is_causal=True, enable_gqa=True, scale=0.3)
+    assert "Direct" in type(output.grad_fn).__name__
+    (name, direct), *rest = module.calls
+    module.calls.clear()
+    attention_autograd.attention_with_lse(*tensors, is_causal=True, enable_gqa=True, scale=0.3)
+    ((_, operator),) = module.calls
+    addresses = slice(19, 25)
+    apart = [index for index, pair in enumerate(zip(direct, operator, strict=True)) if pair[0] != pair[1]]
+    assert name == "forward" and not rest and set(apart) <= {19, 20, 24}, "output, lse and the absent mask"
+    assert direct[addresses][2:5] == tuple(tensor.data_ptr() for tensor in tensors)
+    assert direct[4:19] == (2, 0, 2, 4, 2, 9, 12, 64, 0, 0, 0, 0, 0, 0, 0.3)
+    assert direct[25:34] == (2304, 64, 256, 1536, 64, 128, 1536, 64, 128)
+    assert direct[34:] == (2304, 576, 64)
+
+
+def test_only_wanted_gradients_are_returned(module):
+    query, key, value = leaves()
+    key = key.detach()
+    attention(query, key, value).sum().backward()
+    assert query.grad is not None and value.grad is not None and key.grad is None
+
+
+def test_the_second_derivative_is_refused_on_the_direct_way_too(module):
+    tensors = leaves()
+    (gradient,) = torch.autograd.grad(attention(*tensors).sum(), tensors[:1], create_graph=True)
+    with pytest.raises(NotImplementedError, match="attention has no double backward"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"dtype": torch.float32},
+        {"d": 136},
+        {"d": 0},
+        {"S": 0},
+        {"T": 0},
+        {"G": 2},
+    ],
+    ids=str,
+)
+def test_what_the_direct_way_leaves_to_the_operator(module, arguments):
+    assert attention_direct.call_directly(*leaves(**arguments), False, None, False) is None
+
+
+def test_modes_and_subclasses_and_other_ranks_are_left_to_the_operator(module):
+    query, key, value = leaves()
+
+    class Sub(torch.Tensor):
+        pass
+
+    call = attention_direct.call_directly
+    assert call(query, key, value, False, None, False) is not None
+    assert call(query.as_subclass(Sub), key, value, False, None, False) is None
+    assert call(query[0], key[0], value[0], False, None, False) is None
+    assert call(query.mT.contiguous().mT, key, value, False, None, False) is None
+    assert call(query, key.half(), value, False, None, False) is None
+    with torch.autocast("cpu"):
+        assert call(query, key, value, False, None, False) is None
+
+
+def test_a_mask_is_handed_over_at_its_own_strides(module):
+    query, key, value = leaves()
+    mask = torch.zeros(9, 9, dtype=torch.bfloat16).t()
+    attention(query, key, value, mask)
+    ((_, arguments),) = module.calls
+    assert arguments[13:18] == (0, 0, 1, 9, 1) and arguments[24] == mask.data_ptr()
+    module.calls.clear()
+    attention(*leaves(torch.float32))
+    ((_, arguments),) = module.calls
+    assert arguments[13:18] == (0, 0, 0, 0, 0), "no mask: its blocks have size 0"
+
+
+def test_the_portable_kernels_are_asked_for_by_number_and_only_meanwhile(module):
+    with attention_direct.portable_kernels():
+        output = attention(*leaves())
+    output.sum().backward()
+    attention(*leaves())
+    assert [arguments[5] for name, arguments in module.calls if name != "delta"] == [1, 1, 0]
+
+
+def test_without_a_module_one_warning_says_why(monkeypatch):
+    def refuse(*arguments, **more):
+        raise EnvironmentProblem("no room")
+
+    monkeypatch.setattr(extension, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(extension, "build", refuse)
+    monkeypatch.setattr(attention_direct, "found", {})
+    device = torch.device("cuda", 3)
+    with pytest.warns(RuntimeWarning, match="a MAX graph of its flash kernels on cuda:3.*module: no room"):
+        assert attention_direct.kernels(device) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert attention_direct.kernels(device) is None
+    assert attention_direct.kernels(torch.device("cpu")) is None
+
+
+def test_explain_says_which_kernels_and_which_way(monkeypatch):
+    class Query:
+        device = torch.device("cuda", 0)
+        dtype = torch.bfloat16
+
+        def __init__(self, d):
+            self.shape = (1, 1, 8, d)
+
+    monkeypatch.setattr(attention_direct, "kernels", lambda device: object())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert attention_direct.explain(torch.zeros(1, 1, 8, 8)).startswith("the plain loops of the CPU path")
+    assert attention_direct.explain(Query(64)).startswith("wgmma")
+    with attention_direct.portable_kernels():
+        assert attention_direct.explain(Query(64)).startswith("mma.sync")
+    assert attention_direct.explain(Query(128)).startswith("mma.sync")
+    assert attention_direct.explain(Query(256)).startswith("the flash kernels, through the extension module")
+    monkeypatch.setattr(attention_direct, "kernels", lambda device: None)
+    assert "there is no extension module" in attention_direct.explain(Query(64))

@@ -121,10 +121,16 @@ def ours(problem: Problem, portable: bool = False) -> Differentiable:
     if scores > SLOW and not (on_gpu and attention_direct.on_tensor_cores(query)):
         raise Unavailable("without tensor cores a call takes a second and more at this size")
 
-    def function(*leaves: Tensor) -> Tensor:
-        return attention(*leaves, is_causal=sizes.causal)
+    if portable and not attention_direct.on_hopper(query):
+        raise Unavailable("there are no others for this problem")
 
-    return Differentiable(function, problem.leaves, problem.grad_output, note=attention_direct.explain(query))
+    def function(*leaves: Tensor) -> Tensor:
+        with attention_direct.portable_kernels(portable):
+            return attention(*leaves, is_causal=sizes.causal)
+
+    with attention_direct.portable_kernels(portable):
+        note = attention_direct.explain(query)
+    return Differentiable(function, problem.leaves, problem.grad_output, note=note)
 
 
 def backend(*backends: SDPBackend) -> Callable[[Problem], Differentiable]:

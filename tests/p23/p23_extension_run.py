@@ -1,0 +1,139 @@
+"""Runs puzzle 23's extension module on the virtual GPU: `p23_extension_run.py MODULE ARCHITECTURE`. A process has one GPU, real
+or virtual.
+
+Prints, as JSON, the largest error of every result over the largest value, by case, the names of the launches, and the findings.
+The truth is NumPy's, in float64. Results are memory full of NaN before.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from harness.toolchain import extension
+from harness.vgpu.driver import inprocess
+
+virtual = inprocess.start(arch=sys.argv[2])
+
+from max.driver import CPU, Accelerator, Buffer  # noqa: E402
+
+module = extension.load(Path(sys.argv[1]), "p23")
+device, random = Accelerator(), np.random.default_rng(0)
+gpu, stream = module.open(0), 0
+EVERY_KEY = 2**31 - 2**20
+KINDS = {"bfloat16": 2, "float16": 3}
+# B, N, S, T, d, heads of key and value, diagonal; the dtype; the order of the blocks.
+CASES = {
+    "ragged, causal from the bottom right, shared heads": ((1, 2, 70, 150, 64, 1, 80), "bfloat16", "natural"),
+    "the same in another order": ((1, 2, 70, 150, 64, 1, 80), "bfloat16", "shuffled:3"),
+    "more than a block of queries": ((1, 1, 200, 64, 40, 1, EVERY_KEY), "float16", "natural"),
+    "queries that see no key": ((1, 1, 130, 64, 64, 1, -70), "bfloat16", "natural"),
+}
+
+
+def encode(array, dtype):
+    """The bits of values in a dtype; NumPy has no bfloat16, whose bits are the upper half of a float32's."""
+    if dtype == "float16":
+        return array.astype(np.float16).view(np.uint16)
+    return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def decode(bits, dtype):
+    """The values of such bits, in float64."""
+    if dtype == "float16":
+        return bits.view(np.float16).astype(np.float64)
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def on_device(array):
+    """A buffer on the virtual GPU."""
+    return Buffer.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def heads_inside(shape, dtype):
+    """A tensor [B, heads, length, d] as models make it, [B, length, heads, d] in memory: values, buffer, strides."""
+    B, heads, length, d = shape
+    bits = encode(random.standard_normal((B, length, heads, d)) + 0.25, dtype)
+    return decode(bits, dtype).swapaxes(1, 2), on_device(bits), (length * heads * d, d, heads * d)
+
+
+def truth(Q, K, V, dO, diagonal):
+    """Output, lse and the gradients, in float64."""
+    group = Q.shape[1] // K.shape[1]
+    K, V = K.repeat(group, 1), V.repeat(group, 1)
+    scale = Q.shape[-1] ** -0.5
+    s, t = np.ogrid[: Q.shape[2], : K.shape[2]]
+    scores = np.where(t <= s + diagonal, scale * Q @ K.swapaxes(2, 3), -np.inf)
+    largest = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
+    total = weights.sum(-1, keepdims=True)
+    P = weights / np.where(total == 0, 1, total)
+    with np.errstate(divide="ignore"):
+        lse = (np.where(np.isfinite(largest), largest, 0) + np.log(total))[..., 0]
+    dS = P * (dO @ V.swapaxes(2, 3) - (dO * (P @ V)).sum(-1, keepdims=True))
+
+    def shared(gradient):
+        B, _, T, d = gradient.shape
+        return gradient.reshape(B, -1, group, T, d).sum(2)
+
+    return {
+        "output": P @ V,
+        "lse": lse,
+        "grad_query": scale * dS @ K,
+        "grad_key": shared(scale * dS.swapaxes(2, 3) @ Q),
+        "grad_value": shared(P.swapaxes(2, 3) @ dO),
+    }
+
+
+def run(dims, dtype):
+    """Both passes; the error of each result."""
+    B, N, S, T, d, G, diagonal = dims
+    (Q, q, q_strides), (dO, g, g_strides) = (heads_inside((B, N, S, d), dtype) for _ in range(2))
+    (K, k, k_strides), (V, v, v_strides) = (heads_inside((B, G, T, d), dtype) for _ in range(2))
+    rows, keys = (N * S * d, S * d, d), (G * T * d, T * d, d)
+    sizes = (B, N, G, S, T, d, diagonal, 0, 0, 0, 0, 0)
+    front = (KINDS[dtype], 0, *sizes)
+    blank = {
+        name: on_device(np.full(shape, 0xFFFF, np.uint16))
+        for name, shape in (
+            ("output", (B, N, S, d)),
+            ("grad_query", (B, N, S, d)),
+            ("grad_key", (B, G, T, d)),
+            ("grad_value", (B, G, T, d)),
+        )
+    }
+    lse, delta = (on_device(np.full((B, N, S), np.nan, np.float32)) for _ in range(2))
+    scratch = on_device(np.full(B * N * 2 * 4 * (-(-S // 64) * 64), 0xFF, np.uint8))
+    at = {name: buffer._data_ptr() for name, buffer in blank.items()}
+    inputs = [buffer._data_ptr() for buffer in (q, k, v)]
+    given = (*q_strides, *k_strides, *v_strides)
+    scale = d**-0.5
+    nowhere = (gpu, stream, 0, 0)
+    module.forward(*nowhere, *front, scale, at["output"], lse._data_ptr(), *inputs, 0, *given, *rows)
+    module.delta(
+        *nowhere, *front, delta._data_ptr(), g._data_ptr(), at["output"], 0, *g_strides, *rows
+    )
+    module.backward(
+        *(gpu, stream, scratch._data_ptr(), scratch.num_elements, *front, scale),
+        *(at["grad_query"], at["grad_key"], at["grad_value"], g._data_ptr(), *inputs),
+        *(lse._data_ptr(), delta._data_ptr(), 0, *given, *g_strides, *rows, *keys, *keys),
+    )
+    device.synchronize()
+    got = {name: decode(buffer.to(CPU()).to_numpy(), dtype) for name, buffer in blank.items()}
+    got["lse"] = lse.to(CPU()).to_numpy().astype(np.float64)
+    errors = {}
+    for name, right in truth(Q, K, V, dO, diagonal).items():
+        finite = np.isfinite(right)
+        assert np.array_equal(finite, np.isfinite(got[name])), name
+        apart = np.abs(got[name] - right, where=finite, out=np.zeros_like(right))
+        errors[name] = float(apart.max() / np.abs(right[finite]).max())
+    return errors
+
+
+errors = {}
+for name, (dims, dtype, order) in CASES.items():
+    virtual.blocks = order
+    errors[name] = run(dims, dtype)
+launches = sorted({launch.name for launch in virtual.launches})
+print(json.dumps({"errors": errors, "launches": launches, "findings": [f.text() for f in virtual.findings]}))

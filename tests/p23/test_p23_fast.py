@@ -36,8 +36,16 @@ OPTIONS = {
 NARROWER = ("ragged", "mask")
 """What is tried in float16 too."""
 RUNS = [("bfloat16", name) for name in OPTIONS] + [("float16", name) for name in NARROWER]
+
+
+def mask_sizes(dims) -> dict[str, int]:
+    """The axes of the mask, in blocks."""
+    side = max(1, dims[7])
+    return {"mask_b": 1, "mask_n": 1, "mask_s": -(-dims[2] // side), "mask_t": -(-dims[3] // side)}
+
+
 SIZED = replace(
-    PUZZLE, dim_names=("B", "N", "S", "T", "d", "G", "diagonal", "mask_block"), derived_sizes=lambda dims: {}
+    PUZZLE, dim_names=("B", "N", "S", "T", "d", "G", "diagonal", "mask_block"), derived_sizes=mask_sizes
 )
 
 

@@ -1,7 +1,7 @@
 """The kernels of the fast variant for Hopper: `wgmma` for the products, the TMA for every tile, heads of up to 64 elements.
 
 The scheme is that of `fast_kernels.mojo`: a block owns rows and walks over the other side, P and dS go from product to product
-in registers, and the backward pass is two kernels without atomics. What differs is who does what. One thread of the first
+in registers. The forward pass and the gradient of the query are here; those of key and value are the portable kernel's. What differs is who does what. One thread of the first
 warpgroup sends boxes of 64 x 64 to shared memory and waits for room; each further warpgroup owns 64 rows and multiplies. A
 "full" barrier of a stage says that its tiles are here, an "empty" one that nobody reads them any longer.
 
@@ -19,8 +19,7 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id,
 from max.gpu.compute.mma import (
     WGMMADescriptor,
     _RegisterPackType,
-    ld_matrix,
-    wgmma_async,
+       wgmma_async,
     wgmma_commit_group_sync,
     wgmma_fence_aligned,
     wgmma_wait_group_sync,
@@ -105,17 +104,6 @@ def send_box(target: Shared[UInt8], map: TMADescriptor, full: Shared[Int64], row
     )
 
 
-@always_inline
-def send_numbers(target: Shared[UInt8], source: ImmPtr[DType.float32], bytes: Int32, full: Shared[Int64]):
-    """Sends for neighbouring numbers, a multiple of 16 bytes that begins at one."""
-    inlined_assembly[
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
-        NoneType,
-        constraints="r,l,r,r,~{memory}",
-        has_side_effect=True,
-    ](Int32(Int(target)), Int64(Int(source)), bytes, Int32(Int(full)))
-
-
 def head_map[
     dtype: DType
 ](
@@ -198,8 +186,6 @@ comptime IN_PLACE: StaticString = "=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,
 """32 sums that are read and written, a left factor of four registers, and a descriptor."""
 
 
-comptime WRITTEN: StaticString = "=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,r,r,r,r,l"
-"""The same with sums that are only written."""
 comptime INSTRUCTION = "wgmma.mma_async.sync.aligned.m64n64k16.f32."
 comptime SUMS = (
     " {$0, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,"
@@ -273,41 +259,6 @@ def multiply[dtype: DType, //, along: Bool](left: SIMD[dtype, 8], right: Int64, 
 
 
 @always_inline
-def fresh_product[dtype: DType, //](left: SIMD[dtype, 8], right: Int64) -> HALF:
-    """Left @ right, along the rows of shared memory. Nothing is set to 0 first: between two products no other instruction
-    may write a register of sums, or the assembler makes them wait for each other."""
-    comptime types = "bf16.bf16" if dtype == DType.bfloat16 else "f16.f16"
-    var factor = bitcast[DType.uint32, 4](left)
-    var written = inlined_assembly[
-        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-        + INSTRUCTION
-        + types
-        + SUMS
-        + "{$32, $33, $34, $35}, $36, p, 1, 1, 0;\n}",
-        Registers,
-        constraints=WRITTEN,
-        has_side_effect=True,
-    ](factor[0], factor[1], factor[2], factor[3], right)
-    var result = HALF(0)
-    comptime for i in range(32):
-        result[i] = written[i]
-    return result
-
-
-@always_inline
-def own_fragments[dtype: DType](tile: Shared[UInt8]) -> StaticTuple[SIMD[dtype, 8], 4]:
-    """This warp's 16 rows of a box, as left factors."""
-    var fragments = StaticTuple[SIMD[dtype, 8], 4]()
-    var row = thread_idx.x % GROUP // 32 * 16 + lane_id() % 16
-    comptime for k in range(4):
-        var chunk = (2 * k + lane_id() // 16) ^ (row % 8)
-        fragments[k] = ld_matrix[8](
-            tile.unsafe_offset(row * ROW_BYTES + chunk * 16).unsafe_bitcast[Scalar[dtype]]()
-        )
-    return fragments
-
-
-@always_inline
 def rounded[dtype: DType, count: Int](sums: SIMD[DType.float32, _]) -> StaticTuple[SIMD[dtype, 8], count]:
     """Sums as left factors, so many."""
     var fragments = StaticTuple[SIMD[dtype, 8], count]()
@@ -335,16 +286,6 @@ def scores_from_shared[
         sums = wgmma_async[64, columns, 16, a_type=dtype, b_type=dtype, layout_a="row", layout_b="col"](
             a + k * 32, b + k * 32, sums
         )
-    return sums
-
-
-@always_inline
-def scores_from_registers[dtype: DType](own: StaticTuple[SIMD[dtype, 8], 4], other: Shared[UInt8]) -> HALF:
-    """Own @ other^T: 64 rows by 64 rows."""
-    var right = tile_descriptor(other, 1)
-    var sums = fresh_product(own[0], right)
-    comptime for k in range(1, 4):
-        sums = multiply[True](own[k], right + Int64(2 * k), sums)
     return sums
 
 
@@ -579,8 +520,6 @@ comptime QUERY_GROUPS = 3
 """Warpgroups that multiply in a block of the query's kernel."""
 comptime QUERY_STAGES = 3
 comptime QUERY_BYTES = (2 * QUERY_GROUPS + 2 * QUERY_STAGES) * BOX_BYTES + 8 * (1 + 2 * QUERY_STAGES)
-comptime KEY_STAGES = 2
-comptime KEY_BYTES = (2 + 2 * KEY_STAGES) * BOX_BYTES + KEY_STAGES * 2 * SIDE * 4 + 8 * (1 + 2 * KEY_STAGES)
 
 
 def padded(length: Int) -> Int:
@@ -751,173 +690,5 @@ def hopper_query_kernel[
         first,
         S,
         Int(gradient_strides[2]),
-        Int(sizes.head_dim),
-    )
-
-
-@__llvm_arg_metadata(query_map, `nvvm.grid_constant`)
-@__llvm_arg_metadata(grad_map, `nvvm.grid_constant`)
-@__llvm_arg_metadata(key_map, `nvvm.grid_constant`)
-@__llvm_arg_metadata(value_map, `nvvm.grid_constant`)
-@__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * GROUP)), `nvvm.minctasm`=SIMDLength(2)
-)
-def hopper_key_value_kernel[
-    dtype: DType
-](
-    grad_key: MutPtr[dtype],  # [B, G, T, d]
-    grad_value: MutPtr[dtype],  # [B, G, T, d]
-    query_map: TMADescriptor,
-    grad_map: TMADescriptor,
-    key_map: TMADescriptor,
-    value_map: TMADescriptor,
-    numbers: ImmPtr[DType.float32],  # [B, N, 2, padded S]
-    grad_key_strides: Strides,
-    grad_value_strides: Strides,
-    packed: PackedSizes,
-    scale: Float32,
-):
-    """The gradients of key and value. A block owns 64 keys, kept in registers, and walks over the queries of every head
-    that shares them; two blocks share a multiprocessor. Scores are transposed, [keys, queries]."""
-    comptime STAGE = 2 * BOX_BYTES
-    comptime NUMBERS = 2 * SIDE * 4
-    var sizes = FlashSizes(packed)
-    var S = Int(sizes.query_len)
-    var T = Int(sizes.key_len)
-    var length = ceildiv(S, SIDE) * SIDE
-    var tiles = ceildiv(T, SIDE)
-    var shared_head = block_idx.x // tiles
-    var t0 = block_idx.x % tiles * SIDE
-    # One step at least for each head: keys that nobody sees are keys that are hidden from all queries.
-    var start = min(sizes.first_query(t0), S - 1) // SIDE
-    var steps = ceildiv(S, SIDE) - start
-    var members = sizes.group()
-    var shared = external_memory[
-        UInt8, address_space=AddressSpace.SHARED, alignment=1024
-    ]().as_unsafe_any_origin()
-    var stages = shared.unsafe_offset(2 * BOX_BYTES)
-    var stage_numbers = stages.unsafe_offset(KEY_STAGES * STAGE)
-    var own_here = stage_numbers.unsafe_offset(KEY_STAGES * NUMBERS).unsafe_bitcast[Int64]()
-    var full = own_here.unsafe_offset(1)
-    var empty = full.unsafe_offset(KEY_STAGES)
-    if thread_idx.x == 0:
-        comptime for i in range(1 + 2 * KEY_STAGES):
-            mbarrier_init(own_here.unsafe_offset(i), 1)
-        fence_mbarrier_init()
-    barrier()
-
-    if thread_idx.x < GROUP:
-        warpgroup_reg_dealloc[24]()
-        if thread_idx.x == 0:
-            var batch = shared_head // Int(sizes.key_heads)
-            var own_head = shared_head % Int(sizes.key_heads)
-            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * BOX_BYTES))
-            send_box(shared, key_map, own_here, t0, own_head, batch)
-            send_box(shared.unsafe_offset(BOX_BYTES), value_map, own_here, t0, own_head, batch)
-            var turn = Turn(0, 1)
-            for member in range(members):
-                var head = own_head * members + member
-                var rows = numbers.unsafe_offset((shared_head * members + member) * 2 * length)
-                for step in range(start, start + steps):
-                    var tile = stages.unsafe_offset(turn.stage * STAGE)
-                    var own_numbers = stage_numbers.unsafe_offset(turn.stage * NUMBERS)
-                    var arrives = full.unsafe_offset(turn.stage)
-                    wait(empty.unsafe_offset(turn.stage), turn.parity)
-                    mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE + NUMBERS))
-                    send_box(tile, query_map, arrives, step * SIDE, head, batch)
-                    send_box(tile.unsafe_offset(BOX_BYTES), grad_map, arrives, step * SIDE, head, batch)
-                    send_numbers(own_numbers, rows.unsafe_offset(step * SIDE), Int32(NUMBERS // 2), arrives)
-                    send_numbers(
-                        own_numbers.unsafe_offset(NUMBERS // 2),
-                        rows.unsafe_offset(length + step * SIDE),
-                        Int32(NUMBERS // 2),
-                        arrives,
-                    )
-                    turn.step[KEY_STAGES]()
-        return
-
-    warpgroup_reg_alloc[232]()
-    var first = t0 + thread_idx.x % GROUP // 32 * 16
-    var leads = thread_idx.x % GROUP == 0
-    var factor = scale * LOG2_E
-    var key_sums = HALF(0)
-    var value_sums = HALF(0)
-    var turn = Turn(0, 0)
-    var before = -1
-    wait(own_here, 0)
-    var own_keys = own_fragments[dtype](shared)
-    var own_values = own_fragments[dtype](shared.unsafe_offset(BOX_BYTES))
-    var s0 = start * SIDE
-    # A loop that may end before its first product would make the assembler serialize all of them.
-    var left_over = members * steps
-    while True:
-        wait(full.unsafe_offset(turn.stage), turn.parity)
-        var queries = stages.unsafe_offset(turn.stage * STAGE)
-        var grads = queries.unsafe_offset(BOX_BYTES)
-        var own_numbers = (
-            stage_numbers.unsafe_offset(turn.stage * NUMBERS)
-            .unsafe_bitcast[Float32]()
-            .unsafe_offset(lane_id() % 4 * 2)
-        )
-        wgmma_fence_aligned()
-        var weights = scores_from_registers[dtype](own_keys, queries)
-        wgmma_commit_group_sync()
-        wgmma_fence_aligned()
-        var slopes = scores_from_registers[dtype](own_values, grads)
-        wgmma_commit_group_sync()
-        wgmma_wait_group_sync[1]()
-        settled(weights)
-        if before >= 0 and leads:
-            _ = mbarrier_arrive(empty.unsafe_offset(before))
-        comptime for j in range(8):
-            var shifts = own_numbers.unsafe_load[width=2, alignment=8](j * 8)
-            comptime for e in range(4):
-                weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shifts[e % 2])
-        if not all_seen(s0, s0 + SIDE, first, first + 16, sizes):
-            comptime for i in range(32):
-                var t = first + i // 2 % 2 * 8 + lane_id() // 4
-                var s = s0 + i // 4 * 8 + lane_id() % 4 * 2 + i % 2
-                weights[i] = weights[i] if sees(s, t, sizes) else 0
-        var left = rounded[dtype, 4](weights)
-        wgmma_fence_aligned()
-        value_sums = add_product[dtype, 4](left, grads, value_sums)
-        wgmma_commit_group_sync()
-        wgmma_wait_group_sync[1]()
-        settled(slopes)
-        comptime for j in range(8):
-            var deltas = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
-            comptime for e in range(4):
-                slopes[4 * j + e] = weights[4 * j + e] * (slopes[4 * j + e] - deltas[e % 2])
-        var slope_left = rounded[dtype, 4](slopes)
-        wgmma_fence_aligned()
-        key_sums = add_product[dtype, 4](slope_left, queries, key_sums)
-        wgmma_commit_group_sync()
-        before = turn.stage
-        turn.step[KEY_STAGES]()
-        s0 += SIDE
-        if s0 >= S:
-            s0 = start * SIDE
-        left_over -= 1
-        if left_over == 0:
-            break
-    wgmma_wait_group_sync[0]()
-    settled(key_sums)
-    settled(value_sums)
-    store_half[dtype](
-        grad_key.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_key_strides)),
-        key_sums,
-        StaticTuple[Float32, 2](scale, scale),
-        first,
-        T,
-        Int(grad_key_strides[2]),
-        Int(sizes.head_dim),
-    )
-    store_half[dtype](
-        grad_value.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_value_strides)),
-        value_sums,
-        StaticTuple[Float32, 2](1, 1),
-        first,
-        T,
-        Int(grad_value_strides[2]),
         Int(sizes.head_dim),
     )

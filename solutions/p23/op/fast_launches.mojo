@@ -21,14 +21,12 @@ from .fast_kernels import (
 from .fast_hopper import (
     FORWARD_BYTES,
     GROUP,
-    KEY_BYTES,
     NUMBERS_THREADS,
     QUERY_BYTES,
     QUERY_GROUPS,
     SIDE,
     head_map,
     hopper_forward_kernel,
-    hopper_key_value_kernel,
     hopper_numbers_kernel,
     hopper_query_kernel,
     padded,
@@ -398,7 +396,7 @@ def launch_forward_hopper[
 def launch_backward_hopper[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
-    """Three launches: lse and delta in whole boxes, grad_key and grad_value, grad_query."""
+    """Three launches: lse and delta in whole boxes, grad_key and grad_value by the portable kernel, grad_query."""
     ref sizes = t.sizes
     var count = sizes.heads() * 2 * padded(Int(sizes.query_len))
     var numbers = launcher.workspace[DType.float32]("numbers", count)
@@ -420,23 +418,7 @@ def launch_backward_hopper[
         grid_dim=Dim(ceildiv(count // 2, NUMBERS_THREADS)),
         block_dim=Dim(NUMBERS_THREADS),
     )
-    launcher.launch[hopper_key_value_kernel[dtype]](
-        "hopper_key_value",
-        t.grad_key,
-        t.grad_value,
-        query,
-        grad,
-        key,
-        value,
-        numbers.as_imm(),
-        layout.grad_key,
-        layout.grad_value,
-        sizes.packed(),
-        t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(sizes.key_len), SIDE) * sizes.shared_heads()),
-        block_dim=Dim(2 * GROUP),
-        shared_bytes=KEY_BYTES,
-    )
+    launch_key_value_tiles[False, SIDE, bands=2, warps=4, step=64, part=32, resident=2](launcher, t, layout)
     launcher.launch[hopper_query_kernel[dtype]](
         "hopper_query",
         t.grad_query,

@@ -175,8 +175,7 @@ class Kernels:
         grad_out, output = (readable(tensor, any_strides) for tensor in (grad_out, output))
         wide = torch.float64 if output.dtype == torch.float64 else torch.float32
         delta = output.new_empty(output.shape[:-1], dtype=wide)
-        inside = any_strides and grad_lse is not None
-        rows = grad_lse.contiguous() if inside else None
+        rows = grad_lse.contiguous() if any_strides and grad_lse is not None else None
         self.call(
             self.module.delta,
             output.dtype,
@@ -188,7 +187,7 @@ class Kernels:
             *row_strides(grad_out),
             *row_strides(output),
         )
-        return delta if inside or grad_lse is None else delta - grad_lse
+        return delta if rows is not None or grad_lse is None else delta - grad_lse
 
     def backward(
         self, grad_out, query, key, value, lse, delta, mask, scale: float, diagonal: int, mask_block: int
@@ -199,7 +198,7 @@ class Kernels:
             readable(tensor, any_strides) for tensor in (grad_out, query, key, value)
         )
         lse, delta = lse.contiguous(), delta.contiguous()
-        gradients = tuple(tensor.new_empty(tensor.shape) for tensor in (query, key, value))
+        gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
         self.call(
             self.module.backward,
             query.dtype,

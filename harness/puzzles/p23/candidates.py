@@ -124,9 +124,9 @@ def ours(problem: Problem, portable: bool = False) -> Differentiable:
     if portable and not attention_direct.on_hopper(query):
         raise Unavailable("there are no others for this problem")
 
-    def function(*leaves: Tensor) -> Tensor:
+    def function(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         with attention_direct.portable_kernels(portable):
-            return attention(*leaves, is_causal=sizes.causal)
+            return attention(query, key, value, is_causal=sizes.causal)
 
     with attention_direct.portable_kernels(portable):
         note = attention_direct.explain(query)

@@ -19,7 +19,7 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id,
 from max.gpu.compute.mma import (
     WGMMADescriptor,
     _RegisterPackType,
-       wgmma_async,
+    wgmma_async,
     wgmma_commit_group_sync,
     wgmma_fence_aligned,
     wgmma_wait_group_sync,

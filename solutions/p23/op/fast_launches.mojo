@@ -396,7 +396,7 @@ def launch_forward_hopper[
 def launch_backward_hopper[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
-    """Three launches: lse and delta in whole boxes, grad_key and grad_value by the portable kernel, grad_query."""
+    """Three launches: lse and delta in whole boxes, grad_key and grad_value (portable), grad_query."""
     ref sizes = t.sizes
     var count = sizes.heads() * 2 * padded(Int(sizes.query_len))
     var numbers = launcher.workspace[DType.float32]("numbers", count)

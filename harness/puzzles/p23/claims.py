@@ -156,10 +156,10 @@ def row_of(texts: dict[str, str]) -> Row:
 # ---- What is printed ----------------------------------------------------------------------------------------
 
 NOTES = (
-    "its method: one run without warm-up, autograd first; copies and forward pass counted as backward; autograd scales the",
-    "scores, the custom pass does not; gradients of the copies are kept while the other one runs",
-    "fair: both scaled, warmed up, turns in random order, forward and backward pass, median; p23: harness.nn.attention;",
-    "two passes, one pass: the puzzle's flash kernels without and with atomics",
+    "its method: one run without warm-up, autograd first; copies and forward pass counted as backward; autograd",
+    "scales the scores, the custom pass does not; gradients of the copies are kept while the other one runs",
+    "fair: both scaled, warmed up, turns in random order, forward and backward pass, median",
+    "p23: harness.nn.attention; two passes, one pass: the puzzle's flash kernels without and with atomics",
 )
 
 
@@ -200,14 +200,14 @@ def times(rows: list[Row]) -> list[str]:
     sizes = f"float32, B = {first.batch}, {first.heads} heads, d = {first.dim}"
     lines = [
         f"forward and backward pass in ms, {sizes}, on {first.device} ({first.date})",
-        f"{'':>7}{'published':^23}{'by its method':^23}{'by a fair one':^23}".rstrip(),
+        f"{'':>7}{'published':^25}{'by its method':^25}{'by a fair one':^25}".rstrip(),
         f"{'length':>7}"
-        + f"{'autograd':>9}{'custom':>8}{'':>6}" * 3
+        + f"{'autograd':>9}{'custom':>8}{'':>8}" * 3
         + "".join(f"{who:>11}" for who in others),
     ]
     for length in dict.fromkeys(row.length for row in rows):
         cells = [*published(length), *pair(rows, length, OWN), *pair(rows, length, FAIR)]
-        text = "".join(f"{cell:>{width}}" for cell, width in zip(cells, (9, 8, 6) * 3, strict=True))
+        text = "".join(f"{cell:>{width}}" for cell, width in zip(cells, (9, 8, 8) * 3, strict=True))
         rest = "".join(f"{milliseconds(found(rows, length, FAIR, who)):>11}" for who in others)
         lines.append(f"{length:>7}{text}{rest}")
     return lines

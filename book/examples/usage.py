@@ -29,6 +29,10 @@ layer.load_state_dict(nn.Sequential(ln, linear).state_dict())
 torch.testing.assert_close(layer(x), expected)
 # ANCHOR_END: usage
 
+# ANCHOR: explain
+print(layer.explain(x))  # which kernels run for this input, and why
+# ANCHOR_END: explain
+
 # ANCHOR: custom_op
 from pathlib import Path  # noqa: E402
 

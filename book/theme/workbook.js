@@ -79,6 +79,7 @@
     // A row of a step's data lights up together with the formula and the lines of code that use its names.
     function linkRowsToCode(step) {
         const code = step.querySelector('pre code');
+        if (!code) { return; } // a step of numbers alone
         code.innerHTML = code.innerHTML.split('\n').map(function (line) {
             return '<span class="code-line">' + line + '</span>';
         }).join('\n');

@@ -723,12 +723,12 @@ def test_an_exit_code_of_its_own_goes_before_the_programs(program, outcome, code
 
 @pytest.mark.compiler
 def test_unsupported_instruction_is_exit_code_5_even_if_the_program_goes_on(tmp_path):
-    """wgmma is not simulated."""
+    """multimem is not simulated."""
     script = tmp_path / "program.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(HERE)!r}); import cuda_api\n"
         "cuda = cuda_api.Cuda(); cuda('cuInit', 0)\n"
-        "ptx = cuda_api.PTX.replace(b'mul.f32 %f3, %f2, %f1;', b'wgmma.fence.sync.aligned;')\n"
+        "ptx = cuda_api.PTX.replace(b'mul.f32 %f3, %f2, %f1;', b'multimem.red.relaxed.sys.global.add.f32 [%rd4], %f2;')\n"
         "ptx = ptx.replace(b'.version 8.0', b'.version 8.5').replace(b'sm_80', b'sm_90a')\n"
         "scale, x = cuda.function(ptx, b'scale'), cuda.upload([1.0])\n"
         "n = cuda_api.ctypes.c_uint32(1)\n"
@@ -736,7 +736,7 @@ def test_unsupported_instruction_is_exit_code_5_even_if_the_program_goes_on(tmp_
     )
     done = vgpu("--", sys.executable, str(script))
     assert (done.returncode, done.stdout) == (5, "CUDA_ERROR_NOT_SUPPORTED\n")
-    assert "wgmma.fence" in done.stderr
+    assert "multimem.red" in done.stderr
 
 
 @pytest.mark.compiler

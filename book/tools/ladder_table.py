@@ -100,7 +100,7 @@ def backward(ladder: Ladder) -> list[Step]:
         Step(
             "6 two stages", "two products and one kernel for all that rows need; partial sums, added in a fixed order", tile(bias=False),
             f"2 products: 2 × 2 × {M} × {H} × {O} ÷ {PEAKS['bfloat16'] / 1e12:.0f} T/s; rows: 4 × {M} × {H} × 2 B ÷ {TB:g} TB/s",
-            ladder.of("fast", "backward"), "launches overlap: the pass as the benchmark times it", (("fast", 2, 8),),
+            ladder.of("fast", "backward"), "launches overlap: the pass as the benchmark times it", (("fast", 2, 6),),
             "--backward --fast", overlap=True,
         ),
     ]  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import markdown_table
 from charts import FAINT, LogChart
 from figures import Drawing
 
@@ -124,8 +125,7 @@ def source(rows: list[Row]) -> str:
 
 def table(head: list[str], body: list[list[str]], left: int = 1) -> str:
     """A Markdown table whose first columns are aligned left, the others right."""
-    rules = ["---" if number < left else "---:" for number in range(len(head))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rules, *body]) + "\n"
+    return markdown_table.table(head, body, "l" * left + "r" * (len(head) - left))
 
 
 def times_table(rows: list[Row], direction: str, column: str) -> str:

@@ -32,6 +32,7 @@ import roofline  # noqa: E402
 import times_chart  # noqa: E402
 import timing_pages  # noqa: E402
 from ledger import GPT2_SMALL  # noqa: E402
+from markdown_table import table  # noqa: E402
 
 from harness import cli  # noqa: E402
 from harness.check import zoo  # noqa: E402
@@ -44,12 +45,6 @@ SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
 GATES = [gate.id for gate in p22.PUZZLE.kernel_gates]
 STEP_CASE = "hard values"
 PROSE = ("after", "all", "rows", "times")  # in the labels of the stepper
-
-
-def table(head: list[str], rows: list[list[str]], align: str = "") -> str:
-    """A Markdown table; `align` has a letter for each column, r for right."""
-    rules = ["---:" if side == "r" else "---" for side in align.ljust(len(head), "l")]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rules, *rows]) + "\n"
 
 
 def configuration() -> str:

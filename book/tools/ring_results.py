@@ -13,6 +13,7 @@ from typing import Any
 
 from charts import LogChart
 from figures import Drawing
+from markdown_table import table
 
 MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
 RINGS = (MEASUREMENTS / "h200x2_ring.csv", MEASUREMENTS / "h200x4_ring.csv")
@@ -23,12 +24,6 @@ Row = dict[str, str]
 Interval = tuple[float, float]
 UNTIMED = 5
 """First steps of a training run, whose time holds compiling and connecting."""
-
-
-def table(head: list[str], rows: list[list[str]], align: str) -> str:
-    """A Markdown table; `align` has a letter for each column, r for right."""
-    rules = ["---:" if side == "r" else "---" for side in align]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rules, *rows]) + "\n"
 
 
 def rows_of(path: Path) -> list[Row]:

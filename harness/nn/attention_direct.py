@@ -9,8 +9,6 @@ once (`Plan`), because a small attention costs its host time.
 """
 
 import functools
-import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from types import ModuleType
 import torch
 from torch.autograd import forward_ad
 
-from harness.errors import WorkbookError
+from harness.nn.on_stream import KINDS, contiguous_strides, open_once
 from harness.nn.private import (
     any_autocast,
     current_device,
@@ -33,8 +31,6 @@ from harness.toolchain import extension
 Tensor = torch.Tensor
 PUZZLE = "p23"
 
-# How the module numbers dtypes, and the type of lse and of sums.
-KINDS = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
 TENSOR_CORES = (torch.bfloat16, torch.float16)
 WIDEST = 128
 """The largest head dimension of the kernels on tensor cores,"""
@@ -42,8 +38,6 @@ BOX = 64
 """of those with wgmma, which take rows in boxes of as many,"""
 CHUNK = 8
 """and what it must be a multiple of there: 16 bytes."""
-NOWHERE = (0, 0, 0, 0)
-"""In the place of GPU, stream and scratch memory: launches nothing, and only counts the scratch memory."""
 PORTABLE = False
 """Whether the kernels for every GPU are taken on a Hopper too: for comparisons, by `portable_kernels`."""
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -255,12 +249,6 @@ class Plan:
     scratch: int
 
 
-def dense(size: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor [B, N, length, d] whose sizes are all at least 1."""
-    _, N, length, d = size
-    return N * length * d, length * d, d, 1
-
-
 @functools.lru_cache(maxsize=4096)
 def plan(
     query: torch.Size,
@@ -276,7 +264,7 @@ def plan(
     G, T = key[1:3]
     kind = (KINDS[dtype], int(portable))
     sizes = (B, N, G, S, T, d, 0 if is_causal else EVERY_KEY, 0, 0, 0, 0, 0)
-    rows, keys = dense(query), dense(key)
+    rows, keys = contiguous_strides(query), contiguous_strides(key)
     return Plan(
         dtype,
         tuple(query),
@@ -455,7 +443,6 @@ def call_directly(
 
 found: dict[int, Kernels | None] = {}
 """By torch's number of the GPU; None where building or loading has failed."""
-_finding = threading.Lock()
 
 
 def kernels(device: torch.device) -> Kernels | None:
@@ -468,30 +455,17 @@ def kernels(device: torch.device) -> Kernels | None:
     try:
         return found[device.index]
     except KeyError:
-        with _finding:
-            if device.index not in found:
-                found[device.index] = find(device)
-            return found[device.index]
-
-
-def find(device: torch.device) -> Kernels | None:
-    """Builds, loads, opens and tries; warns where that fails."""
-    try:
-        built = extension.build(extension.architecture(device), puzzle=PUZZLE)
-        opened = Kernels(extension.load(built.path, PUZZLE), device.index)
-        opened.probe()
-        return opened
-    except (
-        Exception
-    ) as error:  # whatever the toolchain, the loader or the driver raises, there is another way
-        reason = str(error) if isinstance(error, WorkbookError) else f"{type(error).__name__}: {error}"
-        warnings.warn(
-            f"attention goes through a MAX graph of its flash kernels on {device}, which is slower and cannot be captured "
-            f"in a CUDA graph; there is no extension module: {reason}",
-            RuntimeWarning,
-            stacklevel=2,
+        return open_once(
+            found, device, open_on, lambda: "attention goes through a MAX graph of its flash kernels"
         )
-        return None
+
+
+def open_on(device: torch.device) -> Kernels:
+    """Builds, loads, opens and tries the module."""
+    built = extension.build(extension.architecture(device), puzzle=PUZZLE)
+    opened = Kernels(extension.load(built.path, PUZZLE), device.index)
+    opened.probe()
+    return opened
 
 
 def explain(query: Tensor) -> str:

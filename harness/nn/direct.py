@@ -8,15 +8,13 @@ the module as integers. Whoever calls has checked that the tensors lie on one GP
 import contextlib
 import functools
 import math
-import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
-from harness.errors import WorkbookError
+from harness.nn.on_stream import KINDS, contiguous_strides, open_once
 from harness.nn.ops import EPS
 from harness.nn.private import (
     any_autocast,
@@ -33,9 +31,8 @@ Tensor = torch.Tensor
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 linear = torch.nn.functional.linear
 
-# How the module numbers what it computes in.
-KINDS = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
 TF32, PAIRS = 1, 5
+"""How the module numbers what it computes in, beside KINDS."""
 DEVICE = "cuda"
 """What torch calls NVIDIA's and AMD's GPUs."""
 PAIR_ELEMENTS = 8
@@ -135,16 +132,6 @@ def lies_transposed(weight: Tensor) -> bool:
 def as_it_lies(weight: Tensor) -> Tensor:
     """A matrix that lies row by row or column by column: itself, or a copy."""
     return weight if lies_transposed(weight) else weight.contiguous()
-
-
-def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a dense row-major tensor."""
-    strides = []
-    step = 1
-    for extent in reversed(size):
-        strides.append(step)
-        step *= max(1, extent)
-    return tuple(reversed(strides))
 
 
 def kind_of(dtype: torch.dtype, pairs: bool = False) -> int:
@@ -504,14 +491,9 @@ def plain_torch() -> contextlib.AbstractContextManager:
         return NOTHING_TO_DO
     stack = contextlib.ExitStack()
     stack.enter_context(torch.no_grad())
-    stack.enter_context(without_autocast())
+    if any_autocast():
+        stack.enter_context(torch.autocast(DEVICE, enabled=False))
     return stack
-
-
-def without_autocast():
-    """Keeps `torch.autocast` from narrowing the operands of torch's own products."""
-    on = any_autocast()
-    return torch.autocast(DEVICE, enabled=False) if on else contextlib.nullcontext()
 
 
 def out_of_memory(
@@ -529,7 +511,6 @@ def out_of_memory(
 
 found: dict[int, Kernels | None] = {}
 """By torch's number of the GPU; None where building or loading has failed."""
-_finding = threading.Lock()
 
 
 def kernels(device: torch.device) -> Kernels | None:
@@ -539,14 +520,25 @@ def kernels(device: torch.device) -> Kernels | None:
     """
     if device.type != "cuda":
         return None
-    index = device.index
     try:
-        return found[index]
+        return found[device.index]
     except KeyError:
-        with _finding:
-            if index not in found:
-                found[index] = find(device)
-            return found[index]
+        return open_once(
+            found,
+            device,
+            open_on,
+            lambda: (
+                f"fused_layernorm_linear goes through a MAX graph of its {graph_algorithm(device)} kernels"
+            ),
+        )
+
+
+def open_on(device: torch.device) -> Kernels:
+    """Builds, loads, opens and tries the module."""
+    built = extension.build(extension.architecture(device))
+    opened = Kernels(extension.load(built.path), device.index)
+    opened.probe()
+    return opened
 
 
 def explain(device: torch.device, plan: Plan, algorithm: str) -> dict[str, str]:
@@ -577,23 +569,3 @@ def capability(device: torch.device) -> tuple[int, int]:
 def is_hopper(index: int) -> bool:
     """Whether a GPU has the module's kernels for Hopper."""
     return index >= 0 and not torch.version.hip and capability(torch.device("cuda", index)) == (9, 0)
-
-
-def find(device: torch.device) -> Kernels | None:
-    """Builds, loads, opens and tries; warns where that fails."""
-    try:
-        built = extension.build(extension.architecture(device))
-        found = Kernels(extension.load(built.path), device.index)
-        found.probe()
-        return found
-    except (
-        Exception
-    ) as error:  # whatever the toolchain, the loader or the driver raises, there is another way
-        reason = str(error) if isinstance(error, WorkbookError) else f"{type(error).__name__}: {error}"
-        warnings.warn(
-            f"fused_layernorm_linear goes through a MAX graph of its {graph_algorithm(device)} kernels on {device}, "
-            f"which is slower and cannot be captured in a CUDA graph; there is no extension module: {reason}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None

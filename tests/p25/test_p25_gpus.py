@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from process_groups import assert_gone
 from rich.console import Console
 
 from harness import cli
@@ -360,16 +361,4 @@ def test_ctrl_c_ends_every_rank_of_a_training_run(tmp_path):
     os.killpg(run.pid, signal.SIGINT)
     run.communicate(timeout=60)
     assert run.returncode != 0
-    deadline = time.monotonic() + 20
-    while alive(run.pid) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not alive(run.pid)
-
-
-def alive(group: int) -> bool:
-    """Whether a process of a group is there."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert_gone(run.pid)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from process_groups import assert_gone
 
 from harness import cli
 from harness.check import zoo
@@ -192,19 +193,7 @@ def test_ctrl_c_ends_all():
     os.killpg(started.pid, signal.SIGINT)
     _, err = started.communicate(timeout=60)
     assert started.returncode == 130 and err == "interrupted\n"
-    deadline = time.monotonic() + 20
-    while alive(started.pid) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not alive(started.pid)
-
-
-def alive(group: int) -> bool:
-    """Whether a process of a group is there."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert_gone(started.pid)
 
 
 def test_waiting_is_told_from_computing():

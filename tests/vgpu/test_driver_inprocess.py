@@ -42,16 +42,17 @@ ptx = b'''
     ld.param.u64 %rd1, [flag];
     cvta.to.global.u64 %rd2, %rd1;
     mov.u32 %r2, 0;
-AGAIN:  // it counts: a poll that repeats its state would be ended at once
+AGAIN:  // it writes its count: a poll that changes nothing would be ended as one that nobody can satisfy
     ld.volatile.global.u32 %r1, [%rd2];
     add.u32 %r2, %r2, 1;
+    st.volatile.global.u32 [%rd2+4], %r2;
     setp.eq.u32 %p1, %r1, 0;
     @%p1 bra AGAIN;
     ret;
 }
 '''
 spin = cuda.function(ptx, b"spin")
-flag = cuda.upload([0.0])
+flag = cuda.upload([0.0, 0.0])
 print("spinning", flush=True)
 try:
     cuda.launch(spin, (1, 1, 1), (1, 1, 1), [flag])

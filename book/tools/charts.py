@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from figures import Drawing
+from figures import NARROW, Drawing
 
 LEFT, RIGHT, TOP, BOTTOM = 76, 20, 16, 52  # margins, in pixels
 FAINT = 0.25
@@ -33,19 +33,20 @@ class LogChart(Drawing):
     ):
         super().__init__(*size, label)
         self.x, self.y = x, y
+        self.small = 13 if self.width <= NARROW else 11
         bottom, right = self.height - BOTTOM, self.width - RIGHT
         for value, words in (powers(*y) if y_ticks is None else y_ticks).items():
             _, at = self.place(x[0], value)
             self.segment(LEFT, at, right, at, opacity=FAINT)
-            self.text(LEFT - 8, at + 4, words, anchor="end", size=11)
+            self.text(LEFT - 8, at + 4, words, anchor="end", size=self.small)
         for value, words in (powers(*x) if x_ticks is None else x_ticks).items():
             at, _ = self.place(value, y[0])
             self.segment(at, TOP, at, bottom, opacity=FAINT)
-            self.text(at, bottom + 18, words, size=11)
-        self.text((LEFT + right) / 2, self.height - 8, x_name, size=12)
+            self.text(at, bottom + 18, words, size=self.small)
+        self.text((LEFT + right) / 2, self.height - 8, x_name, size=self.small + 1)
         self.parts.append(
             f'<g transform="translate(14 {(TOP + bottom) / 2:g}) rotate(-90)"><text text-anchor="middle"'
-            f' font-size="12" fill="currentColor">{y_name}</text></g>'
+            f' font-size="{self.small + 1}" fill="currentColor">{y_name}</text></g>'
         )
 
     def place(self, x: float, y: float) -> tuple[float, float]:
@@ -55,24 +56,6 @@ class LogChart(Drawing):
         return (
             LEFT + across * (self.width - LEFT - RIGHT),
             self.height - BOTTOM - up * (self.height - TOP - BOTTOM),
-        )
-
-    def segment(
-        self,
-        x0: float,
-        y0: float,
-        x1: float,
-        y1: float,
-        *,
-        opacity: float = 1,
-        dash: str = "",
-        thick: float = 1,
-    ) -> None:
-        """A line between two pixels; `dash` as in SVG."""
-        dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        self.parts.append(
-            f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="currentColor"'
-            f' stroke-opacity="{opacity:g}" stroke-width="{thick:g}"{dashes}/>'
         )
 
     def curve(self, points: Iterable[tuple[float, float]], *, dash: str = "", thick: float = 1.6) -> None:
@@ -104,7 +87,7 @@ class LogChart(Drawing):
     ) -> None:
         """Words beside a point."""
         cx, cy = self.place(x, y)
-        self.text(cx + dx, cy + dy, words, anchor=anchor, size=11)
+        self.text(cx + dx, cy + dy, words, anchor=anchor, size=self.small)
 
 
 def powers(low: float, high: float) -> dict[float, str]:

@@ -16,6 +16,8 @@ from harness.check.python_files import load
 
 ROOT = Path(__file__).absolute().parents[2]
 FONT = 13
+NARROW = 480
+"""Widest drawing that is shown as it is on a page and, a little smaller, on a phone, with letters that can be read."""
 
 
 class Drawing:
@@ -52,6 +54,27 @@ class Drawing:
             f"{html.escape(words)}</text>"
         )
 
+    def labelled(
+        self, x: float, y: float, width: float, height: float, *lines: str, shade: float = 0.06, size: int = FONT,
+        code: bool = False, thick: float = 1,
+    ) -> None:  # fmt: skip
+        """A box with lines of words in its middle."""
+        self.box(x, y, width, height, shade=shade, thick=thick)
+        step = size + 4
+        first = y + height / 2 + size * 0.36 - step * (len(lines) - 1) / 2
+        for number, words in enumerate(lines):
+            self.text(x + width / 2, first + step * number, words, size=size, code=code)
+
+    def segment(
+        self, x0: float, y0: float, x1: float, y1: float, *, opacity: float = 1, dash: str = "", thick: float = 1
+    ) -> None:  # fmt: skip
+        """A line between two pixels; `dash` as in SVG."""
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        self.parts.append(
+            f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="currentColor"'
+            f' stroke-opacity="{opacity:g}" stroke-width="{thick:g}"{dashes}/>'
+        )
+
     def arrow(self, x0: float, y0: float, x1: float, y1: float, *, faint: bool = False) -> None:
         """A line with a small head at (x1, y1)."""
         length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
@@ -67,8 +90,9 @@ class Drawing:
 
     def svg(self) -> str:
         """The finished figure on one line."""
+        narrow = ' class="narrow"' if self.width <= NARROW else ""
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
+            f'<svg{narrow} xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
             f' width="{self.width}" height="{self.height}" role="img" aria-label="{html.escape(self.label)}">'
             f"{''.join(self.parts)}</svg>\n"
         )
@@ -433,7 +457,7 @@ def lifetimes(launches: list[ledger.Launch], last: tuple[str, ...]) -> str:
     for number, step in enumerate(launches):
         y = top + line * number + line / 2
         for names, shade in ((step.writes, 0.85), (step.reads, 0.0)):
-            for name in set(names) & set(columns):
+            for name in (each for each in names if each in columns):
                 drawing.box(xs[name] - 8, y - 8, 16, 16, shade=shade, thick=1.5)
     return drawing.svg()
 

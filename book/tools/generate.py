@@ -20,6 +20,7 @@ import figures  # noqa: E402
 import hunt_chart  # noqa: E402
 import ladder  # noqa: E402
 import ladder_table  # noqa: E402
+import layer_figures  # noqa: E402
 import ledger  # noqa: E402
 import museum  # noqa: E402
 import numpy as np  # noqa: E402
@@ -431,6 +432,7 @@ FILES: dict[str, Callable[[], str]] = {
     "glossary.svg": figures.glossary,
     "saving_less.svg": saving_chart,
     **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},
+    **layer_figures.FILES,
     **order_figures.FILES,
     **{
         f"step_{name}.html": (lambda name=name: steps()[name])

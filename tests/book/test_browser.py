@@ -177,7 +177,6 @@ def test_the_search_index_holds_no_headings_twice(browser, site):
 
 def test_stepper_walks_through_the_five_phases(browser, site):
     browser.open(site / P22)
-    browser.run("document.querySelector('.solution-details').open = true")
     visible = "[...document.querySelectorAll('.step')].map(s => s.offsetParent !== null)"
     next_button = "document.querySelectorAll('.stepper-controls button')[1]"
     for phase in range(5):
@@ -194,7 +193,7 @@ def test_stepper_walks_through_the_five_phases(browser, site):
 
 def test_a_row_of_data_lights_up_with_its_code_and_formula(browser, site):
     browser.open(site / P22)
-    browser.run("document.querySelector('.solution-details').open = true")
+    browser.run("document.querySelectorAll('.step details').forEach(fold => { fold.open = true; })")
     step = "document.querySelectorAll('.step')[3]"
     browser.run(
         "for (let i = 0; i < 3; i++) document.querySelectorAll('.stepper-controls button')[1].click()"

@@ -16,7 +16,8 @@ from book_paths import BOOK
 B, S, H, O = 2, 3, 5, 4
 EPS = 1e-5
 PAGE = (BOOK / "src" / "puzzle_22" / "backward_pass.md").read_text(encoding="utf-8")
-NAMED = re.findall(r"\{#([\w-]+)\}", PAGE.split("## Detailed derivation")[1])
+DERIVATION = PAGE.split("## Detailed derivation")[1].split("\n## ")[0]
+NAMED = re.findall(r"\{#([\w-]+)\}", DERIVATION)
 
 
 class Sample:
@@ -252,8 +253,7 @@ def test_formula(name):
 
 
 def test_every_display_formula_of_the_derivation_is_named_and_checked():
-    derivation = PAGE.split("## Detailed derivation")[1]
-    assert len(re.findall(r"^\$\$.*\$\$", derivation, re.M)) == len(NAMED) == len(set(NAMED))
+    assert len(re.findall(r"^\$\$.*\$\$", DERIVATION, re.M)) == len(NAMED) == len(set(NAMED))
     assert set(NAMED) == set(CHECKS)
 
 
@@ -294,8 +294,13 @@ def test_two_columns(first, second):
     assert f"{2 * np.sqrt(EPS):.4f}" == re.search(r"2\\sqrt\\varepsilon = ([\d.]+)", page)[1]
 
 
-def test_heading_of_the_derivation_keeps_its_id():
-    assert "\n## Detailed derivation of LayerNorm backward pass\n" in PAGE
+def test_the_derivation_comes_before_the_formulas_the_steps_and_the_kernels():
+    headings = [
+        "Detailed derivation of LayerNorm backward pass", "The formulas", "Step through it", "Key concepts", "Solution",
+    ]  # fmt: skip
+    places = [PAGE.index(f"\n## {heading}\n") for heading in headings]
+    assert places == sorted(places)
+    assert places[2] < PAGE.index('<div class="stepper">') < places[3]
 
 
 def test_the_formula_of_the_last_gate():

@@ -81,7 +81,7 @@ def build(book: Path, site: Path) -> list[str]:
     if not faults:
         bring_solutions_back(book, site)
         speak_formulas(site)
-        drop_breadcrumbs(site)
+        shrink_search_index(site)
         glossary.link(site)
         recorded_pictures.write_page(site)
     return faults or check_site.site_faults(site, src)
@@ -118,8 +118,14 @@ INDEX = re.compile(r"(JSON\.parse\(')(.*)('\))", re.S)
 """The search index as mdBook writes it: JSON inside a JavaScript string."""
 
 
-def drop_breadcrumbs(site: Path) -> None:
-    """Takes the headings above a section out of the search index, half of its bytes: each stands there as a title anyway."""
+FREQUENCY = re.compile(r'"tf":(\d+\.\d+)')
+
+
+def shrink_search_index(site: Path) -> None:
+    """Takes the headings above a section out of the search index, half of its bytes: each stands there as a title anyway.
+
+    How often a word stands in a section, is kept to three digits: sixteen are a tenth of what is left.
+    """
     for file in site.glob("searchindex*.js"):
         found = INDEX.search(file.read_text(encoding="utf-8"))
         assert found, file  # mdBook writes it so
@@ -128,6 +134,7 @@ def drop_breadcrumbs(site: Path) -> None:
         del search["search_options"]["fields"]["breadcrumbs"], search["index"]["index"]["breadcrumbs"]
         search["index"]["fields"].remove("breadcrumbs")
         packed = json.dumps(search, ensure_ascii=False, separators=(",", ":"))
+        packed = FREQUENCY.sub(lambda found: f'"tf":{float(found[1]):.3g}', packed)
         packed = re.sub(r"(['\\])", r"\\\1", packed)
         file.write_text(
             f"window.search = Object.assign(window.search, {head}{packed}{tail});", encoding="utf-8"

@@ -13,6 +13,8 @@ from pathlib import Path
 BOOK = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever an installed one lies
 
+import attention_figures  # noqa: E402
+import backward_figures  # noqa: E402
 import bench_results  # noqa: E402
 import claims_chart  # noqa: E402
 import every_size  # noqa: E402
@@ -433,6 +435,8 @@ FILES: dict[str, Callable[[], str]] = {
     "saving_less.svg": saving_chart,
     **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},
     **layer_figures.FILES,
+    **backward_figures.FILES,
+    **attention_figures.FILES,
     **order_figures.FILES,
     **{
         f"step_{name}.html": (lambda name=name: steps()[name])

@@ -23,14 +23,17 @@ TERMS = {
     "sector": r"sectors?",
     "coalesced": r"coalesced",
     "l2": r"L2",
+    "fence": r"fences?",
     "atomic": r"atomics|atomic additions?",
     "roofline": r"roofline",
     "tensor-core": r"tensor cores?",
+    "tensor-memory-accelerator": r"tensor memory accelerator|TMA",
     "epilogue": r"epilogues?",
     "prologue": r"prologues?",
     "stream": r"streams?",
     "cuda-event": r"CUDA events?",
     "cuda-graph": r"CUDA graphs?",
+    "ptx": r"PTX",
     "virtual-gpu": r"virtual GPU",
 }
 """Heading of the glossary, as its anchor -> what is a use of the word."""

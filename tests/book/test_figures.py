@@ -1,0 +1,267 @@
+"""Figures of the pages: what is drawn is what was computed, recorded or measured, and a phone can show it."""
+
+import ast
+import csv
+import re
+from xml.etree import ElementTree
+
+import attention_figures
+import backward_figures
+import figures
+import layer_figures
+import ledger
+import numpy as np
+import pytest
+from book_paths import BOOK, ROOT
+
+SETS = (layer_figures, backward_figures, attention_figures)
+DRAWN = {name: draw for module in SETS for name, draw in module.FILES.items() if name.endswith(".svg")}
+PHONE = 350
+"""Pixels that a page of 390 leaves for a figure."""
+SMALLEST = 9
+"""Pixels of the smallest letters there."""
+
+
+def texts(svg: str) -> list[ElementTree.Element]:
+    """The words of a drawing as elements."""
+    return [element for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
+
+
+def words(svg: str) -> list[str]:
+    """The words of a drawing."""
+    return ["".join(element.itertext()) for element in texts(svg)]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_is_legible_on_a_phone_says_what_it_shows_and_is_the_same_each_time(name):
+    svg = DRAWN[name]()
+    drawing = ElementTree.fromstring(svg)
+    width = float(drawing.attrib["width"])
+    assert width <= figures.NARROW and drawing.attrib["class"] == "narrow"
+    assert len(drawing.attrib["aria-label"]) > 60
+    assert svg == DRAWN[name]() and "\n" not in svg.strip()
+    for element in texts(svg):
+        size, said = float(element.attrib["font-size"]), "".join(element.itertext())
+        assert size * min(1, PHONE / width) >= SMALLEST, said
+        if "x" in element.attrib:  # what is turned round has its place elsewhere
+            letters = len(said) * size * (0.62 if "font-family" in element.attrib else 0.5)
+            share = {"start": 0, "middle": 0.5, "end": 1}[element.attrib["text-anchor"]]
+            left = float(element.attrib["x"]) - share * letters
+            assert left > -6 and left + letters < width + 6, said
+
+
+def test_every_figure_stands_on_a_page_with_a_caption():
+    pages = "".join(page.read_text() for page in (BOOK / "src").rglob("*.md"))
+    for name in DRAWN:
+        assert re.search(rf"generated/{re.escape(name)}\}}\}}\n+<figcaption>\S", pages), name
+
+
+def test_the_introduction_draws_a_gradient_for_each_thing_that_went_in():
+    drawn = words(layer_figures.two_halves())
+    assert {"x", "γ", "β", "W", "b"} < set(drawn) and {"dx", "dγ", "dβ", "dW", "db"} < set(drawn)
+
+
+def test_gradients_on_the_graph_are_products_of_what_stands_on_its_edges():
+    found = layer_figures.recorded_graph()
+    x, w, b = found["x"][0], found["w"][0], found["b"][0]
+    difference = {
+        "x": ((w * (x + 1e-6) + b) ** 2 - (w * (x - 1e-6) + b) ** 2) / 2e-6,
+        "w": (((w + 1e-6) * x + b) ** 2 - ((w - 1e-6) * x + b) ** 2) / 2e-6,
+    }
+    drawn = layer_figures.autograd_nodes()
+    for name, slope in difference.items():
+        assert abs(found[name][1] - slope) < 1e-6
+        assert f"gradient {found[name][1]:g}" in words(drawn)
+    assert {"×2", "×3", "×1", "×14"} <= set(words(drawn))
+
+
+def test_the_launches_in_the_picture_are_those_of_the_ledger():
+    drawn = words(layer_figures.through_memory())
+    assert [step.name for step in ledger.LAUNCHES["forward", "unfused"]] == drawn[3:8]
+    assert {"mean, rstd", "ln_out", "W transposed", "output"} <= set(drawn)
+
+
+def test_one_column_of_the_jacobian():
+    x, change = layer_figures.column_change(2)
+    x_hat = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+    column = (np.eye(8)[2] - 1 / 8 - x_hat * x_hat[2] / 8) / np.sqrt(x.var() + 1e-5)
+    np.testing.assert_allclose(change, column, atol=1e-8)
+
+
+def test_the_shares_of_the_rows_add_up_to_what_the_program_printed():
+    recorded = re.findall(r"dW +(\[\[.*\]\])", (BOOK / "outputs" / "parameter_gradients.txt").read_text())
+    first, whole = (np.array(ast.literal_eval(numbers)) for numbers in recorded)
+    shares = layer_figures.row_shares()
+    np.testing.assert_allclose(shares[0], first, atol=6e-4)
+    np.testing.assert_allclose(shares[0] + shares[1], whole, atol=6e-4)
+
+
+def test_what_is_kept_is_what_the_operator_saves():
+    kept, dropped = layer_figures.saved_names()
+    assert kept == ["x", "statistics", "ln_weight", "ln_bias", "linear_weight"]
+    assert not set(kept) & set(dropped)
+    drawn = words(layer_figures.kept_between())
+    assert drawn[drawn.index("x") + 1] == "25.2 MB"
+
+
+def test_the_chart_of_errors_has_the_recorded_numbers():
+    found = layer_figures.algebra_errors("float32")
+    assert found["in order"][-1] == (1000, 8.3e-5) and found["one-pass variance"][-1] == (1000, 0.16)
+    assert set(layer_figures.WAYS) <= set(found) and all(len(points) == 4 for points in found.values())
+
+
+def test_sizes_that_are_drawn_were_measured():
+    svg = layer_figures.drawn_sizes()
+    with (BOOK / "measurements" / "h200_drawn_sizes.csv").open() as file:
+        sizes = {(row["M"], row["H"], row["O"]) for row in csv.DictReader(file) if row["median_us"]}
+    models = {tuple(map(str, size)) for size in layer_figures.every_size.MODELS} | {("", "", "")}
+    assert svg.count("<circle") == svg.count("<polygon") == len(sizes - models) > 15
+
+
+def test_as_many_wrong_solutions_as_there_are_files():
+    drawn = words(layer_figures.rooms())
+    for puzzle in (ROOT / "solutions").glob("p*"):
+        count = len(list((puzzle / "wrong").glob("*.toml")))
+        assert drawn[drawn.index(f"puzzle {puzzle.name[1:]}") + 1] == str(count)
+
+
+def test_pixels_that_race_are_those_of_the_report():
+    report = (BOOK / "outputs" / "brightest_race.txt").read_text()
+    (places,) = re.findall(r"\((\d+) places\)", report)
+    assert f"stored without order: {places} pixels" in words(layer_figures.racing_warps())
+
+
+def test_the_compiled_pair_keeps_what_was_recorded():
+    drawn = words(layer_figures.compiled_pair())
+    recorded = re.findall(r"([\d.]+) MB", (BOOK / "outputs" / "compile_saved.txt").read_text())
+    assert [said for said in drawn if said.endswith(" MB")] == [f"{size} MB" for size in recorded]
+    assert "1 kernel" in "".join(drawn)
+
+
+# ---- Puzzles 20, 21 and 26 ----------------------------------------------------------------------------------
+
+
+def test_the_softmax_row_is_its_jacobian_times_what_arrives():
+    drawn = [
+        float(said.replace("−", "-"))
+        for said in words(backward_figures.softmax_row())
+        if re.fullmatch(r"−?\d\.\d\d", said)
+    ]
+    dS = attention_figures.softmax_jacobian() @ np.array(backward_figures.ARRIVES)
+    np.testing.assert_allclose(drawn[12:], dS, atol=0.0051)
+    assert abs(dS.sum()) < 1e-8
+
+
+def test_bits_and_checks_are_those_of_the_recorded_runs():
+    drawn = words(backward_figures.bits_kept())
+    assert drawn[drawn.index("a bit") + 1] == "1 bit" and drawn[-1] == "32.03 bits, wrong"
+    assert (BOOK / "outputs" / "what_is_kept.txt").read_text().count("\n") == len(drawn) / 2 + 1
+    drawn = words(backward_figures.checks_see())
+    matrix = (BOOK / "outputs" / "hunt_matrix.txt").read_text()
+    rows = [line for line in matrix.splitlines()[1:] if ": sees" not in line]
+    assert (
+        drawn[drawn.index("repeat runs") + 1]
+        == f"{sum(line.rstrip().endswith('seen') for line in rows)} of {len(rows)}"
+    )
+
+
+def test_the_vote_is_a_word_of_the_lanes_answers():
+    svg = backward_figures.ballot()
+    (word,) = re.findall(r"vote: (0x\w{8})", svg)
+    assert int(word, 16).bit_count() == svg.count('fill-opacity="0.6"')
+
+
+def test_errors_of_differences_fall_and_rise_again():
+    found = {
+        name: dict(backward_figures.difference_errors(dtype))
+        for name, dtype in (("32", np.float32), ("64", np.float64))
+    }
+    assert found["64"][1e-6] < 1e-9 < 1e-3 < found["32"][1e-6]
+    assert found["64"][0.1] > found["64"][1e-3] > found["64"][1e-5] < found["64"][1e-9]
+    # The formula's own error at a large step is eps^2 / 6 times the third derivative.
+    x = np.linspace(-2, 2, 40)
+    third = (6 * np.tanh(x) ** 2 - 2) * (1 - np.tanh(x) ** 2)
+    np.testing.assert_allclose(found["64"][1e-3], np.median(np.abs(third)) * 1e-6 / 6, rtol=0.01)
+
+
+def test_the_layer_that_is_wrong_is_the_one_that_gradcheck_names():
+    drawn = words(backward_figures.where_wrong())
+    assert drawn[drawn.index("gate") + 2] == "mismatch" and drawn.count("passes") == 3
+
+
+def test_nodes_are_counted_as_printed():
+    assert list(backward_figures.level_counts().values()) == [2, 6, 12, 11, 23]
+
+
+def test_folds_that_keep_every_bit():
+    assert backward_figures.same_bits(2, 3) == 1 > backward_figures.same_bits(3, 5)
+    assert 0.9 < backward_figures.same_bits(2, 0.5) < 1, "the largest overflow on the way"
+    assert backward_figures.percent(0.99999) == "99.9%"
+
+
+def test_wrong_backends_and_sizes_are_all_there():
+    label = ElementTree.fromstring(backward_figures.symptom_kinds()).attrib["aria-label"]
+    wrong = list((ROOT / "solutions" / "p26" / "wrong").glob("*.toml"))
+    assert label.startswith(f"{len(wrong)} wrong backends")
+    assert backward_figures.swaps_chart().count("<circle") == 16
+    assert "at sixteen sizes" in (BOOK / "src" / "puzzle_26" / "real_one.md").read_text()
+    assert backward_figures.inductor_counts()["LayerNorm, then Linear"] == (1, 1)
+
+
+# ---- Puzzles 23, 24 and 25 ----------------------------------------------------------------------------------
+
+
+def test_the_jacobian_of_softmax_has_rows_that_add_up_to_nothing():
+    p, J = backward_figures.softmax(np.array(backward_figures.LOGITS)), attention_figures.softmax_jacobian()
+    np.testing.assert_allclose(J, np.diag(p) - np.outer(p, p), atol=1e-9)
+    assert f"{J[0, 0]:.3f}" in words(attention_figures.softmax_heat())
+
+
+def test_pairs_of_tiles_and_times_of_orders():
+    from harness.nn import orders
+    from harness.puzzles.p24.counting import count
+
+    drawn = words(attention_figures.tile_masks())
+    for name in ("row-major", "hilbert"):
+        found = count(orders.ORDERS[name](64, 64), 64, 4, 64)
+        assert drawn[drawn.index(name) + 1] == f"{found.pairs} of {found.all_pairs} pairs"
+    with (BOOK / "measurements" / "h200_orders.csv").open() as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if (row["side"], row["radius"], row["pass"]) == ("128", "4", "both")
+        ]
+    times = {row["candidate"]: f"{float(row['median_us']) / 1e3:.2f} ms" for row in rows if row["median_us"]}
+    drawn = words(attention_figures.order_bars())
+    assert drawn[drawn.index("hilbert") + 1] == times["Flex, hilbert, 128"]
+
+
+def test_the_gather_follows_the_curve():
+    drawn = words(attention_figures.gather_and_scatter())
+    label = ElementTree.fromstring(attention_figures.gather_and_scatter()).attrib["aria-label"]
+    assert "o = 0, 1, 5, 4, 8, 12, 13, 9." in label and drawn.count("13") == 2
+
+
+def test_shares_make_the_whole_softmax_of_its_blocks():
+    whole, parts, shares = attention_figures.merged()
+    np.testing.assert_allclose(
+        np.concatenate([part * share for part, share in zip(parts, shares, strict=True)]), whole
+    )
+    assert shares.sum() == pytest.approx(1) and f"block A, share {shares[0]:.2f}" in words(
+        attention_figures.merging()
+    )
+
+
+def test_the_ring_is_as_balanced_as_the_command_prints():
+    drawn = words(attention_figures.balance_chart())
+    recorded = (BOOK / "outputs" / "ring_balance.txt").read_text()
+    sums = [re.findall(r"[\d,]+", line) for line in recorded.splitlines() if line.startswith("   sum")]
+    assert [said for said in drawn if re.fullmatch(r"[\d,]+", said)] == sums[0][:4] + sums[1][:4]
+    assert [f"the time of {each[-1]} tiles" in " ".join(drawn) for each in sums] == [True, True]
+
+
+def test_blocks_go_round_as_the_page_says():
+    drawn = words(attention_figures.ring())
+    for rank in range(4):
+        at = drawn.index(f"rank {rank}: queries {rank}")
+        assert drawn[at + 1] == f"keys, values {(rank - 1) % 4}"

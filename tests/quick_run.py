@@ -1,8 +1,9 @@
-"""`pytest --quick`: everything that needs no compiler, in under a minute.
+"""`pytest --quick`: everything that needs neither a compiler nor a browser.
 
-A test that compiles Mojo, or a MAX graph, bears the mark `compiler`; a quick run leaves it out. That the others do not
-compile is not believed: in a quick run every cache of the workbook is empty and the Mojo compiler is a script that
-refuses, in this process and in those that it starts. A test that called it fails, whatever it made of the refusal.
+A test that compiles Mojo, or a MAX graph, bears the mark `compiler`; a quick run leaves it out, as it does those that ask
+for the fixture `started`, which is the browser. That the others do not compile is not believed: in a quick run every cache
+of the workbook is empty and the Mojo compiler is a script that refuses, in this process and in those that it starts. A test
+that called it fails, whatever it made of the refusal.
 """
 
 import os
@@ -21,11 +22,15 @@ echo "mojo $*" >> {calls}
 echo "error: a quick run compiles nothing" >&2
 exit 1
 """
+BROWSER = "started"
+"""The fixture that starts one."""
 CALLS = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="leave out every test that needs the Mojo compiler")
+    parser.addoption(
+        "--quick", action="store_true", help="leave out every test that needs a compiler or a browser"
+    )
 
 
 @pytest.hookimpl(trylast=True)  # the folder for temporary files must be there
@@ -47,9 +52,11 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--quick"):
-        left_out = [item for item in items if item.get_closest_marker("compiler")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("compiler")]
+        left_out = {
+            item for item in items if item.get_closest_marker("compiler") or BROWSER in item.fixturenames
+        }
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

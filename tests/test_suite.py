@@ -28,7 +28,7 @@ def suite(tmp_path):
         return subprocess.run(
             command,
             cwd=tmp_path,
-            env={**os.environ, "COLUMNS": "200"},
+            env={**os.environ, "COLUMNS": "200", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             capture_output=True,
             text=True,
             timeout=300,
@@ -53,6 +53,14 @@ def test_asks_for_its_version(): assert mojo("--version") == 0
 @pytest.mark.compiler
 def test_says_so(): assert mojo("build", "x.mojo") == 0
 
+@pytest.fixture
+def started(): pytest.fail("a browser starts")
+
+@pytest.fixture
+def page(started): return started
+
+def test_reads_a_page(page): pass
+
 def test_compiles_a_graph():
     import max.engine
     with pytest.raises(RuntimeError, match="compiles nothing"):
@@ -67,7 +75,7 @@ def test_in_a_quick_run_nothing_compiles_in_secret(suite):
         r"^ERROR tests/test_some.py::(\w+) - Failed: compiles, but", done.stdout, re.MULTILINE
     )
     assert failed == ["test_calls_the_compiler", "test_has_a_failed_call_swallowed", "test_compiles_a_graph"]
-    assert "1 deselected" in done.stdout and "mojo build x.mojo" in done.stdout
+    assert "2 deselected" in done.stdout and "mojo build x.mojo" in done.stdout
 
 
 ORDERED = "import pytest\n@pytest.mark.parametrize('number', range(6))\ndef test_one(number): pass\n"
@@ -104,7 +112,7 @@ def test_itself():
 
 
 def test_time_is_told_by_folder_that_of_other_processes_too(suite):
-    workers = ("-n", "2", "--dist", "loadgroup")
+    workers = ("-p", "xdist", "-n", "2", "--dist", "loadgroup")
     done = suite({"p90/test_a.py": SPENDS, "p91/test_b.py": "def test_nothing(): pass\n"}, *workers)
     assert done.returncode == 0, done.stdout
     rows = re.findall(r"^(\S+) +(\d+) +([\d.]+) +([\d.]+)$", done.stdout, re.MULTILINE)

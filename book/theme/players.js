@@ -58,7 +58,7 @@
                 const value = (i === j) - 1 / p.H - p.xHat[i] * p.xHat[j] / p.H;
                 svg.append(
                     shape('rect', { x: j * cell, y: i * cell, width: cell - 2, height: cell - 2, rx: 2,
-                        class: value < 0 ? 'below' : 'above', 'fill-opacity': Math.min(1, Math.abs(value)) * 0.75 }),
+                        class: value < 0 ? 'below' : 'above', 'fill-opacity': Math.min(1, Math.abs(value)) * 0.4 }),
                     shape('text', { x: j * cell + cell / 2 - 1, y: i * cell + cell / 2 + 3, 'text-anchor': 'middle' },
                         value.toFixed(2)));
             }

@@ -136,7 +136,23 @@
         window.addEventListener('afterprint', function () { opened.forEach(function (fold) { fold.open = false; }); });
     }
 
+    // On a phone a wide figure is shown whole, and its letters are small: a tap, or Enter, enlarges it in a box that scrolls.
+    function enlargeFigures() {
+        const phone = window.matchMedia('(max-width: 600px)');
+        document.querySelectorAll('main figure > svg:not(.narrow)').forEach(function (svg) {
+            const figure = svg.parentElement;
+            function turn() { if (phone.matches) { figure.classList.toggle('enlarged'); } }
+            figure.classList.add('enlarges');
+            svg.addEventListener('click', turn);
+            svg.addEventListener('keydown', function (event) { if (event.key === 'Enter') { turn(); } });
+            function reach() { if (phone.matches) { svg.tabIndex = 0; } else { svg.removeAttribute('tabindex'); } }
+            phone.addEventListener('change', reach);
+            reach();
+        });
+    }
+
     highlightMojo();
+    enlargeFigures();
     openFoldsInPrint();
     setUpTabs();
     setUpSteppers();

@@ -7,6 +7,8 @@ needs torch.
 import ast
 import math
 import re
+from collections import Counter
+from functools import partial
 
 import every_size
 import ledger
@@ -18,7 +20,7 @@ from figures import NARROW, ROOT, Drawing, player_start
 from ledger import GPT2_SMALL
 
 from harness.check import zoo
-from harness.spec.catalogue import puzzle_names
+from harness.spec.catalogue import find_puzzle, puzzle_names
 
 SIGNS = {
     "gamma": "γ",
@@ -472,6 +474,25 @@ def rooms() -> str:
     return drawing.svg()
 
 
+def room(puzzle: str) -> str:
+    """How many wrong solutions each gate of a puzzle must reject."""
+    counts = Counter(wrong.gate for wrong in zoo.load(puzzle))
+    gates = [gate.id for gate in find_puzzle(puzzle).gates if counts[gate.id]]
+    drawing = Drawing(
+        NARROW,
+        26 * len(gates) + 10,
+        f"{counts.total()} exhibits of puzzle {puzzle[1:]} by gate: "
+        + ", ".join(f"{gate} {counts[gate]}" for gate in gates),
+    )
+    largest = max(counts.values())
+    for number, gate in enumerate(gates):
+        y = 5 + 26 * number
+        drawing.text(168, y + 16, gate, anchor="end", size=13, code=True)
+        drawing.box(178, y, 250 * counts[gate] / largest, 20, shade=0.35)
+        drawing.text(186 + 250 * counts[gate] / largest, y + 16, str(counts[gate]), anchor="start", size=13)
+    return drawing.svg()
+
+
 def racing_warps() -> str:
     """The blocks of the page's program and their warps: whose stores nobody has ordered before the last block's loads."""
     source = (ROOT / "book" / "examples" / "brightest.mojo").read_text(encoding="utf-8")
@@ -524,4 +545,5 @@ FILES = {
     "drawn_sizes.svg": drawn_sizes,
     "rooms.svg": rooms,
     "racing_warps.svg": racing_warps,
+    **{f"room_{puzzle}.svg": partial(room, puzzle) for puzzle in ("p19", "p20", "p22", "p23", "p24", "p25", "p26")},
 }

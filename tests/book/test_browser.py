@@ -157,6 +157,23 @@ def test_folds_are_open_on_paper_and_closed_again(browser, site):
     assert browser.run(folds) == 0
 
 
+def test_no_table_is_cut_off_on_paper(browser, site):
+    """The pages with the widest tables, on A4."""
+    wide = (
+        "[...document.querySelectorAll('main table')].filter(t => t.getBoundingClientRect().right > "
+        "document.querySelector('main').getBoundingClientRect().right + 3).map(t => t.innerText.slice(0, 60))"
+    )
+    browser.resize((718, 1000))
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        for page in (P22, "fast/ladder.html", "fast/benchmark.html", "fusion.html"):
+            browser.open(site / page)
+            browser.run("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+            assert browser.run(wide) == [], page
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")
+
+
 def test_a_formula_is_out_of_sight_and_can_be_copied(browser, site):
     browser.open(site / P22)
     spoken = "document.querySelector('#formula-dx .math-spoken')"
@@ -215,6 +232,23 @@ def test_a_row_of_data_lights_up_with_its_code_and_formula(browser, site):
     )
     assert len(counts) == 13 and browser.errors == []
     assert [names for names, lines in counts if not lines] == ["x", "x_hat"]
+
+
+def test_a_wide_figure_is_enlarged_on_a_phone_and_whole_again(browser, site):
+    browser.resize(PHONE)
+    browser.open(site / "races.html")
+    width = "document.querySelector('figure.enlarges > svg').getBoundingClientRect().width"
+    tap = "document.querySelector('figure.enlarges > svg').dispatchEvent(new Event('click'))"
+    whole = browser.run(width)
+    browser.run(tap)
+    assert whole <= 390 < 700 < browser.run(width)
+    assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
+    browser.run("document.querySelector('figure.enlarges > svg').focus()")
+    browser.press("Enter")
+    assert browser.run(width) == whole
+    browser.resize(DESKTOP)
+    browser.run(tap)
+    assert not browser.run("document.querySelector('figure.enlarged')")
 
 
 def test_mojo_is_highlighted(browser, site):

@@ -3,6 +3,7 @@
 import ast
 import csv
 import re
+import tomllib
 from xml.etree import ElementTree
 
 import attention_figures
@@ -123,6 +124,26 @@ def test_as_many_wrong_solutions_as_there_are_files():
     for puzzle in (ROOT / "solutions").glob("p*"):
         count = len(list((puzzle / "wrong").glob("*.toml")))
         assert drawn[drawn.index(f"puzzle {puzzle.name[1:]}") + 1] == str(count)
+
+
+@pytest.mark.parametrize("puzzle", ["p19", "p26"])
+def test_a_room_counts_its_exhibits_by_gate(puzzle):
+    drawn = words(layer_figures.room(puzzle))
+    files = [
+        tomllib.loads(file.read_text()) for file in (ROOT / "solutions" / puzzle / "wrong").glob("*.toml")
+    ]
+    for gate in {file["gate"] for file in files}:
+        assert drawn[drawn.index(gate) + 1] == str(sum(file["gate"] == gate for file in files))
+
+
+def test_lines_of_the_ramp_are_two_to_six_as_the_page_says():
+    drawn = words(backward_figures.ramp_lines())
+    assert [said for said in drawn if not said.endswith("lines")] == [
+        "map", "index", "cast", "reduce", "tile", "atomic", "stages", "rmsnorm",
+    ]  # fmt: skip
+    counts = [int(said.split()[0]) for said in drawn if said.endswith("lines")]
+    assert min(counts) == 2 and max(counts) == 6
+    assert "two to six lines each" in (BOOK / "src" / "puzzle_19" / "puzzle_19.md").read_text()
 
 
 def test_pixels_that_race_are_those_of_the_report():

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import order_figures
 from backward_figures import LOGITS, softmax
-from figures import NARROW, Drawing
+from figures import LEGIBLE, NARROW, Drawing
 
 from harness.nn import orders
 from harness.puzzles.p25 import layout
@@ -361,13 +361,13 @@ def nobody_first() -> str:
     for rank in range(RANKS):
         for top in (26, 172):
             drawing.text(58, top + 18 + 28 * rank, f"rank {rank}", anchor="end", size=13)
-        drawing.box(68, 28 + 28 * rank, 400, 22, shade=0.5)
+        drawing.box(68, 28 + 28 * rank, 400, 22, shade=LEGIBLE)
         drawing.text(268, 44 + 28 * rank, f"send, until rank {(rank + 1) % RANKS} receives", size=13)
         y = 174 + 28 * rank
         for x, width, words, shade in (
-            (68, 80, "begin", 0.3),
+            (68, 80, "begin", LEGIBLE),
             (150, 240, f"attend to block {rank}", 0.06),
-            (392, 76, "wait", 0.3),
+            (392, 76, "wait", LEGIBLE),
         ):
             drawing.box(x, y, width, 22, shade=shade)
             drawing.text(x + width / 2, y + 16, words, size=13)

@@ -18,6 +18,8 @@ ROOT = Path(__file__).absolute().parents[2]
 FONT = 13
 NARROW = 480
 """Widest drawing that is shown as it is on a page and, a little smaller, on a phone, with letters that can be read."""
+LEGIBLE = 0.3
+"""Strongest shade behind words: the contrast is above 4.5 in every theme."""
 
 
 class Drawing:
@@ -58,8 +60,8 @@ class Drawing:
         self, x: float, y: float, width: float, height: float, *lines: str, shade: float = 0.06, size: int = FONT,
         code: bool = False, thick: float = 1,
     ) -> None:  # fmt: skip
-        """A box with lines of words in its middle."""
-        self.box(x, y, width, height, shade=shade, thick=thick)
+        """A box with lines of words in its middle; one that is to stand out more than words allow has a thick line."""
+        self.box(x, y, width, height, shade=min(shade, LEGIBLE), thick=2 if shade > LEGIBLE else thick)
         step = size + 4
         first = y + height / 2 + size * 0.36 - step * (len(lines) - 1) / 2
         for number, words in enumerate(lines):
@@ -220,7 +222,11 @@ def grid() -> str:
         drawing.text(left - 12, top + b * cell + cell / 2 + 4, str(b), size=11)
         for s in range(rows):
             drawing.box(
-                left + s * cell, top + b * cell, cell - 4, cell - 4, shade=0.45 if (b, s) == chosen else 0.06
+                left + s * cell,
+                top + b * cell,
+                cell - 4,
+                cell - 4,
+                shade=LEGIBLE if (b, s) == chosen else 0.06,
             )
             drawing.text(left + s * cell + cell / 2 - 2, top + b * cell + cell / 2 + 2, f"{b},{s}", size=10)
     drawing.text(left + rows * cell / 2, top + columns * cell + 18, "one block, one thread, one row", size=11)
@@ -296,7 +302,7 @@ def fan_in() -> str:
         drawing.text(x, 42, str(row), size=11)
         drawing.arrow(x, 52, left + target * cell + cell / 2 + (row - rows / 2) * 1.4, 128, faint=True)
     for h in range(H):
-        drawing.box(left + h * cell, 130, cell - 3, 26, shade=0.4 if h == target else 0.06)
+        drawing.box(left + h * cell, 130, cell - 3, 26, shade=LEGIBLE if h == target else 0.06)
         drawing.text(left + h * cell + cell / 2 - 2, 147, f"h={h}", size=11)
     drawing.text(360, 178, f"dgamma [H]: each element receives {rows} atomic additions")
     return drawing.svg()
@@ -326,7 +332,7 @@ def two_stage() -> str:
         drawing.text(x, 144, f"partial {lane}", size=11)
         drawing.arrow(x, 154, 360 + (x - 360) * 0.12, 188)
     drawing.text(495, 146, "…", size=20)
-    drawing.box(300, 190, 120, 28, shade=0.45)
+    drawing.box(300, 190, 120, 28, shade=LEGIBLE, thick=2)
     drawing.text(360, 208, "sum of column", size=12)
     drawing.text(30, 80, "stage 1", anchor="start", size=11)
     drawing.text(30, 180, "stage 2", anchor="start", size=11)
@@ -416,7 +422,9 @@ def block_orders(blocks: int = 16) -> str:
         for at, block in enumerate(order):
             total = 1 if block == 0 else None if total is None else total + 1
             x = 24 + cell * at
-            drawing.box(x, top, cell - 5, 44, shade=0.4 if block == 0 else 0.06, thick=2 if block == 0 else 1)
+            drawing.box(
+                x, top, cell - 5, 44, shade=LEGIBLE if block == 0 else 0.06, thick=2 if block == 0 else 1
+            )
             drawing.text(x + cell / 2 - 2, top + 18, str(block), size=12)
             drawing.text(x + cell / 2 - 2, top + 36, "?" if total is None else f"= {total}", size=11)
     return drawing.svg()

@@ -16,7 +16,7 @@ import numpy as np
 import outputs
 from bench_results import read
 from charts import LogChart
-from figures import NARROW, ROOT, Drawing, player_start
+from figures import LEGIBLE, NARROW, ROOT, Drawing, player_start
 from ledger import GPT2_SMALL
 
 from harness.check import zoo
@@ -304,7 +304,7 @@ def kept_between() -> str:
     drawing.labelled(365, 8, 110, 40, "backward")
     drawing.arrow(118, 28, 363, 28)
     drawing.text(240, 20, "what is kept", size=13)
-    for x, title, names, shade in ((5, "kept", kept, 0.35), (255, "not kept", dropped, 0)):
+    for x, title, names, shade in ((5, "kept", kept, LEGIBLE), (255, "not kept", dropped, 0)):
         drawing.text(x, 72, title, anchor="start", size=13)
         for number, name in enumerate(names):
             y = 80 + 26 * number
@@ -545,5 +545,8 @@ FILES = {
     "drawn_sizes.svg": drawn_sizes,
     "rooms.svg": rooms,
     "racing_warps.svg": racing_warps,
-    **{f"room_{puzzle}.svg": partial(room, puzzle) for puzzle in ("p19", "p20", "p22", "p23", "p24", "p25", "p26")},
+    **{
+        f"room_{puzzle}.svg": partial(room, puzzle)
+        for puzzle in ("p19", "p20", "p22", "p23", "p24", "p25", "p26")
+    },
 }

@@ -2,7 +2,7 @@
 
 import re
 
-from figures import ROOT, Drawing
+from figures import LEGIBLE, ROOT, Drawing
 
 from harness.puzzles.p19.spec import DIMS
 
@@ -143,7 +143,7 @@ def reduce_picture() -> str:
         drawing.box(x - 44, 122, 88, 24, shade=0.25)
         drawing.text(x, 138, "mine", size=11, code=True)
         drawing.arrow(x, 148, 360 + (x - 360) * 0.12, 186)
-    drawing.box(270, 188, 180, 26, shade=0.45)
+    drawing.box(270, 188, 180, 26, shade=LEGIBLE, thick=2)
     drawing.text(360, 205, "block.sum: the total", size=12)
     drawing.text(360, 238, "every thread of the block has it; thread 0 writes it", size=11)
     return drawing.svg()
@@ -202,7 +202,7 @@ def atomic_picture() -> str:
         drawing.text(x, 42, f"row {row}", size=11)
         drawing.arrow(x, 52, left + (target + 0.5) * size + (row - rows / 2) * 1.6, 128, faint=True)
     for c in range(columns):
-        drawing.box(left + c * size, 130, size - 3, 26, shade=0.4 if c == target else 0.06)
+        drawing.box(left + c * size, 130, size - 3, 26, shade=LEGIBLE if c == target else 0.06)
         drawing.text(left + (c + 0.5) * size - 1, 147, str(c), size=11)
     drawing.text(
         360,
@@ -270,7 +270,7 @@ def rmsnorm_picture() -> str:
     drawing.box(70, 98, 160, 28, shade=0.3)
     drawing.text(150, 116, "sum of squares", size=12)
     drawing.arrow(232, 112, 278, 112)
-    drawing.box(280, 98, 110, 28, shade=0.5)
+    drawing.box(280, 98, 110, 28, shade=LEGIBLE, thick=2)
     drawing.text(335, 116, "rstd", size=13, code=True)
     drawing.arrow(392, 112, 436, 112)
     cells(drawing, 440, 128, 20, size, shade=0.25)

@@ -51,6 +51,22 @@ def test_a_figure_is_legible_on_a_phone_says_what_it_shows_and_is_the_same_each_
             assert left > -6 and left + letters < width + 6, said
 
 
+@pytest.mark.parametrize("name", DRAWN)
+def test_no_words_stand_on_a_strong_shade(name):
+    elements = list(ElementTree.fromstring(DRAWN[name]()).iter())
+    boxes = [element.attrib for element in elements if element.tag.endswith("rect")]
+    for element in elements:
+        if not element.tag.endswith("text") or "x" not in element.attrib:
+            continue
+        x, y = float(element.attrib["x"]), float(element.attrib["y"]) - 4
+        x += {"start": 3, "middle": 0, "end": -3}[element.attrib["text-anchor"]]
+        for box in boxes:
+            inside = 0 < x - float(box["x"]) < float(box["width"]) and 0 < y - float(box["y"]) < float(
+                box["height"]
+            )
+            assert not inside or float(box["fill-opacity"]) <= figures.LEGIBLE, element.text
+
+
 def test_every_figure_stands_on_a_page_with_a_caption():
     pages = "".join(page.read_text() for page in (BOOK / "src").rglob("*.md"))
     for name in DRAWN:

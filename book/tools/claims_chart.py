@@ -12,16 +12,16 @@ sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout
 
 from charts import LogChart  # noqa: E402
 
-from harness.puzzles.p23 import claims  # noqa: E402
+from harness.puzzles.p23 import claim_rows  # noqa: E402
 
 MEASURED = BOOK / "measurements" / "attention_claims_h200.csv"
 TRAINED = BOOK / "measurements" / "attention_training_h200.csv"
 """What `p22 --demo gpt2 --attention --csv` wrote."""
 LINES = {
-    claims.AUTOGRAD: ("autograd", "circle", ""),
-    claims.CUSTOM: ("custom backward pass", "square", "6 4"),
-    claims.LAYER: ("this puzzle's layer", "diamond", ""),
-    claims.SDPA: ("PyTorch's SDPA", "triangle", "2 3"),
+    claim_rows.AUTOGRAD: ("autograd", "circle", ""),
+    claim_rows.CUSTOM: ("custom backward pass", "square", "6 4"),
+    claim_rows.LAYER: ("this puzzle's layer", "diamond", ""),
+    claim_rows.SDPA: ("PyTorch's SDPA", "triangle", "2 3"),
 }
 LINE = 14
 """Pixels between two names."""
@@ -31,9 +31,9 @@ STYLE = (
 )
 
 
-def chart(rows: list[claims.Row], unit: str, value, label: str) -> str:
+def chart(rows: list[claim_rows.Row], unit: str, value, label: str) -> str:
     """A line for each candidate of the fair method; who ran out of memory ends where it did."""
-    measured = [row for row in rows if row.method == claims.FAIR and not row.failed]
+    measured = [row for row in rows if row.method == claim_rows.FAIR and not row.failed]
     lengths = sorted({row.length for row in measured})
     values = [value(row) for row in measured]
     drawing = LogChart(
@@ -64,14 +64,14 @@ def chart(rows: list[claims.Row], unit: str, value, label: str) -> str:
 
 def time() -> str:
     """Milliseconds of a forward and a backward pass."""
-    rows = claims.read(MEASURED)
+    rows = claim_rows.read(MEASURED)
     label = "Milliseconds of a forward and a backward pass of attention over the sequence length, four implementations."
     return chart(rows, "ms", lambda row: row.ms, label)
 
 
 def memory() -> str:
     """The peak of memory above the inputs."""
-    rows = claims.read(MEASURED)
+    rows = claim_rows.read(MEASURED)
     label = "Peak memory in GiB of a forward and a backward pass over the sequence length: two curves grow with its square."
     return chart(rows, "GiB at the peak", lambda row: row.peak / 2**30, label)
 

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from harness.errors import BadUse
-from harness.puzzles.p23 import claim_methods, claims
+from harness.puzzles.p23 import claim_methods, claim_rows, claims
 
 SMALL = ["--lengths", "8", "24", "--batch", "2", "--heads", "3", "--dim", "4", "--rounds", "2"]
 
@@ -40,20 +40,24 @@ def run(tmp_path_factory, attention_graphs):
     target = tmp_path_factory.mktemp("claims") / "rows.csv"
     code, text = printed(*SMALL, "--csv", target)
     assert code == 0
-    return target, text, claims.read(target)
+    return target, text, claim_rows.read(target)
 
 
 @pytest.mark.compiler
 def test_every_candidate_is_measured_by_its_method(run):
     _, text, rows = run
-    own = [(row.length, row.who) for row in rows if row.method == claims.OWN]
-    assert own == [(n, who) for n in (8, 24) for who in (claims.AUTOGRAD, claims.CUSTOM)], "autograd first"
-    fair = {(row.length, row.who) for row in rows if row.method == claims.FAIR}
+    own = [(row.length, row.who) for row in rows if row.method == claim_rows.OWN]
+    assert own == [(n, who) for n in (8, 24) for who in (claim_rows.AUTOGRAD, claim_rows.CUSTOM)], (
+        "autograd first"
+    )
+    fair = {(row.length, row.who) for row in rows if row.method == claim_rows.FAIR}
     assert fair == {
-        (n, who) for n in (8, 24) for who in (claims.AUTOGRAD, claims.CUSTOM, claims.LAYER, claims.SDPA)
+        (n, who)
+        for n in (8, 24)
+        for who in (claim_rows.AUTOGRAD, claim_rows.CUSTOM, claim_rows.LAYER, claim_rows.SDPA)
     }
     assert all(row.ms > 0 and row.batch == 2 and row.heads == 3 and row.dim == 4 for row in rows)
-    assert all(row.same_bits == "yes" for row in rows if row.method == claims.FAIR)
+    assert all(row.same_bits == "yes" for row in rows if row.method == claim_rows.FAIR)
     lines = text.splitlines()
     assert sum(line.split()[:1] == ["24"] for line in lines) == 3, "one in each table"
     assert max(map(len, lines)) <= 110
@@ -62,10 +66,10 @@ def test_every_candidate_is_measured_by_its_method(run):
 @pytest.mark.compiler
 def test_what_is_kept_by_hand(run):
     """The custom pass saves no byte: both keep P, Q, K and V. The layer keeps the output and lse in the place of P."""
-    kept = {row.who: row.kept for row in run[2] if (row.length, row.method) == (24, claims.FAIR)}
+    kept = {row.who: row.kept for row in run[2] if (row.length, row.method) == (24, claim_rows.FAIR)}
     operand, heads = 2 * 3 * 24 * 4 * 4, 2 * 3
-    assert kept[claims.AUTOGRAD] == kept[claims.CUSTOM] == 3 * operand + heads * 24 * 24 * 4
-    assert kept[claims.LAYER] == 4 * operand + heads * 24 * 4
+    assert kept[claim_rows.AUTOGRAD] == kept[claim_rows.CUSTOM] == 3 * operand + heads * 24 * 24 * 4
+    assert kept[claim_rows.LAYER] == 4 * operand + heads * 24 * 4
 
 
 @pytest.mark.compiler
@@ -79,13 +83,13 @@ def test_the_published_rows_stand_beside_what_is_measured(tmp_path):
     """Out of memory is said, on either side; the speed is a ratio of the times beside it."""
     whole = {"batch": 8, "heads": 12, "dim": 64, "device": "a GPU", "date": "2026-01-01"}
     rows = [
-        claims.Row(8192, claims.OWN, claims.AUTOGRAD, failed="OOM", **whole),
-        claims.Row(8192, claims.OWN, claims.CUSTOM, ms=100.0, peak=2**30, **whole),
-        claims.Row(2048, claims.FAIR, claims.AUTOGRAD, ms=10.0, kept=2**20, **whole),
-        claims.Row(2048, claims.FAIR, claims.CUSTOM, ms=12.5, **whole),
+        claim_rows.Row(8192, claim_rows.OWN, claim_rows.AUTOGRAD, failed="OOM", **whole),
+        claim_rows.Row(8192, claim_rows.OWN, claim_rows.CUSTOM, ms=100.0, peak=2**30, **whole),
+        claim_rows.Row(2048, claim_rows.FAIR, claim_rows.AUTOGRAD, ms=10.0, kept=2**20, **whole),
+        claim_rows.Row(2048, claim_rows.FAIR, claim_rows.CUSTOM, ms=12.5, **whole),
     ]
-    claims.kept_as_measured(rows, tmp_path / "rows.csv")
-    assert claims.read(tmp_path / "rows.csv") == rows
+    claim_rows.kept_as_measured(rows, tmp_path / "rows.csv")
+    assert claim_rows.read(tmp_path / "rows.csv") == rows
     times = {line.split()[0]: line.split() for line in claims.times(rows)[3:]}
     assert times["8192"][:7] == ["8192", "OOM", "1843", "-", "OOM", "100", "-"]
     assert times["2048"][1:4] == ["234", "142", "1.65x"] and times["2048"][7:10] == ["10", "12.5", "0.8x"]
@@ -95,11 +99,11 @@ def test_the_published_rows_stand_beside_what_is_measured(tmp_path):
 
 def test_the_two_backward_passes_stand_in_a_table_of_their_own():
     rows = [
-        claims.Row(512, claims.FAIR, claims.TWO_PASSES, ms=3.0, same_bits="yes"),
-        claims.Row(512, claims.FAIR, claims.ONE_PASS, ms=2.5, same_bits="no"),
+        claim_rows.Row(512, claim_rows.FAIR, claim_rows.TWO_PASSES, ms=3.0, same_bits="yes"),
+        claim_rows.Row(512, claim_rows.FAIR, claim_rows.ONE_PASS, ms=2.5, same_bits="no"),
     ]
     assert claims.passes(rows)[-1].split() == ["512", "3", "yes", "2.5", "no"]
-    assert claims.passes([claims.Row(512, claims.FAIR, claims.AUTOGRAD)]) == []
+    assert claims.passes([claim_rows.Row(512, claim_rows.FAIR, claim_rows.AUTOGRAD)]) == []
 
 
 def test_who_runs_out_of_memory_is_left_out(monkeypatch):
@@ -113,9 +117,9 @@ def test_who_runs_out_of_memory_is_left_out(monkeypatch):
     )
     failed = {(row.method, row.who) for row in rows if row.failed == "OOM" and not row.ms}
     assert failed == {
-        (claims.OWN, claims.AUTOGRAD),
-        (claims.FAIR, claims.AUTOGRAD),
-        (claims.FAIR, claims.LAYER),
+        (claim_rows.OWN, claim_rows.AUTOGRAD),
+        (claim_rows.FAIR, claim_rows.AUTOGRAD),
+        (claim_rows.FAIR, claim_rows.LAYER),
     }
     assert all(row.ms > 0 for row in rows if not row.failed) and len(rows) == 6
 
@@ -127,7 +131,7 @@ def test_who_would_take_too_long_is_left_out(monkeypatch):
     rows = list(
         claim_methods.measure({"lengths": (8, 16), "batch": 1, "heads": 1, "dim": 4}, 1, lambda line: None)
     )
-    fair = {(row.length, row.failed) for row in rows if row.method == claims.FAIR}
+    fair = {(row.length, row.failed) for row in rows if row.method == claim_rows.FAIR}
     assert fair == {(8, ""), (16, claim_methods.TOO_LONG)}
 
 
@@ -163,4 +167,4 @@ def test_files_that_cannot_be_read_or_written(tmp_path):
     with pytest.raises(BadUse, match="no rows of p23 --claims"):
         printed("--read", other)
     with pytest.raises(BadUse, match=r"--csv .*: No such file or directory"):
-        claims.kept_as_measured([], tmp_path / "nowhere" / "rows.csv")
+        claim_rows.kept_as_measured([], tmp_path / "nowhere" / "rows.csv")

@@ -21,7 +21,7 @@ from harness.nn import attention
 from harness.nn.attention_autograd import backward_buffers, factor, forward_buffers, options, package
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD
 from harness.nn.autograd import DTYPES, max_device, run
-from harness.puzzles.p23.claims import (
+from harness.puzzles.p23.claim_rows import (
     AUTOGRAD,
     CUSTOM,
     FAIR,

@@ -1,67 +1,44 @@
 """`p23 --claims`: what tutorials print about attention's backward pass written by hand, beside what is measured here.
 
 The same two functions are timed twice: by the tutorials' own method, with everything in it that flatters one side, and by a
-fair one. Beside them stand this puzzle's layer and PyTorch's own function. `claim_methods.py` measures, this module prints;
-`--csv` keeps the rows and `--read` prints them again, on a machine without the GPU that they come from.
+fair one. Beside them stand this puzzle's layer and PyTorch's own function. `claim_methods.py` measures, `claim_rows.py`
+keeps, this module prints; `--csv` keeps the rows and `--read` prints them again, on a machine without the GPU that they come
+from.
 """
 
-import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from harness.console import Parser, print_lines
 from harness.errors import BadUse
+from harness.puzzles.p23.claim_rows import (
+    AUTOGRAD,
+    CUSTOM,
+    FAIR,
+    LARGE,
+    LAYER,
+    ONE_PASS,
+    OWN,
+    SDPA,
+    SMALL,
+    TWO_PASSES,
+    Row,
+    found,
+    kept_as_measured,
+    read,
+)
 
 PUBLISHED = {512: (15, 12), 1024: (58, 41), 2048: (234, 142), 4096: (950, 486), 8192: (None, 1843)}
 """Length -> milliseconds by autograd, None for out of memory, and by the custom backward pass, as printed."""
 PUBLISHED_GB = {2048: (3.2, 1.7), 4096: (12.8, 6.3)}
 """Length -> gigabytes by autograd and by the custom backward pass, as printed."""
-LARGE = {"lengths": tuple(PUBLISHED), "batch": 8, "heads": 12, "dim": 64}
-SMALL = {"lengths": (32, 64, 128), "batch": 1, "heads": 2, "dim": 16}
-"""Sizes on a GPU, those that the published memory follows from, and on a CPU."""
 ELEMENT = 4
 """Bytes of a float32."""
-SDPA, LAYER, TWO_PASSES, ONE_PASS = "SDPA", "p23", "two passes", "one pass"
-AUTOGRAD, CUSTOM = "autograd", "custom"
-OWN, FAIR = "own", "fair"
 SHOWN = (AUTOGRAD, CUSTOM, LAYER, SDPA)
 """Whose memory is printed."""
 WIDTHS = (10, 8, 8, 8)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One candidate at one length, by one method; `failed` says why where it came to nothing.
-
-    Attributes:
-        length: Queries, and keys.
-        method: OWN or FAIR.
-        who: AUTOGRAD, CUSTOM, SDPA, LAYER, TWO_PASSES or ONE_PASS.
-        ms: Milliseconds of a forward and a backward pass.
-        peak: Bytes at the peak; 0 where the device does not say.
-        kept: Bytes that autograd keeps for the backward pass, the inputs among them.
-        same_bits: Whether two runs gave the same gradients, "" where not asked.
-    """
-
-    length: int
-    method: str
-    who: str
-    ms: float = 0.0
-    peak: int = 0
-    kept: int = 0
-    same_bits: str = ""
-    failed: str = ""
-    batch: int = 0
-    heads: int = 0
-    dim: int = 0
-    device: str = ""
-    torch: str = ""
-    max: str = ""
-    date: str = ""
 
 
 # ---- The formulas behind the published memory ---------------------------------------------------------------
@@ -117,42 +94,6 @@ def make_parser() -> Parser:
     return flags
 
 
-def kept_as_measured(rows: Iterable[Row], path: Path | None) -> list[Row]:
-    """The rows, each written to a CSV as soon as it is there. Raises BadUse where the file cannot be written."""
-    if path is None:
-        return list(rows)
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-            writer.writeheader()
-            done = []
-            for row in rows:
-                writer.writerow(asdict(row))
-                file.flush()
-                done.append(row)
-            return done
-    except OSError as error:
-        raise BadUse(f"--csv {path}: {error.strerror}") from error
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of a CSV. Raises BadUse where it is none of these."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [row_of(texts) for texts in csv.DictReader(file)]
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise BadUse(f"--read {path}: no rows of p23 --claims ({error})") from error
-
-
-def row_of(texts: dict[str, str]) -> Row:
-    """A row from the texts of a CSV."""
-    numbers: dict[str, Any] = {"ms": float(texts.pop("ms"))}
-    for name in ("length", "peak", "kept", "batch", "heads", "dim"):
-        numbers[name] = int(texts.pop(name))
-    rest: dict[str, Any] = texts
-    return Row(**numbers, **rest)
-
-
 # ---- What is printed ----------------------------------------------------------------------------------------
 
 NOTES = (
@@ -161,12 +102,6 @@ NOTES = (
     "fair: both scaled, warmed up, turns in random order, forward and backward pass, median",
     "p23: harness.nn.attention; two passes, one pass: the puzzle's flash kernels without and with atomics",
 )
-
-
-def found(rows: Iterable[Row], length: int, method: str, who: str) -> Row | None:
-    """The row of a candidate, or None."""
-    chosen = (r for r in rows if (r.length, r.method, r.who) == (length, method, who))
-    return next(chosen, None)
 
 
 def milliseconds(row: Row | None) -> str:
@@ -278,9 +213,3 @@ def aligned(cells: Iterable[str], widths: Iterable[int]) -> str:
 def peak_of(row: Row | None) -> str:
     """A peak, or what it failed by."""
     return "-" if row is None else row.failed or gib(row.peak)
-
-
-def on(row: Row, facts: dict[str, str], sizes: dict[str, int]) -> Row:
-    """The row with its machine and sizes."""
-    own = {name: facts[name] for name in ("device", "torch", "max", "date")}
-    return replace(row, **own, **sizes)

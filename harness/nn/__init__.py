@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from harness.nn.orders import hilbert_order
     from harness.nn.patching import patch
     from harness.nn.ring import ring_attention
+    from harness.nn.window import GridWindow, window_attention
 
 ATTENTION = "harness.nn.attention_autograd"
 HOMES = {
+    "GridWindow": "harness.nn.window",
     "LayerNormLinear": "harness.nn.layers",
     "Part": ATTENTION,
     "attention": ATTENTION,
@@ -37,8 +39,10 @@ HOMES = {
     "mojo_workbook": "harness.nn.compile.backend",
     "patch": "harness.nn.patching",
     "ring_attention": "harness.nn.ring",
+    "window_attention": "harness.nn.window",
 }
 __all__ = [
+    "GridWindow",
     "LayerNormLinear",
     "Part",
     "attention",
@@ -52,6 +56,7 @@ __all__ = [
     "mojo_workbook",
     "patch",
     "ring_attention",
+    "window_attention",
 ]
 
 

@@ -105,15 +105,26 @@ class Kernels:
         # What the flash kernels read where there is no mask. Made once: a CUDA graph must not own it.
         self.no_mask = {dtype: torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for dtype in KINDS}
 
-    def call(self, launch: Callable[..., int], dtype: torch.dtype, *arguments, scratch: int = 0) -> None:
-        """Launches on torch's current stream of the GPU, with so many bytes of scratch memory."""
+    def call(
+        self,
+        launch: Callable[..., int],
+        dtype: torch.dtype,
+        *arguments,
+        scratch: int = 0,
+        choice: int | None = None,
+    ) -> None:
+        """Launches on torch's current stream of the GPU, with so many bytes of scratch memory.
+
+        `choice` is among the kernels: 1 for those for every GPU, which is what None is where they are asked for, else 0.
+        """
+        choice = int(PORTABLE) if choice is None else choice
         if current_device() != self.index:
             with torch.cuda.device(self.index):
-                self.call(launch, dtype, *arguments, scratch=scratch)
+                self.call(launch, dtype, *arguments, scratch=scratch, choice=choice)
             return
         lent = empty_strided((scratch,), (1,), torch.uint8) if scratch else None
         start = 0 if lent is None else lent.data_ptr()
-        launch(self.gpu, current_stream(self.index), start, scratch, KINDS[dtype], int(PORTABLE), *arguments)
+        launch(self.gpu, current_stream(self.index), start, scratch, KINDS[dtype], choice, *arguments)
 
     def sizes(self, query: Tensor, key: Tensor, mask: Tensor | None, diagonal: int, mask_block: int):
         """What the module takes as sizes: B, N, G, S, T, d, the diagonal, the strides of the mask, and its blocks' side."""

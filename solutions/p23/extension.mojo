@@ -10,7 +10,14 @@ from std.python import Python, PythonObject
 from std.python.bindings import PyObjectPtr, PythonModuleBuilder, _set_python_error
 
 from op.fast_kernels import Strides
-from op.fast_launches import Layout, launch_backward_fast, launch_delta_fast, launch_forward_fast
+from op.fast_launches import (
+    Layout,
+    launch_backward_fast,
+    launch_backward_window,
+    launch_delta_fast,
+    launch_forward_fast,
+    launch_forward_window,
+)
 from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
 from op.shared.common import accum_type
 from op.shared.stream_launcher import Arguments, StreamLauncher, open_gpu
@@ -45,8 +52,12 @@ def strides_of(mut arguments: Arguments) -> Strides:
     return strides
 
 
-def run_forward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, portable: Bool) raises:
+def run_forward[
+    windowed: Bool, dtype: DType
+](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of output, lse, query, key, value and mask, and strides: query, key, value, output.
+
+    `choice` is 1 for the portable kernels, 0 for the fastest; of a window, how many times 64 queries a block owns.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -66,7 +77,13 @@ def run_forward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLaun
     layout.key = strides_of(arguments)
     layout.value = strides_of(arguments)
     layout.output = strides_of(arguments)
-    launch_forward_fast(launcher, tensors, layout, portable)
+    comptime if not windowed:
+        launch_forward_fast(launcher, tensors, layout, choice == 1)
+        return
+    if choice == 1:
+        launch_forward_window[bands=1](launcher, tensors, layout)
+    else:
+        launch_forward_window[bands=2](launcher, tensors, layout)
 
 
 def run_delta[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
@@ -85,9 +102,11 @@ def run_delta[dtype: DType](mut arguments: Arguments, mut launcher: StreamLaunch
     )
 
 
-def run_backward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, portable: Bool) raises:
+def run_backward[
+    windowed: Bool, dtype: DType
+](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of the three gradients, grad_output, query, key, value, lse, delta and mask, and strides:
-    query, key, value, grad_output, and the three gradients."""
+    query, key, value, grad_output, and the three gradients. `choice` is that of the forward pass."""
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
     var layout = Layout.without_gaps(sizes)
@@ -113,41 +132,47 @@ def run_backward[dtype: DType](mut arguments: Arguments, mut launcher: StreamLau
     layout.grad_query = strides_of(arguments)
     layout.grad_key = strides_of(arguments)
     layout.grad_value = strides_of(arguments)
-    launch_backward_fast(launcher, tensors, layout, portable)
+    comptime if not windowed:
+        launch_backward_fast(launcher, tensors, layout, choice == 1)
+        return
+    if choice == 1:
+        launch_backward_window[bands=1](launcher, tensors, layout)
+    else:
+        launch_backward_window[bands=2](launcher, tensors, layout)
 
 
 def run[
     part: StaticString, dtype: DType
-](mut arguments: Arguments, mut launcher: StreamLauncher, portable: Bool) raises:
+](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Runs one part of one dtype."""
-    comptime if part == "forward":
-        run_forward[dtype](arguments, launcher, portable)
-    elif part == "delta":
+    comptime if part == "delta":
         run_delta[dtype](arguments, launcher)
+    elif part == "forward" or part == "window_forward":
+        run_forward[part == "window_forward", dtype](arguments, launcher, choice)
     else:
-        run_backward[dtype](arguments, launcher, portable)
+        run_backward[part == "window_backward", dtype](arguments, launcher, choice)
 
 
 def call[
     part: StaticString, expected: Int
 ](module: PyObjectPtr, items: Pointer[PyObjectPtr, MutUntrackedOrigin], count: Int) abi("C") -> PyObjectPtr:
-    """One part, of the dtype whose number comes after the launcher's four arguments; then 1 for the portable kernels, 0 for the
-    fastest. A Mojo error becomes a Python exception."""
+    """One part, of the dtype whose number comes after the launcher's four arguments, behind which there is the choice of kernels. A
+    Mojo error becomes a Python exception."""
     try:
         if count != expected:
             raise Error(t"expected {expected} arguments, got {count}")
         var arguments = Arguments(items)
         var launcher = arguments.launcher()
         var kind = arguments.integer()
-        var portable = arguments.integer() != 0
+        var choice = arguments.integer()
         if kind == 0:
-            run[part, DType.float32](arguments, launcher, portable)
+            run[part, DType.float32](arguments, launcher, choice)
         elif kind == 2:
-            run[part, DType.bfloat16](arguments, launcher, portable)
+            run[part, DType.bfloat16](arguments, launcher, choice)
         elif kind == 3:
-            run[part, DType.float16](arguments, launcher, portable)
+            run[part, DType.float16](arguments, launcher, choice)
         else:
-            run[part, DType.float64](arguments, launcher, portable)
+            run[part, DType.float64](arguments, launcher, choice)
         return Python().cpython().PyLong_FromSsize_t(launcher.used)
     except error:
         _set_python_error(error)
@@ -160,10 +185,12 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
     try:
         var module = PythonModuleBuilder("workbook_p23")
         module.def_function[open_gpu]("open", docstring="open(index): a handle of a GPU")
-        # The launcher's four arguments, the kind, portable or not, twelve sizes, the scale, addresses, and three strides a tensor.
+        # The launcher's four arguments, the kind, the choice, twelve sizes, the scale, addresses, and three strides a tensor.
         module.def_py_c_function(call["forward", 6 + 12 + 1 + 6 + 12], "forward")
         module.def_py_c_function(call["delta", 6 + 12 + 4 + 6], "delta")
         module.def_py_c_function(call["backward", 6 + 12 + 1 + 10 + 21], "backward")
+        module.def_py_c_function(call["window_forward", 6 + 12 + 1 + 6 + 12], "window_forward")
+        module.def_py_c_function(call["window_backward", 6 + 12 + 1 + 10 + 21], "window_backward")
         return module.finalize()
     except error:
         abort(String(error))

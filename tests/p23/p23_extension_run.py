@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.nn import orders
 from harness.toolchain import extension
 from harness.vgpu.driver import inprocess
 
@@ -29,6 +30,12 @@ CASES = {
     "the same in another order": ((1, 2, 70, 150, 64, 1, 80), "bfloat16", "shuffled:3"),
     "more than a block of queries": ((1, 1, 200, 64, 40, 1, EVERY_KEY), "float16", "natural"),
     "queries that see no key": ((1, 1, 130, 64, 64, 1, -70), "bfloat16", "natural"),
+}
+# Rows and columns of a grid, order, radius, tiles that a block owns, heads, d; the dtype; the order of the blocks.
+WINDOWS = {
+    "Hilbert, whole tiles": ((16, 16, "hilbert", 3, 1, 2, 64), "bfloat16", "natural"),
+    "row-major, ragged": ((9, 21, "row-major", 2, 2, 1, 40), "float16", "shuffled:1"),
+    "more tiles than bits in a word": ((33, 64, "tiled", 1, 2, 1, 8), "bfloat16", "natural"),
 }
 
 
@@ -58,13 +65,12 @@ def heads_inside(shape, dtype):
     return decode(bits, dtype).swapaxes(1, 2), on_device(bits), (length * heads * d, d, heads * d)
 
 
-def truth(Q, K, V, dO, diagonal):
-    """Output, lse and the gradients, in float64."""
+def truth(Q, K, V, dO, seen):
+    """Output, lse and the gradients, in float64; `seen` [S, T] says which queries see which keys."""
     group = Q.shape[1] // K.shape[1]
     K, V = K.repeat(group, 1), V.repeat(group, 1)
     scale = Q.shape[-1] ** -0.5
-    s, t = np.ogrid[: Q.shape[2], : K.shape[2]]
-    scores = np.where(t <= s + diagonal, scale * Q @ K.swapaxes(2, 3), -np.inf)
+    scores = np.where(seen, scale * Q @ K.swapaxes(2, 3), -np.inf)
     largest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
     total = weights.sum(-1, keepdims=True)
@@ -86,14 +92,13 @@ def truth(Q, K, V, dO, diagonal):
     }
 
 
-def run(dims, dtype):
-    """Both passes; the error of each result."""
+def run(dims, dtype, seen, mask=0, window=(0, 0), choice=0):
+    """Both passes; the error of each result. Of a window, its address, and the words of a row of bits and the radius."""
     B, N, S, T, d, G, diagonal = dims
     (Q, q, q_strides), (dO, g, g_strides) = (heads_inside((B, N, S, d), dtype) for _ in range(2))
     (K, k, k_strides), (V, v, v_strides) = (heads_inside((B, G, T, d), dtype) for _ in range(2))
     rows, keys = (N * S * d, S * d, d), (G * T * d, T * d, d)
-    sizes = (B, N, G, S, T, d, diagonal, 0, 0, 0, 0, 0)
-    front = (KINDS[dtype], 0, *sizes)
+    front = (KINDS[dtype], choice, B, N, G, S, T, d, diagonal, 0, 0, 0, *window)
     blank = {
         name: on_device(np.full(shape, 0xFFFF, np.uint16))
         for name, shape in (
@@ -110,18 +115,20 @@ def run(dims, dtype):
     given = (*q_strides, *k_strides, *v_strides)
     scale = d**-0.5
     nowhere = (gpu, stream, 0, 0)
-    module.forward(*nowhere, *front, scale, at["output"], lse._data_ptr(), *inputs, 0, *given, *rows)
+    forward = module.window_forward if mask else module.forward
+    backward = module.window_backward if mask else module.backward
+    forward(*nowhere, *front, scale, at["output"], lse._data_ptr(), *inputs, mask, *given, *rows)
     module.delta(*nowhere, *front, delta._data_ptr(), g._data_ptr(), at["output"], 0, *g_strides, *rows)
-    module.backward(
+    backward(
         *(gpu, stream, scratch._data_ptr(), scratch.num_elements, *front, scale),
         *(at["grad_query"], at["grad_key"], at["grad_value"], g._data_ptr(), *inputs),
-        *(lse._data_ptr(), delta._data_ptr(), 0, *given, *g_strides, *rows, *keys, *keys),
+        *(lse._data_ptr(), delta._data_ptr(), mask, *given, *g_strides, *rows, *keys, *keys),
     )
     device.synchronize()
     got = {name: decode(buffer.to(CPU()).to_numpy(), dtype) for name, buffer in blank.items()}
     got["lse"] = lse.to(CPU()).to_numpy().astype(np.float64)
     errors = {}
-    for name, right in truth(Q, K, V, dO, diagonal).items():
+    for name, right in truth(Q, K, V, dO, seen).items():
         finite = np.isfinite(right)
         assert np.array_equal(finite, np.isfinite(got[name])), name
         apart = np.abs(np.where(finite, got[name], 0) - np.where(finite, right, 0))
@@ -129,9 +136,36 @@ def run(dims, dtype):
     return errors
 
 
+def run_window(dims, dtype):
+    """Both passes in a window of a grid."""
+    from harness.nn.window import GridWindow
+
+    rows, columns, order, radius, tiles, heads, d = dims
+    L = rows * columns
+    cells = orders.ORDERS[order](rows, columns)
+    window = GridWindow(cells, columns, radius)
+    words = on_device(window.words)
+    down, right = (np.abs(each[:, None] - each) for each in np.divmod(cells, columns))
+    seen = (down <= radius) & (right <= radius)
+    sizes = (1, heads, L, L, d, heads, EVERY_KEY)
+    return run(sizes, dtype, seen, words._data_ptr(), (window.words_of_a_tile, radius), tiles)
+
+
 errors = {}
 for name, (dims, dtype, order) in CASES.items():
     virtual.blocks = order
-    errors[name] = run(dims, dtype)
+    s, t = np.ogrid[: dims[2], : dims[3]]
+    errors[name] = run(dims, dtype, t <= s + dims[-1])
 launches = sorted({launch.name for launch in virtual.launches})
-print(json.dumps({"errors": errors, "launches": launches, "findings": [f.text() for f in virtual.findings]}))
+for name, (dims, dtype, order) in WINDOWS.items():
+    virtual.blocks = order
+    errors[name] = run_window(dims, dtype)
+refused = []
+for kind, d, scale in ((0, 64, 1.0), (2, 72, 1.0), (2, 64, -1.0)):
+    try:
+        sizes = (1, 1, 1, 64, 64, d, EVERY_KEY, 0, 0, 0, 1, 1)
+        module.window_forward(gpu, stream, 0, 0, kind, 1, *sizes, scale, *[0] * 18)
+    except Exception as error:
+        refused.append(str(error))
+found = {"errors": errors, "launches": launches, "refused": refused}
+print(json.dumps(found | {"findings": [finding.text() for finding in virtual.findings]}))

@@ -1,4 +1,5 @@
-"""Puzzle 23's extension module for a Hopper, the file itself, on the virtual GPU: wgmma and the TMA forward and backward."""
+"""Puzzle 23's extension module for a Hopper, the file itself, on the virtual GPU: wgmma and the TMA forward and backward, and
+attention in a window of a grid."""
 
 import json
 import os
@@ -21,7 +22,8 @@ pytestmark = [
 
 
 def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding():
-    """Addresses, order of arguments, strides, scratch memory, tensor maps, barriers; ragged lengths and shared heads."""
+    """Addresses, order of arguments, strides, scratch memory, tensor maps, barriers; ragged lengths and shared heads; windows in
+    three orders, with tiles that a block passes over."""
     built = extension.build("sm_90a", puzzle="p23")
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(built.path), "sm_90a"],
@@ -37,6 +39,11 @@ def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding():
     kernels = ("hopper_forward", "fast_key_value", "hopper_numbers", "hopper_query", "fast_delta")
     assert all(any(kernel in name for name in found["launches"]) for kernel in kernels)
     assert len(found["launches"]) == len(kernels), found["launches"]
+    of_types, *of_sizes = found["refused"]
+    assert "a window wants 16-bit types on NVIDIA's tensor cores" in of_types
+    assert len(of_sizes) == 2 and all(
+        "heads of at most 64 elements in whole chunks" in text for text in of_sizes
+    )
     for case, errors in found["errors"].items():
         assert errors.pop("lse") < 1e-6, case
         # A few units of the 16-bit type, and not of a wider one.

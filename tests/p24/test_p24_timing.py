@@ -29,7 +29,9 @@ def test_every_candidate_is_timed_and_none_is_wrong(tmp_path, capsys):
     assert not [row["note"] for row in rows if row["note"]]
     flex = {row["candidate"] for row in rows if row["candidate"].startswith("Flex")}
     assert len(flex) == (4 + 2) * 2
-    assert {row["pass"] for row in rows if row["candidate"] in flex} == {"forward", "both"}
+    own = {row["candidate"]: int(row["tile_pairs"]) for row in rows if row["candidate"].startswith("Mojo")}
+    assert own == {f"Mojo, {order}, {tile}": 1 for order in timing.orders.ORDERS for tile in (64, 128)}
+    assert {row["pass"] for row in rows if row["candidate"] in flex | set(own)} == {"forward", "both"}
     assert all(float(row["median_us"]) > 0 for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
 
@@ -60,3 +62,11 @@ def test_a_block_mask_that_holds_other_tiles_than_are_counted(tmp_path, monkeypa
     assert timing.main([*SMALL, "--csv", str(tmp_path / "orders.csv")]) == 1
     notes = [row["note"] for row in csv.DictReader((tmp_path / "orders.csv").open())]
     assert "AssertionError: row-major, tiles of 16: 1 in the block mask, 10 counted" in notes
+
+
+def test_a_block_of_two_tiles_computes_what_either_needs():
+    """16 x 16, radius 1: a tile is 4 rows, and needs itself and the one above and below."""
+    problem = timing.Problem(1, 1, 16, 1, torch.device("cpu"))
+    one, two = (timing.ours(problem, "row-major", blocks, timing.window_on_cpu) for blocks in (1, 2))
+    assert (one.tile, one.pairs) == (64, 2 + 3 + 3 + 2)
+    assert (two.tile, two.pairs) == (128, 3 + 3)

@@ -1,12 +1,15 @@
-"""What an order of positions buys on a GPU: PyTorch's compiled FlexAttention in a window, in each order and tile.
+"""What an order of positions buys on a GPU: attention in a window by this project's kernels on tensor cores and by PyTorch's compiled
+FlexAttention, in each order and tile.
 
     python -m harness.puzzles.p24.timing --csv orders.csv
 
 Every candidate computes the same function of the same cells, forward and backward, in bfloat16; each gets its tensors in
-its own order, so that no gather is timed with it. Beside FlexAttention with a block mask made from the order stand
+its own order, so that no gather is timed with it. The kernels are `harness.nn.window_attention`, whose blocks own 64 or 128
+positions and look at tiles of 64. Beside them and FlexAttention with a block mask made from the order stand
 scaled_dot_product_attention, dense with the window as a mask, and dense without one, which is another function. The
 gathers of query, key and value into an order are timed by themselves. The tiles that a block mask holds are counted and
-compared with those of `harness.nn.orders`. Times are by CUDA events; candidates take turns in shuffled rounds. MAX is not needed.
+compared with those of `harness.nn.orders`. Times are by CUDA events; candidates take turns in shuffled rounds. MAX is needed only to
+build the kernels' extension module.
 """
 
 import argparse
@@ -16,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, flex_attention
@@ -23,6 +27,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 from harness.bench.machine import machine
 from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
 from harness.nn import orders
+from harness.nn.window import TILE, GridWindow, window_attention
 
 SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
 """Side of the grid and radius of the window."""
@@ -39,8 +44,9 @@ class Candidate:
 
     Attributes:
         order: The order of its positions, "" where it has none.
-        tile: Positions in a tile of its block mask; 0 without one.
-        pairs: Pairs of tiles that the mask holds; 0 without one.
+        tile: Positions in a tile of queries; 0 without a mask of tiles.
+        pairs: Pairs of tiles that are computed, a tile of queries of this size with one of keys: of 64 positions for this
+            project's kernels, of the same size for FlexAttention; 0 without a mask of tiles.
         run: Tensors in the order of the positions -> the output.
         same: Whether it is the same function as the others.
     """
@@ -144,10 +150,23 @@ def flex(problem: Problem, order: str, tile: int, compiled: Callable, by_table: 
     return Candidate(order, tile, pairs, run)
 
 
+def ours(problem: Problem, order: str, blocks: int, attend: Callable) -> Candidate:
+    """This project's kernels in an order; a block of threads owns so many tiles of queries and walks over what any of them needs."""
+    window = GridWindow(orders.ORDERS[order](problem.side, problem.side), problem.side, problem.radius)
+    count = len(window.tiles)
+    needed = np.pad(window.tiles, ((0, -count % blocks), (0, 0))).reshape(-1, blocks, count).any(axis=1)
+
+    def run(q, k, v):
+        return attend(q, k, v, window, blocks=blocks)
+
+    return Candidate(order, TILE * blocks, int(needed.sum()), run)
+
+
 def makers(
     problem: Problem, tiles: tuple[int, ...], compiled: Callable
 ) -> dict[str, Callable[[], Candidate]]:
     """What makes each candidate, by name."""
+    attend = window_attention if problem.device.type == "cuda" else window_on_cpu
     mask = problem.dense_mask()
     found: dict[str, Callable[[], Candidate]] = {
         "SDPA, masked": lambda: Candidate(
@@ -155,6 +174,11 @@ def makers(
         ),
         "SDPA, every key": lambda: Candidate("", 0, 0, F.scaled_dot_product_attention, same=False),
     }
+    for blocks in (1, 2):
+        for order in orders.ORDERS:
+            found[f"Mojo, {order}, {TILE * blocks}"] = lambda order=order, blocks=blocks: ours(
+                problem, order, blocks, attend
+            )
     for tile in tiles:
         for order in orders.ORDERS:
             found[f"Flex, {order}, {tile}"] = lambda order=order, tile=tile: flex(
@@ -172,6 +196,11 @@ def on_cpu(q, k, v, *, block_mask: BlockMask) -> torch.Tensor:
     length = q.shape[2]
     mask = create_mask(block_mask.mask_mod, None, None, length, length, device=q.device)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def window_on_cpu(q, k, v, window: GridWindow, blocks: int) -> torch.Tensor:
+    """Stands for the kernels, likewise."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=window.mask(q.device))
 
 
 def calls(problem: Problem, candidate: Candidate) -> dict[str, Callable[[], Tensors]]:

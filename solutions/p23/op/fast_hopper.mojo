@@ -40,7 +40,8 @@ from max.gpu.sync import (
     mbarrier_try_wait_parity_shared,
 )
 
-from .fast_kernels import HIDDEN, LN_2, LOG2_E, Strides, all_seen, of_row, row_shift, sees, start_of
+from .fast_kernels import LN_2, LOG2_E, Strides, all_seen, of_row, row_shift, sees, start_of
+from .fast_tiles import HIDDEN
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
 

@@ -7,7 +7,8 @@ in place of five, and no exchange between blocks.
 
 Exponentials are to the base 2, P = 2^(score * scale * log2(e) - lse * log2(e)), one multiply-add and one instruction each.
 `general` kernels take masks, any scale, and rows that begin at any address; the others take aligned rows without a mask,
-which is one whose blocks have size 0.
+which is one whose blocks have size 0. `windowed` ones are among the others: in place of a mask they read a window of a grid
+(`fast_window.mojo`), which says what tiles there are to do and which of their pairs see each other.
 Tensors are [B, N, S, d] with strides of their own; lse and delta are [B, N, S] and contiguous.
 """
 
@@ -19,14 +20,24 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id,
 from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
 from max.gpu.primitives import warp
 
-from .fast_tiles import CHUNK, Lane, Own, SharedPtr, Sums, add_product, load_numbers, load_tile, store_rows
+from .fast_tiles import (
+    CHUNK,
+    HIDDEN,
+    Lane,
+    Own,
+    SharedPtr,
+    Sums,
+    add_product,
+    load_numbers,
+    load_tile,
+    store_rows,
+)
+from .fast_window import Window, hide_far, load_places, places_of
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
 
 comptime LOG2_E = Float32(1.4426950408889634)
 comptime LN_2 = Float32(0.6931471805599453)
-comptime HIDDEN = Float32.MIN
-"""Minus infinity, the score of a key that a query does not see."""
 comptime DELTA_THREADS = 256
 """Threads of a block that makes delta,"""
 comptime DELTA_LANES = 8
@@ -115,13 +126,14 @@ def fast_forward_kernel[
     warps: Int,
     step: Int,
     resident: Int,
+    windowed: Bool,
 ](
     output: MutPtr[dtype],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
     query: ImmPtr[dtype],  # [B, N, S, d]
     key: ImmPtr[dtype],  # [B, G, T, d]
     value: ImmPtr[dtype],  # [B, G, T, d]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window
     output_strides: Strides,
     query_strides: Strides,
     key_strides: Strides,
@@ -152,9 +164,12 @@ def fast_forward_kernel[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
     var stages = queries.unsafe_offset(rows * width)
+    # Of each stage the places of its keys, in a window.
+    var places = stages.unsafe_offset(4 * step * width).unsafe_bitcast[UInt32]()
     var lane = Lane[width]()
     var first = s0 + thread_idx.x // 32 * (16 * bands)
     var end = sizes.keys_seen(min(s0 + rows, S) - 1)
+    var window = Window[step, rows](mask, s0, sizes)
 
     @__parameter
     @always_inline
@@ -163,12 +178,16 @@ def fast_forward_kernel[
         comptime if general:
             while next < end and hidden_tile[rows, step](M, s0, next, sizes):
                 next += step
+        elif windowed:
+            next = window.following(next)
         return next
 
     @__parameter
     @always_inline
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * step * width)
+        comptime if windowed:
+            load_places[step](places.unsafe_offset(stage * step), window.places, t)
         load_tile[step, width, threads, not general](keys, K, t, T, Int(key_strides[2]), d)
         load_tile[step, width, threads, not general](
             keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
@@ -184,6 +203,9 @@ def fast_forward_kernel[
     var own = Own[dtype, bands, width, kept](
         queries.unsafe_offset(thread_idx.x // 32 * (16 * bands * width)), lane
     )
+    var own_places = Array[UInt32, 2 * bands](fill=0)
+    comptime if windowed:
+        own_places = places_of[bands](window.places, first)
     # The general kernel has multiplied before it compares; a positive factor leaves the order as it is.
     var factor = Float32(1) if general else scale * LOG2_E
     var sums = Array[Sums, bands * (width // 8)](fill=0)
@@ -199,7 +221,9 @@ def fast_forward_kernel[
             fetch(next, 1 - stage)
         var keys = stages.unsafe_offset(stage * 2 * step * width)
         var scores = own.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
-        if general or not all_seen(first, first + 1, t0, t0 + step, sizes):
+        comptime if windowed:
+            hide_far[bands, columns](scores, own_places, places.unsafe_offset(stage * step), sizes)
+        if not windowed and (general or not all_seen(first, first + 1, t0, t0 + step, sizes)):
             comptime for place in range(bands * columns):
                 comptime for e in range(4):
                     var s = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
@@ -323,6 +347,7 @@ def fast_query_kernel[
     step: Int,
     part: Int,
     resident: Int,
+    windowed: Bool,
 ](
     grad_query: MutPtr[dtype],  # [B, N, S, d]
     grad_output: ImmPtr[dtype],  # [B, N, S, d]
@@ -331,7 +356,7 @@ def fast_query_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window
     gradient_strides: Strides,
     grad_strides: Strides,
     query_strides: Strides,
@@ -363,9 +388,12 @@ def fast_query_kernel[
     ]().as_unsafe_any_origin()
     var grads = queries.unsafe_offset(rows * width)
     var stages = grads.unsafe_offset(rows * width)
+    # Of each stage the places of its keys, in a window.
+    var places = stages.unsafe_offset(4 * step * width).unsafe_bitcast[UInt32]()
     var lane = Lane[width]()
     var first = s0 + thread_idx.x // 32 * (16 * bands)
     var end = sizes.keys_seen(min(s0 + rows, S) - 1)
+    var window = Window[step, rows](mask, s0, sizes)
 
     @__parameter
     @always_inline
@@ -374,12 +402,16 @@ def fast_query_kernel[
         comptime if general:
             while next < end and hidden_tile[rows, step](M, s0, next, sizes):
                 next += step
+        elif windowed:
+            next = window.following(next)
         return next
 
     @__parameter
     @always_inline
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * step * width)
+        comptime if windowed:
+            load_places[step](places.unsafe_offset(stage * step), window.places, t)
         load_tile[step, width, threads, not general](keys, K, t, T, Int(key_strides[2]), d)
         load_tile[step, width, threads, not general](
             keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
@@ -420,6 +452,9 @@ def fast_query_kernel[
         var row = head * S + min(first + half * 8 + lane_id() // 4, S - 1)
         shifts[half] = row_shift[True](lse[unsafe_offset=row])
         deltas[half] = delta[unsafe_offset=row]
+    var own_places = Array[UInt32, 2 * bands](fill=0)
+    comptime if windowed:
+        own_places = places_of[bands](window.places, first)
     var factor = Float32(1) if general else scale * LOG2_E
     var sums = Array[Sums, bands * (width // 8)](fill=0)
     var stage = 0
@@ -432,7 +467,11 @@ def fast_query_kernel[
         for t1 in range(t0, t0 + step, part):
             var keys = stages.unsafe_offset((stage * 2 * step + t1 - t0) * width)
             var slopes = own_queries.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
-            if general or not all_seen(first, first + 1, t1, t1 + part, sizes):
+            comptime if windowed:
+                hide_far[bands, columns](
+                    slopes, own_places, places.unsafe_offset(stage * step + t1 - t0), sizes
+                )
+            if not windowed and (general or not all_seen(first, first + 1, t1, t1 + part, sizes)):
                 comptime for place in range(bands * columns):
                     comptime for e in range(4):
                         var s = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
@@ -489,6 +528,7 @@ def fast_key_value_kernel[
     step: Int,
     part: Int,
     resident: Int,
+    windowed: Bool,
 ](
     grad_key: MutPtr[dtype],  # [B, G, T, d]
     grad_value: MutPtr[dtype],  # [B, G, T, d]
@@ -498,7 +538,7 @@ def fast_key_value_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window
     grad_key_strides: Strides,
     grad_value_strides: Strides,
     grad_strides: Strides,
@@ -530,6 +570,9 @@ def fast_key_value_kernel[
     var stages = values.unsafe_offset(rows * width)
     # Of each stage lse, then delta.
     var numbers = stages.unsafe_offset(4 * tile).unsafe_bitcast[Float32]()
+    # Of each stage the places of its queries, in a window.
+    var places = numbers.unsafe_offset(4 * step).unsafe_bitcast[UInt32]()
+    var window = Window[step, rows](mask, t0, sizes)
     var lane = Lane[width]()
     var first = t0 + thread_idx.x // 32 * (16 * bands)
     var start = sizes.first_query(t0) // step * step
@@ -547,6 +590,10 @@ def fast_key_value_kernel[
                 var M = mask.unsafe_offset(sizes.mask_of(head0 + next.member))
                 if hidden_tile[step, rows](M, next.s0, t0, sizes):
                     next.s0 += step
+                    continue
+            elif windowed:
+                next.s0 = window.following(next.s0)
+                if next.s0 >= S:
                     continue
             break
         return next^
@@ -572,6 +619,8 @@ def fast_key_value_kernel[
             Int(grad_strides[2]),
             d,
         )
+        comptime if windowed:
+            load_places[step](places.unsafe_offset(stage * step), window.places, place.s0)
         load_numbers[step, threads](
             numbers.unsafe_offset(stage * 2 * step), lse, delta, head * S + place.s0, (head + 1) * S
         )
@@ -601,6 +650,9 @@ def fast_key_value_kernel[
     var own_values = Own[dtype, bands, width, False](
         values.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
     )
+    var own_places = Array[UInt32, 2 * bands](fill=0)
+    comptime if windowed:
+        own_places = places_of[bands](window.places, first)
     var factor = Float32(1) if general else scale * LOG2_E
     var key_sums = Array[Sums, bands * (width // 8)](fill=0)
     var value_sums = Array[Sums, bands * (width // 8)](fill=0)
@@ -622,6 +674,10 @@ def fast_key_value_kernel[
             var own_numbers = numbers.unsafe_offset(stage * 2 * step + inner + lane_id() % 4 * 2)
             var edge = not all_seen(s1, s1 + part, first, first + 16 * bands, sizes)
             var weights = own_keys.times_rows[columns](queries, Array[Sums, bands * columns](fill=0))
+            comptime if windowed:
+                hide_far[bands, columns](
+                    weights, own_places, places.unsafe_offset(stage * step + inner), sizes
+                )
             comptime for place in range(bands * columns):
                 var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
                 comptime for e in range(4):
@@ -630,7 +686,7 @@ def fast_key_value_kernel[
                         var s = s1 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
                         weights[place][e] = masked_score(weights[place][e], scale * LOG2_E, M, s, t, sizes)
                     weights[place][e] = exp2(weights[place][e] * factor - row_shift[general](pair[e % 2]))
-            if not general and edge:
+            if not general and not windowed and edge:
                 comptime for place in range(bands * columns):
                     comptime for e in range(4):
                         var t = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4

@@ -1,8 +1,8 @@
 """How the fast variant is launched: which kernels, in which tiles, and with what geometry.
 
 Of 16-bit types on NVIDIA's GPUs, up to the widest tile, the kernels of `fast_kernels.mojo`, or of `fast_hopper.mojo` where they
-fit and the GPU is a Hopper; in every other case the flash kernels, which take contiguous tensors alone. Where there is no mask, its blocks have size 0 and the mask is a single 0, which
-the flash kernels read.
+fit and the GPU is a Hopper; in every other case the flash kernels, which take contiguous tensors alone. Where there is no mask, its
+blocks have size 0 and the mask is a single 0, which the flash kernels read.
 """
 
 from std.math import ceildiv
@@ -36,6 +36,10 @@ from .flash_launches import launch_delta, launch_flash_backward, launch_flash_fo
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
+
+
+comptime WINDOW_DIM = 64
+"""The largest head dimension of the kernels of a window."""
 
 
 def has_tensor_cores[dtype: DType]() -> Bool:
@@ -135,10 +139,11 @@ def launch_forward_tiles[
     warps: Int,
     step: Int,
     resident: Int,
+    windowed: Bool = False,
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
     """The forward kernel in one tiling."""
     comptime rows = 16 * bands * warps
-    launcher.launch[fast_forward_kernel[dtype, general, width, bands, warps, step, resident]](
+    launcher.launch[fast_forward_kernel[dtype, general, width, bands, warps, step, resident, windowed]](
         "fast_forward",
         t.output,
         rebind[MutPtr[DType.float32]](t.lse),
@@ -154,7 +159,7 @@ def launch_forward_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(rows + 4 * step) * width * size_of[Scalar[dtype]](),
+        shared_bytes=(rows + 4 * step) * width * size_of[Scalar[dtype]]() + (8 * step if windowed else 0),
     )
 
 
@@ -300,10 +305,11 @@ def launch_query_tiles[
     step: Int,
     part: Int,
     resident: Int,
+    windowed: Bool = False,
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """The kernel of the gradient of the query in one tiling."""
     comptime rows = 16 * bands * warps
-    launcher.launch[fast_query_kernel[dtype, general, width, bands, warps, step, part, resident]](
+    launcher.launch[fast_query_kernel[dtype, general, width, bands, warps, step, part, resident, windowed]](
         "fast_query",
         t.grad_query,
         t.grad_output,
@@ -322,7 +328,7 @@ def launch_query_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]](),
+        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]() + (8 * step if windowed else 0),
     )
 
 
@@ -338,10 +344,13 @@ def launch_key_value_tiles[
     step: Int,
     part: Int,
     resident: Int,
+    windowed: Bool = False,
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """The kernel of the gradients of key and value in one tiling."""
     comptime rows = 16 * bands * warps
-    launcher.launch[fast_key_value_kernel[dtype, general, width, bands, warps, step, part, resident]](
+    launcher.launch[
+        fast_key_value_kernel[dtype, general, width, bands, warps, step, part, resident, windowed]
+    ](
         "fast_key_value",
         t.grad_key,
         t.grad_value,
@@ -362,8 +371,52 @@ def launch_key_value_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.key_len), rows) * t.sizes.shared_heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]() + 16 * step,
+        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]()
+        + (24 if windowed else 16) * step,
     )
+
+
+# ---- In a window --------------------------------------------------------------------------------------------
+
+
+def expect_window[dtype: DType](sizes: FlashSizes, scale: Scalar[accum_type[dtype]]) raises:
+    """Raises an error for what the kernels of a window do not take."""
+    comptime if not has_tensor_cores[dtype]():
+        raise Error("a window wants 16-bit types on NVIDIA's tensor cores")
+    var d = Int(sizes.head_dim)
+    if d > WINDOW_DIM or d % CHUNK != 0 or sizes.query_len != sizes.key_len or scale <= 0:
+        raise Error(
+            t"a window wants as many keys as queries, heads of at most {WINDOW_DIM} elements in whole chunks,"
+            t" a scale above 0"
+        )
+
+
+def launch_forward_window[
+    L: Launcher, dtype: DType, //, bands: Int
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """One launch: output and lse in a window, which `t.mask` is (`fast_window.mojo`); a block owns 64 * bands queries.
+    """
+    expect_window[dtype](t.sizes, t.scale)
+    comptime if has_tensor_cores[dtype]():
+        if t.sizes.rows():
+            launch_forward_tiles[False, 64, bands=bands, warps=4, step=64, resident=2, windowed=True](
+                launcher, t, layout
+            )
+
+
+def launch_backward_window[
+    L: Launcher, dtype: DType, //, bands: Int
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """Two launches: grad_key and grad_value in a window, then grad_query."""
+    expect_window[dtype](t.sizes, t.scale)
+    comptime if has_tensor_cores[dtype]():
+        if t.sizes.rows():
+            launch_key_value_tiles[
+                False, 64, bands=bands, warps=4, step=64, part=32, resident=2, windowed=True
+            ](launcher, t, layout)
+            launch_query_tiles[False, 64, bands=bands, warps=4, step=64, part=32, resident=2, windowed=True](
+                launcher, t, layout
+            )
 
 
 # ---- On a Hopper --------------------------------------------------------------------------------------------

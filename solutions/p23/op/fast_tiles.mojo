@@ -18,6 +18,8 @@ comptime SharedPtr[dtype: DType] = Pointer[Scalar[dtype], MutAnyOrigin, address_
 """The address of a tile."""
 comptime Sums = SIMD[DType.float32, 4]
 """A lane's share of 16 x 8 sums."""
+comptime HIDDEN = Float32.MIN
+"""Minus infinity, the score of a key that a query does not see."""
 comptime CHUNK = 8
 """Elements of 16 bytes, what a thread copies at once and a row of the matrices of `ldmatrix`."""
 comptime WIDEST = 128

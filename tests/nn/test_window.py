@@ -1,0 +1,130 @@
+"""Attention in a window of a grid: the function, on the CPU and on a GPU, and what it refuses. The kernels themselves run on the
+virtual GPU in tests/p23/test_p23_extension.py."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness.nn import GridWindow, attention_direct, orders, window, window_attention
+
+HEIGHT, WIDTH, RADIUS = 5, 7, 2
+
+
+def grid_window(order="hilbert"):
+    return GridWindow(orders.ORDERS[order](HEIGHT, WIDTH), WIDTH, RADIUS)
+
+
+def tensors(dtype=torch.float64, length=HEIGHT * WIDTH, d=8):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(2, 3, length, d, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for _ in range(3)
+    ]
+
+
+def seen_by_hand(order):
+    """Which pairs see each other, cell by cell."""
+    cells = [divmod(int(cell), WIDTH) for cell in orders.ORDERS[order](HEIGHT, WIDTH)]
+    return torch.tensor([[abs(r - y) <= RADIUS and abs(c - x) <= RADIUS for y, x in cells] for r, c in cells])
+
+
+@pytest.mark.parametrize("order", list(orders.ORDERS))
+def test_the_mask_is_the_window_whatever_the_order(order):
+    assert torch.equal(grid_window(order).mask(torch.device("cpu")), seen_by_hand(order))
+
+
+@pytest.mark.parametrize("given", [np.arange(6), torch.arange(6)])
+def test_an_order_may_be_an_array_or_a_tensor(given):
+    assert GridWindow(given, 3, 1).rows == 2
+
+
+def test_what_the_kernels_read():
+    """Places first, those past the end far away; then bits, the first tile in the lowest."""
+    made = GridWindow(orders.row_major(40, 64), 64, 1)
+    words = made.words.view(np.uint32)
+    assert words[65] == 1 << 16 | 1 and len(made.tiles) == 40 and made.words_of_a_tile == 2
+    bits = words[40 * 64 :].reshape(40, 2)
+    assert [hex(word) for word in bits[0]] == ["0x3", "0x0"]
+    assert [hex(word) for word in bits[32]] == ["0x80000000", "0x3"]
+    ragged = grid_window().words.view(np.uint32)
+    assert len(ragged) == 128 + 1 and set(ragged[HEIGHT * WIDTH : 128]) == {window.FAR} and ragged[128] == 1
+
+
+@pytest.mark.compiler
+@pytest.mark.usefixtures("attention_graphs")
+def test_it_is_dense_attention_with_the_window_as_a_mask():
+    given = tensors()
+    grad = torch.randn(given[0].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for scale in (None, 0.7):
+        got = window_attention(*given, grid_window(), scale=scale)
+        right = F.scaled_dot_product_attention(*given, attn_mask=seen_by_hand("hilbert"), scale=scale)
+        torch.testing.assert_close(got, right)
+        for one, other in zip(*(torch.autograd.grad(out, given, grad) for out in (got, right)), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.compiler
+@pytest.mark.usefixtures("attention_graphs")
+def test_the_book_s_example_runs():
+    runpy.run_path(str(Path(__file__).parents[2] / "book" / "examples" / "window.py"))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: GridWindow(np.arange(6), 4, 1), "order: expected every cell of a grid of 4 columns once"),
+        (lambda: GridWindow(np.array([0, 0, 1, 2]), 2, 1), "order: expected every cell"),
+        (lambda: GridWindow(np.arange(4).reshape(2, 2), 2, 1), "order: expected every cell"),
+        (lambda: GridWindow(np.arange(0), 2, 1), "order: expected every cell"),
+        (lambda: GridWindow(np.arange(4), 2, -1), "radius: expected at least 0, got -1"),
+        (lambda: GridWindow(np.arange(8192), 1, 1), "a side of 8192 is too long: expected less than 8192"),
+        (
+            lambda: window_attention(*tensors(length=34), grid_window()),
+            r"query: expected \[B, N, 35, d\], got \[2, 3, 34, 8\]",
+        ),
+        (
+            lambda: window_attention(*tensors()[:2], tensors(d=4)[2], grid_window()),
+            "query, key, value: expected one shape",
+        ),
+        (lambda: window_attention(*tensors(), grid_window(), blocks=3), "blocks: expected 1 or 2, got 3"),
+    ],
+)
+def test_what_does_not_go_together_is_named(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_a_radius_beyond_the_grid_is_the_whole_grid():
+    assert GridWindow(orders.row_major(3, 4), 4, 10**9).radius == 3
+    assert GridWindow(orders.row_major(3, 4), 4, 10**9).mask(torch.device("cpu")).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("order", ["row-major", "hilbert"])
+def test_gpu_kernels(order, blocks, dtype):
+    """Both passes, over heads that lie behind one another in each row."""
+    made = GridWindow(orders.ORDERS[order](40, 56), 56, 5)
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (2, 40 * 56, 3, 64)
+    given = [
+        torch.randn(shape, generator=generator, device="cuda").to(dtype).transpose(1, 2).requires_grad_()
+        for _ in range(4)
+    ]
+    *leaves, grad = given
+    assert attention_direct.kernels(leaves[0].device) is not None
+    got = window_attention(*leaves, made, blocks=blocks)
+    gradients = torch.autograd.grad(got, leaves, grad)
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    right = F.scaled_dot_product_attention(*doubles, attn_mask=made.mask(leaves[0].device))
+    expected = torch.autograd.grad(right, doubles, grad.double())
+    limit = 2 * torch.finfo(dtype).eps
+    for one, other in zip((got, *gradients), (right, *expected), strict=True):
+        assert (one.double() - other).abs().max() < limit * other.abs().max()
+    again = torch.autograd.grad(window_attention(*leaves, made, blocks=blocks), leaves, grad)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, again, strict=True))

@@ -5,6 +5,7 @@ needs torch.
 """
 
 import ast
+import csv
 import math
 import re
 from collections import Counter
@@ -474,6 +475,48 @@ def rooms() -> str:
     return drawing.svg()
 
 
+def fused_over_unfused() -> dict[str, float]:
+    """What the fused kernels take of what the unfused ones take, seen in three ways."""
+    moved = [ledger.moved("forward", who, GPT2_SMALL) for who in ("fused", "unfused")]
+    asked = re.search(r"bytes moved +([\d,]+) +([\d,]+)", outputs.load("profile").text)
+    assert asked
+    fused, unfused = (int(count.replace(",", "")) for count in asked.groups())
+    with (ROOT / "book" / "measurements" / "h200_float32.csv").open(newline="", encoding="utf-8") as file:
+        times = {
+            row["who"]: float(row["median_us"])
+            for row in csv.DictReader(file)
+            if row["pass"] == "forward" and tuple(int(row[name]) for name in "BSHO") == GPT2_SMALL
+        }
+    return {
+        "bytes that must move": moved[0] / moved[1],
+        "bytes that threads ask for": fused / unfused,
+        "time on an H200": times["fused"] / times["unfused"],
+    }
+
+
+def three_views() -> str:
+    """Fused over unfused in three ways, on a logarithmic axis around 1."""
+    found = fused_over_unfused()
+    where = ("forward, GPT-2 small", "both passes, chapter's sizes", "forward, GPT-2 small")
+    drawing = Drawing(
+        NARROW,
+        196,
+        "Fused kernels over unfused ones: "
+        + ", ".join(f"{name} {ratio:.2g} times" for name, ratio in found.items()),
+    )
+    one, decade = 262, 80
+    drawing.segment(one, 8, one, 160, opacity=0.6)
+    drawing.text(one, 182, "as much as unfused", size=13)
+    for number, ((name, ratio), sizes) in enumerate(zip(found.items(), where, strict=True)):
+        y = 12 + 50 * number
+        length = decade * math.log10(ratio)
+        drawing.text(6, y + 14, name, anchor="start", size=13)
+        drawing.text(6, y + 32, sizes, anchor="start", size=13)
+        drawing.box(min(one, one + length), y + 6, abs(length), 24, shade=0.35)
+        drawing.text(max(one, one + length) + 8, y + 23, f"{ratio:.2g} times", anchor="start", size=13)
+    return drawing.svg()
+
+
 def room(puzzle: str) -> str:
     """How many wrong solutions each gate of a puzzle must reject."""
     counts = Counter(wrong.gate for wrong in zoo.load(puzzle))
@@ -543,6 +586,7 @@ FILES = {
     "compiled_pair.svg": compiled_pair,
     "cancellation.svg": cancellation,
     "drawn_sizes.svg": drawn_sizes,
+    "three_views.svg": three_views,
     "rooms.svg": rooms,
     "racing_warps.svg": racing_warps,
     **{

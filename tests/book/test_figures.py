@@ -98,6 +98,17 @@ def test_the_launches_in_the_picture_are_those_of_the_ledger():
     assert {"mean, rstd", "ln_out", "W transposed", "output"} <= set(drawn)
 
 
+def test_boxes_of_lifetimes_stand_in_the_order_of_the_names():
+    """Names in the order of a set would make another file in each process."""
+    made, read = "pqrstuvw", "wqvpusrt"
+    steps = [ledger.launch("first", "", " ".join(made)), ledger.launch("second", " ".join(read), "out")]
+    svg = figures.lifetimes(steps, ("out",))
+    boxes = re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="16"', svg)
+    assert [float(x) for x in boxes[: len(made)]] == sorted(float(x) for x in boxes[: len(made)])
+    at = dict(zip(made, boxes, strict=False))
+    assert boxes[len(made) + 1 :] == [at[name] for name in read]
+
+
 def test_one_column_of_the_jacobian():
     x, change = layer_figures.column_change(2)
     x_hat = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
@@ -140,6 +151,14 @@ def test_as_many_wrong_solutions_as_there_are_files():
     for puzzle in (ROOT / "solutions").glob("p*"):
         count = len(list((puzzle / "wrong").glob("*.toml")))
         assert drawn[drawn.index(f"puzzle {puzzle.name[1:]}") + 1] == str(count)
+
+
+def test_three_views_are_those_of_the_page():
+    found = layer_figures.fused_over_unfused()
+    page = (BOOK / "src" / "fusion.md").read_text()
+    assert found["bytes that must move"] < 1 / 3 and "less than a third of the bytes" in page
+    assert f"they are {found['time on an H200']:.0f} times slower forward" in page
+    assert found["bytes that threads ask for"] == pytest.approx(122_752 / 29_568)
 
 
 @pytest.mark.parametrize("puzzle", ["p19", "p26"])

@@ -84,18 +84,21 @@ def other_programs(puzzle, solution) -> Callable:
         default = puzzle.calls_of(puzzle.default_variants)
         calls = {dtype: default for dtype in dtypes} | {f"fast_{d}": puzzle.variants["fast"] for d in dtypes}
         dtype_of = {name: name.removeprefix("fast_") for name in calls}
-        return load_as_one("other_programs", solution, calls, dtype_of, cpu().device)
+        return load_as_one("other_programs", solution, calls, dtype_of, cpu().device, kind="cpu")
 
     return load
 
 
-def load_as_one(name: str, *arguments):
-    """Some graphs, compiled as one unit: the first process of the run compiles them, the others read them."""
+def load_as_one(name: str, *arguments, **options):
+    """Some graphs, compiled as one unit: the first process of the run compiles them, the others read them.
+
+    So do the processes that the tests start, where they ask for one of them.
+    """
     from harness.devices.graphs import load_each
     from harness.toolchain.cache import cache_folder, only_one
 
     with only_one(cache_folder("tests") / name):
-        return load_each(*arguments)
+        return load_each(*arguments, **options)
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +124,7 @@ def layer_graphs():
 
     keys = [(algorithm, torch.float32) for algorithm in autograd.IN_GRAPHS]
     keys += [("fast", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
-    keys += [("unfused", torch.bfloat16)]
+    keys += [("unfused", torch.bfloat16), ("fused", torch.float64)]
     directions = {"forward": FORWARD, "backward": BACKWARD}
     calls, dtypes = {}, {}
     for algorithm, dtype in keys:

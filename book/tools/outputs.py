@@ -14,8 +14,11 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from forks import Forks
 
 ROOT = Path(__file__).absolute().parents[2]
 FOLDER = ROOT / "book" / "outputs"
@@ -188,20 +191,34 @@ def load(name: str) -> Record:
     return Record(text=(FOLDER / f"{name}.txt").read_text(encoding="utf-8"), **facts)
 
 
-def run(command: Command) -> str:
+Start = Callable[[Sequence[str], Path, Mapping[str, str]], subprocess.CompletedProcess[str]]
+"""Arguments of Python, folder and environment -> the finished program, with both its streams in `stdout`."""
+
+
+def fresh(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Starts a program in an interpreter of its own."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def run(command: Command, start: Start = fresh) -> str:
     """What the command prints on both streams, with paths from the checkout's root.
 
     Raises RuntimeError for another exit code than the recorded one.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    done = subprocess.run(
-        [sys.executable, *command.arguments],
-        cwd=ROOT,
-        env={**os.environ, "PATH": path, "COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT)},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    environment = {**os.environ, "PATH": path, "COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT)}
+    done = start(command.arguments, ROOT, environment)
     if done.returncode != command.exit_code:
         raise RuntimeError(f"{command.shown}: exit code {done.returncode}\n{done.stdout}")
     text = done.stdout.replace(f"{ROOT}/", "")
@@ -209,10 +226,10 @@ def run(command: Command) -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
-def record(name: str) -> None:
+def record(name: str, start: Start = fresh) -> None:
     """Runs a command and writes its two files."""
     command = COMMANDS[name]
-    text = run(command)
+    text = run(command, start)
     facts = {
         "command": command.shown,
         "date": datetime.date.today().isoformat(),
@@ -247,11 +264,11 @@ def rows(text: str) -> list[str]:
     return [" ".join(re.findall(r"[A-Za-z]+", line)[:2]) for line in text.splitlines() if "->" not in line]
 
 
-def difference(name: str) -> list[str]:
+def difference(name: str, start: Start = fresh) -> list[str]:
     """How a fresh run of a command differs from its record, in the lines that should be the same everywhere."""
     command = COMMANDS[name]
     comparable = str.splitlines if command.exact else rows if command.timed else machine_free
-    recorded, fresh = comparable(load(name).text), comparable(run(command))
+    recorded, fresh = comparable(load(name).text), comparable(run(command, start))
     return list(difflib.unified_diff(recorded, fresh, f"outputs/{name}.txt", "now", lineterm="", n=1))
 
 
@@ -265,14 +282,15 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"no such output: {', '.join(sorted(unknown))}")
     different = 0
-    for name in options.names or COMMANDS:
-        if options.check:
-            lines = difference(name)
-            different += bool(lines)
-            print(*lines, sep="\n", end="\n" if lines else "")
-        else:
-            record(name)
-            print(f"recorded {name}")
+    with Forks() as forks:
+        for name in options.names or COMMANDS:
+            if options.check:
+                lines = difference(name, forks.run)
+                different += bool(lines)
+                print(*lines, sep="\n", end="\n" if lines else "")
+            else:
+                record(name, forks.run)
+                print(f"recorded {name}")
     return int(different > 0)
 
 

@@ -137,7 +137,8 @@ def load_each(
 ) -> dict[str, Program]:
     """Compiled graphs on `device`, by name, from the cache or compiled now.
 
-    They are compiled as one unit: nearly all of the time goes into the unit, so that two cost what one does.
+    They are compiled as one unit: nearly all of the time goes into the unit, so that two cost what one does. A graph for
+    the CPU that was compiled in a larger unit is found there.
 
     Args:
         package: The op package.
@@ -159,9 +160,16 @@ def load_each(
     key = digest([package.digest, version("max"), target, kind, *parts])
     path = cache_folder("graphs") / f"{key}.mef"
     session = InferenceSession(devices=[CPU()] if host else [CPU(), device])
-    compiled = read_cached(path)
+    compiled, named = read_cached(path), {name: name for name in graphs}
+    entries = {
+        name: digest([package.digest, version("max"), target, kind, dtypes[name], repr(calls)])
+        for name, calls in graphs.items()
+    }
+    if compiled is None and host:
+        compiled, named = read_larger(path.parent, entries)
     cached = compiled is not None
     if compiled is None:
+        named = {name: name for name in graphs}
         on_compile()
         module: Module | None = None
         for name, calls in graphs.items():
@@ -175,10 +183,13 @@ def load_each(
     models = plain_names(session.init_all(compiled))
     if not cached:
         keep(path, lambda staged: export(compiled, staged), "the compiled graph")
+        if len(graphs) > 1:
+            for name, entry in entries.items():
+                keep_entry(path.parent / f"{entry}.unit", f"{path.name} {name}")
     return {
         name: Program(
             list(argument_types(calls, dtypes[name], DeviceRef.CPU())),
-            models[name],
+            models[named[name]],
             dtypes[name],
             cached,
             time.monotonic() - started,
@@ -205,6 +216,28 @@ def read_cached(path: Path) -> CompiledModel | None:
     except RuntimeError:
         discard(path)
         return None
+
+
+def read_larger(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel | None, dict[str, str]]:
+    """The cached unit in which graphs were compiled with others, and their names there; None where there is none.
+
+    Args:
+        entries: Name of a graph -> the entry that says where it was last compiled.
+    """
+    files = {name: folder / f"{entry}.unit" for name, entry in entries.items()}
+    if not all(map(whole, files.values())):
+        return None, {}
+    places = {name: file.read_text(encoding="utf-8").split(" ", 1) for name, file in files.items()}
+    units = {unit for unit, _ in places.values()}
+    if len(units) > 1:
+        return None, {}
+    return read_cached(folder / units.pop()), {name: there for name, (_, there) in places.items()}
+
+
+def keep_entry(file: Path, text: str) -> None:
+    """Notes in which unit a graph is found; a later unit takes the place of an earlier one."""
+    discard(file)
+    keep(file, lambda staged: staged.write_text(text, encoding="utf-8"), "the compiled graph")
 
 
 def export(compiled: CompiledModel, path: Path) -> None:

@@ -1,10 +1,16 @@
 """The book's recorded outputs are what the commands print."""
 
+import os
 import re
+import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
-from book_paths import BOOK
+import torch
+from book_paths import BOOK, ROOT
+from forks import Forks
+from torch import Tensor
 
 
 def shown_outputs() -> set[str]:
@@ -19,23 +25,75 @@ def test_every_shown_output_has_a_command_and_none_is_left_over():
     assert {file.stem for file in outputs.FOLDER.iterdir()} == set(outputs.COMMANDS)
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Starts the commands with PyTorch imported; it ends with the file, so that its time is counted there."""
+    with Forks() as started:
+        yield started
+
+
+HELD_ELSEWHERE = {
+    "backend_symptoms": "tests/p26/test_p26_rungs.py, line by line, with the verdicts of which it is made",
+    "worth_it": "test_the_table_that_decides_has_its_rows",
+}
+THROUGH_THE_LAYER = ("opcheck", "in_autograd")
+"""Commands that call the layer, whose graphs other tests need too: they are compiled as one unit with those."""
+
+
 @pytest.mark.compiler
-@pytest.mark.parametrize("name", sorted(shown_outputs()))
-def test_recorded_output_is_what_the_command_prints(name):
+@pytest.mark.parametrize("name", sorted(shown_outputs() - HELD_ELSEWHERE.keys()))
+def test_recorded_output_is_what_the_command_prints(name, forks, request):
     import outputs
 
     if sys.platform != "linux" and not outputs.COMMANDS[name].anywhere:
         pytest.skip("the virtual GPU's driver needs Linux")
-    assert outputs.difference(name) == []
+    if name in THROUGH_THE_LAYER:
+        request.getfixturevalue("layer_graphs")
+    assert outputs.difference(name, forks.run) == []
+
+
+class StandIn:
+    """What the table takes for the Mojo kernels, in PyTorch; tests/p20/test_p20_contract.py calls the real ones so."""
+
+    def __init__(self):
+        self.ops = self
+
+    def relu_mask(self, y: Tensor, mask: Tensor, x: Tensor) -> None:
+        y.copy_(x.relu())
+        words = (x > 0).view(-1, 32).long() << torch.arange(32)
+        mask.copy_(words.sum(-1).to(torch.int32))
+
+    def relu_mask_backward(self, dx: Tensor, dy: Tensor, mask: Tensor) -> None:
+        dx.copy_(dy * ((mask[:, None] >> torch.arange(32)) & 1).view(dy.shape))
+
+    def softmax(self, y: Tensor, x: Tensor) -> None:
+        y.copy_(x.detach().softmax(-1))
+
+    def softmax_backward(self, dx: Tensor, dy: Tensor, y: Tensor) -> None:
+        dx.copy_(y * (dy - (y * dy).sum(-1, keepdim=True)))
+
+
+def test_the_table_that_decides_has_its_rows(command_line, monkeypatch):
+    """Its numbers are this machine's and so are not compared; what torch.compile makes of four functions is PyTorch's."""
+    import outputs
+
+    from harness.puzzles.p20 import worth
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(worth, "MojoKernels", StandIn)
+    finished = command_line("p20", "--worth-it")
+    assert finished.code == 0
+    shown = outputs.rows(outputs.load("worth_it").text)
+    assert [row for row in outputs.rows(finished.out) if row] == [row for row in shown if row]
 
 
 def test_a_changed_line_is_noticed(monkeypatch):
     import outputs
 
     text = outputs.load("diagonal_formula").text
-    monkeypatch.setattr(outputs, "run", lambda command: text.replace("autograd", "autodiff"))
+    monkeypatch.setattr(outputs, "run", lambda command, start: text.replace("autograd", "autodiff"))
     assert any("autodiff" in line for line in outputs.difference("diagonal_formula"))
-    monkeypatch.setattr(outputs, "run", lambda command: text.replace("0.871769", "0.871768"))
+    monkeypatch.setattr(outputs, "run", lambda command, start: text.replace("0.871769", "0.871768"))
     assert outputs.difference("diagonal_formula") != []
 
 
@@ -92,3 +150,36 @@ def test_numbers_that_the_fusion_page_quotes_stand_in_the_profile():
     for number in (f"{read['minimal_fused_forward']:,}", f"{unfused:,}", "24,868", "1,176", "2,560", "15.6"):
         assert number in page
         assert number == f"{unfused:,}" or number in outputs.load("profile").text
+
+
+PROGRAM = """
+import inspect, os, sys
+print(sys.argv[1:], os.getcwd(), os.environ["WORD"], sys.path[0], __name__, sys.stdin.read())
+print("to standard error", file=sys.stderr)
+print(inspect.getsource(sys.modules["__main__"]).count("WORD"))
+os.environ["WORD"] = sys.path[0] = "changed"
+sys.exit(7)
+"""
+
+
+def test_a_forked_program_finds_what_a_fresh_interpreter_gives_it(tmp_path):
+    import outputs
+
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "WORD": "x", "WORKBOOK_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with Forks(()) as forks:
+        starts = (forks.run, forks.run, outputs.fresh)
+        runs = [start(("program.py", "a", "-b"), tmp_path, environment) for start in starts]
+        modules = [start(("-m", "harness", "hint", "p22"), ROOT, environment) for start in starts[1:]]
+    assert f"['a', '-b'] {tmp_path} x {tmp_path} __main__ " in runs[0].stdout.splitlines()
+    assert [run.returncode for run in runs] == [7, 7, 7] and len({run.stdout for run in runs}) == 1
+    assert [run.returncode for run in modules] == [0, 0] and modules[0].stdout == modules[1].stdout != ""
+
+
+def test_a_forked_program_may_die_but_not_what_forks_it(tmp_path):
+    for name, victim in (("itself", "getpid"), ("parent", "getppid")):
+        (tmp_path / f"{name}.py").write_text(f"import os, signal\nos.kill(os.{victim}(), signal.SIGKILL)\n")
+    with Forks(()) as forks:
+        assert forks.run(("itself.py",), tmp_path, os.environ).returncode == -signal.SIGKILL
+        with pytest.raises(RuntimeError, match=r"parent\.py: the process that should run it has ended"):
+            forks.run(("parent.py",), tmp_path, os.environ)

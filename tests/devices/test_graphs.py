@@ -12,8 +12,11 @@ import torch
 from max.driver import CPU
 from max.graph import BufferType, DeviceRef, TensorType
 
+from harness.check import tensors
+from harness.check.reference import Reference
 from harness.devices import graphs
 from harness.devices.graphs import argument_types
+from harness.devices.targets import cpu
 from harness.errors import CompileFailed, EnvironmentProblem
 from harness.puzzles.p22 import spec as p22
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar
@@ -129,6 +132,24 @@ def test_everything_that_changes_the_code_changes_the_key(puzzle, solution, prog
     assert not is_cached(solution, calls, kind="virtual")
     copied_package.replace("comptime TILE = 16", "comptime TILE = 8")
     assert not is_cached(OpPackage(copied_package.path), calls)
+
+
+@pytest.mark.compiler
+def test_a_graph_that_was_compiled_with_others_is_found_by_who_asks_for_it_alone(
+    puzzle, solution, other_programs, monkeypatch
+):
+    calls, together = puzzle.calls_of(puzzle.default_variants), other_programs()
+    case, inputs = puzzle.cases(None)[0], Reference(puzzle, "float64", 3).inputs(puzzle.cases(None)[0])
+    told = []
+    alone = graphs.load(solution, calls, "float64", CPU(), kind="cpu", on_compile=lambda: told.append(1))
+    assert alone.cached and not told
+    mine, theirs = (
+        tensors.execute(puzzle, program, cpu(), inputs, case.dims) for program in (alone, together["float64"])
+    )
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert not is_cached(solution, calls, "float64", kind="another"), "of that kind none was compiled"
+    monkeypatch.setattr(graphs, "read_cached", lambda path: None)
+    assert not is_cached(solution, calls, "float64"), "the unit is gone"
 
 
 @pytest.mark.compiler

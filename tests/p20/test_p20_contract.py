@@ -9,6 +9,7 @@ import pytest
 import torch
 from max.experimental.torch import CustomOpLibrary
 
+from harness.puzzles.p20 import worth
 from harness.toolchain.roots import CHECKOUT
 
 pytestmark = pytest.mark.compiler
@@ -56,3 +57,20 @@ def test_softmax_and_its_backward(ops, tensors):
     exact = leaf.softmax(-1)
     assert_near(y, exact.detach())
     assert_near(dx, torch.autograd.grad(exact, leaf, dy.double())[0])
+
+
+def test_what_the_table_of_times_calls_custom(ops, tensors, monkeypatch):
+    """The kernels as `--worth-it` calls them, on the shapes that are compiled here."""
+    x, dy = tensors
+    monkeypatch.setattr("max.experimental.torch.CustomOpLibrary", lambda path: ops)
+    kernels = worth.MojoKernels()
+    leaf = x.clone().requires_grad_()
+    (dx,) = torch.autograd.grad(worth.relu_of(kernels)(leaf), leaf, dy)
+    (expected,) = torch.autograd.grad(leaf.relu(), leaf, dy)
+    assert torch.equal(dx, expected)
+    y, dx = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+    kernels.softmax(y, leaf)
+    kernels.softmax_backward(dx, dy, y)
+    exact = x.double().requires_grad_()
+    assert_near(y, exact.softmax(-1).detach())
+    assert_near(dx, torch.autograd.grad(exact.softmax(-1), exact, dy.double())[0])

@@ -10,7 +10,7 @@ from harness.check import zoo
 from harness.check.checkers import make_checker
 from harness.learner import blanks, hints
 from harness.learner.work import Work
-from harness.puzzles.p26 import trying
+from harness.puzzles.p26 import shows, trying
 from harness.puzzles.p26.checker import CHECKS
 from harness.puzzles.p26.mistakes import FIXES
 from harness.puzzles.p26.spec import PUZZLE
@@ -19,6 +19,10 @@ from harness.toolchain import roots
 
 pytestmark = pytest.mark.compiler
 WRONG = zoo.load("p26")
+SYMPTOMS = (
+    (roots.CHECKOUT / "book" / "outputs" / "backend_symptoms.txt").read_text(encoding="utf-8").splitlines()
+)
+"""The book's record of `p26 --symptoms`."""
 QUICK = [rung for rung in PUZZLE.rungs if rung.id in ("printer", "fold", "match")]
 
 
@@ -49,8 +53,29 @@ def test_a_wrong_backend_is_rejected_for_the_right_reason(wrong, checkers):
     assert named.state == "wrong" and named.mistake == wrong.mistake, named.diagnosis
     assert named.diagnosis[0].startswith(f"{wrong.mistake}: ")
     assert named.diagnosis[1] == f"what to do: {FIXES[wrong.mistake]}"
+    said = shows.symptom(wrong.name, named.diagnosis[0], wrong.target())
+    assert without_numbers(said) in map(without_numbers, SYMPTOMS), "the book shows what is said here"
     rejected = {id for id, result in results.items() if result.state == "wrong"}
     assert rejected == {wrong.gate, *wrong.also}, {id: results[id].diagnosis for id in rejected}
+
+
+def without_numbers(line: str) -> str:
+    """A line of the symptoms without what PyTorch's rounding makes of them."""
+    return re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", "#", line)
+
+
+def test_the_symptoms_are_a_line_for_each_and_none_may_pass(monkeypatch, command_line):
+    """The lines of all are held by the test above, gate by gate."""
+    assert [line.split()[0] for line in SYMPTOMS] == [wrong.name for wrong in WRONG]
+    chosen = [wrong for wrong in WRONG if wrong.name in ("rows_of_inputs", "factor_behind_only")]
+    monkeypatch.setattr(zoo, "load", lambda name: chosen)
+    finished = command_line("p26", "--symptoms")
+    assert finished.code == 0 and finished.lines == [
+        line for line in SYMPTOMS if line.startswith(("rows_of_inputs ", "factor_behind_only "))
+    ]
+    monkeypatch.setattr(shows, "fault_of", lambda *arguments: None)
+    finished = command_line("p26", "--symptoms")
+    assert finished.code == 1 and [line.split()[1] for line in finished.lines] == ["passes", "passes"]
 
 
 def test_the_zoo_has_a_wrong_backend_for_every_gate():

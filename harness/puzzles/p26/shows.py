@@ -73,6 +73,12 @@ def show_symptoms(console: Console) -> int:
         path = wrong.target()
         fault = fault_of(wrong.gate, load(path), path)
         passed += fault is None
-        words = "passes" if fault is None else f"{fault.kind}: {fault}".split(" graph(): ")[0]
-        print_lines(console, [f"{wrong.name:<28} {words.replace(str(path), path.name)[:SHOWN]}"])
+        print_lines(
+            console, [symptom(wrong.name, "passes" if fault is None else f"{fault.kind}: {fault}", path)]
+        )
     return int(passed > 0)
+
+
+def symptom(name: str, words: str, path: Path) -> str:
+    """The line of a wrong backend: what its gate says of its file, without the graph and cut to a line's length."""
+    return f"{name:<28} {words.split(' graph(): ')[0].replace(str(path), path.name)[:SHOWN]}"

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 for mark in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
     os.environ.pop(mark, None)
 
-pytest_plugins = ["folder_times", "gpu_runs", "order", "quick_run"]
+pytest_plugins = ["both_engines", "folder_times", "gpu_runs", "order", "quick_run"]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,6 +26,10 @@ GUARD = 256
 SPARE_STEPS = 10_000  # basic blocks that a second run of a launch may take beyond twice the first
 
 
+class Overdue(Exception):
+    """A launch has taken longer than it was allowed; what it has stored can be undone."""
+
+
 class Run:
     """The state of one launch."""
 
@@ -41,6 +46,9 @@ class Run:
         self.findings = Findings()
         self._owners: dict[int, list[Extent]] = {}
         self.steps, self.step_budget = 0, gpu.steps
+        self.deadline: float | None = None  # when somebody else may take over (time.perf_counter)
+        self._may_stop: Callable[[], bool] = bool
+        self._undo: Before | None = None
         self.block_threads: dict[int, int] = {}
         self.atomic_hits: dict[int, int] = {}
         self._layout(args)
@@ -101,11 +109,35 @@ class Run:
                 for f in self.doubtful:
                     f.is_error = False
                     f.message += "; the launch gives the same with other bytes there"
+        except Overdue:
+            self.findings.clear()
+            raise
         finally:
             self.launch.seconds = time.perf_counter() - start
             self.launch.findings = list(self.findings)
             for f in self.findings:
                 self.gpu.findings.record(f, (id(self.launch), id(f)))
+
+    def allow(self, deadline: float, may_stop: Callable[[], bool]) -> None:
+        """Raise Overdue from `execute` when the time has come, if `may_stop` then says so."""
+        self.deadline, self._may_stop, self._undo = deadline, may_stop, Before(self.arena)
+
+    def overdue(self) -> None:
+        """The deadline has passed: stop, where all that was stored can be undone. Raises Overdue."""
+        self.deadline = None
+        if self._undo is not None and self._undo.kept is not None and self._may_stop():
+            raise Overdue
+        self._undo = None
+
+    def undo(self) -> None:
+        """Put back what the launch has stored."""
+        assert self._undo is not None and self._undo.kept is not None  # else nothing has stopped it
+        for tensor, held in self._undo.kept.items():
+            self.arena.restore(tensor, held)
+
+    def fresh(self) -> Run:
+        """The same launch, from its start."""
+        return Run(self.gpu, self.launch, self.kernel, self.args, self.dynamic_shared, self.cluster)
 
     def again(self) -> Run | None:
         """The same launch with other bytes in unwritten shared memory; None where it does not come to its end."""
@@ -127,8 +159,10 @@ class Run:
 
     def first_write(self, tensor: Extent) -> None:
         """The launch writes a tensor; what it held is kept where a second run may need it."""
-        if self.before is not None and not tensor.written:
-            self.before.first_write(tensor)
+        if not tensor.written:
+            for kept in (self.before, self._undo):
+                if kept is not None:
+                    kept.first_write(tensor)
         tensor.written = True
 
     def run_blocks(self):

@@ -37,6 +37,7 @@ from .errors import (  # noqa: F401  (re-exported)
     UnsupportedPTXVersion,
     VirtualGPUError,
 )
+from .engines import execute
 from .events import Events
 from .launch import Run
 from .memory import DEFAULT_BASE, Arena, OutOfSpace
@@ -60,6 +61,7 @@ class Kernel:
     function: ptx.Function
     module: Module
     shared_map: dict[str, tuple[int, int]] = field(default_factory=dict)
+    native: object = None  # its machine code (native/engine.py), or why there is none
 
     @functools.cached_property
     def code(self) -> Code:
@@ -76,13 +78,14 @@ class Module:
     """Loaded PTX: its kernels by name, and the device addresses of its variables."""
 
     parsed: ptx.Module
+    text: str = ""
     kernels: dict[str, Kernel] = field(default_factory=dict)
     addresses: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Launch:
-    """One finished launch.
+    """One finished launch; `engine` is what ran it, "NumPy" or "native".
 
     `events` holds every access to global and shared memory, where gpu.keep_events asks for it.
     """
@@ -95,6 +98,7 @@ class Launch:
     findings: list[Finding] = field(default_factory=list)
     events: Events | None = None
     seconds: float = 0.0
+    engine: str = "NumPy"
 
 
 class VirtualGPU:
@@ -244,7 +248,7 @@ class VirtualGPU:
             )
         if not parsed.target.startswith("sm_"):
             raise InvalidPTX(f"PTX target '{parsed.target}' is not known to the {self.title}")
-        module = Module(parsed)
+        module = Module(parsed, text)
         for v in parsed.variables.values():
             if v.space in ("global", "const") and v.nbytes:
                 address = module.addresses[v.name] = self.allocate(v.nbytes, v.name)
@@ -307,7 +311,7 @@ class VirtualGPU:
         launch = Launch(name or kernel.name, kernel, grid, block)
         run = Run(self, launch, kernel, args, shared_bytes, cluster)
         self.launches.append(launch)
-        run.execute()
+        execute(run)
         return launch
 
     def _check_launch(self, kernel, grid, block, args, shared_bytes, cluster):

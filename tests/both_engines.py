@@ -15,7 +15,9 @@ COUNTS: collections.Counter = collections.Counter()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--engines", action="store_true", help="run every launch of the virtual GPU in both engines")
+    parser.addoption(
+        "--engines", action="store_true", help="run every launch of the virtual GPU in both engines"
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -62,7 +64,10 @@ def compared(run) -> None:
     other.launch = copy.copy(run.launch)
     native = engine.ran(other)
     mine = {e: arena.snapshot(e) for e in arena.extents}
-    writers = [(e, e.written, e.writer if e.written else held[2]) for e, held in zip(arena.extents, flags, strict=True)]
+    writers = [
+        (e, e.written, e.writer if e.written else held[2])
+        for e, held in zip(arena.extents, flags, strict=True)
+    ]
     for e, state in after.items():
         arena.restore(e, state)
     for e, written, writer in flags:
@@ -72,10 +77,15 @@ def compared(run) -> None:
     if not native:
         found = run.launch.findings or stopped
         COUNTS["left to NumPy with findings" if found else "left to NumPy without findings"] += 1
-        assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(before.values(), mine.values(), strict=True)), f"{name}: memory was not put back"
+        assert all(
+            (a[0] == b[0]).all() and (a[1] == b[1]).all()
+            for a, b in zip(before.values(), mine.values(), strict=True)
+        ), f"{name}: memory was not put back"
     else:
         COUNTS["ran natively"] += 1
-        assert stopped is None and not run.launch.findings, f"{name}: only NumPy finds {run.launch.findings or stopped}"
+        assert stopped is None and not run.launch.findings, (
+            f"{name}: only NumPy finds {run.launch.findings or stopped}"
+        )
         for e, state in after.items():
             bad = (state[0] != mine[e][0]) & (state[1] != 0)
             assert not bad.any(), f"{name}: {e.name} differs at byte {bad.argmax()} and {bad.sum()} in all"
@@ -83,7 +93,9 @@ def compared(run) -> None:
             assert state[2] == mine[e][2], f"{name}: {e.name} is ready in one engine"
         assert writers == flags, f"{name}: other tensors are written"
         same = other.counters.instructions, other.counters.flops, other.counters.barriers
-        assert same == (numpy_counters.instructions, numpy_counters.flops, numpy_counters.barriers), f"{name}: counters {same}"
+        assert same == (numpy_counters.instructions, numpy_counters.flops, numpy_counters.barriers), (
+            f"{name}: counters {same}"
+        )
     if stopped is not None:
         raise stopped
 

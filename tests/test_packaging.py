@@ -58,6 +58,8 @@ def name_of(requirement: str) -> str:
 
 
 EXTRA = PROJECT["project"]["optional-dependencies"]["dev"]
+LIBRARIES = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["native"]]
+"""What whoever uses the layers installs beside a model: only these may be ranges."""
 RANGES = {"torch": ("2.11.0", "2.15.0", "2.16.0"), "numpy": ("2.0.0", "2.4.6", "3.0.0")}
 """Of what a model brings itself: the oldest version that was tested, the one that is pinned, the first that is refused."""
 
@@ -68,7 +70,7 @@ def test_every_requirement_is_pinned_exactly_or_a_range_that_is(requirement):
     if re.fullmatch(r"[\w.-]+==\d+(\.\w+)*", requirement.split(";")[0].strip()):
         return
     name = name_of(requirement)
-    assert requirement in PROJECT["project"]["dependencies"] and name not in ("max", "mojo")
+    assert requirement in LIBRARIES and name not in ("max", "mojo")
     (pinned,) = [line for line in EXTRA if name_of(line) == name]
     allowed = SpecifierSet(requirement.removeprefix(name))
     assert pinned.removeprefix(f"{name}==") in allowed
@@ -78,7 +80,7 @@ def test_every_requirement_is_pinned_exactly_or_a_range_that_is(requirement):
 
 def test_a_dependency_stands_once():
     names = [name_of(r) for r in requirements() if not r.startswith("hatchling")]
-    ranges = {name_of(r) for r in PROJECT["project"]["dependencies"] if "==" not in r}
+    ranges = {name_of(r) for r in LIBRARIES if "==" not in r}
     assert len(names) - len(ranges) == len(set(names))
     assert set(PIXI["dependencies"]) == {"python"}, "everything else comes with the project"
 

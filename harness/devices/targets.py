@@ -69,8 +69,11 @@ def gpu() -> Target | None:
 def virtual(blocks: str = "natural") -> Target:
     """The virtual GPU, switched on in this process. Raises EnvironmentProblem where it cannot be."""
     from harness.vgpu.driver import inprocess
+    from harness.vgpu.report import Checks
 
-    inprocess.start(blocks=blocks)
+    inprocess.start(
+        blocks=blocks, checks=Checks(counters=False)
+    )  # `--profile` counts, in a replay of its own
     from max.driver import Accelerator
 
     device = Accelerator()

@@ -16,6 +16,7 @@ import functools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from . import (  # noqa: F401  (the opcodes register their emitters)
 )
 from .codegen import Code
 from .counters import Counters
+from .engines import chosen, execute
 from .errors import (  # noqa: F401  (re-exported)
     InvalidAddress,
     InvalidPTX,
@@ -37,7 +39,6 @@ from .errors import (  # noqa: F401  (re-exported)
     UnsupportedPTXVersion,
     VirtualGPUError,
 )
-from .engines import execute
 from .events import Events
 from .launch import Run
 from .memory import DEFAULT_BASE, Arena, OutOfSpace
@@ -61,7 +62,7 @@ class Kernel:
     function: ptx.Function
     module: Module
     shared_map: dict[str, tuple[int, int]] = field(default_factory=dict)
-    native: object = None  # its machine code (native/engine.py), or why there is none
+    native: Any = None  # its machine code (native/engine.py), or why there is none
 
     @functools.cached_property
     def code(self) -> Code:
@@ -120,6 +121,7 @@ class VirtualGPU:
         order, _, seed = blocks.partition(":")
         if order not in ("natural", "reversed", "shuffled") or (seed and not seed.isdigit()):
             raise ValueError(f"blocks is '{blocks}', expected natural, reversed or shuffled[:SEED]")
+        chosen()  # a wrong name shows now, not at the first launch
         self.arch, self.checks, self.blocks = arch, checks or Checks(), blocks
         self.arena = Arena(memory, base)
         self.findings: Findings = Findings()

@@ -67,7 +67,9 @@ def _store(f: Frame, kind, address, value):
 
 def _copy_bytes(f: Frame, to, frm, count):
     name = f.unit.declare("void", "llvm.memcpy.p0.p0.i64", "ptr, ptr, i64, i1")
-    f.emit(f"call void @{name}(ptr {pointer(f, to)}, ptr {pointer(f, frm)}, {f.value(count).typed}, i1 false)")
+    f.emit(
+        f"call void @{name}(ptr {pointer(f, to)}, ptr {pointer(f, frm)}, {f.value(count).typed}, i1 false)"
+    )
 
 
 def _product_row(f: Frame, a, b, c, depth: int):

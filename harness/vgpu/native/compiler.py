@@ -36,7 +36,14 @@ _PYTHON = {
     ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
     ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
-_INTEGER = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor"}
+_INTEGER = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.BitAnd: "and",
+    ast.BitOr: "or",
+    ast.BitXor: "xor",
+}
 _FLOAT = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 
@@ -139,7 +146,9 @@ def _source(function: Callable) -> ast.FunctionDef:
 @functools.cache
 def _branches(function: Callable) -> bool:
     """Whether a function has branches or loops that numbers decide: then its names are variables."""
-    return any(isinstance(node, ast.While) for node in ast.walk(_source(function))) or hasattr(function, "variables")
+    return any(isinstance(node, ast.While) for node in ast.walk(_source(function))) or hasattr(
+        function, "variables"
+    )
 
 
 class Frame:
@@ -164,7 +173,11 @@ class Frame:
         names: dict[str, Any] = {}
         defaults = function.__defaults__ or ()
         parameters = [a.arg for a in node.args.args]
-        given = (*given, *defaults[len(defaults) - (len(parameters) - len(given)) :]) if len(given) < len(parameters) else given
+        given = (
+            (*given, *defaults[len(defaults) - (len(parameters) - len(given)) :])
+            if len(given) < len(parameters)
+            else given
+        )
         frame = cls(unit, names, function.__globals__, _branches(function))
         signature = []
         for parameter, x in zip(parameters, given, strict=True):
@@ -193,7 +206,7 @@ class Frame:
         unit.functions.append("\n".join([head, "entry:", *frame.slots, *frame.lines, "}"]))
         return returns
 
-    def call(self, function: Callable, given: tuple):
+    def call(self, function: Callable, given: tuple) -> Any:
         """Call a Python function that is compiled for these arguments."""
         name, returns = self.unit.specialise(function, given)
         if getattr(function, "exported", False):
@@ -206,7 +219,8 @@ class Frame:
         if isinstance(returns, str):
             return Value(returns, result)
         return tuple(
-            Value(k, self.temp(f"extractvalue {_shape(returns)} {result}, {n}")) for n, k in enumerate(returns)
+            Value(k, self.temp(f"extractvalue {_shape(returns)} {result}, {n}"))
+            for n, k in enumerate(returns)
         )
 
     # -- writing --------------------------------------------------------------------------------------------
@@ -279,7 +293,10 @@ class Frame:
         if frm == to:
             return x
         if to == "p":
-            return self.op("p", f"{'fcmp une' if frm[0] == 'f' else 'icmp ne'} {x.typed}, {'0.0' if frm[0] == 'f' else 0}")
+            return self.op(
+                "p",
+                f"{'fcmp une' if frm[0] == 'f' else 'icmp ne'} {x.typed}, {'0.0' if frm[0] == 'f' else 0}",
+            )
         if frm[0] == "f" and to[0] == "f":
             return self._float_cast(x, to)
         if frm[0] == "f":
@@ -310,14 +327,17 @@ class Frame:
     def alike(self, *many) -> list[Value]:
         """Operands promoted to one kind, as NumPy promotes them."""
         kinds = [k for x in many if (k := kind_of(x))]
-        common = functools.reduce(lambda a, b: a if a == b else kind_named(np.promote_types(_np(a), _np(b))), kinds)
+        common: str = kinds[0]
+        for kind in kinds[1:]:
+            if kind != common:
+                common = kind_named(np.promote_types(_np(common), _np(kind)))
         if common == "p" and any(type(x) is int for x in many):
             common = "i8"
         if common[0] != "f" and any(type(x) is float for x in many):
             raise Refused("an integer with a float")
         return [self.cast(x, _np(common)) if kind_of(x) else self.value(x, common) for x in many]
 
-    def binary(self, op: type, x, y):
+    def binary(self, op: type, x, y) -> Any:
         """`x op y`."""
         if not isinstance(x, Value) and not isinstance(y, Value):
             with np.errstate(all="ignore"):
@@ -346,11 +366,17 @@ class Frame:
             return self.op(a.kind, f"{word} {a.typed}, {b.text}")
         # NumPy: beyond the width 0, or the sign. LLVM gives nothing that can be relied upon.
         small = self.op("p", f"icmp ult {b.typed}, {bits}")
-        amount = self.op(a.kind, f"select {small.typed}, {b.typed}, {KINDS[a.kind]} {bits - 1 if word == 'ashr' else 0}")
+        amount = self.op(
+            a.kind, f"select {small.typed}, {b.typed}, {KINDS[a.kind]} {bits - 1 if word == 'ashr' else 0}"
+        )
         out = self.op(a.kind, f"{word} {a.typed}, {amount.text}")
-        return out if word == "ashr" else self.op(a.kind, f"select {small.typed}, {out.typed}, {KINDS[a.kind]} 0")
+        return (
+            out
+            if word == "ashr"
+            else self.op(a.kind, f"select {small.typed}, {out.typed}, {KINDS[a.kind]} 0")
+        )
 
-    def compare(self, op: type, x, y):
+    def compare(self, op: type, x, y) -> Any:
         """`x op y` for a comparison."""
         if not isinstance(x, Value) and not isinstance(y, Value):
             return _PYTHON[op](x, y)
@@ -362,7 +388,7 @@ class Frame:
             word = ("s" if a.kind[0] == "i" else "u") + word
         return self.op("p", f"icmp {word} {a.typed}, {b.text}")
 
-    def select(self, condition, x, y):
+    def select(self, condition, x, y) -> Any:
         """`np.where`."""
         if not isinstance(condition, Value):
             return x if condition else y
@@ -401,7 +427,9 @@ class Frame:
         if not isinstance(x, Value):
             if isinstance(node.op, ast.Not):
                 return not x
-            return {ast.Invert: operator.invert, ast.USub: operator.neg, ast.UAdd: operator.pos}[type(node.op)](x)
+            return {ast.Invert: operator.invert, ast.USub: operator.neg, ast.UAdd: operator.pos}[
+                type(node.op)
+            ](x)
         if isinstance(node.op, (ast.Invert, ast.Not)):
             return self.op(x.kind, f"xor {x.typed}, {'true' if x.kind == 'p' else -1}")
         if isinstance(node.op, ast.USub):
@@ -413,7 +441,9 @@ class Frame:
     def _Compare(self, node):
         if len(node.ops) != 1:
             return self._unknown(node)
-        return self.compare(type(node.ops[0]), self.expression(node.left), self.expression(node.comparators[0]))
+        return self.compare(
+            type(node.ops[0]), self.expression(node.left), self.expression(node.comparators[0])
+        )
 
     def _BoolOp(self, node):
         """`and` and `or`: what is known now decides first; of numbers both sides are computed."""
@@ -424,7 +454,11 @@ class Frame:
                 if bool(x) == isinstance(node.op, ast.Or):
                     return x
                 continue
-            out = x if out is None else self.binary(ast.BitAnd if isinstance(node.op, ast.And) else ast.BitOr, out, x)
+            out = (
+                x
+                if out is None
+                else self.binary(ast.BitAnd if isinstance(node.op, ast.And) else ast.BitOr, out, x)
+            )
         return isinstance(node.op, ast.And) if out is None else out
 
     def _IfExp(self, node):
@@ -478,7 +512,7 @@ class Frame:
             return self._unknown(node)
         return self.apply(function, tuple(arguments))
 
-    def apply(self, function, arguments: tuple):
+    def apply(self, function, arguments: tuple) -> Any:
         """Call something: a lambda, an intrinsic, a NumPy type, a method, or a Python function."""
         if isinstance(function, Lambda):
             names = dict(zip((a.arg for a in function.node.args.args), arguments, strict=True))
@@ -594,7 +628,10 @@ class Frame:
 
     def branch(self, test: Value, yes: str, no: str, unlikely: bool = False):
         """End the block with a conditional branch."""
-        self.end(f"br {self.cast(test, bool).typed}, label %{yes}, label %{no}" + (", !prof !0" if unlikely else ""))
+        self.end(
+            f"br {self.cast(test, bool).typed}, label %{yes}, label %{no}"
+            + (", !prof !0" if unlikely else "")
+        )
 
     def _While(self, node):
         head, body, after = self.label("head"), self.label("body"), self.label("done")

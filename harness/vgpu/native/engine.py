@@ -6,6 +6,7 @@ NumPy engine runs the launch from the start and reports. So there is one reporte
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
 
@@ -35,7 +36,8 @@ class Native:
         found = origins(t.program)
         self.origins = {a.number: address_origin(a.instr, found) for a in t.code.accesses}
         floats = [self.origins[a.number] for a in t.floats]
-        if len(floats) > 1 and (None in floats or len(set().union(*floats)) < sum(map(len, floats))):
+        every = [offset for origin in floats for offset in origin or (None, None)]
+        if len(floats) > 1 and len(set(every)) < len(every):
             raise Refused("sums of floats by several atomics on one tensor")
         self.stride = int(rt.SAVED) + 8 * t.state_words
 
@@ -108,7 +110,7 @@ class Launch:
         self.words = self.array(8 * len(rt.WORDS)).view(np.uint64)
         t = native.translation
         extents = [e for e in self.arena.extents if e.end > e.start]
-        for a, b in zip(extents, extents[1:], strict=False):
+        for a, b in itertools.pairwise(extents):
             if a.end == b.start and a.end % 32:
                 raise Refused("tensors side by side without alignment")
         self.low = (min((e.start for e in extents), default=self.arena.base) - self.arena.base) // 4096 * 4096
@@ -247,7 +249,10 @@ class Launch:
         self.marks.serial = (int(self.words[int(rt.NOW) // 8]) >> rt.SERIAL_AT) + 1
         if not self.intact():
             raise RuntimeError(f"machine code of {self.run.kernel.name} has written outside of its memory")
-        if self.words[int(rt.FOUND) // 8] or self.words[int(rt.NOW) // 8] >= self.words[int(rt.SERIAL_END) // 8]:
+        if (
+            self.words[int(rt.FOUND) // 8]
+            or self.words[int(rt.NOW) // 8] >= self.words[int(rt.SERIAL_END) // 8]
+        ):
             for e, held in self.kept:
                 self.arena.restore(e, held)
             return False

@@ -77,7 +77,8 @@ class Threads:
     def load(self, A: Access, address, L):
         place = self.place(A, address, "R")
         out = [
-            _load(self.f, f"u{A.width}", self.f.binary(ast.Add, place, u8(k * A.width))) for k in range(A.count)
+            _load(self.f, f"u{A.width}", self.f.binary(ast.Add, place, u8(k * A.width)))
+            for k in range(A.count)
         ]
         return out if A.count > 1 else out[0]
 
@@ -85,7 +86,12 @@ class Threads:
         place = self.place(A, address, "W")
         for k, part in enumerate(value if isinstance(value, tuple) else (value,)):
             kind = numeric.UNSIGNED[A.width]
-            _store(self.f, kind, self.f.binary(ast.Add, place, u8(k * A.width)), self.f.view(self.f.value(part), kind))
+            _store(
+                self.f,
+                kind,
+                self.f.binary(ast.Add, place, u8(k * A.width)),
+                self.f.view(self.f.value(part), kind),
+            )
 
     load_global = load_shared = load_local = load_frame = load_generic = load
     store_global = store_shared = store_local = store_frame = store_generic = store
@@ -115,7 +121,11 @@ class Threads:
         take = f.value(whole)
         if extra is not None:
             extra = f.value(extra)
-            take = f.select(extra, u8(0), whole) if extra.kind == "p" else f.apply(np.minimum, (f.cast(extra, u8), whole))
+            take = (
+                f.select(extra, u8(0), whole)
+                if extra.kind == "p"
+                else f.apply(np.minimum, (f.cast(extra, u8), whole))
+            )
         target, source = (f.cast(f.value(x, "u8"), u8) for x in (target, source))
         given = (k.ctx, k.tid, k.mine, target, source, take, R.number, R.nbytes, k.shifts, k.atomics)
         f.call(rt.copy_async, given)
@@ -206,7 +216,9 @@ class Translation:
         self.turning = loops_that_wait(program)
         self.lonely = lonely_loads(program)
         self.state_words = 0
-        self._pending: list[tuple[str, str, bool]] = []  # ways back to write: label, target, whether lanes wait in the loop
+        self._pending: list[
+            tuple[str, str, bool]
+        ] = []  # ways back to write: label, target, whether lanes wait in the loop
         self.write()
         self.text = self.unit.text()
 
@@ -253,8 +265,14 @@ class Translation:
         f.end(f"switch i64 {self.resume.text}, label %S0 [{targets}]")
         self.unit.functions.append(
             "\n".join(
-                ["define internal i64 @step(i64 %st, i64 %ctx, i32 %tid) noinline nounwind {", "entry:"]
-                + [*f.slots, *body, *blocks, "}"]
+                [
+                    "define internal i64 @step(i64 %st, i64 %ctx, i32 %tid) noinline nounwind {",
+                    "entry:",
+                    *f.slots,
+                    *body,
+                    *blocks,
+                    "}",
+                ]
             )
         )
         self.perform()
@@ -286,11 +304,12 @@ class Translation:
         warp = f.binary(ast.RShift, wide, u8(5))
         epoch = _load(f, "u8", f.binary(add, self.word(rt.EPOCHS), f.binary(shift, warp, u8(3))))
         epoch = f.binary(shift, f.binary(ast.BitAnd, epoch, u8(1023)), u8(rt.EPOCH_AT))
-        self.mine = f.binary(conj, self.word(rt.NOW), f.binary(conj, f.binary(shift, wide, u8(rt.THREAD_AT)), epoch))
+        self.mine = f.binary(
+            conj, self.word(rt.NOW), f.binary(conj, f.binary(shift, wide, u8(rt.THREAD_AT)), epoch)
+        )
         self.counts = self.word(rt.COUNTS)
-        self.specials = {f"sp_{s.replace('.', '_')}": None for s in self.program.specials}
-        for name in self.specials:
-            self.specials[name] = self.special(name[3:])
+        names = [s.replace(".", "_") for s in self.program.specials]
+        self.specials = {f"sp_{name}": self.special(name) for name in names}
         self.resume = _load(f, "u8", f.binary(add, self.st, rt.CODE))
 
     def special(self, name: str) -> Value:
@@ -331,7 +350,9 @@ class Translation:
         f.names = {"m": self.m, "L": None}
         self.block = b.index
         if s.first:
-            place = f.temp(f"getelementptr i64, ptr {f.temp(f'inttoptr {self.counts.typed} to ptr')}, i64 {b.index}")
+            place = f.temp(
+                f"getelementptr i64, ptr {f.temp(f'inttoptr {self.counts.typed} to ptr')}, i64 {b.index}"
+            )
             count = f.temp(f"load i64, ptr {place}")
             f.emit(f"store i64 {f.temp(f'add i64 {count}, 1')}, ptr {place}")
         writer = Writer(self.code, b)
@@ -431,7 +452,12 @@ class Translation:
         for n, r in enumerate(self.saved):
             kind = kind_of_width(WIDTH[self.program.regs[r]])
             places.append((r, kind, u8(rt.SAVED + u8(8 * n))))
-            _store(f, u8, f.binary(add, self.st, places[-1][2]), f.cast(f.op(kind, f"load {KINDS[kind]}, ptr %r.{r}"), u8))
+            _store(
+                f,
+                u8,
+                f.binary(add, self.st, places[-1][2]),
+                f.cast(f.op(kind, f"load {KINDS[kind]}, ptr %r.{r}"), u8),
+            )
         self.state_words = max(self.state_words, len(places))
         for place, word in (("%rounds", rt.ROUNDS_DONE), ("%turns", rt.TURNS)):
             _store(f, u8, f.binary(add, self.st, word), f.op("u8", f"load i64, ptr {place}"))

@@ -56,7 +56,13 @@ def setting() -> str:
     own = sorted([*Path(__file__).parent.glob("*.py"), *Path(__file__).parents[1].glob("*.py")])
     features = llvm.get_host_cpu_features().flatten()
     return digest(
-        [*(p.read_bytes() for p in own), llvmlite.__version__, str(llvm.llvm_version_info), llvm.get_host_cpu_name(), features]
+        [
+            *(p.read_bytes() for p in own),
+            llvmlite.__version__,
+            str(llvm.llvm_version_info),
+            llvm.get_host_cpu_name(),
+            features,
+        ]
     )
 
 
@@ -109,5 +115,3 @@ def load(name: str, make: Callable[[], bytes]) -> Code:
     except RuntimeError:
         discard(file)
         raise
-
-

@@ -28,12 +28,51 @@ from .builtins import copy_bytes, load, perform, product_row, step, store, unlik
 u2, u4, u8, i8, f2, f4, f8 = np.uint16, np.uint32, np.uint64, np.int64, np.float16, np.float32, np.float64
 
 #: The words of a launch, by byte offset.
-WORDS = (
-    "FOUND SINK DATA STATE BASE TABLE MARKS SHARED SHARED_STATE SHARED_INIT SHARED_SIZE SHARED_MARKS LOCAL LOCAL_STATE"
-    " LOCAL_INIT LOCAL_SIZE PARAMETERS COUNTS QUEUE START FIRST NOW ROUNDS THREADS BLOCKS BLOCK_COUNT CTAID_X CTAID_Y"
-    " CTAID_Z NTID_X NTID_Y NTID_Z NCTAID_X NCTAID_Y NCTAID_Z DYNAMIC_SHARED STATES STRIDE ALIVE EPOCHS SERIAL_END"
-    " SCRATCH BARRIERS"
-).split()
+WORDS = [
+    "FOUND",
+    "SINK",
+    "DATA",
+    "STATE",
+    "BASE",
+    "TABLE",
+    "MARKS",
+    "SHARED",
+    "SHARED_STATE",
+    "SHARED_INIT",
+    "SHARED_SIZE",
+    "SHARED_MARKS",
+    "LOCAL",
+    "LOCAL_STATE",
+    "LOCAL_INIT",
+    "LOCAL_SIZE",
+    "PARAMETERS",
+    "COUNTS",
+    "QUEUE",
+    "START",
+    "FIRST",
+    "NOW",
+    "ROUNDS",
+    "THREADS",
+    "BLOCKS",
+    "BLOCK_COUNT",
+    "CTAID_X",
+    "CTAID_Y",
+    "CTAID_Z",
+    "NTID_X",
+    "NTID_Y",
+    "NTID_Z",
+    "NCTAID_X",
+    "NCTAID_Y",
+    "NCTAID_Z",
+    "DYNAMIC_SHARED",
+    "STATES",
+    "STRIDE",
+    "ALIVE",
+    "EPOCHS",
+    "SERIAL_END",
+    "SCRATCH",
+    "BARRIERS",
+]
 (
     FOUND, SINK, DATA, STATE, BASE, TABLE, MARKS, SHARED, SHARED_STATE, SHARED_INIT, SHARED_SIZE, SHARED_MARKS, LOCAL,
     LOCAL_STATE, LOCAL_INIT, LOCAL_SIZE, PARAMETERS, COUNTS, QUEUE, START, FIRST, NOW, ROUNDS, THREADS, BLOCKS,
@@ -140,9 +179,7 @@ def repeated(byte: int, count: int) -> int:
 @variables
 def shared_place(ctx, address, mine, nbytes: int, role: str, shift: int, atomics: bool, races: bool):
     """The same for shared memory of the own block; `races`: whether it can be part of one."""
-    if unlikely(
-        (address > load(u8, ctx + SHARED_SIZE) - u8(nbytes)) | (address & u8(nbytes - 1) != u8(0))
-    ):
+    if unlikely((address > load(u8, ctx + SHARED_SIZE) - u8(nbytes)) | (address & u8(nbytes - 1) != u8(0))):
         return give_up(ctx)
     if unlikely(unfit(load(u8, ctx + SHARED_STATE) + address, nbytes, role)):
         return give_up(ctx)
@@ -166,7 +203,9 @@ def local_place(ctx, address, tid, nbytes: int, role: str):
 
 
 @variables
-def generic_place(ctx, address, mine, tid, number: int, nbytes: int, role: str, shifts: tuple, atomics: tuple):
+def generic_place(
+    ctx, address, mine, tid, number: int, nbytes: int, role: str, shifts: tuple, atomics: tuple
+):
     """The same for an address whose window tells its space."""
     window = address >> u8(56)
     if window == u8(0):
@@ -228,7 +267,9 @@ def mark_slowly(ctx, cell, mine, role: str, shared: bool):
     for against in ("W", "R", "A"):
         if against in CONFLICTS[role]:
             other = load(u8, cell + MARK[against])
-            clash = clashes_shared(other, mine, now) if shared else clashes_global(other, mine, start, first, now)
+            clash = (
+                clashes_shared(other, mine, now) if shared else clashes_global(other, mine, start, first, now)
+            )
             if clash:
                 give_up(ctx)
     old = load(u8, cell + MARK[role])
@@ -243,7 +284,9 @@ def clashes_global(other, mine, start, first, now):
     """
     x = other ^ mine
     across = (other < first) | (other & OTHER_BLOCKS != u8(0))
-    ordered = (x & WARP == u8(0)) & (x & EPOCH != u8(0)) & (x & INSTR != u8(0)) & (other & OTHER_PLACES == u8(0))
+    ordered = (
+        (x & WARP == u8(0)) & (x & EPOCH != u8(0)) & (x & INSTR != u8(0)) & (other & OTHER_PLACES == u8(0))
+    )
     inside = (other & OTHER_THREADS != u8(0)) | ((x & THREAD != u8(0)) & ~ordered)
     return (other >= start) & (across | ((other >= now) & inside))
 
@@ -305,10 +348,7 @@ def copy_async(ctx, tid, mine, target, source, take, number: int, nbytes: int, s
     high = u8(0)
     if take != u8(0):
         place = global_checked(ctx, source, mine, number, nbytes, "R", shifts[0], atomics[0])
-        if nbytes == 4:
-            low = load(u4, place).astype(u8)
-        else:
-            low = load(u8, place)
+        low = load(u4, place).astype(u8) if nbytes == 4 else load(u8, place)
         if nbytes == 16:
             high = load(u8, place + u8(8))
         low = low & kept(take)
@@ -540,7 +580,11 @@ def multiply(ctx, warp, stride, active, alive, depth: int, kind: str, wide: bool
             place = c + ((g + u8(8 * n)) * u8(8) + u8(2) * t) * u8(8)
             if wide:
                 store(f8, place, operand(warp, stride, lane, first + 2 * n).astype(u4).view(f4).astype(f8))
-                store(f8, place + u8(8), operand(warp, stride, lane, first + 2 * n + 1).astype(u4).view(f4).astype(f8))
+                store(
+                    f8,
+                    place + u8(8),
+                    operand(warp, stride, lane, first + 2 * n + 1).astype(u4).view(f4).astype(f8),
+                )
             else:
                 word = operand(warp, stride, lane, first + n)
                 store(f8, place, half(word, "f16"))
@@ -578,7 +622,9 @@ def tf32(word):
 
 
 @variables
-def load_matrices(ctx, warp, stride, active, alive, count: int, transpose: bool, shift: int, atomics: bool, races: bool):
+def load_matrices(
+    ctx, warp, stride, active, alive, count: int, transpose: bool, shift: int, atomics: bool, races: bool
+):
     """ldmatrix: lane 8 j + r has the address of row r of matrix j; every lane gets two elements of each."""
     if active != u8(0xFFFFFFFF):
         give_up(ctx)
@@ -735,7 +781,11 @@ def run_warp(ctx, warp):
             lane += u8(1)
         perform(lowest, ctx, base, stride, active, alive)
         if active == alive:
-            store(u8, load(u8, ctx + EPOCHS) + warp * u8(8), load(u8, load(u8, ctx + EPOCHS) + warp * u8(8)) + u8(1))
+            store(
+                u8,
+                load(u8, ctx + EPOCHS) + warp * u8(8),
+                load(u8, load(u8, ctx + EPOCHS) + warp * u8(8)) + u8(1),
+            )
         ready = active
     return barrier
 

@@ -21,6 +21,13 @@ from harness.vgpu.native import engine, machine_code
 SHARED = f".shared .align 16 .b8 s[{16 * THREADS}];"
 
 
+@pytest.fixture(autouse=True)
+def chosen_here(request):
+    """These tests choose the engine themselves."""
+    if request.config.getoption("--engines"):
+        pytest.skip("--engines runs both")
+
+
 @pytest.fixture
 def native(monkeypatch):
     """Launches run as machine code wherever they can."""

@@ -192,6 +192,7 @@ class Launch:
         cells = ((high - low) >> t.shifts[0]) + 2
         self.marks = MARKS.setdefault(self.run.gpu, Marks())
         marks, first = self.marks.of(cells * rt.CELL, serials)
+        self.marked = marks
         self.put(rt.MARKS, marks)
         self.put(rt.START, first << rt.SERIAL_AT)
         self.put(rt.NOW, first << rt.SERIAL_AT)
@@ -259,14 +260,23 @@ class Launch:
         self.finish()
         return True
 
+    def has_stores(self, e: Extent) -> bool:
+        """Whether marks of stores or atomics of this launch lie in a tensor."""
+        shift, base = self.native.translation.shifts[0], self.arena.base + self.low
+        cells = self.marked[
+            ((e.start - base) >> shift) * rt.CELL : (((e.end - 1 - base) >> shift) + 1) * rt.CELL
+        ]
+        marks = cells.view(np.uint64).reshape(-1, 3)
+        return bool((marks[:, [0, 2]] >= self.words[int(rt.START) // 8]).any())
+
     def finish(self):
         """What the launch leaves: the map of written bytes, who wrote what, counters."""
         run, arena, t = self.run, self.arena, self.native.translation
         stored = {n for n in t.stores if self.table[n, 3]}
-        everything = any(self.owners[n] is None for n in stored)
+        anywhere = any(self.owners[n] is None for n in stored)
         owners = {id(self.owners[n]) for n in stored}
         for e in self.written:
-            if not (everything or id(e) in owners):
+            if not (id(e) in owners or (anywhere and self.has_stores(e))):
                 continue
             part = slice(e.start - arena.base, e.end - arena.base)
             arena.written[part] = self.state[part.start - self.low : part.stop - self.low] & rt.WRITTEN

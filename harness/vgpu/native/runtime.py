@@ -425,20 +425,20 @@ def give(warp, stride, lane, n: int, value):
 
 
 @variables
-def check_members(ctx, warp, stride, active, alive, n: int):
+def check_members(ctx, warp, stride, active, members, n: int):
     """Operand n of all lanes is a mask: who it names and who lives must be here."""
     lane = u8(0)
     while lane < u8(32):
         if active >> lane & u8(1) != u8(0):  # noqa: SIM102
-            if operand(warp, stride, lane, n) & alive & ~active != u8(0):
+            if operand(warp, stride, lane, n) & members & ~active != u8(0):
                 give_up(ctx)
         lane += u8(1)
 
 
 @variables
-def shuffle(ctx, warp, stride, active, alive, mode: str):
+def shuffle(ctx, warp, stride, active, members, mode: str):
     """shfl.sync: operands value, amount, bounds, mask; results value and whether it is in range."""
-    check_members(ctx, warp, stride, active, alive, 3)
+    check_members(ctx, warp, stride, active, members, 3)
     lane = u8(0)
     while lane < u8(32):
         if active >> lane & u8(1) != u8(0):
@@ -467,9 +467,9 @@ def shuffle(ctx, warp, stride, active, alive, mode: str):
 
 
 @variables
-def vote(ctx, warp, stride, active, alive, mode: str):
+def vote(ctx, warp, stride, active, members, mode: str):
     """vote.sync: operands predicate, mask."""
-    check_members(ctx, warp, stride, active, alive, 1)
+    check_members(ctx, warp, stride, active, members, 1)
     yes = u8(0)
     lane = u8(0)
     while lane < u8(32):
@@ -480,56 +480,56 @@ def vote(ctx, warp, stride, active, alive, mode: str):
     while lane < u8(32):
         if active >> lane & u8(1) != u8(0):
             mask = operand(warp, stride, lane, 1)
-            mine, members = yes & mask, active & mask
+            mine, named = yes & mask, active & mask
             if mode == "ballot":
                 give(warp, stride, lane, 0, mine)
             elif mode == "any":
                 give(warp, stride, lane, 0, (mine != u8(0)).astype(u8))
             elif mode == "all":
-                give(warp, stride, lane, 0, (mine == members).astype(u8))
+                give(warp, stride, lane, 0, (mine == named).astype(u8))
             else:
-                give(warp, stride, lane, 0, ((mine == members) | (mine == u8(0))).astype(u8))
+                give(warp, stride, lane, 0, ((mine == named) | (mine == u8(0))).astype(u8))
         lane += u8(1)
 
 
 @variables
-def match(ctx, warp, stride, active, alive, mode: str):
+def match(ctx, warp, stride, active, members, mode: str):
     """match.sync: operands value, mask; results mask and predicate."""
-    check_members(ctx, warp, stride, active, alive, 1)
+    check_members(ctx, warp, stride, active, members, 1)
     lane = u8(0)
     while lane < u8(32):
         if active >> lane & u8(1) != u8(0):
-            members = active & operand(warp, stride, lane, 1)
+            named = active & operand(warp, stride, lane, 1)
             value = operand(warp, stride, lane, 0)
             same = u8(0)
             other = u8(0)
             while other < u8(32):
-                if members >> other & u8(1) != u8(0):
+                if named >> other & u8(1) != u8(0):
                     same = same | np.where(operand(warp, stride, other, 0) == value, u8(1), u8(0)) << other
                 other += u8(1)
             if mode == "any":
                 give(warp, stride, lane, 0, same)
                 give(warp, stride, lane, 1, (same != u8(0)).astype(u8))
             else:
-                whole = same == members
-                give(warp, stride, lane, 0, np.where(whole, members, u8(0)))
+                whole = same == named
+                give(warp, stride, lane, 0, np.where(whole, named, u8(0)))
                 give(warp, stride, lane, 1, whole.astype(u8))
         lane += u8(1)
 
 
 @variables
-def redux(ctx, warp, stride, active, alive, op: str, kind):
+def redux(ctx, warp, stride, active, members, op: str, kind):
     """redux.sync: operands value, mask."""
-    check_members(ctx, warp, stride, active, alive, 1)
+    check_members(ctx, warp, stride, active, members, 1)
     lane = u8(0)
     while lane < u8(32):
         if active >> lane & u8(1) != u8(0):
-            members = active & operand(warp, stride, lane, 1)
+            named = active & operand(warp, stride, lane, 1)
             out = kind(0)
             seen = u8(0)
             other = u8(0)
             while other < u8(32):
-                if members >> other & u8(1) != u8(0):
+                if named >> other & u8(1) != u8(0):
                     value = operand(warp, stride, other, 0).astype(kind)
                     out = np.where(seen != u8(0), combined(op, out, value), value)
                     seen = u8(1)
@@ -538,13 +538,13 @@ def redux(ctx, warp, stride, active, alive, op: str, kind):
         lane += u8(1)
 
 
-def warp_sync(ctx, warp, stride, active, alive):
+def warp_sync(ctx, warp, stride, active, members):
     """bar.warp.sync: operand mask."""
-    check_members(ctx, warp, stride, active, alive, 0)
+    check_members(ctx, warp, stride, active, members, 0)
 
 
 @variables
-def multiply(ctx, warp, stride, active, alive, depth: int, kind: str, wide: bool):
+def multiply(ctx, warp, stride, active, members, depth: int, kind: str, wide: bool):
     """mma.sync m16n8k(depth): the fragments to float64 matrices, the product, and back (fragments.py has the places).
 
     `wide`: sums in float32, else in float16. Products are exact; they are added in order, then the sum to C.
@@ -623,7 +623,7 @@ def tf32(word):
 
 @variables
 def load_matrices(
-    ctx, warp, stride, active, alive, count: int, transpose: bool, shift: int, atomics: bool, races: bool
+    ctx, warp, stride, active, members, count: int, transpose: bool, shift: int, atomics: bool, races: bool
 ):
     """ldmatrix: lane 8 j + r has the address of row r of matrix j; every lane gets two elements of each."""
     if active != u8(0xFFFFFFFF):
@@ -691,11 +691,15 @@ def start_block(ctx):
         tid += u8(1)
     warp = u8(0)
     while warp * u8(32) < threads:
-        left = threads - warp * u8(32)
-        alive = np.where(left >= u8(32), u8(0xFFFFFFFF), (u8(1) << (left & u8(31))) - u8(1))
-        store(u8, load(u8, ctx + ALIVE) + warp * u8(8), alive)
+        store(u8, load(u8, ctx + ALIVE) + warp * u8(8), everybody_of(ctx, warp))
         store(u8, load(u8, ctx + EPOCHS) + warp * u8(8), u8(0))
         warp += u8(1)
+
+
+def everybody_of(ctx, warp):
+    """The lanes that a warp has had from its start."""
+    left = load(u8, ctx + THREADS) - warp * u8(32)
+    return np.where(left >= u8(32), u8(0xFFFFFFFF), (u8(1) << (left & u8(31))) - u8(1))
 
 
 @variables
@@ -715,9 +719,7 @@ def run_block(ctx):
                 if (where != u8(0)) & (where != code):
                     give_up(ctx)
                 where = code
-            left = threads - warp * u8(32)
-            everybody = np.where(left >= u8(32), u8(0xFFFFFFFF), (u8(1) << (left & u8(31))) - u8(1))
-            if load(u8, load(u8, ctx + ALIVE) + warp * u8(8)) != everybody:
+            if load(u8, load(u8, ctx + ALIVE) + warp * u8(8)) != everybody_of(ctx, warp):
                 gone = u8(1)
             warp += u8(1)
         if waiting == u8(0):
@@ -779,7 +781,8 @@ def run_warp(ctx, warp):
                     turns = load(u8, st + TURNS)
                     active = active | u8(1) << lane
             lane += u8(1)
-        perform(lowest, ctx, base, stride, active, alive)
+        # Who has returned counts too: in the order of NumPy, or of a GPU, it may not have by now.
+        perform(lowest, ctx, base, stride, active, everybody_of(ctx, warp))
         if active == alive:
             store(
                 u8,

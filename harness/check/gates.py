@@ -406,5 +406,6 @@ def has_merged_line(finding: Finding) -> bool:
 
 def places_that_load(replay: "Replay") -> set[str]:
     """Where in the source the kernels load from memory."""
-    instructions = (i for kernel in replay.kernels.values() for i in kernel.function.body)
+    kernels = map(replay.kernel, replay.recording.ptx)
+    instructions = (i for kernel in kernels for i in kernel.function.body)
     return {place(instr) for instr in instructions if instr.op == "ld" and "param" not in instr.mods}

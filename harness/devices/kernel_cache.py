@@ -90,17 +90,19 @@ class Kernels:
 
     # ---- Plans ----------------------------------------------------------------------------------------------
 
-    def plan_file(self, program: Sequence[str], dims: Iterable[tuple[int, ...]], variant: str) -> Path:
-        """Where the plan of a variant is kept; `program` are the texts that record it."""
+    def host(self, program: Sequence[str]) -> str:
+        """A digest of all that decides what is launched, and with what; `program` are the texts that record it."""
         launched = {name for source in self.items.sources.values() for item in source.items
                     for name in LAUNCHED.findall(item.text)}  # fmt: skip
-        words = {word for text in program for word in re.findall(r"\w+", text)}
-        host = self.items.needed(words, but=launched)
-        parts = [mojo_version(), *program, *self.flags, repr(tuple(dims)), variant, *self.described(host)]
-        return cache_folder("plans") / f"{digest(parts)}.txt"
+        needed = self.items.needed(words_of(program), but=launched)
+        return digest([mojo_version(), *program, *self.flags, *self.described(needed)])
+
+    def launching(self, program: Iterable[str]) -> dict[str, str]:
+        """File -> the part of its text that launches what `program` records: less to read for the compiler."""
+        return self.items.cut_out(self.items.needed(words_of(program)))
 
     def keep_plan(self, file: Path, lines: Iterable[str], kernels: dict[str, Instance]) -> None:
-        """Keeps the lines of a variant's cases, and which kernel each symbol is."""
+        """Keeps the lines of a variant's case, and which kernel each symbol is."""
         used = {line.split(" ")[3] for line in lines if line.startswith(f"{MARK}launch ")}
         if not used <= kernels.keys():
             return
@@ -166,49 +168,27 @@ class Kernels:
 
         Raises CompileFailed with the compiler's diagnostics where one of them does not compile.
         """
-        cache = cache_folder("kernels")
-        with writing(cache, WHAT), tempfile.TemporaryDirectory(prefix=STAGING, dir=cache) as staging:
-            folder = Path(staging).resolve()
-            needed = self.items.needed({kernel.function for kernel in kernels})
-            self._write(folder, needed, kernels)
-            result = run_mojo(
-                "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", *self.flags,
-                str(folder / "main.mojo"),
-            )  # fmt: skip
-            if result.returncode != 0:
-                output = (result.stdout + result.stderr).replace(
-                    f"{folder}/op/", f"{self.package.path.resolve()}/"
-                )
-                if not self._speaks_of_the_package(parse_diagnostics(output), needed):
-                    return False
-                raise compile_failed(self.package.path, output, cache)
-            texts = re.split(rf"^{MARK}ptx (\S+)\n", result.stdout, flags=re.MULTILINE)[1:]
-            for kernel, symbol, ptx in zip(kernels, texts[::2], texts[1::2], strict=True):
-                self.keep_ptx(kernel, symbol, ptx.rstrip("\n"), folder / "op")
-        return True
+        if not all(map(self.file_of, kernels)):
+            return False
+        output = compile_together([(self, kernels)])
+        if output and self._speaks_of_the_package(parse_diagnostics(output), self.needed(kernels)):
+            raise compile_failed(self.package.path, output, cache_folder("kernels"))
+        return not output
 
-    def _write(self, folder: Path, needed: Sequence[Item], kernels: Sequence[Instance]) -> None:
-        """Writes the package of what the kernels need, and the program that prints their PTX."""
-        for file, text in self.items.cut_out(needed).items():
+    def needed(self, kernels: Iterable[Instance]) -> list[Item]:
+        """The items that kernels need."""
+        return self.items.needed({kernel.function for kernel in kernels})
+
+    def write(self, folder: Path, kernels: Sequence[Instance]) -> None:
+        """Writes, into a folder of its own, a package `op` that holds what the kernels need."""
+        for file, text in self.items.cut_out(self.needed(kernels)).items():
             path = folder / "op" / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             for parent in [path.parent, *path.parent.parents]:
+                (parent / "__init__.mojo").touch()
                 if parent == folder:
                     break
-                (parent / "__init__.mojo").touch()
-        lines = ["from std.compile import compile_info", "from max.gpu.host.compile import get_gpu_target"]
-        for function in dict.fromkeys(kernel.function for kernel in kernels):
-            module = self.items.by_name[function][0].file.removesuffix(".mojo").replace("/", ".")
-            lines.append(f"from op.{module} import {function}")
-        lines += ['comptime TARGET = get_gpu_target["sm_90a"]()', "def main():"]
-        for number, kernel in enumerate(kernels):
-            lines += [
-                f'    var k{number} = compile_info[{kernel.spelled}, emission_kind="asm", target=TARGET]()',
-                f'    print("{MARK}ptx", k{number}.function_name)',
-                f"    print(k{number}.asm)",
-            ]
-        (folder / "main.mojo").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
     def _speaks_of_the_package(self, diagnostics: Sequence[Diagnostic], needed: Sequence[Item]) -> bool:
         """Whether a compile that failed would fail alike with the whole package: an error in a line of it, about no name
@@ -220,6 +200,67 @@ class Kernels:
         own = {here for i in statements if i.module.startswith(".") for _, here in i.names}
         left_out = ({*self.items.by_name} | own) - {item.name for item in needed}
         return not left_out & set(re.findall(r"'(\w+)'", first.message))
+
+
+def compile_together(wanted: Sequence[tuple[Kernels, Sequence[Instance]]]) -> str:
+    """Compiles kernels of some packages, all with the same flags, as one program, and keeps their PTX.
+
+    Returns "" or, where they do not compile, what the compiler said, in which the packages have their own paths.
+    """
+    cache = cache_folder("kernels")
+    with writing(cache, WHAT), tempfile.TemporaryDirectory(prefix=STAGING, dir=cache) as staging:
+        folder = Path(staging).resolve()
+        copies = [folder / f"copy_{number}" for number in range(len(wanted))]
+        flat = [
+            (copy, package, kernel)
+            for copy, (package, kernels) in zip(copies, wanted, strict=True)
+            for kernel in kernels
+        ]
+        for copy, (package, kernels) in zip(copies, wanted, strict=True):
+            package.write(copy, kernels)
+        main = folder / "main.mojo"
+        main.write_text(_program(flat), encoding="utf-8")
+        result = run_mojo(
+            "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a",
+            *wanted[0][0].flags, str(main),
+        )  # fmt: skip
+        if result.returncode != 0:
+            output = result.stdout + result.stderr
+            for copy, (package, _) in zip(copies, wanted, strict=True):
+                output = output.replace(f"{copy}/op/", f"{package.package.path.resolve()}/")
+            return output
+        texts = re.split(rf"^{MARK}ptx (\S+)\n", plain_symbols(result.stdout), flags=re.MULTILINE)[1:]
+        for (copy, package, kernel), symbol, ptx in zip(flat, texts[::2], texts[1::2], strict=True):
+            package.keep_ptx(kernel, symbol, ptx.rstrip("\n"), copy / "op")
+    return ""
+
+
+def words_of(texts: Iterable[str]) -> set[str]:
+    """Every word in some texts."""
+    return {word for text in texts for word in re.findall(r"\w+", text)}
+
+
+def _program(flat: Sequence[tuple[Path, Kernels, Instance]]) -> str:
+    """The program that prints the PTX of kernels, each from the copy of its package beside it."""
+    imports, calls = [], []
+    for number, (copy, package, kernel) in enumerate(flat):
+        module = package.items.by_name[kernel.function][0].file.removesuffix(".mojo").replace("/", ".")
+        name = f"{copy.name}_{kernel.function}"
+        imports.append(f"from {copy.name}.op.{module} import {kernel.function} as {name}")
+        spelled = name + kernel.spelled.removeprefix(kernel.function)
+        calls += [
+            f'    var k{number} = compile_info[{spelled}, emission_kind="asm", target=TARGET]()',
+            f'    print("{MARK}ptx", k{number}.function_name)',
+            f"    print(k{number}.asm)",
+        ]
+    head = ["from std.compile import compile_info", "from max.gpu.host.compile import get_gpu_target"]
+    target = ['comptime TARGET = get_gpu_target["sm_90a"]()', "def main():"]
+    return "\n".join([*head, *dict.fromkeys(imports), *target, *calls, ""])
+
+
+def plain_symbols(text: str) -> str:
+    """Symbols as they are where the package alone is compiled, without the folder that holds its copy."""
+    return re.sub(r"\bcopy_\d+_op_", "op_", text)
 
 
 def moved_lines(ptx: str, moved: dict[tuple[str, int], int]) -> str:

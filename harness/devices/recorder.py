@@ -7,11 +7,20 @@ launch functions run here and in the custom op, so that a recording shows what a
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from harness.devices.kernel_cache import MARK, WHAT, Instance, Kernels, marked
+from harness.devices.kernel_cache import (
+    MARK,
+    WHAT,
+    Instance,
+    Kernels,
+    compile_together,
+    marked,
+    plain_symbols,
+)
+from harness.errors import CompileFailed
 from harness.toolchain import roots
 from harness.toolchain.cache import STAGING, cache_folder, digest, keep, whole, writing
 from harness.toolchain.diagnostics import parse_diagnostics
@@ -128,7 +137,8 @@ def record(
 def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Recording]:
     """Records packages of one puzzle; what `record` asks for later is found in the cache.
 
-    Packages with the same variants and grid are compiled as one Mojo program: its start costs more than a package does.
+    Packages with the same variants and grid are compiled as one Mojo program, whose start costs more than a package does,
+    and what they have in common only once.
 
     Raises CompileFailed for the first package that does not compile.
     """
@@ -138,9 +148,12 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Record
         if not whole(file):
             missing.setdefault(order.defines, []).append(order)
     texts: dict[Order, str] = {}
+    found: dict[Order, Recording] = {}
     for together in missing.values():
         if len(together) > 1:
-            texts.update(zip(together, _run(together, puzzle, dtype), strict=True))
+            found |= _put_together(together, puzzle, dtype)
+            rest = [order for order in together if order not in found]
+            texts.update(zip(rest, _run(rest, puzzle, dtype) if rest else [], strict=True))
 
     def make(staged: Path, order: Order) -> None:
         text = texts[order] if order in texts else _run([order], puzzle, dtype)[0]
@@ -149,8 +162,50 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Record
         staged.write_text(text, encoding="utf-8")
 
     for order, file in kept.items():
-        keep(file, partial(make, order=order), WHAT)
-    return [parse(kept[order].read_text(encoding="utf-8")) for order in orders]
+        if order not in found:
+            keep(file, partial(make, order=order), WHAT)
+            found[order] = parse(file.read_text(encoding="utf-8"))
+    return [found[order] for order in orders]
+
+
+def _put_together(orders: Sequence[Order], puzzle: str, dtype: str) -> dict[Order, Recording]:
+    """Recordings of packages with the same variants and grid, from parts; without those for which that does not work.
+
+    One program plans: it launches, but compiles no kernel, and that for one package of each kind of host code, since
+    most packages of a zoo differ in a kernel alone. Another compiles the kernels, each once however many packages have it.
+
+    Raises CompileFailed.
+    """
+    if not orders[0].variants:
+        return {}
+    hosts: dict[str, list[Order]] = {}
+    for order in orders:
+        hosts.setdefault(_host(order, puzzle, dtype), []).append(order)
+    unplanned = []
+    for alike in hosts.values():
+        dims = tuple(dict.fromkeys(dims for order in alike for dims in order.dims))
+        first = replace(alike[0], dims=dims)
+        if _planned(first, puzzle, dtype) is None:
+            unplanned.append(first)
+    if unplanned:
+        try:
+            texts = _run(unplanned, puzzle, dtype, plan=True)
+        except CompileFailed:  # what is wrong with which package is said of it as a whole
+            return {}
+        for order, text in zip(unplanned, texts, strict=True):
+            _keep_parts(order, puzzle, dtype, text)
+    wanted: list[tuple[Kernels, list[Instance]]] = []
+    seen: set[Path | None] = {None}
+    for order in orders:
+        kernels = _kernels(order, dtype)
+        files = {kernel: kernels.file_of(kernel) for kernel in _missing(order, puzzle, dtype)}
+        if new := [kernel for kernel, file in files.items() if file not in seen]:
+            wanted.append((kernels, new))
+        seen.update(files.values())
+    if wanted:
+        compile_together(wanted)
+    parts = {order: _from_parts(order, puzzle, dtype) for order in orders}
+    return {order: recording for order, recording in parts.items() if recording}
 
 
 def _cache_file(order: Order, puzzle: str, dtype: str) -> Path:
@@ -166,10 +221,40 @@ def _kernels(order: Order, dtype: str) -> Kernels:
     return Kernels(order.package, (f"-DDTYPE={dtype}", *([SMALL_GRID] if order.small_grid else [])))
 
 
-def _plan_files(order: Order, puzzle: str, kernels: Kernels) -> dict[str, Path]:
-    """Where the plan of each variant of an order is kept."""
-    program = [path.read_text("utf-8") for path in (_program(puzzle), LAUNCHER)]
-    return {name: kernels.plan_file(program, order.dims, name) for name in order.variants}
+def _host(order: Order, puzzle: str, dtype: str) -> str:
+    """What tells whether the host code of two packages launches the same."""
+    return _kernels(order, dtype).host(_program_texts(puzzle))
+
+
+def _plan_files(order: Order, puzzle: str, dtype: str) -> dict[tuple[str, tuple[int, ...]], Path]:
+    """Where the plan of each variant of an order at each size is kept."""
+    host, folder = _host(order, puzzle, dtype), cache_folder("plans")
+    return {
+        (variant, dims): folder / f"{digest([host, variant, repr(dims)])}.txt"
+        for dims in order.dims
+        for variant in order.variants
+    }
+
+
+def _planned(order: Order, puzzle: str, dtype: str) -> tuple[str, dict[str, Instance]] | None:
+    """The plans of an order as one text, and which kernel each symbol is; None where a plan is missing."""
+    plans = _plan_files(order, puzzle, dtype).values()
+    if not plans or not all(map(whole, plans)):
+        return None
+    text = "\n".join(path.read_text(encoding="utf-8") for path in plans)
+    instances = {}
+    for line in text.splitlines():
+        if line.startswith(f"{MARK}kernel "):
+            symbol, function, *parameters = line.removeprefix(f"{MARK}kernel ").split(" ")
+            instances[symbol] = Instance(function, tuple(parameters))
+    return text, instances
+
+
+def _missing(order: Order, puzzle: str, dtype: str) -> list[Instance]:
+    """The kernels of the plans of an order that are not kept; none where a plan is missing."""
+    kernels, planned = _kernels(order, dtype), _planned(order, puzzle, dtype)
+    instances = planned[1] if planned else {}
+    return list(dict.fromkeys(k for symbol, k in instances.items() if kernels.ptx(k, symbol) is None))
 
 
 def _from_parts(order: Order, puzzle: str, dtype: str) -> Recording | None:
@@ -177,33 +262,27 @@ def _from_parts(order: Order, puzzle: str, dtype: str) -> Recording | None:
 
     Raises CompileFailed.
     """
-    kernels = _kernels(order, dtype)
-    plans = _plan_files(order, puzzle, kernels)
-    if not plans or not all(map(whole, plans.values())):
+    kernels, planned = _kernels(order, dtype), _planned(order, puzzle, dtype)
+    if not planned:
         return None
-    texts = [path.read_text(encoding="utf-8") for path in plans.values()]
-    recording = parse("\n".join(texts))
-    instances = {}
-    for line in "\n".join(texts).splitlines():
-        if line.startswith(f"{MARK}kernel "):
-            symbol, function, *parameters = line.removeprefix(f"{MARK}kernel ").split(" ")
-            instances[symbol] = Instance(function, tuple(parameters))
-    missing = [kernel for symbol, kernel in instances.items() if kernels.ptx(kernel, symbol) is None]
-    if missing and not kernels.compile(list(dict.fromkeys(missing))):
+    text, instances = planned
+    missing = _missing(order, puzzle, dtype)
+    if missing and not kernels.compile(missing):
         return None
+    recording = parse(text)
     symbols = recording.kernel_names()
     recording.ptx = {symbol: kernels.ptx(instances[symbol], symbol) or "" for symbol in symbols}
     return recording if all(recording.ptx.values()) else None
 
 
 def _keep_parts(order: Order, puzzle: str, dtype: str, text: str) -> None:
-    """Keeps what a whole recording says, in parts: the plan of each variant, and each kernel."""
+    """Keeps what a recording or a plan says, in parts: the plan of each variant at each size, and each kernel."""
     if not order.variants:
         return
     kernels, recording = _kernels(order, dtype), parse(text)
     instances: dict[str, Instance] = {}
-    lines: dict[str, list[str]] = {}
-    variant, announced = "", None
+    lines: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    case, announced = ("", ()), None
     for line in text.splitlines():
         what, *words = line.removeprefix(MARK).split(" ") if line.startswith(MARK) else [""]
         if what == "instance":
@@ -212,13 +291,15 @@ def _keep_parts(order: Order, puzzle: str, dtype: str, text: str) -> None:
             instances[words[1]] = announced
         if what == "launch":
             announced = None
-        variant = words[0] if what == "case" else variant
+        case = (words[0], tuple(map(int, words[1:]))) if what == "case" else case
         if what in ("case", "tensor", "workspace", "launch"):
-            lines.setdefault(variant, []).append(line)
+            lines.setdefault(case, []).append(line)
     for symbol, kernel in instances.items():
-        kernels.keep_ptx(kernel, symbol, recording.ptx[symbol], order.package.path.resolve())
-    for name, file in _plan_files(order, puzzle, kernels).items():
-        kernels.keep_plan(file, lines.get(name, []), instances)
+        if symbol in recording.ptx:
+            kernels.keep_ptx(kernel, symbol, recording.ptx[symbol], order.package.path.resolve())
+    for planned, file in _plan_files(order, puzzle, dtype).items():
+        if planned in lines:
+            kernels.keep_plan(file, lines[planned], instances)
 
 
 def _program(puzzle: str) -> Path:
@@ -226,28 +307,39 @@ def _program(puzzle: str) -> Path:
     return roots.solutions() / puzzle / "record.mojo"
 
 
-def _run(orders: list[Order], puzzle: str, dtype: str, *, marks: bool = True) -> list[str]:
+def _program_texts(puzzle: str) -> list[str]:
+    """The texts of what records a package of a puzzle."""
+    return [path.read_text("utf-8") for path in (_program(puzzle), LAUNCHER)]
+
+
+def _run(
+    orders: list[Order], puzzle: str, dtype: str, *, marks: bool = True, plan: bool = False
+) -> list[str]:
     """What the recording launcher prints for each of these packages, which have the same variants and grid.
 
-    With `marks` the launch code also says which kernel it launches; where that does not compile it goes without.
+    With `marks` the launch code also says which kernel it launches; where that does not compile it goes without. For a
+    `plan` no kernel is compiled, and each package is cut down to what its launches need.
     """
     cache = cache_folder("recordings")
     with writing(cache, WHAT), tempfile.TemporaryDirectory(prefix=STAGING, dir=cache) as staging:
         folder = Path(staging).resolve()
         result = run_mojo(
             "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}",
-            *orders[0].defines, str(_write_program(folder, orders, puzzle, marks)),
+            *orders[0].defines, *(["-DPLAN"] if plan else []),
+            str(_write_program(folder, orders, puzzle, marks, plan)),
         )  # fmt: skip
         output = result.stdout + result.stderr
         refused = marks and any(f"{MARK}instance" in found.text for found in parse_diagnostics(output))
-        if result.returncode != 0 and len(orders) == 1 and not refused:
+        if result.returncode != 0 and (plan or (len(orders) == 1 and not refused)):
             path = orders[0].package.path
             raise compile_failed(path, _named(output, folder, path), cache)
     if result.returncode != 0 and refused:
         return _run(orders, puzzle, dtype, marks=False)
     if result.returncode != 0:  # which of them it is, and what is wrong with it, its own program says
         half = len(orders) // 2
-        return _run(orders[:half], puzzle, dtype) + _run(orders[half:], puzzle, dtype)
+        return [
+            text for some in (orders[:half], orders[half:]) for text in _run(some, puzzle, dtype, marks=marks)
+        ]
     texts = re.split(rf"^{MARK}package\n", result.stdout, flags=re.MULTILINE)[1:]
     paths = [order.package.path.resolve() for order in orders]
     return [_named(text, folder, path) for text, path in zip(texts, paths, strict=True)]
@@ -256,13 +348,13 @@ def _run(orders: list[Order], puzzle: str, dtype: str, *, marks: bool = True) ->
 def _named(text: str, folder: Path, package: Path) -> str:
     """The text with the package's own path, and `op` in a kernel's symbol, where it names the copy."""
     text = re.sub(rf"{re.escape(str(folder))}/copy_\d+/op(?=/)", lambda match: str(package), text)
-    return re.sub(r"\bcopy_\d+_op_", "op_", text)
+    return plain_symbols(text)
 
 
-def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool) -> Path:
+def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, cut: bool) -> Path:
     """Writes a program that records several packages, one after the other.
 
-    Each is copied into a package of its own, beside its recording program and the recording launcher, whose imports
+    Each, or with `cut` what its launches need, is copied into a package of its own, beside its recording program and the recording launcher, whose imports
     of `op` and `recorder` are made to mean these neighbours.
     """
     imports, calls = [], []
@@ -270,10 +362,10 @@ def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool) 
         copy = folder / f"copy_{number}"
         copy.mkdir()
         (copy / "__init__.mojo").touch()
-        for source in order.package.files:
-            text = source.read_text("utf-8", errors="surrogateescape")
-            target = copy / "op" / source.relative_to(order.package.path)
+        for name, text in _texts(order, puzzle, cut).items():
+            target = copy / "op" / name
             target.parent.mkdir(parents=True, exist_ok=True)
+            (target.parent / "__init__.mojo").touch()
             target.write_text(marked(text) if marks else text, "utf-8", errors="surrogateescape")
         for source in (_program(puzzle), LAUNCHER):
             text = re.sub(
@@ -288,6 +380,14 @@ def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool) 
     lines = [*imports, "def main() raises:", *(f"    {call}" for call in calls), ""]
     main.write_text("\n".join(lines), encoding="utf-8")
     return main
+
+
+def _texts(order: Order, puzzle: str, cut: bool) -> dict[str, str]:
+    """File of an order's package -> its text, or with `cut` the part that its launches need."""
+    if cut:
+        return _kernels(order, "").launching(_program_texts(puzzle))
+    files = ((str(file.relative_to(order.package.path)), file) for file in order.package.files)
+    return {name: file.read_text("utf-8", errors="surrogateescape") for name, file in files}
 
 
 def parse(text: str) -> Recording:

@@ -8,7 +8,7 @@ import torch
 from harness.devices.poison import poisoned
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
 from harness.spec.puzzle import Case, Puzzle
-from harness.vgpu.machine import VirtualGPU
+from harness.vgpu.machine import Kernel, VirtualGPU
 
 
 class Replay:
@@ -20,7 +20,13 @@ class Replay:
         self.puzzle = puzzle
         self.dtype = dtype
         self.gpu = VirtualGPU(**machine)
-        self.kernels = {symbol: self.gpu.load(ptx).kernels[symbol] for symbol, ptx in recording.ptx.items()}
+        self._kernels: dict[str, Kernel] = {}
+
+    def kernel(self, symbol: str) -> Kernel:
+        """A kernel of the recording, loaded when it is first asked for: most runs are of one variant."""
+        if symbol not in self._kernels:
+            self._kernels[symbol] = self.gpu.load(self.recording.ptx[symbol]).kernels[symbol]
+        return self._kernels[symbol]
 
     def run(self, variant: str, case: Case, inputs: dict, given: dict | None = None) -> dict:
         """Runs one variant on one case.
@@ -73,7 +79,7 @@ class Replay:
 
     def _launch(self, launch: RecordedLaunch, real: dict[bytes, bytes]) -> None:
         arguments = [real.get(argument, argument) for argument in launch.arguments]
-        kernel = self.kernels[launch.symbol]
+        kernel = self.kernel(launch.symbol)
         self.gpu.launch(kernel, launch.grid, launch.block, arguments, launch.shared, name=launch.name)
 
     def _read(self, name: str, address: int, shape: tuple[int, ...]) -> torch.Tensor:

@@ -57,17 +57,18 @@ def test_lines_follow_code_that_has_moved():
 
 @pytest.fixture
 def edited(tmp_path, monkeypatch):
-    """(old, new)... -> the toy's op package with those edits, always in the same place; recordings start anew."""
+    """(old, new)... -> the toy's op package with those edits, in the same place unless told; recordings start anew."""
     monkeypatch.setattr(roots, "solutions", lambda: tmp_path)
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
     (tmp_path / "p90").mkdir()
     shutil.copy(TOY / "record.mojo", tmp_path / "p90")
-    folder = tmp_path / "op"
-    shutil.copytree(TOY / "op", folder)
-    (folder / "shared").symlink_to(roots.CHECKOUT / "solutions" / "shared")
-    text = (folder / "square.mojo").read_text()
+    text = (TOY / "op" / "square.mojo").read_text()
 
-    def make(*edits: tuple[str, str]) -> OpPackage:
+    def make(*edits: tuple[str, str], place: str = "op") -> OpPackage:
+        folder = tmp_path / place
+        if not folder.exists():
+            shutil.copytree(TOY / "op", folder)
+            (folder / "shared").symlink_to(roots.CHECKOUT / "solutions" / "shared")
         changed = text
         for old, new in edits:
             assert changed.count(old) == 1
@@ -80,12 +81,12 @@ def edited(tmp_path, monkeypatch):
 
 @pytest.fixture
 def runs(monkeypatch) -> list[str]:
-    """What is compiled: "whole" or the kernels."""
+    """What is compiled: "whole", the "plan" alone, or the kernels."""
     done = []
     whole, some = recorder._run, Kernels.compile
 
     def run(*arguments, **options):
-        done.append("whole")
+        done.append("plan" if options.get("plan") else "whole")
         return whole(*arguments, **options)
 
     monkeypatch.setattr(recorder, "_run", run)
@@ -94,7 +95,14 @@ def runs(monkeypatch) -> list[str]:
         done.append(" ".join(kernel.function for kernel in kernels))
         return some(self, kernels)
 
+    together = recorder.compile_together
+
+    def compile_together(wanted):
+        done.append(" + ".join(" ".join(k.function for k in kernels) for _, kernels in wanted))
+        return together(wanted)
+
     monkeypatch.setattr(Kernels, "compile", compile)
+    monkeypatch.setattr(recorder, "compile_together", compile_together)
     return done
 
 
@@ -139,6 +147,51 @@ def test_only_the_kernel_that_changed_is_compiled_and_it_is_the_same_as_of_the_w
         assert fingerprint(parts.ptx[symbol]) == fingerprint(text)
         assert table(parts.ptx[symbol]) == table(text) and table(text)
         assert (table(text) == table(first.ptx[symbol])) is False, "all lines have moved"
+
+
+@pytest.mark.compiler
+def test_what_many_packages_have_in_common_is_compiled_once(edited, runs):
+    """One program plans for each kind of host code, another compiles each kernel; all is as recorded whole."""
+    forward = ("scale.cast[accum]() * value * value", "scale.cast[accum]() * value")
+    edits = {"right": (), "moved": (LONGER,), "slope": (LONGER, CHANGE), "both": (CHANGE, forward)}
+    host = {"host": (("grid_dim=Int(rows),\n        block_dim=THREADS,\n    )\n\n\ndef", "grid_dim=Int(rows),\n        block_dim=32,\n    )\n\n\ndef"),)}  # fmt: skip
+    packages = {name: edited(*some, place=name) for name, some in (edits | host).items()}
+    sizes = {"slope": DIMS[1:]}
+    orders = {name: recorder.Order(p, sizes.get(name, DIMS), ("plain",)) for name, p in packages.items()}
+    found = dict(zip(orders, recorder.record_many([*orders.values()], "p90", "float32"), strict=True))
+    every = "square_backward_kernel square_kernel + square_backward_kernel + square_kernel"
+    assert runs == ["plan", every], (
+        "`both` has the backward kernel of `slope`, `moved` and `host` no kernel of their own"
+    )
+    geometry = {
+        name: {launch.name: launch.block for launch in each.launches()} for name, each in found.items()
+    }
+    assert geometry["host"] == {"square": (32, 1, 1), "square_backward": (64, 1, 1)}
+    assert all(geometry[name]["square"] == (64, 1, 1) for name in edits)
+    for name, order in orders.items():
+        assert take_order(order) == found[name] and len(runs) == 2, "found in the cache"
+    whole = recorder._run([*orders.values()], "p90", "float32")
+    for name, text in zip(orders, whole, strict=True):
+        assert_same(found[name], recorder.parse(text), name)
+
+
+def take_order(order: recorder.Order):
+    """What `record` gives for an order."""
+    return record(order.package, "p90", "float32", order.dims, order.variants)
+
+
+def assert_same(parts, whole, name: str) -> None:
+    """Asserts that two recordings launch the same code with the same arguments, its lines in the same places."""
+    assert list(parts.cases) == [case for case in whole.cases if case[0] == "plain"], name
+    plain = re.compile(r"_[0-9a-f]{8,}")
+    for case, events in parts.cases.items():
+        same = [[plain.sub("", repr(event)) for event in some] for some in (events, whole.cases[case])]
+        assert same[0] == same[1], name
+    codes = [{r.kernel_names()[s]: text for s, text in r.ptx.items()} for r in (parts, whole)]
+    assert codes[0].keys() == codes[1].keys()
+    for launch, text in codes[1].items():
+        assert fingerprint(codes[0][launch]) == fingerprint(text), (name, launch)
+        assert table(codes[0][launch]) == table(text), (name, launch)
 
 
 @pytest.mark.compiler

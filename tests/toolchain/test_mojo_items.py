@@ -61,6 +61,14 @@ def test_a_file_is_cut_where_its_items_begin():
     ]
 
 
+def test_decorators_of_several_lines_belong_to_their_function():
+    text = (
+        "@inline\n@limits(\n    threads=128,\n)\ndef kernel(x: Int):\n    pass\n\n\ndef other():\n    pass\n"
+    )
+    source = read("kernels.mojo", text)
+    assert [(item.name, item.line) for item in source.items] == [("kernel", 1), ("other", 9)]
+
+
 def test_what_an_item_needs_is_found_by_name_through_files_and_renamings_and_not_in_comments():
     assert names(Items(FILES).needed(["kernel"])) == ["depth", "helper", "SIZE", "inner", "kernel"]
     assert names(Items(FILES).needed(["kernel"], but=["helper"])) == ["SIZE", "inner", "kernel"]

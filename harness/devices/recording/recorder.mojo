@@ -8,11 +8,12 @@ separated by a space:
     //@ tensor NAME ADDRESS BYTES           a tensor at a made-up address
     //@ workspace NAME ADDRESS BYTES        likewise scratch memory, as it is lent
     //@ launch NAME KERNEL gx gy gz bx by bz SHARED ARGUMENT...     (dynamic shared memory and argument bytes, the latter in hexadecimal)
-    //@ ptx KERNEL                          followed by the PTX, once for each kernel
+    //@ ptx KERNEL                          followed by the PTX, once for each kernel; none with `-D PLAN`
 """
 
 from std.compile import compile_info
-from std.sys import size_of
+from std.reflection import get_linkage_name
+from std.sys import is_defined, size_of
 from max.gpu.host import Dim
 from max.gpu.host.compile import get_gpu_target
 from max.gpu.host.device_context import DefaultDeviceTypeEncoder, DevicePassable
@@ -22,6 +23,8 @@ from op.shared.launcher import Launcher
 
 comptime TARGET = get_gpu_target["sm_90a"]()
 comptime FIRST_ADDRESS = 0x5A5A00000000
+comptime PLAN = is_defined["PLAN"]()
+"""Launches alone are printed, no PTX: the kernels are not compiled, which is most of the work."""
 
 
 struct Recorder(Launcher):
@@ -37,7 +40,8 @@ struct Recorder(Launcher):
         self.seen = []
 
     def case(mut self, name: String):
-        """Says what the launches that follow belong to."""
+        """Says what the launches that follow belong to. Its addresses are the same whatever comes before."""
+        self.next_address = FIRST_ADDRESS
         print("//@ case", name)
 
     def tensor[dtype: DType](mut self, name: StaticString, count: Int) -> MutPtr[dtype]:
@@ -69,7 +73,6 @@ struct Recorder(Launcher):
         shared_bytes: Int = 0,
         early: Bool = False,
     ) raises:
-        var info = compile_info[kernel, emission_kind="asm", target=TARGET]()
         var bytes: List[UInt8] = []
         var sizes: List[Int] = []
         comptime for i in range(Ts.length):
@@ -82,31 +85,36 @@ struct Recorder(Launcher):
             )
             bytes.shrink(start + count)
             sizes.append(count)
-        self.write(name, info.function_name, info.asm, grid_dim, block_dim, shared_bytes, bytes, sizes)
+        comptime symbol = get_linkage_name[kernel, target=TARGET]()
+        comptime if not PLAN:
+            self.compiled(symbol, compile_info[kernel, emission_kind="asm", target=TARGET]().asm)
+        self.write(name, symbol, grid_dim, block_dim, shared_bytes, bytes, sizes)
+
+    @no_inline
+    def compiled(mut self, symbol: StringSlice, ptx: StringSlice):
+        """Prints the PTX of a kernel, once."""
+        for i in range(len(self.seen)):
+            if self.seen[i] == symbol:
+                return
+        self.seen.append(String(symbol))
+        print("//@ ptx", symbol)
+        print(ptx)
 
     @no_inline
     def write(
         mut self,
         name: StaticString,
         symbol: StringSlice,
-        ptx: StringSlice,
         grid: Dim,
         block: Dim,
         shared_bytes: Int,
         bytes: List[UInt8],
         sizes: List[Int],
     ):
-        """Prints one launch, and before the first of its kernel the PTX.
+        """Prints one launch.
 
         Not in `launch`, which is compiled anew for every kernel: all this in every one of them costs seconds.
         """
-        var known = False
-        for i in range(len(self.seen)):
-            known = known or self.seen[i] == symbol
-        if not known:
-            self.seen.append(String(symbol))
-            print("//@ ptx", symbol)
-            print(ptx)
         print("//@ launch", name, symbol, end="")
         var numbers: List[Int] = [grid.x(), grid.y(), grid.z(), block.x(), block.y(), block.z(), shared_bytes]
         for i in range(len(numbers)):

@@ -50,9 +50,8 @@ def matmul(recording: Recording, m: int, k: int, n: int, checks: Checks) -> tupl
         gpu.write(address, values)
     arguments = [*map(pointer, (out, *factors)), *(np.int32(size).tobytes() for size in (m, n, k))]
     start = time.perf_counter()
-    gpu.launch(
-        replay.kernels[launch.symbol], (-(-m // 16), -(-n // 16), 1), launch.block, arguments, name="matmul"
-    )
+    grid = (-(-m // 16), -(-n // 16), 1)
+    gpu.launch(replay.kernel(launch.symbol), grid, launch.block, arguments, name="matmul")
     seconds = time.perf_counter() - start
     got = gpu.read(out, m * n * 4).view(np.float32).reshape(m, n)
     return seconds, float(np.abs(got - a.astype(np.float64) @ b).max()), gpu

@@ -242,6 +242,7 @@ def test_the_command_that_the_report_suggests_parses_and_says_the_same(here, fin
     assert (
         code == 3
         and "Unsolved blanks (2 of 2):" in out
+        and "   - CPU Backward:  ✅ CORRECT" in out  # its path has no blanks
         and "Run this again: python -m harness p90 --backward" in out
     )
 

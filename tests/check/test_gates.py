@@ -11,7 +11,7 @@ import pytest
 
 from harness.check import gates
 from harness.check.gates import Checker
-from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
+from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, Recording, record_many
 from harness.devices.replay import pointer
 from harness.errors import BadUse, CompileFailed, DamagedFile
 from harness.learner import blanks
@@ -32,21 +32,60 @@ def checker(puzzle):
 @pytest.fixture
 def skeleton(tmp_path, solution):
     """gate ids -> a package with a learner's file in which only those blanks are filled in, as in the solution."""
+    return lambda *filled: solved(solution, tmp_path / "learner", *filled)
 
-    def make(*filled, change=("", "")) -> OpPackage:
-        folder = tmp_path / "learner"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(solution.path, folder)
-        source = folder / "layernorm_linear.mojo"
-        text = source.read_text()
-        bodies = {id: blank.body for id, blank in blanks.find(text).items() if id in filled}
-        old, new = change
-        assert not old or text.count(old) == 1
-        bodies = {id: tuple("\n".join(body).replace(old, new).split("\n")) for id, body in bodies.items()}
-        source.write_text(blanks.join(blanks.split(blanks.skeleton(text)), bodies))
-        return OpPackage(folder)
 
-    return make
+def solved(solution, folder: Path, *filled: str, change: tuple[str, str] = ("", "")) -> OpPackage:
+    """A copy of the solution's package with all blanks empty but those that are named, and these perhaps changed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(solution.path, folder)
+    source = folder / "layernorm_linear.mojo"
+    text = source.read_text()
+    bodies = {id: blank.body for id, blank in blanks.find(text).items() if id in filled}
+    old, new = change
+    assert not old or text.count(old) == 1
+    bodies = {id: tuple("\n".join(body).replace(old, new).split("\n")) for id, body in bodies.items()}
+    source.write_text(blanks.join(blanks.split(blanks.skeleton(text)), bodies))
+    return OpPackage(folder)
+
+
+def without_markers(solution, folder: Path) -> OpPackage:
+    """A copy of the solution's package without blanks, that adds dbeta up twice."""
+    shutil.copytree(solution.path, folder)
+    source = folder / "layernorm_linear.mojo"
+    lines = [line for line in source.read_text().splitlines(True) if "# BLANK-" not in line]
+    old = "atomic_add(grad_ln_bias, h, dln)"
+    assert "".join(lines).count(old) == 1
+    source.write_text("".join(lines).replace(old, "atomic_add(grad_ln_bias, h, 2 * dln)"))
+    return OpPackage(folder)
+
+
+ENDLESS = (
+    "for o in range(O):\n            atomic_add(grad_bias",
+    "var o = 0\n        while o < O:\n            atomic_add(grad_bias",
+)
+
+
+@pytest.fixture(scope="module")
+def packages(puzzle, solution, tmp_path_factory) -> dict[str, OpPackage]:
+    """The packages that the tests record, recorded together: the checker finds what it asks for in the cache."""
+    folder = tmp_path_factory.mktemp("packages")
+    made = {id: solved(solution, folder / id, id) for id in ("dx", "row_sums", "ln")}
+    made["endless"] = solved(solution, folder / "endless", "db", change=ENDLESS)
+    made["unmarked"] = without_markers(solution, folder / "unmarked")
+    variants = {gate.id: gate.variant for gate in puzzle.kernel_gates}
+    cases = {"endless": few(puzzle)[:1]}
+    orders = [
+        Order(
+            package,
+            tuple(dict.fromkeys(case.dims for case in cases.get(name, few(puzzle)))),
+            (variants.get(name, "fused"),),
+            small_grid=True,
+        )
+        for name, package in made.items()
+    ]
+    record_many(orders, puzzle.name, "float32")
+    return made
 
 
 def states(results):
@@ -95,38 +134,30 @@ def test_an_untouched_problem_is_unsolved_and_nothing_is_run(checker, puzzle, sk
 
 
 @pytest.mark.compiler
-def test_one_solved_blank_among_untouched_ones(checker, puzzle, skeleton):
-    results = checker.check(skeleton("dx"), FUSED, few(puzzle))
+def test_one_solved_blank_among_untouched_ones(checker, puzzle, packages):
+    results = checker.check(packages["dx"], FUSED, few(puzzle))
     assert states(results) == {id: "unsolved" for id in FUSED} | {"dx": "correct"}
 
 
 @pytest.mark.compiler
-def test_what_an_untouched_blank_leaves_unwritten_is_not_put_down_to_the_next_one(checker, puzzle, skeleton):
-    results = checker.check(skeleton("row_sums"), cases=few(puzzle))
+def test_what_an_untouched_blank_leaves_unwritten_is_not_put_down_to_the_next_one(checker, puzzle, packages):
+    results = checker.check(packages["row_sums"], cases=few(puzzle))
     assert states(results) == {gate.id: "unsolved" for gate in puzzle.kernel_gates} | {"row_sums": "correct"}
-    results = checker.check(skeleton("ln"), ["ln", "row_sums"], few(puzzle))
+    results = checker.check(packages["ln"], ["ln", "row_sums"], few(puzzle))
     assert states(results) == {"ln": "correct", "row_sums": "unsolved"}
 
 
 @pytest.mark.compiler
-def test_an_endless_loop_ends_and_says_where(checker, puzzle, skeleton):
-    endless = (
-        "for o in range(O):\n            atomic_add(grad_bias",
-        "var o = 0\n        while o < O:\n            atomic_add(grad_bias",
-    )
-    package = skeleton("db", change=endless)
-    (db,) = checker.check(package, ["db"], few(puzzle)[:1])
+def test_an_endless_loop_ends_and_says_where(checker, puzzle, packages):
+    (db,) = checker.check(packages["endless"], ["db"], few(puzzle)[:1])
     assert db.state == "wrong" and db.mistake == "endless-loop" and db.hint == "db-3"
     assert "minimal_fused_backward did not end" in db.diagnosis[0]
     assert "layernorm_linear.mojo:" in db.diagnosis[0] or "common.mojo:" in db.diagnosis[0]
 
 
 @pytest.mark.compiler
-def test_a_package_without_markers_is_judged_as_a_whole(checker, puzzle, copied_package):
-    path = copied_package.path / copied_package.source
-    path.write_text("".join(line for line in path.read_text().splitlines(True) if "# BLANK-" not in line))
-    copied_package.replace("atomic_add(grad_ln_bias, h, dln)", "atomic_add(grad_ln_bias, h, 2 * dln)")
-    results = checker.check(OpPackage(copied_package.path), FUSED, few(puzzle))
+def test_a_package_without_markers_is_judged_as_a_whole(checker, puzzle, packages):
+    results = checker.check(packages["unmarked"], FUSED, few(puzzle))
     assert states(results) == {id: "correct" for id in FUSED} | {"dgamma": "wrong"}
     (dgamma,) = (result for result in results if result.gate.id == "dgamma")
     assert dgamma.mistake == "doubled" and dgamma.hint == "dgamma-3"

@@ -491,8 +491,10 @@ def skeleton_package(solution, tmp_path_factory):
 
 
 @pytest.mark.compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux")
 def test_3_untouched_problems_compile_and_say_what_is_unsolved(skeleton_package):
-    finished = harness("p22", "--backward", "--ops", skeleton_package)
+    """On the CPU, whose path has no blanks, they are the solution; the toy puzzle's test sees what is said of that."""
+    finished = harness("p22", "--backward", "--ops", skeleton_package, "--device", "virtual")
     assert finished.returncode == 3, finished.stdout + finished.stderr
     lines = finished.stdout.splitlines()
     at = lines.index("Unsolved blanks (7 of 8):")
@@ -502,10 +504,8 @@ def test_3_untouched_problems_compile_and_say_what_is_unsolved(skeleton_package)
     del expected["transfer"]  # the last gate's variant runs on request
     assert dict(line.split(maxsplit=1) for line in lines[at + 1 : at + 8]) == expected
     assert "   Overall Result: ⏳ UNSOLVED, nothing attempted is wrong" in lines
-    assert "   - CPU Backward:  ✅ CORRECT" in lines, "the CPU path has no blanks"
-    if any(line.startswith("   on Virtual GPU") for line in lines):
-        assert "   grad_input: ⏳ UNSOLVED (blank dx)" in lines
-        assert "   - Virtual GPU Backward:  ⏳ UNSOLVED" in lines
+    assert "   grad_input: ⏳ UNSOLVED (blank dx)" in lines
+    assert "   - Virtual GPU Backward:  ⏳ UNSOLVED" in lines
 
 
 @pytest.mark.compiler

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import types
 
@@ -280,6 +282,32 @@ def test_a_launch_that_is_stopped_has_stored_nothing(monkeypatch, tmp_path):
     launch, (x, _) = launched(add)
     assert launch.engine == "native"
     np.testing.assert_array_equal(x[:128], np.arange(128) + 1)
+
+
+PRINT_KEY = """
+import sys
+from harness.vgpu.machine import VirtualGPU
+from harness.vgpu.native import machine_code
+from harness.vgpu.native.kernel import Translation
+kernel = VirtualGPU().load(sys.stdin.read()).kernels["k"]
+print(machine_code.key([Translation(kernel).text]))
+"""
+
+
+def test_every_process_finds_the_same_object(native):
+    """The text of a translation does not depend on how this process orders its sets."""
+    body = (
+        OWN
+        + "mov.u32 %r2, %laneid; mov.u32 %r3, %ntid.x; mov.u32 %r4, %nctaid.x; mov.u32 %r5, %tid.y; st.global.u32 [%d0], %r2;"
+    )
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", PRINT_KEY], input=kernel(body), env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert len(keys) == 1
 
 
 def test_a_wrong_engine_is_named(monkeypatch):

@@ -308,7 +308,7 @@ class Translation:
             conj, self.word(rt.NOW), f.binary(conj, f.binary(shift, wide, u8(rt.THREAD_AT)), epoch)
         )
         self.counts = self.word(rt.COUNTS)
-        names = [s.replace(".", "_") for s in self.program.specials]
+        names = [s.replace(".", "_") for s in sorted(self.program.specials)]
         self.specials = {f"sp_{name}": self.special(name) for name in names}
         self.resume = _load(f, "u8", f.binary(add, self.st, rt.CODE))
 

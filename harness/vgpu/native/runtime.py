@@ -334,7 +334,12 @@ def atomic_at(place, op: str, kind, value, flushes: bool):
 def combined(op: str, old, value):
     """The new value; `warp.py` has the same for arrays."""
     if op == "add":
-        return numeric.canonical(old + value)
+        total = numeric.canonical(old + value)
+        if old.dtype == f8:  # of two NaNs the payload in memory survives
+            total = np.where(
+                old != old, numeric.quiet(old), np.where(value != value, numeric.quiet(value), total)
+            )
+        return total
     if op in ("min", "max"):
         return (np.minimum if op == "min" else np.maximum)(old, value)
     return (old & value) if op == "and" else (old | value) if op == "or" else (old ^ value)

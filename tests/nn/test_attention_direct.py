@@ -11,8 +11,11 @@ import torch
 
 from harness.errors import EnvironmentProblem
 from harness.nn import attention, attention_autograd, attention_direct
+from harness.nn.window import GridWindow, WindowAttention
 from harness.toolchain import extension
 
+WINDOWS = {"window_forward", "window_backward"}
+"""What attention in a window calls alone."""
 CPU_INDEX = -1
 """What torch calls the device of a tensor on the CPU: the GPU of these tests."""
 
@@ -73,11 +76,20 @@ def counts(module):
 
 def test_both_ways_hand_over_as_many_arguments_as_the_module_wants(module):
     tensors = leaves()
+    wanted = {name: count for name, count in expected_counts().items() if name not in WINDOWS}
     attention(*tensors, is_causal=True).sum().backward()
-    assert counts(module) == expected_counts()
+    assert counts(module) == wanted
     module.calls.clear()
     attention_autograd.attention_with_lse(*tensors)[0].sum().backward()
-    assert counts(module) == expected_counts()
+    assert counts(module) == wanted
+
+
+def test_a_window_hands_over_as_many_arguments_as_the_module_wants(module):
+    tensors, window = leaves(), GridWindow(torch.arange(9), 3, 1)
+    kernels = attention_direct.kernels(torch.device("cpu"))
+    WindowAttention.apply(*tensors, window, 0.125, 1, kernels).sum().backward()
+    wanted = expected_counts()
+    assert counts(module).keys() >= WINDOWS and counts(module).items() <= wanted.items()
 
 
 def test_a_plain_call_goes_past_the_dispatcher_with_the_same_arguments(module):

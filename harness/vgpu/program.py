@@ -371,57 +371,12 @@ class Program:
 
     # -- analysis -------------------------------------------------------------------------------------------
     def _liveness(self):
-        bit = {name: 1 << i for i, name in enumerate(self.regs)}
-        names = list(self.regs)
-        used: list[int] = []
-        defined: list[int] = []
         edges = [[b.succs[0]] if b.kind == "call" else b.succs for b in self.blocks]
-        self.read: set[str] = set()
-        for b in self.blocks:
-            up = kill = 0
-            uses: dict[str, None] = {}
-            for i in [*b.instrs, *([b.term] if b.term else [])]:
-                reads, writes = reads_and_writes(i)
-                self.read.update(reads)
-                for r in reads:
-                    if r.startswith("sp_"):
-                        uses[r] = None
-                    elif r in bit and not kill & bit[r]:
-                        up |= bit[r]
-                        uses[r] = None
-                for r in writes:
-                    if r in bit:
-                        if (
-                            i.pred is not None and not kill & bit[r]
-                        ):  # keeps the old value where the guard is false
-                            up |= bit[r]
-                            uses[r] = None
-                        kill |= bit[r]
-            if b.kind == "call":
-                kill |= bit[f"return_{self.blocks[b.succs[0]].function}"]
-            if b.kind == "ret":
-                up |= bit[f"return_{b.function}"]
-                uses[f"return_{b.function}"] = None
-            b.uses = list(uses)
-            used.append(up)
-            defined.append(kill)
-        live = used[:]
-        changed = True
-        out = [0] * len(live)
-        while changed:
-            changed = False
-            for i in range(len(live) - 1, -1, -1):
-                after = 0
-                for s in edges[i]:
-                    after |= live[s]
-                out[i] = after
-                new = used[i] | (after & ~defined[i])
-                if new != live[i]:
-                    live[i] = new
-                    changed = True
-        for b, o, d in zip(self.blocks, out, defined, strict=True):
-            keep = o & d
-            b.stores = [names[k] for k in set_bits(keep)]
+        instructions = (i for b in self.blocks for i in [*b.instrs, *([b.term] if b.term else [])])
+        self.read = {name for i in instructions for name in reads_and_writes(i)[0]}
+        names = list(self.regs)
+        for b, (after, defined) in zip(self.blocks, live_registers(self, self.blocks, edges), strict=True):
+            b.stores = [names[k] for k in set_bits(after & defined)]
 
     def _order(self):
         position = 0
@@ -572,6 +527,51 @@ def reads_and_writes(i: Instr) -> tuple[list[str], list[str]]:
     for a in i.args[start:]:
         reads += registers(a)
     return reads, writes
+
+
+def live_registers(program: Program, blocks: list[Block], edges: list[list[int]]) -> list[tuple[int, int]]:
+    """For each of some blocks the registers that live behind it, and those that it writes, as bits in the order of `program.regs`.
+
+    Fills in what each block uses. A guarded write uses the register too: it keeps the old value where the guard is false.
+    """
+    bit = {name: 1 << i for i, name in enumerate(program.regs)}
+    used: list[int] = []
+    defined: list[int] = []
+    for b in blocks:
+        up = kill = 0
+        uses: dict[str, None] = {}
+        for i in [*b.instrs, *([b.term] if b.term else [])]:
+            reads, writes = reads_and_writes(i)
+            for r in reads:
+                if r.startswith("sp_"):
+                    uses[r] = None
+                elif r in bit and not kill & bit[r]:
+                    up |= bit[r]
+                    uses[r] = None
+            for r in writes:
+                if r in bit:
+                    if i.pred is not None and not kill & bit[r]:
+                        up |= bit[r]
+                        uses[r] = None
+                    kill |= bit[r]
+        if b.kind == "call":
+            kill |= bit[f"return_{program.blocks[b.succs[0]].function}"]
+        if b.kind == "ret":
+            up |= bit[f"return_{b.function}"]
+            uses[f"return_{b.function}"] = None
+        b.uses = list(uses)
+        used.append(up)
+        defined.append(kill)
+    live, after, changed = used[:], [0] * len(used), True
+    while changed:
+        changed = False
+        for k in range(len(live) - 1, -1, -1):
+            after[k] = 0
+            for follower in edges[k]:
+                after[k] |= live[follower]
+            new = used[k] | (after[k] & ~defined[k])
+            changed, live[k] = changed or new != live[k], new
+    return list(zip(after, defined, strict=True))
 
 
 def set_bits(x: int):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..program import Block, Program, reads_and_writes, set_bits
+from ..program import Block, Program, live_registers, set_bits
 from ..ptx import Instr
 
 WARP_OPS = {"shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "activemask", "elect"}
@@ -50,54 +50,13 @@ def cut(program: Program) -> list[Segment]:
 
 
 def _liveness(program: Program, segments: list[Segment]):
-    """Fill `uses`, `stores` and `saved`, as Program does it for whole blocks."""
-    bit = {name: 1 << i for i, name in enumerate(program.regs)}
+    """Fill in what each segment uses, stores and saves."""
     names = list(program.regs)
-    used, killed = [], []
-    for s in segments:
-        up = kill = 0
-        uses: dict[str, None] = {}
-        b = s.block
-        for i in [*b.instrs, *([b.term] if b.term else [])]:
-            reads, writes = reads_and_writes(i)
-            for r in reads:
-                if r.startswith("sp_"):
-                    uses[r] = None
-                elif r in bit and not kill & bit[r]:
-                    up |= bit[r]
-                    uses[r] = None
-            for r in writes:
-                if r in bit:
-                    if i.pred is not None and not kill & bit[r]:
-                        up |= bit[r]
-                        uses[r] = None
-                    kill |= bit[r]
-        if b.kind == "call":
-            kill |= bit[f"return_{program.blocks[b.succs[0]].function}"]
-        if b.kind == "ret":
-            up |= bit[f"return_{b.function}"]
-            uses[f"return_{b.function}"] = None
-        b.uses = list(uses)
-        used.append(up)
-        killed.append(kill)
-    live = used[:]
-    out = [0] * len(live)
     edges = [[s.succs[0]] if s.block.kind == "call" else s.succs for s in segments]
-    changed = True
-    while changed:
-        changed = False
-        for k in range(len(live) - 1, -1, -1):
-            after = 0
-            for n in edges[k]:
-                after |= live[n]
-            out[k] = after
-            new = used[k] | (after & ~killed[k])
-            if new != live[k]:
-                live[k] = new
-                changed = True
-    for s, o, kill in zip(segments, out, killed, strict=True):
-        s.block.stores = [names[n] for n in set_bits(o & kill)]
-        s.saved = [names[n] for n in set_bits(o & ~kill if s.waits else o)]
+    found = live_registers(program, [s.block for s in segments], edges)
+    for s, (after, defined) in zip(segments, found, strict=True):
+        s.block.stores = [names[n] for n in set_bits(after & defined)]
+        s.saved = [names[n] for n in set_bits(after & ~defined if s.waits else after)]
 
 
 def loops_that_wait(program: Program) -> set[tuple[int, int]]:

@@ -31,6 +31,8 @@ AWKWARD = [
 ]
 REQUESTED = ("atomic", "masked")
 """Variants without a blank, which a run takes only where they are asked for."""
+OTHERS = ("atomic", "fast")
+"""Variants whose ops have another algorithm."""
 SIZES = ("hard values", "odd sizes", "many queries", "wide heads", "one key", "NaN in V", "inf in K")
 """The cases that these are tried at on the virtual GPU."""
 EMPTY = {"no batch": (0, 2, 3, 4, 5), "no query": (1, 2, 0, 4, 5), "no key": (1, 2, 3, 0, 5)}
@@ -171,14 +173,11 @@ def test_the_scores_are_never_stored(puzzle, recorded):
 
 @pytest.fixture(scope="module")
 def loaded(puzzle, solution):
-    """Every graph of these tests, all compiled as one unit: for each dtype, and "unbound"."""
+    """Every graph of these tests, all compiled as one unit: for each dtype, of the other algorithms, and "unbound"."""
     calls = (*puzzle.calls_of(("unfused", "fused")), Call(MASK_BACKWARD, (), "fused"))
-    return graphs.load_each(
-        solution,
-        {**dict.fromkeys(DTYPES, calls), "unbound": unbound_calls()},
-        {**{dtype: dtype for dtype in DTYPES}, "unbound": "float32"},
-        CPU(),
-    )
+    other = {"other": puzzle.calls_of(OTHERS), "unbound": unbound_calls()}
+    dtypes = {dtype: dtype for dtype in DTYPES} | dict.fromkeys(other, "float32")
+    return graphs.load_each(solution, dict.fromkeys(DTYPES, calls) | other, dtypes, CPU())
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +197,16 @@ def test_the_cpu_path_is_right(puzzle, programs, dtype, case, seed):
         assert len(quantities) == count
         verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), variant, outputs, quantities)
         assert all(verdict.ok for verdict in verdicts.values()), verdicts
+
+
+@pytest.mark.parametrize("variant", OTHERS)
+def test_the_cpu_path_is_the_same_whatever_the_algorithm(puzzle, loaded, variant):
+    """So their commands run where there is no GPU beside."""
+    reference, case = tensors.Reference(puzzle, "float32", 0), CASES[0]
+    outputs = tensors.execute(puzzle, loaded["other"], cpu(), reference.inputs(case), case.dims)
+    quantities = ["output", "lse", "delta", "grad_query", "grad_key", "grad_value"]
+    verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), variant, outputs, quantities)
+    assert all(verdict.ok for verdict in verdicts.values()), verdicts
 
 
 OPS = tuple({call.op.name: call.op for call in p23.PUZZLE.calls}.values())

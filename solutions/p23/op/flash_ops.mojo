@@ -173,7 +173,8 @@ struct AttentionDelta:
 struct AttentionTrainBackward:
     """The backward op for training: the gradients of query, key and value, from lse and delta, written in place.
 
-    On a GPU `algorithm` is "fused", two passes without atomics, or "atomic", one pass with them.
+    On a GPU `algorithm` is "fused", two passes without atomics, "atomic", one pass with them, or "fast", two passes on
+    tensor cores.
     """
 
     @staticmethod
@@ -196,7 +197,8 @@ struct AttentionTrainBackward:
         ctx: DeviceContext,
     ) raises:
         comptime assert accum == accum_type[dtype], "lse and delta must have the accumulation dtype"
-        comptime assert algorithm == "fused" or algorithm == "atomic", "algorithm must be 'fused' or 'atomic'"
+        comptime known = algorithm == "fused" or algorithm == "atomic" or algorithm == "fast"
+        comptime assert known, "algorithm must be 'fused', 'atomic' or 'fast'"
         var B = query.dim_size(0)
         var N = query.dim_size(1)
         var S = query.dim_size(2)

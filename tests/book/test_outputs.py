@@ -170,7 +170,7 @@ def test_a_forked_program_finds_what_a_fresh_interpreter_gives_it(tmp_path):
     with Forks(()) as forks:
         starts = (forks.run, forks.run, outputs.fresh)
         runs = [start(("program.py", "a", "-b"), tmp_path, environment) for start in starts]
-        modules = [start(("-m", "harness", "hint", "p22"), ROOT, environment) for start in starts[1:]]
+        modules = [start(("-m", "harness", "list"), ROOT, environment) for start in starts[1:]]
     assert f"['a', '-b'] {tmp_path} x {tmp_path} __main__ " in runs[0].stdout.splitlines()
     assert [run.returncode for run in runs] == [7, 7, 7] and len({run.stdout for run in runs}) == 1
     assert [run.returncode for run in modules] == [0, 0] and modules[0].stdout == modules[1].stdout != ""

@@ -75,9 +75,9 @@ class BatchMemory:
         return self.epoch[self.block_of if L is None else self.block_of[L]]
 
     def passed(self, ready):
-        """A barrier has been passed by the thread blocks `ready` (None: all): accesses before it are over."""
+        """A barrier has been passed by the thread blocks `ready` (None: all that have not ended): accesses before it are over."""
         self.run.log.barrier(self, ready)
-        self.run.counters.barriers += int(self.count if ready is None else np.count_nonzero(ready))
+        self.run.counters.barriers += int(np.count_nonzero(self.alive if ready is None else ready))
         if ready is None:
             self.epoch += 1
             if self.even_epoch is not None:

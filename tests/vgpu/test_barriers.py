@@ -172,3 +172,15 @@ def test_registers_are_moved_by_whole_warpgroups():
         "setp.lt.u32 %p1, %t2, 96;  mov.u32 %y0, 0;  @%p1 setmaxnreg.dec.sync.aligned.u32 56;", 128, ""
     )
     assert "needs all 128 threads of a warpgroup" in found["warp divergence"]
+
+
+def test_only_blocks_that_have_not_ended_pass_barriers():
+    """Three of four blocks end; the fourth passes five barriers."""
+    body = (
+        "mov.u32 %y0, 4;  setp.eq.u32 %p1, %t0, 3;  @%p1 bra LOOP;  st.global.u32 [%a0], %t0;  ret;"
+        "LOOP: bar.sync 0;  sub.u32 %y0, %y0, 1;  setp.ge.s32 %p1, %y0, 0;  @%p1 bra LOOP;"
+    )
+    bench = Bench()
+    text = kernel(body, 0, 1, widths_in=[], widths_out=[4])
+    launch = bench.run(text, 4, 64, bench.empty("o", 4 * 64, U4))
+    assert not bench.errors() and launch.counters.barriers == 5

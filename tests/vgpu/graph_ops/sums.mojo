@@ -30,14 +30,16 @@ def wait_for_flag(
 ):
     """Copies x once the flag is not zero; does not end otherwise.
 
-    It counts its rounds: a poll that repeats its state would be ended at once.
+    It writes down its rounds: a poll that changes nothing would be ended as one that nobody can satisfy.
     """
+    var i = global_idx.x
+    if i >= Int(n):
+        return
     var rounds = 0
     while flag.unsafe_load[volatile=True](0) == 0:
         rounds += 1
-    var i = global_idx.x
-    if i < Int(n):
-        y[unsafe_offset=i] = x[unsafe_offset=i] + 0 * Float32(rounds)
+        y.unsafe_store[volatile=True](i, Float32(rounds))
+    y[unsafe_offset=i] = x[unsafe_offset=i]
 
 
 @extensibility.register("test_add")

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import order_figures
 from backward_figures import LOGITS, softmax
-from figures import LEGIBLE, NARROW, Drawing
+from figures import LEGIBLE, NARROW, Drawing, bars
 
 from harness.nn import orders
 from harness.puzzles.p25 import layout
@@ -231,21 +231,13 @@ def tile_masks(side: int = 64, radius: int = 4, tile: int = 64) -> str:
 def order_bars() -> str:
     """Milliseconds of FlexAttention in each order, on the large grid with the smaller window, beside dense attention."""
     found = order_figures.measured()
-    rows = {name: found[128, 4, f"Flex, {name}, 128", "both"] for name in orders.ORDERS}
-    rows["dense, every key"] = found[128, 4, "SDPA, every key", "both"]
-    drawing = Drawing(
-        NARROW,
-        36 * len(rows) + 10,
-        "Forward and backward on a grid of 128 x 128 with a radius of 4: "
-        + ", ".join(f"{name} {time:.2f} ms" for name, time in rows.items()),
+    times = {name: found[128, 4, f"Flex, {name}, 128", "both"] for name in orders.ORDERS}
+    times["dense, every key"] = found[128, 4, "SDPA, every key", "both"]
+    label = "Forward and backward on a grid of 128 x 128 with a radius of 4: " + ", ".join(
+        f"{name} {time:.2f} ms" for name, time in times.items()
     )
-    largest = max(rows.values())
-    for number, (name, time) in enumerate(rows.items()):
-        y = 6 + 36 * number
-        drawing.text(124, y + 18, name, anchor="end", size=13)
-        drawing.box(132, y, max(2, 250 * time / largest), 26, shade=0.35)
-        drawing.text(140 + 250 * time / largest, y + 18, f"{time:.2f} ms", anchor="start", size=13)
-    return drawing.svg()
+    rows = [(name, time, f"{time:.2f} ms") for name, time in times.items()]
+    return bars(rows, label, width=NARROW, left=124, longest=250, size=13)
 
 
 # ---- Puzzle 25 ----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A figure is one line of SVG without empty lines, so that a page can include it; 
 import html
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import ledger
@@ -470,14 +471,22 @@ def lifetimes(launches: list[ledger.Launch], last: tuple[str, ...]) -> str:
     return drawing.svg()
 
 
-def bars(rows: list[tuple[str, float]], unit: str, label: str) -> str:
-    """Horizontal bars with their values; `rows` are (name, value)."""
-    drawing = Drawing(720, 34 * len(rows) + 10, label)
-    largest = max(value for _, value in rows) or 1
-    for i, (name, value) in enumerate(rows):
+def bars(
+    rows: Sequence[tuple[str, float, str]],
+    label: str,
+    *,
+    width: int = 720,
+    left: float = 250,
+    longest: float = 340,
+    size: int = 12,
+) -> str:
+    """Horizontal bars; `rows` are a name, whose end is at `left`, a value and how it is written."""
+    drawing = Drawing(width, 34 * len(rows) + 10, label)
+    largest = max(value for _, value, _ in rows) or 1
+    for i, (name, value, written) in enumerate(rows):
         y = 8 + 34 * i
-        drawing.text(250, y + 16, name, anchor="end", size=12)
-        length = max(1.0, 340 * value / largest)
-        drawing.box(260, y, length, 24, shade=0.3)
-        drawing.text(268 + length, y + 16, f"{value:,.1f} {unit}", anchor="start", size=12)
+        drawing.text(left, y + 16, name, anchor="end", size=size)
+        length = max(1.0, longest * value / largest)
+        drawing.box(left + 10, y, length, 24, shade=0.3)
+        drawing.text(left + 18 + length, y + 16, written, anchor="start", size=size)
     return drawing.svg()

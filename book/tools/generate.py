@@ -389,13 +389,10 @@ def code_names(label: str) -> list[str]:
 def saved_bars() -> str:
     """Bars of the bytes kept for the backward pass at GPT-2 small's sizes."""
     account = p22.ledger(GPT2_SMALL, "float32")
-    rows = [
-        ("LayerNorm, then Linear", sum(account.saved_eager.values()) / 1e6),
-        ("the workbook's layer", sum(account.saved_ours.values()) / 1e6),
-    ]
-    return figures.bars(
-        rows, "MB", "Bytes kept for backward: " + "; ".join(f"{n} {v:.1f} MB" for n, v in rows)
-    )
+    kept = {"LayerNorm, then Linear": account.saved_eager, "the workbook's layer": account.saved_ours}
+    sizes = {name: sum(tensors.values()) / 1e6 for name, tensors in kept.items()}
+    label = "Bytes kept for backward: " + "; ".join(f"{name} {size:.1f} MB" for name, size in sizes.items())
+    return figures.bars([(name, size, f"{size:,.1f} MB") for name, size in sizes.items()], label)
 
 
 def saving_chart() -> str:

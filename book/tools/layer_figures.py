@@ -17,7 +17,7 @@ import numpy as np
 import outputs
 from bench_results import read
 from charts import LogChart
-from figures import LEGIBLE, NARROW, ROOT, Drawing, player_start
+from figures import LEGIBLE, NARROW, ROOT, Drawing, bars, player_start
 from ledger import GPT2_SMALL
 
 from harness.check import zoo
@@ -460,19 +460,11 @@ def drawn_sizes() -> str:
 def rooms() -> str:
     """How many wrong solutions each puzzle's gates must reject."""
     counts = {name: len(zoo.load(name)) for name in puzzle_names()}
-    drawing = Drawing(
-        NARROW,
-        34 * len(counts) + 12,
-        "Wrong solutions that the gates must reject: "
-        + ", ".join(f"{count} of puzzle {name[1:]}" for name, count in counts.items()),
+    label = "Wrong solutions that the gates must reject: " + ", ".join(
+        f"{count} of puzzle {name[1:]}" for name, count in counts.items()
     )
-    largest = max(counts.values())
-    for number, (name, count) in enumerate(counts.items()):
-        y = 8 + 34 * number
-        drawing.text(88, y + 18, f"puzzle {name[1:]}", anchor="end", size=13)
-        drawing.box(98, y, 320 * count / largest, 26, shade=0.35)
-        drawing.text(106 + 320 * count / largest, y + 18, str(count), anchor="start", size=13)
-    return drawing.svg()
+    rows = [(f"puzzle {name[1:]}", count, str(count)) for name, count in counts.items()]
+    return bars(rows, label, width=NARROW, left=88, longest=320, size=13)
 
 
 def fused_over_unfused() -> dict[str, float]:

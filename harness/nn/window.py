@@ -103,7 +103,8 @@ def window_attention(
 
     Raises:
         ValueError: Shapes do not go together, or blocks is neither 1 nor 2.
-        NotImplementedError, TypeError: As `harness.nn.attention`, and for a second derivative.
+        NotImplementedError, TypeError: As `harness.nn.attention`.
+        RuntimeError: A second derivative, where the kernels on tensor cores have computed the first.
     """
     if query.dim() != 4 or query.shape[2] != len(window.order):
         raise ValueError(f"query: expected [B, N, {len(window.order)}, d], got {list(query.shape)}")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import Bench
 from ptx_tools import HEADER, run
-from test_random_programs import REGS, THREADS, Emitter, expected, program
+from test_random_programs import REGS, THREADS, expected, program, ptx_of
 
 from harness.errors import BadUse, EnvironmentProblem
 from harness.vgpu import engines
@@ -49,17 +49,10 @@ def test_random_programs_end_as_an_interpreter_says(statements, seed):
     if machine_code.unavailable():
         pytest.skip("no native engine")
     x = np.random.default_rng(seed).integers(0, 1 << 32, THREADS, np.uint64).astype(np.uint32)
-    e = Emitter()
-    e.lines.append(
-        "mov.u32 %r0, %x0; mov.u32 %r1, %i; mul.lo.u32 %r2, %i, 7; rem.u32 %r2, %r2, 5; mov.u32 %r3, 3;"
-    )
-    for s in statements:
-        e.emit(s)
-    e.lines += [f"mov.u32 %y{k}, %r{k};" for k in range(REGS)]
     device = bench()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(engines.VARIABLE, "native")
-        got = run("\n".join(e.lines), [x], ["u4"] * REGS, declare=SHARED, bench=device)
+        got = run(ptx_of(statements), [x], ["u4"] * REGS, declare=SHARED, bench=device)
     assert device.launch.engine == "native"
     np.testing.assert_array_equal(got, np.array(expected(statements, x), np.uint32).T)
 

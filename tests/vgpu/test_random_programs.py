@@ -173,11 +173,8 @@ def expected(statements, x: np.ndarray) -> list[list[int]]:
     return threads
 
 
-@settings(max_examples=120, deadline=None)
-@given(program, st.integers(0, 1000))
-def test_random_program(statements, seed):
-    x = np.random.default_rng(seed).integers(0, 1 << 32, THREADS, np.uint64).astype(np.uint32)
-    x[::3] %= 9
+def ptx_of(statements) -> str:
+    """The statements as PTX, with the registers that a thread begins with before them and its results behind them."""
     e = Emitter()
     e.lines.append(
         "mov.u32 %r0, %x0; mov.u32 %r1, %i; mul.lo.u32 %r2, %i, 7; rem.u32 %r2, %r2, 5; mov.u32 %r3, 3;"
@@ -185,6 +182,15 @@ def test_random_program(statements, seed):
     for s in statements:
         e.emit(s)
     e.lines += [f"mov.u32 %y{k}, %r{k};" for k in range(REGS)]
-    got = run("\n".join(e.lines), [x], ["u4"] * REGS, declare=f".shared .align 4 .b8 s[{4 * THREADS}];")
+    return "\n".join(e.lines)
+
+
+@settings(max_examples=120, deadline=None)
+@given(program, st.integers(0, 1000))
+def test_random_program(statements, seed):
+    x = np.random.default_rng(seed).integers(0, 1 << 32, THREADS, np.uint64).astype(np.uint32)
+    x[::3] %= 9
+    declare = f".shared .align 4 .b8 s[{4 * THREADS}];"
+    got = run(ptx_of(statements), [x], ["u4"] * REGS, declare=declare)
     want = np.array(expected(statements, x), np.uint32).T
     np.testing.assert_array_equal(got, want)

@@ -1,8 +1,8 @@
 """The kernels of attention's fast variant on torch tensors, by an extension module: on torch's current stream, without MAX.
 
 Nothing waits for the GPU and nothing is allocated but the results, so that a CUDA graph can capture a step. 16-bit types are
-multiplied on tensor cores up to a head dimension of 128, at any strides whose last is 1; every other case runs on the flash
-kernels, which want contiguous tensors. `explain` says which kernels a call takes, and by which way.
+multiplied on tensor cores up to a head dimension of 128, at any strides whose last is 1; float32 up to 64, as pairs of float16;
+every other case runs on the flash kernels. All but 16-bit types are wanted contiguous. `explain` says which kernels a call takes, and by which way.
 
 `call_directly` is the way of a plain call: past torch's dispatcher, with all that follows from shapes and strides worked out
 once (`Plan`), because a small attention costs its host time.
@@ -40,6 +40,10 @@ CHUNK = 8
 """and what it must be a multiple of there: 16 bytes."""
 PORTABLE = False
 """Whether the kernels for every GPU are taken on a Hopper too: for comparisons, by `portable_kernels`."""
+PAIRS = True
+"""Whether float32 is multiplied as pairs of float16 where that suits; not so within `flash_kernels`."""
+FLASH = 2
+"""The choice of the flash kernels, beside 0 and 1, which `portable_kernels` turns on."""
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 EVERY_KEY = 2**31 - 2**20
 """The diagonal of a query that sees all keys."""
@@ -56,6 +60,22 @@ def on_hopper(query: Tensor) -> bool:
         return False
     d = query.shape[-1]
     return torch.cuda.get_device_capability(query.device) == (9, 0) and d <= BOX and d % CHUNK == 0
+
+
+def as_pairs(query: Tensor) -> bool:
+    """Whether there are kernels that take float32 as pairs of float16 for query's head dimension, where there is no mask."""
+    return query.dtype == torch.float32 and query.shape[-1] <= BOX and not torch.version.hip
+
+
+@contextmanager
+def flash_kernels(on: bool = True) -> Iterator[None]:
+    """Meanwhile float32 is not taken as pairs of float16: no tensor cores, twenty times slower, the same accuracy."""
+    global PAIRS
+    before, PAIRS = PAIRS, PAIRS and not on
+    try:
+        yield
+    finally:
+        PAIRS = before
 
 
 @contextmanager
@@ -115,13 +135,18 @@ class Kernels:
     ) -> None:
         """Launches on torch's current stream of the GPU, with so many bytes of scratch memory.
 
-        `choice` is among the kernels: 1 for those for every GPU, which is what None is where they are asked for, else 0.
+        `choice` is among the kernels: 1 for those for every GPU, which is what None is where they are asked for, FLASH for
+        float32 without pairs, else 0.
         """
-        choice = int(PORTABLE) if choice is None else choice
+        if choice is None:
+            choice = FLASH if dtype == torch.float32 and not PAIRS else int(PORTABLE)
         if current_device() != self.index:
             with torch.cuda.device(self.index):
                 self.call(launch, dtype, *arguments, scratch=scratch, choice=choice)
             return
+        if dtype == torch.float32 and choice != FLASH:
+            # Pairs take scratch memory, which the module counts where it has no GPU to launch on.
+            scratch = launch(0, 0, 0, 0, KINDS[dtype], choice, *arguments)
         lent = empty_strided((scratch,), (1,), torch.uint8) if scratch else None
         start = 0 if lent is None else lent.data_ptr()
         launch(self.gpu, current_stream(self.index), start, scratch, KINDS[dtype], choice, *arguments)
@@ -489,4 +514,6 @@ def explain(query: Tensor) -> str:
         return "wgmma, through the extension module; where there is a mask, mma.sync"
     if on_tensor_cores(query):
         return "mma.sync, through the extension module"
+    if as_pairs(query) and PAIRS:
+        return "mma.sync on pairs of float16, through the extension module; where there is a mask, the flash kernels"
     return "the flash kernels, through the extension module: tensor cores take 16-bit types with heads of up to 128"

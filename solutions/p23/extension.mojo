@@ -23,6 +23,10 @@ from op.shared.common import accum_type
 from op.shared.stream_launcher import Arguments, StreamLauncher, open_gpu
 
 
+comptime FLASH = 2
+"""The choice of float32 without pairs of float16."""
+
+
 def sizes_of(mut arguments: Arguments) -> FlashSizes:
     """The next twelve arguments, in the order of the fields."""
     var numbers = List[Int32]()
@@ -57,7 +61,7 @@ def run_forward[
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of output, lse, query, key, value and mask, and strides: query, key, value, output.
 
-    `choice` is 1 for the portable kernels, 0 for the fastest; of a window, how many times 64 queries a block owns.
+    `choice` is 1 for the portable kernels, FLASH for the flash kernels in float32, 0 for the fastest; of a window, how many times 64 queries a block owns.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -78,7 +82,7 @@ def run_forward[
     layout.value = strides_of(arguments)
     layout.output = strides_of(arguments)
     comptime if not windowed:
-        launch_forward_fast(launcher, tensors, layout, choice == 1)
+        launch_forward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
         return
     if choice == 1:
         launch_forward_window[bands=1](launcher, tensors, layout)
@@ -133,7 +137,7 @@ def run_backward[
     layout.grad_key = strides_of(arguments)
     layout.grad_value = strides_of(arguments)
     comptime if not windowed:
-        launch_backward_fast(launcher, tensors, layout, choice == 1)
+        launch_backward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
         return
     if choice == 1:
         launch_backward_window[bands=1](launcher, tensors, layout)

@@ -163,7 +163,7 @@ def test_a_mask_is_handed_over_at_its_own_strides(module):
     assert arguments[13:18] == (0, 0, 1, 9, 1) and arguments[24] == mask.data_ptr()
     module.calls.clear()
     attention(*leaves(torch.float32))
-    ((_, arguments),) = module.calls
+    *_, (_, arguments) = module.calls
     assert arguments[13:18] == (0, 0, 0, 0, 0), "no mask: its blocks have size 0"
 
 
@@ -173,6 +173,25 @@ def test_the_portable_kernels_are_asked_for_by_number_and_only_meanwhile(module)
     output.sum().backward()
     attention(*leaves())
     assert [arguments[5] for name, arguments in module.calls if name != "delta"] == [1, 1, 0]
+
+
+def test_float32_is_taken_as_pairs_with_the_scratch_memory_that_the_module_counts(module, monkeypatch):
+    counted = []
+
+    def launch(gpu, stream, start, scratch, kind, choice, *rest):
+        counted.append((gpu, start != 0, scratch, kind, choice))
+        return 640
+
+    monkeypatch.setattr(module, "forward", launch, raising=False)
+    attention(*leaves(torch.float32))
+    assert counted == [(0, False, 0, 0, 0), (7, True, 640, 0, 0)]
+    counted.clear()
+    with attention_direct.flash_kernels():
+        attention(*leaves(torch.float32))
+    assert counted == [(7, False, 0, 0, attention_direct.FLASH)]
+    with attention_direct.portable_kernels():
+        attention(*leaves(torch.float32))
+    assert counted[-1] == (7, True, 640, 0, 1)
 
 
 def test_without_a_module_one_warning_says_why(monkeypatch):
@@ -207,5 +226,12 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
         assert attention_direct.explain(Query(64)).startswith("mma.sync")
     assert attention_direct.explain(Query(128)).startswith("mma.sync")
     assert attention_direct.explain(Query(256)).startswith("the flash kernels, through the extension module")
+    monkeypatch.setattr(Query, "dtype", torch.float32)
+    assert attention_direct.explain(Query(64)).startswith("mma.sync on pairs of float16")
+    assert attention_direct.explain(Query(128)).startswith("the flash kernels, through the extension module")
+    with attention_direct.flash_kernels():
+        assert attention_direct.explain(Query(64)).startswith(
+            "the flash kernels, through the extension module"
+        )
     monkeypatch.setattr(attention_direct, "kernels", lambda device: None)
     assert "there is no extension module" in attention_direct.explain(Query(64))

@@ -1,7 +1,8 @@
 """How the fast variant is launched: which kernels, in which tiles, and with what geometry.
 
 Of 16-bit types on NVIDIA's GPUs, up to the widest tile, the kernels of `fast_kernels.mojo`, or of `fast_hopper.mojo` where they
-fit and the GPU is a Hopper; in every other case the flash kernels, which take contiguous tensors alone. Where there is no mask, its
+fit and the GPU is a Hopper; of float32, where they suit, those for pairs of float16 (`fast_pairs_launches.mojo`). In every
+other case the flash kernels; these and the pairs take contiguous tensors alone. Where there is no mask, its
 blocks have size 0 and the mask is a single 0, which the flash kernels read.
 """
 
@@ -31,6 +32,7 @@ from .fast_hopper import (
     hopper_query_kernel,
     padded,
 )
+from .fast_pairs_launches import launch_backward_pairs, launch_forward_pairs, suits_pairs
 from .fast_tiles import CHUNK, WIDEST
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
@@ -46,6 +48,14 @@ def has_tensor_cores[dtype: DType]() -> Bool:
     """Whether NVIDIA's tensor cores multiply this type, on the GPU of this build."""
     comptime if has_accelerator():
         return dtype.is_half_float() and default_accelerator().is_nvidia_gpu()
+    else:
+        return False
+
+
+def splits[dtype: DType]() -> Bool:
+    """Whether this type is multiplied as pairs of float16, on the GPU of this build."""
+    comptime if has_accelerator():
+        return dtype == DType.float32 and default_accelerator().is_nvidia_gpu()
     else:
         return False
 
@@ -91,8 +101,9 @@ def suits_tma(sizes: FlashSizes, heads: Int32, length: Int32, strides: Strides) 
 
 def launch_forward_fast[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: FlashForward[dtype], layout: Layout, portable: Bool = False) raises:
-    """One launch: output and lse; by the `portable` kernels, or by the fastest."""
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, portable: Bool = False, pairs: Bool = True) raises:
+    """One launch: output and lse; by the `portable` kernels, or by the fastest. Four where float32 is taken as pairs.
+    """
     ref sizes = t.sizes
     comptime if has_tensor_cores[dtype]():
         if Int(sizes.head_dim) <= WIDEST:
@@ -112,6 +123,10 @@ def launch_forward_fast[
                     launch_forward_hopper(launcher, t, layout)
                     return
             launch_forward_tiles[False](launcher, t, layout)
+            return
+    comptime if splits[dtype]():
+        if pairs and suits_pairs(sizes, t.scale.cast[DType.float32]()):
+            launch_forward_pairs(launcher, rebind[FlashForward[DType.float32]](t))
             return
     var flash = t.copy()
     flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
@@ -238,9 +253,11 @@ def launch_delta_rows[
 
 def launch_backward_fast[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: FlashBackward[dtype], layout: Layout, portable: Bool = False) raises:
+](
+    mut launcher: L, t: FlashBackward[dtype], layout: Layout, portable: Bool = False, pairs: Bool = True
+) raises:
     """Two launches, three on a Hopper: grad_query by one kernel, grad_key and grad_value by another; by the `portable` kernels,
-    or by the fastest."""
+    or by the fastest. Six where float32 is taken as pairs."""
     ref sizes = t.sizes
     comptime if has_tensor_cores[dtype]():
         if Int(sizes.head_dim) <= WIDEST:
@@ -263,6 +280,10 @@ def launch_backward_fast[
                     launch_backward_hopper(launcher, t, layout)
                     return
             launch_backward_tiles[False](launcher, t, layout)
+            return
+    comptime if splits[dtype]():
+        if pairs and suits_pairs(sizes, t.scale.cast[DType.float32]()):
+            launch_backward_pairs(launcher, rebind[FlashBackward[DType.float32]](t))
             return
     var flash = t.copy()
     flash.sizes.mask_block = max(Int32(1), sizes.mask_block)

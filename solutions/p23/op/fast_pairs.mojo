@@ -1,0 +1,332 @@
+"""float32 tensors as pairs of float16, for the tensor cores: split into tiles, and the choice of who multiplies.
+
+x is taken as high + low: high is s x rounded to float16, low what is left of s x, rounded too, with a power of two s that
+brings the largest element of a tile to 2^14 and more. Together they keep 22 bits, of elements far below the largest too. A
+product of two is made of three,
+
+    low high + high low + high high
+
+and what is left out, low low, is below the rounding of float32. Tensor cores cut off what does not fit their running sums,
+so that every tile's products get sums of their own, which are added outside. Splitting: Ootomo and Yokota, "Recovering
+single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022.
+
+A tile is 64 rows of a head, of 64 elements each: zeros fill what a head has less. It lies in memory as it will lie in shared
+memory, chunks of 16 bytes swizzled, high half then low half. The tiles of all tensors stand in one row (`TileRows`), each
+with a record: what undoes its scale, and how large its rows are. From the records `choose_path_kernel` finds, on the device,
+whether all of it is in the range that pairs are good for. Both paths are launched; the one that is not chosen does nothing.
+"""
+
+from std.math import ceildiv, exp2, sqrt
+from std.memory import bitcast
+from max.gpu import barrier, block_idx, thread_idx
+from max.gpu.memory import async_copy
+from max.gpu.primitives import block, warp
+from std.memory import AddressSpace
+
+from .fast_kernels import LOG2_E
+from .fast_tiles import CHUNK, SharedPtr
+from .flash_tensors import FlashSizes, PackedSizes
+from .shared.common import ImmPtr, MutPtr
+from .shared.gemm_pairs import LARGEST_EXPONENT, MANY_BITS
+
+comptime HALF_TYPE = DType.float16
+comptime SIDE = 64
+"""Rows of a tile, and elements of its rows: the largest head dimension."""
+comptime HALF_TILE = SIDE * SIDE
+"""Elements of one half of a tile."""
+comptime SPLIT_THREADS = 256
+"""Threads of a block that splits a tile; eight share a row,"""
+comptime SPLIT_ROWS = SPLIT_THREADS // (SIDE // CHUNK)
+"""which makes so many rows at once."""
+comptime CHOOSE_THREADS = 1024
+comptime RECORD = 4
+"""Numbers of a record: see `Record`."""
+comptime SMALLEST = -45
+comptime LARGEST = 30
+"""Exponents between which the largest element of a tensor must be: products of what undoes the scales stay normal."""
+comptime WIDEST_SCORE = Float32(16384)
+"""The largest score, to the base 2, up to which pairs are taken. Far beyond, in float32 too, the rounding of a score moves its
+exponential by more than float16's range allows for."""
+comptime PAIRS = Int32(0)
+"""The path of the tensor cores,"""
+comptime PLAIN = Int32(1)
+"""and that of the flash kernels."""
+comptime WEIGHT = Float32(1 << LARGEST_EXPONENT)
+"""What probabilities are multiplied by before they are split. Within the exponential it would cost digits of those near 1."""
+comptime LOG2_E_REST = Float32(1.9259629911266175e-8)
+"""What LOG2_E is short of."""
+comptime NUMBERS = 3
+"""Of a query in a backward pass: see `write_numbers`."""
+
+
+# ---- Tiles and records --------------------------------------------------------------------------------------
+
+
+struct TileRows(Copyable, Movable):
+    """Where in the row of all tiles those of each tensor are: query's, key's, value's, then, in a backward pass,
+    grad_output's."""
+
+    var of_queries: Int
+    """Tiles of a head of query,"""
+    var of_keys: Int
+    """and of key."""
+    var _key: Int
+    var _value: Int
+    var _grad: Int
+
+    @always_inline
+    def __init__(out self, sizes: FlashSizes):
+        """For these sizes."""
+        self.of_queries = ceildiv(Int(sizes.query_len), SIDE)
+        self.of_keys = ceildiv(Int(sizes.key_len), SIDE)
+        self._key = sizes.heads() * self.of_queries
+        self._value = self._key + sizes.shared_heads() * self.of_keys
+        self._grad = self._value + sizes.shared_heads() * self.of_keys
+
+    @always_inline
+    def query(self, head: Int) -> Int:
+        """The first tile of a head of query."""
+        return head * self.of_queries
+
+    @always_inline
+    def key(self, shared_head: Int) -> Int:
+        """The first tile of a head of key."""
+        return self._key + shared_head * self.of_keys
+
+    @always_inline
+    def value(self, shared_head: Int) -> Int:
+        """The first tile of a head of value."""
+        return self._value + shared_head * self.of_keys
+
+    @always_inline
+    def grad(self, head: Int) -> Int:
+        """The first tile of a head of grad_output; of head 0, how many tiles a forward pass has."""
+        return self._grad + head * self.of_queries
+
+    @always_inline
+    def tensor(self, tile: Int) -> Int:
+        """Whose a tile is: 0 for query's, 1 for key's, 2 for value's, 3 for grad_output's."""
+        return Int(tile >= self._key) + Int(tile >= self._value) + Int(tile >= self._grad)
+
+
+@fieldwise_init
+struct Record(Copyable, Movable):
+    """What is known of a tile."""
+
+    var undo: Float32
+    """The power of two that undoes its scale."""
+    var norm: Float32
+    """The largest Euclidean norm of a row."""
+    var delta: Float32
+    """The largest |delta| of its rows, of grad_output's tiles; else 0."""
+    var largest: Float32
+    """The largest |x|; infinite where something, or delta, is not finite."""
+
+    @always_inline
+    def __init__(out self, records: ImmPtr[DType.float32], tile: Int):
+        """Reads one."""
+        var numbers = records.unsafe_load[width=RECORD, alignment=16](tile * RECORD)
+        self = Self(numbers[0], numbers[1], numbers[2], numbers[3])
+
+
+@always_inline
+def inverse_power(power: Float32) -> Float32:
+    """1 / power, of a power of two."""
+    return bitcast[DType.float32, 1](UInt32(254 << 23) - bitcast[DType.uint32, 1](power))
+
+
+@always_inline
+def power_below(x: Float32) -> Float32:
+    """The largest power of two that is not above x > 0, within [2^-100, 2^100]."""
+    var bits = bitcast[DType.uint32, 1](x) & MANY_BITS
+    return bitcast[DType.float32, 1](min(max(bits, UInt32(27 << 23)), UInt32(227 << 23)))
+
+
+@always_inline
+def score_factor(own: Record, other: Record, scale: Float32) -> Float32:
+    """What makes scores to the base 2 of the products of two tiles; never 0, which would make NaN of a hidden score.
+    """
+    return max(own.undo * other.undo * (scale * LOG2_E), Float32(1e-30))
+
+
+@always_inline
+def slope_power(grad: Record, value: Record) -> Float32:
+    """A power of two below which |dP - delta| is within twice of, of all pairs of rows of two tiles (Cauchy and Schwarz).
+    """
+    return power_below(grad.norm * value.norm + grad.delta)
+
+
+@always_inline
+def load_pair_rows[
+    rows: Int, threads: Int
+](target: SharedPtr[HALF_TYPE], to_low: Int, source: ImmPtr[HALF_TYPE]):
+    """Copies rows of a tile, from where their high half begins; their low half goes `to_low` elements further.
+    """
+    comptime for half in range(2):
+        comptime for i in range(rows * (SIDE // CHUNK) // threads):
+            var at = (i * threads + thread_idx.x) * CHUNK
+            async_copy[16](
+                source.unsafe_offset(half * HALF_TILE + at).unsafe_address_space_cast[AddressSpace.GLOBAL](),
+                target.unsafe_offset(half * to_low + at),
+            )
+
+
+# ---- Splitting ----------------------------------------------------------------------------------------------
+
+
+@always_inline
+def largest_of_block[threads: Int](x: Float32) -> Float32:
+    """The largest x of a block's threads, in all of them. May be called again at once."""
+    barrier()
+    return block.max[block_size=threads](x)
+
+
+@always_inline
+def magnitude(x: Float32) -> Float32:
+    """|x|, and infinity for what is not finite."""
+    var size = abs(x)
+    return size if bitcast[DType.uint32, 1](size) < MANY_BITS else Float32.MAX
+
+
+@always_inline
+def load_chunk(
+    source: ImmPtr[DType.float32], row: Int, rows: Int, column: Int, d: Int
+) -> SIMD[DType.float32, CHUNK]:
+    """Eight elements of a row of a matrix [rows, d]; 0 outside of it."""
+    var values = SIMD[DType.float32, CHUNK](0)
+    if row < rows:
+        if d == SIDE and Int(source) % 16 == 0:
+            values = source.unsafe_load[width=CHUNK, alignment=16](row * SIDE + column)
+        else:
+            comptime for i in range(CHUNK):
+                if column + i < d:
+                    values[i] = source[unsafe_offset=row * d + column + i]
+    return values
+
+
+@always_inline
+def write_numbers(target: MutPtr[DType.float32], lse: Float32, delta: Float32):
+    """What the backward kernels want of a query, 64 numbers apart: what is taken from its scores to the base 2, infinite for one
+    that sees no key; what its probabilities are multiplied by; and delta.
+
+    lse * log2(e) is rounded; 2 to what that takes away is in the factor.
+    """
+    var shift = lse * LOG2_E
+    var rest = lse.fma(LOG2_E, -shift) + lse * LOG2_E_REST
+    var finite = magnitude(lse) < Float32.MAX
+    target[unsafe_offset=0] = shift if lse != Float32.MIN else Float32.MAX
+    target[unsafe_offset=SIDE] = WEIGHT * exp2(-rest) if finite else WEIGHT
+    target[unsafe_offset=2 * SIDE] = delta
+
+
+def split_tiles_kernel(
+    tiles: MutPtr[HALF_TYPE],  # [tiles, 2, 64, 64], chunks swizzled
+    records: MutPtr[DType.float32],  # [tiles, 4]
+    numbers: MutPtr[DType.float32],  # [tiles of grad_output, 3, 64], written in a backward pass
+    query: ImmPtr[DType.float32],  # [B, N, S, d]
+    key: ImmPtr[DType.float32],  # [B, G, T, d]
+    value: ImmPtr[DType.float32],  # [B, G, T, d]
+    grad_output: ImmPtr[DType.float32],  # [B, N, S, d], read in a backward pass
+    lse: ImmPtr[DType.float32],  # [B, N, S], likewise
+    delta: ImmPtr[DType.float32],  # [B, N, S], likewise
+    packed: PackedSizes,
+):
+    """Splits a tile of one of the tensors, and writes its record. Grid: the tiles."""
+    var sizes = FlashSizes(packed)
+    var places = TileRows(sizes)
+    var d = Int(sizes.head_dim)
+    var tile = block_idx.x
+    var tensor = places.tensor(tile)
+    var of_head = places.of_queries if tensor == 0 or tensor == 3 else places.of_keys
+    var length = Int(sizes.query_len if tensor == 0 or tensor == 3 else sizes.key_len)
+    var source = query
+    var local = tile
+    if tensor == 1:
+        source = key
+        local -= places.key(0)
+    elif tensor == 2:
+        source = value
+        local -= places.value(0)
+    elif tensor == 3:
+        source = grad_output
+        local -= places.grad(0)
+    var head = local // of_head
+    var first = local % of_head * SIDE
+    var column = thread_idx.x % (SIDE // CHUNK) * CHUNK
+    var row = thread_idx.x // (SIDE // CHUNK)
+    source = source.unsafe_offset(head * length * d)
+
+    var values = Array[SIMD[DType.float32, CHUNK], SIDE // SPLIT_ROWS](fill=0)
+    var largest = Float32(0)
+    var norm = Float32(0)
+    var biggest_delta = Float32(0)
+    comptime for i in range(SIDE // SPLIT_ROWS):
+        var s = first + row + i * SPLIT_ROWS
+        values[i] = load_chunk(source, s, length, column, d)
+        comptime for j in range(CHUNK):
+            largest = max(largest, magnitude(values[i][j]))
+        var squares = (values[i] * values[i]).reduce_add()
+        comptime for distance in range(3):
+            squares += warp.shuffle_xor(squares, UInt32(1 << distance))
+        norm = max(norm, sqrt(squares))
+        if tensor == 3 and column == 0:
+            var exists = s < length
+            var row_lse = lse[unsafe_offset=head * length + s] if exists else Float32.MIN
+            var row_delta = delta[unsafe_offset=head * length + s] if exists else Float32(0)
+            var place = local * (NUMBERS * SIDE) + row + i * SPLIT_ROWS
+            write_numbers(numbers.unsafe_offset(place), row_lse, row_delta)
+            biggest_delta = max(biggest_delta, magnitude(row_delta))
+    largest = largest_of_block[SPLIT_THREADS](largest)
+    norm = largest_of_block[SPLIT_THREADS](norm)
+    biggest_delta = largest_of_block[SPLIT_THREADS](biggest_delta)
+    if biggest_delta == Float32.MAX:
+        largest = biggest_delta
+
+    var exponent = Int32(bitcast[DType.uint32, 1](largest) >> 23) - 127
+    var shift = Int32(LARGEST_EXPONENT) - min(max(exponent, Int32(SMALLEST)), Int32(LARGEST))
+    var factor = bitcast[DType.float32, 1](UInt32(shift + 127) << 23)
+    if thread_idx.x == 0:
+        var record = SIMD[DType.float32, RECORD](inverse_power(factor), norm, biggest_delta, largest)
+        records.unsafe_store[alignment=16](tile * RECORD, record)
+    comptime for i in range(SIDE // SPLIT_ROWS):
+        var r = row + i * SPLIT_ROWS
+        var at = tile * (2 * HALF_TILE) + r * SIDE + (column // CHUNK ^ r % 8) * CHUNK
+        var scaled = values[i] * factor
+        var high = scaled.cast[HALF_TYPE]()
+        tiles.unsafe_store[alignment=16](at, high)
+        var low = (scaled - high.cast[DType.float32]()).cast[HALF_TYPE]()
+        tiles.unsafe_store[alignment=16](at + HALF_TILE, low)
+
+
+# ---- The choice ---------------------------------------------------------------------------------------------
+
+
+def choose_path_kernel(
+    path: MutPtr[DType.int32],  # [1]: PAIRS or PLAIN
+    records: ImmPtr[DType.float32],  # [tiles, 4]
+    count: Int64,  # tiles
+    packed: PackedSizes,
+    scale: Float32,
+):
+    """One block: pairs where each tensor is 0 or its largest element within bounds, and no score can be too large.
+    """
+    var places = TileRows(FlashSizes(packed))
+    var largest = SIMD[DType.float32, 4](0)
+    var norms = SIMD[DType.float32, 4](0)
+    for tile in range(thread_idx.x, Int(count), CHOOSE_THREADS):
+        var record = Record(records, tile)
+        var tensor = places.tensor(tile)
+        comptime for i in range(4):
+            if tensor == i:
+                largest[i] = max(largest[i], record.largest)
+                norms[i] = max(norms[i], record.norm)
+    var fits = True
+    comptime for i in range(4):
+        var of_all = largest_of_block[CHOOSE_THREADS](largest[i])
+        var exponent = Int(bitcast[DType.uint32, 1](of_all) >> 23) - 127
+        fits = fits and (of_all == 0 or SMALLEST <= exponent <= LARGEST)
+    var query_norm = largest_of_block[CHOOSE_THREADS](norms[0])
+    var key_norm = largest_of_block[CHOOSE_THREADS](norms[1])
+    if thread_idx.x == 0:
+        fits = fits and query_norm * key_norm * (scale * LOG2_E) <= WIDEST_SCORE
+        path[unsafe_offset=0] = PAIRS if fits else PLAIN

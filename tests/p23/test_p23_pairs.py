@@ -1,0 +1,163 @@
+"""float32 by pairs of float16, on the virtual GPU: as exact as PyTorch's float32, on hard inputs too, and the plain path where
+pairs are no good; the path is chosen by the kernels."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_p23_fast import SIZED, truth
+from test_p23_fast import inputs as masked_inputs
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness.devices.recorder import Order, record_many
+from harness.devices.replay import Replay
+from harness.spec.puzzle import Case
+
+pytestmark = pytest.mark.compiler
+
+EPS = torch.finfo(torch.float32).eps
+# B, N, S, T, d, heads of key and value, diagonal, and 0 for no mask.
+OPTIONS = {
+    "more than a block of queries, ragged": (2, 1, 131, 75, 64, 1, 75, 0),
+    "causal from the top left": (1, 1, 140, 140, 64, 1, 0, 0),
+    "causal from the bottom right, shared heads": (1, 2, 70, 140, 64, 1, 70, 0),
+    "queries that see no key": (1, 1, 70, 40, 64, 1, -50, 0),
+    "odd head": (1, 1, 33, 34, 13, 1, 34, 0),
+}
+HARD = (1, 6, 70, 70, 64, 6, 70, 0)
+ONE = (1, 1, 70, 70, 64, 1, 70, 0)
+GRADIENTS = ("grad_query", "grad_key", "grad_value")
+
+
+def inputs(dims) -> dict[str, torch.Tensor]:
+    """Random tensors, and the single 0 that the flash kernels read for no mask."""
+    given = masked_inputs(dims, torch.float32)
+    return given | {"attn_mask": torch.zeros_like(given["attn_mask"])}
+
+
+def hard() -> dict[str, torch.Tensor]:
+    """Inputs with a hardness of its own in each head."""
+    given = inputs(HARD)
+    query, key, value, grad = (given[name] for name in ("query", "key", "value", "grad_output"))
+    query[:, 0] *= 32
+    key[:, 1] *= 1e-6
+    value[:, 1] *= 1e5
+    grad[:, 1] *= 1e-4
+    value[:, 2, 66, 5] *= 1000
+    key[:, 3, 7, 5] *= 100
+    grad[:, 4, 5, 3] *= 1e4
+    query[:, 5] *= 1e5
+    key[:, 5] *= 1e-5
+    return given
+
+
+def torch_answer(dims, given, backend=SDPBackend.MATH) -> dict[str, torch.Tensor]:
+    """PyTorch's own, in float32."""
+    leaves = [given[name].clone().requires_grad_() for name in ("query", "key", "value")]
+    hidden = ~torch.ones(dims[2], dims[3], dtype=torch.bool).tril(dims[6])
+    mask = torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+    with sdpa_kernel(backend):
+        output = F.scaled_dot_product_attention(*leaves, attn_mask=mask, enable_gqa=True)
+    gradients = torch.autograd.grad(output, leaves, given["grad_output"])
+    return {"output": output.detach(), **dict(zip(GRADIENTS, gradients, strict=True))}
+
+
+@pytest.fixture(scope="module")
+def recording(solution):
+    """What the fast and the fused variant launch in float32."""
+    order = Order(solution, (*OPTIONS.values(), HARD, ONE), ("fast", "fused"))
+    return record_many([order], "p23", "float32")[0]
+
+
+def run(recording, dims, given, variant="fast", blocks="natural", rows=None):
+    """What a variant wrote, the backward pass from the lse and delta in `rows` if they are given; there are no findings."""
+    player = Replay(recording, SIZED, "float32", blocks=blocks)
+    written = player.run(variant, Case("pairs", "", dims, ""), given, rows)
+    assert not player.gpu.findings, player.gpu.findings[0].text()
+    return written
+
+
+def apart(got: torch.Tensor, right: torch.Tensor) -> float:
+    """The largest difference over the largest value."""
+    return float((got.double() - right).abs().max() / right.abs().max())
+
+
+@pytest.mark.parametrize("dims", OPTIONS.values(), ids=OPTIONS)
+def test_as_exact_as_pytorch_in_every_option(recording, dims):
+    given = inputs(dims)
+    written, right, theirs = run(recording, dims, given), truth(dims, given), torch_answer(dims, given)
+    for name, tensor in theirs.items():
+        assert apart(written[name], right[name]) < 1.5 * apart(tensor, right[name]) + EPS, name
+    some = right["lse"].isfinite()
+    assert torch.equal(some, written["lse"].isfinite())
+    assert apart(written["lse"][some], right["lse"][some]) < 2 * EPS
+
+
+def test_as_exact_as_pytorch_on_hard_inputs(recording):
+    """As the worse of its two ways: as here, one computes the probabilities from lse."""
+    given = hard()
+    written, right = run(recording, HARD, given), truth(HARD, given)
+    theirs = [torch_answer(HARD, given, way) for way in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)]
+    for name in theirs[0]:
+        for head in range(HARD[1]):
+            ours, truly = written[name][:, head], right[name][:, head]
+            bound = max(apart(way[name][:, head], truly) for way in theirs)
+            assert apart(ours, truly) < 2 * bound + 2 * EPS, (name, head, apart(ours, truly), bound)
+
+
+def test_what_pairs_are_no_good_for_takes_the_plain_path(recording):
+    """Its bits are those of the flash kernels; ordinary inputs have others."""
+    given = inputs(ONE)
+    for name, factor in (
+        ("query", 1e4),
+        ("key", 1e10),
+        ("value", 1e-16),
+        ("grad_output", 1e-16),
+        ("value", 1),
+    ):
+        changed = {**given, name: given[name] * factor}
+        fused = run(recording, ONE, changed, "fused")
+        fast = run(recording, ONE, changed, rows={key: fused[key] for key in ("lse", "delta")})
+        assert [torch.equal(fast[key], fused[key]) for key in GRADIENTS] == [factor != 1] * 3, name
+        forward_pairs = factor == 1 or name == "grad_output"
+        assert torch.equal(fast["output"], fused["output"]) != forward_pairs, name
+
+
+def test_infinities_and_nans_are_where_pytorch_has_them(recording):
+    given = inputs(HARD)
+    for head, (name, value) in enumerate(
+        [("query", torch.nan), ("key", torch.inf), ("value", -torch.inf), ("grad_output", torch.nan)]
+    ):
+        given[name][0, head, 9, 3] = value
+    written, theirs = run(recording, HARD, given), torch_answer(HARD, given)
+    for name, tensor in theirs.items():
+        assert not tensor.isfinite().all() and tensor.isfinite().any()
+        for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+            assert torch.equal(kind(written[name]), kind(tensor)), (name, kind)
+
+
+def test_zeros_are_zeros(recording):
+    given = inputs(ONE)
+    given |= {name: torch.zeros_like(given[name]) for name in ("key", "grad_output")}
+    written = run(recording, ONE, given)
+    assert all(not written[name].any() for name in GRADIENTS)
+    assert apart(written["output"], truth(ONE, given)["output"]) < EPS
+
+
+def test_the_same_bits_in_whatever_order_the_blocks_run(recording):
+    dims = OPTIONS["causal from the bottom right, shared heads"]
+    given = inputs(dims)
+    first, second = run(recording, dims, given), run(recording, dims, given, blocks="shuffled:5")
+    assert all(torch.equal(first[name], second[name]) for name in ("output", "lse", *GRADIENTS))
+
+
+def test_tensor_cores_multiply_pairs_and_nothing_is_added_with_atomics(recording):
+    names = recording.kernel_names()
+    multiply = {"pairs_forward", "pairs_query", "pairs_key_value"}
+    others = {"split_tiles", "choose_path", "plain_forward", "plain_query", "plain_key_value"}
+    assert multiply | others <= set(names.values())
+    for symbol, name in names.items():
+        ptx = recording.ptx[symbol]
+        assert not re.search(r"\b(atom|red)\.", ptx)
+        assert bool(re.search(r"mma\.sync\S*\.f32\.f16\.f16\.f32", ptx)) == (name in multiply)

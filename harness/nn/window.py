@@ -20,12 +20,6 @@ from harness.nn.attention_direct import CHUNK, Kernels, readable, row_strides
 Tensor = torch.Tensor
 TILE = 64
 """Positions in a tile of the kernels."""
-ROWS = 128
-"""What the number of places is a multiple of."""
-FAR = 0x3FFF3FFF
-"""The place of a position that there is not."""
-LONGEST = 0x2000
-"""Rows, columns and radius are below it: the kernels keep a place in a word."""
 WIDEST = 64
 """The largest head dimension of the kernels."""
 
@@ -38,7 +32,7 @@ class GridWindow:
         width: Columns of the grid; L is a multiple of it.
         radius: At least 0.
 
-    Raises ValueError for an order that is no order of such a grid, or a side of 8,192 or more.
+    Raises ValueError for an order that is no order of such a grid.
     """
 
     def __init__(self, order: Tensor | np.ndarray, width: int, radius: int):
@@ -50,9 +44,7 @@ class GridWindow:
             raise ValueError(f"radius: expected at least 0, got {radius}")
         self.width, self.rows = width, length // width
         self.radius = min(radius, max(width, self.rows) - 1)
-        if max(width, self.rows) >= LONGEST:
-            raise ValueError(f"a side of {max(width, self.rows)} is too long: expected less than {LONGEST}")
-        self._words_on: dict[torch.device, Tensor] = {}
+        self._words_on: dict[tuple[torch.device, int], Tensor] = {}
 
     @functools.cached_property
     def tiles(self) -> np.ndarray:
@@ -60,31 +52,70 @@ class GridWindow:
         return orders.window_tiles(self.order, self.width, self.radius, TILE)
 
     @functools.cached_property
-    def words(self) -> np.ndarray:
-        """What the kernels read, int32: a place for each position, then a row of bits for each tile (`fast_window.mojo`)."""
-        length = len(self.order)
-        places = np.full(-(-length // ROWS) * ROWS, FAR, np.uint32)
-        places[:length] = self.order // self.width << 16 | self.order % self.width
-        bits = np.packbits(self.tiles, axis=1, bitorder="little")
-        bits = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 4)))
-        return np.concatenate([places, bits.view("<u4").ravel()]).view(np.int32)
+    def patterns(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which positions of a tile see which of another, for the pairs of tiles that need each other.
 
-    @property
-    def words_of_a_tile(self) -> int:
-        """Words of a row of bits."""
-        return -(-len(self.tiles) // 32)
+        Returns:
+            int64 [tiles, tiles]: the number of each pair's pattern, from 0, -1 where there is none; and uint32 [patterns, 128]
+            words, as `fast_window.mojo` says: each pattern is there once, and a grid has few.
+        """
+        count = len(self.tiles)
+        missing = np.full(count * TILE - len(self.order), len(self.order))
+        cells = np.concatenate([self.order, missing]).reshape(count, TILE)
+        rows, columns = np.divmod(cells, self.width)
+        numbers, found = np.full((count, count), -1), {}
+        for tile in range(count):
+            (others,) = np.nonzero(self.tiles[tile])
+            seen = self.near(
+                rows[tile][:, None, None], rows[others], columns[tile][:, None, None], columns[others]
+            )
+            seen &= (cells[tile] < len(self.order))[:, None, None] & (cells[others] < len(self.order))
+            for other, bits in zip(others, lanes(seen), strict=True):
+                numbers[tile, other] = found.setdefault(bits.tobytes(), len(found))
+        return numbers, np.frombuffer(b"".join(found), "<u4").reshape(len(found), -1)
 
-    def on(self, device: torch.device) -> Tensor:
+    def words(self, blocks: int) -> np.ndarray:
+        """What the kernels read whose blocks own so many tiles, int32 (`fast_window.mojo`)."""
+        numbers, patterns = self.patterns
+        count = len(numbers)
+        numbers = np.pad(numbers, ((0, -count % blocks), (0, 0)), constant_values=-1)
+        numbers = numbers.reshape(-1, blocks, count)
+        of_block, tile = np.nonzero((numbers >= 0).any(axis=1))
+        starts = np.searchsorted(of_block, np.arange(len(numbers) + 1))
+        first_entry = len(starts)
+        first_pattern = first_entry + len(tile) * (1 + blocks)
+        own = numbers[of_block, :, tile]
+        places = np.where(own >= 0, first_pattern + own * patterns.shape[1], 0)
+        entries = np.column_stack([tile, places])
+        parts = (first_entry + starts * (1 + blocks), entries, patterns)
+        return np.concatenate([part.ravel().astype(np.uint32) for part in parts]).view(np.int32)
+
+    def on(self, device: torch.device, blocks: int) -> Tensor:
         """The words on a device, copied there once."""
-        if device not in self._words_on:
-            self._words_on[device] = torch.from_numpy(self.words).to(device)
-        return self._words_on[device]
+        if (device, blocks) not in self._words_on:
+            self._words_on[device, blocks] = torch.from_numpy(self.words(blocks)).to(device)
+        return self._words_on[device, blocks]
+
+    def near(self, row, other_row, column, other_column):
+        """Whether cells see each other, of rows and columns that are arrays or tensors."""
+        return (abs(row - other_row) <= self.radius) & (abs(column - other_column) <= self.radius)
 
     def mask(self, device: torch.device) -> Tensor:
         """Which pairs see each other: bool [L, L]."""
         rows, columns = (torch.from_numpy(each).to(device) for each in np.divmod(self.order, self.width))
-        down, right = (each[:, None] - each for each in (rows, columns))
-        return (down.abs() <= self.radius) & (right.abs() <= self.radius)
+        return self.near(rows[:, None], rows, columns[:, None], columns)
+
+
+def lanes(seen: np.ndarray) -> np.ndarray:
+    """Which pairs see each other, bool [64, tiles, 64], as words of the lanes that hold their scores, uint32 [tiles, 128].
+
+    Lane l of a warp holds of 16 x 8 scores the columns 2 (l % 4) and the next, in the rows l / 4 and, behind them, l / 4 + 8.
+    """
+    parts = seen.reshape(
+        4, 2, 8, -1, 8, 4, 2
+    )  # sixteens of rows, half, row, tile, eights of columns, pair, column
+    bits = parts.transpose(3, 0, 2, 5, 4, 1, 6).reshape(parts.shape[3], -1)
+    return np.packbits(bits, axis=1, bitorder="little").view("<u4")
 
 
 def window_attention(
@@ -147,10 +178,10 @@ class WindowAttention(torch.autograd.Function):
         kernels.call(
             kernels.module.window_forward,
             query.dtype,
-            *sizes(query, window),
+            *sizes(query),
             scale,
             *(tensor.data_ptr() for tensor in (output, lse, query, key, value)),
-            window.on(query.device).data_ptr(),
+            window.on(query.device, blocks).data_ptr(),
             *(stride for tensor in (query, key, value, output) for stride in row_strides(tensor)),
             choice=blocks,
         )
@@ -169,17 +200,17 @@ class WindowAttention(torch.autograd.Function):
         kernels.call(
             kernels.module.window_backward,
             query.dtype,
-            *sizes(query, window),
+            *sizes(query),
             scale,
             *(tensor.data_ptr() for tensor in (*gradients, grad_output, query, key, value, lse, delta)),
-            window.on(query.device).data_ptr(),
+            window.on(query.device, blocks).data_ptr(),
             *(stride for t in (query, key, value, grad_output, *gradients) for stride in row_strides(t)),
             choice=blocks,
         )
         return *gradients, None, None, None, None
 
 
-def sizes(query: Tensor, window: GridWindow) -> tuple[int, ...]:
-    """What the module takes as sizes: every key can be seen, and the window in the place of a mask's strides and blocks."""
+def sizes(query: Tensor) -> tuple[int, ...]:
+    """What the module takes as sizes: every key can be seen, and there are no strides and blocks of a mask."""
     B, N, L, d = query.shape
-    return (B, N, N, L, L, d, attention_direct.EVERY_KEY, 0, 0, 0, window.words_of_a_tile, window.radius)
+    return (B, N, N, L, L, d, attention_direct.EVERY_KEY, 0, 0, 0, 0, 0)

@@ -7,7 +7,7 @@ import order_figures
 import pytest
 from book_paths import BOOK
 
-from harness.nn import orders
+from harness.nn import GridWindow, orders
 from harness.puzzles.p24.counting import count
 
 PAGES = BOOK / "src" / "puzzle_24"
@@ -66,6 +66,18 @@ def test_other_compact_orders_are_as_good():
             assert 0.04 < saved < 0.05
             assert pairs(name, side, radius, 64) == pairs("hilbert", side, radius, 64)
     assert "within 5% of the curve" in page("measured") and "saves 4 to 5%" in page("block_sparsity")
+
+
+def test_the_patterns_of_a_grid():
+    """Of 128 x 128 cells and a radius of 4."""
+    found = {}
+    for name in ("hilbert", "tiled", "row-major"):
+        numbers, patterns = GridWindow(orders.ORDERS[name](128, 128), 128, 4).patterns
+        found[name] = ((numbers >= 0).sum(), len(patterns))
+    assert [count for _, count in found.values()] == [25, 9, 3]
+    text = page("block_sparsity")
+    assert f"the {found['hilbert'][0]:,} pairs of tiles in Hilbert order have 25 patterns" in text
+    assert "Squares of 8 x 8 have 9, rows 3." in text
 
 
 def test_the_largest_counted_ratio():

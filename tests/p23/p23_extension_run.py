@@ -92,13 +92,13 @@ def truth(Q, K, V, dO, seen):
     }
 
 
-def run(dims, dtype, seen, mask=0, window=(0, 0), choice=0):
-    """Both passes; the error of each result. Of a window, its address, and the words of a row of bits and the radius."""
+def run(dims, dtype, seen, mask=0, choice=0):
+    """Both passes; the error of each result. Of a window, its address as mask."""
     B, N, S, T, d, G, diagonal = dims
     (Q, q, q_strides), (dO, g, g_strides) = (heads_inside((B, N, S, d), dtype) for _ in range(2))
     (K, k, k_strides), (V, v, v_strides) = (heads_inside((B, G, T, d), dtype) for _ in range(2))
     rows, keys = (N * S * d, S * d, d), (G * T * d, T * d, d)
-    front = (KINDS[dtype], choice, B, N, G, S, T, d, diagonal, 0, 0, 0, *window)
+    front = (KINDS[dtype], choice, B, N, G, S, T, d, diagonal, 0, 0, 0, 0, 0)
     blank = {
         name: on_device(np.full(shape, 0xFFFF, np.uint16))
         for name, shape in (
@@ -144,11 +144,11 @@ def run_window(dims, dtype):
     L = rows * columns
     cells = orders.ORDERS[order](rows, columns)
     window = GridWindow(cells, columns, radius)
-    words = on_device(window.words)
+    words = on_device(window.words(tiles))
     down, right = (np.abs(each[:, None] - each) for each in np.divmod(cells, columns))
     seen = (down <= radius) & (right <= radius)
     sizes = (1, heads, L, L, d, heads, EVERY_KEY)
-    return run(sizes, dtype, seen, words._data_ptr(), (window.words_of_a_tile, radius), tiles)
+    return run(sizes, dtype, seen, words._data_ptr(), tiles)
 
 
 errors = {}
@@ -163,7 +163,7 @@ for name, (dims, dtype, order) in WINDOWS.items():
 refused = []
 for kind, d, scale in ((0, 64, 1.0), (2, 72, 1.0), (2, 64, -1.0)):
     try:
-        sizes = (1, 1, 1, 64, 64, d, EVERY_KEY, 0, 0, 0, 1, 1)
+        sizes = (1, 1, 1, 64, 64, d, EVERY_KEY, 0, 0, 0, 0, 0)
         module.window_forward(gpu, stream, 0, 0, kind, 1, *sizes, scale, *[0] * 18)
     except Exception as error:
         refused.append(str(error))

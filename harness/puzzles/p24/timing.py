@@ -4,9 +4,12 @@ FlexAttention, in each order and tile.
     python -m harness.puzzles.p24.timing --csv orders.csv
 
 Every candidate computes the same function of the same cells, forward and backward, in bfloat16; each gets its tensors in
-its own order, so that no gather is timed with it. The kernels are `harness.nn.window_attention`, whose blocks own 64 or 128
+its own order, so that no gather is timed with it. Before it is timed, its output and gradients are compared with those of
+masked dense attention in float64. The kernels are `harness.nn.window_attention`, whose blocks own 64 or 128
 positions and look at tiles of 64. Beside them and FlexAttention with a block mask made from the order stand
-scaled_dot_product_attention, dense with the window as a mask, and dense without one, which is another function. The
+scaled_dot_product_attention, dense with the window as a mask, and dense without one, which is another function; and
+FlexAttention with NATTEN's window (Hassani et al., "Neighborhood Attention Transformer", 2023), row by row and along the
+Z-order, as the attention-gym of PyTorch's makers has them: at the grid's edge it moves inward, which is another function too. The
 gathers of query, key and value into an order are timed by themselves. The tiles that a block mask holds are counted and
 compared with those of `harness.nn.orders`. Times are by CUDA events; candidates take turns in shuffled rounds. MAX is needed only to
 build the kernels' extension module.
@@ -35,6 +38,12 @@ TILES = (128,)
 DIM = 64
 ALIKE = 2.0**-5
 """How far two computations in bfloat16 may be apart, of the largest element."""
+EXACT = 2.0**-7
+"""How far one may be from float64, of the norm of a head's tensor."""
+CHUNK = 1024
+"""Queries whose scores are in memory at a time where float64 is computed."""
+BITS = ((1, 0x33333333), (2, 0x0F0F0F0F), (4, 0x00FF00FF), (8, 0x0000FFFF))
+"""How every other bit of a word moves together: shifts, and what is kept after each."""
 Tensors = list[torch.Tensor]
 
 
@@ -70,10 +79,13 @@ class Problem:
         self.orders = {
             name: torch.tensor(make(side, side), device=device) for name, make in orders.ORDERS.items()
         }
+        self._ordered: dict[str, Tensors] = {"": self.cells}
 
     def ordered(self, order: str) -> Tensors:
-        """The four tensors in an order."""
-        return [t if not order else t.index_select(2, self.orders[order]) for t in self.cells]
+        """The four tensors in an order, the same ones at every call."""
+        if order not in self._ordered:
+            self._ordered[order] = [t.index_select(2, self.orders[order]) for t in self.cells]
+        return self._ordered[order]
 
     def placed(self, tensors: Tensors, order: str) -> Tensors:
         """Tensors in an order with their rows where the cells are."""
@@ -90,10 +102,12 @@ class Problem:
 
         return near
 
-    def by_arithmetic(self, order: str) -> Callable[..., torch.Tensor]:
-        """The same without a table, from the position itself, as masks for images are usually written."""
-        side, squares = self.side, self.side // orders.SQUARE
-        radius = torch.tensor(self.radius, device=self.device, dtype=torch.int32)
+    def by_arithmetic(self, order: str, inward: bool = False) -> Callable[..., torch.Tensor]:
+        """The same without a table, from the position itself, as masks for images are usually written.
+
+        With `inward` a window that would reach over the grid's edge moves inward, as NATTEN's does: all have one size.
+        """
+        side, radius, squares = self.side, self.radius, self.side // orders.SQUARE
 
         def row_major(i):
             return i // side, i % side
@@ -103,11 +117,22 @@ class Problem:
             row = square // squares * orders.SQUARE + inside // orders.SQUARE
             return row, square % squares * orders.SQUARE + inside % orders.SQUARE
 
-        place = {"row-major": row_major, "tiled": tiled}[order]
+        def even_bits(i):
+            i = i & 0x55555555
+            for shift, kept in BITS:
+                i = (i | i >> shift) & kept
+            return i
+
+        def z_order(i):
+            return even_bits(i >> 1), even_bits(i)
+
+        place = {"row-major": row_major, "tiled": tiled, "z-order": z_order}[order]
 
         def near(b, h, q, k):
-            (query_row, query_column), (key_row, key_column) = place(q), place(k)
-            return ((query_row - key_row).abs() <= radius) & ((query_column - key_column).abs() <= radius)
+            middle, key = place(q), place(k)
+            if inward:
+                middle = [at.clamp(radius, side - 1 - radius) for at in middle]
+            return ((middle[0] - key[0]).abs() <= radius) & ((middle[1] - key[1]).abs() <= radius)
 
         return near
 
@@ -120,6 +145,20 @@ class Problem:
         return ((rows[:, None] - rows).abs() <= self.radius) & (
             (columns[:, None] - columns).abs() <= self.radius
         )
+
+    def exact(self) -> Tensors:
+        """Output and gradients of the first head by masked dense attention in float64, [side * side, d] each."""
+        *leaves, grad = (t[0, 0].double() for t in self.cells)
+        query, key, value = (t.requires_grad_() for t in leaves)
+        mask, outputs = self.dense_mask(), []
+        gradients = [torch.zeros_like(t) for t in leaves]
+        for part in torch.arange(len(query), device=self.device).split(CHUNK):
+            scores = (query[part] @ key.T * DIM**-0.5).masked_fill(~mask[part], -torch.inf)
+            output = scores.softmax(-1) @ value
+            outputs.append(output.detach())
+            for total, more in zip(gradients, torch.autograd.grad(output, leaves, grad[part]), strict=True):
+                total += more
+        return [torch.cat(outputs), *gradients]
 
 
 # ---- Candidates ---------------------------------------------------------------------------------------------
@@ -148,6 +187,12 @@ def flex(problem: Problem, order: str, tile: int, compiled: Callable, by_table: 
         return compiled(q, k, v, block_mask=made)
 
     return Candidate(order, tile, pairs, run)
+
+
+def natten(problem: Problem, order: str, tile: int, compiled: Callable) -> Candidate:
+    """FlexAttention with NATTEN's window, which is another function at the grid's edge."""
+    made, pairs = block_mask(problem, problem.by_arithmetic(order, inward=True), tile)
+    return Candidate(order, tile, pairs, lambda q, k, v: compiled(q, k, v, block_mask=made), same=False)
 
 
 def ours(problem: Problem, order: str, blocks: int, attend: Callable) -> Candidate:
@@ -184,9 +229,13 @@ def makers(
             found[f"Flex, {order}, {tile}"] = lambda order=order, tile=tile: flex(
                 problem, order, tile, compiled
             )
-        for order in ("row-major", "tiled"):
+        for order in ("row-major", "z-order", "tiled"):
             found[f"Flex, {order} by arithmetic, {tile}"] = lambda order=order, tile=tile: flex(
                 problem, order, tile, compiled, by_table=False
+            )
+        for order in ("row-major", "z-order"):
+            found[f"Flex, NATTEN {order}, {tile}"] = lambda order=order, tile=tile: natten(
+                problem, order, tile, compiled
             )
     return found
 
@@ -226,6 +275,13 @@ def apart(got: Tensors, expected: Tensors) -> float:
     )
 
 
+def off(got: Tensors, exact: Tensors) -> float:
+    """The largest error of the first head's tensors, relative to the norm of each."""
+    return max(
+        float((one[0, 0] - other).norm() / other.norm()) for one, other in zip(got, exact, strict=True)
+    )
+
+
 # ---- The run ------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +296,8 @@ def measure(
     """A row for each candidate and pass, of those that are wanted. One that cannot be run has a note, and no time."""
     made: dict[str, Candidate] = {}
     timed: dict[tuple[str, str], Callable[[], object]] = {}
-    rows, expected = [], None
+    rows, expected, exact = [], None, problem.exact()
+    errors: dict[str, float] = {}
     for name, make in makers(problem, tiles, compiled).items():
         if not wanted(name, only):
             continue
@@ -256,8 +313,10 @@ def measure(
         if candidate.same:
             expected = expected or got
             distance = apart(got, expected)
-            if distance > ALIKE:
-                rows.append({"candidate": name, "note": f"WRONG: {distance:.1e} from the first"})
+            errors[name] = off(got, exact)
+            if not (distance <= ALIKE and errors[name] <= EXACT):
+                note = f"WRONG: {distance:.1e} from the first, {errors[name]:.1e} from float64"
+                rows.append({"candidate": name, "note": note})
                 continue
         made[name] = candidate
         timed.update({(name, part): call for part, call in passes.items()})
@@ -278,6 +337,7 @@ def measure(
                 "candidate": name,
                 "pass": part,
                 "tile_pairs": candidate.pairs if candidate else "",
+                "error": f"{errors[name]:.1e}" if name in errors else "",
                 "median_us": f"{found.median:.1f}",
                 "p20_us": f"{found.p20:.1f}",
                 "p80_us": f"{found.p80:.1f}",
@@ -289,7 +349,7 @@ def measure(
 
 COLUMNS = (
     *("device", "driver", "torch", "triton", "max", "date", "B", "N", "d", "dtype", "side", "radius"),
-    *("candidate", "pass", "tile_pairs", "median_us", "p20_us", "p80_us", "samples", "note"),
+    *("candidate", "pass", "tile_pairs", "error", "median_us", "p20_us", "p80_us", "samples", "note"),
 )
 
 

@@ -32,7 +32,7 @@ from .fast_tiles import (
     load_tile,
     store_rows,
 )
-from .fast_window import Window, hide_far, load_places, places_of
+from .fast_window import TILE, Window, hide_far
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
 
@@ -164,12 +164,13 @@ def fast_forward_kernel[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
     var stages = queries.unsafe_offset(rows * width)
-    # Of each stage the places of its keys, in a window.
-    var places = stages.unsafe_offset(4 * step * width).unsafe_bitcast[UInt32]()
     var lane = Lane[width]()
     var first = s0 + thread_idx.x // 32 * (16 * bands)
     var end = sizes.keys_seen(min(s0 + rows, S) - 1)
-    var window = Window[step, rows](mask, s0, sizes)
+    var window = Window[rows](mask)
+    comptime if windowed:
+        comptime assert step == TILE, "a step is a tile"
+        window.enter(s0 // rows)
 
     @__parameter
     @always_inline
@@ -179,15 +180,13 @@ def fast_forward_kernel[
             while next < end and hidden_tile[rows, step](M, s0, next, sizes):
                 next += step
         elif windowed:
-            next = window.following(next)
+            next = window.following()
         return next
 
     @__parameter
     @always_inline
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * step * width)
-        comptime if windowed:
-            load_places[step](places.unsafe_offset(stage * step), window.places, t)
         load_tile[step, width, threads, not general](keys, K, t, T, Int(key_strides[2]), d)
         load_tile[step, width, threads, not general](
             keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
@@ -203,9 +202,6 @@ def fast_forward_kernel[
     var own = Own[dtype, bands, width, kept](
         queries.unsafe_offset(thread_idx.x // 32 * (16 * bands * width)), lane
     )
-    var own_places = Array[UInt32, 2 * bands](fill=0)
-    comptime if windowed:
-        own_places = places_of[bands](window.places, first)
     # The general kernel has multiplied before it compares; a positive factor leaves the order as it is.
     var factor = Float32(1) if general else scale * LOG2_E
     var sums = Array[Sums, bands * (width // 8)](fill=0)
@@ -213,16 +209,25 @@ def fast_forward_kernel[
     var totals = Array[Float32, 2 * bands](fill=0)
     var stage = 0
     while t0 < end:
+        var seen = Array[UInt32, bands](fill=0)
+        var needed = True
+        comptime if windowed:
+            seen = window.seen[bands]()
+            needed = window.needed[bands]()
         async_copy_wait_group(0)
         # Now everybody's share of these tiles is here, and nobody still reads those of the step before.
         barrier()
         var next = following(t0)
         if next < end:
             fetch(next, 1 - stage)
+        if not needed:
+            stage = 1 - stage
+            t0 = next
+            continue
         var keys = stages.unsafe_offset(stage * 2 * step * width)
         var scores = own.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
         comptime if windowed:
-            hide_far[bands, columns](scores, own_places, places.unsafe_offset(stage * step), sizes)
+            hide_far[bands, columns](scores, seen, 0)
         if not windowed and (general or not all_seen(first, first + 1, t0, t0 + step, sizes)):
             comptime for place in range(bands * columns):
                 comptime for e in range(4):
@@ -388,12 +393,13 @@ def fast_query_kernel[
     ]().as_unsafe_any_origin()
     var grads = queries.unsafe_offset(rows * width)
     var stages = grads.unsafe_offset(rows * width)
-    # Of each stage the places of its keys, in a window.
-    var places = stages.unsafe_offset(4 * step * width).unsafe_bitcast[UInt32]()
     var lane = Lane[width]()
     var first = s0 + thread_idx.x // 32 * (16 * bands)
     var end = sizes.keys_seen(min(s0 + rows, S) - 1)
-    var window = Window[step, rows](mask, s0, sizes)
+    var window = Window[rows](mask)
+    comptime if windowed:
+        comptime assert step == TILE, "a step is a tile"
+        window.enter(s0 // rows)
 
     @__parameter
     @always_inline
@@ -403,15 +409,13 @@ def fast_query_kernel[
             while next < end and hidden_tile[rows, step](M, s0, next, sizes):
                 next += step
         elif windowed:
-            next = window.following(next)
+            next = window.following()
         return next
 
     @__parameter
     @always_inline
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * step * width)
-        comptime if windowed:
-            load_places[step](places.unsafe_offset(stage * step), window.places, t)
         load_tile[step, width, threads, not general](keys, K, t, T, Int(key_strides[2]), d)
         load_tile[step, width, threads, not general](
             keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
@@ -452,25 +456,29 @@ def fast_query_kernel[
         var row = head * S + min(first + half * 8 + lane_id() // 4, S - 1)
         shifts[half] = row_shift[True](lse[unsafe_offset=row])
         deltas[half] = delta[unsafe_offset=row]
-    var own_places = Array[UInt32, 2 * bands](fill=0)
-    comptime if windowed:
-        own_places = places_of[bands](window.places, first)
     var factor = Float32(1) if general else scale * LOG2_E
     var sums = Array[Sums, bands * (width // 8)](fill=0)
     var stage = 0
     while t0 < end:
+        var seen = Array[UInt32, bands](fill=0)
+        var needed = True
+        comptime if windowed:
+            seen = window.seen[bands]()
+            needed = window.needed[bands]()
         async_copy_wait_group(0)
         barrier()
         var next = following(t0)
         if next < end:
             fetch(next, 1 - stage)
+        if not needed:
+            stage = 1 - stage
+            t0 = next
+            continue
         for t1 in range(t0, t0 + step, part):
             var keys = stages.unsafe_offset((stage * 2 * step + t1 - t0) * width)
             var slopes = own_queries.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
             comptime if windowed:
-                hide_far[bands, columns](
-                    slopes, own_places, places.unsafe_offset(stage * step + t1 - t0), sizes
-                )
+                hide_far[bands, columns](slopes, seen, (t1 - t0) // 8)
             if not windowed and (general or not all_seen(first, first + 1, t1, t1 + part, sizes)):
                 comptime for place in range(bands * columns):
                     comptime for e in range(4):
@@ -570,9 +578,10 @@ def fast_key_value_kernel[
     var stages = values.unsafe_offset(rows * width)
     # Of each stage lse, then delta.
     var numbers = stages.unsafe_offset(4 * tile).unsafe_bitcast[Float32]()
-    # Of each stage the places of its queries, in a window.
-    var places = numbers.unsafe_offset(4 * step).unsafe_bitcast[UInt32]()
-    var window = Window[step, rows](mask, t0, sizes)
+    var window = Window[rows](mask)
+    comptime if windowed:
+        comptime assert step == TILE, "a step is a tile"
+        window.enter(t0 // rows)
     var lane = Lane[width]()
     var first = t0 + thread_idx.x // 32 * (16 * bands)
     var start = sizes.first_query(t0) // step * step
@@ -592,9 +601,10 @@ def fast_key_value_kernel[
                     next.s0 += step
                     continue
             elif windowed:
-                next.s0 = window.following(next.s0)
+                # A key is of one head alone.
+                next.s0 = window.following()
                 if next.s0 >= S:
-                    continue
+                    next.member = members
             break
         return next^
 
@@ -619,8 +629,6 @@ def fast_key_value_kernel[
             Int(grad_strides[2]),
             d,
         )
-        comptime if windowed:
-            load_places[step](places.unsafe_offset(stage * step), window.places, place.s0)
         load_numbers[step, threads](
             numbers.unsafe_offset(stage * 2 * step), lse, delta, head * S + place.s0, (head + 1) * S
         )
@@ -650,9 +658,6 @@ def fast_key_value_kernel[
     var own_values = Own[dtype, bands, width, False](
         values.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
     )
-    var own_places = Array[UInt32, 2 * bands](fill=0)
-    comptime if windowed:
-        own_places = places_of[bands](window.places, first)
     var factor = Float32(1) if general else scale * LOG2_E
     var key_sums = Array[Sums, bands * (width // 8)](fill=0)
     var value_sums = Array[Sums, bands * (width // 8)](fill=0)
@@ -661,11 +666,20 @@ def fast_key_value_kernel[
         fetch(place, 0)
     var stage = 0
     while place.member < members:
+        var seen = Array[UInt32, bands](fill=0)
+        var needed = True
+        comptime if windowed:
+            seen = window.seen[bands]()
+            needed = window.needed[bands]()
         async_copy_wait_group(0)
         barrier()
         var next = following(place)
         if next.member < members:
             fetch(next, 1 - stage)
+        if not needed:
+            stage = 1 - stage
+            place = next^
+            continue
         var M = mask.unsafe_offset(sizes.mask_of(head0 + place.member))
         for inner in range(0, step, part):
             var s1 = place.s0 + inner
@@ -675,9 +689,7 @@ def fast_key_value_kernel[
             var edge = not all_seen(s1, s1 + part, first, first + 16 * bands, sizes)
             var weights = own_keys.times_rows[columns](queries, Array[Sums, bands * columns](fill=0))
             comptime if windowed:
-                hide_far[bands, columns](
-                    weights, own_places, places.unsafe_offset(stage * step + inner), sizes
-                )
+                hide_far[bands, columns](weights, seen, inner // 8)
             comptime for place in range(bands * columns):
                 var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
                 comptime for e in range(4):

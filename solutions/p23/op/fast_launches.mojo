@@ -41,7 +41,9 @@ from .shared.launcher import Launcher
 
 
 comptime WINDOW_DIM = 64
-"""The largest head dimension of the kernels of a window."""
+"""The largest head dimension of the kernels of a window,"""
+comptime WINDOW_WARPS = 8
+"""and their warps on a multiprocessor, of one block or of several: as many as the registers last for."""
 
 
 def has_tensor_cores[dtype: DType]() -> Bool:
@@ -174,7 +176,7 @@ def launch_forward_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(rows + 4 * step) * width * size_of[Scalar[dtype]]() + (8 * step if windowed else 0),
+        shared_bytes=(rows + 4 * step) * width * size_of[Scalar[dtype]](),
     )
 
 
@@ -349,7 +351,7 @@ def launch_query_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]() + (8 * step if windowed else 0),
+        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]](),
     )
 
 
@@ -392,8 +394,7 @@ def launch_key_value_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.key_len), rows) * t.sizes.shared_heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]()
-        + (24 if windowed else 16) * step,
+        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]() + 16 * step,
     )
 
 
@@ -405,39 +406,42 @@ def expect_window[dtype: DType](sizes: FlashSizes, scale: Scalar[accum_type[dtyp
     comptime if not has_tensor_cores[dtype]():
         raise Error("a window wants 16-bit types on NVIDIA's tensor cores")
     var d = Int(sizes.head_dim)
-    if d > WINDOW_DIM or d % CHUNK != 0 or sizes.query_len != sizes.key_len or scale <= 0:
+    var alike = sizes.query_len == sizes.key_len and sizes.query_heads == sizes.key_heads
+    if d > WINDOW_DIM or d % CHUNK != 0 or not alike or scale <= 0:
         raise Error(
-            t"a window wants as many keys as queries, heads of at most {WINDOW_DIM} elements in whole chunks,"
-            t" a scale above 0"
+            t"a window wants as many keys as queries in each head, heads of at most {WINDOW_DIM} elements in"
+            t" whole chunks, a scale above 0"
         )
 
 
 def launch_forward_window[
-    L: Launcher, dtype: DType, //, bands: Int
+    L: Launcher, dtype: DType, //, warps: Int
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """One launch: output and lse in a window, which `t.mask` is (`fast_window.mojo`); a block owns 64 * bands queries.
+    """One launch: output and lse in a window, which `t.mask` is (`fast_window.mojo`); a block owns 32 * warps queries.
     """
     expect_window[dtype](t.sizes, t.scale)
+    comptime resident = WINDOW_WARPS // warps
     comptime if has_tensor_cores[dtype]():
         if t.sizes.rows():
-            launch_forward_tiles[False, 64, bands=bands, warps=4, step=64, resident=2, windowed=True](
+            launch_forward_tiles[False, 64, bands=2, warps=warps, step=64, resident=resident, windowed=True](
                 launcher, t, layout
             )
 
 
 def launch_backward_window[
-    L: Launcher, dtype: DType, //, bands: Int
+    L: Launcher, dtype: DType, //, warps: Int
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """Two launches: grad_key and grad_value in a window, then grad_query."""
     expect_window[dtype](t.sizes, t.scale)
+    comptime resident = WINDOW_WARPS // warps
     comptime if has_tensor_cores[dtype]():
         if t.sizes.rows():
             launch_key_value_tiles[
-                False, 64, bands=bands, warps=4, step=64, part=32, resident=2, windowed=True
+                False, 64, bands=2, warps=warps, step=64, part=32, resident=resident, windowed=True
             ](launcher, t, layout)
-            launch_query_tiles[False, 64, bands=bands, warps=4, step=64, part=32, resident=2, windowed=True](
-                launcher, t, layout
-            )
+            launch_query_tiles[
+                False, 64, bands=2, warps=warps, step=64, part=32, resident=resident, windowed=True
+            ](launcher, t, layout)
 
 
 # ---- On a Hopper --------------------------------------------------------------------------------------------

@@ -20,8 +20,6 @@ from harness.nn.attention_direct import CHUNK, Kernels, readable, row_strides
 Tensor = torch.Tensor
 TILE = 64
 """Positions in a tile of the kernels."""
-WIDEST = 64
-"""The largest head dimension of the kernels."""
 
 
 class GridWindow:
@@ -156,7 +154,7 @@ def kernels_for(query: Tensor, key: Tensor, value: Tensor) -> Kernels | None:
     """The kernels on tensor cores, where they take these tensors; None elsewhere."""
     d = query.shape[-1]
     one_kind = query.dtype == key.dtype == value.dtype and query.device == key.device == value.device
-    fits = attention_direct.on_tensor_cores(query) and d <= WIDEST and d % CHUNK == 0 and query.numel() > 0
+    fits = attention_direct.on_tensor_cores(query) and d % CHUNK == 0 and query.numel() > 0
     return attention_direct.kernels(query.device) if one_kind and fits else None
 
 

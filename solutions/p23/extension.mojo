@@ -85,9 +85,9 @@ def run_forward[
         launch_forward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
         return
     if choice == 1:
-        launch_forward_window[warps=2](launcher, tensors, layout)
+        launch_forward_window[tiles=1](launcher, tensors, layout)
     else:
-        launch_forward_window[warps=4](launcher, tensors, layout)
+        launch_forward_window[tiles=2](launcher, tensors, layout)
 
 
 def run_delta[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
@@ -140,9 +140,9 @@ def run_backward[
         launch_backward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
         return
     if choice == 1:
-        launch_backward_window[warps=2](launcher, tensors, layout)
+        launch_backward_window[tiles=1](launcher, tensors, layout)
     else:
-        launch_backward_window[warps=4](launcher, tensors, layout)
+        launch_backward_window[tiles=2](launcher, tensors, layout)
 
 
 def run[

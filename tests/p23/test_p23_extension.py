@@ -42,7 +42,7 @@ def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding():
     of_types, *of_sizes = found["refused"]
     assert "a window wants 16-bit types on NVIDIA's tensor cores" in of_types
     assert len(of_sizes) == 2 and all(
-        "heads of at most 64 elements in whole chunks" in text for text in of_sizes
+        "heads of at most 128 elements in whole chunks" in text for text in of_sizes
     )
     for case, errors in found["errors"].items():
         assert errors.pop("lse") < 1e-6, case

@@ -40,10 +40,8 @@ from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
 
 
-comptime WINDOW_DIM = 64
-"""The largest head dimension of the kernels of a window,"""
 comptime WINDOW_WARPS = 8
-"""and their warps on a multiprocessor, of one block or of several: as many as the registers last for."""
+"""Warps on a multiprocessor of the kernels of a window, of one block or of several: as many as the registers last for."""
 
 
 def has_tensor_cores[dtype: DType]() -> Bool:
@@ -407,41 +405,60 @@ def expect_window[dtype: DType](sizes: FlashSizes, scale: Scalar[accum_type[dtyp
         raise Error("a window wants 16-bit types on NVIDIA's tensor cores")
     var d = Int(sizes.head_dim)
     var alike = sizes.query_len == sizes.key_len and sizes.query_heads == sizes.key_heads
-    if d > WINDOW_DIM or d % CHUNK != 0 or not alike or scale <= 0:
+    if d > WIDEST or d % CHUNK != 0 or not alike or scale <= 0:
         raise Error(
-            t"a window wants as many keys as queries in each head, heads of at most {WINDOW_DIM} elements in"
+            t"a window wants as many keys as queries in each head, heads of at most {WIDEST} elements in"
             t" whole chunks, a scale above 0"
         )
 
 
 def launch_forward_window[
-    L: Launcher, dtype: DType, //, warps: Int
+    L: Launcher, dtype: DType, //, tiles: Int
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """One launch: output and lse in a window, which `t.mask` is (`fast_window.mojo`); a block owns 32 * warps queries.
+    """One launch: output and lse in a window, which `t.mask` is (`fast_window.mojo`); a block owns 64 * tiles queries.
     """
     expect_window[dtype](t.sizes, t.scale)
-    comptime resident = WINDOW_WARPS // warps
     comptime if has_tensor_cores[dtype]():
         if t.sizes.rows():
-            launch_forward_tiles[False, 64, bands=2, warps=warps, step=64, resident=resident, windowed=True](
-                launcher, t, layout
-            )
+            if t.sizes.head_dim <= 64:
+                launch_forward_window[64, bands=2, warps=2 * tiles](launcher, t, layout)
+            else:
+                launch_forward_window[128, bands=1, warps=4 * tiles](launcher, t, layout)
+
+
+def launch_forward_window[
+    L: Launcher, dtype: DType, //, width: Int, *, bands: Int, warps: Int
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """The forward kernel in one tiling."""
+    launch_forward_tiles[
+        False, width, bands=bands, warps=warps, step=64, resident=WINDOW_WARPS // warps, windowed=True
+    ](launcher, t, layout)
 
 
 def launch_backward_window[
-    L: Launcher, dtype: DType, //, warps: Int
+    L: Launcher, dtype: DType, //, tiles: Int
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """Two launches: grad_key and grad_value in a window, then grad_query."""
     expect_window[dtype](t.sizes, t.scale)
-    comptime resident = WINDOW_WARPS // warps
     comptime if has_tensor_cores[dtype]():
         if t.sizes.rows():
-            launch_key_value_tiles[
-                False, 64, bands=2, warps=warps, step=64, part=32, resident=resident, windowed=True
-            ](launcher, t, layout)
-            launch_query_tiles[
-                False, 64, bands=2, warps=warps, step=64, part=32, resident=resident, windowed=True
-            ](launcher, t, layout)
+            if t.sizes.head_dim <= 64:
+                launch_backward_window[64, bands=2, warps=2 * tiles](launcher, t, layout)
+            else:
+                launch_backward_window[128, bands=1, warps=4 * tiles](launcher, t, layout)
+
+
+def launch_backward_window[
+    L: Launcher, dtype: DType, //, width: Int, *, bands: Int, warps: Int
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """Both kernels in one tiling."""
+    comptime resident = WINDOW_WARPS // warps
+    launch_key_value_tiles[
+        False, width, bands=bands, warps=warps, step=64, part=32, resident=resident, windowed=True
+    ](launcher, t, layout)
+    launch_query_tiles[
+        False, width, bands=bands, warps=warps, step=64, part=32, resident=resident, windowed=True
+    ](launcher, t, layout)
 
 
 # ---- On a Hopper --------------------------------------------------------------------------------------------

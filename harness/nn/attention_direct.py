@@ -62,6 +62,11 @@ def on_hopper(query: Tensor) -> bool:
     return torch.cuda.get_device_capability(query.device) == (9, 0) and d <= BOX and d % CHUNK == 0
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device has the instructions of the kernels with wgmma."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def as_pairs(query: Tensor) -> bool:
     """Whether there are kernels that take float32 as pairs of float16 for query's head dimension, where there is no mask."""
     return query.dtype == torch.float32 and query.shape[-1] <= BOX and not torch.version.hip
@@ -515,5 +520,6 @@ def explain(query: Tensor) -> str:
     if on_tensor_cores(query):
         return "mma.sync, through the extension module"
     if as_pairs(query) and PAIRS:
-        return "mma.sync on pairs of float16, through the extension module; where there is a mask, the flash kernels"
+        by = "wgmma" if is_hopper(query.device) and not PORTABLE else "mma.sync"
+        return f"{by} on pairs of float16, through the extension module; where there is a mask, the flash kernels"
     return "the flash kernels, through the extension module: tensor cores take 16-bit types with heads of up to 128"

@@ -227,7 +227,9 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
     assert attention_direct.explain(Query(128)).startswith("mma.sync")
     assert attention_direct.explain(Query(256)).startswith("the flash kernels, through the extension module")
     monkeypatch.setattr(Query, "dtype", torch.float32)
-    assert attention_direct.explain(Query(64)).startswith("mma.sync on pairs of float16")
+    assert attention_direct.explain(Query(64)).startswith("wgmma on pairs of float16")
+    with attention_direct.portable_kernels():
+        assert attention_direct.explain(Query(64)).startswith("mma.sync on pairs of float16")
     assert attention_direct.explain(Query(128)).startswith("the flash kernels, through the extension module")
     with attention_direct.flash_kernels():
         assert attention_direct.explain(Query(64)).startswith(

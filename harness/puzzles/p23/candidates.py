@@ -118,10 +118,12 @@ def ours(problem: Problem, portable: bool = False) -> Differentiable:
     sizes, query = problem.sizes, problem.leaves[0]
     scores = sizes.B * sizes.N * sizes.S**2 * sizes.d // sizes.part
     on_gpu = problem.device.type == "cuda"
-    if scores > SLOW and not (on_gpu and attention_direct.on_tensor_cores(query)):
+    tiles = attention_direct.on_tensor_cores(query) or attention_direct.as_pairs(query)
+    if scores > SLOW and not (on_gpu and tiles):
         raise Unavailable("without tensor cores a call takes a second and more at this size")
 
-    if portable and not attention_direct.on_hopper(query):
+    pairs = attention_direct.as_pairs(query) and attention_direct.is_hopper(query.device)
+    if portable and not (attention_direct.on_hopper(query) or pairs):
         raise Unavailable("there are no others for this problem")
 
     def function(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -195,16 +195,21 @@ comptime SUMS = (
 
 
 @always_inline
-def multiply[dtype: DType, //, along: Bool](left: SIMD[dtype, 8], right: Int64, sums: HALF) -> HALF:
-    """Sums + left @ right: 64 x 16 from registers by 16 x 64 in shared memory, or its transpose.
+def multiply[
+    dtype: DType, //, along: Bool, fresh: Bool = False
+](left: SIMD[dtype, 8], right: Int64, sums: HALF) -> HALF:
+    """Sums + left @ right: 64 x 16 from registers by 16 x 64 in shared memory, or its transpose; `fresh` without the sums.
 
     The rows of shared memory run `along` the 16 summands, or across them. `wgmma_async` takes no float16 from registers.
     """
+    comptime adds = "0" if fresh else "1"
     comptime types = "bf16.bf16" if dtype == DType.bfloat16 else "f16.f16"
     comptime transposed = "0" if along else "1"
     var factor = bitcast[DType.uint32, 4](left)
     var written = inlined_assembly[
-        "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, "
+        + adds
+        + ", 0;\n"
         + INSTRUCTION
         + types
         + SUMS

@@ -126,7 +126,7 @@ def launch_forward_fast[
             return
     comptime if splits[dtype]():
         if pairs and suits_pairs(sizes, t.scale.cast[DType.float32]()):
-            launch_forward_pairs(launcher, rebind[FlashForward[DType.float32]](t))
+            launch_forward_pairs(launcher, rebind[FlashForward[DType.float32]](t), portable)
             return
     var flash = t.copy()
     flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
@@ -283,7 +283,7 @@ def launch_backward_fast[
             return
     comptime if splits[dtype]():
         if pairs and suits_pairs(sizes, t.scale.cast[DType.float32]()):
-            launch_backward_pairs(launcher, rebind[FlashBackward[DType.float32]](t))
+            launch_backward_pairs(launcher, rebind[FlashBackward[DType.float32]](t), portable)
             return
     var flash = t.copy()
     flash.sizes.mask_block = max(Int32(1), sizes.mask_block)

@@ -22,6 +22,15 @@ from .fast_pairs import (
     choose_path_kernel,
     split_tiles_kernel,
 )
+from .fast_hopper import GROUP
+from .fast_pairs_hopper import (
+    FORWARD_PAIRS_BYTES,
+    KEY_VALUE_PAIRS_BYTES,
+    QUERY_PAIRS_BYTES,
+    hopper_pairs_forward_kernel,
+    hopper_pairs_key_value_kernel,
+    hopper_pairs_query_kernel,
+)
 from .fast_pairs_kernels import (
     OUTPUT_ROWS,
     PAIRS_FORWARD_ELEMENTS,
@@ -188,15 +197,31 @@ def without_mask(sizes: FlashSizes) -> PackedSizes:
     return same.packed()
 
 
-# ---- Both passes --------------------------------------------------------------------------------------------
+# ---- The kernels on tensor cores ----------------------------------------------------------------------------
 
 
-def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: FlashForward[F32]) raises:
-    """Four launches: output and lse of contiguous tensors that suit."""
+def launch_output[
+    L: Launcher, //
+](mut launcher: L, t: FlashForward[F32], pairs: Pairs, portable: Bool) raises:
+    """One launch: output and lse."""
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
-    var none = t.lse.as_imm()
-    var pairs = launch_pairs(launcher, t.query, t.key, t.value, none, none, none, False, sizes, scale)
+    comptime if L.wgmma:
+        if not portable:
+            launcher.launch[hopper_pairs_forward_kernel](
+                "hopper_pairs_forward",
+                t.output,
+                t.lse,
+                pairs.tiles,
+                pairs.records,
+                pairs.path,
+                sizes.packed(),
+                scale,
+                grid_dim=Dim(TileRows(sizes).of_queries * sizes.heads()),
+                block_dim=Dim(2 * GROUP),
+                shared_bytes=FORWARD_PAIRS_BYTES,
+            )
+            return
     launcher.launch[pairs_forward_kernel](
         "pairs_forward",
         t.output,
@@ -210,6 +235,96 @@ def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: FlashForward[F32])
         block_dim=Dim(THREADS),
         shared_bytes=2 * PAIRS_FORWARD_ELEMENTS,
     )
+
+
+def launch_key_value[
+    L: Launcher, //
+](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, portable: Bool) raises:
+    """One launch: grad_key and grad_value."""
+    ref sizes = t.sizes
+    var scale = t.scale.cast[F32]()
+    var blocks = TileRows(sizes).of_keys * sizes.shared_heads()
+    comptime if L.wgmma:
+        if not portable:
+            launcher.launch[hopper_pairs_key_value_kernel](
+                "hopper_pairs_key_value",
+                t.grad_key,
+                t.grad_value,
+                pairs.numbers,
+                pairs.tiles,
+                pairs.records,
+                pairs.path,
+                sizes.packed(),
+                scale,
+                grid_dim=Dim(blocks),
+                block_dim=Dim(2 * GROUP),
+                shared_bytes=KEY_VALUE_PAIRS_BYTES,
+            )
+            return
+    launcher.launch[pairs_key_value_kernel](
+        "pairs_key_value",
+        t.grad_key,
+        t.grad_value,
+        pairs.numbers,
+        pairs.tiles,
+        pairs.records,
+        pairs.path,
+        sizes.packed(),
+        scale,
+        grid_dim=Dim(blocks),
+        block_dim=Dim(THREADS),
+        shared_bytes=2 * PAIRS_KEY_VALUE_ELEMENTS,
+    )
+
+
+def launch_query[
+    L: Launcher, //
+](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, portable: Bool) raises:
+    """One launch: grad_query."""
+    ref sizes = t.sizes
+    var scale = t.scale.cast[F32]()
+    comptime if L.wgmma:
+        if not portable:
+            launcher.launch[hopper_pairs_query_kernel](
+                "hopper_pairs_query",
+                t.grad_query,
+                pairs.numbers,
+                pairs.tiles,
+                pairs.records,
+                pairs.path,
+                sizes.packed(),
+                scale,
+                grid_dim=Dim(TileRows(sizes).of_queries * sizes.heads()),
+                block_dim=Dim(2 * GROUP),
+                shared_bytes=QUERY_PAIRS_BYTES,
+            )
+            return
+    launcher.launch[pairs_query_kernel](
+        "pairs_query",
+        t.grad_query,
+        pairs.numbers,
+        pairs.tiles,
+        pairs.records,
+        pairs.path,
+        sizes.packed(),
+        scale,
+        grid_dim=Dim(ceildiv(Int(sizes.query_len), OUTPUT_ROWS) * sizes.heads()),
+        block_dim=Dim(THREADS),
+        shared_bytes=2 * PAIRS_QUERY_ELEMENTS,
+    )
+
+
+# ---- Both passes --------------------------------------------------------------------------------------------
+
+
+def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: FlashForward[F32], portable: Bool) raises:
+    """Four launches: output and lse of contiguous tensors that suit, by the `portable` kernels or by the fastest.
+    """
+    ref sizes = t.sizes
+    var scale = t.scale.cast[F32]()
+    var none = t.lse.as_imm()
+    var pairs = launch_pairs(launcher, t.query, t.key, t.value, none, none, none, False, sizes, scale)
+    launch_output(launcher, t, pairs, portable)
     launcher.launch[plain_forward_kernel](
         "plain_forward",
         pairs.path,
@@ -226,7 +341,7 @@ def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: FlashForward[F32])
     )
 
 
-def launch_backward_pairs[L: Launcher, //](mut launcher: L, t: FlashBackward[F32]) raises:
+def launch_backward_pairs[L: Launcher, //](mut launcher: L, t: FlashBackward[F32], portable: Bool) raises:
     """Six launches: the gradients of contiguous tensors that suit, grad_key and grad_value in front of grad_query.
     """
     ref sizes = t.sizes
@@ -235,20 +350,7 @@ def launch_backward_pairs[L: Launcher, //](mut launcher: L, t: FlashBackward[F32
         launcher, t.query, t.key, t.value, t.grad_output, t.lse, t.delta, True, sizes, scale
     )
     var packed = without_mask(sizes)
-    launcher.launch[pairs_key_value_kernel](
-        "pairs_key_value",
-        t.grad_key,
-        t.grad_value,
-        pairs.numbers,
-        pairs.tiles,
-        pairs.records,
-        pairs.path,
-        sizes.packed(),
-        scale,
-        grid_dim=Dim(TileRows(sizes).of_keys * sizes.shared_heads()),
-        block_dim=Dim(THREADS),
-        shared_bytes=2 * PAIRS_KEY_VALUE_ELEMENTS,
-    )
+    launch_key_value(launcher, t, pairs, portable)
     launcher.launch[plain_key_value_kernel](
         "plain_key_value",
         pairs.path,
@@ -266,19 +368,7 @@ def launch_backward_pairs[L: Launcher, //](mut launcher: L, t: FlashBackward[F32
         grid_dim=plain_grid(sizes.key_len, sizes.shared_heads()),
         block_dim=Dim(TILE, TILE),
     )
-    launcher.launch[pairs_query_kernel](
-        "pairs_query",
-        t.grad_query,
-        pairs.numbers,
-        pairs.tiles,
-        pairs.records,
-        pairs.path,
-        sizes.packed(),
-        scale,
-        grid_dim=Dim(ceildiv(Int(sizes.query_len), OUTPUT_ROWS) * sizes.heads()),
-        block_dim=Dim(THREADS),
-        shared_bytes=2 * PAIRS_QUERY_ELEMENTS,
-    )
+    launch_query(launcher, t, pairs, portable)
     launcher.launch[plain_query_kernel](
         "plain_query",
         pairs.path,

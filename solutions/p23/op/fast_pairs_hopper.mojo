@@ -1,0 +1,626 @@
+"""The kernels of `fast_pairs_kernels.mojo` for Hopper: `wgmma` for the products, and copies of whole tiles in bulk.
+
+Who does what is as in `fast_hopper.mojo`: a thread of the first warpgroup sends for tiles, the second warpgroup owns 64 rows
+and multiplies; two blocks share a multiprocessor, so that one computes exponentials while the other multiplies. A tile lies in
+memory as `wgmma` wants it, high half then low half: one copy of 16 KiB brings it, and no tensor map is needed.
+
+A product of 64 x 64 by 64 x 64 is twelve instructions: four for low high, four for high low, then four for high high.
+"""
+
+from std.math import ceildiv, exp2, log2
+from std.memory import AddressSpace
+from std.sys import inlined_assembly
+from std.utils import StaticTuple
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id, thread_idx
+from max.gpu.compute.mma import (
+    WGMMADescriptor,
+    wgmma_async,
+    wgmma_commit_group_sync,
+    wgmma_fence_aligned,
+    wgmma_wait_group_sync,
+)
+from max.gpu.host.nvidia.tma import TensorMapSwizzle
+from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
+from max.gpu.memory import external_memory, fence_mbarrier_init
+from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
+
+from .fast_hopper import (
+    BOX_BYTES,
+    GROUP,
+    HALF,
+    ROW_BYTES,
+    Shared,
+    Turn,
+    multiply,
+    settled,
+    tile_descriptor,
+    wait,
+)
+from .fast_kernels import LN_2, all_seen, of_row, sees
+from .fast_pairs import (
+    HALF_TILE,
+    HALF_TYPE,
+    NUMBERS,
+    PAIRS,
+    SIDE,
+    WEIGHT,
+    Record,
+    TileRows,
+    inverse_power,
+    score_factor,
+    slope_power,
+)
+from .fast_tiles import HIDDEN
+from .flash_tensors import FlashSizes, PackedSizes
+from .shared.common import ImmPtr, MutPtr
+
+comptime PAIR_BYTES = 2 * BOX_BYTES
+"""Both halves of a tile."""
+comptime STAGES = 2
+comptime STAGE_BYTES = 2 * PAIR_BYTES
+"""Two tiles of the other side."""
+comptime NUMBER_BYTES = NUMBERS * SIDE * 4
+"""The numbers of a tile of queries."""
+comptime FORWARD_PAIRS_BYTES = PAIR_BYTES + STAGES * STAGE_BYTES + 8 * (1 + 4 * STAGES)
+comptime QUERY_PAIRS_BYTES = STAGE_BYTES + STAGES * STAGE_BYTES + 8 * (1 + 2 * STAGES)
+comptime KEY_VALUE_PAIRS_BYTES = QUERY_PAIRS_BYTES + STAGES * NUMBER_BYTES
+comptime Fragments = StaticTuple[SIMD[HALF_TYPE, 8], SIDE // 16]
+"""64 x 64 of float16 as left factor, in registers."""
+
+
+# ---- Copies and products ------------------------------------------------------------------------------------
+
+
+@always_inline
+def send(target: Shared[UInt8], source: Int, bytes: Int, full: Shared[Int64]):
+    """Sends for bytes from an address in global memory; both must be multiples of 16."""
+    inlined_assembly[
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+        NoneType,
+        constraints="r,l,r,r,~{memory}",
+        has_side_effect=True,
+    ](Int32(Int(target)), Int64(source), Int32(bytes), Int32(Int(full)))
+
+
+@always_inline
+def send_pair(target: Shared[UInt8], tiles: ImmPtr[HALF_TYPE], tile: Int, full: Shared[Int64]):
+    """Sends for both halves of a tile."""
+    send(target, Int(tiles.unsafe_offset(tile * (2 * HALF_TILE))), PAIR_BYTES, full)
+
+
+@always_inline
+def along(half: Shared[UInt8]) -> WGMMADescriptor[HALF_TYPE]:
+    """Half a tile whose rows run along the summands."""
+    return WGMMADescriptor[HALF_TYPE].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
+        half.unsafe_bitcast[Scalar[HALF_TYPE]]()
+    )
+
+
+@always_inline
+def add_rows(own: WGMMADescriptor[HALF_TYPE], other: WGMMADescriptor[HALF_TYPE], start: HALF) -> HALF:
+    """Enqueues start + own @ other^T of two halves."""
+    var sums = start
+    comptime for k in range(SIDE // 16):
+        sums = wgmma_async[64, 64, 16, a_type=HALF_TYPE, b_type=HALF_TYPE, layout_a="row", layout_b="col"](
+            own + k * 32, other + k * 32, sums
+        )
+    return sums
+
+
+@always_inline
+def times_pair(own: Shared[UInt8], other: Shared[UInt8]) -> HALF:
+    """Enqueues own @ other^T of two tiles, the small products first."""
+    var own_low = along(own.unsafe_offset(BOX_BYTES))
+    var other_high = along(other)
+    var sums = wgmma_async[
+        64, 64, 16, a_type=HALF_TYPE, b_type=HALF_TYPE, layout_a="row", layout_b="col", scale_d=0
+    ](own_low, other_high, HALF(0))
+    comptime for k in range(1, SIDE // 16):
+        sums = wgmma_async[64, 64, 16, a_type=HALF_TYPE, b_type=HALF_TYPE, layout_a="row", layout_b="col"](
+            own_low + k * 32, other_high + k * 32, sums
+        )
+    sums = add_rows(along(own), along(other.unsafe_offset(BOX_BYTES)), sums)
+    return add_rows(along(own), other_high, sums)
+
+
+@always_inline
+def product_of_pairs(high: Fragments, low: Fragments, right: Shared[UInt8]) -> HALF:
+    """Enqueues left @ right of a factor in registers and a tile, the small products first."""
+    var right_high = tile_descriptor(right, BOX_BYTES // 16)
+    var right_low = tile_descriptor(right.unsafe_offset(BOX_BYTES), BOX_BYTES // 16)
+    var sums = multiply[False, fresh=True](low[0], right_high, HALF(0))
+    comptime for k in range(1, SIDE // 16):
+        sums = multiply[False](low[k], right_high + Int64(k * ROW_BYTES), sums)
+    comptime for k in range(SIDE // 16):
+        sums = multiply[False](high[k], right_low + Int64(k * ROW_BYTES), sums)
+    comptime for k in range(SIDE // 16):
+        sums = multiply[False](high[k], right_high + Int64(k * ROW_BYTES), sums)
+    return sums
+
+
+@always_inline
+def split(sums: HALF, mut high: Fragments, mut low: Fragments):
+    """Sums as left factor."""
+    comptime for k in range(SIDE // 16):
+        var whole = sums.slice[8, offset=8 * k]()
+        high[k] = whole.cast[HALF_TYPE]()
+        low[k] = (whole - high[k].cast[DType.float32]()).cast[HALF_TYPE]()
+
+
+@always_inline
+def place_of(i: Int, first: Int) -> Int:
+    """The row that a lane's sum number i belongs to, where its warp's rows begin at `first`."""
+    return first + i // 2 % 2 * 8 + lane_id() // 4
+
+
+@always_inline
+def column_of(i: Int) -> Int:
+    """The column that a lane's sum number i belongs to."""
+    return i // 4 * 8 + lane_id() % 4 * 2 + i % 2
+
+
+@always_inline
+def store_pairs(
+    target: MutPtr[DType.float32],
+    sums: HALF,
+    factors: StaticTuple[Float32, 2],
+    first: Int,
+    count: Int,
+    d: Int,
+):
+    """Writes a warp's sums to rows `first` ... of a matrix [count, d], each row times its own factor."""
+    var whole = d == SIDE and Int(target) % 8 == 0
+    comptime for half in range(2):
+        var row = first + half * 8 + lane_id() // 4
+        if row < count:
+            comptime for j in range(SIDE // 8):
+                var column = j * 8 + lane_id() % 4 * 2
+                var pair = SIMD[DType.float32, 2](sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1])
+                pair *= factors[half]
+                if whole:
+                    target.unsafe_store[alignment=8](row * SIDE + column, pair)
+                else:
+                    comptime for e in range(2):
+                        if column + e < d:
+                            target[unsafe_offset=row * d + column + e] = pair[e]
+
+
+# ---- Forward ------------------------------------------------------------------------------------------------
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * GROUP)), `nvvm.minctasm`=SIMDLength(2)
+)
+def hopper_pairs_forward_kernel(
+    output: MutPtr[DType.float32],  # [B, N, S, d]
+    lse: MutPtr[DType.float32],  # [B, N, S]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
+    records: ImmPtr[DType.float32],  # [tiles, 4]
+    path: ImmPtr[DType.int32],  # [1]
+    packed: PackedSizes,
+    scale: Float32,
+):
+    """Output and lse. A block owns 64 queries and walks over the keys, 64 at a time.
+
+    The scores of a step are multiplied while the product with the values of the step before is under way.
+    """
+    if path[unsafe_offset=0] != PAIRS:
+        return
+    var sizes = FlashSizes(packed)
+    var places = TileRows(sizes)
+    var S = Int(sizes.query_len)
+    var d = Int(sizes.head_dim)
+    var head = block_idx.x // places.of_queries
+    var own_tile = places.of_queries - 1 - block_idx.x % places.of_queries
+    var s0 = own_tile * SIDE
+    var key_tile = places.key(sizes.shared_head(head))
+    var value_tile = places.value(sizes.shared_head(head))
+    # One step at least: a row that sees nothing is a row whose keys are all hidden.
+    var steps = max(1, ceildiv(sizes.keys_seen(min(s0 + SIDE, S) - 1), SIDE))
+    var shared = external_memory[
+        UInt8, address_space=AddressSpace.SHARED, alignment=1024
+    ]().as_unsafe_any_origin()
+    var keys = shared.unsafe_offset(PAIR_BYTES)
+    var values = keys.unsafe_offset(STAGES * PAIR_BYTES)
+    var query_here = values.unsafe_offset(STAGES * PAIR_BYTES).unsafe_bitcast[Int64]()
+    var keys_full = query_here.unsafe_offset(1)
+    var values_full = keys_full.unsafe_offset(STAGES)
+    var keys_empty = values_full.unsafe_offset(STAGES)
+    var values_empty = keys_empty.unsafe_offset(STAGES)
+    if thread_idx.x == 0:
+        comptime for i in range(1 + 4 * STAGES):
+            mbarrier_init(query_here.unsafe_offset(i), 1)
+        fence_mbarrier_init()
+    barrier()
+
+    if thread_idx.x < GROUP:
+        warpgroup_reg_dealloc[24]()
+        if thread_idx.x == 0:
+            mbarrier_arrive_expect_tx_shared(query_here, Int32(PAIR_BYTES))
+            send_pair(shared, tiles, places.query(head) + own_tile, query_here)
+            var turn = Turn(0, 1)
+            for step in range(steps):
+                var stage = turn.stage
+                wait(keys_empty.unsafe_offset(stage), turn.parity)
+                mbarrier_arrive_expect_tx_shared(keys_full.unsafe_offset(stage), Int32(PAIR_BYTES))
+                send_pair(
+                    keys.unsafe_offset(stage * PAIR_BYTES),
+                    tiles,
+                    key_tile + step,
+                    keys_full.unsafe_offset(stage),
+                )
+                wait(values_empty.unsafe_offset(stage), turn.parity)
+                mbarrier_arrive_expect_tx_shared(values_full.unsafe_offset(stage), Int32(PAIR_BYTES))
+                send_pair(
+                    values.unsafe_offset(stage * PAIR_BYTES),
+                    tiles,
+                    value_tile + step,
+                    values_full.unsafe_offset(stage),
+                )
+                turn.step[STAGES]()
+        return
+
+    warpgroup_reg_alloc[232]()
+    var first = s0 + thread_idx.x % GROUP // 32 * 16
+    var leads = thread_idx.x % GROUP == 0
+    var query = Record(records, places.query(head) + own_tile)
+    var largest = StaticTuple[Float32, 2](HIDDEN, HIDDEN)
+    var totals = StaticTuple[Float32, 2](0, 0)
+    var rescales = StaticTuple[Float32, 2](0, 0)
+    var sums = HALF(0)
+    # What undoes the scale of the values that are in the sums.
+    var undo = Float32(1)
+
+    @__parameter
+    @always_inline
+    def weigh(mut scores: HALF, step: Int):
+        var factor = score_factor(query, Record(records, key_tile + step), scale)
+        var value = Record(records, value_tile + step)
+        var to_new = undo * inverse_power(value.undo)
+        undo = value.undo
+        if not all_seen(first, first + 1, step * SIDE, step * SIDE + SIDE, sizes):
+            comptime for i in range(32):
+                var seen = sees(place_of(i, first), step * SIDE + column_of(i), sizes)
+                scores[i] = scores[i] if seen else HIDDEN
+        comptime for half in range(2):
+            var biggest = HIDDEN
+            comptime for j in range(SIDE // 8):
+                biggest = max(biggest, max(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]))
+            var grown = max(largest[half], of_row(biggest, True) * factor)
+            var shift = grown if grown > HIDDEN else Float32(0)
+            var rescale = exp2(largest[half] - shift)
+            rescales[half] = rescale * to_new
+            largest[half] = grown
+            var total = Float32(0)
+            comptime for j in range(SIDE // 8):
+                comptime for side in range(2):
+                    var weight = exp2(scores[4 * j + 2 * half + side] * factor - shift)
+                    scores[4 * j + 2 * half + side] = weight * WEIGHT
+                    total += weight
+            totals[half] = totals[half] * rescale + total
+
+    wait(query_here, 0)
+    wait(keys_full, 0)
+    wgmma_fence_aligned()
+    var scores = times_pair(shared, keys)
+    wgmma_commit_group_sync()
+    wgmma_wait_group_sync[0]()
+    settled(scores)
+    if leads:
+        _ = mbarrier_arrive(keys_empty)
+    weigh(scores, 0)
+    var high = Fragments()
+    var low = Fragments()
+    split(scores, high, low)
+    var turn = Turn(1 % STAGES, 0)
+    var before = Turn(0, 0)
+    for step in range(1, steps):
+        wait(keys_full.unsafe_offset(turn.stage), turn.parity)
+        wgmma_fence_aligned()
+        var next = times_pair(shared, keys.unsafe_offset(turn.stage * PAIR_BYTES))
+        wgmma_commit_group_sync()
+        wait(values_full.unsafe_offset(before.stage), before.parity)
+        wgmma_fence_aligned()
+        var part = product_of_pairs(high, low, values.unsafe_offset(before.stage * PAIR_BYTES))
+        wgmma_commit_group_sync()
+        wgmma_wait_group_sync[1]()
+        settled(next)
+        if leads:
+            _ = mbarrier_arrive(keys_empty.unsafe_offset(turn.stage))
+        var earlier = rescales
+        weigh(next, step)
+        wgmma_wait_group_sync[0]()
+        settled(part)
+        if leads:
+            _ = mbarrier_arrive(values_empty.unsafe_offset(before.stage))
+        comptime for i in range(32):
+            sums[i] = sums[i] * earlier[i // 2 % 2] + part[i]
+        split(next, high, low)
+        turn.step[STAGES]()
+        before.step[STAGES]()
+    wait(values_full.unsafe_offset(before.stage), before.parity)
+    wgmma_fence_aligned()
+    var part = product_of_pairs(high, low, values.unsafe_offset(before.stage * PAIR_BYTES))
+    wgmma_commit_group_sync()
+    wgmma_wait_group_sync[0]()
+    settled(part)
+    comptime for i in range(32):
+        sums[i] = sums[i] * rescales[i // 2 % 2] + part[i]
+
+    var factors = StaticTuple[Float32, 2](0, 0)
+    comptime for half in range(2):
+        var total = of_row(totals[half], False)
+        factors[half] = undo / (total * WEIGHT) if total != 0 else 1
+        var s = first + half * 8 + lane_id() // 4
+        if s < S and lane_id() % 4 == 0:
+            lse[unsafe_offset=head * S + s] = HIDDEN if total == 0 else (largest[half] + log2(total)) * LN_2
+    store_pairs(output.unsafe_offset(head * S * d), sums, factors, first, S, d)
+
+
+# ---- Backward -----------------------------------------------------------------------------------------------
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * GROUP)), `nvvm.minctasm`=SIMDLength(2)
+)
+def hopper_pairs_query_kernel(
+    grad_query: MutPtr[DType.float32],  # [B, N, S, d]
+    numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
+    records: ImmPtr[DType.float32],  # [tiles, 4]
+    path: ImmPtr[DType.int32],  # [1]
+    packed: PackedSizes,
+    scale: Float32,
+):
+    """The gradient of the query. A block owns 64 queries and walks over the keys, 64 at a time."""
+    if path[unsafe_offset=0] != PAIRS:
+        return
+    var sizes = FlashSizes(packed)
+    var places = TileRows(sizes)
+    var S = Int(sizes.query_len)
+    var d = Int(sizes.head_dim)
+    var head = block_idx.x // places.of_queries
+    var own_tile = places.of_queries - 1 - block_idx.x % places.of_queries
+    var s0 = own_tile * SIDE
+    var key_tile = places.key(sizes.shared_head(head))
+    var value_tile = places.value(sizes.shared_head(head))
+    var steps = ceildiv(sizes.keys_seen(min(s0 + SIDE, S) - 1), SIDE)
+    var shared = external_memory[
+        UInt8, address_space=AddressSpace.SHARED, alignment=1024
+    ]().as_unsafe_any_origin()
+    var own_grads = shared.unsafe_offset(PAIR_BYTES)
+    var stages = shared.unsafe_offset(STAGE_BYTES)
+    var own_here = stages.unsafe_offset(STAGES * STAGE_BYTES).unsafe_bitcast[Int64]()
+    var full = own_here.unsafe_offset(1)
+    var empty = full.unsafe_offset(STAGES)
+    if thread_idx.x == 0:
+        comptime for i in range(1 + 2 * STAGES):
+            mbarrier_init(own_here.unsafe_offset(i), 1)
+        fence_mbarrier_init()
+    barrier()
+
+    if thread_idx.x < GROUP:
+        warpgroup_reg_dealloc[24]()
+        if thread_idx.x == 0:
+            mbarrier_arrive_expect_tx_shared(own_here, Int32(STAGE_BYTES))
+            send_pair(shared, tiles, places.query(head) + own_tile, own_here)
+            send_pair(own_grads, tiles, places.grad(head) + own_tile, own_here)
+            var turn = Turn(0, 1)
+            for step in range(steps):
+                var stage = stages.unsafe_offset(turn.stage * STAGE_BYTES)
+                var arrives = full.unsafe_offset(turn.stage)
+                wait(empty.unsafe_offset(turn.stage), turn.parity)
+                mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE_BYTES))
+                send_pair(stage, tiles, key_tile + step, arrives)
+                send_pair(stage.unsafe_offset(PAIR_BYTES), tiles, value_tile + step, arrives)
+                turn.step[STAGES]()
+        return
+
+    warpgroup_reg_alloc[232]()
+    var warp_rows = thread_idx.x % GROUP // 32 * 16
+    var first = s0 + warp_rows
+    var leads = thread_idx.x % GROUP == 0
+    var query = Record(records, places.query(head) + own_tile)
+    var grad = Record(records, places.grad(head) + own_tile)
+    var shifts = StaticTuple[Float32, 2](0, 0)
+    var deltas = StaticTuple[Float32, 2](0, 0)
+    var factors = StaticTuple[Float32, 2](0, 0)
+    comptime for half in range(2):
+        var own_numbers = numbers.unsafe_offset(
+            (head * places.of_queries + own_tile) * (NUMBERS * SIDE) + place_of(2 * half, warp_rows)
+        )
+        shifts[half] = own_numbers[unsafe_offset=0]
+        deltas[half] = own_numbers[unsafe_offset=2 * SIDE]
+        # Probabilities are not multiplied, what they are multiplied with is.
+        factors[half] = own_numbers[unsafe_offset=SIDE] * (scale / WEIGHT)
+    var sums = HALF(0)
+    var turn = Turn(0, 0)
+    wait(own_here, 0)
+    for step in range(steps):
+        var key = Record(records, key_tile + step)
+        var value = Record(records, value_tile + step)
+        var factor = score_factor(query, key, scale)
+        var power = slope_power(grad, value)
+        var down = inverse_power(power) * WEIGHT
+        var apart_factor = grad.undo * value.undo * down
+        var undo = key.undo * (power / WEIGHT)
+        wait(full.unsafe_offset(turn.stage), turn.parity)
+        var keys = stages.unsafe_offset(turn.stage * STAGE_BYTES)
+        wgmma_fence_aligned()
+        var weights = times_pair(shared, keys)
+        wgmma_commit_group_sync()
+        wgmma_fence_aligned()
+        var slopes = times_pair(own_grads, keys.unsafe_offset(PAIR_BYTES))
+        wgmma_commit_group_sync()
+        wgmma_wait_group_sync[1]()
+        settled(weights)
+        comptime for i in range(32):
+            weights[i] = exp2(weights[i] * factor - shifts[i // 2 % 2])
+        if not all_seen(first, first + 1, step * SIDE, step * SIDE + SIDE, sizes):
+            comptime for i in range(32):
+                var seen = sees(place_of(i, first), step * SIDE + column_of(i), sizes)
+                weights[i] = weights[i] if seen else 0
+        wgmma_wait_group_sync[0]()
+        settled(slopes)
+        comptime for i in range(32):
+            slopes[i] = weights[i] * (slopes[i] * apart_factor - deltas[i // 2 % 2] * down)
+        var high = Fragments()
+        var low = Fragments()
+        split(slopes, high, low)
+        wgmma_fence_aligned()
+        var part = product_of_pairs(high, low, keys)
+        wgmma_commit_group_sync()
+        wgmma_wait_group_sync[0]()
+        settled(part)
+        if leads:
+            _ = mbarrier_arrive(empty.unsafe_offset(turn.stage))
+        comptime for i in range(32):
+            sums[i] = part[i] * undo + sums[i]
+        turn.step[STAGES]()
+    store_pairs(grad_query.unsafe_offset(head * S * d), sums, factors, first, S, d)
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * GROUP)), `nvvm.minctasm`=SIMDLength(2)
+)
+def hopper_pairs_key_value_kernel(
+    grad_key: MutPtr[DType.float32],  # [B, G, T, d]
+    grad_value: MutPtr[DType.float32],  # [B, G, T, d]
+    numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
+    records: ImmPtr[DType.float32],  # [tiles, 4]
+    path: ImmPtr[DType.int32],  # [1]
+    packed: PackedSizes,
+    scale: Float32,
+):
+    """The gradients of key and value. A block owns 64 keys and walks over the queries of every head that shares them, 64 at a
+    time. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are."""
+    if path[unsafe_offset=0] != PAIRS:
+        return
+    var sizes = FlashSizes(packed)
+    var places = TileRows(sizes)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var shared_head = block_idx.x // places.of_keys
+    var own_tile = block_idx.x % places.of_keys
+    var t0 = own_tile * SIDE
+    var head0 = shared_head * sizes.group()
+    # The walk, in tiles: from the first that sees a key, of each head in turn.
+    var start = sizes.first_query(t0) // SIDE
+    var of_head = max(0, places.of_queries - start)
+    var steps = sizes.group() * of_head
+    var shared = external_memory[
+        UInt8, address_space=AddressSpace.SHARED, alignment=1024
+    ]().as_unsafe_any_origin()
+    var own_values = shared.unsafe_offset(PAIR_BYTES)
+    var stages = shared.unsafe_offset(STAGE_BYTES)
+    var numbers_here = stages.unsafe_offset(STAGES * STAGE_BYTES)
+    var own_here = numbers_here.unsafe_offset(STAGES * NUMBER_BYTES).unsafe_bitcast[Int64]()
+    var full = own_here.unsafe_offset(1)
+    var empty = full.unsafe_offset(STAGES)
+    if thread_idx.x == 0:
+        comptime for i in range(1 + 2 * STAGES):
+            mbarrier_init(own_here.unsafe_offset(i), 1)
+        fence_mbarrier_init()
+    barrier()
+
+    if thread_idx.x < GROUP:
+        warpgroup_reg_dealloc[24]()
+        if thread_idx.x == 0:
+            mbarrier_arrive_expect_tx_shared(own_here, Int32(STAGE_BYTES))
+            send_pair(shared, tiles, places.key(shared_head) + own_tile, own_here)
+            send_pair(own_values, tiles, places.value(shared_head) + own_tile, own_here)
+            var turn = Turn(0, 1)
+            for step in range(steps):
+                var head = head0 + step // of_head
+                var tile = start + step % of_head
+                var stage = stages.unsafe_offset(turn.stage * STAGE_BYTES)
+                var arrives = full.unsafe_offset(turn.stage)
+                wait(empty.unsafe_offset(turn.stage), turn.parity)
+                mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE_BYTES + NUMBER_BYTES))
+                send_pair(stage, tiles, places.query(head) + tile, arrives)
+                send_pair(stage.unsafe_offset(PAIR_BYTES), tiles, places.grad(head) + tile, arrives)
+                var source = numbers.unsafe_offset((head * places.of_queries + tile) * (NUMBERS * SIDE))
+                send(
+                    numbers_here.unsafe_offset(turn.stage * NUMBER_BYTES), Int(source), NUMBER_BYTES, arrives
+                )
+                turn.step[STAGES]()
+        return
+
+    warpgroup_reg_alloc[232]()
+    var first = t0 + thread_idx.x % GROUP // 32 * 16
+    var leads = thread_idx.x % GROUP == 0
+    var key = Record(records, places.key(shared_head) + own_tile)
+    var value = Record(records, places.value(shared_head) + own_tile)
+    var key_sums = HALF(0)
+    var value_sums = HALF(0)
+    var turn = Turn(0, 0)
+    wait(own_here, 0)
+    for step in range(steps):
+        var head = head0 + step // of_head
+        var tile = start + step % of_head
+        var query = Record(records, places.query(head) + tile)
+        var grad = Record(records, places.grad(head) + tile)
+        var factor = score_factor(query, key, scale)
+        var power = slope_power(grad, value)
+        var down = inverse_power(power)
+        var apart_factor = grad.undo * value.undo * down
+        var value_undo = grad.undo / WEIGHT
+        var key_undo = query.undo * (power / WEIGHT)
+        wait(full.unsafe_offset(turn.stage), turn.parity)
+        var queries = stages.unsafe_offset(turn.stage * STAGE_BYTES)
+        var grads = queries.unsafe_offset(PAIR_BYTES)
+        var own_numbers = numbers_here.unsafe_offset(turn.stage * NUMBER_BYTES).unsafe_bitcast[Float32]()
+        own_numbers = own_numbers.unsafe_offset(lane_id() % 4 * 2)
+        wgmma_fence_aligned()
+        var weights = times_pair(shared, queries)
+        wgmma_commit_group_sync()
+        wgmma_fence_aligned()
+        var slopes = times_pair(own_values, grads)
+        wgmma_commit_group_sync()
+        wgmma_wait_group_sync[1]()
+        settled(weights)
+        comptime for j in range(SIDE // 8):
+            var shift = own_numbers.unsafe_load[width=2, alignment=8](j * 8)
+            var weight = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
+            comptime for e in range(4):
+                weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shift[e % 2]) * weight[e % 2]
+        if not all_seen(tile * SIDE, tile * SIDE + SIDE, first, first + 16, sizes):
+            comptime for i in range(32):
+                var seen = sees(tile * SIDE + column_of(i), place_of(i, first), sizes)
+                weights[i] = weights[i] if seen else 0
+        var high = Fragments()
+        var low = Fragments()
+        split(weights, high, low)
+        wgmma_fence_aligned()
+        var value_part = product_of_pairs(high, low, grads)
+        wgmma_commit_group_sync()
+        wgmma_wait_group_sync[1]()
+        settled(slopes)
+        comptime for j in range(SIDE // 8):
+            var delta = own_numbers.unsafe_load[width=2, alignment=8](2 * SIDE + j * 8) * down
+            comptime for e in range(4):
+                comptime i = 4 * j + e
+                slopes[i] = weights[i] * (slopes[i] * apart_factor - delta[e % 2])
+        wgmma_wait_group_sync[0]()
+        settled(value_part)
+        comptime for i in range(32):
+            value_sums[i] = value_part[i] * value_undo + value_sums[i]
+        split(slopes, high, low)
+        wgmma_fence_aligned()
+        var key_part = product_of_pairs(high, low, queries)
+        wgmma_commit_group_sync()
+        wgmma_wait_group_sync[0]()
+        settled(key_part)
+        if leads:
+            _ = mbarrier_arrive(empty.unsafe_offset(turn.stage))
+        comptime for i in range(32):
+            key_sums[i] = key_part[i] * key_undo + key_sums[i]
+        turn.step[STAGES]()
+    var start_of_head = shared_head * T * d
+    store_pairs(
+        grad_key.unsafe_offset(start_of_head), key_sums, StaticTuple[Float32, 2](scale, scale), first, T, d
+    )
+    store_pairs(
+        grad_value.unsafe_offset(start_of_head), value_sums, StaticTuple[Float32, 2](1, 1), first, T, d
+    )

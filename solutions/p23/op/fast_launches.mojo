@@ -193,9 +193,10 @@ def launch_delta_fast[
     """One launch: delta = rowsum(dO * O), less grad_lse where there is one."""
     if sizes.rows() == 0:
         return
-    comptime if has_tensor_cores[dtype]():
-        var plain = fits_chunks(grad_output, layout.grad_output) and fits_chunks(output, layout.output)
-        if plain and sizes.head_dim % CHUNK == 0:
+    var plain = fits_chunks(grad_output, layout.grad_output) and fits_chunks(output, layout.output)
+    plain = plain and sizes.head_dim % CHUNK == 0
+    comptime if has_tensor_cores[dtype]() or splits[dtype]():
+        if plain:
             launch_delta_rows[False](
                 launcher,
                 rebind[MutPtr[DType.float32]](delta),
@@ -206,17 +207,18 @@ def launch_delta_fast[
                 sizes,
                 layout,
             )
-        else:
-            launch_delta_rows[True](
-                launcher,
-                rebind[MutPtr[DType.float32]](delta),
-                grad_output,
-                output,
-                rebind[ImmPtr[DType.float32]](grad_lse),
-                with_grad_lse,
-                sizes,
-                layout,
-            )
+            return
+    comptime if has_tensor_cores[dtype]():
+        launch_delta_rows[True](
+            launcher,
+            rebind[MutPtr[DType.float32]](delta),
+            grad_output,
+            output,
+            rebind[ImmPtr[DType.float32]](grad_lse),
+            with_grad_lse,
+            sizes,
+            layout,
+        )
     else:
         if with_grad_lse:
             raise Error("the flash kernels take the gradient of lse within delta")

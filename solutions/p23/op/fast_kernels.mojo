@@ -608,26 +608,23 @@ def fast_key_value_kernel[
             break
         return next^
 
+    # Where the queries' head begins; found anew where another head follows, because a division is long.
+    var member = 0
+    var Q = query.unsafe_offset(start_of(head0, sizes.query_heads, query_strides))
+    var dO = grad_output.unsafe_offset(start_of(head0, sizes.query_heads, grad_strides))
+
     @__parameter
     @always_inline
     def fetch(place: Place, stage: Int):
         var head = head0 + place.member
+        if not windowed and place.member != member:
+            member = place.member
+            Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides))
+            dO = grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides))
         var queries = stages.unsafe_offset(stage * 2 * tile)
+        load_tile[step, width, threads, not general](queries, Q, place.s0, S, Int(query_strides[2]), d)
         load_tile[step, width, threads, not general](
-            queries,
-            query.unsafe_offset(start_of(head, sizes.query_heads, query_strides)),
-            place.s0,
-            S,
-            Int(query_strides[2]),
-            d,
-        )
-        load_tile[step, width, threads, not general](
-            queries.unsafe_offset(tile),
-            grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides)),
-            place.s0,
-            S,
-            Int(grad_strides[2]),
-            d,
+            queries.unsafe_offset(tile), dO, place.s0, S, Int(grad_strides[2]), d
         )
         load_numbers[step, threads](
             numbers.unsafe_offset(stage * 2 * step), lse, delta, head * S + place.s0, (head + 1) * S

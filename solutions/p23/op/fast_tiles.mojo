@@ -6,6 +6,7 @@ lane l holds the elements (l / 4, 2 (l % 4)) and its right neighbour, then those
 also, rounded, the left factor of the next product: what is made of the scores never leaves the registers.
 """
 
+from std.math import ceildiv
 from std.memory import AddressSpace
 from std.utils import StaticTuple
 from max.gpu import lane_id, thread_idx
@@ -81,14 +82,18 @@ def load_numbers[
 ):
     """Copies `count` numbers from `start` of two arrays, one behind the other; from `end` on they become 0.
     """
-    for index in range(thread_idx.x, 2 * count, threads):
+    comptime for part in range(ceildiv(2 * count, threads)):
+        var index = thread_idx.x + part * threads
         var source = first if index < count else second
         var at = start + index % count
-        async_copy[4, fill=Float32(0)](
-            source.unsafe_offset(at if at < end else start).unsafe_address_space_cast[AddressSpace.GLOBAL](),
-            target.unsafe_offset(index),
-            Int32(4) if at < end else 0,
-        )
+        if 2 * count % threads == 0 or index < 2 * count:
+            async_copy[4, fill=Float32(0)](
+                source.unsafe_offset(at if at < end else start).unsafe_address_space_cast[
+                    AddressSpace.GLOBAL
+                ](),
+                target.unsafe_offset(index),
+                Int32(4) if at < end else 0,
+            )
 
 
 # ---- From shared memory to the tensor cores -----------------------------------------------------------------

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 for mark in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
     os.environ.pop(mark, None)
 
-pytest_plugins = ["both_engines", "folder_times", "gpu_runs", "order", "quick_run"]
+pytest_plugins = ["both_engines", "cpu_graphs", "folder_times", "gpu_runs", "order", "quick_run"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,7 +41,7 @@ def solution():
 
 
 @pytest.fixture(scope="session")
-def program(puzzle, solution, other_programs) -> Callable:
+def program(puzzle, solution, cpu_graphs) -> Callable:
     """dtype -> the CPU graph of the solution's default variants; every test that asks for it shares it.
 
     In float32 it is the one that a run of the command line uses.
@@ -52,53 +52,10 @@ def program(puzzle, solution, other_programs) -> Callable:
     @functools.cache
     def load(dtype: str):
         if dtype != "float32":
-            return other_programs()[dtype]
+            return cpu_graphs()[dtype]
         return runs.load(runs.Options(puzzle, root="solutions"), solution, cpu(), lambda target: None)
 
     return load
-
-
-@pytest.fixture(scope="session")
-def fast_program(puzzle, solution, other_programs) -> Callable:
-    """dtype -> the CPU graph of the solution's fast variant, likewise."""
-    from harness.devices.graphs import load
-    from harness.devices.targets import cpu
-
-    @functools.cache
-    def load_fast(dtype: str):
-        if dtype != "float32":
-            return other_programs()[f"fast_{dtype}"]
-        return load(solution, puzzle.variants["fast"], dtype, cpu().device)
-
-    return load_fast
-
-
-@pytest.fixture(scope="session")
-def other_programs(puzzle, solution) -> Callable:
-    """() -> the CPU graphs of all dtypes but float32, compiled as one unit: alone each costs nearly what all cost."""
-    from harness.devices.targets import cpu
-
-    @functools.cache
-    def load():
-        dtypes = ("bfloat16", "float16", "float64")
-        default = puzzle.calls_of(puzzle.default_variants)
-        calls = {dtype: default for dtype in dtypes} | {f"fast_{d}": puzzle.variants["fast"] for d in dtypes}
-        dtype_of = {name: name.removeprefix("fast_") for name in calls}
-        return load_as_one("other_programs", solution, calls, dtype_of, cpu().device, kind="cpu")
-
-    return load
-
-
-def load_as_one(name: str, *arguments, **options):
-    """Some graphs, compiled as one unit: the first process of the run compiles them, the others read them.
-
-    So do the processes that the tests start, where they ask for one of them.
-    """
-    from harness.devices.graphs import load_each
-    from harness.toolchain.cache import cache_folder, only_one
-
-    with only_one(cache_folder("tests") / name):
-        return load_each(*arguments, **options)
 
 
 @pytest.fixture(scope="session")
@@ -110,52 +67,6 @@ def started():
     browser = Browser(find_browser())
     yield browser
     browser.close()
-
-
-@pytest.fixture(scope="session")
-def layer_graphs():
-    """Puts the layer's graphs on the CPU that the tests use where it looks for them, compiled as one unit."""
-    import torch
-    from max.driver import CPU
-
-    from harness.nn import autograd
-    from harness.nn.ops import BACKWARD, FORWARD
-    from harness.spec.ops import Call
-
-    keys = [(algorithm, torch.float32) for algorithm in autograd.IN_GRAPHS]
-    keys += [("fast", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
-    keys += [("unfused", torch.bfloat16), ("fused", torch.float64)]
-    directions = {"forward": FORWARD, "backward": BACKWARD}
-    calls, dtypes = {}, {}
-    for algorithm, dtype in keys:
-        for direction, op in directions.items():
-            name = f"{direction}_{algorithm}_{autograd.DTYPES[dtype]}"
-            calls[name] = (Call(op, (("algorithm", algorithm),)),)
-            dtypes[name] = autograd.DTYPES[dtype]
-    loaded = load_as_one("layer_graphs", autograd.package(), calls, dtypes, CPU())
-    for algorithm, dtype in keys:
-        autograd.programs[algorithm, dtype, torch.device("cpu")] = {
-            direction: loaded[f"{direction}_{algorithm}_{autograd.DTYPES[dtype]}"] for direction in directions
-        }
-
-
-@pytest.fixture(scope="session")
-def attention_graphs():
-    """Puts the graphs of attention on the CPU where it looks for them, of three dtypes, compiled as one unit."""
-    import torch
-    from max.driver import CPU
-
-    from harness.nn import attention_autograd, autograd
-
-    dtypes = {autograd.DTYPES[kind]: kind for kind in (torch.float32, torch.float64, torch.bfloat16)}
-    names = [(direction, dtype) for direction in attention_autograd.GRAPHS for dtype in dtypes]
-    calls = {f"{direction}_{dtype}": attention_autograd.GRAPHS[direction] for direction, dtype in names}
-    kinds = {f"{direction}_{dtype}": dtype for direction, dtype in names}
-    loaded = load_as_one("attention_graphs", attention_autograd.package(), calls, kinds, CPU())
-    for dtype, kind in dtypes.items():
-        autograd.programs["attention", kind, torch.device("cpu")] = {
-            direction: loaded[f"{direction}_{dtype}"] for direction in attention_autograd.GRAPHS
-        }
 
 
 @pytest.fixture(autouse=True)

@@ -164,6 +164,8 @@ COMMANDS = {
     "unsolved": ("p90", "--backward"),
     "wrong": ("p90", "--backward", "--ops", "WRONG"),
 }
+GRAPHS = [(("plain", "again"), dtype) for dtype in ("float32", "float64")]
+"""Variants and dtype of the graphs that these ask the solution for."""
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +183,7 @@ def finished(folder) -> dict[str, tuple[int, str, str]]:
         for command in COMMANDS.values()
     ]
     done = subprocess.run(
-        [sys.executable, toys.__file__, folder], input=json.dumps(commands), cwd=ROOT, text=True, capture_output=True,
+        [sys.executable, toys.__file__, folder], input=json.dumps([commands, "p90", GRAPHS]), cwd=ROOT, text=True, capture_output=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

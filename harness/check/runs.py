@@ -262,7 +262,7 @@ def load(
         options.puzzle.calls_of(options.puzzle.compiled_with(options.variants)),
         options.dtype,
         target.device,
-        kind=target.kind,
+        kind="virtual" if target.kind == "virtual" else "",
         on_compile=lambda: on_compile(target),
         before_init=before_init,
     )

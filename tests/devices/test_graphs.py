@@ -91,7 +91,7 @@ def test_a_second_load_is_cached_and_compiles_nothing(puzzle, solution, program)
     program("float32")
     told = []
     calls = puzzle.calls_of(puzzle.default_variants)
-    again = graphs.load(solution, calls, "float32", CPU(), kind="cpu", on_compile=lambda: told.append(1))
+    again = graphs.load(solution, calls, "float32", CPU(), on_compile=lambda: told.append(1))
     assert again.cached and not told
     assert again.arguments == program("float32").arguments
 
@@ -110,7 +110,7 @@ class Stopped(Exception):
     """Raised in place of a compile."""
 
 
-def is_cached(package, calls, dtype="float32", kind="cpu") -> bool:
+def is_cached(package, calls, dtype="float32", kind="") -> bool:
     """Whether a load would find a compiled graph; it stops before it compiles one."""
 
     def stop():
@@ -136,12 +136,12 @@ def test_everything_that_changes_the_code_changes_the_key(puzzle, solution, prog
 
 @pytest.mark.compiler
 def test_a_graph_that_was_compiled_with_others_is_found_by_who_asks_for_it_alone(
-    puzzle, solution, other_programs, monkeypatch
+    puzzle, solution, cpu_graphs, monkeypatch
 ):
-    calls, together = puzzle.calls_of(puzzle.default_variants), other_programs()
+    calls, together = puzzle.calls_of(puzzle.default_variants), cpu_graphs()
     case, inputs = puzzle.cases(None)[0], Reference(puzzle, "float64", 3).inputs(puzzle.cases(None)[0])
     told = []
-    alone = graphs.load(solution, calls, "float64", CPU(), kind="cpu", on_compile=lambda: told.append(1))
+    alone = graphs.load(solution, calls, "float64", CPU(), on_compile=lambda: told.append(1))
     assert alone.cached and not told
     mine, theirs = (
         tensors.execute(puzzle, program, cpu(), inputs, case.dims) for program in (alone, together["float64"])

@@ -36,6 +36,12 @@ QUANTITIES = (
 )
 
 
+@pytest.fixture(scope="module")
+def fast_program(cpu_graphs):
+    """dtype -> the CPU graph of the fast variant."""
+    return lambda dtype: cpu_graphs()[f"fast_{dtype}"]
+
+
 def wrong(puzzle, program, dtype, case, seed=0) -> dict[str, tuple[float, float]]:
     """Quantity -> error and limit, of those that are not within their limit in one case."""
     reference = tensors.Reference(puzzle, dtype, seed)

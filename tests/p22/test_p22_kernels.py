@@ -10,18 +10,16 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from max.driver import CPU
 
 from harness.check import tensors
 from harness.check.compare import EPSILON, relative_error
-from harness.devices import graphs, poison
+from harness.devices import poison
 from harness.devices.targets import cpu
 from harness.puzzles.p22 import spec as p22
 from harness.spec import ops
@@ -163,8 +161,6 @@ def test_no_rows_give_zero_parameter_gradients(puzzle, program, dims):
 
 # ---- Sizes that do not belong together ----------------------------------------------------------------------
 
-SYMBOLS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" + "".join(map(chr, range(0x3B1, 0x3CA)))
-
 
 def sized(size: str | int, **sizes: int) -> int:
     """An axis of a shape for B, S, H, O = 2, 3, 5, 7, or others by name."""
@@ -172,27 +168,14 @@ def sized(size: str | int, **sizes: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def unrelated(solution):
-    """The training ops with every size a symbol of its own, so that the op itself must compare them.
-
-    Gives the graph, and its arguments with the shapes of the puzzle for B, S, H, O = 2, 3, 5, 7.
-    """
-    symbols = iter(SYMBOLS)
-    calls, buffers = [], {"eps": torch.tensor(1e-5, dtype=torch.float64)}
+def unrelated(cpu_graphs):
+    """The graph of the training ops with every size a symbol of its own, and its arguments with the shapes of the puzzle
+    for B, S, H, O = 2, 3, 5, 7."""
+    buffers = {"eps": torch.tensor(1e-5, dtype=torch.float64)}
     for op in (p22.FORWARD, p22.BACKWARD, p22.ROW_SUMS):
-        short = op.name.removeprefix("layernorm_linear_")
-        renamed = {}
-        for kind in ("writes", "reads"):
-            arguments = getattr(op, kind)
-            renamed[kind] = {
-                f"{short}/{name}": ops.Argument(tuple(next(symbols) for _ in argument.shape))
-                for name, argument in arguments.items()
-            }
-            for name, argument in arguments.items():
-                buffers[f"{short}/{name}"] = torch.zeros([sized(size) for size in argument.shape])
-        parameters = () if op is p22.ROW_SUMS else (("algorithm", "fused"),)
-        calls.append(ops.Call(replace(op, **renamed), parameters))
-    return graphs.load(solution, tuple(calls), "float32", CPU()), buffers
+        for name, argument in {**op.writes, **op.reads}.items():
+            buffers[f"{op.name}/{name}"] = torch.zeros([sized(size) for size in argument.shape])
+    return cpu_graphs()["unbound"], buffers
 
 
 def mismatches():
@@ -202,7 +185,7 @@ def mismatches():
             for axis, size in enumerate(argument.shape):
                 decides = name == "input" or (name == "linear_weight" and axis == 0)
                 if not decides:
-                    yield op.name.removeprefix("layernorm_linear_"), name, axis, sized(size)
+                    yield op.name, name, axis, sized(size)
 
 
 @pytest.mark.parametrize(("op", "name", "axis", "expected"), list(mismatches()))

@@ -4,12 +4,10 @@ import pytest
 
 from harness.check import tensors
 from harness.check.reference import Reference
-from harness.devices import graphs
 from harness.devices.targets import cpu
 from harness.learner import hints
 from harness.puzzles.p22 import spec as p22
 from harness.spec.puzzle import Case
-from harness.toolchain.packages import OpPackage
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 CASES = [
@@ -19,19 +17,13 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def programs(solution: OpPackage):
-    """dtype -> the CPU graph of the op; all are compiled as one unit."""
-    calls = {dtype: p22.PUZZLE.calls_of(["rmsnorm"]) for dtype in DTYPES}
-    return graphs.load_each(solution, calls, {dtype: dtype for dtype in DTYPES}, cpu().device)
-
-
 @pytest.mark.compiler
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_cpu_path_is_right(programs, dtype):
+def test_the_cpu_path_is_right(cpu_graphs, dtype):
+    program = cpu_graphs()[f"rmsnorm_{dtype}"]
     reference = Reference(p22.PUZZLE, dtype, 0)
     for case in CASES:
-        outputs = tensors.execute(p22.PUZZLE, programs[dtype], cpu(), reference.inputs(case), case.dims)
+        outputs = tensors.execute(p22.PUZZLE, program, cpu(), reference.inputs(case), case.dims)
         quantities = list(p22.TRANSFER.writes)
         verdicts = tensors.judge_variant(p22.PUZZLE, reference, case, cpu(), "rmsnorm", outputs, quantities)
         assert list(outputs) == [f"rmsnorm.{quantity}" for quantity in quantities]

@@ -1,29 +1,23 @@
 """Puzzle 23's kernels: the GPU kernels on the virtual GPU in three dtypes, the CPU path in four, and awkward sizes."""
 
 import functools
-import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from max.driver import CPU
+from cpu_graphs import DTYPES, OTHER_ALGORITHMS
 
 from harness.check import tensors
 from harness.check.gates import Checker
-from harness.devices import graphs
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record_many
 from harness.devices.replay import Replay
 from harness.devices.targets import cpu
 from harness.learner.work import Work
-from harness.nn.attention_ops import MASK_BACKWARD
 from harness.puzzles.p23 import spec as p23
-from harness.spec.ops import Argument, Call
 from harness.spec.puzzle import Case
 
 pytestmark = pytest.mark.compiler
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 CASES = p23.cases()
 AWKWARD = [
     Case(f"awkward {dims}", "", dims, "hard")
@@ -31,8 +25,6 @@ AWKWARD = [
 ]
 REQUESTED = ("atomic", "masked")
 """Variants without a blank, which a run takes only where they are asked for."""
-OTHERS = ("atomic", "fast")
-"""Variants whose ops have another algorithm."""
 SIZES = ("hard values", "odd sizes", "many queries", "wide heads", "one key", "NaN in V", "inf in K")
 """The cases that these are tried at on the virtual GPU."""
 EMPTY = {"no batch": (0, 2, 3, 4, 5), "no query": (1, 2, 0, 4, 5), "no key": (1, 2, 3, 0, 5)}
@@ -109,10 +101,10 @@ def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
 
 
 @pytest.mark.parametrize("name", EMPTY)
-def test_nothing_to_sum_over_gives_nought(puzzle, programs, name):
+def test_nothing_to_sum_over_gives_nought(puzzle, attention_cpu_graphs, name):
     dims = EMPTY[name]
     inputs = {key: torch.zeros(shape) for key, shape in shapes_of_inputs(puzzle, dims).items()}
-    outputs = tensors.execute(puzzle, programs["float32"], cpu(), inputs, dims)
+    outputs = tensors.execute(puzzle, attention_cpu_graphs()["float32"], cpu(), inputs, dims)
     for label, tensor in outputs.items():
         assert tuple(tensor.shape) == puzzle.shapes(dims)[label.split(".")[1]]
         nought = -torch.inf if label.endswith(".lse") else 0
@@ -171,27 +163,12 @@ def test_the_scores_are_never_stored(puzzle, recorded):
 # ---- The CPU path -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def loaded(puzzle, solution):
-    """Every graph of these tests, all compiled as one unit: for each dtype, of the other algorithms, and "unbound"."""
-    calls = (*puzzle.calls_of(("unfused", "fused")), Call(MASK_BACKWARD, (), "fused"))
-    other = {"other": puzzle.calls_of(OTHERS), "unbound": unbound_calls()}
-    dtypes = {dtype: dtype for dtype in DTYPES} | dict.fromkeys(other, "float32")
-    return graphs.load_each(solution, dict.fromkeys(DTYPES, calls) | other, dtypes, CPU())
-
-
-@pytest.fixture(scope="module")
-def programs(loaded):
-    """dtype -> the graph of every step on the CPU, with the gradient of the mask."""
-    return {dtype: loaded[dtype] for dtype in DTYPES}
-
-
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("case", [*CASES, *AWKWARD], ids=lambda case: case.name)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_cpu_path_is_right(puzzle, programs, dtype, case, seed):
+def test_the_cpu_path_is_right(puzzle, attention_cpu_graphs, dtype, case, seed):
     reference = tensors.Reference(puzzle, dtype, seed)
-    outputs = tensors.execute(puzzle, programs[dtype], cpu(), reference.inputs(case), case.dims)
+    outputs = tensors.execute(puzzle, attention_cpu_graphs()[dtype], cpu(), reference.inputs(case), case.dims)
     for variant, count in (("unfused", 8), ("fused", 7)):
         quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
         assert len(quantities) == count
@@ -199,11 +176,13 @@ def test_the_cpu_path_is_right(puzzle, programs, dtype, case, seed):
         assert all(verdict.ok for verdict in verdicts.values()), verdicts
 
 
-@pytest.mark.parametrize("variant", OTHERS)
-def test_the_cpu_path_is_the_same_whatever_the_algorithm(puzzle, loaded, variant):
+@pytest.mark.parametrize("variant", OTHER_ALGORITHMS)
+def test_the_cpu_path_is_the_same_whatever_the_algorithm(puzzle, attention_cpu_graphs, variant):
     """So their commands run where there is no GPU beside."""
     reference, case = tensors.Reference(puzzle, "float32", 0), CASES[0]
-    outputs = tensors.execute(puzzle, loaded["other"], cpu(), reference.inputs(case), case.dims)
+    outputs = tensors.execute(
+        puzzle, attention_cpu_graphs()["other"], cpu(), reference.inputs(case), case.dims
+    )
     quantities = ["output", "lse", "delta", "grad_query", "grad_key", "grad_value"]
     verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), variant, outputs, quantities)
     assert all(verdict.ok for verdict in verdicts.values()), verdicts
@@ -231,28 +210,15 @@ OF_UNBOUND = {
 }
 
 
-def unbound_calls() -> tuple[Call, ...]:
-    """Every op with each size a symbol of its own, so that the op itself must compare them."""
-    symbols = (f"size_{number}" for number in itertools.count())
-
-    def renamed(op, arguments):
-        return {
-            f"{op.name}/{name}": Argument(tuple(next(symbols) for _ in argument.shape), argument.dtype)
-            for name, argument in arguments.items()
-        }
-
-    return tuple(Call(replace(op, writes=renamed(op, op.writes), reads=renamed(op, op.reads))) for op in OPS)
-
-
 @pytest.fixture(scope="module")
-def unbound(loaded):
+def unbound(attention_cpu_graphs):
     """The graph of these, and buffers that fit."""
     buffers = {
         f"{op.name}/{name}": torch.zeros([OF_UNBOUND[size] for size in argument.shape])
         for op in OPS
         for name, argument in {**op.writes, **op.reads}.items()
     }
-    return loaded["unbound"], buffers | SCALARS
+    return attention_cpu_graphs()["unbound"], buffers | SCALARS
 
 
 def test_a_size_that_does_not_fit_is_named(unbound):
@@ -302,18 +268,20 @@ def test_options_that_do_not_fit_are_named(unbound, changed, words):
         ((1, 1, 1, 1, 16 * 65535 + 1), "must be at most 1048560, got 1 and 1048561"),
     ],
 )
-def test_sizes_that_no_kernel_covers_are_refused(puzzle, programs, dims, words):
+def test_sizes_that_no_kernel_covers_are_refused(puzzle, attention_cpu_graphs, dims, words):
     shapes = {**puzzle.shapes(dims), **shapes_of_inputs(puzzle, dims)}
-    names = set(programs["float32"].arguments) - SCALARS.keys()
+    names = set(attention_cpu_graphs()["float32"].arguments) - SCALARS.keys()
     buffers = {name: torch.zeros(shapes[name.split(".")[-1]]) for name in names}
     with pytest.raises(ValueError, match=words):
-        programs["float32"].run(buffers | SCALARS)
+        attention_cpu_graphs()["float32"].run(buffers | SCALARS)
 
 
-def test_float64_has_float64_digits(puzzle, programs):
+def test_float64_has_float64_digits(puzzle, attention_cpu_graphs):
     case = CASES[1]
     reference = tensors.Reference(puzzle, "float64", 2)
-    outputs = tensors.execute(puzzle, programs["float64"], cpu(), reference.inputs(case), case.dims)
+    outputs = tensors.execute(
+        puzzle, attention_cpu_graphs()["float64"], cpu(), reference.inputs(case), case.dims
+    )
     for label, tensor in outputs.items():
         truth = reference.truth(case, cpu())[label.split(".")[1]]
         finite = np.isfinite(truth)

@@ -233,8 +233,8 @@ def test_repeat_on_the_cpu_is_bit_equal(command_line):
 
 
 @pytest.mark.compiler
-def test_dims_seed_and_dtype_reach_the_run(command_line, other_programs):
-    other_programs()  # the graph of this run among them
+def test_dims_seed_and_dtype_reach_the_run(command_line, cpu_graphs):
+    cpu_graphs()  # the graph of this run among them
     arguments = ("--dims", "2", "3", "5", "7", "--seed", "4", "--dtype", "bfloat16")
     finished = command_line(*ON_CPU, *arguments)
     assert "Testing with dimensions: [2, 3, 5] -> [2, 3, 7]" in finished.lines

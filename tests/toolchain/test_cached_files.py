@@ -106,7 +106,7 @@ def compiled_graphs(monkeypatch, solution, request) -> Kind:
     calls = PUZZLE.calls_of(PUZZLE.default_variants)
 
     def use() -> list[str]:
-        return graphs.load(solution, calls, "float32", CPU(), kind="cpu").arguments
+        return graphs.load(solution, calls, "float32", CPU()).arguments
 
     with monkeypatch.context() as patched:
         patched.setattr(graphs, "read_cached", lambda path: [places.append(path), read(path)][1])

@@ -1,0 +1,155 @@
+"""The graphs for the CPU that several tests share: those of puzzle 22 in one unit, those of puzzle 23 in another.
+
+Nearly all of the time of a compile goes into the unit: alone each graph costs what a dozen cost together. They come from
+and go to the workbook's own cache, where the processes that the tests start find them too.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+WAYS = ("forward", "backward")
+
+
+def unbound(op, parameters=()):
+    """A call of an op with each size a symbol of its own, so that the op itself must compare them; arguments are OP/NAME."""
+    from harness.spec.ops import Argument, Call
+
+    symbols = (f"{op.name}_{number}" for number in itertools.count())
+
+    def renamed(arguments):
+        return {
+            f"{op.name}/{name}": Argument(tuple(next(symbols) for _ in argument.shape), argument.dtype)
+            for name, argument in arguments.items()
+        }
+
+    return Call(replace(op, writes=renamed(op.writes), reads=renamed(op.reads)), parameters)
+
+
+def load_as_one(name: str, package, calls: dict):
+    """Graphs as one unit, by name; the last word of a name is its dtype where it is one, else float32 is.
+
+    The first process of the run compiles them, the others read them.
+    """
+    from max.driver import CPU
+
+    from harness.devices.graphs import load_each
+    from harness.toolchain.cache import cache_folder, only_one
+
+    of = {graph: graph.rpartition("_")[2] for graph in calls}
+    dtypes = {graph: dtype if dtype in DTYPES else "float32" for graph, dtype in of.items()}
+    with only_one(cache_folder("tests") / name):
+        return load_each(package, calls, dtypes, CPU())
+
+
+# ---- Puzzle 22, and the layer --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def cpu_graphs() -> Callable:
+    """() -> the graphs of puzzle 22 by name, all but the command line's own, which the README's first command compiles.
+
+    They are named DTYPE (the default variants), fast_DTYPE, rmsnorm_DTYPE, WAY_ALGORITHM_DTYPE (the layer's), and unbound.
+    """
+    return functools.cache(load_cpu_graphs)
+
+
+def load_cpu_graphs():
+    """The graphs of `cpu_graphs`."""
+    from harness.nn import autograd
+    from harness.puzzles.p22.spec import BACKWARD, FORWARD, PUZZLE, ROW_SUMS
+
+    calls = {dtype: PUZZLE.calls_of(PUZZLE.default_variants) for dtype in DTYPES[1:]}
+    calls |= {f"{name}_{dtype}": PUZZLE.variants[name] for name in ("fast", "rmsnorm") for dtype in DTYPES}
+    calls |= {name: call for _, graphs in layer_calls() for name, call in graphs.values()}
+    fused = (("algorithm", "fused"),)
+    calls["unbound"] = (unbound(FORWARD, fused), unbound(BACKWARD, fused), unbound(ROW_SUMS))
+    return load_as_one("cpu_graphs", autograd.package(), calls)
+
+
+def layer_calls() -> Iterator:
+    """Algorithm and dtype of the layer, and by direction the names and calls of its graphs, of those that tests use."""
+    import torch
+
+    from harness.nn import autograd
+    from harness.nn.ops import BACKWARD, FORWARD
+    from harness.spec.ops import Call
+
+    keys = [(algorithm, torch.float32) for algorithm in autograd.IN_GRAPHS]
+    keys += [("fast", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
+    keys += [("unfused", torch.bfloat16), ("fused", torch.float64)]
+    ops = dict(zip(WAYS, (FORWARD, BACKWARD), strict=True))
+    for algorithm, dtype in keys:
+        names = {way: f"{way}_{algorithm}_{autograd.DTYPES[dtype]}" for way in WAYS}
+        calls = {way: (Call(op, (("algorithm", algorithm),)),) for way, op in ops.items()}
+        yield (algorithm, dtype), {way: (names[way], calls[way]) for way in WAYS}
+
+
+@pytest.fixture(scope="session")
+def layer_graphs(cpu_graphs):
+    """Puts the layer's graphs on the CPU that the tests use where it looks for them."""
+    import torch
+
+    from harness.nn import autograd
+
+    loaded = cpu_graphs()
+    for (algorithm, dtype), graphs in layer_calls():
+        autograd.programs[algorithm, dtype, torch.device("cpu")] = {
+            way: loaded[name] for way, (name, _) in graphs.items()
+        }
+
+
+# ---- Puzzle 23, and attention --------------------------------------------------------------------------------
+
+OTHER_ALGORITHMS = ("atomic", "fast")
+"""Variants of puzzle 23 whose ops have another algorithm."""
+
+
+@pytest.fixture(scope="session")
+def attention_cpu_graphs() -> Callable:
+    """() -> the graphs of puzzle 23 by name: DTYPE (each step, and the gradient of the mask), other (OTHER_ALGORITHMS),
+    unbound, and the function's, DIRECTION_DTYPE."""
+    return functools.cache(load_attention_cpu_graphs)
+
+
+def load_attention_cpu_graphs():
+    """The graphs of `attention_cpu_graphs`."""
+    from harness.nn import attention_autograd
+    from harness.nn.attention_ops import MASK_BACKWARD
+    from harness.puzzles.p23.spec import PUZZLE
+    from harness.spec.ops import Call
+
+    steps = (*PUZZLE.calls_of(("unfused", "fused")), Call(MASK_BACKWARD, (), "fused"))
+    ops = {call.op.name: call.op for call in PUZZLE.calls}.values()
+    calls = dict.fromkeys(DTYPES, steps)
+    calls |= {"other": PUZZLE.calls_of(OTHER_ALGORITHMS), "unbound": tuple(map(unbound, ops))}
+    for dtype in attention_dtypes():
+        calls |= {f"{way}_{dtype}": call for way, call in attention_autograd.GRAPHS.items()}
+    return load_as_one("attention_cpu_graphs", attention_autograd.package(), calls)
+
+
+def attention_dtypes() -> dict:
+    """The dtypes in which the tests call attention on the CPU, by name."""
+    import torch
+
+    from harness.nn import autograd
+
+    return {autograd.DTYPES[dtype]: dtype for dtype in (torch.float32, torch.float64, torch.bfloat16)}
+
+
+@pytest.fixture(scope="session")
+def attention_graphs(attention_cpu_graphs):
+    """Puts the graphs of attention on the CPU where it looks for them, of three dtypes."""
+    import torch
+
+    from harness.nn import attention_autograd, autograd
+
+    loaded = attention_cpu_graphs()
+    for name, dtype in attention_dtypes().items():
+        autograd.programs["attention", dtype, torch.device("cpu")] = {
+            way: loaded[f"{way}_{name}"] for way in attention_autograd.GRAPHS
+        }

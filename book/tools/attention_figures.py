@@ -229,9 +229,9 @@ def tile_masks(side: int = 64, radius: int = 4, tile: int = 64) -> str:
 
 
 def order_bars() -> str:
-    """Milliseconds of FlexAttention in each order, on the large grid with the smaller window, beside dense attention."""
+    """Milliseconds of the kernels on tensor cores in each order, on the large grid with the smaller window, beside dense attention."""
     found = order_figures.measured()
-    times = {name: found[128, 4, f"Flex, {name}, 128", "both"] for name in orders.ORDERS}
+    times = {name: order_figures.own(found, 128, 4, name)[0] for name in orders.ORDERS}
     times["dense, every key"] = found[128, 4, "SDPA, every key", "both"]
     label = "Forward and backward on a grid of 128 x 128 with a radius of 4: " + ", ".join(
         f"{name} {time:.2f} ms" for name, time in times.items()

@@ -1,4 +1,4 @@
-"""Pictures and tables of puzzle 24: orders of a grid, what a tile of queries reads, and the times of FlexAttention in each order.
+"""Pictures and tables of puzzle 24: orders of a grid, what a tile of queries reads, and the times of attention in a window in each order.
 
 The pictures are drawn from the orders themselves, by the code behind `p24 --draw`; the times come from book/measurements.
 """
@@ -17,12 +17,14 @@ from harness.puzzles.p24.spec import ledger
 
 MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
 MEASURED = MEASUREMENTS / "h200_orders.csv"
-ARITHMETIC = MEASUREMENTS / "h200_orders_arithmetic.csv"
-"""A run of its own, in which masks that compute rows and columns stand beside those that read them from a table."""
 GAP, TEXT = 24, 20
 """Units between two panels, and for the line of text below each."""
 SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
 TILES = (64, 128)
+BY_ARITHMETIC = ("row-major", "z-order", "tiled")
+"""Orders whose masks FlexAttention can have without a table."""
+Times = dict[tuple[int, int, str, str], float]
+"""(side, radius, candidate, pass) -> milliseconds."""
 
 
 # ---- Pictures -----------------------------------------------------------------------------------------------
@@ -101,8 +103,8 @@ def ratios() -> str:
     return "\n".join(lines) + "\n"
 
 
-def measured(path: Path = MEASURED) -> dict[tuple[int, int, str, str], float]:
-    """(side, radius, candidate, pass) -> milliseconds, of the candidates that ran; of two runs the later one."""
+def measured(path: Path = MEASURED) -> Times:
+    """Of the candidates that ran; of two runs the later one."""
     with path.open(encoding="utf-8") as file:
         return {
             (int(each["side"]), int(each["radius"]), each["candidate"], each["pass"]): float(
@@ -114,60 +116,90 @@ def measured(path: Path = MEASURED) -> dict[tuple[int, int, str, str], float]:
         }
 
 
-def times(part: str = "both") -> str:
-    """FlexAttention in each order, dense attention beside it."""
+def own(found: Times, side: int, radius: int, name: str) -> tuple[float, int]:
+    """This project's kernels, forward and backward, in an order: milliseconds, and the tile that is its best."""
+    return min((found[side, radius, f"Mojo, {name}, {tile}", "both"], tile) for tile in TILES)
+
+
+def flex(found: Times, side: int, radius: int, name: str) -> float:
+    """FlexAttention, likewise: with the mask that is its best, by a table or by arithmetic."""
+    masks = [name, *([f"{name} by arithmetic"] if name in BY_ARITHMETIC else [])]
+    return min(found[side, radius, f"Flex, {mask}, 128", "both"] for mask in masks)
+
+
+def times() -> str:
+    """These kernels in each order, each at its best tile; dense attention beside them."""
     found = measured()
-    names = [f"Flex, {name}, 128" for name in orders.ORDERS] + ["SDPA, every key", "SDPA, masked"]
+    dense = ("SDPA, every key", "SDPA, masked")
     lines = [
         row("grid", "radius", *orders.ORDERS, "dense, every key", "dense, masked"),
-        row("---", *["---:"] * (1 + len(names))),
+        row("---", *["---:"] * (1 + len(orders.ORDERS) + len(dense))),
     ]
     for side, radius in SIZES:
-        lines.append(
-            row(f"{side} x {side}", radius, *(f"{found[side, radius, name, part]:.2f}" for name in names))
-        )
+        ours = [own(found, side, radius, name) for name in orders.ORDERS]
+        cells = [f"{time:.2f} ({tile})" for time, tile in ours]
+        cells += [f"{found[side, radius, name, 'both']:.2f}" for name in dense]
+        lines.append(row(f"{side} x {side}", radius, *cells))
     return "\n".join(lines) + "\n"
 
 
-def counted_and_timed() -> str:
-    """The counted ratio of row-major over Hilbert order beside the measured one, at tiles of 128."""
+def peers() -> str:
+    """FlexAttention in each order, with how many times as long as these kernels it takes; NATTEN's window at the end."""
     found = measured()
-    lines = [row("grid", "radius", "tile pairs", "time", "time over count"), row("---", *["---:"] * 4)]
+    natten = ("row-major", "z-order")
+    lines = [
+        row("grid", "radius", *orders.ORDERS, *(f"NATTEN, {name}" for name in natten)),
+        row("---", *["---:"] * (1 + len(orders.ORDERS) + len(natten))),
+    ]
     for side, radius in SIZES:
-        pairs = [
-            count(orders.ORDERS[name](side, side), side, radius, 128).pairs
-            for name in ("row-major", "hilbert")
-        ]
-        taken = [found[side, radius, f"Flex, {name}, 128", "both"] for name in ("row-major", "hilbert")]
-        counted, timed = pairs[0] / pairs[1], taken[0] / taken[1]
-        lines.append(
-            row(f"{side} x {side}", radius, f"{counted:.2f}", f"{timed:.2f}", f"{timed / counted:.2f}")
-        )
+        cells = []
+        for name in orders.ORDERS:
+            time = flex(found, side, radius, name)
+            cells.append(f"{time:.2f} ({time / own(found, side, radius, name)[0]:.2f})")
+        cells += [f"{found[side, radius, f'Flex, NATTEN {name}, 128', 'both']:.2f}" for name in natten]
+        lines.append(row(f"{side} x {side}", radius, *cells))
+    return "\n".join(lines) + "\n"
+
+
+def ratio(side: int, radius: int, tile: int) -> float:
+    """Counted tile pairs, row-major over Hilbert order."""
+    pairs = [
+        count(orders.ORDERS[name](side, side), side, radius, tile).pairs for name in ("row-major", "hilbert")
+    ]
+    return pairs[0] / pairs[1]
+
+
+def counted_and_timed() -> str:
+    """The counted ratio of row-major over Hilbert order beside the measured one: these kernels, then FlexAttention."""
+    found = measured()
+    lines = [
+        row("grid", "radius", "tiles of 64", "time", "share", "tiles of 128", "FlexAttention", "share"),
+        row("---", *["---:"] * 7),
+    ]
+    for side, radius in SIZES:
+        ours = [own(found, side, radius, name)[0] for name in ("row-major", "hilbert")]
+        theirs = [found[side, radius, f"Flex, {name}, 128", "both"] for name in ("row-major", "hilbert")]
+        cells = []
+        for tile, taken in zip(TILES, (ours, theirs), strict=True):
+            counted, timed = ratio(side, radius, tile), taken[0] / taken[1]
+            cells += [f"{counted:.2f}", f"{timed:.2f}", f"{timed / counted:.2f}"]
+        lines.append(row(f"{side} x {side}", radius, *cells))
     return "\n".join(lines) + "\n"
 
 
 def arithmetic() -> str:
     """FlexAttention with masks that compute rows and columns beside masks that read them from a table."""
-    found = measured(ARITHMETIC)
-    names = [
-        f"Flex, {name}, 128"
-        for name in ("row-major", "row-major by arithmetic", "tiled by arithmetic", "hilbert")
-    ]
+    found = measured()
+    names = [mask for name in BY_ARITHMETIC for mask in (name, f"{name} by arithmetic")]
     lines = [
         row(
-            "grid",
-            "radius",
-            "row-major, table",
-            "row-major, arithmetic",
-            "tiled, arithmetic",
-            "Hilbert, table",
+            "grid", "radius", *(f"{name}, {way}" for name in BY_ARITHMETIC for way in ("table", "arithmetic"))
         ),
-        row("---", *["---:"] * 5),
+        row("---", *["---:"] * (1 + len(names))),
     ]
     for side, radius in SIZES:
-        lines.append(
-            row(f"{side} x {side}", radius, *(f"{found[side, radius, name, 'both']:.2f}" for name in names))
-        )
+        cells = (f"{found[side, radius, f'Flex, {name}, 128', 'both']:.2f}" for name in names)
+        lines.append(row(f"{side} x {side}", radius, *cells))
     return "\n".join(lines) + "\n"
 
 
@@ -185,7 +217,7 @@ def claims() -> str:
     found = measured()
     gather = {name: found[side, radius, f"gather of Q, K and V, {name}", "forward"] for name in orders.ORDERS}
     scatter = {name: found[side, radius, f"scatter of O, {name}", "forward"] for name in orders.ORDERS}
-    whole = found[side, radius, "Flex, hilbert, 128", "both"]
+    whole, _ = own(found, side, radius, "hilbert")
     counts = {name: count(make(side, side), side, radius, 64) for name, make in orders.ORDERS.items()}
     row_bytes = LARGE[4] * 2
     kept = ledger(LARGE, "bfloat16")
@@ -276,6 +308,7 @@ FILES = {
     "order_growth.svg": growth,
     "order_reads.svg": partial(reads, 64, 8),
     "order_ratios.md": ratios,
+    "order_peers.md": peers,
     "order_times.md": times,
     "order_counted_and_timed.md": counted_and_timed,
 }

@@ -289,7 +289,7 @@ def test_pairs_of_tiles_and_times_of_orders():
         ]
     times = {row["candidate"]: f"{float(row['median_us']) / 1e3:.2f} ms" for row in rows if row["median_us"]}
     drawn = words(attention_figures.order_bars())
-    assert drawn[drawn.index("hilbert") + 1] == times["Flex, hilbert, 128"]
+    assert drawn[drawn.index("hilbert") + 1] == times["Mojo, hilbert, 64"]
 
 
 def test_the_gather_follows_the_curve():

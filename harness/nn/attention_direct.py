@@ -55,11 +55,10 @@ def on_tensor_cores(query: Tensor) -> bool:
 
 
 def on_hopper(query: Tensor) -> bool:
-    """Whether the kernels with wgmma take query: on a Hopper, heads of up to 64 elements in whole chunks of 16 bytes."""
-    if query.device.type != "cuda" or not on_tensor_cores(query):
+    """Whether the kernels with wgmma take query: on a Hopper, rows in whole chunks of 16 bytes."""
+    if query.device.type != "cuda" or not on_tensor_cores(query) or query.shape[-1] % CHUNK:
         return False
-    d = query.shape[-1]
-    return torch.cuda.get_device_capability(query.device) == (9, 0) and d <= BOX and d % CHUNK == 0
+    return torch.cuda.get_device_capability(query.device) == (9, 0)
 
 
 def is_hopper(device: torch.device) -> bool:
@@ -108,9 +107,11 @@ def row_strides(tensor: Tensor) -> tuple[int, ...]:
 
 def backward_scratch(query: Tensor) -> int:
     """Bytes that the backward pass may want: on a Hopper two numbers for each query, in whole boxes."""
-    if not on_tensor_cores(query):
-        return 0
-    B, N, S, _ = query.shape
+    return numbers_of_queries(*query.shape[:3]) if on_tensor_cores(query) else 0
+
+
+def numbers_of_queries(B: int, N: int, S: int) -> int:
+    """Bytes of two numbers for each query, in whole boxes."""
     return -(-B * N * 2 * 4 * (-(-S // BOX) * BOX) // 256) * 256
 
 
@@ -282,43 +283,55 @@ class Plan:
     key_strides: tuple[int, ...]
     front: tuple[float, ...]
     """Kind, sizes and scale."""
-    front_of_delta: tuple[int, ...]
     given: tuple[int, ...]
     """The strides of query, key and value."""
-    written: tuple[int, ...]
-    """The strides of the gradients."""
     scratch: int
+    """Bytes that the backward pass may want: delta, and what goes with it on a Hopper."""
 
 
 @functools.lru_cache(maxsize=4096)
 def plan(
     query: torch.Size,
     key: torch.Size,
-    strides: tuple[tuple[int, ...], ...],
-    dtype: torch.dtype,
+    value: torch.Size,
+    query_strides: tuple[int, ...],
+    key_strides: tuple[int, ...],
+    value_strides: tuple[int, ...],
+    query_dtype: torch.dtype,
+    key_dtype: torch.dtype,
+    value_dtype: torch.dtype,
     is_causal: bool,
     scale: float | None,
+    enable_gqa: bool,
     portable: bool,
-) -> Plan:
-    """The plan for query [B, N, S, d] and key and value [B, G, T, d], at their strides."""
+) -> Plan | None:
+    """The plan for query [B, N, S, d] and key and value [B, G, T, d], at their strides; None for what is not done directly."""
+    if not (
+        query_dtype == key_dtype == value_dtype
+        and query_dtype in TENSOR_CORES
+        and not torch.version.hip
+        and len(query) == 4 == len(key)
+        and key == value
+        and query_strides[3] == key_strides[3] == value_strides[3] == 1
+    ):
+        return None
     B, N, S, d = query
     G, T = key[1:3]
-    kind = (KINDS[dtype], int(portable))
+    shares = N == G or (enable_gqa and G and N % G == 0)
+    if not (shares and (B, d) == (key[0], key[3]) and 0 < d <= WIDEST and B * N * S * T):
+        return None
     sizes = (B, N, G, S, T, d, 0 if is_causal else EVERY_KEY, 0, 0, 0, 0, 0)
-    rows, keys = contiguous_strides(query), contiguous_strides(key)
     return Plan(
-        dtype,
+        query_dtype,
         tuple(query),
-        rows,
+        contiguous_strides(query),
         (B, N, S),
         (N * S, S, 1),
         tuple(key),
-        keys,
-        (*kind, *sizes, d**-0.5 if scale is None else float(scale)),
-        (*kind, B, N, N, S, S, d, 0, 0, 0, 0, 0, 0),
-        tuple(stride for tensor in strides for stride in tensor[:3]),
-        (*rows[:3], *keys[:3], *keys[:3]),
-        backward_scratch(torch.empty(query, dtype=dtype, device="meta")),
+        contiguous_strides(key),
+        (KINDS[query_dtype], int(portable), *sizes, d**-0.5 if scale is None else float(scale)),
+        (*query_strides[:3], *key_strides[:3], *value_strides[:3]),
+        numbers_of_queries(B, N, S),
     )
 
 
@@ -346,51 +359,31 @@ def forward_of(plan: Plan, kernels: Kernels, query, key, value) -> tuple[Tensor,
 
 def backward_of(plan: Plan, kernels: Kernels, grad_out, query, key, value, output, lse):
     """The gradients of query, key and value. The GPU is the current one."""
-    if grad_out.stride(-1) != 1:
+    if grad_out.stride(3) != 1:
         grad_out = grad_out.contiguous()
-    stream = current_stream(kernels.index)
-    of_grad = grad_out.stride()[:3]
-    delta = empty_strided(plan.rows, plan.row_strides, torch.float32)
     scratch = empty_strided((plan.scratch,), (1,), torch.uint8)
-    gradients = (
-        empty_strided(plan.size, plan.strides, plan.dtype),
-        empty_strided(plan.key_size, plan.key_strides, plan.dtype),
-        empty_strided(plan.key_size, plan.key_strides, plan.dtype),
-    )
-    kernels.module.delta(
+    grad_query = empty_strided(plan.size, plan.strides, plan.dtype)
+    grad_key = empty_strided(plan.key_size, plan.key_strides, plan.dtype)
+    grad_value = empty_strided(plan.key_size, plan.key_strides, plan.dtype)
+    kernels.module.gradients(
         kernels.gpu,
-        stream,
-        0,
-        0,
-        *plan.front_of_delta,
-        delta.data_ptr(),
-        grad_out.data_ptr(),
-        output.data_ptr(),
-        0,
-        *of_grad,
-        *plan.strides[:3],
-    )
-    kernels.module.backward(
-        kernels.gpu,
-        stream,
+        current_stream(kernels.index),
         scratch.data_ptr(),
         plan.scratch,
         *plan.front,
-        gradients[0].data_ptr(),
-        gradients[1].data_ptr(),
-        gradients[2].data_ptr(),
+        grad_query.data_ptr(),
+        grad_key.data_ptr(),
+        grad_value.data_ptr(),
         grad_out.data_ptr(),
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
+        output.data_ptr(),
         lse.data_ptr(),
-        delta.data_ptr(),
-        0,
         *plan.given,
-        *of_grad,
-        *plan.written,
+        *grad_out.stride()[:3],
     )
-    return gradients
+    return grad_query, grad_key, grad_value
 
 
 class Direct(torch.autograd.Function):
@@ -453,28 +446,25 @@ def call_directly(
         return None
     index = query.get_device()
     kernels = found.get(index)
-    if (
-        kernels is None
-        or current_device() != index
-        or not index == key.get_device() == value.get_device()
-        or not query.dtype == key.dtype == value.dtype
-        or not (query.dim() == key.dim() == value.dim() == 4)
-    ):
+    if kernels is None or current_device() != index or not index == key.get_device() == value.get_device():
         return None
-    shape, key_shape = query.shape, key.shape
-    if not (
-        on_tensor_cores(query)
-        and key_shape == value.shape
-        and shape[0] == key_shape[0]
-        and shape[3] == key_shape[3]
-        and (shape[1] == key_shape[1] or (enable_gqa and key_shape[1] and shape[1] % key_shape[1] == 0))
-        and query.numel()
-        and key.numel()
-        and query.stride(3) == key.stride(3) == value.stride(3) == 1
-    ):
+    planned = plan(
+        query.shape,
+        key.shape,
+        value.shape,
+        query.stride(),
+        key.stride(),
+        value.stride(),
+        query.dtype,
+        key.dtype,
+        value.dtype,
+        is_causal,
+        scale,
+        enable_gqa,
+        PORTABLE,
+    )
+    if planned is None:
         return None
-    strides = (query.stride(), key.stride(), value.stride())
-    planned = plan(shape, key_shape, strides, query.dtype, is_causal, scale, PORTABLE)
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return apply_direct(query, key, value, planned, kernels)
     return forward_of(planned, kernels, query, key, value)[0]

@@ -17,6 +17,7 @@ from op.fast_launches import (
     launch_delta_fast,
     launch_forward_fast,
     launch_forward_window,
+    launch_gradients_fast,
 )
 from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
 from op.shared.common import accum_type
@@ -145,12 +146,51 @@ def run_backward[
         launch_backward_window[tiles=2](launcher, tensors, layout)
 
 
+def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
+    """Delta and the backward pass without a mask: sizes, scale, the addresses of the three gradients, grad_output, query, key,
+    value, output and lse, and strides: query, key, value, grad_output. Output and gradients have no gaps."""
+    var sizes = sizes_of(arguments)
+    var scale = arguments.float().cast[accum_type[dtype]]()
+    var layout = Layout.without_gaps(sizes)
+    # Taken in this order.
+    var grad_query = arguments.written[dtype]()
+    var grad_key = arguments.written[dtype]()
+    var grad_value = arguments.written[dtype]()
+    var grad_output = arguments.read[dtype]()
+    var query = arguments.read[dtype]()
+    var key = arguments.read[dtype]()
+    var value = arguments.read[dtype]()
+    var output = arguments.read[dtype]()
+    var lse = arguments.read[accum_type[dtype]]()
+    layout.query = strides_of(arguments)
+    layout.key = strides_of(arguments)
+    layout.value = strides_of(arguments)
+    layout.grad_output = strides_of(arguments)
+    var tensors = FlashBackward[dtype](
+        grad_query=grad_query,
+        grad_key=grad_key,
+        grad_value=grad_value,
+        grad_output=grad_output,
+        query=query,
+        key=key,
+        value=value,
+        lse=lse,
+        delta=lse,  # not read, and there is no mask
+        mask=query,
+        sizes=sizes^,
+        scale=scale,
+    )
+    launch_gradients_fast(launcher, tensors, output, layout, choice == 1)
+
+
 def run[
     part: StaticString, dtype: DType
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Runs one part of one dtype."""
     comptime if part == "delta":
         run_delta[dtype](arguments, launcher)
+    elif part == "gradients":
+        run_gradients[dtype](arguments, launcher, choice)
     elif part == "forward" or part == "window_forward":
         run_forward[part == "window_forward", dtype](arguments, launcher, choice)
     else:
@@ -193,6 +233,7 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
         module.def_py_c_function(call["forward", 6 + 12 + 1 + 6 + 12], "forward")
         module.def_py_c_function(call["delta", 6 + 12 + 4 + 6], "delta")
         module.def_py_c_function(call["backward", 6 + 12 + 1 + 10 + 21], "backward")
+        module.def_py_c_function(call["gradients", 6 + 12 + 1 + 9 + 12], "gradients")
         module.def_py_c_function(call["window_forward", 6 + 12 + 1 + 6 + 12], "window_forward")
         module.def_py_c_function(call["window_backward", 6 + 12 + 1 + 10 + 21], "window_backward")
         return module.finalize()

@@ -30,6 +30,8 @@ CASES = {
     "the same in another order": ((1, 2, 70, 150, 64, 1, 80), "bfloat16", "shuffled:3"),
     "more than a block of queries": ((1, 1, 200, 64, 40, 1, EVERY_KEY), "float16", "natural"),
     "queries that see no key": ((1, 1, 130, 64, 64, 1, -70), "bfloat16", "natural"),
+    "wide, causal, shared heads": ((1, 2, 140, 200, 128, 1, 0), "bfloat16", "natural"),
+    "wide, ragged": ((1, 1, 70, 130, 88, 1, EVERY_KEY), "float16", "shuffled:2"),
 }
 # Rows and columns of a grid, order, radius, tiles that a block owns, heads, d; the dtype; the order of the blocks.
 WINDOWS = {
@@ -101,6 +103,7 @@ def run(dims, dtype, seen, mask=0, choice=0):
     (K, k, k_strides), (V, v, v_strides) = (heads_inside((B, G, T, d), dtype) for _ in range(2))
     rows, keys = (N * S * d, S * d, d), (G * T * d, T * d, d)
     front = (KINDS[dtype], choice, B, N, G, S, T, d, diagonal, 0, 0, 0, 0, 0)
+    names = ("grad_query", "grad_key", "grad_value")
     blank = {
         name: on_device(np.full(shape, 0xFFFF, np.uint16))
         for name, shape in (
@@ -126,6 +129,17 @@ def run(dims, dtype, seen, mask=0, choice=0):
         *(at["grad_query"], at["grad_key"], at["grad_value"], g._data_ptr(), *inputs),
         *(lse._data_ptr(), delta._data_ptr(), mask, *given, *g_strides, *rows, *keys, *keys),
     )
+    if not mask:
+        again = {name: on_device(np.full_like(blank[name].to(CPU()).to_numpy(), 0xFFFF)) for name in names}
+        scratch = on_device(np.full(scratch.num_elements, 0xFF, np.uint8))
+        module.gradients(
+            *(gpu, stream, scratch._data_ptr(), scratch.num_elements, *front, scale),
+            *(again[name]._data_ptr() for name in names),
+            *(g._data_ptr(), *inputs, at["output"], lse._data_ptr(), *given, *g_strides),
+        )
+        device.synchronize()
+        for name in names:
+            assert np.array_equal(*(each[name].to(CPU()).to_numpy() for each in (blank, again))), name
     device.synchronize()
     got = {name: decode(buffer.to(CPU()).to_numpy(), dtype) for name, buffer in blank.items()}
     got["lse"] = lse.to(CPU()).to_numpy().astype(np.float64)

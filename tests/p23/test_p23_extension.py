@@ -36,7 +36,7 @@ def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding():
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["findings"] == []
-    kernels = ("hopper_forward", "fast_key_value", "hopper_numbers", "hopper_query", "fast_delta")
+    kernels = ("hopper_forward", "hopper_keys_hopper_key", "hopper_numbers", "hopper_query", "fast_delta")
     assert all(any(kernel in name for name in found["launches"]) for kernel in kernels)
     assert len(found["launches"]) == len(kernels), found["launches"]
     of_types, *of_sizes = found["refused"]

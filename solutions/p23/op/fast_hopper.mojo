@@ -40,8 +40,20 @@ from max.gpu.sync import (
     mbarrier_try_wait_parity_shared,
 )
 
-from .fast_kernels import LN_2, LOG2_E, Strides, all_seen, of_row, row_shift, sees, start_of
-from .fast_tiles import HIDDEN
+from .fast_kernels import (
+    DELTA_LANES,
+    DELTA_THREADS,
+    LN_2,
+    LOG2_E,
+    Strides,
+    all_seen,
+    of_row,
+    row_shift,
+    share_of_delta,
+    start_of,
+    sum_of_lanes,
+)
+from .fast_tiles import CHUNK, HIDDEN
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
 
@@ -84,8 +96,16 @@ def wait(at: Shared[Int64], parity: Int32):
 
 
 @always_inline
-def send_box(target: Shared[UInt8], map: TMADescriptor, full: Shared[Int64], row: Int, head: Int, batch: Int):
-    """Sends for 64 rows of a head; what lies outside of it becomes 0."""
+def send_box(
+    target: Shared[UInt8],
+    map: TMADescriptor,
+    full: Shared[Int64],
+    column: Int,
+    row: Int,
+    head: Int,
+    batch: Int,
+):
+    """Sends for 64 rows of a head, 64 elements of each; what lies outside of it becomes 0."""
     inlined_assembly[
         (
             "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2,"
@@ -97,12 +117,30 @@ def send_box(target: Shared[UInt8], map: TMADescriptor, full: Shared[Int64], row
     ](
         Int32(Int(target)),
         Int64(Int(Pointer(to=map))),
-        Int32(0),
+        Int32(column),
         Int32(row),
         Int32(head),
         Int32(batch),
         Int32(Int(full)),
     )
+
+
+@always_inline
+def send_tile[
+    width: Int, rows: Int
+](target: Shared[UInt8], map: TMADescriptor, full: Shared[Int64], row: Int, head: Int, batch: Int):
+    """Sends for a tile of a head: for every 64 elements of its rows, one behind the other, all of the rows."""
+    comptime for half in range(width // SIDE):
+        comptime for part in range(rows // SIDE):
+            send_box(
+                target.unsafe_offset(half * rows * ROW_BYTES + part * BOX_BYTES),
+                map,
+                full,
+                half * SIDE,
+                row + part * SIDE,
+                head,
+                batch,
+            )
 
 
 def head_map[
@@ -273,25 +311,34 @@ def rounded[dtype: DType, count: Int](sums: SIMD[DType.float32, _]) -> StaticTup
     return fragments
 
 
+comptime Sums[width: Int] = StaticTuple[HALF, width // SIDE]
+"""A lane's share of sums of 64 rows, `width` wide: those of every 64 columns."""
+
+
 @always_inline
 def scores_from_shared[
-    dtype: DType, columns: Int
+    dtype: DType, width: Int, columns: Int
 ](own: Shared[UInt8], other: Shared[UInt8]) -> SIMD[DType.float32, columns // 2]:
-    """Own @ other^T: 64 rows by `columns` rows, all of 64 elements."""
-    var a = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
-        own.unsafe_bitcast[Scalar[dtype]]()
-    )
-    var b = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
-        other.unsafe_bitcast[Scalar[dtype]]()
-    )
+    """Own @ other^T: 64 rows by `columns` rows, all of `width` elements."""
     var sums = SIMD[DType.float32, columns // 2](0)
-    sums = wgmma_async[
-        64, columns, 16, a_type=dtype, b_type=dtype, layout_a="row", layout_b="col", scale_d=0
-    ](a, b, sums)
-    comptime for k in range(1, 4):
-        sums = wgmma_async[64, columns, 16, a_type=dtype, b_type=dtype, layout_a="row", layout_b="col"](
-            a + k * 32, b + k * 32, sums
+    comptime for half in range(width // SIDE):
+        var a = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
+            own.unsafe_offset(half * BOX_BYTES).unsafe_bitcast[Scalar[dtype]]()
         )
+        var b = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
+            other.unsafe_offset(half * columns * ROW_BYTES).unsafe_bitcast[Scalar[dtype]]()
+        )
+        comptime for k in range(4):
+            sums = wgmma_async[
+                64,
+                columns,
+                16,
+                a_type=dtype,
+                b_type=dtype,
+                layout_a="row",
+                layout_b="col",
+                scale_d=0 if half == 0 and k == 0 else 1,
+            ](a + k * 32, b + k * 32, sums)
     return sums
 
 
@@ -305,6 +352,26 @@ def add_product[
     comptime for k in range(count):
         result = multiply[False](left[k], across + Int64(k * ROW_BYTES), result)
     return result
+
+
+@always_inline
+def add_products[
+    dtype: DType, count: Int, width: Int
+](left: StaticTuple[SIMD[dtype, 8], count], right: Shared[UInt8], mut sums: Sums[width]):
+    """Sums += left @ right, where right is a tile of 16 * count rows."""
+    comptime for half in range(width // SIDE):
+        sums[half] = add_product[dtype, count](
+            left, right.unsafe_offset(half * 16 * count * ROW_BYTES), sums[half]
+        )
+
+
+@always_inline
+def settled_sums[width: Int](mut sums: Sums[width]):
+    """`settled`, for all columns."""
+    comptime for half in range(width // SIDE):
+        var some = sums[half]
+        settled(some)
+        sums[half] = some
 
 
 @always_inline
@@ -331,24 +398,61 @@ def store_half[
                     )
 
 
+@always_inline
+def store_sums[
+    dtype: DType, //, width: Int
+](
+    target: MutPtr[dtype],
+    sums: Sums[width],
+    factors: StaticTuple[Float32, 2],
+    first: Int,
+    count: Int,
+    pitch: Int,
+    d: Int,
+):
+    """`store_half`, for all columns."""
+    comptime for half in range(width // SIDE):
+        store_half[dtype](
+            target.unsafe_offset(half * SIDE), sums[half], factors, first, count, pitch, d - half * SIDE
+        )
+
+
+@always_inline
+def seen_before(first: Int, t0: Int, columns: Int, sizes: FlashSizes) -> StaticTuple[Int32, 2]:
+    """For both rows of a lane the column, of so many from key t0 on, before which it sees all its keys, less the lane's first
+    column. A warp's queries begin at `first`."""
+    var bounds = StaticTuple[Int32, 2](0, 0)
+    comptime for half in range(2):
+        var seen = sizes.keys_seen(first + half * 8 + lane_id() // 4)
+        bounds[half] = Int32(min(max(seen - t0, 0), columns) - lane_id() % 4 * 2)
+    return bounds
+
+
 # ---- Forward ------------------------------------------------------------------------------------------------
 
-comptime FORWARD_KEYS = 128
-"""Keys of a step of the forward pass."""
 comptime FORWARD_STAGES = 2
-comptime FORWARD_BYTES = BOX_BYTES + FORWARD_STAGES * 2 * FORWARD_KEYS * ROW_BYTES + 8 * (
-    1 + 4 * FORWARD_STAGES
-)
+
+
+def registers[groups: Int, resident: Int]() -> Int:
+    """What a thread of `groups` warpgroups that multiply can have, where so many blocks share a multiprocessor."""
+    return 232 if resident == 2 else 240 if groups == 2 else 160
+
+
+def forward_bytes[width: Int, groups: Int, keys: Int]() -> Int:
+    """Shared memory of a block of the forward pass."""
+    comptime boxes = width // SIDE * (groups + FORWARD_STAGES * 2 * keys // SIDE)
+    return boxes * BOX_BYTES + 8 * (1 + 4 * FORWARD_STAGES)
 
 
 @__llvm_arg_metadata(query_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(key_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(value_map, `nvvm.grid_constant`)
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(2 * GROUP)), `nvvm.minctasm`=SIMDLength(2)
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32((groups + 1) * GROUP)),
+    `nvvm.minctasm`=SIMDLength(resident),
 )
 def hopper_forward_kernel[
-    dtype: DType
+    dtype: DType, width: Int, groups: Int, keys: Int, resident: Int
 ](
     output: MutPtr[dtype],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
@@ -359,31 +463,35 @@ def hopper_forward_kernel[
     packed: PackedSizes,
     scale: Float32,
 ):
-    """Output and lse. A block owns 64 queries and walks over the keys, 128 at a time; two blocks share a multiprocessor.
+    """Output and lse. A block owns 64 queries for each of its `groups` and walks over the keys, `keys` at a time.
 
     The scores of a step are multiplied while the product with the values of the step before is under way.
     """
-    comptime TILE = FORWARD_KEYS * ROW_BYTES
+    comptime ROWS = groups * SIDE
+    comptime OWN = width // SIDE * BOX_BYTES
+    comptime TILE = width // SIDE * keys * ROW_BYTES
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
-    var tiles = ceildiv(S, SIDE)
+    var tiles = ceildiv(S, ROWS)
     var head = block_idx.x // tiles
-    var s0 = (tiles - 1 - block_idx.x % tiles) * SIDE
+    var s0 = (tiles - 1 - block_idx.x % tiles) * ROWS
     # One step at least: a row that sees nothing is a row whose keys are all hidden.
-    var steps = max(1, ceildiv(sizes.keys_seen(min(s0 + SIDE, S) - 1), FORWARD_KEYS))
+    var steps = max(1, ceildiv(sizes.keys_seen(min(s0 + ROWS, S) - 1), keys))
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var keys = shared.unsafe_offset(BOX_BYTES)
-    var values = keys.unsafe_offset(FORWARD_STAGES * TILE)
-    var query_here = values.unsafe_offset(FORWARD_STAGES * TILE).unsafe_bitcast[Int64]()
+    var key_tiles = shared.unsafe_offset(groups * OWN)
+    var value_tiles = key_tiles.unsafe_offset(FORWARD_STAGES * TILE)
+    var query_here = value_tiles.unsafe_offset(FORWARD_STAGES * TILE).unsafe_bitcast[Int64]()
     var keys_full = query_here.unsafe_offset(1)
     var values_full = keys_full.unsafe_offset(FORWARD_STAGES)
     var keys_empty = values_full.unsafe_offset(FORWARD_STAGES)
     var values_empty = keys_empty.unsafe_offset(FORWARD_STAGES)
     if thread_idx.x == 0:
-        comptime for i in range(1 + 4 * FORWARD_STAGES):
+        comptime for i in range(1 + 2 * FORWARD_STAGES):
             mbarrier_init(query_here.unsafe_offset(i), 1)
+        comptime for i in range(2 * FORWARD_STAGES):
+            mbarrier_init(keys_empty.unsafe_offset(i), Int32(groups))
         fence_mbarrier_init()
     barrier()
 
@@ -392,64 +500,72 @@ def hopper_forward_kernel[
         if thread_idx.x == 0:
             var batch = head // Int(sizes.query_heads)
             var shared_head = sizes.shared_head(head) % Int(sizes.key_heads)
-            mbarrier_arrive_expect_tx_shared(query_here, Int32(BOX_BYTES))
-            send_box(shared, query_map, query_here, s0, head % Int(sizes.query_heads), batch)
+            mbarrier_arrive_expect_tx_shared(query_here, Int32(groups * OWN))
+            comptime for group in range(groups):
+                send_tile[width, SIDE](
+                    shared.unsafe_offset(group * OWN),
+                    query_map,
+                    query_here,
+                    s0 + group * SIDE,
+                    head % Int(sizes.query_heads),
+                    batch,
+                )
             var turn = Turn(0, 1)
             for step in range(steps):
                 var stage = turn.stage
-                var t0 = step * FORWARD_KEYS
+                var t0 = step * keys
                 wait(keys_empty.unsafe_offset(stage), turn.parity)
                 mbarrier_arrive_expect_tx_shared(keys_full.unsafe_offset(stage), Int32(TILE))
-                comptime for box in range(FORWARD_KEYS // SIDE):
-                    send_box(
-                        keys.unsafe_offset(stage * TILE + box * BOX_BYTES),
-                        key_map,
-                        keys_full.unsafe_offset(stage),
-                        t0 + box * SIDE,
-                        shared_head,
-                        batch,
-                    )
+                send_tile[width, keys](
+                    key_tiles.unsafe_offset(stage * TILE),
+                    key_map,
+                    keys_full.unsafe_offset(stage),
+                    t0,
+                    shared_head,
+                    batch,
+                )
                 wait(values_empty.unsafe_offset(stage), turn.parity)
                 mbarrier_arrive_expect_tx_shared(values_full.unsafe_offset(stage), Int32(TILE))
-                comptime for box in range(FORWARD_KEYS // SIDE):
-                    send_box(
-                        values.unsafe_offset(stage * TILE + box * BOX_BYTES),
-                        value_map,
-                        values_full.unsafe_offset(stage),
-                        t0 + box * SIDE,
-                        shared_head,
-                        batch,
-                    )
+                send_tile[width, keys](
+                    value_tiles.unsafe_offset(stage * TILE),
+                    value_map,
+                    values_full.unsafe_offset(stage),
+                    t0,
+                    shared_head,
+                    batch,
+                )
                 turn.step[FORWARD_STAGES]()
         return
 
-    warpgroup_reg_alloc[232]()
-    var first = s0 + thread_idx.x % GROUP // 32 * 16
+    warpgroup_reg_alloc[registers[groups, resident]()]()
+    var group = thread_idx.x // GROUP - 1
+    var own = shared.unsafe_offset(group * OWN)
+    var first = s0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
     var leads = thread_idx.x % GROUP == 0
     var factor = scale * LOG2_E
     var largest = StaticTuple[Float32, 2](HIDDEN, HIDDEN)
     var totals = StaticTuple[Float32, 2](0, 0)
     var rescales = StaticTuple[Float32, 2](0, 0)
-    var sums = HALF(0)
+    var sums = Sums[width](fill=HALF(0))
 
     @__parameter
     @always_inline
     def weigh[width: SIMDLength, //](mut scores: SIMD[DType.float32, width], t0: Int):
-        if not all_seen(first, first + 1, t0, t0 + FORWARD_KEYS, sizes):
-            comptime for i in range(FORWARD_KEYS // 2):
-                var s = first + i // 2 % 2 * 8 + lane_id() // 4
-                var t = t0 + i // 4 * 8 + lane_id() % 4 * 2 + i % 2
-                scores[i] = scores[i] if sees(s, t, sizes) else HIDDEN
+        if not all_seen(first, first + 1, t0, t0 + keys, sizes):
+            var bounds = seen_before(first, t0, keys, sizes)
+            comptime for i in range(keys // 2):
+                comptime column = Int32(i // 4 * 8 + i % 2)
+                scores[i] = scores[i] if column < bounds[i // 2 % 2] else HIDDEN
         comptime for half in range(2):
             var grown = largest[half]
-            comptime for j in range(FORWARD_KEYS // 8):
+            comptime for j in range(keys // 8):
                 grown = max(grown, max(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]))
             grown = of_row(grown, True)
             var shift = grown * factor if grown > HIDDEN else Float32(0)
             rescales[half] = exp2(largest[half] * factor - shift)
             largest[half] = grown
             var total = Float32(0)
-            comptime for j in range(FORWARD_KEYS // 8):
+            comptime for j in range(keys // 8):
                 comptime for side in range(2):
                     var weight = exp2(scores[4 * j + 2 * half + side] * factor - shift)
                     scores[4 * j + 2 * half + side] = weight
@@ -459,45 +575,48 @@ def hopper_forward_kernel[
     wait(query_here, 0)
     wait(keys_full, 0)
     wgmma_fence_aligned()
-    var scores = scores_from_shared[dtype, FORWARD_KEYS](shared, keys)
+    var scores = scores_from_shared[dtype, width, keys](own, key_tiles)
     wgmma_commit_group_sync()
     wgmma_wait_group_sync[0]()
     settled(scores)
     if leads:
         _ = mbarrier_arrive(keys_empty)
     weigh(scores, 0)
-    var weights = rounded[dtype, 8](scores)
+    var weights = rounded[dtype, keys // 16](scores)
     var turn = Turn(1 % FORWARD_STAGES, 0)
     var before = Turn(0, 0)
     for step in range(1, steps):
         wait(keys_full.unsafe_offset(turn.stage), turn.parity)
         wgmma_fence_aligned()
-        var next = scores_from_shared[dtype, FORWARD_KEYS](shared, keys.unsafe_offset(turn.stage * TILE))
+        var next = scores_from_shared[dtype, width, keys](own, key_tiles.unsafe_offset(turn.stage * TILE))
         wgmma_commit_group_sync()
         wait(values_full.unsafe_offset(before.stage), before.parity)
         wgmma_fence_aligned()
-        sums = add_product[dtype, 8](weights, values.unsafe_offset(before.stage * TILE), sums)
+        add_products[dtype, keys // 16, width](weights, value_tiles.unsafe_offset(before.stage * TILE), sums)
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(next)
         if leads:
             _ = mbarrier_arrive(keys_empty.unsafe_offset(turn.stage))
-        weigh(next, step * FORWARD_KEYS)
+        weigh(next, step * keys)
         wgmma_wait_group_sync[0]()
-        settled(sums)
+        settled_sums[width](sums)
         if leads:
             _ = mbarrier_arrive(values_empty.unsafe_offset(before.stage))
-        comptime for i in range(32):
-            sums[i] *= rescales[i // 2 % 2]
-        weights = rounded[dtype, 8](next)
+        comptime for half in range(width // SIDE):
+            var scaled = sums[half]
+            comptime for i in range(32):
+                scaled[i] *= rescales[i // 2 % 2]
+            sums[half] = scaled
+        weights = rounded[dtype, keys // 16](next)
         turn.step[FORWARD_STAGES]()
         before.step[FORWARD_STAGES]()
     wait(values_full.unsafe_offset(before.stage), before.parity)
     wgmma_fence_aligned()
-    sums = add_product[dtype, 8](weights, values.unsafe_offset(before.stage * TILE), sums)
+    add_products[dtype, keys // 16, width](weights, value_tiles.unsafe_offset(before.stage * TILE), sums)
     wgmma_commit_group_sync()
     wgmma_wait_group_sync[0]()
-    settled(sums)
+    settled_sums[width](sums)
 
     var factors = StaticTuple[Float32, 2](0, 0)
     comptime for half in range(2):
@@ -508,7 +627,7 @@ def hopper_forward_kernel[
             lse[unsafe_offset=head * S + s] = (
                 HIDDEN if total == 0 else (largest[half] * factor + log2(total)) * LN_2
             )
-    store_half[dtype](
+    store_sums[width](
         output.unsafe_offset(start_of(head, sizes.query_heads, output_strides)),
         sums,
         factors,
@@ -521,11 +640,12 @@ def hopper_forward_kernel[
 
 # ---- Backward -----------------------------------------------------------------------------------------------
 
-comptime NUMBERS_THREADS = 256
-comptime QUERY_GROUPS = 3
-"""Warpgroups that multiply in a block of the query's kernel."""
 comptime QUERY_STAGES = 3
-comptime QUERY_BYTES = (2 * QUERY_GROUPS + 2 * QUERY_STAGES) * BOX_BYTES + 8 * (1 + 2 * QUERY_STAGES)
+
+
+def query_bytes[width: Int, groups: Int]() -> Int:
+    """Shared memory of a block of the query's kernel."""
+    return width // SIDE * 2 * (groups + QUERY_STAGES) * BOX_BYTES + 8 * (1 + 2 * QUERY_STAGES)
 
 
 def padded(length: Int) -> Int:
@@ -533,10 +653,17 @@ def padded(length: Int) -> Int:
     return ceildiv(length, SIDE) * SIDE
 
 
-def hopper_numbers_kernel(
+def hopper_numbers_kernel[
+    dtype: DType
+](
     numbers: MutPtr[DType.float32],  # [B, N, 2, padded S]
     lse: ImmPtr[DType.float32],  # [B, N, S]
-    delta: ImmPtr[DType.float32],  # [B, N, S]
+    delta: ImmPtr[DType.float32],  # [B, N, S], read only where not from_output
+    grad_output: ImmPtr[dtype],  # [B, N, S, d], read only where from_output
+    output: ImmPtr[dtype],  # [B, N, S, d], likewise
+    from_output: Int32,  # 0 or 1
+    grad_strides: Strides,
+    output_strides: Strides,
     packed: PackedSizes,
 ):
     """Of each head what is taken from its scores, to the base 2, and delta, in whole boxes. Behind the last query P is 0.
@@ -544,16 +671,29 @@ def hopper_numbers_kernel(
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var length = ceildiv(S, SIDE) * SIDE
-    var index = block_idx.x * NUMBERS_THREADS + thread_idx.x
+    var index = block_idx.x * (DELTA_THREADS // DELTA_LANES) + thread_idx.x // DELTA_LANES
     var head = index // length
     var s = index % length
-    if head < sizes.heads():
-        var exists = s < S
-        var shift = row_shift[True](lse[unsafe_offset=head * S + s]) if exists else -HIDDEN
+    var exists = head < sizes.heads() and s < S
+    var sum = Float32(0)
+    if exists and from_output != 0:
+        sum = share_of_delta[CHUNK](
+            grad_output.unsafe_offset(
+                start_of(head, sizes.query_heads, grad_strides) + s * Int(grad_strides[2])
+            ),
+            output.unsafe_offset(
+                start_of(head, sizes.query_heads, output_strides) + s * Int(output_strides[2])
+            ),
+            Int(sizes.head_dim),
+        )
+    sum = sum_of_lanes(sum)
+    if head < sizes.heads() and thread_idx.x % DELTA_LANES == 0:
+        var at = head * S + s
+        if exists and from_output == 0:
+            sum = delta[unsafe_offset=at]
+        var shift = row_shift[True](lse[unsafe_offset=at]) if exists else -HIDDEN
         numbers[unsafe_offset=head * 2 * length + s] = shift
-        numbers[unsafe_offset=(head * 2 + 1) * length + s] = delta[
-            unsafe_offset=head * S + s
-        ] if exists else 0
+        numbers[unsafe_offset=(head * 2 + 1) * length + s] = sum
 
 
 @__llvm_arg_metadata(query_map, `nvvm.grid_constant`)
@@ -561,11 +701,11 @@ def hopper_numbers_kernel(
 @__llvm_arg_metadata(key_map, `nvvm.grid_constant`)
 @__llvm_arg_metadata(value_map, `nvvm.grid_constant`)
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32((QUERY_GROUPS + 1) * GROUP)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32((groups + 1) * GROUP)),
     `nvvm.minctasm`=SIMDLength(1),
 )
 def hopper_query_kernel[
-    dtype: DType
+    dtype: DType, width: Int, groups: Int
 ](
     grad_query: MutPtr[dtype],  # [B, N, S, d]
     query_map: TMADescriptor,
@@ -577,10 +717,10 @@ def hopper_query_kernel[
     packed: PackedSizes,
     scale: Float32,
 ):
-    """The gradient of the query. A block owns 192 queries, 64 for each of three warpgroups, and walks over the keys.
-    """
-    comptime ROWS = QUERY_GROUPS * SIDE
-    comptime STAGE = 2 * BOX_BYTES
+    """The gradient of the query. A block owns 64 queries for each of its `groups` and walks over the keys, 64 at a time."""
+    comptime ROWS = groups * SIDE
+    comptime TILE = width // SIDE * BOX_BYTES
+    comptime STAGE = 2 * TILE
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var length = ceildiv(S, SIDE) * SIDE
@@ -591,7 +731,7 @@ def hopper_query_kernel[
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var stages = shared.unsafe_offset(2 * QUERY_GROUPS * BOX_BYTES)
+    var stages = shared.unsafe_offset(2 * groups * TILE)
     var own_here = stages.unsafe_offset(QUERY_STAGES * STAGE).unsafe_bitcast[Int64]()
     var full = own_here.unsafe_offset(1)
     var empty = full.unsafe_offset(QUERY_STAGES)
@@ -599,7 +739,7 @@ def hopper_query_kernel[
         mbarrier_init(own_here, 1)
         comptime for i in range(QUERY_STAGES):
             mbarrier_init(full.unsafe_offset(i), 1)
-            mbarrier_init(empty.unsafe_offset(i), Int32(QUERY_GROUPS))
+            mbarrier_init(empty.unsafe_offset(i), Int32(groups))
         fence_mbarrier_init()
     barrier()
 
@@ -608,24 +748,14 @@ def hopper_query_kernel[
         if thread_idx.x == 0:
             var batch = head // Int(sizes.query_heads)
             var shared_head = sizes.shared_head(head) % Int(sizes.key_heads)
-            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * QUERY_GROUPS * BOX_BYTES))
-            comptime for box in range(QUERY_GROUPS):
-                var row = s0 + box * SIDE
-                send_box(
-                    shared.unsafe_offset(box * BOX_BYTES),
-                    query_map,
-                    own_here,
-                    row,
-                    head % Int(sizes.query_heads),
-                    batch,
-                )
-                send_box(
-                    shared.unsafe_offset((QUERY_GROUPS + box) * BOX_BYTES),
-                    grad_map,
-                    own_here,
-                    row,
-                    head % Int(sizes.query_heads),
-                    batch,
+            var own_head = head % Int(sizes.query_heads)
+            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * groups * TILE))
+            comptime for group in range(groups):
+                var row = s0 + group * SIDE
+                var at = shared.unsafe_offset(group * TILE)
+                send_tile[width, SIDE](at, query_map, own_here, row, own_head, batch)
+                send_tile[width, SIDE](
+                    at.unsafe_offset(groups * TILE), grad_map, own_here, row, own_head, batch
                 )
             var turn = Turn(0, 1)
             for step in range(steps):
@@ -633,25 +763,27 @@ def hopper_query_kernel[
                 var arrives = full.unsafe_offset(turn.stage)
                 wait(empty.unsafe_offset(turn.stage), turn.parity)
                 mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE))
-                send_box(tile, key_map, arrives, step * SIDE, shared_head, batch)
-                send_box(tile.unsafe_offset(BOX_BYTES), value_map, arrives, step * SIDE, shared_head, batch)
+                send_tile[width, SIDE](tile, key_map, arrives, step * SIDE, shared_head, batch)
+                send_tile[width, SIDE](
+                    tile.unsafe_offset(TILE), value_map, arrives, step * SIDE, shared_head, batch
+                )
                 turn.step[QUERY_STAGES]()
         return
 
-    warpgroup_reg_alloc[160]()
+    warpgroup_reg_alloc[registers[groups, 1]()]()
     var group = thread_idx.x // GROUP - 1
     var first = s0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
     var leads = thread_idx.x % GROUP == 0
     var factor = scale * LOG2_E
-    var own_queries = shared.unsafe_offset(group * BOX_BYTES)
-    var own_grads = shared.unsafe_offset((QUERY_GROUPS + group) * BOX_BYTES)
+    var own_queries = shared.unsafe_offset(group * TILE)
+    var own_grads = shared.unsafe_offset((groups + group) * TILE)
     var shifts = StaticTuple[Float32, 2](0, 0)
     var deltas = StaticTuple[Float32, 2](0, 0)
     comptime for half in range(2):
         var s = min(first + half * 8 + lane_id() // 4, S - 1)
         shifts[half] = numbers[unsafe_offset=head * 2 * length + s]
         deltas[half] = numbers[unsafe_offset=(head * 2 + 1) * length + s]
-    var sums = HALF(0)
+    var sums = Sums[width](fill=HALF(0))
     var turn = Turn(0, 0)
     var before = 0
     wait(own_here, 0)
@@ -660,10 +792,10 @@ def hopper_query_kernel[
         var keys = stages.unsafe_offset(turn.stage * STAGE)
         var t0 = step * SIDE
         wgmma_fence_aligned()
-        var weights = scores_from_shared[dtype, SIDE](own_queries, keys)
+        var weights = scores_from_shared[dtype, width, SIDE](own_queries, keys)
         wgmma_commit_group_sync()
         wgmma_fence_aligned()
-        var slopes = scores_from_shared[dtype, SIDE](own_grads, keys.unsafe_offset(BOX_BYTES))
+        var slopes = scores_from_shared[dtype, width, SIDE](own_grads, keys.unsafe_offset(TILE))
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(weights)
@@ -673,23 +805,23 @@ def hopper_query_kernel[
         comptime for i in range(32):
             weights[i] = exp2(weights[i] * factor - shifts[i // 2 % 2])
         if not all_seen(first, first + 1, t0, t0 + SIDE, sizes):
+            var bounds = seen_before(first, t0, SIDE, sizes)
             comptime for i in range(32):
-                var s = first + i // 2 % 2 * 8 + lane_id() // 4
-                var t = t0 + i // 4 * 8 + lane_id() % 4 * 2 + i % 2
-                weights[i] = weights[i] if sees(s, t, sizes) else 0
+                comptime column = Int32(i // 4 * 8 + i % 2)
+                weights[i] = weights[i] if column < bounds[i // 2 % 2] else 0
         wgmma_wait_group_sync[0]()
         settled(slopes)
         comptime for i in range(32):
             slopes[i] = weights[i] * (slopes[i] - deltas[i // 2 % 2])
         var left = rounded[dtype, 4](slopes)
         wgmma_fence_aligned()
-        sums = add_product[dtype, 4](left, keys, sums)
+        add_products[dtype, 4, width](left, keys, sums)
         wgmma_commit_group_sync()
         before = turn.stage
         turn.step[QUERY_STAGES]()
     wgmma_wait_group_sync[0]()
-    settled(sums)
-    store_half[dtype](
+    settled_sums[width](sums)
+    store_sums[width](
         grad_query.unsafe_offset(start_of(head, sizes.query_heads, gradient_strides)),
         sums,
         StaticTuple[Float32, 2](scale, scale),

@@ -289,6 +289,29 @@ def fast_forward_kernel[
 # ---- Backward -----------------------------------------------------------------------------------------------
 
 
+@always_inline
+def share_of_delta[
+    dtype: DType, //, width: Int
+](grad_row: ImmPtr[dtype], output_row: ImmPtr[dtype], d: Int) -> Float32:
+    """A lane's share of the product of two rows."""
+    comptime alignment = 2 * width
+    var sum = Float32(0)
+    for i in range(thread_idx.x % DELTA_LANES * width, d, DELTA_LANES * width):
+        var left = grad_row.unsafe_load[width=width, alignment=alignment](i).cast[DType.float32]()
+        var right = output_row.unsafe_load[width=width, alignment=alignment](i).cast[DType.float32]()
+        sum += (left * right).reduce_add()
+    return sum
+
+
+@always_inline
+def sum_of_lanes(share: Float32) -> Float32:
+    """The sum over the lanes that share a row of delta."""
+    var sum = share
+    comptime for distance in range(3):
+        sum += warp.shuffle_xor(sum, UInt32(1 << distance))
+    return sum
+
+
 def fast_delta_kernel[
     dtype: DType, general: Bool
 ](
@@ -317,13 +340,8 @@ def fast_delta_kernel[
     )
     var sum = Float32(0)
     if exists:
-        for i in range(thread_idx.x % DELTA_LANES * width, Int(sizes.head_dim), DELTA_LANES * width):
-            comptime alignment = 2 * width
-            var left = dO.unsafe_load[width=width, alignment=alignment](i).cast[DType.float32]()
-            var right = O.unsafe_load[width=width, alignment=alignment](i).cast[DType.float32]()
-            sum += (left * right).reduce_add()
-    comptime for distance in range(3):
-        sum += warp.shuffle_xor(sum, UInt32(1 << distance))
+        sum = share_of_delta[width](dO, O, Int(sizes.head_dim))
+    sum = sum_of_lanes(sum)
     if exists and thread_idx.x % DELTA_LANES == 0:
         if with_grad_lse != 0:
             sum -= grad_lse[unsafe_offset=row]

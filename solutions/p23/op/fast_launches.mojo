@@ -20,18 +20,17 @@ from .fast_kernels import (
     fast_query_kernel,
 )
 from .fast_hopper import (
-    FORWARD_BYTES,
     GROUP,
-    NUMBERS_THREADS,
-    QUERY_BYTES,
-    QUERY_GROUPS,
     SIDE,
+    forward_bytes,
     head_map,
     hopper_forward_kernel,
     hopper_numbers_kernel,
     hopper_query_kernel,
     padded,
+    query_bytes,
 )
+from .fast_hopper_keys import hopper_key_value_kernel, key_bytes
 from .fast_pairs_launches import launch_backward_pairs, launch_forward_pairs, suits_pairs
 from .fast_tiles import CHUNK, WIDEST
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
@@ -119,7 +118,7 @@ def launch_forward_fast[
                 var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
                 suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
                 suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
-                if suits and not portable and Int(sizes.head_dim) <= SIDE and sizes.key_len > 0:
+                if suits and not portable and sizes.key_len > 0:
                     launch_forward_hopper(launcher, t, layout)
                     return
             launch_forward_tiles[False](launcher, t, layout)
@@ -263,23 +262,12 @@ def launch_backward_fast[
     ref sizes = t.sizes
     comptime if has_tensor_cores[dtype]():
         if Int(sizes.head_dim) <= WIDEST:
-            var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
-            plain = plain and fits_chunks(t.value, layout.value)
-            plain = plain and fits_chunks(t.grad_output, layout.grad_output)
-            plain = plain and fits_chunks(t.grad_query.as_imm(), layout.grad_query)
-            plain = plain and fits_chunks(t.grad_key.as_imm(), layout.grad_key)
-            plain = plain and fits_chunks(t.grad_value.as_imm(), layout.grad_value)
-            if sizes.mask_block != 0 or t.scale <= 0 or sizes.head_dim % CHUNK != 0 or not plain:
+            if not is_plain(t, layout):
                 launch_backward_tiles[True](launcher, t, layout)
                 return
             comptime if L.wgmma:
-                var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
-                suits = suits and suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.grad_output)
-                suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
-                suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
-                suits = suits and sizes.rows() > 0 and sizes.shared_heads() > 0 and sizes.key_len > 0
-                if suits and not portable and Int(sizes.head_dim) <= SIDE:
-                    launch_backward_hopper(launcher, t, layout)
+                if not portable and suits_hopper(t, layout):
+                    launch_backward_hopper(launcher, t, None, layout)
                     return
             launch_backward_tiles[False](launcher, t, layout)
             return
@@ -290,6 +278,47 @@ def launch_backward_fast[
     var flash = t.copy()
     flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
     launch_flash_backward(launcher, flash)
+
+
+def launch_gradients_fast[
+    L: Launcher, dtype: DType, //
+](
+    mut launcher: L, t: FlashBackward[dtype], output: ImmPtr[dtype], layout: Layout, portable: Bool = False
+) raises:
+    """`launch_delta_fast` and `launch_backward_fast` in one, three launches; t.delta is not read."""
+    comptime if has_tensor_cores[dtype]() and L.wgmma:
+        if not portable and Int(t.sizes.head_dim) <= WIDEST and fits_chunks(output, layout.output):
+            if is_plain(t, layout) and suits_hopper(t, layout):
+                launch_backward_hopper(launcher, t, output, layout)
+                return
+    var delta = launcher.workspace[accum_type[dtype]]("delta", t.sizes.rows())
+    launch_delta_fast[dtype](
+        launcher, delta, t.grad_output, output, delta.as_imm(), False, t.sizes, layout
+    )
+    var with_delta = t.copy()
+    with_delta.delta = delta.as_imm()
+    launch_backward_fast(launcher, with_delta, layout, portable)
+
+
+def is_plain[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:
+    """Whether the kernels that are not `general` take the tensors."""
+    var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
+    plain = plain and fits_chunks(t.value, layout.value)
+    plain = plain and fits_chunks(t.grad_output, layout.grad_output)
+    plain = plain and fits_chunks(t.grad_query.as_imm(), layout.grad_query)
+    plain = plain and fits_chunks(t.grad_key.as_imm(), layout.grad_key)
+    plain = plain and fits_chunks(t.grad_value.as_imm(), layout.grad_value)
+    return plain and t.sizes.mask_block == 0 and t.scale > 0 and t.sizes.head_dim % CHUNK == 0
+
+
+def suits_hopper[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:
+    """Whether the backward kernels with wgmma take tensors that are plain."""
+    ref sizes = t.sizes
+    var suits = suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.query)
+    suits = suits and suits_tma(sizes, sizes.query_heads, sizes.query_len, layout.grad_output)
+    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.key)
+    suits = suits and suits_tma(sizes, sizes.key_heads, sizes.key_len, layout.value)
+    return suits and sizes.rows() > 0 and sizes.shared_heads() > 0 and sizes.key_len > 0
 
 
 def launch_backward_tiles[
@@ -469,12 +498,22 @@ def launch_backward_window[
 def launch_forward_hopper[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """The forward kernel with wgmma."""
+    """The forward kernel with wgmma, in tiles for the head dimension."""
+    if Int(t.sizes.head_dim) <= SIDE:
+        launch_forward_hopper[SIDE, groups=1, keys=128, resident=2](launcher, t, layout)
+    else:
+        launch_forward_hopper[WIDEST, groups=2, keys=128, resident=1](launcher, t, layout)
+
+
+def launch_forward_hopper[
+    L: Launcher, dtype: DType, //, width: Int, *, groups: Int, keys: Int, resident: Int
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """The forward kernel with wgmma in one tiling."""
     var ctx = launcher.context()
     if not ctx:
         return
     ref sizes = t.sizes
-    launcher.launch[hopper_forward_kernel[dtype]](
+    launcher.launch[hopper_forward_kernel[dtype, width, groups, keys, resident]](
         "hopper_forward",
         t.output,
         rebind[MutPtr[DType.float32]](t.lse),
@@ -484,16 +523,29 @@ def launch_forward_hopper[
         layout.output,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(sizes.query_len), SIDE) * sizes.heads()),
-        block_dim=Dim(2 * GROUP),
-        shared_bytes=FORWARD_BYTES,
+        grid_dim=Dim(ceildiv(Int(sizes.query_len), groups * SIDE) * sizes.heads()),
+        block_dim=Dim((groups + 1) * GROUP),
+        shared_bytes=forward_bytes[width, groups, keys](),
     )
 
 
 def launch_backward_hopper[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
-    """Three launches: lse and delta in whole boxes, grad_key and grad_value (portable), grad_query."""
+](mut launcher: L, t: FlashBackward[dtype], output: Optional[ImmPtr[dtype]], layout: Layout) raises:
+    """Three launches: lse and delta in whole boxes, grad_key and grad_value, grad_query; in tiles for the head dimension.
+
+    Delta is made of the output where there is one, else it is t.delta.
+    """
+    if Int(t.sizes.head_dim) <= SIDE:
+        launch_backward_hopper[SIDE, key_groups=1, resident=2, query_groups=3](launcher, t, output, layout)
+    else:
+        launch_backward_hopper[WIDEST, key_groups=2, resident=1, query_groups=2](launcher, t, output, layout)
+
+
+def launch_backward_hopper[
+    L: Launcher, dtype: DType, //, width: Int, *, key_groups: Int, resident: Int, query_groups: Int
+](mut launcher: L, t: FlashBackward[dtype], output: Optional[ImmPtr[dtype]], layout: Layout) raises:
+    """The backward kernels with wgmma in one tiling; `resident` blocks of the first share a multiprocessor."""
     ref sizes = t.sizes
     var count = sizes.heads() * 2 * padded(Int(sizes.query_len))
     var numbers = launcher.workspace[DType.float32]("numbers", count)
@@ -506,17 +558,38 @@ def launch_backward_hopper[
     )
     var key = head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key)
     var value = head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value)
-    launcher.launch[hopper_numbers_kernel](
+    launcher.launch[hopper_numbers_kernel[dtype]](
         "hopper_numbers",
         numbers,
         rebind[ImmPtr[DType.float32]](t.lse),
         rebind[ImmPtr[DType.float32]](t.delta),
+        t.grad_output,
+        output.value() if output else t.grad_output,
+        Int32(1 if output else 0),
+        layout.grad_output,
+        layout.output,
         sizes.packed(),
-        grid_dim=Dim(ceildiv(count // 2, NUMBERS_THREADS)),
-        block_dim=Dim(NUMBERS_THREADS),
+        grid_dim=Dim(ceildiv(count // 2, DELTA_THREADS // DELTA_LANES)),
+        block_dim=Dim(DELTA_THREADS),
     )
-    launch_key_value_tiles[False, SIDE, bands=2, warps=4, step=64, part=32, resident=2](launcher, t, layout)
-    launcher.launch[hopper_query_kernel[dtype]](
+    launcher.launch[hopper_key_value_kernel[dtype, width, key_groups, resident]](
+        "hopper_key_value",
+        t.grad_key,
+        t.grad_value,
+        query,
+        grad,
+        key,
+        value,
+        numbers.as_imm(),
+        layout.grad_key,
+        layout.grad_value,
+        sizes.packed(),
+        t.scale.cast[DType.float32](),
+        grid_dim=Dim(ceildiv(Int(sizes.key_len), key_groups * SIDE) * sizes.shared_heads()),
+        block_dim=Dim((key_groups + 1) * GROUP),
+        shared_bytes=key_bytes[width, key_groups](),
+    )
+    launcher.launch[hopper_query_kernel[dtype, width, query_groups]](
         "hopper_query",
         t.grad_query,
         query,
@@ -527,7 +600,7 @@ def launch_backward_hopper[
         layout.grad_query,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(sizes.query_len), QUERY_GROUPS * SIDE) * sizes.heads()),
-        block_dim=Dim((QUERY_GROUPS + 1) * GROUP),
-        shared_bytes=QUERY_BYTES,
+        grid_dim=Dim(ceildiv(Int(sizes.query_len), query_groups * SIDE) * sizes.heads()),
+        block_dim=Dim((query_groups + 1) * GROUP),
+        shared_bytes=query_bytes[width, query_groups](),
     )

@@ -1,0 +1,299 @@
+"""The gradients of key and value by `wgmma` and the TMA, on what `fast_hopper.mojo` has.
+
+Scores are transposed, [keys, queries], so that P and dS are left factors as they come out of a product. The keys and values
+are left factors too. Where a head has up to 64 elements they stay in registers, because from shared memory a product of 64
+columns takes all of its bandwidth, and two small blocks share a multiprocessor: one multiplies while the other makes
+exponentials. Of wider heads the sums alone fill the registers.
+"""
+
+from std.math import ceildiv, exp2
+from std.memory import AddressSpace
+from std.sys import inlined_assembly
+from std.utils import StaticTuple
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id, thread_idx
+from max.gpu.compute.mma import (
+    ld_matrix,
+    wgmma_commit_group_sync,
+    wgmma_fence_aligned,
+    wgmma_wait_group_sync,
+)
+from max.gpu.host.nvidia.tma import TMADescriptor
+from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
+from max.gpu.memory import external_memory, fence_mbarrier_init
+from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
+
+from .fast_hopper import (
+    BOX_BYTES,
+    GROUP,
+    HALF,
+    ROW_BYTES,
+    SIDE,
+    Shared,
+    Sums,
+    Turn,
+    add_products,
+    multiply,
+    registers,
+    rounded,
+    scores_from_shared,
+    send_tile,
+    settled,
+    settled_sums,
+    store_sums,
+    tile_descriptor,
+    wait,
+)
+from .fast_kernels import LOG2_E, Strides, start_of
+from .flash_tensors import FlashSizes, PackedSizes
+from .shared.common import ImmPtr, MutPtr
+
+comptime KEY_STAGES = 2
+comptime NUMBERS_BYTES = 2 * SIDE * 4
+"""Of a stage's queries what is taken from their scores, and delta."""
+
+
+def key_bytes[width: Int, groups: Int]() -> Int:
+    """Shared memory of a block."""
+    comptime boxes = width // SIDE * 2 * (groups + KEY_STAGES)
+    return boxes * BOX_BYTES + KEY_STAGES * NUMBERS_BYTES + 8 * (1 + 2 * KEY_STAGES)
+
+
+@always_inline
+def send_numbers(target: Shared[UInt8], source: ImmPtr[DType.float32], bytes: Int32, full: Shared[Int64]):
+    """Sends for neighbouring numbers, a multiple of 16 bytes that begins at one."""
+    inlined_assembly[
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+        NoneType,
+        constraints="r,l,r,r,~{memory}",
+        has_side_effect=True,
+    ](Int32(Int(target)), Int64(Int(source)), bytes, Int32(Int(full)))
+
+
+struct Own[dtype: DType, width: Int](Copyable, Movable):
+    """The 64 rows of a tile that a warpgroup owns, as left factor: in registers where they are 64 elements wide."""
+
+    @__allow_legacy_any_origin_fields
+    var tile: Shared[UInt8]
+    var fragments: StaticTuple[SIMD[Self.dtype, 8], 4]
+
+    @always_inline
+    def __init__(out self, tile: Shared[UInt8]):
+        """The rows of a tile that is here."""
+        self.tile = tile
+        self.fragments = StaticTuple[SIMD[Self.dtype, 8], 4]()
+        comptime if Self.width == SIDE:
+            var row = thread_idx.x % GROUP // 32 * 16 + lane_id() % 16
+            comptime for k in range(4):
+                var chunk = (2 * k + lane_id() // 16) ^ (row % 8)
+                self.fragments[k] = ld_matrix[8](
+                    tile.unsafe_offset(row * ROW_BYTES + chunk * 16).unsafe_bitcast[Scalar[Self.dtype]]()
+                )
+
+    @always_inline
+    def scores(self, other: Shared[UInt8]) -> HALF:
+        """Own @ other^T: 64 rows by 64 rows."""
+        comptime if Self.width == SIDE:
+            var right = tile_descriptor(other, 1)
+            var sums = multiply[True, fresh=True](self.fragments[0], right, HALF(0))
+            comptime for k in range(1, 4):
+                sums = multiply[True](self.fragments[k], right + Int64(2 * k), sums)
+            return sums
+        else:
+            return rebind[HALF](scores_from_shared[Self.dtype, Self.width, SIDE](self.tile, other))
+
+
+@always_inline
+def hide_earlier(mut weights: HALF, s0: Int, first: Int, sizes: FlashSizes):
+    """Makes 0 of the weights of queries from s0 on that do not see their key; a warp's keys begin at `first`.
+
+    Queries and keys that do not exist need no care: the weights of the former are 0, and the latter's rows are not stored.
+    """
+    comptime for half in range(2):
+        var key = first + half * 8 + lane_id() // 4
+        var seen_from = Int32(min(max(key - Int(sizes.diagonal) - s0 - lane_id() % 4 * 2, 0), SIDE))
+        comptime for j in range(8):
+            comptime for side in range(2):
+                comptime i = 4 * j + 2 * half + side
+                weights[i] = weights[i] if Int32(8 * j + side) >= seen_from else 0
+
+
+@__llvm_arg_metadata(query_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(grad_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(key_map, `nvvm.grid_constant`)
+@__llvm_arg_metadata(value_map, `nvvm.grid_constant`)
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32((groups + 1) * GROUP)),
+    `nvvm.minctasm`=SIMDLength(resident),
+)
+def hopper_key_value_kernel[
+    dtype: DType, width: Int, groups: Int, resident: Int
+](
+    grad_key: MutPtr[dtype],  # [B, G, T, d]
+    grad_value: MutPtr[dtype],  # [B, G, T, d]
+    query_map: TMADescriptor,
+    grad_map: TMADescriptor,
+    key_map: TMADescriptor,
+    value_map: TMADescriptor,
+    numbers: ImmPtr[DType.float32],  # [B, N, 2, padded S]
+    grad_key_strides: Strides,
+    grad_value_strides: Strides,
+    packed: PackedSizes,
+    scale: Float32,
+):
+    """The gradients of key and value. A block owns 64 keys for each of its `groups` and walks over the queries of every head
+    that shares them, 64 at a time."""
+    comptime ROWS = groups * SIDE
+    comptime TILE = width // SIDE * BOX_BYTES
+    comptime STAGE = 2 * TILE
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var length = ceildiv(S, SIDE) * SIDE
+    var tiles = ceildiv(T, ROWS)
+    var shared_head = block_idx.x // tiles
+    var t0 = block_idx.x % tiles * ROWS
+    # One step at least for each head: keys that nobody sees are keys that are hidden from all queries.
+    var start = min(sizes.first_query(t0), S - 1) // SIDE
+    var steps = ceildiv(S, SIDE) - start
+    var members = sizes.group()
+    var shared = external_memory[
+        UInt8, address_space=AddressSpace.SHARED, alignment=1024
+    ]().as_unsafe_any_origin()
+    var stages = shared.unsafe_offset(2 * groups * TILE)
+    var stage_numbers = stages.unsafe_offset(KEY_STAGES * STAGE)
+    var own_here = stage_numbers.unsafe_offset(KEY_STAGES * NUMBERS_BYTES).unsafe_bitcast[Int64]()
+    var full = own_here.unsafe_offset(1)
+    var empty = full.unsafe_offset(KEY_STAGES)
+    if thread_idx.x == 0:
+        mbarrier_init(own_here, 1)
+        comptime for i in range(KEY_STAGES):
+            mbarrier_init(full.unsafe_offset(i), 1)
+            mbarrier_init(empty.unsafe_offset(i), Int32(groups))
+        fence_mbarrier_init()
+    barrier()
+
+    if thread_idx.x < GROUP:
+        warpgroup_reg_dealloc[24]()
+        if thread_idx.x == 0:
+            var batch = shared_head // Int(sizes.key_heads)
+            var own_head = shared_head % Int(sizes.key_heads)
+            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * groups * TILE))
+            comptime for group in range(groups):
+                var at = shared.unsafe_offset(group * TILE)
+                send_tile[width, SIDE](at, key_map, own_here, t0 + group * SIDE, own_head, batch)
+                send_tile[width, SIDE](
+                    at.unsafe_offset(groups * TILE), value_map, own_here, t0 + group * SIDE, own_head, batch
+                )
+            var turn = Turn(0, 1)
+            for member in range(members):
+                var head = own_head * members + member
+                var rows = numbers.unsafe_offset((shared_head * members + member) * 2 * length)
+                for step in range(start, start + steps):
+                    var tile = stages.unsafe_offset(turn.stage * STAGE)
+                    var own_numbers = stage_numbers.unsafe_offset(turn.stage * NUMBERS_BYTES)
+                    var arrives = full.unsafe_offset(turn.stage)
+                    wait(empty.unsafe_offset(turn.stage), turn.parity)
+                    mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE + NUMBERS_BYTES))
+                    send_tile[width, SIDE](tile, query_map, arrives, step * SIDE, head, batch)
+                    send_tile[width, SIDE](
+                        tile.unsafe_offset(TILE), grad_map, arrives, step * SIDE, head, batch
+                    )
+                    send_numbers(
+                        own_numbers, rows.unsafe_offset(step * SIDE), Int32(NUMBERS_BYTES // 2), arrives
+                    )
+                    send_numbers(
+                        own_numbers.unsafe_offset(NUMBERS_BYTES // 2),
+                        rows.unsafe_offset(length + step * SIDE),
+                        Int32(NUMBERS_BYTES // 2),
+                        arrives,
+                    )
+                    turn.step[KEY_STAGES]()
+        return
+
+    warpgroup_reg_alloc[registers[groups, resident]()]()
+    var group = thread_idx.x // GROUP - 1
+    var first = t0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
+    var leads = thread_idx.x % GROUP == 0
+    var factor = scale * LOG2_E
+    var key_sums = Sums[width](fill=HALF(0))
+    var value_sums = Sums[width](fill=HALF(0))
+    var turn = Turn(0, 0)
+    var before = -1
+    wait(own_here, 0)
+    var own_keys = Own[dtype, width](shared.unsafe_offset(group * TILE))
+    var own_values = Own[dtype, width](shared.unsafe_offset((groups + group) * TILE))
+    var s0 = start * SIDE
+    var left_over = members * steps
+    # There is a first step: a loop that might end before it would make the assembler run the products one by one.
+    while True:
+        wait(full.unsafe_offset(turn.stage), turn.parity)
+        var queries = stages.unsafe_offset(turn.stage * STAGE)
+        var grads = queries.unsafe_offset(TILE)
+        var own_numbers = (
+            stage_numbers.unsafe_offset(turn.stage * NUMBERS_BYTES)
+            .unsafe_bitcast[Float32]()
+            .unsafe_offset(lane_id() % 4 * 2)
+        )
+        wgmma_fence_aligned()
+        var weights = own_keys.scores(queries)
+        wgmma_commit_group_sync()
+        wgmma_fence_aligned()
+        var slopes = own_values.scores(grads)
+        wgmma_commit_group_sync()
+        wgmma_wait_group_sync[1]()
+        settled(weights)
+        # Now the products of the step before are done too: its stage may be filled again.
+        if before >= 0 and leads:
+            _ = mbarrier_arrive(empty.unsafe_offset(before))
+        comptime for j in range(8):
+            var shifts = own_numbers.unsafe_load[width=2, alignment=8](j * 8)
+            comptime for e in range(4):
+                weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shifts[e % 2])
+        if first + 15 > s0 + Int(sizes.diagonal):
+            hide_earlier(weights, s0, first, sizes)
+        var left = rounded[dtype, 4](weights)
+        wgmma_fence_aligned()
+        add_products[dtype, 4, width](left, grads, value_sums)
+        wgmma_commit_group_sync()
+        wgmma_wait_group_sync[1]()
+        settled(slopes)
+        comptime for j in range(8):
+            var deltas = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
+            comptime for e in range(4):
+                slopes[4 * j + e] = weights[4 * j + e] * (slopes[4 * j + e] - deltas[e % 2])
+        var slope_left = rounded[dtype, 4](slopes)
+        wgmma_fence_aligned()
+        add_products[dtype, 4, width](slope_left, queries, key_sums)
+        wgmma_commit_group_sync()
+        comptime if width > SIDE:
+            # Frees the registers of P.
+            wgmma_wait_group_sync[1]()
+        before = turn.stage
+        turn.step[KEY_STAGES]()
+        s0 += SIDE
+        if s0 >= S:
+            s0 = start * SIDE
+        left_over -= 1
+        if left_over == 0:
+            break
+    wgmma_wait_group_sync[0]()
+    settled_sums[width](key_sums)
+    settled_sums[width](value_sums)
+    store_sums[width](
+        grad_key.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_key_strides)),
+        key_sums,
+        StaticTuple[Float32, 2](scale, scale),
+        first,
+        T,
+        Int(grad_key_strides[2]),
+        Int(sizes.head_dim),
+    )
+    store_sums[width](
+        grad_value.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_value_strides)),
+        value_sums,
+        StaticTuple[Float32, 2](1, 1),
+        first,
+        T,
+        Int(grad_value_strides[2]),
+        Int(sizes.head_dim),
+    )

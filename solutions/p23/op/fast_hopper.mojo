@@ -129,7 +129,8 @@ def send_box(
 def send_tile[
     width: Int, rows: Int
 ](target: Shared[UInt8], map: TMADescriptor, full: Shared[Int64], row: Int, head: Int, batch: Int):
-    """Sends for a tile of a head: for every 64 elements of its rows, one behind the other, all of the rows."""
+    """Sends for a tile of a head: for every 64 elements of its rows, one behind the other, all of the rows.
+    """
     comptime for half in range(width // SIDE):
         comptime for part in range(rows // SIDE):
             send_box(
@@ -434,7 +435,8 @@ comptime FORWARD_STAGES = 2
 
 
 def registers[groups: Int, resident: Int]() -> Int:
-    """What a thread of `groups` warpgroups that multiply can have, where so many blocks share a multiprocessor."""
+    """What a thread of `groups` warpgroups that multiply can have, where so many blocks share a multiprocessor.
+    """
     return 232 if resident == 2 else 240 if groups == 2 else 160
 
 
@@ -717,7 +719,8 @@ def hopper_query_kernel[
     packed: PackedSizes,
     scale: Float32,
 ):
-    """The gradient of the query. A block owns 64 queries for each of its `groups` and walks over the keys, 64 at a time."""
+    """The gradient of the query. A block owns 64 queries for each of its `groups` and walks over the keys, 64 at a time.
+    """
     comptime ROWS = groups * SIDE
     comptime TILE = width // SIDE * BOX_BYTES
     comptime STAGE = 2 * TILE

@@ -70,7 +70,8 @@ def send_numbers(target: Shared[UInt8], source: ImmPtr[DType.float32], bytes: In
 
 
 struct Own[dtype: DType, width: Int](Copyable, Movable):
-    """The 64 rows of a tile that a warpgroup owns, as left factor: in registers where they are 64 elements wide."""
+    """The 64 rows of a tile that a warpgroup owns, as left factor: in registers where they are 64 elements wide.
+    """
 
     @__allow_legacy_any_origin_fields
     var tile: Shared[UInt8]

@@ -292,9 +292,7 @@ def launch_gradients_fast[
                 launch_backward_hopper(launcher, t, output, layout)
                 return
     var delta = launcher.workspace[accum_type[dtype]]("delta", t.sizes.rows())
-    launch_delta_fast[dtype](
-        launcher, delta, t.grad_output, output, delta.as_imm(), False, t.sizes, layout
-    )
+    launch_delta_fast[dtype](launcher, delta, t.grad_output, output, delta.as_imm(), False, t.sizes, layout)
     var with_delta = t.copy()
     with_delta.delta = delta.as_imm()
     launch_backward_fast(launcher, with_delta, layout, portable)
@@ -545,7 +543,8 @@ def launch_backward_hopper[
 def launch_backward_hopper[
     L: Launcher, dtype: DType, //, width: Int, *, key_groups: Int, resident: Int, query_groups: Int
 ](mut launcher: L, t: FlashBackward[dtype], output: Optional[ImmPtr[dtype]], layout: Layout) raises:
-    """The backward kernels with wgmma in one tiling; `resident` blocks of the first share a multiprocessor."""
+    """The backward kernels with wgmma in one tiling; `resident` blocks of the first share a multiprocessor.
+    """
     ref sizes = t.sizes
     var count = sizes.heads() * 2 * padded(Int(sizes.query_len))
     var numbers = launcher.workspace[DType.float32]("numbers", count)

@@ -55,7 +55,7 @@ from .fast_kernels import (
 )
 from .fast_tiles import CHUNK, HIDDEN
 from .flash_tensors import FlashSizes, PackedSizes
-from .shared.common import ImmPtr, MutPtr
+from .shared.common import ImmPtr, MutPtr, wait_for_earlier_grids
 
 comptime GROUP = 128
 """Threads of a warpgroup."""
@@ -833,3 +833,5 @@ def hopper_query_kernel[
         Int(gradient_strides[2]),
         Int(sizes.head_dim),
     )
+    # This kernel starts while the last blocks of the one in front of it are at work, and must not be done before them.
+    wait_for_earlier_grids()

@@ -45,7 +45,7 @@ from .fast_hopper import (
 )
 from .fast_kernels import LOG2_E, Strides, start_of
 from .flash_tensors import FlashSizes, PackedSizes
-from .shared.common import ImmPtr, MutPtr
+from .shared.common import ImmPtr, MutPtr, start_later_grids
 
 comptime KEY_STAGES = 2
 comptime NUMBERS_BYTES = 2 * SIDE * 4
@@ -172,6 +172,8 @@ def hopper_key_value_kernel[
             mbarrier_init(empty.unsafe_offset(i), Int32(groups))
         fence_mbarrier_init()
     barrier()
+    # The gradient of the query wants nothing of this kernel: its blocks may take the multiprocessors that run out of these.
+    start_later_grids()
 
     if thread_idx.x < GROUP:
         warpgroup_reg_dealloc[24]()

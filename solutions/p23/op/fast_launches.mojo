@@ -602,4 +602,5 @@ def launch_backward_hopper[
         grid_dim=Dim(ceildiv(Int(sizes.query_len), query_groups * SIDE) * sizes.heads()),
         block_dim=Dim((query_groups + 1) * GROUP),
         shared_bytes=query_bytes[width, query_groups](),
+        early=True,
     )

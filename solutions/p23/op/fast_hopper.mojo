@@ -642,12 +642,10 @@ def hopper_forward_kernel[
 
 # ---- Backward -----------------------------------------------------------------------------------------------
 
-comptime QUERY_STAGES = 3
 
-
-def query_bytes[width: Int, groups: Int]() -> Int:
+def query_bytes[width: Int, groups: Int, stages: Int]() -> Int:
     """Shared memory of a block of the query's kernel."""
-    return width // SIDE * 2 * (groups + QUERY_STAGES) * BOX_BYTES + 8 * (1 + 2 * QUERY_STAGES)
+    return width // SIDE * 2 * (groups + stages) * BOX_BYTES + 8 * (1 + 2 * stages)
 
 
 def padded(length: Int) -> Int:
@@ -704,10 +702,10 @@ def hopper_numbers_kernel[
 @__llvm_arg_metadata(value_map, `nvvm.grid_constant`)
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32((groups + 1) * GROUP)),
-    `nvvm.minctasm`=SIMDLength(1),
+    `nvvm.minctasm`=SIMDLength(resident),
 )
 def hopper_query_kernel[
-    dtype: DType, width: Int, groups: Int
+    dtype: DType, width: Int, groups: Int, stages: Int, resident: Int
 ](
     grad_query: MutPtr[dtype],  # [B, N, S, d]
     query_map: TMADescriptor,
@@ -734,13 +732,13 @@ def hopper_query_kernel[
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var stages = shared.unsafe_offset(2 * groups * TILE)
-    var own_here = stages.unsafe_offset(QUERY_STAGES * STAGE).unsafe_bitcast[Int64]()
+    var streamed = shared.unsafe_offset(2 * groups * TILE)
+    var own_here = streamed.unsafe_offset(stages * STAGE).unsafe_bitcast[Int64]()
     var full = own_here.unsafe_offset(1)
-    var empty = full.unsafe_offset(QUERY_STAGES)
+    var empty = full.unsafe_offset(stages)
     if thread_idx.x == 0:
         mbarrier_init(own_here, 1)
-        comptime for i in range(QUERY_STAGES):
+        comptime for i in range(stages):
             mbarrier_init(full.unsafe_offset(i), 1)
             mbarrier_init(empty.unsafe_offset(i), Int32(groups))
         fence_mbarrier_init()
@@ -762,7 +760,7 @@ def hopper_query_kernel[
                 )
             var turn = Turn(0, 1)
             for step in range(steps):
-                var tile = stages.unsafe_offset(turn.stage * STAGE)
+                var tile = streamed.unsafe_offset(turn.stage * STAGE)
                 var arrives = full.unsafe_offset(turn.stage)
                 wait(empty.unsafe_offset(turn.stage), turn.parity)
                 mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE))
@@ -770,10 +768,10 @@ def hopper_query_kernel[
                 send_tile[width, SIDE](
                     tile.unsafe_offset(TILE), value_map, arrives, step * SIDE, shared_head, batch
                 )
-                turn.step[QUERY_STAGES]()
+                turn.step[stages]()
         return
 
-    warpgroup_reg_alloc[registers[groups, 1]()]()
+    warpgroup_reg_alloc[registers[groups, resident]()]()
     var group = thread_idx.x // GROUP - 1
     var first = s0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
     var leads = thread_idx.x % GROUP == 0
@@ -792,7 +790,7 @@ def hopper_query_kernel[
     wait(own_here, 0)
     for step in range(steps):
         wait(full.unsafe_offset(turn.stage), turn.parity)
-        var keys = stages.unsafe_offset(turn.stage * STAGE)
+        var keys = streamed.unsafe_offset(turn.stage * STAGE)
         var t0 = step * SIDE
         wgmma_fence_aligned()
         var weights = scores_from_shared[dtype, width, SIDE](own_queries, keys)
@@ -821,7 +819,7 @@ def hopper_query_kernel[
         add_products[dtype, 4, width](left, keys, sums)
         wgmma_commit_group_sync()
         before = turn.stage
-        turn.step[QUERY_STAGES]()
+        turn.step[stages]()
     wgmma_wait_group_sync[0]()
     settled_sums[width](sums)
     store_sums[width](

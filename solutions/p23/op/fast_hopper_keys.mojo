@@ -4,6 +4,10 @@ Scores are transposed, [keys, queries], so that P and dS are left factors as the
 are left factors too. Where a head has up to 64 elements they stay in registers, because from shared memory a product of 64
 columns takes all of its bandwidth, and two small blocks share a multiprocessor: one multiplies while the other makes
 exponentials. Of wider heads the sums alone fill the registers.
+
+No branch may lie between the products of a step. Where there is one, NVIDIA's assembler up to release 13.0 gives the registers
+of left factors that stay from step to step away, to P and dS, and every step but the first multiplies something else; 13.4
+does not. So masks are a choice of kernel, and hide without a branch.
 """
 
 from std.math import ceildiv, exp2
@@ -127,7 +131,7 @@ def hide_earlier(mut weights: HALF, s0: Int, first: Int, sizes: FlashSizes):
     `nvvm.minctasm`=SIMDLength(resident),
 )
 def hopper_key_value_kernel[
-    dtype: DType, width: Int, groups: Int, resident: Int
+    dtype: DType, width: Int, groups: Int, resident: Int, masked: Bool
 ](
     grad_key: MutPtr[dtype],  # [B, G, T, d]
     grad_value: MutPtr[dtype],  # [B, G, T, d]
@@ -252,7 +256,7 @@ def hopper_key_value_kernel[
             var shifts = own_numbers.unsafe_load[width=2, alignment=8](j * 8)
             comptime for e in range(4):
                 weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shifts[e % 2])
-        if first + 15 > s0 + Int(sizes.diagonal):
+        comptime if masked:
             hide_earlier(weights, s0, first, sizes)
         var left = rounded[dtype, 4](weights)
         wgmma_fence_aligned()

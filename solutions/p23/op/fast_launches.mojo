@@ -9,6 +9,7 @@ blocks have size 0 and the mask is a single 0, which the flash kernels read.
 from std.math import ceildiv
 from std.sys import default_accelerator, has_accelerator, size_of
 from max.gpu.host import Dim
+from max.gpu.host.nvidia.tma import TMADescriptor
 
 from .fast_kernels import (
     DELTA_LANES,
@@ -535,15 +536,28 @@ def launch_backward_hopper[
     Delta is made of the output where there is one, else it is t.delta.
     """
     if Int(t.sizes.head_dim) <= SIDE:
-        launch_backward_hopper[SIDE, key_groups=1, resident=2, query_groups=3](launcher, t, output, layout)
+        launch_backward_hopper[
+            SIDE, key_groups=1, key_resident=2, query_groups=3, query_stages=3, query_resident=1
+        ](launcher, t, output, layout)
     else:
-        launch_backward_hopper[WIDEST, key_groups=2, resident=1, query_groups=2](launcher, t, output, layout)
+        launch_backward_hopper[
+            WIDEST, key_groups=2, key_resident=1, query_groups=2, query_stages=3, query_resident=1
+        ](launcher, t, output, layout)
 
 
 def launch_backward_hopper[
-    L: Launcher, dtype: DType, //, width: Int, *, key_groups: Int, resident: Int, query_groups: Int
+    L: Launcher,
+    dtype: DType,
+    //,
+    width: Int,
+    *,
+    key_groups: Int,
+    key_resident: Int,
+    query_groups: Int,
+    query_stages: Int,
+    query_resident: Int,
 ](mut launcher: L, t: FlashBackward[dtype], output: Optional[ImmPtr[dtype]], layout: Layout) raises:
-    """The backward kernels with wgmma in one tiling; `resident` blocks of the first share a multiprocessor.
+    """The backward kernels with wgmma in one tiling. So many blocks of a kernel are `resident` on a multiprocessor.
     """
     ref sizes = t.sizes
     var count = sizes.heads() * 2 * padded(Int(sizes.query_len))
@@ -571,24 +585,16 @@ def launch_backward_hopper[
         grid_dim=Dim(ceildiv(count // 2, DELTA_THREADS // DELTA_LANES)),
         block_dim=Dim(DELTA_THREADS),
     )
-    launcher.launch[hopper_key_value_kernel[dtype, width, key_groups, resident]](
-        "hopper_key_value",
-        t.grad_key,
-        t.grad_value,
-        query,
-        grad,
-        key,
-        value,
-        numbers.as_imm(),
-        layout.grad_key,
-        layout.grad_value,
-        sizes.packed(),
-        t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(sizes.key_len), key_groups * SIDE) * sizes.shared_heads()),
-        block_dim=Dim((key_groups + 1) * GROUP),
-        shared_bytes=key_bytes[width, key_groups](),
-    )
-    launcher.launch[hopper_query_kernel[dtype, width, query_groups]](
+    # Whether the first query sees the last key, and so every query every key.
+    if sizes.keys_seen(0) == Int(sizes.key_len):
+        launch_key_value_hopper[width, key_groups, key_resident, False](
+            launcher, t, query, grad, key, value, numbers.as_imm(), layout
+        )
+    else:
+        launch_key_value_hopper[width, key_groups, key_resident, True](
+            launcher, t, query, grad, key, value, numbers.as_imm(), layout
+        )
+    launcher.launch[hopper_query_kernel[dtype, width, query_groups, query_stages, query_resident]](
         "hopper_query",
         t.grad_query,
         query,
@@ -601,6 +607,40 @@ def launch_backward_hopper[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(sizes.query_len), query_groups * SIDE) * sizes.heads()),
         block_dim=Dim((query_groups + 1) * GROUP),
-        shared_bytes=query_bytes[width, query_groups](),
+        shared_bytes=query_bytes[width, query_groups, query_stages](),
         early=True,
+    )
+
+
+def launch_key_value_hopper[
+    L: Launcher, dtype: DType, //, width: Int, groups: Int, resident: Int, masked: Bool
+](
+    mut launcher: L,
+    t: FlashBackward[dtype],
+    query: TMADescriptor,
+    grad: TMADescriptor,
+    key: TMADescriptor,
+    value: TMADescriptor,
+    numbers: ImmPtr[DType.float32],
+    layout: Layout,
+) raises:
+    """The kernel of the gradients of key and value with wgmma in one tiling; `masked` where a query does not see every key.
+    """
+    ref sizes = t.sizes
+    launcher.launch[hopper_key_value_kernel[dtype, width, groups, resident, masked]](
+        "hopper_key_value",
+        t.grad_key,
+        t.grad_value,
+        query,
+        grad,
+        key,
+        value,
+        numbers,
+        layout.grad_key,
+        layout.grad_value,
+        sizes.packed(),
+        t.scale.cast[DType.float32](),
+        grid_dim=Dim(ceildiv(Int(sizes.key_len), groups * SIDE) * sizes.shared_heads()),
+        block_dim=Dim((groups + 1) * GROUP),
+        shared_bytes=key_bytes[width, groups](),
     )

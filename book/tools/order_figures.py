@@ -136,8 +136,7 @@ def times() -> str:
         row("---", *["---:"] * (1 + len(orders.ORDERS) + len(dense))),
     ]
     for side, radius in SIZES:
-        ours = [own(found, side, radius, name) for name in orders.ORDERS]
-        cells = [f"{time:.2f} ({tile})" for time, tile in ours]
+        cells = [f"{own(found, side, radius, name)[0]:.2f}" for name in orders.ORDERS]
         cells += [f"{found[side, radius, name, 'both']:.2f}" for name in dense]
         lines.append(row(f"{side} x {side}", radius, *cells))
     return "\n".join(lines) + "\n"

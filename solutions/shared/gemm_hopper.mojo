@@ -10,7 +10,8 @@ dimensions, so that nothing is ever transposed in memory:
 A block has three groups of four warps. The first is the producer: one thread of it asks the TMA for the next tiles of
 both operands, as many steps ahead as shared memory has stages. The other two are consumers: each multiplies 64 rows of
 the block's tile. The tile leaves through a small staging area, from which the TMA stores while the next tile is already
-being multiplied. The other warps of the producer group have nothing to do with the product: they make sums that would
+being multiplied; rows that the TMA cannot write, because they begin at any address, are stored by the consumers. The
+other warps of the producer group have nothing to do with the product: they make sums that would
 otherwise be kernels of their own.
 
 Instructions and layouts: PTX ISA 8.5, "Asynchronous warpgroup level matrix instructions", "Tensor copies" and
@@ -19,7 +20,7 @@ Instructions and layouts: PTX ISA 8.5, "Asynchronous warpgroup level matrix inst
 
 from std.math import ceildiv
 from std.memory import AddressSpace, bitcast
-from std.sys import inlined_assembly
+from std.sys import inlined_assembly, size_of
 from std.utils import StaticTuple
 from std.utils.index import IndexList
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, grid_dim, syncwarp, thread_idx
@@ -250,6 +251,8 @@ def gemm_hopper_kernel[
     row_slices: Int32,
     row_sums: MutPtr[dtype],  # [n], written by "add slices": the first n columns of row_partials
     more_row_sums: MutPtr[dtype],  # [n], likewise, the other n
+    c: MutPtr[dtype],  # [m, n], written instead of c_map's matrix where loose
+    loose: Int32,  # whether rows of C begin at any address
 ):
     """C [m, n] = A B, plus the bias of each column, tile by tile. Grid: the GPU's multiprocessors, or fewer.
 
@@ -338,6 +341,8 @@ def gemm_hopper_kernel[
             Int(n),
             partial_tiles,
             flags,
+            c,
+            loose != 0,
         )
 
 
@@ -406,6 +411,8 @@ def consume[
     n: Int,
     partial_tiles: MutPtr[DType.float32],
     flags: MutPtr[DType.int32],
+    c: MutPtr[dtype],
+    loose: Bool,
 ):
     """Multiplies and stores 64 rows of every tile."""
     comptime pipeline = Pipeline[block_n]
@@ -468,7 +475,18 @@ def consume[
                 if thread + i * GROUP < block_n:
                     tile_bias[unsafe_offset=thread + i * GROUP] = biases[i]
         store[dtype, block_n, with_bias](
-            sums, staging, tile_bias, c_map, consumer, thread, tile.row + consumer * 64, tile.column, m, n
+            sums,
+            staging,
+            tile_bias,
+            c_map,
+            consumer,
+            thread,
+            tile.row + consumer * 64,
+            tile.column,
+            m,
+            n,
+            c,
+            loose,
         )
     # Shared memory must outlive the stores that read it.
     if thread == 0:
@@ -542,6 +560,8 @@ def store[
     column: Int,
     m: Int,
     n: Int,
+    c: MutPtr[dtype],
+    loose: Bool,
 ):
     """Rounds one consumer's sums and stores them, STORE columns at a time, through STORES stagings in turn.
 
@@ -553,9 +573,11 @@ def store[
     var store_row = thread // 32 * 16 + lane // 8 % 2 * 8 + lane % 8
     comptime for number in range(block_n // STORE):
         var target = staging.unsafe_offset(number % STORES * STORE_BYTES)
-        # The store that was started STORES rounds ago must have read its staging.
+        # The last store from this staging must have been read: it was started STORES rounds ago, or, where a tile has an
+        # odd number of stores and this is its first one, in the last round.
+        comptime newer = 0 if number == 0 and block_n // STORE % STORES != 0 else STORES - 1
         if thread == 0:
-            cp_async_bulk_wait_group[Int32(STORES - 1), read=True]()
+            cp_async_bulk_wait_group[Int32(newer), read=True]()
         wait_for_group(consumer)
         comptime for pair in range(STORE // 16):
             comptime offset = number * STORE + pair * 16
@@ -572,15 +594,50 @@ def store[
             st_matrix[4](
                 target.unsafe_offset(store_row * 128 + chunk * 16).unsafe_bitcast[Scalar[dtype]](), packed
             )
-        # The TMA reads by another way than the threads wrote.
-        fence_async_view_proxy()
-        wait_for_group(consumer)
-        if thread == 0:
-            if row < m and column + number * STORE < n:
-                cp_async_bulk_tensor_global_shared_cta(
-                    target, c_map, IndexList[2](column + number * STORE, row)
-                )
-            cp_async_bulk_commit_group()
+        if loose:
+            # A warp stores the rows that it has rounded itself.
+            syncwarp()
+            store_loose(c, target, row + thread // 32 * 16, column + number * STORE, m, n)
+        else:
+            # The TMA reads by another way than the threads wrote.
+            fence_async_view_proxy()
+            wait_for_group(consumer)
+            if thread == 0:
+                if row < m and column + number * STORE < n:
+                    cp_async_bulk_tensor_global_shared_cta(
+                        target, c_map, IndexList[2](column + number * STORE, row)
+                    )
+                cp_async_bulk_commit_group()
+
+
+@always_inline
+def store_loose[
+    dtype: DType
+](c: MutPtr[dtype], staging: Shared[UInt8], first: Int, column: Int, m: Int, n: Int):
+    """Stores a warp's 16 rows of one staging, of which row `first` of C is the first; lane l has columns 2 l and 2 l + 1.
+    """
+    comptime abreast = 8
+    var lane = thread_idx.x % 32
+    var rows = staging.unsafe_offset(thread_idx.x % GROUP // 32 * 16 * 128 + lane % 4 * 4)
+    var at = column + 2 * lane
+    var in_pairs = n % 2 == 0 and Int(c) % 4 == 0
+    comptime for half in range(16 // abreast):
+        var held = Array[SIMD[dtype, 2], abreast](fill=0)
+        comptime for i in range(abreast):
+            # As the rows were staged: the number of the 16 bytes within a row is exclusive-ored with the row's.
+            var chunk = (lane // 4) ^ (i % 8)
+            var place = rows.unsafe_offset((half * abreast + i) * 128 + chunk * 16)
+            held[i] = place.unsafe_bitcast[Scalar[dtype]]().unsafe_load[width=2, alignment=4]()
+        comptime for i in range(abreast):
+            var row = first + half * abreast + i
+            var target = c.unsafe_offset(row * n + at)
+            if row < m and at < n:
+                if in_pairs:
+                    target.unsafe_store[alignment=4](0, held[i])
+                else:
+                    target[unsafe_offset=0] = held[i][0]
+                    if at + 1 < n:
+                        target[unsafe_offset=1] = held[i][1]
 
 
 # ---- Tiles that several blocks work on ----------------------------------------------------------------------
@@ -770,6 +827,35 @@ def await_published(flag: MutPtr[DType.int32]):
 # ---- How it is launched -------------------------------------------------------------------------------------
 
 
+comptime ROW_BYTES = 16
+"""The TMA reaches rows that begin at multiples of so many bytes."""
+
+
+comptime LINE_BYTES = 128
+"""What the TMA fetches at a time: rows that begin elsewhere cost it nearly twice as much."""
+
+
+def lies_in_rows[dtype: DType](width: Int) -> Bool:
+    """Whether the TMA reaches rows of `width` elements that lie one behind the other."""
+    return width * size_of[Scalar[dtype]]() % ROW_BYTES == 0
+
+
+def pitch_of[dtype: DType](width: Int) -> Int:
+    """The elements from one row to the next where rows of `width` elements are laid out for the TMA, if need be anew.
+    """
+    comptime line = LINE_BYTES // size_of[Scalar[dtype]]()
+    return width if lies_in_rows[dtype](width) else ceildiv(width, line) * line
+
+
+@fieldwise_init
+struct Pitches(Copyable, Movable):
+    """Elements from one row of each matrix to the next; 0: the rows lie one behind the other."""
+
+    var a: Int
+    var b: Int
+    var c: Int
+
+
 def suits_hopper[
     dtype: DType, operands: StaticString
 ](c: MutPtr[dtype], a: ImmPtr[dtype], b: ImmPtr[dtype], m: Int, n: Int, k: Int) -> Bool:
@@ -907,11 +993,13 @@ def launch_gemm_hopper[
     n: Int32,
     k: Int32,
     side: Optional[SideSums[dtype]] = None,
+    pitches: Pitches = Pitches(0, 0, 0),
 ) raises:
-    """One launch: c = a b, plus the bias of each column with_bias, where `suits_hopper`; see `launch_gemm`.
+    """One launch: c = a b, plus the bias of each column with_bias; see `launch_gemm`.
 
-    With the side work "add slices" blocks may share tiles; the flags in `side` must be zero then, and an earlier "sum
-    columns" with the same flags makes them so.
+    Where not `suits_hopper`, `pitches` says how a and b lie, so that the TMA can reach them; c may lie anyhow. With the
+    side work "add slices" blocks may share tiles; the flags in `side` must be zero then, and an earlier "sum columns" with
+    the same flags makes them so.
     """
     comptime may_share = side_work == "add slices"
     var sums = side.value().copy() if side else SideSums[dtype](c)
@@ -922,11 +1010,11 @@ def launch_gemm_hopper[
             comptime if may_share:
                 if plan.split:
                     launch_tiles[dtype, block_n, operands, with_bias, True, side_work](
-                        launcher, name, c, a, b, bias, m, n, k, sums, plan
+                        launcher, name, c, a, b, bias, m, n, k, sums, plan, pitches
                     )
                     return
             launch_tiles[dtype, block_n, operands, with_bias, False, side_work](
-                launcher, name, c, a, b, bias, m, n, k, sums, plan
+                launcher, name, c, a, b, bias, m, n, k, sums, plan, pitches
             )
 
 
@@ -951,6 +1039,7 @@ def launch_tiles[
     k: Int32,
     sums: SideSums[dtype],
     plan: TilePlan,
+    pitches: Pitches,
 ) raises:
     """One launch with tiles of block_n columns."""
     var partial_tiles = sums.column_partials
@@ -963,11 +1052,20 @@ def launch_tiles[
     comptime b_along_k = operands == "nt"
     var a_height, a_width = (m, k) if a_along_k else (k, m)
     var b_height, b_width = (n, k) if b_along_k else (k, n)
+    var a_map = tensor_map[dtype, BLOCK_M if a_along_k else BLOCK_K](
+        ctx.value(), a, Int(a_height), Int(a_width), pitches.a
+    )
+    var b_map = tensor_map[dtype, block_n if b_along_k else BLOCK_K](
+        ctx.value(), b, Int(b_height), Int(b_width), pitches.b
+    )
+    var c_pitch = pitches.c if pitches.c > 0 else Int(n)
+    var loose = not lies_in_rows[dtype](c_pitch) or Int(c) % ROW_BYTES != 0
     launcher.launch[gemm_hopper_kernel[dtype, block_n, operands, with_bias, split, side_work]](
         name,
-        tensor_map[dtype, BLOCK_M if a_along_k else BLOCK_K](ctx.value(), a, Int(a_height), Int(a_width)),
-        tensor_map[dtype, block_n if b_along_k else BLOCK_K](ctx.value(), b, Int(b_height), Int(b_width)),
-        tensor_map[dtype, 64](ctx.value(), c.as_imm(), Int(m), Int(n)),
+        a_map,
+        b_map,
+        # Some map that is valid, where none can be.
+        a_map if loose else tensor_map[dtype, 64](ctx.value(), c.as_imm(), Int(m), Int(n), pitches.c),
         bias,
         m,
         n,
@@ -982,6 +1080,8 @@ def launch_tiles[
         Int32(sums.row_slices),
         sums.row_sums,
         sums.more_row_sums,
+        c,
+        Int32(1 if loose else 0),
         grid_dim=Dim(plan.blocks),
         block_dim=Dim(THREADS),
         shared_bytes=Pipeline[block_n].BYTES,
@@ -993,17 +1093,19 @@ def launch_tiles[
 
 def tensor_map[
     dtype: DType, box_rows: Int
-](ctx: DeviceContext, matrix: ImmPtr[dtype], height: Int, width: Int) raises -> TMADescriptor:
-    """How the TMA finds boxes in a row-major matrix [height, width]. Raises where it cannot.
+](ctx: DeviceContext, matrix: ImmPtr[dtype], height: Int, width: Int, pitch: Int = 0) raises -> TMADescriptor:
+    """How the TMA finds boxes in a row-major matrix [height, width], whose rows are `pitch` elements apart, `width` where
+    that is 0. Raises where it cannot.
 
-    Outside the matrix it reads zeros and writes nothing. The matrix must start at a multiple of 16 bytes, and so
-    must each of its rows. Every box is 128 bytes wide.
+    Outside the matrix, and between its rows, it reads zeros and writes nothing. The matrix must start at a multiple of 16
+    bytes, and so must each of its rows. Every box is 128 bytes wide.
     """
+    var row = pitch if pitch > 0 else width
     return create_tma_descriptor[dtype, 2, TensorMapSwizzle.SWIZZLE_128B, TensorMapL2Promotion.L2_256B](
         DeviceBuffer[dtype](
-            ctx, matrix.unsafe_mut_cast[True]().as_unsafe_any_origin(), height * width, owning=False
+            ctx, matrix.unsafe_mut_cast[True]().as_unsafe_any_origin(), height * row, owning=False
         ),
         IndexList[2](height, width),
-        IndexList[2](width, 1),
+        IndexList[2](row, 1),
         IndexList[2](box_rows, BOX),
     )

@@ -86,7 +86,9 @@ def run(rows, H, O, wanted=15, offset=0, kind=0):
     need = module.forward(0, 0, 0, 0, *forward)
     lent = scratch(need)
     used = module.forward(gpu, stream, lent._data_ptr(), need, *forward)
-    results = [blank(coder, rows, H), blank(coder, H), blank(coder, H), blank(coder, O, H), blank(coder, O)]
+    # dW has room for a copy of W with aligned rows.
+    room = O * (H + 63)
+    results = [blank(coder, rows, H), blank(coder, H), blank(coder, H), blank(coder, room), blank(coder, O)]
     DY = on_device(coder.encode(dy))
     backward = (
         *sizes,
@@ -118,6 +120,8 @@ def run(rows, H, O, wanted=15, offset=0, kind=0):
     names = ("output", "mean", "rstd", "dx", "dgamma", "dbeta", "dW", "db")
     for name, got, exact in zip(names, [y, mean, rstd, *results], truth, strict=True):
         got = (wide if name in ("mean", "rstd") else coder).decode(got.to(CPU()).to_numpy())
+        if name == "dW":
+            got = got[: O * H].reshape(O, H)
         errors[name] = error_of(got, exact)
     return errors
 
@@ -172,19 +176,32 @@ def error_of(got, exact):
 
 
 def run_hopper():
-    """Sizes that divide nothing, whole tiles, several steps and tiles."""
+    """Sizes that divide nothing, whole tiles, several steps and tiles; rows at any address, and what is wanted of them."""
     cases = {
         "ragged": ((133, 136, 136), 2, "natural"),
         "ragged, other order": ((133, 136, 136), 2, "reversed"),
         "whole tiles": ((128, 128, 128), 3, "shuffled:1"),
         "several steps": ((130, 520, 264), 2, "shuffled:2"),
+        "rows at any address": ((133, 137, 139), 2, "shuffled:3"),
+        "rows of x at any address": ((70, 134, 136), 3, "natural"),
+        "rows of y at any address": ((70, 136, 134), 3, "reversed"),
+        "long rows": ((3, 8200, 24), 2, "natural"),
+        "long rows at any address": ((3, 4099, 27), 2, "natural"),
     }
     errors = {}
     for name, (sizes, kind, order) in cases.items():
         virtual.blocks = order
         errors[name] = run(*sizes, kind=kind)
+    virtual.blocks = "natural"
+    for wanted in (1, 2, 4, 8, 7, 11, 13, 14):
+        errors[f"wanted {wanted}"] = run(35, 139, 130, wanted=wanted, kind=2)
+    # Tiles of 192 columns, two for some blocks: an odd number of stores each.
+    errors["wanted 0"] = run(2, 8, 33800, wanted=0, kind=2)
+    errors["x at any address"] = run(9, 136, 128, kind=2, offset=1)
     launches = [[launch.name, list(launch.grid)] for launch in virtual.launches]
-    return {"errors": errors, "launches": launches, "findings": [f.text() for f in virtual.findings]}
+    narrow = [name for name, (_, kind, _) in cases.items() if kind == 3]
+    findings = [f.text() for f in virtual.findings]
+    return {"errors": errors, "narrow": narrow, "launches": launches, "findings": findings}
 
 
 if HOPPER:

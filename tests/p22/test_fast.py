@@ -27,7 +27,7 @@ TWO_WARPS = Case(
 )
 LONG_ROWS = Case("long rows", "two vectors a thread backward, a large block forward", (1, 3, 4104, 8), "hard")
 ONE_COLUMN = Case("one column", "x_hat and the gradient of the input are exactly 0", (2, 9, 1, 4), "hard")
-LONGER_ROWS = Case("longer rows", "too long for a block's registers", (1, 2, 16400, 8), "hard")
+LONGER_ROWS = Case("longer rows", "too long for a block's registers and its sums", (1, 2, 29000, 8), "hard")
 TARGETS = {"sm_80": "sm_80", "gfx942": "mi300x", "apple-m4": "apple-m4"}
 
 
@@ -85,11 +85,12 @@ def test_every_kernel_of_the_rows_is_reached(recording):
     names = {case: [event.name for event in launched.cases["fast", case.dims]] for case in extra()}
     assert "ln_backward_rows" in names[SEVERAL_TURNS] and "layernorm_rows" in names[LONG_ROWS]
     assert "ln_backward_any" in names[LONGER_ROWS] and "layernorm_any" in names[LONGER_ROWS]
+    assert {"layernorm_rows", "ln_backward_elements"} <= set(names[ONE_COLUMN])
     symbols = {
         event.symbol
         for case in extra()
         for event in launched.cases["fast", case.dims]
-        if event.name in ("ln_backward_rows", "layernorm_rows")
+        if event.name in ("ln_backward_rows", "layernorm_rows") and case is not ONE_COLUMN
     }
     assert len(symbols) == 4, "one and two vectors a thread backward, small and large blocks forward"
 
@@ -147,16 +148,18 @@ def test_every_kernel_compiles_and_every_grid_is_within_what_all_targets_allow(l
 
 
 @pytest.mark.compiler
-def test_unaligned_and_long_rows_take_the_kernels_for_any_row(launches):
+def test_unaligned_and_long_rows_take_kernels_of_their_own(launches):
     lines, _ = launches
     names = {}
     for line in lines:
         names.setdefault((line[1], int(line[3]), int(line[5])), set()).add(line[6])
     for kind in ("float32", "bfloat16"):
         assert {"layernorm_rows", "ln_backward_rows"} <= names[kind, 768, 0], kind
-        for sizes in ((37, 0), (768, 1), (100000, 0)):
-            assert {"layernorm_any", "ln_backward_any"} <= names[kind, *sizes], (kind, sizes)
-            assert not {"layernorm_rows", "ln_backward_rows"} & names[kind, *sizes], (kind, sizes)
+        for sizes in ((37, 0), (768, 1)):
+            assert {"layernorm_rows", "ln_backward_elements"} <= names[kind, *sizes], (kind, sizes)
+            assert "ln_backward_rows" not in names[kind, *sizes], (kind, sizes)
+        assert {"layernorm_any", "ln_backward_any"} <= names[kind, 100000, 0], kind
+        assert not {"layernorm_rows", "ln_backward_elements"} & names[kind, 100000, 0], kind
 
 
 @pytest.mark.compiler

@@ -12,34 +12,49 @@ Nothing is added with atomics, so every run gives the same bits. Only the input 
 forward pass; the LayerNorm output is computed again by the row kernel on its way.
 """
 
+from .fast_padded import Factor, launch_aligned, lies_aligned
 from .fast_rows import (
     DIRECT_ROWS,
     DX,
     LN_OUT,
     SUMS,
     Shares,
-    backward_geometry,
     launch_bias_partials,
     launch_finish_sums,
     launch_layernorm_fast,
     launch_ln_backward_fast,
-    launch_ln_backward_rows,
-    suits_ln_backward_rows,
 )
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.gemm import launch_gemm
-from .shared.gemm_hopper import SideSums, column_slices_of, flag_count, launch_gemm_hopper, suits_hopper
+from .shared.gemm_hopper import (
+    Pitches,
+    SideSums,
+    column_slices_of,
+    flag_count,
+    launch_gemm_hopper,
+    lies_in_rows,
+    pitch_of,
+    suits_hopper,
+)
 from .shared.launcher import Launcher
-from .tensors import BackwardTensors, ForwardTensors
+from .tensors import BackwardTensors, ForwardTensors, Sizes
+
+comptime COPIES_FROM = 1 << 16
+"""Multiply-adds of a product from which on copies with aligned rows pay; below, element by element is as good."""
 
 
 def launch_forward_fast[
     L: Launcher, dtype: DType, //, tf32: Bool = False
 ](mut launcher: L, t: ForwardTensors[dtype]) raises:
-    """Two launches: statistics with LayerNorm, and the product with W^T and the bias."""
+    """Two launches: statistics with LayerNorm, and the product with W^T and the bias. On Hopper see
+    `launch_forward_hopper`."""
     ref sizes = t.sizes
     var rows = sizes.rows()
     var H = sizes.hidden_dim
+    comptime if L.wgmma and dtype.is_half_float():
+        if rows > 0 and pays_on_hopper(t.linear_weight, sizes):
+            launch_forward_hopper(launcher, t)
+            return
     var ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
     launch_layernorm_fast[dtype](
         launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps
@@ -89,8 +104,8 @@ def launch_gradients[
     taken_ln_out: MutPtr[dtype],  # [rows, stride], written with LN_OUT_TAKEN
     stride: Int,
 ) raises:
-    """Five launches, four where there are few rows, one more where rows are no whole number of aligned vectors; three on
-    Hopper.
+    """Five launches, four where there are few rows, one more where rows are too long for registers; on Hopper see
+    `launch_backward_hopper`.
 
     A gradient that is not wanted is not computed, and its memory not touched. With DLN_GIVEN or LN_OUT_TAKEN a product
     is the caller's; rows of these two matrices are `stride` elements apart, H where that is 0.
@@ -100,8 +115,9 @@ def launch_gradients[
     var H = sizes.hidden_dim
     var O = sizes.output_dim
     comptime if L.wgmma and dtype.is_half_float():
-        if wanted == ALL_GRADIENTS and suits_backward_hopper(t):
-            launch_backward_hopper(launcher, t, launcher.workspace[dtype]("ln_out", Int(rows) * Int(H)))
+        var all_own = wanted & (DLN_GIVEN | LN_OUT_TAKEN) == 0
+        if all_own and rows > 0 and pays_on_hopper(t.linear_weight, sizes):
+            launch_backward_hopper(launcher, t, wanted)
             return
     var dln_wanted = wanted & (INPUT | NORM) != 0
     var parts = (DX if wanted & INPUT != 0 else 0) | (SUMS if wanted & NORM != 0 else 0)
@@ -220,82 +236,161 @@ def launch_parameter_gradients[
     )
 
 
-def suits_backward_hopper[dtype: DType, //](t: BackwardTensors[dtype]) -> Bool:
-    """Whether the three launches for Hopper can take these tensors."""
+# ---- On Hopper ----------------------------------------------------------------------------------------------
+
+
+def launch_forward_hopper[L: Launcher, dtype: DType, //](mut launcher: L, t: ForwardTensors[dtype]) raises:
+    """Two launches, and one more where W must be copied for its rows to be aligned."""
     ref sizes = t.sizes
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
     var O = Int(sizes.output_dim)
-    var dln = t.grad_input.as_imm()
-    # Scratch memory is aligned.
-    var suits = suits_hopper[dtype, "nn"](t.grad_input, t.grad_output, t.linear_weight, rows, H, O)
-    suits = suits and suits_hopper[dtype, "tn"](t.grad_weight, t.grad_output, dln, O, H, rows)
-    return suits and suits_ln_backward_rows[dtype](
-        t.grad_input, t.grad_input, dln, t.input, t.ln_weight, t.ln_bias, sizes
+    var pitch = pitch_of[dtype](H)
+    var ln_out = launcher.workspace[dtype]("ln_out", rows * pitch)
+    var space = ln_out
+    if not lies_aligned(t.linear_weight, H):
+        space = launcher.workspace[dtype]("linear_weight", O * pitch)
+    var weight = launch_aligned(launcher, "linear_weight", t.linear_weight, O, H, space)
+    launch_layernorm_fast[dtype](
+        launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps, pitch
     )
+    launch_gemm_hopper[dtype, "nt", True, "none"](
+        launcher,
+        "output",
+        t.output,
+        ln_out.as_imm(),
+        weight.address,
+        t.linear_bias,
+        sizes.rows(),
+        sizes.output_dim,
+        sizes.hidden_dim,
+        pitches=Pitches(pitch, weight.pitch, O),
+    )
+
+
+def pays_on_hopper[dtype: DType, //](weight: ImmPtr[dtype], sizes: Sizes) -> Bool:
+    """Whether the products are worth copies with aligned rows, or want none."""
+    var H = Int(sizes.hidden_dim)
+    var O = Int(sizes.output_dim)
+    var aligned = lies_aligned(weight, H) and lies_in_rows[dtype](O)
+    return aligned or Int(sizes.rows()) * H * O >= COPIES_FROM
 
 
 def launch_backward_hopper[
     L: Launcher, dtype: DType, //
-](mut launcher: L, t: BackwardTensors[dtype], ln_out: MutPtr[dtype],) raises:  # [rows, H], scratch
-    """Three launches. The products have warps with nothing to do: those of the first sum the columns of dY while it
-    passes through, those of the second add the slices of db, dgamma and dbeta. dx is written over dln."""
-    ref sizes = t.sizes
-    var rows = sizes.rows()
-    var H = sizes.hidden_dim
-    var O = sizes.output_dim
-    var geometry = backward_geometry[dtype](Int(rows), Int(H))
-    var bias_slices = column_slices_of(Int(rows))
-    var flags = launcher.workspace[DType.int32]("flags", flag_count())
-    var bias_partials = launcher.workspace[DType.float32]("bias_partials", bias_slices * Int(O))
-    var ln_partials = launcher.workspace[accum_type[dtype]](
-        "ln_backward_partials", geometry.blocks * 2 * Int(H)
-    )
+](mut launcher: L, t: BackwardTensors[dtype], wanted: Int) raises:
+    """Three launches for all gradients, and one more for each of dY and W that must be copied for its rows to be aligned.
 
-    launch_gemm_hopper[dtype, "nn", False, "sum columns"](
-        launcher,
-        "dln",
-        t.grad_input,
-        t.grad_output,
-        t.linear_weight,
-        t.linear_weight,
-        rows,
-        H,
-        O,
-        SideSums[dtype](flags, bias_partials, t.grad_input),
-    )
-    launch_ln_backward_rows[dtype](
-        launcher,
-        t.grad_input,
-        ln_out,
-        ln_partials,
-        t.grad_input.as_imm(),
-        t.input,
-        t.mean,
-        t.rstd,
-        t.ln_weight,
-        t.ln_bias,
-        sizes,
-        geometry,
-    )
-    launch_gemm_hopper[dtype, "tn", False, "add slices"](
+    The products have warps with nothing to do: those of the first sum the columns of dY while it passes through, those of
+    the second add the slices of db, dgamma and dbeta. Where rows of W are not aligned, the memory of dW must have room for
+    O rows of `pitch_of` H elements.
+    """
+    ref sizes = t.sizes
+    var rows = Int(sizes.rows())
+    var H = Int(sizes.hidden_dim)
+    var O = Int(sizes.output_dim)
+    var pitch = pitch_of[dtype](H)
+    var dln_wanted = wanted & (INPUT | NORM) != 0
+    var weight_wanted = wanted & WEIGHT != 0
+    var parts = (DX if wanted & INPUT != 0 else 0) | (SUMS if wanted & NORM != 0 else 0)
+    parts |= LN_OUT if weight_wanted else 0
+
+    # What is written over dln, row by row: dx, or else ln_out.
+    var dln = t.grad_input
+    var ln_out = dln
+    var apart = dln_wanted and (wanted & INPUT == 0 or not lies_aligned(t.grad_input.as_imm(), H))
+    if apart:
+        dln = launcher.workspace[dtype]("dln", rows * pitch)
+        ln_out = dln
+    elif weight_wanted:
+        ln_out = launcher.workspace[dtype]("ln_out", rows * pitch)
+    # A copy of W is read before dW is written, which has room for it.
+    var copy = t.grad_weight
+    if dln_wanted and not lies_aligned(t.linear_weight, H):
+        if not weight_wanted or lies_in_rows[dtype](H):
+            copy = launcher.workspace[dtype]("linear_weight", O * pitch)
+    var dy = Factor(t.grad_output, O)
+    if (dln_wanted or weight_wanted) and not lies_aligned(t.grad_output, O):
+        var space = launcher.workspace[dtype]("grad_output", rows * pitch_of[dtype](O))
+        dy = launch_aligned(launcher, "grad_output", t.grad_output, rows, O, space)
+
+    var flags = launcher.workspace[DType.int32]("flags", flag_count())
+    var bias_shares = Shares(t.mean, 0)
+    var bias_partials = MutPtr[DType.float32](unsafe_from_address=Int(flags))
+    if dln_wanted:
+        var slices = column_slices_of(rows)
+        bias_partials = launcher.workspace[DType.float32]("bias_partials", slices * O)
+        bias_shares = Shares(rebind[ImmPtr[accum_type[dtype]]](bias_partials.as_imm()), slices)
+        var weight = launch_aligned(launcher, "linear_weight", t.linear_weight, O, H, copy)
+        launch_gemm_hopper[dtype, "nn", False, "sum columns"](
+            launcher,
+            "dln",
+            dln,
+            dy.address,
+            weight.address,
+            weight.address,
+            sizes.rows(),
+            sizes.hidden_dim,
+            sizes.output_dim,
+            SideSums[dtype](flags, bias_partials, dln),
+            Pitches(dy.pitch, weight.pitch, pitch),
+        )
+    var ln_shares = Shares(t.mean, 0)
+    if parts != 0:
+        ln_shares = launch_ln_backward_fast[dtype](
+            launcher,
+            t.grad_input,
+            ln_out,
+            dln.as_imm() if dln_wanted else t.input,
+            t.input,
+            t.mean,
+            t.rstd,
+            t.ln_weight,
+            t.ln_bias,
+            sizes,
+            parts,
+            pitch,
+        )
+    var pitches = Pitches(dy.pitch, pitch, H)
+    if wanted == ALL_GRADIENTS:
+        var side = SideSums(
+            flags,
+            bias_partials,
+            bias_shares.slices,
+            t.grad_bias,
+            rebind[ImmPtr[DType.float32]](ln_shares.partials),
+            ln_shares.slices,
+            t.grad_ln_weight,
+            t.grad_ln_bias,
+        )
+        launch_grad_weight["add slices"](launcher, t, dy, ln_out, side^, pitches)
+        return
+    launch_parameter_gradients(launcher, t, wanted, ln_shares, bias_shares)
+    if weight_wanted:
+        launch_grad_weight["none"](launcher, t, dy, ln_out, SideSums[dtype](t.grad_weight), pitches)
+
+
+def launch_grad_weight[
+    L: Launcher, dtype: DType, //, side_work: StaticString
+](
+    mut launcher: L,
+    t: BackwardTensors[dtype],
+    dy: Factor[dtype],
+    ln_out: MutPtr[dtype],
+    var side: SideSums[dtype],
+    pitches: Pitches,
+) raises:
+    """One launch: dW = dY^T ln_out."""
+    launch_gemm_hopper[dtype, "tn", False, side_work](
         launcher,
         "grad_weight",
         t.grad_weight,
-        t.grad_output,
+        dy.address,
         ln_out.as_imm(),
         ln_out.as_imm(),
-        O,
-        H,
-        rows,
-        SideSums(
-            flags,
-            bias_partials,
-            bias_slices,
-            t.grad_bias,
-            rebind[ImmPtr[DType.float32]](ln_partials.as_imm()),
-            geometry.blocks,
-            t.grad_ln_weight,
-            t.grad_ln_bias,
-        ),
+        t.sizes.output_dim,
+        t.sizes.hidden_dim,
+        t.sizes.rows(),
+        side^,
+        pitches,
     )

@@ -3,8 +3,8 @@
 Each kernel reads its operands from DRAM once, 16 bytes a thread at a time, and keeps a row in registers between the
 sums over it and what is made from them; `shared/row_reductions.mojo` says how threads share a row. Sums over rows go
 to one partial sum for each block, added by a second kernel in a fixed order: no atomics, so every run gives the same
-bits. Rows that are no whole number of aligned 16-byte vectors, or too long for the registers, take the kernels whose
-names end in `_any`, which read them again for every sum: a vector at a time where they can, else one element. These can
+bits. Of rows that are no whole number of aligned 16-byte vectors, a thread takes single elements, as many at a time.
+Rows too long for the registers take the kernels whose names end in `_any`, which read them again for every sum. Both can
 leave room behind the rows that they write, so that a product finds aligned ones.
 """
 
@@ -63,6 +63,14 @@ comptime BACKWARD_STAGES = 2
 """Rows of a group of threads that are in shared memory or on their way."""
 comptime EARLY_ELEMENTS = 4 * 1024 * 1024
 """The most elements of the input with which a row kernel starts early."""
+comptime ELEMENTS_ABREAST = 8
+"""Elements of a row that a thread loads at a time in the backward kernel for rows of single elements."""
+comptime ELEMENT_THREADS = 1024
+"""Threads of a block of that kernel."""
+comptime LONGEST_SHARE = 16
+"""The most elements of a row that a thread of a small group owns there."""
+comptime LONGEST_RUN = 64
+"""Rows that a thread there adds one after the other; of more rows there are more blocks, for sums lose digits."""
 comptime ANY_THREADS = 256
 """Threads that share a row in the kernels for any row."""
 comptime COLUMN_LANES = 32
@@ -99,6 +107,15 @@ def normalised[
 
 
 @always_inline
+def load_elements[
+    dtype: DType, //, width: Int, wide: DType
+](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
+    """`width` elements from global memory that begin at a multiple of as many, in the type of sums."""
+    comptime alignment = width * size_of[Scalar[dtype]]()
+    return source.unsafe_load[width=width, alignment=alignment](offset).cast[wide]()
+
+
+@always_inline
 def copy_constants[
     dtype: DType, accum: DType, //, vectors: Int
 ](
@@ -127,9 +144,9 @@ def starts_early(sizes: Sizes) -> Bool:
     `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // threads),
 )
 def layernorm_rows[
-    dtype: DType, threads: Int, early: Bool
+    dtype: DType, threads: Int, width: Int, early: Bool
 ](
-    ln_out: MutPtr[dtype],  # [rows, H]
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
     mean: MutPtr[accum_type[dtype]],  # [rows]
     rstd: MutPtr[accum_type[dtype]],  # [rows]
     input: ImmPtr[dtype],  # [rows, H]
@@ -138,19 +155,23 @@ def layernorm_rows[
     rows: Int32,
     hidden_dim: Int32,
     eps: Scalar[accum_type[dtype]],
+    ln_out_stride: Int32,
 ):
     """Statistics and LayerNorm of a row that is read once. block_dim.x threads own a row, block_dim.y rows a block.
 
-    Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS. The variance is the mean of squared
-    deviations; the mean of the deviations themselves corrects the rounding of the first mean.
+    Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS, or as many elements one by one. The
+    variance is the mean of squared deviations; the mean of the deviations themselves corrects the rounding of the first
+    mean.
 
     Parameters:
         dtype: Of the rows.
         threads: The most threads of a block.
+        width: Elements that are read and written at once: a vector, or 1 where rows begin at any address.
         early: Whether the kernel may be started before the launch in front of it is done.
     """
     comptime accum = accum_type[dtype]
-    comptime width = vector_width[dtype]
+    comptime vectors = FORWARD_VECTORS * vector_width[dtype] // width
+    comptime alignment = width * size_of[Scalar[dtype]]()
     comptime if early:
         wait_for_earlier_grids()
         start_later_grids()
@@ -162,20 +183,20 @@ def layernorm_rows[
     var column = thread_idx.x * width
     var next_column = block_dim.x * width
     var x_row = input.unsafe_offset(row * H)
-    var y_row = ln_out.unsafe_offset(row * H)
+    var y_row = ln_out.unsafe_offset(row * Int(ln_out_stride))
 
-    var x = Array[SIMD[accum, width], FORWARD_VECTORS](fill=0)
+    var x = Array[SIMD[accum, width], vectors](fill=0)
     var total = SIMD[accum, width](0)
-    comptime for v in range(FORWARD_VECTORS):
+    comptime for v in range(vectors):
         if column + v * next_column < columns:
-            x[v] = load_global[width, accum](x_row, column + v * next_column)
-    comptime for v in range(FORWARD_VECTORS):
+            x[v] = load_elements[width, accum](x_row, column + v * next_column)
+    comptime for v in range(vectors):
         total += x[v]
     var first_mean = row_sum(total.reduce_add(), 0) * scale
 
     var deviations = SIMD[accum, width](0)
     var squares = SIMD[accum, width](0)
-    comptime for v in range(FORWARD_VECTORS):
+    comptime for v in range(vectors):
         if column + v * next_column < columns:
             var deviation = x[v] - first_mean
             deviations += deviation
@@ -187,12 +208,18 @@ def layernorm_rows[
         mean[unsafe_offset=row] = row_mean
         rstd[unsafe_offset=row] = row_rstd
 
-    comptime for v in range(FORWARD_VECTORS):
+    comptime for v in range(vectors):
         var h = column + v * next_column
         if h < columns:
             var x_hat = normalised[dtype](x[v], row_mean, row_rstd)
-            var y = x_hat.fma(load_global[width, accum](ln_weight, h), load_global[width, accum](ln_bias, h))
-            y_row.unsafe_store[alignment=VECTOR_BYTES](h, y.cast[dtype]())
+            var y = x_hat.fma(
+                load_elements[width, accum](ln_weight, h), load_elements[width, accum](ln_bias, h)
+            )
+            y_row.unsafe_store[alignment=alignment](h, y.cast[dtype]())
+    comptime if width == 1:
+        if columns > 0:
+            for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
+                y_row[unsafe_offset=h] = 0
 
 
 def layernorm_any[
@@ -268,33 +295,35 @@ def launch_layernorm_fast[
     if rows == 0:
         return
     var ln_out_stride = stride if stride > 0 else Int(sizes.hidden_dim)
-    var vectors = ceildiv(Int(sizes.hidden_dim), vector_width[dtype])
-    var group = ceildiv(vectors, FORWARD_VECTORS * lanes_of_a_warp()) * lanes_of_a_warp()
+    comptime elements = FORWARD_VECTORS * vector_width[dtype]
+    var group = ceildiv(Int(sizes.hidden_dim), elements * lanes_of_a_warp()) * lanes_of_a_warp()
     var aligned = (
         Int(sizes.hidden_dim) % vector_width[dtype] == 0 and is_aligned(input) and is_aligned(ln_weight)
     )
     aligned = aligned and is_aligned(ln_bias) and is_aligned(ln_out.as_imm())
     aligned = aligned and ln_out_stride == Int(sizes.hidden_dim)
     # The first size of block that holds a row.
-    comptime for threads in [128, 512]:
-        if aligned and group <= threads:
-            var groups = min(rows, threads // group)
-            launcher.launch[layernorm_rows[dtype, threads, L.wgmma]](
-                "layernorm_rows",
-                ln_out,
-                mean,
-                rstd,
-                input,
-                ln_weight,
-                ln_bias,
-                sizes.rows(),
-                sizes.hidden_dim,
-                eps,
-                grid_dim=Dim(ceildiv(rows, groups)),
-                block_dim=Dim(group, groups),
-                early=L.wgmma and starts_early(sizes),
-            )
-            return
+    comptime for width in [vector_width[dtype], 1]:
+        comptime for threads in [128, 512]:
+            if (aligned or width == 1) and group <= threads:
+                var groups = min(rows, threads // group)
+                launcher.launch[layernorm_rows[dtype, threads, width, L.wgmma]](
+                    "layernorm_rows",
+                    ln_out,
+                    mean,
+                    rstd,
+                    input,
+                    ln_weight,
+                    ln_bias,
+                    sizes.rows(),
+                    sizes.hidden_dim,
+                    eps,
+                    Int32(ln_out_stride),
+                    grid_dim=Dim(ceildiv(rows, groups)),
+                    block_dim=Dim(group, groups),
+                    early=L.wgmma and starts_early(sizes),
+                )
+                return
     comptime for width in [vector_width[dtype], 1]:
         if aligned or width == 1:
             launcher.launch[layernorm_any[dtype, width]](
@@ -512,6 +541,133 @@ def add_groups[
                         dgamma[v][q * part + e] += more[e]
                         dbeta[v][q * part + e] += more_beta[e]
         groups = kept
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(ELEMENT_THREADS)),
+    `nvvm.minctasm`=SIMDLength(1),
+)
+def ln_backward_elements[
+    dtype: DType, group: Int, early: Bool
+](
+    grad_input: MutPtr[dtype],  # [rows, H]
+    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
+    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta of the rows of one block
+    dln: ImmPtr[dtype],  # [rows, stride], the gradient at the LayerNorm output
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    stride: Int32,
+    parts: Int32,  # DX, LN_OUT and SUMS, added
+):
+    """As `ln_backward_rows`, of rows that begin at any address.
+
+    A thread owns the same columns of every row of its group, and keeps their dgamma and dbeta in shared memory, where no
+    other thread touches them. It reads a row twice, for the sums over it and for what is made from them; the second time
+    it finds it in the cache.
+
+    Parameters:
+        dtype: Of the rows.
+        group: Threads that share a row: block_dim.x, known here so that distances are constants.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime abreast = ELEMENTS_ABREAST
+    var H = Int(hidden_dim)
+    var step = grid_dim.x * block_dim.y
+    var dln_wanted = parts & (DX | SUMS) != 0
+    var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var dgamma = memory.unsafe_offset(thread_idx.y * 2 * H)
+    var dbeta = dgamma.unsafe_offset(H)
+    for h in range(thread_idx.x, H, group):
+        dgamma[unsafe_offset=h] = 0
+        dbeta[unsafe_offset=h] = 0
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+
+    var row = block_idx.x * block_dim.y + thread_idx.y
+    # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
+    var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, step)
+    for turn in range(turns):
+        var columns = H if row < Int(rows) else 0
+        var row_mean = Scalar[accum](0)
+        var row_rstd = Scalar[accum](0)
+        if columns > 0:
+            row_mean = mean[unsafe_offset=row]
+            row_rstd = rstd[unsafe_offset=row]
+        var x_row = input.unsafe_offset(row * H)
+        var d_row = dln.unsafe_offset(row * Int(stride))
+        var c = SIMD[accum, 2](0)
+        if dln_wanted:
+            for first in range(thread_idx.x, columns, abreast * group):
+                var left = Int32(columns - first)
+                var x = load_abreast[abreast, group](x_row.unsafe_offset(first), left)
+                var d = load_abreast[abreast, group](d_row.unsafe_offset(first), left)
+                var gamma = ln_weight.unsafe_offset(first)
+                comptime for v in range(abreast):
+                    comptime h = v * group
+                    if Int32(h) < left:
+                        var x_hat = (x[v].cast[accum]() - row_mean) * row_rstd
+                        var gradient = d[v].cast[accum]()
+                        var g = rounded_product(gradient, gamma[unsafe_offset=h].cast[accum]())
+                        c += SIMD[accum, 2](g * x_hat, g)
+                        var sum = dgamma[unsafe_offset=first + h]
+                        dgamma[unsafe_offset=first + h] = gradient.fma(x_hat, sum)
+                        dbeta[unsafe_offset=first + h] += gradient
+            c = row_sum(c, turn % 2) / Scalar[accum](H)
+
+        var y_row = ln_out.unsafe_offset(row * Int(stride))
+        for first in range(thread_idx.x, columns, abreast * group):
+            var left = Int32(columns - first)
+            var x = load_abreast[abreast, group](x_row.unsafe_offset(first), left)
+            # Where dx is not wanted, dln may be any address.
+            var d = load_abreast[abreast, group](d_row.unsafe_offset(first), left if parts & DX != 0 else 0)
+            var dx_place = grad_input.unsafe_offset(row * H + first)
+            var y_place = y_row.unsafe_offset(first)
+            comptime for v in range(abreast):
+                comptime h = v * group
+                if Int32(h) < left:
+                    var x_hat = (x[v].cast[accum]() - row_mean) * row_rstd
+                    var gamma = ln_weight[unsafe_offset=first + h].cast[accum]()
+                    if parts & DX != 0:
+                        var g = rounded_product(d[v].cast[accum](), gamma)
+                        var dx = row_rstd * (g - c[1] - x_hat * c[0])
+                        dx_place[unsafe_offset=h] = dx.cast[dtype]()
+                    if parts & LN_OUT != 0:
+                        var y = x_hat * gamma + ln_bias[unsafe_offset=first + h].cast[accum]()
+                        y_place[unsafe_offset=h] = y.cast[dtype]()
+        if parts & LN_OUT != 0 and columns > 0:
+            for h in range(H + thread_idx.x, Int(stride), block_dim.x):
+                y_row[unsafe_offset=h] = 0
+        row += step
+
+    if parts & SUMS == 0:
+        return
+    barrier()
+    var thread = thread_idx.y * block_dim.x + thread_idx.x
+    for place in range(thread, 2 * H, block_dim.x * block_dim.y):
+        var total = Scalar[accum](0)
+        for group in range(block_dim.y):
+            total += memory[unsafe_offset=group * 2 * H + place]
+        partials[unsafe_offset=2 * block_idx.x * H + place] = total
+
+
+@always_inline
+def load_abreast[
+    dtype: DType, //, abreast: Int, distance: Int
+](source: ImmPtr[dtype], left: Int32) -> Array[Scalar[dtype], abreast]:
+    """What a thread owns of a row at a time, of which `left` elements are left: all loads are under way at once.
+    """
+    var loaded = Array[Scalar[dtype], abreast](fill=0)
+    comptime for v in range(abreast):
+        if Int32(v * distance) < left:
+            loaded[v] = source[unsafe_offset=v * distance]
+    return loaded^
 
 
 def ln_backward_any[
@@ -847,6 +1003,28 @@ def backward_blocks(vectors: Int) -> Int:
     return 2 if vectors == 1 else 1
 
 
+def element_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
+    """The geometry of `ln_backward_elements`: a block for each multiprocessor, more of them where rows are very many.
+    """
+    var group = ELEMENT_THREADS
+    if H <= 64 * LONGEST_SHARE:
+        group = 64
+    elif H <= 128 * LONGEST_SHARE:
+        group = 128
+    elif H <= BACKWARD_THREADS * ELEMENTS_ABREAST:
+        group = BACKWARD_THREADS
+    var sum_bytes = 2 * H * size_of[Scalar[accum_type[dtype]]]()
+    if rows == 0 or sum_bytes > shared_memory():
+        return RowGeometry(1, group, 0, 0, 0)
+    var most = multiprocessors()
+    var groups = min(ELEMENT_THREADS // group, shared_memory() // sum_bytes)
+    if rows > LONGEST_RUN * most * groups:
+        most *= COLUMN_BLOCKS
+    var turns = ceildiv(rows, most * groups)
+    groups = ceildiv(rows, most * turns)
+    return RowGeometry(1, group, groups, min(ceildiv(rows, groups), most), groups * sum_bytes)
+
+
 def suits_ln_backward_rows[
     dtype: DType
 ](
@@ -911,6 +1089,51 @@ def launch_ln_backward_rows[
             )
 
 
+def launch_ln_backward_elements[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    sizes: Sizes,
+    geometry: RowGeometry,
+    parts: Int,
+    stride: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: dx, ln_out, and the shares of dgamma and dbeta that are returned; of these, `parts`."""
+    var count = geometry.blocks * 2 * Int(sizes.hidden_dim) if parts & SUMS != 0 else 0
+    var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
+    comptime for group in [64, 128, BACKWARD_THREADS, ELEMENT_THREADS]:
+        if geometry.group == group:
+            launcher.launch[ln_backward_elements[dtype, group, L.wgmma]](
+                "ln_backward_elements",
+                grad_input,
+                ln_out,
+                partials,
+                dln,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                Int32(stride),
+                Int32(parts),
+                grid_dim=Dim(geometry.blocks),
+                block_dim=Dim(group, geometry.groups),
+                shared_bytes=geometry.shared_bytes,
+                early=L.wgmma and starts_early(sizes),
+            )
+    return Shares(partials.as_imm(), geometry.blocks)
+
+
 def launch_ln_backward_fast[
     L: Launcher, //, dtype: DType
 ](
@@ -960,6 +1183,23 @@ def launch_ln_backward_fast[
     var aligned = H % vector_width[dtype] == 0 and dln_stride == H and is_aligned(dln) and is_aligned(input)
     aligned = aligned and is_aligned(ln_weight) and is_aligned(ln_bias)
     aligned = aligned and is_aligned(grad_input.as_imm()) and is_aligned(ln_out.as_imm())
+    var geometry = element_geometry[dtype](rows, H)
+    if not aligned and geometry.groups > 0:
+        return launch_ln_backward_elements[dtype](
+            launcher,
+            grad_input,
+            ln_out,
+            dln,
+            input,
+            mean,
+            rstd,
+            ln_weight,
+            ln_bias,
+            sizes,
+            geometry,
+            parts,
+            dln_stride,
+        )
     comptime for width in [vector_width[dtype], 1]:
         if aligned or width == 1:
             if parts & SUMS != 0:

@@ -19,7 +19,7 @@ from harness.nn.layers import fused_layernorm_linear
 from harness.nn.products import ALL_OWN, LIBRARY, OWN, PADDED, Products
 
 ALIGNED = (ALL_OWN, Products(LIBRARY, OWN, LIBRARY), Products(LIBRARY, LIBRARY, LIBRARY))
-UNALIGNED = (Products(LIBRARY, LIBRARY, LIBRARY), Products(PADDED, PADDED, PADDED))
+UNALIGNED = (ALL_OWN, Products(LIBRARY, LIBRARY, LIBRARY), Products(PADDED, PADDED, PADDED))
 SIZES = (
     *((4096, 768, 3072), (8192, 1024, 4096), (8192, 4096, 4096), (16384, 4096, 12288)),
     *((512, 768, 2304), (512, 256, 1024), (128, 64, 256), (5000, 1600, 4800), (12288, 5120, 5120)),

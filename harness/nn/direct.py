@@ -35,6 +35,8 @@ TF32, PAIRS = 1, 5
 """How the module numbers what it computes in, beside KINDS."""
 DEVICE = "cuda"
 """What torch calls NVIDIA's and AMD's GPUs."""
+LINE = 128
+"""Bytes: rows that the module copies begin at multiples of so many (`pitch_of` in `solutions/shared/gemm_hopper.mojo`)."""
 PAIR_ELEMENTS = 8
 """Of which the rows of a matrix that is split into a pair must be a multiple."""
 LARGEST = 2**31 - 1
@@ -68,6 +70,9 @@ class Plan:
     """Whether this project's products of float32 are made of pairs of float16 matrices."""
     transposed: bool
     """Whether linear_weight lies in memory as [H, O], as in GPT-2; then so does its gradient."""
+    weight_room: int
+    """Elements that the memory of dW must have for the module, which first puts a copy of linear_weight there; 0: no more
+    than dW itself."""
     input_size: tuple[int, ...]
     input_strides: tuple[int, ...]
     output_size: tuple[int, ...]
@@ -107,6 +112,7 @@ def plan(
         same(ALL_OWN) if pairs else choose(rows, H, output_dim, dtype, transposed=transposed, hopper=hopper),
         pairs,
         transposed,
+        weight_room(H, output_dim, dtype) if hopper else 0,
         tuple(shape),
         contiguous_strides(shape),
         output_size,
@@ -114,6 +120,13 @@ def plan(
         statistics_size,
         contiguous_strides(statistics_size),
     )
+
+
+def weight_room(H: int, output_dim: int, dtype: torch.dtype) -> int:
+    """The elements of linear_weight on Hopper where its rows must be copied to begin at multiples of LINE bytes; else 0."""
+    copied = dtype.itemsize == 2 and padded(H, dtype) != H
+    step = LINE // dtype.itemsize
+    return output_dim * -(-H // step) * step if copied else 0
 
 
 def products_of(plan: Plan) -> Products:
@@ -274,7 +287,11 @@ class Kernels:
         try:
             dx = empty_strided(plan.input_size, plan.input_strides, dtype) if wanted & INPUT else None
             strides = (1, O) if plan.transposed else (H, 1)
-            dW = empty_strided((O, H), strides, dtype) if wanted & WEIGHT else None
+            dW = None
+            if wanted & WEIGHT and plan.weight_room:
+                dW = empty_strided((plan.weight_room,), (1,), dtype).resize_(O, H)
+            elif wanted & WEIGHT:
+                dW = empty_strided((O, H), strides, dtype)
             dgamma, dbeta, db = self.launch_gradients(plan, wanted, dx, dW, 0, 0, 0, *tensors)
         except torch.OutOfMemoryError as error:
             need = self.scratch(wanted, kind_of(dtype, plan.pairs), rows, H, O)

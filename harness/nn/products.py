@@ -8,7 +8,7 @@ from an H200 (book/measurements/h200_products_by_size.csv holds the times of bot
   column sums of dY, dgamma and dbeta on the side, which are launches of their own beside the library's.
 - The library splits the sums of few tiles among blocks, and is a little faster in the largest products.
 - Rows of a 16-bit matrix that are no multiple of 16 bytes keep both from tensor cores' wide loads: the library falls to a
-  fifth. Copies with padded rows then pay from some size on.
+  fifth. Copies with padded rows then pay from some size on; on Hopper this project's path makes them by itself.
 
 A plain loop of small calls waits for the host, to whom this project's path is the cheaper one; a CUDA graph waits for the
 GPU. So where they disagree, both choices are kept.
@@ -27,6 +27,8 @@ VECTOR = 16
 LIBRARY_FROM = 2**24
 """From this many multiply-adds on, the products of float32 and float64 are torch's own, between this project's row
 kernels: the vendor's library is faster in them, and follows torch's flag for TF32 by itself."""
+LIBRARY_FROM_IN_A_LOOP = 3 * 2**27
+"""The same for plain calls, of which smaller ones wait for the host."""
 LIBRARY_FROM_UNALIGNED = 2**16
 """The same for the 16-bit types where rows of a factor begin at any address, and neither wide loads nor tensor cores' tiles
 fit."""
@@ -41,8 +43,8 @@ STEP = 0.0023 * 1.15
 LARGE, LARGE_COST = 2**37, 1.05
 """From so many multiply-adds on the GPU is at its power limit, and this project's product slower by so much."""
 FILLED = 120
-"""Tiles of 128 columns of dln from which on the library is taken only for a gain of GAIN."""
-GAIN = 0.96
+"""Tiles of 128 columns of dln from which on the library is taken only for a gain: of GAIN, or LARGE_GAIN."""
+GAIN, LARGE_GAIN = 0.96, 0.985
 SMALL = 2**15
 """Multiply-adds up to which this project has a kernel for each whole pass."""
 LAUNCH = 3.0
@@ -56,10 +58,10 @@ UNALIGNED_LAUNCH, UNALIGNED_BIAS = 10.0, 25.0
 BANDWIDTH = 3.6e6
 """Bytes in a microsecond of a product that waits for memory."""
 COPY_BANDWIDTH = 1.2e6
-"""Bytes in a microsecond of a copy of unaligned rows."""
-HOST, COPYING_HOST = 100.0, 1000.0
+"""Bytes in a microsecond of torch's copy of unaligned rows."""
+HOST, COPYING_HOST = 350.0, 1000.0
 """Microseconds of GPU time of both passes below which a loop of calls waits for the host: for this project's path, and
-for the one that makes padded copies."""
+for the one that makes padded copies of torch's."""
 
 
 class Products(NamedTuple):
@@ -101,9 +103,12 @@ def choose(
         return same(ALL_LIBRARY)
     work = rows * H * O
     if dtype.itemsize >= 4:
-        return same(ALL_LIBRARY if work >= LIBRARY_FROM else ALL_OWN)
+        if work >= LIBRARY_FROM_IN_A_LOOP:
+            return same(ALL_LIBRARY)
+        return Choice(ALL_OWN, ALL_LIBRARY if work >= LIBRARY_FROM else ALL_OWN)
     if padded(H, dtype) != H or padded(O, dtype) != O:
-        return unaligned_choice(rows, H, O, dtype) if work >= LIBRARY_FROM_UNALIGNED else same(ALL_OWN)
+        own = hopper or work < LIBRARY_FROM_UNALIGNED
+        return same(ALL_OWN) if own else unaligned_choice(rows, H, O, dtype)
     return hopper_choice(rows, H, O) if hopper and work > SMALL else same(ALL_OWN)
 
 
@@ -136,7 +141,8 @@ def hopper_choice(rows: int, H: int, O: int) -> Choice:
     if math.ceil(rows / TILE_ROWS) * math.ceil(H / TILE_COLUMNS[-1]) < FILLED:
         gradients = (LIBRARY, LIBRARY)
     else:
-        gradients = fastest if backward[fastest] < GAIN * own else (OWN, OWN)
+        gain = LARGE_GAIN if rows * H * O >= LARGE else GAIN
+        gradients = fastest if backward[fastest] < gain * own else (OWN, OWN)
     graph = Products(min(forward, key=forward.__getitem__), *gradients)
     return Choice(ALL_OWN if forward[OWN] + own < HOST else graph, graph)
 

@@ -478,7 +478,8 @@ def forget_plans():
 def library(module, monkeypatch):
     """Every product of float32 and float64 is torch's own."""
     forget_plans()
-    monkeypatch.setattr(products, "LIBRARY_FROM", 1)
+    for name in ("LIBRARY_FROM", "LIBRARY_FROM_IN_A_LOOP"):
+        monkeypatch.setattr(products, name, 1)
     yield
     forget_plans()
 
@@ -563,6 +564,27 @@ def test_dx_takes_the_place_of_the_gradient_before_it(module, chosen, monkeypatc
     assert dx.data_ptr() == dln[0].data_ptr()
 
 
+def test_dW_has_room_for_a_copy_of_the_weight_on_hopper(module, no_operator):
+    """Where rows of the weight begin at any address; nobody sees it but the module, and the memory's owner."""
+    kernels = direct.found[-1]
+    for hopper, dtype, width, room in (
+        (True, torch.bfloat16, 9, 64),
+        (True, torch.bfloat16, 65, 128),
+        (True, torch.bfloat16, 16, 16),
+        (True, torch.float32, 9, 9),
+        (False, torch.bfloat16, 9, 9),
+    ):
+        kernels.hopper = hopper
+        forget_plans()
+        inputs = make_inputs(dtype, H=width, O=5)
+        (dW,) = torch.autograd.grad(fused_layernorm_linear(*inputs).sum(), inputs[3])
+        assert dW.shape == (5, width) and dW.is_contiguous()
+        assert dW.untyped_storage().nbytes() == 5 * room * dtype.itemsize
+        assert_as_good_as_torch(fused_layernorm_linear, inputs)
+    kernels.hopper = False
+    forget_plans()
+
+
 def test_a_graph_has_its_own_choice(module, chosen, no_operator, monkeypatch):
     chosen(OWN, OWN, OWN, graph=(LIBRARY, LIBRARY, LIBRARY))
     names = []
@@ -607,7 +629,7 @@ def test_pairs_are_for_whole_rows_of_float32(module, no_operator, dtype, sizes, 
 @pytest.mark.parametrize("rows", [2**20 - 1, 2**20])
 def test_large_products_are_torch_s(rows):
     plan = direct.plan(torch.Size([rows, 4]), 4, torch.float32)
-    assert plan.choice.loop == (products.ALL_LIBRARY if rows == 2**20 else products.ALL_OWN)
+    assert plan.choice.graph == (products.ALL_LIBRARY if rows == 2**20 else products.ALL_OWN)
     assert direct.plan(torch.Size([rows, 8]), 8, torch.bfloat16).choice.graph == products.ALL_OWN
 
 
@@ -636,7 +658,7 @@ def test_explain_says_who_multiplies(module, chosen):
 
 def test_explain_under_autocast(module, monkeypatch):
     forget_plans()
-    monkeypatch.setattr(products, "LIBRARY_FROM", 1)
+    monkeypatch.setattr(products, "LIBRARY_FROM_IN_A_LOOP", 1)
     layer, x = LayerNormLinear(8, 8), torch.ones(4, 8)
     assert layer.explain(x)["dW"] == LIBRARY
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -1012,12 +1034,12 @@ def test_gpu_a_million_rows(kernels):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gpu_products_of_torch(counted, dtype):
-    assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(dtype, (500,), 259, 131))
-    assert counted == ["launch_backward"], "above LIBRARY_FROM the rows alone are the module's"
+    assert_as_good_as_torch(fused_layernorm_linear, gpu_inputs(dtype, (12_000,), 259, 131))
+    assert counted == ["launch_backward"], "above LIBRARY_FROM_IN_A_LOOP the rows alone are the module's"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sizes", [((64,), 264, 256), ((512,), 768, 512)], ids=["own products", "torch's"])
+@pytest.mark.parametrize("sizes", [((64,), 264, 256), ((1024,), 768, 1024)], ids=["own products", "torch's"])
 def test_gpu_tf32_is_as_good_as_torch_s(kernels, sizes):
     before = torch.backends.cuda.matmul.fp32_precision
     inputs = gpu_inputs(torch.float32, *sizes)

@@ -70,6 +70,7 @@ def test_a_loop_that_waits_for_the_host_multiplies_by_itself():
 def test_copies_are_made_of_unaligned_rows_where_products_are_large(dtype):
     assert choose(13544, 9143, 2008, dtype).graph == (PADDED, PADDED, PADDED)
     assert choose(13544, 9144, 2008, dtype).graph == ALL_OWN
+    assert choose(13544, 9143, 2008, dtype, hopper=True).graph == ALL_OWN, "which makes its own copies there"
     few = choose(3796, 692, 141, dtype)
     assert few.graph.output == PADDED and few.loop == ALL_LIBRARY, (
         "a loop would wait for the copies' host time"
@@ -84,7 +85,7 @@ def test_copies_are_made_of_unaligned_rows_where_products_are_large(dtype):
         (0, torch.float32, {"transposed": True}, ALL_OWN),
         (16, half, {"transposed": True, "hopper": True}, ALL_LIBRARY),
         (64, half, {}, ALL_OWN),
-        (64, torch.float32, {"hopper": True}, ALL_LIBRARY),
+        (512, torch.float32, {"hopper": True}, ALL_LIBRARY),
         (8, torch.float64, {"hopper": True}, ALL_OWN),
     ],
     ids=str,
@@ -92,6 +93,17 @@ def test_copies_are_made_of_unaligned_rows_where_products_are_large(dtype):
 def test_what_needs_no_estimate(rows, dtype, facts, expected):
     choice = choose(rows, 1024, 1024, dtype, **facts)
     assert choice.loop == choice.graph == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_products_of_wide_types_are_the_library_s_in_graphs_before_they_are_in_loops(dtype):
+    for rows, loop, graph in (
+        (8, ALL_OWN, ALL_OWN),
+        (64, ALL_OWN, ALL_LIBRARY),
+        (512, ALL_LIBRARY, ALL_LIBRARY),
+    ):
+        choice = choose(rows, 1024, 1024, dtype)
+        assert (choice.loop, choice.graph) == (loop, graph), rows
 
 
 @pytest.mark.parametrize(

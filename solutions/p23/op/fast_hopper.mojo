@@ -1,13 +1,16 @@
-"""The kernels of the fast variant for Hopper: `wgmma` for the products, the TMA for every tile, heads of up to 64 elements.
+"""The forward pass and the gradient of the query for Hopper: `wgmma` for the products, the TMA for every tile.
 
 The scheme is that of `fast_kernels.mojo`: a block owns rows and walks over the other side, P and dS go from product to product
-in registers. The forward pass and the gradient of the query are here; those of key and value are the portable kernel's. What differs is who does what. One thread of the first
-warpgroup sends boxes of 64 x 64 to shared memory and waits for room; each further warpgroup owns 64 rows and multiplies. A
-"full" barrier of a stage says that its tiles are here, an "empty" one that nobody reads them any longer.
+in registers, and the backward pass is two kernels without atomics (the other one: `fast_hopper_keys.mojo`). What differs is who
+does what. One thread of the first warpgroup sends boxes of 64 x 64 to shared memory and waits for room; each further warpgroup
+owns 64 rows and multiplies. A "full" barrier of a stage says that its tiles are here, an "empty" one that nobody reads them any
+longer.
 
 Products are asynchronous, and the compiler does not know it: after each wait `settled` keeps what uses the sums behind it.
 Many small blocks are faster than few large ones; the backward kernels keep, or stream, what the shared memory's bandwidth
-allows. Sums have the layout of `mma`, two elements of a row, then two of the row 8 below, and so on along the row.
+allows. Sums have the layout of `mma`, two elements of a row, then two of the row 8 below, and so on along the row. Of heads
+that are wider than a box there are sums, and tiles, for every 64 elements. A loop without a mask comes in front of one with:
+a branch within would keep the exponentials from being made while products are under way.
 """
 
 from std.math import ceildiv, exp2, log2
@@ -46,7 +49,6 @@ from .fast_kernels import (
     LN_2,
     LOG2_E,
     Strides,
-    all_seen,
     of_row,
     row_shift,
     share_of_delta,
@@ -552,8 +554,8 @@ def hopper_forward_kernel[
 
     @__parameter
     @always_inline
-    def weigh[width: SIMDLength, //](mut scores: SIMD[DType.float32, width], t0: Int):
-        if not all_seen(first, first + 1, t0, t0 + keys, sizes):
+    def weigh[width: SIMDLength, //, masked: Bool](mut scores: SIMD[DType.float32, width], t0: Int):
+        comptime if masked:
             var bounds = seen_before(first, t0, keys, sizes)
             comptime for i in range(keys // 2):
                 comptime column = Int32(i // 4 * 8 + i % 2)
@@ -583,11 +585,19 @@ def hopper_forward_kernel[
     settled(scores)
     if leads:
         _ = mbarrier_arrive(keys_empty)
-    weigh(scores, 0)
+    # The first query of the warpgroup sees the fewest keys; steps with keys that it does not see come last.
+    var whole = min(steps, sizes.keys_seen(s0 + group * SIDE) // keys)
+    if whole > 0:
+        weigh[False](scores, 0)
+    else:
+        weigh[True](scores, 0)
     var weights = rounded[dtype, keys // 16](scores)
     var turn = Turn(1 % FORWARD_STAGES, 0)
     var before = Turn(0, 0)
-    for step in range(1, steps):
+
+    @__parameter
+    @always_inline
+    def advance[masked: Bool](step: Int):
         wait(keys_full.unsafe_offset(turn.stage), turn.parity)
         wgmma_fence_aligned()
         var next = scores_from_shared[dtype, width, keys](own, key_tiles.unsafe_offset(turn.stage * TILE))
@@ -600,7 +610,7 @@ def hopper_forward_kernel[
         settled(next)
         if leads:
             _ = mbarrier_arrive(keys_empty.unsafe_offset(turn.stage))
-        weigh(next, step * keys)
+        weigh[masked](next, step * keys)
         wgmma_wait_group_sync[0]()
         settled_sums[width](sums)
         if leads:
@@ -613,6 +623,11 @@ def hopper_forward_kernel[
         weights = rounded[dtype, keys // 16](next)
         turn.step[FORWARD_STAGES]()
         before.step[FORWARD_STAGES]()
+
+    for step in range(1, whole):
+        advance[False](step)
+    for step in range(max(1, whole), steps):
+        advance[True](step)
     wait(values_full.unsafe_offset(before.stage), before.parity)
     wgmma_fence_aligned()
     add_products[dtype, keys // 16, width](weights, value_tiles.unsafe_offset(before.stage * TILE), sums)
@@ -788,7 +803,10 @@ def hopper_query_kernel[
     var turn = Turn(0, 0)
     var before = 0
     wait(own_here, 0)
-    for step in range(steps):
+
+    @__parameter
+    @always_inline
+    def advance[masked: Bool](step: Int):
         wait(full.unsafe_offset(turn.stage), turn.parity)
         var keys = streamed.unsafe_offset(turn.stage * STAGE)
         var t0 = step * SIDE
@@ -805,7 +823,7 @@ def hopper_query_kernel[
             _ = mbarrier_arrive(empty.unsafe_offset(before))
         comptime for i in range(32):
             weights[i] = exp2(weights[i] * factor - shifts[i // 2 % 2])
-        if not all_seen(first, first + 1, t0, t0 + SIDE, sizes):
+        comptime if masked:
             var bounds = seen_before(first, t0, SIDE, sizes)
             comptime for i in range(32):
                 comptime column = Int32(i // 4 * 8 + i % 2)
@@ -820,6 +838,13 @@ def hopper_query_kernel[
         wgmma_commit_group_sync()
         before = turn.stage
         turn.step[stages]()
+
+    # The first query of the warpgroup sees the fewest keys; steps with keys that it does not see come last.
+    var whole = min(steps, sizes.keys_seen(s0 + group * SIDE) // SIDE)
+    for step in range(whole):
+        advance[False](step)
+    for step in range(whole, steps):
+        advance[True](step)
     wgmma_wait_group_sync[0]()
     settled_sums[width](sums)
     store_sums[width](

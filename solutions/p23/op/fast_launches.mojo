@@ -40,6 +40,8 @@ from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
 
 
+comptime FEW_QUERIES = 1024
+"""Up to so many, and under a causal mask, small blocks of the query's kernel leave less of a Hopper idle at the end."""
 comptime WINDOW_WARPS = 8
 """Warps on a multiprocessor of the kernels of a window, of one block or of several: as many as the registers last for."""
 
@@ -501,7 +503,7 @@ def launch_forward_hopper[
     if Int(t.sizes.head_dim) <= SIDE:
         launch_forward_hopper[SIDE, groups=1, keys=128, resident=2](launcher, t, layout)
     else:
-        launch_forward_hopper[WIDEST, groups=2, keys=128, resident=1](launcher, t, layout)
+        launch_forward_hopper[WIDEST, groups=1, keys=64, resident=2](launcher, t, layout)
 
 
 def launch_forward_hopper[
@@ -535,13 +537,18 @@ def launch_backward_hopper[
 
     Delta is made of the output where there is one, else it is t.delta.
     """
-    if Int(t.sizes.head_dim) <= SIDE:
+    ref sizes = t.sizes
+    if Int(sizes.head_dim) > SIDE:
+        launch_backward_hopper[
+            WIDEST, key_groups=2, key_resident=1, query_groups=2, query_stages=3, query_resident=1
+        ](launcher, t, output, layout)
+    elif Int(sizes.query_len) > FEW_QUERIES and sizes.keys_seen(0) == Int(sizes.key_len):
         launch_backward_hopper[
             SIDE, key_groups=1, key_resident=2, query_groups=3, query_stages=3, query_resident=1
         ](launcher, t, output, layout)
     else:
         launch_backward_hopper[
-            WIDEST, key_groups=2, key_resident=1, query_groups=2, query_stages=3, query_resident=1
+            SIDE, key_groups=1, key_resident=2, query_groups=2, query_stages=3, query_resident=1
         ](launcher, t, output, layout)
 
 

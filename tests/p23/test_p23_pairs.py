@@ -10,7 +10,7 @@ from test_p23_fast import SIZED, truth
 from test_p23_fast import inputs as masked_inputs
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.devices.recorder import Order, record_many
+from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record_many
 from harness.devices.replay import Replay
 from harness.spec.puzzle import Case
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.compiler
 EPS = torch.finfo(torch.float32).eps
 # B, N, S, T, d, heads of key and value, diagonal, and 0 for no mask.
 OPTIONS = {
-    "more than a block of queries, ragged": (2, 1, 131, 75, 64, 1, 75, 0),
+    "a batch in two parts, ragged": (3, 1, 131, 75, 64, 1, 75, 0),
     "causal from the top left": (1, 1, 140, 140, 64, 1, 0, 0),
     "causal from the bottom right, shared heads": (1, 2, 70, 140, 64, 1, 70, 0),
     "queries that see no key": (1, 1, 70, 40, 64, 1, -50, 0),
@@ -66,7 +66,7 @@ def torch_answer(dims, given, backend=SDPBackend.MATH) -> dict[str, torch.Tensor
 @pytest.fixture(scope="module")
 def recording(solution):
     """What the fast and the fused variant launch in float32."""
-    order = Order(solution, (*OPTIONS.values(), HARD, ONE), ("fast", "fused"))
+    order = Order(solution, (*OPTIONS.values(), HARD, ONE), ("fast", "fused"), small_grid=True)
     return record_many([order], "p23", "float32")[0]
 
 
@@ -150,6 +150,17 @@ def test_the_same_bits_in_whatever_order_the_blocks_run(recording):
     given = inputs(dims)
     first, second = run(recording, dims, given), run(recording, dims, given, blocks="shuffled:5")
     assert all(torch.equal(first[name], second[name]) for name in ("output", "lse", *GRADIENTS))
+
+
+def test_a_batch_is_done_in_parts_that_share_their_scratch_memory(recording):
+    """Three entries of three blocks, where four blocks are enough."""
+    (dims,) = (dims for name, dims in OPTIONS.items() if "two parts" in name)
+    events = recording.cases["fast", dims]
+    launches = [event.name for event in events if isinstance(event, RecordedLaunch)]
+    assert [launches.count(name) for name in ("split_tiles", "pairs_forward", "plain_query")] == [4, 2, 2]
+    lent = [event.nbytes for event in events if isinstance(event, RecordedTensor) and event.name == "pairs"]
+    tile = 2 * 64 * 64 * 2
+    assert lent == [2 * (3 + 2 + 2) * tile, 2 * (3 + 2 + 2 + 3) * tile], "of two entries"
 
 
 def test_tensor_cores_multiply_pairs_and_nothing_is_added_with_atomics(recording):

@@ -229,7 +229,8 @@ def split_tiles_kernel(
     grad_output: ImmPtr[DType.float32],  # [B, N, S, d], read in a backward pass
     lse: ImmPtr[DType.float32],  # [B, N, S], likewise
     delta: ImmPtr[DType.float32],  # [B, N, S], likewise
-    packed: PackedSizes,
+    first_entry: Int32,
+    packed: PackedSizes,  # of the part of the batch from the first entry on
 ):
     """Splits a tile of one of the tensors, and writes its record. Grid: the tiles."""
     var sizes = FlashSizes(packed)
@@ -250,7 +251,8 @@ def split_tiles_kernel(
     elif tensor == 3:
         source = grad_output
         local -= places.grad(0)
-    var head = local // of_head
+    var heads = Int(sizes.query_heads if tensor == 0 or tensor == 3 else sizes.key_heads)
+    var head = Int(first_entry) * heads + local // of_head
     var first = local % of_head * SIDE
     var column = thread_idx.x % (SIDE // CHUNK) * CHUNK
     var row = thread_idx.x // (SIDE // CHUNK)

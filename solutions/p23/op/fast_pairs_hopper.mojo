@@ -197,7 +197,8 @@ def hopper_pairs_forward_kernel(
     tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
-    packed: PackedSizes,
+    first_entry: Int32,
+    packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """Output and lse. A block owns 64 queries and walks over the keys, 64 at a time.
@@ -211,6 +212,7 @@ def hopper_pairs_forward_kernel(
     var S = Int(sizes.query_len)
     var d = Int(sizes.head_dim)
     var head = block_idx.x // places.of_queries
+    var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
     var own_tile = places.of_queries - 1 - block_idx.x % places.of_queries
     var s0 = own_tile * SIDE
     var key_tile = places.key(sizes.shared_head(head))
@@ -353,8 +355,10 @@ def hopper_pairs_forward_kernel(
         factors[half] = undo / (total * WEIGHT) if total != 0 else 1
         var s = first + half * 8 + lane_id() // 4
         if s < S and lane_id() % 4 == 0:
-            lse[unsafe_offset=head * S + s] = HIDDEN if total == 0 else (largest[half] + log2(total)) * LN_2
-    store_pairs(output.unsafe_offset(head * S * d), sums, factors, first, S, d)
+            lse[unsafe_offset=whole_head * S + s] = (
+                HIDDEN if total == 0 else (largest[half] + log2(total)) * LN_2
+            )
+    store_pairs(output.unsafe_offset(whole_head * S * d), sums, factors, first, S, d)
 
 
 # ---- Backward -----------------------------------------------------------------------------------------------
@@ -369,7 +373,8 @@ def hopper_pairs_query_kernel(
     tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
-    packed: PackedSizes,
+    first_entry: Int32,
+    packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """The gradient of the query. A block owns 64 queries and walks over the keys, 64 at a time."""
@@ -380,6 +385,7 @@ def hopper_pairs_query_kernel(
     var S = Int(sizes.query_len)
     var d = Int(sizes.head_dim)
     var head = block_idx.x // places.of_queries
+    var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
     var own_tile = places.of_queries - 1 - block_idx.x % places.of_queries
     var s0 = own_tile * SIDE
     var key_tile = places.key(sizes.shared_head(head))
@@ -477,7 +483,7 @@ def hopper_pairs_query_kernel(
         comptime for i in range(32):
             sums[i] = part[i] * undo + sums[i]
         turn.step[STAGES]()
-    store_pairs(grad_query.unsafe_offset(head * S * d), sums, factors, first, S, d)
+    store_pairs(grad_query.unsafe_offset(whole_head * S * d), sums, factors, first, S, d)
 
 
 @__llvm_metadata(
@@ -490,7 +496,8 @@ def hopper_pairs_key_value_kernel(
     tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
-    packed: PackedSizes,
+    first_entry: Int32,
+    packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """The gradients of key and value. A block owns 64 keys and walks over the queries of every head that shares them, 64 at a
@@ -617,7 +624,7 @@ def hopper_pairs_key_value_kernel(
         comptime for i in range(32):
             key_sums[i] = key_part[i] * key_undo + key_sums[i]
         turn.step[STAGES]()
-    var start_of_head = shared_head * T * d
+    var start_of_head = (Int(first_entry) * Int(sizes.key_heads) + shared_head) * T * d
     store_pairs(
         grad_key.unsafe_offset(start_of_head), key_sums, StaticTuple[Float32, 2](scale, scale), first, T, d
     )

@@ -175,7 +175,8 @@ def pairs_forward_kernel(
     tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
-    packed: PackedSizes,
+    first_entry: Int32,
+    packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """Output and lse. A block owns 128 queries and walks over the keys, 32 at a time."""
@@ -188,6 +189,7 @@ def pairs_forward_kernel(
     var d = Int(sizes.head_dim)
     var blocks = ceildiv(S, OUTPUT_ROWS)
     var head = block_idx.x // blocks
+    var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
     var s0 = (blocks - 1 - block_idx.x % blocks) * OUTPUT_ROWS
     var key_tile = places.key(sizes.shared_head(head))
     var value_tile = places.value(sizes.shared_head(head))
@@ -277,8 +279,10 @@ def pairs_forward_kernel(
         factors[half] = undo / (total * WEIGHT) if total != 0 else 1
         var s = first + half * 8 + lane_id() // 4
         if s < S and lane_id() % 4 == 0:
-            lse[unsafe_offset=head * S + s] = HIDDEN if total == 0 else (largest[half] + log2(total)) * LN_2
-    store_sums[bands](output.unsafe_offset(head * S * d), sums, factors, first, S, d)
+            lse[unsafe_offset=whole_head * S + s] = (
+                HIDDEN if total == 0 else (largest[half] + log2(total)) * LN_2
+            )
+    store_sums[bands](output.unsafe_offset(whole_head * S * d), sums, factors, first, S, d)
 
 
 @always_inline
@@ -312,7 +316,8 @@ def pairs_query_kernel(
     tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
-    packed: PackedSizes,
+    first_entry: Int32,
+    packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """The gradient of the query. A block owns 128 queries and walks over the keys, 32 at a time."""
@@ -325,6 +330,7 @@ def pairs_query_kernel(
     var d = Int(sizes.head_dim)
     var blocks = ceildiv(S, OUTPUT_ROWS)
     var head = block_idx.x // blocks
+    var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
     var s0 = (blocks - 1 - block_idx.x % blocks) * OUTPUT_ROWS
     var key_tile = places.key(sizes.shared_head(head))
     var value_tile = places.value(sizes.shared_head(head))
@@ -412,7 +418,7 @@ def pairs_query_kernel(
         stage = 1 - stage
 
     store_sums[bands](
-        grad_query.unsafe_offset(head * S * d),
+        grad_query.unsafe_offset(whole_head * S * d),
         sums,
         factors,
         first,
@@ -431,7 +437,8 @@ def pairs_key_value_kernel(
     tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
-    packed: PackedSizes,
+    first_entry: Int32,
+    packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """The gradients of key and value. A block owns 64 keys and walks over the queries of every head that shares them, 64 at a
@@ -550,6 +557,6 @@ def pairs_key_value_kernel(
                 key_sums[place] = key_part[place].fma(key_undo, key_sums[place])
         stage = 1 - stage
 
-    var start_of_head = shared_head * T * d
+    var start_of_head = (Int(first_entry) * Int(sizes.key_heads) + shared_head) * T * d
     store_sums[1](grad_key.unsafe_offset(start_of_head), key_sums, Array[Float32, 2](fill=scale), first, T, d)
     store_sums[1](grad_value.unsafe_offset(start_of_head), value_sums, Array[Float32, 2](fill=1), first, T, d)

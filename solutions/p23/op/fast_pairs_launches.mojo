@@ -2,6 +2,9 @@
 
 Both paths are launched, because nobody waits for the GPU to read what it has chosen; the kernels of the one that is not chosen
 return at once. The plain one is that of the flash kernels.
+
+A pair takes as much scratch memory as the tensor. A batch that keeps the GPU busy in parts is done in parts, one behind the
+other in the same memory, which then may stay in the cache, too.
 """
 
 from std.math import ceildiv
@@ -44,11 +47,16 @@ from .fast_pairs_kernels import (
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
 from .shared.launcher import Launcher
-from .tiles import TILE
+from .tiles import MAX_GRID_Z, TILE
 
 comptime F32 = DType.float32
 comptime PLAIN_BLOCKS = 2048
 """About as many blocks are launched of the plain path: they stride over the heads, and most calls need none."""
+
+
+comptime ENOUGH_BLOCKS = min(768, MAX_GRID_Z)
+"""So many blocks of 64 queries keep a GPU busy: a part of a batch has no more entries than it takes. Checks make it small.
+"""
 
 
 @fieldwise_init
@@ -56,16 +64,16 @@ struct Pairs(Copyable, Movable):
     """What the kernels read of all tensors, in scratch memory."""
 
     @__allow_legacy_any_origin_fields
-    var tiles: ImmPtr[HALF_TYPE]
+    var tiles: MutPtr[HALF_TYPE]
 
     @__allow_legacy_any_origin_fields
-    var records: ImmPtr[F32]
+    var records: MutPtr[F32]
 
     @__allow_legacy_any_origin_fields
-    var numbers: ImmPtr[F32]
+    var numbers: MutPtr[F32]
 
     @__allow_legacy_any_origin_fields
-    var path: ImmPtr[DType.int32]
+    var path: MutPtr[DType.int32]
 
 
 def suits_pairs(sizes: FlashSizes, scale: Float32) -> Bool:
@@ -75,10 +83,38 @@ def suits_pairs(sizes: FlashSizes, scale: Float32) -> Bool:
     return some and Int(sizes.head_dim) <= SIDE and sizes.mask_block == 0 and scale > 0
 
 
-def launch_pairs[
+def entries_together(sizes: FlashSizes) -> Int:
+    """How many entries of the batch are a part; the last part may have fewer."""
+    var of_entry = ceildiv(Int(sizes.query_len), SIDE) * Int(sizes.query_heads)
+    var parts = ceildiv(Int(sizes.batch), ceildiv(ENOUGH_BLOCKS, of_entry))
+    return ceildiv(Int(sizes.batch), parts)
+
+
+def of_entries(sizes: FlashSizes, count: Int) -> FlashSizes:
+    """The sizes of so many entries of the batch."""
+    var part = sizes.copy()
+    part.batch = Int32(count)
+    return part^
+
+
+def lend_pairs[L: Launcher, //](mut launcher: L, sizes: FlashSizes, backward: Bool) raises -> Pairs:
+    """Scratch memory for these sizes."""
+    var places = TileRows(sizes)
+    var count = places.grad(sizes.heads() if backward else 0)
+    var rows = places.query(sizes.heads() if backward else 0) * SIDE
+    return Pairs(
+        tiles=launcher.workspace[HALF_TYPE]("pairs", count * 2 * HALF_TILE),
+        records=launcher.workspace[F32]("records", count * RECORD),
+        numbers=launcher.workspace[F32]("numbers", rows * NUMBERS),
+        path=launcher.workspace[DType.int32]("path", 1),
+    )
+
+
+def launch_split[
     L: Launcher, //
 ](
     mut launcher: L,
+    pairs: Pairs,
     query: ImmPtr[F32],
     key: ImmPtr[F32],
     value: ImmPtr[F32],
@@ -86,44 +122,39 @@ def launch_pairs[
     lse: ImmPtr[F32],
     delta: ImmPtr[F32],
     backward: Bool,
+    first: Int,
     sizes: FlashSizes,
     scale: Float32,
-) raises -> Pairs:
+) raises:
     """Two launches: every tensor split into tiles, and the choice of the path. A forward pass has no grad_output.
     """
-    var places = TileRows(sizes)
-    var count = places.grad(sizes.heads() if backward else 0)
-    var tiles = launcher.workspace[HALF_TYPE]("pairs", count * 2 * HALF_TILE)
-    var records = launcher.workspace[F32]("records", count * RECORD)
-    var rows = places.query(sizes.heads() if backward else 0) * SIDE
-    var numbers = launcher.workspace[F32]("numbers", rows * NUMBERS)
-    var path = launcher.workspace[DType.int32]("path", 1)
+    var count = TileRows(sizes).grad(sizes.heads() if backward else 0)
     launcher.launch[split_tiles_kernel](
         "split_tiles",
-        tiles,
-        records,
-        numbers,
+        pairs.tiles,
+        pairs.records,
+        pairs.numbers,
         query,
         key,
         value,
         grad_output,
         lse,
         delta,
+        Int32(first),
         sizes.packed(),
         grid_dim=Dim(count),
         block_dim=Dim(SPLIT_THREADS),
     )
     launcher.launch[choose_path_kernel](
         "choose_path",
-        path,
-        records.as_imm(),
+        pairs.path,
+        pairs.records.as_imm(),
         Int64(count),
         sizes.packed(),
         scale,
         grid_dim=Dim(1),
         block_dim=Dim(CHOOSE_THREADS),
     )
-    return Pairs(tiles.as_imm(), records.as_imm(), numbers.as_imm(), path.as_imm())
 
 
 def plain_grid(length: Int32, heads: Int) -> Dim:
@@ -135,8 +166,29 @@ def plain_grid(length: Int32, heads: Int) -> Dim:
 # ---- The plain path -----------------------------------------------------------------------------------------
 
 
+struct Starts(Copyable, Movable):
+    """Where a part of the batch begins."""
+
+    var rows: Int
+    """Queries in front of it,"""
+    var queries: Int
+    """their elements,"""
+    var keys: Int
+    """and those of the keys."""
+
+    @always_inline
+    def __init__(out self, first_entry: Int32, packed: PackedSizes):
+        """Of the part from an entry on."""
+        var sizes = FlashSizes(packed)
+        var d = Int(sizes.head_dim)
+        self.rows = Int(first_entry) * Int(sizes.query_heads) * Int(sizes.query_len)
+        self.queries = self.rows * d
+        self.keys = Int(first_entry) * Int(sizes.key_heads) * Int(sizes.key_len) * d
+
+
 def plain_forward_kernel(
     path: ImmPtr[DType.int32],
+    first_entry: Int32,
     output: MutPtr[F32],
     lse: MutPtr[F32],
     query: ImmPtr[F32],
@@ -148,11 +200,22 @@ def plain_forward_kernel(
 ):
     """`flash_forward_kernel`, where the plain path has been chosen."""
     if path[unsafe_offset=0] == PLAIN:
-        flash_forward_kernel[F32](output, lse, query, key, value, mask, packed, scale)
+        var at = Starts(first_entry, packed)
+        flash_forward_kernel[F32](
+            output.unsafe_offset(at.queries),
+            lse.unsafe_offset(at.rows),
+            query.unsafe_offset(at.queries),
+            key.unsafe_offset(at.keys),
+            value.unsafe_offset(at.keys),
+            mask,
+            packed,
+            scale,
+        )
 
 
 def plain_query_kernel(
     path: ImmPtr[DType.int32],
+    first_entry: Int32,
     grad_query: MutPtr[F32],
     grad_output: ImmPtr[F32],
     query: ImmPtr[F32],
@@ -166,11 +229,24 @@ def plain_query_kernel(
 ):
     """`flash_query_kernel`, where the plain path has been chosen."""
     if path[unsafe_offset=0] == PLAIN:
-        flash_query_kernel[F32](grad_query, grad_output, query, key, value, lse, delta, mask, packed, scale)
+        var at = Starts(first_entry, packed)
+        flash_query_kernel[F32](
+            grad_query.unsafe_offset(at.queries),
+            grad_output.unsafe_offset(at.queries),
+            query.unsafe_offset(at.queries),
+            key.unsafe_offset(at.keys),
+            value.unsafe_offset(at.keys),
+            lse.unsafe_offset(at.rows),
+            delta.unsafe_offset(at.rows),
+            mask,
+            packed,
+            scale,
+        )
 
 
 def plain_key_value_kernel(
     path: ImmPtr[DType.int32],
+    first_entry: Int32,
     grad_key: MutPtr[F32],
     grad_value: MutPtr[F32],
     grad_output: ImmPtr[F32],
@@ -185,8 +261,19 @@ def plain_key_value_kernel(
 ):
     """`flash_key_value_kernel`, where the plain path has been chosen."""
     if path[unsafe_offset=0] == PLAIN:
+        var at = Starts(first_entry, packed)
         flash_key_value_kernel[F32](
-            grad_key, grad_value, grad_output, query, key, value, lse, delta, mask, packed, scale
+            grad_key.unsafe_offset(at.keys),
+            grad_value.unsafe_offset(at.keys),
+            grad_output.unsafe_offset(at.queries),
+            query.unsafe_offset(at.queries),
+            key.unsafe_offset(at.keys),
+            value.unsafe_offset(at.keys),
+            lse.unsafe_offset(at.rows),
+            delta.unsafe_offset(at.rows),
+            mask,
+            packed,
+            scale,
         )
 
 
@@ -202,7 +289,7 @@ def without_mask(sizes: FlashSizes) -> PackedSizes:
 
 def launch_output[
     L: Launcher, //
-](mut launcher: L, t: FlashForward[F32], pairs: Pairs, portable: Bool) raises:
+](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: output and lse."""
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
@@ -212,9 +299,10 @@ def launch_output[
                 "hopper_pairs_forward",
                 t.output,
                 t.lse,
-                pairs.tiles,
-                pairs.records,
-                pairs.path,
+                pairs.tiles.as_imm(),
+                pairs.records.as_imm(),
+                pairs.path.as_imm(),
+                Int32(first),
                 sizes.packed(),
                 scale,
                 grid_dim=Dim(TileRows(sizes).of_queries * sizes.heads()),
@@ -226,9 +314,10 @@ def launch_output[
         "pairs_forward",
         t.output,
         t.lse,
-        pairs.tiles,
-        pairs.records,
-        pairs.path,
+        pairs.tiles.as_imm(),
+        pairs.records.as_imm(),
+        pairs.path.as_imm(),
+        Int32(first),
         sizes.packed(),
         scale,
         grid_dim=Dim(ceildiv(Int(sizes.query_len), OUTPUT_ROWS) * sizes.heads()),
@@ -239,7 +328,7 @@ def launch_output[
 
 def launch_key_value[
     L: Launcher, //
-](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, portable: Bool) raises:
+](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: grad_key and grad_value."""
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
@@ -250,10 +339,11 @@ def launch_key_value[
                 "hopper_pairs_key_value",
                 t.grad_key,
                 t.grad_value,
-                pairs.numbers,
-                pairs.tiles,
-                pairs.records,
-                pairs.path,
+                pairs.numbers.as_imm(),
+                pairs.tiles.as_imm(),
+                pairs.records.as_imm(),
+                pairs.path.as_imm(),
+                Int32(first),
                 sizes.packed(),
                 scale,
                 grid_dim=Dim(blocks),
@@ -265,10 +355,11 @@ def launch_key_value[
         "pairs_key_value",
         t.grad_key,
         t.grad_value,
-        pairs.numbers,
-        pairs.tiles,
-        pairs.records,
-        pairs.path,
+        pairs.numbers.as_imm(),
+        pairs.tiles.as_imm(),
+        pairs.records.as_imm(),
+        pairs.path.as_imm(),
+        Int32(first),
         sizes.packed(),
         scale,
         grid_dim=Dim(blocks),
@@ -279,7 +370,7 @@ def launch_key_value[
 
 def launch_query[
     L: Launcher, //
-](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, portable: Bool) raises:
+](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: grad_query."""
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
@@ -288,10 +379,11 @@ def launch_query[
             launcher.launch[hopper_pairs_query_kernel](
                 "hopper_pairs_query",
                 t.grad_query,
-                pairs.numbers,
-                pairs.tiles,
-                pairs.records,
-                pairs.path,
+                pairs.numbers.as_imm(),
+                pairs.tiles.as_imm(),
+                pairs.records.as_imm(),
+                pairs.path.as_imm(),
+                Int32(first),
                 sizes.packed(),
                 scale,
                 grid_dim=Dim(TileRows(sizes).of_queries * sizes.heads()),
@@ -302,10 +394,11 @@ def launch_query[
     launcher.launch[pairs_query_kernel](
         "pairs_query",
         t.grad_query,
-        pairs.numbers,
-        pairs.tiles,
-        pairs.records,
-        pairs.path,
+        pairs.numbers.as_imm(),
+        pairs.tiles.as_imm(),
+        pairs.records.as_imm(),
+        pairs.path.as_imm(),
+        Int32(first),
         sizes.packed(),
         scale,
         grid_dim=Dim(ceildiv(Int(sizes.query_len), OUTPUT_ROWS) * sizes.heads()),
@@ -318,16 +411,30 @@ def launch_query[
 
 
 def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: FlashForward[F32], portable: Bool) raises:
-    """Four launches: output and lse of contiguous tensors that suit, by the `portable` kernels or by the fastest.
-    """
+    """Four launches for each part of the batch: output and lse of contiguous tensors that suit, by the `portable` kernels or
+    by the fastest."""
+    ref whole = t.sizes
+    var together = entries_together(whole)
+    var pairs = lend_pairs(launcher, of_entries(whole, together), False)
+    for first in range(0, Int(whole.batch), together):
+        var part = t.copy()
+        part.sizes = of_entries(whole, min(together, Int(whole.batch) - first))
+        launch_forward_part(launcher, part, pairs, first, portable)
+
+
+def launch_forward_part[
+    L: Launcher, //
+](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
+    """Four launches."""
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
     var none = t.lse.as_imm()
-    var pairs = launch_pairs(launcher, t.query, t.key, t.value, none, none, none, False, sizes, scale)
-    launch_output(launcher, t, pairs, portable)
+    launch_split(launcher, pairs, t.query, t.key, t.value, none, none, none, False, first, sizes, scale)
+    launch_output(launcher, t, pairs, first, portable)
     launcher.launch[plain_forward_kernel](
         "plain_forward",
-        pairs.path,
+        pairs.path.as_imm(),
+        Int32(first),
         t.output,
         t.lse,
         t.query,
@@ -342,18 +449,32 @@ def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: FlashForward[F32],
 
 
 def launch_backward_pairs[L: Launcher, //](mut launcher: L, t: FlashBackward[F32], portable: Bool) raises:
-    """Six launches: the gradients of contiguous tensors that suit, grad_key and grad_value in front of grad_query.
-    """
+    """Six launches for each part of the batch: the gradients of contiguous tensors that suit, grad_key and grad_value in front
+    of grad_query; by the `portable` kernels or by the fastest."""
+    ref whole = t.sizes
+    var together = entries_together(whole)
+    var pairs = lend_pairs(launcher, of_entries(whole, together), True)
+    for first in range(0, Int(whole.batch), together):
+        var part = t.copy()
+        part.sizes = of_entries(whole, min(together, Int(whole.batch) - first))
+        launch_backward_part(launcher, part, pairs, first, portable)
+
+
+def launch_backward_part[
+    L: Launcher, //
+](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
+    """Six launches."""
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
-    var pairs = launch_pairs(
-        launcher, t.query, t.key, t.value, t.grad_output, t.lse, t.delta, True, sizes, scale
+    launch_split(
+        launcher, pairs, t.query, t.key, t.value, t.grad_output, t.lse, t.delta, True, first, sizes, scale
     )
     var packed = without_mask(sizes)
-    launch_key_value(launcher, t, pairs, portable)
+    launch_key_value(launcher, t, pairs, first, portable)
     launcher.launch[plain_key_value_kernel](
         "plain_key_value",
-        pairs.path,
+        pairs.path.as_imm(),
+        Int32(first),
         t.grad_key,
         t.grad_value,
         t.grad_output,
@@ -368,10 +489,11 @@ def launch_backward_pairs[L: Launcher, //](mut launcher: L, t: FlashBackward[F32
         grid_dim=plain_grid(sizes.key_len, sizes.shared_heads()),
         block_dim=Dim(TILE, TILE),
     )
-    launch_query(launcher, t, pairs, portable)
+    launch_query(launcher, t, pairs, first, portable)
     launcher.launch[plain_query_kernel](
         "plain_query",
-        pairs.path,
+        pairs.path.as_imm(),
+        Int32(first),
         t.grad_query,
         t.grad_output,
         t.query,

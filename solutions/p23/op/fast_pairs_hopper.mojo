@@ -563,17 +563,12 @@ def hopper_pairs_key_value_kernel(
     var value_sums = HALF(0)
     var turn = Turn(0, 0)
     wait(own_here, 0)
-    for step in range(steps):
-        var head = head0 + step // of_head
-        var tile = start + step % of_head
-        var query = Record(records, places.query(head) + tile)
-        var grad = Record(records, places.grad(head) + tile)
-        var factor = score_factor(query, key, scale)
-        var power = slope_power(grad, value)
-        var down = inverse_power(power)
-        var apart_factor = grad.undo * value.undo * down
-        var value_undo = grad.undo / WEIGHT
-        var key_undo = query.undo * (power / WEIGHT)
+    var tile = Int32(start)
+    var query_tile = Int32(places.query(head0) + start)
+    var to_grad = Int32(places.grad(0) - places.query(0))
+    for _ in range(steps):
+        # Records are read where they are used: registers are short here.
+        var factor = score_factor(Record(records, Int(query_tile)), key, scale)
         wait(full.unsafe_offset(turn.stage), turn.parity)
         var queries = stages.unsafe_offset(turn.stage * STAGE_BYTES)
         var grads = queries.unsafe_offset(PAIR_BYTES)
@@ -592,9 +587,10 @@ def hopper_pairs_key_value_kernel(
             var weight = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
             comptime for e in range(4):
                 weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shift[e % 2]) * weight[e % 2]
-        if not all_seen(tile * SIDE, tile * SIDE + SIDE, first, first + 16, sizes):
+        var s0 = Int(tile) * SIDE
+        if not all_seen(s0, s0 + SIDE, first, first + 16, sizes):
             comptime for i in range(32):
-                var seen = sees(tile * SIDE + column_of(i), place_of(i, first), sizes)
+                var seen = sees(s0 + column_of(i), place_of(i, first), sizes)
                 weights[i] = weights[i] if seen else 0
         var high = Fragments()
         var low = Fragments()
@@ -604,6 +600,11 @@ def hopper_pairs_key_value_kernel(
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(slopes)
+        var grad = Record(records, Int(query_tile + to_grad))
+        var power = slope_power(grad, value)
+        var down = inverse_power(power)
+        var apart_factor = grad.undo * value.undo * down
+        var value_undo = grad.undo / WEIGHT
         comptime for j in range(SIDE // 8):
             var delta = own_numbers.unsafe_load[width=2, alignment=8](2 * SIDE + j * 8) * down
             comptime for e in range(4):
@@ -621,9 +622,16 @@ def hopper_pairs_key_value_kernel(
         settled(key_part)
         if leads:
             _ = mbarrier_arrive(empty.unsafe_offset(turn.stage))
+        var key_undo = Record(records, Int(query_tile)).undo * (power / WEIGHT)
         comptime for i in range(32):
             key_sums[i] = key_part[i] * key_undo + key_sums[i]
         turn.step[STAGES]()
+        tile += 1
+        query_tile += 1
+        if tile == Int32(places.of_queries):
+            # On to the next head that shares the keys.
+            tile = Int32(start)
+            query_tile += Int32(start)
     var start_of_head = (Int(first_entry) * Int(sizes.key_heads) + shared_head) * T * d
     store_pairs(
         grad_key.unsafe_offset(start_of_head), key_sums, StaticTuple[Float32, 2](scale, scale), first, T, d

@@ -342,6 +342,9 @@ def fast_delta_kernel[
     if exists:
         sum = share_of_delta[width](dO, O, Int(sizes.head_dim))
     sum = sum_of_lanes(sum)
+    comptime if dtype == DType.float32:
+        # An infinite dO makes each dS of its row infinity less infinity: NaN.
+        sum += sum - sum
     if exists and thread_idx.x % DELTA_LANES == 0:
         if with_grad_lse != 0:
             sum -= grad_lse[unsafe_offset=row]

@@ -54,7 +54,7 @@ comptime PLAIN_BLOCKS = 2048
 """About as many blocks are launched of the plain path: they stride over the heads, and most calls need none."""
 
 
-comptime ENOUGH_BLOCKS = min(768, MAX_GRID_Z)
+comptime ENOUGH_BLOCKS = min(3072, MAX_GRID_Z)
 """So many blocks of 64 queries keep a GPU busy: a part of a batch has no more entries than it takes. Checks make it small.
 """
 

@@ -14,6 +14,7 @@ BOOK = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever an installed one lies
 
 import attention_figures  # noqa: E402
+import attention_pairs  # noqa: E402
 import backward_figures  # noqa: E402
 import bench_results  # noqa: E402
 import claims_chart  # noqa: E402
@@ -470,6 +471,7 @@ def main() -> None:
         | ring_results.pages()
         | timing_pages.pages()
         | every_size.pages()
+        | attention_pairs.pages()
     )
     texts["benchmark.md"] = benchmark(texts)
     for name, text in texts.items():

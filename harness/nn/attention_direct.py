@@ -56,9 +56,7 @@ def on_tensor_cores(query: Tensor) -> bool:
 
 def on_hopper(query: Tensor) -> bool:
     """Whether the kernels with wgmma take query: on a Hopper, rows in whole chunks of 16 bytes."""
-    if query.device.type != "cuda" or not on_tensor_cores(query) or query.shape[-1] % CHUNK:
-        return False
-    return torch.cuda.get_device_capability(query.device) == (9, 0)
+    return on_tensor_cores(query) and not query.shape[-1] % CHUNK and is_hopper(query.device)
 
 
 def is_hopper(device: torch.device) -> bool:

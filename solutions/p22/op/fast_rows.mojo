@@ -192,7 +192,9 @@ def layernorm_rows[
             x[v] = load_elements[width, accum](x_row, column + v * next_column)
     comptime for v in range(vectors):
         total += x[v]
-    var first_mean = row_sum(total.reduce_add(), 0) * scale
+    # Rounded: were it part of one operation with what it is subtracted from, but not where it is added again, the means
+    # would be off to one side, by a hundredth of their last digit, which a million rows add up.
+    var first_mean = rounded_product(row_sum(total.reduce_add(), 0), scale)
 
     var deviations = SIMD[accum, width](0)
     var squares = SIMD[accum, width](0)
@@ -201,7 +203,8 @@ def layernorm_rows[
             var deviation = x[v] - first_mean
             deviations += deviation
             squares = deviation.fma(deviation, squares)
-    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1) * scale
+    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1)
+    sums = rounded_product(sums, SIMD[accum, 2](scale))
     var row_mean = first_mean + sums[0]
     var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
     if thread_idx.x == 0 and columns > 0:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever a
 
 import attention_figures  # noqa: E402
 import attention_pairs  # noqa: E402
+import attention_times  # noqa: E402
 import backward_figures  # noqa: E402
 import bench_results  # noqa: E402
 import claims_chart  # noqa: E402
@@ -472,6 +473,7 @@ def main() -> None:
         | timing_pages.pages()
         | every_size.pages()
         | attention_pairs.pages()
+        | attention_times.pages()
     )
     texts["benchmark.md"] = benchmark(texts)
     for name, text in texts.items():

@@ -1,0 +1,75 @@
+"""The tables of the page on attention by tensor cores say what was measured, and no kernel beats the arithmetic."""
+
+import re
+
+import attention_times
+import book_paths  # noqa: F401
+import pytest
+from attention_times import CUDNN, OURS, Times
+from book_paths import BOOK
+
+PAGE = (BOOK / "src" / "puzzle_23" / "tensor_cores.md").read_text()
+TIMES = attention_times.read()
+
+
+def row(candidate: str, microseconds: float, **other) -> dict[str, str]:
+    """A row as `p23 --bench` writes it."""
+    size = {
+        "B": "8",
+        "N": "12",
+        "S": "2048",
+        "d": "64",
+        "part": "1",
+        "dtype": "bfloat16",
+        "pass": "both",
+        "column": "graph",
+        "peak_bytes": "",
+    }
+    made = {**size, "candidate": candidate, "median_us": str(microseconds), "tflops": "", **other}
+    return {name: str(value) for name, value in made.items()}
+
+
+def test_the_page_includes_every_table_and_no_other():
+    included = set(re.findall(r"generated/(attention_\w+\.md)", PAGE))
+    assert included == set(attention_times.pages())
+
+
+def test_a_table_has_the_ratio_of_what_was_measured():
+    times = Times([row(OURS, 900), row(CUDNN, 1000), row("portable", 1500)])
+    (line,) = attention_times.times_table(times, 64, False).splitlines()[2:]
+    assert line == "| 2,048 | 0.9 | 1.5 |  | 1 | 0.90 |  |"
+    assert not attention_times.times_table(times, 64, True).splitlines()[2:]
+
+
+def test_the_prediction_counts_products_and_exponentials():
+    """96 heads at S = 1024: 2 * 96 * 1024**2 * 64 operations a product, at 100 TFLOP/s 128.8 us; nine of them."""
+    ceiling = row("matmul ceiling", 1, column="ceiling", B="", S="", tflops=100)
+    made = attention_times.predicted(Times([ceiling]), (1024, 64, False, "bfloat16"))
+    assert made["done"] == pytest.approx(9 * 128.85, rel=1e-3) and made["needed"] == pytest.approx(
+        made["done"] * 7 / 9
+    )
+    assert made["exponentials"] == pytest.approx(3 * 96 * 1024**2 / (132 * 16 * 1.755e9) * 1e6)
+
+
+def test_no_kernel_is_faster_than_the_products_that_it_makes():
+    for size in TIMES.sizes("graph"):
+        if size[3] == "bfloat16":
+            taken = TIMES.microseconds(size, "graph", OURS)
+            assert taken is not None and taken > attention_times.predicted(TIMES, size)["done"]
+
+
+def test_what_the_page_says_of_cudnn_and_flash_is_what_was_measured():
+    over: dict[tuple[int, bool], list[float]] = {}
+    for size in TIMES.sizes("graph"):
+        S, d, causal, _ = size
+        taken = {who: TIMES.microseconds(size, "graph", who) or 0 for who in (OURS, CUDNN, "flash")}
+        assert taken[OURS] < taken["flash"]
+        if S % 64 == 0:
+            over.setdefault((d, causal), []).append(taken[OURS] / taken[CUDNN])
+    said = {
+        (64, False): (1.03, 1.12, "3 to 12% longer with heads of 64"),
+        (64, True): (1.04, 1.08, "4 to 8% under a causal mask"),
+        (128, False): (1.21, 1.23, "a fifth longer with heads of 128"),
+    }
+    for kind, (least, most, words) in said.items():
+        assert (round(min(over[kind]), 2), round(max(over[kind]), 2)) == (least, most) and words in PAGE

@@ -15,20 +15,26 @@ PEER = "efficient"
 Row = dict[str, str]
 
 
+def measured(rows: list[Row]) -> dict[str, str]:
+    """The ways that the file has rows of, and their names."""
+    return {way: name for way, name in WAYS.items() if any(row["way"] == way for row in rows)}
+
+
 def times_table(rows: list[Row]) -> str:
     """A line for each length: both ways, PyTorch's kernel, and the ratios to it."""
     times: dict[tuple[int, str], dict[str, Row]] = {}
     for row in rows:
         if row["graph_us"]:
             times.setdefault((int(row["S"]), row["causal"]), {})[row["way"]] = row
-    body = []
+    ways, body = measured(rows), []
     for (S, causal), found in sorted(times.items()):
         peer = float(found[PEER]["graph_us"])
-        own = [float(found[way]["graph_us"]) for way in WAYS]
+        own = [float(found[way]["graph_us"]) for way in ways]
         memory = int(found["pairs"]["peak_bytes"]) / int(found[PEER]["peak_bytes"])
         cells = [f"{S:,}", "causal" if causal == "1" else "", *map(time_text, (*own, peer))]
         body.append([*cells, *(f"{time / peer:.2f}" for time in own), f"{memory:.2f}"])
-    head = ["length", "", *WAYS.values(), "PyTorch's", "of it", "of it, `mma.sync`", "peak memory, of it"]
+    ratios = [f"{name}, of it" for name in ways.values()]
+    head = ["length", "", *ways.values(), "PyTorch's", *ratios, "peak memory, of it"]
     return table(head, body, left=2)
 
 
@@ -36,7 +42,7 @@ def errors_table(rows: list[Row]) -> str:
     """A line for each kind of input: the largest ratio of a result's error to PyTorch's, and which path was taken."""
     worst: dict[str, dict[str, float]] = {}
     largest: dict[str, float] = {}
-    plain = set()
+    plain, ways = set(), measured(rows)
     for row in rows:
         if row["error"]:
             found = worst.setdefault(row["inputs"], {})
@@ -50,12 +56,12 @@ def errors_table(rows: list[Row]) -> str:
         [
             kind,
             f"{largest[kind]:.1e}",
-            *(f"{found[way]:.2f}" for way in WAYS),
+            *(f"{found[way]:.2f}" for way in ways),
             "plain" if kind in plain else "",
         ]
         for kind, found in worst.items()
     ]
-    head = ["inputs", "largest error", "of PyTorch's", "of it, `mma.sync`", "path"]
+    head = ["inputs", "largest error", *(f"{name}, of PyTorch's" for name in ways.values()), "path"]
     return table(head, body)
 
 

@@ -14,6 +14,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,28 +37,25 @@ def by(backend: SDPBackend, query: Tensor, key: Tensor, value: Tensor, is_causal
         return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
 
 
-def portable(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
-    """The layer's kernels for every GPU."""
-    with attention_direct.portable_kernels():
-        return attention(query, key, value, is_causal=is_causal)
+class Way(NamedTuple):
+    """A function, and what holds during both of its passes."""
+
+    function: Callable[..., Tensor]
+    meanwhile: Callable[[], AbstractContextManager] = nullcontext
 
 
-def flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
-    """The layer's kernels without tensor cores."""
-    with attention_direct.flash_kernels():
-        return attention(query, key, value, is_causal=is_causal)
+EFFICIENT = Way(functools.partial(by, SDPBackend.EFFICIENT_ATTENTION))
+MATH = Way(functools.partial(by, SDPBackend.MATH))
+FLASH = Way(attention, attention_direct.flash_kernels)
+OURS = {"pairs": Way(attention), "pairs, portable": Way(attention, attention_direct.portable_kernels)}
 
 
-EFFICIENT = functools.partial(by, SDPBackend.EFFICIENT_ATTENTION)
-MATH = functools.partial(by, SDPBackend.MATH)
-OURS: dict[str, Callable[..., Tensor]] = {"pairs": attention, "pairs, portable": portable}
-
-
-def answer(function, tensors: list[Tensor], is_causal: bool = False) -> list[Tensor]:
+def answer(way: Way, tensors: list[Tensor], is_causal: bool = False) -> list[Tensor]:
     """Output and gradients, of query, key, value and grad_output."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
-    output = function(*leaves, is_causal=is_causal)
-    return [output.detach(), *torch.autograd.grad(output, leaves, tensors[3])]
+    with way.meanwhile():
+        output = way.function(*leaves, is_causal=is_causal)
+        return [output.detach(), *torch.autograd.grad(output, leaves, tensors[3])]
 
 
 def truth(tensors: list[Tensor], is_causal: bool) -> list[Tensor]:
@@ -132,7 +131,7 @@ def error_rows(kind: str) -> list[dict]:
         name: [error(*pair) for pair in zip(answer(function, tensors, is_causal=causal), right, strict=True)]
         for name, function in (("efficient", EFFICIENT), ("math", MATH))
     }
-    plain, rows = answer(flash, tensors, is_causal=causal), []
+    plain, rows = answer(FLASH, tensors, is_causal=causal), []
     for way, function in OURS.items():
         got = answer(function, tensors, is_causal=causal)
         path = "the plain path" if all(map(torch.equal, got, plain)) else ""
@@ -216,7 +215,7 @@ def peak(work: Callable[[], object]) -> int:
 def time_rows(S: int, causal: bool) -> list[dict]:
     """A row for each way."""
     tensors = [torch.randn(BATCH, HEADS, S, DIM, device="cuda") for _ in range(4)]
-    ways = OURS | {"efficient": EFFICIENT} | ({"flash kernels": flash} if S == 512 else {})
+    ways = OURS | {"efficient": EFFICIENT} | ({"flash kernels": FLASH} if S == 512 else {})
     work = {
         way: functools.partial(answer, function, tensors, is_causal=causal) for way, function in ways.items()
     }

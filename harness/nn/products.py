@@ -29,6 +29,8 @@ LIBRARY_FROM = 2**24
 kernels: the vendor's library is faster in them, and follows torch's flag for TF32 by itself."""
 LIBRARY_FROM_IN_A_LOOP = 3 * 2**27
 """The same for plain calls, of which smaller ones wait for the host."""
+SHORT_SUM = 8192
+"""Rows up to which they do so: over more of them the library's sums, which it splits, lose fewer digits."""
 LIBRARY_FROM_UNALIGNED = 2**16
 """The same for the 16-bit types where rows of a factor begin at any address, and neither wide loads nor tensor cores' tiles
 fit."""
@@ -57,8 +59,12 @@ UNALIGNED_LAUNCH, UNALIGNED_BIAS = 10.0, 25.0
 """Microseconds that a product of unaligned rows takes beside its work, and that adding a bias to it takes."""
 BANDWIDTH = 3.6e6
 """Bytes in a microsecond of a product that waits for memory."""
-COPY_BANDWIDTH = 1.2e6
-"""Bytes in a microsecond of torch's copy of unaligned rows."""
+COPY_BANDWIDTH, OWN_COPY_BANDWIDTH = 1.2e6, 4e6
+"""Bytes in a microsecond of a copy of unaligned rows: torch's, and this project's on Hopper."""
+LOOSE = 1.15
+"""By how much this project's product is slower where it writes rows that begin at any address."""
+PADDED_GAIN = 0.9
+"""What the library on padded rows must take of this project's time on Hopper to be chosen."""
 HOST, COPYING_HOST = 350.0, 1000.0
 """Microseconds of GPU time of both passes below which a loop of calls waits for the host: for this project's path, and
 for the one that makes padded copies of torch's."""
@@ -103,12 +109,13 @@ def choose(
         return same(ALL_LIBRARY)
     work = rows * H * O
     if dtype.itemsize >= 4:
-        if work >= LIBRARY_FROM_IN_A_LOOP:
+        if work >= LIBRARY_FROM_IN_A_LOOP or (work >= LIBRARY_FROM and rows > SHORT_SUM):
             return same(ALL_LIBRARY)
         return Choice(ALL_OWN, ALL_LIBRARY if work >= LIBRARY_FROM else ALL_OWN)
     if padded(H, dtype) != H or padded(O, dtype) != O:
-        own = hopper or work < LIBRARY_FROM_UNALIGNED
-        return same(ALL_OWN) if own else unaligned_choice(rows, H, O, dtype)
+        if work < LIBRARY_FROM_UNALIGNED:
+            return same(ALL_OWN)
+        return (unaligned_on_hopper if hopper else unaligned_choice)(rows, H, O, dtype)
     return hopper_choice(rows, H, O) if hopper and work > SMALL else same(ALL_OWN)
 
 
@@ -185,6 +192,18 @@ def unaligned_choice(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice:
     return Choice(ALL_LIBRARY if 3 * plain < COPYING_HOST else graph, graph)
 
 
+def unaligned_on_hopper(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice:
+    """This project's products, which copy what they must; but the library's where the first has few tiles or long sums."""
+    wide, tall = padded(H, dtype), padded(O, dtype)
+    own = own_time(rows, O, H) * (LOOSE if tall != O else 1)
+    own += 4 * O * H / OWN_COPY_BANDWIDTH if wide != H else 0
+    library = library_time(rows, tall, wide) + copy_time(tall, wide)
+    library += copy_time(rows, O) if tall != O else 0
+    graph = Products(PADDED if library < PADDED_GAIN * own else OWN, OWN, OWN)
+    backward = own_time(rows, H, O) + own_time(O, H, rows, shared=True)
+    return Choice(ALL_OWN if graph == ALL_OWN or own + backward < HOST else graph, graph)
+
+
 def copy_time(rows: int, columns: int) -> float:
-    """Microseconds of a copy of a matrix whose rows are not aligned."""
+    """Microseconds of torch's copy of a matrix whose rows are not aligned."""
     return LAUNCH + 4 * rows * columns / COPY_BANDWIDTH

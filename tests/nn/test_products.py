@@ -71,6 +71,8 @@ def test_copies_are_made_of_unaligned_rows_where_products_are_large(dtype):
     assert choose(13544, 9143, 2008, dtype).graph == (PADDED, PADDED, PADDED)
     assert choose(13544, 9144, 2008, dtype).graph == ALL_OWN
     assert choose(13544, 9143, 2008, dtype, hopper=True).graph == ALL_OWN, "which makes its own copies there"
+    few_tiles = choose(37, 5931, 775, dtype, hopper=True)
+    assert few_tiles.graph == (PADDED, OWN, OWN) and few_tiles.loop == ALL_OWN
     few = choose(3796, 692, 141, dtype)
     assert few.graph.output == PADDED and few.loop == ALL_LIBRARY, (
         "a loop would wait for the copies' host time"
@@ -104,6 +106,7 @@ def test_products_of_wide_types_are_the_library_s_in_graphs_before_they_are_in_l
     ):
         choice = choose(rows, 1024, 1024, dtype)
         assert (choice.loop, choice.graph) == (loop, graph), rows
+    assert choose(1_000_003, 9, 4, dtype).loop == ALL_LIBRARY, "a long sum, which it splits"
 
 
 @pytest.mark.parametrize(

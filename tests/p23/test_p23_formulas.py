@@ -171,8 +171,22 @@ def parts(v):
     return [(sum(shares), v.O)]
 
 
+def halves(v):
+    """Of numbers that two of float16 hold; and the last product is as small as the page says."""
+
+    def split(x):
+        high = x.half().double()
+        return high, (x - high).half().double()
+
+    (x_h, x_l), (y_h, y_l) = split(v.s), split(v.dp)
+    assert x_l.all() and y_l.all()
+    assert ((x_l * y_l).abs() <= 2.0**-22 * (x_h * y_h).abs()).all()
+    torch.testing.assert_close(x_h + x_l, v.s, rtol=2.0**-22, atol=0)
+    return [(x_h * y_h + x_h * y_l + x_l * y_h + x_l * y_l, (x_h + x_l) * (y_h + y_l))]
+
+
 OF_SOFTMAX = (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)
-OF_FLASH = (seen, factor, step, quotient, lse, again, sums, mask, parts)
+OF_FLASH = (seen, factor, step, quotient, lse, again, sums, mask, parts, halves)
 FORMULAS = {f.__name__: f for f in (*OF_SOFTMAX, *OF_FLASH)}
 
 

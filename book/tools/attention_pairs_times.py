@@ -9,10 +9,8 @@ import csv
 import datetime
 import functools
 import math
-import random
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -21,13 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from harness.bench.timing import CudaClock, Graph, Protocol, take_turns
 from harness.nn import attention, attention_direct
 
 Tensor = torch.Tensor
 RESULTS = ("output", "grad_query", "grad_key", "grad_value")
-BURST = 15.0
-"""Milliseconds of a turn."""
-ROUNDS = 7
+PROTOCOL = Protocol(rounds=7, burst=15_000, idle=(0.03, 0.03))
 BATCH, HEADS, DIM = 8, 12, 64
 
 
@@ -50,12 +47,12 @@ FLASH = Way(attention, attention_direct.flash_kernels)
 OURS = {"pairs": Way(attention), "pairs, portable": Way(attention, attention_direct.portable_kernels)}
 
 
-def answer(way: Way, tensors: list[Tensor], is_causal: bool = False) -> list[Tensor]:
+def answer(way: Way, tensors: list[Tensor], is_causal: bool = False) -> tuple[Tensor, ...]:
     """Output and gradients, of query, key, value and grad_output."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
     with way.meanwhile():
         output = way.function(*leaves, is_causal=is_causal)
-        return [output.detach(), *torch.autograd.grad(output, leaves, tensors[3])]
+        return output.detach(), *torch.autograd.grad(output, leaves, tensors[3])
 
 
 def truth(tensors: list[Tensor], is_causal: bool) -> list[Tensor]:
@@ -174,34 +171,6 @@ def repeat_rows() -> list[dict]:
     return rows
 
 
-def capture(work: Callable[[], object]) -> Callable[[], None]:
-    """Work as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
-def burst(replay: Callable[[], None], count: int) -> float:
-    """Microseconds of a call, of so many in a row, behind a pause and one that is not counted."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    time.sleep(0.03)
-    replay()
-    start.record()
-    for _ in range(count):
-        replay()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1000 / count
-
-
 def peak(work: Callable[[], object]) -> int:
     """Bytes at the peak above those before."""
     torch.cuda.synchronize()
@@ -219,12 +188,8 @@ def time_rows(S: int, causal: bool) -> list[dict]:
     work = {
         way: functools.partial(answer, function, tensors, is_causal=causal) for way, function in ways.items()
     }
-    replays = {way: capture(both) for way, both in work.items()}
-    counts = {way: max(1, int(BURST * 1000 / burst(replay, 1))) for way, replay in replays.items()}
-    taken: dict[str, list[float]] = {way: [] for way in replays}
-    for _ in range(ROUNDS):
-        for way in random.sample(list(replays), len(replays)):
-            taken[way].append(burst(replays[way], counts[way]))
+    graphs = {way: Graph(lambda both=both: both) for way, both in work.items()}
+    taken = take_turns(graphs, CudaClock(), PROTOCOL)
     return [
         {"S": S, "causal": int(causal), "inputs": "ordinary", "way": way}
         | {"graph_us": f"{statistics.median(times):.1f}", "peak_bytes": peak(work[way])}

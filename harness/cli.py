@@ -342,10 +342,10 @@ def run_rung(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> int
 
     rung = puzzle.rung(flags.rung) if flags.rung else puzzle.rung_of(flags.gate or "")
     if flags.gate is not None and flags.gate not in rung.gates:
-        raise BadUse(
-            f"--gate {flags.gate or repr('')}: the {name_of(rung.id)} rung has no gate {flags.gate!r}; "
-            f"there is {', '.join(rung.gates)}"
-        )
+        rungs = puzzle.rungs if puzzle.every_rung and not flags.rung else (rung,)
+        whose = f"the {name_of(rung.id)} rung" if len(rungs) == 1 else puzzle.name
+        there = ", ".join(gate for each in rungs for gate in each.gates)
+        raise BadUse(f"--gate {flags.gate or repr('')}: {whose} has no gate {flags.gate!r}; there is {there}")
     work = Work(puzzle, rung, roots.solutions() if flags.solution else None)
     return commands.judge_work(
         console,

@@ -70,6 +70,12 @@ def works(puzzle: Puzzle) -> list[Work]:
     return [Work(puzzle, rung) for rung in puzzle.rungs]
 
 
+def parts(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Work]:
+    """The files that a command without --rung and without a blank means: one, or every one where the puzzle is all its rungs."""
+    whole = puzzle.every_rung and not rung and not blank
+    return works(puzzle) if whole else [work_of(puzzle, rung, blank)]
+
+
 def chosen(name: str | None) -> list[Puzzle]:
     """One puzzle by name, or all."""
     return [find_puzzle(each) for each in (puzzle_names() if name is None else [name])]
@@ -155,11 +161,10 @@ def diff(arguments: list[str]) -> int:
     made.add_argument("gate", nargs="?", help="one blank (default: all)")
     made.add_argument("--spoil", action="store_true", help="also of gates that have not passed")
     flags = made.parse_args(arguments)
-    work = work_of(find_puzzle(flags.puzzle), flags.rung, flags.gate)
-    gates = work.gates if flags.gate is None else [work.gate(flags.gate)]
-    shown_any = show_difference(
-        make_console(sys.stdout), work, Progress.load(), [gate.id for gate in gates], spoil=flags.spoil
-    )
+    console, progress, shown_any = make_console(sys.stdout), Progress.load(), False
+    for work in parts(find_puzzle(flags.puzzle), flags.rung, flags.gate):
+        gates = work.gates if flags.gate is None else [work.gate(flags.gate)]
+        shown_any |= show_difference(console, work, progress, [gate.id for gate in gates], spoil=flags.spoil)
     return 0 if shown_any else 3
 
 
@@ -176,10 +181,8 @@ def reset(arguments: list[str]) -> int:
     made.add_argument("--yes", action="store_true", help="do not ask")
     flags = made.parse_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
-    whole = puzzle.every_rung and not flags.rung and not flags.blank
-    parts = works(puzzle) if whole else [work_of(puzzle, flags.rung, flags.blank)]
     changes: dict[Path, str | Path] = {}
-    for work in parts:
+    for work in parts(puzzle, flags.rung, flags.blank):
         changes |= changed_files(work, flags.blank)
     if not changes:
         print("Nothing to reset: this is what the puzzle began with.")

@@ -168,6 +168,8 @@ def test_after_an_error_without_a_name_the_next_rung_is_offered_not_the_first_ag
         (("reset", "p22", "dy"), "unknown blank 'dy'; there is ln"),
         (("watch", "p22", "--gate", "dy"), "unknown gate 'dy'"),
         (("p22", "--numpy", "--gate", "ln"), "the NumPy rung has no gate 'ln'; there is db"),
+        (("p26", "--gate", "nope"), "p26 has no gate 'nope'; there is rows, groups"),
+        (("p26", "--gate", "rows", "--rung", "swap"), "the swap rung has no gate 'rows'; there is find"),
     ],
 )
 def test_bad_use_of_a_command_is_one_line(checkout, arguments, words):
@@ -359,6 +361,15 @@ def test_diff_waits_for_the_gate_to_pass(checkout):
 def test_diff_of_equal_blanks_says_so(checkout):
     checkout.fill(checkout.kernels, "db")
     assert "the same as the solution" in checkout.run("diff", "p22", "db", "--spoil").stdout
+
+
+def test_diff_of_a_puzzle_that_is_all_its_rungs_goes_through_each(checkout):
+    shutil.copytree(ROOT / "solutions" / "p26", checkout.path / "solutions" / "p26", symlinks=True)
+    blanks.generate(checkout.path / "solutions", checkout.path / "problems")
+    lines = checkout.run("diff", "p26").stdout.splitlines()
+    rungs = find_puzzle("p26").rungs
+    assert [line.partition(":")[0] for line in lines] == [gate for rung in rungs for gate in rung.gates]
+    assert len(checkout.run("diff", "p26", "--rung", rungs[0].id).stdout.splitlines()) == len(rungs[0].gates)
 
 
 def backups(checkout: Checkout) -> list[Path]:

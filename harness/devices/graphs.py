@@ -90,13 +90,17 @@ def build(
     dtype: str,
     device: DeviceRef,
     module: Module | None = None,
+    library: KernelLibrary | None = None,
 ) -> tuple[Graph, list[str]]:
-    """The graph of the calls, in order, and the names of its inputs; in `module`, where one is given.
+    """The graph of the calls, in order, and the names of its inputs.
+
+    Args:
+        module: Where to put it, beside other graphs; in one of its own where none is given.
+        library: The package as MAX has read it, which takes it more than a second; it is read now where none is given.
 
     Raises CompileFailed for a missing op.
     """
-    library = KernelLibrary()
-    library.load_paths([package.compile()])
+    library = library or kernel_library(package)
     for call in calls:
         if call.op.name not in library:
             raise CompileFailed(f"{package.path} registers no op {call.op.name!r}")
@@ -118,6 +122,13 @@ def build(
             ops.inplace_custom(call.op.name, device, operands, parameters=dict(call.parameters))
         graph.output()
     return graph, list(types)
+
+
+def kernel_library(package: OpPackage) -> KernelLibrary:
+    """The ops of a package, as graphs take them."""
+    library = KernelLibrary()
+    library.load_paths([package.compile()])
+    return library
 
 
 def load(package: OpPackage, calls: tuple[Call, ...], dtype: str, device: Device, **options) -> Program:
@@ -172,10 +183,9 @@ def load_each(
         named = {name: name for name in graphs}
         on_compile()
         module: Module | None = None
+        library, where = kernel_library(package), DeviceRef.from_device(device)
         for name, calls in graphs.items():
-            graph, _ = build(
-                f"g{key}_{name}", package, calls, dtypes[name], DeviceRef.from_device(device), module
-            )
+            graph, _ = build(f"g{key}_{name}", package, calls, dtypes[name], where, module, library)
             module = graph.module
         assert module is not None  # there is a graph
         compiled = compile_graph(session, module, package)

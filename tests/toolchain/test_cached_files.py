@@ -117,6 +117,7 @@ def compiled_graphs(monkeypatch, solution, request) -> Kind:
         return read(places[0])
 
     monkeypatch.setattr(graphs, "compile_graph", compile_graph)
+    monkeypatch.setattr(graphs, "kernel_library", lambda package: None)
     monkeypatch.setattr(graphs, "build", lambda *arguments: (SimpleNamespace(module="a module"), []))
     return Kind(use, made)
 

@@ -621,6 +621,7 @@ def mask_operator(
     arguments = {"grad_attn_mask": gradient, "grad_output": grad_out, "query": query, "key": key}
     arguments |= {
         "value": value,
+        "output": out,
         "lse": lse,
         "delta": delta if grad_lse is None else delta - grad_lse,
     }

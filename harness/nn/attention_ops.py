@@ -48,6 +48,6 @@ BACKWARD = OpSpec(
 MASK_BACKWARD = OpSpec(
     "attention_train_mask_backward",
     writes={"grad_attn_mask": MASK},
-    reads=BACKWARD.reads,
+    reads={**BACKWARD.reads, "output": QUERY},
     scalars={name: SCALARS[name] for name in ("scale", "diagonal")},
 )

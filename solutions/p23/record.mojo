@@ -157,6 +157,7 @@ def record_flash[variant: StaticString](mut recorder: Recorder, dims: List[Int])
             query=query,
             key=key,
             value=value,
+            output=output.as_imm(),
             lse=lse.as_imm(),
             delta=delta.as_imm(),
             mask=mask,

@@ -66,6 +66,21 @@ def test_the_gradient_of_a_mask(mask, dtype):
 
 @pytest.mark.compiler
 @compiled
+@pytest.mark.parametrize("shape", [(40, 1), (1,)], ids=str)
+def test_the_gradient_of_a_mask_broadcast_along_the_keys_is_that_of_lse(shape):
+    """A number more for every key of a row leaves its probabilities alone, and lse grows by it; of queries that the mask holds."""
+    tensors = inputs(S=40, T=50, d=64, dtype=torch.bfloat16)
+    mask = torch.ones(shape, dtype=torch.bfloat16, requires_grad=True)
+    output, lse = attention_with_lse(*tensors, attn_mask=mask)
+    grad_out = torch.linspace(-1, 2, output.numel()).reshape(output.shape).bfloat16()
+    (of_output,) = torch.autograd.grad(output, mask, grad_out, retain_graph=True)
+    assert of_output.abs().max() < 1e-4
+    (of_both,) = torch.autograd.grad((output, lse), mask, (grad_out, torch.full_like(lse, 0.5)))
+    assert torch.equal(of_both, torch.full_like(of_both, 0.5 * lse.numel() / of_both.numel()))
+
+
+@pytest.mark.compiler
+@compiled
 def test_the_gradient_of_a_mask_beside_other_options():
     """Shared heads; five axes; the mask alone needs one; lse as a loss, and finite differences."""
     shared = inputs(N=4, G=2)

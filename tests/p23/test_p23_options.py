@@ -38,6 +38,10 @@ MASKS = {
     "one number": (2, 2, 17, 18, 4, 2, 18, 1, 1, 1, 1, 1),
 }
 """The same, and for each axis of the mask whether it is broadcast. The block is of one element."""
+BROADCAST_ALONG_KEYS = {
+    "(40, 1)": (2, 2, 40, 50, 64, 2, 50, 1, 1, 1, 0, 1),
+    "(1,)": (2, 2, 40, 50, 64, 2, 50, 1, 1, 1, 1, 1),
+}
 OF_MASK = ("mask_b", "mask_n", "mask_s", "mask_t")
 SIZED = replace(
     PUZZLE,
@@ -99,9 +103,10 @@ WRONG_MASKED = {
     "one column of the tile": ("mask_gradient.mojo", "x + 1 if sizes.mask_t else TILE", "x + 1"),
     "scaled": (
         "mask_gradient.mojo",
-        "probability(score, row_lse) *",
-        "scale * probability(score, row_lse) *",
+        "weight = probability(score, row_lse)",
+        "weight = scale * probability(score, row_lse)",
     ),
+    "delta of no output": ("mask_gradient.mojo", "- row_total(rounded)", ""),
 }
 
 
@@ -207,6 +212,19 @@ def test_the_options_are_right(recordings, dims, variant):
 def test_the_gradient_of_a_mask_is_summed_over_what_it_was_broadcast_to(recordings, dims):
     found = errors(recordings["masked", ""], dims, "masked")
     assert set(found) == {"output", "grad_attn_mask"} and max(found.values()) < 3e-6
+
+
+@pytest.mark.parametrize("dims", BROADCAST_ALONG_KEYS.values(), ids=BROADCAST_ALONG_KEYS)
+def test_in_16_bits_the_gradient_of_a_mask_broadcast_along_the_keys_is_0(solution, dims):
+    """Every score of a row grows by the same. The output's rounding must not stand in what is left of P * dP less P * delta."""
+    tensors = {name: tensor.bfloat16() for name, tensor in inputs(dims).items()}
+    order = Order(solution, tuple(BROADCAST_ALONG_KEYS.values()), ("masked",), small_grid=True)
+    player = Replay(record_many([order], "p23", "bfloat16")[0], MASKED, "bfloat16")
+    written = player.run("masked", Case("broadcast", "", dims, ""), tensors)
+    assert not player.gpu.findings
+    exact = truth(dims, tensors)["grad_attn_mask"]
+    assert exact.abs().max() < 1e-10
+    assert written["grad_attn_mask"].abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 The mask is added to the scores, so its gradient is dS, summed over all that an element of it was broadcast to: the batch,
 the heads, the queries or the keys, wherever the mask has the size 1. The scores are computed a third time for it, two
 products more; beside the gradient itself, in the mask's own shape, nothing is stored.
+
+Over all keys of a row P * dP and P * delta cancel. So they do here, to the rounding of sums: a mask that is broadcast along the keys
+gets a delta made of this pass's own P and dP. Delta as it comes is made of the output, and has its rounding, of 16 bits perhaps.
 """
 
 from std.math import ceildiv
@@ -21,7 +24,7 @@ from .flash_tensors import FlashSizes, PackedSizes
 from .shared.checks import expect_shape
 from .shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type
 from .shared.launcher import DeviceLauncher, Launcher
-from .tiles import MAX_GRID_Z, TILE, TILE_LAYOUT, probability, seen_score, tile_product
+from .tiles import MAX_GRID_Z, TILE, TILE_LAYOUT, probability, row_total, seen_score, tile_product
 
 
 @fieldwise_init
@@ -35,6 +38,7 @@ struct MaskGradient[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOr
     var query: Pointer[Scalar[Self.dtype], Self.read]  # [B, N, S, d]
     var key: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
     var value: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
+    var output: Pointer[Scalar[Self.dtype], Self.read]  # [B, N, S, d]
     var lse: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, N, S]
     var delta: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, N, S]
     var mask: Pointer[Scalar[Self.dtype], Self.read]  # as grad_mask
@@ -57,6 +61,7 @@ def mask_gradient_kernel[
     query: ImmPtr[dtype],  # [B, N, S, d]
     key: ImmPtr[dtype],  # [B, G, T, d]
     value: ImmPtr[dtype],  # [B, G, T, d]
+    output: ImmPtr[dtype],  # [B, N, S, d]
     lse: ImmPtr[accum_type[dtype]],  # [B, N, S]
     delta: ImmPtr[accum_type[dtype]],  # [B, N, S]
     mask: ImmPtr[dtype],  # as grad_mask
@@ -100,11 +105,25 @@ def mask_gradient_kernel[
                     var s = s0 + y
                     var row_lse = lse[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
                     var row_delta = delta[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
+                    var weights = Scalar[accum](0)
+                    var slopes = Scalar[accum](0)
                     for t0 in range(first_t, min(end_t, sizes.keys_seen(s0 + TILE - 1)), TILE):
                         var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
                         var score = seen_score(scale * product, M, s, t0 + x, sizes)
-                        var dP = tile_product[dtype](dO, V, s0, t0, S, T, d)
-                        total += probability(score, row_lse) * (dP - row_delta)
+                        var weight = probability(score, row_lse)
+                        weights += weight
+                        slopes += weight * tile_product[dtype](dO, V, s0, t0, S, T, d)
+                    if not sizes.mask_t:
+                        # The threads of a row have all of its keys.
+                        var rounded = Scalar[accum](0)
+                        for i in range(x, d if s < S else 0, TILE):
+                            var at = (head * S + s) * d + i
+                            rounded += (
+                                grad_output[unsafe_offset=at].cast[accum]()
+                                * output[unsafe_offset=at].cast[accum]()
+                            )
+                        row_delta += row_total(slopes) - row_total(rounded)
+                    total += slopes - row_delta * weights
         totals[y, x] = total.total
         barrier()
         # Where an axis has one element, one thread of it adds up for all.
@@ -137,6 +156,7 @@ def launch_mask_gradient[L: Launcher, dtype: DType, //](mut launcher: L, t: Mask
         t.query,
         t.key,
         t.value,
+        t.output,
         t.lse,
         t.delta,
         t.mask,
@@ -169,12 +189,19 @@ def mask_gradient_cpu[
             var row_lse = p.lse[unsafe_offset=row].cast[accum]()
             var shift = Scalar[accum](0) if row_lse == Scalar[accum].MIN else row_lse
             var row_delta = p.delta[unsafe_offset=row].cast[accum]()
+            var weights = Scalar[accum](0)
+            var slopes = Scalar[accum](0)
             for t in range(p.sizes.keys_seen(s)):
                 var score = score_cpu(q, K, p.mask, mask_at, s, t, p.sizes, scale)
                 var dP = dot_cpu(dO, V.unsafe_offset(t * d), d)
-                sums[unsafe_offset=mask_at + p.sizes.mask_at(s, t)] += exponential(score - shift) * (
-                    dP - row_delta
-                )
+                var weight = exponential(score - shift)
+                weights += weight
+                slopes += weight * dP
+                if p.sizes.mask_t:
+                    sums[unsafe_offset=mask_at + p.sizes.mask_at(s, t)] += weight * (dP - row_delta)
+            if not p.sizes.mask_t:
+                row_delta += slopes - dot_cpu(dO, p.output.unsafe_offset(row * d), d)
+                sums[unsafe_offset=mask_at + p.sizes.mask_at(s, 0)] += slopes - row_delta * weights
     for i in range(count):
         p.grad_mask[unsafe_offset=i] = sums[unsafe_offset=i].cast[dtype]()
 
@@ -197,6 +224,7 @@ struct AttentionTrainMaskBackward:
         lse: InputTensor[dtype=accum, rank=3, static_spec=_],  # [B, N, S]
         delta: InputTensor[dtype=accum, rank=3, static_spec=_],  # [B, N, S]
         attn_mask: InputTensor[dtype=dtype, rank=4, static_spec=_],  # as grad_mask
+        output: InputTensor[dtype=dtype, rank=4, static_spec=_],  # [B, N, S, d]
         scale: Float64,  # NaN for 1 / sqrt(d)
         diagonal: Int32,  # how many keys further than its own place a query sees
         ctx: DeviceContext,
@@ -211,6 +239,7 @@ struct AttentionTrainMaskBackward:
         expect_shape("grad_output", grad_output, B, N, S, d)
         expect_shape("key", key, B, G, T, d)
         expect_shape("value", value, B, G, T, d)
+        expect_shape("output", output, B, N, S, d)
         expect_shape("lse", lse, B, N, S)
         expect_shape("delta", delta, B, N, S)
         var mask: List[Int] = [
@@ -226,6 +255,7 @@ struct AttentionTrainMaskBackward:
             query=query.unsafe_ptr().as_imm(),
             key=key.unsafe_ptr().as_imm(),
             value=value.unsafe_ptr().as_imm(),
+            output=output.unsafe_ptr().as_imm(),
             lse=rebind[Pointer[Scalar[accum_type[dtype]], ImmutAnyOrigin]](lse.unsafe_ptr().as_imm()),
             delta=rebind[Pointer[Scalar[accum_type[dtype]], ImmutAnyOrigin]](delta.unsafe_ptr().as_imm()),
             mask=attn_mask.unsafe_ptr().as_imm(),

@@ -54,7 +54,7 @@ def attention(
     PyTorch's: query s sees the keys up to s, also where there are more keys than queries. From the bottom right,
     `torch.nn.attention.bias.causal_lower_right(S, T)` is the mask: the last query sees all keys.
 
-    On an NVIDIA GPU float32 without a mask is multiplied on tensor cores, for heads of up to 64 elements: as pairs of float16, with
+    On an NVIDIA GPU float32 is multiplied on tensor cores, for heads of up to 64 elements: as pairs of float16, with
     float32's accuracy and scratch memory of the tensors' size. Inputs that are no good for that (infinities, NaN, a largest element
     below 3e-14 or above 2e9, norms that allow for scores above 11,000) take kernels without tensor cores, which the GPU decides.
 
@@ -556,6 +556,13 @@ def backward_operator(
     """
     kernels = attention_direct.kernels(out.device) if out.numel() else None
     if kernels is not None:
+        if (
+            attn_mask is None
+            and grad_lse is None
+            and attention_direct.as_pairs(query)
+            and attention_direct.PAIRS
+        ):
+            return kernels.gradients(grad_out, query, key, value, out, lse, scale, diagonal)
         delta = kernels.delta(grad_out, out, grad_lse)
     else:
         delta = attention_delta(grad_out, out)

@@ -65,7 +65,7 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def as_pairs(query: Tensor) -> bool:
-    """Whether there are kernels that take float32 as pairs of float16 for query's head dimension, where there is no mask."""
+    """Whether there are kernels that take float32 as pairs of float16 for query's head dimension."""
     return query.dtype == torch.float32 and query.shape[-1] <= BOX and not torch.version.hip
 
 
@@ -255,6 +255,25 @@ class Kernels:
         )
         return gradients
 
+    def gradients(
+        self, grad_out, query, key, value, output, lse, scale: float, diagonal: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`delta` and `backward` in one, of float32 without a mask and without a gradient of lse."""
+        grad_out, query, key, value, output, lse = (
+            tensor.contiguous() for tensor in (grad_out, query, key, value, output, lse)
+        )
+        gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+        self.call(
+            self.module.gradients,
+            query.dtype,
+            *self.sizes(query, key, None, diagonal, 0),
+            scale,
+            *(tensor.data_ptr() for tensor in (*gradients, grad_out, query, key, value, output, lse)),
+            self.mask_address(None, query.dtype),
+            *(stride for tensor in (query, key, value, grad_out) for stride in row_strides(tensor)),
+        )
+        return gradients
+
     def probe(self) -> None:
         """Launches one small forward pass. Raises whatever the driver and the kernels' assembler have against it."""
         with torch.cuda.device(self.index):
@@ -378,6 +397,7 @@ def backward_of(plan: Plan, kernels: Kernels, grad_out, query, key, value, outpu
         value.data_ptr(),
         output.data_ptr(),
         lse.data_ptr(),
+        0,
         *plan.given,
         *grad_out.stride()[:3],
     )
@@ -509,5 +529,5 @@ def explain(query: Tensor) -> str:
         return "mma.sync, through the extension module"
     if as_pairs(query) and PAIRS:
         by = "wgmma" if is_hopper(query.device) and not PORTABLE else "mma.sync"
-        return f"{by} on pairs of float16, through the extension module; where there is a mask, the flash kernels"
+        return f"{by} on pairs of float16, through the extension module; where there is a mask, mma.sync"
     return "the flash kernels, through the extension module: tensor cores take 16-bit types with heads of up to 128"

@@ -148,7 +148,8 @@ def run_backward[
 
 def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Delta and the backward pass without a mask: sizes, scale, the addresses of the three gradients, grad_output, query, key,
-    value, output and lse, and strides: query, key, value, grad_output. Output and gradients have no gaps."""
+    value, output, lse and a single 0, which the flash kernels read for a mask, and strides: query, key, value, grad_output. Output and gradients have no gaps.
+    """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
     var layout = Layout.without_gaps(sizes)
@@ -162,6 +163,7 @@ def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLa
     var value = arguments.read[dtype]()
     var output = arguments.read[dtype]()
     var lse = arguments.read[accum_type[dtype]]()
+    var no_mask = arguments.read[dtype]()
     layout.query = strides_of(arguments)
     layout.key = strides_of(arguments)
     layout.value = strides_of(arguments)
@@ -175,12 +177,12 @@ def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLa
         key=key,
         value=value,
         lse=lse,
-        delta=lse,  # not read, and there is no mask
-        mask=query,
+        delta=lse,  # not read
+        mask=no_mask,
         sizes=sizes^,
         scale=scale,
     )
-    launch_gradients_fast(launcher, tensors, output, layout, choice == 1)
+    launch_gradients_fast(launcher, tensors, output, layout, choice == 1, choice != FLASH)
 
 
 def run[
@@ -233,7 +235,7 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
         module.def_py_c_function(call["forward", 6 + 12 + 1 + 6 + 12], "forward")
         module.def_py_c_function(call["delta", 6 + 12 + 4 + 6], "delta")
         module.def_py_c_function(call["backward", 6 + 12 + 1 + 10 + 21], "backward")
-        module.def_py_c_function(call["gradients", 6 + 12 + 1 + 9 + 12], "gradients")
+        module.def_py_c_function(call["gradients", 6 + 12 + 1 + 10 + 12], "gradients")
         module.def_py_c_function(call["window_forward", 6 + 12 + 1 + 6 + 12], "window_forward")
         module.def_py_c_function(call["window_backward", 6 + 12 + 1 + 10 + 21], "window_backward")
         return module.finalize()

@@ -135,7 +135,7 @@ def run(dims, dtype, seen, mask=0, choice=0):
         module.gradients(
             *(gpu, stream, scratch._data_ptr(), scratch.num_elements, *front, scale),
             *(again[name]._data_ptr() for name in names),
-            *(g._data_ptr(), *inputs, at["output"], lse._data_ptr(), *given, *g_strides),
+            *(g._data_ptr(), *inputs, at["output"], lse._data_ptr(), 0, *given, *g_strides),
         )
         device.synchronize()
         for name in names:

@@ -17,13 +17,15 @@ from harness.spec.puzzle import Case
 pytestmark = pytest.mark.compiler
 
 EPS = torch.finfo(torch.float32).eps
-# B, N, S, T, d, heads of key and value, diagonal, and 0 for no mask.
+# B, N, S, T, d, heads of key and value, diagonal, and 1 for a mask.
 OPTIONS = {
+    "whole tiles, in two parts": (3, 1, 128, 128, 64, 1, 128, 0),
     "a batch in two parts, ragged": (3, 1, 131, 75, 64, 1, 75, 0),
     "causal from the top left": (1, 1, 140, 140, 64, 1, 0, 0),
     "causal from the bottom right, shared heads": (1, 2, 70, 140, 64, 1, 70, 0),
     "queries that see no key": (1, 1, 70, 40, 64, 1, -50, 0),
     "odd head": (1, 1, 33, 34, 13, 1, 34, 0),
+    "mask, causal, shared heads, in parts": (2, 4, 70, 77, 64, 2, 20, 1),
 }
 HARD = (1, 6, 70, 70, 64, 6, 70, 0)
 ONE = (1, 1, 70, 70, 64, 1, 70, 0)
@@ -33,7 +35,7 @@ GRADIENTS = ("grad_query", "grad_key", "grad_value")
 def inputs(dims) -> dict[str, torch.Tensor]:
     """Random tensors, and the single 0 that the flash kernels read for no mask."""
     given = masked_inputs(dims, torch.float32)
-    return given | {"attn_mask": torch.zeros_like(given["attn_mask"])}
+    return given if dims[7] else given | {"attn_mask": torch.zeros_like(given["attn_mask"])}
 
 
 def hard() -> dict[str, torch.Tensor]:
@@ -56,7 +58,7 @@ def torch_answer(dims, given, backend=SDPBackend.MATH) -> dict[str, torch.Tensor
     """PyTorch's own, in float32."""
     leaves = [given[name].clone().requires_grad_() for name in ("query", "key", "value")]
     hidden = ~torch.ones(dims[2], dims[3], dtype=torch.bool).tril(dims[6])
-    mask = torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+    mask = given["attn_mask"].expand(1, 1, *hidden.shape).masked_fill(hidden, -torch.inf)
     with sdpa_kernel(backend):
         output = F.scaled_dot_product_attention(*leaves, attn_mask=mask, enable_gqa=True)
     gradients = torch.autograd.grad(output, leaves, given["grad_output"])
@@ -154,13 +156,24 @@ def test_the_same_bits_in_whatever_order_the_blocks_run(recording):
 
 def test_a_batch_is_done_in_parts_that_share_their_scratch_memory(recording):
     """Three entries of three blocks, where four blocks are enough."""
-    (dims,) = (dims for name, dims in OPTIONS.items() if "two parts" in name)
-    events = recording.cases["fast", dims]
+    events = recording.cases["fast", OPTIONS["a batch in two parts, ragged"]]
     launches = [event.name for event in events if isinstance(event, RecordedLaunch)]
     assert [launches.count(name) for name in ("split_tiles", "pairs_forward", "plain_query")] == [4, 2, 2]
     lent = [event.nbytes for event in events if isinstance(event, RecordedTensor) and event.name == "pairs"]
     tile = 2 * 64 * 64 * 2
-    assert lent == [2 * (3 + 2 + 2) * tile, 2 * (3 + 2 + 2 + 3) * tile], "of two entries"
+    assert lent == [2 * 3 * tile, 2 * (3 + 3) * tile], "queries, and gradients, of two entries"
+    lent = [
+        event.nbytes for event in events if isinstance(event, RecordedTensor) and event.name == "key_pairs"
+    ]
+    assert lent == [2 * 2 * tile] * 2
+
+
+def test_gradients_of_whole_tiles_lend_their_memory_to_the_pairs_of_key_and_value(recording):
+    events = recording.cases["fast", OPTIONS["whole tiles, in two parts"]]
+    lent = [
+        event.nbytes for event in events if isinstance(event, RecordedTensor) and event.name == "value_pairs"
+    ]
+    assert lent == [2 * 2 * 64 * 64 * 4, 0]
 
 
 def test_tensor_cores_multiply_pairs_and_nothing_is_added_with_atomics(recording):

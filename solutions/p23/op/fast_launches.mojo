@@ -276,7 +276,7 @@ def launch_backward_fast[
             return
     comptime if splits[dtype]():
         if pairs and suits_pairs(sizes, t.scale.cast[DType.float32]()):
-            launch_backward_pairs(launcher, rebind[FlashBackward[DType.float32]](t), portable)
+            launch_backward_pairs(launcher, rebind[FlashBackward[DType.float32]](t), None, portable)
             return
     var flash = t.copy()
     flash.sizes.mask_block = max(Int32(1), sizes.mask_block)
@@ -286,9 +286,24 @@ def launch_backward_fast[
 def launch_gradients_fast[
     L: Launcher, dtype: DType, //
 ](
-    mut launcher: L, t: FlashBackward[dtype], output: ImmPtr[dtype], layout: Layout, portable: Bool = False
+    mut launcher: L,
+    t: FlashBackward[dtype],
+    output: ImmPtr[dtype],
+    layout: Layout,
+    portable: Bool = False,
+    pairs: Bool = True,
 ) raises:
-    """`launch_delta_fast` and `launch_backward_fast` in one, three launches; t.delta is not read."""
+    """`launch_delta_fast` and `launch_backward_fast` in one, three launches, six where float32 is taken as pairs; t.delta is not
+    read."""
+    comptime if splits[dtype]():
+        if pairs and suits_pairs(t.sizes, t.scale.cast[DType.float32]()):
+            launch_backward_pairs(
+                launcher,
+                rebind[FlashBackward[DType.float32]](t),
+                rebind[ImmPtr[DType.float32]](output),
+                portable,
+            )
+            return
     comptime if has_tensor_cores[dtype]() and L.wgmma:
         if not portable and Int(t.sizes.head_dim) <= WIDEST and fits_chunks(output, layout.output):
             if is_plain(t, layout) and suits_hopper(t, layout):
@@ -298,7 +313,7 @@ def launch_gradients_fast[
     launch_delta_fast[dtype](launcher, delta, t.grad_output, output, delta.as_imm(), False, t.sizes, layout)
     var with_delta = t.copy()
     with_delta.delta = delta.as_imm()
-    launch_backward_fast(launcher, with_delta, layout, portable)
+    launch_backward_fast(launcher, with_delta, layout, portable, pairs)
 
 
 def is_plain[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:

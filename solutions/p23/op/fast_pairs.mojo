@@ -11,22 +11,25 @@ so that every tile's products get sums of their own, which are added outside. Sp
 single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022.
 
 A tile is 64 rows of a head, of 64 elements each: zeros fill what a head has less. It lies in memory as it will lie in shared
-memory, chunks of 16 bytes swizzled, high half then low half. The tiles of all tensors stand in one row (`TileRows`), each
+memory, chunks of 16 bytes swizzled, high half then low half. The tiles of all tensors are counted in one row (`TileRows`), each
 with a record: what undoes its scale, and how large its rows are. From the records `choose_path_kernel` finds, on the device,
 whether all of it is in the range that pairs are good for. Both paths are launched; the one that is not chosen does nothing.
 """
 
 from std.math import ceildiv, exp2, sqrt
 from std.memory import bitcast
+from std.sys.info import _is_sm_9x_or_newer
 from max.gpu import barrier, block_idx, thread_idx
 from max.gpu.memory import async_copy
-from max.gpu.primitives import block, warp
+from max.gpu.primitives import warp
 from std.memory import AddressSpace
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
 
 from .fast_kernels import LOG2_E
 from .fast_tiles import CHUNK, SharedPtr
 from .flash_tensors import FlashSizes, PackedSizes
-from .shared.common import ImmPtr, MutPtr
+from .shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
 from .shared.gemm_pairs import LARGEST_EXPONENT, MANY_BITS
 
 comptime HALF_TYPE = DType.float16
@@ -39,6 +42,10 @@ comptime SPLIT_THREADS = 256
 comptime SPLIT_ROWS = SPLIT_THREADS // (SIDE // CHUNK)
 """which makes so many rows at once."""
 comptime CHOOSE_THREADS = 1024
+comptime CHOOSE_AHEAD = 4
+"""Records that each of them asks for at once."""
+comptime ENOUGH_IN_ORDER = 768
+"""So many blocks, three rounds of a large GPU, are begun with their longest ones first: see `place_of_block`."""
 comptime RECORD = 4
 """Numbers of a record: see `Record`."""
 comptime SMALLEST = -45
@@ -104,6 +111,16 @@ struct TileRows(Copyable, Movable):
         return self._grad + head * self.of_queries
 
     @always_inline
+    def shared(self, shared_head: Int) -> Int:
+        """Where among the tiles of key, or of value, those of a head are in memory;"""
+        return shared_head * self.of_keys
+
+    @always_inline
+    def grad_here(self, head: Int) -> Int:
+        """and where those of grad_output are, which follow query's."""
+        return self._key + head * self.of_queries
+
+    @always_inline
     def tensor(self, tile: Int) -> Int:
         """Whose a tile is: 0 for query's, 1 for key's, 2 for value's, 3 for grad_output's."""
         return Int(tile >= self._key) + Int(tile >= self._value) + Int(tile >= self._grad)
@@ -157,6 +174,20 @@ def slope_power(grad: Record, value: Record) -> Float32:
 
 
 @always_inline
+def place_of_block(index: Int, of_head: Int, heads: Int, sizes: FlashSizes) -> Tuple[Int, Int]:
+    """The head of a block, and which of the head's `of_head` blocks it is; of these the first have the longest walks.
+
+    One head behind the other; but where queries do not see every key, the first blocks of many heads come before the second ones,
+    so that the last ones to begin are short.
+    """
+    var together = max(1, ENOUGH_IN_ORDER // of_head) if sizes.keys_seen(0) < Int(sizes.key_len) else 1
+    var first = index // (of_head * together) * together
+    var here = min(together, heads - first)
+    var rest = index - first * of_head
+    return (first + rest % here, rest // here)
+
+
+@always_inline
 def load_pair_rows[
     rows: Int, threads: Int
 ](target: SharedPtr[HALF_TYPE], to_low: Int, source: ImmPtr[HALF_TYPE]):
@@ -171,14 +202,36 @@ def load_pair_rows[
             )
 
 
+@always_inline
+def take_turn():
+    """Lets the next launch begin, where that is asked for, and waits until the one in front of this is done.
+    """
+    comptime if _is_sm_9x_or_newer():
+        start_later_grids()
+        wait_for_earlier_grids()
+
+
 # ---- Splitting ----------------------------------------------------------------------------------------------
 
 
 @always_inline
-def largest_of_block[threads: Int](x: Float32) -> Float32:
-    """The largest x of a block's threads, in all of them. May be called again at once."""
+def largest_of_block[
+    width: SIMDLength, //, threads: Int
+](numbers: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
+    """The largest of each number of a block's threads, in all of them."""
+    var of_warps = stack_allocation[dtype=DType.float32, address_space=AddressSpace.SHARED, alignment=16](
+        row_major[threads // 32, Int(width)]()
+    ).ptr
+    var largest = numbers
+    comptime for i in range(Int(width)):
+        comptime for distance in range(5):
+            largest[i] = max(largest[i], warp.shuffle_xor(largest[i], UInt32(1 << distance)))
+    if thread_idx.x % 32 == 0:
+        of_warps.unsafe_store[alignment=16](thread_idx.x // 32 * Int(width), largest)
     barrier()
-    return block.max[block_size=threads](x)
+    comptime for i in range(threads // 32):
+        largest = max(largest, of_warps.unsafe_load[width=width, alignment=16](i * Int(width)))
+    return largest
 
 
 @always_inline
@@ -220,19 +273,26 @@ def write_numbers(target: MutPtr[DType.float32], lse: Float32, delta: Float32):
 
 
 def split_tiles_kernel(
-    tiles: MutPtr[HALF_TYPE],  # [tiles, 2, 64, 64], chunks swizzled
+    tiles: MutPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64], chunks swizzled
+    key_tiles: MutPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
+    value_tiles: MutPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: MutPtr[DType.float32],  # [tiles, 4]
     numbers: MutPtr[DType.float32],  # [tiles of grad_output, 3, 64], written in a backward pass
+    made_delta: MutPtr[DType.float32],  # [B, N, S], written if with_output
     query: ImmPtr[DType.float32],  # [B, N, S, d]
     key: ImmPtr[DType.float32],  # [B, G, T, d]
     value: ImmPtr[DType.float32],  # [B, G, T, d]
     grad_output: ImmPtr[DType.float32],  # [B, N, S, d], read in a backward pass
     lse: ImmPtr[DType.float32],  # [B, N, S], likewise
-    delta: ImmPtr[DType.float32],  # [B, N, S], likewise
+    delta: ImmPtr[DType.float32],  # [B, N, S], likewise, if not with_output
+    output: ImmPtr[DType.float32],  # [B, N, S, d], which delta is made of if with_output
+    with_output: Int32,
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
 ):
     """Splits a tile of one of the tensors, and writes its record. Grid: the tiles."""
+    take_turn()
     var sizes = FlashSizes(packed)
     var places = TileRows(sizes)
     var d = Int(sizes.head_dim)
@@ -242,15 +302,22 @@ def split_tiles_kernel(
     var length = Int(sizes.query_len if tensor == 0 or tensor == 3 else sizes.key_len)
     var source = query
     var local = tile
+    var target = tiles
+    var here = tile
     if tensor == 1:
         source = key
         local -= places.key(0)
+        target = key_tiles
+        here = Int(tiles_before) + local
     elif tensor == 2:
         source = value
         local -= places.value(0)
+        target = value_tiles
+        here = Int(tiles_before) + local
     elif tensor == 3:
         source = grad_output
         local -= places.grad(0)
+        here = places.grad_here(0) + local
     var heads = Int(sizes.query_heads if tensor == 0 or tensor == 3 else sizes.key_heads)
     var head = Int(first_entry) * heads + local // of_head
     var first = local % of_head * SIDE
@@ -271,16 +338,27 @@ def split_tiles_kernel(
         comptime for distance in range(3):
             squares += warp.shuffle_xor(squares, UInt32(1 << distance))
         norm = max(norm, sqrt(squares))
+        var row_delta = Float32(0)
+        if tensor == 3 and with_output != 0:
+            var outputs = output.unsafe_offset(head * length * d)
+            row_delta = (values[i] * load_chunk(outputs, s, length, column, d)).reduce_add()
+            comptime for distance in range(3):
+                row_delta += warp.shuffle_xor(row_delta, UInt32(1 << distance))
         if tensor == 3 and column == 0:
             var exists = s < length
             var row_lse = lse[unsafe_offset=head * length + s] if exists else Float32.MIN
-            var row_delta = delta[unsafe_offset=head * length + s] if exists else Float32(0)
+            if exists:
+                if with_output != 0:
+                    made_delta[unsafe_offset=head * length + s] = row_delta
+                else:
+                    row_delta = delta[unsafe_offset=head * length + s]
             var place = local * (NUMBERS * SIDE) + row + i * SPLIT_ROWS
             write_numbers(numbers.unsafe_offset(place), row_lse, row_delta)
             biggest_delta = max(biggest_delta, magnitude(row_delta))
-    largest = largest_of_block[SPLIT_THREADS](largest)
-    norm = largest_of_block[SPLIT_THREADS](norm)
-    biggest_delta = largest_of_block[SPLIT_THREADS](biggest_delta)
+    var of_all = largest_of_block[SPLIT_THREADS](SIMD[DType.float32, 4](largest, norm, biggest_delta, 0))
+    largest = of_all[0]
+    norm = of_all[1]
+    biggest_delta = of_all[2]
     if biggest_delta == Float32.MAX:
         largest = biggest_delta
 
@@ -292,12 +370,12 @@ def split_tiles_kernel(
         records.unsafe_store[alignment=16](tile * RECORD, record)
     comptime for i in range(SIDE // SPLIT_ROWS):
         var r = row + i * SPLIT_ROWS
-        var at = tile * (2 * HALF_TILE) + r * SIDE + (column // CHUNK ^ r % 8) * CHUNK
+        var at = here * (2 * HALF_TILE) + r * SIDE + (column // CHUNK ^ r % 8) * CHUNK
         var scaled = values[i] * factor
         var high = scaled.cast[HALF_TYPE]()
-        tiles.unsafe_store[alignment=16](at, high)
+        target.unsafe_store[alignment=16](at, high)
         var low = (scaled - high.cast[DType.float32]()).cast[HALF_TYPE]()
-        tiles.unsafe_store[alignment=16](at + HALF_TILE, low)
+        target.unsafe_store[alignment=16](at + HALF_TILE, low)
 
 
 # ---- The choice ---------------------------------------------------------------------------------------------
@@ -312,23 +390,24 @@ def choose_path_kernel(
 ):
     """One block: pairs where each tensor is 0 or its largest element within bounds, and no score can be too large.
     """
+    take_turn()
     var places = TileRows(FlashSizes(packed))
-    var largest = SIMD[DType.float32, 4](0)
-    var norms = SIMD[DType.float32, 4](0)
-    for tile in range(thread_idx.x, Int(count), CHOOSE_THREADS):
-        var record = Record(records, tile)
-        var tensor = places.tensor(tile)
-        comptime for i in range(4):
-            if tensor == i:
-                largest[i] = max(largest[i], record.largest)
-                norms[i] = max(norms[i], record.norm)
-    var fits = True
-    comptime for i in range(4):
-        var of_all = largest_of_block[CHOOSE_THREADS](largest[i])
-        var exponent = Int(bitcast[DType.uint32, 1](of_all) >> 23) - 127
-        fits = fits and (of_all == 0 or SMALLEST <= exponent <= LARGEST)
-    var query_norm = largest_of_block[CHOOSE_THREADS](norms[0])
-    var key_norm = largest_of_block[CHOOSE_THREADS](norms[1])
+    # The largest elements of the four tensors, then the longest rows of query and key.
+    var largest = SIMD[DType.float32, 8](0)
+    for first in range(thread_idx.x, Int(count), CHOOSE_THREADS * CHOOSE_AHEAD):
+        # The last record, read again, changes nothing.
+        comptime for ahead in range(CHOOSE_AHEAD):
+            var tile = min(first + ahead * CHOOSE_THREADS, Int(count) - 1)
+            var record = Record(records, tile)
+            var tensor = places.tensor(tile)
+            comptime for i in range(4):
+                largest[i] = max(largest[i], record.largest if tensor == i else Float32(0))
+            comptime for i in range(2):
+                largest[4 + i] = max(largest[4 + i], record.norm if tensor == i else Float32(0))
+    var of_all = largest_of_block[CHOOSE_THREADS](largest)
     if thread_idx.x == 0:
-        fits = fits and query_norm * key_norm * (scale * LOG2_E) <= WIDEST_SCORE
+        var fits = of_all[4] * of_all[5] * (scale * LOG2_E) <= WIDEST_SCORE
+        comptime for i in range(4):
+            var exponent = Int(bitcast[DType.uint32, 1](of_all[i]) >> 23) - 127
+            fits = fits and (of_all[i] == 0 or SMALLEST <= exponent <= LARGEST)
         path[unsafe_offset=0] = PAIRS if fits else PLAIN

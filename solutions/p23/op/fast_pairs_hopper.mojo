@@ -47,8 +47,10 @@ from .fast_pairs import (
     Record,
     TileRows,
     inverse_power,
+    place_of_block,
     score_factor,
     slope_power,
+    take_turn,
 )
 from .fast_tiles import HIDDEN
 from .flash_tensors import FlashSizes, PackedSizes
@@ -194,7 +196,10 @@ def store_pairs(
 def hopper_pairs_forward_kernel(
     output: MutPtr[DType.float32],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
     first_entry: Int32,
@@ -205,15 +210,18 @@ def hopper_pairs_forward_kernel(
 
     The scores of a step are multiplied while the product with the values of the step before is under way.
     """
+    take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
     var sizes = FlashSizes(packed)
     var places = TileRows(sizes)
     var S = Int(sizes.query_len)
     var d = Int(sizes.head_dim)
-    var head = block_idx.x // places.of_queries
+    var mine = place_of_block(block_idx.x, places.of_queries, sizes.heads(), sizes)
+    var head = mine[0]
     var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
-    var own_tile = places.of_queries - 1 - block_idx.x % places.of_queries
+    var own_tile = places.of_queries - 1 - mine[1]
+    var shared_tile = Int(tiles_before) + places.shared(sizes.shared_head(head))
     var s0 = own_tile * SIDE
     var key_tile = places.key(sizes.shared_head(head))
     var value_tile = places.value(sizes.shared_head(head))
@@ -247,16 +255,16 @@ def hopper_pairs_forward_kernel(
                 mbarrier_arrive_expect_tx_shared(keys_full.unsafe_offset(stage), Int32(PAIR_BYTES))
                 send_pair(
                     keys.unsafe_offset(stage * PAIR_BYTES),
-                    tiles,
-                    key_tile + step,
+                    key_tiles,
+                    shared_tile + step,
                     keys_full.unsafe_offset(stage),
                 )
                 wait(values_empty.unsafe_offset(stage), turn.parity)
                 mbarrier_arrive_expect_tx_shared(values_full.unsafe_offset(stage), Int32(PAIR_BYTES))
                 send_pair(
                     values.unsafe_offset(stage * PAIR_BYTES),
-                    tiles,
-                    value_tile + step,
+                    value_tiles,
+                    shared_tile + step,
                     values_full.unsafe_offset(stage),
                 )
                 turn.step[STAGES]()
@@ -275,9 +283,8 @@ def hopper_pairs_forward_kernel(
 
     @__parameter
     @always_inline
-    def weigh(mut scores: HALF, step: Int):
-        var factor = score_factor(query, Record(records, key_tile + step), scale)
-        var value = Record(records, value_tile + step)
+    def weigh(mut scores: HALF, step: Int, key: Record, value: Record):
+        var factor = score_factor(query, key, scale)
         var to_new = undo * inverse_power(value.undo)
         undo = value.undo
         if not all_seen(first, first + 1, step * SIDE, step * SIDE + SIDE, sizes):
@@ -301,6 +308,9 @@ def hopper_pairs_forward_kernel(
                     total += weight
             totals[half] = totals[half] * rescale + total
 
+    # Records are read before a step's products begin: the answer takes time.
+    var key = Record(records, key_tile)
+    var value = Record(records, value_tile)
     wait(query_here, 0)
     wait(keys_full, 0)
     wgmma_fence_aligned()
@@ -310,13 +320,15 @@ def hopper_pairs_forward_kernel(
     settled(scores)
     if leads:
         _ = mbarrier_arrive(keys_empty)
-    weigh(scores, 0)
+    weigh(scores, 0, key, value)
     var high = Fragments()
     var low = Fragments()
     split(scores, high, low)
     var turn = Turn(1 % STAGES, 0)
     var before = Turn(0, 0)
     for step in range(1, steps):
+        key = Record(records, key_tile + step)
+        value = Record(records, value_tile + step)
         wait(keys_full.unsafe_offset(turn.stage), turn.parity)
         wgmma_fence_aligned()
         var next = times_pair(shared, keys.unsafe_offset(turn.stage * PAIR_BYTES))
@@ -330,7 +342,7 @@ def hopper_pairs_forward_kernel(
         if leads:
             _ = mbarrier_arrive(keys_empty.unsafe_offset(turn.stage))
         var earlier = rescales
-        weigh(next, step)
+        weigh(next, step, key, value)
         wgmma_wait_group_sync[0]()
         settled(part)
         if leads:
@@ -370,7 +382,10 @@ def hopper_pairs_forward_kernel(
 def hopper_pairs_query_kernel(
     grad_query: MutPtr[DType.float32],  # [B, N, S, d]
     numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
     first_entry: Int32,
@@ -378,15 +393,18 @@ def hopper_pairs_query_kernel(
     scale: Float32,
 ):
     """The gradient of the query. A block owns 64 queries and walks over the keys, 64 at a time."""
+    take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
     var sizes = FlashSizes(packed)
     var places = TileRows(sizes)
     var S = Int(sizes.query_len)
     var d = Int(sizes.head_dim)
-    var head = block_idx.x // places.of_queries
+    var mine = place_of_block(block_idx.x, places.of_queries, sizes.heads(), sizes)
+    var head = mine[0]
     var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
-    var own_tile = places.of_queries - 1 - block_idx.x % places.of_queries
+    var own_tile = places.of_queries - 1 - mine[1]
+    var shared_tile = Int(tiles_before) + places.shared(sizes.shared_head(head))
     var s0 = own_tile * SIDE
     var key_tile = places.key(sizes.shared_head(head))
     var value_tile = places.value(sizes.shared_head(head))
@@ -410,15 +428,15 @@ def hopper_pairs_query_kernel(
         if thread_idx.x == 0:
             mbarrier_arrive_expect_tx_shared(own_here, Int32(STAGE_BYTES))
             send_pair(shared, tiles, places.query(head) + own_tile, own_here)
-            send_pair(own_grads, tiles, places.grad(head) + own_tile, own_here)
+            send_pair(own_grads, tiles, places.grad_here(head) + own_tile, own_here)
             var turn = Turn(0, 1)
             for step in range(steps):
                 var stage = stages.unsafe_offset(turn.stage * STAGE_BYTES)
                 var arrives = full.unsafe_offset(turn.stage)
                 wait(empty.unsafe_offset(turn.stage), turn.parity)
                 mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE_BYTES))
-                send_pair(stage, tiles, key_tile + step, arrives)
-                send_pair(stage.unsafe_offset(PAIR_BYTES), tiles, value_tile + step, arrives)
+                send_pair(stage, key_tiles, shared_tile + step, arrives)
+                send_pair(stage.unsafe_offset(PAIR_BYTES), value_tiles, shared_tile + step, arrives)
                 turn.step[STAGES]()
         return
 
@@ -493,7 +511,10 @@ def hopper_pairs_key_value_kernel(
     grad_key: MutPtr[DType.float32],  # [B, G, T, d]
     grad_value: MutPtr[DType.float32],  # [B, G, T, d]
     numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
     first_entry: Int32,
@@ -502,14 +523,16 @@ def hopper_pairs_key_value_kernel(
 ):
     """The gradients of key and value. A block owns 64 keys and walks over the queries of every head that shares them, 64 at a
     time. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are."""
+    take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
     var sizes = FlashSizes(packed)
     var places = TileRows(sizes)
     var T = Int(sizes.key_len)
     var d = Int(sizes.head_dim)
-    var shared_head = block_idx.x // places.of_keys
-    var own_tile = block_idx.x % places.of_keys
+    var mine = place_of_block(block_idx.x, places.of_keys, sizes.shared_heads(), sizes)
+    var shared_head = mine[0]
+    var own_tile = mine[1]
     var t0 = own_tile * SIDE
     var head0 = shared_head * sizes.group()
     # The walk, in tiles: from the first that sees a key, of each head in turn.
@@ -535,8 +558,10 @@ def hopper_pairs_key_value_kernel(
         warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
             mbarrier_arrive_expect_tx_shared(own_here, Int32(STAGE_BYTES))
-            send_pair(shared, tiles, places.key(shared_head) + own_tile, own_here)
-            send_pair(own_values, tiles, places.value(shared_head) + own_tile, own_here)
+            send_pair(shared, key_tiles, Int(tiles_before) + places.shared(shared_head) + own_tile, own_here)
+            send_pair(
+                own_values, value_tiles, Int(tiles_before) + places.shared(shared_head) + own_tile, own_here
+            )
             var turn = Turn(0, 1)
             for step in range(steps):
                 var head = head0 + step // of_head
@@ -546,7 +571,7 @@ def hopper_pairs_key_value_kernel(
                 wait(empty.unsafe_offset(turn.stage), turn.parity)
                 mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE_BYTES + NUMBER_BYTES))
                 send_pair(stage, tiles, places.query(head) + tile, arrives)
-                send_pair(stage.unsafe_offset(PAIR_BYTES), tiles, places.grad(head) + tile, arrives)
+                send_pair(stage.unsafe_offset(PAIR_BYTES), tiles, places.grad_here(head) + tile, arrives)
                 var source = numbers.unsafe_offset((head * places.of_queries + tile) * (NUMBERS * SIDE))
                 send(
                     numbers_here.unsafe_offset(turn.stage * NUMBER_BYTES), Int(source), NUMBER_BYTES, arrives

@@ -1,8 +1,8 @@
 """The flash kernels for float32 on tensor cores, by pairs of float16: forward, and a backward pass of two kernels.
 
 The scheme is that of `fast_kernels.mojo`: a block owns rows and walks over tiles of the other side, two of which are in shared
-memory; P and dS stay in registers and are split there. Tiles come as `fast_pairs.mojo` has made them, without a mask, from
-heads of up to 64 elements. Each tile's products are summed apart, and the sums added in float32 with what undoes the scales.
+memory; P and dS stay in registers and are split there. Tiles come as `fast_pairs.mojo` has made them, from heads of up to 64
+elements. A mask is added to the scores, element by element. Each tile's products are summed apart, and the sums added in float32 with what undoes the scales.
 
 Output, lse, delta and gradients are float32 and contiguous: [B, N, S, d], [B, G, T, d] and [B, N, S].
 """
@@ -14,7 +14,7 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id,
 from max.gpu.compute.mma import ld_matrix, mma
 from max.gpu.memory import async_copy, async_copy_commit_group, async_copy_wait_group, external_memory
 
-from .fast_kernels import LN_2, all_seen, of_row, sees
+from .fast_kernels import LN_2, LOG2_E, all_seen, of_row, sees
 from .fast_pairs import (
     HALF_TILE,
     HALF_TYPE,
@@ -26,8 +26,10 @@ from .fast_pairs import (
     TileRows,
     inverse_power,
     load_pair_rows,
+    place_of_block,
     score_factor,
     slope_power,
+    take_turn,
 )
 from .fast_tiles import HIDDEN, Lane, Own, SharedPtr, Sums
 from .flash_tensors import FlashSizes, PackedSizes
@@ -160,6 +162,17 @@ def store_sums[
                             target[unsafe_offset=row * d + column + e] = pair[e]
 
 
+@always_inline
+def add_mask(
+    product: Float32, factor: Float32, mask: ImmPtr[DType.float32], s: Int, t: Int, sizes: FlashSizes
+) -> Float32:
+    """The score to the base 2 of a query and a key with their element of the head's mask; past the end, that of the last.
+    """
+    var row = min(s, Int(sizes.query_len) - 1) * Int(sizes.mask_s)
+    var column = min(t, Int(sizes.key_len) - 1) * Int(sizes.mask_t)
+    return mask[unsafe_offset=row + column].fma(LOG2_E, product * factor)
+
+
 # ---- Forward ------------------------------------------------------------------------------------------------
 
 comptime PAIRS_FORWARD_ELEMENTS = 2 * OUTPUT_ROWS * SIDE + 4 * PART_TILE
@@ -169,18 +182,25 @@ comptime PAIRS_FORWARD_ELEMENTS = 2 * OUTPUT_ROWS * SIDE + 4 * PART_TILE
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)), `nvvm.minctasm`=SIMDLength(2)
 )
-def pairs_forward_kernel(
+def pairs_forward_kernel[
+    masked: Bool
+](
     output: MutPtr[DType.float32],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
+    mask: ImmPtr[DType.float32],  # [B or 1, N or 1, S or 1, T or 1], read if `masked`
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """Output and lse. A block owns 128 queries and walks over the keys, 32 at a time."""
     comptime bands = OUTPUT_BANDS
+    take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
     var sizes = FlashSizes(packed)
@@ -188,9 +208,12 @@ def pairs_forward_kernel(
     var S = Int(sizes.query_len)
     var d = Int(sizes.head_dim)
     var blocks = ceildiv(S, OUTPUT_ROWS)
-    var head = block_idx.x // blocks
+    var mine = place_of_block(block_idx.x, blocks, sizes.heads(), sizes)
+    var head = mine[0]
     var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
-    var s0 = (blocks - 1 - block_idx.x % blocks) * OUTPUT_ROWS
+    var s0 = (blocks - 1 - mine[1]) * OUTPUT_ROWS
+    var shared_tile = Int(tiles_before) + places.shared(sizes.shared_head(head))
+    var of_head = mask.unsafe_offset(sizes.mask_of(whole_head) if masked else 0)
     var key_tile = places.key(sizes.shared_head(head))
     var value_tile = places.value(sizes.shared_head(head))
     var queries = external_memory[
@@ -207,11 +230,13 @@ def pairs_forward_kernel(
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * PART_TILE)
         var at = t // SIDE * (2 * HALF_TILE) + t % SIDE * SIDE
-        load_pair_rows[PART, THREADS](keys, PART * SIDE, tiles.unsafe_offset(key_tile * (2 * HALF_TILE) + at))
+        load_pair_rows[PART, THREADS](
+            keys, PART * SIDE, key_tiles.unsafe_offset(shared_tile * (2 * HALF_TILE) + at)
+        )
         load_pair_rows[PART, THREADS](
             keys.unsafe_offset(PART_TILE),
             PART * SIDE,
-            tiles.unsafe_offset(value_tile * (2 * HALF_TILE) + at),
+            value_tiles.unsafe_offset(shared_tile * (2 * HALF_TILE) + at),
         )
         async_copy_commit_group()
 
@@ -240,6 +265,13 @@ def pairs_forward_kernel(
             fetch(t0 + PART, 1 - stage)
         var keys = stages.unsafe_offset(stage * 2 * PART_TILE)
         var scores = times_rows[COLUMNS](high, low, keys, PART * SIDE)
+        comptime if masked:
+            comptime for place in range(bands * COLUMNS):
+                comptime for e in range(4):
+                    var s = first + place // COLUMNS * 16 + e // 2 * 8 + lane_id() // 4
+                    var t = t0 + place % COLUMNS * 8 + lane_id() % 4 * 2 + e % 2
+                    scores[place][e] = add_mask(scores[place][e], factor, of_head, s, t, sizes)
+            factor = 1
         if not all_seen(first, first + 1, t0, t0 + PART, sizes):
             comptime for place in range(bands * COLUMNS):
                 comptime for e in range(4):
@@ -310,18 +342,25 @@ comptime PAIRS_KEY_VALUE_ELEMENTS = 4 * HALF_TILE + 8 * HALF_TILE + 2 * 2 * NUMB
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)), `nvvm.minctasm`=SIMDLength(2)
 )
-def pairs_query_kernel(
+def pairs_query_kernel[
+    masked: Bool
+](
     grad_query: MutPtr[DType.float32],  # [B, N, S, d]
     numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
+    mask: ImmPtr[DType.float32],  # [B or 1, N or 1, S or 1, T or 1], read if `masked`
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """The gradient of the query. A block owns 128 queries and walks over the keys, 32 at a time."""
     comptime bands = OUTPUT_BANDS
+    take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
     var sizes = FlashSizes(packed)
@@ -329,9 +368,12 @@ def pairs_query_kernel(
     var S = Int(sizes.query_len)
     var d = Int(sizes.head_dim)
     var blocks = ceildiv(S, OUTPUT_ROWS)
-    var head = block_idx.x // blocks
+    var mine = place_of_block(block_idx.x, blocks, sizes.heads(), sizes)
+    var head = mine[0]
     var whole_head = Int(first_entry) * Int(sizes.query_heads) + head
-    var s0 = (blocks - 1 - block_idx.x % blocks) * OUTPUT_ROWS
+    var s0 = (blocks - 1 - mine[1]) * OUTPUT_ROWS
+    var shared_tile = Int(tiles_before) + places.shared(sizes.shared_head(head))
+    var of_head = mask.unsafe_offset(sizes.mask_of(whole_head) if masked else 0)
     var key_tile = places.key(sizes.shared_head(head))
     var value_tile = places.value(sizes.shared_head(head))
     var queries = external_memory[
@@ -349,16 +391,18 @@ def pairs_query_kernel(
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * PART_TILE)
         var at = t // SIDE * (2 * HALF_TILE) + t % SIDE * SIDE
-        load_pair_rows[PART, THREADS](keys, PART * SIDE, tiles.unsafe_offset(key_tile * (2 * HALF_TILE) + at))
+        load_pair_rows[PART, THREADS](
+            keys, PART * SIDE, key_tiles.unsafe_offset(shared_tile * (2 * HALF_TILE) + at)
+        )
         load_pair_rows[PART, THREADS](
             keys.unsafe_offset(PART_TILE),
             PART * SIDE,
-            tiles.unsafe_offset(value_tile * (2 * HALF_TILE) + at),
+            value_tiles.unsafe_offset(shared_tile * (2 * HALF_TILE) + at),
         )
         async_copy_commit_group()
 
     load_own_rows(queries, tiles, places.query(head), s0, places.of_queries)
-    load_own_rows(grads, tiles, places.grad(head), s0, places.of_queries)
+    load_own_rows(grads, tiles, places.grad_here(head), s0, places.of_queries)
     fetch(0, 0)
     var own = queries.unsafe_offset(warp_rows * SIDE)
     var own_grads = grads.unsafe_offset(warp_rows * SIDE)
@@ -396,6 +440,13 @@ def pairs_query_kernel(
             fetch(t0 + PART, 1 - stage)
         var keys = stages.unsafe_offset(stage * 2 * PART_TILE)
         var slopes = times_rows[COLUMNS](query_high, query_low, keys, PART * SIDE)
+        comptime if masked:
+            comptime for place in range(bands * COLUMNS):
+                comptime for e in range(4):
+                    var s = first + place // COLUMNS * 16 + e // 2 * 8 + lane_id() // 4
+                    var t = t0 + place % COLUMNS * 8 + lane_id() % 4 * 2 + e % 2
+                    slopes[place][e] = add_mask(slopes[place][e], factor, of_head, s, t, sizes)
+            factor = 1
         if not all_seen(first, first + 1, t0, t0 + PART, sizes):
             comptime for place in range(bands * COLUMNS):
                 comptime for e in range(4):
@@ -430,19 +481,26 @@ def pairs_query_kernel(
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)), `nvvm.minctasm`=SIMDLength(2)
 )
-def pairs_key_value_kernel(
+def pairs_key_value_kernel[
+    masked: Bool
+](
     grad_key: MutPtr[DType.float32],  # [B, G, T, d]
     grad_value: MutPtr[DType.float32],  # [B, G, T, d]
     numbers: ImmPtr[DType.float32],  # [tiles of grad_output, 3, 64]
-    tiles: ImmPtr[HALF_TYPE],  # [tiles, 2, 64, 64]
+    tiles: ImmPtr[HALF_TYPE],  # [tiles of query and grad_output, 2, 64, 64]
+    key_tiles: ImmPtr[HALF_TYPE],  # [tiles of key, 2, 64, 64]
+    value_tiles: ImmPtr[HALF_TYPE],  # [tiles of value, 2, 64, 64]
+    tiles_before: Int32,  # of key, and of value, in front of those of the part
     records: ImmPtr[DType.float32],  # [tiles, 4]
     path: ImmPtr[DType.int32],  # [1]
+    mask: ImmPtr[DType.float32],  # [B or 1, N or 1, S or 1, T or 1], read if `masked`
     first_entry: Int32,
     packed: PackedSizes,  # of the part of the batch from the first entry on
     scale: Float32,
 ):
     """The gradients of key and value. A block owns 64 keys and walks over the queries of every head that shares them, 64 at a
     time. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are."""
+    take_turn()
     if path[unsafe_offset=0] != PAIRS:
         return
     var sizes = FlashSizes(packed)
@@ -450,8 +508,9 @@ def pairs_key_value_kernel(
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
     var d = Int(sizes.head_dim)
-    var shared_head = block_idx.x // places.of_keys
-    var own_tile = block_idx.x % places.of_keys
+    var mine = place_of_block(block_idx.x, places.of_keys, sizes.shared_heads(), sizes)
+    var shared_head = mine[0]
+    var own_tile = mine[1]
     var t0 = own_tile * SIDE
     var head0 = shared_head * sizes.group()
     var keys = external_memory[
@@ -477,7 +536,7 @@ def pairs_key_value_kernel(
         load_pair_rows[SIDE, THREADS](
             queries.unsafe_offset(2 * HALF_TILE),
             HALF_TILE,
-            tiles.unsafe_offset((places.grad(head) + tile) * (2 * HALF_TILE)),
+            tiles.unsafe_offset((places.grad_here(head) + tile) * (2 * HALF_TILE)),
         )
         if thread_idx.x < NUMBERS * SIDE // 4:
             var source = numbers.unsafe_offset((head * places.of_queries + tile) * (NUMBERS * SIDE))
@@ -488,10 +547,18 @@ def pairs_key_value_kernel(
         async_copy_commit_group()
 
     load_pair_rows[SIDE, THREADS](
-        keys, HALF_TILE, tiles.unsafe_offset((places.key(shared_head) + own_tile) * (2 * HALF_TILE))
+        keys,
+        HALF_TILE,
+        key_tiles.unsafe_offset(
+            (Int(tiles_before) + places.shared(shared_head) + own_tile) * (2 * HALF_TILE)
+        ),
     )
     load_pair_rows[SIDE, THREADS](
-        values, HALF_TILE, tiles.unsafe_offset((places.value(shared_head) + own_tile) * (2 * HALF_TILE))
+        values,
+        HALF_TILE,
+        value_tiles.unsafe_offset(
+            (Int(tiles_before) + places.shared(shared_head) + own_tile) * (2 * HALF_TILE)
+        ),
     )
     var key_high = Own[HALF_TYPE, 1, SIDE, False](keys.unsafe_offset(warp_rows * SIDE), lane)
     var key_low = Own[HALF_TYPE, 1, SIDE, False](keys.unsafe_offset(HALF_TILE + warp_rows * SIDE), lane)
@@ -516,6 +583,9 @@ def pairs_key_value_kernel(
         var value_undo = grad.undo / WEIGHT
         var key_undo = query.undo * (power / WEIGHT)
         var s0 = tile * SIDE
+        var of_head = mask.unsafe_offset(
+            sizes.mask_of(Int(first_entry) * Int(sizes.query_heads) + head) if masked else 0
+        )
         tile += 1
         if tile == places.of_queries:
             head += 1
@@ -531,11 +601,19 @@ def pairs_key_value_kernel(
             var own_numbers = numbers_here.unsafe_offset(stage * (NUMBERS * SIDE) + inner + lane_id() % 4 * 2)
             var edge = not all_seen(s1, s1 + PART, first, first + 16, sizes)
             var weights = times_rows[COLUMNS](key_high, key_low, queries, HALF_TILE)
+            var by = factor
+            comptime if masked:
+                comptime for place in range(COLUMNS):
+                    comptime for e in range(4):
+                        var t = first + e // 2 * 8 + lane_id() // 4
+                        var s = s1 + place * 8 + lane_id() % 4 * 2 + e % 2
+                        weights[place][e] = add_mask(weights[place][e], factor, of_head, s, t, sizes)
+                by = 1
             comptime for place in range(COLUMNS):
                 var shift = own_numbers.unsafe_load[width=2, alignment=8](place * 8)
                 var weight = own_numbers.unsafe_load[width=2, alignment=8](SIDE + place * 8)
                 comptime for e in range(4):
-                    weights[place][e] = exp2(weights[place][e] * factor - shift[e % 2]) * weight[e % 2]
+                    weights[place][e] = exp2(weights[place][e] * by - shift[e % 2]) * weight[e % 2]
             if edge:
                 comptime for place in range(COLUMNS):
                     comptime for e in range(4):
@@ -556,6 +634,9 @@ def pairs_key_value_kernel(
             comptime for place in range(SIDE // 8):
                 key_sums[place] = key_part[place].fma(key_undo, key_sums[place])
         stage = 1 - stage
+    # The gradients may take the memory of the own tiles, which some thread may still be copying where there was no step.
+    async_copy_wait_group(0)
+    barrier()
 
     var start_of_head = (Int(first_entry) * Int(sizes.key_heads) + shared_head) * T * d
     store_sums[1](grad_key.unsafe_offset(start_of_head), key_sums, Array[Float32, 2](fill=scale), first, T, d)

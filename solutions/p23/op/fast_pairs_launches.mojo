@@ -4,7 +4,10 @@ Both paths are launched, because nobody waits for the GPU to read what it has ch
 return at once. The plain one is that of the flash kernels.
 
 A pair takes as much scratch memory as the tensor. A batch that keeps the GPU busy in parts is done in parts, one behind the
-other in the same memory, which then may stay in the cache, too.
+other in the same memory, which then may stay in the cache, too. In a backward pass the pairs of key and value lie where their
+gradients will, if these have room for whole tiles: the last kernel reads each of these tiles once, and then writes the gradient there.
+
+On a Hopper every launch but the first of a part begins before the one in front of it is done, and waits for it.
 """
 
 from std.math import ceildiv
@@ -24,6 +27,7 @@ from .fast_pairs import (
     TileRows,
     choose_path_kernel,
     split_tiles_kernel,
+    take_turn,
 )
 from .fast_hopper import GROUP
 from .fast_pairs_hopper import (
@@ -50,7 +54,7 @@ from .shared.launcher import Launcher
 from .tiles import MAX_GRID_Z, TILE
 
 comptime F32 = DType.float32
-comptime PLAIN_BLOCKS = 2048
+comptime PLAIN_BLOCKS = 256
 """About as many blocks are launched of the plain path: they stride over the heads, and most calls need none."""
 
 
@@ -65,6 +69,16 @@ struct Pairs(Copyable, Movable):
 
     @__allow_legacy_any_origin_fields
     var tiles: MutPtr[HALF_TYPE]
+    """Of query and grad_output."""
+
+    @__allow_legacy_any_origin_fields
+    var key_tiles: MutPtr[HALF_TYPE]
+
+    @__allow_legacy_any_origin_fields
+    var value_tiles: MutPtr[HALF_TYPE]
+
+    var tiles_before: Int32
+    """Tiles of key, and of value, that are in front of those of the part."""
 
     @__allow_legacy_any_origin_fields
     var records: MutPtr[F32]
@@ -77,10 +91,10 @@ struct Pairs(Copyable, Movable):
 
 
 def suits_pairs(sizes: FlashSizes, scale: Float32) -> Bool:
-    """Whether there are kernels: heads of at most 64 elements, no mask, a scale above 0, and something to do.
+    """Whether there are kernels: heads of at most 64 elements, no mask of blocks, a scale above 0, and something to do.
     """
     var some = sizes.rows() > 0 and sizes.shared_heads() > 0 and sizes.key_len > 0
-    return some and Int(sizes.head_dim) <= SIDE and sizes.mask_block == 0 and scale > 0
+    return some and Int(sizes.head_dim) <= SIDE and sizes.mask_block <= 1 and scale > 0
 
 
 def entries_together(sizes: FlashSizes) -> Int:
@@ -97,13 +111,20 @@ def of_entries(sizes: FlashSizes, count: Int) -> FlashSizes:
     return part^
 
 
-def lend_pairs[L: Launcher, //](mut launcher: L, sizes: FlashSizes, backward: Bool) raises -> Pairs:
-    """Scratch memory for these sizes."""
+def lend_pairs[
+    L: Launcher, //
+](mut launcher: L, sizes: FlashSizes, backward: Bool, elsewhere: Bool) raises -> Pairs:
+    """Scratch memory for these sizes; of key and value none where their tiles are `elsewhere`."""
     var places = TileRows(sizes)
     var count = places.grad(sizes.heads() if backward else 0)
     var rows = places.query(sizes.heads() if backward else 0) * SIDE
+    var own = places.grad_here(sizes.heads() if backward else 0)
+    var of_keys = 0 if elsewhere else places.shared(sizes.shared_heads()) * 2 * HALF_TILE
     return Pairs(
-        tiles=launcher.workspace[HALF_TYPE]("pairs", count * 2 * HALF_TILE),
+        tiles=launcher.workspace[HALF_TYPE]("pairs", own * 2 * HALF_TILE),
+        key_tiles=launcher.workspace[HALF_TYPE]("key_pairs", of_keys),
+        value_tiles=launcher.workspace[HALF_TYPE]("value_pairs", of_keys),
+        tiles_before=0,
         records=launcher.workspace[F32]("records", count * RECORD),
         numbers=launcher.workspace[F32]("numbers", rows * NUMBERS),
         path=launcher.workspace[DType.int32]("path", 1),
@@ -121,29 +142,38 @@ def launch_split[
     grad_output: ImmPtr[F32],
     lse: ImmPtr[F32],
     delta: ImmPtr[F32],
+    output: Optional[ImmPtr[F32]],
+    made_delta: MutPtr[F32],
     backward: Bool,
     first: Int,
     sizes: FlashSizes,
     scale: Float32,
 ) raises:
-    """Two launches: every tensor split into tiles, and the choice of the path. A forward pass has no grad_output.
-    """
+    """Two launches: every tensor split into tiles, and the choice of the path. A forward pass has no grad_output. Delta is made
+    of the output where there is one."""
     var count = TileRows(sizes).grad(sizes.heads() if backward else 0)
     launcher.launch[split_tiles_kernel](
         "split_tiles",
         pairs.tiles,
+        pairs.key_tiles,
+        pairs.value_tiles,
+        pairs.tiles_before,
         pairs.records,
         pairs.numbers,
+        made_delta,
         query,
         key,
         value,
         grad_output,
         lse,
         delta,
+        output.value() if output else grad_output,
+        Int32(1 if output else 0),
         Int32(first),
         sizes.packed(),
         grid_dim=Dim(count),
         block_dim=Dim(SPLIT_THREADS),
+        early=first > 0,
     )
     launcher.launch[choose_path_kernel](
         "choose_path",
@@ -154,6 +184,7 @@ def launch_split[
         scale,
         grid_dim=Dim(1),
         block_dim=Dim(CHOOSE_THREADS),
+        early=True,
     )
 
 
@@ -174,7 +205,9 @@ struct Starts(Copyable, Movable):
     var queries: Int
     """their elements,"""
     var keys: Int
-    """and those of the keys."""
+    """those of the keys,"""
+    var mask: Int
+    """and of the mask."""
 
     @always_inline
     def __init__(out self, first_entry: Int32, packed: PackedSizes):
@@ -184,6 +217,7 @@ struct Starts(Copyable, Movable):
         self.rows = Int(first_entry) * Int(sizes.query_heads) * Int(sizes.query_len)
         self.queries = self.rows * d
         self.keys = Int(first_entry) * Int(sizes.key_heads) * Int(sizes.key_len) * d
+        self.mask = Int(first_entry) * Int(sizes.mask_b)
 
 
 def plain_forward_kernel(
@@ -199,6 +233,7 @@ def plain_forward_kernel(
     scale: Float32,
 ):
     """`flash_forward_kernel`, where the plain path has been chosen."""
+    take_turn()
     if path[unsafe_offset=0] == PLAIN:
         var at = Starts(first_entry, packed)
         flash_forward_kernel[F32](
@@ -207,7 +242,7 @@ def plain_forward_kernel(
             query.unsafe_offset(at.queries),
             key.unsafe_offset(at.keys),
             value.unsafe_offset(at.keys),
-            mask,
+            mask.unsafe_offset(at.mask),
             packed,
             scale,
         )
@@ -228,6 +263,7 @@ def plain_query_kernel(
     scale: Float32,
 ):
     """`flash_query_kernel`, where the plain path has been chosen."""
+    take_turn()
     if path[unsafe_offset=0] == PLAIN:
         var at = Starts(first_entry, packed)
         flash_query_kernel[F32](
@@ -238,7 +274,7 @@ def plain_query_kernel(
             value.unsafe_offset(at.keys),
             lse.unsafe_offset(at.rows),
             delta.unsafe_offset(at.rows),
-            mask,
+            mask.unsafe_offset(at.mask),
             packed,
             scale,
         )
@@ -260,6 +296,7 @@ def plain_key_value_kernel(
     scale: Float32,
 ):
     """`flash_key_value_kernel`, where the plain path has been chosen."""
+    take_turn()
     if path[unsafe_offset=0] == PLAIN:
         var at = Starts(first_entry, packed)
         flash_key_value_kernel[F32](
@@ -271,7 +308,7 @@ def plain_key_value_kernel(
             value.unsafe_offset(at.keys),
             lse.unsafe_offset(at.rows),
             delta.unsafe_offset(at.rows),
-            mask,
+            mask.unsafe_offset(at.mask),
             packed,
             scale,
         )
@@ -292,37 +329,55 @@ def launch_output[
 ](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: output and lse."""
     ref sizes = t.sizes
-    var scale = t.scale.cast[F32]()
     comptime if L.wgmma:
-        if not portable:
+        if not portable and sizes.mask_block == 0:
             launcher.launch[hopper_pairs_forward_kernel](
                 "hopper_pairs_forward",
                 t.output,
                 t.lse,
                 pairs.tiles.as_imm(),
+                pairs.key_tiles.as_imm(),
+                pairs.value_tiles.as_imm(),
+                pairs.tiles_before,
                 pairs.records.as_imm(),
                 pairs.path.as_imm(),
                 Int32(first),
                 sizes.packed(),
-                scale,
+                t.scale.cast[F32](),
                 grid_dim=Dim(TileRows(sizes).of_queries * sizes.heads()),
                 block_dim=Dim(2 * GROUP),
                 shared_bytes=FORWARD_PAIRS_BYTES,
+                early=True,
             )
             return
-    launcher.launch[pairs_forward_kernel](
+    if sizes.mask_block != 0:
+        launch_output_portable[True](launcher, t, pairs, first)
+    else:
+        launch_output_portable[False](launcher, t, pairs, first)
+
+
+def launch_output_portable[
+    L: Launcher, //, masked: Bool
+](mut launcher: L, t: FlashForward[F32], pairs: Pairs, first: Int) raises:
+    """The kernel for every GPU."""
+    launcher.launch[pairs_forward_kernel[masked]](
         "pairs_forward",
         t.output,
         t.lse,
         pairs.tiles.as_imm(),
+        pairs.key_tiles.as_imm(),
+        pairs.value_tiles.as_imm(),
+        pairs.tiles_before,
         pairs.records.as_imm(),
         pairs.path.as_imm(),
+        t.mask,
         Int32(first),
-        sizes.packed(),
-        scale,
-        grid_dim=Dim(ceildiv(Int(sizes.query_len), OUTPUT_ROWS) * sizes.heads()),
+        t.sizes.packed(),
+        t.scale.cast[F32](),
+        grid_dim=Dim(ceildiv(Int(t.sizes.query_len), OUTPUT_ROWS) * t.sizes.heads()),
         block_dim=Dim(THREADS),
         shared_bytes=2 * PAIRS_FORWARD_ELEMENTS,
+        early=True,
     )
 
 
@@ -331,40 +386,57 @@ def launch_key_value[
 ](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: grad_key and grad_value."""
     ref sizes = t.sizes
-    var scale = t.scale.cast[F32]()
-    var blocks = TileRows(sizes).of_keys * sizes.shared_heads()
     comptime if L.wgmma:
-        if not portable:
+        if not portable and sizes.mask_block == 0:
             launcher.launch[hopper_pairs_key_value_kernel](
                 "hopper_pairs_key_value",
                 t.grad_key,
                 t.grad_value,
                 pairs.numbers.as_imm(),
                 pairs.tiles.as_imm(),
+                pairs.key_tiles.as_imm(),
+                pairs.value_tiles.as_imm(),
+                pairs.tiles_before,
                 pairs.records.as_imm(),
                 pairs.path.as_imm(),
                 Int32(first),
                 sizes.packed(),
-                scale,
-                grid_dim=Dim(blocks),
+                t.scale.cast[F32](),
+                grid_dim=Dim(TileRows(sizes).of_keys * sizes.shared_heads()),
                 block_dim=Dim(2 * GROUP),
                 shared_bytes=KEY_VALUE_PAIRS_BYTES,
+                early=True,
             )
             return
-    launcher.launch[pairs_key_value_kernel](
+    if sizes.mask_block != 0:
+        launch_key_value_portable[True](launcher, t, pairs, first)
+    else:
+        launch_key_value_portable[False](launcher, t, pairs, first)
+
+
+def launch_key_value_portable[
+    L: Launcher, //, masked: Bool
+](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int) raises:
+    """The kernel for every GPU."""
+    launcher.launch[pairs_key_value_kernel[masked]](
         "pairs_key_value",
         t.grad_key,
         t.grad_value,
         pairs.numbers.as_imm(),
         pairs.tiles.as_imm(),
+        pairs.key_tiles.as_imm(),
+        pairs.value_tiles.as_imm(),
+        pairs.tiles_before,
         pairs.records.as_imm(),
         pairs.path.as_imm(),
+        t.mask,
         Int32(first),
-        sizes.packed(),
-        scale,
-        grid_dim=Dim(blocks),
+        t.sizes.packed(),
+        t.scale.cast[F32](),
+        grid_dim=Dim(TileRows(t.sizes).of_keys * t.sizes.shared_heads()),
         block_dim=Dim(THREADS),
         shared_bytes=2 * PAIRS_KEY_VALUE_ELEMENTS,
+        early=True,
     )
 
 
@@ -373,37 +445,55 @@ def launch_query[
 ](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
     """One launch: grad_query."""
     ref sizes = t.sizes
-    var scale = t.scale.cast[F32]()
     comptime if L.wgmma:
-        if not portable:
+        if not portable and sizes.mask_block == 0:
             launcher.launch[hopper_pairs_query_kernel](
                 "hopper_pairs_query",
                 t.grad_query,
                 pairs.numbers.as_imm(),
                 pairs.tiles.as_imm(),
+                pairs.key_tiles.as_imm(),
+                pairs.value_tiles.as_imm(),
+                pairs.tiles_before,
                 pairs.records.as_imm(),
                 pairs.path.as_imm(),
                 Int32(first),
                 sizes.packed(),
-                scale,
+                t.scale.cast[F32](),
                 grid_dim=Dim(TileRows(sizes).of_queries * sizes.heads()),
                 block_dim=Dim(2 * GROUP),
                 shared_bytes=QUERY_PAIRS_BYTES,
+                early=True,
             )
             return
-    launcher.launch[pairs_query_kernel](
+    if sizes.mask_block != 0:
+        launch_query_portable[True](launcher, t, pairs, first)
+    else:
+        launch_query_portable[False](launcher, t, pairs, first)
+
+
+def launch_query_portable[
+    L: Launcher, //, masked: Bool
+](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int) raises:
+    """The kernel for every GPU."""
+    launcher.launch[pairs_query_kernel[masked]](
         "pairs_query",
         t.grad_query,
         pairs.numbers.as_imm(),
         pairs.tiles.as_imm(),
+        pairs.key_tiles.as_imm(),
+        pairs.value_tiles.as_imm(),
+        pairs.tiles_before,
         pairs.records.as_imm(),
         pairs.path.as_imm(),
+        t.mask,
         Int32(first),
-        sizes.packed(),
-        scale,
-        grid_dim=Dim(ceildiv(Int(sizes.query_len), OUTPUT_ROWS) * sizes.heads()),
+        t.sizes.packed(),
+        t.scale.cast[F32](),
+        grid_dim=Dim(ceildiv(Int(t.sizes.query_len), OUTPUT_ROWS) * t.sizes.heads()),
         block_dim=Dim(THREADS),
         shared_bytes=2 * PAIRS_QUERY_ELEMENTS,
+        early=True,
     )
 
 
@@ -415,7 +505,7 @@ def launch_forward_pairs[L: Launcher, //](mut launcher: L, t: FlashForward[F32],
     by the fastest."""
     ref whole = t.sizes
     var together = entries_together(whole)
-    var pairs = lend_pairs(launcher, of_entries(whole, together), False)
+    var pairs = lend_pairs(launcher, of_entries(whole, together), False, False)
     for first in range(0, Int(whole.batch), together):
         var part = t.copy()
         part.sizes = of_entries(whole, min(together, Int(whole.batch) - first))
@@ -429,7 +519,22 @@ def launch_forward_part[
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
     var none = t.lse.as_imm()
-    launch_split(launcher, pairs, t.query, t.key, t.value, none, none, none, False, first, sizes, scale)
+    launch_split(
+        launcher,
+        pairs,
+        t.query,
+        t.key,
+        t.value,
+        none,
+        none,
+        none,
+        None,
+        pairs.numbers,
+        False,
+        first,
+        sizes,
+        scale,
+    )
     launch_output(launcher, t, pairs, first, portable)
     launcher.launch[plain_forward_kernel](
         "plain_forward",
@@ -445,32 +550,92 @@ def launch_forward_part[
         scale,
         grid_dim=plain_grid(sizes.query_len, sizes.heads()),
         block_dim=Dim(TILE, TILE),
+        early=True,
     )
 
 
-def launch_backward_pairs[L: Launcher, //](mut launcher: L, t: FlashBackward[F32], portable: Bool) raises:
-    """Six launches for each part of the batch: the gradients of contiguous tensors that suit, grad_key and grad_value in front
-    of grad_query; by the `portable` kernels or by the fastest."""
+def holds_tiles(gradient: MutPtr[F32], sizes: FlashSizes) -> Bool:
+    """Whether the memory of a gradient of key or value is made of whole tiles."""
+    return Int(sizes.head_dim) == SIDE and Int(sizes.key_len) % SIDE == 0 and Int(gradient) % 16 == 0
+
+
+def launch_backward_pairs[
+    L: Launcher, //
+](mut launcher: L, t: FlashBackward[F32], output: Optional[ImmPtr[F32]], portable: Bool) raises:
+    """Six launches for each part of the batch: the gradients of contiguous tensors that suit, grad_query in front of grad_key and
+    grad_value; by the `portable` kernels or by the fastest. Delta is made of the output where there is one, else it is t.delta.
+    """
     ref whole = t.sizes
     var together = entries_together(whole)
-    var pairs = lend_pairs(launcher, of_entries(whole, together), True)
+    var elsewhere = holds_tiles(t.grad_key, whole) and holds_tiles(t.grad_value, whole)
+    var pairs = lend_pairs(launcher, of_entries(whole, together), True, elsewhere)
+    if elsewhere:
+        pairs.key_tiles = t.grad_key.unsafe_bitcast[Scalar[HALF_TYPE]]()
+        pairs.value_tiles = t.grad_value.unsafe_bitcast[Scalar[HALF_TYPE]]()
+    var made = pairs.numbers
+    var with_delta = t.copy()
+    if output:
+        made = launcher.workspace[F32]("delta", whole.rows())
+        with_delta.delta = made.as_imm()
     for first in range(0, Int(whole.batch), together):
-        var part = t.copy()
+        var part = with_delta.copy()
         part.sizes = of_entries(whole, min(together, Int(whole.batch) - first))
-        launch_backward_part(launcher, part, pairs, first, portable)
+        if elsewhere:
+            pairs.tiles_before = Int32(TileRows(whole).shared(first * Int(whole.key_heads)))
+        launch_backward_part(launcher, part, output, made, pairs, first, portable)
 
 
 def launch_backward_part[
     L: Launcher, //
-](mut launcher: L, t: FlashBackward[F32], pairs: Pairs, first: Int, portable: Bool) raises:
+](
+    mut launcher: L,
+    t: FlashBackward[F32],
+    output: Optional[ImmPtr[F32]],
+    made_delta: MutPtr[F32],
+    pairs: Pairs,
+    first: Int,
+    portable: Bool,
+) raises:
     """Six launches."""
     ref sizes = t.sizes
     var scale = t.scale.cast[F32]()
     launch_split(
-        launcher, pairs, t.query, t.key, t.value, t.grad_output, t.lse, t.delta, True, first, sizes, scale
+        launcher,
+        pairs,
+        t.query,
+        t.key,
+        t.value,
+        t.grad_output,
+        t.lse,
+        t.delta,
+        output,
+        made_delta,
+        True,
+        first,
+        sizes,
+        scale,
     )
     var packed = without_mask(sizes)
+    launch_query(launcher, t, pairs, first, portable)
     launch_key_value(launcher, t, pairs, first, portable)
+    launcher.launch[plain_query_kernel](
+        "plain_query",
+        pairs.path.as_imm(),
+        Int32(first),
+        t.grad_query,
+        t.grad_output,
+        t.query,
+        t.key,
+        t.value,
+        t.lse,
+        t.delta,
+        t.mask,
+        packed,
+        scale,
+        grid_dim=plain_grid(sizes.query_len, sizes.heads()),
+        block_dim=Dim(TILE, TILE),
+        early=True,
+    )
     launcher.launch[plain_key_value_kernel](
         "plain_key_value",
         pairs.path.as_imm(),
@@ -488,22 +653,5 @@ def launch_backward_part[
         scale,
         grid_dim=plain_grid(sizes.key_len, sizes.shared_heads()),
         block_dim=Dim(TILE, TILE),
-    )
-    launch_query(launcher, t, pairs, first, portable)
-    launcher.launch[plain_query_kernel](
-        "plain_query",
-        pairs.path.as_imm(),
-        Int32(first),
-        t.grad_query,
-        t.grad_output,
-        t.query,
-        t.key,
-        t.value,
-        t.lse,
-        t.delta,
-        t.mask,
-        packed,
-        scale,
-        grid_dim=plain_grid(sizes.query_len, sizes.heads()),
-        block_dim=Dim(TILE, TILE),
+        early=True,
     )

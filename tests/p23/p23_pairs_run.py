@@ -109,6 +109,9 @@ dims = CASES["whole tiles"][0]
 given = inputs_of(dims)
 given["value"][0, 0, 3, 5] = torch.nan
 paths = [run(dims, choice, given) for choice in (0, 2)]
+given = inputs_of(dims)
+given["grad_output"][0, 0, 3, 5] = torch.inf
+assert run(dims, 0, given)["grad_query"][0, 0, 3].isnan().all()
 same = all(torch.equal(*(path[name].nan_to_num() for path in paths)) for name in ("output", "grad_query"))
 findings = [finding.text() for finding in virtual.findings]
 print(json.dumps({"errors": found, "launches": launches, "plain": same, "findings": findings}))

@@ -344,6 +344,8 @@ def split_tiles_kernel(
             row_delta = (values[i] * load_chunk(outputs, s, length, column, d)).reduce_add()
             comptime for distance in range(3):
                 row_delta += warp.shuffle_xor(row_delta, UInt32(1 << distance))
+            # An infinite dO makes each dS of its row infinity less infinity: NaN.
+            row_delta += row_delta - row_delta
         if tensor == 3 and column == 0:
             var exists = s < length
             var row_lse = lse[unsafe_offset=head * length + s] if exists else Float32.MIN

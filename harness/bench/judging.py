@@ -47,7 +47,7 @@ def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # An output that its own pass keeps would keep the pass, for ever.
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output, *_ = forward()

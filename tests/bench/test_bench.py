@@ -155,6 +155,21 @@ def test_saved_bytes_leave_out_parameters_and_output():
     assert found == 4 * (2 * M * H + 2 * M), "x, the LayerNorm output, mean and rstd"
 
 
+def test_counting_saved_bytes_keeps_no_graph():
+    """An accumulator of gradients that lives on belongs to the stream it was made on: no later pass could be captured."""
+    leaf = torch.randn(1, 1, 4, 8, requires_grad=True)
+
+    def mark() -> dict:
+        return leaf.view(4, 8).grad_fn.next_functions[0][0].metadata
+
+    graph = leaf.view(4, 8)
+    mark()["kept"] = True
+    assert "kept" in mark(), "the accumulator lives as long as a graph does"
+    del graph
+    judging.saved_bytes(lambda: (torch.nn.functional.scaled_dot_product_attention(leaf, leaf, leaf),), ())
+    assert "kept" not in mark()
+
+
 # ---- Right or wrong -----------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,9 @@
 """`harness.nn.attention` on a real GPU: values and gradients in every dtype, streams, devices, memory, and bits."""
 
+import csv
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -122,6 +125,31 @@ def test_gpu_peak_memory_has_no_matrix_of_scores():
     attention(*leaves).sum().backward()
     operand = leaves[0].numel() * 4
     assert torch.cuda.max_memory_allocated() - before < 10 * operand < 4 * 4096 * 4096 * 4
+
+
+@pytest.mark.gpu
+def test_gpu_bench_captures_the_first_size_behind_its_memory(tmp_path):
+    file = tmp_path / "rows.csv"
+    wanted = [
+        "--bench",
+        "--sizes",
+        "1,2,64,64,1",
+        "--passes",
+        "both",
+        "--columns",
+        "memory,graph",
+        "--rounds",
+        "2",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "p23", *wanted, "--peers", "flash", "--csv", str(file)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(file.open(encoding="utf-8")))
+    timed = {row["candidate"] for row in rows if row["column"] == "graph" and row["median_us"]}
+    assert timed == {"attention", "portable", "flash"}, [row["note"] for row in rows]
 
 
 @pytest.mark.gpu(count=2)

@@ -31,8 +31,12 @@ CASES = {
     "more than a block of queries": ((1, 1, 200, 64, 40, 1, EVERY_KEY), "float16", "natural"),
     "queries that see no key": ((1, 1, 130, 64, 64, 1, -70), "bfloat16", "natural"),
     "wide, causal, shared heads": ((1, 2, 140, 200, 128, 1, 0), "bfloat16", "natural"),
+    "a large scale, hidden rows": ((1, 1, 100, 40, 8, 1, -20), "bfloat16", "natural"),
+    "wide, three steps": ((1, 1, 130, 270, 128, 1, EVERY_KEY), "bfloat16", "natural"),
     "wide, ragged": ((1, 1, 70, 130, 88, 1, EVERY_KEY), "float16", "shuffled:2"),
 }
+SCALES = {"a large scale, hidden rows": 1.0}
+"""Where it is not one over the root of the head dimension."""
 # Rows and columns of a grid, order, radius, tiles that a block owns, heads, d; the dtype; the order of the blocks.
 WINDOWS = {
     "Hilbert, whole tiles": ((16, 16, "hilbert", 3, 1, 2, 64), "bfloat16", "natural"),
@@ -69,11 +73,10 @@ def heads_inside(shape, dtype):
     return decode(bits, dtype).swapaxes(1, 2), on_device(bits), (length * heads * d, d, heads * d)
 
 
-def truth(Q, K, V, dO, seen):
+def truth(Q, K, V, dO, seen, scale):
     """Output, lse and the gradients, in float64; `seen` [S, T] says which queries see which keys."""
     group = Q.shape[1] // K.shape[1]
     K, V = K.repeat(group, 1), V.repeat(group, 1)
-    scale = Q.shape[-1] ** -0.5
     scores = np.where(seen, scale * Q @ K.swapaxes(2, 3), -np.inf)
     largest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
@@ -96,7 +99,7 @@ def truth(Q, K, V, dO, seen):
     }
 
 
-def run(dims, dtype, seen, mask=0, choice=0):
+def run(dims, dtype, seen, mask=0, choice=0, scale=None):
     """Both passes; the error of each result. Of a window, its address as mask."""
     B, N, S, T, d, G, diagonal = dims
     (Q, q, q_strides), (dO, g, g_strides) = (heads_inside((B, N, S, d), dtype) for _ in range(2))
@@ -118,7 +121,7 @@ def run(dims, dtype, seen, mask=0, choice=0):
     at = {name: buffer._data_ptr() for name, buffer in blank.items()}
     inputs = [buffer._data_ptr() for buffer in (q, k, v)]
     given = (*q_strides, *k_strides, *v_strides)
-    scale = d**-0.5
+    scale = scale or d**-0.5
     nowhere = (gpu, stream, 0, 0)
     forward = module.window_forward if mask else module.forward
     backward = module.window_backward if mask else module.backward
@@ -144,7 +147,7 @@ def run(dims, dtype, seen, mask=0, choice=0):
     got = {name: decode(buffer.to(CPU()).to_numpy(), dtype) for name, buffer in blank.items()}
     got["lse"] = lse.to(CPU()).to_numpy().astype(np.float64)
     errors = {}
-    for name, right in truth(Q, K, V, dO, seen).items():
+    for name, right in truth(Q, K, V, dO, seen, scale).items():
         finite = np.isfinite(right)
         assert np.array_equal(finite, np.isfinite(got[name])), name
         apart = np.abs(np.where(finite, got[name], 0) - np.where(finite, right, 0))
@@ -171,7 +174,7 @@ errors = {}
 for name, (dims, dtype, order) in CASES.items():
     virtual.blocks = order
     s, t = np.ogrid[: dims[2], : dims[3]]
-    errors[name] = run(dims, dtype, t <= s + dims[-1])
+    errors[name] = run(dims, dtype, t <= s + dims[-1], scale=SCALES.get(name))
 launches = sorted({launch.name for launch in virtual.launches})
 for name, (dims, dtype, order) in WINDOWS.items():
     virtual.blocks = order

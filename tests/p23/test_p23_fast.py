@@ -22,6 +22,7 @@ QUANTITIES = [*PUZZLE.forward, "lse", "delta", *PUZZLE.backward]
 # B, N, S, T, d, heads of key and value, diagonal, size of the mask's blocks: 0 for no mask.
 OPTIONS = {
     "whole tiles": (1, 2, 128, 128, 64, 2, 128, 0),
+    "whole tiles, wide, shared heads": (1, 2, 128, 256, 128, 1, 256, 0),
     "ragged": (2, 1, 131, 75, 64, 1, 75, 0),
     "causal from the top left": (1, 2, 140, 140, 64, 2, 0, 0),
     "causal from the bottom right, shared heads": (1, 4, 70, 200, 64, 2, 130, 0),

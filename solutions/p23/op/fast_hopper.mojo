@@ -36,6 +36,7 @@ from max.gpu.host.nvidia.tma import (
 )
 from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
+from max.gpu.primitives import warp
 from max.gpu.sync import (
     mbarrier_arrive,
     mbarrier_arrive_expect_tx_shared,
@@ -52,12 +53,11 @@ from .fast_kernels import (
     of_row,
     row_shift,
     share_of_delta,
-    start_of,
     sum_of_lanes,
 )
 from .fast_tiles import CHUNK, HIDDEN
 from .flash_tensors import FlashSizes, PackedSizes
-from .shared.common import ImmPtr, MutPtr, wait_for_earlier_grids
+from .shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
 
 comptime GROUP = 128
 """Threads of a warpgroup."""
@@ -95,6 +95,21 @@ struct Turn(Copyable, Movable):
 def wait(at: Shared[Int64], parity: Int32):
     """Returns when the phase of this parity is over."""
     mbarrier_try_wait_parity_shared(at, parity, PATIENCE)
+
+
+@always_inline
+def wait_together(at: Shared[Int64], parity: Int32):
+    """`wait` of a whole warp, which leaves it as one: the compiler then keeps what the lanes have in common in registers that
+    they share, from which products take the addresses of their tiles."""
+    inlined_assembly[
+        (
+            "{\n.reg .pred p;\nWAITING:\nmbarrier.try_wait.parity.shared.b64 p, [$0], $1, $2;\n"
+            "vote.sync.all.pred p, p, 0xffffffff;\n@!p bra.uni WAITING;\n}"
+        ),
+        NoneType,
+        constraints="r,r,r,~{memory}",
+        has_side_effect=True,
+    ](Int32(Int(at)), parity, Int32(PATIENCE))
 
 
 @always_inline
@@ -171,6 +186,55 @@ def head_map[
         steps,
         IndexList[4](1, 1, SIDE, SIDE),
     )
+
+
+@always_inline
+def own_group[groups: Int]() -> Int:
+    """Which of the warpgroups that multiply asks, in a register that the compiler knows to be the same in a warp's lanes: what
+    is made of it, addresses of tiles and ends of loops, then takes no other registers either."""
+    comptime if groups == 1:
+        return 0
+    return Int(warp.broadcast(Int32(thread_idx.x // GROUP))) - 1
+
+
+@always_inline
+def common(tile: Shared[UInt8]) -> Shared[UInt8]:
+    """A tile's address, in a register that a warp's lanes share."""
+    return Shared[UInt8](unsafe_from_address=Int(warp.broadcast(Int32(Int(tile)))))
+
+
+@always_inline
+def take_turn[arrive: Bool](group: Int):
+    """Of two warpgroups that multiply in turns: waits until it is this one's, or says that it is the `group`'s.
+    """
+    inlined_assembly[
+        "barrier.cta.arrive $0, 256;" if arrive else "barrier.cta.sync $0, 256;",
+        NoneType,
+        constraints="r,~{memory}",
+        has_side_effect=True,
+    ](Int32(group + 1))
+
+
+@always_inline
+def divided(number: Int, by: Int) -> Tuple[Int, Int]:
+    """Quotient and remainder of numbers below 2 to the 32: a division of 64 bits takes a hundred instructions.
+    """
+    var quotient = UInt32(number) // UInt32(by)
+    return (Int(quotient), Int(UInt32(number) - quotient * UInt32(by)))
+
+
+@always_inline
+def start_of_head(batch: Int, head: Int, strides: Strides) -> Int:
+    """Where a head begins."""
+    return batch * Int(strides[0]) + head * Int(strides[1])
+
+
+@always_inline
+def sharing(sizes: FlashSizes) -> Int:
+    """How many query heads share a head of key and value."""
+    if sizes.query_heads == sizes.key_heads:
+        return 1
+    return divided(Int(sizes.query_heads), Int(sizes.key_heads))[0]
 
 
 # ---- Products -----------------------------------------------------------------------------------------------
@@ -361,7 +425,24 @@ def add_product[
 def add_products[
     dtype: DType, count: Int, width: Int
 ](left: StaticTuple[SIMD[dtype, 8], count], right: Shared[UInt8], mut sums: Sums[width]):
-    """Sums += left @ right, where right is a tile of 16 * count rows."""
+    """Sums += left @ right, where right is a tile of 16 * count rows.
+
+    Of 128 elements at once where `wgmma_async` can: it takes no float16 from registers.
+    """
+    comptime if width == 2 * SIDE and dtype == DType.bfloat16:
+        var across = WGMMADescriptor[dtype].create[64, count * ROW_BYTES, TensorMapSwizzle.SWIZZLE_128B](
+            right.unsafe_bitcast[Scalar[dtype]]()
+        )
+        var both = sums[0].join(sums[1])
+        comptime for k in range(count):
+            both = rebind[type_of(both)](
+                wgmma_async[64, 128, 16, a_type=dtype, b_type=dtype, layout_a="row", layout_b="row"](
+                    left[k], across + k * 16 * ROW_BYTES, rebind[SIMD[DType.float32, 64]](both)
+                )
+            )
+        sums[0] = rebind[HALF](both.slice[32]())
+        sums[1] = rebind[HALF](both.slice[32, offset=32]())
+        return
     comptime for half in range(width // SIDE):
         sums[half] = add_product[dtype, count](
             left, right.unsafe_offset(half * 16 * count * ROW_BYTES), sums[half]
@@ -390,15 +471,24 @@ def store_half[
     d: Int,
 ):
     """Writes a warp's 16 rows, from row `first` of a matrix [count, d], each times its own factor."""
+
+    @__parameter
+    @always_inline
+    def store[half: Int, j: Int](place: MutPtr[dtype]):
+        var pair = SIMD[DType.float32, 2](sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1])
+        place.unsafe_store[alignment=4](j * 8, (pair * factors[half]).cast[dtype]())
+
     comptime for half in range(2):
         var row = first + half * 8 + lane_id() // 4
         if row < count:
-            comptime for j in range(8):
-                if j * 8 < d:
-                    var pair = SIMD[DType.float32, 2](sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1])
-                    target.unsafe_store[alignment=4](
-                        row * pitch + j * 8 + lane_id() % 4 * 2, (pair * factors[half]).cast[dtype]()
-                    )
+            var place = target.unsafe_offset(row * pitch + lane_id() % 4 * 2)
+            if d >= SIDE:  # Nearly always: then all addresses are one and a constant.
+                comptime for j in range(8):
+                    store[half, j](place)
+            else:
+                comptime for j in range(8):
+                    if j * 8 < d:
+                        store[half, j](place)
 
 
 @always_inline
@@ -421,13 +511,13 @@ def store_sums[
 
 
 @always_inline
-def seen_before(first: Int, t0: Int, columns: Int, sizes: FlashSizes) -> StaticTuple[Int32, 2]:
-    """For both rows of a lane the column, of so many from key t0 on, before which it sees all its keys, less the lane's first
-    column. A warp's queries begin at `first`."""
+def seen_before(first: Int, sizes: FlashSizes) -> StaticTuple[Int32, 2]:
+    """For both rows of a lane the key before which it sees all keys, less the lane's first column. A warp's queries begin at
+    `first`. Of 32 bits: a comparison for each score takes one instruction then."""
     var bounds = StaticTuple[Int32, 2](0, 0)
     comptime for half in range(2):
-        var seen = sizes.keys_seen(first + half * 8 + lane_id() // 4)
-        bounds[half] = Int32(min(max(seen - t0, 0), columns) - lane_id() % 4 * 2)
+        var query = Int32(first) + Int32(half * 8) + Int32(lane_id()) // 4
+        bounds[half] = min(sizes.key_len, query + sizes.diagonal + 1) - Int32(lane_id()) % 4 * 2
     return bounds
 
 
@@ -476,9 +566,10 @@ def hopper_forward_kernel[
     comptime TILE = width // SIDE * keys * ROW_BYTES
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
-    var tiles = ceildiv(S, ROWS)
-    var head = block_idx.x // tiles
-    var s0 = (tiles - 1 - block_idx.x % tiles) * ROWS
+    var own_head = block_idx.y
+    var batch = block_idx.z
+    var head = batch * Int(sizes.query_heads) + own_head
+    var s0 = (ceildiv(S, ROWS) - 1 - block_idx.x) * ROWS
     # One step at least: a row that sees nothing is a row whose keys are all hidden.
     var steps = max(1, ceildiv(sizes.keys_seen(min(s0 + ROWS, S) - 1), keys))
     var shared = external_memory[
@@ -498,12 +589,14 @@ def hopper_forward_kernel[
             mbarrier_init(keys_empty.unsafe_offset(i), Int32(groups))
         fence_mbarrier_init()
     barrier()
+    # Whoever uses this waits for all of it.
+    start_later_grids()
 
     if thread_idx.x < GROUP:
         warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            var batch = head // Int(sizes.query_heads)
-            var shared_head = sizes.shared_head(head) % Int(sizes.key_heads)
+            var members = sharing(sizes)
+            var shared_head = own_head if members == 1 else divided(own_head, members)[0]
             mbarrier_arrive_expect_tx_shared(query_here, Int32(groups * OWN))
             comptime for group in range(groups):
                 send_tile[width, SIDE](
@@ -511,7 +604,7 @@ def hopper_forward_kernel[
                     query_map,
                     query_here,
                     s0 + group * SIDE,
-                    head % Int(sizes.query_heads),
+                    own_head,
                     batch,
                 )
             var turn = Turn(0, 1)
@@ -542,12 +635,17 @@ def hopper_forward_kernel[
         return
 
     warpgroup_reg_alloc[registers[groups, resident]()]()
-    var group = thread_idx.x // GROUP - 1
-    var own = shared.unsafe_offset(group * OWN)
+    var group = own_group[groups]()
+    var own = common(shared.unsafe_offset(group * OWN))
+    key_tiles = common(key_tiles)
+    value_tiles = common(value_tiles)
     var first = s0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
     var leads = thread_idx.x % GROUP == 0
     var factor = scale * LOG2_E
-    var largest = StaticTuple[Float32, 2](HIDDEN, HIDDEN)
+    var bounds = seen_before(first, sizes)
+    # Not -inf, so that -inf less it is -inf, and not NaN: what is smaller has no finite score to the base 2.
+    var lowest = Float32.MIN_FINITE / 2 / max(factor, 1)
+    var largest = StaticTuple[Float32, 2](lowest, lowest)
     var totals = StaticTuple[Float32, 2](0, 0)
     var rescales = StaticTuple[Float32, 2](0, 0)
     var sums = Sums[width](fill=HALF(0))
@@ -556,17 +654,17 @@ def hopper_forward_kernel[
     @always_inline
     def weigh[width: SIMDLength, //, masked: Bool](mut scores: SIMD[DType.float32, width], t0: Int):
         comptime if masked:
-            var bounds = seen_before(first, t0, keys, sizes)
             comptime for i in range(keys // 2):
                 comptime column = Int32(i // 4 * 8 + i % 2)
-                scores[i] = scores[i] if column < bounds[i // 2 % 2] else HIDDEN
+                scores[i] = scores[i] if column < bounds[i // 2 % 2] - Int32(t0) else HIDDEN
         comptime for half in range(2):
             var grown = largest[half]
             comptime for j in range(keys // 8):
                 grown = max(grown, max(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]))
             grown = of_row(grown, True)
-            var shift = grown * factor if grown > HIDDEN else Float32(0)
-            rescales[half] = exp2(largest[half] * factor - shift)
+            var shift = grown * factor
+            # The difference first: of the lowest less itself a multiply-add would leave what it rounds off.
+            rescales[half] = exp2((largest[half] - grown) * factor)
             largest[half] = grown
             var total = Float32(0)
             comptime for j in range(keys // 8):
@@ -576,8 +674,8 @@ def hopper_forward_kernel[
                     total += weight
             totals[half] = totals[half] * rescales[half] + total
 
-    wait(query_here, 0)
-    wait(keys_full, 0)
+    wait_together(query_here, 0)
+    wait_together(keys_full, 0)
     wgmma_fence_aligned()
     var scores = scores_from_shared[dtype, width, keys](own, key_tiles)
     wgmma_commit_group_sync()
@@ -594,18 +692,26 @@ def hopper_forward_kernel[
     var weights = rounded[dtype, keys // 16](scores)
     var turn = Turn(1 % FORWARD_STAGES, 0)
     var before = Turn(0, 0)
+    comptime if groups == 2:
+        if group == 1 and steps > 1:
+            take_turn[arrive=True](0)
 
     @__parameter
     @always_inline
     def advance[masked: Bool](step: Int):
-        wait(keys_full.unsafe_offset(turn.stage), turn.parity)
+        wait_together(keys_full.unsafe_offset(turn.stage), turn.parity)
+        wait_together(values_full.unsafe_offset(before.stage), before.parity)
+        comptime if groups == 2:
+            take_turn[arrive=False](group)
         wgmma_fence_aligned()
         var next = scores_from_shared[dtype, width, keys](own, key_tiles.unsafe_offset(turn.stage * TILE))
         wgmma_commit_group_sync()
-        wait(values_full.unsafe_offset(before.stage), before.parity)
         wgmma_fence_aligned()
         add_products[dtype, keys // 16, width](weights, value_tiles.unsafe_offset(before.stage * TILE), sums)
         wgmma_commit_group_sync()
+        comptime if groups == 2:
+            if group == 0 or step + 1 < steps:
+                take_turn[arrive=True](1 - group)
         wgmma_wait_group_sync[1]()
         settled(next)
         if leads:
@@ -628,7 +734,7 @@ def hopper_forward_kernel[
         advance[False](step)
     for step in range(max(1, whole), steps):
         advance[True](step)
-    wait(values_full.unsafe_offset(before.stage), before.parity)
+    wait_together(values_full.unsafe_offset(before.stage), before.parity)
     wgmma_fence_aligned()
     add_products[dtype, keys // 16, width](weights, value_tiles.unsafe_offset(before.stage * TILE), sums)
     wgmma_commit_group_sync()
@@ -645,7 +751,7 @@ def hopper_forward_kernel[
                 HIDDEN if total == 0 else (largest[half] * factor + log2(total)) * LN_2
             )
     store_sums[width](
-        output.unsafe_offset(start_of(head, sizes.query_heads, output_strides)),
+        output.unsafe_offset(start_of_head(batch, own_head, output_strides)),
         sums,
         factors,
         first,
@@ -687,18 +793,19 @@ def hopper_numbers_kernel[
     var S = Int(sizes.query_len)
     var length = ceildiv(S, SIDE) * SIDE
     var index = block_idx.x * (DELTA_THREADS // DELTA_LANES) + thread_idx.x // DELTA_LANES
-    var head = index // length
-    var s = index % length
+    var head, s = divided(index, length)
+    # Only now may the next grid start: it reads what the grids in front of this one have written.
+    wait_for_earlier_grids()
+    start_later_grids()
+    var batch, own_head = divided(head, Int(sizes.query_heads))
     var exists = head < sizes.heads() and s < S
     var sum = Float32(0)
     if exists and from_output != 0:
         sum = share_of_delta[CHUNK](
             grad_output.unsafe_offset(
-                start_of(head, sizes.query_heads, grad_strides) + s * Int(grad_strides[2])
+                start_of_head(batch, own_head, grad_strides) + s * Int(grad_strides[2])
             ),
-            output.unsafe_offset(
-                start_of(head, sizes.query_heads, output_strides) + s * Int(output_strides[2])
-            ),
+            output.unsafe_offset(start_of_head(batch, own_head, output_strides) + s * Int(output_strides[2])),
             Int(sizes.head_dim),
         )
     sum = sum_of_lanes(sum)
@@ -740,9 +847,10 @@ def hopper_query_kernel[
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var length = ceildiv(S, SIDE) * SIDE
-    var tiles = ceildiv(S, ROWS)
-    var head = block_idx.x // tiles
-    var s0 = (tiles - 1 - block_idx.x % tiles) * ROWS
+    var own_head = block_idx.y
+    var batch = block_idx.z
+    var head = batch * Int(sizes.query_heads) + own_head
+    var s0 = (ceildiv(S, ROWS) - 1 - block_idx.x) * ROWS
     var steps = ceildiv(sizes.keys_seen(min(s0 + ROWS, S) - 1), SIDE)
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
@@ -762,9 +870,8 @@ def hopper_query_kernel[
     if thread_idx.x < GROUP:
         warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            var batch = head // Int(sizes.query_heads)
-            var shared_head = sizes.shared_head(head) % Int(sizes.key_heads)
-            var own_head = head % Int(sizes.query_heads)
+            var members = sharing(sizes)
+            var shared_head = own_head if members == 1 else divided(own_head, members)[0]
             mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * groups * TILE))
             comptime for group in range(groups):
                 var row = s0 + group * SIDE
@@ -787,10 +894,11 @@ def hopper_query_kernel[
         return
 
     warpgroup_reg_alloc[registers[groups, resident]()]()
-    var group = thread_idx.x // GROUP - 1
+    var group = own_group[groups]()
     var first = s0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
     var leads = thread_idx.x % GROUP == 0
     var factor = scale * LOG2_E
+    var bounds = seen_before(first, sizes)
     var own_queries = shared.unsafe_offset(group * TILE)
     var own_grads = shared.unsafe_offset((groups + group) * TILE)
     var shifts = StaticTuple[Float32, 2](0, 0)
@@ -824,10 +932,9 @@ def hopper_query_kernel[
         comptime for i in range(32):
             weights[i] = exp2(weights[i] * factor - shifts[i // 2 % 2])
         comptime if masked:
-            var bounds = seen_before(first, t0, SIDE, sizes)
             comptime for i in range(32):
                 comptime column = Int32(i // 4 * 8 + i % 2)
-                weights[i] = weights[i] if column < bounds[i // 2 % 2] else 0
+                weights[i] = weights[i] if column < bounds[i // 2 % 2] - Int32(t0) else 0
         wgmma_wait_group_sync[0]()
         settled(slopes)
         comptime for i in range(32):
@@ -848,7 +955,7 @@ def hopper_query_kernel[
     wgmma_wait_group_sync[0]()
     settled_sums[width](sums)
     store_sums[width](
-        grad_query.unsafe_offset(start_of(head, sizes.query_heads, gradient_strides)),
+        grad_query.unsafe_offset(start_of_head(batch, own_head, gradient_strides)),
         sums,
         StaticTuple[Float32, 2](scale, scale),
         first,

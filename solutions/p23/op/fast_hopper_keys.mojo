@@ -7,7 +7,8 @@ exponentials. Of wider heads the sums alone fill the registers.
 
 No branch may lie between the products of a step. Where there is one, NVIDIA's assembler up to release 13.0 gives the registers
 of left factors that stay from step to step away, to P and dS, and every step but the first multiplies something else; 13.4
-does not. So masks are a choice of kernel, and hide without a branch.
+does not. So masks are a choice of kernel, and hide without a branch. The steps that they concern come first, those of all heads,
+in a loop of their own; of wider heads all steps are such, because a second loop would want registers that there are not.
 """
 
 from std.math import ceildiv, exp2
@@ -37,29 +38,38 @@ from .fast_hopper import (
     Turn,
     add_products,
     multiply,
+    own_group,
     registers,
     rounded,
     scores_from_shared,
     send_tile,
     settled,
     settled_sums,
+    sharing,
+    start_of_head,
     store_sums,
     tile_descriptor,
     wait,
 )
-from .fast_kernels import LOG2_E, Strides, start_of
+from .fast_kernels import LOG2_E, Strides
 from .flash_tensors import FlashSizes, PackedSizes
-from .shared.common import ImmPtr, MutPtr, start_later_grids
+from .shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
 
-comptime KEY_STAGES = 2
 comptime NUMBERS_BYTES = 2 * SIDE * 4
 """Of a stage's queries what is taken from their scores, and delta."""
 
 
+def key_stages[width: Int]() -> Int:
+    """A stage is free again a step late; where a multiprocessor holds but one block, a third fills that time.
+    """
+    return 2 if width == SIDE else 3
+
+
 def key_bytes[width: Int, groups: Int]() -> Int:
     """Shared memory of a block."""
-    comptime boxes = width // SIDE * 2 * (groups + KEY_STAGES)
-    return boxes * BOX_BYTES + KEY_STAGES * NUMBERS_BYTES + 8 * (1 + 2 * KEY_STAGES)
+    comptime stages = key_stages[width]()
+    comptime boxes = width // SIDE * 2 * (groups + stages)
+    return boxes * BOX_BYTES + stages * NUMBERS_BYTES + 8 * (1 + 2 * stages)
 
 
 @always_inline
@@ -114,8 +124,8 @@ def hide_earlier(mut weights: HALF, s0: Int, first: Int, sizes: FlashSizes):
     Queries and keys that do not exist need no care: the weights of the former are 0, and the latter's rows are not stored.
     """
     comptime for half in range(2):
-        var key = first + half * 8 + lane_id() // 4
-        var seen_from = Int32(min(max(key - Int(sizes.diagonal) - s0 - lane_id() % 4 * 2, 0), SIDE))
+        var key = Int32(first) + Int32(half * 8) + Int32(lane_id()) // 4
+        var seen_from = key - sizes.diagonal - Int32(s0) - Int32(lane_id()) % 4 * 2
         comptime for j in range(8):
             comptime for side in range(2):
                 comptime i = 4 * j + 2 * half + side
@@ -150,40 +160,42 @@ def hopper_key_value_kernel[
     comptime ROWS = groups * SIDE
     comptime TILE = width // SIDE * BOX_BYTES
     comptime STAGE = 2 * TILE
+    comptime STAGES = key_stages[width]()
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
     var length = ceildiv(S, SIDE) * SIDE
-    var tiles = ceildiv(T, ROWS)
-    var shared_head = block_idx.x // tiles
-    var t0 = block_idx.x % tiles * ROWS
+    var own_head = block_idx.y
+    var batch = block_idx.z
+    var shared_head = batch * Int(sizes.key_heads) + own_head
+    var t0 = block_idx.x * ROWS
     # One step at least for each head: keys that nobody sees are keys that are hidden from all queries.
     var start = min(sizes.first_query(t0), S - 1) // SIDE
     var steps = ceildiv(S, SIDE) - start
-    var members = sizes.group()
+    # From this step on queries see all keys of the block: the steps before come first, those of all heads.
+    var hiding = steps
+    comptime if masked and width == SIDE:
+        hiding = max(1, min(ceildiv(t0 + ROWS - 1 - Int(sizes.diagonal), SIDE) - start, steps))
+    var members = sharing(sizes)
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
     var stages = shared.unsafe_offset(2 * groups * TILE)
-    var stage_numbers = stages.unsafe_offset(KEY_STAGES * STAGE)
-    var own_here = stage_numbers.unsafe_offset(KEY_STAGES * NUMBERS_BYTES).unsafe_bitcast[Int64]()
+    var stage_numbers = stages.unsafe_offset(STAGES * STAGE)
+    var own_here = stage_numbers.unsafe_offset(STAGES * NUMBERS_BYTES).unsafe_bitcast[Int64]()
     var full = own_here.unsafe_offset(1)
-    var empty = full.unsafe_offset(KEY_STAGES)
+    var empty = full.unsafe_offset(STAGES)
     if thread_idx.x == 0:
         mbarrier_init(own_here, 1)
-        comptime for i in range(KEY_STAGES):
+        comptime for i in range(STAGES):
             mbarrier_init(full.unsafe_offset(i), 1)
             mbarrier_init(empty.unsafe_offset(i), Int32(groups))
         fence_mbarrier_init()
     barrier()
-    # The gradient of the query wants nothing of this kernel: its blocks may take the multiprocessors that run out of these.
-    start_later_grids()
 
     if thread_idx.x < GROUP:
         warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            var batch = shared_head // Int(sizes.key_heads)
-            var own_head = shared_head % Int(sizes.key_heads)
             mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * groups * TILE))
             comptime for group in range(groups):
                 var at = shared.unsafe_offset(group * TILE)
@@ -192,33 +204,46 @@ def hopper_key_value_kernel[
                     at.unsafe_offset(groups * TILE), value_map, own_here, t0 + group * SIDE, own_head, batch
                 )
             var turn = Turn(0, 1)
-            for member in range(members):
-                var head = own_head * members + member
-                var rows = numbers.unsafe_offset((shared_head * members + member) * 2 * length)
-                for step in range(start, start + steps):
-                    var tile = stages.unsafe_offset(turn.stage * STAGE)
-                    var own_numbers = stage_numbers.unsafe_offset(turn.stage * NUMBERS_BYTES)
-                    var arrives = full.unsafe_offset(turn.stage)
-                    wait(empty.unsafe_offset(turn.stage), turn.parity)
-                    mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE + NUMBERS_BYTES))
-                    send_tile[width, SIDE](tile, query_map, arrives, step * SIDE, head, batch)
-                    send_tile[width, SIDE](
-                        tile.unsafe_offset(TILE), grad_map, arrives, step * SIDE, head, batch
-                    )
-                    send_numbers(
-                        own_numbers, rows.unsafe_offset(step * SIDE), Int32(NUMBERS_BYTES // 2), arrives
-                    )
-                    send_numbers(
-                        own_numbers.unsafe_offset(NUMBERS_BYTES // 2),
-                        rows.unsafe_offset(length + step * SIDE),
-                        Int32(NUMBERS_BYTES // 2),
-                        arrives,
-                    )
-                    turn.step[KEY_STAGES]()
+
+            @__parameter
+            @always_inline
+            def send(begin: Int, end: Int):
+                for member in range(members):
+                    var head = own_head * members + member
+                    var rows = numbers.unsafe_offset((shared_head * members + member) * 2 * length)
+                    for step in range(begin, end):
+                        var tile = stages.unsafe_offset(turn.stage * STAGE)
+                        var own_numbers = stage_numbers.unsafe_offset(turn.stage * NUMBERS_BYTES)
+                        var arrives = full.unsafe_offset(turn.stage)
+                        wait(empty.unsafe_offset(turn.stage), turn.parity)
+                        mbarrier_arrive_expect_tx_shared(arrives, Int32(STAGE + NUMBERS_BYTES))
+                        send_tile[width, SIDE](tile, query_map, arrives, step * SIDE, head, batch)
+                        send_tile[width, SIDE](
+                            tile.unsafe_offset(TILE), grad_map, arrives, step * SIDE, head, batch
+                        )
+                        send_numbers(
+                            own_numbers, rows.unsafe_offset(step * SIDE), Int32(NUMBERS_BYTES // 2), arrives
+                        )
+                        send_numbers(
+                            own_numbers.unsafe_offset(NUMBERS_BYTES // 2),
+                            rows.unsafe_offset(length + step * SIDE),
+                            Int32(NUMBERS_BYTES // 2),
+                            arrives,
+                        )
+                        turn.step[STAGES]()
+
+            # What it sends for first is older than the grid in front of this one, which the numbers are of.
+            wait_for_earlier_grids()
+            # The gradient of the query wants nothing of this kernel: its blocks may take the multiprocessors that run out of
+            # these, once the numbers are there.
+            start_later_grids()
+            send(start, start + hiding)
+            comptime if masked and width == SIDE:
+                send(start + hiding, start + steps)
         return
 
     warpgroup_reg_alloc[registers[groups, resident]()]()
-    var group = thread_idx.x // GROUP - 1
+    var group = own_group[groups]()
     var first = t0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
     var leads = thread_idx.x % GROUP == 0
     var factor = scale * LOG2_E
@@ -229,10 +254,10 @@ def hopper_key_value_kernel[
     wait(own_here, 0)
     var own_keys = Own[dtype, width](shared.unsafe_offset(group * TILE))
     var own_values = Own[dtype, width](shared.unsafe_offset((groups + group) * TILE))
-    var s0 = start * SIDE
-    var left_over = members * steps
-    # There is a first step: a loop that might end before it would make the assembler run the products one by one.
-    while True:
+
+    @__parameter
+    @always_inline
+    def advance[hides: Bool](s0: Int):
         wait(full.unsafe_offset(turn.stage), turn.parity)
         var queries = stages.unsafe_offset(turn.stage * STAGE)
         var grads = queries.unsafe_offset(TILE)
@@ -256,7 +281,7 @@ def hopper_key_value_kernel[
             var shifts = own_numbers.unsafe_load[width=2, alignment=8](j * 8)
             comptime for e in range(4):
                 weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shifts[e % 2])
-        comptime if masked:
+        comptime if hides:
             hide_earlier(weights, s0, first, sizes)
         var left = rounded[dtype, 4](weights)
         wgmma_fence_aligned()
@@ -276,18 +301,32 @@ def hopper_key_value_kernel[
             # Frees the registers of P.
             wgmma_wait_group_sync[1]()
         before = turn.stage
-        turn.step[KEY_STAGES]()
-        s0 += SIDE
-        if s0 >= S:
-            s0 = start * SIDE
-        left_over -= 1
-        if left_over == 0:
-            break
+        turn.step[STAGES]()
+
+    @__parameter
+    @always_inline
+    def walk[hides: Bool](begin: Int, end: Int):
+        var s0 = begin * SIDE
+        var left_over = members * (end - begin)
+        while True:
+            advance[hides](s0)
+            s0 += SIDE
+            if s0 >= end * SIDE:
+                s0 = begin * SIDE
+            left_over -= 1
+            if left_over == 0:
+                break
+
+    # There is a first step: a loop that might end before it would make the assembler run the products one by one.
+    walk[masked](start, start + hiding)
+    comptime if masked and width == SIDE:
+        if hiding < steps:
+            walk[False](start + hiding, start + steps)
     wgmma_wait_group_sync[0]()
     settled_sums[width](key_sums)
     settled_sums[width](value_sums)
     store_sums[width](
-        grad_key.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_key_strides)),
+        grad_key.unsafe_offset(start_of_head(batch, own_head, grad_key_strides)),
         key_sums,
         StaticTuple[Float32, 2](scale, scale),
         first,
@@ -296,7 +335,7 @@ def hopper_key_value_kernel[
         Int(sizes.head_dim),
     )
     store_sums[width](
-        grad_value.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_value_strides)),
+        grad_value.unsafe_offset(start_of_head(batch, own_head, grad_value_strides)),
         value_sums,
         StaticTuple[Float32, 2](1, 1),
         first,

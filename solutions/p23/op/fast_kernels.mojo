@@ -9,6 +9,8 @@ Exponentials are to the base 2, P = 2^(score * scale * log2(e) - lse * log2(e)),
 `general` kernels take masks, any scale, and rows that begin at any address; the others take aligned rows without a mask,
 which is one whose blocks have size 0. `windowed` ones are among the others: in place of a mask they read a window of a grid
 (`fast_window.mojo`), which says what tiles there are to do and which of their pairs see each other.
+`whole` ones, where every tile is full and every query sees every key, have neither masks nor a second way to load a tile: they
+would take registers that products want.
 Tensors are [B, N, S, d] with strides of their own; lse and delta are [B, N, S] and contiguous.
 """
 
@@ -89,6 +91,30 @@ def rarely():
 
 
 @always_inline
+def hide_unseen[
+    bands: Int, columns: Int, transposed: Bool = False
+](mut values: Array[Sums, bands * columns], hidden: Float32, first: Int, start: Int, sizes: FlashSizes,):
+    """Makes `hidden` what a warp's queries from `first` on have of keys from `start` on that they do not see; `transposed`, what
+    its keys have of queries that do not see them or do not exist. In 32 bits a comparison is one instruction.
+    """
+    rarely()
+    var column = Int32(start) + Int32(lane_id()) % 4 * 2
+    comptime for half in range(2 * bands):
+        var row = Int32(first) + Int32(half * 8) + Int32(lane_id()) // 4
+        var begin = row - sizes.diagonal - column if transposed else Int32(0)
+        var end = (sizes.query_len if transposed else min(sizes.key_len, row + sizes.diagonal + 1)) - column
+        comptime for j in range(columns):
+            comptime for side in range(2):
+                comptime place = half // 2 * columns + j
+                comptime e = half % 2 * 2 + side
+                comptime at = Int32(8 * j + side)
+                var seen = at < end
+                comptime if transposed:
+                    seen = seen and at >= begin
+                values[place][e] = values[place][e] if seen else hidden
+
+
+@always_inline
 def masked_score[
     dtype: DType, //
 ](score: Float32, factor: Float32, mask: ImmPtr[dtype], s: Int, t: Int, sizes: FlashSizes) -> Float32:
@@ -99,6 +125,28 @@ def masked_score[
     if sizes.mask_block == 0:
         return score * factor
     return score * factor + mask[unsafe_offset=sizes.mask_at(s, t)].cast[DType.float32]() * LOG2_E
+
+
+@always_inline
+def mask_scores[
+    dtype: DType, //, bands: Int, columns: Int, transposed: Bool = False
+](
+    mut scores: Array[Sums, bands * columns],
+    factor: Float32,
+    mask: ImmPtr[dtype],
+    first: Int,
+    start: Int,
+    sizes: FlashSizes,
+):
+    """`masked_score` of what a warp's queries from `first` on have of keys from `start` on; `transposed`, its keys of queries.
+    """
+    comptime for place in range(bands * columns):
+        comptime for e in range(4):
+            var row = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
+            var column = start + place % columns * 8 + lane_id() % 4 * 2 + e % 2
+            var s = column if transposed else row
+            var t = row if transposed else column
+            scores[place][e] = masked_score(scores[place][e], factor, mask, s, t, sizes)
 
 
 @always_inline
@@ -127,6 +175,7 @@ def fast_forward_kernel[
     step: Int,
     resident: Int,
     windowed: Bool,
+    whole: Bool,
 ](
     output: MutPtr[dtype],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
@@ -187,13 +236,13 @@ def fast_forward_kernel[
     @always_inline
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * step * width)
-        load_tile[step, width, threads, not general](keys, K, t, T, Int(key_strides[2]), d)
-        load_tile[step, width, threads, not general](
+        load_tile[step, width, threads, not general, whole](keys, K, t, T, Int(key_strides[2]), d)
+        load_tile[step, width, threads, not general, whole](
             keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
         )
         async_copy_commit_group()
 
-    load_tile[rows, width, threads, not general](queries, Q, s0, S, Int(query_strides[2]), d)
+    load_tile[rows, width, threads, not general, whole](queries, Q, s0, S, Int(query_strides[2]), d)
     var t0 = following(-step)
     fetch(t0, 0)
     comptime if kept:
@@ -228,15 +277,11 @@ def fast_forward_kernel[
         var scores = own.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
         comptime if windowed:
             hide_far[bands, columns](scores, seen, 0)
-        if not windowed and (general or not all_seen(first, first + 1, t0, t0 + step, sizes)):
-            comptime for place in range(bands * columns):
-                comptime for e in range(4):
-                    var s = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
-                    var t = t0 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
-                    comptime if general:
-                        scores[place][e] = masked_score(scores[place][e], scale * LOG2_E, M, s, t, sizes)
-                    else:
-                        scores[place][e] = scores[place][e] if sees(s, t, sizes) else HIDDEN
+        comptime if general:
+            mask_scores[bands, columns](scores, scale * LOG2_E, M, first, t0, sizes)
+        elif not windowed and not whole:
+            if not all_seen(first, first + 1, t0, t0 + step, sizes):
+                hide_unseen[bands, columns](scores, HIDDEN, first, t0, sizes)
         comptime for half in range(2 * bands):
             comptime band = half // 2
             comptime e = half % 2 * 2
@@ -374,6 +419,7 @@ def fast_query_kernel[
     part: Int,
     resident: Int,
     windowed: Bool,
+    whole: Bool,
 ](
     grad_query: MutPtr[dtype],  # [B, N, S, d]
     grad_output: ImmPtr[dtype],  # [B, N, S, d]
@@ -437,13 +483,13 @@ def fast_query_kernel[
     @always_inline
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * step * width)
-        load_tile[step, width, threads, not general](keys, K, t, T, Int(key_strides[2]), d)
-        load_tile[step, width, threads, not general](
+        load_tile[step, width, threads, not general, whole](keys, K, t, T, Int(key_strides[2]), d)
+        load_tile[step, width, threads, not general, whole](
             keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
         )
         async_copy_commit_group()
 
-    load_tile[rows, width, threads, not general](
+    load_tile[rows, width, threads, not general, whole](
         queries,
         query.unsafe_offset(start_of(head, sizes.query_heads, query_strides)),
         s0,
@@ -451,7 +497,7 @@ def fast_query_kernel[
         Int(query_strides[2]),
         d,
     )
-    load_tile[rows, width, threads, not general](
+    load_tile[rows, width, threads, not general, whole](
         grads,
         grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides)),
         s0,
@@ -500,15 +546,11 @@ def fast_query_kernel[
             var slopes = own_queries.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
             comptime if windowed:
                 hide_far[bands, columns](slopes, seen, (t1 - t0) // 8)
-            if not windowed and (general or not all_seen(first, first + 1, t1, t1 + part, sizes)):
-                comptime for place in range(bands * columns):
-                    comptime for e in range(4):
-                        var s = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
-                        var t = t1 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
-                        comptime if general:
-                            slopes[place][e] = masked_score(slopes[place][e], scale * LOG2_E, M, s, t, sizes)
-                        else:
-                            slopes[place][e] = slopes[place][e] if sees(s, t, sizes) else HIDDEN
+            comptime if general:
+                mask_scores[bands, columns](slopes, scale * LOG2_E, M, first, t1, sizes)
+            elif not windowed and not whole:
+                if not all_seen(first, first + 1, t1, t1 + part, sizes):
+                    hide_unseen[bands, columns](slopes, HIDDEN, first, t1, sizes)
             comptime for place in range(bands * columns):
                 comptime for e in range(4):
                     comptime half = place // columns * 2 + e // 2
@@ -558,6 +600,7 @@ def fast_key_value_kernel[
     part: Int,
     resident: Int,
     windowed: Bool,
+    whole: Bool,
 ](
     grad_key: MutPtr[dtype],  # [B, G, T, d]
     grad_value: MutPtr[dtype],  # [B, G, T, d]
@@ -643,8 +686,8 @@ def fast_key_value_kernel[
             Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides))
             dO = grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides))
         var queries = stages.unsafe_offset(stage * 2 * tile)
-        load_tile[step, width, threads, not general](queries, Q, place.s0, S, Int(query_strides[2]), d)
-        load_tile[step, width, threads, not general](
+        load_tile[step, width, threads, not general, whole](queries, Q, place.s0, S, Int(query_strides[2]), d)
+        load_tile[step, width, threads, not general, whole](
             queries.unsafe_offset(tile), dO, place.s0, S, Int(grad_strides[2]), d
         )
         load_numbers[step, threads](
@@ -652,7 +695,7 @@ def fast_key_value_kernel[
         )
         async_copy_commit_group()
 
-    load_tile[rows, width, threads, not general](
+    load_tile[rows, width, threads, not general, whole](
         keys,
         key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides)),
         t0,
@@ -660,7 +703,7 @@ def fast_key_value_kernel[
         Int(key_strides[2]),
         d,
     )
-    load_tile[rows, width, threads, not general](
+    load_tile[rows, width, threads, not general, whole](
         values,
         value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides)),
         t0,
@@ -704,24 +747,18 @@ def fast_key_value_kernel[
             var queries = stages.unsafe_offset(stage * 2 * tile + inner * width)
             var grads = queries.unsafe_offset(tile)
             var own_numbers = numbers.unsafe_offset(stage * 2 * step + inner + lane_id() % 4 * 2)
-            var edge = not all_seen(s1, s1 + part, first, first + 16 * bands, sizes)
             var weights = own_keys.times_rows[columns](queries, Array[Sums, bands * columns](fill=0))
             comptime if windowed:
                 hide_far[bands, columns](weights, seen, inner // 8)
+            comptime if general:
+                mask_scores[bands, columns, transposed=True](weights, scale * LOG2_E, M, first, s1, sizes)
             comptime for place in range(bands * columns):
                 var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
                 comptime for e in range(4):
-                    comptime if general:
-                        var t = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
-                        var s = s1 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
-                        weights[place][e] = masked_score(weights[place][e], scale * LOG2_E, M, s, t, sizes)
                     weights[place][e] = exp2(weights[place][e] * factor - row_shift[general](pair[e % 2]))
-            if not general and not windowed and edge:
-                comptime for place in range(bands * columns):
-                    comptime for e in range(4):
-                        var t = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
-                        var s = s1 + place % columns * 8 + lane_id() % 4 * 2 + e % 2
-                        weights[place][e] = weights[place][e] if sees(s, t, sizes) else 0
+            comptime if not general and not windowed and not whole:
+                if not all_seen(s1, s1 + part, first, first + 16 * bands, sizes):
+                    hide_unseen[bands, columns, transposed=True](weights, 0, first, s1, sizes)
             add_product[bands, columns, width](value_sums, weights, grads, lane)
             var less_delta = Array[Sums, bands * columns](fill=0)
             comptime for place in range(bands * columns):

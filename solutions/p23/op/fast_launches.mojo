@@ -42,6 +42,10 @@ from .shared.launcher import Launcher
 
 comptime FEW_QUERIES = 1024
 """Up to so many, and under a causal mask, small blocks of the query's kernel leave less of a Hopper idle at the end."""
+comptime MOST_ROWS = 128
+"""Of a tile of the portable kernels; all other numbers of rows divide it."""
+comptime MOST_BLOCKS = 65535
+"""Of a grid along y and z."""
 comptime WINDOW_WARPS = 8
 """Warps on a multiprocessor of the kernels of a window, of one block or of several: as many as the registers last for."""
 
@@ -89,6 +93,13 @@ struct Layout(Copyable, Movable):
         return Self(rows, keys, keys, rows, rows, rows, keys, keys)
 
 
+def is_whole(sizes: FlashSizes) -> Bool:
+    """Whether every tile of every portable kernel is full, and every query sees every key: then no kernel asks.
+    """
+    var full = sizes.query_len % MOST_ROWS == 0 and sizes.key_len % MOST_ROWS == 0
+    return full and sizes.head_dim % 64 == 0 and sizes.keys_seen(0) == Int(sizes.key_len)
+
+
 def fits_chunks[dtype: DType](tensor: ImmPtr[dtype], strides: Strides) -> Bool:
     """Whether every row begins where 16 bytes do."""
     var together = strides[0] | strides[1] | strides[2]
@@ -96,7 +107,10 @@ def fits_chunks[dtype: DType](tensor: ImmPtr[dtype], strides: Strides) -> Bool:
 
 
 def suits_tma(sizes: FlashSizes, heads: Int32, length: Int32, strides: Strides) -> Bool:
-    """Whether the TMA can read a tensor whose rows begin at multiples of 16 bytes: it repeats nothing."""
+    """Whether the TMA can read a tensor whose rows begin at multiples of 16 bytes: it repeats nothing; and a grid has a block
+    for each head of each batch."""
+    if max(sizes.batch, heads) > MOST_BLOCKS:
+        return False
     var repeats = (sizes.batch > 1 and strides[0] <= 0) or (heads > 1 and strides[1] <= 0)
     return not repeats and (length == 1 or strides[2] > 0)
 
@@ -139,10 +153,25 @@ def launch_forward_tiles[
     L: Launcher, dtype: DType, //, general: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
     """The forward kernel, in tiles for the head dimension."""
+    comptime if not general:
+        if is_whole(t.sizes):
+            launch_forward_tiles[general, whole=True](launcher, t, layout)
+            return
+    launch_forward_tiles[general, whole=False](launcher, t, layout)
+
+
+def launch_forward_tiles[
+    L: Launcher, dtype: DType, //, general: Bool, *, whole: Bool
+](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    """The forward kernel, `whole` or not."""
     if t.sizes.head_dim <= 64:
-        launch_forward_tiles[general, 64, bands=2, warps=4, step=64, resident=2](launcher, t, layout)
+        launch_forward_tiles[general, 64, bands=2, warps=4, step=64, resident=2, whole=whole](
+            launcher, t, layout
+        )
     else:
-        launch_forward_tiles[general, 128, bands=2, warps=4, step=32, resident=2](launcher, t, layout)
+        launch_forward_tiles[general, 128, bands=2, warps=4, step=32, resident=2, whole=whole](
+            launcher, t, layout
+        )
 
 
 def launch_forward_tiles[
@@ -157,10 +186,13 @@ def launch_forward_tiles[
     step: Int,
     resident: Int,
     windowed: Bool = False,
+    whole: Bool = False,
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
     """The forward kernel in one tiling."""
     comptime rows = 16 * bands * warps
-    launcher.launch[fast_forward_kernel[dtype, general, width, bands, warps, step, resident, windowed]](
+    launcher.launch[
+        fast_forward_kernel[dtype, general, width, bands, warps, step, resident, windowed, whole]
+    ](
         "fast_forward",
         t.output,
         rebind[MutPtr[DType.float32]](t.lse),
@@ -341,22 +373,33 @@ def launch_backward_tiles[
     L: Launcher, dtype: DType, //, general: Bool
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """Both kernels, in tiles for the head dimension, where they have something to write."""
+    comptime if not general:
+        if is_whole(t.sizes):
+            launch_backward_tiles[general, whole=True](launcher, t, layout)
+            return
+    launch_backward_tiles[general, whole=False](launcher, t, layout)
+
+
+def launch_backward_tiles[
+    L: Launcher, dtype: DType, //, general: Bool, *, whole: Bool
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    """Both kernels, `whole` or not."""
     if t.sizes.shared_heads() and t.sizes.key_len:
         if t.sizes.head_dim <= 64:
-            launch_key_value_tiles[general, 64, bands=2, warps=4, step=64, part=32, resident=2](
+            launch_key_value_tiles[general, 64, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
                 launcher, t, layout
             )
         else:
-            launch_key_value_tiles[general, 128, bands=1, warps=8, step=32, part=32, resident=1](
+            launch_key_value_tiles[general, 128, bands=1, warps=8, step=32, part=32, resident=1, whole=whole](
                 launcher, t, layout
             )
     if t.sizes.heads() and t.sizes.query_len:
         if t.sizes.head_dim <= 64:
-            launch_query_tiles[general, 64, bands=2, warps=4, step=64, part=32, resident=2](
+            launch_query_tiles[general, 64, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
                 launcher, t, layout
             )
         else:
-            launch_query_tiles[general, 128, bands=2, warps=4, step=32, part=16, resident=2](
+            launch_query_tiles[general, 128, bands=2, warps=4, step=32, part=16, resident=2, whole=whole](
                 launcher, t, layout
             )
 
@@ -374,10 +417,13 @@ def launch_query_tiles[
     part: Int,
     resident: Int,
     windowed: Bool = False,
+    whole: Bool = False,
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """The kernel of the gradient of the query in one tiling."""
     comptime rows = 16 * bands * warps
-    launcher.launch[fast_query_kernel[dtype, general, width, bands, warps, step, part, resident, windowed]](
+    launcher.launch[
+        fast_query_kernel[dtype, general, width, bands, warps, step, part, resident, windowed, whole]
+    ](
         "fast_query",
         t.grad_query,
         t.grad_output,
@@ -413,11 +459,12 @@ def launch_key_value_tiles[
     part: Int,
     resident: Int,
     windowed: Bool = False,
+    whole: Bool = False,
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """The kernel of the gradients of key and value in one tiling."""
     comptime rows = 16 * bands * warps
     launcher.launch[
-        fast_key_value_kernel[dtype, general, width, bands, warps, step, part, resident, windowed]
+        fast_key_value_kernel[dtype, general, width, bands, warps, step, part, resident, windowed, whole]
     ](
         "fast_key_value",
         t.grad_key,
@@ -518,7 +565,7 @@ def launch_forward_hopper[
     if Int(t.sizes.head_dim) <= SIDE:
         launch_forward_hopper[SIDE, groups=1, keys=128, resident=2](launcher, t, layout)
     else:
-        launch_forward_hopper[WIDEST, groups=1, keys=64, resident=2](launcher, t, layout)
+        launch_forward_hopper[WIDEST, groups=2, keys=128, resident=1](launcher, t, layout)
 
 
 def launch_forward_hopper[
@@ -539,7 +586,7 @@ def launch_forward_hopper[
         layout.output,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(sizes.query_len), groups * SIDE) * sizes.heads()),
+        grid_dim=Dim(ceildiv(Int(sizes.query_len), groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)),
         block_dim=Dim((groups + 1) * GROUP),
         shared_bytes=forward_bytes[width, groups, keys](),
     )
@@ -563,7 +610,7 @@ def launch_backward_hopper[
         ](launcher, t, output, layout)
     else:
         launch_backward_hopper[
-            SIDE, key_groups=1, key_resident=2, query_groups=2, query_stages=3, query_resident=1
+            SIDE, key_groups=1, key_resident=2, query_groups=1, query_stages=3, query_resident=2
         ](launcher, t, output, layout)
 
 
@@ -606,6 +653,7 @@ def launch_backward_hopper[
         sizes.packed(),
         grid_dim=Dim(ceildiv(count // 2, DELTA_THREADS // DELTA_LANES)),
         block_dim=Dim(DELTA_THREADS),
+        early=True,
     )
     # Whether the first query sees the last key, and so every query every key.
     if sizes.keys_seen(0) == Int(sizes.key_len):
@@ -627,7 +675,9 @@ def launch_backward_hopper[
         layout.grad_query,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(sizes.query_len), query_groups * SIDE) * sizes.heads()),
+        grid_dim=Dim(
+            ceildiv(Int(sizes.query_len), query_groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)
+        ),
         block_dim=Dim((query_groups + 1) * GROUP),
         shared_bytes=query_bytes[width, query_groups, query_stages](),
         early=True,
@@ -662,7 +712,8 @@ def launch_key_value_hopper[
         layout.grad_value,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(sizes.key_len), groups * SIDE) * sizes.shared_heads()),
+        grid_dim=Dim(ceildiv(Int(sizes.key_len), groups * SIDE), Int(sizes.key_heads), Int(sizes.batch)),
         block_dim=Dim((groups + 1) * GROUP),
         shared_bytes=key_bytes[width, groups](),
+        early=True,
     )

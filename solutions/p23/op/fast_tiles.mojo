@@ -32,11 +32,12 @@ comptime WIDEST = 128
 
 @always_inline
 def load_tile[
-    dtype: DType, //, rows: Int, width: Int, threads: Int, aligned: Bool
+    dtype: DType, //, rows: Int, width: Int, threads: Int, aligned: Bool, inside: Bool = False
 ](target: SharedPtr[dtype], source: ImmPtr[dtype], first: Int, count: Int, pitch: Int, d: Int):
     """Copies `rows` rows from row `first` of a matrix [count, d], whose rows are `pitch` elements apart.
 
-    What lies outside the matrix becomes 0. Unless `aligned`, rows may begin at any address and d be any number.
+    What lies outside the matrix becomes 0; where the tile is `inside`, nothing is asked. Unless `aligned`, rows may begin at any
+    address and d be any number.
     """
     comptime chunks = width // CHUNK
     comptime together = threads // chunks
@@ -45,7 +46,7 @@ def load_tile[
     var row = thread_idx.x // chunks
     var place = target.unsafe_offset(row * width + (chunk ^ (row % 8)) * CHUNK)
     var start = (first + row) * pitch + chunk * CHUNK
-    if aligned and first + rows <= count and d == width:
+    if inside or (aligned and first + rows <= count and d == width):
         comptime for i in range(rows // together):
             async_copy[16](
                 source.unsafe_offset(start + i * together * pitch).unsafe_address_space_cast[
@@ -53,6 +54,8 @@ def load_tile[
                 ](),
                 place.unsafe_offset(i * together * width),
             )
+        return
+    comptime if inside:
         return
     comptime for i in range(rows // together):
         var inside = first + row + i * together < count

@@ -1,4 +1,5 @@
-"""The graphs for the CPU that several tests share: those of puzzle 22 in one unit, those of puzzle 23 in another.
+"""The graphs for the CPU that several tests share: those of puzzle 22 in one unit, those of puzzle 23 in another, and in a
+third what runs of the smaller puzzles ask for.
 
 Nearly all of the time of a compile goes into the unit: alone each graph costs what a dozen cost together. They come from
 and go to the workbook's own cache, where the processes that the tests start find them too.
@@ -153,3 +154,18 @@ def attention_graphs(attention_cpu_graphs):
         autograd.programs["attention", dtype, torch.device("cpu")] = {
             way: loaded[f"{way}_{name}"] for way in attention_autograd.GRAPHS
         }
+
+
+# ---- The smaller puzzles -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def graphs_of_runs() -> None:
+    """Compiles the graphs that runs of the solutions of puzzles 19, 20 and 21 on the CPU find in the cache."""
+    from harness.spec.catalogue import find_puzzle
+    from harness.toolchain import roots
+
+    puzzles = {name: find_puzzle(name) for name in ("p19", "p20", "p21")}
+    packages = {name: roots.op_package(roots.solutions(), name) for name in puzzles}
+    calls = {name: puzzle.calls_of(puzzle.default_variants) for name, puzzle in puzzles.items()}
+    load_as_one("graphs_of_runs", packages, calls)

@@ -27,7 +27,7 @@ def harness(*arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(scope="module")
-def solved(tmp_path_factory):
+def solved(tmp_path_factory, graphs_of_runs):
     """What `p19 --solution` prints and writes, on the CPU and the virtual GPU."""
     target = tmp_path_factory.mktemp("run") / "run.json"
     finished = harness("p19", "--solution", "--json", str(target))
@@ -39,6 +39,7 @@ def solved(tmp_path_factory):
 def test_the_solution_is_right_everywhere(solved):
     _, run = solved
     assert [device["device"] for device in run["devices"]] == ["cpu", "virtual"]
+    assert run["devices"][0]["cached"], "the tests' own unit of graphs holds it"
     for device in run["devices"]:
         assert list(device["variants"]) == GATES and not [f for f in device["findings"] if f["error"]]
         for name, variant in device["variants"].items():

@@ -151,7 +151,7 @@ def test_pytorchs_answer_does_not_depend_on_the_order_of_the_columns():
 
 
 @pytest.mark.compiler
-def test_the_kernels_are_right_on_the_cpu():
+def test_the_kernels_are_right_on_the_cpu(graphs_of_runs):
     """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""
     flags = ("p20", "--backward", "--solution", "--device", "cpu")
     done = subprocess.run(

@@ -60,7 +60,7 @@ def test_what_is_given_is_unsolved(recorded, tmp_path):
 
 
 @pytest.mark.compiler
-def test_everything_is_right_through_the_command_line():
+def test_everything_is_right_through_the_command_line(graphs_of_runs):
     """In a process of its own: one that has run MAX without the virtual GPU cannot switch it on."""
     finished = subprocess.run(
         [sys.executable, "-m", "harness", "p21", "--solution"],

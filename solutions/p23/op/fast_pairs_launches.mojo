@@ -617,7 +617,6 @@ def launch_backward_part[
     )
     var packed = without_mask(sizes)
     launch_query(launcher, t, pairs, first, portable)
-    launch_key_value(launcher, t, pairs, first, portable)
     launcher.launch[plain_query_kernel](
         "plain_query",
         pairs.path.as_imm(),
@@ -636,6 +635,7 @@ def launch_backward_part[
         block_dim=Dim(TILE, TILE),
         early=True,
     )
+    launch_key_value(launcher, t, pairs, first, portable)
     launcher.launch[plain_key_value_kernel](
         "plain_key_value",
         pairs.path.as_imm(),

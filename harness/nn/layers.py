@@ -45,8 +45,8 @@ def fused_layernorm_linear(
         algorithm: "fast" is meant for real models: vectorised row kernels and tensor cores, launched on torch's
             stream, so that CUDA graphs can capture them. "unfused" launches a kernel for each step of the maths.
             "pairs" is "fast", but for float32 on a Hopper: each of its products is three of float16, in 0.3 to 0.4 of the
-            time and with more scratch memory. Its errors are 1e-6 of a result's norm, whatever the sizes: up to five times
-            PyTorch's where sums are short, below PyTorch's from 4,096 terms on. H and O must be multiples of 8.
+            time and with more scratch memory. Its errors are PyTorch's own where sums have some hundred terms, and smaller where they have
+            more. H and O must be multiples of 8.
             "fused" is the chapter's single kernel: one thread for each row, parameter gradients by atomics on a GPU.
             All but "fused" give the same bits in every run; a CUDA graph may multiply otherwise than plain calls (see
             `LayerNormLinear.explain`), and then has bits of its own.

@@ -156,6 +156,8 @@ struct Work(Copyable, Movable):
     """
 
     var tile: Tile
+    var number: Int
+    """The tile's."""
     var first: Int
     var last: Int
     var helpers: Int
@@ -214,9 +216,10 @@ struct Schedule[split: Bool](Copyable, Movable):
             var share = UInt32(block_idx.x) - number * shares
             var first = Int(UInt32(self.steps) * share // shares)
             var last = Int(UInt32(self.steps) * (share + 1) // shares)
-            return Work(self.tile(Int(number)), first, last, Int(share))
+            return Work(self.tile(Int(number)), Int(number), first, last, Int(share))
         else:
-            return Work(self.tile(block_idx.x + index * grid_dim.x), 0, self.steps, 0)
+            var number = block_idx.x + index * grid_dim.x
+            return Work(self.tile(number), number, 0, self.steps, 0)
 
 
 # ---- The kernel ---------------------------------------------------------------------------------------------
@@ -241,7 +244,7 @@ def gemm_hopper_kernel[
     m: Int32,
     n: Int32,
     k: Int32,
-    partial_tiles: MutPtr[DType.float32],  # [blocks, 128, block_n], written and read where split
+    partial_tiles: MutPtr[DType.float32],  # [blocks - tiles, 128, block_n], written and read where split
     flags: MutPtr[DType.int32],  # [blocks, 2], zero where split; "sum columns" clears flag_count of them
     flag_count: Int32,
     column_partials: MutPtr[DType.float32],  # [slices, k] for "sum columns", [slices, m] for "add slices"
@@ -464,11 +467,11 @@ def consume[
 
         comptime if split:
             if work.last < schedule.steps:
-                hand_over[block_n](sums, partial_tiles, flags, consumer, thread)
+                hand_over[block_n](sums, partial_tiles, flags, work.number, consumer, thread)
                 continue
             for helper in range(work.helpers):
                 sums = take_over[block_n](
-                    sums, partial_tiles, flags, block_idx.x - 1 - helper, consumer, thread
+                    sums, partial_tiles, flags, work.number, block_idx.x - 1 - helper, consumer, thread
                 )
         comptime if with_bias:
             comptime for i in range(biases_of_a_thread):
@@ -646,9 +649,12 @@ def store_loose[
 @always_inline
 def partial_tile[
     block_n: Int
-](partial_tiles: MutPtr[DType.float32], block: Int, consumer: Int, thread: Int) -> MutPtr[DType.float32]:
-    """Where a thread's unfinished sums lie: four at a time, side by side with its neighbours'."""
-    return partial_tiles.unsafe_offset((block * 2 + consumer) * 64 * block_n + 4 * thread)
+](partial_tiles: MutPtr[DType.float32], tile: Int, block: Int, consumer: Int, thread: Int) -> MutPtr[
+    DType.float32
+]:
+    """Where a thread's unfinished sums of the tile-th tile lie: four at a time, side by side with its neighbours'. The last
+    block of each tile has none."""
+    return partial_tiles.unsafe_offset(((block - tile) * 2 + consumer) * 64 * block_n + 4 * thread)
 
 
 @always_inline
@@ -658,11 +664,12 @@ def hand_over[
     sums: StaticTuple[Float32, block_n // 2],
     partial_tiles: MutPtr[DType.float32],
     flags: MutPtr[DType.int32],
+    tile: Int,
     consumer: Int,
     thread: Int,
 ):
     """Leaves unfinished sums to the block that stores the tile."""
-    var place = partial_tile[block_n](partial_tiles, block_idx.x, consumer, thread)
+    var place = partial_tile[block_n](partial_tiles, tile, block_idx.x, consumer, thread)
     comptime for i in range(0, block_n // 2, 4):
         var four = SIMD[DType.float32, 4](sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
         place.unsafe_store[alignment=16](i * GROUP, four)
@@ -678,6 +685,7 @@ def take_over[
     sums: StaticTuple[Float32, block_n // 2],
     partial_tiles: MutPtr[DType.float32],
     flags: MutPtr[DType.int32],
+    tile: Int,
     block: Int,
     consumer: Int,
     thread: Int,
@@ -686,7 +694,7 @@ def take_over[
     if thread == 0:
         await_published(flags.unsafe_offset(block * 2 + consumer))
     wait_for_group(consumer)
-    var place = partial_tile[block_n](partial_tiles, block, consumer, thread)
+    var place = partial_tile[block_n](partial_tiles, tile, block, consumer, thread)
     var result = sums
     comptime for i in range(0, block_n // 2, 4):
         var four = place.unsafe_load[width=4, alignment=16](i * GROUP)
@@ -1044,7 +1052,8 @@ def launch_tiles[
     """One launch with tiles of block_n columns."""
     var partial_tiles = sums.column_partials
     comptime if split:
-        partial_tiles = launcher.workspace[DType.float32]("partial_tiles", plan.blocks * BLOCK_M * block_n)
+        var helpers = plan.blocks - ceildiv(Int(m), BLOCK_M) * ceildiv(Int(n), block_n)
+        partial_tiles = launcher.workspace[DType.float32]("partial_tiles", helpers * BLOCK_M * block_n)
     var ctx = launcher.context()
     if not ctx:
         return

@@ -1,7 +1,7 @@
 """Tables of the page about every size: drawn sizes beside the peers, who multiplies where, float32 by pairs.
 
-Everything comes from book/measurements: `p22 --bench --sizes drawn:SEED --csv`, `product_times.py`, `pairs_times.py`. The
-generator of the book's pages calls `pages()`.
+Everything comes from book/measurements: `p22 --bench --sizes drawn:SEED --csv`, `product_times.py`, `timeline.py`,
+`pairs_times.py`. The generator of the book's pages calls `pages()`.
 """
 
 import csv
@@ -14,6 +14,9 @@ from bench_results import OURS, SHORT, Row, Size, read, select, source, table, t
 
 MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
 DRAWN = MEASUREMENTS / "h200_drawn_sizes.csv"
+AGAIN = MEASUREMENTS / "h200_drawn_sizes_7.csv"
+"""Those of another seed."""
+TIMELINE = MEASUREMENTS / "h200_timeline.csv"
 WAYS = MEASUREMENTS / "h200_products_by_size.csv"
 PAIRS = MEASUREMENTS / "h200_float32_pairs.csv"
 WORST, MEDIAN = 1.01, 0.90
@@ -21,8 +24,8 @@ WORST, MEDIAN = 1.01, 0.90
 MODELS = {(4096, 768, 3072), (8192, 1024, 4096), (8192, 4096, 4096), (16384, 4096, 12288)}
 """The benchmark's four sizes, which were measured in the same run and are not drawn."""
 PEERS = ("eager", "compile", "liger")
-SOMETIMES = ("compile budget 0.5",)
-"""A peer that was measured at some sizes, and counts there; elsewhere nothing says that it is absent."""
+SOMETIMES = ("compile budget 0.5", "max-autotune")
+"""Peers that were measured at some sizes, and count there; elsewhere nothing says that they are absent."""
 
 
 @dataclass(frozen=True)
@@ -187,15 +190,46 @@ def pairs_tables(rows: list[Row]) -> str:
     )
 
 
+def timeline_table(rows: list[dict[str, str]]) -> str:
+    """A line for each launch of the layer at each size, and what all of them take beside the bare products."""
+    sizes: dict[Size, dict[str, list[dict[str, str]]]] = {}
+    for row in rows:
+        dims = int(row["M"]), int(row["H"]), int(row["O"])
+        sizes.setdefault(dims, {}).setdefault(row["candidate"], []).append(row)
+    parts = []
+    for dims, candidates in sizes.items():
+        body = [
+            [f"`{row['kernel']}`", f"{float(row['begin_us']):.1f}", f"{float(row['us']):.1f}"]
+            for row in candidates[OURS]
+        ]
+        ends = ", ".join(
+            f"{'the layer' if name == OURS else SHORT[name]} {max(float(row['begin_us']) + float(row['us']) for row in launches):.1f}"
+            for name, launches in candidates.items()
+        )
+        parts.append(f"{small(dims)}, from the first launch's beginning to the last one's end: {ends} µs.\n")
+        parts.append(table(["launch", "begins at, µs", "takes, µs"], body))
+    return "\n".join(parts)
+
+
+def drawn_pages(path: Path, name: str) -> dict[str, str]:
+    """What is made of the drawn sizes of one seed."""
+    if not path.is_file():
+        return {}
+    rows = read(path)
+    return {
+        f"{name}_source.md": source(rows) + "\n",
+        f"{name}_drawn.md": drawn_table(rows),
+        f"{name}_verdict.md": verdict(rows),
+        f"{name}_peak.md": peak_table(rows) + "\n" + peak_verdict(rows),
+    }
+
+
 def pages() -> dict[str, str]:
     """What the page includes, by file name; without a file, without what is made from it."""
-    found = {}
-    if DRAWN.is_file():
-        rows = read(DRAWN)
-        found["sizes_source.md"] = source(rows) + "\n"
-        found["sizes_drawn.md"] = drawn_table(rows)
-        found["sizes_verdict.md"] = verdict(rows)
-        found["sizes_peak.md"] = peak_table(rows) + "\n" + peak_verdict(rows)
+    found = drawn_pages(DRAWN, "sizes") | drawn_pages(AGAIN, "sizes_again")
+    if TIMELINE.is_file():
+        with TIMELINE.open(newline="", encoding="utf-8") as file:
+            found["sizes_timeline.md"] = timeline_table(list(csv.DictReader(file)))
     if WAYS.is_file():
         with WAYS.open(newline="", encoding="utf-8") as file:
             found["sizes_ways.md"] = ways_table(list(csv.DictReader(file)))

@@ -20,7 +20,7 @@ def every_size(monkeypatch, tmp_path):
     """The module, with files of its own that are not there yet."""
     import every_size
 
-    for name in ("DRAWN", "WAYS", "PAIRS"):
+    for name in ("DRAWN", "AGAIN", "WAYS", "TIMELINE", "PAIRS"):
         monkeypatch.setattr(every_size, name, tmp_path / f"{name}.csv")
     return every_size
 
@@ -68,6 +68,23 @@ def test_drawn_sizes_beside_their_fastest_peers(every_size):
     assert "The goals were 0.90 and 1.01." in verdict
 
 
+def test_the_sizes_of_another_seed(every_size):
+    write_drawn(every_size.AGAIN)
+    pages = every_size.pages()
+    assert {name for name in pages if "again" in name} == set(pages)
+    assert "over 2 sizes" in pages["sizes_again_verdict.md"]
+
+
+def test_a_timeline(every_size):
+    names = ("M", "H", "O", "candidate", "kernel", "begin_us", "us")
+    rows = [(5, 6, 7, "bare GEMMs", "other gemm", 0, 30), (5, 6, 7, "fast", "layernorm_rows", 0, 4)]
+    rows += [(5, 6, 7, "fast", "gemm_hopper_kernel", 3.25, 31.5)]
+    write(every_size.TIMELINE, [dict(zip(names, row, strict=True)) for row in rows])
+    text = every_size.pages()["sizes_timeline.md"]
+    assert "beginning to the last one's end: products 30.0, the layer 34.8 µs" in text
+    assert "| `gemm_hopper_kernel` | 3.2 | 31.5 |" in text
+
+
 def test_memory_at_the_peak(every_size):
     write_drawn(every_size.DRAWN)
     text = every_size.pages()["sizes_peak.md"]
@@ -100,3 +117,15 @@ def test_pairs(every_size):
     text = every_size.pages()["sizes_pairs.md"]
     assert "| 4,096: 768 → 3,072 | 300.0 µs | 1,100 µs | 1,200 µs | 1,000 µs | 0.30 |" in text
     assert "| tiny | 1.50 | 2.00 |" in text and "3 results as PyTorch." in text
+
+
+def test_replays_become_one(every_size):
+    import timeline
+
+    events = [
+        (name, 100.0 * turn + at, 2.0 + turn) for turn in range(15) for name, at in (("a", 0), ("b", 5))
+    ]
+    assert timeline.replays_of(events[::-1]) == [("a", 0, 9.0), ("b", 5.0, 9.0)]
+    for some in (events[1:], []):
+        with pytest.raises(RuntimeError, match=f"{len(some)} launches in 15 replays"):
+            timeline.replays_of(some)

@@ -49,6 +49,8 @@ FILLED = 120
 GAIN, LARGE_GAIN = 0.96, 0.985
 SMALL = 2**15
 """Multiply-adds up to which this project has a kernel for each whole pass."""
+FEW_ROWS, FEW_WORK = 64, 2**24
+"""Rows and multiply-adds up to which the library's products of unaligned rows cost less than the copies for others."""
 LAUNCH = 3.0
 """Microseconds that a product of the library takes beside its work, and that a further launch costs."""
 OWN_LAUNCH = 1.0
@@ -193,7 +195,10 @@ def unaligned_choice(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice:
 
 
 def unaligned_on_hopper(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice:
-    """This project's products, which copy what they must; but the library's where the first has few tiles or long sums."""
+    """This project's products, which copy what they must; but the library's where the first has few tiles or long sums, and
+    where all are so small that they take no longer than the copies."""
+    if rows <= FEW_ROWS and rows * H * O <= FEW_WORK:
+        return Choice(ALL_OWN, ALL_LIBRARY)
     wide, tall = padded(H, dtype), padded(O, dtype)
     own = own_time(rows, O, H) * (LOOSE if tall != O else 1)
     own += 4 * O * H / OWN_COPY_BANDWIDTH if wide != H else 0

@@ -4,7 +4,7 @@ A group of threads (one or more whole warps, block_dim.x) shares a row, and a bl
 of every sum is fixed, so every run gives the same bits.
 """
 
-from std.memory import AddressSpace
+from std.memory import AddressSpace, bitcast
 from std.sys import is_nvidia_gpu, size_of
 from max.gpu import WARP_SIZE, barrier, block_dim, thread_idx
 from max.gpu.memory import async_copy, async_copy_commit_group, async_copy_wait_group
@@ -111,6 +111,37 @@ def copy_vector[
         target.unsafe_store[alignment=VECTOR_BYTES](
             0, source.unsafe_load[width=width, alignment=VECTOR_BYTES](0)
         )
+
+
+@always_inline
+def load_anywhere[
+    dtype: DType, //, width: Int
+](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], first: Int, end: Int) -> SIMD[
+    dtype, width
+]:
+    """A vector from shared memory that begins at any element; in it, what lies from `end` on is anything.
+
+    It is made of words of 32 bits, of which elements of 16 bits may begin in the middle.
+    """
+    comptime size = size_of[Scalar[dtype]]()
+    comptime count = VECTOR_BYTES // 4
+    var words = source.unsafe_bitcast[UInt32]()
+    var bytes = Int32(first * size)
+    var word = bytes >> 2
+    var last = Int32(end * size - 1) >> 2
+    var result = SIMD[DType.uint32, count](0)
+    var this = words[unsafe_offset=Int(min(word, last))]
+    comptime if size == 2:
+        var in_the_middle = bytes & 2 != 0
+        comptime for i in range(count):
+            var next = words[unsafe_offset=Int(min(word + Int32(i + 1), last))]
+            result[i] = (this >> 16) | (next << 16) if in_the_middle else this
+            this = next
+    else:
+        result[0] = this
+        comptime for i in range(1, count):
+            result[i] = words[unsafe_offset=Int(min(word + Int32(i), last))]
+    return bitcast[dtype, width](result)
 
 
 @always_inline

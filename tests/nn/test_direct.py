@@ -6,6 +6,7 @@ addresses that it is given, and memory comes from the CPU. The tests at the end 
 
 import copy
 import ctypes
+import math
 import threading
 import warnings
 
@@ -504,7 +505,8 @@ def test_products_of_torch_between_the_rows(module, library, no_operator, dtype,
     assert_as_good_as_torch(fused_layernorm_linear, make_inputs(dtype, rows))
     parts = [call[0] for call in module.calls]
     assert parts == (["forward_rows", "backward"] if dtype.itemsize >= 4 else ["forward", "backward"])
-    assert module.calls[-1][2] == (2 + 4 + 8 + 16 + 32 if dtype.itemsize >= 4 else 15)
+    few = 64 * (math.prod(rows) <= O)
+    assert module.calls[-1][2] == (2 + 4 + 8 + 16 + 32 + few if dtype.itemsize >= 4 else 15)
 
 
 WAYS = [
@@ -526,7 +528,8 @@ def test_whoever_multiplies(module, chosen, no_operator, dtype, way, sizes):
     assert_as_good_as_torch(fused_layernorm_linear, make_inputs(dtype, H=H, O=O))
     forward, backward = module.calls
     assert forward[0] == ("forward" if way[0] == OWN else "forward_rows")
-    assert backward[2] == 2 + 4 + 8 + (way[2] == OWN) + 16 * (way[1] != OWN) + 32 * (way[2] != OWN)
+    few = 64 * (math.prod(ROWS) <= O and OWN not in way[1:])
+    assert backward[2] == 2 + 4 + 8 + (way[2] == OWN) + 16 * (way[1] != OWN) + 32 * (way[2] != OWN) + few
 
 
 @pytest.mark.parametrize("way", [(OWN, OWN, OWN), *WAYS], ids=str)
@@ -553,15 +556,21 @@ def test_only_what_is_asked_for_is_computed_or_multiplied(
 
 
 def test_dx_takes_the_place_of_the_gradient_before_it(module, chosen, monkeypatch):
-    """Where both lie alike: one allocation for two."""
+    """Where both lie alike, and rows are not few: one allocation for two."""
     chosen(LIBRARY, LIBRARY, LIBRARY)
-    inputs = make_inputs(rows=(3,))
-    output = fused_layernorm_linear(*inputs)
-    dln = []
     mm = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda *factors: dln.append(mm(*factors)) or dln[-1])
-    (dx,) = torch.autograd.grad(output.sum(), inputs[0])
-    assert dx.data_ptr() == dln[0].data_ptr()
+    monkeypatch.setattr(direct, "MOST_FEW_ROWS", 4)
+    for rows, alike in ((3, False), (4, False), (5, True)):
+        inputs = make_inputs(rows=(rows,))
+        output = fused_layernorm_linear(*inputs)
+        dln = []
+        with monkeypatch.context() as context:
+            context.setattr(torch, "mm", lambda *factors, dln=dln: dln.append(mm(*factors)) or dln[-1])
+            (dx,) = torch.autograd.grad(output.sum(), inputs[0])
+        assert (dx.data_ptr() == dln[0].data_ptr()) == alike, rows
+        assert bool(module.calls[-1][2] & 64) != alike, (
+            "one launch for few rows reads the one while it writes the other"
+        )
 
 
 def test_dW_has_room_for_a_copy_of_the_weight_on_hopper(module, no_operator):
@@ -587,13 +596,16 @@ def test_dW_has_room_for_a_copy_of_the_weight_on_hopper(module, no_operator):
 
 def test_a_graph_has_its_own_choice(module, chosen, no_operator, monkeypatch):
     chosen(OWN, OWN, OWN, graph=(LIBRARY, LIBRARY, LIBRARY))
+    inputs = make_inputs()
     names = []
-    for capturing in (False, True):
+    for capturing in (False, False, True):
         monkeypatch.setattr(direct, "is_capturing", lambda capturing=capturing: capturing)
         module.calls.clear()
-        assert_as_good_as_torch(fused_layernorm_linear, make_inputs())
+        assert_as_good_as_torch(fused_layernorm_linear, inputs)
         names.append([call[0] for call in module.calls])
-    assert names == [["forward", "backward"], ["forward_rows", "backward"]]
+    own, graph = ["forward", "backward"], ["forward_rows", "backward"]
+    # The first call loads the kernels of a graph, which none could while it is captured.
+    assert names == [["forward_rows", "forward", "backward", "backward"], own, graph]
 
 
 @pytest.mark.parametrize(
@@ -981,8 +993,9 @@ def kernels():
 
 @pytest.fixture
 def counted(kernels, monkeypatch):
-    """How often the module was called to launch a whole pass."""
+    """How often the module was called to launch a whole pass, that a graph's kernels may be loaded aside."""
     calls = []
+    monkeypatch.setattr(kernels, "is_first", lambda number: False)
     for name in ("launch_forward", "launch_backward"):
         launch = getattr(kernels, name)
 
@@ -1190,6 +1203,31 @@ def test_gpu_graph_captures_both_passes(kernels):
         expected = output_and_gradients(plain_torch, inputs, grad_output)
         for ours, theirs in zip(captured, expected, strict=True):
             assert_near(ours.detach(), theirs)
+
+
+@pytest.mark.gpu
+def test_gpu_graph_of_a_layer_whose_plain_calls_multiply_otherwise(kernels):
+    """A capture can load no kernel: the plain call before has launched those of the graph too."""
+    inputs = gpu_inputs(torch.bfloat16, (64,), 768, 776)
+    choice = direct.plan(inputs[0].shape, 776, torch.bfloat16, False, kernels.hopper).choice
+    grad_output = torch.randn(64, 776, dtype=torch.bfloat16, device="cuda")
+
+    def run():
+        output = fused_layernorm_linear(*inputs)
+        return output.detach(), *torch.autograd.grad(output, inputs, grad_output)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        plain = run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        captured = run()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert not kernels.hopper or choice.loop != choice.graph
+    for mine, theirs in zip(captured, plain, strict=True):
+        assert (mine - theirs).norm() < 1e-2 * theirs.norm()
 
 
 @pytest.mark.gpu

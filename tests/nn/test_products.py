@@ -78,6 +78,8 @@ def test_copies_are_made_of_unaligned_rows_where_products_are_large(dtype):
         "a loop would wait for the copies' host time"
     )
     assert choose(8, 63, 33, dtype).loop == ALL_OWN
+    small = choose(31, 650, 243, dtype, hopper=True)
+    assert (small.loop, small.graph) == (ALL_OWN, ALL_LIBRARY), "the copies take as long as the products"
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,10 @@ def run(rows, H, O, wanted=15, offset=0, kind=0):
     return errors
 
 
-def run_rows(rows, H, O, wanted=15, kind=0, padding=0):
+def run_rows(rows, H, O, wanted=15, kind=0, padding=0, few=False):
     """What lies around the products, which are NumPy's here; the error of each result. Rows of what goes into a product and
-    comes out of it may be longer than H."""
+    comes out of it may be longer than H; where they are `few`, one launch without scratch memory makes what is left of the
+    backward pass."""
     dtype = np.float64 if kind == 4 else np.float32
     stride = H + padding
 
@@ -146,7 +147,7 @@ def run_rows(rows, H, O, wanted=15, kind=0, padding=0):
     given = {name: on_device(array) for name, array in given.items()}
     address = {name: buffer._data_ptr() for name, buffer in {**got, **given}.items()} | {"none": 0}
     # The caller's product dW has this project's ln_out; that of dln is given.
-    parts = wanted & ~1 | (32 if wanted & 1 else 0) | (16 if wanted & 12 else 0)
+    parts = wanted & ~1 | (32 if wanted & 1 else 0) | (16 if wanted & 12 else 0) | (64 if few else 0)
     for launch, extra, names in (
         (module.forward_rows, 1e-5, "ln_out mean rstd x gamma beta"),
         (module.backward, parts, "dx dgamma dbeta none db dy x mean rstd gamma beta none dln ln_out_again"),
@@ -154,8 +155,11 @@ def run_rows(rows, H, O, wanted=15, kind=0, padding=0):
         addresses = [address[name.replace("_again", " again")] for name in names.split()]
         arguments = (kind, rows, H, O, extra, *addresses, stride)
         need = launch(0, 0, 0, 0, *arguments)
+        assert not few or need == 0
         lent = scratch(need)
+        launched = len(virtual.launches)
         assert launch(gpu, stream, lent._data_ptr(), need, *arguments) == need
+        assert not few or len(virtual.launches) == launched + 1
         assert launch(0, 0, 0, 0, kind, rows, H, O, extra, *[0] * len(addresses), 0) >= need
 
     x, gamma, beta, W, dy = (each.astype(np.float64) for each in (x, gamma, beta, W, dy))
@@ -187,6 +191,9 @@ def run_hopper():
         "rows of y at any address": ((70, 136, 134), 3, "reversed"),
         "long rows": ((3, 8200, 24), 2, "natural"),
         "long rows at any address": ((3, 4099, 27), 2, "natural"),
+        "longest rows": ((2, 16384, 24), 2, "natural"),
+        "longest rows at any address": ((2, 12293, 24), 2, "natural"),
+        "several turns at any address": ((270, 2053, 8), 2, "natural"),
     }
     errors = {}
     for name, (sizes, kind, order) in cases.items():
@@ -246,6 +253,13 @@ print(
             "rows, db alone": run_rows(*LARGER, wanted=2, padding=7),
             "rows, frozen input": run_rows(*VECTORS, wanted=11),
             "rows, float64": run_rows(*LARGER, kind=4),
+            "few rows": run_rows(*VECTORS, few=True),
+            "few rows, padded": run_rows(*LARGER, padding=7, few=True),
+            "few rows, frozen bias": run_rows(*MANY, wanted=13, few=True),
+            "few rows, frozen weight": run_rows(*VECTORS, wanted=14, few=True),
+            "few rows, dx alone": run_rows(*VECTORS, wanted=4, few=True),
+            "few rows, dgamma alone": run_rows(*VECTORS, wanted=8, few=True),
+            "few rows, float64": run_rows(*LARGER, kind=4, few=True),
         }
     )
 )

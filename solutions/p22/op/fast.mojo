@@ -23,6 +23,7 @@ from .fast_rows import (
     launch_finish_sums,
     launch_layernorm_fast,
     launch_ln_backward_fast,
+    launch_ln_backward_few,
 )
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.gemm import launch_gemm
@@ -85,6 +86,8 @@ comptime DLN_GIVEN = 16
 """Beside these: the caller has multiplied dln."""
 comptime LN_OUT_TAKEN = 32
 """Likewise: the caller multiplies dW, from ln_out."""
+comptime FEW_ROWS = 64
+"""Beside the other two: the rows are few, and dx does not lie over dln."""
 
 
 def launch_backward_fast[
@@ -108,7 +111,8 @@ def launch_gradients[
     `launch_backward_hopper`.
 
     A gradient that is not wanted is not computed, and its memory not touched. With DLN_GIVEN or LN_OUT_TAKEN a product
-    is the caller's; rows of these two matrices are `stride` elements apart, H where that is 0.
+    is the caller's; rows of these two matrices are `stride` elements apart, H where that is 0. With FEW_ROWS, and both
+    products the caller's, one launch makes all the rest.
     """
     ref sizes = t.sizes
     var rows = sizes.rows()
@@ -138,6 +142,27 @@ def launch_gradients[
         ln_out = launcher.workspace[dtype]("ln_out", Int(rows) * Int(H))
         parts |= LN_OUT
 
+    if wanted & FEW_ROWS != 0:
+        launch_ln_backward_few[dtype](
+            launcher,
+            t.grad_input,
+            ln_out,
+            t.grad_ln_weight,
+            t.grad_ln_bias,
+            t.grad_bias,
+            dln,
+            t.grad_output,
+            t.input,
+            t.mean,
+            t.rstd,
+            t.ln_weight,
+            t.ln_bias,
+            sizes,
+            parts,
+            wanted & BIAS != 0,
+            stride,
+        )
+        return
     var bias_shares = Shares(t.mean, 0)
     if dln_wanted and wanted & DLN_GIVEN == 0:
         bias_shares = launch_dln[tf32=tf32](launcher, t, dln.unsafe_mut_cast[True](), wanted & BIAS != 0)

@@ -3,9 +3,10 @@
 Each kernel reads its operands from DRAM once, 16 bytes a thread at a time, and keeps a row in registers between the
 sums over it and what is made from them; `shared/row_reductions.mojo` says how threads share a row. Sums over rows go
 to one partial sum for each block, added by a second kernel in a fixed order: no atomics, so every run gives the same
-bits. Of rows that are no whole number of aligned 16-byte vectors, a thread takes single elements, as many at a time.
-Rows too long for the registers take the kernels whose names end in `_any`, which read them again for every sum. Both can
-leave room behind the rows that they write, so that a product finds aligned ones.
+bits. Of rows that are no whole number of 16-byte vectors, a thread takes single elements, as many at a time; but the aligned vectors
+in which short ones lie pass through shared memory (`_shared`). Rows too long for the registers take the kernels whose names end
+in `_any`, which read them again for every sum. All but the first can leave room behind the rows that they write, so that a
+product finds aligned ones.
 """
 
 from std.math import ceildiv, sqrt
@@ -14,10 +15,12 @@ from std.sys import size_of
 from std.utils import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
+    WARP_SIZE,
     barrier,
     block_dim,
     block_idx,
     grid_dim,
+    syncwarp,
     thread_idx,
 )
 from max.gpu.host import Dim
@@ -42,6 +45,7 @@ from .shared.row_reductions import (
     copy_vector,
     end_copies,
     is_aligned,
+    load_anywhere,
     load_global,
     load_vector,
     row_sum,
@@ -83,6 +87,12 @@ comptime FINISH_ROWS = 16
 """Threads that share a column in the second stage of a sum over rows."""
 comptime DIRECT_ROWS = 1024
 """The most rows that the second stage adds by itself."""
+comptime SHARED_THREADS = 512
+"""The most threads of a block of the kernels that keep rows in shared memory."""
+comptime FEW_THREADS = 512
+"""Threads of a block that makes everything of few rows; all of them share a row, or COLUMN_LANES columns."""
+comptime FEW_ABREAST = 8
+"""Rows of which a thread there loads an element at a time."""
 
 comptime DX = 1
 """What a row kernel of the backward pass makes, added: dx. The memory of what is left out is not touched."""
@@ -134,6 +144,99 @@ def copy_constants[
 def starts_early(sizes: Sizes) -> Bool:
     """Whether a row kernel is so short that it pays to start it before the launch in front of it is done."""
     return Int(sizes.rows()) * Int(sizes.hidden_dim) <= EARLY_ELEMENTS
+
+
+# ---- Rows in shared memory ------------------------------------------------------------------------------------
+
+
+def room_of[dtype: DType](H: Int) -> Int:
+    """The elements of the aligned vectors in which a row lies that begins at any address, and one vector more at most.
+    """
+    comptime width = vector_width[dtype]
+    return (ceildiv(H, width) + 1) * width
+
+
+@always_inline
+def fetch_row[
+    dtype: DType, //
+](
+    slot: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED],
+    source: ImmPtr[dtype],
+    start: Int,
+    columns: Int,
+    end: Int,
+):
+    """Copies the aligned vectors in which a row of `columns` elements lies that begins at element `start`, this thread its
+    share. `end` is where the tensor ends.
+    """
+    comptime width = vector_width[dtype]
+    var shift = start % width
+    for place in range(thread_idx.x * width, shift + columns, block_dim.x * width):
+        var first = start - shift + place
+        if first + width <= end:
+            copy_vector(slot.unsafe_offset(place), source.unsafe_offset(first))
+        else:
+            for i in range(width):
+                var there = first + i < end
+                slot[unsafe_offset=place + i] = source[unsafe_offset=first + i] if there else Scalar[dtype](0)
+
+
+@always_inline
+def store_row[
+    dtype: DType, //
+](
+    target: MutPtr[dtype],
+    slot: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED],
+    start: Int,
+    columns: Int,
+):
+    """Stores a row of `columns` elements from shared memory, which begins at element `start` of a tensor, by its aligned
+    vectors, this thread its share; and what is left at both ends element by element."""
+    comptime width = vector_width[dtype]
+    var shift = start % width
+    for first in range(thread_idx.x * width - shift, columns, block_dim.x * width):
+        if first >= 0 and first + width <= columns:
+            var values = load_anywhere[width](slot, first, columns)
+            target.unsafe_store[alignment=VECTOR_BYTES](start + first, values)
+        else:
+            for h in range(max(0, first), min(columns, first + width)):
+                target[unsafe_offset=start + h] = slot[unsafe_offset=h]
+
+
+@always_inline
+def first_of[
+    dtype: DType, width: SIMDLength, //
+](values: SIMD[dtype, width], count: Int) -> SIMD[dtype, width]:
+    """The first `count` elements, zeros in the place of the others."""
+    var kept = values
+    if count < Int(width):
+        comptime for i in range(Int(width)):
+            kept[i] = values[i] if i < count else 0
+    return kept
+
+
+@always_inline
+def load_columns[
+    dtype: DType, //, wide: DType
+](source: ImmPtr[dtype], h: Int, columns: Int) -> SIMD[wide, vector_width[dtype]]:
+    """The vector of gamma or beta from column h on, with zeros behind the last column."""
+    comptime width = vector_width[dtype]
+    if h + width <= columns:
+        return load_global[width, wide](source, h)
+    var rest = SIMD[wide, width](0)
+    comptime for i in range(width):
+        if h + i < columns:
+            rest[i] = source[unsafe_offset=h + i].cast[wide]()
+    return rest
+
+
+@always_inline
+def wait_for_row():
+    """Until all threads of a row are here; every thread of the block must call it."""
+    if block_dim.x == WARP_SIZE:
+        syncwarp()
+    else:
+        barrier()
 
 
 # ---- Forward ------------------------------------------------------------------------------------------------
@@ -225,6 +328,82 @@ def layernorm_rows[
                 y_row[unsafe_offset=h] = 0
 
 
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(ANY_THREADS)),
+    `nvvm.minctasm`=SIMDLength(3),
+)
+def layernorm_shared[
+    dtype: DType, early: Bool
+](
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
+    mean: MutPtr[accum_type[dtype]],  # [rows]
+    rstd: MutPtr[accum_type[dtype]],  # [rows]
+    input: ImmPtr[dtype],  # [rows, H]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    eps: Scalar[accum_type[dtype]],
+    ln_out_stride: Int32,
+):
+    """As `layernorm_rows`, of rows that begin at any address of an aligned tensor; those of ln_out are aligned. A row is read
+    once, into shared memory.
+
+    Parameters:
+        dtype: Of the rows.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime width = vector_width[dtype]
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var H = Int(hidden_dim)
+    var scale = 1 / Scalar[accum](H)
+    var row = block_idx.x * block_dim.y + thread_idx.y
+    # A group behind the last row goes along, for the barriers, with a row of no columns.
+    var columns = H if row < Int(rows) else 0
+    var first = thread_idx.x * width
+    var step = block_dim.x * width
+    var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var slot = memory.unsafe_offset(thread_idx.y * room_of[dtype](H))
+    if columns > 0:
+        fetch_row(slot, input, row * H, H, Int(rows) * H)
+    end_copies()
+    wait_for_copies[0]()
+    wait_for_row()
+    var shift = row * H % width
+
+    var total = SIMD[accum, width](0)
+    for h in range(first, columns, step):
+        total += first_of(load_anywhere[width](slot, shift + h, shift + H).cast[accum](), H - h)
+    var first_mean = rounded_product(row_sum(total.reduce_add(), 0), scale)
+    var deviations = SIMD[accum, width](0)
+    var squares = SIMD[accum, width](0)
+    for h in range(first, columns, step):
+        var x = load_anywhere[width](slot, shift + h, shift + H).cast[accum]()
+        var deviation = first_of(x - first_mean, H - h)
+        deviations += deviation
+        squares = deviation.fma(deviation, squares)
+    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1)
+    sums = rounded_product(sums, SIMD[accum, 2](scale))
+    var row_mean = first_mean + sums[0]
+    var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
+    if thread_idx.x == 0 and columns > 0:
+        mean[unsafe_offset=row] = row_mean
+        rstd[unsafe_offset=row] = row_rstd
+
+    var y_row = ln_out.unsafe_offset(row * Int(ln_out_stride))
+    for h in range(first, columns, step):
+        var x = load_anywhere[width](slot, shift + h, shift + H).cast[accum]()
+        var x_hat = first_of(normalised[dtype](x, row_mean, row_rstd), H - h)
+        var y = x_hat.fma(load_columns[accum](ln_weight, h, H), load_columns[accum](ln_bias, h, H))
+        y_row.unsafe_store[alignment=VECTOR_BYTES](h, y.cast[dtype]())
+    if columns > 0:
+        for h in range(ceildiv(H, width) * width + first, Int(ln_out_stride), step):
+            y_row.unsafe_store[alignment=VECTOR_BYTES](h, SIMD[dtype, width](0))
+
+
 def layernorm_any[
     dtype: DType, width: Int
 ](
@@ -305,6 +484,30 @@ def launch_layernorm_fast[
     )
     aligned = aligned and is_aligned(ln_bias) and is_aligned(ln_out.as_imm())
     aligned = aligned and ln_out_stride == Int(sizes.hidden_dim)
+    var tensors = (
+        is_aligned(input) and is_aligned(ln_weight) and is_aligned(ln_bias) and is_aligned(ln_out.as_imm())
+    )
+    comptime if L.wgmma and dtype.is_half_float():
+        if tensors and suits_shared[dtype](Int(sizes.hidden_dim), ln_out_stride):
+            var groups = min(rows, 128 // lanes_of_a_warp())
+            launcher.launch[layernorm_shared[dtype, L.wgmma]](
+                "layernorm_shared",
+                ln_out,
+                mean,
+                rstd,
+                input,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                eps,
+                Int32(ln_out_stride),
+                grid_dim=Dim(ceildiv(rows, groups)),
+                block_dim=Dim(lanes_of_a_warp(), groups),
+                shared_bytes=groups * room_of[dtype](Int(sizes.hidden_dim)) * size_of[Scalar[dtype]](),
+                early=starts_early(sizes),
+            )
+            return
     # The first size of block that holds a row.
     comptime for width in [vector_width[dtype], 1]:
         comptime for threads in [128, 512]:
@@ -547,6 +750,147 @@ def add_groups[
 
 
 @__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(SHARED_THREADS)),
+    `nvvm.minctasm`=SIMDLength(1),
+)
+def ln_backward_shared[
+    dtype: DType, early: Bool
+](
+    grad_input: MutPtr[dtype],  # [rows, H]
+    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
+    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta of the rows of one block
+    dln: ImmPtr[dtype],  # [rows, stride], the gradient at the LayerNorm output
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    row_stride: Int32,
+    parts: Int32,  # DX, LN_OUT and SUMS, added
+):
+    """As `ln_backward_rows`, of rows of the input and dx that begin at any address of an aligned tensor. The next row of a
+    group of threads is on its way into shared memory while it works on this one; the sums of its columns are kept there
+    too, and dx passes through it.
+
+    Parameters:
+        dtype: Of the rows.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime width = vector_width[dtype]
+    var H = Int(hidden_dim)
+    var pitch = Int(row_stride)
+    var scale = 1 / Scalar[accum](H)
+    var stride = grid_dim.x * block_dim.y
+    var first = thread_idx.x * width
+    var step = block_dim.x * width
+    # Else dln may be any address.
+    var dln_wanted = parts & (DX | SUMS) != 0
+    # Shared memory: dgamma and dbeta of every group, where they are wanted, then two rows of the input and of dln for each.
+    var room = room_of[dtype](H)
+    var sums_of_a_group = 2 * room if parts & SUMS != 0 else 0
+    var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var dgamma = memory.unsafe_offset(thread_idx.y * sums_of_a_group)
+    var dbeta = dgamma.unsafe_offset(room)
+    var slots = memory.unsafe_offset(block_dim.y * sums_of_a_group).unsafe_bitcast[Scalar[dtype]]()
+    slots = slots.unsafe_offset(thread_idx.y * 4 * room)
+    if parts & SUMS != 0:
+        for h in range(first, H, step):
+            store_vector(dgamma, h, SIMD[accum, width](0))
+            store_vector(dbeta, h, SIMD[accum, width](0))
+
+    @__parameter
+    @always_inline
+    def fetch(row: Int, stage: Int):
+        if row < Int(rows):
+            fetch_row(slots.unsafe_offset(2 * stage * room), input, row * H, H, Int(rows) * H)
+            if dln_wanted:
+                for h in range(first, H, step):
+                    copy_vector(
+                        slots.unsafe_offset((2 * stage + 1) * room + h), dln.unsafe_offset(row * pitch + h)
+                    )
+        end_copies()
+
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var row = block_idx.x * block_dim.y + thread_idx.y
+    fetch(row, 0)
+    # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
+    var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
+    for turn in range(turns):
+        # Nobody reads the row before any more, and all see this one.
+        wait_for_copies[0]()
+        wait_for_row()
+        fetch(row + stride, (turn + 1) % 2)
+        var columns = H if row < Int(rows) else 0
+        var row_mean = Scalar[accum](0)
+        var row_rstd = Scalar[accum](0)
+        if columns > 0:
+            row_mean = mean[unsafe_offset=row]
+            row_rstd = rstd[unsafe_offset=row]
+        var x_row = slots.unsafe_offset(turn % 2 * 2 * room)
+        var d_row = x_row.unsafe_offset(room)
+        var shift = row * H % width
+
+        @__parameter
+        @always_inline
+        def x_hat_of(h: Int) -> SIMD[accum, width]:
+            var x = load_anywhere[width](x_row, shift + h, shift + H).cast[accum]()
+            return first_of(normalised[dtype](x, row_mean, row_rstd), H - h)
+
+        @__parameter
+        @always_inline
+        def dln_of(h: Int) -> SIMD[accum, width]:
+            return first_of(load_vector[width, accum](d_row, h), H - h)
+
+        var sums = SIMD[accum, 2](0)
+        if dln_wanted:
+            for h in range(first, columns, step):
+                var x_hat = x_hat_of(h)
+                var d = dln_of(h)
+                var g = d * load_columns[accum](ln_weight, h, H)
+                sums += SIMD[accum, 2]((g * x_hat).reduce_add(), g.reduce_add())
+                if parts & SUMS != 0:
+                    store_vector(dgamma, h, d.fma(x_hat, load_vector[width, accum](dgamma, h)))
+                    store_vector(dbeta, h, d + load_vector[width, accum](dbeta, h))
+            sums = row_sum(sums, turn % 2) * (scale * row_rstd)
+
+        # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`.
+        for h in range(first, columns, step):
+            var x_hat = x_hat_of(h)
+            var gamma = load_columns[accum](ln_weight, h, H)
+            if parts & DX != 0:
+                var g = dln_of(h) * gamma
+                var dx = g.fma(row_rstd, x_hat.fma(-sums[0], -sums[1])).cast[dtype]()
+                store_vector(d_row, h, dx)
+            if parts & LN_OUT != 0:
+                var y = x_hat.fma(gamma, load_columns[accum](ln_bias, h, H))
+                ln_out.unsafe_store[alignment=VECTOR_BYTES](row * pitch + h, y.cast[dtype]())
+        if parts & LN_OUT != 0 and columns > 0:
+            for h in range(ceildiv(H, width) * width + first, pitch, step):
+                ln_out.unsafe_store[alignment=VECTOR_BYTES](row * pitch + h, SIMD[dtype, width](0))
+        wait_for_row()
+        if parts & DX != 0 and columns > 0:
+            store_row(grad_input, d_row, row * H, H)
+        row += stride
+
+    if parts & SUMS == 0:
+        return
+    barrier()
+    var thread = thread_idx.y * block_dim.x + thread_idx.x
+    for h in range(thread, H, block_dim.x * block_dim.y):
+        var total = SIMD[accum, 2](0)
+        for group in range(block_dim.y):
+            var of_group = memory.unsafe_offset(group * sums_of_a_group + h)
+            total += SIMD[accum, 2](of_group[], of_group[unsafe_offset=room])
+        partials[unsafe_offset=2 * block_idx.x * H + h] = total[0]
+        partials[unsafe_offset=(2 * block_idx.x + 1) * H + h] = total[1]
+
+
+@__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(ELEMENT_THREADS)),
     `nvvm.minctasm`=SIMDLength(1),
 )
@@ -690,15 +1034,46 @@ def ln_backward_any[
 ):
     """dx and ln_out of a row of any length at any address. One block owns one row and reads it twice, `width` elements at
     once. dx may be written over dln."""
+    var row = block_idx.x
+    backward_row[width](
+        grad_input,
+        ln_out,
+        dln,
+        input,
+        mean[unsafe_offset=row],
+        rstd[unsafe_offset=row],
+        ln_weight,
+        ln_bias,
+        row,
+        Int(hidden_dim),
+        Int(stride),
+        parts,
+    )
+
+
+@always_inline
+def backward_row[
+    dtype: DType, //, width: Int
+](
+    grad_input: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    row_mean: Scalar[accum_type[dtype]],
+    row_rstd: Scalar[accum_type[dtype]],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    row: Int,
+    H: Int,
+    stride: Int,
+    parts: Int32,
+):
+    """dx and ln_out of one row, by all threads of a block."""
     comptime accum = accum_type[dtype]
     comptime alignment = width * size_of[Scalar[dtype]]()
-    var H = Int(hidden_dim)
-    var row = block_idx.x
-    var row_mean = mean[unsafe_offset=row]
-    var row_rstd = rstd[unsafe_offset=row]
     var x = input.unsafe_offset(row * H)
-    var d = dln.unsafe_offset(row * Int(stride))
-    var y = ln_out.unsafe_offset(row * Int(stride))
+    var d = dln.unsafe_offset(row * stride)
+    var y = ln_out.unsafe_offset(row * stride)
     var first = thread_idx.x * width
     var step = block_dim.x * width
     var c = SIMD[accum, 2](0)
@@ -722,7 +1097,7 @@ def ln_backward_any[
             var beta = ln_bias.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
             y.unsafe_store[alignment=alignment](h, (x_hat * gamma + beta).cast[dtype]())
     if parts & LN_OUT != 0:
-        for h in range(H + thread_idx.x, Int(stride), block_dim.x):
+        for h in range(H + thread_idx.x, stride, block_dim.x):
             y[unsafe_offset=h] = 0
 
 
@@ -852,6 +1227,105 @@ def sum_of_slices[
         totals[0] += partials[unsafe_offset=slice * columns + column].cast[accum]()
         slice += FINISH_ROWS
     return totals.reduce_add()
+
+
+# ---- Few rows, in one launch --------------------------------------------------------------------------------
+
+
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(FEW_THREADS)))
+def ln_backward_few[
+    dtype: DType, width: Int, early: Bool
+](
+    grad_input: MutPtr[dtype],  # [rows, H], not where dln is
+    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
+    grad_ln_weight: MutPtr[dtype],  # [H], dgamma
+    grad_ln_bias: MutPtr[dtype],  # [H], dbeta
+    grad_bias: MutPtr[dtype],  # [O], db
+    dln: ImmPtr[dtype],  # [rows, stride]
+    grad_output: ImmPtr[dtype],  # [rows, O]
+    input: ImmPtr[dtype],  # [rows, H]
+    mean: ImmPtr[accum_type[dtype]],  # [rows]
+    rstd: ImmPtr[accum_type[dtype]],  # [rows]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    stride: Int32,
+    parts: Int32,  # DX, LN_OUT and SUMS, added
+    output_dim: Int32,  # 0 where db is not wanted
+):
+    """Everything that is summed or made from rows of dln, dY and the input, where these are few: the first blocks make dx
+    and ln_out of a row each, the next dgamma and dbeta of COLUMN_LANES columns each, the last db. Nobody waits for
+    another, for dln is only read.
+
+    Parameters:
+        dtype: Of the rows.
+        width: Elements of a row that a thread takes at once: a vector, or 1.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var H = Int(hidden_dim)
+    var row_blocks = Int(rows) if parts & (DX | LN_OUT) != 0 else 0
+    var block = block_idx.x
+    if block < row_blocks:
+        backward_row[width](
+            grad_input,
+            ln_out,
+            dln,
+            input,
+            mean[unsafe_offset=block],
+            rstd[unsafe_offset=block],
+            ln_weight,
+            ln_bias,
+            block,
+            H,
+            Int(stride),
+            parts,
+        )
+        return
+    block -= row_blocks
+    var norm_blocks = ceildiv(H, COLUMN_LANES) if parts & SUMS != 0 else 0
+    var lane = thread_idx.x % COLUMN_LANES
+    var first = thread_idx.x // COLUMN_LANES
+    comptime groups = FEW_THREADS // COLUMN_LANES
+    var totals = SIMD[accum, 2](0)
+    var of_norm = block < norm_blocks
+    var column = (block if of_norm else block - norm_blocks) * COLUMN_LANES + lane
+    var there = column < (H if of_norm else Int(output_dim))
+    var source = dln if of_norm else grad_output
+    var distance = Int(stride) if of_norm else Int(output_dim)
+    for row in range(first, Int(rows), groups * FEW_ABREAST):
+        var d = Array[Scalar[accum], FEW_ABREAST](fill=0)
+        var x_hat = Array[Scalar[accum], FEW_ABREAST](fill=0)
+        comptime for i in range(FEW_ABREAST):
+            var this_row = row + i * groups
+            if there and this_row < Int(rows):
+                d[i] = source[unsafe_offset=this_row * distance + column].cast[accum]()
+                if of_norm:
+                    var x = input[unsafe_offset=this_row * H + column].cast[accum]()
+                    x_hat[i] = (x - mean[unsafe_offset=this_row]) * rstd[unsafe_offset=this_row]
+        comptime for i in range(FEW_ABREAST):
+            totals += SIMD[accum, 2](d[i] * x_hat[i], d[i])
+
+    var shares = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
+        row_major[2 * groups, COLUMN_LANES]()
+    )
+    comptime for i in range(2):
+        shares[2 * first + i, lane] = totals[i]
+    barrier()
+    if first == 0 and there:
+        totals = 0
+        comptime for group in range(groups):
+            comptime for i in range(2):
+                totals[i] += shares[2 * group + i, lane][0]
+        if of_norm:
+            grad_ln_weight[unsafe_offset=column] = totals[0].cast[dtype]()
+            grad_ln_bias[unsafe_offset=column] = totals[1].cast[dtype]()
+        else:
+            grad_bias[unsafe_offset=column] = totals[1].cast[dtype]()
 
 
 # ---- How they are launched ----------------------------------------------------------------------------------
@@ -1028,6 +1502,25 @@ def element_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
     return RowGeometry(1, group, groups, min(ceildiv(rows, groups), most), groups * sum_bytes)
 
 
+def suits_shared[dtype: DType](H: Int, stride: Int) -> Bool:
+    """Whether rows of the input begin at any address, those of the products' matrices do not, and a warp has a vector of a
+    row for each lane: longer rows are as fast element by element."""
+    comptime width = vector_width[dtype]
+    return H % width != 0 and stride % width == 0 and H <= width * lanes_of_a_warp()
+
+
+def shared_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
+    """The geometry of `ln_backward_shared`: a block for each multiprocessor, which has registers for no more, and a row for
+    each of its warps."""
+    comptime element_bytes = 4 * size_of[Scalar[dtype]]() + 2 * size_of[Scalar[accum_type[dtype]]]()
+    var group = lanes_of_a_warp()
+    var groups = SHARED_THREADS // group
+    var turns = max(1, ceildiv(rows, multiprocessors() * groups))
+    groups = max(1, ceildiv(rows, multiprocessors() * turns))
+    var blocks = min(ceildiv(rows, groups), multiprocessors())
+    return RowGeometry(1, group, groups, blocks, groups * room_of[dtype](H) * element_bytes)
+
+
 def suits_ln_backward_rows[
     dtype: DType
 ](
@@ -1183,6 +1676,34 @@ def launch_ln_backward_fast[
         )
         return Shares(partials.as_imm(), geometry.blocks)
     var shares = Shares(mean, 0)
+    var tensors = is_aligned(dln) and is_aligned(input) and is_aligned(ln_weight) and is_aligned(ln_bias)
+    tensors = tensors and is_aligned(grad_input.as_imm()) and is_aligned(ln_out.as_imm())
+    comptime if L.wgmma and dtype.is_half_float():
+        if tensors and suits_shared[dtype](H, dln_stride):
+            var shared = shared_geometry[dtype](rows, H)
+            var count = shared.blocks * 2 * H if parts & SUMS != 0 else 0
+            var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
+            launcher.launch[ln_backward_shared[dtype, L.wgmma]](
+                "ln_backward_shared",
+                grad_input,
+                ln_out,
+                partials,
+                dln,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                Int32(dln_stride),
+                Int32(parts),
+                grid_dim=Dim(shared.blocks),
+                block_dim=Dim(shared.group, shared.groups),
+                shared_bytes=shared.shared_bytes,
+                early=starts_early(sizes),
+            )
+            return Shares(partials.as_imm(), shared.blocks)
     var aligned = H % vector_width[dtype] == 0 and dln_stride == H and is_aligned(dln) and is_aligned(input)
     aligned = aligned and is_aligned(ln_weight) and is_aligned(ln_bias)
     aligned = aligned and is_aligned(grad_input.as_imm()) and is_aligned(ln_out.as_imm())
@@ -1229,3 +1750,63 @@ def launch_ln_backward_fast[
                 )
             return shares^
     return shares^
+
+
+def launch_ln_backward_few[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    grad_ln_weight: MutPtr[dtype],
+    grad_ln_bias: MutPtr[dtype],
+    grad_bias: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    grad_output: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    sizes: Sizes,
+    parts: Int,
+    bias_wanted: Bool,
+    stride: Int,
+) raises:
+    """One launch: of dx, ln_out, dgamma with dbeta, and db, what `parts` and `bias_wanted` say. dx lies apart from dln; rows
+    of dln and ln_out are `stride` elements apart, H where that is 0."""
+    var rows = Int(sizes.rows())
+    var H = Int(sizes.hidden_dim)
+    var row_stride = stride if stride > 0 else H
+    var O = Int(sizes.output_dim) if bias_wanted else 0
+    var blocks = (rows if parts & (DX | LN_OUT) != 0 else 0) + ceildiv(O, COLUMN_LANES)
+    blocks += ceildiv(H, COLUMN_LANES) if parts & SUMS != 0 else 0
+    var aligned = H % vector_width[dtype] == 0 and row_stride == H and is_aligned(dln) and is_aligned(input)
+    aligned = aligned and is_aligned(ln_weight) and is_aligned(ln_bias)
+    aligned = aligned and is_aligned(grad_input.as_imm()) and is_aligned(ln_out.as_imm())
+    comptime for width in [vector_width[dtype], 1]:
+        if aligned or width == 1:
+            launcher.launch[ln_backward_few[dtype, width, L.wgmma]](
+                "ln_backward_few",
+                grad_input,
+                ln_out,
+                grad_ln_weight,
+                grad_ln_bias,
+                grad_bias,
+                dln,
+                grad_output,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                Int32(row_stride),
+                Int32(parts),
+                Int32(O),
+                grid_dim=Dim(blocks),
+                block_dim=Dim(FEW_THREADS),
+                early=L.wgmma,
+            )
+            return

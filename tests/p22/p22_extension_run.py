@@ -193,7 +193,7 @@ def run_hopper():
         "long rows at any address": ((3, 4099, 27), 2, "natural"),
         "longest rows": ((2, 16384, 24), 2, "natural"),
         "longest rows at any address": ((2, 12293, 24), 2, "natural"),
-        "several turns at any address": ((270, 2053, 8), 2, "natural"),
+        "several turns at any address": ((2200, 203, 24), 2, "natural"),
     }
     errors = {}
     for name, (sizes, kind, order) in cases.items():

@@ -37,6 +37,7 @@ def launches(graph: Graph) -> list[tuple[str, float, float]]:
             graph()
             torch.cuda.synchronize()
             time.sleep(0.02)
+    assert profile.profiler and profile.profiler.kineto_results  # it is over
     return replays_of(
         [
             (event.name(), event.start_ns() / 1e3, event.duration_ns() / 1e3)

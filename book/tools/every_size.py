@@ -191,7 +191,8 @@ def pairs_tables(rows: list[Row]) -> str:
 
 
 def timeline_table(rows: list[dict[str, str]]) -> str:
-    """A line for each launch of the layer at each size, and what all of them take beside the bare products."""
+    """A line for each launch of the layer at each size; of the others what their launches take, without the pauses that the
+    profiler makes between them."""
     sizes: dict[Size, dict[str, list[dict[str, str]]]] = {}
     for row in rows:
         dims = int(row["M"]), int(row["H"]), int(row["O"])
@@ -202,11 +203,14 @@ def timeline_table(rows: list[dict[str, str]]) -> str:
             [f"`{row['kernel']}`", f"{float(row['begin_us']):.1f}", f"{float(row['us']):.1f}"]
             for row in candidates[OURS]
         ]
-        ends = ", ".join(
-            f"{'the layer' if name == OURS else SHORT[name]} {max(float(row['begin_us']) + float(row['us']) for row in launches):.1f}"
+        last = candidates[OURS][-1]
+        others = ", ".join(
+            f"{SHORT[name]} {sum(float(row['us']) for row in launches):.1f} µs in {len(launches)} launches"
             for name, launches in candidates.items()
+            if name != OURS
         )
-        parts.append(f"{small(dims)}, from the first launch's beginning to the last one's end: {ends} µs.\n")
+        end = float(last["begin_us"]) + float(last["us"])
+        parts.append(f"{small(dims)}: the layer ends at {end:.1f} µs. Beside it, without pauses: {others}.\n")
         parts.append(table(["launch", "begins at, µs", "takes, µs"], body))
     return "\n".join(parts)
 

@@ -81,7 +81,10 @@ def test_a_timeline(every_size):
     rows += [(5, 6, 7, "fast", "gemm_hopper_kernel", 3.25, 31.5)]
     write(every_size.TIMELINE, [dict(zip(names, row, strict=True)) for row in rows])
     text = every_size.pages()["sizes_timeline.md"]
-    assert "beginning to the last one's end: products 30.0, the layer 34.8 µs" in text
+    assert (
+        "5: 6 → 7: the layer ends at 34.8 µs. Beside it, without pauses: products 30.0 µs in 1 launches."
+        in text
+    )
     assert "| `gemm_hopper_kernel` | 3.2 | 31.5 |" in text
 
 

@@ -122,7 +122,13 @@ def mask_gradient_kernel[
                                 grad_output[unsafe_offset=at].cast[accum]()
                                 * output[unsafe_offset=at].cast[accum]()
                             )
-                        row_delta += row_total(slopes) - row_total(rounded)
+                        var weight = row_total(weights)
+                        var exact = row_total(slopes)
+                        rounded = row_total(rounded)
+                        # Lse has a rounding too: P need not add up to 1.
+                        if weight != 0:
+                            exact /= weight
+                        row_delta += exact - rounded
                     total += slopes - row_delta * weights
         totals[y, x] = total.total
         barrier()
@@ -200,7 +206,9 @@ def mask_gradient_cpu[
                 if p.sizes.mask_t:
                     sums[unsafe_offset=mask_at + p.sizes.mask_at(s, t)] += weight * (dP - row_delta)
             if not p.sizes.mask_t:
-                row_delta += slopes - dot_cpu(dO, p.output.unsafe_offset(row * d), d)
+                # Lse has a rounding too: P need not add up to 1.
+                var exact = slopes / weights if weights != 0 else Scalar[accum](0)
+                row_delta += exact - dot_cpu(dO, p.output.unsafe_offset(row * d), d)
                 sums[unsafe_offset=mask_at + p.sizes.mask_at(s, 0)] += slopes - row_delta * weights
     for i in range(count):
         p.grad_mask[unsafe_offset=i] = sums[unsafe_offset=i].cast[dtype]()

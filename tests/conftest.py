@@ -15,7 +15,7 @@ import pytest
 
 # The tests run in as many processes as there are cores, on small tensors: threads of torch would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Mojo's compiler, which the tests start hundreds of times, is faster on huge pages: mostly by 6 to 10% of its processor time.
+# Mojo's compiler, which the tests start hundreds of times, takes some 6% less processor time on huge pages.
 os.environ.setdefault("MALLOC_CONF", "thp:always")
 # A command that a message names has the form of the one that started the process: here the plain one, whoever runs the tests.
 for mark in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):

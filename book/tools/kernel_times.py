@@ -102,16 +102,22 @@ def sequence(events: list[dict], calls: int) -> list[tuple[str, float]]:
     return launches
 
 
-def profiled(step, calls: int) -> list[tuple[str, float]]:
-    """The launches of a function that is called again and again."""
-    for _ in range(3):
-        step()
+def profile_of(step, calls: int) -> torch.profiler.profile:
+    """PyTorch's profile of what runs on the GPU in calls of a function that has been warmed up, a pause behind each."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(calls):
             step()
             torch.cuda.synchronize()
             time.sleep(0.02)
+    return profile
+
+
+def profiled(step, calls: int) -> list[tuple[str, float]]:
+    """The launches of a function that is called again and again."""
+    for _ in range(3):
+        step()
+    profile = profile_of(step, calls)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profile.export_chrome_trace(file.name)
         return sequence(json.loads(Path(file.name).read_text())["traceEvents"], calls)

@@ -9,14 +9,13 @@ import csv
 import datetime
 import statistics
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).absolute().parents[2]
 sys.path.insert(0, str(ROOT))  # the harness of this checkout
 
 import torch  # noqa: E402
-from kernel_times import kernel_name  # noqa: E402
+from kernel_times import kernel_name, profile_of  # noqa: E402
 
 from harness.bench.timing import Graph  # noqa: E402
 from harness.puzzles.p22.candidates import Products, Sizes, compiled, make_problem, ours  # noqa: E402
@@ -31,12 +30,7 @@ def launches(graph: Graph) -> list[tuple[str, float, float]]:
     Raises RuntimeError where replays differ.
     """
     graph()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(REPLAYS):
-            graph()
-            torch.cuda.synchronize()
-            time.sleep(0.02)
+    profile = profile_of(graph, REPLAYS)
     assert profile.profiler and profile.profiler.kineto_results  # it is over
     return replays_of(
         [

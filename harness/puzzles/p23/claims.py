@@ -134,7 +134,8 @@ def times(rows: list[Row]) -> list[str]:
     first = rows[0]
     sizes = f"float32, B = {first.batch}, {first.heads} heads, d = {first.dim}"
     lines = [
-        f"forward and backward pass in ms, {sizes}, on {first.device} ({first.date})",
+        f"forward and backward pass in ms, {sizes}",
+        f"on {first.device} ({first.date})",
         f"{'':>7}{'published':^25}{'by its method':^25}{'by a fair one':^25}".rstrip(),
         f"{'length':>7}"
         + f"{'autograd':>9}{'custom':>8}{'':>8}" * 3

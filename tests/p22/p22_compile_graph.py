@@ -1,7 +1,8 @@
-"""Compiles the graph of puzzle 22 for a GPU that is not there: `p22_compile_graph.py API ARCH PACKAGE all|fused_backward`.
+"""Compiles the graph of puzzle 22 for a GPU that is not there, and beside it one that is wrong on AMD's:
+`p22_compile_graph.py API ARCH PACKAGE WRONG_SCOPE`.
 
 One target a process, because MAX's virtual device belongs to the process. It cannot run, so that nothing is loaded.
-MAX may print a target's error and go on: whoever calls this must read standard error.
+MAX may print a target's error, which names the kernel, and go on: whoever calls this must read standard error.
 """
 
 import os
@@ -16,7 +17,7 @@ from max.driver import (
     set_virtual_device_target_arch,
 )
 
-api, arch, package, what = sys.argv[1:]
+api, arch, package, wrong_scope = sys.argv[1:]
 set_virtual_device_count(1)
 set_virtual_device_api(api)
 set_virtual_device_target_arch(arch)
@@ -26,11 +27,16 @@ from max.graph import DeviceRef  # noqa: E402
 
 from harness.devices import graphs  # noqa: E402
 from harness.puzzles.p22.spec import PUZZLE  # noqa: E402
+from harness.spec.ops import Argument, Call, OpSpec  # noqa: E402
 from harness.toolchain.packages import OpPackage  # noqa: E402
 
-calls = PUZZLE.calls_of(PUZZLE.default_variants) if what == "all" else PUZZLE.variants["fused"][1:]
-graph, names = graphs.build("p22", OpPackage(Path(package)), calls, "float32", DeviceRef.GPU(0))
-InferenceSession(devices=[CPU(), Accelerator(0)]).compile(graph)
+calls, gpu = PUZZLE.calls_of(PUZZLE.default_variants), DeviceRef.GPU(0)
+packages = [OpPackage(Path(folder)) for folder in (package, wrong_scope)]
+count = Call(OpSpec("count", writes={"sum": Argument((1,))}, reads={}))
+graph, names = graphs.build("p22", packages[0], calls, "float32", gpu)
+graphs.build("wrong_scope", packages[1], (count,), "float32", gpu, graph.module)
+session = InferenceSession(devices=[CPU(), Accelerator(0)])
+session.compile(graph.module, custom_extensions=[each.compile() for each in packages])
 print(f"compiled {len(calls)} calls with {len(names)} arguments for {arch}", flush=True)
 sys.stderr.flush()
 os._exit(0)  # MAX's threads for a virtual device may end a process that tears them down with an abort

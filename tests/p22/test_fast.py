@@ -1,20 +1,28 @@
-"""The fast variant: right on the virtual GPU in every dtype, the same bits in every run, and launched within the limits."""
+"""The fast variant: right on the virtual GPU in every dtype, the same bits in every run, and launched within the limits;
+its matrix products alone against NumPy in float64: every form, ragged, unaligned."""
 
+import functools
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from harness.check import tensors
-from harness.devices.recorder import RecordedTensor, record
+from harness.check.compare import EPSILON
+from harness.devices.kernel_cache import WHAT
+from harness.devices.recorder import LAUNCHER, RecordedLaunch, RecordedTensor, Recording, parse
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
 from harness.puzzles.p22.spec import PUZZLE, ledger
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
+from harness.toolchain.cache import cache_folder, digest, keep
+from harness.toolchain.packages import run_mojo
+from harness.vgpu.report import Checks, Findings
 
 ROOT = Path(__file__).resolve().parents[2]
 VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
@@ -27,16 +35,37 @@ TWO_WARPS = Case(
 )
 LONG_ROWS = Case("long rows", "two vectors a thread backward, a large block forward", (1, 3, 4104, 8), "hard")
 ONE_COLUMN = Case("one column", "x_hat and the gradient of the input are exactly 0", (2, 9, 1, 4), "hard")
-LONGER_ROWS = Case("longer rows", "too long for a block's registers and its sums", (1, 2, 29000, 8), "hard")
-TARGETS = {"sm_80": "sm_80", "gfx942": "mi300x", "apple-m4": "apple-m4"}
+# More columns than 132 large tiles of a product have, one for each multiprocessor of an H100.
+LONGER_ROWS = Case("longer rows", "too long for a block's registers", (1, 2, 16904, 8), "hard")
+TARGETS = {"sm_80": ("sm_80", "-DPLAN"), "gfx942": ("mi300x",), "apple-m4": ("apple-m4",)}
+"""What Mojo calls them. For sm_80 the kernels are compiled elsewhere: its extension module (test_extension.py) has all of
+them, in these five kinds."""
 
 
 @pytest.fixture(scope="module")
 def recording():
-    """dtype -> what the fast variant launches at every size that is tested here."""
+    """dtype -> what the fast variant launches at every size that is tested here, and its products alone: one program, as
+    they have kernels in common."""
     package = roots.op_package(roots.solutions(), PUZZLE.name)
-    sizes = {case.dims for case in (*PUZZLE.cases(None), *extra())}
-    return lambda dtype: record(package, PUZZLE.name, dtype, sorted(sizes), ["fast"])
+    program, folder = ROOT / "tests" / "p22" / "p22_fast_record.mojo", package.path.parent
+    sizes = [("fast", *dims) for dims in {case.dims for case in (*PUZZLE.cases(None), *extra())}]
+    words = [
+        str(word) for size in (*sorted(sizes), *(("gemm", *size) for size in (*SIZES, LONG))) for word in size
+    ]
+    texts = [path.read_text("utf-8") for path in (program, LAUNCHER, folder / "record.mojo")]
+
+    def recorded(dtype: str) -> Recording:
+        flags = ("-D", f"DTYPE={dtype}", "-D", "VARIANT_fast", "-I", str(LAUNCHER.parent), "-I", str(folder))
+
+        def make(staged: Path) -> None:
+            done = run_mojo("run", "--target-accelerator", "sm_90a", *flags, str(program), *words)
+            assert done.returncode == 0, done.stderr
+            staged.write_text(done.stdout, "utf-8")
+
+        file = cache_folder("recordings") / f"{digest([package.digest, dtype, *words, *texts])}.txt"
+        return parse(keep(file, make, WHAT).read_text("utf-8"))
+
+    return functools.cache(recorded)
 
 
 def extra() -> list[Case]:
@@ -44,18 +73,30 @@ def extra() -> list[Case]:
     return [SEVERAL_TURNS, TWO_WARPS, LONG_ROWS, LONGER_ROWS, ONE_COLUMN]
 
 
-def replayed(recording, case: Case, dtype: str, blocks: str = "natural"):
-    """What the fast variant writes in one case, the machine it ran on, and the case's truth."""
+@pytest.fixture(scope="module")
+def players(recording):
+    """dtype -> what replays the recording."""
+    return functools.cache(lambda dtype: player_of(recording(dtype), dtype))
+
+
+def player_of(recording: Recording, dtype: str) -> Replay:
+    """A virtual GPU that reads each kernel once: at most of these sizes that takes longer than running it."""
+    return Replay(recording, PUZZLE, dtype, checks=Checks(counters=False))
+
+
+def replayed(players, case: Case, dtype: str, blocks: str = "natural"):
+    """What the fast variant writes in one case, the machine it ran on, with what it found, and the case's truth."""
     reference = tensors.Reference(PUZZLE, dtype, seed=0)
-    player = Replay(recording(dtype), PUZZLE, dtype, blocks=blocks)
+    player = players(dtype)
+    player.gpu.blocks, player.gpu.launches, player.gpu.findings = blocks, [], Findings()
     return player.run("fast", case, reference.inputs(case)), player.gpu, reference
 
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("case", [*PUZZLE.cases(None), *extra()], ids=lambda case: case.name)
-def test_right_on_the_virtual_gpu_without_a_finding(recording, case, dtype):
-    outputs, gpu, reference = replayed(recording, case, dtype)
+def test_right_on_the_virtual_gpu_without_a_finding(players, case, dtype):
+    outputs, gpu, reference = replayed(players, case, dtype)
     named = {f"fast.{name}": tensor for name, tensor in outputs.items()}
     verdicts = tensors.judge_variant(PUZZLE, reference, case, VIRTUAL, "fast", named, QUANTITIES)
     assert {name: verdict for name, verdict in verdicts.items() if not verdict.ok} == {}
@@ -64,17 +105,17 @@ def test_right_on_the_virtual_gpu_without_a_finding(recording, case, dtype):
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("case", [TWO_WARPS, SEVERAL_TURNS], ids=lambda case: case.name)
-def test_the_same_bits_in_whatever_order_the_blocks_run(recording, case):
-    natural, gpu, _ = replayed(recording, case, "float32")
-    shuffled, _, _ = replayed(recording, case, "float32", blocks="shuffled:5")
+def test_the_same_bits_in_whatever_order_the_blocks_run(players, case):
+    natural, _, _ = replayed(players, case, "float32")
+    shuffled, gpu, _ = replayed(players, case, "float32", blocks="shuffled:5")
     for name in QUANTITIES:
         assert torch.equal(natural[name], shuffled[name]), name
     assert any(launch.grid[0] > 1 for launch in gpu.launches)
 
 
 @pytest.mark.compiler
-def test_one_column_has_a_gradient_of_exactly_zero(recording):
-    outputs, _, _ = replayed(recording, ONE_COLUMN, "float32")
+def test_one_column_has_a_gradient_of_exactly_zero(players):
+    outputs, _, _ = replayed(players, ONE_COLUMN, "float32")
     assert not outputs["grad_input"].any()
 
 
@@ -116,6 +157,161 @@ def test_the_ledger_is_what_the_launches_ask_for(recording, dtype):
 PARTIALS = "backward partial sums, at most"
 
 
+# ---- The matrix products alone ------------------------------------------------------------------------------
+
+KINDS = ("float32", "tf32", "bfloat16", "float16")
+FORMS = ("nt", "nn", "tn")
+LONG = (1, 8, 4096, 0)
+# m, n, k, shift: whole tiles, nothing that divides anything, one row, several tiles each way, unaligned addresses, and
+# more turns along k than the kernels have buffers.
+SIZES = [(64, 64, 64, 0), (37, 53, 29, 0), (1, 8, 16, 0), (130, 200, 72, 0), (40, 48, 56, 1), (1, 8, 520, 0)]
+
+
+@pytest.fixture(scope="module")
+def products(recording):
+    """Kind -> what replays the recorded products, and nothing else."""
+
+    def of(kind: str) -> Replay:
+        recorded, prefix = recording("float32" if kind == "tf32" else kind), "tf32_" if kind == "tf32" else ""
+        cases = {
+            (name.removeprefix(prefix), size): events
+            for (name, size), events in recorded.cases.items()
+            if re.fullmatch(rf"{prefix}(nt|nn|tn)(64|128)", name)
+        }
+        alone = Recording(cases)
+        alone.ptx = {symbol: recorded.ptx[symbol] for symbol in alone.kernel_names()}
+        return player_of(alone, kind)
+
+    return functools.cache(of)
+
+
+def operands(form: str, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """a and b as the form stores them, and the bias."""
+    random = np.random.default_rng([m, n, k])
+    a = random.standard_normal((m, k)) + 0.5
+    b = random.standard_normal((k, n)) - 0.25
+    bias = 3 * random.standard_normal(n)
+    return (a.T.copy() if form == "tn" else a), (b.T.copy() if form == "nt" else b), bias
+
+
+def multiplied(player: Replay, case, tensors: dict[str, torch.Tensor], result: torch.Tensor):
+    """Launches a recorded product on tensors; returns what it wrote and the machine, with what it found."""
+    gpu = player.gpu
+    gpu.findings = Findings()
+    shift = case[1][3]
+    places = {}
+    for event in player.recording.cases[case]:
+        if isinstance(event, RecordedTensor):
+            tensor = tensors.get(event.name, result)
+            padded = torch.cat([tensor.new_full((shift,), torch.nan), tensor.reshape(-1)])
+            address = gpu.allocate(event.nbytes, event.name)
+            gpu.write(address, padded.view(torch.uint8).numpy())
+            places[event.name] = (event.address, event.nbytes, address)
+        elif isinstance(event, RecordedLaunch):
+            arguments = [moved(argument, places.values()) for argument in event.arguments]
+            gpu.launch(
+                player.kernel(event.symbol), event.grid, event.block, arguments, event.shared, name=event.name
+            )
+    _, nbytes, address = places["c"]
+    written = torch.from_numpy(gpu.read(address, nbytes)).view(result.dtype)
+    assert written[:shift].isnan().all(), "nothing in front of c"
+    for _, _, address in places.values():
+        gpu.free(address)
+    return written[shift:].reshape(result.shape), gpu
+
+
+def moved(argument: bytes, places) -> bytes:
+    """An address of the recording as the one on the machine; anything else as it is."""
+    value = int.from_bytes(argument, "little")
+    for recorded, nbytes, address in places:
+        if len(argument) == 8 and recorded <= value < recorded + nbytes:
+            return (address + value - recorded).to_bytes(8, "little")
+    return argument
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile", [64, 128])
+def test_every_product_is_right_to_rounding(products, kind, form, tile):
+    dtype = getattr(torch, "float32" if kind == "tf32" else kind)
+    for size in SIZES:
+        m, n, k, _ = size
+        a, b, bias = (torch.from_numpy(array).to(dtype) for array in operands(form, m, n, k))
+        result = torch.full((m, n), torch.nan, dtype=dtype)
+        case = (f"{form}{tile}", size)
+        got, gpu = multiplied(products(kind), case, {"a": a, "b": b, "bias": bias}, result)
+        left = (a.T if form == "tn" else a).double()
+        right = (b.T if form == "nt" else b).double()
+        exact = left @ right + (bias.double() if form == "nt" else 0)
+        # What rounding may do: to the factors (tf32 keeps 10 bits), to k additions, to the result.
+        terms = left.abs() @ right.abs() + (bias.double().abs() if form == "nt" else 0)
+        factor = 2 * 2.0**-11 if kind == "tf32" else 0.0
+        allowed = terms * (factor + k * 2.0**-24) + exact.abs() * EPSILON[str(dtype).removeprefix("torch.")]
+        assert ((got.double() - exact).abs() <= allowed).all(), (size, (got.double() - exact).abs().max())
+        assert not gpu.findings, gpu.findings[0].text()
+
+
+@pytest.mark.compiler
+def test_tf32_rounds_to_nearest_where_cutting_off_would_lose_a_bit(products):
+    """1 + 3 * 2^-12 lies nearer to 1 + 2^-10 than to 1; 64 products of a cut-off factor would be far below."""
+    m = n = k = 64
+    a = torch.full((m, k), 1 + 3 * 2.0**-12)
+    b = torch.ones(n, k)
+    for form in FORMS:
+        left, right = (a.T.contiguous() if form == "tn" else a), (b if form == "nt" else b.T.contiguous())
+        tensors = {"a": left, "b": right, "bias": torch.zeros(n)}
+        got, _ = multiplied(
+            products("tf32"), (f"{form}64", (m, n, k, 0)), tensors, torch.full((m, n), torch.nan)
+        )
+        assert (got == 64 * (1 + 2.0**-10)).all(), form
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("tile", [64, 128])
+def test_long_float32_sums_lose_less_than_one_running_sum(products, tile):
+    m, n, k, _ = LONG
+    random = np.random.default_rng(7)
+    a, b = (
+        random.uniform(0.5, 1.5, (m, k)).astype(np.float32),
+        random.uniform(0.5, 1.5, (k, n)).astype(np.float32),
+    )
+    tensors = {"a": torch.from_numpy(a), "b": torch.from_numpy(b), "bias": torch.zeros(n)}
+    got, _ = multiplied(products("float32"), (f"nn{tile}", LONG), tensors, torch.zeros(m, n))
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    running = np.zeros(n, np.float32)
+    for j in range(k):
+        running = (running + a[0, j].astype(np.float64) * b[j]).astype(np.float32)
+    plain = np.sqrt(((running - exact) ** 2).mean())
+    assert np.sqrt(((got.numpy() - exact) ** 2).mean()) < plain / 3
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_not_a_number_and_infinity_stay_in_their_row(products, kind):
+    dtype = getattr(torch, "float32" if kind == "tf32" else kind)
+    size = (37, 53, 29, 0)
+    a, b, bias = (torch.from_numpy(array).to(dtype) for array in operands("nn", *size[:3]))
+    a[3, 5], a[30, 28] = torch.nan, torch.inf
+    got, _ = multiplied(
+        products(kind), ("nn64", size), {"a": a, "b": b, "bias": bias}, torch.zeros(37, 53, dtype=dtype)
+    )
+    assert got[3].isnan().all() and not got[30].isfinite().any()
+    rest = [row for row in range(37) if row not in (3, 30)]
+    assert got[rest].isfinite().all()
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kind", ["tf32", "bfloat16", "float16"])
+def test_tensor_cores_are_used_and_nothing_is_added_with_atomics(products, kind):
+    for ptx in products(kind).recording.ptx.values():
+        assert "mma.sync" in ptx and "cp.async" in ptx
+        assert not re.search(r"\b(atom|red)\.", ptx)
+    assert all("mma.sync" not in ptx for ptx in products("float32").recording.ptx.values()), (
+        "IEEE float32 stays IEEE"
+    )
+
+
 # ---- Other GPUs ---------------------------------------------------------------------------------------------
 
 
@@ -123,9 +319,10 @@ PARTIALS = "backward partial sums, at most"
 def launches(request):
     """The words of each line that the launch program prints for a target: launch, kind, rows, H, O, shift, name, ..."""
     package = roots.op_package(roots.solutions(), PUZZLE.name).path
+    name, *flags = TARGETS[request.param]
     command = [
         *(str(Path(sys.executable).with_name("mojo")), "run", f"--target-accelerator={request.param}"),
-        *("-D", f"TARGET={TARGETS[request.param]}", "-I", str(package.parent)),
+        *("-D", f"TARGET={name}", *flags, "-I", str(package.parent)),
         str(ROOT / "tests" / "p22" / "p22_fast_launches.mojo"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=550)
@@ -142,9 +339,10 @@ def test_every_kernel_compiles_and_every_grid_is_within_what_all_targets_allow(l
     )
     shared_limit = {"sm_80": 163 * 1024, "gfx942": 64 * 1024, "apple-m4": 32 * 1024}[target]
     for line in lines:
-        grid_x, grid_y, block_x, block_y, shared, code = map(int, line[7:13])
+        grid_x, grid_y, block_x, block_y, shared, *code = map(int, line[7:])
         assert 1 <= grid_x < 2**31 and 1 <= grid_y <= 65535 and 1 <= block_x * block_y <= 1024, line
-        assert 0 <= shared <= shared_limit and code > 500, line
+        assert 0 <= shared <= shared_limit, line
+        assert all(size > 500 for size in code) and len(code) == (target != "sm_80"), line
 
 
 @pytest.mark.compiler

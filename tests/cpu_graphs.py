@@ -7,6 +7,7 @@ and go to the workbook's own cache, where the processes that the tests start fin
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -32,7 +33,7 @@ def unbound(op, parameters=()):
 
 
 def load_as_one(name: str, package, calls: dict):
-    """Graphs as one unit, by name; the last word of a name is its dtype where it is one, else float32 is.
+    """Graphs as one unit, by name; what stands last in a name is its dtype where it is one, else float32 is.
 
     The first process of the run compiles them, the others read them.
     """
@@ -41,7 +42,7 @@ def load_as_one(name: str, package, calls: dict):
     from harness.devices.graphs import load_each
     from harness.toolchain.cache import cache_folder, only_one
 
-    of = {graph: graph.rpartition("_")[2] for graph in calls}
+    of = {graph: re.split("[_ ]", graph)[-1] for graph in calls}
     dtypes = {graph: dtype if dtype in DTYPES else "float32" for graph, dtype in of.items()}
     with only_one(cache_folder("tests") / name):
         return load_each(package, calls, dtypes, CPU())
@@ -161,11 +162,13 @@ def attention_graphs(attention_cpu_graphs):
 
 @pytest.fixture(scope="session")
 def graphs_of_runs() -> None:
-    """Compiles the graphs that runs of the solutions of puzzles 19, 20 and 21 on the CPU find in the cache."""
+    """Compiles graphs for the CPU that others find in the cache: those of runs of puzzles 19 to 21, those of SiLU."""
+    from harness.nn import activations
     from harness.spec.catalogue import find_puzzle
     from harness.toolchain import roots
 
     puzzles = {name: find_puzzle(name) for name in ("p19", "p20", "p21")}
     packages = {name: roots.op_package(roots.solutions(), name) for name in puzzles}
     calls = {name: puzzle.calls_of(puzzle.default_variants) for name, puzzle in puzzles.items()}
-    load_as_one("graphs_of_runs", packages, calls)
+    packages |= dict.fromkeys(activations.GRAPHS, roots.op_package(roots.solutions(), "p26"))
+    load_as_one("graphs_of_runs", packages, calls | activations.GRAPHS)

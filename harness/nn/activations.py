@@ -21,6 +21,8 @@ BACKWARD = OpSpec(
     writes={"grad_input": VECTOR},
     reads={"grad_output": VECTOR, "input": VECTOR},
 )
+GRAPHS = {f"{op.name} {dtype}": (Call(op),) for op in (FORWARD, BACKWARD) for dtype in DTYPES.values()}
+"""What each graph calls, by op and dtype."""
 LARGEST = 2**31 - 1
 """Elements of a tensor, at most: the kernels count them as Int32."""
 
@@ -69,9 +71,8 @@ def launch(op: OpSpec, tensors: dict[str, Tensor]) -> None:
 def programs(device: torch.device) -> dict[str, Program]:
     """The graphs of both ops in every dtype, "silu_train float32", compiled as one unit."""
     refuse_after_fork()
-    dtypes = {f"{op.name} {dtype}": dtype for op in (FORWARD, BACKWARD) for dtype in DTYPES.values()}
-    graphs = {name: (Call(BACKWARD if "backward" in name else FORWARD),) for name in dtypes}
-    return load_each(op_package(solutions(), "p26"), graphs, dtypes, max_device(device))
+    dtypes = {name: name.split()[1] for name in GRAPHS}
+    return load_each(op_package(solutions(), "p26"), GRAPHS, dtypes, max_device(device))
 
 
 def keep(ctx, inputs, output) -> None:

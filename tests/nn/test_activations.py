@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import harness.nn.activations  # noqa: F401 registers the operator
 from harness.toolchain import roots
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("graphs_of_runs")]
 silu = torch.ops.mojo_workbook.silu.default
 
 

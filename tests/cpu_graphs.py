@@ -55,18 +55,22 @@ def load_as_one(name: str, package, calls: dict):
 def cpu_graphs() -> Callable:
     """() -> the graphs of puzzle 22 by name, all but the command line's own, which the README's first command compiles.
 
-    They are named DTYPE (the default variants), fast_DTYPE, rmsnorm_DTYPE, WAY_ALGORITHM_DTYPE (the layer's), and unbound.
+    They are named DTYPE (the default variants), fast_DTYPE, rmsnorm_DTYPE, WAY_ALGORITHM_DTYPE (the layer's), unbound, and
+    VARIANT WAY (the benchmark's candidates).
     """
     return functools.cache(load_cpu_graphs)
 
 
 def load_cpu_graphs():
     """The graphs of `cpu_graphs`."""
+    from harness.bench import max_graph
     from harness.nn import autograd
+    from harness.puzzles.p22.candidates import IN_MAX
     from harness.puzzles.p22.spec import BACKWARD, FORWARD, PUZZLE, ROW_SUMS
 
     calls = {dtype: PUZZLE.calls_of(PUZZLE.default_variants) for dtype in DTYPES[1:]}
     calls |= {f"{name}_{dtype}": PUZZLE.variants[name] for name in ("fast", "rmsnorm") for dtype in DTYPES}
+    calls |= max_graph.calls_of(PUZZLE, IN_MAX)
     calls |= {name: call for _, graphs in layer_calls() for name, call in graphs.values()}
     fused = (("algorithm", "fused"),)
     calls["unbound"] = (unbound(FORWARD, fused), unbound(BACKWARD, fused), unbound(ROW_SUMS))

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 
 import torch
 
-from harness.bench.benchmark import Call, Unavailable
+from harness.bench.benchmark import Call as Timed
+from harness.bench.benchmark import Unavailable
 from harness.check import tensors
 from harness.devices import graphs, targets
 from harness.devices.targets import Target
+from harness.spec.ops import Call
 from harness.spec.puzzle import Puzzle
 from harness.toolchain import roots
 
@@ -66,7 +68,7 @@ class MaxCalls:
             for direction, buffers in self.buffers.items()
         }
 
-    def prepare(self, direction: str) -> Call:
+    def prepare(self, direction: str) -> Timed:
         """A call of one pass, which does not wait, and returns tensors that lie in the graphs' own buffers."""
         directions = {"backward": ("backward",), "both": DIRECTIONS}.get(direction, ("forward",))
         results = tuple(result for each in directions for result in self.results[each])
@@ -81,14 +83,18 @@ class MaxCalls:
         return call
 
 
-def compiled(
-    puzzle: Puzzle, variants: tuple[str, ...], dtype: str, target: Target
-) -> dict[str, graphs.Program]:
-    """A graph for each pass of each variant of the solution, "fused forward" and so on; one compile for all."""
-    calls = {
+def calls_of(puzzle: Puzzle, variants: tuple[str, ...]) -> dict[str, tuple[Call, ...]]:
+    """What the graph of each pass of each variant calls, "fused forward" and so on."""
+    return {
         f"{variant} {direction}": (puzzle.variants[variant][number],)
         for variant in variants
         for number, direction in enumerate(DIRECTIONS)
     }
+
+
+def compiled(
+    puzzle: Puzzle, variants: tuple[str, ...], dtype: str, target: Target
+) -> dict[str, graphs.Program]:
+    """The graphs of the solution's passes; one compile for all."""
     package = roots.op_package(roots.solutions(), puzzle.name)
-    return graphs.load_each(package, calls, dtype, target.device, kind=target.kind)
+    return graphs.load_each(package, calls_of(puzzle, variants), dtype, target.device)

@@ -94,7 +94,9 @@ def test_gpu_peers_are_skipped_on_a_cpu(name):
 @pytest.mark.parametrize(
     "name", ["compile", "compile budget 0.5", "fused through MAX", "unfused through MAX"]
 )
-def test_candidates_return_what_autograd_returns(name):
+def test_candidates_return_what_autograd_returns(name, request):
+    if "MAX" in name:
+        request.getfixturevalue("cpu_graphs")()  # which has these
     problem = candidates.make_problem(TINY, torch.float32, CPU)
     truth = BENCHMARK.truth(problem)
     calls = BY_NAME[name].build(problem)
@@ -110,7 +112,8 @@ def test_candidates_return_what_autograd_returns(name):
 
 
 @pytest.mark.compiler
-def test_what_goes_through_max_computes_anew_at_every_call():
+def test_what_goes_through_max_computes_anew_at_every_call(cpu_graphs):
+    cpu_graphs()
     problem = candidates.make_problem(TINY, torch.float32, CPU)
     for direction in ("forward", "backward", "both"):
         call = BY_NAME["fused through MAX"].build(problem).prepare(direction)

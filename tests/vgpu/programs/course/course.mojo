@@ -1,4 +1,4 @@
-"""Programs as a GPU course has them, all in one: `mojo run -g1 course.mojo` runs each; every one checks itself."""
+"""Programs as a GPU course has them, all in one: `mojo run course.mojo` runs each; every one checks itself."""
 
 import cooperation
 import host_memory

@@ -37,6 +37,9 @@ TERMS = {
     "virtual-gpu": r"virtual GPU",
 }
 """Heading of the glossary, as its anchor -> what is a use of the word."""
+USES = {term: re.compile(rf"(?<![\w-])({uses})(?![\w-])(?![^<]*</a>)") for term, uses in TERMS.items()}
+ANY = re.compile("|".join(TERMS.values()))
+"""What most texts hold none of: one search says so."""
 LEFT_ALONE = (
     "a",
     "code",
@@ -75,7 +78,7 @@ def link(site: Path) -> None:
 
 def with_links(main: str, to: str) -> str:
     """The content of a page with the first use of each word linked; `to` is the glossary's address from there."""
-    missing = dict(TERMS)
+    missing = dict(USES)
     out: list[str] = []
     closed_to, place = [], 0
     for tag in TAG.finditer(main):
@@ -91,10 +94,9 @@ def with_links(main: str, to: str) -> str:
     return "".join(out) + main[place:]
 
 
-def linked_words(words: str, missing: dict[str, str], to: str) -> str:
+def linked_words(words: str, missing: dict[str, re.Pattern[str]], to: str) -> str:
     """Text with the words that are still missing linked; those that are found are taken out of `missing`."""
-    for term, uses in list(missing.items()):
-        pattern = re.compile(rf"(?<![\w-])({uses})(?![\w-])(?![^<]*</a>)")
+    for term, pattern in list(missing.items()) if ANY.search(words) else ():
         # What an earlier word made is no text any more.
         linked = pattern.sub(rf'<a class="term" href="{to}#{term}">\1</a>', words, count=1)
         if linked != words:

@@ -21,8 +21,8 @@ from harness.learner import blanks
 from harness.puzzles.p26.mistakes import FIXES
 from harness.spec import catalogue
 from harness.spec.catalogue import puzzle_names
-from harness.spec.derivation import Mistake
-from harness.spec.puzzle import Case, Puzzle
+from harness.spec.derivation import Derivation, Mistake
+from harness.spec.puzzle import Arrays, Case, Puzzle
 from harness.spec.rungs import MojoRung
 from harness.toolchain import roots
 
@@ -170,10 +170,18 @@ def digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
 
 
+@functools.cache
+def right_steps(puzzle: str, name: str) -> tuple[Arrays, Derivation]:
+    """The inputs of a puzzle's case, and the derivation without a mistake, which all of its mistakes are compared with."""
+    found = find_puzzle(puzzle)
+    arrays = found.inputs(next(case for case in found.cases(None) if case.name == name), "float32", 0)
+    return arrays, found.derive(arrays, {})
+
+
 def off(puzzle: Puzzle, known: Mistake, quantities: tuple[str, ...], case: Case) -> float | None:
     """The largest relative error of the mistake's formula in a case, None where there is none to be computed."""
-    arrays = puzzle.inputs(case, "float32", 0)
-    right, wrong = puzzle.derive(arrays, {}), puzzle.derive(arrays, known.changes)
+    arrays, right = right_steps(puzzle.name, case.name)
+    wrong = puzzle.derive(arrays, known.changes)
     worst = None
     with np.errstate(all="ignore"):
         for quantity in quantities:

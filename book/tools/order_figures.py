@@ -4,8 +4,8 @@ The pictures are drawn from the orders themselves, by the code behind `p24 --dra
 """
 
 import csv
+import functools
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,10 +93,7 @@ def ratios() -> str:
     ]
     for side, radius in SIZES:
         for tile in TILES:
-            pairs = {
-                name: count(make(side, side), side, radius, tile).pairs
-                for name, make in orders.ORDERS.items()
-            }
+            pairs = {name: pairs_of(name, side, radius, tile) for name in orders.ORDERS}
             counted = [f"{found:,}" for found in pairs.values()]
             ratio = f"{pairs['row-major'] / pairs['hilbert']:.2f}"
             lines.append(row(f"{side} x {side}", radius, tile, *counted, ratio))
@@ -162,10 +159,13 @@ def peers() -> str:
 
 def ratio(side: int, radius: int, tile: int) -> float:
     """Counted tile pairs, row-major over Hilbert order."""
-    pairs = [
-        count(orders.ORDERS[name](side, side), side, radius, tile).pairs for name in ("row-major", "hilbert")
-    ]
-    return pairs[0] / pairs[1]
+    return pairs_of("row-major", side, radius, tile) / pairs_of("hilbert", side, radius, tile)
+
+
+@functools.cache
+def pairs_of(name: str, side: int, radius: int, tile: int) -> int:
+    """Counted tile pairs of an order."""
+    return count(orders.ORDERS[name](side, side), side, radius, tile).pairs
 
 
 def counted_and_timed() -> str:
@@ -305,7 +305,7 @@ FILES = {
     "order_claims.md": claims,
     "order_curves.svg": curves,
     "order_growth.svg": growth,
-    "order_reads.svg": partial(reads, 64, 8),
+    "order_reads.svg": functools.partial(reads, 64, 8),
     "order_ratios.md": ratios,
     "order_peers.md": peers,
     "order_times.md": times,

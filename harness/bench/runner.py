@@ -4,6 +4,7 @@ import functools
 import gc
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -136,7 +137,8 @@ class Bench:
         if self.late(0):
             self.leave_out(sizes, EVERYBODY, "all", self.spent())
             return
-        torch.compiler.reset()
+        if "torch._dynamo" in sys.modules:  # else there is nothing to forget, and to load it takes seconds
+            torch.compiler.reset()
         try:
             problem = self.benchmark.make_problem(sizes, DTYPES[self.options.dtype], self.options.device)
             truth = self.benchmark.truth(problem)

@@ -570,8 +570,9 @@ def test_a_poll_that_nobody_can_satisfy_ends(body, text):
     assert re.search(text, found) and found in message
 
 
-def test_a_lock_that_nobody_gives_back_ends():
+def test_a_lock_that_nobody_gives_back_ends(monkeypatch):
     """Two threads take turns at a lock that a third has taken."""
+    monkeypatch.setattr(executor, "SPIN_LOOK", 64)
     body = """mov.u32 %y0, 7;  mov.u64 %d1, lock;  setp.eq.u32 %p1, %t2, 64;  @%p1 st.shared.u32 [lock], 1;  bar.sync 0;
     setp.eq.u32 %p1, %t2, 64;  @%p1 bra meet;
     spin: atom.shared.cas.b32 %r1, [lock], 0, 1;  setp.ne.u32 %p3, %r1, 0;  @%p3 bra spin;

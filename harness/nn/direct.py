@@ -178,7 +178,7 @@ class Kernels:
         self.gpu = module.open(index)
         self.hopper = is_hopper(index)
         self.scratch = functools.lru_cache(maxsize=4096)(self.count_scratch)
-        self.rehearsed: set[int] = set()
+        self.rehearsed: dict[int, Plan] = {}
 
     def count_scratch(self, wanted: int | None, kind: int, rows: int, H: int, O: int) -> int:
         """The bytes of scratch memory that a pass over aligned tensors takes; forward where `wanted` is None."""
@@ -196,15 +196,17 @@ class Kernels:
             ones = torch.ones(8, 8, device="cuda")
             self.forward(plan(ones.shape, 8, ones.dtype), EPS, False, ones, ones[0], ones[0], ones, ones[0])
 
-    def is_first(self, number: int) -> bool:
-        """Whether a number was never asked about: that of a plan by whose choice CUDA graphs multiply otherwise than plain
-        calls do, or its negative for a backward pass.
+    def is_first(self, plan: Plan, backward: bool = False) -> bool:
+        """Whether a pass of a plan by whose choice CUDA graphs multiply otherwise than plain calls do was never asked about.
 
         The first plain call also makes what a graph will launch, and forgets it: kernels are loaded when they are first
-        launched, which cannot be done while a graph is being captured.
+        launched, which cannot be done while a graph is being captured. A plan is known by its identity, for its hash would
+        take longer than a look at it; so it is kept.
         """
+        number = -id(plan) if backward else id(plan)
         first = number not in self.rehearsed
-        self.rehearsed.add(number)
+        if first:
+            self.rehearsed[number] = plan
         return first
 
     def forward(
@@ -228,7 +230,7 @@ class Kernels:
                 return self.forward(plan, eps, keep, x, ln_weight, ln_bias, linear_weight, linear_bias)
         products = products_of(plan)
         graph = plan.choice.graph
-        if graph is not products and self.is_first(id(plan)) and graph.output is not products.output:
+        if graph is not products and self.is_first(plan) and graph.output is not products.output:
             tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
             self.forward_with_library(plan, graph.output is PADDED, eps, *tensors)
         if products.output is not OWN:
@@ -302,7 +304,7 @@ class Kernels:
         rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
         products = products_of(plan)
         graph = plan.choice.graph
-        if graph is not products and self.is_first(-id(plan)) and graph[1:] != products[1:]:
+        if graph is not products and self.is_first(plan, backward=True) and graph[1:] != products[1:]:
             self.backward_with_library(plan, graph, wanted, *tensors)
         if products is not ALL_OWN and (products.dln is not OWN or products.dW is not OWN):
             return self.backward_with_library(plan, products, wanted, *tensors)

@@ -499,6 +499,18 @@ def chosen(module, monkeypatch):
     forget_plans()
 
 
+def test_the_first_plain_call_of_every_plan_launches_what_a_graph_will(module, chosen, monkeypatch):
+    """Also of a plan that takes the place in memory of one that is no longer in use."""
+    monkeypatch.setattr(direct, "is_capturing", lambda: False)
+    chosen(OWN, OWN, OWN, graph=(LIBRARY, OWN, OWN))
+    for rows in range(2, 12):
+        for parts in (["forward_rows", "forward"], ["forward"]):
+            module.calls.clear()
+            fused_layernorm_linear(*make_inputs(torch.float32, (rows,)))
+            assert [call[0] for call in module.calls] == parts, rows
+        forget_plans()
+
+
 @pytest.mark.parametrize("rows", [ROWS, (4,), (2, 1, 3, 2)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_of_torch_between_the_rows(module, library, no_operator, dtype, rows):
@@ -995,7 +1007,7 @@ def kernels():
 def counted(kernels, monkeypatch):
     """How often the module was called to launch a whole pass, that a graph's kernels may be loaded aside."""
     calls = []
-    monkeypatch.setattr(kernels, "is_first", lambda number: False)
+    monkeypatch.setattr(kernels, "is_first", lambda plan, backward=False: False)
     for name in ("launch_forward", "launch_backward"):
         launch = getattr(kernels, name)
 

@@ -38,7 +38,7 @@ def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float,
     """
     options = run.options
     call = options.puzzle.variants[variant][0]
-    program = graphs.load(run.package, (call,), options.dtype, target.device, kind=target.kind)
+    program = graphs.load(run.package, (call,), options.dtype, target.device)
     case = run.cases[0]
     smallest = replace(case, dims=(1,) * len(case.dims))
     at_sizes, at_ones = (median_microseconds(run, program, c, target) for c in (case, smallest))

@@ -272,7 +272,8 @@ def test_a_large_run_leaves_devices_out_and_says_why(command_line, monkeypatch):
 
 
 @pytest.mark.compiler
-def test_the_forward_check_prints_times_and_no_ratio_without_a_gpu(command_line):
+def test_the_forward_check_prints_times_and_no_ratio_without_a_gpu(command_line, cpu_graphs):
+    cpu_graphs()  # the graph that it times among them
     finished = command_line("p22", "--fused", "--solution", "--device", "cpu")
     assert "FORWARD PASS Test Completed!" in finished.lines
     assert "grad_input" not in finished.out

@@ -6,7 +6,6 @@ so that a run of both compiles each once.
 
 import functools
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -95,23 +94,21 @@ def cases_for(puzzle, kernel):
 
 @pytest.fixture(scope="module")
 def taken(puzzle, solution):
-    """name -> the picture of a wrong kernel; all kernels of a variant are recorded in one program."""
-    orders = defaultdict(list)
+    """name -> the picture of a wrong kernel; all kernels are recorded together."""
+    orders = []
     for name in EXPECTED:
         kernel = ZOO[name]
         variant = gate_of(puzzle, kernel).variant
         dims = tuple(dict.fromkeys(case.dims for case in cases_for(puzzle, kernel)))
         for package in (kernel.package(), solution):
-            order = Order(package, dims, (variant,), small_grid=True)
-            if order not in orders[variant]:
-                orders[variant].append(order)
+            orders.append(Order(package, dims, (variant,), small_grid=True))
+    record_many(list(dict.fromkeys(orders)), puzzle.name, "float32")
     checker = Checker(puzzle)
 
     @functools.cache
     def take(name: str) -> picture.Picture:
         kernel = ZOO[name]
         gate = gate_of(puzzle, kernel)
-        record_many(orders[gate.variant], puzzle.name, "float32")
         return picture.take(puzzle, kernel.package(), gate, cases=cases_for(puzzle, kernel), checker=checker)
 
     return take

@@ -137,23 +137,26 @@ def record(
 def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Recording]:
     """Records packages of one puzzle; what `record` asks for later is found in the cache.
 
-    Packages with the same variants and grid are compiled as one Mojo program, whose start costs more than a package does,
-    and what they have in common only once.
+    What several have in common is planned and compiled once, by programs for all of them: the start of one costs more than
+    a package does.
 
     Raises CompileFailed for the first package that does not compile.
     """
     kept = {order: _cache_file(order, puzzle, dtype) for order in orders}
-    missing: dict[tuple[str, ...], list[Order]] = {}
-    for order, file in kept.items():
-        if not whole(file):
-            missing.setdefault(order.defines, []).append(order)
-    texts: dict[Order, str] = {}
+    missing = [order for order, file in kept.items() if not whole(file)]
     found: dict[Order, Recording] = {}
-    for together in missing.values():
+    for small in (False, True):
+        together = [order for order in missing if order.variants and order.small_grid == small]
         if len(together) > 1:
             found |= _put_together(together, puzzle, dtype)
-            rest = [order for order in together if order not in found]
-            texts.update(zip(rest, _run(rest, puzzle, dtype) if rest else [], strict=True))
+    rest: dict[tuple[str, ...], list[Order]] = {}
+    for order in missing:
+        if order not in found:
+            rest.setdefault(order.defines, []).append(order)
+    texts: dict[Order, str] = {}
+    for alike in rest.values():
+        if len(alike) > 1:
+            texts.update(zip(alike, _run(alike, puzzle, dtype), strict=True))
 
     def make(staged: Path, order: Order) -> None:
         text = texts[order] if order in texts else _run([order], puzzle, dtype)[0]
@@ -169,22 +172,22 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Record
 
 
 def _put_together(orders: Sequence[Order], puzzle: str, dtype: str) -> dict[Order, Recording]:
-    """Recordings of packages with the same variants and grid, from parts; without those for which that does not work.
+    """Recordings of packages with the same grid, from parts; without those for which that does not work.
 
     One program plans: it launches, but compiles no kernel, and that for one package of each kind of host code, since
-    most packages of a zoo differ in a kernel alone. Another compiles the kernels, each once however many packages have it.
+    most packages of a zoo differ in a kernel alone, with every variant that one of the orders has. Another compiles the
+    kernels, each once however many packages have it.
 
     Raises CompileFailed.
     """
-    if not orders[0].variants:
-        return {}
+    variants = tuple(dict.fromkeys(variant for order in orders for variant in order.variants))
     hosts: dict[str, list[Order]] = {}
     for order in orders:
         hosts.setdefault(_host(order, puzzle, dtype), []).append(order)
     unplanned = []
     for alike in hosts.values():
         dims = tuple(dict.fromkeys(dims for order in alike for dims in order.dims))
-        first = replace(alike[0], dims=dims)
+        first = replace(alike[0], dims=dims, variants=variants)
         if _planned(first, puzzle, dtype) is None:
             unplanned.append(first)
     if unplanned:

@@ -158,6 +158,7 @@ def test_what_many_packages_have_in_common_is_compiled_once(edited, runs):
     packages = {name: edited(*some, place=name) for name, some in (edits | host).items()}
     sizes = {"slope": DIMS[1:]}
     orders = {name: recorder.Order(p, sizes.get(name, DIMS), ("plain",)) for name, p in packages.items()}
+    orders["another variant"] = recorder.Order(packages["slope"], DIMS, ("again",))
     found = dict(zip(orders, recorder.record_many([*orders.values()], "p90", "float32"), strict=True))
     every = "square_backward_kernel square_kernel + square_backward_kernel + square_kernel"
     assert runs == ["plan", every], (
@@ -172,7 +173,7 @@ def test_what_many_packages_have_in_common_is_compiled_once(edited, runs):
         assert take_order(order) == found[name] and len(runs) == 2, "found in the cache"
     whole = recorder._run([*orders.values()], "p90", "float32")
     for name, text in zip(orders, whole, strict=True):
-        assert_same(found[name], recorder.parse(text), name)
+        assert_same(found[name], recorder.parse(text), name, *orders[name].variants)
 
 
 def take_order(order: recorder.Order):
@@ -180,9 +181,9 @@ def take_order(order: recorder.Order):
     return record(order.package, "p90", "float32", order.dims, order.variants)
 
 
-def assert_same(parts, whole, name: str) -> None:
+def assert_same(parts, whole, name: str, variant: str) -> None:
     """Asserts that two recordings launch the same code with the same arguments, its lines in the same places."""
-    assert list(parts.cases) == [case for case in whole.cases if case[0] == "plain"], name
+    assert list(parts.cases) == [case for case in whole.cases if case[0] == variant], name
     plain = re.compile(r"_[0-9a-f]{8,}")
     for case, events in parts.cases.items():
         same = [[plain.sub("", repr(event)) for event in some] for some in (events, whole.cases[case])]

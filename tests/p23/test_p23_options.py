@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.devices.recorder import Order, record_many
+from harness.devices.recorder import Order, record, record_many
 from harness.devices.replay import Replay
 from harness.puzzles.p23.spec import PUZZLE
 from harness.spec.puzzle import Case
@@ -194,7 +194,7 @@ def recordings(solution, tmp_path_factory):
 
     kernels = {"fused": WRONG, "atomic": WRONG_ATOMIC, "masked": WRONG_MASKED}
     orders = {
-        (variant, name): Order(package, tuple(sizes_of(variant).values()), (variant,), small_grid=True)
+        (variant, name): Order(package, recorded_at(variant), (variant,), small_grid=True)
         for variant, wrong in kernels.items()
         for name, package in {
             "": solution,
@@ -207,6 +207,12 @@ def recordings(solution, tmp_path_factory):
 def sizes_of(variant: str) -> dict[str, tuple[int, ...]]:
     """What a variant is tried at."""
     return MASKS if variant == "masked" else OPTIONS
+
+
+def recorded_at(variant: str) -> tuple[tuple[int, ...], ...]:
+    """What it is recorded at."""
+    more = BROADCAST_ALONG_KEYS if variant == "masked" else {}
+    return (*sizes_of(variant).values(), *more.values())
 
 
 @pytest.mark.parametrize("variant", ["fused", "atomic"])
@@ -223,12 +229,15 @@ def test_the_gradient_of_a_mask_is_summed_over_what_it_was_broadcast_to(recordin
 
 @pytest.mark.parametrize("dims", BROADCAST_ALONG_KEYS.values(), ids=BROADCAST_ALONG_KEYS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_gradient_of_a_mask_broadcast_along_the_keys_is_0_whatever_was_rounded(solution, dims, dtype):
+def test_the_gradient_of_a_mask_broadcast_along_the_keys_is_0_whatever_was_rounded(
+    solution, recordings, dims, dtype
+):
     """Every score of a row grows by the same. What is left of P * dP less P * delta must have neither the rounding of the output,
     of 16 bits, nor that of lse, as another kernel's may have it."""
     tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in inputs(dims).items()}
-    order = Order(solution, tuple(BROADCAST_ALONG_KEYS.values()), ("masked",), small_grid=True)
-    player = Replay(record_many([order], "p23", dtype)[0], MASKED, dtype)
+    sizes = BROADCAST_ALONG_KEYS.values()
+    recording = record(solution, "p23", dtype, sizes, ("masked",), small_grid=True)
+    player = Replay(recording, MASKED, dtype)
     case = Case("broadcast", "", dims, "")
     lse = player.run("masked", case, tensors)["lse"]
     for factor in (1, 1 + 1e-6):

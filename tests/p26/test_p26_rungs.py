@@ -17,7 +17,7 @@ from harness.puzzles.p26.spec import PUZZLE
 from harness.puzzles.p26.trying import Fault, Try, attempt, captured, numbers, passed
 from harness.toolchain import roots
 
-pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("graphs_of_runs")]
+pytestmark = pytest.mark.compiler
 WRONG = zoo.load("p26")
 SYMPTOMS = (
     (roots.CHECKOUT / "book" / "outputs" / "backend_symptoms.txt").read_text(encoding="utf-8").splitlines()
@@ -27,8 +27,8 @@ QUICK = [rung for rung in PUZZLE.rungs if rung.id in ("printer", "fold", "match"
 
 
 @pytest.fixture(scope="module")
-def checkers():
-    """The checker of each rung, of the solutions."""
+def checkers(graphs_of_runs):
+    """The checker of each rung, of the solutions; SiLU's graphs, which some of them call, come from the cache."""
     return {rung.id: make_checker(Work(PUZZLE, rung, roots.solutions())) for rung in PUZZLE.rungs}
 
 

@@ -1,8 +1,8 @@
 """The order of the tests: which ones one process keeps together, and `--shuffle SEED` for another order.
 
 With `-n 2` (pytest-xdist, `--dist loadgroup`) a file's tests stay in one process, for they share what the file has
-compiled; so do the files that share the puzzle's graphs. A shuffled run takes the files in another order, and the tests
-in each.
+compiled; so do the files that share what takes long to compile, for which the other process would only wait. A shuffled run
+takes the files in another order, and the tests in each.
 """
 
 import random
@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-SHARED = {"program": "graphs", "public_ops": "public ops", "site": "site"}
-"""Fixture -> the group of the files with a test that takes it."""
+SHARED = {
+    "cpu_graphs": "graphs",
+    "graphs_of_runs": "graphs of runs",
+    "module_on_virtual_gpu": "module",
+    "public_ops": "public ops",
+    "site": "site",
+}
+"""Fixture -> the group of the files with a test that takes it; the first one counts."""
 
 
 def pytest_addoption(parser):
@@ -20,13 +26,24 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_configure(config):
+    # In the order of collection: by the number of tests, the files with few long ones would come last, and one process
+    # would end long before the other.
+    if config.pluginmanager.hasplugin("xdist"):
+        config.option.loadscopereorder = False
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     seed = config.getoption("--shuffle")
     if seed is not None:
         shuffle(items, random.Random(seed))
     if config.pluginmanager.hasplugin("xdist"):
-        groups = {item.path: SHARED[name] for item in items for name in item.fixturenames if name in SHARED}
+        groups: dict[Path, str] = {}
+        for name, group in SHARED.items():
+            for item in items:
+                if name in item.fixturenames:
+                    groups.setdefault(item.path, group)
         for item in items:
             item.add_marker(pytest.mark.xdist_group(groups.get(item.path, item.nodeid.split("::")[0])))
 

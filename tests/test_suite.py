@@ -99,6 +99,26 @@ def test_a_shuffled_run_keeps_files_together_and_can_be_repeated(suite):
     )
 
 
+SHARES = """
+import pytest
+
+@pytest.fixture
+def cpu_graphs(): pass
+
+def test_one(cpu_graphs): pass
+"""
+
+
+def test_processes_take_files_in_the_order_of_collection_and_keep_together_who_shares(suite):
+    files = {f"{name}/test_{name}.py": "def test_one(): pass\n" * 3 for name in "bd"}
+    files |= {f"{name}/test_{name}.py": SHARES for name in "ac"}
+    files["b/test_b.py"] = ORDERED
+    done = suite(files, "-p", "xdist", "-n", "1", "--dist", "loadgroup", "-v")
+    assert done.returncode == 0, done.stdout
+    passed = re.findall(r"PASSED tests/(\w)/", done.stdout)
+    assert "".join(dict.fromkeys(passed)) == "acbd", "not the one with the most tests first"
+
+
 SPENDS = """
 import subprocess
 import sys

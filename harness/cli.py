@@ -20,6 +20,7 @@ from harness.console import Parser, make_console, output_lost, prepare_streams, 
 from harness.errors import BadUse, WorkbookError
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Case, Puzzle
+from harness.toolchain.bytecode import keep_bytecode
 from harness.toolchain.disk import check_target
 
 EXIT_CODES = """\
@@ -191,6 +192,8 @@ def listed(names, last: str = "or") -> str:
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    if argv is None:  # this process is a command's own
+        keep_bytecode()
     prepare_streams()
     try:
         code = run(arguments)

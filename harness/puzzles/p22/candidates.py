@@ -256,6 +256,23 @@ def liger(problem: Problem) -> Differentiable:
     return Differentiable(function, problem.leaves, problem.grad_output)
 
 
+def tf32x3(problem: Problem) -> Differentiable:
+    """PyTorch's LayerNorm, and Triton's product of float32 by three of TF32."""
+    if problem.device.type == "cpu":
+        raise Unavailable("Triton's kernels need a GPU")
+    if problem.dtype != torch.float32:
+        raise Unavailable("float32 only")
+    try:
+        from harness.puzzles.p22.triton_products import Linear
+    except ImportError as error:
+        raise Unavailable(f"not installed ({error})") from error
+
+    def function(x, gamma, beta, W, b):
+        return Linear.apply(F.layer_norm(x, x.shape[-1:], gamma, beta, EPS), W, b)
+
+    return Differentiable(function, problem.leaves, problem.grad_output)
+
+
 def transformer_engine(problem: Problem) -> Differentiable:
     """NVIDIA's LayerNormLinear module, with the parameters of the problem."""
     if problem.device.type == "cpu":
@@ -296,6 +313,7 @@ CANDIDATES = (
         columns=tuple(column for column in COLUMNS if column != "host"),
     ),
     Candidate("liger", "peer", liger, 10, "liger_kernel"),
+    Candidate("tf32x3", "peer", tf32x3, 20),
     Candidate("transformer-engine", "peer", transformer_engine, 10, "transformer_engine"),
 )
 

@@ -44,6 +44,13 @@ def compiled():
     return torch.compile(plain, dynamic=False, fullgraph=True)
 
 
+def tf32x3(x, gamma, beta, W, b):
+    """PyTorch's LayerNorm, and Triton's products by three of TF32."""
+    from harness.puzzles.p22.triton_products import Linear
+
+    return Linear.apply(F.layer_norm(x, x.shape[-1:], gamma, beta), W, b)
+
+
 def make(M: int, H: int, O: int, kind: str) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Leaves and a gradient of the output; every kind but "ordinary" is hard in its own way."""
 
@@ -139,7 +146,7 @@ def capture(function, leaves, dy) -> torch.cuda.CUDAGraph:
 def time_rows(M: int, H: int, O: int) -> list[dict]:
     """A row for each way."""
     leaves, dy = make(M, H, O, "ordinary")
-    ways = {"pairs": pairs, "fast": fast, "eager": plain, "compile": compiled()}
+    ways = {"pairs": pairs, "fast": fast, "eager": plain, "compile": compiled(), "tf32x3": tf32x3}
     graphs = {name: capture(way, leaves, dy) for name, way in ways.items()}
     first = run(pairs, leaves, dy)
     same = all(all(map(torch.equal, first, run(pairs, leaves, dy))) for _ in range(5))

@@ -28,13 +28,15 @@ from max.gpu.primitives import block
 from max.gpu.sync import mbarrier_arrive_expect_tx_shared, mbarrier_init
 from std.memory import AddressSpace
 
-from .common import ImmPtr, MutPtr, multiprocessors
+from .common import ImmPtr, MutPtr, multiprocessors, start_later_grids, wait_for_earlier_grids
 from .gemm_hopper import (
     BLOCK_K,
     BLOCK_M,
     BOX_BYTES,
     GROUP,
+    SHARED_BYTES,
     THREADS,
+    TILE_COST,
     Descriptor,
     Schedule,
     Shared,
@@ -47,15 +49,8 @@ from .gemm_hopper import (
 )
 from .launcher import Launcher
 
-comptime BLOCK_N = 128
-"""Columns of a tile: a thread keeps two sums of each of its elements."""
-comptime TILE_BYTES = BLOCK_M * BLOCK_K * 2
-"""128 rows or columns of one factor's high or low half, BLOCK_K deep."""
-comptime STAGE_BYTES = 4 * TILE_BYTES
-comptime STAGES = 3
-comptime FULL = STAGES * STAGE_BYTES
-comptime EMPTY = FULL + STAGES * 8
-comptime BYTES = EMPTY + STAGES * 8
+comptime COLUMNS = [128, 192]
+"""Columns that a tile may have; not more, for a thread keeps two sums of each of its elements."""
 comptime CHUNK = 1
 """Steps, of BLOCK_K terms each, whose sums the tensor cores add."""
 comptime LARGEST_EXPONENT = 14
@@ -64,8 +59,8 @@ comptime SPLIT_THREADS = 256
 """Threads of a block of the kernels that split."""
 comptime SPLIT_BLOCKS = 4
 """Blocks of these kernels for each multiprocessor."""
-comptime WIDTH = 4
-"""float32 elements that a thread splits at once."""
+comptime WIDTH = 8
+"""Elements that a thread splits at once."""
 comptime MANY_BITS = UInt32(0x7F800000)
 """Where float32 has its exponent; all ones in what is not finite."""
 
@@ -85,6 +80,19 @@ struct Pair(Copyable, Movable):
     var scale: ImmPtr[DType.float32]
 
 
+struct Pipeline[block_n: Int]:
+    """What lies where in shared memory, by the columns of the tile; offsets in bytes. A stage holds both halves of the first
+    factor's rows, then those of the second's columns, BLOCK_K deep."""
+
+    comptime A_BYTES = BLOCK_M * BLOCK_K * 2
+    comptime B_BYTES = Self.block_n * BLOCK_K * 2
+    comptime STAGE_BYTES = 2 * (Self.A_BYTES + Self.B_BYTES)
+    comptime STAGES = SHARED_BYTES // Self.STAGE_BYTES
+    comptime FULL = Self.STAGES * Self.STAGE_BYTES
+    comptime EMPTY = Self.FULL + Self.STAGES * 8
+    comptime BYTES = Self.EMPTY + Self.STAGES * 8
+
+
 # ---- Splitting ----------------------------------------------------------------------------------------------
 
 
@@ -96,6 +104,8 @@ def largest_elements(
     count: Int64,
 ):
     """First stage of the scale of a matrix: each block looks at its share."""
+    wait_for_earlier_grids()
+    start_later_grids()
     var largest = Float32(0)
     var strange = Float32(0)
     var first = (block_idx.x * SPLIT_THREADS + thread_idx.x) * WIDTH
@@ -123,6 +133,8 @@ def split_pairs(
     count: Int64,
 ):
     """Second stage: every block finds the scale, and splits its share. low is 0 where high is not finite."""
+    wait_for_earlier_grids()
+    start_later_grids()
     var largest = Float32(0)
     var strange = Float32(0)
     for i in range(thread_idx.x, grid_dim.x, SPLIT_THREADS):
@@ -147,8 +159,8 @@ def split_pairs(
         comptime for j in range(WIDTH):
             if bitcast[DType.uint32, 1](abs(scaled[j])) >= MANY_BITS:
                 rest[j] = 0
-        high.unsafe_store[alignment=8](i, upper)
-        low.unsafe_store[alignment=8](i, rest.cast[DType.float16]())
+        high.unsafe_store[alignment=16](i, upper)
+        low.unsafe_store[alignment=16](i, rest.cast[DType.float16]())
 
 
 def launch_split[L: Launcher, //](mut launcher: L, x: ImmPtr[DType.float32], count: Int) raises -> Pair:
@@ -162,7 +174,13 @@ def launch_split[L: Launcher, //](mut launcher: L, x: ImmPtr[DType.float32], cou
     if count == 0:
         return Pair(high.as_imm(), low.as_imm(), scale.as_imm())
     launcher.launch[largest_elements](
-        "largest_elements", partials, x, Int64(count), grid_dim=Dim(blocks), block_dim=Dim(SPLIT_THREADS)
+        "largest_elements",
+        partials,
+        x,
+        Int64(count),
+        grid_dim=Dim(blocks),
+        block_dim=Dim(SPLIT_THREADS),
+        early=True,
     )
     launcher.launch[split_pairs](
         "split_pairs",
@@ -174,6 +192,7 @@ def launch_split[L: Launcher, //](mut launcher: L, x: ImmPtr[DType.float32], cou
         Int64(count),
         grid_dim=Dim(blocks),
         block_dim=Dim(SPLIT_THREADS),
+        early=True,
     )
     return Pair(high.as_imm(), low.as_imm(), scale.as_imm())
 
@@ -187,7 +206,7 @@ def launch_split[L: Launcher, //](mut launcher: L, x: ImmPtr[DType.float32], cou
 @__llvm_arg_metadata(b_low_map, `nvvm.grid_constant`)
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
 def gemm_pairs_kernel[
-    operands: StaticString, with_bias: Bool
+    block_n: Int, operands: StaticString, with_bias: Bool
 ](
     a_high_map: TMADescriptor,
     a_low_map: TMADescriptor,
@@ -210,11 +229,20 @@ def gemm_pairs_kernel[
     The parts of a block are those of `gemm_hopper_kernel`. A stage holds both halves of both factors, of which a step
     makes three products.
     """
+    comptime pipeline = Pipeline[block_n]
     var memory = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var full = memory.unsafe_offset(FULL).unsafe_bitcast[Int64]()
-    var empty = memory.unsafe_offset(EMPTY).unsafe_bitcast[Int64]()
+    var full = memory.unsafe_offset(pipeline.FULL).unsafe_bitcast[Int64]()
+    var empty = memory.unsafe_offset(pipeline.EMPTY).unsafe_bitcast[Int64]()
+    if thread_idx.x == 0:
+        comptime for stage in range(pipeline.STAGES):
+            mbarrier_init(full.unsafe_offset(stage), 1)
+            mbarrier_init(empty.unsafe_offset(stage), 2)
+        fence_mbarrier_init()
+    barrier()
+    wait_for_earlier_grids()
+    start_later_grids()
     var factor = a_scale[unsafe_offset=0]
     var other = b_scale[unsafe_offset=0]
     if a_scale[unsafe_offset=1] != 0 or b_scale[unsafe_offset=1] != 0:
@@ -223,17 +251,11 @@ def gemm_pairs_kernel[
         )
         return
 
-    if thread_idx.x == 0:
-        comptime for stage in range(STAGES):
-            mbarrier_init(full.unsafe_offset(stage), 1)
-            mbarrier_init(empty.unsafe_offset(stage), 2)
-        fence_mbarrier_init()
-    barrier()
-    var schedule = Schedule[False](m, n, k, BLOCK_N)
+    var schedule = Schedule[False](m, n, k, block_n)
     if thread_idx.x < GROUP:
-        warpgroup_reg_dealloc[56]()
+        warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            produce[operands](
+            produce[block_n, operands](
                 schedule,
                 memory,
                 full,
@@ -244,15 +266,15 @@ def gemm_pairs_kernel[
                 Pointer(to=b_low_map).unsafe_bitcast[NoneType]().as_unsafe_any_origin(),
             )
     else:
-        warpgroup_reg_alloc[224]()
-        consume[BLOCK_N, operands, with_bias](
+        warpgroup_reg_alloc[240]()
+        consume[block_n, operands, with_bias](
             schedule, memory, full, empty, c, bias, factor, other, Int(m), Int(n)
         )
 
 
 @always_inline
 def produce[
-    operands: StaticString
+    block_n: Int, operands: StaticString
 ](
     schedule: Schedule[False],
     memory: Shared[UInt8],
@@ -266,22 +288,24 @@ def produce[
     """Keeps the pipeline full."""
     comptime a_along_k = operands != "tn"
     comptime b_along_k = operands == "nt"
-    var turn = Turn[STAGES](0, 1)
+    comptime pipeline = Pipeline[block_n]
+    var turn = Turn[pipeline.STAGES](0, 1)
     for index in range(schedule.count()):
         var tile = schedule.piece(index).tile.copy()
         for step in range(schedule.steps):
             wait(empty.unsafe_offset(turn.stage), turn.parity)
             var arrived = full.unsafe_offset(turn.stage)
-            mbarrier_arrive_expect_tx_shared(arrived, Int32(STAGE_BYTES))
-            var stage = memory.unsafe_offset(turn.stage * STAGE_BYTES)
+            mbarrier_arrive_expect_tx_shared(arrived, Int32(pipeline.STAGE_BYTES))
+            var stage = memory.unsafe_offset(turn.stage * pipeline.STAGE_BYTES)
             var depth = step * BLOCK_K
             load[a_along_k, BLOCK_M](stage, a_high_map, arrived, tile.row, depth)
-            load[a_along_k, BLOCK_M](stage.unsafe_offset(TILE_BYTES), a_low_map, arrived, tile.row, depth)
-            load[b_along_k, BLOCK_N](
-                stage.unsafe_offset(2 * TILE_BYTES), b_high_map, arrived, tile.column, depth
+            load[a_along_k, BLOCK_M](
+                stage.unsafe_offset(pipeline.A_BYTES), a_low_map, arrived, tile.row, depth
             )
-            load[b_along_k, BLOCK_N](
-                stage.unsafe_offset(3 * TILE_BYTES), b_low_map, arrived, tile.column, depth
+            var columns = stage.unsafe_offset(2 * pipeline.A_BYTES)
+            load[b_along_k, block_n](columns, b_high_map, arrived, tile.column, depth)
+            load[b_along_k, block_n](
+                columns.unsafe_offset(pipeline.B_BYTES), b_low_map, arrived, tile.column, depth
             )
             turn.advance()
 
@@ -302,12 +326,13 @@ def consume[
     n: Int,
 ):
     """Multiplies and stores 64 rows of every tile."""
+    comptime pipeline = Pipeline[block_n]
     var consumer = thread_idx.x // GROUP - 1
     var thread = thread_idx.x % GROUP
     var lane = thread % 32
     var mine = memory.unsafe_offset(consumer * BOX_BYTES)
-    var theirs = memory.unsafe_offset(2 * TILE_BYTES)
-    var turn = Turn[STAGES](0, 0)
+    var theirs = memory.unsafe_offset(2 * pipeline.A_BYTES)
+    var turn = Turn[pipeline.STAGES](0, 0)
     for index in range(schedule.count()):
         var tile = schedule.piece(index).tile.copy()
         var totals = StaticTuple[Float32, block_n // 2](fill=0)
@@ -364,10 +389,11 @@ def multiply_halves[
     Float32, block_n // 2
 ]:
     """Enqueues the three products of a step, the small ones first."""
-    var a_high = a.unsafe_offset(stage * STAGE_BYTES)
-    var b_high = b.unsafe_offset(stage * STAGE_BYTES)
-    var a_low = a_high.unsafe_offset(TILE_BYTES)
-    var b_low = b_high.unsafe_offset(TILE_BYTES)
+    comptime pipeline = Pipeline[block_n]
+    var a_high = a.unsafe_offset(stage * pipeline.STAGE_BYTES)
+    var b_high = b.unsafe_offset(stage * pipeline.STAGE_BYTES)
+    var a_low = a_high.unsafe_offset(pipeline.A_BYTES)
+    var b_low = b_high.unsafe_offset(pipeline.B_BYTES)
     var result = multiply[DType.float16, block_n, operands, first](a_low, b_high, sums)
     result = multiply[DType.float16, block_n, operands, False](a_high, b_low, result)
     return multiply[DType.float16, block_n, operands, False](a_high, b_high, result)
@@ -424,6 +450,20 @@ def suits_pairs(m: Int, n: Int, k: Int) -> Bool:
     return m % 8 == 0 and n % 8 == 0 and k % 8 == 0
 
 
+def columns_of_tiles(m: Int, n: Int, k: Int) -> Int:
+    """Columns of the tiles with which the busiest block has the least to do: the measure of `plan_tiles`, three products a step.
+    """
+    var chosen = 0
+    var least = Int.MAX
+    comptime for columns in COLUMNS:
+        var rounds = ceildiv(ceildiv(m, BLOCK_M) * ceildiv(n, columns), multiprocessors())
+        var cost = rounds * (3 * ceildiv(k, BLOCK_K) * columns + TILE_COST)
+        if cost < least:
+            chosen = columns
+            least = cost
+    return chosen
+
+
 def launch_gemm_pairs[
     L: Launcher, //, operands: StaticString, with_bias: Bool
 ](
@@ -444,28 +484,33 @@ def launch_gemm_pairs[
     comptime a_along_k = operands != "tn"
     comptime b_along_k = operands == "nt"
     comptime a_box = BLOCK_M if a_along_k else BLOCK_K
-    comptime b_box = BLOCK_N if b_along_k else BLOCK_K
     var a_height, a_width = (Int(m), Int(k)) if a_along_k else (Int(k), Int(m))
     var b_height, b_width = (Int(n), Int(k)) if b_along_k else (Int(k), Int(n))
-    var tiles = ceildiv(Int(m), BLOCK_M) * ceildiv(Int(n), BLOCK_N)
-    launcher.launch[gemm_pairs_kernel[operands, with_bias]](
-        name,
-        tensor_map[DType.float16, a_box](ctx.value(), a.high, a_height, a_width),
-        tensor_map[DType.float16, a_box](ctx.value(), a.low, a_height, a_width),
-        tensor_map[DType.float16, b_box](ctx.value(), b.high, b_height, b_width),
-        tensor_map[DType.float16, b_box](ctx.value(), b.low, b_height, b_width),
-        c,
-        bias,
-        a.high,
-        a.low,
-        a.scale,
-        b.high,
-        b.low,
-        b.scale,
-        m,
-        n,
-        k,
-        grid_dim=Dim(min(multiprocessors(), tiles)),
-        block_dim=Dim(THREADS),
-        shared_bytes=BYTES,
-    )
+    var chosen = columns_of_tiles(Int(m), Int(n), Int(k))
+    comptime for block_n in COLUMNS:
+        if chosen != block_n:
+            continue
+        comptime b_box = block_n if b_along_k else BLOCK_K
+        var tiles = ceildiv(Int(m), BLOCK_M) * ceildiv(Int(n), block_n)
+        launcher.launch[gemm_pairs_kernel[block_n, operands, with_bias]](
+            name,
+            tensor_map[DType.float16, a_box](ctx.value(), a.high, a_height, a_width),
+            tensor_map[DType.float16, a_box](ctx.value(), a.low, a_height, a_width),
+            tensor_map[DType.float16, b_box](ctx.value(), b.high, b_height, b_width),
+            tensor_map[DType.float16, b_box](ctx.value(), b.low, b_height, b_width),
+            c,
+            bias,
+            a.high,
+            a.low,
+            a.scale,
+            b.high,
+            b.low,
+            b.scale,
+            m,
+            n,
+            k,
+            grid_dim=Dim(min(multiprocessors(), tiles)),
+            block_dim=Dim(THREADS),
+            shared_bytes=Pipeline[block_n].BYTES,
+            early=True,
+        )

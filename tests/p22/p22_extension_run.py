@@ -61,7 +61,8 @@ class Plain:
 
 def run(rows, H, O, wanted=15, offset=0, kind=0):
     """Both passes on random tensors; the error of each result."""
-    coder = (Plain(np.float32), Plain(np.float32), Bfloat16, Plain(np.float16), Plain(np.float64))[kind]
+    coders = (Plain(np.float32), Plain(np.float32), Bfloat16, Plain(np.float16), Plain(np.float64))
+    coder = (*coders, Plain(np.float32))[kind]
     wide = Plain(np.float64 if kind == 4 else np.float32)
 
     def draw(*shape):
@@ -205,10 +206,19 @@ def run_hopper():
     # Tiles of 192 columns, two for some blocks: an odd number of stores each.
     errors["wanted 0"] = run(2, 8, 33800, wanted=0, kind=2)
     errors["x at any address"] = run(9, 136, 128, kind=2, offset=1)
+    pairs = {
+        "ragged": run(133, 136, 136, kind=5),
+        "several steps and tiles": run(130, 520, 264, kind=5),
+        "dx alone": run(70, 136, 200, kind=5, wanted=4),
+        "dW alone": run(70, 136, 200, kind=5, wanted=1),
+        # Where tiles of 128 columns would be more than the multiprocessors, there are 192.
+        "wide tiles of the output": run(2, 8, 33800, kind=5, wanted=0),
+        "wide tiles of the gradients": run(2, 33800, 8, kind=5),
+    }
     launches = [[launch.name, list(launch.grid)] for launch in virtual.launches]
     narrow = [name for name, (_, kind, _) in cases.items() if kind == 3]
     findings = [f.text() for f in virtual.findings]
-    return {"errors": errors, "narrow": narrow, "launches": launches, "findings": findings}
+    return {"errors": errors, "pairs": pairs, "narrow": narrow, "launches": launches, "findings": findings}
 
 
 if HOPPER:

@@ -405,6 +405,9 @@ def test_hopper_s_kernels_on_the_virtual_gpu():
     # All three, but what is not wanted is not multiplied: dln for dW or db alone or nothing, dW without it.
     assert len(products) == 3 * len(told["errors"]) - 8, told["launches"]
     assert max(grid for name, (grid, _, _) in told["launches"] if "gemm_ho" in name) > 4
+    errors = [error for found in told["pairs"].values() for error in found.values() if error != "untouched"]
+    assert max(errors) < 1e-6, told["pairs"]
+    assert len([name for name, _ in told["launches"] if "pairs_gemm" in name]) == 3 + 3 + 2 + 2 + 1 + 3
 
 
 # ---- The command --------------------------------------------------------------------------------------------

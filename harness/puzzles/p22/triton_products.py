@@ -10,7 +10,13 @@ import triton.language as tl
 
 Tensor = torch.Tensor
 
-TILES = ((128, 256, 32, 8, 3), (128, 128, 32, 8, 3), (128, 128, 16, 8, 4), (128, 64, 32, 4, 4), (64, 128, 32, 4, 4))
+TILES = (
+    (128, 256, 32, 8, 3),
+    (128, 128, 32, 8, 3),
+    (128, 128, 16, 8, 4),
+    (128, 64, 32, 4, 4),
+    (64, 128, 32, 4, 4),
+)
 """Rows, columns and depth of a tile, warps, and stages of the pipeline."""
 SWIZZLE = 8
 """Rows of tiles that are worked on together, for whom the columns stay in the cache."""

@@ -1,12 +1,13 @@
-"""`pytest --quick`: everything that needs neither a compiler nor a browser.
+"""`pytest --quick`: everything that needs neither a compiler nor a browser nor many seconds.
 
-A test that compiles Mojo, or a MAX graph, bears the mark `compiler`; a quick run leaves it out, as it does those that ask
-for the fixture `started`, which is the browser. That the others do not compile is not believed: in a quick run every cache
+A test that compiles Mojo, or a MAX graph, bears the mark `compiler`, one that takes seconds without it the mark `long`; a
+quick run leaves them out, as it does those that ask for the fixtures `started`, the browser, and `site`, the whole book. That the others do not compile is not believed: in a quick run every cache
 of the workbook is empty and the Mojo compiler is a script that refuses, in this process and in those that it starts. A test
 that called it fails, whatever it made of the refusal.
 """
 
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -22,20 +23,26 @@ echo "mojo $*" >> {calls}
 echo "error: a quick run compiles nothing" >&2
 exit 1
 """
-BROWSER = "started"
-"""The fixture that starts one."""
+LEFT_OUT = {"started", "site"}
+"""Fixtures: who asks for one is left out."""
+WHOLE_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.compiler\b", re.MULTILINE)
 CALLS = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--quick", action="store_true", help="leave out every test that needs a compiler or a browser"
+        "--quick",
+        action="store_true",
+        help="leave out every test that needs a compiler, a browser or seconds",
     )
 
 
 @pytest.hookimpl(trylast=True)  # the folder for temporary files must be there
 def pytest_configure(config):
     config.addinivalue_line("markers", "compiler: compiles Mojo or a MAX graph; a quick run leaves it out")
+    config.addinivalue_line(
+        "markers", "long: takes seconds without a compiler; a quick run leaves it out too"
+    )
     if not config.getoption("--quick"):
         return
     from mojo.run import _mojo_env
@@ -50,10 +57,20 @@ def pytest_configure(config):
     os.environ["WORKBOOK_CACHE"] = str(folder / "cache")
 
 
+def pytest_ignore_collect(collection_path: Path, config):
+    """A quick run does not even import a file that bears the mark as a whole: some import much."""
+    if config.getoption("--quick") and collection_path.suffix == ".py":
+        return True if WHOLE_FILE.search(collection_path.read_text(encoding="utf-8")) else None
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--quick"):
         left_out = {
-            item for item in items if item.get_closest_marker("compiler") or BROWSER in item.fixturenames
+            item
+            for item in items
+            if item.get_closest_marker("compiler")
+            or item.get_closest_marker("long")
+            or LEFT_OUT.intersection(item.fixturenames)
         }
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

@@ -53,6 +53,9 @@ def test_asks_for_its_version(): assert mojo("--version") == 0
 @pytest.mark.compiler
 def test_says_so(): assert mojo("build", "x.mojo") == 0
 
+@pytest.mark.long
+def test_says_that_it_takes_long(): pytest.fail("not left out")
+
 @pytest.fixture
 def started(): pytest.fail("a browser starts")
 
@@ -69,13 +72,14 @@ def test_compiles_a_graph():
 
 
 def test_in_a_quick_run_nothing_compiles_in_secret(suite):
-    done = suite({"test_some.py": COMPILES}, "--quick", "-rE")
+    whole = "import pytest\npytestmark = [pytest.mark.compiler]\nraise ImportError('is imported')\n"
+    done = suite({"test_some.py": COMPILES, "test_whole.py": whole}, "--quick", "-rE")
     assert done.returncode == 1, done.stdout
     failed = re.findall(
         r"^ERROR tests/test_some.py::(\w+) - Failed: compiles, but", done.stdout, re.MULTILINE
     )
     assert failed == ["test_calls_the_compiler", "test_has_a_failed_call_swallowed", "test_compiles_a_graph"]
-    assert "2 deselected" in done.stdout and "mojo build x.mojo" in done.stdout
+    assert "3 deselected" in done.stdout and "mojo build x.mojo" in done.stdout
 
 
 ORDERED = "import pytest\n@pytest.mark.parametrize('number', range(6))\ndef test_one(number): pass\n"
@@ -131,6 +135,7 @@ def test_itself():
 """
 
 
+@pytest.mark.long
 def test_time_is_told_by_folder_that_of_other_processes_too(suite):
     workers = ("-p", "xdist", "-n", "2", "--dist", "loadgroup")
     done = suite({"p90/test_a.py": SPENDS, "p91/test_b.py": "def test_nothing(): pass\n"}, *workers)

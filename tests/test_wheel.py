@@ -121,5 +121,6 @@ def test_a_training_step_outside_the_checkout(installed, tmp_path):
     assert "trained from" in run(installed, script, CHECKOUT, cwd=tmp_path)
 
 
+@pytest.mark.long
 def test_the_command_line_is_installed(installed, tmp_path):
     assert "--backward" in run(installed.parent / "workbook", "p22", "--help", cwd=tmp_path)

@@ -6,6 +6,7 @@ inputs of the failing cases. A mistake is named only where it explains every fai
 
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -43,10 +44,21 @@ class Evidence:
     verdict: Verdict
     dtype: str = "float32"
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """What errors are measured against: the largest finite truth, or 1 where all of it is zero."""
         return largest(self.truth) or 1.0
+
+    @cached_property
+    def magnitude(self) -> float:
+        """The largest finite value, of the truth (1 where all of it is zero) and of what was written."""
+        return max(self.scale, largest(self.got))
+
+    @cached_property
+    def error(self) -> float:
+        """The largest distance from the truth; infinite where one of the two is no number."""
+        with np.errstate(all="ignore"):
+            return float(apart_from(self.got, self.truth).max())
 
     @property
     def wrong(self) -> np.ndarray:
@@ -241,20 +253,21 @@ def distance_from(puzzle: Puzzle, mistake: Mistake, quantity: str, e: Evidence) 
         apart = apart_from(e.got, formula)
         if formula.ndim > e.got.ndim:
             apart = apart.min(0)
-        error = apart_from(e.got, e.truth).max()
         distance = apart.max()
-    scale = max(e.scale, largest(e.got))
     tolerance = 2 * e.verdict.limit + 8 * EPSILON[e.dtype]
-    if not np.isfinite(distance) or distance > tolerance * scale or distance * NEARER > error:
+    if not np.isfinite(distance) or distance > tolerance * e.magnitude or distance * NEARER > e.error:
         return None
-    return float(distance / scale)
+    return float(distance / e.magnitude)
 
 
 def apart_from(got: np.ndarray, other: np.ndarray) -> np.ndarray:
     """|got - other|, 0 where neither is a number, infinite where one of them is none."""
+    apart = np.abs(got - other)
+    if np.isfinite(apart).all():
+        return apart
     numbers = np.isfinite(got) & np.isfinite(other)
     neither = ~np.isfinite(got) & ~np.isfinite(other)
-    return np.where(numbers, np.abs(got - other), np.where(neither, 0.0, np.inf))
+    return np.where(numbers, apart, np.where(neither, 0.0, np.inf))
 
 
 # Finding kind -> the mistake behind it and what it means. Causes stand before what follows from them: threads that are

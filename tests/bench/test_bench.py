@@ -455,6 +455,7 @@ def test_the_exit_code_of_a_wrong_candidate(command_line, monkeypatch):
     assert "fast: WRONG: grad_input" in finished.out and "1 wrong or failed" in finished.out
 
 
+@pytest.mark.long
 def test_an_interrupt_keeps_the_rows_and_gives_130(tmp_path):
     """In a process of its own, because the command line leaves at once."""
     target = tmp_path / "rows.csv"

@@ -73,6 +73,7 @@ class StandIn:
         dx.copy_(y * (dy - (y * dy).sum(-1, keepdim=True)))
 
 
+@pytest.mark.long
 def test_the_table_that_decides_has_its_rows(command_line, monkeypatch):
     """Its numbers are this machine's and so are not compared; what torch.compile makes of four functions is PyTorch's."""
     import outputs

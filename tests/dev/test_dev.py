@@ -246,6 +246,7 @@ def test_a_new_puzzle_lists_hints_and_is_unsolved(extended):
     assert right.returncode == 6 and "CPU CORRECT" in right.stdout, right.stdout + right.stderr
 
 
+@pytest.mark.long
 def test_the_tests_of_a_new_puzzle_pass(extended):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/p77"],

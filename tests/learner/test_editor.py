@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.learner import blanks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +38,7 @@ class LanguageServer:
                 return message
 
 
+@pytest.mark.long
 def test_the_language_server_finds_what_lies_behind_the_links(tmp_path):
     blanks.generate(ROOT / "solutions", tmp_path / "problems")
     file = tmp_path / "problems" / "p22" / "op" / "layernorm_linear.mojo"

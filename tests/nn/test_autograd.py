@@ -427,6 +427,7 @@ def test_unknown_name_in_harness():
         harness.nothing  # noqa: B018
 
 
+@pytest.mark.long
 def test_import_changes_no_setting_of_torch():
     """The whole of torch's global state that its getters show, before and after, and no configuration module is loaded.
 

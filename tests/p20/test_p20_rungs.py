@@ -54,6 +54,7 @@ def test_the_solution_is_right_and_the_problem_unsolved(rung, tmp_path):
     assert {result.state for result in checker.check(path)} == {"unsolved"}
 
 
+@pytest.mark.long
 def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_path):
     """Each blank but the first emptied to `pass`: the operators alone still run, and what is missing is named."""
     nothing = {"save": "def setup_context(ctx, inputs, output): pass"}

@@ -90,6 +90,7 @@ def matrix() -> dict[str, dict[str, bool]]:
     }
 
 
+@pytest.mark.long
 def test_the_matrix_says_what_the_chapter_says(matrix):
     assert {name for name, seen in matrix.items() if not any(seen.values())} == NOT_SEEN
     only_opcheck = {name for name, seen in matrix.items() if seen["opcheck"] and sum(seen.values()) == 1}

@@ -25,6 +25,7 @@ SMALL = (
 )
 
 
+@pytest.mark.long
 def test_every_candidate_is_timed_and_none_is_wrong(tmp_path, capsys):
     assert timing.main([*SMALL, "--csv", str(tmp_path / "orders.csv")]) == 0
     rows = list(csv.DictReader((tmp_path / "orders.csv").open()))

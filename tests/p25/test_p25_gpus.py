@@ -169,6 +169,7 @@ def torchrun(*arguments, **options):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_bench_rehearsed_on_gloo(tmp_path):
     target = tmp_path / "ring.csv"
     sizes = ("--lengths", 64, "--dims", 8, "--seconds", 0.01, "--trace", tmp_path / "trace")
@@ -270,6 +271,7 @@ def trained_alone(chapters, pair):
     return trainees["one"].losses
 
 
+@pytest.mark.long
 def test_every_way_has_the_losses_of_one_process(chapters):
     (found, said), (others, silent) = run_ranks(trained, [(str(chapters), FLAGS), (str(chapters), FLAGS)])
     right = trained_alone(chapters, alone.plain_pair)
@@ -351,6 +353,7 @@ def test_presets_are_puzzle_22_s():
     assert (options.layers, options.width, options.context) == (preset.layers, preset.width, preset.context)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_every_rank_of_a_training_run(tmp_path):
     run = torchrun(
         "harness.puzzles.p25.training", "--device", "cpu", "--pairs", alone.PLAIN, "--steps", 100000

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from kernel_tools import Bench
 
-from harness.vgpu import tensor_map
+from harness.vgpu import executor, tensor_map
 from harness.vgpu.machine import StepBudgetExceeded, UnsupportedInstruction
 from harness.vgpu.report import Checks
 
@@ -99,6 +99,12 @@ STORES = "\n".join(
     f" st.shared.v2.b32 [%r10+{32768 + 2048 + 32 * j}], {{%q{4 * j + 2}, %q{4 * j + 3}}};"
     for j in range(8)
 )
+
+
+@pytest.fixture(autouse=True)
+def soon_seen(monkeypatch):
+    """Polls in vain are looked for early: when that is, and that right ones go on, is tested in test_threads.py."""
+    monkeypatch.setattr(executor, "SPIN_LOOK", 2 * executor.SPIN_ROUNDS)
 
 
 def text(edits: list[tuple[str, str]]) -> str:

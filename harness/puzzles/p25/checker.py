@@ -18,7 +18,7 @@ from harness.check.results import Comparison, GateResult
 from harness.devices.processes import RankFailed, run_ranks
 from harness.devices.targets import Target
 from harness.puzzles.p25 import layout
-from harness.puzzles.p25.ranks import Answer, Part, functions_of, run_cases
+from harness.puzzles.p25.ranks import PATIENCE, Answer, Part, functions_of, run_cases
 from harness.puzzles.p25.spec import EVERY, dtype_of
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import Rung
@@ -208,7 +208,9 @@ def check_shapes(found: dict[str, list[np.ndarray]], parts: dict[str, list[np.nd
 
 
 class RanksChecker(RingChecker):
-    """The PyTorch rung: processes on gloo."""
+    """The PyTorch rung: processes on gloo, which wait `patience` seconds for each other."""
+
+    patience = PATIENCE
 
     def tensor(self, values: object):
         import torch
@@ -222,7 +224,8 @@ class RanksChecker(RingChecker):
     def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
         world = max(case.world_size for case in cases)
         work = [self._parts(case, world) for case in cases]
-        arguments = [(path, solution, gate.id, [parts[rank] for parts in work]) for rank in range(world)]
+        parts = [[each[rank] for each in work] for rank in range(world)]
+        arguments = [(path, solution, gate.id, own, self.patience) for own in parts]
         describing = functools.partial(describe, path=path)
         try:
             answers = run_ranks(run_cases, arguments, describe=describing, source=path, seconds=SECONDS)

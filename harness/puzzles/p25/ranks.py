@@ -83,8 +83,8 @@ def functions_of(path: Path, solution: Path, gate: str) -> dict[str, Any]:
     return module
 
 
-def run_cases(path: Path, solution: Path, gate: str, parts: list[Part]) -> list[Answer]:
-    """A rank's answers, up to the first case in which any rank has failed."""
+def run_cases(path: Path, solution: Path, gate: str, parts: list[Part], patience: float) -> list[Answer]:
+    """A rank's answers, up to the first case in which any rank has failed or has waited `patience` seconds for another."""
     module = functions_of(path, solution, gate)
     world = dist.get_world_size()
     # A rank outside of a group gets a mark that it is none, which no case of its own asks for.
@@ -94,7 +94,7 @@ def run_cases(path: Path, solution: Path, gate: str, parts: list[Part]) -> list[
     control: Any = dist.new_group(list(range(world)))
     answers: list[Answer] = []
     for part in parts:
-        answers.append(one_case(module, path, part, groups[part.size]) if part.arrays else Answer())
+        answers.append(one_case(module, path, part, groups[part.size], patience) if part.arrays else Answer())
         failed: list[bool | None] = [None] * world
         dist.all_gather_object(failed, bool(answers[-1].words), group=control)
         if any(failed):
@@ -102,13 +102,13 @@ def run_cases(path: Path, solution: Path, gate: str, parts: list[Part]) -> list[
     return answers
 
 
-def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any) -> Answer:
+def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, patience: float) -> Answer:
     """Runs the ring forward and backward on this rank."""
     tensors = {
         name: torch.from_numpy(array).to(getattr(torch, part.dtype)) for name, array in part.arrays.items()
     }
     leaves = [tensors[name].requires_grad_() for name in ("query", "key", "value")]
-    wire = Wire(PATIENCE, leaves[0].dtype)
+    wire = Wire(patience, leaves[0].dtype)
     try:
         with wire.watched():
             output, kept = bytes_kept(lambda: module["RingAttention"].apply(*leaves, *part.arguments, group))

@@ -9,9 +9,11 @@ Forward: one row kernel (statistics and LayerNorm) and one matrix product with t
     dW = dY^T ln_out                             a matrix product that reads both factors transposed in place
 
 Nothing is added with atomics, so every run gives the same bits. Only the input and the statistics are kept from the
-forward pass; the LayerNorm output is computed again by the row kernel on its way.
+forward pass; the LayerNorm output is computed again by the row kernel on its way, or where that makes nothing else by a launch
+that waits for no dln (`fast_ln_out.mojo`).
 """
 
+from .fast_ln_out import launch_ln_out
 from .fast_padded import Factor, launch_aligned, lies_aligned
 from .fast_rows import (
     DIRECT_ROWS,
@@ -166,22 +168,7 @@ def launch_gradients[
     var bias_shares = Shares(t.mean, 0)
     if dln_wanted and wanted & DLN_GIVEN == 0:
         bias_shares = launch_dln[tf32=tf32](launcher, t, dln.unsafe_mut_cast[True](), wanted & BIAS != 0)
-    var ln_shares = Shares(t.mean, 0)
-    if parts != 0:
-        ln_shares = launch_ln_backward_fast[dtype](
-            launcher,
-            t.grad_input,
-            ln_out,
-            dln,
-            t.input,
-            t.mean,
-            t.rstd,
-            t.ln_weight,
-            t.ln_bias,
-            sizes,
-            parts,
-            stride,
-        )
+    var ln_shares = launch_rows(launcher, t, ln_out, dln, parts, stride if stride > 0 else Int(H))
     launch_parameter_gradients(launcher, t, wanted, ln_shares, bias_shares)
     if wanted & WEIGHT != 0:
         launch_gemm[dtype, "tn", False, tf32](
@@ -195,6 +182,38 @@ def launch_gradients[
             H,
             rows,
         )
+
+
+def launch_rows[
+    L: Launcher, dtype: DType, //
+](
+    mut launcher: L,
+    t: BackwardTensors[dtype],
+    ln_out: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    parts: Int,
+    stride: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """What of dx, ln_out, and shares of dgamma and dbeta `parts` names; rows of dln and ln_out are `stride` elements apart.
+    """
+    if parts == LN_OUT:
+        launch_ln_out(launcher, t, ln_out, stride)
+    if parts == LN_OUT or parts == 0:
+        return Shares(t.mean, 0)
+    return launch_ln_backward_fast[dtype](
+        launcher,
+        t.grad_input,
+        ln_out,
+        dln,
+        t.input,
+        t.mean,
+        t.rstd,
+        t.ln_weight,
+        t.ln_bias,
+        t.sizes,
+        parts,
+        stride,
+    )
 
 
 def launch_dln[
@@ -360,22 +379,8 @@ def launch_backward_hopper[
             SideSums[dtype](flags, bias_partials, dln),
             Pitches(dy.pitch, weight.pitch, pitch),
         )
-    var ln_shares = Shares(t.mean, 0)
-    if parts != 0:
-        ln_shares = launch_ln_backward_fast[dtype](
-            launcher,
-            t.grad_input,
-            ln_out,
-            dln.as_imm() if dln_wanted else t.input,
-            t.input,
-            t.mean,
-            t.rstd,
-            t.ln_weight,
-            t.ln_bias,
-            sizes,
-            parts,
-            pitch,
-        )
+    var before = dln.as_imm() if dln_wanted else t.input
+    var ln_shares = launch_rows(launcher, t, ln_out, before, parts, pitch)
     var pitches = Pitches(dy.pitch, pitch, H)
     if wanted == ALL_GRADIENTS:
         var side = SideSums(

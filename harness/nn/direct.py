@@ -24,7 +24,18 @@ from harness.nn.private import (
     fp32_precision,
     is_capturing,
 )
-from harness.nn.products import ALL_OWN, OWN, PADDED, VECTOR, Choice, Products, choose, padded, same
+from harness.nn.products import (
+    ALL_OWN,
+    MANY_SUMS,
+    OWN,
+    PADDED,
+    VECTOR,
+    Choice,
+    Products,
+    choose,
+    padded,
+    same,
+)
 from harness.toolchain import extension
 
 Tensor = torch.Tensor
@@ -132,12 +143,9 @@ def weight_room(H: int, output_dim: int, dtype: torch.dtype) -> int:
     return output_dim * -(-H // step) * step if copied else 0
 
 
-def products_of(plan: Plan) -> Products:
-    """What multiplies in a call that is made now: the host's time counts but in what a CUDA graph captures."""
-    choice = plan.choice
-    if choice.loop is choice.graph or not is_capturing():
-        return choice.loop
-    return choice.graph
+def captured(plan: Plan) -> bool:
+    """Whether a call that is made now goes into a CUDA graph, and is made otherwise there: elsewhere the host's time counts."""
+    return plan.choice.differs and is_capturing()
 
 
 def lies_transposed(weight: Tensor) -> bool:
@@ -178,7 +186,12 @@ class Kernels:
         self.gpu = module.open(index)
         self.hopper = is_hopper(index)
         self.scratch = functools.lru_cache(maxsize=4096)(self.count_scratch)
-        self.rehearsed: dict[int, Plan] = {}
+        self.rehearsed: dict[tuple[int, int], Plan] = {}
+
+    @functools.cached_property
+    def sides(self) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+        """Streams on which further branches of a CUDA graph are captured."""
+        return torch.cuda.Stream(self.index), torch.cuda.Stream(self.index)
 
     def count_scratch(self, wanted: int | None, kind: int, rows: int, H: int, O: int) -> int:
         """The bytes of scratch memory that a pass over aligned tensors takes; forward where `wanted` is None."""
@@ -196,17 +209,18 @@ class Kernels:
             ones = torch.ones(8, 8, device="cuda")
             self.forward(plan(ones.shape, 8, ones.dtype), EPS, False, ones, ones[0], ones[0], ones, ones[0])
 
-    def is_first(self, plan: Plan, backward: bool = False) -> bool:
-        """Whether a pass of a plan by whose choice CUDA graphs multiply otherwise than plain calls do was never asked about.
+    def is_first(self, plan: Plan, wanted: int = 0) -> bool:
+        """Whether a pass of a plan whose calls in CUDA graphs are others than plain ones was never asked about; forward, or
+        backward with what is wanted.
 
         The first plain call also makes what a graph will launch, and forgets it: kernels are loaded when they are first
         launched, which cannot be done while a graph is being captured. A plan is known by its identity, for its hash would
         take longer than a look at it; so it is kept.
         """
-        number = -id(plan) if backward else id(plan)
-        first = number not in self.rehearsed
+        key = id(plan), wanted
+        first = key not in self.rehearsed
         if first:
-            self.rehearsed[number] = plan
+            self.rehearsed[key] = plan
         return first
 
     def forward(
@@ -228,8 +242,8 @@ class Kernels:
         if current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self.forward(plan, eps, keep, x, ln_weight, ln_bias, linear_weight, linear_bias)
-        products = products_of(plan)
         graph = plan.choice.graph
+        products = graph if captured(plan) else plan.choice.loop
         if graph is not products and self.is_first(plan) and graph.output is not products.output:
             tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
             self.forward_with_library(plan, graph.output is PADDED, eps, *tensors)
@@ -302,10 +316,17 @@ class Kernels:
             with torch.cuda.device(self.index):
                 return self.backward(plan, wanted, *tensors)
         rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
-        products = products_of(plan)
-        graph = plan.choice.graph
-        if graph is not products and self.is_first(plan, backward=True) and graph[1:] != products[1:]:
-            self.backward_with_library(plan, graph, wanted, *tensors)
+        choice = plan.choice
+        in_graph = captured(plan)
+        products = choice.graph if in_graph else choice.loop
+        branches = choice.forked and wanted & WEIGHT != 0 and wanted & (INPUT | NORM) != 0
+        if branches and in_graph:
+            return self.backward_on_branches(plan, wanted, self.sides, *tensors)
+        if choice.differs and not in_graph and self.is_first(plan, wanted):
+            if branches:
+                self.backward_on_branches(plan, wanted, (), *tensors)
+            elif choice.graph[1:] != products[1:]:
+                self.backward_with_library(plan, choice.graph, wanted, *tensors)
         if products is not ALL_OWN and (products.dln is not OWN or products.dW is not OWN):
             return self.backward_with_library(plan, products, wanted, *tensors)
         try:
@@ -316,7 +337,7 @@ class Kernels:
                 dW = empty_strided((plan.weight_room,), (1,), dtype).resize_(O, H)
             elif wanted & WEIGHT:
                 dW = empty_strided((O, H), strides, dtype)
-            dgamma, dbeta, db = self.launch_gradients(plan, wanted, dx, dW, 0, 0, 0, *tensors)
+            dgamma, dbeta, db = self.launch_gradients(plan, wanted, dx, dW, 0, 0, 0, *tensors)[:3]
         except torch.OutOfMemoryError as error:
             need = self.scratch(wanted, kind_of(dtype, plan.pairs), rows, H, O)
             raise out_of_memory("backward", plan, result_bytes(plan, wanted), need, error) from error
@@ -342,8 +363,10 @@ class Kernels:
         ln_weight: Tensor,
         ln_bias: Tensor,
         linear_weight: Tensor,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Launches what the module makes of a backward pass; returns dgamma, dbeta and db, which it allocates.
+        stream: int = 0,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Launches what the module makes of a backward pass; returns dgamma, dbeta and db, which it allocates, and the scratch
+        memory, for who launches on another `stream` than the current one, whose the memory is.
 
         `wanted` may have DLN_GIVEN and LN_OUT_TAKEN, with the addresses of dln and ln_out and the elements from one of
         their rows to the next.
@@ -376,7 +399,7 @@ class Kernels:
         if rows:
             self.launch_backward(
                 self.gpu,
-                current_stream(self.index),
+                stream or current_stream(self.index),
                 0 if scratch is None else scratch.data_ptr(),
                 need,
                 kind,
@@ -391,7 +414,7 @@ class Kernels:
                 0 if db is None else db.data_ptr(),
                 *given,
             )
-        return dgamma, dbeta, db
+        return dgamma, dbeta, db, scratch
 
     def forward_with_library(
         self, plan: Plan, pads: bool, eps, x, ln_weight, ln_bias, linear_weight, linear_bias
@@ -467,7 +490,8 @@ class Kernels:
                     del weight
                 # dx is written over dln, where its rows lie as those of x; but one launch for few rows reads dln while it
                 # writes dx. That takes no more memory at the peak than dW, which comes when dln is gone.
-                few = rows <= min(MOST_FEW_ROWS, O) and bool(parts & DLN_GIVEN) and products.dW is not OWN
+                own_dW = products.dW is OWN and wanted & WEIGHT != 0
+                few = rows <= min(MOST_FEW_ROWS, O) and bool(parts & DLN_GIVEN) and not own_dW
                 if wanted & INPUT:
                     over = dln is not None and stride == H and not few
                     dx = dln if over else empty_strided((rows, H), (H, 1), dtype)
@@ -492,7 +516,7 @@ class Kernels:
                     ln_weight,
                     ln_bias,
                     linear_weight,
-                )
+                )[:3]
                 del dln
                 if ln_out is not None:
                     dW = torch.mm(ln_out.t(), dy).t() if plan.transposed else torch.mm(dy.t(), ln_out)
@@ -502,6 +526,55 @@ class Kernels:
             scratch = rows * stride * dtype.itemsize
             raise out_of_memory("backward", plan, result_bytes(plan, wanted), scratch, error) from error
         return None if dx is None else dx.view(plan.input_size), dgamma, dbeta, dW, db
+
+    def backward_on_branches(
+        self, plan: Plan, wanted: int, sides: tuple[torch.cuda.Stream, ...], *tensors: Tensor
+    ) -> Gradients:
+        """As `backward`, for a CUDA graph that is being captured: dW, from an ln_out of its own, beside all the rest; and beside
+        both the sum of many columns of dY, where no product of this project makes it on its way.
+
+        Without `sides` one after the other. All memory is the current stream's; what a branch beside it uses is kept until
+        they have met.
+        """
+        rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
+        products = plan.choice.graph
+        main = torch.cuda.current_stream(self.index)
+        beside, third = sides or (main, main)
+        apart = BIAS if products.dln is not OWN and rows * O >= MANY_SUMS else 0
+        for side in sides:
+            side.wait_stream(main)
+        try:
+            kept, db = [], None
+            try:
+                dW = empty_strided((O, H), (H, 1), dtype)
+                if products.dW is OWN:
+                    kept += self.launch_gradients(
+                        plan, WEIGHT, None, dW, 0, 0, 0, *tensors, stream=beside.cuda_stream
+                    )
+                else:
+                    ln_out = empty_strided((rows, H), (H, 1), dtype)
+                    address = ln_out.data_ptr()
+                    kept += self.launch_gradients(
+                        plan, LN_OUT_TAKEN, None, None, 0, address, H, *tensors, stream=beside.cuda_stream
+                    )
+                    kept.append(ln_out)
+                    with plain_torch(), torch.cuda.stream(beside):
+                        torch.mm(tensors[0].view(rows, O).t(), ln_out, out=dW)
+                if wanted & apart:
+                    sums = self.launch_gradients(
+                        plan, BIAS, None, None, 0, 0, 0, *tensors, stream=third.cuda_stream
+                    )
+                    db = sums[2]
+                    kept += sums
+            except torch.OutOfMemoryError as error:
+                scratch = rows * H * dtype.itemsize
+                raise out_of_memory("backward", plan, result_bytes(plan, wanted), scratch, error) from error
+            rest = wanted & ~WEIGHT & ~apart
+            dx, dgamma, dbeta, _, other = self.backward_with_library(plan, products, rest, *tensors)
+        finally:
+            for side in sides:
+                main.wait_stream(side)
+        return dx, dgamma, dbeta, dW, db if other is None else other
 
 
 def with_padding(matrix: Tensor, rows: int, columns: int) -> Tensor:
@@ -597,6 +670,8 @@ def explain(device: torch.device, plan: Plan, algorithm: str) -> dict[str, str]:
     found = {"way": way, **plan.choice.loop._asdict()}
     if plan.choice.graph != plan.choice.loop:
         found |= {f"{name} in a CUDA graph": who for name, who in plan.choice.graph._asdict().items()}
+    if plan.choice.forked:
+        found["backward in a CUDA graph"] = "two branches"
     return found
 
 

@@ -237,7 +237,8 @@ class LayerNormLinear(nn.Module):
         "way" is the extension module or a MAX graph, with its algorithm. "output", "dln" and "dW" are the three products,
         Y = ln_out W^T, dln = dY W and dW = dY^T ln_out: each "own" where this project's kernel multiplies, "library" where
         torch's does, between this project's row kernels, or "library on padded rows". Where a call that a CUDA graph
-        captures is multiplied otherwise, there are the same keys with " in a CUDA graph" behind them.
+        captures is multiplied otherwise, there are the same keys with " in a CUDA graph" behind them; "backward in a CUDA
+        graph" is "two branches" where dW is made beside all the rest there.
         """
         weight = parameter(self.linear, "weight")
         dtype = in_autocast_dtype((x.new_empty(0), None, None, x.new_empty(0), None))[0].dtype

@@ -12,6 +12,10 @@ from an H200 (book/measurements/h200_products_by_size.csv holds the times of bot
 
 A plain loop of small calls waits for the host, to whom this project's path is the cheaper one; a CUDA graph waits for the
 GPU. So where they disagree, both choices are kept.
+
+In a graph the backward pass may also be two branches, dln with what follows from it and dW from an ln_out of its own
+(book/measurements/h200_backward_branches.csv): dW then waits for nobody, and each fills the multiprocessors that the other leaves
+idle, for the price of reading the input once more.
 """
 
 import math
@@ -44,9 +48,6 @@ STEP = 0.0023 * 1.15
 """Microseconds of a step of one column: as planned, and by how much the measured products are above."""
 LARGE, LARGE_COST = 2**37, 1.05
 """From so many multiply-adds on the GPU is at its power limit, and this project's product slower by so much."""
-FILLED = 120
-"""Tiles of 128 columns of dln from which on the library is taken only for a gain: of GAIN, or LARGE_GAIN."""
-GAIN, LARGE_GAIN = 0.96, 0.985
 SMALL = 2**15
 """Multiply-adds up to which this project has a kernel for each whole pass."""
 FEW_ROWS, FEW_WORK = 64, 2**24
@@ -63,6 +64,20 @@ BANDWIDTH = 3.6e6
 """Bytes in a microsecond of a product that waits for memory."""
 COPY_BANDWIDTH, OWN_COPY_BANDWIDTH = 1.2e6, 4e6
 """Bytes in a microsecond of a copy of unaligned rows: torch's, and this project's on Hopper."""
+ROWS, SUMS = 2.5, 2.0
+"""Microseconds of a row kernel beside its reading and writing, and of adding what several blocks have summed."""
+BESIDE_ROWS, BESIDE, BESIDE_LIBRARY = 1.2, 4.0, 2.5
+"""Two branches: how much longer row kernels take for what they read and write beside products, and microseconds that both
+branches, and a dW of the library there, take beside their work."""
+BRANCH_GAIN = 0.98
+"""What two branches must take of one for them to be chosen."""
+MANY_SUMS = 2**19
+"""Elements of dY from which on summing its columns is a branch of its own, where dln is the library's."""
+UNALIGNED_BRANCHES, UNALIGNED_WIDTH = 2**19, 1024
+"""Elements of the input, and of a row, up to which the backward pass over unaligned rows is two branches: their row kernels
+take element after element, and each branch makes its copies."""
+UNALIGNED_ROWS, UNALIGNED_WORK = 512, 2**25
+"""Rows and multiply-adds up to which those branches are the library's."""
 LOOSE = 1.15
 """By how much this project's product is slower where it writes rows that begin at any address."""
 PADDED_GAIN = 0.9
@@ -86,10 +101,17 @@ ALL_LIBRARY = Products(LIBRARY, LIBRARY, LIBRARY)
 
 @dataclass(frozen=True)
 class Choice:
-    """The products of plain calls, and those of calls that a CUDA graph captures."""
+    """The products of plain calls, those of calls that a CUDA graph captures, and whether the backward pass in a graph is
+    two branches."""
 
     loop: Products
     graph: Products
+    forked: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """Whether a graph's calls are made otherwise than plain ones."""
+        return self.forked or self.loop is not self.graph
 
 
 def choose(
@@ -136,44 +158,95 @@ def padded(width: int, dtype: torch.dtype) -> int:
 
 
 def hopper_choice(rows: int, H: int, O: int) -> Choice:
-    """By the estimated times of each pass; the row kernels between the products are the same."""
+    """By the estimated times of each pass."""
     forward = {OWN: own_time(rows, O, H), LIBRARY: library_time(rows, O, H)}
+    output = min(forward, key=forward.__getitem__)
+    one, two = chain_times(rows, H, O), branch_times(rows, H, O)
+    chain, branches = min(one, key=one.__getitem__), min(two, key=two.__getitem__)
+    forked = two[branches] < BRANCH_GAIN * one[chain]
+    graph = Products(output, *(branches if forked else chain))
+    own = forward[OWN] + own_time(rows, H, O) + own_time(O, H, rows, shared=True)
+    loop = ALL_OWN if own < HOST else Products(output, *chain) if forked else graph
+    return Choice(loop, graph, forked)
+
+
+Times = dict[tuple[str, str], float]
+"""Microseconds of a backward pass by who multiplies dln and dW."""
+
+
+def chain_times(rows: int, H: int, O: int) -> Times:
+    """One launch after the other: dln, the row kernel, dW; an own dW adds the sums on its way."""
+    row_kernel = ROWS + 8 * rows * H / BANDWIDTH
     # Column sums of dY: two more launches where its rows are many, and dY read once more; else within another's.
     sums = 2 * rows * O / BANDWIDTH + 2 * LAUNCH if rows > 1024 else 1.0
-    dW_of_library = LAUNCH + library_time(O, H, rows)
-    own = own_time(rows, H, O) + own_time(O, H, rows, shared=True)
-    backward = {
-        (OWN, LIBRARY): own_time(rows, H, O) + dW_of_library,
-        (LIBRARY, LIBRARY): library_time(rows, H, O) + sums + dW_of_library,
+    sums += 0 if rows <= FEW_ROWS else SUMS
+    own, library = own_time(rows, H, O), library_time(rows, H, O)
+    own_dW, library_dW = own_time(O, H, rows, shared=True), library_time(O, H, rows)
+    return {
+        (OWN, OWN): own + row_kernel + SUMS + own_dW,
+        (OWN, LIBRARY): own + row_kernel + SUMS + library_dW,
+        (LIBRARY, LIBRARY): library + row_kernel + sums + library_dW,
     }
-    fastest = min(backward, key=backward.__getitem__)
-    if math.ceil(rows / TILE_ROWS) * math.ceil(H / TILE_COLUMNS[-1]) < FILLED:
-        gradients = (LIBRARY, LIBRARY)
-    else:
-        gain = LARGE_GAIN if rows * H * O >= LARGE else GAIN
-        gradients = fastest if backward[fastest] < gain * own else (OWN, OWN)
-    graph = Products(min(forward, key=forward.__getitem__), *gradients)
-    return Choice(ALL_OWN if forward[OWN] + own < HOST else graph, graph)
 
 
-def own_time(m: int, n: int, k: int, *, shared: bool = False) -> float:
-    """Microseconds of this project's product for Hopper, [m, n] with sums of k; `shared`: blocks may share tiles."""
+def branch_times(rows: int, H: int, O: int) -> Times:
+    """The longer branch, or the work of both where that fills the GPU. The library on both would want two workspaces."""
+    apart = rows * O >= MANY_SUMS
+    found = {}
+    for dln, dW in ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, OWN)):
+        mine = own_cost(rows, H, O) if dln == OWN else library_cost(rows, H, O)
+        other = own_cost(O, H, rows, shared=True) if dW == OWN else library_cost(O, H, rows)
+        behind = 0 if dln == LIBRARY and rows <= FEW_ROWS else SUMS
+        first = mine.time + ROWS + 6 * rows * H / BANDWIDTH + behind
+        late = BESIDE_LIBRARY if dW == LIBRARY else 0
+        second = ROWS + 4 * rows * H / BANDWIDTH + other.time + late
+        read = 10 * rows * H + (2 * rows * O if dln == LIBRARY and apart else 0)
+        both = mine.work + other.work + late + BESIDE_ROWS * read / BANDWIDTH + BESIDE
+        found[dln, dW] = max(first, second, both) + (LAUNCH / 2 if dln == LIBRARY and apart else 0)
+    return found
+
+
+class Cost(NamedTuple):
+    """What a product takes."""
+
+    time: float
+    """Microseconds until it is done."""
+    work: float
+    """Microseconds of the whole GPU: less, where it leaves multiprocessors idle."""
+
+
+def own_cost(m: int, n: int, k: int, *, shared: bool = False) -> Cost:
+    """This project's product for Hopper, [m, n] with sums of k; `shared`: blocks may share tiles."""
     steps = math.ceil(k / DEPTH)
     costs = []
     for columns in TILE_COLUMNS:
         step = columns * (NARROW if columns == TILE_COLUMNS[-1] else 1)
         tiles = math.ceil(m / TILE_ROWS) * math.ceil(n / columns)
-        costs.append(math.ceil(tiles / PROCESSORS) * (steps * step + TILE_COST))
+        tile = steps * step + TILE_COST
+        costs.append((math.ceil(tiles / PROCESSORS) * tile, tiles * tile))
         shares = min(PROCESSORS // tiles, steps // 8) if shared else 0
         if shares >= 2:
-            costs.append(math.ceil(steps / shares) * step + TILE_COST + (shares - 1) * HANDING_COST)
-    return OWN_LAUNCH + STEP * min(costs) * (LARGE_COST if m * n * k >= LARGE else 1)
+            tile = math.ceil(steps / shares) * step + TILE_COST + (shares - 1) * HANDING_COST
+            costs.append((tile, tiles * shares * tile))
+    time, work = min(costs)
+    step = STEP * (LARGE_COST if m * n * k >= LARGE else 1)
+    return Cost(OWN_LAUNCH + step * time, step * work / PROCESSORS)
+
+
+def own_time(m: int, n: int, k: int, *, shared: bool = False) -> float:
+    """Microseconds until this project's product for Hopper is done."""
+    return own_cost(m, n, k, shared=shared).time
+
+
+def library_cost(m: int, n: int, k: int) -> Cost:
+    """The library's product of aligned rows: half of its writing is in nobody's shadow."""
+    work = 2 * m * n * k / LIBRARY_RATE + m * n / BANDWIDTH
+    return Cost(LAUNCH + max(work, 2 * (m * k + k * n + m * n) / BANDWIDTH), work)
 
 
 def library_time(m: int, n: int, k: int) -> float:
-    """Microseconds of the library's product of aligned rows: half of its writing is in nobody's shadow."""
-    work = 2 * m * n * k / LIBRARY_RATE + m * n / BANDWIDTH
-    return LAUNCH + max(work, 2 * (m * k + k * n + m * n) / BANDWIDTH)
+    """Microseconds until the library's product of aligned rows is done."""
+    return library_cost(m, n, k).time
 
 
 # ---- Rows of 16 bits that are not aligned -------------------------------------------------------------------
@@ -197,16 +270,21 @@ def unaligned_choice(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice:
 def unaligned_on_hopper(rows: int, H: int, O: int, dtype: torch.dtype) -> Choice:
     """This project's products, which copy what they must; but the library's where the first has few tiles or long sums, and
     where all are so small that they take no longer than the copies."""
-    if rows <= FEW_ROWS and rows * H * O <= FEW_WORK:
-        return Choice(ALL_OWN, ALL_LIBRARY)
+    work = rows * H * O
+    small = rows <= FEW_ROWS and work <= FEW_WORK
+    forked = H <= UNALIGNED_WIDTH and rows * H <= UNALIGNED_BRANCHES
+    if small:
+        return Choice(ALL_OWN, ALL_LIBRARY, forked)
     wide, tall = padded(H, dtype), padded(O, dtype)
     own = own_time(rows, O, H) * (LOOSE if tall != O else 1)
     own += 4 * O * H / OWN_COPY_BANDWIDTH if wide != H else 0
     library = library_time(rows, tall, wide) + copy_time(tall, wide)
     library += copy_time(rows, O) if tall != O else 0
-    graph = Products(PADDED if library < PADDED_GAIN * own else OWN, OWN, OWN)
+    output = PADDED if library < PADDED_GAIN * own else OWN
     backward = own_time(rows, H, O) + own_time(O, H, rows, shared=True)
-    return Choice(ALL_OWN if graph == ALL_OWN or own + backward < HOST else graph, graph)
+    loop = ALL_OWN if output == OWN or own + backward < HOST else Products(output, OWN, OWN)
+    gradients = LIBRARY if forked and rows <= UNALIGNED_ROWS and work <= UNALIGNED_WORK else OWN
+    return Choice(loop, Products(output, gradients, gradients), forked)
 
 
 def copy_time(rows: int, columns: int) -> float:

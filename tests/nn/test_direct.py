@@ -59,6 +59,7 @@ class TorchModule:
 
     def __init__(self):
         self.calls = []
+        self.streams = {self.STREAM}
 
     def open(self, index):
         self.index = index
@@ -79,7 +80,7 @@ class TorchModule:
         if gpu == 0:
             assert (stream, scratch, available) == (0, 0, 0)
             return False
-        assert (gpu, stream) == (22, self.STREAM) and available >= needed
+        assert gpu == 22 and stream in self.streams and available >= needed
         ctypes.memset(scratch, 0xFF, available)
         return True
 
@@ -183,7 +184,11 @@ def at(address, shape, dtype):
 @pytest.fixture
 def module(monkeypatch):
     """The stand-in, behind everything on the CPU."""
-    module = TorchModule()
+    return stand_in(TorchModule(), monkeypatch)
+
+
+def stand_in(module, monkeypatch):
+    """Puts a module behind everything on the CPU."""
     monkeypatch.setattr(direct, "empty_strided", torch._C._dynamo.guards._empty_strided_cpu)
     monkeypatch.setattr(direct, "current_device", lambda: -1)
     monkeypatch.setattr(direct, "DEVICE", "cpu")
@@ -1007,7 +1012,7 @@ def kernels():
 def counted(kernels, monkeypatch):
     """How often the module was called to launch a whole pass, that a graph's kernels may be loaded aside."""
     calls = []
-    monkeypatch.setattr(kernels, "is_first", lambda plan, backward=False: False)
+    monkeypatch.setattr(kernels, "is_first", lambda plan, wanted=0: False)
     for name in ("launch_forward", "launch_backward"):
         launch = getattr(kernels, name)
 

@@ -1,10 +1,11 @@
 """Tables of the page about every size: drawn sizes beside the peers, who multiplies where, float32 by pairs.
 
-Everything comes from book/measurements: `p22 --bench --sizes drawn:SEED --csv`, `product_times.py`, `timeline.py`,
-`pairs_times.py`. The generator of the book's pages calls `pages()`.
+Everything comes from book/measurements: `p22 --bench --sizes drawn:SEED --csv`, `product_times.py`, `branch_times.py`,
+`timeline.py`, `pairs_times.py`. The generator of the book's pages calls `pages()`.
 """
 
 import csv
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ AGAIN = MEASUREMENTS / "h200_drawn_sizes_7.csv"
 """Those of another seed."""
 TIMELINE = MEASUREMENTS / "h200_timeline.csv"
 WAYS = MEASUREMENTS / "h200_products_by_size.csv"
+BRANCHES = MEASUREMENTS / "h200_backward_branches.csv"
 PAIRS = MEASUREMENTS / "h200_float32_pairs.csv"
 WORST, MEDIAN = 1.01, 0.90
 """What the ratios to the fastest peer should not exceed."""
@@ -151,6 +153,31 @@ def ways_table(rows: list[Row]) -> str:
     return table(["rows: H → O", "Y · dln · dW", "forward", "backward", "host, both"], body, left=2)
 
 
+def branches_table(rows: list[Row]) -> str:
+    """A line for each size: the fastest way of one branch, the fastest of two, and the one that is chosen; each with who multiplies."""
+    sizes: dict[Size, list[Row]] = {}
+    for row in rows:
+        sizes.setdefault((int(row["M"]), int(row["H"]), int(row["O"])), []).append(row)
+    body, ratios = [], []
+    for dims, ways in sorted(sizes.items(), key=lambda item: math.prod(item[0])):
+        ranked = sorted(ways, key=lambda row: float(row["us"]))
+        one, two = (next(row for row in ranked if row["branches"] == count) for count in "12")
+        chosen = next(row for row in ways if row["chosen"])
+        ratios.append(float(chosen["us"]) / float(one["us"]))
+        body.append(
+            [small(dims), *branch_cells(one), *branch_cells(two), *branch_cells(chosen), f"{ratios[-1]:.2f}"]
+        )
+    head = ["rows: H → O", "one branch", "", "two", "", "chosen", "", "of one branch"]
+    summary = f"Over these {len(ratios)} sizes the choice takes {statistics.median(ratios):.2f} of the fastest single "
+    summary += f"branch's time in the median, {min(ratios):.2f} at best and {max(ratios):.2f} at worst."
+    return f"{table(head, body)}\n{summary}\n"
+
+
+def branch_cells(row: Row) -> tuple[str, str]:
+    """A time, and who multiplies dln and dW."""
+    return time_text(float(row["us"])), f"{row['dln']} · {row['dW']}"
+
+
 def pairs_tables(rows: list[Row]) -> str:
     """The times by pairs, and of each kind of input the worst error over PyTorch's own."""
     times: dict[Size, dict[str, float]] = {}
@@ -237,6 +264,9 @@ def pages() -> dict[str, str]:
     if WAYS.is_file():
         with WAYS.open(newline="", encoding="utf-8") as file:
             found["sizes_ways.md"] = ways_table(list(csv.DictReader(file)))
+    if BRANCHES.is_file():
+        with BRANCHES.open(newline="", encoding="utf-8") as file:
+            found["sizes_branches.md"] = branches_table(list(csv.DictReader(file)))
     if PAIRS.is_file():
         with PAIRS.open(newline="", encoding="utf-8") as file:
             found["sizes_pairs.md"] = pairs_tables(list(csv.DictReader(file)))

@@ -20,7 +20,7 @@ def every_size(monkeypatch, tmp_path):
     """The module, with files of its own that are not there yet."""
     import every_size
 
-    for name in ("DRAWN", "AGAIN", "WAYS", "TIMELINE", "PAIRS"):
+    for name in ("DRAWN", "AGAIN", "WAYS", "TIMELINE", "PAIRS", "BRANCHES"):
         monkeypatch.setattr(every_size, name, tmp_path / f"{name}.csv")
     return every_size
 
@@ -132,3 +132,23 @@ def test_replays_become_one(every_size):
     for some in (events[1:], []):
         with pytest.raises(RuntimeError, match=f"{len(some)} launches in 15 replays"):
             timeline.replays_of(some)
+
+
+def test_one_branch_and_two(every_size):
+    """The fastest of each, and what is chosen beside the fastest of one."""
+    names = ("M", "H", "O", "dln", "dW", "branches", "us", "chosen")
+    rows = [
+        (50, 6, 7, "own", "own", 1, 20, ""),
+        (50, 6, 7, "own", "library", 1, 10, ""),
+        (50, 6, 7, "own", "own", 2, 9, "yes"),
+        (50, 6, 7, "library", "own", 2, 8, ""),
+        (5, 6, 7, "own", "own", 1, 4, "yes"),
+        (5, 6, 7, "own", "own", 2, 5, ""),
+    ]
+    write(every_size.BRANCHES, [dict(zip(names, row, strict=True)) for row in rows])
+    text = every_size.pages()["sizes_branches.md"]
+    assert text.splitlines()[2:4] == [
+        "| 5: 6 → 7 | 4.0 µs | own · own | 5.0 µs | own · own | 4.0 µs | own · own | 1.00 |",
+        "| 50: 6 → 7 | 10.0 µs | own · library | 8.0 µs | library · own | 9.0 µs | own · own | 0.90 |",
+    ]
+    assert "Over these 2 sizes the choice takes 0.95 of" in text and "0.90 at best and 1.00 at worst" in text

@@ -225,11 +225,16 @@ def explanation(
 
     One that is made `together` is passed over where a quantity that it changes is among the `right` ones.
     """
-    if any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
+    if not puzzle.mistakes or any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
         return None
     if not any(np.isfinite(e.got).any() for e in evidence):
         return None  # without a number, too many formulas fit
+    steps = puzzle.derive(evidence[0].arrays, {})
+    with np.errstate(all="ignore"):
+        getattr(steps, quantity)
     for mistake in puzzle.mistakes:
+        if mistake.changes.keys().isdisjoint(vars(steps)):
+            continue  # the quantity is computed without what it changes
         if mistake.together and not mistake.changes.keys().isdisjoint(right):
             continue
         distances = []

@@ -103,6 +103,7 @@ def test_the_matrix_says_what_the_chapter_says(matrix):
     )
 
 
+@pytest.mark.long
 def test_a_right_one_is_accused_by_no_usual_check():
     solution = load(SOLUTION)
     for gate in ("silu", "rmsnorm", "lowrank"):

@@ -124,6 +124,7 @@ def test_who_runs_out_of_memory_is_left_out(monkeypatch):
     assert all(row.ms > 0 for row in rows if not row.failed) and len(rows) == 6
 
 
+@pytest.mark.long
 def test_who_would_take_too_long_is_left_out(monkeypatch):
     """From the length on at which it would, by the square of the lengths."""
     monkeypatch.setattr(claim_methods, "LONGEST", -1.0)

@@ -44,6 +44,7 @@ def test_every_candidate_is_timed_and_none_is_wrong(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
 
 
+@pytest.mark.long
 def test_a_wrong_candidate_is_said_to_be_wrong(tmp_path, monkeypatch):
     """One whose window is that of another order."""
     right = timing.Problem.window
@@ -98,6 +99,7 @@ def right_mask(problem, mask, tile, made=timing.block_mask):
     return made(problem, mask, tile)[0]
 
 
+@pytest.mark.long
 def test_a_block_mask_that_holds_other_tiles_than_are_counted(tmp_path, monkeypatch):
     made = timing.block_mask
     monkeypatch.setattr(timing, "block_mask", lambda problem, mask, tile: (made(problem, mask, tile)[0], 1))

@@ -50,12 +50,18 @@ def replays_of(events: list[tuple[str, float, float]]) -> list[tuple[str, float,
     )
     if not length or len(events) % REPLAYS:
         raise RuntimeError(f"{len(events)} launches in {REPLAYS} replays")
+    # On two branches the launches of one may come before or behind those of the other: the same ones are compared.
+    replays = [sorted(replay, key=lambda event: event[0]) for replay in replays]
     found = []
-    for place in zip(*replays, strict=True):
-        begins = [event[1] - replay[0][1] for event, replay in zip(place, replays, strict=True)]
-        durations = [event[2] for event in place]
-        found.append((place[0][0], statistics.median(begins), statistics.median(durations)))
-    return found
+    for same in zip(*replays, strict=True):
+        if len({name for name, *_ in same}) > 1:
+            raise RuntimeError(f"different launches in {REPLAYS} replays")
+        begins = [
+            event[1] - min(replay, key=lambda event: event[1])[1]
+            for event, replay in zip(same, replays, strict=True)
+        ]
+        found.append((same[0][0], statistics.median(begins), statistics.median(event[2] for event in same)))
+    return sorted(found, key=lambda launch: launch[1])
 
 
 def main() -> None:

@@ -134,6 +134,22 @@ def test_replays_become_one(every_size):
             timeline.replays_of(some)
 
 
+def test_replays_whose_branches_take_turns(every_size):
+    """Now one launch is the first to begin, now the other."""
+    import timeline
+
+    events = [
+        (name, 100.0 * turn + (at + turn) % 10, 2.0)
+        for turn in range(15)
+        for name, at in (("a", 0), ("b", 5))
+    ]
+    found = timeline.replays_of(events)
+    assert {name for name, *_ in found} == {"a", "b"} and all(0 <= begin <= 5 for _, begin, _ in found)
+    assert found[0][1] <= found[1][1]
+    with pytest.raises(RuntimeError, match="different launches in 15 replays"):
+        timeline.replays_of([("c", *events[0][1:]), *events[1:]])
+
+
 def test_one_branch_and_two(every_size):
     """The fastest of each, and what is chosen beside the fastest of one."""
     names = ("M", "H", "O", "dln", "dW", "branches", "us", "chosen")

@@ -5,7 +5,7 @@ of every sum is fixed, so every run gives the same bits.
 """
 
 from std.memory import AddressSpace, bitcast
-from std.sys import is_nvidia_gpu, size_of
+from std.sys import is_nvidia_gpu, llvm_intrinsic, size_of
 from max.gpu import WARP_SIZE, barrier, block_dim, thread_idx
 from max.gpu.memory import async_copy, async_copy_commit_group, async_copy_wait_group
 from max.gpu.primitives import warp
@@ -114,34 +114,42 @@ def copy_vector[
 
 
 @always_inline
-def load_anywhere[
-    dtype: DType, //, width: Int
-](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], first: Int, end: Int) -> SIMD[
-    dtype, width
+def load_across[
+    dtype: DType, //
+](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int, shift: Int32) -> SIMD[
+    dtype, vector_width[dtype]
 ]:
-    """A vector from shared memory that begins at any element; in it, what lies from `end` on is anything.
+    """The vector that begins `shift` elements behind an aligned one in shared memory."""
+    comptime width = vector_width[dtype]
+    var low = source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset)
+    return across(low, source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset + width), shift)
 
-    It is made of words of 32 bits, of which elements of 16 bits may begin in the middle.
+
+@always_inline
+def across[
+    dtype: DType, width: SIMDLength, //
+](low: SIMD[dtype, width], high: SIMD[dtype, width], shift: Int32) -> SIMD[dtype, width]:
+    """The vector that begins `shift` elements behind the beginning of `low` and goes on in `high`.
+
+    Of both together first a half is taken, then a part a word longer than a vector, and then elements of 16 bits from the
+    middle of words.
     """
     comptime size = size_of[Scalar[dtype]]()
     comptime count = VECTOR_BYTES // 4
-    var words = source.unsafe_bitcast[UInt32]()
-    var bytes = Int32(first * size)
-    var word = bytes >> 2
-    var last = Int32(end * size - 1) >> 2
+    var words = bitcast[DType.uint32, count](low).join(bitcast[DType.uint32, count](high))
+    var bytes = UInt32(shift) * UInt32(size)
+    comptime for step in [2, 1]:
+        var further = bytes & UInt32(4 * step) != 0
+        comptime for i in range(count + step):
+            comptime if i + step < 2 * count:
+                words[i] = words[i + step] if further else words[i]
     var result = SIMD[DType.uint32, count](0)
-    var this = words[unsafe_offset=Int(min(word, last))]
-    comptime if size == 2:
-        var in_the_middle = bytes & 2 != 0
-        comptime for i in range(count):
-            var next = words[unsafe_offset=Int(min(word + Int32(i + 1), last))]
-            result[i] = (this >> 16) | (next << 16) if in_the_middle else this
-            this = next
-    else:
-        result[0] = this
-        comptime for i in range(1, count):
-            result[i] = words[unsafe_offset=Int(min(word + Int32(i), last))]
-    return bitcast[dtype, width](result)
+    comptime for i in range(count):
+        comptime if size == 2:
+            result[i] = llvm_intrinsic["llvm.fshr.i32", UInt32](words[i + 1], words[i], (bytes & 2) * 8)
+        else:
+            result[i] = words[i]
+    return bitcast[dtype, Int(width)](result)
 
 
 @always_inline

@@ -191,10 +191,16 @@ def run_hopper():
         "rows of x at any address": ((70, 134, 136), 3, "natural"),
         "rows of y at any address": ((70, 136, 134), 3, "reversed"),
         "long rows": ((3, 8200, 24), 2, "natural"),
-        "long rows at any address": ((3, 4099, 27), 2, "natural"),
         "longest rows": ((2, 16384, 24), 2, "natural"),
-        "longest rows at any address": ((2, 12293, 24), 2, "natural"),
+        "many long rows": ((529, 8200, 8), 3, "shuffled:4"),
+        "longer than the longest": ((2, 16392, 8), 2, "natural"),
         "several turns at any address": ((2200, 203, 24), 2, "natural"),
+        # As many threads a row as there are, from one warp to the whole block.
+        "longer rows at any address": ((5, 1031, 26), 2, "natural"),
+        "two rows a block at any address": ((400, 2055, 8), 3, "reversed"),
+        "long rows at any address": ((3, 4099, 27), 2, "natural"),
+        "longest rows at any address": ((2, 12293, 24), 2, "natural"),
+        "whole block at any address": ((134, 8193, 8), 2, "shuffled:5"),
     }
     errors = {}
     for name, (sizes, kind, order) in cases.items():

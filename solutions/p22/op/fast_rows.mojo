@@ -3,10 +3,11 @@
 Each kernel reads its operands from DRAM once, 16 bytes a thread at a time, and keeps a row in registers between the
 sums over it and what is made from them; `shared/row_reductions.mojo` says how threads share a row. Sums over rows go
 to one partial sum for each block, added by a second kernel in a fixed order: no atomics, so every run gives the same
-bits. Of rows that are no whole number of 16-byte vectors, a thread takes single elements, as many at a time; but the aligned vectors
-in which short ones lie pass through shared memory (`_shared`). Rows too long for the registers take the kernels whose names end
-in `_any`, which read them again for every sum. All but the first can leave room behind the rows that they write, so that a
-product finds aligned ones.
+bits. Of rows that are no whole number of 16-byte vectors, a thread takes single elements, as many at a time. On Hopper the
+aligned vectors in which short rows of 16-bit elements lie pass through shared memory instead (`_shared`), and backward those of
+longer rows too, and rows of whole vectors that are too long for the registers (`_wide`). The kernels whose names end in `_any`
+take all that is left, and read a row again for every sum. All but the first can leave room behind the rows that they write, so
+that a product finds aligned ones.
 """
 
 from std.math import ceildiv, sqrt
@@ -42,10 +43,10 @@ from .shared.common import (
 from .shared.launcher import Launcher
 from .shared.row_reductions import (
     VECTOR_BYTES,
+    load_across,
     copy_vector,
     end_copies,
     is_aligned,
-    load_anywhere,
     load_global,
     load_vector,
     row_sum,
@@ -87,8 +88,14 @@ comptime FINISH_ROWS = 16
 """Threads that share a column in the second stage of a sum over rows."""
 comptime DIRECT_ROWS = 1024
 """The most rows that the second stage adds by itself."""
-comptime SHARED_THREADS = 512
-"""The most threads of a block of the kernels that keep rows in shared memory."""
+comptime SHARED_THREADS = 128
+"""Threads of a block of the forward kernel for short rows that begin at any address."""
+comptime WIDE_THREADS = 512
+"""Threads of a block of the kernel whose registers the sums of columns fill."""
+comptime WIDE_VECTORS = 4
+"""The most vectors of a row that a thread owns there."""
+comptime WIDE_TURNS = 4
+"""Rows of whole vectors for each multiprocessor above which that kernel pays: it leaves shares of all columns for each of these."""
 comptime FEW_THREADS = 512
 """Threads of a block that makes everything of few rows; all of them share a row, or COLUMN_LANES columns."""
 comptime FEW_ABREAST = 8
@@ -149,94 +156,122 @@ def starts_early(sizes: Sizes) -> Bool:
 # ---- Rows in shared memory ------------------------------------------------------------------------------------
 
 
-def room_of[dtype: DType](H: Int) -> Int:
-    """The elements of the aligned vectors in which a row lies that begins at any address, and one vector more at most.
+def wide_room[dtype: DType](group: Int) -> Int:
+    """Elements of a row of `ln_backward_wide` in shared memory: as many vectors as its threads own, and one more.
     """
-    comptime width = vector_width[dtype]
-    return (ceildiv(H, width) + 1) * width
+    return (WIDE_VECTORS * group + 1) * vector_width[dtype]
 
 
 @always_inline
 def fetch_row[
-    dtype: DType, //
+    dtype: DType, //, step: Int
 ](
     slot: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED],
     source: ImmPtr[dtype],
-    start: Int,
-    columns: Int,
-    end: Int,
+    row: Int,
+    H: Int,
+    rows: Int,
 ):
-    """Copies the aligned vectors in which a row of `columns` elements lies that begins at element `start`, this thread its
-    share. `end` is where the tensor ends.
+    """Copies the aligned vectors in which a row lies that begins at any address, and one vector more; this thread its share,
+    WIDE_VECTORS vectors `step` elements apart. Behind the tensor there are zeros.
+
+    Args:
+        slot: Where the row goes.
+        source: The tensor, [rows, H].
+        row: Which row.
+        H: Elements of a row.
+        rows: Of the tensor.
     """
     comptime width = vector_width[dtype]
-    var shift = start % width
-    for place in range(thread_idx.x * width, shift + columns, block_dim.x * width):
-        var first = start - shift + place
-        if first + width <= end:
-            copy_vector(slot.unsafe_offset(place), source.unsafe_offset(first))
-        else:
-            for i in range(width):
-                var there = first + i < end
-                slot[unsafe_offset=place + i] = source[unsafe_offset=first + i] if there else Scalar[dtype](0)
+    var column = thread_idx.x * width
+    var x_row = source.unsafe_offset(row * H // width * width)
+    var inside = rows * H - row * H // width * width
+    var last = ceildiv(H, width) * width
+    if last + width <= inside:
+        var left = Int32(H - column)
+        comptime for v in range(WIDE_VECTORS):
+            if Int32(v * step) < left:
+                copy_vector(slot.unsafe_offset(column + v * step), x_row.unsafe_offset(column + v * step))
+        if thread_idx.x == 0:
+            copy_vector(slot.unsafe_offset(last), x_row.unsafe_offset(last))
+        return
+    for h in range(column, last + width, step):
+        for i in range(h, h + width):
+            slot[unsafe_offset=i] = x_row[unsafe_offset=i] if i < inside else Scalar[dtype](0)
 
 
 @always_inline
 def store_row[
-    dtype: DType, //
+    dtype: DType, //, step: Int
 ](
     target: MutPtr[dtype],
     slot: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED],
-    start: Int,
-    columns: Int,
+    row: Int,
+    H: Int,
 ):
-    """Stores a row of `columns` elements from shared memory, which begins at element `start` of a tensor, by its aligned
-    vectors, this thread its share; and what is left at both ends element by element."""
+    """Stores a row from shared memory that begins at any address of `target`, [rows, H]: its aligned vectors, this thread
+    WIDE_VECTORS of them, `step` elements apart; and what is left at both ends element by element."""
     comptime width = vector_width[dtype]
-    var shift = start % width
-    for first in range(thread_idx.x * width - shift, columns, block_dim.x * width):
-        if first >= 0 and first + width <= columns:
-            var values = load_anywhere[width](slot, first, columns)
-            target.unsafe_store[alignment=VECTOR_BYTES](start + first, values)
-        else:
-            for h in range(max(0, first), min(columns, first + width)):
-                target[unsafe_offset=start + h] = slot[unsafe_offset=h]
+    var y_row = target.unsafe_offset(row * H)
+    # The first element of a row that lies at an aligned address.
+    var first = Int32(-row * H) & Int32(width - 1)
+    var column = thread_idx.x * width
+    var y = y_row.unsafe_offset(column + Int(first))
+    var left = Int32(H - column) - first
+    comptime for v in range(WIDE_VECTORS):
+        if Int32(v * step + width) <= left:
+            y.unsafe_store[alignment=VECTOR_BYTES](v * step, load_across(slot, column + v * step, first))
+    var thread = Int32(thread_idx.x)
+    if thread < first and thread < Int32(H):
+        y_row[unsafe_offset=thread_idx.x] = slot[unsafe_offset=thread_idx.x]
+    var rest = Int(first + (Int32(H) - first) // Int32(width) * Int32(width)) + thread_idx.x
+    if thread < Int32(width) and rest >= Int(first) and rest < H:
+        y_row[unsafe_offset=rest] = slot[unsafe_offset=rest]
+
+
+@always_inline
+def fill_row[dtype: DType, //, step: Int](target: MutPtr[dtype], row: Int, H: Int, pitch: Int):
+    """Zeros in the vectors behind the last one of a row of `target`, [rows, pitch], by threads of which each has vectors `step`
+    elements apart."""
+    comptime width = vector_width[dtype]
+    for h in range(ceildiv(H, width) * width + thread_idx.x * width, pitch, step):
+        target.unsafe_store[alignment=VECTOR_BYTES](row * pitch + h, SIMD[dtype, width](0))
+
+
+@always_inline
+def wait_for_row[group: Int]():
+    """Until all of the `group` threads of a row are here; every thread of the block must call it."""
+    comptime if group == WARP_SIZE:
+        syncwarp()
+    else:
+        barrier()
 
 
 @always_inline
 def first_of[
     dtype: DType, width: SIMDLength, //
-](values: SIMD[dtype, width], count: Int) -> SIMD[dtype, width]:
+](values: SIMD[dtype, width], count: Int32) -> SIMD[dtype, width]:
     """The first `count` elements, zeros in the place of the others."""
     var kept = values
-    if count < Int(width):
+    if count < Int32(width):
         comptime for i in range(Int(width)):
-            kept[i] = values[i] if i < count else 0
+            kept[i] = values[i] if Int32(i) < count else 0
     return kept
 
 
 @always_inline
 def load_columns[
     dtype: DType, //, wide: DType
-](source: ImmPtr[dtype], h: Int, columns: Int) -> SIMD[wide, vector_width[dtype]]:
-    """The vector of gamma or beta from column h on, with zeros behind the last column."""
+](source: ImmPtr[dtype], offset: Int, left: Int32) -> SIMD[wide, vector_width[dtype]]:
+    """The vector of gamma or beta at `offset`, with zeros behind the `left` columns that are left."""
     comptime width = vector_width[dtype]
-    if h + width <= columns:
-        return load_global[width, wide](source, h)
+    if left >= Int32(width):
+        return load_global[width, wide](source, offset)
     var rest = SIMD[wide, width](0)
     comptime for i in range(width):
-        if h + i < columns:
-            rest[i] = source[unsafe_offset=h + i].cast[wide]()
+        if Int32(i) < left:
+            rest[i] = source[unsafe_offset=offset + i].cast[wide]()
     return rest
-
-
-@always_inline
-def wait_for_row():
-    """Until all threads of a row are here; every thread of the block must call it."""
-    if block_dim.x == WARP_SIZE:
-        syncwarp()
-    else:
-        barrier()
 
 
 # ---- Forward ------------------------------------------------------------------------------------------------
@@ -328,10 +363,7 @@ def layernorm_rows[
                 y_row[unsafe_offset=h] = 0
 
 
-@__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(ANY_THREADS)),
-    `nvvm.minctasm`=SIMDLength(3),
-)
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(SHARED_THREADS)))
 def layernorm_shared[
     dtype: DType, early: Bool
 ](
@@ -346,8 +378,8 @@ def layernorm_shared[
     eps: Scalar[accum_type[dtype]],
     ln_out_stride: Int32,
 ):
-    """As `layernorm_rows`, of rows that begin at any address of an aligned tensor; those of ln_out are aligned. A row is read
-    once, into shared memory.
+    """As `layernorm_rows`, of rows that begin at any address of an aligned tensor; those of ln_out are aligned. A warp owns a
+    row, a lane one vector of it, which passes through shared memory.
 
     Parameters:
         dtype: Of the rows.
@@ -355,53 +387,44 @@ def layernorm_shared[
     """
     comptime accum = accum_type[dtype]
     comptime width = vector_width[dtype]
+    comptime step = WARP_SIZE * width
     comptime if early:
         wait_for_earlier_grids()
         start_later_grids()
     var H = Int(hidden_dim)
+    var pitch = Int(ln_out_stride)
     var scale = 1 / Scalar[accum](H)
     var row = block_idx.x * block_dim.y + thread_idx.y
-    # A group behind the last row goes along, for the barriers, with a row of no columns.
-    var columns = H if row < Int(rows) else 0
-    var first = thread_idx.x * width
-    var step = block_dim.x * width
+    var column = thread_idx.x * width
+    if row >= Int(rows):
+        return
     var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
-    var slot = memory.unsafe_offset(thread_idx.y * room_of[dtype](H))
-    if columns > 0:
-        fetch_row(slot, input, row * H, H, Int(rows) * H)
+    var slot = memory.unsafe_offset(thread_idx.y * (step + width))
+    fetch_row[step](slot, input, row, H, Int(rows))
     end_copies()
     wait_for_copies[0]()
-    wait_for_row()
-    var shift = row * H % width
+    syncwarp()
 
-    var total = SIMD[accum, width](0)
-    for h in range(first, columns, step):
-        total += first_of(load_anywhere[width](slot, shift + h, shift + H).cast[accum](), H - h)
-    var first_mean = rounded_product(row_sum(total.reduce_add(), 0), scale)
-    var deviations = SIMD[accum, width](0)
-    var squares = SIMD[accum, width](0)
-    for h in range(first, columns, step):
-        var x = load_anywhere[width](slot, shift + h, shift + H).cast[accum]()
-        var deviation = first_of(x - first_mean, H - h)
-        deviations += deviation
-        squares = deviation.fma(deviation, squares)
-    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1)
+    var left = Int32(H - column)
+    var x = SIMD[accum, width](0)
+    if left > 0:
+        x = first_of(load_across(slot, column, Int32(row * H) & Int32(width - 1)), left).cast[accum]()
+    var first_mean = rounded_product(row_sum(x.reduce_add(), 0), scale)
+    var deviation = first_of(x - first_mean, left)
+    var sums = row_sum(SIMD[accum, 2](deviation.reduce_add(), (deviation * deviation).reduce_add()), 1)
     sums = rounded_product(sums, SIMD[accum, 2](scale))
     var row_mean = first_mean + sums[0]
     var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
-    if thread_idx.x == 0 and columns > 0:
+    if thread_idx.x == 0:
         mean[unsafe_offset=row] = row_mean
         rstd[unsafe_offset=row] = row_rstd
-
-    var y_row = ln_out.unsafe_offset(row * Int(ln_out_stride))
-    for h in range(first, columns, step):
-        var x = load_anywhere[width](slot, shift + h, shift + H).cast[accum]()
-        var x_hat = first_of(normalised[dtype](x, row_mean, row_rstd), H - h)
-        var y = x_hat.fma(load_columns[accum](ln_weight, h, H), load_columns[accum](ln_bias, h, H))
-        y_row.unsafe_store[alignment=VECTOR_BYTES](h, y.cast[dtype]())
-    if columns > 0:
-        for h in range(ceildiv(H, width) * width + first, Int(ln_out_stride), step):
-            y_row.unsafe_store[alignment=VECTOR_BYTES](h, SIMD[dtype, width](0))
+    if left > 0:
+        # Behind the last column gamma and beta are 0, and so is what is stored.
+        var y = normalised[dtype](x, row_mean, row_rstd).fma(
+            load_columns[accum](ln_weight, column, left), load_columns[accum](ln_bias, column, left)
+        )
+        ln_out.unsafe_store[alignment=VECTOR_BYTES](row * pitch + column, y.cast[dtype]())
+    fill_row[step](ln_out, row, H, pitch)
 
 
 def layernorm_any[
@@ -489,7 +512,7 @@ def launch_layernorm_fast[
     )
     comptime if L.wgmma and dtype.is_half_float():
         if tensors and suits_shared[dtype](Int(sizes.hidden_dim), ln_out_stride):
-            var groups = min(rows, 128 // lanes_of_a_warp())
+            var groups = min(rows, SHARED_THREADS // lanes_of_a_warp())
             launcher.launch[layernorm_shared[dtype, L.wgmma]](
                 "layernorm_shared",
                 ln_out,
@@ -504,7 +527,7 @@ def launch_layernorm_fast[
                 Int32(ln_out_stride),
                 grid_dim=Dim(ceildiv(rows, groups)),
                 block_dim=Dim(lanes_of_a_warp(), groups),
-                shared_bytes=groups * room_of[dtype](Int(sizes.hidden_dim)) * size_of[Scalar[dtype]](),
+                shared_bytes=groups * (lanes_of_a_warp() + 1) * VECTOR_BYTES,
                 early=starts_early(sizes),
             )
             return
@@ -750,11 +773,11 @@ def add_groups[
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(SHARED_THREADS)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(WIDE_THREADS)),
     `nvvm.minctasm`=SIMDLength(1),
 )
-def ln_backward_shared[
-    dtype: DType, early: Bool
+def ln_backward_wide[
+    dtype: DType, group: Int, shifted: Bool, early: Bool
 ](
     grad_input: MutPtr[dtype],  # [rows, H]
     ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
@@ -768,49 +791,50 @@ def ln_backward_shared[
     rows: Int32,
     hidden_dim: Int32,
     row_stride: Int32,
-    parts: Int32,  # DX, LN_OUT and SUMS, added
+    parts: Int32,  # DX, LN_OUT and SUMS, added; not LN_OUT alone
 ):
-    """As `ln_backward_rows`, of rows of the input and dx that begin at any address of an aligned tensor. The next row of a
-    group of threads is on its way into shared memory while it works on this one; the sums of its columns are kept there
-    too, and dx passes through it.
+    """As `ln_backward_rows`, of rows of which a thread owns up to WIDE_VECTORS vectors: the sums of their columns fill its registers,
+    and x_hat and g are made twice, from what lies in shared memory, before and behind the sums over the row.
 
     Parameters:
         dtype: Of the rows.
+        group: Threads that share a row: block_dim.x, known here so that distances are constants.
+        shifted: Whether rows of the input and dx begin at any address of an aligned tensor. Then the aligned vectors in which a
+            row lies are fetched, and dx passes through shared memory.
         early: Whether the kernel may be started before the launch in front of it is done.
     """
     comptime accum = accum_type[dtype]
     comptime width = vector_width[dtype]
+    comptime vectors = WIDE_VECTORS
+    comptime step = group * width
+    comptime room = wide_room[dtype](group)
     var H = Int(hidden_dim)
     var pitch = Int(row_stride)
     var scale = 1 / Scalar[accum](H)
     var stride = grid_dim.x * block_dim.y
-    var first = thread_idx.x * width
-    var step = block_dim.x * width
-    # Else dln may be any address.
-    var dln_wanted = parts & (DX | SUMS) != 0
-    # Shared memory: dgamma and dbeta of every group, where they are wanted, then two rows of the input and of dln for each.
-    var room = room_of[dtype](H)
-    var sums_of_a_group = 2 * room if parts & SUMS != 0 else 0
-    var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
-    var dgamma = memory.unsafe_offset(thread_idx.y * sums_of_a_group)
-    var dbeta = dgamma.unsafe_offset(room)
-    var slots = memory.unsafe_offset(block_dim.y * sums_of_a_group).unsafe_bitcast[Scalar[dtype]]()
-    slots = slots.unsafe_offset(thread_idx.y * 4 * room)
-    if parts & SUMS != 0:
-        for h in range(first, H, step):
-            store_vector(dgamma, h, SIMD[accum, width](0))
-            store_vector(dbeta, h, SIMD[accum, width](0))
+    var column = thread_idx.x * width
+    # Shared memory: two rows of the input and of dln for every group of threads, then gamma and beta.
+    var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var slots = memory.unsafe_offset(thread_idx.y * 4 * room)
+    var gamma = memory.unsafe_offset(block_dim.y * 4 * room + column)
+    var beta = gamma.unsafe_offset(vectors * step)
 
     @__parameter
     @always_inline
     def fetch(row: Int, stage: Int):
         if row < Int(rows):
-            fetch_row(slots.unsafe_offset(2 * stage * room), input, row * H, H, Int(rows) * H)
-            if dln_wanted:
-                for h in range(first, H, step):
-                    copy_vector(
-                        slots.unsafe_offset((2 * stage + 1) * room + h), dln.unsafe_offset(row * pitch + h)
-                    )
+            var slot = slots.unsafe_offset(2 * stage * room)
+            var x_row = input.unsafe_offset(row * H + column)
+            var d_row = dln.unsafe_offset(row * pitch + column)
+            comptime if shifted:
+                fetch_row[step](slot, input, row, H, Int(rows))
+            slot = slot.unsafe_offset(column)
+            var left = Int32(H - column)
+            comptime for v in range(vectors):
+                if Int32(v * step) < left:
+                    comptime if not shifted:
+                        copy_vector(slot.unsafe_offset(v * step), x_row.unsafe_offset(v * step))
+                    copy_vector(slot.unsafe_offset(room + v * step), d_row.unsafe_offset(v * step))
         end_copies()
 
     comptime if early:
@@ -818,74 +842,125 @@ def ln_backward_shared[
         start_later_grids()
     var row = block_idx.x * block_dim.y + thread_idx.y
     fetch(row, 0)
+    if thread_idx.y == 0:
+        comptime for v in range(vectors):
+            var left = Int32(H - column - v * step)
+            if left > 0:
+                store_vector(gamma, v * step, load_columns[dtype](ln_weight, column + v * step, left))
+                store_vector(beta, v * step, load_columns[dtype](ln_bias, column + v * step, left))
+    var row_mean = Scalar[accum](0)
+    var row_rstd = Scalar[accum](0)
+    if row < Int(rows):
+        row_mean = mean[unsafe_offset=row]
+        row_rstd = rstd[unsafe_offset=row]
+    var dgamma = Array[SIMD[accum, width], vectors](fill=0)
+    var dbeta = Array[SIMD[accum, width], vectors](fill=0)
+    barrier()
+
     # Every group of the block takes as many turns, whether it has a row in the last one or not: turns hold barriers.
     var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
     for turn in range(turns):
-        # Nobody reads the row before any more, and all see this one.
-        wait_for_copies[0]()
-        wait_for_row()
+        comptime if shifted:
+            # Nobody reads the row before any more, and all see this one.
+            wait_for_copies[0]()
+            wait_for_row[group]()
         fetch(row + stride, (turn + 1) % 2)
-        var columns = H if row < Int(rows) else 0
-        var row_mean = Scalar[accum](0)
-        var row_rstd = Scalar[accum](0)
-        if columns > 0:
-            row_mean = mean[unsafe_offset=row]
-            row_rstd = rstd[unsafe_offset=row]
-        var x_row = slots.unsafe_offset(turn % 2 * 2 * room)
+        var next_mean = Scalar[accum](0)
+        var next_rstd = Scalar[accum](0)
+        if row + stride < Int(rows):
+            next_mean = mean[unsafe_offset=row + stride]
+            next_rstd = rstd[unsafe_offset=row + stride]
+        comptime if not shifted:
+            wait_for_copies[1]()
+        var x_row = slots.unsafe_offset(turn % 2 * 2 * room + column)
         var d_row = x_row.unsafe_offset(room)
-        var shift = row * H % width
+        var shift = Int32(row * H) & Int32(width - 1)
+        # Behind the last row there are no columns.
+        var left = Int32((H if row < Int(rows) else 0) - column)
 
         @__parameter
         @always_inline
-        def x_hat_of(h: Int) -> SIMD[accum, width]:
-            var x = load_anywhere[width](x_row, shift + h, shift + H).cast[accum]()
-            return first_of(normalised[dtype](x, row_mean, row_rstd), H - h)
-
-        @__parameter
-        @always_inline
-        def dln_of(h: Int) -> SIMD[accum, width]:
-            return first_of(load_vector[width, accum](d_row, h), H - h)
+        def x_hat_of[v: Int]() -> SIMD[accum, width]:
+            comptime if shifted:
+                var x = load_across(x_row, v * step, shift).cast[accum]()
+                return first_of(normalised[dtype](x, row_mean, row_rstd), left - Int32(v * step))
+            else:
+                return normalised[dtype](load_vector[width, accum](x_row, v * step), row_mean, row_rstd)
 
         var sums = SIMD[accum, 2](0)
-        if dln_wanted:
-            for h in range(first, columns, step):
-                var x_hat = x_hat_of(h)
-                var d = dln_of(h)
-                var g = d * load_columns[accum](ln_weight, h, H)
+        comptime for v in range(vectors):
+            if Int32(v * step) < left:
+                var x_hat = x_hat_of[v]()
+                var d = load_vector[width, accum](d_row, v * step)
+                comptime if shifted:
+                    d = first_of(d, left - Int32(v * step))
+                dgamma[v] = d.fma(x_hat, dgamma[v])
+                dbeta[v] += d
+                var g = d * load_vector[width, accum](gamma, v * step)
                 sums += SIMD[accum, 2]((g * x_hat).reduce_add(), g.reduce_add())
-                if parts & SUMS != 0:
-                    store_vector(dgamma, h, d.fma(x_hat, load_vector[width, accum](dgamma, h)))
-                    store_vector(dbeta, h, d + load_vector[width, accum](dbeta, h))
-            sums = row_sum(sums, turn % 2) * (scale * row_rstd)
+        sums = row_sum(sums, turn % 2) * (scale * row_rstd)
 
-        # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`.
-        for h in range(first, columns, step):
-            var x_hat = x_hat_of(h)
-            var gamma = load_columns[accum](ln_weight, h, H)
-            if parts & DX != 0:
-                var g = dln_of(h) * gamma
-                var dx = g.fma(row_rstd, x_hat.fma(-sums[0], -sums[1])).cast[dtype]()
-                store_vector(d_row, h, dx)
-            if parts & LN_OUT != 0:
-                var y = x_hat.fma(gamma, load_columns[accum](ln_bias, h, H))
-                ln_out.unsafe_store[alignment=VECTOR_BYTES](row * pitch + h, y.cast[dtype]())
-        if parts & LN_OUT != 0 and columns > 0:
-            for h in range(ceildiv(H, width) * width + first, pitch, step):
-                ln_out.unsafe_store[alignment=VECTOR_BYTES](row * pitch + h, SIMD[dtype, width](0))
-        wait_for_row()
-        if parts & DX != 0 and columns > 0:
-            store_row(grad_input, d_row, row * H, H)
+        # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`. Behind the last column x_hat, gamma and
+        # beta are 0, and so is ln_out.
+        comptime for v in range(vectors):
+            if Int32(v * step) < left:
+                var x_hat = x_hat_of[v]()
+                var scaled = load_vector[width, accum](gamma, v * step)
+                if parts & LN_OUT != 0:
+                    var y = x_hat.fma(scaled, load_vector[width, accum](beta, v * step)).cast[dtype]()
+                    ln_out.unsafe_offset(row * pitch + column).unsafe_store[alignment=VECTOR_BYTES](
+                        v * step, y
+                    )
+                if parts & DX != 0:
+                    var g = load_vector[width, accum](d_row, v * step) * scaled
+                    var dx = g.fma(row_rstd, x_hat.fma(-sums[0], -sums[1])).cast[dtype]()
+                    comptime if shifted:
+                        store_vector(d_row, v * step, dx)
+                    else:
+                        grad_input.unsafe_offset(row * H + column).unsafe_store[alignment=VECTOR_BYTES](
+                            v * step, dx
+                        )
+        if parts & LN_OUT != 0 and row < Int(rows):
+            fill_row[step](ln_out, row, H, pitch)
+        comptime if shifted:
+            wait_for_row[group]()
+            if parts & DX != 0 and row < Int(rows):
+                store_row[step](grad_input, slots.unsafe_offset((turn % 2 * 2 + 1) * room), row, H)
+        row_mean = next_mean
+        row_rstd = next_rstd
         row += stride
 
     if parts & SUMS == 0:
         return
+    # The slots have done their work; there every group lays down its sums.
     barrier()
+    var of_group = slots.unsafe_bitcast[Scalar[accum]]().unsafe_offset(column)
+    comptime for v in range(vectors):
+        if column + v * step < H:
+            store_vector(of_group, v * step, dgamma[v])
+            store_vector(of_group, room + v * step, dbeta[v])
+    barrier()
+    store_sums(partials, memory.unsafe_bitcast[Scalar[accum]](), 2 * room, room, H)
+
+
+@always_inline
+def store_sums[
+    accum: DType, //
+](
+    partials: MutPtr[accum],  # [blocks, 2, H]
+    shared: Pointer[Scalar[accum], _, address_space=AddressSpace.SHARED],
+    of_a_group: Int,
+    of_dgamma: Int,
+    H: Int,
+):
+    """Adds what the groups of a block have laid down in shared memory: dgamma, and dbeta `of_dgamma` elements further; from one
+    group to the next there are `of_a_group`."""
     var thread = thread_idx.y * block_dim.x + thread_idx.x
     for h in range(thread, H, block_dim.x * block_dim.y):
         var total = SIMD[accum, 2](0)
         for group in range(block_dim.y):
-            var of_group = memory.unsafe_offset(group * sums_of_a_group + h)
-            total += SIMD[accum, 2](of_group[], of_group[unsafe_offset=room])
+            var sums = shared.unsafe_offset(group * of_a_group + h)
+            total += SIMD[accum, 2](sums[], sums[unsafe_offset=of_dgamma])
         partials[unsafe_offset=2 * block_idx.x * H + h] = total[0]
         partials[unsafe_offset=(2 * block_idx.x + 1) * H + h] = total[1]
 
@@ -996,12 +1071,7 @@ def ln_backward_elements[
     if parts & SUMS == 0:
         return
     barrier()
-    var thread = thread_idx.y * block_dim.x + thread_idx.x
-    for place in range(thread, 2 * H, block_dim.x * block_dim.y):
-        var total = Scalar[accum](0)
-        for group in range(block_dim.y):
-            total += memory[unsafe_offset=group * 2 * H + place]
-        partials[unsafe_offset=2 * block_idx.x * H + place] = total
+    store_sums(partials, memory, 2 * H, H, H)
 
 
 @always_inline
@@ -1502,23 +1572,28 @@ def element_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
     return RowGeometry(1, group, groups, min(ceildiv(rows, groups), most), groups * sum_bytes)
 
 
+def wide_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
+    """The geometry of `ln_backward_wide`: a block for each multiprocessor, which has registers and shared memory for no more.
+    """
+    var group = lanes_of_a_warp()
+    while group < WIDE_THREADS and WIDE_VECTORS * group * vector_width[dtype] < H:
+        group *= 2
+    # Two rows of both tensors for every group, and gamma and beta.
+    var row_bytes = wide_room[dtype](group) * size_of[Scalar[dtype]]()
+    var most = min(WIDE_THREADS // group, (shared_memory() // row_bytes - 2) // 4)
+    if WIDE_VECTORS * group * vector_width[dtype] < H or most == 0 or rows == 0:
+        return RowGeometry(WIDE_VECTORS, group, 0, 0, 0)
+    var turns = ceildiv(rows, multiprocessors() * most)
+    var groups = ceildiv(rows, multiprocessors() * turns)
+    var blocks = min(ceildiv(rows, groups), multiprocessors())
+    return RowGeometry(WIDE_VECTORS, group, groups, blocks, (4 * groups + 2) * row_bytes)
+
+
 def suits_shared[dtype: DType](H: Int, stride: Int) -> Bool:
-    """Whether rows of the input begin at any address, those of the products' matrices do not, and a warp has a vector of a
-    row for each lane: longer rows are as fast element by element."""
+    """Whether rows of the input begin at any address, those of ln_out do not, and a lane of a warp has no more than a vector of
+    a row: longer ones are faster element by element."""
     comptime width = vector_width[dtype]
     return H % width != 0 and stride % width == 0 and H <= width * lanes_of_a_warp()
-
-
-def shared_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
-    """The geometry of `ln_backward_shared`: a block for each multiprocessor, which has registers for no more, and a row for
-    each of its warps."""
-    comptime element_bytes = 4 * size_of[Scalar[dtype]]() + 2 * size_of[Scalar[accum_type[dtype]]]()
-    var group = lanes_of_a_warp()
-    var groups = SHARED_THREADS // group
-    var turns = max(1, ceildiv(rows, multiprocessors() * groups))
-    groups = max(1, ceildiv(rows, multiprocessors() * turns))
-    var blocks = min(ceildiv(rows, groups), multiprocessors())
-    return RowGeometry(1, group, groups, blocks, groups * room_of[dtype](H) * element_bytes)
 
 
 def suits_ln_backward_rows[
@@ -1583,6 +1658,55 @@ def launch_ln_backward_rows[
                 shared_bytes=geometry.shared_bytes,
                 early=L.wgmma and starts_early(sizes),
             )
+
+
+def launch_ln_backward_wide[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    grad_input: MutPtr[dtype],
+    ln_out: MutPtr[dtype],
+    dln: ImmPtr[dtype],
+    input: ImmPtr[dtype],
+    mean: ImmPtr[accum_type[dtype]],
+    rstd: ImmPtr[accum_type[dtype]],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    sizes: Sizes,
+    geometry: RowGeometry,
+    parts: Int,
+    stride: Int,
+) raises -> Shares[accum_type[dtype]]:
+    """One launch: dx, ln_out, and the shares of dgamma and dbeta that are returned; of these, `parts`."""
+    var H = Int(sizes.hidden_dim)
+    var count = geometry.blocks * 2 * H if parts & SUMS != 0 else 0
+    var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
+    # Rows of whole vectors are short only where those of dln lie apart.
+    var shifted = H % vector_width[dtype] != 0 or geometry.group < WIDE_THREADS
+    comptime for way in range(6):
+        comptime group = WIDE_THREADS >> max(0, way - 1)
+        if geometry.group == group and shifted == (way > 0):
+            launcher.launch[ln_backward_wide[dtype, group, way > 0, L.wgmma]](
+                "ln_backward_wide",
+                grad_input,
+                ln_out,
+                partials,
+                dln,
+                input,
+                mean,
+                rstd,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                Int32(stride),
+                Int32(parts),
+                grid_dim=Dim(geometry.blocks),
+                block_dim=Dim(group, geometry.groups),
+                shared_bytes=geometry.shared_bytes,
+                early=L.wgmma and starts_early(sizes),
+            )
+    return Shares(partials.as_imm(), geometry.blocks)
 
 
 def launch_ln_backward_elements[
@@ -1679,31 +1803,24 @@ def launch_ln_backward_fast[
     var tensors = is_aligned(dln) and is_aligned(input) and is_aligned(ln_weight) and is_aligned(ln_bias)
     tensors = tensors and is_aligned(grad_input.as_imm()) and is_aligned(ln_out.as_imm())
     comptime if L.wgmma and dtype.is_half_float():
-        if tensors and suits_shared[dtype](H, dln_stride):
-            var shared = shared_geometry[dtype](rows, H)
-            var count = shared.blocks * 2 * H if parts & SUMS != 0 else 0
-            var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
-            launcher.launch[ln_backward_shared[dtype, L.wgmma]](
-                "ln_backward_shared",
+        var wide = wide_geometry[dtype](rows, H)
+        var pays = H % vector_width[dtype] != 0 or rows > WIDE_TURNS * multiprocessors()
+        if tensors and pays and dln_stride % vector_width[dtype] == 0 and wide.groups > 0:
+            return launch_ln_backward_wide[dtype](
+                launcher,
                 grad_input,
                 ln_out,
-                partials,
                 dln,
                 input,
                 mean,
                 rstd,
                 ln_weight,
                 ln_bias,
-                sizes.rows(),
-                sizes.hidden_dim,
-                Int32(dln_stride),
-                Int32(parts),
-                grid_dim=Dim(shared.blocks),
-                block_dim=Dim(shared.group, shared.groups),
-                shared_bytes=shared.shared_bytes,
-                early=starts_early(sizes),
+                sizes,
+                wide,
+                parts,
+                dln_stride,
             )
-            return Shares(partials.as_imm(), shared.blocks)
     var aligned = H % vector_width[dtype] == 0 and dln_stride == H and is_aligned(dln) and is_aligned(input)
     aligned = aligned and is_aligned(ln_weight) and is_aligned(ln_bias)
     aligned = aligned and is_aligned(grad_input.as_imm()) and is_aligned(ln_out.as_imm())

@@ -39,6 +39,7 @@ NAMES = {
     "compile budget 0.5": "torch.compile, memory budget 0.5",
     "max-autotune": "torch.compile, max-autotune",
     "liger": "Liger LayerNorm, linear",
+    "tf32x3": "LayerNorm, Triton product of three TF32",
     "transformer-engine": "Transformer Engine",
 }
 MARKS = {
@@ -48,6 +49,7 @@ MARKS = {
     "compile budget 0.5": ("wedge", True),
     "max-autotune": ("diamond", True),
     "liger": ("square", True),
+    "tf32x3": ("wedge", False),
     "transformer-engine": ("circle", False),
     "unfused": ("triangle", False),
     "fused": ("diamond", False),

@@ -112,13 +112,13 @@ def test_pairs(every_size):
     names = ("inputs", "result", "norm_error", "norm_of_torch", "largest_error", "largest_of_torch", "way")
     empty = dict.fromkeys((*names, "graph_us", "note"), "") | {"M": 4096, "H": 768, "O": 3072}
     rows = [empty | {"way": way, "graph_us": time} for way, time in
-            (("pairs", 300), ("fast", 1100), ("eager", 1200), ("compile", 1000))]  # fmt: skip
+            (("pairs", 300), ("fast", 1100), ("eager", 1200), ("compile", 1100), ("tf32x3", 1000))]  # fmt: skip
     error = {"inputs": "tiny", "norm_of_torch": "1e-7", "largest_of_torch": "1e-6"}
     rows += [empty | error | {"norm_error": norm, "largest_error": "2e-6"} for norm in ("5e-8", "1.5e-7")]
     rows += [empty | {"inputs": "nan in x", "note": "as PyTorch"}] * 3
     write(every_size.PAIRS, rows)
     text = every_size.pages()["sizes_pairs.md"]
-    assert "| 4,096: 768 → 3,072 | 300.0 µs | 1,100 µs | 1,200 µs | 1,000 µs | 0.30 |" in text
+    assert "| 4,096: 768 → 3,072 | 300.0 µs | 1,100 µs | 1,200 µs | 1,100 µs | 1,000 µs | 0.30 |" in text
     assert "| tiny | 1.50 | 2.00 |" in text and "3 results as PyTorch." in text
 
 

@@ -5,16 +5,12 @@ multiplies dln and dW, and whether dW is made beside all the rest. "chosen" is w
 come from such a file. Every way is compared with float64 before it is timed.
 """
 
-import csv
-import datetime
 import math
 import random
 import statistics
-import sys
-import time
 
 import torch
-from product_times import capture, graph_time
+from product_times import capture, graph_time, measure_all
 
 from harness.nn import direct, products
 from harness.nn.products import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, Choice, Products
@@ -109,27 +105,5 @@ def measure(M: int, H: int, O: int) -> list[dict]:
     ]
 
 
-def main() -> None:
-    """Measures what there is time for, and writes each size at once."""
-    stop = time.monotonic() + float(sys.argv[2] if len(sys.argv) > 2 else "inf")
-    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    machine |= {
-        "date": datetime.date.today().isoformat(),
-        "command": "python book/tools/branch_times.py FILE",
-    }
-    with open(sys.argv[1], "w", newline="") as file:
-        writer = None
-        for sizes in SIZES:
-            if time.monotonic() > stop:
-                print(f"no time for {sizes} and what comes after", flush=True)
-                break
-            rows = [machine | row for row in measure(*sizes)]
-            if writer is None:
-                writer = csv.DictWriter(file, list(rows[0]))
-                writer.writeheader()
-            writer.writerows(rows)
-            file.flush()
-
-
 if __name__ == "__main__":
-    main()
+    measure_all("branch_times", SIZES, measure)

@@ -11,6 +11,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -137,21 +138,19 @@ def measure(M: int, H: int, O: int) -> list[dict]:
     ]
 
 
-def main() -> None:
-    """Measures what there is time for, and writes each size at once."""
+def measure_all(tool: str, sizes: Iterable[tuple[int, int, int]], measure: Callable[..., list[dict]]) -> None:
+    """Measures the sizes that there is time for, and writes the rows of each at once: into the file and within the seconds that
+    the command line names."""
     stop = time.monotonic() + float(sys.argv[2] if len(sys.argv) > 2 else "inf")
     machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    machine |= {
-        "date": datetime.date.today().isoformat(),
-        "command": "python book/tools/product_times.py FILE",
-    }
+    machine |= {"date": datetime.date.today().isoformat(), "command": f"python book/tools/{tool}.py FILE"}
     with open(sys.argv[1], "w", newline="") as file:
         writer = None
-        for sizes in SIZES:
+        for size in sizes:
             if time.monotonic() > stop:
-                print(f"no time for {sizes} and what comes after", flush=True)
+                print(f"no time for {size} and what comes after", flush=True)
                 break
-            rows = [machine | row for row in measure(*sizes)]
+            rows = [machine | row for row in measure(*size)]
             if writer is None:
                 writer = csv.DictWriter(file, list(rows[0]))
                 writer.writeheader()
@@ -160,4 +159,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure_all("product_times", SIZES, measure)

@@ -110,6 +110,11 @@ found = (output, *torch.autograd.grad(output, leaves, dy))
 truth = (expected, *torch.autograd.grad(expected, exact, dy.double()))
 for one, other in zip(found, truth, strict=True):
     assert one.shape == other.shape and (one - other).norm() < 1e-6 * other.norm(), (one - other).norm() / other.norm()
+gamma, beta = torch.randn((2, 37), generator=generator)
+output = triton_products.layernorm_linear(x, gamma, beta, W, b)
+x, W, b, gamma, beta = (tensor.detach().double() for tensor in (x, W, b, gamma, beta))
+expected = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (37,), gamma, beta, 1e-5), W, b)
+assert (output - expected).norm() < 1e-6 * expected.norm()
 """
 
 

@@ -5,8 +5,11 @@ see Triton's documentation of `tl.dot`. Triton chooses the tiles of each size by
 """
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
+
+from harness.nn.ops import EPS
 
 Tensor = torch.Tensor
 
@@ -97,3 +100,8 @@ class Linear(torch.autograd.Function):
     def backward(ctx, *gradients: Tensor) -> tuple[Tensor, ...]:
         (dy,), (x, W) = gradients, ctx.saved_tensors
         return product(dy, W), product(dy.T, x), dy.sum(0)
+
+
+def layernorm_linear(x: Tensor, gamma: Tensor, beta: Tensor, W: Tensor, b: Tensor) -> Tensor:
+    """PyTorch's LayerNorm, then this product: x [rows, H] to [rows, O]."""
+    return Linear.apply(F.layer_norm(x, x.shape[-1:], gamma, beta, EPS), W, b)

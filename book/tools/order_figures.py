@@ -305,7 +305,7 @@ FILES = {
     "order_claims.md": claims,
     "order_curves.svg": curves,
     "order_growth.svg": growth,
-    "order_reads.svg": functools.partial(reads, 64, 8),
+    "order_reads.svg": functools.partial(reads, 64, 4),
     "order_ratios.md": ratios,
     "order_peers.md": peers,
     "order_times.md": times,

@@ -1,4 +1,5 @@
-"""Where a test run's time goes: wall and processor seconds of each folder of tests/, at the end of the run.
+"""Where a test run's time goes: wall and processor seconds of each folder of tests/, at the end of the run, and in one line
+the folders that take most.
 
 Processor seconds are those of the test process and of every process that it started and that has ended. A puzzle's
 folder may take at most three minutes of them with empty caches.
@@ -56,3 +57,6 @@ def pytest_terminal_summary(terminalreporter):
         write(f"{folder:24}{len(tests[folder]):6}{wall[folder]:10.1f}{processor[folder]:12.1f}")
     total = sum(map(len, tests.values()))
     write(f"{'all':24}{total:6}{sum(wall.values()):10.1f}{sum(processor.values()):12.1f}")
+    most = sorted(tests, key=lambda name: -processor[name])[:8]
+    parts = ", ".join(f"{name.removeprefix('tests/')} {processor[name]:.0f}" for name in most)
+    write(f"{total} tests, {sum(processor.values()):.0f} s of processor time: {parts}")

@@ -1,7 +1,8 @@
 """`pytest --quick`: everything that needs neither a compiler nor a browser nor many seconds.
 
 A test that compiles Mojo, or a MAX graph, bears the mark `compiler`, one that takes seconds without it the mark `long`; a
-quick run leaves them out, as it does those that ask for the fixtures `started`, the browser, and `site`, the whole book. That the others do not compile is not believed: in a quick run every cache
+quick run leaves them out, as it does nightly ones (tests/tiers.py) and those that ask for the fixtures `started`, the browser,
+and `site`, the whole book. That the others do not compile is not believed: in a quick run every cache
 of the workbook is empty and the Mojo compiler is a script that refuses, in this process and in those that it starts. A test
 that called it fails, whatever it made of the refusal.
 """
@@ -70,6 +71,7 @@ def pytest_collection_modifyitems(config, items):
             for item in items
             if item.get_closest_marker("compiler")
             or item.get_closest_marker("long")
+            or item.get_closest_marker("nightly")
             or LEFT_OUT.intersection(item.fixturenames)
         }
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

@@ -133,7 +133,7 @@ def test_the_workflow_passes_actionlint():
 
 def test_the_workflow_runs_the_script_and_publishes_what_the_readme_builds():
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    assert "- run: .ci/run\n" in workflow and "path: book/html\n" in workflow
+    assert "- run: .ci/run ${{ env.TIERS }}\n" in workflow and "path: book/html\n" in workflow
     command = "uv run --only-group book python book/tools/build.py"
     assert command in workflow and command in (ROOT / "README.md").read_text()
 
@@ -174,10 +174,16 @@ def test_readme_has_its_two_commands_and_their_twins_on_lines_of_their_own():
     assert first < 20, "they stand near the top"
 
 
+def test_the_two_tiers_together_are_every_test():
+    tasks = PROJECT["tool"]["poe"]["tasks"]
+    day, night = (re.search(r"pytest -m ('[^']*'|\w+) ", tasks[name]["cmd"]) for name in ("tests", "nightly"))
+    assert day and night and day[1].strip("'") == f"not {night[1]}"
+
+
 def test_continuous_integration_uses_the_readme_s_commands():
     script = (ROOT / ".ci" / "run").read_text()
     assert "python3 -m pip install -q uv && uv run poe p22 --backward --solution" in script
-    assert "\nuv run poe tests\n" in script
+    assert "for tier in ${@:-tests nightly}; do" in script and 'uv run poe "$tier"' in script
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

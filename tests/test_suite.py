@@ -1,11 +1,14 @@
 """The suite's own machinery: quick runs, other orders, time by folder; each tried on small suites in a process of their own."""
 
 import os
+import random
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import order
 import pytest
 
 TESTS = Path(__file__).resolve().parent
@@ -90,17 +93,27 @@ def order_of(done) -> list[str]:
     return re.findall(r"^tests/\w+/(test_\w+\.py::test_one\[\d\])$", done.stdout, re.MULTILINE)
 
 
+def shuffled(seed: int) -> list[str]:
+    """Six tests of each of four files in the order of a seed."""
+    items = [
+        SimpleNamespace(path=name, nodeid=f"test_{name}.py::test_one[{number}]")
+        for name in "abcd"
+        for number in range(6)
+    ]
+    order.shuffle(items, random.Random(seed))
+    return [item.nodeid for item in items]
+
+
 def test_a_shuffled_run_keeps_files_together_and_can_be_repeated(suite):
-    files = {f"{name}/test_{name}.py": ORDERED for name in "abcd"}
-    first, again, other = (
-        order_of(suite(files, "--collect-only", "-q", "--shuffle", seed)) for seed in ("1", "1", "2")
-    )
+    first, again, other = shuffled(1), shuffled(1), shuffled(2)
     assert len(set(first)) == 24 and sorted(first) == sorted(other)
     assert first == again and first != sorted(first) and first != other
     names = [test.split("::")[0] for test in first]
     assert [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name] == list(
         dict.fromkeys(names)
     )
+    files = {f"{name}/test_{name}.py": ORDERED for name in "abcd"}
+    assert order_of(suite(files, "--collect-only", "-q", "--shuffle", "1")) == first
 
 
 SHARES = """

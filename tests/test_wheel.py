@@ -101,14 +101,14 @@ folder, files = extension.sources()
 assert folder.is_relative_to(sys.prefix) and all(file.is_file() for file in files), folder
 module = extension.load(Path(sys.argv[1]))
 assert module.forward(0, 0, 0, 0, 0, 12, 300, 20, 1e-5, *[0] * 8) > 0
-print(extension.file_name("sm_80"), "outside")
+print(extension.file_name("sm_90a"), "outside")
 """
 
 
 @pytest.mark.compiler
 def test_the_extension_module_outside_the_checkout(installed, tmp_path):
     """An installed package makes the module from the same sources, and looks for it under the same name."""
-    built = extension.build("sm_80").path
+    built = extension.build("sm_90a").path
     script = tmp_path / "load.py"
     script.write_text(EXTENSION)
     assert run(installed, script, built, cwd=tmp_path).split() == [built.name, "outside"]

@@ -15,12 +15,13 @@ dtype is first used on a device, and cached.
 
 import functools
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from harness.devices.graphs import Program, load_each
 from harness.nn import attention_direct
@@ -28,6 +29,9 @@ from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_B
 from harness.nn.autograd import DTYPES, compiling, max_device, plain, programs, refuse_after_fork, run
 from harness.spec.ops import Call
 from harness.toolchain.roots import op_package, solutions
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
 
 Tensor = torch.Tensor
 LARGEST_HEAD = 256
@@ -351,7 +355,7 @@ def in_autocast_dtype(
     dtype = torch.get_autocast_dtype(device)
 
     def cast(t):
-        is_wide = not isinstance(t, Tensor) or isinstance(t, CausalBias) or t.dtype == torch.float64
+        is_wide = not isinstance(t, Tensor) or is_causal_bias(t) or t.dtype == torch.float64
         return t if is_wide or not t.is_floating_point() else t.to(dtype)
 
     return cast(query), cast(key), cast(value), cast(attn_mask)
@@ -374,7 +378,7 @@ def check(query, key, value, attn_mask, enable_gqa: bool) -> None:
     check_sizes(query, key, value, enable_gqa)
     if (
         attn_mask is not None
-        and not isinstance(attn_mask, CausalBias)
+        and not is_causal_bias(attn_mask)
         and attn_mask.dtype not in (torch.bool, query.dtype)
     ):
         raise TypeError(f"attn_mask: expected bool or {plain(query.dtype)}, got {plain(attn_mask.dtype)}")
@@ -387,7 +391,7 @@ def check_dense(name: str, tensor, query) -> None:
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; packed sequences are not built")
-    if tensor.device != query.device and not isinstance(tensor, CausalBias):
+    if tensor.device != query.device and not is_causal_bias(tensor):
         raise ValueError(f"{name}: expected it on {query.device}, as query, got {tensor.device}")
 
 
@@ -430,14 +434,23 @@ def without_bias(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, int]:
     """The mask, None where it is one of PyTorch's causal ones, and how many keys past its own place a query sees."""
-    if not isinstance(attn_mask, CausalBias):
+    if not is_causal_bias(attn_mask):
         return attn_mask, 0 if is_causal else EVERY_KEY
     S, T = query.shape[-2], key.shape[-2]
     if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (S, T):
         raise ValueError(
             f"attn_mask: a causal mask of {attn_mask.seq_len_q} queries and {attn_mask.seq_len_kv} keys, expected {S} and {T}"
         )
-    return None, T - S if attn_mask.variant == CausalVariant.LOWER_RIGHT else 0
+    return None, T - S if attn_mask.variant.name == "LOWER_RIGHT" else 0
+
+
+def is_causal_bias(mask: object) -> "TypeGuard[CausalBias]":
+    """Whether a mask is one of PyTorch's causal ones.
+
+    Their module loads all of dynamo, nearly two seconds; where no one has imported it, there is no such mask.
+    """
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and isinstance(mask, module.CausalBias)
 
 
 @dataclass(frozen=True)

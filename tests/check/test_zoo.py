@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 
 import pytest
+from tiers import chosen
 
 from harness.check import zoo
 from harness.check.gates import Checker
@@ -45,20 +46,12 @@ def cases_for(puzzle, kernel):
 @pytest.fixture(scope="module")
 def recorded(request, puzzle):
     """dtype -> None: records its wrong kernels that this run tests; the checker finds them in the cache."""
-    chosen = {item.callspec.params["kernel"].name for item in request.session.items if is_zoo_test(item)}
     orders = defaultdict(list)
-    for kernel in KERNELS:
-        if kernel.name in chosen:
-            dims = tuple(dict.fromkeys(case.dims for case in cases_for(puzzle, kernel)))
-            variant = variant_of(puzzle, kernel)
-            orders[kernel.dtype].append(Order(kernel.package(), dims, (variant,), small_grid=True))
+    for kernel in chosen(request, "kernel"):
+        dims = tuple(dict.fromkeys(case.dims for case in cases_for(puzzle, kernel)))
+        variant = variant_of(puzzle, kernel)
+        orders[kernel.dtype].append(Order(kernel.package(), dims, (variant,), small_grid=True))
     return functools.cache(lambda dtype: record_many(orders[dtype], puzzle.name, dtype) and None)
-
-
-def is_zoo_test(item) -> bool:
-    """Whether a collected test is one of the recorded kernels'."""
-    name = "test_a_wrong_kernel_is_rejected_for_the_right_reason"
-    return item.module.__name__ == __name__ and item.originalname == name
 
 
 @pytest.mark.compiler

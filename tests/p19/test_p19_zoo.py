@@ -11,6 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from tiers import chosen
 
 from harness.check import zoo
 from harness.check.gates import Checker
@@ -27,10 +28,10 @@ SOLUTION = roots.op_package(roots.solutions(), "p19")
 RAMP = (SOLUTION.path / "ramp.mojo").read_text()
 
 
-def together() -> list[list[zoo.WrongKernel]]:
+def together(kernels: list[zoo.WrongKernel]) -> list[list[zoo.WrongKernel]]:
     """The wrong kernels in groups that hold at most one of each gate."""
     by_gate = defaultdict(list)
-    for kernel in WRONG:
+    for kernel in kernels:
         by_gate[kernel.gate].append(kernel)
     return [[kernel for kernel in group if kernel] for group in zip_longest(*by_gate.values())]
 
@@ -66,9 +67,10 @@ def written_otherwise() -> str:
 
 
 @pytest.fixture(scope="module")
-def results():
+def results(request):
     """The name of a wrong kernel -> the verdict on its gate; "solution" and "otherwise" -> those on all gates."""
-    wrong = [package_of(edited(group)) for group in together()]
+    groups = together(chosen(request, "kernel"))
+    wrong = [package_of(edited(group)) for group in groups]
     packages = [SOLUTION, package_of(written_otherwise()), *wrong]
     dims = tuple(dict.fromkeys(case.dims for case in PUZZLE.cases(None)))
     record_many([Order(p, dims, tuple(GATES), small_grid=True) for p in packages], "p19", "float32")
@@ -76,7 +78,7 @@ def results():
     judged = [{r.gate.id: r for r in checker.check(package)} for package in packages]
     named = {
         kernel.name: verdicts[kernel.gate]
-        for group, verdicts in zip(together(), judged[2:], strict=True)
+        for group, verdicts in zip(groups, judged[2:], strict=True)
         for kernel in group
     }
     return named | {"solution": judged[0], "otherwise": judged[1]}

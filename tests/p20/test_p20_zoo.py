@@ -4,6 +4,7 @@ The wrong kernels are recorded together; those in Python are judged as they are.
 """
 
 import pytest
+from tiers import chosen
 
 from harness.check import zoo
 from harness.check.checkers import make_checker
@@ -31,11 +32,16 @@ def variant_of(kernel):
 
 
 @pytest.fixture(scope="module")
-def checker():
-    """One for every wrong kernel; they are recorded together."""
-    dims = {each.name: tuple(dict.fromkeys(case.dims for case in cases_for(each))) for each in KERNELS}
+def checker(request):
+    """One for every wrong kernel; the chosen ones are recorded together."""
     orders = [
-        Order(each.package(), dims[each.name], (variant_of(each),), small_grid=True) for each in KERNELS
+        Order(
+            each.package(),
+            tuple(dict.fromkeys(case.dims for case in cases_for(each))),
+            (variant_of(each),),
+            small_grid=True,
+        )
+        for each in chosen(request, "kernel")
     ]
     record_many(orders, "p20", "float32")
     return Checker(PUZZLE)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from kernel_slips import SLIPS
+from tiers import chosen
 
 from harness.check.gates import Checker
 from harness.check.zoo import WrongKernel
@@ -28,11 +29,13 @@ def cases(puzzle):
 
 
 @pytest.fixture(scope="module")
-def checker(puzzle, cases):
+def checker(puzzle, cases, request):
     """One warm checker; what it records is in the cache."""
     variants = {gate.id: gate.variant for gate in puzzle.kernel_gates}
     dims = tuple(dict.fromkeys(case.dims for case in cases))
-    orders = [Order(k.package(), dims, (variants[k.gate],), small_grid=True) for k in KERNELS]
+    orders = [
+        Order(k.package(), dims, (variants[k.gate],), small_grid=True) for k in chosen(request, "kernel")
+    ]
     record_many(orders, "p22", "float32")
     return Checker(puzzle)
 

@@ -7,6 +7,7 @@ compiler.
 import pkgutil
 
 import pytest
+from tiers import chosen
 
 from harness.check import zoo
 from harness.check.gates import Checker
@@ -30,20 +31,12 @@ def cases_for(puzzle, kernel):
 @pytest.fixture(scope="module")
 def checker(puzzle, request):
     """One warm checker; the chosen kernels are recorded together, and it finds them in the cache."""
-    chosen = {item.callspec.params["kernel"].name for item in request.session.items if is_kernel_test(item)}
     orders = [
         Order(kernel.package(), dims_of(cases_for(puzzle, kernel)), (VARIANT[kernel.gate],), small_grid=True)
-        for kernel in KERNELS
-        if kernel.name in chosen
+        for kernel in chosen(request, "kernel")
     ]
     record_many(orders, puzzle.name, "float32")
     return Checker(puzzle)
-
-
-def is_kernel_test(item) -> bool:
-    """Whether a collected test is one of the recorded kernels'."""
-    name = "test_a_wrong_kernel_is_rejected_for_the_right_reason"
-    return item.module.__name__ == __name__ and item.originalname == name
 
 
 def checker_of(puzzle, rung):

@@ -4,6 +4,7 @@ The wrong kernels are recorded by one Mojo program; those of the rungs in Python
 """
 
 import pytest
+from tiers import chosen
 
 from harness.check import zoo
 from harness.check.checkers import make_checker
@@ -26,11 +27,14 @@ VARIANT = {gate.id: gate.variant for gate in PUZZLE.gates}
 
 
 @pytest.fixture(scope="module")
-def checker():
-    """One for every wrong kernel, which finds their recordings in the cache."""
+def checker(request):
+    """One for every wrong kernel, which finds the recordings of the chosen ones in the cache."""
     dims = tuple(dict.fromkeys(case.dims for case in CASES))
     record_many(
-        [Order(each.package(), dims, (VARIANT[each.gate],), small_grid=True) for each in KERNELS],
+        [
+            Order(each.package(), dims, (VARIANT[each.gate],), small_grid=True)
+            for each in chosen(request, "kernel")
+        ],
         "p24",
         "float32",
     )

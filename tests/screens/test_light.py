@@ -1,4 +1,4 @@
-"""What answers at once loads neither torch nor MAX: the list, the hints, a puzzle's spec."""
+"""What answers at once loads neither torch nor MAX: the list, the hints, a puzzle's spec. Attention loads no compiler of torch's."""
 
 import subprocess
 import sys
@@ -11,15 +11,16 @@ HEAVY = ("torch", "max", "mojo", "triton", "sympy")
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "heavy"),
     [
-        "import harness.puzzles.p22",
-        "from harness.cli import main; main(['list'])",
-        "from harness.cli import main; main(['hint', 'p22', 'dx-1'])",
+        ("import harness.puzzles.p22", HEAVY),
+        ("from harness.cli import main; main(['list'])", HEAVY),
+        ("from harness.cli import main; main(['hint', 'p22', 'dx-1'])", HEAVY),
+        ("from harness.nn import attention", ("torch._dynamo", "torch._inductor", "sympy")),
     ],
 )
-def test_nothing_heavy_is_loaded(code):
-    loaded = f"import sys; {code}; print(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)"
+def test_nothing_heavy_is_loaded(code, heavy):
+    loaded = f"import sys; {code}; print(*(name for name in {heavy} if name in sys.modules), file=sys.stderr)"
     done = subprocess.run(
         [sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -1,0 +1,82 @@
+"""The tiers: nothing is checked by nightly tests alone, and the rules leave what they should."""
+
+from types import SimpleNamespace
+
+import pytest
+import tiers
+
+from harness.check.zoo import WrongKernel
+
+
+def test_nothing_is_checked_by_nightly_tests_alone(request):
+    """Of what this run has collected, which in `poe tests` is everything."""
+    assert tiers.only_nightly(request.config.stash[tiers.COLLECTED]) == []
+
+
+def cases(test: str, marks: tuple[str, ...] = (), **values) -> list:
+    """Stand-ins of a test's cases, one for each value of its one argument; without arguments the test alone."""
+    (argument, of_each), *_ = [*values.items(), ("", [None])]
+    found = []
+    for value in of_each:
+        params = {argument: value} if argument else {}
+        ending = f"[{getattr(value, 'name', value)}]" if argument else ""
+        item = SimpleNamespace(nodeid=f"tests/{test}{ending}", get_closest_marker=lambda mark: mark in marks)
+        found.append(
+            SimpleNamespace(**vars(item), callspec=SimpleNamespace(params=params)) if params else item
+        )
+    return found
+
+
+def wrongs(gates: str) -> list[WrongKernel]:
+    """A wrong solution of each gate in turn."""
+    return [WrongKernel("p90", f"wrong {i}", gate, "", "") for i, gate in enumerate(gates)]
+
+
+@pytest.mark.parametrize(
+    ("items", "left"),
+    [
+        (cases("a.py::test_x", dtype=["float32", "bfloat16", "float16", "float64"]), ["float16"]),
+        (cases("a.py::test_x", dtype=["float32", "float16"]), []),
+        (cases("a.py::test_x", ("gpu",), dtype=["bfloat16", "float16"]), []),
+        (cases("a.py::test_x", seed=[0, 1, 2]), ["1", "2"]),
+        (cases("a.py::test_x", wrong=wrongs("aaabba")), ["wrong 2", "wrong 5"]),
+        (cases("p22/test_fast.py::test_x", launches=["sm_80", "gfx942", "apple-m4"]), ["gfx942", "apple-m4"]),
+        (cases("book/test_players.py::test_players_fit_a_phone", page=["one", "two"]), ["two"]),
+        (cases("a.py::test_x"), []),
+    ],
+)
+def test_a_rule_leaves_one_of_its_kind(items, left):
+    assert [item.nodeid.split("[")[1][:-1] for item in tiers.nightly(items)] == left
+    assert tiers.only_nightly(items) == []
+
+
+ARM, EDGES = next((a, b) for a, b in tiers.ALONE.items() if "arm" in a)
+
+
+def test_what_only_nightly_tests_would_check_is_listed():
+    # One test for another GPU without its twin for the one at hand.
+    assert tiers.only_nightly(cases("p22/test_fast.py::test_x", launches=["gfx942"])) == [
+        "p22/test_fast.py::test_x"
+    ]
+    # A gate whose wrong solutions have nightly tests alone: they come after two others of a list.
+    first = "p22/test_mojo_mistakes.py::test_a_mistake_is_named_and_by_no_wrong_name"
+    assert tiers.only_nightly(cases(first, kernel=wrongs("a" * tiers.FIRST[first] + "b"))) == [
+        "a wrong p90  b"
+    ]
+    assert tiers.only_nightly(cases(ARM) + cases(EDGES)) == []
+    other = cases(EDGES.partition("::")[0] + "::test_x")
+    assert tiers.only_nightly(cases(ARM) + other) == [f"{ARM}: in its place there is no {EDGES}"]
+
+
+def test_a_fixture_makes_what_the_run_takes():
+    taken = (
+        cases("a.py::test_x", name=["one", "two"])
+        + cases("a.py::test_y", name=["two"])
+        + cases("a.py::test_z")
+    )
+    for item in taken:
+        item.path = "a.py"
+    elsewhere = cases("b.py::test_x", name=["three"])
+    elsewhere[0].path = "b.py"
+    request = SimpleNamespace(path="a.py", session=SimpleNamespace(items=[*taken, *elsewhere]))
+    assert tiers.chosen(request, "name") == ["one", "two"]

@@ -1,0 +1,155 @@
+"""The tiers of the tests: `poe tests` runs all that do not bear the mark `nightly`, `poe nightly` those that do.
+
+Which test bears it is said here and nowhere else. What is nightly runs code that a test of the other tier runs too: in the
+other 16-bit type, from another seed, for another GPU or processor, in another width or theme of a page, or on one more wrong
+solution of a gate. `python tests/tiers.py` lists what only nightly tests would check, and fails where there is any; so does
+tests/test_tiers.py.
+"""
+
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+WRONG_OF_A_GATE = 2
+"""So many wrong solutions of each gate, the first by name, stay with `poe tests`."""
+FIRST = {
+    "p22/test_mojo_mistakes.py::test_a_mistake_is_named_and_by_no_wrong_name": 6,
+    "p22/test_right_kernels.py::test_a_right_kernel_is_accepted_however_it_is_written": 4,
+    "p23/test_p23_options.py::test_a_wrong_index_is_noticed": 2,
+    "screens/test_show.py::test_it_can_be_read_at_every_width_in_both_themes": 1,
+    "book/test_browser.py::test_a_theme_is_remembered_from_page_to_page": 1,
+    "book/test_browser.py::test_text_formulas_and_labels_are_legible": 1,
+    "book/test_players.py::test_without_scripts_there_is_a_still_picture": 1,
+    "book/test_players.py::test_players_fit_a_phone": 1,
+}
+"""Test -> how many of its cases stay, of each variant: of a list of wrong or right kernels, of widths, themes and pages."""
+ELSEWHERE = (
+    r"p22/test_fast\.py::.*\[(gfx942|apple-m4)\]",
+    r"p22/test_p22_kernels\.py::.*\[apple-m4\]",
+    r"p22/test_fast_cpu\.py::test_processors_.*\[haswell\]",
+    r"p22/test_extension\.py::test_it_loads_.*\[sm_80\]",
+)
+"""The same test for another GPU or processor than the one that stays."""
+ALONE = {
+    "p22/test_p22_kernels.py::test_the_whole_graph_compiles_for_amd": "screens/test_cli.py::test_the_published_lines_in_order",
+    "p22/test_p22_kernels.py::test_a_wrong_atomic_scope_is_seen_though_the_compile_claims_success": "devices/test_graphs.py::"
+    "test_an_error_that_max_prints_and_passes_over_is_an_error",
+    "p22/test_extension.py::test_the_module_on_the_virtual_gpu": "p22/test_extension.py::"
+    "test_hopper_s_kernels_on_the_virtual_gpu",
+    "p22/test_fast_cpu.py::test_it_compiles_for_arm": "p22/test_fast_cpu.py::test_sizes_at_the_edges",
+    "vgpu/test_puzzle_kernels.py::test_speed_command": "vgpu/test_puzzle_kernels.py::"
+    "test_right_in_every_block_order_and_without_a_finding",
+}
+"""A test none of whose cases stay -> the one that stays and runs the same code: for the GPU and the processor at hand, or untimed."""
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "nightly: `poe nightly` runs it, `poe tests` does not; see tests/tiers.py"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    config.stash[COLLECTED] = list(items)
+    for item in nightly(items):
+        item.add_marker(pytest.mark.nightly)
+
+
+def name_of(item: pytest.Item) -> str:
+    """A test's name from tests/ on, without its case: p22/test_fast.py::test_x."""
+    return item.nodeid.removeprefix("tests/").partition("[")[0]
+
+
+def nightly(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Those that `poe tests` leaves out."""
+    ids, seen = {item.nodeid for item in items}, Counter()
+    return [item for item in items if leaves(item, ids, seen)]
+
+
+def leaves(item: pytest.Item, ids: set[str], seen: Counter) -> bool:
+    """Whether a test is nightly: `ids` are those of all, `seen` counts the cases that were asked about before."""
+    name, case = name_of(item), getattr(item, "callspec", None)
+    if name in ALONE or any(re.search(pattern, item.nodeid) for pattern in ELSEWHERE):
+        return True
+    if case is None or item.get_closest_marker("gpu"):
+        return False
+    if case.params.get("seed"):
+        return True
+    if (twin := re.sub(r"(?<![a-z])float16", "bfloat16", item.nodeid)) != item.nodeid and twin in ids:
+        return True
+    if name in FIRST:
+        list_of_cases = name, case.params.get("variant")
+        seen[list_of_cases] += 1
+        return seen[list_of_cases] > FIRST[name]
+    if wrong := wrong_of(item):
+        seen[name, wrong.rung, wrong.gate] += 1
+        return seen[name, wrong.rung, wrong.gate] > WRONG_OF_A_GATE
+    return False
+
+
+def wrong_of(item: pytest.Item):
+    """The wrong solution of the zoo that a test is about, or None."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return next((value for value in values if type(value).__name__ == "WrongKernel"), None)
+
+
+def chosen(request: pytest.FixtureRequest, argument: str) -> list:
+    """The values of an argument in the tests of the file that this run takes: all that a fixture need compile."""
+    items = [
+        item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")
+    ]
+    values = [item.callspec.params[argument] for item in items if argument in item.callspec.params]
+    return [value for i, value in enumerate(values) if value not in values[:i]]
+
+
+# ---- What only nightly tests would check --------------------------------------------------------------------
+
+
+def only_nightly(items: Iterable[pytest.Item]) -> list[str]:
+    """A line for each test function, and each gate of a wrong solution, none of whose cases `poe tests` runs."""
+    left = {item.nodeid for item in nightly(items)}
+    stays, gates = defaultdict(bool), defaultdict(bool)
+    for item in items:
+        stays[name_of(item)] |= item.nodeid not in left
+        if wrong := wrong_of(item):
+            gates[f"a wrong {wrong.puzzle} {wrong.rung} {wrong.gate}"] |= item.nodeid not in left
+    files = {name.partition("::")[0] for name in stays}
+    lines = [name for name, kept in stays.items() if not kept and name not in ALONE]
+    lines += [f"{name}: in its place there is no {other}" for name, other in ALONE.items()
+              if {name.partition("::")[0], other.partition("::")[0]} <= files and not stays.get(other)]  # fmt: skip
+    return lines + [gate for gate, kept in gates.items() if not kept]
+
+
+class Listing:
+    """Prints the list after collection."""
+
+    lines: list[str] | None = None
+
+    def pytest_collection_finish(self, session):
+        items = session.items
+        self.lines = only_nightly(items)
+        many = len(nightly(items))
+        print(
+            f"\n{many} of {len(items)} tests are nightly; without another test in poe tests: {len(self.lines)}"
+        )
+        print("\n".join(self.lines))
+
+
+def main() -> int:
+    """Collects the suite and lists; 1 where the list is not empty."""
+    listing = Listing()
+    root = Path(__file__).resolve().parents[1]
+    code = pytest.main(
+        [f"--rootdir={root}", str(root / "tests"), "--collect-only", "-qq", "-s"], plugins=[listing]
+    )
+    return int(code) or int(listing.lines is None or bool(listing.lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -47,7 +47,7 @@ FIELDS = [
 
 # Mojo cuts the names of kernels: package, file and the first letters of the function, about 30 in all, then types.
 OURS = re.compile(
-    r"^op_(?:layernorm_linear|fast_rows|fast_padded|fast_ln_out|shared_gemm_(hopper|portable))_(\w+?)_?(?:\d+A\d*A|_[0-9a-f]{16})"
+    r"^op_(?:layernorm_linear|fast_(?:forward|backward|sums|few_rows|padded|ln_out)|shared_gemm_(hopper|portable))_(\w+?)_?(?:\d+A\d*A|_[0-9a-f]{16})"
 )
 # Of those in the shared folder too little is left, but the file says which one it is.
 PRODUCTS = {"hopper": "gemm_hopper_kernel", "portable": "gemm_kernel"}

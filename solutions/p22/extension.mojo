@@ -12,7 +12,7 @@ from std.python.bindings import PyObjectPtr, PythonModuleBuilder, _set_python_er
 
 from op.fast import DLN_GIVEN, LN_OUT_TAKEN, launch_forward_fast, launch_gradients
 from op.fast_pairs import launch_backward_pairs, launch_forward_pairs
-from op.fast_rows import launch_layernorm_fast
+from op.fast_forward import launch_layernorm_fast
 from op.shared.common import accum_type
 from op.shared.stream_launcher import Arguments, StreamLauncher, open_gpu
 from op.tensors import BackwardTensors, ForwardTensors, Sizes

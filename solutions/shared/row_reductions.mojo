@@ -23,9 +23,12 @@ comptime vector_width[dtype: DType] = VECTOR_BYTES // size_of[Scalar[dtype]]()
 """Elements of a 16-byte vector."""
 
 
-def is_aligned[dtype: DType](address: ImmPtr[dtype]) -> Bool:
-    """Whether a tensor starts on a vector's boundary."""
-    return Int(address) % VECTOR_BYTES == 0
+def is_aligned[dtype: DType](*tensors: ImmPtr[dtype]) -> Bool:
+    """Whether all of the tensors start on a vector's boundary."""
+    for tensor in tensors:
+        if Int(tensor) % VECTOR_BYTES != 0:
+            return False
+    return True
 
 
 # ---- Sums over the threads of a row -------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def event(name: str, ts: float, dur: float, cat: str = "kernel") -> dict:
 
 
 ROWS, GEMM = (
-    "op_fast_rows_layernorm_rows6A6A6A6AcB6A6A_f09ccc208c6f35d4",
+    "op_fast_forward_layernorm_rows6A6A6A6A_390ae7114d9dd59a",
     "op_shared_gemm_hopper_gemm_ho6A6A6A6A_02b6",
 )
 
@@ -178,7 +178,7 @@ def test_names_as_the_compiler_cuts_them():
     for mangled, name in {
         "op_layernorm_linear_minimal_fu6A6A6A6A_0123456789abcdef": "minimal_fu",
         "op_layernorm_linear_transpose_6A6A6A6A_0123456789abcdef": "transpose",
-        "op_fast_rows_finish_sums_DTy6A6A6A6AcB6A6A_35df73036e938e7b": "finish_sums_DTy",
+        "op_fast_sums_finish_sums_DTy6A6A6A6AcB6A6A_2ffd2575c074490d": "finish_sums_DTy",
         "op_shared_gemm_portable_gemm_6A6A6A6A6A6A_76130e5e5f9102cd": "gemm_kernel",
         "vectorized_elementwise_kernel": "other vectorized_elementwise_kernel",
     }.items():

@@ -13,20 +13,13 @@ forward pass; the LayerNorm output is computed again by the row kernel on its wa
 that waits for no dln (`fast_ln_out.mojo`).
 """
 
+from .fast_backward_launches import launch_ln_backward_fast
+from .fast_few_rows import launch_ln_backward_few
+from .fast_forward import launch_layernorm_fast
 from .fast_ln_out import launch_ln_out
 from .fast_padded import Factor, launch_aligned, lies_aligned
-from .fast_rows import (
-    DIRECT_ROWS,
-    DX,
-    LN_OUT,
-    SUMS,
-    Shares,
-    launch_bias_partials,
-    launch_finish_sums,
-    launch_layernorm_fast,
-    launch_ln_backward_fast,
-    launch_ln_backward_few,
-)
+from .fast_rows import DX, LN_OUT, SUMS
+from .fast_sums import DIRECT_ROWS, Shares, launch_bias_partials, launch_finish_sums
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.gemm import launch_gemm
 from .shared.gemm_hopper import (

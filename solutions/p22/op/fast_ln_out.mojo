@@ -71,8 +71,7 @@ def launch_ln_out[
     var H = Int(t.sizes.hidden_dim)
     if rows == 0:
         return
-    var aligned = is_aligned(t.input) and is_aligned(ln_out.as_imm())
-    aligned = aligned and is_aligned(t.ln_weight) and is_aligned(t.ln_bias)
+    var aligned = is_aligned[dtype](t.input, t.ln_weight, t.ln_bias, ln_out.as_imm())
     comptime for width in [vector_width[dtype], 1]:
         if width == 1 or aligned and H % width == 0 == stride % width:
             var columns = ceildiv(stride, width)

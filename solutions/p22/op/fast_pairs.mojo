@@ -1,6 +1,6 @@
 """The fast variant in float32 on the tensor cores for float16, where a GPU has Hopper's: see `shared/gemm_pairs.mojo`.
 
-The row kernels are those of `fast_rows.mojo`. Between them every factor is split into a pair of float16 matrices, which
+The row kernels are those of `fast_forward.mojo`. Between them every factor is split into a pair of float16 matrices, which
 takes as much scratch memory as the factor, and each product is made of three. Where a product's sizes or addresses do not
 suit, everything is `fast.mojo`'s.
 """
@@ -15,7 +15,7 @@ from .fast import (
     launch_forward_fast,
     launch_gradients,
 )
-from .fast_rows import launch_layernorm_fast
+from .fast_forward import launch_layernorm_fast
 from .shared.gemm_pairs import launch_gemm_pairs, launch_split, suits_pairs
 from .shared.launcher import Launcher
 from .shared.row_reductions import is_aligned

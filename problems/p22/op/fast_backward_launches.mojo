@@ -1,0 +1,1 @@
+../../../solutions/p22/op/fast_backward_launches.mojo

@@ -1,0 +1,358 @@
+"""LayerNorm forward in the fast variant: kernels for short rows, for rows at any address, and for any row; their launch.
+
+`layernorm_rows` keeps a row in registers; `layernorm_shared` passes short rows that begin at any address through shared
+memory; `layernorm_any` takes all that is left, and reads a row again for every sum. All but the first can leave room after
+the rows that they write, so that a product finds aligned ones.
+"""
+
+from std.math import ceildiv, sqrt
+from std.memory import AddressSpace
+from std.sys import size_of
+from std.utils import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    WARP_SIZE,
+    block_dim,
+    block_idx,
+    grid_dim,
+    syncwarp,
+    thread_idx,
+)
+from max.gpu.host import Dim
+from max.gpu.memory import external_memory
+
+from .fast_rows import (
+    ANY_THREADS,
+    fetch_row,
+    fill_row,
+    first_of,
+    load_columns,
+    load_elements,
+    normalised,
+    starts_early,
+)
+from .shared.common import (
+    ImmPtr,
+    MutPtr,
+    accum_type,
+    lanes_of_a_warp,
+    rounded_product,
+    start_later_grids,
+    wait_for_earlier_grids,
+)
+from .shared.launcher import Launcher
+from .shared.row_reductions import (
+    VECTOR_BYTES,
+    load_across,
+    end_copies,
+    is_aligned,
+    row_sum,
+    vector_width,
+    wait_for_copies,
+)
+from .tensors import Sizes
+
+comptime FORWARD_VECTORS = 4
+"""Vectors of a row that a thread owns in the forward kernel."""
+comptime FORWARD_RESIDENT = 1024
+"""Threads of the forward kernel that share a multiprocessor: a bound on their registers."""
+comptime SHARED_THREADS = 128
+"""Threads of a block of the forward kernel for short rows that begin at any address."""
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)),
+    `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // threads),
+)
+def layernorm_rows[
+    dtype: DType, threads: Int, width: Int, early: Bool
+](
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
+    mean: MutPtr[accum_type[dtype]],  # [rows]
+    rstd: MutPtr[accum_type[dtype]],  # [rows]
+    input: ImmPtr[dtype],  # [rows, H]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    eps: Scalar[accum_type[dtype]],
+    ln_out_stride: Int32,
+):
+    """Statistics and LayerNorm of a row that is read once. block_dim.x threads own a row, block_dim.y rows a block.
+
+    Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS, or as many elements one by one. The
+    variance is the mean of squared deviations; the mean of the deviations themselves corrects the rounding of the first
+    mean.
+
+    Parameters:
+        dtype: Of the rows.
+        threads: The most threads of a block.
+        width: Elements that are read and written at once: a vector, or 1 where rows begin at any address.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime vectors = FORWARD_VECTORS * vector_width[dtype] // width
+    comptime alignment = width * size_of[Scalar[dtype]]()
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var H = Int(hidden_dim)
+    var scale = 1 / Scalar[accum](H)
+    var row = block_idx.x * block_dim.y + thread_idx.y
+    # A group behind the last row goes along, for the barriers, with a row of no columns.
+    var columns = H if row < Int(rows) else 0
+    var column = thread_idx.x * width
+    var next_column = block_dim.x * width
+    var x_row = input.unsafe_offset(row * H)
+    var y_row = ln_out.unsafe_offset(row * Int(ln_out_stride))
+
+    var x = Array[SIMD[accum, width], vectors](fill=0)
+    var total = SIMD[accum, width](0)
+    comptime for v in range(vectors):
+        if column + v * next_column < columns:
+            x[v] = load_elements[width, accum](x_row, column + v * next_column)
+    comptime for v in range(vectors):
+        total += x[v]
+    # Rounded: were it part of one operation with what it is subtracted from, but not where it is added again, the means
+    # would be off to one side, by a hundredth of their last digit, which a million rows add up.
+    var first_mean = rounded_product(row_sum(total.reduce_add(), 0), scale)
+
+    var deviations = SIMD[accum, width](0)
+    var squares = SIMD[accum, width](0)
+    comptime for v in range(vectors):
+        if column + v * next_column < columns:
+            var deviation = x[v] - first_mean
+            deviations += deviation
+            squares = deviation.fma(deviation, squares)
+    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1)
+    sums = rounded_product(sums, SIMD[accum, 2](scale))
+    var row_mean = first_mean + sums[0]
+    var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
+    if thread_idx.x == 0 and columns > 0:
+        mean[unsafe_offset=row] = row_mean
+        rstd[unsafe_offset=row] = row_rstd
+
+    comptime for v in range(vectors):
+        var h = column + v * next_column
+        if h < columns:
+            var x_hat = normalised[dtype](x[v], row_mean, row_rstd)
+            var y = x_hat.fma(
+                load_elements[width, accum](ln_weight, h), load_elements[width, accum](ln_bias, h)
+            )
+            y_row.unsafe_store[alignment=alignment](h, y.cast[dtype]())
+    comptime if width == 1:
+        if columns > 0:
+            for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
+                y_row[unsafe_offset=h] = 0
+
+
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(SHARED_THREADS)))
+def layernorm_shared[
+    dtype: DType, early: Bool
+](
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
+    mean: MutPtr[accum_type[dtype]],  # [rows]
+    rstd: MutPtr[accum_type[dtype]],  # [rows]
+    input: ImmPtr[dtype],  # [rows, H]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    eps: Scalar[accum_type[dtype]],
+    ln_out_stride: Int32,
+):
+    """As `layernorm_rows`, of rows that begin at any address of an aligned tensor; those of ln_out are aligned. A warp owns a
+    row, a lane one vector of it, which passes through shared memory.
+
+    Parameters:
+        dtype: Of the rows.
+        early: Whether the kernel may be started before the launch in front of it is done.
+    """
+    comptime accum = accum_type[dtype]
+    comptime width = vector_width[dtype]
+    comptime step = WARP_SIZE * width
+    comptime if early:
+        wait_for_earlier_grids()
+        start_later_grids()
+    var H = Int(hidden_dim)
+    var pitch = Int(ln_out_stride)
+    var scale = 1 / Scalar[accum](H)
+    var row = block_idx.x * block_dim.y + thread_idx.y
+    var column = thread_idx.x * width
+    if row >= Int(rows):
+        return
+    var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
+    var slot = memory.unsafe_offset(thread_idx.y * (step + width))
+    fetch_row[step](slot, input, row, H, Int(rows))
+    end_copies()
+    wait_for_copies[0]()
+    syncwarp()
+
+    var left = Int32(H - column)
+    var x = SIMD[accum, width](0)
+    if left > 0:
+        x = first_of(load_across(slot, column, Int32(row * H) & Int32(width - 1)), left).cast[accum]()
+    var first_mean = rounded_product(row_sum(x.reduce_add(), 0), scale)
+    var deviation = first_of(x - first_mean, left)
+    var sums = row_sum(SIMD[accum, 2](deviation.reduce_add(), (deviation * deviation).reduce_add()), 1)
+    sums = rounded_product(sums, SIMD[accum, 2](scale))
+    var row_mean = first_mean + sums[0]
+    var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
+    if thread_idx.x == 0:
+        mean[unsafe_offset=row] = row_mean
+        rstd[unsafe_offset=row] = row_rstd
+    if left > 0:
+        # Behind the last column gamma and beta are 0, and so is what is stored.
+        var y = normalised[dtype](x, row_mean, row_rstd).fma(
+            load_columns[accum](ln_weight, column, left), load_columns[accum](ln_bias, column, left)
+        )
+        ln_out.unsafe_store[alignment=VECTOR_BYTES](row * pitch + column, y.cast[dtype]())
+    fill_row[step](ln_out, row, H, pitch)
+
+
+def layernorm_any[
+    dtype: DType, width: Int
+](
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
+    mean: MutPtr[accum_type[dtype]],  # [rows]
+    rstd: MutPtr[accum_type[dtype]],  # [rows]
+    input: ImmPtr[dtype],  # [rows, H]
+    ln_weight: ImmPtr[dtype],  # [H], gamma
+    ln_bias: ImmPtr[dtype],  # [H], beta
+    rows: Int32,
+    hidden_dim: Int32,
+    eps: Scalar[accum_type[dtype]],
+    ln_out_stride: Int32,
+):
+    """Statistics and LayerNorm of a row of any length at any address. One block owns one row and reads it three times,
+    `width` elements at once.
+    """
+    comptime accum = accum_type[dtype]
+    comptime alignment = width * size_of[Scalar[dtype]]()
+    var H = Int(hidden_dim)
+    var row = block_idx.x
+    var x = input.unsafe_offset(row * H)
+    var y = ln_out.unsafe_offset(row * Int(ln_out_stride))
+    var count = Scalar[accum](H)
+    var first = thread_idx.x * width
+    var step = block_dim.x * width
+    var totals = SIMD[accum, width](0)
+    for h in range(first, H, step):
+        totals += x.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+    var first_mean = row_sum(totals.reduce_add(), 0) / count
+
+    var deviations = SIMD[accum, width](0)
+    var squares = SIMD[accum, width](0)
+    for h in range(first, H, step):
+        var deviation = x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - first_mean
+        deviations += deviation
+        squares += deviation * deviation
+    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1) / count
+    var row_mean = first_mean + sums[0]
+    var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
+    if thread_idx.x == 0:
+        mean[unsafe_offset=row] = row_mean
+        rstd[unsafe_offset=row] = row_rstd
+
+    for h in range(first, H, step):
+        var x_hat = (x.unsafe_load[width=width, alignment=alignment](h).cast[accum]() - row_mean) * row_rstd
+        var gamma = ln_weight.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+        var beta = ln_bias.unsafe_load[width=width, alignment=alignment](h).cast[accum]()
+        y.unsafe_store[alignment=alignment](h, (x_hat * gamma + beta).cast[dtype]())
+    for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
+        y[unsafe_offset=h] = 0
+
+
+def launch_layernorm_fast[
+    L: Launcher, //, dtype: DType
+](
+    mut launcher: L,
+    ln_out: MutPtr[dtype],
+    mean: MutPtr[accum_type[dtype]],
+    rstd: MutPtr[accum_type[dtype]],
+    input: ImmPtr[dtype],
+    ln_weight: ImmPtr[dtype],
+    ln_bias: ImmPtr[dtype],
+    sizes: Sizes,
+    eps: Scalar[accum_type[dtype]],
+    stride: Int = 0,
+) raises:
+    """One launch: mean, rstd and the LayerNorm output of every row, `stride` elements from one to the next, H where that is
+    0. None where there are no rows."""
+    var rows = Int(sizes.rows())
+    if rows == 0:
+        return
+    var ln_out_stride = stride if stride > 0 else Int(sizes.hidden_dim)
+    comptime elements = FORWARD_VECTORS * vector_width[dtype]
+    var group = ceildiv(Int(sizes.hidden_dim), elements * lanes_of_a_warp()) * lanes_of_a_warp()
+    var tensors = is_aligned[dtype](input, ln_weight, ln_bias, ln_out.as_imm())
+    var whole = Int(sizes.hidden_dim) % vector_width[dtype] == 0 and ln_out_stride == Int(sizes.hidden_dim)
+    var aligned = tensors and whole
+    comptime if L.wgmma and dtype.is_half_float():
+        if tensors and suits_shared[dtype](Int(sizes.hidden_dim), ln_out_stride):
+            var groups = min(rows, SHARED_THREADS // lanes_of_a_warp())
+            launcher.launch[layernorm_shared[dtype, L.wgmma]](
+                "layernorm_shared",
+                ln_out,
+                mean,
+                rstd,
+                input,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                eps,
+                Int32(ln_out_stride),
+                grid_dim=Dim(ceildiv(rows, groups)),
+                block_dim=Dim(lanes_of_a_warp(), groups),
+                shared_bytes=groups * (lanes_of_a_warp() + 1) * VECTOR_BYTES,
+                early=starts_early(sizes),
+            )
+            return
+    # The first size of block that holds a row.
+    comptime for width in [vector_width[dtype], 1]:
+        comptime for threads in [128, 512]:
+            if (aligned or width == 1) and group <= threads:
+                var groups = min(rows, threads // group)
+                launcher.launch[layernorm_rows[dtype, threads, width, L.wgmma]](
+                    "layernorm_rows",
+                    ln_out,
+                    mean,
+                    rstd,
+                    input,
+                    ln_weight,
+                    ln_bias,
+                    sizes.rows(),
+                    sizes.hidden_dim,
+                    eps,
+                    Int32(ln_out_stride),
+                    grid_dim=Dim(ceildiv(rows, groups)),
+                    block_dim=Dim(group, groups),
+                    early=L.wgmma and starts_early(sizes),
+                )
+                return
+    comptime for width in [vector_width[dtype], 1]:
+        if aligned or width == 1:
+            launcher.launch[layernorm_any[dtype, width]](
+                "layernorm_any",
+                ln_out,
+                mean,
+                rstd,
+                input,
+                ln_weight,
+                ln_bias,
+                sizes.rows(),
+                sizes.hidden_dim,
+                eps,
+                Int32(ln_out_stride),
+                grid_dim=Dim(rows),
+                block_dim=Dim(ANY_THREADS),
+            )
+            return
+
+
+def suits_shared[dtype: DType](H: Int, stride: Int) -> Bool:
+    """Whether rows of the input begin at any address, those of ln_out do not, and a lane of a warp has no more than a vector of
+    a row: longer ones are faster element by element."""
+    comptime width = vector_width[dtype]
+    return H % width != 0 and stride % width == 0 and H <= width * lanes_of_a_warp()

@@ -2,17 +2,19 @@
 
 A test that compiles Mojo, or a MAX graph, bears the mark `compiler`, one that takes seconds without it the mark `long`; a
 quick run leaves them out, as it does nightly ones (tests/tiers.py) and those that ask for the fixtures `started`, the browser,
-and `site`, the whole book. That the others do not compile is not believed: in a quick run every cache
-of the workbook is empty and the Mojo compiler is a script that refuses, in this process and in those that it starts. A test
-that called it fails, whatever it made of the refusal.
+`site`, the whole book, and `suite`, a run of pytest; of some long lists it takes the first cases (`FEWER`). That the others do
+not compile is not believed: in a quick run every cache of the workbook is empty and the Mojo compiler is a script that
+refuses, in this process and in those that it starts. A test that called it fails, whatever it made of the refusal.
 """
 
 import os
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from tiers import name_of
 
 REFUSE = """\
 #!/bin/sh
@@ -24,8 +26,32 @@ echo "mojo $*" >> {calls}
 echo "error: a quick run compiles nothing" >&2
 exit 1
 """
-LEFT_OUT = {"started", "site"}
+LEFT_OUT = {"started", "site", "suite"}
 """Fixtures: who asks for one is left out."""
+FEWER = {
+    "dev/test_dev.py::test_what_is_missing_or_unexpected_is_named": 5,
+    "learner/test_workbench.py::test_a_damaged_file_is_one_clear_line_and_reset_repairs_it": 8,
+    "nn/test_direct.py::test_only_what_is_asked_for_is_computed_or_multiplied": 60,
+    "p20/test_p20_rungs.py::test_what_a_learner_may_write": 4,
+    "p20/test_p20_zoo.py::test_a_wrong_answer_in_python_is_rejected_for_the_right_reason": 4,
+    "p21/test_catch.py::test_a_wrong_test_is_rejected_for_its_own_reason": 1,
+    "p21/test_catch.py::test_what_a_test_raises_is_what_it_says": 1,
+    "p21/test_hunt.py::test_a_wrong_one_is_rejected_by_the_named_check": 6,
+    "p22/test_candidates.py::test_triton_s_product_and_its_gradients_in_triton_s_interpreter": 0,
+    "p23/test_p23_zoo.py::test_a_wrong_formula_is_rejected_for_the_right_reason": 2,
+    "p24/test_p24_zoo.py::test_a_wrong_formula_is_rejected_for_the_right_reason": 5,
+    "p25/test_p25_run.py::test_ctrl_c_ends_all": 0,
+    "screens/test_full_disk.py::test_every_command_on_a_full_disk": 4,
+    "screens/test_watch.py::test_the_picture_needs_a_kernel": 0,
+    "test_console.py::test_a_closed_stream_changes_nothing": 1,
+    "test_console.py::test_a_terminal_without_utf_8_gets_all_of_it": 1,
+    "test_new_puzzle.py::test_the_rank_that_goes_wrong_is_named": 1,
+    "vgpu/test_hopper_values.py::test_every_bit_is_what_a_gpu_gives": 3,
+    "vgpu/test_hopper_zoo.py::test_right_kernels_are_clean_and_right": 6,
+    "vgpu/test_hopper_zoo.py::test_wrong_kernels_are_found": 10,
+    "vgpu/test_random_programs.py::test_random_program": 0,
+}
+"""Test -> how many of its cases a quick run takes, the first ones: these tests took a third of its time."""
 WHOLE_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.compiler\b", re.MULTILINE)
 CALLS = pytest.StashKey[Path]()
 
@@ -69,11 +95,15 @@ def pytest_collection_modifyitems(config, items):
         left_out = {
             item
             for item in items
-            if item.get_closest_marker("compiler")
-            or item.get_closest_marker("long")
-            or item.get_closest_marker("nightly")
+            if any(item.get_closest_marker(mark) for mark in ("compiler", "long", "nightly"))
             or LEFT_OUT.intersection(item.fixturenames)
         }
+        taken = Counter()
+        for item in items:
+            if item not in left_out and (name := name_of(item)) in FEWER:
+                taken[name] += 1
+                if taken[name] > FEWER[name]:
+                    left_out.add(item)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
 

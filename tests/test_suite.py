@@ -76,13 +76,15 @@ def test_compiles_a_graph():
 
 def test_in_a_quick_run_nothing_compiles_in_secret(suite):
     whole = "import pytest\npytestmark = [pytest.mark.compiler]\nraise ImportError('is imported')\n"
-    done = suite({"test_some.py": COMPILES, "test_whole.py": whole}, "--quick", "-rE")
+    named = "import pytest\ndef test_ctrl_c_ends_all(): pytest.fail('of these a quick run takes none')\n"
+    files = {"test_some.py": COMPILES, "test_whole.py": whole, "p25/test_p25_run.py": named}
+    done = suite(files, "--quick", "-rE")
     assert done.returncode == 1, done.stdout
     failed = re.findall(
         r"^ERROR tests/test_some.py::(\w+) - Failed: compiles, but", done.stdout, re.MULTILINE
     )
     assert failed == ["test_calls_the_compiler", "test_has_a_failed_call_swallowed", "test_compiles_a_graph"]
-    assert "3 deselected" in done.stdout and "mojo build x.mojo" in done.stdout
+    assert "4 deselected" in done.stdout and "mojo build x.mojo" in done.stdout
 
 
 ORDERED = "import pytest\n@pytest.mark.parametrize('number', range(6))\ndef test_one(number): pass\n"

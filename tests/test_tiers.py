@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import quick_run
 import tiers
 
 from harness.check.zoo import WrongKernel
@@ -11,6 +12,13 @@ from harness.check.zoo import WrongKernel
 def test_nothing_is_checked_by_nightly_tests_alone(request):
     """Of what this run has collected, which in `poe tests` is everything."""
     assert tiers.only_nightly(request.config.stash[tiers.COLLECTED]) == []
+
+
+def test_the_lists_name_tests_that_there_are(request):
+    there = {tiers.name_of(item) for item in request.config.stash[tiers.COLLECTED]}
+    files = {name.partition("::")[0] for name in there}
+    listed = [*tiers.FIRST, *tiers.ALONE, *tiers.ALONE.values(), *quick_run.FEWER]
+    assert [name for name in listed if name.partition("::")[0] in files and name not in there] == []
 
 
 def cases(test: str, marks: tuple[str, ...] = (), **values) -> list:

@@ -24,7 +24,16 @@ os.environ.setdefault("MALLOC_CONF", "thp:always")
 for mark in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
     os.environ.pop(mark, None)
 
-pytest_plugins = ["both_engines", "cpu_graphs", "folder_times", "gpu_runs", "order", "tiers", "quick_run"]
+pytest_plugins = [
+    "both_engines",
+    "compiles",
+    "cpu_graphs",
+    "folder_times",
+    "gpu_runs",
+    "order",
+    "tiers",
+    "quick_run",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -162,3 +162,42 @@ def test_time_is_told_by_folder_that_of_other_processes_too(suite):
         ("all", "3"),
     ]
     assert float(rows[0][3]) >= 1.4 > float(rows[1][3])
+
+
+MAKES = """
+import subprocess
+import sys
+from harness.toolchain.cache import cache_folder, keep
+
+def make(name):
+    keep(cache_folder("things") / name, lambda path: path.write_text("x"), "a thing")
+
+def test_makes_each_once():
+    make("one"); make("one"); make("two")
+
+def test_makes_one_in_another_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
+    make("one")
+"""
+AGAIN = """
+from harness.toolchain.cache import cache_folder, discard, keep
+
+def test_makes_one_again():
+    for _ in range(2):
+        discard(cache_folder("things") / "three")
+        keep(cache_folder("things") / "three", lambda path: path.write_text("x"), "a thing")
+"""
+
+
+def test_a_run_that_makes_the_same_twice_fails(suite, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
+    plugin = ("-p", "compiles")
+    done = suite({"test_makes.py": MAKES}, *plugin)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        "made in caches: 3; graphs compiled in more than one unit: 0; in another cache again: a thing 1"
+        in done.stdout
+    )
+    done = suite({"test_remakes.py": AGAIN}, *plugin, "-p", "xdist", "-n", "2")
+    assert done.returncode == 1 and "3 passed" in done.stdout, done.stdout
+    assert f"made twice: a thing, {tmp_path}/cache/things/three" in done.stdout

@@ -21,6 +21,9 @@ from harness.errors import EnvironmentProblem
 from harness.toolchain.disk import is_full, no_room
 
 VARIABLE = "WORKBOOK_CACHE"
+LOG = "WORKBOOK_CACHE_LOG"
+"""Names a file that gets a line for each entry that is made: what it is, a tab, its path. The tests look there for what is
+made twice."""
 REMEDY = f"set {VARIABLE} to a folder you can write"
 STAGING = ".making-"
 STALE = 24 * 3600
@@ -90,6 +93,9 @@ def keep(target: Path, make: Callable[[Path], Any], what: str, remedy: str = REM
             with tempfile.TemporaryDirectory(prefix=STAGING, dir=target.parent) as staging:
                 make(Path(staging) / target.name)
                 publish(Path(staging) / target.name, target)
+            if log := os.environ.get(LOG):
+                with open(log, "a", encoding="utf-8") as lines:
+                    lines.write(f"{what}\t{target}\n")
     return target
 
 

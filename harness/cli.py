@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.console import Parser, make_console, output_lost, prepare_streams, progress, write_json
+from harness.console import Finished, Parser, make_console, output_lost, prepare_streams, progress, write_json
 from harness.errors import BadUse, WorkbookError
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Case, Puzzle
@@ -214,6 +214,11 @@ def main(argv: list[str] | None = None) -> int:
         os._exit(130)  # A compile in another thread cannot be stopped; nothing is left half-written.
     except OSError as error:
         return output_lost(error)
+    except Finished:
+        raise
+    except (SystemExit, GeneratorExit) as error:  # no verdict, whatever code it leaves with
+        print(f"error: {type(error).__name__} before the end of the run: {error}", file=sys.stderr)
+        return WorkbookError.exit_code
 
 
 def run(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.check.checkers import make_checker, tell_first
+from harness.check.checkers import judge_of, tell_first
 from harness.check.results import exit_code
 from harness.console import Parser, make_console, print_lines, relative, shown
 from harness.errors import BadUse, DamagedFile, WorkbookError
@@ -257,13 +257,15 @@ def verify(arguments: list[str]) -> int:
     flags = made.parse_args(arguments)
     console = make_console(sys.stdout)
     progress = Progress.load()
-    codes = [
-        verify_work(console, work, progress, verbose=flags.verbose)
-        for puzzle in chosen(flags.puzzle)
-        for work in works(puzzle)
-        if flags.rung in (None, work.rung.id)
-    ]
-    code = next((code for code in (5, 4, 1, 2, 3) if code in codes), 0)
+    there = [work for puzzle in chosen(flags.puzzle) for work in works(puzzle)]
+    wanted = [work for work in there if flags.rung in (None, work.rung.id)]
+    if not wanted:
+        ids = dict.fromkeys(work.rung.id for work in there)
+        raise BadUse(
+            f"--rung {flags.rung}: no such rung of {flags.puzzle or 'any puzzle'}; there is {', '.join(ids)}"
+        )
+    codes = [verify_work(console, work, progress, verbose=flags.verbose) for work in wanted]
+    code = next((code for code in (5, 4, 1, 2, 3, 0) if code in codes), 3)
     words = VERDICTS[code].format(diff=command(f"diff {flags.puzzle or 'pNN'}"))
     console.print(Text(f"   {words}", style="bold"))
     return code
@@ -279,15 +281,15 @@ VERDICTS = {
 }
 
 
-def verify_work(console: Console, work: Work, progress: Progress, *, verbose: bool = False) -> int:
-    """Checks one file and prints the verdict of each gate; returns its exit code."""
+def verify_work(console: Console, work: Work, progress: Progress, *, verbose: bool = False) -> int | None:
+    """Checks one file and prints the verdict of each gate; returns its exit code, None where nothing was to be judged."""
     title = f"{work.puzzle.name} {work.rung.words}: {shown(work.path)}"
     try:
         found = work.blanks()
         # An optional rung is an offer: left untouched, it keeps nobody from having solved the puzzle.
         if work.rung.optional and not any(blank.size for blank in found.values()):
             console.print(Text(f"{title}: untouched (it is optional)", style="dim"))
-            return 0
+            return None
         console.print(Text(title, style="bold"))
         if work.in_package:
             print_lines(console, [f"   note: {relative(note)}" for note in layout.notes(work.puzzle.name)])
@@ -328,7 +330,7 @@ def judge_work(
         verbose: Print all that is known of a wrong gate.
     """
     options = {"dtype": dtype} if dtype != "float32" else {}
-    checker = make_checker(work, seed=seed, **options)
+    checker = judge_of(work, seed=seed, **options)
     target = package.path if package else work.target
     if gates and work.in_package:
         ran = package or work.package
@@ -350,7 +352,7 @@ def judge_work(
         print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
     elif counts and (not was_solved or not gates) and (step := next_step(work, progress)):
         print_lines(console, [Text(f"   {step}", style="green")])
-    return exit_code(results)
+    return exit_code(results, gates or work.rung.gates)
 
 
 # ---- watch and doctor ---------------------------------------------------------------------------------------

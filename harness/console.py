@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.text import Text
@@ -30,8 +31,15 @@ PLAIN = {
 """What stands for a sign where it cannot be printed."""
 
 
+class Finished(SystemExit):
+    """The end of a command that only prints its help. Any other SystemExit comes from a learner's code."""
+
+
 class Parser(argparse.ArgumentParser):
     """Raises BadUse with one line, in place of printing the usage and leaving."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise Finished(status)
 
     def error(self, message: str) -> None:
         raise BadUse(message)

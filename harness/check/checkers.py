@@ -20,6 +20,13 @@ class RungChecker(Protocol):
         ...
 
 
+def judge_of(work: Work, **options) -> RungChecker:
+    """What judges a file that a learner writes: Python runs in a process of its own, where leaving ends no verdict."""
+    from harness.check.apart import Apart
+
+    return make_checker(work, **options) if work.in_package else Apart(work, **options)
+
+
 def make_checker(work: Work, **options) -> RungChecker:
     """The checker of a file; `options` are its keywords, as `seed`. Importing it may take seconds."""
     return pkgutil.resolve_name(work.rung.checker)(work.puzzle, work.rung, **options)

@@ -1,7 +1,8 @@
 """What the checkers of rungs in Python share: the learner's file run gate by gate, its exceptions in a line, a diagnosis."""
 
+import signal
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.check.diagnose import Evidence, diagnose
@@ -12,14 +13,30 @@ from harness.learner.work import rung_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 
+SECONDS = 120.0
+"""For a file or a gate: of NumPy's the slowest takes 2, of PyTorch's some 20."""
+LEFT = "the code left the process, and nothing of it was judged"
+"""What is said of code that leaves, whatever its exit code: nothing is right that no verdict says."""
+
 
 class PythonChecker:
-    """Judges the gates of one file, each alone; what is right or wrong about one is the subclass's `_judge`."""
+    """Judges the gates of one file, each alone; what is right or wrong about one is the subclass's `_judge`.
+
+    Attributes:
+        on_step: Told what happens, as it happens: ("begun", (gate id, None for the file itself, and how many seconds that may
+            take)), ("judged", the verdict).
+    """
+
+    on_step: Callable[[str, object], None] = staticmethod(lambda kind, value: None)
 
     def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
         self.puzzle = puzzle
         self.rung = rung
         self.seed = seed
+
+    def limit(self, cases: list[Case]) -> float:
+        """For how many seconds the file, or a gate of it, may run where it is judged in a process of its own."""
+        return SECONDS
 
     def check(
         self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
@@ -30,14 +47,30 @@ class PythonChecker:
         """
         wanted = wanted_gates(self.puzzle, self.rung, gates)
         found = rung_blanks(path, self.rung)
-        module = load(path)
         cases = self.puzzle.cases(None) if cases is None else cases
-        return [
-            GateResult(gate, "unsolved")
-            if found[gate.id].size == 0
-            else self._judge(gate, module, path, cases)
-            for gate in wanted
-        ]
+        self.on_step("begun", (None, self.limit(cases)))
+        module = load(path)
+        results = []
+        for gate in wanted:
+            self.on_step("begun", (gate.id, self.limit(cases)))
+            empty = found[gate.id].size == 0
+            results.append(
+                GateResult(gate, "unsolved") if empty else self._verdict_on(gate, module, path, cases)
+            )
+            self.on_step("judged", results[-1])
+        return results
+
+    def _verdict_on(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+        """The verdict on one gate; code that leaves the process is wrong."""
+        try:
+            return self._judge(gate, module, path, cases)
+        except Exception:
+            raise
+        except BaseException as error:
+            if by_keyboard(error):
+                raise
+            hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
+            return GateResult(gate, "wrong", diagnosis=[describe_leaving(error, path)], hint=hint)
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         """The verdict on one gate whose blank is filled; `module` is what the file defines."""
@@ -53,7 +86,21 @@ def load(path: Path) -> dict:
         raise DamagedFile(f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
     except Exception as error:
         raise DamagedFile(describe(error, path)) from error
+    except BaseException as error:
+        if by_keyboard(error):
+            raise
+        raise DamagedFile(describe_leaving(error, path)) from error
     return namespace
+
+
+def by_keyboard(error: BaseException) -> bool:
+    """Whether an exception is a Ctrl-C; in a process that is deaf to it, a file has raised it itself."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def describe_leaving(error: BaseException, path: Path) -> str:
+    """What passes everything that catches errors, SystemExit and its like, in one line."""
+    return f"{describe(error, path).removesuffix(': ')}: {LEFT}"
 
 
 def describe(error: BaseException, path: Path, longest: int | None = None) -> str:

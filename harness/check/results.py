@@ -56,10 +56,11 @@ class GateResult:
     picture: list[str] = field(default_factory=list)
 
 
-def exit_code(results: Iterable[GateResult]) -> int:
-    """1 where a gate is wrong, 3 where one is unsolved, 0 where all are correct."""
-    states = {result.state for result in results}
-    return 1 if "wrong" in states else 3 if "unsolved" in states else 0
+def exit_code(results: Iterable[GateResult], wanted: Iterable[str]) -> int:
+    """1 where a gate is wrong, or one of those that were wanted has no verdict; 3 where one is unsolved, 0 where all are correct."""
+    states = {result.gate.id: result.state for result in results}
+    found = {states.get(id, "wrong") for id in wanted} | {*states.values()}
+    return 1 if found - {"correct", "unsolved"} else 3 if "unsolved" in found else 0
 
 
 def wanted_gates(puzzle: Puzzle, rung: Rung, ids: Sequence[str] | None) -> list[Gate]:

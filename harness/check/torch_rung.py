@@ -17,7 +17,7 @@ from harness.check.diagnose import Evidence
 from harness.check.python_files import PythonChecker, describe, explain, load
 from harness.check.reference import Reference, evidence, verdict_on
 from harness.check.results import Comparison, GateResult
-from harness.devices.processes import RankFailed, run_ranks
+from harness.devices.processes import START, RankFailed, run_ranks
 from harness.devices.targets import Target
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import TorchFunction, TorchRung
@@ -41,6 +41,9 @@ class TorchChecker(PythonChecker):
         super().__init__(puzzle, rung, seed=seed)
         self.reference = Reference(puzzle, "float32", seed)
         self.wide = Reference(puzzle, "float64", seed)
+
+    def limit(self, cases: list[Case]) -> float:
+        return super().limit(cases) + sum(START + self.seconds for c in cases if c.world_size > 1)
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")

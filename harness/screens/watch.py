@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from harness.check.checkers import RungChecker, make_checker, tell_first
+from harness.check.checkers import RungChecker, judge_of, tell_first
 from harness.console import make_console, relative
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import blanks
@@ -206,7 +206,7 @@ class Watch:
     def judge(self, check: Check) -> None:
         """Runs in a thread of its own: everything that goes wrong becomes the check's error."""
         try:
-            self.checker = self.checker or make_checker(self.work)
+            self.checker = self.checker or judge_of(self.work)
             check.blanks = self.work.blanks()
             tell_first(self.checker, lambda results: self.show_first(check, results))
             check.results = self.checker.check(self.work.target, [check.gate])

@@ -17,7 +17,7 @@ import torch
 from harness.check import zoo
 from harness.check.python_files import PythonChecker, describe, load
 from harness.check.results import GateResult
-from harness.devices.processes import RankFailed, run_ranks
+from harness.devices.processes import START, RankFailed, run_ranks
 from harness.puzzles.p21.hunt import function_of
 from harness.puzzles.p21.rights import Op, op_of, right_ones
 from harness.spec.puzzle import Case, Gate
@@ -122,6 +122,9 @@ class CatchChecker(PythonChecker):
     """Judges the test, which has no cases; `seconds` is how long it may take for one op."""
 
     seconds = SECONDS
+
+    def limit(self, cases: list[Case]) -> float:
+        return START + 2 * TOGETHER
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         ladder = self.puzzle.ladder(self.rung, gate.id)

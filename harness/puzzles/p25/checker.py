@@ -15,7 +15,7 @@ from harness.check.diagnose import Evidence
 from harness.check.python_files import PythonChecker, describe, explain
 from harness.check.reference import Reference, evidence, verdict_on
 from harness.check.results import Comparison, GateResult
-from harness.devices.processes import RankFailed, run_ranks
+from harness.devices.processes import START, RankFailed, run_ranks
 from harness.devices.targets import Target
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.ranks import PATIENCE, Answer, Part, functions_of, run_cases
@@ -211,6 +211,9 @@ class RanksChecker(RingChecker):
     """The PyTorch rung: processes on gloo, which wait `patience` seconds for each other."""
 
     patience = PATIENCE
+
+    def limit(self, cases: list[Case]) -> float:
+        return START + 2 * SECONDS
 
     def tensor(self, values: object):
         import torch

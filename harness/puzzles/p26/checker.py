@@ -56,6 +56,9 @@ SUMMARIES = {
 class BackendChecker(PythonChecker):
     """Judges the gates of one file, each by its checks until one finds a fault."""
 
+    def limit(self, cases: list[Case]) -> float:
+        return 5 * super().limit(cases)  # torch.compile may call a C++ compiler for a dozen models
+
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
         fault = fault_of(gate.id, module, path)

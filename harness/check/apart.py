@@ -1,0 +1,268 @@
+"""A rung in Python judged in a process of its own: a learner's code that leaves, crashes or never ends costs a verdict.
+
+The process stays warm: it imports the rung's checker once, keeps truth and baseline, and answers check after check. Where a
+gate's code has ended it, that gate is wrong, and the gates after it get another process. It is a fork where the system is
+Linux and the interpreter has one thread and no torch; else it comes from a server, as ranks do.
+"""
+
+import faulthandler
+import multiprocessing
+import os
+import pkgutil
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+from harness.check.python_files import LEFT
+from harness.check.results import GateResult, wanted_gates
+from harness.devices.processes import PRELOADED, start_server
+from harness.errors import DamagedFile, WorkbookError
+from harness.learner.work import Work
+from harness.spec.catalogue import find_puzzle
+from harness.spec.puzzle import Case
+from harness.spec.rungs import NumpyRung
+
+SECONDS = "WORKBOOK_GATE_SECONDS"
+"""Environment variable: for how many seconds a file, or a gate of it, may run; without it the checker says."""
+START = 300.0
+"""Seconds that a process may take to become a judge: on a busy machine torch alone takes many."""
+GRACE = 1.0
+"""Seconds that a process gets to say where it hangs, or to end."""
+
+
+class Gone(Exception):
+    """The process has ended, or hangs; the words say how, and where."""
+
+
+class Apart:
+    """The checker of a rung in Python, in another process; `options` are the keywords of that checker."""
+
+    def __init__(self, work: Work, **options):
+        self.work = work
+        self.options = options
+        self._process: Judge | None = None
+
+    def check(
+        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+    ) -> list[GateResult]:
+        """The verdict on each gate; one whose code ends the process, or does not end in time, is wrong.
+
+        Raises what the rung's checker raises, and DamagedFile where the file does so before any gate.
+        """
+        wanted = [gate.id for gate in wanted_gates(self.work.puzzle, self.work.rung, gates)]
+        verdicts: dict[str, GateResult] = {}
+        while left := [id for id in wanted if id not in verdicts]:
+            self._process = judge = self._process or Judge(self.work, self.options)
+            try:
+                judge.ask(path, left, cases, verdicts)
+            except Gone as gone:
+                self.close()
+                if judge.gate is None:
+                    raise DamagedFile(str(gone)) from gone
+                hint = f"{self.work.ladder(judge.gate)}-1"
+                wrong = GateResult(self.work.gate(judge.gate), "wrong", diagnosis=[str(gone)], hint=hint)
+                verdicts[judge.gate] = wrong
+            except WorkbookError:
+                raise
+            except BaseException:
+                self.close()
+                raise
+        return [verdicts[id] for id in wanted]
+
+    def close(self) -> None:
+        """Ends the process; the next check starts another."""
+        if self._process:
+            self._process.end()
+        self._process = None
+
+
+# ---- In the process that asks -------------------------------------------------------------------------------
+
+
+class Judge:
+    """A process that judges, as the one that started it sees it; `gate` is the gate that it is at, None before the first."""
+
+    def __init__(self, work: Work, options: dict[str, Any]):
+        self.gate: str | None = None
+        self.folder = tempfile.TemporaryDirectory()
+        self.stack = Path(self.folder.name) / "stack"
+        if may_fork():
+            context = multiprocessing.get_context("fork")
+        else:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([] if isinstance(work.rung, NumpyRung) else PRELOADED)
+            start_server()
+        self.connection, theirs = context.Pipe()
+        arguments = (theirs, self.stack, work.puzzle.name, work.rung.id, options, dict(os.environ))
+        self.process: BaseProcess = context.Process(target=serve, args=arguments)
+        self.process.start()
+        theirs.close()
+        self.end = Finalize(self, end, (self.process, self.connection), exitpriority=10)
+
+    def ask(
+        self, path: Path, gates: list[str], cases: list[Case] | None, verdicts: dict[str, GateResult]
+    ) -> None:
+        """One check; adds each verdict as it comes. Raises Gone, and what the checker raises."""
+        self.gate, seconds = None, START
+        sys.stdout.flush()  # what the code prints stands after it
+        with suppress(BrokenPipeError):  # `hear` says why
+            self.connection.send((path, gates, cases, os.getcwd()))
+        while True:
+            kind, value = self.hear(path, seconds)
+            if kind == "left":
+                raise Gone(value)
+            if kind == "raised":
+                raise value
+            if kind == "done":
+                break
+            if kind == "begun":
+                self.gate, seconds = value
+                seconds = float(os.environ.get(SECONDS) or seconds)
+            else:
+                verdicts[value.gate.id] = value
+        verdicts |= {result.gate.id: result for result in value}
+        if silent := [id for id in gates if id not in verdicts]:
+            raise RuntimeError(f"the checker gives no verdict on {', '.join(silent)}")
+
+    def hear(self, path: Path, seconds: float) -> tuple[str, Any]:
+        """What the process says next. Raises Gone."""
+        if not self.connection.poll(seconds):
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid or 0, signal.SIGUSR1)
+            raise Gone(f"{self.where(path)}stopped after {seconds:g} s, and it had not come to its end")
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            where = self.where(path)
+            raise Gone(
+                f"{where}{ending(exit_code(self.process, GRACE))}, and nothing of it was judged"
+            ) from None
+
+    def where(self, path: Path) -> str:
+        """The line of the learner's file that the process was in when it was asked, or died, "FILE:LINE: "; "" where it is unknown."""
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until:
+            for file, line in re.findall(r'File "(.*)", line (\d+)', self.stack.read_text()):
+                if file == str(path):
+                    return f"{path}:{line}: "
+            time.sleep(0.05)
+        return f"{path}: "
+
+
+def may_fork() -> bool:
+    """Whether a copy of this process is safe to go on in: threads, torch's among them, do not come along."""
+    return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+
+
+def ending(code: int | None) -> str:
+    """How a process has ended, by its exit code."""
+    if code is None:
+        return "the connection of the process was closed"
+    if code >= 0:
+        return f"the process ended with exit code {code}"
+    memory = ", which the system sends where memory runs out" if code == -signal.SIGKILL else ""
+    return f"the process ended by {signal.Signals(-code).name}{memory}"
+
+
+def end(process: BaseProcess, connection: Connection) -> None:
+    """Ends a process: one that waits for a question goes by itself."""
+    connection.close()
+    exit_code(process, GRACE / 4)
+    process.kill()
+    process.join()
+
+
+def exit_code(process: BaseProcess, seconds: float) -> int | None:
+    """The exit code of a process that is about to end; None where it does not. `join` may wait for ever for one without files."""
+    until = time.monotonic() + seconds
+    while process.exitcode is None and time.monotonic() < until:
+        time.sleep(0.005)
+    return process.exitcode
+
+
+# ---- In the process that judges -----------------------------------------------------------------------------
+
+
+def serve(
+    connection: Connection,
+    stack: Path,
+    puzzle: str,
+    rung: str,
+    options: dict[str, Any],
+    environment: dict[str, str],
+) -> None:
+    """Answers checks until nobody asks any more. Deaf to Ctrl-C: who asks ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(environment)
+    leave, us = os._exit, os.getpid()
+    threading.Thread(target=end_with_parent, args=(leave,), daemon=True).start()
+
+    def say(kind: str, value: object) -> None:
+        if os.getpid() != us:
+            leave(1)  # a copy of this process that the learner's code has made
+        connection.send((kind, value))
+
+    made: list[Any] = []
+
+    def check(path: Path, gates: list[str], cases: list[Case] | None, folder: str) -> list[GateResult]:
+        os.chdir(folder)
+        if not made:
+            asked = find_puzzle(puzzle)
+            made.append(pkgutil.resolve_name(asked.rung(rung).checker)(asked, asked.rung(rung), **options))
+            made[0].on_step = say
+        return made[0].check(path, gates, cases)
+
+    with stack.open("w") as file:
+        faulthandler.enable(file)
+        faulthandler.register(signal.SIGUSR1, file)
+        while True:
+            try:
+                path, gates, cases, folder = connection.recv()
+            except (EOFError, OSError):
+                return
+            os._exit = telling(say, leave, path)
+            try:
+                say("done", check(path, gates, cases, folder))
+            except WorkbookError as error:
+                say("raised", error)
+            except BaseException:
+                say("raised", RuntimeError(traceback.format_exc()))
+            finally:
+                os._exit = leave
+                sys.stdout.flush()
+
+
+def telling(
+    say: Callable[[str, object], None], leave: Callable[[int], Any], path: Path
+) -> Callable[[int], Any]:
+    """In the place of `os._exit`, which no `except` and no `finally` notices: says at which line of a file it was called."""
+    us = os.getpid()
+
+    def told(status: int) -> None:
+        if os.getpid() == us:
+            frames = [frame for frame in traceback.extract_stack() if frame.filename == str(path)]
+            where = f"{path}:{frames[-1].lineno}: " if frames else f"{path}: "
+            say("left", f"{where}os._exit({status}): {LEFT}")
+        leave(status)
+
+    return told
+
+
+def end_with_parent(leave: Callable[[int], Any]) -> None:
+    """Ends this process when the one that asks has ended, however it did."""
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        leave(1)

@@ -6,6 +6,7 @@ Linux and the interpreter has one thread and no torch; else it comes from a serv
 """
 
 import faulthandler
+import importlib
 import multiprocessing
 import os
 import pkgutil
@@ -29,7 +30,7 @@ from harness.check.results import GateResult, wanted_gates
 from harness.devices.processes import PRELOADED, start_server
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.work import Work
-from harness.spec.catalogue import find_puzzle
+from harness.spec.catalogue import PUZZLES, find_puzzle
 from harness.spec.puzzle import Case
 from harness.spec.rungs import NumpyRung
 
@@ -104,7 +105,8 @@ class Judge:
             context.set_forkserver_preload([] if isinstance(work.rung, NumpyRung) else PRELOADED)
             start_server()
         self.connection, theirs = context.Pipe()
-        arguments = (theirs, self.stack, work.puzzle.name, work.rung.id, options, dict(os.environ))
+        folders = [*importlib.import_module(PUZZLES).__path__]
+        arguments = (theirs, self.stack, folders, work.puzzle.name, work.rung.id, options, dict(os.environ))
         self.process: BaseProcess = context.Process(target=serve, args=arguments)
         self.process.start()
         theirs.close()
@@ -197,6 +199,7 @@ def exit_code(process: BaseProcess, seconds: float) -> int | None:
 def serve(
     connection: Connection,
     stack: Path,
+    folders: list[str],
     puzzle: str,
     rung: str,
     options: dict[str, Any],
@@ -206,6 +209,10 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
+    there = importlib.import_module(PUZZLES).__path__
+    for folder in folders:
+        if folder not in there:
+            there.append(folder)
     leave, us = os._exit, os.getpid()
     threading.Thread(target=end_with_parent, args=(leave,), daemon=True).start()
 

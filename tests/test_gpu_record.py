@@ -1,4 +1,4 @@
-"""The record of the last run on a real GPU: it warns where it is missing or older than what it covers, and never fails."""
+"""The record of the last run on a real GPU: a missing one and failed tests in it fail here; an older one than what it covers warns."""
 
 import json
 import warnings
@@ -9,16 +9,17 @@ import pytest
 MARKED = "import pytest\n@pytest.mark.gpu\ndef test_on_a_gpu(): pass\n"
 
 
-def warn_of(path) -> None:
-    """Warns where the record at a path does not speak for the files as they are."""
-    if not path.is_file():
-        warnings.warn("no run on a GPU is recorded: python3 tests/gpu_runs.py", stacklevel=1)
-        return
+def judge(path) -> None:
+    """Fails for the record at a path where there is none, or tests failed, and warns where files have changed since.
+
+    Whoever changes a kernel may have no GPU at hand, so that an old record is no failure.
+    """
+    assert path.is_file(), "no run on a GPU is recorded: python3 tests/gpu_runs.py"
     record = json.loads(path.read_text(encoding="utf-8"))
-    if record["failed"]:
-        warnings.warn(
-            f"{record['failed']} tests failed on {record['device']}: {record['which_failed']}", stacklevel=1
-        )
+    assert not record["failed"], (
+        f"{record['failed']} tests failed on {record['device']}: {record['which_failed']}"
+    )
+    assert record["passed"], "no test has run on a GPU"
     if changed := gpu_runs.changed_since(record):
         warnings.warn(
             f"the tests on a GPU last ran on {record['date'][:10]}; changed since: {', '.join(changed)}",
@@ -26,8 +27,8 @@ def warn_of(path) -> None:
         )
 
 
-def test_the_record_speaks_for_the_files_as_they_are():
-    warn_of(gpu_runs.RECORD)
+def test_no_test_failed_on_the_gpu_of_the_record():
+    judge(gpu_runs.RECORD)
 
 
 @pytest.fixture
@@ -39,7 +40,13 @@ def record(tmp_path, monkeypatch):
         (tmp_path / path).write_text(MARKED if "direct" in path else "# without the mark")
 
     def write(**changes):
-        entries = {"date": "2026-01-02T03:04:05", "device": "some GPU", "failed": 0, "which_failed": []}
+        entries = {
+            "date": "2026-01-02T03:04:05",
+            "device": "some GPU",
+            "passed": 3,
+            "failed": 0,
+            "which_failed": [],
+        }
         path = tmp_path / "record.json"
         path.write_text(json.dumps({**entries, "files": gpu_runs.covered(), **changes}))
         return path
@@ -50,7 +57,7 @@ def record(tmp_path, monkeypatch):
 def test_a_record_of_today_is_silent(record):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of(record())
+        judge(record())
 
 
 @pytest.mark.parametrize("path", ["solutions/p22/op/a.mojo", "tests/nn/test_direct.py"])
@@ -58,7 +65,7 @@ def test_a_changed_kernel_or_test_is_named(record, tmp_path, path):
     kept = record()
     (tmp_path / path).write_text(f"{MARKED}# changed")
     with pytest.warns(UserWarning, match=f"last ran on 2026-01-02; changed since: {path}$"):
-        warn_of(kept)
+        judge(kept)
 
 
 def test_other_files_are_not_covered(record):
@@ -68,11 +75,13 @@ def test_other_files_are_not_covered(record):
     ]
 
 
-def test_no_record_and_failed_tests_are_said(record, tmp_path):
-    with pytest.warns(UserWarning, match="no run on a GPU is recorded"):
-        warn_of(tmp_path / "none.json")
-    with pytest.warns(UserWarning, match="2 tests failed on some GPU"):
-        warn_of(record(failed=2, which_failed=["a", "b"]))
+def test_no_record_and_failed_tests_are_failures(record, tmp_path):
+    with pytest.raises(AssertionError, match="no run on a GPU is recorded"):
+        judge(tmp_path / "none.json")
+    with pytest.raises(AssertionError, match="2 tests failed on some GPU"):
+        judge(record(failed=2, which_failed=["a", "b"]))
+    with pytest.raises(AssertionError, match="no test has run on a GPU"):
+        judge(record(passed=0))
 
 
 def test_a_run_writes_what_came_of_it(record, tmp_path, monkeypatch, capsys):

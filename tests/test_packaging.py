@@ -34,12 +34,69 @@ def test_pixi_installs_this_project_with_the_extra_that_the_tasks_need():
     assert PROJECT["dependency-groups"]["dev"] == [f"{name}[dev]"], "a bare `uv run` has the extra too"
 
 
+TEXT = {"type": "string", "minLength": 1}
+PLATFORM = {"platform": {"enum": ["linux-64", "linux-aarch64", "osx-arm64"]}, "glibc": TEXT, "macos": TEXT}
+TASK = {"cmd": TEXT, "description": TEXT}
+
+
+def table(**entries) -> dict:
+    """The schema of a table that has these keys and no others; what they hold is required."""
+    return {"type": "object", "properties": entries, "required": list(entries), "additionalProperties": False}
+
+
+PIXI_SCHEMA = table(
+    workspace=table(
+        name=TEXT,
+        channels={"type": "array", "items": TEXT, "minItems": 1},
+        **{"requires-pixi": {"type": "string", "pattern": r"^>=\d+\.\d+$"}},
+        platforms={
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": PLATFORM,
+                "required": ["platform"],
+                "additionalProperties": False,
+            },
+        },
+    ),
+    dependencies=table(python=TEXT),
+    tasks={"type": "object", "additionalProperties": table(**TASK)},
+    **{"pypi-dependencies": {"type": "object"}},
+)
+"""Of what pixi allows, what this file uses."""
+
+
 def test_pixi_toml_fits_the_schema():
-    if not (schema := os.environ.get("PIXI_SCHEMA")):
-        pytest.skip("PIXI_SCHEMA does not name a schema file")
+    """This one, and pixi's own where PIXI_SCHEMA names it."""
     import jsonschema
 
-    jsonschema.validate(PIXI, json.loads(Path(schema).read_text()))
+    jsonschema.validate(PIXI, PIXI_SCHEMA)
+    if schema := os.environ.get("PIXI_SCHEMA"):
+        jsonschema.validate(PIXI, json.loads(Path(schema).read_text()))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        PIXI | {"taks": {}},
+        PIXI | {"tasks": {"p22": {"cmd": "python"}}},
+        PIXI | {"tasks": {"p22": PIXI["tasks"]["p22"] | {"command": "python"}}},
+        {name: value for name, value in PIXI.items() if name != "workspace"},
+        PIXI | {"workspace": PIXI["workspace"] | {"platforms": ["linux"]}},
+    ],
+    ids=[
+        "a table misspelled",
+        "no description",
+        "an unknown key",
+        "no workspace",
+        "a platform without a name",
+    ],
+)
+def test_a_damaged_pixi_toml_does_not_fit(damaged):
+    import jsonschema
+
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(damaged, PIXI_SCHEMA)
 
 
 def requirements() -> list[str]:

@@ -1,6 +1,5 @@
 """What the benchmark's page says in words is what its measurements say."""
 
-import pytest
 from book_paths import BOOK, ROOT
 
 MEASURED = BOOK / "measurements" / "h200_bench_bfloat16.csv"
@@ -8,7 +7,6 @@ DRAWN = BOOK / "measurements" / "h200_drawn_sizes.csv"
 TRAINED = BOOK / "measurements" / "h200_training.csv"
 
 
-@pytest.mark.skipif(not MEASURED.is_file(), reason="no benchmark of a GPU is in book/measurements")
 def test_the_gain_shrinks_as_the_product_grows():
     import bench_results
 
@@ -18,7 +16,6 @@ def test_the_gain_shrinks_as_the_product_grows():
     assert gains == sorted(gains, reverse=True)
 
 
-@pytest.mark.skipif(not MEASURED.is_file(), reason="no benchmark of a GPU is in book/measurements")
 def test_the_readme_shows_every_peer_as_the_book_does():
     """The README's table is the book's: all peers and passes, the losses too."""
     import bench_results
@@ -32,7 +29,6 @@ def test_the_readme_shows_every_peer_as_the_book_does():
     assert shown == made
 
 
-@pytest.mark.skipif(not MEASURED.is_file(), reason="no benchmark of a GPU is in book/measurements")
 def test_the_measurements_are_one_run_of_every_peer_in_every_pass():
     """Transformer Engine alone is left out, with a reason."""
     import bench_results
@@ -50,7 +46,6 @@ def test_the_measurements_are_one_run_of_every_peer_in_every_pass():
     assert bench_results.left_out(rows).startswith("- Transformer Engine (")
 
 
-@pytest.mark.skipif(not MEASURED.is_file(), reason="no benchmark of a GPU is in book/measurements")
 def test_what_the_readme_says_of_losses_and_memory():
     import bench_results
 
@@ -88,7 +83,6 @@ def test_what_the_readme_says_of_losses_and_memory():
     assert higher["eager"] == higher["liger"] == 1
 
 
-@pytest.mark.skipif(not DRAWN.is_file(), reason="no benchmark of every size is in book/measurements")
 def test_what_the_readme_says_of_the_peak():
     """The newer record's, over torch.compile's, at the sizes of the README's table."""
     import bench_results
@@ -103,7 +97,6 @@ def test_what_the_readme_says_of_the_peak():
     )
 
 
-@pytest.mark.skipif(not TRAINED.is_file(), reason="no training run on a GPU is in book/measurements")
 def test_a_step_of_training_takes_less_memory():
     import bench_results
 
@@ -111,7 +104,6 @@ def test_a_step_of_training_takes_less_memory():
     assert int(models["LayerNormLinear"][0]["peak_bytes"]) < int(models["plain PyTorch"][0]["peak_bytes"])
 
 
-@pytest.mark.skipif(not TRAINED.is_file(), reason="no training run on a GPU is in book/measurements")
 def test_the_layer_s_losses_go_no_further_than_rounding_carries_them():
     import bench_results
 

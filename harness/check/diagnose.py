@@ -4,7 +4,7 @@ The learner's values are compared with what each known mistake of the puzzle wou
 inputs of the failing cases. A mistake is named only where it explains every failing case.
 """
 
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -295,7 +295,13 @@ FOUND = {
         "warp-divergence",
         "a warp-wide operation (warp.sum, a shuffle) reads from threads that do not take part",
     ),
+    "store to an input": (
+        "input-overwritten",
+        "the kernel writes to an input: whoever reads it after this launch, PyTorch and other kernels among them, gets other "
+        "values",
+    ),
     "hang": ("endless-loop", "a loop does not end"),
+    "trap": ("trap", "an assertion has stopped the kernel, or it has come where it never should"),
     **{
         f"out-of-bounds {access}": (
             f"out-of-bounds-{access}",
@@ -303,6 +309,21 @@ FOUND = {
         )
         for access in ("load", "store", "atomic")
     },
+    **{
+        f"misaligned {access}": (
+            "misaligned-vector",
+            "a vector is loaded or stored where its first element is no multiple of its width: a GPU stops there",
+        )
+        for access in ("load", "store", "atomic")
+    },
+    **{
+        f"null pointer {access}": ("null-pointer", "a pointer is used that points to nothing")
+        for access in ("load", "store", "atomic")
+    },
+    "undeclared atomic": (
+        "undeclared-atomic",
+        "this result is promised to be the same in every run, and what atomics add up is not: add up in a fixed order",
+    ),
     "shared race": (
         "missing-barrier",
         "threads of one block use the same shared memory with no barrier() between them",
@@ -315,9 +336,12 @@ FOUND = {
     "uninitialised read": ("uninitialised-read", "memory is read that nothing has written"),
 }
 DIVERGENCE = list(FOUND)[:4]
+FIRST = [*DIVERGENCE, "store to an input"]
+"""Kinds that are the cause, whatever else was found."""
 
 
 OUTSIDE = tuple(kind for kind in FOUND if kind.startswith("out-of-bounds"))
+OUTSIDE_CAUSES = [FOUND[kind] for kind in OUTSIDE]
 FOLLOWS = ("uninitialised read", "output never written", "global race", "race inside a block", "shared race")
 """What threads that go astray bring about: memory left unwritten, and threads that meet where none should be."""
 
@@ -333,18 +357,23 @@ def first_causes(findings: Sequence[Finding]) -> list[Finding]:
     return [f for f in findings if f.kernel not in astray or f.kind not in FOLLOWS]
 
 
-def from_findings(findings: Sequence[Finding], loads: Container[str]) -> tuple[str, str] | None:
-    """The mistake behind the findings of the virtual GPU, and what it means; `loads` are places that load."""
+def from_findings(findings: Sequence[Finding]) -> tuple[str, str] | None:
+    """The mistake behind the findings of the virtual GPU, and what it means."""
     kinds = {finding.kind for finding in findings}
-    if cause := next((FOUND[kind] for kind in DIVERGENCE if kind in kinds), None):
+    if cause := next((FOUND[kind] for kind in FIRST if kind in kinds), None):
         return cause
     races = [finding for finding in findings if finding.kind == "global race"]
-    if any("atomic" in race.message and "store" in race.message for race in races):
+    # A line that both loads and stores what is raced for adds to it by a plain `+=`.
+    added = any(
+        race.verbs >= {"a load", "a store"} and race.where.split(":")[:-1] == race.other.split(":")[:-1]
+        for race in races
+    )
+    if not added and any("atomic" in race.message and "store" in race.message for race in races):
         return (
             "zeroed-in-the-kernel",
             "one block stores to what other blocks add to, and nothing orders the blocks of a grid",
         )
-    if any(race.where in loads or race.other in loads for race in races):
+    if added:
         return (
             "missing-atomic",
             "blocks read, add and write the same element without an atomic: additions get lost",

@@ -7,17 +7,16 @@ where something that one launch saves for another is wrong, every launch is judg
 gate is blamed for an earlier one.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.check.diagnose import OUTSIDE, SURE, diagnose, first_causes, from_findings
+from harness.check.diagnose import OUTSIDE, OUTSIDE_CAUSES, SURE, diagnose, first_causes, from_findings
 from harness.check.results import Comparison, GateResult, right_in_all, wanted_gates
 from harness.check.source_faults import Fault, arguments_of, faults
 from harness.devices.recorder import Recording, record
@@ -31,13 +30,12 @@ from harness.toolchain.mojo_items import Items
 from harness.toolchain.packages import OpPackage
 from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
 from harness.vgpu.ptx import Location
-from harness.vgpu.report import Finding, by_cause, place
+from harness.vgpu.report import Finding, by_cause
 
 if TYPE_CHECKING:
     import torch
 
     from harness.check.reference import Reference
-    from harness.devices.replay import Replay
 
 # Memory and race findings are about the code, not the formula: the last hint helps.
 RACE_RUNG = 3
@@ -50,15 +48,11 @@ UNWRITTEN = ("uninitialised read", "output never written")
 
 @dataclass
 class Outcome:
-    """What one variant did in every case: what it wrote, what was found, and why it stopped, if it did.
-
-    `loads` are the places in the source that load from memory; read only where there are findings.
-    """
+    """What one variant did in every case: what it wrote, what was found, and why it stopped, if it did."""
 
     outputs: dict[str, dict[str, "torch.Tensor"]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failure: VirtualGPUError | None = None
-    loads: set[str] = field(default_factory=set)
 
 
 class Checker:
@@ -188,7 +182,7 @@ class Checker:
             verdict.ok for case in cases for verdict in self._verdicts(case, variant, outcome, saved).values()
         ):
             again = self._replay(recording, variant, cases, given=True)
-            again.findings, again.loads = outcome.findings, outcome.loads
+            again.findings = outcome.findings
             return again
         return outcome
 
@@ -210,7 +204,6 @@ class Checker:
                 outcome.failure = error
                 break
         outcome.findings = [finding for finding in by_cause(replay.gpu.findings) if finding.is_error]
-        outcome.loads = places_that_load(replay) if outcome.findings else set()
         return outcome
 
     def _saved(self, case: Case, variant: str) -> dict[str, "torch.Tensor"]:
@@ -337,7 +330,7 @@ class Checker:
             result.hint = seen.hint if own and seen.mistake else result.hint
         if right := [q for q in gate.quantities if q not in wrong] if wrong else []:
             result.diagnosis.append(f"{', '.join(right)} itself is right in every case")
-        cause = from_findings(causes, outcome.loads)
+        cause = from_findings(causes)
         if slips and result.mistake not in known and not (cause and cause[0] in SURE):
             result.mistake, result.hint = slips[0].mistake, f"{gate.id}-{RACE_RUNG}"
             result.diagnosis[:0] = [f"{source}:{slip.line}: {slip.words}" for slip in slips[:SHOWN]]
@@ -347,7 +340,8 @@ class Checker:
             result.diagnosis += finding_lines(finding, source, blank)
         if len(causes) > SHOWN:
             result.diagnosis.append(f"... and {len(causes) - SHOWN} more findings")
-        if cause:
+        # A formula that gives these very values says more than that its index leaves a tensor.
+        if cause and not (result.mistake in known and cause in OUTSIDE_CAUSES):
             result.mistake, result.hint = cause[0], f"{gate.id}-{RACE_RUNG}"
             result.diagnosis.append(f"{cause[1]}: see hint {result.hint}")
 
@@ -363,13 +357,12 @@ def in_the_kernels_words(finding: Finding, recording: Recording, source: Path) -
     arguments = recording.arguments(finding.kernel)
     chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
     lines = [at.line for at in chain if Path(at.file) == source]
-    if not lines or finding.tensor not in arguments:
+    if not lines:
         return finding
     kernel = Items({source.name: source.read_text("utf-8", "replace")}).enclosing(source.name, lines[-1])
-    names = dict(zip(arguments, arguments_of(kernel), strict=False)) if kernel else {}
-    name = names.get(finding.tensor, finding.tensor)
-    message = re.sub(rf"\b{re.escape(finding.tensor)}\b", name, finding.message)
-    return replace(finding, tensor=name, message=message)
+    pairs = zip(arguments, arguments_of(kernel), strict=False) if kernel else ()
+    names = {tensor: name for tensor, name in pairs if tensor}
+    return finding.renamed(lambda tensor: names.get(tensor, tensor))
 
 
 def touches(finding: Finding, source: Path, blank: Blank) -> bool:
@@ -402,10 +395,3 @@ def has_merged_line(finding: Finding) -> bool:
     """Whether the compiler has merged the finding's instruction out of several places: it says line 0."""
     at = finding.instr.loc if finding.instr else None
     return any(frame.line == 0 for frame in (at.chain() if at else ()))
-
-
-def places_that_load(replay: "Replay") -> set[str]:
-    """Where in the source the kernels load from memory."""
-    kernels = map(replay.kernel, replay.recording.ptx)
-    instructions = (i for kernel in kernels for i in kernel.function.body)
-    return {place(instr) for instr in instructions if instr.op == "ld" and "param" not in instr.mods}

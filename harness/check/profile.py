@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from harness.check.runs import Options, locate
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
 from harness.vgpu.counters import Counters
+from harness.vgpu.report import plural
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def table(profiles: dict[str, list[LaunchProfile]]) -> list[str]:
     row = "   {:24} {:>10} {:>8} {:>10} {:>10} {:>10} {:>8} {:>9} {:>8} {:>10} {:>11}".format
     lines = []
     for variant, launches in profiles.items():
-        lines += ["", f"{variant}: {len(launches)} launches"]
+        lines += ["", f"{variant}: {plural(len(launches), 'launch', 'launches')}"]
         lines.append(
             row(
                 "launch",

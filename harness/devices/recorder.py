@@ -32,6 +32,10 @@ LAUNCHER = Path(__file__).with_name("recording") / "recorder.mojo"
 SMALL_GRID = "-DMAX_GRID_Y=4"
 
 
+# The recording launcher begins tensors on pages of their own, with an empty one between any two.
+PAGE = 0x1000
+
+
 @dataclass(frozen=True)
 class RecordedTensor:
     """A tensor, or a piece of scratch memory, at an address that means nothing but itself."""
@@ -40,6 +44,13 @@ class RecordedTensor:
     address: int
     nbytes: int
     scratch: bool = False
+
+    def offset(self, argument: bytes) -> int | None:
+        """How far behind the tensor's begin an argument points, in bytes; None where it is no address in its pages, of which
+        the last belongs to nobody."""
+        behind = int.from_bytes(argument, "little") - self.address
+        room = -(-self.nbytes // PAGE) * PAGE + PAGE
+        return behind if len(argument) == 8 and 0 <= behind < room else None
 
 
 @dataclass(frozen=True)
@@ -78,10 +89,13 @@ class Recording:
     def arguments(self, launch: str) -> list[str]:
         """The tensors that the arguments of a launch point to, by name, in order; "" for what points to none."""
         for events in self.cases.values():
-            names = {event.address: event.name for event in events if isinstance(event, RecordedTensor)}
+            tensors = [event for event in events if isinstance(event, RecordedTensor)]
             for event in events:
                 if isinstance(event, RecordedLaunch) and event.name == launch:
-                    return [names.get(int.from_bytes(bytes, "little"), "") for bytes in event.arguments]
+                    return [
+                        next((t.name for t in tensors if t.offset(argument) is not None), "")
+                        for argument in event.arguments
+                    ]
         return []
 
     def kernel_names(self) -> dict[str, str]:

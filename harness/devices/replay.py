@@ -42,21 +42,25 @@ class Replay:
         written: dict[str, int] = {}
         stood = {name: raw(tensor) for name, tensor in (given or {}).items()}
         made: dict[str, np.ndarray] = {}
-        real: dict[bytes, bytes] = {}
+        real: dict[RecordedTensor, int] = {}
         shapes = self.puzzle.shapes(case.dims)
         events = self.recording.cases[variant, case.dims]
+        call = 0
         for event in events:
             if isinstance(event, RecordedLaunch):
-                self._launch(event, real)
-                arguments = {real.get(argument) for argument in event.arguments}
-                for name in [name for name in stood if pointer(written[name]) in arguments]:
+                arguments, taken = moved(event.arguments, real)
+                call = self._call(variant, call, taken)
+                self._forbid(variant, call, real)
+                kernel = self.kernel(event.symbol)
+                self.gpu.launch(kernel, event.grid, event.block, arguments, event.shared, name=event.name)
+                for name in [name for name in stood if name in taken]:
                     now = self.gpu.read(written[name], stood[name].nbytes)
                     # The first launch that takes a tensor makes it; of a later one only what it writes anew counts.
                     made[name] = np.where(now != stood[name], now, made[name]) if name in made else now
                     self.gpu.write(written[name], stood[name])
                 continue
             address = self.gpu.allocate(event.nbytes, event.name)
-            real[pointer(event.address)] = pointer(address)
+            real[event] = address
             if event.scratch:
                 continue
             if event.name in inputs:
@@ -69,7 +73,7 @@ class Replay:
             self.gpu.write(written[name], values)
         outputs = {name: self._read(name, address, shapes[name]) for name, address in written.items()}
         for address in real.values():
-            self.gpu.free(int.from_bytes(address, "little"))
+            self.gpu.free(address)
         return outputs
 
     def _place(self, address: int, tensor: RecordedTensor, values: torch.Tensor) -> None:
@@ -77,10 +81,21 @@ class Replay:
         self.gpu.name(address, tensor.nbytes, tensor.name, tuple(values.shape), dtype)
         self.gpu.write(address, raw(values))
 
-    def _launch(self, launch: RecordedLaunch, real: dict[bytes, bytes]) -> None:
-        arguments = [real.get(argument, argument) for argument in launch.arguments]
-        kernel = self.kernel(launch.symbol)
-        self.gpu.launch(kernel, launch.grid, launch.block, arguments, launch.shared, name=launch.name)
+    def _call(self, variant: str, current: int, taken: set[str]) -> int:
+        """The number of the call that a launch belongs to, by the tensors that it takes: that of the launch before, but
+        where it takes what only a later one writes."""
+        calls = [call.op for call in self.puzzle.variants[variant]]
+        known = {*calls[current].writes, *calls[current].reads}
+        later = [k for k in range(current + 1, len(calls)) if taken & (calls[k].writes.keys() - known)]
+        return max(later, default=current)
+
+    def _forbid(self, variant: str, call: int, real: dict[RecordedTensor, int]) -> None:
+        """Lets the launches of a call write its own outputs alone, and with atomics only what is declared as their sum."""
+        writes = self.puzzle.variants[variant][call].op.writes
+        for tensor, address in real.items():
+            if not tensor.scratch:
+                ordered = "" if (variant, tensor.name) in self.puzzle.atomic else "undeclared atomic"
+                self.gpu.forbid(address, ordered if tensor.name in writes else "store to an input")
 
     def _read(self, name: str, address: int, shape: tuple[int, ...]) -> torch.Tensor:
         dtype = getattr(torch, self.puzzle.written_dtype(name, self.dtype))
@@ -91,6 +106,22 @@ class Replay:
 def raw(tensor: torch.Tensor) -> np.ndarray:
     """The bytes of a tensor."""
     return tensor.contiguous().view(torch.uint8).reshape(-1).numpy()
+
+
+def moved(
+    arguments: tuple[bytes, ...], real: dict[RecordedTensor, int]
+) -> tuple[list[bytes], set[str]]:
+    """Recorded arguments with the addresses of tensors, and of places in them, as they really are, and which tensors."""
+    out, taken = [], set()
+    for argument in arguments:
+        for tensor, address in real.items():
+            offset = tensor.offset(argument)
+            if offset is not None:
+                argument = pointer(address + offset)
+                taken.add(tensor.name)
+                break
+        out.append(argument)
+    return out, taken
 
 
 def pointer(address: int) -> bytes:

@@ -13,7 +13,7 @@ from .access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
 from .codegen import Code
 from .memory import Extent, Space
 from .order import Order
-from .report import index_text
+from .report import index_text, named
 
 SMALL = 40  # below this many threads Python's min and max are faster than NumPy's
 
@@ -118,8 +118,11 @@ class BatchMemory:
             index = (low - self.arena.base) >> A.shift
         else:
             index = ((address - self.base) >> A.shift64).view(np.int64)
-        if A.writes and not t.written:
-            self.run.first_write(t)
+        if A.writes:
+            if not t.written:
+                self.run.first_write(t)
+            if t.forbids:
+                self.run.forbidden(self, A, t, address, L)
         if not A.unlogged:
             self.log.add(self, A, t, index, L)
         return index
@@ -141,14 +144,14 @@ class BatchMemory:
         index = ((wide - self.base) >> A.shift64).view(np.int64)
         owners = self.run.owners(A)
         for k in found.tolist():
+            part = good & (number == k)
             if owners and extents[k] not in owners:
-                self.run.strayed(self, A, owners, wide, positions, good & (number == k))
+                self.run.strayed(self, A, owners, wide, positions, part)
             if A.writes:
                 self.run.first_write(extents[k])
-                if extents[k].constant:
-                    self.run.constant_store(self, A, positions)
+                if extents[k].forbids:
+                    self.run.forbidden(self, A, extents[k], wide[part], positions[part])
             if not A.unlogged:
-                part = good & (number == k)
                 self.log.add(self, A, extents[k], index[part], positions[part])
         if len(found) == 1 and good.all():
             A.tensor = extents[int(found[0])]
@@ -253,9 +256,9 @@ class BatchMemory:
         return index
 
     def shared_name(self, offset: int) -> str:
-        """How messages call what lies at an offset of shared memory, in words of 4 bytes."""
+        """How findings call what lies at an offset of shared memory, in words of 4 bytes."""
         where = next((x for x in self.run.shared_extents if x.start <= offset < x.end), None)
-        return f"{where.name}{index_text(where.index(offset, 4))}" if where else "shared memory"
+        return f"{named(where.name)}{index_text(where.index(offset, 4))}" if where else "shared memory"
 
     def load_local(self, A: Access, address, L):
         index = self.offset_index(A, address, self.local_base, self.run.local_extents, L)

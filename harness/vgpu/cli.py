@@ -17,7 +17,7 @@ from harness.errors import BadUse, EnvironmentProblem
 from .driver import build, server
 from .driver.device import ARCHITECTURES, Device, capability, device_attributes
 from .machine import Checks, StepBudgetExceeded, UnsupportedInstruction, VirtualGPU
-from .report import Finding, summary
+from .report import Finding, plural, summary
 
 CHECKS = [field.name for field in dataclasses.fields(Checks) if field.default is True]
 
@@ -160,7 +160,7 @@ def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) 
         )
         server.say("Mojo library's own quirks told apart from errors of yours")
     notes = len(findings) - errors
-    what = "the program ran no kernel" if not launches else f"{launches} launch{'es' * (launches > 1)}"
+    what = "the program ran no kernel" if not launches else plural(launches, "launch", "launches")
     server.say(f"{arch}: {what}, {plural(errors, 'error')}, {plural(notes, 'note')}")
     failures = {type(error) for device in devices for error in device.errors}
     wrong = errors > 0 or StepBudgetExceeded in failures
@@ -191,11 +191,6 @@ def write_json(file: str, devices: list[Device], arch: str, code: int, result: i
         print(text, end="")
     else:
         Path(file).write_text(text)
-
-
-def plural(count: int, word: str) -> str:
-    """`1 error`, `2 errors`."""
-    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def info(options: argparse.Namespace) -> int:

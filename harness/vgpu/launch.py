@@ -17,12 +17,26 @@ from .memory import ITEMSIZE, NOWHERE, NULL_PAGE, Extent, Space
 from .program import polls
 from .provenance import address_origin
 from .races import AccessLog, synchronises
-from .report import Finding, Findings, index_text, is_library_algorithm, place, with_article
+from .report import (
+    Finding,
+    Findings,
+    index_text,
+    is_library_algorithm,
+    named,
+    place,
+    plural,
+    with_article,
+)
 from .trial import Before, depends_on_unwritten
 
 SHARED_BUDGET, LOCAL_BUDGET = 256 << 20, 512 << 20
 ORDERED_BATCHES = 16
 GUARD = 256
+FORBIDDEN = {
+    "store to constant memory": "a constant",
+    "store to an input": "an input, which this launch may only read",
+    "undeclared atomic": "a result that is promised in a fixed order: what atomics add up differs from run to run",
+}
 SPARE_STEPS = 10_000  # basic blocks that a second run of a launch may take beyond twice the first
 
 
@@ -49,6 +63,7 @@ class Run:
         self.deadline: float | None = None  # when somebody else may take over (time.perf_counter)
         self._may_stop: Callable[[], bool] = bool
         self._undo: Before | None = None
+        self._spoiled = Before(self.arena)  # what may not be written, and is
         self.block_threads: dict[int, int] = {}
         self.atomic_hits: dict[int, int] = {}
         self._layout(args)
@@ -108,7 +123,7 @@ class Run:
             if self.doubtful and not depends_on_unwritten(self):
                 for f in self.doubtful:
                     f.is_error = False
-                    f.message += "; the launch gives the same with other bytes there"
+                    f.words += "; the launch gives the same with other bytes there"
         except Overdue:
             self.findings.clear()
             raise
@@ -158,9 +173,9 @@ class Run:
         return np.zeros(count, np.uint8)
 
     def first_write(self, tensor: Extent) -> None:
-        """The launch writes a tensor; what it held is kept where a second run may need it."""
+        """The launch writes a tensor; what it held is kept where a second run, or a later launch, may need it."""
         if not tensor.written:
-            for kept in (self.before, self._undo):
+            for kept in (self.before, self._undo, self._spoiled if tensor.forbids else None):
                 if kept is not None:
                     kept.first_write(tensor)
         tensor.written = True
@@ -186,6 +201,9 @@ class Run:
             with np.errstate(all="ignore"):
                 self.log.finish()
             self.counters.finish()
+            for e, held in (self._spoiled.kept or {}).items():
+                if e.forbids != "undeclared atomic":  # so that no later launch is to blame
+                    self.arena.restore(e, held)
             for e in self.arena.extents:
                 if e.written:
                     e.writer = self.launch.name
@@ -265,8 +283,9 @@ class Run:
         count=1,
         other=None,
         algorithm=None,
+        verbs=frozenset(),
     ):
-        """Add a finding about an instruction (and for races another one).
+        """Add a finding about an instruction (and for races another one, with what the two do).
 
         `algorithm` False makes it an error, True a note; None asks whose code the instructions are.
         """
@@ -279,13 +298,16 @@ class Run:
         causes = (_cause(instr),) if other is None else tuple(sorted((_cause(instr), _cause(other))))
         finding = Finding(
             kind, message, where, self.launch.name, tensor, index, block, thread, int(count), not library, there,
-            instr, other,
+            verbs, instr, other,
         )  # fmt: skip
+        if self.shared_extents:
+            names = {_shared_name(k): name for k, name in self.kernel.shared_names.items()}
+            finding = finding.renamed(lambda name: names.get(name, name))
         return self.findings.record(finding, (kind, causes, tensor))
 
     def bad_address(self, batch, A: Access, addresses, positions, inside, aligned):
         """Out-of-bounds, null and misaligned accesses."""
-        verb = "load" if A.kind == "R" or A.instr.op == "ld" else "store" if A.kind == "W" else "atomic"
+        verb = _verb(A)
         if inside is None:
             block, thread = self.who(batch, positions[0])
             self.record(
@@ -331,12 +353,12 @@ class Run:
         which = np.flatnonzero(bad)
         address = int(addresses[which[0]])
         owner, there = owners[0], self.arena.find(address)
-        verb = "load" if A.kind == "R" or A.instr.op == "ld" else "store" if A.kind == "W" else "atomic"
+        verb = _verb(A)
         side = "past the end" if address >= owner.end else "before the start"
-        lands = f"{there.name}{index_text(there.index(address, A.width))}" if there else "another tensor"
+        lands = f"{named(there.name)}{index_text(there.index(address, A.width))}" if there else "another tensor"
         block, thread = self.who(batch, positions[which[0]])
         self.record(
-            f"out-of-bounds {verb}", A.instr, f"{with_article(verb)} so far {side} of {owner.name} that it lands in {lands}",
+            f"out-of-bounds {verb}", A.instr, f"{with_article(verb)} so far {side} of {named(owner.name)} that it lands in {lands}",
             tensor=owner.name, index=owner.index(address, A.width), block=block, thread=thread, count=len(which),
             algorithm=False,
         )  # fmt: skip
@@ -355,28 +377,28 @@ class Run:
         if what == "null pointer":
             return "", None, f"the kernel uses a null pointer: address {address:#x}"
         if e is None:
-            return "", None, f"{verb} of {A.nbytes} bytes at {address:#x}, where there is no tensor"
+            return "", None, f"{verb} of {plural(A.nbytes, 'byte')} at {address:#x}, where there is no tensor"
         index = e.index(address, A.width)
         if what == "misaligned":
             return (
                 e.name,
                 index,
-                f"{verb} of {A.nbytes} bytes at {e.name}{index_text(index)} is not {A.nbytes}-byte aligned",
+                f"{verb} of {A.nbytes} bytes at {named(e.name)}{index_text(index)} is not {A.nbytes}-byte aligned",
             )
         size = (e.end - e.start) // (A.width if not e.dtype else max(1, _itemsize(e, A)))
         outside = address - e.end if address >= e.end else e.start - address
         side = "past the end" if address >= e.start else "before the start"
-        shape = f"shape {list(e.shape)}" if len(e.shape) > 1 else f"{size} elements"
+        shape = f"shape {list(e.shape)}" if len(e.shape) > 1 else plural(size, "element")
         if outside > 1 << 24:
             return (
                 e.name,
                 index,
-                f"{verb} of {A.nbytes} bytes at {address:#x}, far from any tensor (nearest: {e.name})",
+                f"{verb} of {plural(A.nbytes, 'byte')} at {address:#x}, far from any tensor (nearest: {named(e.name)})",
             )
         return (
             e.name,
             index,
-            f"{with_article(verb)} {side} of {e.name} ({shape}): element {index_text(index)}",
+            f"{with_article(verb)} {side} of {named(e.name)} ({shape}): element {index_text(index)}",
         )
 
     def unwritten(self, batch, A: Access, bad, index, L):
@@ -410,7 +432,7 @@ class Run:
             element = e.index(offset, A.width) if e else None
         block, thread = self.who(batch, positions[first])
         verb = "an atomic updates" if A.kind == "A" and A.instr.op != "ld" else "reads"
-        message = f"{verb} {tensor}{index_text(element)}, which was never written"
+        message = f"{verb} {named(tensor)}{index_text(element)}, which was never written"
         kind, algorithm = "uninitialised read", False if A.space == "global" else None
         if A.space == "shared":
             number = int(batch.block_of[positions[first]])
@@ -419,7 +441,7 @@ class Run:
                 algorithm = False
                 if gone:
                     kind = "early return"
-                    message += f": {gone} of {batch.threads} threads of the block had already returned"
+                    message += f": {gone} of {plural(batch.threads, 'thread')} of the block had already returned"
         found = self.record(
             kind, A.instr, message,
             tensor=tensor, index=element, block=block, thread=thread, count=len(which), algorithm=algorithm,
@@ -430,11 +452,21 @@ class Run:
         if doubtful and not any(f is found for f in self.doubtful):
             self.doubtful.append(found)
 
-    def constant_store(self, batch, A: Access, positions):
+    def forbidden(self, batch, A: Access, tensor: Extent, addresses, L):
+        """A write to a tensor that takes none, or none of this kind; one that has strayed there is named otherwise."""
+        owners = self.owners(A)
+        if (tensor.forbids == "undeclared atomic" and _verb(A) != "atomic") or (
+            owners and tensor not in owners
+        ):
+            return
+        positions = batch.positions(L)
+        index = tensor.index(int(np.broadcast_to(addresses, len(positions))[0]), A.width)
         block, thread = self.who(batch, positions[0])
+        verb = "an atomic updates" if _verb(A) == "atomic" else "the kernel writes to"
         self.record(
-            "store to constant memory", A.instr, "the kernel writes to a constant", block=block, thread=thread
-        )
+            tensor.forbids, A.instr, f"{verb} {named(tensor.name)}{index_text(index)}, {FORBIDDEN[tensor.forbids]}",
+            tensor=tensor.name, index=index, block=block, thread=thread, count=len(positions), algorithm=False,
+        )  # fmt: skip
 
     def barrier_divergence(self, batch, waiting, deadlock: bool, only=None):
         """Threads of one thread block wait at different barriers, or some never come."""
@@ -451,13 +483,13 @@ class Run:
             if len(places) > 1:
                 other = batch.program.blocks[next(i for i, _ in groups if i != index)].term
                 message = (
-                    f"{len(L)} threads of the block wait here and {waiting_ - len(L)} at another barrier:"
+                    f"{plural(len(L), 'thread')} of the block stopped here and {waiting_ - len(L)} at another barrier:"
                     " every thread of a block must reach the same barrier"
                 )
             else:
                 other = None
                 message = (
-                    f"{len(L)} of {int(batch.alive[block])} threads wait at this barrier, the others never come:"
+                    f"{len(L)} of {plural(int(batch.alive[block]), 'thread')} stopped at this barrier, the others never come:"
                     " every thread of a block must reach it"
                 )
             readers = any(batch.splits.by_reader(batch.program.blocks[i].term, block=block) for i in places)
@@ -479,8 +511,8 @@ class Run:
             self.record(
                 "barrier divergence",
                 term,
-                f"{gone} of {batch.threads} threads of the block, some of them from the same warp as threads that wait"
-                " here, have returned without this barrier: every thread of a block must reach it",
+                f"{gone} of {plural(batch.threads, 'thread')} of the block, some of them from the same warp as threads that wait"
+                " here, returned without this barrier: every thread of a block must reach it",
                 block=number,
                 algorithm=False if readers else None,
             )
@@ -488,7 +520,7 @@ class Run:
             self.record(
                 "barrier divergence",
                 term,
-                f"{gone} of {batch.threads} threads of the block have returned before this call into the library,"
+                f"{gone} of {plural(batch.threads, 'thread')} of the block returned before this call into the library,"
                 " which needs every thread of the block",
                 block=number,
                 algorithm=False,
@@ -497,7 +529,7 @@ class Run:
             self.record(
                 "threads exited before a barrier",
                 term,
-                f"{gone} threads of the block (whole warps) had already returned when the others waited at this"
+                f"{plural(gone, 'thread')} of the block (whole warps) had already returned when the others waited at this"
                 " barrier; the hardware counts them as arrived",
                 block=number,
                 algorithm=True,
@@ -553,7 +585,7 @@ class Run:
         block, thread = self.who(batch, position)
         unit = 128 if "tensor" in instr.mods and "address" in what else 16
         self.record(
-            "misaligned bulk copy", instr, f"the {what}, {value} bytes, is not a multiple of {unit}",
+            "misaligned bulk copy", instr, f"the {what}, {plural(value, 'byte')}, is not a multiple of {unit}",
             block=block, thread=thread, algorithm=False,
         )  # fmt: skip
 
@@ -619,17 +651,18 @@ class Run:
         place_ = place(instr)
         if isinstance(stop, Livelock):
             instr = next((i for i in stop.block.instrs if polls(i)), instr)
-            why = f"{stop.threads} threads wait here for ever: nobody is left who could change what they read"
+            why = f"{plural(stop.threads, 'thread waits', 'threads wait')} here for ever: nobody is left who could change what they read"
             why += stop.batch.tested_text()
-            self.record("hang", instr, why, algorithm=False).count = 1
-            raise StepBudgetExceeded(f"kernel {self.launch.name} can never end: {why} ({place(instr)})")
+            finding = self.record("hang", instr, why, algorithm=False)
+            finding.count = 1
+            raise StepBudgetExceeded(f"kernel {self.launch.name} can never end: {finding.message} ({place(instr)})")
         finding = self.record(
-            "hang", instr, f"the launch was stopped after {self.step_budget} steps; {stop.threads} threads were looping here",
+            "hang", instr, f"the launch was stopped after {plural(self.step_budget, 'step')}; {plural(stop.threads, 'thread was', 'threads were')} looping here",
             algorithm=False,
         )  # fmt: skip
         finding.count = 1
         raise StepBudgetExceeded(
-            f"kernel {self.launch.name} did not end within {self.step_budget} steps: {stop.threads} threads are looping"
+            f"kernel {self.launch.name} did not end within {plural(self.step_budget, 'step')}: {plural(stop.threads, 'thread is', 'threads are')} looping"
             f" at {place_}"
         )
 
@@ -644,6 +677,11 @@ class _At:
 
     def __init__(self, instr):
         self.term = instr
+
+
+def _verb(A: Access) -> str:
+    """What an access does, as kinds of findings say it."""
+    return "load" if A.kind == "R" or A.instr.op == "ld" else "store" if A.instr.op == "st" else "atomic"
 
 
 def _itemsize(e: Extent, A: Access) -> int:

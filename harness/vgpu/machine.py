@@ -43,7 +43,8 @@ from .events import Events
 from .launch import Run
 from .memory import DEFAULT_BASE, Arena, OutOfSpace
 from .program import LinkError, Program
-from .report import Checks, Finding, Findings, index_text
+from .report import Checks, Finding, Findings, index_text, named, plural
+from .source_names import shared_names
 
 STATIC_SHARED_LIMIT = 48 << 10
 SHARED_LIMIT = 227 << 10
@@ -72,6 +73,11 @@ class Kernel:
         except LinkError as error:
             raise InvalidPTX(f"kernel {self.name}: {error}") from None
         return Code(program, self.module.addresses, self.shared_map)
+
+    @functools.cached_property
+    def shared_names(self) -> dict[str, str]:
+        """What the source calls the variables in shared memory, where that is known."""
+        return shared_names(self.code.program, self.shared_map)
 
 
 @dataclass(eq=False)
@@ -160,6 +166,13 @@ class VirtualGPU:
         self._offset(address, nbytes, "label")
         self.arena.label(address, nbytes, name, shape, str(dtype))
 
+    def forbid(self, address: int, kind: str) -> None:
+        """What a kernel must not do to the tensor at an address, by the kind of finding: "store to an input", "undeclared
+        atomic", or "" for nothing. What an input held before such a store is put back after the launch."""
+        tensor = self.arena.find(address)
+        if tensor is not None:
+            tensor.forbids = kind
+
     def _offset(self, address: int, nbytes: int, what: str) -> int:
         offset = self.arena.offset(address, nbytes)
         if offset is None:
@@ -215,8 +228,8 @@ class VirtualGPU:
             unit = "" if e.dtype else "byte "
             finding = Finding(
                 "output never written",
-                f"the host reads {e.name}, but {unit}{e.name}{index_text(index)} was never written"
-                f" ({len(mine)} of {size} bytes are missing)",
+                f"the host reads {named(e.name)}, but {unit}{named(e.name)}{index_text(index)} was never written"
+                f" ({len(mine)} of {plural(size, 'byte')} missing)",
                 tensor=e.name,
                 index=index,
                 kernel=e.writer,
@@ -256,7 +269,7 @@ class VirtualGPU:
                 address = module.addresses[v.name] = self.allocate(v.nbytes, v.name)
                 extent = self.arena.find(address)
                 assert extent is not None  # just allocated
-                extent.constant = v.space == "const"
+                extent.forbids = "store to constant memory" if v.space == "const" else ""
         for v in parsed.variables.values():
             if v.name in module.addresses:
                 data = bytearray(v.data or bytes(v.nbytes))

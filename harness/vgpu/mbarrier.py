@@ -14,7 +14,7 @@ import numpy as np
 from .access import Access
 from .barrier_state import MBarrier
 from .batch_memory import BatchMemory
-from .report import index_text
+from .report import index_text, named
 from .report import place as found_at
 
 PHASE_BIT = 63  # of the state of an mbarrier, and of the token that an arrival returns
@@ -154,10 +154,10 @@ class BarrierOps(BatchMemory):
         return done
 
     def barrier_name(self, A: Access, place: int) -> str:
-        """How messages call the mbarrier at a place."""
+        """How findings call the mbarrier at a place."""
         offset = (place << A.shift) % self.shared_size
         where = next((x for x in self.run.shared_extents if x.start <= offset < x.end), None)
-        return f"{where.name}{index_text(where.index(offset, A.width))}" if where else "shared memory"
+        return f"{named(where.name)}{index_text(where.index(offset, A.width))}" if where else "shared memory"
 
     def tested_text(self) -> str:
         """Which mbarriers threads test in vain, from where, and what these lack; empty where they test none.

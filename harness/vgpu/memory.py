@@ -37,7 +37,8 @@ ITEMSIZE |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1}
 class Extent:
     """A range of addresses that may be accessed: a tensor, a module variable, or a shared variable.
 
-    `ready` means every byte has been written, so that reads need no check.
+    `ready` means every byte has been written, so that reads need no check. `forbids` is the kind of finding that a write
+    makes: of constants and inputs any write, of sums with a fixed order an atomic; "" where all are allowed.
     """
 
     start: int
@@ -46,7 +47,7 @@ class Extent:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     ready: bool = False
-    constant: bool = False
+    forbids: str = ""
     written: bool = False
     writer: str = ""
     allocation: int = 0

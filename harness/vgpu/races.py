@@ -29,7 +29,7 @@ from .events import Recorder
 from .memory import Extent
 from .program import registers
 from .ptx import WIDTH
-from .report import index_text
+from .report import index_text, named, plural
 
 u8 = np.uint64
 _INSTR, _THREAD, _EPOCH, _TOP = 12, 10, 14, 27
@@ -401,11 +401,12 @@ class AccessLog:
             thread = run.thread_index(who >> 12 & 1023)
             their_thread = run.thread_index(them >> 12 & 1023)
             theirs = block = run.block_index(who >> 36 & (1 << _TOP) - 1)
+            whose = ""
             if isinstance(tensor, SharedOfAll):
                 name, index, owner = tensor.part(byte, first.width)
                 theirs = run.block_index(them >> 36 & (1 << _TOP) - 1)
                 if theirs != block or owner != (who >> 36 & (1 << _TOP) - 1):
-                    name = f"{name} of block {_t(run.block_index(owner))}"
+                    whose = f" of block {_t(run.block_index(owner))}"
                 kind = "shared race" if kind != "atomic scope" else kind
             elif kind == "shared race":
                 assert batch is not None  # shared memory is a batch's
@@ -436,11 +437,10 @@ class AccessLog:
                     f"thread {_t(thread)} and {_verb(second)} by thread {_t(their_thread)} of the same block,"
                     " with no barrier between them"
                 )
-            places = f"{cells} places" if cells > 1 else "1 place"
-            message = f"{name}{index_text(index)}: {_verb(first)} by {why} ({places})"
+            message = f"{named(name)}{whose}{index_text(index)}: {_verb(first)} by {why} ({plural(cells, 'place')})"
             run.record(
                 kind, first.instr, message, tensor=name, index=index, block=block, thread=thread,
-                count=cells, other=second.instr,
+                count=cells, other=second.instr, verbs=frozenset((_verb(first), _verb(second))),
             )  # fmt: skip
 
     # -- shared memory --------------------------------------------------------------------------------------
@@ -545,7 +545,7 @@ class OrderedLog:
         run = self.log.run
         name, index, owner = self.shared.part(place, A.width)
         message = (
-            f"{_verb(A)} by block {_t(run.block_index(block))} of {name}{index_text(index)} of block"
+            f"{_verb(A)} by block {_t(run.block_index(block))} of {named(name)}{index_text(index)} of block"
             f" {_t(run.block_index(owner))}, which may have returned by then: a barrier of the cluster must come after it"
         )
         run.record(

@@ -6,12 +6,54 @@ library's own algorithms (block and warp primitives and the like), the finding i
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from .ptx import Instr, Location
 
 _LIBRARY = ("Mojo/", "max/", "oss/", "open-source/", "mojo/")
 _ALGORITHMS = ("/gpu/primitives/", "/algorithm/", "/linalg/", "/nn/", "/format/")
+_NAMED = re.compile("\x0e([^\x0f]*)\x0f")
+
+KINDS = (
+    "barrier divergence",
+    "early return",
+    "warp divergence",
+    "shuffle from an absent thread",
+    "threads exited before a barrier",
+    "hang",
+    "trap",
+    *(
+        f"{what} {access}"
+        for what in ("out-of-bounds", "null pointer", "misaligned")
+        for access in ("load", "store", "atomic")
+    ),
+    "store to an input",
+    "store to constant memory",
+    "undeclared atomic",
+    "shared race",
+    "race inside a block",
+    "global race",
+    "atomic scope",
+    "uninitialised read",
+    "output never written",
+    "mbarrier not initialised",
+    "too many arrivals",
+    "unfinished copy",
+    "stage reused early",
+    "unordered store",
+    "missing proxy fence",
+    "operand overwritten",
+    "bulk store left behind",
+    "misaligned bulk copy",
+    "not a tensor map",
+    "uneven matrix descriptor",
+    "missing wgmma fence",
+    "accumulator in use",
+    "register budget",
+)
+"""Every kind of finding that there is."""
 
 
 def in_library(at: Location) -> bool:
@@ -70,13 +112,11 @@ class Checks:
 class Finding:
     """One fault: its first occurrence, and how often it occurred.
 
-    `kind`: "out-of-bounds load", "out-of-bounds store", "null pointer load", "misaligned load", "uninitialised read",
-    "output never written", "shared race", "global race", "barrier divergence", "warp divergence", "trap", "hang" ...
-    `index` is an element index of the tensor (a tuple where its shape is known). `block` and `thread` are (x, y, z).
+    `kind` is one of KINDS. In `words` tensors stand as `named` marks them, `message` is the same without marks. `index` is an element index of the tensor (a tuple where its shape is known). `block` and `thread` are (x, y, z).
     """
 
     kind: str
-    message: str
+    words: str
     where: str = ""
     kernel: str = ""
     tensor: str = ""
@@ -86,8 +126,22 @@ class Finding:
     count: int = 1
     is_error: bool = True
     other: str = ""  # the other place of a race
+    verbs: frozenset[str] = frozenset()  # what meets in a race: "a load", "a store", "an atomic" ...
     instr: Instr | None = None
     other_instr: Instr | None = field(default=None, repr=False)
+
+    def __post_init__(self):
+        assert self.kind in KINDS, self.kind
+
+    @property
+    def message(self) -> str:
+        """What is wrong, in a sentence."""
+        return _NAMED.sub(r"\1", self.words)
+
+    def renamed(self, name_of: Callable[[str], str]) -> Finding:
+        """The same with other names for the tensors that it is about, and for nothing else in its words."""
+        words = _NAMED.sub(lambda found: named(name_of(found[1])), self.words)
+        return replace(self, words=words, tensor=name_of(self.tensor) if self.tensor else "")
 
     def text(self) -> str:
         """A few lines for a reader."""
@@ -131,6 +185,16 @@ class Finding:
         }
 
 
+def named(tensor: str) -> str:
+    """A tensor's name in a message, marked, so that it can be told from the words around it."""
+    return f"\x0e{tensor}\x0f"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """ "1 error", "2 errors"; with `many`, "1 launch", "2 launches"."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def with_article(noun: str) -> str:
     """ "a load", "an atomic"."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
@@ -152,6 +216,7 @@ class Findings(list):
         found = self._keys.get(key)
         if found is not None:
             found.count += finding.count
+            found.verbs |= finding.verbs
             return found
         self._keys[key] = finding
         self.append(finding)
@@ -167,7 +232,9 @@ def by_cause(findings) -> list[Finding]:
     for found in findings:
         cause = found.kind, found.kernel, found.where, found.other
         seen = causes.get(cause)
-        causes[cause] = replace(seen, count=seen.count + found.count) if seen else found
+        if seen:
+            found = replace(seen, count=seen.count + found.count, verbs=seen.verbs | found.verbs)
+        causes[cause] = found
     return sorted(causes.values(), key=lambda finding: (not finding.is_error, -finding.count))
 
 

@@ -286,7 +286,10 @@ TWO_STORES = "x[0]: a store by thread (0, 0, 0) and a store by thread (1, 0, 0) 
 
 def finding(kind, message="", where="a.mojo:1:1", other="", kernel="k"):
     """As much of a finding as the diagnosis reads."""
-    return SimpleNamespace(kind=kind, message=message, where=where, other=other, kernel=kernel)
+    verbs = {verb for verb in ("a load", "a store", "an atomic") if f"{verb} by" in message}
+    return SimpleNamespace(
+        kind=kind, message=message, where=where, other=other, kernel=kernel, verbs=verbs
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,12 +299,30 @@ def finding(kind, message="", where="a.mojo:1:1", other="", kernel="k"):
         ([finding("out-of-bounds store")], "out-of-bounds-store"),
         ([finding("uninitialised read")], "uninitialised-read"),
         ([finding("global race", "x: a store by A and a store by B")], "overwritten"),
-        ([finding("global race", "x: a store by A and a store by B", other="b.mojo:2:2")], "missing-atomic"),
+        ([finding("global race", "x: a load by A and a store by B", other="a.mojo:1:9")], "missing-atomic"),
         (
             [finding("global race", "x: an atomic by A and a store by B", other="b.mojo:2:2")],
             "zeroed-in-the-kernel",
         ),
-        ([finding("misaligned load")], None),
+        (  # zeroed here, read back there
+            [
+                finding("global race", "x: an atomic by A and a store by B", other="b.mojo:2:2"),
+                finding("global race", "x: an atomic by A and a load by B", other="b.mojo:5:2"),
+            ],
+            "zeroed-in-the-kernel",
+        ),
+        (  # a plain `+=` beside an atomic
+            [
+                finding("global race", "x: an atomic by A and a store by B", other="b.mojo:2:2"),
+                finding("global race", "x: a load by A and a store by B", "b.mojo:2:30", "b.mojo:2:2"),
+            ],
+            "missing-atomic",
+        ),
+        (
+            [finding("store to an input"), finding("global race", "x: a store by A and a store by B")],
+            "input-overwritten",
+        ),
+        ([finding("misaligned load"), finding("uninitialised read")], "misaligned-vector"),
         # threads that are missing explain what else is found, however often that is seen
         ([finding("uninitialised read"), finding("early return")], "barrier-divergence"),
         ([finding("shared race"), finding("barrier divergence")], "barrier-divergence"),
@@ -322,7 +343,7 @@ def finding(kind, message="", where="a.mojo:1:1", other="", kernel="k"):
     ],
 )
 def test_what_findings_mean(findings, mistake):
-    seen = d.from_findings(findings, loads={"b.mojo:2:2"})
+    seen = d.from_findings(findings)
     assert (seen and seen[0]) == mistake
 
 

@@ -122,7 +122,7 @@ def test_unwritten_shared_memory(ptx):
     a, o = ones(bench, "a", 64), bench.empty("o", 64)
     bench.run(ptx["shared_unwritten"], 1, 64, o, a)
     (f,) = only(bench, "uninitialised read")
-    assert f.tensor == "shared array 0" and f.thread == (32, 0, 0) and f.count == 32
+    assert f.tensor == "s" and f.thread == (32, 0, 0) and f.count == 32
     assert at(f, "o[unsafe_offset=thread_idx.x] = rebind[Float32](s[thread_idx.x])", 1)
 
 
@@ -140,7 +140,7 @@ def test_missing_barrier(ptx):
     a, b, o = (bench.place(n, np.ones((32, 32), F4)) for n in "abo")
     bench.run(ptx["matmul_no_barrier"], (2, 2), (16, 16), o, a, b, I4(32), I4(32), I4(32))
     races = [f for f in bench.errors() if f.kind == "shared race"]
-    assert {f.tensor for f in races} == {"shared array 0", "shared array 1"}
+    assert {f.tensor for f in races} == {"a_tile", "b_tile"}
     lines = {
         line_of(FILE, t, 1) for t in ("a_tile[ty, tx] = a[", "b_tile[ty, tx] = b[", "total += a_tile[ty, j]")
     }
@@ -250,7 +250,7 @@ def found(body: str, threads: int = 32, *, declare: str = "", module: str = "") 
 @pytest.mark.parametrize(
     "body,kind,text",
     [
-        ("mov.u64 %d1, c; setp.eq.u32 %p1, %t2, 0; @%p1 st.global.u32 [%d1], 1;", "store to constant memory", "writes to a constant"),
+        ("mov.u64 %d1, c; setp.eq.u32 %p1, %t2, 0; @%p1 st.global.u32 [%d1], 1;", "store to constant memory", "writes to c[0], a constant"),
         ("mov.u64 %d1, 0x7fff00000000; st.global.u32 [%d1], 1;", "out-of-bounds store", "far from any tensor"),
         ("ld.global.u32 %r1, [%a0+-4];", "out-of-bounds load", "before the start of cells"),
         ("ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%a0+4];", "misaligned load", "is not 16-byte aligned"),

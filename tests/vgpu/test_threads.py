@@ -598,7 +598,7 @@ def test_a_poll_that_counts_its_rounds_ends_too(count, monkeypatch):
     body = f"""mov.u32 %y0, 0;  st.shared.u32 [flag], 0;
     spin: ld.volatile.shared.u32 %r1, [flag];  {count}  setp.eq.u32 %p2, %r1, 0;  @%p2 bra spin;"""
     _, found = endless(body, block=1, declare=".shared .align 4 .b8 flag[4];")
-    assert "1 threads wait here for ever" in found
+    assert "1 thread waits here for ever" in found
 
 
 def test_a_poll_that_waits_by_the_clock_goes_on(monkeypatch):

@@ -24,6 +24,7 @@ from .kernel import Translation, refuse
 SPARE = 256  # bytes around every array that machine code writes
 FILLED = 0xA5
 SERIALS = 1 << 32
+UNWRITABLE = ("store to constant memory", "store to an input")
 NOT_TRANSLATED = "the translation failed"
 
 
@@ -117,6 +118,12 @@ class Launch:
         self.high = max((e.end for e in extents), default=self.arena.base) - self.arena.base
         self.extents = extents
         self.owners = {a.number: self.owner(a) for a in t.code.accesses if a.number in t.accesses}
+        if any(
+            a.instr.op in ("atom", "red") and any(e.forbids == "undeclared atomic" for e in self.reached(a))
+            for a in t.code.accesses
+            if a.number in self.owners
+        ):
+            raise Refused("an atomic on what takes none")
         self.written = self.targets()
         self.kept = [(e, self.arena.snapshot(e)) for e in self.written]
         self.global_memory(t)
@@ -147,15 +154,19 @@ class Launch:
             raise Refused("an address out of several tensors")
         return found[0] if found else None
 
+    def reached(self, a: Access) -> list[Extent]:
+        """The tensors that an access may touch."""
+        owner = self.owners[a.number]
+        return [owner] if owner else self.extents
+
     def targets(self) -> list[Extent]:
         """The tensors that the launch may store to."""
         stores = self.native.translation.stores
-        spaces = {a.number: a.space for a in self.native.translation.code.accesses}
+        accesses = {a.number: a for a in self.native.translation.code.accesses}
         found = {}
         for number in stores:
-            if spaces[number] in ("global", "generic", "const"):
-                owner = self.owners[number]
-                for e in [owner] if owner else self.extents:
+            if accesses[number].space in ("global", "generic", "const"):
+                for e in self.reached(accesses[number]):
                     found[id(e)] = e
         return list(found.values())
 
@@ -166,7 +177,7 @@ class Launch:
         for e in self.extents:
             part = slice(e.start - arena.base, e.end - arena.base)
             state[part.start - low : part.stop - low] = (
-                arena.written[part] | rt.ALLOCATED | (rt.CONSTANT if e.constant else 0)
+                arena.written[part] | rt.ALLOCATED | (rt.CONSTANT if e.forbids in UNWRITABLE else 0)
             )
         base = arena.base + low
         self.put(rt.DATA, arena.data[low:])
@@ -179,7 +190,7 @@ class Launch:
                 continue
             e = self.owners[a.number]
             start, end = (e.start, e.end) if e else (base, arena.base + high)
-            checked = e is None or not e.ready or e.constant
+            checked = e is None or not e.ready or e.forbids in UNWRITABLE
             tracked = bool(writes) if e is None else id(e) in writes
             if end - start < a.nbytes:
                 start, end = 1 << 63, (1 << 63) + a.nbytes

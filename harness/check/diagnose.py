@@ -312,7 +312,8 @@ FOUND = {
     **{
         f"misaligned {access}": (
             "misaligned-vector",
-            "a vector is loaded or stored where its first element is no multiple of its width: a GPU stops there",
+            "a GPU stops at an access whose address is no multiple of its size: a vector of four elements may begin at every "
+            "fourth one only, whichever row that is in",
         )
         for access in ("load", "store", "atomic")
     },
@@ -336,7 +337,13 @@ FOUND = {
     "uninitialised read": ("uninitialised-read", "memory is read that nothing has written"),
 }
 DIVERGENCE = list(FOUND)[:4]
-FIRST = [*DIVERGENCE, "store to an input"]
+FIRST = [
+    *DIVERGENCE,
+    "hang",
+    "trap",
+    "store to an input",
+    *(kind for kind in FOUND if kind.startswith(("misaligned", "null pointer"))),
+]
 """Kinds that are the cause, whatever else was found."""
 
 
@@ -363,9 +370,11 @@ def from_findings(findings: Sequence[Finding]) -> tuple[str, str] | None:
     if cause := next((FOUND[kind] for kind in FIRST if kind in kinds), None):
         return cause
     races = [finding for finding in findings if finding.kind == "global race"]
-    # A line that both loads and stores what is raced for adds to it by a plain `+=`.
+    # A line that both loads and stores what is raced for adds to it by a plain `+=`. One of two places may be an atomic's:
+    # then the other does both.
     added = any(
-        race.verbs >= {"a load", "a store"} and race.where.split(":")[:-1] == race.other.split(":")[:-1]
+        race.verbs >= {"a load", "a store"}
+        and ("an atomic" in race.verbs or race.where.split(":")[:-1] == race.other.split(":")[:-1])
         for race in races
     )
     if not added and any("atomic" in race.message and "store" in race.message for race in races):

@@ -30,7 +30,7 @@ from harness.toolchain.mojo_items import Items
 from harness.toolchain.packages import OpPackage
 from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
 from harness.vgpu.ptx import Location
-from harness.vgpu.report import Finding, by_cause
+from harness.vgpu.report import Finding, by_cause, plural
 
 if TYPE_CHECKING:
     import torch
@@ -339,7 +339,7 @@ class Checker:
         for finding in causes[:SHOWN]:
             result.diagnosis += finding_lines(finding, source, blank)
         if len(causes) > SHOWN:
-            result.diagnosis.append(f"... and {len(causes) - SHOWN} more findings")
+            result.diagnosis.append(f"... and {plural(len(causes) - SHOWN, 'more finding')}")
         # A formula that gives these very values says more than that its index leaves a tensor.
         if cause and not (result.mistake in known and cause in OUTSIDE_CAUSES):
             result.mistake, result.hint = cause[0], f"{gate.id}-{RACE_RUNG}"
@@ -375,14 +375,20 @@ def touches(finding: Finding, source: Path, blank: Blank) -> bool:
 
 
 def finding_lines(finding: Finding, source: Path, blank: Blank | None) -> list[str]:
-    """A finding in lines, at the place in the blank that it comes from, be it through a helper."""
+    """A finding in lines, at the places in the blank that it comes from, be it through a helper."""
     lines = finding.text().splitlines()
-    chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
-    own = next((at for at in chain if blank and within(at, source, blank)), None)
-    if own and finding.where and not finding.where.startswith(f"{own.file}:{own.line}:"):
-        place = f"{own.file}:{own.line}:{own.column}"
-        lines[0] = lines[0].replace(f"at {finding.where}", f"at {place} (in a helper, {finding.where})")
-        lines = [line for line in lines if line != f"  called from {place}"]
+    for before, there, instr in (
+        ("at ", finding.where, finding.instr),
+        ("the other place: ", finding.other, finding.other_instr),
+    ):
+        chain = instr.loc.chain() if instr and instr.loc else ()
+        own = next((at for at in chain if blank and within(at, source, blank)), None)
+        if own and there and not there.startswith(f"{own.file}:{own.line}:"):
+            place = f"{own.file}:{own.line}:{own.column}"
+            words = f"{before}{place} (in a helper, {there})"
+            lines = [
+                line.replace(f"{before}{there}", words) for line in lines if line != f"  called from {place}"
+            ]
     return [line.replace(f"{Path.cwd()}/", "") for line in lines]
 
 

@@ -45,12 +45,10 @@ class Replay:
         real: dict[RecordedTensor, int] = {}
         shapes = self.puzzle.shapes(case.dims)
         events = self.recording.cases[variant, case.dims]
-        call = 0
         for event in events:
             if isinstance(event, RecordedLaunch):
                 arguments, taken = moved(event.arguments, real)
-                call = self._call(variant, call, taken)
-                self._forbid(variant, call, real)
+                self._forbid(variant, taken, real)
                 kernel = self.kernel(event.symbol)
                 self.gpu.launch(kernel, event.grid, event.block, arguments, event.shared, name=event.name)
                 for name in [name for name in stood if name in taken]:
@@ -81,21 +79,20 @@ class Replay:
         self.gpu.name(address, tensor.nbytes, tensor.name, tuple(values.shape), dtype)
         self.gpu.write(address, raw(values))
 
-    def _call(self, variant: str, current: int, taken: set[str]) -> int:
-        """The number of the call that a launch belongs to, by the tensors that it takes: that of the launch before, but
-        where it takes what only a later one writes."""
-        calls = [call.op for call in self.puzzle.variants[variant]]
-        known = {*calls[current].writes, *calls[current].reads}
-        later = [k for k in range(current + 1, len(calls)) if taken & (calls[k].writes.keys() - known)]
-        return max(later, default=current)
-
-    def _forbid(self, variant: str, call: int, real: dict[RecordedTensor, int]) -> None:
-        """Lets the launches of a call write its own outputs alone, and with atomics only what is declared as their sum."""
-        writes = self.puzzle.variants[variant][call].op.writes
+    def _forbid(self, variant: str, taken: set[str], real: dict[RecordedTensor, int]) -> None:
+        """Says what a launch that takes these tensors may not write: the inputs of the case, and what it writes the outputs
+        of an op from; and what it may write without atomics alone, because no sum by atomics is declared."""
+        ops = [call.op for call in self.puzzle.variants[variant]]
+        written = {name for op in ops for name in op.writes}
+        read = {name for op in ops if taken & op.writes.keys() for name in op.reads.keys() - op.writes.keys()}
         for tensor, address in real.items():
-            if not tensor.scratch:
-                ordered = "" if (variant, tensor.name) in self.puzzle.atomic else "undeclared atomic"
-                self.gpu.forbid(address, ordered if tensor.name in writes else "store to an input")
+            if tensor.scratch:
+                continue
+            if tensor.name in read or tensor.name not in written:
+                self.gpu.forbid(address, "store to an input")
+            else:
+                declared = (variant, tensor.name) in self.puzzle.atomic
+                self.gpu.forbid(address, "" if declared else "undeclared atomic")
 
     def _read(self, name: str, address: int, shape: tuple[int, ...]) -> torch.Tensor:
         dtype = getattr(torch, self.puzzle.written_dtype(name, self.dtype))
@@ -108,9 +105,7 @@ def raw(tensor: torch.Tensor) -> np.ndarray:
     return tensor.contiguous().view(torch.uint8).reshape(-1).numpy()
 
 
-def moved(
-    arguments: tuple[bytes, ...], real: dict[RecordedTensor, int]
-) -> tuple[list[bytes], set[str]]:
+def moved(arguments: tuple[bytes, ...], real: dict[RecordedTensor, int]) -> tuple[list[bytes], set[str]]:
     """Recorded arguments with the addresses of tensors, and of places in them, as they really are, and which tensors."""
     out, taken = [], set()
     for argument in arguments:

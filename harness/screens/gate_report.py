@@ -51,7 +51,9 @@ def verdict_lines(
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
     few = [*bad[:NAMED], *(["..."] if len(bad) > NAMED else [])]
     where = f" in {len(bad)} of {cases} cases ({', '.join(few)})" if bad else ""
-    where = f" in all {cases} cases" if bad and len(bad) == cases else where
+    where = (
+        f" in {'every case' if cases == 1 else f'all {cases} cases'}" if bad and len(bad) == cases else where
+    )
     yield Text(f"{head} wrong{where}", style="bold red")
     for line in (*result.diagnosis, *result.picture):
         yield Text(f"      {relative(line)}")

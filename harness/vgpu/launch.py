@@ -355,7 +355,9 @@ class Run:
         owner, there = owners[0], self.arena.find(address)
         verb = _verb(A)
         side = "past the end" if address >= owner.end else "before the start"
-        lands = f"{named(there.name)}{index_text(there.index(address, A.width))}" if there else "another tensor"
+        lands = (
+            f"{named(there.name)}{index_text(there.index(address, A.width))}" if there else "another tensor"
+        )
         block, thread = self.who(batch, positions[which[0]])
         self.record(
             f"out-of-bounds {verb}", A.instr, f"{with_article(verb)} so far {side} of {named(owner.name)} that it lands in {lands}",
@@ -441,7 +443,9 @@ class Run:
                 algorithm = False
                 if gone:
                     kind = "early return"
-                    message += f": {gone} of {plural(batch.threads, 'thread')} of the block had already returned"
+                    message += (
+                        f": {gone} of {plural(batch.threads, 'thread')} of the block had already returned"
+                    )
         found = self.record(
             kind, A.instr, message,
             tensor=tensor, index=element, block=block, thread=thread, count=len(which), algorithm=algorithm,
@@ -655,7 +659,9 @@ class Run:
             why += stop.batch.tested_text()
             finding = self.record("hang", instr, why, algorithm=False)
             finding.count = 1
-            raise StepBudgetExceeded(f"kernel {self.launch.name} can never end: {finding.message} ({place(instr)})")
+            raise StepBudgetExceeded(
+                f"kernel {self.launch.name} can never end: {finding.message} ({place(instr)})"
+            )
         finding = self.record(
             "hang", instr, f"the launch was stopped after {plural(self.step_budget, 'step')}; {plural(stop.threads, 'thread was', 'threads were')} looping here",
             algorithm=False,
@@ -681,7 +687,9 @@ class _At:
 
 def _verb(A: Access) -> str:
     """What an access does, as kinds of findings say it."""
-    return "load" if A.kind == "R" or A.instr.op == "ld" else "store" if A.instr.op == "st" else "atomic"
+    if A.kind == "R" or A.instr.op == "ld":
+        return "load"
+    return "store" if A.kind == "W" or A.instr.op == "st" else "atomic"
 
 
 def _itemsize(e: Extent, A: Access) -> int:

@@ -437,7 +437,9 @@ class AccessLog:
                     f"thread {_t(thread)} and {_verb(second)} by thread {_t(their_thread)} of the same block,"
                     " with no barrier between them"
                 )
-            message = f"{named(name)}{whose}{index_text(index)}: {_verb(first)} by {why} ({plural(cells, 'place')})"
+            message = (
+                f"{named(name)}{whose}{index_text(index)}: {_verb(first)} by {why} ({plural(cells, 'place')})"
+            )
             run.record(
                 kind, first.instr, message, tensor=name, index=index, block=block, thread=thread,
                 count=cells, other=second.instr, verbs=frozenset((_verb(first), _verb(second))),

@@ -14,6 +14,7 @@ import numpy as np
 
 from .access import PARAM_WINDOW, Access
 from .barrier_state import MBarrier
+from .report import plural
 from .tensor_map import BYTES, ELEMENTS, TensorMap, swizzled
 from .warp import WarpOps, atomic_update
 
@@ -55,7 +56,10 @@ class BulkOps(WarpOps):
                 else f"the tensor map has {len(found.dims)} dimensions"
             )
             self.run.bad_tensor_map(
-                self, instr, position, f"{what} at {address:#x}; {count} coordinates are given"
+                self,
+                instr,
+                position,
+                f"{what} at {address:#x}; {plural(count, 'coordinate is', 'coordinates are')} given",
             )
             return None
         return found

@@ -18,7 +18,7 @@ from harness.learner import blanks
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 from harness.vgpu.ptx import Location
-from harness.vgpu.report import Finding
+from harness.vgpu.report import Finding, named
 
 FUSED = ("forward", "db", "dW", "dgamma", "dx")
 
@@ -224,13 +224,19 @@ def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
 
     def said(line, kernel="adding"):
         at = Location("/x/shared/common.mojo", 3, 5, Location(str(source), line, 5))
-        found = Finding("out-of-bounds atomic", "past the end of sums_grad (16)", "", kernel, "sums_grad")
+        found = Finding(
+            "out-of-bounds atomic",
+            f"past the end of {named('sums_grad')} (16 of sums_grad)",
+            "",
+            kernel,
+            "sums_grad",
+        )
         return gates.in_the_kernels_words(
             dataclasses.replace(found, instr=SimpleNamespace(loc=at)), recording, source
         )
 
-    assert (said(7).message, said(7).tensor) == ("past the end of grad (16)", "grad")
-    assert said(7, "another").message == said(99).message == "past the end of sums_grad (16)"
+    assert (said(7).message, said(7).tensor) == ("past the end of grad (16 of sums_grad)", "grad")
+    assert said(7, "another").message == said(99).message == "past the end of sums_grad (16 of sums_grad)"
 
 
 def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solution, monkeypatch):

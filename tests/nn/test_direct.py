@@ -52,13 +52,15 @@ class TorchModule:
     """Stands in for the extension module: the same calls, computed by torch on the CPU memory behind the addresses.
 
     The scratch memory is overwritten first, so that a result which overlaps with it is lost. `calls` holds what was
-    launched: the name, the kind and, of a backward pass, the gradients that were wanted.
+    launched: the name, the kind and, of a backward pass, the gradients that were wanted. What a forward pass writes must lie in
+    memory that was allocated for it, `allocated`: the address and the bytes of each tensor.
     """
 
     STREAM = 4711
 
     def __init__(self):
         self.calls = []
+        self.allocated: list[tuple[int, int]] = []
         self.streams = {self.STREAM}
 
     def open(self, index):
@@ -84,6 +86,20 @@ class TorchModule:
         ctypes.memset(scratch, 0xFF, available)
         return True
 
+    def empty_strided(self, size, strides, dtype):
+        """What the layer allocates with."""
+        tensor = torch._C._dynamo.guards._empty_strided_cpu(size, strides, dtype)
+        self.allocated.append((tensor.data_ptr(), tensor.untyped_storage().nbytes()))
+        return tensor
+
+    def written(self, *tensors):
+        """The tensors, None where there is none; each lies in one allocation."""
+        for tensor in tensors:
+            if tensor is not None and tensor.numel():
+                first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+                assert any(at <= first and last <= at + size for at, size in self.allocated), "past the end"
+        return tensors
+
     def forward(self, gpu, stream, scratch, available, kind, rows, H, O, eps, *addresses):
         needed = self.needed(None, rows, H)
         if not self.start(gpu, stream, scratch, available, needed):
@@ -94,8 +110,8 @@ class TorchModule:
         shapes = [(rows, O), (rows,), (rows,), (rows, H), (H,), (H,), (O, H), (O,)]
         types = [dtype, wide, wide, *[dtype] * 5]
         tensors = [at(*each) for each in zip(addresses, shapes, types, strict=True)]
-        output, mean, rstd, x, gamma, beta, W, bias = tensors
-        x, gamma, beta, W, bias = (tensor.double() for tensor in (x, gamma, beta, W, bias))
+        output, mean, rstd = self.written(*tensors[:3])
+        x, gamma, beta, W, bias = (tensor.double() for tensor in tensors[3:])
         mean.copy_(x.mean(1))
         rstd.copy_((x.var(1, correction=0) + eps).rsqrt())
         output.copy_(F.linear(F.layer_norm(x, (H,), gamma, beta, eps), W, bias))
@@ -109,7 +125,7 @@ class TorchModule:
         shapes = [(rows, stride), (rows,), (rows,), (rows, H), (H,), (H,)]
         types = [dtype, wide_of(dtype), wide_of(dtype), *[dtype] * 3]
         tensors = [at(*each) for each in zip(addresses, shapes, types, strict=True)]
-        ln_out, mean, rstd = tensors[:3]
+        ln_out, mean, rstd = self.written(*tensors[:3])
         x, gamma, beta = (tensor.double() for tensor in tensors[3:])
         mean.copy_(x.mean(1))
         rstd.copy_((x.var(1, correction=0) + eps).rsqrt())
@@ -189,7 +205,7 @@ def module(monkeypatch):
 
 def stand_in(module, monkeypatch):
     """Puts a module behind everything on the CPU."""
-    monkeypatch.setattr(direct, "empty_strided", torch._C._dynamo.guards._empty_strided_cpu)
+    monkeypatch.setattr(direct, "empty_strided", module.empty_strided)
     monkeypatch.setattr(direct, "current_device", lambda: -1)
     monkeypatch.setattr(direct, "DEVICE", "cpu")
     monkeypatch.setattr(direct, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])

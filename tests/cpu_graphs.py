@@ -8,8 +8,9 @@ and go to the workbook's own cache, where the processes that the tests start fin
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -32,8 +33,14 @@ def unbound(op, parameters=()):
     return Call(replace(op, writes=renamed(op.writes), reads=renamed(op.reads)), parameters)
 
 
-def load_as_one(name: str, package, calls: dict):
-    """Graphs as one unit, by name; what stands last in a name is its dtype where it is one, else float32 is.
+def dtype_of(graph: str) -> str:
+    """What stands last in a graph's name where that is a dtype, else float32."""
+    last = re.split("[_ ]", graph)[-1]
+    return last if last in DTYPES else "float32"
+
+
+def load_as_one(name: str, package, calls: dict) -> "Units":
+    """Graphs as one unit, by name, but for those in float16: nightly tests alone ask for them, a unit of their own.
 
     The first process of the run compiles them, the others read them.
     """
@@ -42,10 +49,30 @@ def load_as_one(name: str, package, calls: dict):
     from harness.devices.graphs import load_each
     from harness.toolchain.cache import cache_folder, only_one
 
-    of = {graph: re.split("[_ ]", graph)[-1] for graph in calls}
-    dtypes = {graph: dtype if dtype in DTYPES else "float32" for graph, dtype in of.items()}
-    with only_one(cache_folder("tests") / name):
-        return load_each(package, calls, dtypes, CPU())
+    def load(graphs: dict) -> dict:
+        with only_one(cache_folder("tests") / name):
+            return load_each(package, graphs, {graph: dtype_of(graph) for graph in graphs}, CPU())
+
+    later = {graph: call for graph, call in calls.items() if dtype_of(graph) == "float16"}
+    return Units(
+        load({graph: call for graph, call in calls.items() if graph not in later}),
+        later,
+        partial(load, later),
+    )
+
+
+class Units(dict):
+    """Graphs by name; those of `later` are loaded, together, when the first of them is asked for."""
+
+    def __init__(self, loaded: dict, later: Collection[str], load: Callable[[], dict]):
+        super().__init__(loaded)
+        self.later, self.load = later, load
+
+    def __missing__(self, graph: str):
+        if graph not in self.later:
+            raise KeyError(graph)
+        self.update(self.load())
+        return self[graph]
 
 
 # ---- Puzzle 22, and the layer --------------------------------------------------------------------------------
@@ -96,14 +123,17 @@ def layer_calls() -> Iterator:
 
 
 @pytest.fixture(scope="session")
-def layer_graphs(cpu_graphs):
-    """Puts the layer's graphs on the CPU that the tests use where it looks for them."""
+def layer_graphs(cpu_graphs, request):
+    """Puts the layer's graphs on the CPU that the tests use where it looks for them; float16's where the run has nightly tests."""
     import torch
 
     from harness.nn import autograd
 
     loaded = cpu_graphs()
+    has_nightly = any(item.get_closest_marker("nightly") for item in request.session.items)
     for (algorithm, dtype), graphs in layer_calls():
+        if dtype == torch.float16 and not has_nightly:
+            continue
         autograd.programs[algorithm, dtype, torch.device("cpu")] = {
             way: loaded[name] for way, (name, _) in graphs.items()
         }

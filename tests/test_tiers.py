@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import cpu_graphs
 import pytest
 import quick_run
 import tiers
@@ -88,3 +89,22 @@ def test_a_fixture_makes_what_the_run_takes():
     elsewhere[0].path = "b.py"
     request = SimpleNamespace(path="a.py", session=SimpleNamespace(items=[*taken, *elsewhere]))
     assert tiers.chosen(request, "name") == ["one", "two"]
+
+
+def test_graphs_of_float16_are_loaded_together_when_the_first_is_asked_for():
+    loads = []
+
+    def load():
+        loads.append(1)
+        return {"float16": 16, "fast_float16": 17}
+
+    units = cpu_graphs.Units({"float32": 32}, ("float16", "fast_float16"), load)
+    assert units["float32"] == 32 and not loads
+    assert (units["fast_float16"], units["float16"], len(loads)) == (17, 16, 1)
+    with pytest.raises(KeyError, match="nothing"):
+        units["nothing"]
+    assert [cpu_graphs.dtype_of(name) for name in ("fast_float16", "unbound", "fused through MAX")] == [
+        "float16",
+        "float32",
+        "float32",
+    ]

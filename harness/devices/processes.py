@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, resource_tracker
@@ -101,6 +102,9 @@ def one_rank(
     describe: Callable[[Exception], str],
 ) -> None:
     """What a process does: joins the group, says so, calls the function, and sends what it returns."""
+    # Whoever ends the starting process by a signal that runs no clean-up would leave this one to wait for its neighbours.
+    watcher = threading.Thread(target=end_with_parent, args=(answer,), daemon=True)
+    watcher.start()
     import torch
     from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage] (it is documented)
 
@@ -123,8 +127,14 @@ def one_rank(
         except Exception as error:
             answer.send((False, describe(error)))
         # A rank that ended would break the connections of the others, who would then fail and not hang.
-        with contextlib.suppress(EOFError):
-            answer.recv()
+        watcher.join()
+
+
+def end_with_parent(answer: Connection) -> None:
+    """Ends this process when the other end of its pipe is closed, as the system does for a process that is gone."""
+    with contextlib.suppress(EOFError, OSError):
+        answer.recv()
+    os._exit(1)
 
 
 def answers(

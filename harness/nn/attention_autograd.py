@@ -25,8 +25,10 @@ import torch.nn.functional as F
 
 from harness.devices.graphs import Program, load_each
 from harness.nn import attention_direct
+from harness.nn.arguments import DTYPES, check_attended, check_dense, check_scale, plain
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_BACKWARD
-from harness.nn.autograd import DTYPES, compiling, max_device, plain, programs, refuse_after_fork, run
+from harness.nn.autograd import compiling, max_device, programs, refuse_after_fork, run
+from harness.nn.derivatives import FirstOnly
 from harness.spec.ops import Call
 from harness.toolchain.roots import op_package, solutions
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 LARGEST_HEAD = 256
 """The largest head dimension that the kernels take."""
+FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 Blocks = Tensor | Iterable[tuple[int, int]]
 
 
@@ -79,7 +82,8 @@ def attention(
     Raises:
         TypeError: An argument is no dense tensor, or has a dtype without a kernel or another one than query.
         ValueError: Ranks, sizes or devices do not fit, or there is a mask and `is_causal`.
-        NotImplementedError: Dropout, a head dimension above 256, or a second derivative.
+        NotImplementedError: Dropout, a head dimension above 256, a second or a forward-mode derivative, or a gradient by a
+            transform of torch.func.
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
     if attn_mask is None and not dropout_p and not torch.compiler.is_compiling():
@@ -104,6 +108,7 @@ def attention_with_lse(
     lse is float32, float64 for float64; -inf for a row that sees no key.
     """
     refuse_options(dropout_p, is_causal, attn_mask)
+    FIRST_ONLY.refuse(query=query, key=key, value=value, attn_mask=attn_mask)
     query, key, value, attn_mask = in_autocast_dtype(query, key, value, attn_mask)
     check(query, key, value, attn_mask, enable_gqa)
     attn_mask, diagonal = without_bias(attn_mask, is_causal, query, key)
@@ -137,6 +142,9 @@ def attention_backward(
     Raises what `attention` raises.
     """
     refuse_options(0.0, is_causal, attn_mask)
+    FIRST_ONLY.refuse(
+        grad_out=grad_out, query=query, key=key, value=value, out=out, lse=lse, attn_mask=attn_mask
+    )
     check(query, key, value, attn_mask, enable_gqa)
     if (
         key.shape[:-3] != query.shape[:-3]
@@ -145,8 +153,8 @@ def attention_backward(
     ):
         raise ValueError("key, value: expected query's leading axes and one head dimension")
     for name, tensor in (("grad_out", grad_out), ("out", out)):
-        expect(name, tensor, query.shape, query.dtype)
-    expect("lse", lse, query.shape[:-1], accum(query.dtype))
+        expect(name, tensor, query, query.shape, query.dtype)
+    expect("lse", lse, query, query.shape[:-1], accum(query.dtype))
     attn_mask, diagonal = without_bias(attn_mask, is_causal, query, key)
     folded = fold(query, key, value, attn_mask, enable_gqa)
     rows = folded.tensors[0].shape
@@ -234,15 +242,23 @@ def attention_block(
     Raises what `attention` raises, and ValueError where blocks or index do not fit.
     """
     part = part or Part()
+    FIRST_ONLY.refuse(query=query, key=key, value=value)
     check_part(part, query, key, value)
     rows = map(part.ordered, (query, key, value))
     output, lse = torch.ops.mojo_workbook.attention(*rows, *part.options(query, key))
     return part.placed(output), part.placed(lse)
 
 
+@FIRST_ONLY.once
 def attention_delta(grad_out: Tensor, out: Tensor) -> Tensor:
     """rowsum(grad_out * out), [B, N, S] in float32 (float64 for float64), of the output of all parts together."""
+    FIRST_ONLY.refuse(batches=False, grad_out=grad_out, out=out)
     check_pair(grad_out, out)
+    return row_sums(grad_out, out)
+
+
+def row_sums(grad_out: Tensor, out: Tensor) -> Tensor:
+    """As `attention_delta`, of tensors that fit."""
     delta = out.new_empty(out.shape[:-1], dtype=accum(out.dtype))
     if out.numel():
         if kernels := attention_direct.kernels(out.device):
@@ -251,7 +267,7 @@ def attention_delta(grad_out: Tensor, out: Tensor) -> Tensor:
     return delta
 
 
-@torch.no_grad()
+@FIRST_ONLY.once
 def attention_block_backward(
     grad_out: Tensor,
     query: Tensor,
@@ -272,10 +288,13 @@ def attention_block_backward(
     Returns the gradients of query, key and value; that of query, and those of keys in several parts, are terms of a sum.
     """
     part = part or Part()
+    FIRST_ONLY.refuse(
+        batches=False, grad_out=grad_out, query=query, key=key, value=value, lse=lse, delta=delta
+    )
     check_part(part, query, key, value)
-    expect("grad_out", grad_out, query.shape, query.dtype)
+    expect("grad_out", grad_out, query, query.shape, query.dtype)
     for name, tensor in (("lse", lse), ("delta", delta)):
-        expect(name, tensor, query.shape[:-1], accum(query.dtype))
+        expect(name, tensor, query, query.shape[:-1], accum(query.dtype))
     dO, Q, K, V, lse, delta = map(part.ordered, (grad_out, query, key, value, lse, delta))
     grad_query, grad_key, grad_value = backward_of_rows(dO, Q, K, V, lse, delta, *part.options(query, key))
     return part.placed(grad_query), part.placed(grad_key), part.placed(grad_value)
@@ -323,11 +342,12 @@ def check_part(part: Part, query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def check_pair(grad_out: Tensor, out: Tensor) -> None:
     """Raises where an output and its gradient do not fit."""
+    check_dense("out", out, out)
     if out.dim() != 4 or out.dtype not in DTYPES:
         raise ValueError(
             f"out: expected [B, N, S, d] of a float dtype, got {plain(out.dtype)} {list(out.shape)}"
         )
-    expect("grad_out", grad_out, out.shape, out.dtype)
+    expect("grad_out", grad_out, out, out.shape, out.dtype)
 
 
 # ---- Checks, and how the arguments become four axes ---------------------------------------------------------
@@ -363,16 +383,12 @@ def in_autocast_dtype(
 
 def check(query, key, value, attn_mask, enable_gqa: bool) -> None:
     """Raises TypeError, ValueError or NotImplementedError, naming the argument, for what the kernels cannot take."""
-    tensors = {"query": query, "key": key, "value": value}
-    for name, tensor in (tensors | ({} if attn_mask is None else {"attn_mask": attn_mask})).items():
-        check_dense(name, tensor, query)
-    if query.dtype not in DTYPES:
-        raise TypeError(f"query: expected {', '.join(DTYPES.values())}, got {plain(query.dtype)}")
+    check_attended(query, key, value)
+    if attn_mask is not None:
+        check_dense("attn_mask", attn_mask, query, anywhere=is_causal_bias(attn_mask))
     if query.device.type not in ("cpu", "cuda", "meta"):
         raise NotImplementedError(f"query: there is no kernel for {query.device.type}")
-    for name, tensor in tensors.items():
-        if tensor.dtype != query.dtype:
-            raise TypeError(f"{name}: expected {plain(query.dtype)}, as query, got {plain(tensor.dtype)}")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() < 2 or (enable_gqa and tensor.dim() < 3):
             raise ValueError(f"{name}: expected [..., heads, length, dim], got shape {list(tensor.shape)}")
     check_sizes(query, key, value, enable_gqa)
@@ -382,17 +398,6 @@ def check(query, key, value, attn_mask, enable_gqa: bool) -> None:
         and attn_mask.dtype not in (torch.bool, query.dtype)
     ):
         raise TypeError(f"attn_mask: expected bool or {plain(query.dtype)}, got {plain(attn_mask.dtype)}")
-
-
-def check_dense(name: str, tensor, query) -> None:
-    """Raises where an argument is no dense tensor on query's device."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; packed sequences are not built")
-    if tensor.device != query.device and not is_causal_bias(tensor):
-        raise ValueError(f"{name}: expected it on {query.device}, as query, got {tensor.device}")
 
 
 def check_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -417,8 +422,9 @@ def check_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> 
             )
 
 
-def expect(name: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    """Raises ValueError where a tensor has another shape or dtype."""
+def expect(name: str, tensor: Tensor, query: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    """Raises TypeError for what is no dense tensor, ValueError for another shape, dtype or device than query's."""
+    check_dense(name, tensor, query)
     if tensor.shape != shape or tensor.dtype != dtype:
         raise ValueError(
             f"{name}: expected {plain(dtype)} {list(shape)}, got {plain(tensor.dtype)} {list(tensor.shape)}"
@@ -426,7 +432,8 @@ def expect(name: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> 
 
 
 def factor(scale: float | None, query: Tensor) -> float:
-    """What the scores are multiplied by."""
+    """What the scores are multiplied by. Raises TypeError where it is no number."""
+    check_scale(scale)
     return 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
 
 
@@ -578,7 +585,7 @@ def backward_operator(
             return kernels.gradients(grad_out, query, key, value, out, lse, scale, diagonal)
         delta = kernels.delta(grad_out, out, grad_lse)
     else:
-        delta = attention_delta(grad_out, out)
+        delta = row_sums(grad_out, out)
         if grad_lse is not None:
             delta = delta - grad_lse
     return backward_of_rows(grad_out, query, key, value, lse, delta, attn_mask, scale, diagonal, mask_block)
@@ -637,7 +644,7 @@ def mask_operator(
     gradient = mask_buffer(grad_out, query, key, value, out, lse, grad_lse, attn_mask, scale, diagonal)
     if not query.numel() or not key.numel():
         return gradient.zero_()
-    delta = attention_delta(grad_out, out)
+    delta = row_sums(grad_out, out)
     arguments = {"grad_attn_mask": gradient, "grad_output": grad_out, "query": query, "key": key}
     arguments |= {
         "value": value,
@@ -678,17 +685,9 @@ def backward(ctx, grad_out, grad_lse):
     return tuple(gradients)
 
 
-def refuse_double_backward(ctx, *grads):
-    """Raises: the gradients have no gradient."""
-    raise NotImplementedError(
-        "attention has no double backward: its gradients cannot be differentiated again; "
-        "use torch.nn.functional.scaled_dot_product_attention where a second derivative is needed"
-    )
-
-
 forward_operator.register_autograd(backward, setup_context=keep_for_backward)
-backward_operator.register_autograd(refuse_double_backward)
-mask_operator.register_autograd(refuse_double_backward)
+backward_operator.register_autograd(FIRST_ONLY.refuse_double_backward)
+mask_operator.register_autograd(FIRST_ONLY.refuse_double_backward)
 
 
 def options(

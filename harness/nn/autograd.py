@@ -21,18 +21,14 @@ from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 
 from harness.devices.graphs import Program, load_each
 from harness.nn import direct
+from harness.nn.arguments import DTYPES, plain
+from harness.nn.derivatives import FirstOnly
 from harness.nn.direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
 from harness.nn.ops import BACKWARD, FORWARD
 from harness.nn.private import dispatch_modes, transforms_active
 from harness.spec.ops import Call
 from harness.toolchain.roots import op_package, solutions
 
-DTYPES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
 IN_GRAPHS = ("unfused", "fused", "fast")
 """The algorithms that MAX graphs have."""
 ALGORITHMS = (*IN_GRAPHS, "pairs")
@@ -220,16 +216,9 @@ def only(gradients, needed) -> list[Tensor | None]:
     return [gradient if need else None for gradient, need in zip(gradients, needed, strict=False)]
 
 
-def refuse_double_backward(ctx, *grads):
-    """Raises: the gradients have no gradient."""
-    raise NotImplementedError(
-        "fused_layernorm_linear has no double backward: its gradients cannot be differentiated again; "
-        "use torch.nn.functional.layer_norm and linear where a second derivative is needed"
-    )
-
-
+FIRST_ONLY = FirstOnly("fused_layernorm_linear", "torch.nn.functional.layer_norm and linear")
 layernorm_linear.register_autograd(backward, setup_context=keep_for_backward)
-layernorm_linear_backward.register_autograd(refuse_double_backward)
+layernorm_linear_backward.register_autograd(FIRST_ONLY.refuse_double_backward)
 
 
 # ---- The direct way -----------------------------------------------------------------------------------------
@@ -402,7 +391,8 @@ def check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm) -> None:
             different devices.
         NotImplementedError: A device that has no kernel.
     """
-    check_algorithm(algorithm)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm: expected {' or '.join(map(repr, ALGORITHMS))}, got {algorithm!r}")
     if x.dtype not in DTYPES:
         raise TypeError(f"x: expected {', '.join(DTYPES.values())}, got {plain(x.dtype)}")
     if x.device.type not in ("cpu", "cuda", "meta"):
@@ -422,12 +412,6 @@ def check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm) -> None:
         if tensor is not None:
             check_parameter(name, tensor, rank, x)
     check_sizes(x, ln_weight, ln_bias, linear_weight, linear_bias)
-
-
-def check_algorithm(algorithm: str) -> None:
-    """Raises ValueError for an algorithm that there is not."""
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm: expected {' or '.join(map(repr, ALGORITHMS))}, got {algorithm!r}")
 
 
 def check_parameter(name: str, tensor: Tensor, rank: int, x: Tensor) -> None:
@@ -462,11 +446,6 @@ def check_sizes(x, ln_weight, ln_bias, linear_weight, linear_bias) -> None:
         raise ValueError(
             f"linear_bias: expected {O} elements, the rows of linear_weight, got {linear_bias.shape[0]}"
         )
-
-
-def plain(dtype: torch.dtype) -> str:
-    """The name of a dtype without its module."""
-    return str(dtype).removeprefix("torch.")
 
 
 # ---- Running on MAX -----------------------------------------------------------------------------------------

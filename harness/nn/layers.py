@@ -7,7 +7,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from harness.nn import direct
-from harness.nn.autograd import PLAIN, call_directly, layernorm_linear
+from harness.nn.autograd import FIRST_ONLY, PLAIN, call_directly, layernorm_linear
 from harness.nn.ops import EPS
 from harness.nn.private import any_autocast, transforms_active
 
@@ -74,7 +74,7 @@ def fused_layernorm_linear(
         check_types(*tensors)
         tensors = in_autocast_dtype(tensors)
     if forward_ad._current_level >= 0:
-        refuse_tangents(*tensors)
+        FIRST_ONLY.refuse_tangents(**dict(zip(NAMES, tensors, strict=True)))
     if algorithm in direct.THROUGH_MODULE and not compiling:
         output = call_directly(*tensors, eps, algorithm == "pairs")
         if output is not None:
@@ -104,16 +104,6 @@ def check_eps(eps: float) -> None:
     """Raises TypeError for what is no number."""
     if isinstance(eps, bool) or not isinstance(eps, int | float):
         raise TypeError(f"eps: expected a number, got {type(eps).__name__}")
-
-
-def refuse_tangents(*tensors: Tensor | None) -> None:
-    """Raises for a dual tensor of forward-mode differentiation, whose tangent the kernels would silently lose."""
-    for name, tensor in zip(NAMES, tensors, strict=True):
-        if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise NotImplementedError(
-                f"{name}: fused_layernorm_linear has no forward-mode derivative; "
-                "use torch.nn.functional.layer_norm and linear where one is needed"
-            )
 
 
 Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]

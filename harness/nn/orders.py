@@ -6,6 +6,7 @@ asked for.
 """
 
 import functools
+import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -25,7 +26,7 @@ def hilbert_order(height: int, width: int):
     Returns:
         int64 [height * width], the row-major cell of each step.
 
-    Raises ValueError for a side below 1.
+    Raises ValueError for a side below 1, TypeError for one that is no whole number.
     """
     import torch
 
@@ -37,7 +38,7 @@ def hilbert_order(height: int, width: int):
 
 def row_major(height: int, width: int) -> np.ndarray:
     """Row by row: the cells as they are stored."""
-    check(height, width)
+    height, width = sides(height, width)
     return np.arange(height * width)
 
 
@@ -56,13 +57,17 @@ def tiled(height: int, width: int, side: int = SQUARE) -> np.ndarray:
     return np.lexsort((columns, rows, columns // side, rows // side))
 
 
-@functools.lru_cache(maxsize=64)
 def hilbert(height: int, width: int) -> np.ndarray:
     """Along a Hilbert curve, generalised to rectangles as in Červený, "Generalized Hilbert space-filling curve" (2018).
 
     Of a square whose side is a power of two it is Hilbert's own. The array is not to be written to.
     """
-    check(height, width)
+    return walked(*sides(height, width))
+
+
+@functools.lru_cache(maxsize=64)
+def walked(height: int, width: int) -> np.ndarray:
+    """As `hilbert`."""
     right, down = (0, 1), (1, 0)
     if width >= height:
         points = walk((0, 0), right, width, down, height)
@@ -118,10 +123,23 @@ ORDERS: dict[str, Callable[[int, int], np.ndarray]] = {
 """The orders by name."""
 
 
-def check(height: int, width: int) -> None:
-    """Raises ValueError for a grid without cells."""
-    if height < 1 or width < 1:
-        raise ValueError(f"height and width: expected at least 1, got {height} and {width}")
+def sides(height: int, width: int) -> tuple[int, int]:
+    """Both as plain integers. Raises ValueError for a grid without cells, TypeError for no whole number."""
+    rows, columns = whole("height", height), whole("width", width)
+    if min(rows, columns) < 1:
+        raise ValueError(f"height and width: expected at least 1, got {rows} and {columns}")
+    return rows, columns
+
+
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """A whole number of at least so much. Raises TypeError for what is none, 4.0 and True among it, ValueError below."""
+    try:
+        number = operator.index(None if isinstance(value, bool) else value)  # pyright: ignore[reportArgumentType] (it asks)
+    except TypeError as error:
+        raise TypeError(f"{name}: expected a whole number, got {value!r}") from error
+    if least is not None and number < least:
+        raise ValueError(f"{name}: expected at least {least}, got {number}")
+    return number
 
 
 def inverse(order: np.ndarray) -> np.ndarray:

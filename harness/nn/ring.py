@@ -11,12 +11,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.nn.arguments import check_attended, check_scale, plain
+from harness.nn.derivatives import FirstOnly
+from harness.nn.orders import whole
 from harness.nn.ring_blocks import BLOCKS, ONE_LENGTH, ring_with
+from harness.nn.ring_peers import losses_named, name_losses
 
+Tensor = torch.Tensor
 Positions = Callable[[int, int, int, bool], int]
 """rank, size, length, balanced -> how many positions the rank holds."""
 
-ring_of = functools.cache(ring_with)
+FIRST_ONLY = FirstOnly(
+    "ring_attention", "torch.nn.functional.scaled_dot_product_attention on the whole sequence"
+)
+
+
+@functools.cache
+def ring_of(blocks: str) -> dict[str, Any]:
+    """The functions of a ring, which says who is gone, and whose gradients cannot be differentiated again."""
+    module = ring_with(blocks)
+    name_losses(module)
+    own = module["RingAttention"]
+    once = staticmethod(FIRST_ONLY.once(own.backward))
+    module["RingAttention"] = type("RingAttention", (own,), {"backward": once})
+    return module
 
 
 def ring_attention(
@@ -48,51 +66,143 @@ def ring_attention(
         blocks: What computes a block: "solution", puzzle 25's own, in plain PyTorch; "mojo", puzzle 23's kernels; "flash" or
             "cuDNN", PyTorch's, for lengths that 2 * ranks divide (the ranks, where not balanced) and N = M.
 
-    Raises ValueError, on every rank the same, where the ranks' tensors do not go together, or do not suit the blocks;
-    RuntimeError, with rank and step, where a neighbour is gone or late.
+    Raises:
+        TypeError, ValueError, NotImplementedError: An argument is not what it must be. Where the ranks tell each other what they
+            have, every rank raises the same line, which names the rank too.
+        ValueError: The tensors do not suit the blocks, or this rank's part has not what it holds of `length` positions.
+        RuntimeError: A rank is gone or late; the line says which.
+        NotImplementedError: A second or a forward-mode derivative, or a transform of torch.func.
     """
     if blocks not in BLOCKS:
         raise ValueError(f"blocks: expected one of {', '.join(BLOCKS)}, got {blocks!r}")
-    group = group or dist.group.WORLD
+    group = process_group(group)
+    FIRST_ONLY.refuse(batches=False, query=query, key=key, value=value)
     ring = ring_of(blocks)
     if length is None:
-        length = agreed_length(query, key, value, balanced, group, ring["positions"])
+        options = {"is_causal": is_causal, "scale": scale}
+        length = agreed_length(query, key, value, balanced, group, ring["positions"], options)
+    query, key, value = parts_of(query, key, value, scale)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    part = ring["positions"](rank, size, whole("length", length, 0), balanced)
+    if query.shape[2] != part:
+        raise ValueError(
+            f"length: of {length} positions rank {rank} of {size} holds {part}, got {query.shape[2]}"
+        )
     if blocks in ONE_LENGTH:
-        parts = (2 if balanced else 1) * dist.get_world_size(group)
-        if length % parts or query.shape[1] != key.shape[1]:
+        pieces = (2 if balanced else 1) * size
+        if length % pieces or query.shape[1] != key.shape[1]:
             raise ValueError(
-                f"blocks: {blocks!r} takes lengths that {parts} divides and one head of key and value for each of query, "
+                f"blocks: {blocks!r} takes lengths that {pieces} divides and one head of key and value for each of query, "
                 f"got {length}, and {key.shape[1]} for {query.shape[1]}"
             )
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        query, key, value = (each.to(torch.get_autocast_dtype(device)) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(query.device.type, enabled=False):
         return ring["RingAttention"].apply(query, key, value, length, scale, is_causal, balanced, group)
 
 
-def agreed_length(query, key, value, balanced: bool, group, positions: Positions) -> int:
+def process_group(group) -> Any:
+    """The group, the default one for None. Raises TypeError for what is none, ValueError where there is none."""
+    if group is None and not dist.is_initialized():
+        raise ValueError("group: there is no default one; call torch.distributed.init_process_group first")
+    group = group or dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):
+        words = "one that this rank is not in" if group is dist.GroupMember.NON_GROUP_MEMBER else repr(group)
+        raise TypeError(f"group: expected a process group, got {words}")
+    return group
+
+
+def parts_of(query, key, value, scale) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors, in the dtype of `torch.autocast` where it is on. Raises what names the argument that does not fit."""
+    query, key, value = map(in_autocast_dtype, (query, key, value))
+    check_attended(query, key, value)
+    check_scale(scale)
+    if query.is_meta:
+        raise NotImplementedError("query: a tensor on meta has nothing that could be sent")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name}: expected four axes, [B, heads, length, d], got {list(tensor.shape)}")
+    (B, N, s, d), M = query.shape, key.shape[1]
+    if not M or N % M:
+        raise ValueError(f"key: expected a number of heads that divides the {N} of query, got {M}")
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.shape != (B, M, s, d):
+            raise ValueError(f"{name}: expected {[B, M, s, d]}, got {list(tensor.shape)}")
+    return query, key, value
+
+
+def in_autocast_dtype(tensor):
+    """A tensor of floating dtype as `torch.autocast` wants it; anything else as it is."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.is_meta:
+        return tensor
+    device = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
+
+
+def agreed_length(
+    query, key, value, balanced: bool, group, positions: Positions, options: dict[str, Any] | None = None
+) -> int:
     """The length of the whole sequence, once every rank has said what it has; `positions` is the solution's function.
 
-    Raises ValueError, on every rank the same line.
+    `options` must be the same on all ranks, as must `balanced`, and whether there will be a backward pass.
+
+    Raises TypeError, ValueError or NotImplementedError, on every rank the same line.
     """
     size = dist.get_world_size(group)
     said: list[Any] = [None] * size
-    mine = (str(query.dtype).removeprefix("torch."), list(query.shape), list(key.shape), list(value.shape))
-    dist.all_gather_object(said, mine, group=group)
-    length = likeliest_length([shape[2] for _, shape, _, _ in said], balanced, positions)
-    dtype, B, N, M, d = most([(own, *q[:2], k[1], q[3]) for own, q, k, _ in said])
-    for rank, (own, *shapes) in enumerate(said):
+    mine = what_is_here(query, key, value, {"balanced": balanced, **(options or {})})
+    with losses_named(group, "telling the others what it has"):
+        dist.all_gather_object(said, mine, group=group)
+    for rank, own in enumerate(said):
+        if isinstance(own, Exception):
+            raise type(own)(f"rank {rank} of {size}: {own}" if size > 1 else str(own))
+    check_alike(said, size)
+    return length_of([shapes for _, shapes in said], balanced, positions)
+
+
+def what_is_here(query, key, value, options: dict[str, Any]) -> tuple[dict[str, Any], list] | Exception:
+    """What all ranks must have alike, by name, and the shapes; or what is wrong with it."""
+    try:
+        tensors = parts_of(query, key, value, options.get("scale"))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        return type(error)(*error.args)
+    backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    alike = {"dtype": plain(tensors[0].dtype), **options, "requires_grad": backward}
+    return alike, [list(tensor.shape) for tensor in tensors]
+
+
+def check_alike(said: list, size: int) -> None:
+    """Raises ValueError, naming rank and argument, where a rank has another dtype or option than most."""
+    for name in said[0][0]:
+        usual = most([alike[name] for alike, _ in said])
+        for rank, (alike, _) in enumerate(said):
+            if alike[name] == usual:
+                continue
+            if name == "dtype":
+                raise ValueError(f"rank {rank} of {size} has tensors of {alike[name]}, the others of {usual}")
+            raise ValueError(f"rank {rank} of {size} has {name}={alike[name]}, the others {usual}")
+
+
+def length_of(shapes: list, balanced: bool, positions: Positions) -> int:
+    """The length of a sequence of which the ranks have parts of these shapes. Raises ValueError where they do not fit."""
+    size, here = len(shapes), [query[2] for query, _, _ in shapes]
+    length, total = likeliest_length(here, balanced, positions), sum(here)
+    B, N, M, d = most([(*query[:2], key[1], query[3]) for query, key, _ in shapes])
+    for rank, own in enumerate(shapes):
         part = positions(rank, size, length, balanced)
-        if own != dtype:
-            raise ValueError(f"rank {rank} of {size} has tensors of {own}, the others of {dtype}")
-        if shapes != [[B, heads, part, d] for heads in (N, M, M)]:
-            words = ", ".join(map(str, shapes))
+        if own == [[B, heads, part, d] for heads in (N, M, M)]:
+            continue
+        have = f"rank {rank} of {size} has query, key and value of {', '.join(map(str, own))}"
+        if length == total:
             wanted = f"{[B, N, part, d]} and {[B, M, part, d]}"
-            raise ValueError(
-                f"rank {rank} of {size} has query, key and value of {words}, and not {wanted}, its part of {length} positions"
-            )
+            raise ValueError(f"{have}, and not {wanted}, its part of {length} positions")
+        parts = [
+            ", ".join(str(positions(each, size, whole, balanced)) for each in range(size))
+            for whole in (length, total)
+        ]
+        raise ValueError(
+            f"{have}: the ranks hold {', '.join(map(str, here))} positions, and should hold {parts[0]}, of {length}, "
+            f"or {parts[1]}, of {total}"
+        )
     return length
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from harness.nn.autograd import (
+    FIRST_ONLY,
     keep_for_backward,
     layernorm_linear,
     layernorm_linear_backward,
     only,
-    refuse_double_backward,
     wanted_of,
 )
 
@@ -41,6 +41,11 @@ class Transformed(Function):
         return (*only(gradients, needed), None, None)
 
     @staticmethod
+    def jvp(ctx, *tangents):
+        """As within hessian, forward mode over a gradient."""
+        FIRST_ONLY.refuse_jvp()
+
+    @staticmethod
     def vmap(info, in_dims, *arguments):
         """Of tensors at the level below: rows are independent, so a batched x alone is one call."""
         return batched(Transformed.apply, info, in_dims, arguments, rows_alone=True)
@@ -59,7 +64,7 @@ class TransformedBackward(Function):
     def setup_context(ctx, inputs, output):
         """Nothing is kept: there is no second derivative."""
 
-    backward = staticmethod(refuse_double_backward)
+    backward = staticmethod(FIRST_ONLY.refuse_double_backward)
 
     @staticmethod
     def vmap(info, in_dims, *arguments):

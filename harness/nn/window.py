@@ -11,15 +11,20 @@ import functools
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
 from harness.nn import attention_direct, orders
+from harness.nn.arguments import check_attended, check_scale
 from harness.nn.attention_autograd import attention
 from harness.nn.attention_direct import CHUNK, Kernels, readable, row_strides
+from harness.nn.derivatives import FirstOnly
+from harness.nn.orders import whole
 
 Tensor = torch.Tensor
 TILE = 64
 """Positions in a tile of the kernels."""
+FIRST_ONLY = FirstOnly(
+    "window_attention", "torch.nn.functional.scaled_dot_product_attention with window.mask"
+)
 
 
 class GridWindow:
@@ -30,16 +35,19 @@ class GridWindow:
         width: Columns of the grid; L is a multiple of it.
         radius: At least 0.
 
-    Raises ValueError for an order that is no order of such a grid.
+    Raises ValueError for an order that is no order of such a grid, TypeError for what is no whole number.
     """
 
     def __init__(self, order: Tensor | np.ndarray, width: int, radius: int):
-        self.order = np.asarray(order.cpu() if isinstance(order, Tensor) else order)
+        width, radius = whole("width", width, 1), whole("radius", radius, 0)
+        if not isinstance(order, Tensor | np.ndarray):
+            raise TypeError(f"order: expected a tensor or an array, got {type(order).__name__}")
+        self.order = order.cpu().numpy() if isinstance(order, Tensor) else order
+        if self.order.dtype.kind not in "iu":
+            raise TypeError(f"order: expected whole numbers, got {self.order.dtype}")
         length = len(self.order) if self.order.ndim == 1 else 0
-        if width < 1 or length == 0 or length % width or (np.sort(self.order) != np.arange(length)).any():
+        if length == 0 or length % width or (np.sort(self.order) != np.arange(length)).any():
             raise ValueError(f"order: expected every cell of a grid of {width} columns once")
-        if radius < 0:
-            raise ValueError(f"radius: expected at least 0, got {radius}")
         self.width, self.rows = width, length // width
         self.radius = min(radius, max(width, self.rows) - 1)
         self._words_on: dict[tuple[torch.device, int], Tensor] = {}
@@ -132,16 +140,21 @@ def window_attention(
 
     Raises:
         ValueError: Shapes do not go together, or blocks is neither 1 nor 2.
-        NotImplementedError, TypeError: As `harness.nn.attention`.
-        RuntimeError: A second derivative, where the kernels on tensor cores have computed the first.
+        TypeError: window is no GridWindow, or as `harness.nn.attention`.
+        NotImplementedError: As `harness.nn.attention`.
     """
+    FIRST_ONLY.refuse(query=query, key=key, value=value)
+    check_attended(query, key, value)
+    check_scale(scale)
+    if not isinstance(window, GridWindow):
+        raise TypeError(f"window: expected a GridWindow, got {type(window).__name__}")
     if query.dim() != 4 or query.shape[2] != len(window.order):
         raise ValueError(f"query: expected [B, N, {len(window.order)}, d], got {list(query.shape)}")
     if not query.shape == key.shape == value.shape:
         raise ValueError(
             f"query, key, value: expected one shape, got {list(query.shape)}, {list(key.shape)}, {list(value.shape)}"
         )
-    if blocks not in (1, 2):
+    if whole("blocks", blocks, 1) > 2:
         raise ValueError(f"blocks: expected 1 or 2, got {blocks}")
     factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
     kernels = kernels_for(query, key, value) if factor > 0 else None
@@ -188,7 +201,7 @@ class WindowAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @FIRST_ONLY.once
     def backward(ctx, grad_output):
         query, key, value, output, lse = ctx.saved_tensors
         window, scale, blocks, kernels = ctx.rest

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from attention_checks import NAMES, assert_as_exact_as_torch, inputs, output_and_gradients
 
-from harness.nn import attention, attention_autograd, attention_backward, attention_with_lse
+from harness.nn import attention, attention_autograd, attention_backward, attention_delta, attention_with_lse
 
 compiled = pytest.mark.usefixtures("attention_graphs")
 OPERATOR = attention_autograd.forward_operator
@@ -383,6 +383,29 @@ def test_double_backward_is_refused():
         grad.sum().backward()
 
 
+@pytest.mark.compiler
+@compiled
+def test_delta_has_no_gradient_and_says_so():
+    """Beside other terms too: without a graph it would count as constant."""
+    grad_out, out = (tensor.requires_grad_() for tensor in inputs()[:2])
+    loss = out.sum() + attention_delta(grad_out, out=out).sum()
+    with pytest.raises(NotImplementedError, match="attention has no double backward"):
+        torch.autograd.grad(loss, out)
+
+
+@pytest.mark.compiler
+@compiled
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_and_its_gradient():
+    query, key, value = inputs(dtype=torch.float64)
+    queries = torch.stack([query, 2 * query]).requires_grad_()
+    got = torch.func.vmap(lambda query: attention(query, key, value))(queries)
+    right = F.scaled_dot_product_attention(queries, key, value)
+    torch.testing.assert_close(got, right)
+    gradients = (torch.autograd.grad(out.square().sum(), queries)[0] for out in (got, right))
+    torch.testing.assert_close(*gradients)
+
+
 def test_shapes_without_memory():
     query, key, value = (tensor.to("meta") for tensor in inputs(dv=3))
     output, lse = attention_with_lse(query, key, value)
@@ -455,6 +478,8 @@ ERRORS = {
         "a causal mask of 5 queries and 6 keys",
         {"attn_mask": ("lower_right", 5, 6)},
     ),
+    "scale": (TypeError, "scale: expected a number or None, got str", {"scale": "x"}),
+    "scale of no number": (TypeError, "scale: expected a number or None, got bool", {"scale": True}),
     "groups": (
         ValueError,
         "enable_gqa: .* got 2 for query, 3 for key and 3 for value",
@@ -488,6 +513,22 @@ def test_errors_of_the_backward_pass(changed, words):
     right = {"grad_out": PLAIN["query"], **PLAIN, "out": PLAIN["query"], "lse": torch.ones(2, 2, 5)}
     with pytest.raises(ValueError, match=words):
         attention_backward(**{**right, **changed})
+
+
+@pytest.mark.parametrize("name", ["grad_out", "query", "key", "value", "out", "lse"])
+def test_the_backward_pass_wants_dense_tensors_in_one_place(name):
+    right = {"grad_out": PLAIN["query"], **PLAIN, "out": PLAIN["query"], "lse": torch.ones(2, 2, 5)}
+    with pytest.raises(TypeError, match=f"^{name}: expected a torch tensor, got NoneType$"):
+        attention_backward(**{**right, name: None})
+    with pytest.raises(ValueError, match="expected it on"):
+        attention_backward(**{**right, name: right[name].to("meta")})
+
+
+@pytest.mark.parametrize("name", ["grad_out", "out"])
+def test_delta_wants_dense_tensors(name):
+    right = {"grad_out": PLAIN["query"], "out": PLAIN["query"]}
+    with pytest.raises(TypeError, match=f"^{name}: expected a torch tensor, got NoneType$"):
+        attention_delta(**{**right, name: None})
 
 
 def test_the_names_of_the_arguments():

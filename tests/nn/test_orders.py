@@ -88,3 +88,13 @@ def test_the_tiles_of_a_window(name, H, W, radius, tile):
             if max(abs(here // W - there // W), abs(here % W - there % W)) <= radius:
                 needed[i // tile, j // tile] = True
     assert np.array_equal(orders.window_tiles(order, W, radius, tile), needed)
+
+
+@pytest.mark.parametrize("given", [4.0, 1.5, float("nan"), "4", None, True], ids=repr)
+@pytest.mark.parametrize("make", [hilbert_order, *orders.ORDERS.values()])
+def test_a_side_that_is_no_whole_number(make, given):
+    make(4, 4)  # which must not be found for 4.0
+    for name, grid in (("height", (given, 4)), ("width", (4, given))):
+        with pytest.raises(TypeError) as raised:
+            make(*grid)
+        assert str(raised.value) == f"{name}: expected a whole number, got {given!r}"

@@ -118,11 +118,58 @@ def test_the_book_s_example_runs():
             "query, key, value: expected one shape",
         ),
         (lambda: window_attention(*tensors(), grid_window(), blocks=3), "blocks: expected 1 or 2, got 3"),
+        (lambda: GridWindow(np.arange(4), 0, 1), "width: expected at least 1, got 0"),
     ],
 )
 def test_what_does_not_go_together_is_named(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+NO_WHOLE_NUMBERS = [float("nan"), 1.5, 4.0, "2", None, True, torch.tensor(2.0)]
+
+
+@pytest.mark.parametrize("given", NO_WHOLE_NUMBERS, ids=repr)
+@pytest.mark.parametrize("name", ["width", "radius"])
+def test_what_is_no_whole_number_is_named(name, given):
+    with pytest.raises(TypeError) as raised:
+        GridWindow(np.arange(8), **{"width": 4, "radius": 1, name: given})
+    assert str(raised.value) == f"{name}: expected a whole number, got {given!r}"
+
+
+@pytest.mark.parametrize("number", [np.int64(4), torch.tensor(4)], ids=repr)
+def test_whole_numbers_may_be_numpy_s_or_torch_s(number):
+    assert GridWindow(np.arange(8), number, number).radius == 3
+
+
+def bad_call(**changed):
+    """window_attention with some arguments changed."""
+    query, key, value = tensors()
+    return window_attention(
+        **{"query": query, "key": key, "value": value, "window": grid_window(), **changed}
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: GridWindow(None, 4, 1), "order: expected a tensor or an array, got NoneType"),
+        (lambda: GridWindow(np.arange(4.0), 4, 1), "order: expected whole numbers, got float64"),
+        (lambda: bad_call(window=None), "window: expected a GridWindow, got NoneType"),
+        (lambda: bad_call(query=None), "query: expected a torch tensor, got NoneType"),
+        (lambda: bad_call(value=tensors(torch.float32)[2]), "value: expected float64, as query, got float32"),
+        (
+            lambda: bad_call(query=tensors()[0].long()),
+            "query: expected float32, float64, bfloat16, float16, got int64",
+        ),
+        (lambda: bad_call(blocks=1.0), "blocks: expected a whole number, got 1.0"),
+        (lambda: bad_call(scale="x"), "scale: expected a number or None, got str"),
+    ],
+)
+def test_the_wrong_kind_of_argument_is_named(call, words):
+    with pytest.raises(TypeError) as raised:
+        call()
+    assert str(raised.value) == words
 
 
 def test_a_radius_beyond_the_grid_is_the_whole_grid():

@@ -1,0 +1,52 @@
+"""What arguments must be, said in one line that begins with the argument's name. Loads torch alone."""
+
+import torch
+
+Tensor = torch.Tensor
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+"""Those that there are kernels for, and their names."""
+
+
+def plain(dtype: torch.dtype) -> str:
+    """The name of a dtype without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_attended(query: object, key: object, value: object) -> None:
+    """Raises TypeError where these are no dense tensors of one dtype that has kernels, ValueError for two devices."""
+    tensors = {"query": query, "key": key, "value": value}
+    for name, tensor in tensors.items():
+        check_dense(name, tensor, query)
+    assert isinstance(query, Tensor)  # the loop has asked
+    if query.dtype not in DTYPES:
+        raise TypeError(f"query: expected {', '.join(DTYPES.values())}, got {plain(query.dtype)}")
+    for name, tensor in tensors.items():
+        check_dtype(name, tensor, query)
+
+
+def check_dense(name: str, tensor, query, anywhere: bool = False) -> None:
+    """Raises TypeError where an argument is no dense tensor, ValueError where it is not on query's device, or anywhere."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; packed sequences are not built")
+    if tensor.device != query.device and not anywhere:
+        raise ValueError(f"{name}: expected it on {query.device}, as query, got {tensor.device}")
+
+
+def check_dtype(name: str, tensor, query) -> None:
+    """Raises TypeError where a tensor has another dtype than query."""
+    if tensor.dtype != query.dtype:
+        raise TypeError(f"{name}: expected {plain(query.dtype)}, as query, got {plain(tensor.dtype)}")
+
+
+def check_scale(scale: object) -> None:
+    """Raises TypeError where what the scores are multiplied by is neither a number nor None."""
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
+        raise TypeError(f"scale: expected a number or None, got {type(scale).__name__}")

@@ -1,0 +1,380 @@
+"""harness.nn.ring_attention: what a model gets, which derivatives and arguments are refused, and who is said to be gone."""
+
+import os
+import re
+import signal
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd import forward_ad
+
+from harness.devices.processes import RankFailed, run_ranks
+from harness.nn import ring, ring_attention, ring_peers
+from harness.nn.ring import length_of
+from harness.puzzles.p25 import layout
+
+
+def part_of(rank, size, length, balanced):
+    """How many positions a rank holds."""
+    return len(layout.places(rank, size, length, balanced))
+
+
+def tensors(*shape, dtype=torch.float64, requires_grad=False):
+    generator = torch.Generator().manual_seed(0)
+    shape = shape or (1, 2, 5, 4)
+    return [
+        torch.randn(shape, generator=generator, dtype=dtype).requires_grad_(requires_grad) for _ in range(3)
+    ]
+
+
+def test_ring_attention_for_a_model():
+    """In four processes, against scaled_dot_product_attention."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(2, 4, 22, 8, generator=generator, dtype=torch.float64) for _ in range(4))
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, scale=0.3)
+    right = (out.detach(), *torch.autograd.grad(out, leaves, grad))
+    cuts = [22 * i // 4 for i in range(5)]
+    parts = [tuple(t[:, :, a:b].contiguous().numpy() for t in (q, k, v, grad)) for a, b in pairwise(cuts)]
+    found = run_ranks(of_a_model, parts)
+    for number, expected in enumerate(right):
+        whole = torch.cat([torch.from_numpy(each[number]) for each in found], 2)
+        torch.testing.assert_close(whole, expected, rtol=1e-10, atol=1e-10)
+
+
+def of_a_model(*arrays):
+    """What a rank's model gets."""
+    *leaves, grad = (torch.from_numpy(array) for array in arrays)
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    out = ring_attention(*leaves, is_causal=True, scale=0.3)
+    gradients = torch.autograd.grad(out, leaves, grad)
+    return [tensor.detach().numpy() for tensor in (out, *gradients)]
+
+
+# ---- Derivatives --------------------------------------------------------------------------------------------
+
+TWICE = "ring_attention has no double backward: its gradients cannot be differentiated again; use torch.nn.functional.sc"
+
+
+def gradient_penalty(loss):
+    """The gradients of an outer loss that holds the inner gradients beside the output."""
+    leaves = tensors(requires_grad=True)
+    out = ring_attention(*leaves)
+    inner = torch.autograd.grad(loss(out), leaves, create_graph=True)
+    outer = out.sum() + sum(gradient.square().sum() for gradient in inner)
+    return torch.autograd.grad(outer, leaves)
+
+
+def of_a_penalty(squared):
+    """What a rank says of a second derivative."""
+    try:
+        gradient_penalty(lambda out: out.square().sum() if squared else out.sum())
+    except NotImplementedError as error:
+        return str(error)
+    return "silence"
+
+
+@pytest.mark.parametrize("squared", [True, False], ids=["dO follows the output", "dO is constant"])
+def test_a_second_derivative_is_refused(group_of_one, squared):
+    assert of_a_penalty(squared).startswith(TWICE)
+
+
+def test_a_second_derivative_is_refused_on_every_rank():
+    assert all(said.startswith(TWICE) for said in run_ranks(of_a_penalty, [(True,)] * 2))
+
+
+def test_gradients_with_a_graph_are_those_without(group_of_one):
+    leaves = tensors(requires_grad=True)
+    plain, graph = (
+        torch.autograd.grad(ring_attention(*leaves).square().sum(), leaves, create_graph=create)
+        for create in (False, True)
+    )
+    for one, other in zip(plain, graph, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=0, atol=0)
+
+
+def made_dual(f, x):
+    with forward_ad.dual_level():
+        return f(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+FORWARD = "query: ring_attention has no forward-mode derivative; use torch.nn.functional.scaled_dot_product_attention on"
+TRANSFORM = (
+    "query: ring_attention has no rule for the gradients of torch.func; use torch.autograd.grad, or torch.nn"
+)
+TRANSFORMS = {
+    "dual": (made_dual, FORWARD),
+    "jvp": (lambda f, x: torch.func.jvp(f, (x,), (x,)), FORWARD),
+    "jacfwd": (lambda f, x: torch.func.jacfwd(f)(x), FORWARD),
+    "grad": (lambda f, x: torch.func.grad(lambda x: f(x).sum())(x), TRANSFORM),
+    "jacrev": (lambda f, x: torch.func.jacrev(f)(x), TRANSFORM),
+    "hessian": (lambda f, x: torch.func.hessian(lambda x: f(x).sum())(x), TRANSFORM),
+    "vmap": (
+        lambda f, x: torch.func.vmap(f)(torch.stack([x, x])),
+        "query: ring_attention has no rule for torch.func.vmap",
+    ),
+}
+
+
+@pytest.mark.parametrize(("transform", "words"), TRANSFORMS.values(), ids=TRANSFORMS)
+def test_other_derivatives_are_refused(group_of_one, transform, words):
+    query, key, value = tensors()
+    with pytest.raises(NotImplementedError, match=re.escape(words)):
+        transform(lambda query: ring_attention(query, key, value), query)
+
+
+# ---- Arguments ----------------------------------------------------------------------------------------------
+
+ONE = dict(zip(("query", "key", "value"), tensors(), strict=True))
+BAD = {
+    "integers": (
+        {name: tensor.long() for name, tensor in ONE.items()},
+        TypeError,
+        "query: expected float32, float64, bfloat16, float16, got int64",
+    ),
+    "three axes": (
+        {name: tensor[0] for name, tensor in ONE.items()},
+        ValueError,
+        "query: expected four axes, [B, heads, length, d], got [2, 5, 4]",
+    ),
+    "None": ({"value": None}, TypeError, "value: expected a torch tensor, got NoneType"),
+    "mixed dtypes": (
+        {"key": ONE["key"].float()},
+        TypeError,
+        "key: expected float64, as query, got float32",
+    ),
+    "three heads over two": (
+        {"query": torch.ones(1, 3, 5, 4).double()},
+        ValueError,
+        "key: expected a number of heads that divides the 3 of query, got 2",
+    ),
+    "other elements": (
+        {"value": torch.ones(1, 2, 5, 3).double()},
+        ValueError,
+        "value: expected [1, 2, 5, 4], got [1, 2, 5, 3]",
+    ),
+    "meta": (
+        {name: tensor.to("meta") for name, tensor in ONE.items()},
+        NotImplementedError,
+        "query: a tensor on meta has nothing that could be sent",
+    ),
+    "two devices": (
+        {"key": ONE["key"].to("meta")},
+        ValueError,
+        "key: expected it on cpu, as query, got meta",
+    ),
+    "sparse": (
+        {"query": ONE["query"].to_sparse()},
+        TypeError,
+        "query: expected a dense tensor, got a sparse_coo one; packed sequences are not built",
+    ),
+    "a group by name": ({"group": "x"}, TypeError, "group: expected a process group, got 'x'"),
+    "a group of others": (
+        {"group": dist.GroupMember.NON_GROUP_MEMBER},
+        TypeError,
+        "group: expected a process group, got one that this rank is not in",
+    ),
+    "scale": ({"scale": "x"}, TypeError, "scale: expected a number or None, got str"),
+    "length": ({"length": 5.0}, TypeError, "length: expected a whole number, got 5.0"),
+    "another length": (
+        {"length": 6},
+        ValueError,
+        "length: of 6 positions rank 0 of 1 holds 6, got 5",
+    ),
+    "blocks": (
+        {"blocks": None},
+        ValueError,
+        "blocks: expected one of solution, mojo, flash, cuDNN, got None",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changed", "kind", "words"), BAD.values(), ids=BAD)
+def test_a_bad_argument_is_named(group_of_one, changed, kind, words):
+    with pytest.raises(kind) as raised:
+        ring_attention(**{**ONE, **changed})
+    assert str(raised.value) == words
+
+
+def test_no_group_at_all():
+    with pytest.raises(
+        ValueError,
+        match=r"^group: there is no default one; call torch\.distributed\.init_process_group first$",
+    ):
+        ring_attention(**ONE)
+
+
+def of_bad_arguments(kinds):
+    """What a rank hears of each kind; rank 1 is the one that has it."""
+    said = []
+    for kind in kinds:
+        query, key, value = tensors()
+        options = {}
+        if dist.get_rank() == 1:
+            if kind == "dtype":
+                key = key.float()
+            elif kind == "requires_grad":
+                query.requires_grad_()
+            else:
+                options = {kind: {"is_causal": True, "scale": 0.5, "balanced": True}[kind]}
+        try:
+            ring_attention(query, key, value, **options)
+            said.append("silence")
+        except (TypeError, ValueError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def test_every_rank_hears_of_another_rank_s_argument():
+    """Nobody is left waiting for messages that never fit."""
+    kinds = ["dtype", "requires_grad", "is_causal", "scale", "balanced"]
+    expected = [
+        "TypeError: rank 1 of 3: key: expected float64, as query, got float32",
+        "ValueError: rank 1 of 3 has requires_grad=True, the others False",
+        "ValueError: rank 1 of 3 has is_causal=True, the others False",
+        "ValueError: rank 1 of 3 has scale=0.5, the others None",
+        "ValueError: rank 1 of 3 has balanced=True, the others False",
+    ]
+    assert run_ranks(of_bad_arguments, [(kinds,)] * 3) == [expected] * 3
+
+
+def test_only_one_argument_may_need_a_gradient(group_of_one):
+    query, key, value = tensors()
+    out = ring_attention(query, key.requires_grad_(), value)
+    (got,) = torch.autograd.grad(out.sum(), key)
+    plain = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(got, torch.autograd.grad(plain.sum(), key)[0])
+
+
+def shapes_of(*lengths):
+    return [[[1, 2, length, 4], [1, 1, length, 4], [1, 1, length, 4]] for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        (
+            (5, 6, 5),
+            "rank 1 of 3 has query, key and value of [1, 2, 6, 4], [1, 1, 6, 4], [1, 1, 6, 4]: the ranks hold 5, 6, 5 "
+            "positions, and should hold 5, 5, 5, of 15, or 5, 5, 6, of 16",
+        ),
+        (
+            (8, 7, 8, 8),
+            "rank 1 of 4 has query, key and value of [1, 2, 7, 4], [1, 1, 7, 4], [1, 1, 7, 4]: the ranks hold 8, 7, 8, 8 "
+            "positions, and should hold 8, 8, 8, 8, of 32, or 7, 8, 8, 8, of 31",
+        ),
+    ],
+)
+def test_lengths_that_are_no_parts_of_one_sequence(lengths, words):
+    with pytest.raises(ValueError) as raised:
+        length_of(shapes_of(*lengths), False, part_of)
+    assert str(raised.value) == words
+
+
+def test_shapes_that_differ_in_more_than_the_length():
+    shapes = shapes_of(5, 5)
+    shapes[1][1] = [1, 1, 4, 4]
+    with pytest.raises(
+        ValueError, match=re.escape("and not [1, 2, 5, 4] and [1, 1, 5, 4], its part of 10 positions")
+    ):
+        length_of(shapes, False, part_of)
+
+
+def test_right_parts_have_a_length():
+    assert length_of(shapes_of(5, 5, 6), False, part_of) == 16
+
+
+# ---- A rank that is gone ------------------------------------------------------------------------------------
+
+
+def of_the_survivors(dead, transfer, late):
+    """Of a ring whose rank `dead` is killed at a transfer; the others begin theirs when it is gone for sure, where `late`."""
+    module, begun, mine = ring.ring_of("solution"), 0, dist.get_rank()
+    exchange = module["exchange"]
+
+    def watched(*arguments):
+        nonlocal begun
+        begun += 1
+        if begun == transfer + 1:
+            if mine == dead:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(late)
+        return exchange(*arguments)
+
+    module["exchange"] = watched
+    leaves = tensors(requires_grad=True)
+    group = dist.new_group(list(range(dist.get_world_size())))
+    out = ring_attention(*leaves, group=group)
+    torch.autograd.grad(out.sum(), leaves)
+
+
+@pytest.mark.parametrize("late", [0.0, 0.4], ids=["who waits", "who begins a transfer"])
+@pytest.mark.parametrize(("dead", "transfer"), [(0, 0), (1, 1), (2, 3), (1, 6)])
+def test_survivors_of_a_killed_rank_name_it(dead, transfer, late):
+    """In one sentence, and never in gloo's words; the forward pass has 2 transfers of 3 ranks, the backward pass 5."""
+    with pytest.raises(RankFailed) as raised:
+        run_ranks(of_the_survivors, [(dead, transfer, late)] * 3, describe=str)
+    lines = str(raised.value).split("; ")
+    assert f"rank {dead} of 3: ended without an answer (exit code -9)" in lines
+    others = [line for line in lines if "exit code" not in line]
+    assert others
+    for line in others:
+        assert re.fullmatch(
+            rf"rank (\d) of 3: rank \1 of 3, (step \d|beginning a transfer): rank {dead} is gone, or gave up on another",
+            line,
+        ), line
+
+
+def two_are_killed():
+    """Ranks 0 and 1 end; rank 2 begins when both are gone."""
+    if dist.get_rank() < 2:
+        os._exit(9)
+    while any(ring_peers.connected(rank, dist.group.WORLD) for rank in (0, 1)):
+        time.sleep(0.05)
+    ring_attention(*tensors(), length=15)
+
+
+def test_who_has_lost_several_names_them():
+    with pytest.raises(RankFailed) as raised:
+        run_ranks(two_are_killed, [()] * 3, describe=str)
+    last = str(raised.value).split("; ")[-1]
+    assert last == (
+        "rank 2 of 3: rank 2 of 3, beginning a transfer: ranks 0 and 1 are gone, or gave up on another"
+    )
+
+
+def test_a_rank_that_is_gone_before_anything_is_known_of_it():
+    with pytest.raises(RankFailed) as raised:
+        run_ranks(gone_at_once, [()] * 2, describe=str)
+    words = "rank 1 of 2, telling the others what it has: rank 0 is gone, or gave up on another"
+    assert str(raised.value).endswith(words)
+
+
+def gone_at_once():
+    """Rank 0 ends before it says what it has."""
+    if dist.get_rank() == 0:
+        os._exit(9)
+    ring_attention(*tensors())
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("NCCL error: remote process exited"), "rank 0 or 2 is gone or late: NCCL error: remote process exited"),
+        (RuntimeError("[/x/y.cc:1] Timed out waiting 3000ms. This is typically"), "rank 0 or 2 is late: Timed out waiting 3000ms"),
+    ],
+)  # fmt: skip
+def test_where_nobody_can_be_asked_both_neighbours_are_named(error, words):
+    assert ring_peers.said([], 1, 3, error) == words
+
+
+def test_what_is_no_loss_is_said_as_it_is(group_of_one):
+    for error in (RuntimeError("shapes differ"), torch.OutOfMemoryError("no room")):
+        with (
+            pytest.raises(type(error), match=str(error)),
+            ring_peers.losses_named(dist.group.WORLD, "step 0"),
+        ):
+            raise error

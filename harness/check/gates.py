@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.check.compile_faults import said_of_blanks
 from harness.check.diagnose import OUTSIDE, OUTSIDE_CAUSES, SURE, diagnose, first_causes, from_findings
 from harness.check.results import Comparison, GateResult, right_in_all, wanted_gates
 from harness.check.source_faults import Fault, arguments_of, faults
@@ -102,8 +101,7 @@ class Checker:
         empty = {id for id, blank in found.items() if blank.size == 0}
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         self.spent = {}
-        with said_of_blanks(package, self.puzzle, gates or [gate.id for gate in wanted]):
-            recording = self._recorded(package, cases, variants)
+        recording = self._recorded(package, cases, variants)
         if self.on_first and variants and len(cases) > 1:
             with self._timed("first case"):
                 first = self._results(recording, cases[:1], wanted, variants, package, found)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.check.compare import Repeats
-from harness.check.compile_faults import said_of_blanks
 from harness.check.diagnose import Diagnosis, Evidence, diagnose
 from harness.check.results import Comparison, right_in_all
 from harness.devices import graphs
@@ -224,11 +223,10 @@ def run(
         from harness.check.reference import Reference
 
         reference = Reference(puzzle, options.dtype, options.seed)
-        with said_of_blanks(package, puzzle, [options.gate] if options.gate else []):
-            results = [
-                run_device(options, target, program, cases, quantities, empty, reference, on_ready)
-                for target, program in zip(targets, programs, strict=True)
-            ]
+        results = [
+            run_device(options, target, program, cases, quantities, empty, reference, on_ready)
+            for target, program in zip(targets, programs, strict=True)
+        ]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compile
     waiting = [

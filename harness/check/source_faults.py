@@ -68,7 +68,6 @@ class Scope:
         self.sizes = dict(SIZE.findall(text))
         # A bound that measures no tensor, as the end of a block's part, may be anything.
         self.measures = {axis for axes in self.tensors.values() for axis in axes} | {*self.sizes}
-        self.counts = self.counted(text)
 
     def bounds(self, at: int) -> dict[str, str]:
         """What the loops around a line of the item run over, by the name that each gives its index; "" for what is not sure.
@@ -89,15 +88,6 @@ class Scope:
                 guarded = re.search(rf"\bif [^:]*\b{loop[1]}\b", "\n".join(self.lines[number + 1 : at + 1]))
                 found[loop[1]] = "" if guarded else bound
         return found
-
-    def counted(self, text: str) -> dict[str, set[str]]:
-        """What each name counts that is an index of a tensor of several axes: the axes that it stands for there."""
-        counts: dict[str, set[str]] = {}
-        for found in ACCESS.finditer(text):
-            axes, indices = self.tensors.get(found[1], []), parts(bracketed(text, found.end() - 1))
-            for index, axis in zip(indices, axes, strict=False) if len(axes) == len(indices) > 1 else ():
-                counts.setdefault(index, set()).add(axis)
-        return counts
 
     def double_index(self, code: str) -> Iterator[tuple[str, str]]:
         """`x[row][h]` where `x[row, h]` is meant."""
@@ -129,13 +119,6 @@ class Scope:
                         f"{shown}: the indices are exchanged, {found[1]} is [{', '.join(axes)}] and "
                         f"`{indices[0]}` runs over {runs[0]}: `{found[1]}[{', '.join(indices[::-1])}]`"
                     ),
-                )
-                continue
-            counts = self.counts.get(indices[0], set()) if len(axes) == 1 and not runs[0] else set()
-            if len(counts) == 1 and counts != {*axes} and NAME.fullmatch(axes[0]):
-                yield (
-                    "other-axis",
-                    f"{shown}: elsewhere `{indices[0]}` counts {min(counts)}, and {found[1]} has {axes[0]} elements",
                 )
                 continue
             for index, bound, axis in zip(indices, runs, axes, strict=True):

@@ -98,7 +98,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"'([^']+)' value has no attribute '(\w+)'",
-        "{A0} has nothing called `{1}`: check the spelling, and whether it is the tensor or an element of it "
+        "A `{0}` has nothing called `{1}`: check the spelling, and whether it is the tensor or an element of it "
         "(`x` or `x[row, h]`).",
     ),
     (
@@ -159,12 +159,6 @@ CODE: tuple[tuple[str, str], ...] = (
 
 # The message together with the line of code: (message or note, code, sentence); the code's groups are {0}, {1}, ...
 BY_CODE: tuple[tuple[str, str, str], ...] = (
-    (
-        r"'__[gs]etitem__'|[Ss]lice",
-        r"\b(\w+)\[([^\[\]=]*:[^\[\]=]*)\]",
-        "`{0}[{1}]` is a part of a tensor, and there is no arithmetic with that, as NumPy has it: take an element, "
-        "`{0}[row, c]`, in a loop over c.",
-    ),
     (
         r"'__[gs]etitem__'(?:.|\n)*unsafe_offset",
         r"(\w+)\[([^\[\],]+), *([^\[\]]+)\]",
@@ -237,9 +231,7 @@ def by_message(text: str) -> str | None:
     """The sentence of the first rule that knows the message."""
     for pattern, sentence in MESSAGES:
         if found := re.search(pattern, text):
-            groups = found.groups()
-            whose = capital(with_article(f"`{groups[0]}`")) if groups else ""
-            return pasteable(sentence.format(*groups, A0=whose))
+            return pasteable(sentence.format(*found.groups()))
     return None
 
 
@@ -254,11 +246,10 @@ def conversion(text: str) -> str | None:
     if not found or "unresolved parameter" in text:
         return None
     got, wanted = found["got"] or found["got2"], found["wanted"] or found["wanted2"]
-    for describe in (integers, float_from_integer, integer_from_float, generic_dtype, dtypes):
+    for describe in (integers, float_from_integer, generic_dtype, dtypes):
         if sentence := describe(got, wanted):
             return sentence
-    both = with_article(f"`{wanted}`"), with_article(f"`{got}`")
-    return f"{capital(both[0])} is wanted here and {both[1]} given; Mojo converts nothing silently."
+    return f"A `{wanted}` is wanted here and a `{got}` given; Mojo converts nothing silently."
 
 
 def integers(got: str, wanted: str) -> str | None:
@@ -275,16 +266,6 @@ def float_from_integer(got: str, wanted: str) -> str | None:
     """An Int beside a float."""
     if INTEGER.fullmatch(got) and FLOAT.fullmatch(wanted):
         return f"An integer does not become a float by itself: `{spelled(wanted)}(...)`, as in `Scalar[accum](H)`."
-    return None
-
-
-def integer_from_float(got: str, wanted: str) -> str | None:
-    """A float where an Int stands: mostly a sum that began as one."""
-    if INTEGER.fullmatch(wanted) and (FLOAT.fullmatch(got) or got.startswith("SIMD[")):
-        return (
-            f"The left side is {with_article(f'`{wanted}`')} and the value a float. A name that begins as `var total = 0` stays "
-            "an Int: a sum begins in its own dtype, `var total = Scalar[accum](0)`. Where an index is meant, `Int(...)`."
-        )
     return None
 
 
@@ -317,16 +298,6 @@ def dtypes(got: str, wanted: str) -> str | None:
             "accum, and write with `.cast[dtype]()`. See `row_statistics` in shared/common.mojo."
         )
     return None
-
-
-def with_article(noun: str) -> str:
-    """ "a `Float32`", "an `Int`"."""
-    return f"{'an' if noun.lstrip('`')[:1] in 'AEIOUaeiou' else 'a'} {noun}"
-
-
-def capital(words: str) -> str:
-    """With a capital first letter."""
-    return words[:1].upper() + words[1:]
 
 
 def spelled(name: str) -> str:

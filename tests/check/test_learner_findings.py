@@ -82,10 +82,8 @@ def test_what_is_found_is_said_in_these_words(printed, entry):
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    """launches, code -> the kinds of finding and the print of the toy's first gate, its blank solved, where its kernel is
-    `RIGHT` or this code, in PTX. A launch is (which, threads, how far into each tensor its arguments point, in bytes).
-    """
+def printed_ptx(tmp_path_factory):
+    """The same for the entries in PTX: the toy's blank is solved, and each of these runs as one more launch of its kernel."""
     toys = HERE.parent / "toys"
     spec = importlib.util.spec_from_file_location("toy_p90", toys / "puzzles" / "p90" / "__init__.py")
     toy = importlib.util.module_from_spec(spec)
@@ -98,14 +96,13 @@ def toy(tmp_path_factory):
     body = blanks.find(text)["square"].body
     source.write_text(blanks.join(blanks.split(blanks.skeleton(text)), {"square": body}))
     line = blanks.find(source.read_text())["square"].line
-
-    def judged(launches, code="", **more):
+    out = {}
+    for entry in PTX:
         checker = Checker(toy.PUZZLE)
-        checker._recorded = lambda *_: recorded(launches, code, source.resolve(), line, **more)
+        checker._recorded = lambda *_, entry=entry: recorded(entry, source.resolve(), line)
         (result,) = checker.check(OpPackage(folder), ["square"], toy.cases()[:1])
-        return said(result, toy.PUZZLE, source)
-
-    return judged
+        out[entry["name"]] = said(result, toy.PUZZLE, source)
+    return out
 
 
 RIGHT = """
@@ -118,7 +115,6 @@ RIGHT = """
 """
 TENSORS = {"output": 128, "kept": 4, "input": 128, "order": 16, "mask": 4}
 ADDRESSES = {name: 0x5A5A00000000 + 0x2000 * number for number, name in enumerate(TENSORS)}
-GRADS = {"grad_output": 0x5A5A00100000, "grad_input": 0x5A5A00102000}
 
 
 def kernel(name: str, body: str, source: Path, line: int, *, declare="", module="", bound="") -> str:
@@ -147,28 +143,29 @@ END: ret;
 """
 
 
-def recorded(launches, code: str, source: Path, line: int, **more: str) -> Recording:
-    """A recording of these launches at the toy's first sizes."""
+def recorded(entry: dict, source: Path, line: int) -> Recording:
+    """A recording of the right kernel and, after it, of an entry's."""
     tensors = [RecordedTensor(name, ADDRESSES[name], size) for name, size in TENSORS.items()]
-    grads = [RecordedTensor(name, address, 128) for name, address in GRADS.items()]
-    events = [
-        RecordedLaunch(
-            which, which, (1, 1, 1), (threads, 1, 1),
-            tuple(pointer(address + into.get(name, 0)) for name, address in ADDRESSES.items()),
-        )
-        for which, threads, into in launches
-    ]  # fmt: skip
+    arguments = tuple(pointer(address) for address in ADDRESSES.values())
+    launches = [
+        RecordedLaunch("right", "right", (1, 1, 1), (32, 1, 1), arguments),
+        RecordedLaunch("square", "wrong", (1, 1, 1), (entry["threads"], 1, 1), arguments),
+    ]
+    more = {what: entry.get(what, "") for what in ("declare", "module", "bound")}
     texts = {
         "right": kernel("right", RIGHT, source, line),
-        "square": kernel("square", code, source, line, **more),
+        "wrong": kernel("wrong", entry["code"], source, line, **more),
     }
-    return Recording({("plain", (4, 8)): [*tensors, *grads, *events]}, texts)
+    grads = [
+        RecordedTensor(name, 0x5A5A00100000 + k, 128)
+        for k, name in ((0, "grad_output"), (0x2000, "grad_input"))
+    ]
+    return Recording({("plain", (4, 8)): [*tensors, *grads, *launches]}, texts)
 
 
 @pytest.mark.parametrize("entry", PTX, ids=lambda entry: entry["name"])
-def test_what_is_found_in_ptx_is_said_in_these_words(toy, entry):
-    more = {what: entry[what] for what in ("declare", "module", "bound") if what in entry}
-    kinds, lines = toy([("right", 32, {}), ("square", entry["threads"], {})], entry["code"], **more)
+def test_what_is_found_in_ptx_is_said_in_these_words(printed_ptx, entry):
+    kinds, lines = printed_ptx[entry["name"]]
     assert kinds >= set(entry["kinds"])
     assert lines == entry["said"].strip("\n").split("\n")
 
@@ -176,20 +173,3 @@ def test_what_is_found_in_ptx_is_said_in_these_words(toy, entry):
 def test_every_kind_of_finding_has_an_entry():
     told = {kind for entry in (*ENTRIES, *PTX) for kind in entry["kinds"]}
     assert told == set(KINDS) - NOT_HERE.keys()
-
-
-def test_launches_on_parts_of_tensors_are_moved_with_them(toy):
-    """Two rows in each launch; an address past a tensor's end stays past that end."""
-    second = {"output": 64, "kept": 2, "order": 8, "mask": 2}
-    kinds, lines = toy([("right", 16, {}), ("right", 16, second)])
-    assert not kinds and lines[0].startswith("✅ square    correct in 1 case")
-    kinds, lines = toy([("right", 32, {}), ("right", 16, second | {"output": 128})])
-    assert kinds == {"out-of-bounds store"}
-    assert "a store past the end of output (shape [4, 8]): element [32]" in lines
-
-
-def test_what_a_kernel_does_to_an_input_spoils_no_later_launch(toy):
-    code = "mad.wide.u32 %d0, %t, 4, %in; st.global.u32 [%d0], %z; ld.global.u32 %r0, [%d0]; st.global.u32 [%out], %r0;"
-    kinds, lines = toy([("square", 1, {}), ("right", 32, {})], code)
-    assert kinds == {"store to an input"} and lines[0] == "❌ square    wrong", lines
-    assert "the kernel writes to input[0, 0], an input, which this launch may only read" in lines

@@ -1,19 +1,13 @@
 """Faults that the text shows: each slip is named, and no right code is."""
 
-import json
-import shutil
-
 import pytest
 
-from harness.check import gates
 from harness.check.source_faults import faults
-from harness.errors import CompileFailed
 from harness.learner import blanks
 from harness.learner.work import Work
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.rungs import MojoRung
 from harness.toolchain import roots
-from harness.toolchain.packages import OpPackage, compile_failed
 
 TEXT = """\
 def helper(weight: ImmPtr[dtype], row: Int, wide: Int, high: Int) -> Int:
@@ -59,11 +53,6 @@ def seen(tmp_path, code: str) -> list:
             "other-axis",
             "`o` runs over H, and this axis of W is O",
         ),
-        (
-            LOOPS + "total += x[row, h] * gamma[row]",
-            "other-axis",
-            "`gamma[row]`: elsewhere `row` counts B * S, and gamma has H elements",
-        ),
         (LOOPS + "_ = helper(weight, row, O, H)", "arguments-exchanged", "`O` stands where wide belongs"),
     ],
 )
@@ -104,60 +93,3 @@ def test_no_solution_shows_a_fault():
 def test_a_file_that_cannot_be_read_shows_nothing(tmp_path):
     blank = blanks.Blank("it", "the task", "", (), 3)
     assert faults(tmp_path / "no.mojo", blank) == []
-
-
-# ---- What is said where the compiler refuses ----------------------------------------------------------------
-
-
-def refused(
-    tmp_path, monkeypatch, find: str, wanted: list[str] | None, message: str = "no such thing"
-) -> str:
-    """What a gate's check says where the compiler refuses the solution of puzzle 19 at the line that holds a text.
-
-    Without a text it names no line.
-    """
-    package = roots.op_package(roots.solutions(), "p19")
-    source = (package.path / "ramp.mojo").resolve()
-    lines = source.read_text().split("\n")
-    line = next((n for n, text in enumerate(lines, 1) if find and find in text), 0)
-    place = {"file": str(source), "location": {"line": line, "column": 5}, "text": lines[line - 1]}
-    entry = {"kind": "error", "message": message} | ({"diagnostic": place} if line else {})
-
-    def record(*_, **__):
-        raise compile_failed(package.path, json.dumps(entry))
-
-    monkeypatch.setattr(gates, "record", record)
-    checker = gates.Checker(find_puzzle("p19"))
-    monkeypatch.setattr(checker, "_prepare", lambda *_: None)
-    with pytest.raises(CompileFailed) as failed:
-        checker.check(package, wanted)
-    return str(failed.value)
-
-
-def test_an_error_of_the_compiler_in_another_blank_says_whose_it_is(tmp_path, monkeypatch):
-    own = "   this line is in tile's blank: as long as it does not compile, no gate of the file can be judged"
-    for wanted in (["map"], None):
-        assert refused(tmp_path, monkeypatch, "tile[t] = vector", wanted).split("\n")[-1] == own
-    assert "blank" not in refused(tmp_path, monkeypatch, "tile[t] = vector", ["tile"])
-    assert "blank" not in refused(tmp_path, monkeypatch, "var tile = stack_allocation", ["map"])
-
-
-RIGHT = "y[row, column] = x[row, column] + b[column]"
-
-
-def test_where_the_compiler_names_no_line_the_slip_in_a_blank_is_named(tmp_path, monkeypatch):
-    folder = tmp_path / "op"
-    shutil.copytree(roots.op_package(roots.solutions(), "p19").path, folder)
-    source = folder / "ramp.mojo"
-    right, wrong = f"        {RIGHT}", "        y[row][column] = x[row][column] + b[column]"
-    text = source.read_text()
-    assert text.count(right) == 1
-    source.write_text(text.replace(right, wrong))
-    monkeypatch.setattr(roots, "op_package", lambda *_: OpPackage(folder))
-    message = "failed to run the pass manager for offload functions"
-    said = refused(tmp_path, monkeypatch, "", ["index"], message).split("\n")
-    number = source.read_text().split("\n").index(wrong) + 1
-    assert said[-2].startswith(
-        f"   {source.resolve()}:{number}: `y[row][column]` takes element row and then a part"
-    )
-    assert "`x[row][column]`" in said[-1] and "`x[row, column]`" in said[-1]

@@ -12,7 +12,7 @@ from harness.puzzles.p25.spec import PUZZLE
 from harness.toolchain import roots
 
 WRONG = zoo.load("p25")
-WAITS_FOR_EVER = {"read_too_early", "own_shape", "not_returned", "receives_first", "sends_first"}
+WAITS_FOR_EVER = {"read_too_early", "own_shape", "not_returned", "receives_first", "sends_first", "backwards"}
 """Of whom a rank waits in vain, however long it does."""
 
 
@@ -41,12 +41,23 @@ def params():
 
 @pytest.mark.parametrize("wrong", list(params()))
 def test_a_wrong_ring_is_rejected_for_the_right_reason(wrong, checkers, monkeypatch):
-    if wrong.name in WAITS_FOR_EVER:
-        monkeypatch.setattr(checkers["torch"], "patience", 3.0)
+    monkeypatch.setattr(checkers["torch"], "patience", 1.0 if wrong.name in WAITS_FOR_EVER else 4.0)
     (result,) = checkers[wrong.rung].check(wrong.target(), [wrong.gate])
     assert result.state == "wrong"
     assert result.mistake == wrong.mistake, "\n".join(result.diagnosis)
     assert result.hint.removeprefix("numpy-").startswith(f"{wrong.gate}-")
+
+
+@pytest.mark.parametrize("name", ["numpy_local_index", "local_index"])
+def test_of_what_a_wrong_output_spoils_only_the_output_is_explained(name, checkers):
+    wrong = next(each for each in WRONG if each.name == name)
+    (result,) = checkers[wrong.rung].check(wrong.target(), [wrong.gate])
+    follows = [
+        f"grad_{each} is computed from output, which is wrong: mend that first"
+        for each in ("query", "key", "value")
+    ]
+    assert result.diagnosis[-3:] == follows
+    assert not any("grad_" in line for line in result.diagnosis[:-3])
 
 
 def test_the_zoo_is_large_and_covers_every_gate():
@@ -108,8 +119,8 @@ def test_eight_ranks_agree_with_one_device(checkers):
         ),
         (
             "lse, block_lse)\n    # BLANK-END",
-            "lse, block_lse + 1e-9)\n    # BLANK-END",
-            "merge of four rows of lse",
+            "lse, block_lse) + 1e-9\n    # BLANK-END",
+            "merge of out 1, lse 0.5 with 2, 0.5: lse is 1.19314718156, expected 1.19314718056",
         ),
         (
             "    share = torch.sigmoid(",
@@ -130,6 +141,52 @@ def test_what_a_merge_may_do_wrong(old, new, words, checkers, tmp_path):
     assert words.format(path=path).replace(":110:", f":{line}:") in "\n".join(result.diagnosis), (
         result.diagnosis
     )
+
+
+RIGHT = {
+    "numpy": {
+        "merge": """
+    total = np.logaddexp(lse, block_lse)
+    shares = (np.exp(each - finite(total)[..., 0])[..., None] for each in (lse, block_lse))
+    return sum(share * part for share, part in zip(shares, (out, block_out), strict=True)), total
+""",
+    },
+    "torch": {
+        "merge": """
+    largest = torch.maximum(finite(lse), finite(block_lse))
+    weights = [torch.exp(each[..., None] - largest) for each in (lse, block_lse)]
+    total = weights[0] + weights[1]
+    found = (weights[0] * out + weights[1] * block_out) / total.masked_fill(total == 0, 1)
+    return found, (torch.log(total) + largest)[..., 0]
+""",
+        "exchange": """
+    peers = [dist.get_global_rank(group, (rank + step) % size) for step in (1, -1)]
+    received = [torch.empty(shape, dtype=tensors[i].dtype) for i, shape in enumerate(shapes)]
+    works = [dist.irecv(tensor, peers[1], group) for tensor in received]
+    return received, works + [dist.isend(tensor.contiguous(), peers[0], group) for tensor in tensors]
+""",
+        "home": """
+        finish(works, step, group)
+        dK, dV = (added[0], added[1]) if dK is None else (added[0] + dK, added[1] + dV)
+        (dK, dV), works = exchange([dK, dV], [shape, shape], group)
+        if step == size - 1:
+            finish(works, step, group)
+""",
+    },
+}
+
+
+@pytest.mark.parametrize("rung", RIGHT)
+def test_a_ring_that_is_right_in_another_way_is_right(rung, checkers, tmp_path):
+    text = (roots.solutions() / "p25" / PUZZLE.rung(rung).file).read_text()
+    path = tmp_path / PUZZLE.rung(rung).file
+    path.write_text(
+        blanks.join(
+            blanks.split(text), {gate: body.strip("\n").splitlines() for gate, body in RIGHT[rung].items()}
+        )
+    )
+    results = checkers[rung].check(path, list(RIGHT[rung]))
+    assert {result.state for result in results} == {"correct"}, [result.diagnosis for result in results]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ list for the ranks; the PyTorch rung in as many processes as the largest case ha
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,16 @@ from harness.check.results import Comparison, GateResult
 from harness.devices.processes import START, RankFailed, run_ranks
 from harness.devices.targets import Target
 from harness.puzzles.p25 import layout
-from harness.puzzles.p25.ranks import PATIENCE, Answer, Part, functions_of, run_cases
-from harness.puzzles.p25.spec import EVERY, dtype_of
+from harness.puzzles.p25.ranks import PATIENCE, Answer, Part, changed_input, functions_of, run_cases
+from harness.puzzles.p25.spec import EVERY, dtype_of, symptom, transposed
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 from harness.toolchain import roots
 
 CPU = Target("cpu", None, "")
 TENSORS = ("query", "key", "value", "grad_output")
+FOLLOWS = "is computed from output, which is wrong: mend that first"
+"""What is said of gradients, and nothing else."""
 SECONDS = 120.0
 """For which the ranks may run; who waits in vain gives up long before."""
 
@@ -40,6 +43,9 @@ class Failed(Exception):
 
 class RingChecker(PythonChecker):
     """Judges the gates of one file, of either rung; truth and baseline of a case are computed once."""
+
+    waits: tuple[str, ...] = ()
+    """The gates whose code may read what has not come yet."""
 
     def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
         super().__init__(puzzle, rung, seed=seed)
@@ -56,12 +62,17 @@ class RingChecker(PythonChecker):
                 check_chunks(module["chunks"], path)
             for case, outputs in self._run(gate, path, solution, cases):
                 self._compare(result, case, outputs, wrong)
-            if gate.id == "merge" and not wrong:
-                check_merge(module["merge"], path, self.tensor)
+            alone = merged_alone(module["merge"], path, self.tensor) if gate.id == "merge" else None
+            if alone and (alone.mistake or not wrong):
+                wrong.clear()  # it follows from what single rows say better
+                raise alone
         except Failed as error:
             failure = error
         if wrong:
-            explain(result, self.puzzle, wrong, ladder)
+            puzzle = replace(self.puzzle, symptom=functools.partial(symptom, gate.id in self.waits))
+            first = {"output": wrong["output"]} if "output" in wrong else wrong
+            explain(result, puzzle, first, ladder)
+            result.diagnosis += [f"{puzzle.printed(name)} {FOLLOWS}" for name in wrong if name not in first]
         if failure:
             result.state = "wrong"
             result.diagnosis.append(str(failure))
@@ -110,9 +121,15 @@ class RingChecker(PythonChecker):
         raise NotImplementedError
 
 
+LAYOUTS = (
+    (2, 8), (4, 16), (4, 64), (3, 19), (4, 3), (1, 5), (5, 20), (5, 23), (6, 31), (7, 6), (8, 67), (9, 100),
+)  # fmt: skip
+"""Ranks and lengths that `chunks` is asked for."""
+
+
 def check_chunks(chunks, path: Path) -> None:
     """Compares what `chunks` says of the balanced layout with what it is. Raises Failed."""
-    for size, length in ((2, 8), (4, 16), (4, 64), (3, 19), (4, 3), (1, 5)):
+    for size, length in LAYOUTS:
         for rank in range(size):
             right = layout.held(rank, size, length, True)
             call = f"chunks({rank}, {size}, {length}, True)"
@@ -137,26 +154,85 @@ def check_chunks(chunks, path: Path) -> None:
             raise Failed(words, "wrong-chunks")
 
 
+@dataclass(frozen=True)
+class Merged:
+    """A row that is merged by itself.
+
+    Attributes:
+        out, lse, block_out, block_lse: What `merge` is given.
+        right: out and lse of both.
+        words: What a result that is no number comes from, and `mistake` its name; "".
+        other: The same of a result that is another number.
+    """
+
+    out: float
+    lse: float
+    block_out: float
+    block_lse: float
+    right: tuple[float, float]
+    words: str = ""
+    mistake: str = ""
+    other: tuple[str, str] = ("", "")
+
+
+NOTHING = "-inf - -inf is no number"
+SHARE = (
+    "a side that has seen no key has no share at all: exp(-inf) is 0, and no limit or small number may change it",
+    "share-of-nothing",
+)
+OVERFLOW = (
+    "exp(800) is infinite, exp(-800) is 0 and its logarithm -inf: take exponentials of differences only",
+    "merge-overflows",
+)
+NAN_KEPT = ("what is no number must stay so: it says that an input was none", "nan-swallowed")
+inf, nan = np.inf, np.nan
+ROWS = (
+    Merged(1, 0.5, 2, 0.5, (1.5, 0.5 + np.log(2))),
+    Merged(0, -inf, 5, 0.75, (5, 0.75), NOTHING, "nothing-visible", SHARE),
+    Merged(3, 0.25, 0, -inf, (3, 0.25), NOTHING, "nothing-visible", SHARE),
+    Merged(0, -inf, 0, -inf, (0, -inf), NOTHING, "nothing-visible"),
+    Merged(1, 800, 2, 800, (1.5, 800 + np.log(2)), *OVERFLOW),
+    Merged(1, -800, 2, -800, (1.5, -800 + np.log(2)), *OVERFLOW),
+    Merged(1, 800, 2, -800, (1, 800), *OVERFLOW),
+    Merged(1, -800, 2, 800, (2, 800), *OVERFLOW),
+    Merged(1, 0.5, nan, nan, (nan, nan), other=NAN_KEPT),
+    Merged(nan, nan, 2, 0.5, (nan, nan), other=NAN_KEPT),
+)
+"""Rows of every kind; the first that is wrong is told."""
+
+
+def merged_alone(merge: Callable, path: Path, tensor: Callable) -> Failed | None:
+    """What is wrong with single rows that are merged; None where nothing is."""
+    try:
+        check_merge(merge, path, tensor)
+    except Failed as failed:
+        return failed
+    return None
+
+
 def check_merge(merge: Callable, path: Path, tensor: Callable) -> None:
-    """Merges four rows, in some of which one side or both have seen no key. Raises Failed."""
-    inf = np.inf
-    out, lse = tensor([[[[1.0], [0.0], [3.0], [0.0]]]]), tensor([[[0.5, -inf, 0.25, -inf]]])
-    block_out, block_lse = tensor([[[[2.0], [5.0], [0.0], [0.0]]]]), tensor([[[0.5, 0.75, -inf, -inf]]])
+    """Merges rows whose result is known, in one call. Raises Failed."""
+    columns = np.array([(row.out, row.lse, row.block_out, row.block_lse) for row in ROWS]).T
+    out, lse, block_out, block_lse = (tensor(column[None, None]) for column in columns)
     try:
         with np.errstate(all="ignore"):
-            got, total = merge(out, lse, block_out, block_lse)
+            results = merge(out[..., None], lse, block_out[..., None], block_lse)
+            found = [np.asarray(result, np.float64).ravel() for result in results]
     except Exception as error:  # whatever a learner's code raises is a verdict
         raise Failed(f"merge: {describe(error, path)}") from error
-    for name, found, right in (
-        ("out", got, [1.5, 5.0, 3.0, 0.0]),
-        ("lse", total, [0.5 + np.log(2), 0.75, 0.25, -inf]),
-    ):
-        values = np.asarray(found, np.float64).ravel()
-        if values.shape != (4,) or not np.allclose(values, right, rtol=1e-12, atol=0):
-            words = f"merge of four rows of lse {lse.ravel().tolist()} with {block_lse.ravel().tolist()}"
+    if [len(values) for values in found] != [len(ROWS)] * 2:
+        raise Failed(
+            f"merge of {len(ROWS)} rows: expected an out and an lse for each, got {list(map(len, found))}"
+        )
+    for row, *got in zip(ROWS, *found, strict=True):
+        for name, value, right in zip(("out", "lse"), got, row.right, strict=True):
+            if np.isclose(value, right, rtol=1e-12, atol=0, equal_nan=True):
+                continue
+            words, mistake = row.other if np.isfinite(value) else (row.words, row.mistake)
             raise Failed(
-                f"{words}: {name} is {values.tolist()}, expected {right}: -inf - -inf is no number",
-                "nothing-visible" if not np.isfinite(values[3]) and name == "out" else "",
+                f"merge of out {row.out:g}, lse {row.lse:g} with {row.block_out:g}, {row.block_lse:g}: "
+                f"{name} is {value:.13g}, expected {right:.13g}{': ' if words else ''}{words}",
+                mistake,
             )
 
 
@@ -181,6 +257,7 @@ class ListChecker(RingChecker):
             parts = {name: layout.split(arrays[name], size, balanced) for name in TENSORS}
             ranges = [layout.held(rank, size, length, balanced) for rank in range(size)]
             qkv = [parts[name] for name in TENSORS[:3]]
+            given = {name: [part.copy() for part in own] for name, own in parts.items()}
             try:
                 with np.errstate(all="ignore"):
                     output, lse = module["ring_forward"](*qkv, ranges, scale, causal)
@@ -189,7 +266,12 @@ class ListChecker(RingChecker):
                     )
                 found: dict[str, list[np.ndarray]] = dict(zip(EVERY, (output, *gradients), strict=True))
                 check_shapes(found, parts)
+                for name, own in parts.items():
+                    if not all(map(np.array_equal, own, given[name])):
+                        raise Failed(f"in case '{case.name}': {changed_input(name)}", "changed-input")
                 whole = {name: layout.joined(each, balanced) for name, each in found.items()}
+            except Failed:
+                raise
             except Exception as error:  # whatever a learner's code raises is a verdict
                 raise Failed(f"in case '{case.name}': {describe(error, path, longest=300)}") from error
             yield case, {name: array.astype(np.float32) for name, array in whole.items()}
@@ -211,6 +293,7 @@ class RanksChecker(RingChecker):
     """The PyTorch rung: processes on gloo, which wait `patience` seconds for each other."""
 
     patience = PATIENCE
+    waits = ("steps", "exchange", "home")
 
     def limit(self, cases: list[Case]) -> float:
         return START + 2 * SECONDS
@@ -254,7 +337,8 @@ class RanksChecker(RingChecker):
         arrays, size = self.arrays(case), case.world_size
         arguments = ring_arguments(case, arrays)
         split = {name: layout.split(arrays[name], size, arguments[-1]) for name in TENSORS}
-        idle = [Part(case.name, size, dtype_of(case), {}, arguments) for _ in range(world - size)]
+        turned = transposed(case)
+        idle = [Part(case.name, size, dtype_of(case), {}, arguments, turned) for _ in range(world - size)]
         return idle + [
             Part(
                 case.name,
@@ -262,6 +346,7 @@ class RanksChecker(RingChecker):
                 dtype_of(case),
                 {name: parts[rank].astype(np.float32) for name, parts in split.items()},
                 arguments,
+                turned,
             )
             for rank in range(size)
         ]

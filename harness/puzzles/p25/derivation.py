@@ -178,6 +178,11 @@ RINGS = (
         {"delta": lambda v: np.zeros(1)},
     ),
     Mistake(
+        "lse-for-delta",
+        "with lse in the place of delta: dS = P * (dP - delta)",
+        {"delta": lambda v: v.lse[..., None]},
+    ),
+    Mistake(
         "delta-of-the-block",
         "with the row sum of dP * P over the keys of the block alone: delta is that over all keys, the row sum of dO * out",
         {
@@ -261,6 +266,21 @@ def within_ranges(v: Derivation) -> np.ndarray:
     return ((index <= index[:, None]) & (number <= number[:, None])) | (v.causal == 0)
 
 
+def same_range(v: Derivation) -> np.ndarray:
+    """Which keys are in the range of a query, [S, S]."""
+    number = ranges(v)
+    return number[:, None] == number
+
+
+def turned(v: Derivation, number: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """What a query sees where a mask of two blocks of one length is transposed: `number` is a position's block, [S]."""
+    place = np.full((int(number.max()) + 1, int(index.max()) + 1), 2**31)
+    place[number, index] = np.arange(len(number))
+    query = place[number[:, None], index]
+    key = place[number, index[:, None]]
+    return (key <= query) | (v.causal == 0)
+
+
 def by_range(mistakes: tuple[Mistake, ...]) -> Iterator[Mistake]:
     """Each mistake as it is, and as it is where a rank's ranges are attended to one by one."""
     for mistake in mistakes:
@@ -280,5 +300,30 @@ MISTAKES = (
         "local-index",
         "with the causal mask by the index within a range: it must compare positions in the whole sequence",
         {"seen": within_ranges},
+    ),
+    Mistake(
+        "sees-later",
+        "with a query that sees its own key and the later ones: the mask hides what it should show",
+        {"seen": lambda v: np.tri(len(v.owner), dtype=bool).T | (v.causal == 0)},
+    ),
+    Mistake(
+        "sees-later",
+        "with a query that sees its own key and the later ones of its range: the mask hides what it should show",
+        {"seen": lambda v: (np.tri(len(v.owner), dtype=bool).T & same_range(v)) | (v.causal == 0)},
+    ),
+    Mistake(
+        "mask-turned",
+        "with rows and columns of the mask exchanged: it has a row for each query and a column for each key",
+        {"seen": lambda v: turned(v, v.owner, v.index)},
+    ),
+    Mistake(
+        "mask-turned",
+        "with rows and columns of the mask exchanged: it has a row for each query and a column for each key",
+        {
+            "seen": lambda v: (
+                np.where(same_range(v), np.tri(len(v.owner), dtype=bool).T, STEPS["seen"](v))
+                | (v.causal == 0)
+            )
+        },
     ),
 )

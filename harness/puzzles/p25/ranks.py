@@ -43,6 +43,7 @@ class Part:
         dtype: Of the tensors.
         arrays: The rank's part of query, key, value and grad_output; empty for a process that has no part in it.
         arguments: What the ring takes behind query, key and value: length, scale, causal, balanced.
+        transposed: Whether the tensors lie in memory as [B, s, heads, d].
     """
 
     name: str
@@ -50,6 +51,7 @@ class Part:
     dtype: str
     arrays: dict[str, np.ndarray]
     arguments: tuple
+    transposed: bool = False
 
 
 @dataclass
@@ -107,13 +109,21 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
     tensors = {
         name: torch.from_numpy(array).to(getattr(torch, part.dtype)) for name, array in part.arrays.items()
     }
+    if part.transposed:
+        tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
+    given = {name: tensor.clone() for name, tensor in tensors.items()}
     leaves = [tensors[name].requires_grad_() for name in ("query", "key", "value")]
     wire = Wire(patience, leaves[0].dtype)
     try:
         with wire.watched():
             output, kept = bytes_kept(lambda: module["RingAttention"].apply(*leaves, *part.arguments, group))
+            wire.coarse = 0
             gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
         check_kept(kept, leaves, output)
+        check_travelling(wire.coarse, part.size, leaves[0].dtype)
+        for name, tensor in tensors.items():
+            if not torch.equal(tensor.detach(), given[name]):
+                raise Broken("changed-input", changed_input(name))
     except Broken as broken:
         return Answer(words=str(broken), mistake=broken.mistake, stuck=broken.stuck)
     except Exception as error:  # whatever a learner's code raises is a verdict
@@ -159,6 +169,23 @@ def check_kept(kept: int, leaves: list[torch.Tensor], output: torch.Tensor) -> N
             "keeps-all-blocks",
             f"keeps {kept:,} bytes for the backward pass; its own query, key, value, output and lse are {own:,}",
         )
+
+
+def check_travelling(coarse: int, size: int, dtype: torch.dtype) -> None:
+    """Raises Broken where more than `coarse` may be has travelled with 16 bits in a backward pass.
+
+    In 16-bit types those are key and value, size - 1 times, and dK and dV once, at the end: nothing is added to them any more.
+    """
+    if dtype.itemsize == 2 and coarse > 2 * size:
+        raise Broken(
+            "travels-in-bfloat16",
+            f"dK and dV have the digits of {str(dtype).removeprefix('torch.')} on their way: a sum that is rounded at every rank",
+        )
+
+
+def changed_input(name: str) -> str:
+    """What is said of code that writes to what it is given."""
+    return f"{name} is changed by the code that is given it: what is computed from it later is wrong"
 
 
 def named(words: str) -> str:

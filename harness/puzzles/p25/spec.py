@@ -4,6 +4,8 @@ Names: B = batch, N = heads of the query, M = heads of key and value, S = length
 `world_size` ranks is run by so many processes in PyTorch, and by so many entries of a list in NumPy.
 """
 
+import functools
+
 import numpy as np
 
 from harness.puzzles.p25.derivation import MISTAKES, STEPS, derive
@@ -51,7 +53,11 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         Case("one rank", "no ring: nobody to talk to", (2, 2, 2, 5, 4), "causal", 1),
         Case("three ranks", "in a group whose ranks are not those of the world", (2, 2, 2, 9, 4), "full", 3),
         Case(
-            "grouped heads", "two heads of the query share a head of the key", (2, 4, 2, 12, 4), "causal", 3
+            "grouped heads",
+            "two heads of the query share a head of the key; in memory as a model has them: [B, s, heads, d]",
+            (2, 4, 2, 12, 4),
+            "causal transposed",
+            3,
         ),
         Case("large scores", "no exponential may overflow", (1, 2, 2, 12, 8), "large bfloat16", 3),
         Case("uneven", "blocks of different lengths", (1, 2, 1, 11, 4), "causal", 4),
@@ -64,6 +70,11 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
 def dtype_of(case: Case) -> str:
     """The dtype of a case's tensors."""
     return "bfloat16" if "bfloat16" in case.values else "float32"
+
+
+def transposed(case: Case) -> bool:
+    """Whether the tensors of a case lie in memory as [B, s, heads, d], which no transfer takes as it is."""
+    return "transposed" in case.values
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
@@ -140,16 +151,19 @@ def exact(arrays: Arrays) -> Arrays:
     return {name: getattr(wide, name) for name in EVERY}
 
 
-def symptom(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """What values that are no numbers come from."""
+def symptom(waits: bool, quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
+    """What values that are no numbers come from; `waits` says whether the code receives blocks, which are NaN before they come."""
     if np.isfinite(got).all():
         return None
+    if waits:
+        return Symptom("read-too-early", "is NaN: a block is read before its transfer has been waited for")
     if arrays["causal"]:
         return Symptom(
             "nothing-visible",
-            "is NaN: a row that sees no key of a block has the lse -inf there, and -inf - -inf is no number",
+            "is no number: an exponential overflows; or a row that sees no key of a block has the lse -inf there, and "
+            "-inf - -inf is no number",
         )
-    return Symptom("read-too-early", "is NaN: a block is read before its transfer has been waited for")
+    return Symptom("overflows", "is no number: an exponential overflows, or a division is by 0")
 
 
 def multiply_adds(dims: tuple[int, ...]) -> int:
@@ -194,7 +208,7 @@ PUZZLE = Puzzle(
     exact=exact,
     derive=derive,
     mistakes=MISTAKES,
-    symptom=symptom,
+    symptom=functools.partial(symptom, False),
     forward={"output": "output"},
     backward={name: name for name in GRADIENTS},
     multiply_adds=multiply_adds,

@@ -49,6 +49,8 @@ class Wire:
         self.numbers: dict[tuple, int] = defaultdict(int)
         self.pending: list[Send | Receive] = []
         self.sent: list[tuple[torch.Tensor, Any]] = []
+        self.coarse = 0
+        """Sends so far of tensors that have 16 bits or no more digits."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -74,6 +76,7 @@ class Wire:
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize < self.dtype.itemsize:
             words = f"a block travels as {tensor.dtype}, its tensors are {self.dtype}".replace("torch.", "")
             raise Broken("travels-in-bfloat16", f"{words}: a sum that is rounded at every rank")
+        self.coarse += has_16_bits(tensor)
         return self._begun(Send, tensor, dst, group, group_dst, tag)
 
     def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
@@ -94,6 +97,12 @@ class Wire:
         other = dist.get_group_rank(group, peer) if group_peer is None else group_peer
         if other == dist.get_rank(group):
             raise Broken("wrong-neighbour", f"group rank {other} sends to itself, or receives from itself")
+        if not tensor.is_contiguous():
+            raise Broken(
+                "not-contiguous",
+                "a tensor that is not contiguous is sent or received into: a transfer takes memory as it lies, from "
+                "the first element to the last",
+            )
         for before in self.pending:
             if (isinstance(before, Receive) or kind is Receive) and overlap(before.tensor, tensor):
                 raise Broken(
@@ -208,6 +217,15 @@ class Receive(Message):
         self.wire.pending.remove(self)
         self.tensor.copy_(data)
         return True
+
+
+def has_16_bits(tensor: torch.Tensor) -> bool:
+    """Whether no element has more digits than bfloat16 or float16, of some that are not 0."""
+    if not tensor.is_floating_point() or int((tensor != 0).sum()) < 8:
+        return False
+    return any(
+        torch.equal(tensor, tensor.to(dtype).to(tensor.dtype)) for dtype in (torch.bfloat16, torch.float16)
+    )
 
 
 def say(header: torch.Tensor) -> str:

@@ -8,6 +8,7 @@ from typing import Protocol
 from harness.check.results import GateResult
 from harness.learner.work import Work
 from harness.spec.puzzle import Case
+from harness.spec.rungs import MojoRung
 
 
 class RungChecker(Protocol):
@@ -28,7 +29,12 @@ def judge_of(work: Work, **options) -> RungChecker:
 
 
 def make_checker(work: Work, **options) -> RungChecker:
-    """The checker of a file; `options` are its keywords, as `seed`. Importing it may take seconds."""
+    """The checker of a file; `options` are its keywords, as `seed`. Importing it may take seconds.
+
+    Kernels are judged in bfloat16 too where nothing says which dtype is meant.
+    """
+    if isinstance(work.rung, MojoRung):
+        options = {"other": "bfloat16", **options} if "dtype" not in options else options
     return pkgutil.resolve_name(work.rung.checker)(work.puzzle, work.rung, **options)
 
 

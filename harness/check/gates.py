@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from harness.check.diagnose import OUTSIDE, OUTSIDE_CAUSES, SURE, diagnose, first_causes, from_findings
 from harness.check.results import Comparison, GateResult, right_in_all, wanted_gates
 from harness.check.source_faults import Fault, arguments_of, faults
-from harness.devices.recorder import Recording, record
+from harness.devices.recorder import Order, Recording, record_dtypes
 from harness.devices.targets import Target
 from harness.errors import EnvironmentProblem
 from harness.learner.blanks import Blank
@@ -61,9 +61,18 @@ class Checker:
     Attributes:
         on_first: Called with the verdicts on the first case alone, before the other cases are run.
         spent: Where the time of the last check went: what -> how long it took.
+        other: Judges what is right on a few cases in another dtype too, whose kernels the same program compiles; or None.
     """
 
-    def __init__(self, puzzle: Puzzle, rung: Rung | None = None, *, dtype: str = "float32", seed: int = 0):
+    def __init__(
+        self,
+        puzzle: Puzzle,
+        rung: Rung | None = None,
+        *,
+        dtype: str = "float32",
+        seed: int = 0,
+        other: str = "",
+    ):
         self.puzzle = puzzle
         self.rung = rung or puzzle.rung("mojo")
         self.dtype = dtype
@@ -71,6 +80,7 @@ class Checker:
         self.target = Target("virtual", None, "virtual GPU (sm_90a)")
         self.on_first: Callable[[list[GateResult]], None] | None = None
         self.spent: dict[str, float] = {}
+        self.other = Checker(puzzle, self.rung, dtype=other, seed=seed) if other else None
 
     @cached_property
     def reference(self) -> "Reference":
@@ -101,13 +111,23 @@ class Checker:
         empty = {id for id, blank in found.items() if blank.size == 0}
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         self.spent = {}
-        recording = self._recorded(package, cases, variants)
+        narrow = [case for case in cases if case.in_16_bits] if self.other else []
+        recording, *others = self._recorded(package, cases, variants, narrow)
         if self.on_first and variants and len(cases) > 1:
             with self._timed("first case"):
                 first = self._results(recording, cases[:1], wanted, variants, package, found)
             self.on_first(first)
         with self._timed("all cases"):
-            return self._results(recording, cases, wanted, variants, package, found)
+            results = self._results(recording, cases, wanted, variants, package, found)
+        right = [result.gate for result in results if result.state == "correct"]
+        if not (self.other and others and right):
+            return results
+        with self._timed(f"in {self.other.dtype}"):
+            again = self.other._results(others[0], narrow, right, variants, package, found)
+        wrong = {result.gate.id: result for result in again if result.state == "wrong"}
+        for result in wrong.values():
+            result.diagnosis.insert(0, f"right in {self.dtype}, and wrong in {self.other.dtype}:")
+        return [wrong.get(result.gate.id, result) for result in results]
 
     def _results(
         self,
@@ -146,34 +166,42 @@ class Checker:
         finally:
             self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - started
 
-    def _recorded(self, package: OpPackage, cases: list[Case], variants: list[str]) -> Recording:
-        """The recording; while the compiler runs, PyTorch is imported and asked for what is right.
+    def _recorded(
+        self, package: OpPackage, cases: list[Case], variants: list[str], narrow: Sequence[Case] = ()
+    ) -> list[Recording]:
+        """The recording, and one of the `narrow` cases in the other dtype; while the compiler runs, PyTorch is imported and
+        asked for what is right.
 
         Raises what `record` does, and that without waiting for PyTorch to answer all.
         """
         if not variants:
-            return Recording()
+            return [Recording()]
+        orders = [self._order(package, cases, variants)]
+        if self.other and narrow:
+            orders.append(self.other._order(package, narrow, variants))
         pool = ThreadPoolExecutor(max_workers=1)
         try:
             with self._timed("compiler"):
-                recording = pool.submit(self._record, package, cases, variants)
+                recording = pool.submit(record_dtypes, orders, self.puzzle.name)
                 self._prepare(cases, recording)
+                if self.other:
+                    self.other._prepare(narrow, recording)
                 return recording.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _prepare(self, cases: list[Case], recording: "Future[Recording]") -> None:
+    def _prepare(self, cases: Sequence[Case], recording: "Future[list[Recording]]") -> None:
         """Makes truth and baseline of the cases, in order, until the recording is there."""
         with self._timed("beside it PyTorch"):
             for case in cases:
-                self.reference.truth(case, self.target)
-                self.reference.baseline(case, self.target)
                 if recording.done():
                     return
+                self.reference.truth(case, self.target)
+                self.reference.baseline(case, self.target)
 
-    def _record(self, package: OpPackage, cases: list[Case], variants: list[str]) -> Recording:
-        dims = list(dict.fromkeys(case.dims for case in cases))
-        return record(package, self.puzzle.name, self.dtype, dims, variants, small_grid=True)
+    def _order(self, package: OpPackage, cases: Sequence[Case], variants: list[str]) -> Order:
+        dims = tuple(dict.fromkeys(case.dims for case in cases))
+        return Order(package, dims, tuple(variants), small_grid=True, dtype=self.dtype)
 
     def _outcome(self, recording: Recording, variant: str, cases: list[Case]) -> Outcome:
         """Runs a variant on every case; where it saved something wrong a second time, each launch from what is right."""

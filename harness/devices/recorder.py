@@ -30,6 +30,8 @@ LAUNCHER = Path(__file__).with_name("recording") / "recorder.mojo"
 # With so few blocks along y, a kernel that does not stride over the grid leaves rows out at the sizes of the cases
 # already, not only beyond the 65,535 blocks that a GPU allows. Launches know the limit by this compile-time name.
 SMALL_GRID = "-DMAX_GRID_Y=4"
+# How a recording program asks for the dtype of the run; written out, one program can record several.
+DTYPE_OF_RUN = 'get_defined_dtype["DTYPE", DType.float32]()'
 
 
 # The recording launcher begins tensors on pages of their own, with an empty one between any two.
@@ -115,18 +117,20 @@ class Order:
         dims: The sizes of each case, as the puzzle names them.
         variants: Which ones, the fewer the faster; without any, those that the recording program takes by itself.
         small_grid: With SMALL_GRID, for checks.
+        dtype: The dtype of the run, "float32", "bfloat16" or "float16".
     """
 
     package: OpPackage
     dims: tuple[tuple[int, ...], ...]
     variants: tuple[str, ...] = ()
     small_grid: bool = False
+    dtype: str = "float32"
 
     @property
     def defines(self) -> tuple[str, ...]:
         """The compile-time values of the order, as flags of the compiler."""
-        flags = (f"-DVARIANT_{name}" for name in sorted(self.variants))
-        return (*flags, SMALL_GRID) if self.small_grid else tuple(flags)
+        flags = (f"-DDTYPE={self.dtype}", *(f"-DVARIANT_{name}" for name in sorted(self.variants)))
+        return (*flags, SMALL_GRID) if self.small_grid else flags
 
 
 def record(
@@ -142,27 +146,47 @@ def record(
 
     Raises CompileFailed with the compiler's diagnostics.
     """
-    order = Order(package, tuple(dims), tuple(variants), small_grid)
-    if not whole(_cache_file(order, puzzle, dtype)) and (parts := _from_parts(order, puzzle, dtype)):
+    return record_one(Order(package, tuple(dims), tuple(variants), small_grid, dtype), puzzle)
+
+
+def record_one(order: Order, puzzle: str) -> Recording:
+    """Records a package's launches, as `record` does."""
+    if not whole(_cache_file(order, puzzle)) and (parts := _from_parts(order, puzzle)):
         return parts
-    return record_many([order], puzzle, dtype)[0]
+    return record_many([order], puzzle)[0]
 
 
-def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Recording]:
-    """Records packages of one puzzle; what `record` asks for later is found in the cache.
+def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
+    """Records one package in several dtypes; where its plans are known, its new kernels are compiled in one go.
+
+    Raises CompileFailed where one of them does not compile.
+    """
+    kernels = _kernels(orders[0])
+    left = [order for order in orders if not whole(_cache_file(order, puzzle))]
+    if left and all(_planned(order, puzzle) for order in left):
+        missing = [kernel for order in left for kernel in _missing(order, puzzle)]
+        kernels.compile(list(dict.fromkeys(missing)))
+    elif len(left) > 1:
+        record_many(left, puzzle)
+    return [record_one(order, puzzle) for order in orders]
+
+
+def record_many(orders: Sequence[Order], puzzle: str, dtype: str = "") -> list[Recording]:
+    """Records packages of one puzzle, all in `dtype` if it is given; what `record` asks for later is found in the cache.
 
     What several have in common is planned and compiled once, by programs for all of them: the start of one costs more than
     a package does.
 
     Raises CompileFailed for the first package that does not compile.
     """
-    kept = {order: _cache_file(order, puzzle, dtype) for order in orders}
+    orders = [replace(order, dtype=dtype or order.dtype) for order in orders]
+    kept = {order: _cache_file(order, puzzle) for order in orders}
     missing = [order for order, file in kept.items() if not whole(file)]
     found: dict[Order, Recording] = {}
     for small in (False, True):
         together = [order for order in missing if order.variants and order.small_grid == small]
         if len(together) > 1:
-            found |= _put_together(together, puzzle, dtype)
+            found |= _put_together(together, puzzle)
     rest: dict[tuple[str, ...], list[Order]] = {}
     for order in missing:
         if order not in found:
@@ -170,12 +194,12 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Record
     texts: dict[Order, str] = {}
     for alike in rest.values():
         if len(alike) > 1:
-            texts.update(zip(alike, _run(alike, puzzle, dtype), strict=True))
+            texts.update(zip(alike, _run(alike, puzzle), strict=True))
 
     def make(staged: Path, order: Order) -> None:
-        text = texts[order] if order in texts else _run([order], puzzle, dtype)[0]
+        text = texts[order] if order in texts else _run([order], puzzle)[0]
         if order not in texts:
-            _keep_parts(order, puzzle, dtype, text)
+            _keep_parts(order, puzzle, text)
         staged.write_text(text, encoding="utf-8")
 
     for order, file in kept.items():
@@ -185,7 +209,7 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str) -> list[Record
     return [found[order] for order in orders]
 
 
-def _put_together(orders: Sequence[Order], puzzle: str, dtype: str) -> dict[Order, Recording]:
+def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording]:
     """Recordings of packages with the same grid, from parts; without those for which that does not work.
 
     One program plans: it launches, but compiles no kernel, and that for one package of each kind of host code, since
@@ -197,55 +221,60 @@ def _put_together(orders: Sequence[Order], puzzle: str, dtype: str) -> dict[Orde
     variants = tuple(dict.fromkeys(variant for order in orders for variant in order.variants))
     hosts: dict[str, list[Order]] = {}
     for order in orders:
-        hosts.setdefault(_host(order, puzzle, dtype), []).append(order)
+        hosts.setdefault(_host(order, puzzle), []).append(order)
     unplanned = []
     for alike in hosts.values():
         dims = tuple(dict.fromkeys(dims for order in alike for dims in order.dims))
         first = replace(alike[0], dims=dims, variants=variants)
-        if _planned(first, puzzle, dtype) is None:
+        if _planned(first, puzzle) is None:
             unplanned.append(first)
     if unplanned:
         try:
-            texts = _run(unplanned, puzzle, dtype, plan=True)
+            texts = [
+                text
+                for alike in _in_one_program(unplanned, puzzle)
+                for text in _run(alike, puzzle, plan=True)
+            ]
         except CompileFailed:  # what is wrong with which package is said of it as a whole
             return {}
-        for order, text in zip(unplanned, texts, strict=True):
-            _keep_parts(order, puzzle, dtype, text)
+        planned = [order for alike in _in_one_program(unplanned, puzzle) for order in alike]
+        for order, text in zip(planned, texts, strict=True):
+            _keep_parts(order, puzzle, text)
     wanted: list[tuple[Kernels, list[Instance]]] = []
     seen: set[Path | None] = {None}
     for order in orders:
-        kernels = _kernels(order, dtype)
-        files = {kernel: kernels.file_of(kernel) for kernel in _missing(order, puzzle, dtype)}
+        kernels = _kernels(order)
+        files = {kernel: kernels.file_of(kernel) for kernel in _missing(order, puzzle)}
         if new := [kernel for kernel, file in files.items() if file not in seen]:
             wanted.append((kernels, new))
         seen.update(files.values())
     if wanted:
         compile_together(wanted)
-    parts = {order: _from_parts(order, puzzle, dtype) for order in orders}
+    parts = {order: _from_parts(order, puzzle) for order in orders}
     return {order: recording for order, recording in parts.items() if recording}
 
 
-def _cache_file(order: Order, puzzle: str, dtype: str) -> Path:
+def _cache_file(order: Order, puzzle: str) -> Path:
     """Where a recording is kept, named by all that it is made from; the line table holds the package's path."""
     sources = [path.read_bytes() for path in (_program(puzzle), LAUNCHER)]
     package = [order.package.digest, str(order.package.path.resolve())]
-    key = digest([*package, dtype, *order.defines, repr(order.dims), *sources])
+    key = digest([*package, *order.defines, repr(order.dims), *sources])
     return cache_folder("recordings") / f"{key}.txt"
 
 
-def _kernels(order: Order, dtype: str) -> Kernels:
+def _kernels(order: Order) -> Kernels:
     """The kernels of an order's package, one by one."""
-    return Kernels(order.package, (f"-DDTYPE={dtype}", *([SMALL_GRID] if order.small_grid else [])))
+    return Kernels(order.package, (SMALL_GRID,) if order.small_grid else ())
 
 
-def _host(order: Order, puzzle: str, dtype: str) -> str:
+def _host(order: Order, puzzle: str) -> str:
     """What tells whether the host code of two packages launches the same."""
-    return _kernels(order, dtype).host(_program_texts(puzzle))
+    return digest([order.dtype, _kernels(order).host(_program_texts(puzzle))])
 
 
-def _plan_files(order: Order, puzzle: str, dtype: str) -> dict[tuple[str, tuple[int, ...]], Path]:
+def _plan_files(order: Order, puzzle: str) -> dict[tuple[str, tuple[int, ...]], Path]:
     """Where the plan of each variant of an order at each size is kept."""
-    host, folder = _host(order, puzzle, dtype), cache_folder("plans")
+    host, folder = _host(order, puzzle), cache_folder("plans")
     return {
         (variant, dims): folder / f"{digest([host, variant, repr(dims)])}.txt"
         for dims in order.dims
@@ -253,9 +282,9 @@ def _plan_files(order: Order, puzzle: str, dtype: str) -> dict[tuple[str, tuple[
     }
 
 
-def _planned(order: Order, puzzle: str, dtype: str) -> tuple[str, dict[str, Instance]] | None:
+def _planned(order: Order, puzzle: str) -> tuple[str, dict[str, Instance]] | None:
     """The plans of an order as one text, and which kernel each symbol is; None where a plan is missing."""
-    plans = _plan_files(order, puzzle, dtype).values()
+    plans = _plan_files(order, puzzle).values()
     if not plans or not all(map(whole, plans)):
         return None
     text = "\n".join(path.read_text(encoding="utf-8") for path in plans)
@@ -267,23 +296,23 @@ def _planned(order: Order, puzzle: str, dtype: str) -> tuple[str, dict[str, Inst
     return text, instances
 
 
-def _missing(order: Order, puzzle: str, dtype: str) -> list[Instance]:
+def _missing(order: Order, puzzle: str) -> list[Instance]:
     """The kernels of the plans of an order that are not kept; none where a plan is missing."""
-    kernels, planned = _kernels(order, dtype), _planned(order, puzzle, dtype)
+    kernels, planned = _kernels(order), _planned(order, puzzle)
     instances = planned[1] if planned else {}
     return list(dict.fromkeys(k for symbol, k in instances.items() if kernels.ptx(k, symbol) is None))
 
 
-def _from_parts(order: Order, puzzle: str, dtype: str) -> Recording | None:
+def _from_parts(order: Order, puzzle: str) -> Recording | None:
     """The recording put together from known plans, with only the kernels compiled that are new; None without plans.
 
     Raises CompileFailed.
     """
-    kernels, planned = _kernels(order, dtype), _planned(order, puzzle, dtype)
+    kernels, planned = _kernels(order), _planned(order, puzzle)
     if not planned:
         return None
     text, instances = planned
-    missing = _missing(order, puzzle, dtype)
+    missing = _missing(order, puzzle)
     if missing and not kernels.compile(missing):
         return None
     recording = parse(text)
@@ -292,11 +321,18 @@ def _from_parts(order: Order, puzzle: str, dtype: str) -> Recording | None:
     return recording if all(recording.ptx.values()) else None
 
 
-def _keep_parts(order: Order, puzzle: str, dtype: str, text: str) -> None:
+def _in_one_program(orders: list[Order], puzzle: str) -> list[list[Order]]:
+    """The orders that one program can plan: all, or those of each dtype where the recording program asks in its own way."""
+    if DTYPE_OF_RUN in _program(puzzle).read_text("utf-8"):
+        return [orders]
+    return [[order for order in orders if order.dtype == d] for d in dict.fromkeys(o.dtype for o in orders)]
+
+
+def _keep_parts(order: Order, puzzle: str, text: str) -> None:
     """Keeps what a recording or a plan says, in parts: the plan of each variant at each size, and each kernel."""
     if not order.variants:
         return
-    kernels, recording = _kernels(order, dtype), parse(text)
+    kernels, recording = _kernels(order), parse(text)
     instances: dict[str, Instance] = {}
     lines: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     case, announced = ("", ()), None
@@ -314,7 +350,7 @@ def _keep_parts(order: Order, puzzle: str, dtype: str, text: str) -> None:
     for symbol, kernel in instances.items():
         if symbol in recording.ptx:
             kernels.keep_ptx(kernel, symbol, recording.ptx[symbol], order.package.path.resolve())
-    for planned, file in _plan_files(order, puzzle, dtype).items():
+    for planned, file in _plan_files(order, puzzle).items():
         if planned in lines:
             kernels.keep_plan(file, lines[planned], instances)
 
@@ -329,9 +365,7 @@ def _program_texts(puzzle: str) -> list[str]:
     return [path.read_text("utf-8") for path in (_program(puzzle), LAUNCHER)]
 
 
-def _run(
-    orders: list[Order], puzzle: str, dtype: str, *, marks: bool = True, plan: bool = False
-) -> list[str]:
+def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = False) -> list[str]:
     """What the recording launcher prints for each of these packages, which have the same variants and grid.
 
     With `marks` the launch code also says which kernel it launches; where that does not compile it goes without. For a
@@ -341,7 +375,7 @@ def _run(
     with writing(cache, WHAT), tempfile.TemporaryDirectory(prefix=STAGING, dir=cache) as staging:
         folder = Path(staging).resolve()
         result = run_mojo(
-            "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a", "-D", f"DTYPE={dtype}",
+            "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a",
             *orders[0].defines, *(["-DPLAN"] if plan else []),
             str(_write_program(folder, orders, puzzle, marks, plan)),
         )  # fmt: skip
@@ -351,12 +385,10 @@ def _run(
             path = orders[0].package.path
             raise compile_failed(path, _named(output, folder, path), cache)
     if result.returncode != 0 and refused:
-        return _run(orders, puzzle, dtype, marks=False)
+        return _run(orders, puzzle, marks=False)
     if result.returncode != 0:  # which of them it is, and what is wrong with it, its own program says
         half = len(orders) // 2
-        return [
-            text for some in (orders[:half], orders[half:]) for text in _run(some, puzzle, dtype, marks=marks)
-        ]
+        return [text for some in (orders[:half], orders[half:]) for text in _run(some, puzzle, marks=marks)]
     texts = re.split(rf"^{MARK}package\n", result.stdout, flags=re.MULTILINE)[1:]
     paths = [order.package.path.resolve() for order in orders]
     return [_named(text, folder, path) for text, path in zip(texts, paths, strict=True)]
@@ -385,9 +417,8 @@ def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, 
             (target.parent / "__init__.mojo").touch()
             target.write_text(marked(text) if marks else text, "utf-8", errors="surrogateescape")
         for source in (_program(puzzle), LAUNCHER):
-            text = re.sub(
-                r"^from (?=(op|recorder)\b)", "from .", source.read_text("utf-8"), flags=re.MULTILINE
-            )
+            text = source.read_text("utf-8").replace(DTYPE_OF_RUN, f"DType.{order.dtype}")
+            text = re.sub(r"^from (?=(op|recorder)\b)", "from .", text, flags=re.MULTILINE)
             (copy / source.name).write_text(text, encoding="utf-8")
         imports.append(f"from {copy.name}.record import record_launches as record_{number}")
         imports.append(f"from {copy.name}.recorder import Recorder as Recorder_{number}")
@@ -402,7 +433,7 @@ def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, 
 def _texts(order: Order, puzzle: str, cut: bool) -> dict[str, str]:
     """File of an order's package -> its text, or with `cut` the part that its launches need."""
     if cut:
-        return _kernels(order, "").launching(_program_texts(puzzle))
+        return _kernels(order).launching(_program_texts(puzzle))
     files = ((str(file.relative_to(order.package.path)), file) for file in order.package.files)
     return {name: file.read_text("utf-8", errors="surrogateescape") for name, file in files}
 

@@ -24,7 +24,8 @@ Dims = tuple[int, ...]
 class Case:
     """One set of inputs: what it is called, why it is there, its sizes, and how its values are drawn.
 
-    With a `world_size` above 1 the case is run by so many processes; only rungs in Python take it.
+    With a `world_size` above 1 the case is run by so many processes; only rungs in Python take it. One `in_16_bits` is
+    judged in bfloat16 too by a gate of kernels, so that no gate is right that compiles or adds up in float32 alone.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Case:
     dims: Dims
     values: str
     world_size: int = 1
+    in_16_bits: bool = False
 
 
 @dataclass(frozen=True)

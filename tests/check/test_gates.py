@@ -242,7 +242,7 @@ def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
 def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solution, monkeypatch):
     """Without a compiler: the verdicts are those of a stand-in."""
     told, judged = [], []
-    monkeypatch.setattr(checker, "_recorded", lambda *_: None)
+    monkeypatch.setattr(checker, "_recorded", lambda *_: [None])
     monkeypatch.setattr(
         checker, "_results", lambda recording, cases, *_: judged.append(len(cases)) or [len(cases)]
     )

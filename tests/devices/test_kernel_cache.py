@@ -171,7 +171,7 @@ def test_what_many_packages_have_in_common_is_compiled_once(edited, runs):
     assert all(geometry[name]["square"] == (64, 1, 1) for name in edits)
     for name, order in orders.items():
         assert take_order(order) == found[name] and len(runs) == 2, "found in the cache"
-    whole = recorder._run([*orders.values()], "p90", "float32")
+    whole = recorder._run([*orders.values()], "p90")
     for name, text in zip(orders, whole, strict=True):
         assert_same(found[name], recorder.parse(text), name, *orders[name].variants)
 
@@ -201,7 +201,7 @@ def test_a_kernel_whose_parameters_are_not_known_is_never_compiled_alone(edited,
     helper = ("def launch_square[", "def same[d: DType]() -> DType:\n    return d\n\n\ndef launch_square[")
     package = edited(helper, (kernel, "launcher.launch[square_kernel[same[d=dtype]()]]("))
     assert len(take(package).ptx) == 2 and runs == ["whole"]
-    assert recorder._from_parts(recorder.Order(package, DIMS, ("plain",)), "p90", "float32") is None
+    assert recorder._from_parts(recorder.Order(package, DIMS, ("plain",)), "p90") is None
 
 
 def test_launch_code_that_does_not_compile_with_marks_is_recorded_without(edited, monkeypatch):
@@ -221,5 +221,5 @@ def test_launch_code_that_does_not_compile_with_marks_is_recorded_without(edited
         )
 
     monkeypatch.setattr(recorder, "run_mojo", run_mojo)
-    assert recorder._run([recorder.Order(edited(), DIMS, ("plain",))], "p90", "float32") == [""]
+    assert recorder._run([recorder.Order(edited(), DIMS, ("plain",))], "p90") == [""]
     assert ["//@ instance" in program for program in programs] == [True, False]

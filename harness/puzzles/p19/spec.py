@@ -6,7 +6,8 @@ itself, so that a gate compiles its kernel alone and no kernel can spoil the ver
 
 import numpy as np
 
-from harness.puzzles.p19.mistakes import EPS, MISTAKES, TILE, derive, times_the_threads
+from harness.puzzles.p19.mistakes import EPS, MISTAKES, ROW_THREADS, TILE, derive, times_the_threads
+from harness.spec.cases import covering, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rounding import rounded
@@ -14,6 +15,8 @@ from harness.spec.rungs import MojoRung
 
 DIMS = (70, 10, 20)
 """The chapter's n, rows and columns."""
+SIDE = 8
+"""Rows, and columns, of a block of `index`."""
 
 VECTOR = {"vector": Argument(("n",))}
 MATRIX = {"matrix": Argument(("rows", "columns"))}
@@ -42,22 +45,34 @@ ABOUT = {
     "stages": "column sums in two launches",
     "rmsnorm": "RMSNorm, forward",
 }
+AXES = (
+    tiled("n", TILE),
+    tiled("rows", SIDE, TILE + 1),
+    tiled("columns", ROW_THREADS, 4 * ROW_THREADS + 1),
+)
+"""What the cases vary: a vector by tiles, rows by square blocks and by threads of a block, columns by threads of a row."""
 GATES = tuple(Gate(id, id, tuple(op.writes), ABOUT[id]) for id, op in OPS.items())
 
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
     """The chapter's case and harder ones; with `dims`, plain and hard values at those sizes."""
     chapter = Case("chapter", "the chapter's sizes", dims or DIMS, "plain")
-    hard = Case("hard values", "a mean of 3, some rows so small that eps counts", dims or DIMS, "hard")
+    hard = Case(
+        "hard values",
+        "a mean of 3, some rows so small that eps counts",
+        dims or DIMS,
+        "hard",
+        in_16_bits=True,
+    )
     if dims:
         return [chapter, hard]
     return [
         chapter,
         hard,
-        Case("wide", "more columns than a block has threads", (131, 3, 150), "hard"),
-        Case("tall", "many rows, and no thread to spare along the vector", (64, 37, 5), "hard"),
-        Case("square", "an exchange of row and column stays inside", (33, 12, 12), "hard"),
         Case("one of each", "a single element", (1, 1, 1), "hard"),
+        Case("square", "an exchange of row and column stays inside", (33, 12, 12), "hard"),
+        *not_finite({"vector": ("the vector", "NaN"), "matrix": ("the matrix", "inf")}, DIMS),
+        *covering(AXES, ("hard",), lambda *sizes: sizes),
     ]
 
 
@@ -72,12 +87,13 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     if case.values == "hard":
         # Every fourth row has squares of the size of eps.
         matrix = (matrix + 3) * np.where(np.arange(rows) % 4 == 3, 1e-3, 1.0)[:, None]
-    run = {
+    run: Arrays = {
         "vector": random.standard_normal(n),
         "matrix": matrix,
         "offset": random.standard_normal(columns),
         "weight": 1 + 0.5 * random.standard_normal(columns),
     }
+    with_not_finite(run, case.values)
     half = {
         "half_matrix": 1 + random.standard_normal((rows, columns)),
         "half_vector": 1 + 0.5 * random.standard_normal(columns),
@@ -120,7 +136,11 @@ def one_by_one(terms):
 
 def exact(arrays: Arrays) -> Arrays:
     """The same in NumPy longdouble."""
-    wide = {name: np.asarray(array, np.longdouble) for name, array in arrays.items()}
+    with np.errstate(invalid="ignore"):  # a case may hold NaN and infinity
+        return _exact({name: np.asarray(array, np.longdouble) for name, array in arrays.items()})
+
+
+def _exact(wide: Arrays) -> Arrays:
     x, vector = wide["matrix"], wide["vector"]
     mirrored = [vector[start : start + TILE][::-1] for start in range(0, len(vector), TILE)]
     columns = x.sum(0)

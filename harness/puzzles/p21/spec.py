@@ -90,7 +90,13 @@ RUNGS = (
 def cases(dims: Dims | None = None) -> list[Case]:
     """The chapter's case and the hard ones; with `dims`, plain and hard values at those sizes."""
     chapter = Case("chapter", "small enough to print", dims or DIMS, "plain")
-    hard = Case("hard values", "means far from 0, gradients that follow the input", chapter.dims, "hard")
+    hard = Case(
+        "hard values",
+        "means far from 0, gradients that follow the input",
+        chapter.dims,
+        "hard",
+        in_16_bits=True,
+    )
     if dims:
         return [chapter, hard]
     return [

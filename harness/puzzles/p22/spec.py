@@ -9,6 +9,7 @@ from harness.nn.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUTPUT, STAT
 from harness.puzzles.p22 import derive_rung, transfer_mistakes
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.baseline import unluckiest
+from harness.spec.cases import cancelling, not_finite, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
 from harness.spec.rounding import rounded
@@ -78,7 +79,13 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
     """The chapter's case and the hard ones; with `dims`, the chapter's and the hard values at those sizes."""
     B, S, H, O = dims or (BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM)
     chapter = Case("chapter", "gamma = 1, beta = 0, grad_output = 1", (B, S, H, O), "plain")
-    hard = Case("hard values", "mean 3, tiny variance, grad_output follows x_hat", (B, S, H, O), "hard")
+    hard = Case(
+        "hard values",
+        "mean 3, tiny variance, grad_output follows x_hat",
+        (B, S, H, O),
+        "hard",
+        in_16_bits=True,
+    )
     if dims:
         return [chapter, hard]
     return [
@@ -103,25 +110,17 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
             "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
             (2, 33, 12, 20),
             "cancelling",
+            in_16_bits=True,
         ),
-        *(
-            Case(
-                f"{value} in {symbol}",
-                "goes where PyTorch's goes: no comparison may swallow it",
-                (B, S, H, O),
-                values,
-            )
-            for values, (symbol, value) in NOT_FINITE.items()
-        ),
+        *not_finite(NOT_FINITE, (B, S, H, O)),
     ]
 
 
-# How values are drawn -> where, in the book's symbols, one element of the hard values becomes no number.
 NOT_FINITE = {
-    f"{value} in {tensor}": (symbol, value)
+    tensor: (symbol, "NaN", "inf")
     for tensor, symbol in (("input", "x"), ("ln_weight", "gamma"), ("grad_output", "dy"))
-    for value in ("NaN", "inf")
 }
+"""Tensor -> its symbol in the book, and what one element of its hard values becomes."""
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
@@ -157,9 +156,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         elif case.values == "large":
             arrays["input"] *= 128
             arrays["grad_output"] /= 64
-        elif case.values in NOT_FINITE:
-            value, tensor = case.values.split(" in ")
-            arrays[tensor].flat[arrays[tensor].size * 2 // 3] = float(value)
+        with_not_finite(arrays, case.values)
     arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
     # Moved away from 0: of a single row, both means could vanish, and what then remains is rounding.
     dln = 1 + arrays["grad_output"] @ arrays["linear_weight"]
@@ -194,18 +191,10 @@ def hard_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tin
 def cancelling_values(B: int, S: int, H: int, O: int, random: np.random.Generator, cancel: bool) -> Arrays:
     """input, linear_weight and grad_output whose sums over the rows show a rounding to 16 bits inside of them.
 
-    Rows come in threes that share one x_hat and have the gradients dy, dy / 2 and -3/2 dy, so that each sum over them is
-    0; one row alone, with an eighth of the others' gradient, decides the result. All values, and dln, have few binary
-    digits and every row the same deviation: nothing but the terms and the sums themselves is rounded, in PyTorch as
-    here. With `cancel` false the third gradient is 3/2 dy: in float32 a rounding to 16 bits shows anyhow, and what
-    cancels would measure luck.
+    Rows of a group share one x_hat. All values, and dln, have few binary digits and every row the same deviation.
     """
     rows = B * S
-    threes = max(1, (rows - 1) // 3)
-    group, member = np.arange(rows) % threes, np.arange(rows) // threes
-    factor = np.array([1, 0.5, -1.5 if cancel else 1.5, 0])[member, None]
-    dy = (2 * random.integers(16, 32, (rows, O)) + 1)[group] * factor
-    dy[-1] = random.integers(33, 64, O) / 8
+    dy, group = cancelling(rows, O, random, cancel)
     steps = np.stack([random.permutation(H) for _ in range(rows)])[group] - (H - 1) / 2
     one_each = np.zeros((O, H))
     one_each[np.arange(H) % O, random.permutation(H)] = random.choice([-1.0, 1.0], H)

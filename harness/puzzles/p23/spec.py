@@ -9,6 +9,7 @@ from harness.nn.attention_ops import BACKWARD, DELTA, FORWARD, MASK_BACKWARD
 from harness.puzzles.p23.baseline import reference
 from harness.puzzles.p23.derivation import derive, share, shift, transposed
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
+from harness.spec.cases import covering, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle
 from harness.spec.rounding import rounded
@@ -16,6 +17,8 @@ from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
 DIMS = (2, 2, 8, 8, 4)
 """The chapter's sizes: B, N, S, T, d."""
+ROW_THREADS = 128
+"""Threads that share a row of the plain kernels."""
 
 QUERY = Argument(("B", "N", "S", "d"))
 KEY = Argument(("B", "N", "T", "d"))
@@ -80,7 +83,11 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
     dims = dims or DIMS
     chapter = Case("chapter", "no mask, grad_output = 1", dims, "plain")
     hard = Case(
-        "hard values", "means far from 0, a mask that empties a row, grad_output follows V", dims, "hard"
+        "hard values",
+        "means far from 0, a mask that empties a row, grad_output follows V",
+        dims,
+        "hard",
+        in_16_bits=True,
     )
     if dims != DIMS:
         return [chapter, hard]
@@ -88,11 +95,6 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         chapter,
         hard,
         Case("odd sizes", "S != T, nothing divides a tile", (1, 3, 7, 13, 5), "hard"),
-        Case("many keys", "a row is longer than a block and no multiple of one", (1, 1, 3, 131, 9), "hard"),
-        Case(
-            "many queries", "more rows and heads than tiles and a small grid hold", (3, 2, 37, 19, 6), "hard"
-        ),
-        Case("wide heads", "d is no multiple of a tile and larger than four", (1, 2, 5, 6, 72), "hard"),
         Case("square", "S = T = d: every transpose has the shape of the matrix", (1, 2, 12, 12, 12), "hard"),
         Case("one query", "no sum over queries to hide in", (1, 2, 1, 6, 8), "unmasked"),
         Case("one key", "P = 1, so that dS, dQ and dK are 0", (2, 1, 5, 1, 3), "unmasked"),
@@ -102,28 +104,31 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         Case(
             "large scores", "scores in the hundreds: no exponential may overflow", (1, 2, 6, 9, 16), "large"
         ),
-        *(
-            Case(
-                f"{value} in {symbol}",
-                "goes where PyTorch's goes: no comparison may swallow it",
-                dims,
-                values,
-            )
-            for values, (symbol, value) in NOT_FINITE.items()
+        Case("far below 0", "a mask of -1,000: the largest score is not 0", (1, 2, 6, 9, 16), "low"),
+        *not_finite(NOT_FINITE, dims),
+        *covering(AXES, ("hard", "unmasked"), lambda S, T, d: (1, 1, S, T, d)),
+        Case(
+            "many queries",
+            "more rows than a tile holds, more heads than a small grid",
+            (3, 2, 18, 19, 6),
+            "hard",
+        ),
+        Case(
+            "many keys", "a thread has more than two keys of a row", (1, 1, 3, 2 * ROW_THREADS + 3, 9), "hard"
+        ),
+        Case(
+            "wide heads",
+            "d is longer than a block has threads, and no multiple of a tile",
+            (1, 2, 5, 6, ROW_THREADS + 3),
+            "hard",
         ),
     ]
 
 
-# How values are drawn -> where, in the book's symbols, one element of the hard values becomes no number.
-NOT_FINITE = {
-    f"{value} in {tensor}": (symbol, value)
-    for tensor, symbol, value in (
-        ("query", "Q", "NaN"),
-        ("key", "K", "inf"),
-        ("value", "V", "NaN"),
-        ("grad_output", "dO", "inf"),
-    )
-}
+AXES = (tiled("S", TILE), tiled("T", TILE), tiled("d", TILE))
+"""What the cases vary."""
+NOT_FINITE = {"query": ("Q", "NaN"), "key": ("K", "inf"), "value": ("V", "NaN"), "grad_output": ("dO", "inf")}
+"""Tensor -> its symbol in the book, and what one element of its hard values becomes."""
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
@@ -142,7 +147,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         # V makes the row sum of dP * P large.
         query, key, value = query + 0.5, key + 0.5, value + 1
         grad = grad + 0.5 + value.mean(-2, keepdims=True)
-        if case.values not in ("unmasked", "large"):
+        if case.values not in ("unmasked", "large", "low"):
             mask = hard_mask(S, T, random)
     if case.values == "causal":
         mask = np.where(np.tri(S, T, dtype=bool), 0.0, -np.inf)
@@ -154,11 +159,12 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         # Whole numbers, so that the scores are exact: of scores in the hundreds a unit in the last place, which is up to
         # the order of a sum, would be hundreds of units of a probability.
         query, key = np.round(7 * query), np.round(7 * key)
-    elif case.values in NOT_FINITE:
-        number, tensor = case.values.split(" in ")
-        array = {"query": query, "key": key, "value": value, "grad_output": grad}[tensor]
-        array.flat[array.size * 2 // 3] = float(number)
+    elif case.values == "low":
+        query, key = np.round(query), np.round(key)  # exact again, less 1,000 too
+        mask = np.full((S, T), -1000.0)
+        mask[0] = 0
     arrays = {"query": query, "key": key, "value": value, "mask": mask, "grad_output": grad}
+    with_not_finite(arrays, case.values)
     arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
     return {**arrays, "attn_mask": arrays["mask"][None, None]}  # the fused ops take a mask of four axes
 
@@ -169,7 +175,8 @@ def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
     mask[random.random((S, T)) < 0.25] = -np.inf
     kept = random.integers(0, T, S)
     mask[np.arange(S), kept] = random.standard_normal(S)
-    mask[S // 2] = -np.inf
+    if S > 1:
+        mask[S // 2] = -np.inf
     return mask
 
 

@@ -11,6 +11,7 @@ from harness.nn import orders
 from harness.puzzles.p24.derivation import derive
 from harness.puzzles.p24.mistakes import MISTAKES
 from harness.spec.baseline import unluckiest
+from harness.spec.cases import covering, listed
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle
 from harness.spec.rounding import rounded
@@ -94,7 +95,11 @@ def cases(dims: Dims | None = None) -> list[Case]:
     return [
         Case("chapter", "small enough to print", DIMS, "hilbert plain"),
         Case(
-            "hard values", "means far from 0, grad_output follows V", (2, 2, 8, 8, 8, 1, 16), "hilbert hard"
+            "hard values",
+            "means far from 0, grad_output follows V",
+            (2, 2, 8, 8, 8, 1, 16),
+            "hilbert hard",
+            in_16_bits=True,
         ),
         Case(
             "wide window",
@@ -108,19 +113,24 @@ def cases(dims: Dims | None = None) -> list[Case]:
             "squares", "a grid of 8 x 8 squares, cut off at two edges", (1, 1, 12, 20, 4, 2, 32), "tiled hard"
         ),
         Case(
-            "odd sizes", "sides without a power of two, no whole tile", (2, 3, 5, 7, 5, 1, 16), "hilbert hard"
+            "odd sizes",
+            "sides without a power of two, no whole tile, twice more heads than a small grid",
+            (3, 3, 5, 7, 5, 1, 16),
+            "hilbert hard",
         ),
-        Case("a strip", "a window higher than the grid", (1, 1, 3, 29, 9, 4, 16), "hilbert hard"),
         Case("wide heads", "d is no multiple of a tile", (1, 1, 4, 6, 37, 2, 16), "hilbert hard"),
-        Case("one cell", "P = 1, so that dQ and dK are 0", (4, 3, 1, 1, 8, 0, 16), "hilbert hard"),
-        Case("radius 0", "every cell sees itself alone", (1, 2, 4, 5, 4, 0, 16), "hilbert hard"),
         Case(
             "the whole grid",
             "every cell sees every other: dense attention",
             (1, 2, 6, 6, 4, 6, 16),
             "hilbert hard",
         ),
+        *covering(AXES, ("hilbert hard",), lambda H, W, radius: (1, 1, H, W, 4, radius, 16)),
     ]
+
+
+AXES = (listed("H", 1, 3, 5), listed("W", 1, 5, 33), listed("radius", 0, 2, 7))
+"""What the cases vary: a cell, a row and a column, strips, grids; a curve larger than most; a window within a tile and beyond."""
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:

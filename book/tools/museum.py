@@ -110,7 +110,8 @@ def caught_by(wrong: Wrong) -> str:
     """The gate that rejects it, those that cannot be right either, the cases that it needs, and what it is called."""
     also = f"; {', '.join(f'`{gate}`' for gate in wrong.also)} cannot be right either" if wrong.also else ""
     needs = f", in the case{'s' * (len(wrong.cases) > 1)} {listed(wrong.cases)} alone" if wrong.cases else ""
-    return f"*Caught by* `{wrong.gate}`{needs}, as `{wrong.mistake}`{meaning(wrong)}{also}."
+    called = f", as `{wrong.mistake}`{meaning(wrong)}" if wrong.mistake else ", by its values alone"
+    return f"*Caught by* `{wrong.gate}`{needs}{called}{also}."
 
 
 def listed(cases: tuple[str, ...]) -> str:

@@ -1,6 +1,7 @@
 """The bug zoo: wrong solutions, each one small edit of a right one, by which the checker itself is checked.
 
-A wrong solution is a file `solutions/pNN/wrong/NAME.toml` with the keys gate, mistake, file, old, new, and maybe `story`
+A wrong solution is a file `solutions/pNN/wrong/NAME.toml` with the keys gate, mistake (its name, "" where the diagnosis has
+none for it), file, old, new, and maybe `story`
 (a line), `rung` (whose file it is; without, the puzzle's last), `also` (further gates that it gets wrong), `cases` (those
 that alone show it), `source` (where such a bug was reported) and `curve` (what it does to a training run). Where the
 gate's blank is given with wrong code, `old` and `new` may be left out: it is that code.

@@ -49,6 +49,12 @@ def test_an_exhibit_has_story_thread_check_error_and_folded_lines(pages):
     assert "c1)" not in words, "a line of the solution stands outside of the fold"
 
 
+def test_what_the_diagnosis_has_no_name_for_is_caught_by_its_values(pages):
+    assert "*Caught by* `dgather`, in the case “odd sizes” alone, by its values alone." in exhibit(
+        pages["museum_p24.md"], "dgather_first_eight_heads"
+    )
+
+
 def test_what_a_blank_is_given_with_is_the_edit(pages):
     (blank,) = [wrong for wrong in zoo.load("p21") if wrong.name == "softmax_probabilities_twice"]
     assert not blank.old

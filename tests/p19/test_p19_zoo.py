@@ -89,7 +89,7 @@ def results(request):
 def test_a_wrong_kernel_is_rejected_for_the_right_reason(results, kernel):
     result = results[kernel.name]
     assert result.state == "wrong"
-    assert result.mistake == kernel.mistake, "\n".join(result.diagnosis)
+    assert not kernel.mistake or result.mistake == kernel.mistake, "\n".join(result.diagnosis)
     assert result.hint.startswith(f"{kernel.gate}-")
 
 

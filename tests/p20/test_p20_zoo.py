@@ -18,7 +18,7 @@ from harness.toolchain import roots
 WRONG = zoo.load("p20")
 KERNELS = [wrong for wrong in WRONG if isinstance(wrong.of_rung, MojoRung)]
 PYTHON = [wrong for wrong in WRONG if wrong not in KERNELS]
-USUAL = ("hard values", "odd sizes", "wide", "many rows", "expanded", "huge logits")
+USUAL = ("hard values", "odd sizes", "1 x 129", "3 x 257", "expanded", "huge logits")
 
 
 def cases_for(kernel):
@@ -33,29 +33,30 @@ def variant_of(kernel):
 
 @pytest.fixture(scope="module")
 def checker(request):
-    """One for every wrong kernel; the chosen ones are recorded together."""
+    """One of each dtype for its wrong kernels; the chosen ones are recorded together."""
     orders = [
         Order(
             each.package(),
             tuple(dict.fromkeys(case.dims for case in cases_for(each))),
             (variant_of(each),),
             small_grid=True,
+            dtype=each.dtype,
         )
         for each in chosen(request, "kernel")
     ]
-    record_many(orders, "p20", "float32")
-    return Checker(PUZZLE)
+    record_many(orders, "p20")
+    return {dtype: Checker(PUZZLE, dtype=dtype) for dtype in {each.dtype for each in KERNELS}}
 
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_a_wrong_kernel_is_rejected_for_the_right_reason(kernel, checker):
     gates = [gate.id for gate in PUZZLE.kernel_gates if gate.variant == variant_of(kernel)]
-    results = {r.gate.id: r for r in checker.check(kernel.package(), gates, cases_for(kernel))}
+    results = {r.gate.id: r for r in checker[kernel.dtype].check(kernel.package(), gates, cases_for(kernel))}
     wrong = {id for id, result in results.items() if result.state == "wrong"}
     named = results[kernel.gate]
     assert wrong == {kernel.gate, *kernel.also}, "\n".join(named.diagnosis)
-    assert named.mistake == kernel.mistake, "\n".join(named.diagnosis)
+    assert not kernel.mistake or named.mistake == kernel.mistake, "\n".join(named.diagnosis)
 
 
 @pytest.fixture(scope="module")

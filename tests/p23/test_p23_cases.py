@@ -171,11 +171,14 @@ def test_the_cases_cover_what_kernels_get_wrong():
     assert any(B * N > 4 and S > 16 and T > 16 for B, N, S, T, _ in sizes), (
         "more heads than a small grid is deep"
     )
-    assert any(d > 16 and d % 16 for *_, d in sizes)
+    assert any(S > 16 and T > 16 and d > 16 and d % 16 for *_, S, T, d in sizes), (
+        "tiles follow tiles along all axes"
+    )
+    assert any(d > 128 and d % 16 for *_, d in sizes), "a head wider than a block"
     assert any(S == T == d for _, _, S, T, d in sizes), "every transpose has the shape of the matrix"
     assert any(S == 1 for _, _, S, *_ in sizes) and any(T == 1 for *_, T, _ in sizes)
     assert {case.values for case in FINITE} == {
-        "plain", "hard", "unmasked", "causal", "expanded", "transposed", "large",
+        "plain", "hard", "unmasked", "causal", "expanded", "transposed", "large", "low",
     }  # fmt: skip
 
 

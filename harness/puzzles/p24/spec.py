@@ -129,7 +129,7 @@ def cases(dims: Dims | None = None) -> list[Case]:
     ]
 
 
-AXES = (listed("H", 1, 3, 5), listed("W", 1, 5, 33), listed("radius", 0, 2, 7))
+AXES = (listed("H", 1, 3, 5), listed("W", 1, 5, 33), listed("radius", 0, 2, 9))
 """What the cases vary: a cell, a row and a column, strips, grids; a curve larger than most; a window within a tile and beyond."""
 
 

@@ -104,6 +104,7 @@ def judge(
     allowance: float = 1.0,
     poison: np.ndarray | None = None,
     terms: float = 0.0,
+    propagated: float = 0.0,
 ) -> Verdict:
     """Compares one tensor with the truth and with PyTorch.
 
@@ -115,6 +116,7 @@ def judge(
         allowance: s in the limit.
         poison: True where the buffer still holds what it was filled with before the run.
         terms: The size of the terms whose difference the tensor is; 0 where nothing cancels.
+        propagated: How far the rounding of what the tensor is computed from, itself within its limit, moves it.
 
     A NaN or infinity counts where the truth has none, and the reverse; where both have one at the same place, the
     element is right, unless they are infinities of opposite sign. Which of NaN and infinity stands there is up to the
@@ -136,6 +138,7 @@ def judge(
     baseline_error = relative_error(np.where(comparable, baseline, clean_truth), clean_truth, scale)
     all_zero = truth.size == 0 or not (scale or np.any(clean_truth))
     limit = floor + (0.0 if all_zero else 2 * baseline_error * allowance)
+    limit += propagated / float(scale or np.abs(clean_truth).max(initial=0.0) or 1)
     apart = clean_got - np.where(comparable, baseline, clean_got)
     difference = float(np.abs(apart).max()) if truth.size else 0.0
     distance = np.abs(clean_got - clean_truth)

@@ -116,8 +116,10 @@ def verdict_on(
     got: torch.Tensor,
     allowance: float = 1.0,
     variant: str = "",
+    propagated: float = 0.0,
 ) -> Verdict:
-    """The verdict on one quantity of a case, on the CPU; `allowance` is that of `harness.check.compare.judge`.
+    """The verdict on one quantity of a case, on the CPU; `allowance` and `propagated` are those of
+    `harness.check.compare.judge`.
 
     A `variant` that the puzzle's reference answers by itself is measured by that answer.
     """
@@ -130,6 +132,7 @@ def verdict_on(
         allowance=allowance,
         poison=unwritten(got).numpy(),
         terms=reference.terms(case).get(quantity, 0.0),
+        propagated=propagated,
     )
 
 

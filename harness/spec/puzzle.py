@@ -120,6 +120,8 @@ class Puzzle:
         derive: input arrays and changed steps -> the puzzle's mathematics in NumPy, for the diagnosis.
         mistakes: Known mistakes, as changes of the derivation, the likeliest first.
         symptom: quantity, input arrays, what was got, what it should be -> what a wrong result looks like, or None.
+        propagated: input arrays, what a variant saved -> how far at most the rounding of the latter moves a quantity that
+            is computed from it: an error of another launch.
         terms: input arrays -> the size of the terms whose difference a quantity is, where they can cancel.
 
         forward: The forward outputs, op argument -> printed name. Of a puzzle without any, every run checks the
@@ -159,6 +161,7 @@ class Puzzle:
     derive: Callable[[Arrays, Mapping[str, Step]], Derivation] = not_given
     mistakes: tuple[Mistake, ...] = ()
     symptom: Callable[[str, Arrays, np.ndarray, np.ndarray], Symptom | None] = lambda *_: None
+    propagated: Callable[[Arrays, Arrays], dict[str, float]] = lambda arrays, saved: {}
     terms: Callable[[Arrays], dict[str, float]] = lambda arrays: {}
 
     forward: Mapping[str, str] = field(default_factory=dict)

@@ -74,6 +74,26 @@ def test_exact_agrees_with_central_differences(gradient):
     assert np.abs(exact - differences).max() <= 1e-8 * np.abs(differences).max()
 
 
+def test_row_sums_may_be_off_by_what_the_rounding_of_the_statistics_moves_them_and_no_further():
+    """The bound is c1's change to first order, by hand: -rstd * c2 * (error of the mean) + c1 * (error of rstd) / rstd."""
+    case = next(case for case in CASES if case.name == "wide")
+    arrays = p22.inputs(case, "float32", 0)
+    truth = p22.exact(arrays)
+    saved = {name: truth[name] * (1 + error) for name, error in (("mean", 1e-7), ("rstd", -2e-7))}
+    c1, c2 = truth["row_sums"].astype(float).reshape(*truth["mean"].shape, 2).transpose(2, 0, 1)
+    moved = np.abs(-truth["rstd"] * c2 * truth["mean"] * 1e-7 - c1 * 2e-7).max()
+    assert p22.propagated(arrays, {n: np.float64(a) for n, a in saved.items()})["row_sums"] == pytest.approx(
+        float(moved), rel=1e-4
+    )
+    assert p22.propagated(arrays, {n: np.float64(truth[n]) for n in saved})["row_sums"] < 1e-12
+    got = truth["row_sums"].astype(float)
+    limits = {"baseline": got, "dtype": "float32"}
+    off = got + 1e-5 * np.abs(got).max()
+    assert not judge(off, got, **limits).ok
+    assert judge(off, got, **limits, propagated=1.1e-5 * np.abs(got).max()).ok
+    assert not judge(off, got, **limits, propagated=0.5e-5 * np.abs(got).max()).ok
+
+
 def test_row_sums_start_from_the_given_dln():
     """c1 and c2 by a loop over rows, from a dln that does not come from grad_output."""
     arrays = p22.inputs(CASES[2], "float64", 3)

@@ -63,6 +63,7 @@ PLAIN = """
 # Name -> the file, what stands there, what takes its place, and the variant whose kernels it is about.
 RIGHT = {
     "welford": ("shared/common.mojo", STATISTICS, WELFORD, "fused"),
+    "welford_unfused": ("shared/common.mojo", STATISTICS, WELFORD, "unfused"),
     "two_plain_passes": ("shared/common.mojo", STATISTICS, TWO_PASSES, "fused"),
     "from_the_end_and_in_halves": ("shared/common.mojo", STATISTICS, FROM_THE_END, "fused"),
     "plain_sums": ("shared/common.mojo", PLAIN, "\n        self.total += term", "fused"),

@@ -92,7 +92,8 @@ def in_slabs(v: Derivation, count) -> np.ndarray:
 def own_shares(v: Derivation) -> np.ndarray:
     """For every column the squares that its thread adds up alone, [rows, columns]."""
     thread = np.arange(v.matrix.shape[-1]) % ROW_THREADS
-    return v.matrix**2 @ (thread[:, None] == thread)
+    # No matrix product: infinity times 0 would reach every thread.
+    return np.where(thread[:, None] == thread, (v.matrix**2)[:, :, None], 0.0).sum(1)
 
 
 def times_the_threads(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:

@@ -351,6 +351,19 @@ def terms(arrays: Arrays) -> dict[str, float]:
     }
 
 
+def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
+    """How far mean and rstd as they were saved, rounded, move c1 and c2 from those of the true statistics.
+
+    In a row of small deviation one unit in the last place of the mean is many of x - mean, and so of x_hat. Which unit it
+    is, an accurate sum and Welford's do not agree, and both are right.
+    """
+    if not saved or not all(np.isfinite(array).all() for array in (*arrays.values(), *saved.values())):
+        return {}
+    kept = {f"row_{name}": saved[name][..., None] for name in STATED}
+    moved = derive(arrays, {name: lambda v, value=value: value for name, value in kept.items()})
+    return {"row_sums": float(np.abs(moved.row_sums - derive(arrays).row_sums).max(initial=0.0))}
+
+
 def cancellation(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
     """Whether the errors sit in the rows whose mean is large beside their deviation, as after a cancellation."""
     x = arrays["input"]
@@ -470,6 +483,7 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=(*MISTAKES, *transfer_mistakes.MISTAKES, *derive_rung.MISTAKES),
     symptom=cancellation,
+    propagated=propagated,
     terms=terms,
     forward={"output": "output", "mean": "mean", "rstd": "rstd"},
     backward={

@@ -127,7 +127,7 @@ def test_the_solution_passes_in_bfloat16(puzzle, solution):
 
 
 def test_an_untouched_problem_is_unsolved_and_nothing_is_run(checker, puzzle, skeleton, monkeypatch):
-    monkeypatch.setattr(gates, "record", None)
+    monkeypatch.setattr(gates, "record_dtypes", None)
     results = checker.check(skeleton())
     assert states(results) == {gate.id: "unsolved" for gate in puzzle.kernel_gates}
     assert not any(result.comparisons or result.diagnosis for result in results)

@@ -244,8 +244,9 @@ def by_autograd(tensors: dict, order) -> dict:
     # Of 16 bits, LayerNorm in float32 and rounded once, as on a GPU: PyTorch's CPU kernel adds the gradients of the
     # parameters up in 16 bits, an error behind which a wrong kernel could hide.
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
-    wide = (tensor.to(accum) for tensor in (x, weight, bias))
-    layernorm, mean, rstd = torch.native_layer_norm(next(wide), x.shape[-1:], *wide, EPS)
+    layernorm, mean, rstd = torch.native_layer_norm(
+        x.to(accum), x.shape[-1:], weight.to(accum), bias.to(accum), EPS
+    )
     layernorm = layernorm.to(x.dtype)
     gradients = torch.autograd.grad(layernorm, (x, weight, bias), dy)
     by_column = {

@@ -119,9 +119,9 @@ class Checker:
             self.on_first(first)
         with self._timed("all cases"):
             results = self._results(recording, cases, wanted, variants, package, found)
-        right = [result.gate for result in results if result.state == "correct"]
-        if not (self.other and others and right):
+        if not (self.other and others):
             return results
+        right = [result.gate for result in results if result.state == "correct"]
         with self._timed(f"in {self.other.dtype}"):
             again = self.other._results(others[0], narrow, right, variants, package, found)
         wrong = {result.gate.id: result for result in again if result.state == "wrong"}

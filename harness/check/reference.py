@@ -3,6 +3,8 @@
 Needs torch, and not MAX.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +15,21 @@ from harness.check.diagnose import Evidence
 from harness.devices.poison import unwritten
 from harness.devices.targets import Target
 from harness.spec.puzzle import Arrays, Case, Puzzle
+
+SMALL = 2**16
+"""Elements of all inputs of a case up to which PyTorch is asked with one thread."""
+
+
+@contextmanager
+def few_threads(tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+    """One thread of PyTorch for small tensors: on a busy machine more of them take thirty times as long, waiting."""
+    before = torch.get_num_threads()
+    if sum(tensor.numel() for tensor in tensors.values()) <= SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def torch_device(target: Target) -> torch.device:
@@ -78,7 +95,8 @@ class Reference:
         tensors = {
             name: strided(array, self._kind(name, array, dtype), device) for name, array in arrays.items()
         }
-        outputs = self.puzzle.reference(tensors)
+        with few_threads(tensors):
+            outputs = self.puzzle.reference(tensors)
         return {name: tensor.to("cpu", torch.float64).numpy() for name, tensor in outputs.items()}
 
     def _kind(self, name: str, array: np.ndarray, dtype: str) -> torch.dtype:

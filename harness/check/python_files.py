@@ -79,9 +79,14 @@ class PythonChecker:
 
 def load(path: Path) -> dict:
     """What a Python file defines, read anew at every call. Raises DamagedFile where it does not run."""
+    return run(blanks.read(path), path)
+
+
+def run(text: str, path: Path) -> dict:
+    """What a Python file defines that holds a text. Raises DamagedFile where it does not run."""
     namespace: dict = {"__name__": path.stem, "__file__": str(path)}
     try:
-        exec(compile(blanks.read(path), str(path), "exec"), namespace)
+        exec(compile(text, str(path), "exec"), namespace)
     except SyntaxError as error:
         raise DamagedFile(f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
     except Exception as error:

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from harness.check import gradient_checks
-from harness.check.python_files import PythonChecker, describe
+from harness.check.python_files import PythonChecker, describe, run
 from harness.check.results import GateResult
+from harness.learner import blanks
 from harness.learner.work import rung_blanks
 from harness.spec.puzzle import Case, Gate
+from harness.toolchain import roots
 
 _numbers = itertools.count(1)
 
@@ -231,12 +233,17 @@ IN_A_MODEL = {
 """Check -> what its failure means for somebody who trains a model."""
 
 
+TAKES_EFFECT_BY = {"save": "gradient"}
+"""Gate -> the later gate whose blank registers its lines."""
+
+
 class RegistrationChecker(PythonChecker):
     """Judges the registration, a fresh one for every check."""
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
         wrong, first = [], None
+        module = self._taking_effect(gate, module, path)
         for check in CHECKS[gate.id]:
             try:
                 line = check(registered(module))
@@ -254,6 +261,14 @@ class RegistrationChecker(PythonChecker):
         if wrong:
             return GateResult(gate, "wrong", diagnosis=wrong, mistake=first, hint=hint)
         return GateResult(gate, "correct", summary=", ".join(check.__name__ for check in CHECKS[gate.id]))
+
+    def _taking_effect(self, gate: Gate, module: dict, path: Path) -> dict:
+        """The file with the solution's lines in the later blank that hands a gate's to PyTorch, while that one is untouched."""
+        later = TAKES_EFFECT_BY.get(gate.id)
+        if later is None or rung_blanks(path, self.rung)[later].size:
+            return module
+        solution = blanks.find(blanks.read(roots.solutions() / self.puzzle.name / self.rung.file))
+        return run(blanks.join(blanks.split(blanks.read(path)), {later: solution[later].body}), path)
 
     def _waiting(self, gate: Gate, path: Path) -> list[str]:
         """The parts before a gate's that are not written yet."""

@@ -1,7 +1,19 @@
-"""`python -m harness`."""
+"""`python -m harness`, and what the command `workbook` starts: Ctrl-C is one line from the first import on."""
 
+import os
 import sys
 
-from harness.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Runs the command line of this process and returns its exit code."""
+    try:
+        from harness.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(130)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,11 +16,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.console import Finished, Parser, make_console, output_lost, prepare_streams, progress, write_json
-from harness.errors import BadUse, WorkbookError
+from harness.console import (
+    Finished,
+    Parser,
+    make_console,
+    output_lost,
+    prepare_streams,
+    printable,
+    progress,
+    write_json,
+)
+from harness.errors import BadUse, EnvironmentProblem, WorkbookError, unknown_gate
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Case, Puzzle
-from harness.toolchain.bytecode import keep_bytecode
+from harness.toolchain.bytecode import keep_bytecode, mend_bytecode
 from harness.toolchain.disk import check_target
 
 EXIT_CODES = """\
@@ -42,6 +51,9 @@ def parse(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
     try:
         return puzzle, parser(puzzle).parse_args(arguments)
     except BadUse as error:
+        gates = [gate.id for gate in puzzle.gates]
+        if gate := next((word for word in arguments if word in gates and "--gate" not in arguments), None):
+            raise BadUse(f"{error} (did you mean `--gate {gate}`?)") from None
         raise BadUse(f"{error}; got: {' '.join(arguments)} (--help lists the flags)") from None
 
 
@@ -194,15 +206,17 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if argv is None:  # this process is a command's own
         keep_bytecode()
+        mend_bytecode()
     prepare_streams()
     try:
+        check_folder()
         code = run(arguments)
         sys.stdout.flush()
         return code
     except WorkbookError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         if "--verbose" in arguments and error.details:
-            print(error.details, file=sys.stderr)
+            print(printable(error.details), file=sys.stderr)
         return error.exit_code
     except MemoryError as error:
         print(f"error: not enough memory for these sizes: {error}", file=sys.stderr)
@@ -219,6 +233,16 @@ def main(argv: list[str] | None = None) -> int:
     except (SystemExit, GeneratorExit) as error:  # no verdict, whatever code it leaves with
         print(f"error: {type(error).__name__} before the end of the run: {error}", file=sys.stderr)
         return WorkbookError.exit_code
+
+
+def check_folder() -> None:
+    """Raises EnvironmentProblem where the working directory is gone: libraries would say so in words of their own, or end."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise EnvironmentProblem(
+            "the working directory is no longer there: change into another one"
+        ) from error
 
 
 def run(arguments: list[str]) -> int:
@@ -318,13 +342,13 @@ def judged_alone(puzzle: Puzzle, flags: argparse.Namespace) -> bool:
 def run_gate(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> int:
     """One gate of the kernels, as `watch` and `verify` judge it: on the virtual GPU, without MAX."""
     from harness import commands
+    from harness.check.runs import package_of
     from harness.learner.progress import Progress
     from harness.learner.work import Work, package_blanks
     from harness.toolchain import roots
-    from harness.toolchain.packages import OpPackage
 
     work = Work(puzzle, puzzle.rung("mojo"), roots.solutions() if flags.solution else None)
-    package = OpPackage(flags.ops) if flags.ops else None
+    package = package_of(puzzle, flags.ops) if flags.ops else None
     found = package_blanks(package, puzzle) if package else work.blanks()
     return commands.judge_work(
         console,
@@ -350,9 +374,7 @@ def run_rung(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> int
 
     rung = puzzle.rung(flags.rung) if flags.rung else puzzle.rung_of(flags.gate or "")
     if flags.gate is not None and flags.gate not in rung.gates:
-        rungs = puzzle.rungs if puzzle.every_rung and not flags.rung else (rung,)
-        whose = f"the {name_of(rung.id)} rung" if len(rungs) == 1 else puzzle.name
-        there = ", ".join(gate for each in rungs for gate in each.gates)
+        whose, there = f"the {name_of(rung.id)} rung", ", ".join(rung.gates)
         raise BadUse(f"--gate {flags.gate or repr('')}: {whose} has no gate {flags.gate!r}; there is {there}")
     work = Work(puzzle, rung, roots.solutions() if flags.solution else None)
     return commands.judge_work(
@@ -400,7 +422,12 @@ def run_profile(console: Console, options) -> int:
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
     """Raises BadUse, naming the flag, for a value that makes no sense in any run."""
     from harness.check.limits import check_dims
+    from harness.learner.work import check_gate
 
+    try:
+        check_gate(puzzle, flags.rung, flags.gate)
+    except BadUse as error:
+        raise BadUse(f"--gate {flags.gate or repr('')}: {error}") from None
     if getattr(flags, "dims", None):
         check_dims(puzzle, tuple(flags.dims))
     ranks = getattr(flags, "ranks", None)
@@ -423,7 +450,7 @@ def make_options(flags: argparse.Namespace, puzzle: Puzzle):
 
     gates = {gate.id: gate for gate in puzzle.kernel_gates}
     if flags.gate is not None and flags.gate not in gates:
-        raise BadUse(f"--gate {flags.gate or repr('')}: unknown gate; there is {', '.join(gates)}")
+        raise BadUse(f"--gate {flags.gate or repr('')}: {unknown_gate(flags.gate, gates)}")
     chosen = tuple(name for name in puzzle.variants if getattr(flags, name))
     if flags.gate:
         variant = gates[flags.gate].variant

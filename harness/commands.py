@@ -21,7 +21,7 @@ from harness.invocation import command
 from harness.learner import layout, restore
 from harness.learner.blanks import Blank
 from harness.learner.progress import BEGUN, Progress
-from harness.learner.work import Work
+from harness.learner.work import Work, check_gate
 from harness.screens import gate_report
 from harness.screens.work import is_solved, list_lines, next_hint, next_step, show_difference
 from harness.spec.catalogue import find_puzzle, puzzle_names
@@ -52,7 +52,7 @@ def work_of(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Work:
 
     Where every rung is a part of the puzzle and neither is given: the first file with a gate that has not passed.
     """
-    if puzzle.every_rung and not rung and not gate:
+    if puzzle.every_rung and not rung and gate is None:
         return next((work for work in works(puzzle) if has_gates_left(work)), works(puzzle)[-1])
     return Work(puzzle, puzzle.rung(rung) if rung else puzzle.rung_of(gate or ""))
 
@@ -72,7 +72,7 @@ def works(puzzle: Puzzle) -> list[Work]:
 
 def parts(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Work]:
     """The files that a command without --rung and without a blank means: one, or every one where the puzzle is all its rungs."""
-    whole = puzzle.every_rung and not rung and not blank
+    whole = puzzle.every_rung and not rung and blank is None
     return works(puzzle) if whole else [work_of(puzzle, rung, blank)]
 
 
@@ -123,7 +123,8 @@ def hint(arguments: list[str]) -> int:
         flags.rung, wanted = prefix, rest
     named = re.fullmatch(r"(\w+?)-(\d+)", wanted)
     wanted = named[1] if named else wanted
-    work = work_of(puzzle, flags.rung, wanted)
+    check_gate(puzzle, flags.rung, None if flags.gate is None else wanted)
+    work = work_of(puzzle, flags.rung, None if flags.gate is None else wanted)
     if flags.gate is None and flags.rung is None:
         work = file_at_hand(puzzle, progress) or work
     gate = blank_at_hand(work, progress) if flags.gate is None else work.gate(wanted)
@@ -162,7 +163,9 @@ def diff(arguments: list[str]) -> int:
     made.add_argument("--spoil", action="store_true", help="also of gates that have not passed")
     flags = made.parse_args(arguments)
     console, progress, shown_any = make_console(sys.stdout), Progress.load(), False
-    for work in parts(find_puzzle(flags.puzzle), flags.rung, flags.gate):
+    puzzle = find_puzzle(flags.puzzle)
+    check_gate(puzzle, flags.rung, flags.gate)
+    for work in parts(puzzle, flags.rung, flags.gate):
         gates = work.gates if flags.gate is None else [work.gate(flags.gate)]
         shown_any |= show_difference(console, work, progress, [gate.id for gate in gates], spoil=flags.spoil)
     return 0 if shown_any else 3
@@ -272,7 +275,7 @@ def verify(arguments: list[str]) -> int:
 
 
 VERDICTS = {
-    0: "✅ all gates passed ; `{diff}` shows your lines beside the solution's",
+    0: "✅ all gates passed; `{diff}` shows your lines beside the solution's",
     1: "❌ something is wrong",
     2: "❌ a file is damaged",
     3: "⏳ gates are left; nothing attempted is wrong",
@@ -338,6 +341,10 @@ def judge_work(
         tell_first(checker, lambda results: print_lines(console, gate_report.first_lines(results)))
         print_lines(console, [Text(f"   {about}", style="dim")])
     results = checker.check(target, gates, cases)
+    wanted = gates or work.rung.gates
+    judged = {result.gate.id for result in results}
+    if silent := [id for id in wanted if id not in judged]:
+        raise WorkbookError(f"{shown(target)}: no verdict on {', '.join(silent)}")
     source = package.path / work.puzzle.source if package else work.path
     counts = work.root is None and package is None
     was_solved = counts and is_solved(work, progress)
@@ -352,7 +359,7 @@ def judge_work(
         print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
     elif counts and (not was_solved or not gates) and (step := next_step(work, progress)):
         print_lines(console, [Text(f"   {step}", style="green")])
-    return exit_code(results, gates or work.rung.gates)
+    return exit_code(results, wanted)
 
 
 # ---- watch and doctor ---------------------------------------------------------------------------------------
@@ -369,7 +376,9 @@ def watch(arguments: list[str]) -> int:
         "--measure", type=int, metavar="N", help="time N saves of a solved copy, from save to verdict"
     )
     flags = made.parse_args(arguments)
-    work = work_of(find_puzzle(flags.puzzle), flags.rung, flags.gate)
+    puzzle = find_puzzle(flags.puzzle)
+    check_gate(puzzle, flags.rung, flags.gate)
+    work = work_of(puzzle, flags.rung, flags.gate)
     if flags.gate is not None:
         work.gate(flags.gate)
     if flags.measure is not None:

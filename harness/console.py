@@ -86,6 +86,14 @@ def output_lost(error: OSError) -> int:
     return EnvironmentProblem.exit_code
 
 
+def printable(text: str) -> str:
+    """Text whose control characters are written out, `\\x1b`: a terminal would obey them. Lines and tabs stay."""
+    return "".join(
+        ascii(sign)[1:-1] if unicodedata.category(sign) == "Cc" and sign not in "\n\t" else sign
+        for sign in text
+    )
+
+
 class PipedConsole(Console):
     """A console that leaves the end of a pipe to the command line; rich would exit with 1, "a wrong result"."""
 
@@ -102,7 +110,9 @@ def make_console(stream) -> Console:
 def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
     """Lines as they are: nothing in them is read as markup."""
     for line in lines:
-        console.print(line if isinstance(line, Text) else Text(line), soft_wrap=not console.is_terminal)
+        console.print(
+            line if isinstance(line, Text) else Text(printable(line)), soft_wrap=not console.is_terminal
+        )
 
 
 @contextmanager

@@ -1,5 +1,8 @@
 """The errors that end a run with one clear line, each with the exit code that the command line gives it."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class WorkbookError(Exception):
     """Base class: a problem that the person at the keyboard can do something about."""
@@ -12,6 +15,14 @@ class BadUse(WorkbookError):
     """An unknown flag, puzzle, device, size or file."""
 
     exit_code = 2
+
+
+def unknown_gate(id: str, there: Iterable[str]) -> BadUse:
+    """The error for a gate that is none, with those there are, and the one that was meant where it is much like one."""
+    ids = [*there]
+    near = difflib.get_close_matches(id, ids, 1)
+    words = f" (did you mean {near[0]}?)" if near else ""
+    return BadUse(f"unknown gate {id!r}{words}; there is {', '.join(ids)}")
 
 
 class DamagedFile(BadUse):

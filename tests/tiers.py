@@ -21,6 +21,7 @@ FIRST = {
     "p22/test_right_kernels.py::test_a_right_kernel_is_accepted_however_it_is_written": 4,
     "p23/test_p23_options.py::test_a_wrong_index_is_noticed": 2,
     "screens/test_show.py::test_it_can_be_read_at_every_width_in_both_themes": 1,
+    "check/test_in_order.py::test_every_kernel_s_gate_passes_in_its_turn": 3,
     "book/test_browser.py::test_a_theme_is_remembered_from_page_to_page": 1,
     "book/test_browser.py::test_text_formulas_and_labels_are_legible": 1,
     "book/test_players.py::test_without_scripts_there_is_a_still_picture": 1,

@@ -26,7 +26,7 @@ class NumpyChecker(PythonChecker):
 
     def __init__(self, puzzle: Puzzle, rung: NumpyRung, *, seed: int = 0):
         super().__init__(puzzle, rung, seed=seed)
-        self._known: dict[str, tuple[Arrays, Arrays]] = {}
+        self._known: dict[Case, tuple[Arrays, Arrays]] = {}
 
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         result, function = GateResult(gate, "correct"), module.get(gate.id)
@@ -88,10 +88,10 @@ class NumpyChecker(PythonChecker):
 
     def _case(self, case: Case) -> tuple[Arrays, Arrays]:
         """The inputs of a case and what is right, in longdouble."""
-        if case.name not in self._known:
+        if case not in self._known:
             arrays = self.puzzle.inputs(case, "float64", self.seed)
-            self._known[case.name] = arrays, self.puzzle.exact(arrays)
-        return self._known[case.name]
+            self._known[case] = arrays, self.puzzle.exact(arrays)
+        return self._known[case]
 
     def _verdict(self, case: Case, quantity: str, got: np.ndarray) -> Verdict:
         arrays, right = self._case(case)

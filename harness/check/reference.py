@@ -44,10 +44,10 @@ class Reference:
     puzzle: Puzzle
     dtype: str
     seed: int
-    _inputs: dict[str, Arrays] = field(default_factory=dict)
-    _truth: dict[str, Arrays] = field(default_factory=dict)
-    _baseline: dict[tuple[str, str], Arrays] = field(default_factory=dict)
-    _terms: dict[str, dict[str, float]] = field(default_factory=dict)
+    _inputs: dict[Case, Arrays] = field(default_factory=dict)
+    _truth: dict[Case, Arrays] = field(default_factory=dict)
+    _baseline: dict[tuple[Case, str], Arrays] = field(default_factory=dict)
+    _terms: dict[Case, dict[str, float]] = field(default_factory=dict)
 
     def inputs(self, case: Case) -> dict[str, torch.Tensor]:
         """The input tensors of a case on the CPU, contiguous, each in the dtype that it has in this run."""
@@ -63,33 +63,33 @@ class Reference:
 
     def arrays(self, case: Case) -> Arrays:
         """The input arrays of a case: numbers in float64, index maps and masks as they are."""
-        if case.name not in self._inputs:
-            self._inputs[case.name] = self.puzzle.inputs(case, self.dtype, self.seed)
-        return self._inputs[case.name]
+        if case not in self._inputs:
+            self._inputs[case] = self.puzzle.inputs(case, self.dtype, self.seed)
+        return self._inputs[case]
 
     def truth(self, case: Case, target: Target) -> Arrays:
         """The same function in float64 by autograd; for float64 kernels in longdouble."""
-        if case.name not in self._truth:
+        if case not in self._truth:
             arrays = self.arrays(case)
             if self.dtype == "float64":
-                self._truth[case.name] = self.puzzle.exact(arrays)
+                self._truth[case] = self.puzzle.exact(arrays)
             else:
-                self._truth[case.name] = self._autograd(arrays, "float64", torch_device(target))
-        return self._truth[case.name]
+                self._truth[case] = self._autograd(arrays, "float64", torch_device(target))
+        return self._truth[case]
 
     def baseline(self, case: Case, target: Target) -> Arrays:
         """PyTorch in the dtype of the run, on the device of the kernels where torch has it; in float64."""
         device = torch_device(target)
-        key = case.name, device.type
+        key = case, device.type
         if key not in self._baseline:
             self._baseline[key] = self._autograd(self.arrays(case), self.dtype, device)
         return self._baseline[key]
 
     def terms(self, case: Case) -> dict[str, float]:
         """The size of the terms that cancel in a quantity, for those that have any."""
-        if case.name not in self._terms:
-            self._terms[case.name] = self.puzzle.terms(self.arrays(case))
-        return self._terms[case.name]
+        if case not in self._terms:
+            self._terms[case] = self.puzzle.terms(self.arrays(case))
+        return self._terms[case]
 
     def _autograd(self, arrays: Arrays, dtype: str, device: torch.device) -> Arrays:
         tensors = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from harness.check.compare import Verdict
-from harness.errors import BadUse
+from harness.errors import unknown_gate
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 
@@ -67,5 +67,5 @@ def wanted_gates(puzzle: Puzzle, rung: Rung, ids: Sequence[str] | None) -> list[
     """The gates of a rung that are asked for, in its order; None asks for all. Raises BadUse, naming those there are."""
     for id in ids or ():
         if id not in rung.gates:
-            raise BadUse(f"unknown gate {id!r}; there is {', '.join(rung.gates)}")
+            raise unknown_gate(id, rung.gates)
     return [gate for gate in puzzle.gates_of(rung) if ids is None or gate.id in ids]

@@ -16,6 +16,7 @@ from harness.check.results import Comparison, right_in_all
 from harness.devices import graphs
 from harness.devices.recorder import Recording, record
 from harness.devices.targets import Skipped, Target, choose
+from harness.errors import CompileFailed
 from harness.learner import blanks
 from harness.learner.work import Work, package_blanks
 from harness.spec.puzzle import Case, Ledger, Puzzle
@@ -157,7 +158,16 @@ def locate(options: Options) -> OpPackage:
         work = Work(options.puzzle, options.puzzle.rung("mojo"))
         work.blanks()  # a learner's file has all of them, or says in a line what happened to it
         return work.package
-    return OpPackage(Path(options.root))
+    return package_of(options.puzzle, Path(options.root))
+
+
+def package_of(puzzle: Puzzle, folder: Path) -> OpPackage:
+    """The op package in a folder. Raises CompileFailed, before anything is compiled, for that of another puzzle."""
+    package = OpPackage(folder)
+    wanted, there = [call.op.name for call in puzzle.calls], package.registers()
+    if there and not there & {*wanted}:
+        raise CompileFailed(f"{folder} is no package of {puzzle.name}: it registers no op {wanted[0]!r}")
+    return package
 
 
 def recorded_dims(options: Options, cases: list) -> list[tuple[int, ...]]:

@@ -118,7 +118,7 @@ def choose(
     if found:
         targets.append(found)
     elif wanted == "gpu":
-        raise BadUse("--device gpu: MAX sees no GPU on this machine")
+        raise EnvironmentProblem("--device gpu: MAX sees no GPU on this machine")
     elif wanted == "virtual":
         targets.append(virtual(blocks))
     elif multiply_adds > VIRTUAL_LIMIT:

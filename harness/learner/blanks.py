@@ -45,9 +45,10 @@ LARGEST = 2**22
 """Bytes of a source file, at most."""
 
 
-def repair() -> str:
-    """What a message about a file that cannot be used ends with."""
-    return f"`{command('reset')}` puts the file back and keeps a copy of yours"
+def repair(path: Path | str) -> str:
+    """What a message about a file that cannot be used ends with; `reset` wants the puzzle whose file it is."""
+    puzzle = next((part for part in reversed(Path(path).parts) if re.fullmatch(r"p\d+", part)), "pNN")
+    return f"`{command(f'reset {puzzle}')}` puts the file back and keeps a copy of yours"
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,14 @@ def read(path: Path) -> str:
     """The text of a file that somebody works on. Raises DamagedFile, in a line, for what is no readable text file."""
     try:
         if what := unreadable(path):
-            raise DamagedFile(f"{path}: {what}; {repair()}")
+            raise DamagedFile(f"{path}: {what}; {repair(path)}")
         data = path.read_bytes()
         if data.startswith(codecs.BOM_UTF8):
             what = "begins with a byte order mark, which Mojo does not take: save it as UTF-8 without BOM"
             raise DamagedFile(f"{path}:1: {what}")
         text = data.decode()
         if "\0" in text:  # Mojo reads a file only to there
-            raise DamagedFile(f"{path}: byte {data.index(0)} is NUL, so that this is no text; {repair()}")
+            raise DamagedFile(f"{path}: byte {data.index(0)} is NUL, so that this is no text; {repair(path)}")
         return text
     except FileNotFoundError:
         what = "the file is missing"
@@ -165,10 +166,12 @@ def read(path: Path) -> str:
     except IsADirectoryError:
         what = "a folder stands where the file should be"
     except UnicodeDecodeError as error:
-        what = f"byte {error.start} is no UTF-8 text"
+        before = error.object[: error.start]
+        column = len(before.rpartition(b"\n")[2].decode(errors="replace")) + 1
+        what = f"line {before.count(10) + 1}, column {column}: the byte {error.object[error.start]:#04x} is no UTF-8 text"
     except OSError as error:
         what = f"cannot be read ({error.strerror})"
-    raise DamagedFile(f"{path}: {what}; {repair()}")
+    raise DamagedFile(f"{path}: {what}; {repair(path)}")
 
 
 def unreadable(path: Path) -> str:
@@ -187,7 +190,7 @@ def complete(found: dict[str, Blank], wanted: Iterable[str], name: str) -> dict[
     if missing:
         raise DamagedFile(
             f"{name}: the markers of blank {', '.join(missing)} are gone (# BLANK-START {missing[0]}: ... and "
-            f"# BLANK-END {missing[0]}); {repair()}"
+            f"# BLANK-END {missing[0]}); {repair(name)}"
         )
     return found
 

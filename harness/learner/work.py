@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import BadUse
+from harness.errors import unknown_gate
 from harness.learner import blanks, layout
 from harness.learner.blanks import Blank
 from harness.learner.progress import Progress
@@ -62,7 +62,7 @@ class Work:
         for gate in self.gates:
             if gate.id == id:
                 return gate
-        raise BadUse(f"unknown gate {id!r}; there is {', '.join(gate.id for gate in self.gates)}")
+        raise unknown_gate(id, self.rung.gates)
 
     def blanks(self) -> dict[str, Blank]:
         """The blanks of the learner's file. Raises DamagedFile where it cannot be read or a blank is gone."""
@@ -90,6 +90,16 @@ class Work:
             if states[gate.id] != "passed" and gate.id != after:
                 return gate
         return None
+
+
+def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
+    """Raises BadUse for a gate that no rung of a puzzle holds, naming those there are, the main rung's first.
+
+    Where a rung is named, it says which it has, and without a gate nothing is wrong.
+    """
+    there = dict.fromkeys([*puzzle.main_rung.gates, *(gate.id for gate in puzzle.gates)])
+    if not rung and id is not None and id not in there:
+        raise unknown_gate(id, there)
 
 
 def rung_blanks(path: Path, rung: Rung) -> dict[str, Blank]:

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from harness import invocation
 from harness.errors import WorkbookError
+from harness.toolchain.bytecode import spoiled
 from harness.toolchain.cache import VARIABLE, cache_folder, whole
 from harness.toolchain.roots import CHECKOUT, INSTALLED_SOLUTIONS
 
@@ -198,6 +199,12 @@ def virtual_gpu() -> Iterator[Finding]:
 def caches() -> Iterator[Finding]:
     """Where compiled things are kept, how much, and whether it can be written."""
     yield size_of("workbook cache", cache_folder(), f"{VARIABLE} puts it elsewhere; all of it can be deleted")
+    entries = [note.with_suffix("") for note in cache_folder().rglob("*.sum")]
+    damaged = [entry for entry in entries if not whole(entry)]
+    damaged += spoiled(cache_folder("bytecode"))
+    if damaged:
+        words = f"{len(damaged)} damaged, the first {damaged[0]}: each is made anew when it is asked for"
+        yield Finding("workbook cache", "note", words)
     compiler = Path.home() / ".cache" / "modular"
     if compiler.is_dir():
         writable = os.access(compiler, os.W_OK)

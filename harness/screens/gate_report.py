@@ -7,7 +7,7 @@ from rich.text import Text
 
 from harness.check.compare import Verdict
 from harness.check.results import GateResult
-from harness.console import relative, shown
+from harness.console import printable, relative, shown
 from harness.invocation import command
 from harness.learner.blanks import Blank
 from harness.learner.hints import Hint
@@ -56,7 +56,7 @@ def verdict_lines(
     )
     yield Text(f"{head} wrong{where}", style="bold red")
     for line in (*result.diagnosis, *result.picture):
-        yield Text(f"      {relative(line)}")
+        yield Text(f"      {printable(relative(line))}")
     if result.hint:
         # Where no mistake has a name, no rung is the one that helps: the next that was not read.
         hint = result.hint if result.mistake else result.hint.rpartition("-")[0]
@@ -83,7 +83,7 @@ def first_lines(results: Iterable[GateResult]) -> Iterator[Text]:
         case = (
             f"the first case ({result.comparisons[0].case.name})" if result.comparisons else "the first case"
         )
-        element = f": {relative(result.diagnosis[0])}" if result.diagnosis else ""
+        element = f": {printable(relative(result.diagnosis[0]))}" if result.diagnosis else ""
         head = f"{MARKS[result.state]} {result.gate.id:<9}"
         words = f"{head} right in {case}" if right else f"{head} wrong in {case}{element}"
         yield Text(f"{words}; the other cases follow ...", style="green" if right else "bold red")

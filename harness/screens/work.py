@@ -38,7 +38,7 @@ def next_step(work: Work, progress: Progress) -> str:
     """
     if any(state != "passed" for state in work.states(progress).values()):
         return ""
-    done = f"{len(work.gates)} of {len(work.gates)}: the {work.rung.words} of {work.puzzle.name} is solved."
+    done = f"{work.puzzle.name}, {work.rung.words}: {len(work.gates)} of {len(work.gates)}, solved."
     order = list(steps())
     here = [(step.puzzle.name, step.rung.id) for step in order].index((work.puzzle.name, work.rung.id))
     for step in [*order[here + 1 :], *(step for step in order[:here] if not step.rung.optional)]:

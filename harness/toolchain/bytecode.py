@@ -2,10 +2,21 @@
 
 Images of containers like to set PYTHONDONTWRITEBYTECODE, so that nothing is written beside the sources. Then every
 command compiles PyTorch anew, some seconds each time, unless whoever installed it has left its bytecode there.
+
+Python writes bytecode without a look at how much of it a full disk has taken, and then fails at every start. Here a file that
+is no bytecode gives way to its source.
 """
 
+import marshal
 import os
 import sys
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+)
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
@@ -14,6 +25,43 @@ from harness.toolchain.cache import cache_folder
 
 FORBID = "PYTHONDONTWRITEBYTECODE"
 PLACE = "PYTHONPYCACHEPREFIX"
+SPOILED = (EOFError, ValueError, TypeError)
+"""What `marshal` raises for half a file."""
+HEADER = 16
+"""Bytes before the code in a file of bytecode."""
+
+
+class MendingLoader(SourceFileLoader):
+    """Loads a module from its source where its bytecode is spoiled, and takes that away, so that it is written anew."""
+
+    def get_code(self, fullname: str):
+        try:
+            return super().get_code(fullname)
+        except SPOILED:
+            source = self.get_filename(fullname)
+            try:
+                os.unlink(cache_from_source(source))
+            except OSError:  # it is another's
+                return self.source_to_code(self.get_data(source), source)
+            return super().get_code(fullname)
+
+
+def mend_bytecode() -> None:
+    """Lets whatever this process imports from now on be loaded so."""
+    details = (ExtensionFileLoader, EXTENSION_SUFFIXES), (MendingLoader, SOURCE_SUFFIXES)
+    sys.path_hooks.insert(0, FileFinder.path_hook(*details))
+    sys.path_importer_cache.clear()
+
+
+def spoiled(folder: Path) -> list[Path]:
+    """The files of bytecode in a folder that are none."""
+    found = []
+    for path in folder.rglob("*.pyc"):
+        try:
+            marshal.loads(path.read_bytes()[HEADER:])
+        except SPOILED:
+            found.append(path)
+    return found
 
 
 def keep_bytecode() -> None:

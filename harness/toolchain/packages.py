@@ -1,6 +1,7 @@
 """Op packages: a folder of Mojo files that registers custom ops, compiled once for each content."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ class OpPackage:
         for file in self.files:
             parts += [str(file.relative_to(self.path)), file.read_bytes()]
         return digest(parts)
+
+    def registers(self) -> set[str]:
+        """The names of the ops that its text registers."""
+        texts = (file.read_text(encoding="utf-8", errors="replace") for file in self.files)
+        return {name for text in texts for name in re.findall(r'\bregister\("(\w+)"\)', text)}
 
     def compile(self) -> Path:
         """The compiled package, from the cache where it holds one. Raises CompileFailed with the diagnostics."""

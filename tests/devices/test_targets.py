@@ -86,7 +86,7 @@ def test_gpu_alone(one_gpu):
 
 
 def test_gpu_by_name_without_one_is_bad_use(no_gpu):
-    with pytest.raises(BadUse, match="--device gpu: MAX sees no GPU on this machine"):
+    with pytest.raises(EnvironmentProblem, match="--device gpu: MAX sees no GPU on this machine"):
         choose("gpu", 100, "float32")
 
 

@@ -168,7 +168,7 @@ def test_after_an_error_without_a_name_the_next_rung_is_offered_not_the_first_ag
         (("reset", "p22", "dy"), "unknown blank 'dy'; there is ln"),
         (("watch", "p22", "--gate", "dy"), "unknown gate 'dy'"),
         (("p22", "--numpy", "--gate", "ln"), "the NumPy rung has no gate 'ln'; there is db"),
-        (("p26", "--gate", "nope"), "p26 has no gate 'nope'; there is rows, groups"),
+        (("p26", "--gate", "nope"), "unknown gate 'nope'; there is find, refuse"),
         (("p26", "--gate", "rows", "--rung", "swap"), "the swap rung has no gate 'rows'; there is find"),
     ],
 )
@@ -416,7 +416,7 @@ def test_reset_of_a_puzzle_makes_everything_that_is_gone(checkout, gone):
         shutil.rmtree(path)
     before = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
     shutil.rmtree(checkout.path / gone)
-    assert "the file is missing; `python -m harness reset`" in one_line(checkout.run("p22", "--backward"))
+    assert "the file is missing; `python -m harness reset p22` puts" in one_line(checkout.run("p22", "--backward"))
     assert checkout.run("list").returncode == 0
     assert checkout.run("reset", "p22", "--yes").returncode == 0
     after = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
@@ -750,7 +750,7 @@ def test_the_end_of_a_rung_says_what_now_and_the_list_says_what_is_next(checkout
     assert "What now" not in checkout.run("p22", "--numpy").stdout
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
     said = checkout.run("p22", "--numpy").stdout.splitlines()[-1]
-    assert said.startswith("   5 of 5: the NumPy rung of p22 is solved. What now: p22, ")
+    assert said.startswith("   p22, NumPy rung: 5 of 5, solved. What now: p22, ")
     assert said.endswith("`python -m harness watch p22`") and "problems/p22/op/layernorm_linear.mojo" in said
     assert "What now" not in checkout.run("p22", "--numpy", "--gate", "db").stdout, "said once"
 

@@ -374,7 +374,7 @@ def bad_use(command_line, *arguments: str) -> str:
         (["p22", "--dims", "1", "1", str(2**31), "1"], ["--dims 1 1 2147483648 1", "up to 2,147,483,647"]),
         (["p22", "--dims", "65536", "65536", "1", "1"], ["sizes and rows up to", "not 4,294,967,296"]),
         (["p22", "--dims", "30000", "30000", "2000", "1"], ["needs more than", "GiB, and this machine has"]),
-        (["p22", "--gate", ""], ["--gate '': unknown gate; there is ln"]),
+        (["p22", "--gate", ""], ["--gate '': unknown gate ''; there is ln"]),
         (["p22", "--numpy", "--gate", ""], ["the NumPy rung has no gate ''"]),
         (["p22", "--json", ""], ["--json : the name of a file is missing"]),
         (["p22", "--blocks", ""], ["--blocks : expected natural"]),
@@ -396,11 +396,12 @@ def test_2_bad_use_is_one_line(command_line, arguments, words):
     assert all(word in line for word in words), line
 
 
-def test_2_a_gpu_by_name_where_there_is_none(command_line, monkeypatch):
+def test_5_a_gpu_by_name_where_there_is_none(command_line, monkeypatch):
     from harness.devices import targets
 
     monkeypatch.setattr(targets, "gpu_may_exist", lambda: False)
-    assert "--device gpu: MAX sees no GPU" in bad_use(command_line, *SOLUTION, "--device", "gpu")
+    finished = command_line(*SOLUTION, "--device", "gpu")
+    assert finished.code == 5 and "--device gpu: MAX sees no GPU" in finished.err
 
 
 def test_2_a_damaged_blank_marker(command_line, copied_package):

@@ -44,6 +44,45 @@ def test_a_command_keeps_it_in_the_cache_and_writes_it_once(forbidden):
     assert written[0] == written[1] and {"commands", "progress"} <= set(written[0])
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_a_full_disk_has_left_of_it_is_made_anew_without_a_word(forbidden, share):
+    """Every file of bytecode is cut; Python itself would fail at each start."""
+    environment = {**os.environ, "PYTHONPATH": str(forbidden)}
+    folder = forbidden / "cache" / "bytecode"
+
+    def run(*words):
+        command = [sys.executable, "-m", "harness", *words]
+        return subprocess.run(
+            command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    right = run("list")
+    files = [*folder.rglob("*.pyc")]
+    sizes = {file: file.stat().st_size for file in files}
+    assert right.returncode == 0 and len(files) > 50 and not bytecode.spoiled(folder)
+    for file in files:
+        file.write_bytes(file.read_bytes()[: int(sizes[file] * share)])
+    assert len(bytecode.spoiled(folder)) == len(files)
+    again = run("list")
+    assert (again.returncode, again.stdout, again.stderr) == (0, right.stdout, "")
+    loaded = {file for file, size in sizes.items() if file.stat().st_size == size}
+    assert len(loaded) > 0.9 * len(files), "what was imported is whole again"
+
+
+def test_the_doctor_counts_what_is_damaged(forbidden, monkeypatch):
+    from harness.screens import doctor
+    from harness.toolchain.cache import cache_folder, keep
+
+    def said():
+        return [f.words for f in doctor.caches() if f.part == "workbook cache" and f.state == "note"]
+
+    entry = keep(cache_folder("packages") / "entry", lambda staged: staged.write_bytes(b"whole"), "an entry")
+    assert not said()
+    entry.write_bytes(b"who")
+    (cache_folder("bytecode") / "module.cpython-311.pyc").write_bytes(b"half")
+    assert said() == [f"2 damaged, the first {entry}: each is made anew when it is asked for"]
+
+
 def test_processes_that_are_started_keep_it_too(forbidden):
     bytecode.keep_bytecode()
     assert not sys.dont_write_bytecode

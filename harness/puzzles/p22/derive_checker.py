@@ -70,7 +70,7 @@ class DeriveChecker(NumpyChecker):
 
     def _case(self, case: Case) -> tuple[Arrays, Arrays]:
         """The inputs of a case, and what finite differences say."""
-        if case.name not in self._known:
+        if case not in self._known:
             arrays = self.puzzle.inputs(case, "float64", self.seed)
-            self._known[case.name] = arrays, by_differences(self.puzzle.derive(arrays, {}))
-        return self._known[case.name]
+            self._known[case] = arrays, by_differences(self.puzzle.derive(arrays, {}))
+        return self._known[case]

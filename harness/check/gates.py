@@ -7,6 +7,7 @@ where something that one launch saves for another is wrong, every launch is judg
 gate is blamed for an earlier one.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -417,7 +418,31 @@ def finding_lines(finding: Finding, source: Path, blank: Blank | None) -> list[s
             lines = [
                 line.replace(f"{before}{there}", words) for line in lines if line != f"  called from {place}"
             ]
+    if blank and (line := used_in_the_loop(finding, source)):
+        lines.insert(1, f"  the compiler has moved it out of the loop: it stands in line {line}")
     return [line.replace(f"{Path.cwd()}/", "") for line in lines]
+
+
+def used_in_the_loop(finding: Finding, source: Path) -> int | None:
+    """The line that uses the tensor of a finding, where the place is the head of a loop and only one line in that does."""
+    chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
+    number = next((at.line for at in chain if Path(at.file) == source), 0)
+    text = source.read_text("utf-8", "replace").split("\n") if number and source.is_file() else []
+    if (
+        number > len(text)
+        or not text
+        or not re.match(r"\s*for \w+ in ", text[number - 1])
+        or not finding.tensor
+    ):
+        return None
+    uses = re.compile(rf"\b{re.escape(finding.tensor)}\[")
+    depth = len(text[number - 1]) - len(text[number - 1].lstrip())
+    found = []
+    for line, code in enumerate(text[number:], start=number + 1):
+        if code.strip() and len(code) - len(code.lstrip()) <= depth:
+            break
+        found += [line] if uses.search(code) else []
+    return found[0] if len(found) == 1 and not uses.search(text[number - 1]) else None
 
 
 def within(at: Location, source: Path, blank: Blank) -> bool:

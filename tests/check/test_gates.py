@@ -239,6 +239,23 @@ def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
     assert said(7, "another").message == said(99).message == "past the end of sums_grad (16 of sums_grad)"
 
 
+def test_a_load_that_the_compiler_has_moved_out_of_its_loop_is_put_at_its_line(tmp_path):
+    source = tmp_path / "kernel.mojo"
+    code = "    for row in range(R):\n        var h = x[row, c] - mean[unsafe_offset=c]\n        sum += h\n    total = sum\n"
+    source.write_text(code)
+    blank = blanks.Blank("dw", "the task", "", tuple(code.split("\n")), 1)
+
+    def said(tensor, line=1):
+        at = SimpleNamespace(loc=Location(str(source), line, 5))
+        found = Finding(
+            "out-of-bounds load", "a load past the end", f"{source}:{line}:5", tensor=tensor, instr=at
+        )
+        return gates.finding_lines(found, source, blank)
+
+    assert said("mean")[1] == "  the compiler has moved it out of the loop: it stands in line 2"
+    assert said("rstd")[1] == said("mean", line=2)[1] == "  a load past the end"
+
+
 def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solution, monkeypatch):
     """Without a compiler: the verdicts are those of a stand-in."""
     told, judged = [], []

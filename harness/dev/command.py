@@ -9,6 +9,7 @@ from harness.errors import BadUse
 from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.toolchain import roots
+from harness.vgpu.report import plural
 
 
 def main(arguments: list[str]) -> int:
@@ -49,7 +50,11 @@ def say_faults(checkout: Path, flags: argparse.Namespace) -> int:
             f"{path.relative_to(checkout)}: its tasks are out of step; `python -m harness dev tasks`"
         )
     print(*found, sep="\n", end="\n" if found else "")
-    print(f"{', '.join(names)}: {len(found)} faults" if found else f"{', '.join(names)}: every file is there")
+    print(
+        f"{', '.join(names)}: {plural(len(found), 'fault')}"
+        if found
+        else f"{', '.join(names)}: every file is there"
+    )
     return int(bool(found))
 
 

@@ -26,11 +26,20 @@ FIXED: tuple[Task, ...] = (
         "python -m harness build-ext",
         "Build the layer's extension module for a GPU ahead of time (--arch, --output)",
     ),
-    ("tests", "python -m pytest -n 2 --dist loadgroup", "Run the tests, in two processes"),
+    (
+        "tests",
+        "python -m pytest -m 'not nightly' -n 2 --dist loadgroup",
+        "Run the tests, in two processes: all but those of poe nightly",
+    ),
+    (
+        "nightly",
+        "python -m pytest -m nightly -n 2 --dist loadgroup",
+        "Run the rest: other targets, dtypes and seeds, more wrong solutions",
+    ),
     (
         "quick",
         "python -m pytest --quick -n 2 --dist loadgroup",
-        "Run the tests that need no compiler and no browser: two or three minutes",
+        "Run the tests that need no compiler and no browser: a minute or two",
     ),
     ("book", "python book/tools/build.py", "Build the book and open it"),
     ("dev", "python -m harness dev", "Work on puzzles: dev new, dev check, dev tasks, dev generate"),

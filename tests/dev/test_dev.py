@@ -215,7 +215,7 @@ def test_check_ends_with_1_where_something_is_named(spoiled):
     (spoiled / "solutions" / "p22" / "record.mojo").unlink()
     finished = harness(spoiled, "dev", "check", "p22")
     assert finished.returncode == 1
-    assert finished.stdout == "solutions/p22/record.mojo is missing\np22: 1 faults\n"
+    assert finished.stdout == "solutions/p22/record.mojo is missing\np22: 1 fault\n"
 
 
 # ---- New ----------------------------------------------------------------------------------------------------

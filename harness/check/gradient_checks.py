@@ -370,6 +370,24 @@ def at_zero(subject: Subject) -> str | None:
 
 
 @guarded
+def at_no_numbers(subject: Subject) -> str | None:
+    """Inputs with NaN, both infinities and -0 among them: PyTorch's result."""
+
+    def result(function: Function) -> list[Tensor]:
+        inputs = subject.inputs()
+        with torch.no_grad():
+            for leaf in leaves(inputs):
+                values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0], dtype=leaf.dtype)
+                leaf.view(-1)[: len(values)] = values
+        return [t.detach() for t in outputs_of(function, inputs)]
+
+    for got, expected in zip(result(subject.function), result(subject.reference), strict=True):
+        if not torch.allclose(got, expected, equal_nan=True):
+            return "the result is not PyTorch's where an input is NaN or infinite: infinity times 0 is NaN"
+    return None
+
+
+@guarded
 def many_rows_bfloat16(subject: Subject) -> str | None:
     """bfloat16 with thousands of rows: no more than twice PyTorch's own error against float64."""
     wide = [t for t in subject.make("tall", 0)]

@@ -40,8 +40,8 @@ COMMON = (
     checks.memory_kept,
 )
 """What every function must pass, the most telling first."""
-RELU = (*COMMON, checks.at_zero)
-"""And where there is a kink."""
+RELU = (*COMMON, checks.at_zero, checks.at_no_numbers)
+"""And where there is a kink, and where a mask meets what is no number."""
 
 
 def away_from_zero(sizes: str, seed: int) -> tuple[Tensor, ...]:

@@ -391,8 +391,7 @@ def check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm) -> None:
             different devices.
         NotImplementedError: A device that has no kernel.
     """
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm: expected {' or '.join(map(repr, ALGORITHMS))}, got {algorithm!r}")
+    check_algorithm(algorithm)
     if x.dtype not in DTYPES:
         raise TypeError(f"x: expected {', '.join(DTYPES.values())}, got {plain(x.dtype)}")
     if x.device.type not in ("cpu", "cuda", "meta"):
@@ -412,6 +411,12 @@ def check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm) -> None:
         if tensor is not None:
             check_parameter(name, tensor, rank, x)
     check_sizes(x, ln_weight, ln_bias, linear_weight, linear_bias)
+
+
+def check_algorithm(algorithm: str) -> None:
+    """Raises ValueError for an algorithm that there is not."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm: expected {' or '.join(map(repr, ALGORITHMS))}, got {algorithm!r}")
 
 
 def check_parameter(name: str, tensor: Tensor, rank: int, x: Tensor) -> None:

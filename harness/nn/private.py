@@ -43,6 +43,13 @@ def autocast_on() -> bool:
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
+def function_modes() -> bool:
+    """Whether a mode sees torch's Python functions, other than the one of the default device."""
+    return len_function_modes() > 0 and any(
+        type(mode).__module__ != "torch.utils._device" for mode in stack_of_function_modes()
+    )
+
+
 # What torch's own compiled graphs allocate and ask with: a fraction of the host time of the public names.
 empty_strided = private("_C._dynamo.guards._empty_strided_cuda", empty_on_gpu)
 current_stream = private("_C._cuda_getCurrentRawStream", raw_stream)
@@ -58,3 +65,10 @@ is_wrapped = private("_C._functorch.is_functorch_wrapped_tensor", lambda tensor:
 is_grad_tracking = private("_C._functorch.is_gradtrackingtensor", lambda tensor: False)
 is_batched = private("_C._functorch.is_batchedtensor", lambda tensor: False)
 get_unwrapped = private("_C._functorch.get_unwrapped", lambda tensor: tensor)
+is_tracing = private("_C._is_tracing", lambda: True)
+len_function_modes = private("_C._len_torch_function_stack", lambda: 1)
+stack_of_function_modes = private("overrides._get_current_function_mode_stack", lambda: [None])
+# Of all modules: where nobody can say, there may be one.
+hooks_of_all_modules = private("nn.modules.module._has_any_global_hook", lambda: True)
+# On what autograd saves, the innermost pair: where nobody can say, it is never the same one.
+hooks_on_saved = private("_C._autograd._top_saved_tensors_default_hooks", lambda tracing: object())

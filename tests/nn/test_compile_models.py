@@ -55,11 +55,11 @@ def llama():
 
 
 MODELS = {
-    # (model, swaps by the backend, pairs that `patch` sees)
-    "gpt2": (gpt2, 2 * LAYERS, 2 * LAYERS),
-    "bert": (bert, 4 * LAYERS + 2, 0),
-    "vit": (vit, 4 * LAYERS, 4 * LAYERS),
-    "llama": (llama, 0, 0),
+    # (model, pairs that the backend swaps, and `patch`)
+    "gpt2": (gpt2, 2 * LAYERS),
+    "bert": (bert, 4 * LAYERS + 2),
+    "vit": (vit, 4 * LAYERS),
+    "llama": (llama, 0),
 }
 
 
@@ -122,11 +122,11 @@ def test_gradients_are_as_near_to_float64_as_eager_mode_s(name):
 def test_five_steps_of_training(name, way):
     def losses(swapped: bool) -> list[float]:
         model = made(name)
-        call = model
+        call, done = model, None
         if swapped and way == "compile":
             call, _ = compiled(model)
         elif swapped:
-            assert len(patch(model).swapped) == MODELS[name][2]
+            done = patch(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         found = []
         for _ in range(5):
@@ -135,14 +135,9 @@ def test_five_steps_of_training(name, way):
             loss.backward()
             optimizer.step()
             found.append(loss.item())
+        assert done is None or len(done.swapped) == MODELS[name][1]
         return found
 
     eager, ours = losses(False), losses(True)
     assert eager[-1] < eager[0]
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(eager), rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_patch_leaves_what_it_does_not_know(name):
-    model = made(name)
-    assert patch(model).swapped == []

@@ -12,8 +12,11 @@ WITHOUT_PRIVATE_NAMES = """
 import torch
 
 names = ("_cuda_getCurrentRawStream", "_cuda_getDevice", "_get_fp32_precision_getter", "_is_any_autocast_enabled",
-         "_len_torch_dispatch_stack", "_are_functorch_transforms_active")
+         "_len_torch_dispatch_stack", "_are_functorch_transforms_active", "_len_torch_function_stack",
+         "_is_tracing")
 owners = [(torch._C, name) for name in names] + [(torch._C._dynamo.guards, "_empty_strided_cuda")]
+owners += [(torch._C._autograd, "_top_saved_tensors_default_hooks"), (torch.nn.modules.module, "_has_any_global_hook")]
+owners += [(torch.overrides, "_get_current_function_mode_stack")]
 removed = [(owner, name, getattr(owner, name)) for owner, name in owners if hasattr(owner, name)]
 for owner, name, _ in removed:
     delattr(owner, name)
@@ -26,6 +29,8 @@ from harness.nn.layers import LayerNormLinear
 
 assert direct.empty_strided is private.empty_on_gpu and direct.any_autocast is private.autocast_on
 assert private.dispatch_modes() == 1 and private.transforms_active()
+assert private.function_modes() and private.is_tracing() and private.hooks_of_all_modules()
+assert private.hooks_on_saved(True) != private.hooks_on_saved(True)
 torch.manual_seed(0)
 reference = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
 layer = LayerNormLinear.from_modules(*reference)

@@ -357,12 +357,12 @@ def hook_all(m):
     ]
 
 
-def parametrized(m):
+def parametrized(*layers):
     class Double(nn.Module):
         def forward(self, weight):
             return 2 * weight
 
-    for layer in m:
+    for layer in layers:
         parametrize.register_parametrization(layer, "weight", Double())
 
 
@@ -381,7 +381,10 @@ CHANGES = {
     "one before it": lambda m: m[0].register_full_backward_pre_hook(lambda m, o: (3 * o[0],)),
     "a hook on the Linear's gradient": lambda m: m[1].register_full_backward_hook(lambda m, i, o: (3 * i[0],)),
     "a hook of all modules": hook_all,
-    "parametrizations": parametrized,
+    "parametrizations of the LayerNorm": lambda m: parametrized(m[0]),
+    "parametrizations of the Linear": lambda m: parametrized(m[1]),
+    "one bias for all": lambda m: setattr(m[1], "bias", nn.Parameter(m[1].bias.data[:1])),
+    "no output": lambda m: m.__setitem__(1, nn.Linear(H, 0, dtype=torch.float64)),
     "another weight": replaced,
     "the Linear gone": lambda m: m.__setitem__(1, nn.Identity()),
     "another Linear": lambda m: m.__setitem__(1, nn.Linear(H, 5, dtype=torch.float64)),
@@ -413,6 +416,8 @@ def test_a_model_that_is_changed(pairs, name, after):
     finally:
         for handle in (h for m in both for h in vars(m).get("handles", [])):
             handle.remove()
+    if any(word in name for word in ("hook", "before", "parametrizations", "bias for all", "no output")):
+        assert pairs == []
 
 
 def test_what_stays_swapped_after_a_hook_is_gone(pairs):

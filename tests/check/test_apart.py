@@ -152,9 +152,9 @@ def test_a_checker_that_passes_a_gate_over_in_silence_is_an_error(work, monkeypa
 
 
 def test_the_judge_ends_with_who_asks(work, tmp_path):
-    """Killed, and so without a word to its judge, who is in an endless loop."""
+    """Killed, and so without a word to its judge, who sleeps in a blank."""
     note = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid()))"
-    with_first(work, f"while {note}: pass")
+    with_first(work, f"{note} and __import__('time').sleep(999)")
     asks = (
         "from pathlib import Path\nfrom harness.check.apart import Apart\nfrom harness.learner.work import Work\n"
         "from harness.puzzles.p24.spec import PUZZLE\n"

@@ -7,7 +7,7 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,7 +78,10 @@ def started():
     sys.path.insert(0, str(ROOT / "tests" / "book"))
     from browser import Browser, find_browser
 
-    browser = Browser(find_browser())
+    executable = find_browser()
+    if executable is None:
+        pytest.skip("no Chromium or Chrome")
+    browser = Browser(executable)
     yield browser
     browser.close()
 
@@ -116,7 +119,7 @@ def command_line(capsys) -> Callable[..., Finished]:
         try:
             code = main([str(argument) for argument in arguments])
         except SystemExit as stop:  # --help
-            code = stop.code or 0
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         finally:
             os.chdir(before)
         return Finished(code, *capsys.readouterr())
@@ -125,7 +128,7 @@ def command_line(capsys) -> Callable[..., Finished]:
 
 
 @pytest.fixture
-def copied_package(tmp_path, solution) -> Iterator["PackageCopy"]:
+def copied_package(tmp_path, solution) -> "PackageCopy":
     """A copy of the solution's op package that a test may damage."""
     copy = PackageCopy(tmp_path / "op")
     shutil.copytree(solution.path, copy.path)

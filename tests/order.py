@@ -48,9 +48,9 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.xdist_group(groups.get(item.path, item.nodeid.split("::")[0])))
 
 
-def shuffle(items: list[pytest.Item], generator: random.Random) -> None:
+def shuffle(items: list, generator: random.Random) -> None:
     """Puts the files in another order, and the tests of each, which stay together."""
-    files: dict[Path, list[pytest.Item]] = {}
+    files: dict[Path, list] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     order = list(files.values())

@@ -19,13 +19,14 @@ def load_public_ops(package: Path, calls: Callable[[Any], None]) -> Any:
     """
     from max.experimental import torch as binding
 
-    ops, unit = binding.CustomOpLibrary(package), Unit()
-    session, graph = ops._session, binding.torch.Graph
-    ops._session, binding.torch.Graph = unit, unit.graph
+    library: Any = binding
+    ops, unit = library.CustomOpLibrary(package), Unit()
+    session, graph = ops._session, library.torch.Graph
+    ops._session, library.torch.Graph = unit, unit.graph
     try:
         calls(ops)
     finally:
-        ops._session, binding.torch.Graph = session, graph
+        ops._session, library.torch.Graph = session, graph
     models = session.load_all(unit.last)
     for name, waiting in unit.models.items():
         waiting.execute = models[name].execute
@@ -56,5 +57,5 @@ class Unit:
 class Model:
     """A model that does nothing until it has been compiled."""
 
-    def execute(self, *buffers) -> None:
+    def execute(self, *buffers) -> Any:
         """Nothing."""

@@ -11,6 +11,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,18 +95,20 @@ def leaves(item: pytest.Item, ids: set[str], seen: Counter) -> bool:
     return False
 
 
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    """The arguments of a test's case by name; none where it has no cases."""
+    return getattr(getattr(item, "callspec", None), "params", {})
+
+
 def wrong_of(item: pytest.Item):
     """The wrong solution of the zoo that a test is about, or None."""
-    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return next((value for value in values if type(value).__name__ == "WrongKernel"), None)
+    return next((value for value in params_of(item).values() if type(value).__name__ == "WrongKernel"), None)
 
 
-def chosen(request: pytest.FixtureRequest, argument: str) -> list:
-    """The values of an argument in the tests of the file that this run takes: all that a fixture need compile."""
-    items = [
-        item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")
-    ]
-    values = [item.callspec.params[argument] for item in items if argument in item.callspec.params]
+def chosen(request: Any, argument: str) -> list:
+    """The values of an argument in the tests of the file that this run takes: all that a fixture (`request` is its own) need compile."""
+    cases = [params_of(item) for item in request.session.items if item.path == request.path]
+    values = [params[argument] for params in cases if argument in params]
     return [value for i, value in enumerate(values) if value not in values[:i]]
 
 

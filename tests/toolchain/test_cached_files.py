@@ -43,7 +43,8 @@ def answered(output: str = "", data: bytes = b"", made: list | None = None) -> C
     """In the place of the Mojo compiler: prints, and writes what stands behind -o."""
 
     def run(*arguments, **options):
-        made.append(arguments)
+        if made is not None:
+            made.append(arguments)
         if "-o" in arguments:
             Path(arguments[arguments.index("-o") + 1]).write_bytes(data)
         return subprocess.CompletedProcess(arguments, 0, output, "")

@@ -97,7 +97,8 @@ def test_a_bracket_that_somebody_leaves_open_does_not_swallow_the_next_item():
 
 def test_the_line_of_an_item_is_told_by_its_place():
     items = Items(FILES)
-    assert items.enclosing("deep.mojo", 2).name == "depth"
+    item = items.enclosing("deep.mojo", 2)
+    assert item is not None and item.name == "depth"
     assert items.enclosing("deep.mojo", 99) is None and items.enclosing("no.mojo", 1) is None
 
 

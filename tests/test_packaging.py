@@ -78,14 +78,14 @@ def test_pixi_toml_fits_the_schema():
 @pytest.mark.parametrize(
     "damaged",
     [
-        PIXI | {"taks": {}},
+        PIXI | {"other": {}},
         PIXI | {"tasks": {"p22": {"cmd": "python"}}},
         PIXI | {"tasks": {"p22": PIXI["tasks"]["p22"] | {"command": "python"}}},
         {name: value for name, value in PIXI.items() if name != "workspace"},
         PIXI | {"workspace": PIXI["workspace"] | {"platforms": ["linux"]}},
     ],
     ids=[
-        "a table misspelled",
+        "an unknown table",
         "no description",
         "an unknown key",
         "no workspace",

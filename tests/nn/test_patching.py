@@ -381,6 +381,9 @@ CHANGES = {
     "one before it": lambda m: m[0].register_full_backward_pre_hook(lambda m, o: (3 * o[0],)),
     "a hook on the Linear's gradient": lambda m: m[1].register_full_backward_hook(lambda m, i, o: (3 * i[0],)),
     "a hook of all modules": hook_all,
+    "a hook of all that only looks": lambda m: setattr(
+        m, "handles", [nn.modules.module.register_module_forward_hook(lambda m, a, out: None)]
+    ),
     "parametrizations of the LayerNorm": lambda m: parametrized(m[0]),
     "parametrizations of the Linear": lambda m: parametrized(m[1]),
     "one bias for all": lambda m: setattr(m[1], "bias", nn.Parameter(m[1].bias.data[:1])),

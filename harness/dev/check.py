@@ -15,7 +15,7 @@ from harness.spec.puzzle import Puzzle
 from harness.spec.rungs import MojoRung, Rung
 
 RUNGS_OF_A_LADDER = 3
-KNOWN = re.compile(r"[\w-]+\.(mojo|py)|hints\.toml|op(/.*)?/[\w-]+\.mojo|wrong/[\w-]+\.toml")
+KNOWN = re.compile(r"[\w-]+\.(mojo|py)|(hints|survivors)\.toml|op(/.*)?/[\w-]+\.mojo|wrong/[\w-]+\.toml")
 """What a folder of solutions may hold."""
 
 

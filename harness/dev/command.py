@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from harness.console import Parser
-from harness.dev import check, skeleton, tasks
+from harness.dev import check, mutation, skeleton, tasks
 from harness.errors import BadUse
 from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle, puzzle_names
@@ -20,6 +20,16 @@ def main(arguments: list[str]) -> int:
     new.add_argument("puzzle", help="its name, for example p27")
     checked = verbs.add_parser("check", help=say_faults.__doc__, description=say_faults.__doc__)
     checked.add_argument("puzzle", nargs="?", default="all", help="one puzzle, or all (the default)")
+    checked.add_argument(
+        "--mutants", action="store_true", help="judge solutions with one slip each, list those that pass"
+    )
+    checked.add_argument(
+        "--rung", action="append", help="with --mutants: of this rung alone (may be repeated)"
+    )
+    checked.add_argument(
+        "--most", type=int, metavar="N", help="with --mutants: so many of each rung, drawn by --seed"
+    )
+    checked.add_argument("--seed", type=int, default=0, help="with --most: another draw")
     listed = verbs.add_parser("tasks", help=write_tasks.__doc__, description=write_tasks.__doc__)
     listed.add_argument("--check", action="store_true", help="write nothing, say which file is out of step")
     made_from = verbs.add_parser("generate", help=generate.__doc__, description=generate.__doc__)
@@ -42,6 +52,10 @@ def write_new(checkout: Path, flags: argparse.Namespace) -> int:
 def say_faults(checkout: Path, flags: argparse.Namespace) -> int:
     """Name each missing, unexpected or outdated file of a puzzle."""
     names = puzzle_names() if flags.puzzle == "all" else [find_puzzle(flags.puzzle).name]
+    if flags.mutants:
+        return say_survivors(names, flags)
+    if flags.rung or flags.most is not None or flags.seed:
+        raise BadUse("--rung, --most and --seed belong to --mutants")
     found = [fault for name in names for fault in check.faults(checkout, find_puzzle(name))]
     if flags.puzzle == "all":
         found += check.strangers(checkout, names)
@@ -56,6 +70,23 @@ def say_faults(checkout: Path, flags: argparse.Namespace) -> int:
         else f"{', '.join(names)}: every file is there"
     )
     return int(bool(found))
+
+
+def say_survivors(names: list[str], flags: argparse.Namespace) -> int:
+    """Name each mutant that passes its gates without an explanation. Returns 1 where there is one."""
+    unexplained = 0
+    for puzzle in map(find_puzzle, names):
+        for line in mutation.outdated(puzzle):
+            print(line)
+            unexplained += 1
+        for work in mutation.works(puzzle, flags.rung):
+            tally = mutation.run(work, seed=flags.seed, most=flags.most)
+            where = work.solution.relative_to(roots.CHECKOUT)
+            for mutant in tally.survived:
+                print(f"{where}:{mutant.line}: {mutant.gate} passes with `{mutant.now}` for `{mutant.was}`")
+            unexplained += len(tally.survived)
+            print(f"{puzzle.name} {work.rung.id}: {tally}", flush=True)
+    return int(unexplained > 0)
 
 
 def write_tasks(checkout: Path, flags: argparse.Namespace) -> int:

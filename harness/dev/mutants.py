@@ -1,0 +1,314 @@
+"""Mutants of a solution: one small slip each in what stands in a blank, of the kind that people make.
+
+Operators and comparisons exchanged, constants off by one, conditions negated, arguments and statements in another order or left
+out. Python is changed by its syntax tree; of Mojo, for which there is no parser here, the words of a line are.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from harness.check.zoo import WrongKernel
+from harness.learner import blanks
+from harness.learner.blanks import Blank
+from harness.learner.work import Work
+from harness.spec.rungs import MojoRung
+
+Edit = tuple[int, int, str]
+"""The characters from one place to another become a text."""
+OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "%", "%": "//", "**": "*", "@": "*"}
+COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
+WORDS = {"is not": "is", "is": "is not", "not in": "in", "in": "not in"}
+NAMES = {"max": "min", "min": "max", "all": "any", "any": "all", "mean": "sum", "sum": "mean"}
+EITHER_WAY = ("max", "min", "maximum", "minimum", "transpose", "swapaxes")
+"""Functions whose arguments have no order."""
+MOJO_NAMES = {"max": "min", "min": "max", "rsqrt": "sqrt", "exp": "log", "x": "y", "y": "x"}
+ARITHMETIC = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@",
+}  # fmt: skip
+RELATIONS = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is", ast.IsNot: "is not",
+    ast.In: "in", ast.NotIn: "not in",
+}  # fmt: skip
+SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One slip.
+
+    Attributes:
+        gate: In whose blank it is.
+        line: Where it stands in the solution's file.
+        was, now: The lines in question, without the spaces around them.
+        text: The whole file with the slip.
+    """
+
+    gate: str
+    line: int
+    was: str
+    now: str
+    text: str
+
+    def as_wrong(self, work: Work) -> WrongKernel:
+        """The wrong solution that it is."""
+        rung = work.rung
+        file = rung.source if isinstance(rung, MojoRung) else rung.file
+        whole = blanks.read(work.solution)
+        return WrongKernel(work.puzzle.name, "mutant", self.gate, "", file, whole, self.text, rung=rung.id)
+
+
+def mutants(work: Work) -> list[Mutant]:
+    """Every mutant of a rung's blanks, in the order of the file."""
+    text = blanks.read(work.solution)
+    edits = python_edits if work.rung.language == "Python" else mojo_edits
+    made: dict[str, Mutant] = {}
+    for blank in blanks.find(text).values():
+        for edit in sorted(edits(text, blank)):
+            mutant = mutant_of(text, blank, edit)
+            if mutant.text != text and (work.rung.language == "Mojo" or is_python(mutant.text)):
+                made.setdefault(mutant.text, mutant)
+    return list(made.values())
+
+
+def mutant_of(text: str, blank: Blank, edit: Edit) -> Mutant:
+    """The file with one edit."""
+    start, end, new = edit
+    changed = text[:start] + new + text[end:]
+    first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    was, now = text[first:last], changed[first : last + len(changed) - len(text)]
+    return Mutant(blank.id, text.count("\n", 0, start) + 1, flat(was), flat(now), changed)
+
+
+def flat(lines: str) -> str:
+    """Lines of code as one."""
+    return " ".join(lines.split())
+
+
+def is_python(text: str) -> bool:
+    """Whether a file can be parsed."""
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
+
+
+# ---- Python -------------------------------------------------------------------------------------------------
+
+
+def python_edits(text: str, blank: Blank) -> Iterator[Edit]:
+    """The edits of a blank, by the syntax tree of its file."""
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    lines = text.split("\n")
+
+    def place(line: int, column: int) -> int:
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    def of(node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
+        assert node.end_lineno and node.end_col_offset is not None  # nodes of a parsed file
+        return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+
+    inside = range(blank.line, blank.line + len(blank.body))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.expr | ast.stmt) and node.lineno in inside:
+            yield from node_edits(node, text, of)
+            for name in ("body", "orelse"):
+                listed = getattr(node, name, None)
+                yield from order_edits(listed if isinstance(listed, list) else [], text, of)
+    whole = [
+        n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef) and n.lineno not in inside
+    ]
+    for function in whole:
+        yield from order_edits([n for n in function.body if n.lineno in inside], text, of)
+
+
+def node_edits(node: ast.expr | ast.stmt, text: str, of: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
+    """The edits of one expression or statement."""
+    start, end = of(node)
+
+    def between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Edit]:
+        first, last = of(left)[1], of(right)[0]
+        yield first, last, text[first:last].replace(old, new, 1)
+
+    def wrapped(inner: ast.expr) -> Edit:
+        first, last = of(inner)
+        return first, last, f"(not ({text[first:last]}))"
+
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in ARITHMETIC:
+            old = ARITHMETIC[type(op)]
+            yield from between(left, right, old, OPERATORS[old])
+        case ast.Compare(left, [op, *_], [right, *_]):
+            old = RELATIONS[type(op)]
+            yield from between(left, right, old, (COMPARISONS | WORDS)[old])
+        case ast.BoolOp(op, values):
+            old, new = ("and", "or") if isinstance(op, ast.And) else ("or", "and")
+            for left, right in pairwise(values):
+                yield from between(left, right, old, new)
+            for k in range(len(values)):  # one condition is left out
+                rest = [text[slice(*of(v))] for i, v in enumerate(values) if i != k]
+                yield start, end, f" {old} ".join(rest)
+        case ast.UnaryOp(ast.Not() | ast.USub(), operand):
+            yield start, end, text[slice(*of(operand))]
+        case ast.Constant(bool() as value):
+            yield start, end, str(not value)
+        case ast.Constant(int() as value):
+            yield start, end, str(value + 1)
+        case ast.Constant(float() as value):
+            yield start, end, repr(2 * value or 1.0)
+        case ast.IfExp(test=test) | ast.If(test=test) | ast.While(test=test):
+            yield wrapped(test)
+        case ast.AugAssign(target, op, value) if type(op) in ARITHMETIC:
+            old = ARITHMETIC[type(op)]
+            yield from between(target, value, f"{old}=", f"{OPERATORS[old]}=")
+            yield from between(target, value, f"{old}=", "=")
+        case ast.Call():
+            yield from call_edits(node, text, of)
+    if isinstance(node, (ast.Expr, ast.AugAssign, ast.Raise, ast.Continue, ast.Break)) and not is_words(node):
+        yield start, end, "pass"
+    for clause in getattr(node, "generators", ()):
+        for test in clause.ifs:
+            yield wrapped(test)
+
+
+def call_edits(node: ast.Call, text: str, of: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
+    """The edits of a call: a keyword dropped, two arguments exchanged, another function, none at all."""
+    for keyword in node.keywords:
+        first, last = of(keyword)
+        before = re.search(r",\s*$", text[:first])
+        after = re.match(r",\s*", text[last:])
+        yield before.start() if before else first, last + (after.end() if after and not before else 0), ""
+    for left, right in pairwise(node.args if name_of(node.func) not in EITHER_WAY else ()):
+        (a, b), (c, d) = of(left), of(right)
+        yield a, d, text[c:d] + text[b:c] + text[a:b]
+    match node.func:
+        case ast.Name(id=name) if name in NAMES:
+            yield *of(node.func), NAMES[name]
+        case ast.Attribute(value, name):
+            end = of(node.func)[1]
+            if name in NAMES:
+                yield end - len(name), end, NAMES[name]
+            if not node.args and not node.keywords and not isinstance(value, ast.Name):
+                yield *of(node), text[slice(*of(value))]
+            elif not node.args and not node.keywords:
+                yield *of(node), value.id if isinstance(value, ast.Name) else ""
+
+
+def name_of(function: ast.expr) -> str:
+    """The last part of a function's name."""
+    return ast.unparse(function).rpartition(".")[2]
+
+
+def order_edits(body: list[ast.stmt], text: str, of: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
+    """Two simple statements one after the other, exchanged."""
+    for one, other in pairwise(body):
+        if isinstance(one, SIMPLE) and isinstance(other, SIMPLE) and depend(one, other):
+            (a, b), (c, d) = of(one), of(other)
+            yield a, d, text[c:d] + text[b:c] + text[a:b]
+
+
+def depend(one: ast.stmt, other: ast.stmt) -> bool:
+    """Whether the order of two statements may matter: one writes a name that the other has, or is a call alone."""
+    if is_words(one) or isinstance(one, ast.Expr) or isinstance(other, ast.Expr):
+        return not is_words(one)
+    written, named = zip(*(names_of(node) for node in (one, other)), strict=True)
+    return bool(written[0] & named[1] or written[1] & named[0])
+
+
+def names_of(node: ast.stmt) -> tuple[set[str], set[str]]:
+    """The names that an assignment writes, be it to a part, and all that it has."""
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AugAssign)
+        else []
+    )
+    named = [{each.id for each in ast.walk(part) if isinstance(each, ast.Name)} for part in (*targets, node)]
+    return set().union(*named[:-1]), named[-1]
+
+
+def is_words(node: ast.stmt) -> bool:
+    """Whether a statement is a docstring."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+# ---- Mojo ---------------------------------------------------------------------------------------------------
+
+TOKEN = re.compile(r"(?<= )(<=|>=|==|!=|\+=|-=|//|[-+*/%<>])(?= )")
+NUMBER = re.compile(r"(?<![\w.])\d+(\.\d+)?(?![\w.])")
+NAME = re.compile(r"\b(" + "|".join(MOJO_NAMES) + r")\b(?=[\[(]|$|[^\w(])")
+PAIR = re.compile(r"[\[(]([\w.]+), ([\w.]+)[\])]")
+GUARD = re.compile(r"^\s*(?:el)?(?:if|while) (?P<test>.+):$")
+STATEMENT = re.compile(
+    r"^\s*(?!var |ref |return|if |for |elif |else|while |comptime |def |@|\))[\w.]+.*[^:,(\[]$"
+)
+
+
+def mojo_edits(text: str, blank: Blank) -> Iterator[Edit]:
+    """The edits of a blank, line by line."""
+    at = sum(len(line) + 1 for line in text.split("\n")[: blank.line - 1])
+    before = ""
+    for line in blank.body:
+        code = line.split("#")[0].rstrip()
+        if code and '"""' not in code:
+            yield from ((at + start, at + end, new) for start, end, new in line_edits(code))
+            if STATEMENT.match(code) and STATEMENT.match(before) and in_order(before, code):
+                yield at - len(before) - 1, at + len(code), f"{code}\n{before}"
+        before = code if code == line else ""
+        at += len(line) + 1
+
+
+def in_order(one: str, other: str) -> bool:
+    """Whether the order of two lines may matter: one writes a name that the other has, or is a call alone."""
+    if indent(one) != indent(other):
+        return False
+    halves = [re.split(r"(?<![=<>!])[-+*/]?=(?!=)", line, maxsplit=1) for line in (one, other)]
+    if any(len(half) == 1 for half in halves):
+        return True
+    written, named = zip(
+        *((re.findall(r"\w+", half[0])[0], set(re.findall(r"\w+", " ".join(half)))) for half in halves),
+        strict=True,
+    )
+    return written[0] in named[1] or written[1] in named[0]
+
+
+def indent(line: str) -> int:
+    """How many spaces a line begins with."""
+    return len(line) - len(line.lstrip())
+
+
+def line_edits(code: str) -> Iterator[Edit]:
+    """The edits of one line of Mojo."""
+    for found in TOKEN.finditer(code):
+        old = found[1]
+        if old in ("+=", "-="):
+            yield found.start(), found.end(), {"+=": "-=", "-=": "+="}[old]
+            yield found.start(), found.end(), "="
+        else:
+            yield found.start(), found.end(), (OPERATORS | COMPARISONS)[old]
+    for found in NUMBER.finditer(code):
+        value = found[0]
+        yield (
+            found.start(),
+            found.end(),
+            repr(2 * float(value) or 1.0) if "." in value else str(int(value) + 1),
+        )
+    for found in NAME.finditer(code):
+        if found[1] not in "xy" or code[: found.start()].endswith(("_idx.", "_dim.")):
+            yield found.start(), found.end(), MOJO_NAMES[found[1]]
+    for found in PAIR.finditer(code):
+        yield found.start(1), found.end(2), f"{found[2]}, {found[1]}"
+    for old, new in ((" and ", " or "), (" or ", " and "), ("True", "False"), ("False", "True")):
+        for found in re.finditer(rf"(?<!\w){old}(?!\w)" if old.strip() == old else old, code):
+            yield found.start(), found.end(), new
+    if guard := GUARD.match(code):
+        yield *guard.span("test"), f"not ({guard['test']})"
+        yield *guard.span("test"), "True" if " while " not in f" {code.strip()}" else "False"
+    elif STATEMENT.match(code):
+        yield indent(code), len(code), "pass"

@@ -1,0 +1,193 @@
+"""`harness dev check pNN --mutants`: every mutant of a solution is judged as a learner's file is; what passes is listed.
+
+A mutant that passes because it computes the same has an entry in `solutions/pNN/survivors.toml`:
+
+    [["fold.exact"]]          # rung and gate
+    was = "if a < b:"
+    now = "if a <= b:"
+    why = "where a is b, both branches give 0"
+"""
+
+import os
+import random
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.check.apart import SECONDS, Apart
+from harness.check.checkers import RungChecker, judge_of
+from harness.dev.mutants import Mutant, mutants
+from harness.devices.recorder import Order, record_many
+from harness.errors import BadUse, CompileFailed, DamagedFile, WorkbookError
+from harness.learner.work import Work
+from harness.spec.puzzle import Puzzle
+from harness.toolchain import roots
+from harness.vgpu.report import plural
+
+TOGETHER = 12
+"""Mutants of kernels that are recorded by one run of the compiler."""
+PATIENCE = 10.0
+"""Seconds that a gate of a mutant may take, beyond those that the whole solution does."""
+Key = tuple[str, str, str, str]
+
+
+@dataclass
+class Tally:
+    """What became of mutants: how many were rejected, how many pass and have an explanation, and which pass without one."""
+
+    rejected: int = 0
+    explained: int = 0
+    survived: list[Mutant] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """How many there were."""
+        return self.rejected + self.explained + len(self.survived)
+
+    def __str__(self) -> str:
+        share = f", {100 * self.rejected / self.total:.1f} % rejected" if self.total else ""
+        numbers = f"{self.rejected} rejected, {self.explained} explained, {len(self.survived)} survived"
+        return f"{plural(self.total, 'mutant')}: {numbers}{share}"
+
+
+def works(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Work]:
+    """The solution of each rung, or of the rungs of some names. Raises BadUse for a name that no rung has."""
+    chosen = [puzzle.rung(id) for id in rungs] if rungs else puzzle.rungs
+    return [Work(puzzle, rung, roots.solutions()) for rung in chosen]
+
+
+def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
+    """Judges the mutants of a rung, all or `most` of them, drawn by a seed; says on standard error how far it is.
+
+    Raises BadUse where the solution itself does not pass, DamagedFile where survivors.toml cannot be read.
+    """
+    tally, known = Tally(), explanations(work.puzzle.name)
+    chosen = drawn(work, seed=seed, most=most)
+    asked = [each for each in chosen if key_of(work, each) not in known]
+    tally.explained = len(chosen) - len(asked)
+    for count, (mutant, passes) in enumerate(judged(work, asked), 1):
+        tell(
+            f"{work.puzzle.name} {work.rung.id}: {count} of {len(asked)} mutants judged", count == len(asked)
+        )
+        if passes:
+            tally.survived.append(mutant)
+        else:
+            tally.rejected += 1
+    return tally
+
+
+def drawn(work: Work, *, seed: int, most: int | None) -> list[Mutant]:
+    """The mutants of a rung in the order of the file, all or `most` of them."""
+    listed = mutants(work)
+    if most is None or most >= len(listed):
+        return listed
+    return [listed[k] for k in sorted(random.Random(seed).sample(range(len(listed)), most))]
+
+
+def tell(words: str, last: bool) -> None:
+    """How far it is, on one line of a terminal; elsewhere only the last is written."""
+    terminal = sys.stderr.isatty()
+    if terminal or last:
+        print(f"\r{words}" if terminal else words, end="\n" if last else "", file=sys.stderr, flush=True)
+
+
+# ---- What is known ------------------------------------------------------------------------------------------
+
+
+def key_of(work: Work, mutant: Mutant) -> Key:
+    """What a mutant is known by: rung, gate, the line that was and the one that is."""
+    return work.rung.id, mutant.gate, mutant.was, mutant.now
+
+
+def explanations(puzzle: str) -> dict[Key, str]:
+    """Mutant -> why it passes, from survivors.toml. Raises DamagedFile where an entry is not whole."""
+    path = roots.solutions() / puzzle / "survivors.toml"
+    if not path.is_file():
+        return {}
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise DamagedFile(f"{path}: {error}") from error
+    known = {}
+    for name, listed in entries.items():
+        rung, _, gate = name.partition(".")
+        for entry in listed if isinstance(listed, list) else [{}]:
+            if entry.keys() != {"was", "now", "why"} or not gate:
+                raise DamagedFile(f'{path}: an entry of {name} needs was, now and why, under [["rung.gate"]]')
+            known[rung, gate, entry["was"], entry["now"]] = entry["why"]
+    return known
+
+
+def outdated(puzzle: Puzzle) -> list[str]:
+    """A line for each explanation of a mutant that there is not. Raises what `explanations` does."""
+    known = explanations(puzzle.name)
+    there = {key_of(work, mutant) for work in works(puzzle) for mutant in mutants(work)} if known else set()
+    return [
+        f"solutions/{puzzle.name}/survivors.toml: {rung}.{gate} has no mutant `{was}` -> `{now}`"
+        for rung, gate, was, now in known
+        if (rung, gate, was, now) not in there
+    ]
+
+
+# ---- The judge ----------------------------------------------------------------------------------------------
+
+
+def judged(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool]]:
+    """Each mutant, and whether it passes: its own gate first, then every gate of the file. Raises BadUse, as `run` says."""
+    checker = judge_of(work)
+    began = time.monotonic()
+    if asked and not passes(checker, work.target, None):
+        raise BadUse(f"{work.solution} is not right: its mutants would say nothing")
+    before = os.environ.get(SECONDS)
+    os.environ[SECONDS] = before or f"{PATIENCE + time.monotonic() - began:.0f}"
+    try:
+        for start in range(0, len(asked), TOGETHER):
+            batch = asked[start : start + TOGETHER]
+            left = set(that_compile(work, batch)) if work.in_package else set(batch)
+            for mutant in batch:
+                yield mutant, mutant in left and passes(checker, mutant.as_wrong(work).target(), mutant.gate)
+    finally:
+        os.environ.pop(SECONDS)
+        if before:
+            os.environ[SECONDS] = before
+        if isinstance(checker, Apart):
+            checker.close()
+
+
+def passes(checker: RungChecker, path: Path, gate: str | None) -> bool:
+    """Whether every gate of a file is correct, one of them asked first; what cannot be judged at all does not pass."""
+    try:
+        return all(
+            result.state == "correct"
+            for gates in ([[gate], None] if gate else [None])
+            for result in checker.check(path, gates)
+        )
+    except WorkbookError:
+        return False
+
+
+def that_compile(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
+    """Those of some mutants that compile; their recordings are in the cache then. Where one does not, halves are tried."""
+    cases = [case for case in work.puzzle.cases(None) if case.world_size == 1]
+    sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}
+    orders = [
+        Order(
+            mutant.as_wrong(work).package(),
+            tuple(dict.fromkeys(case.dims for case in of)),
+            (work.gate(mutant.gate).variant,),
+            small_grid=True,
+            dtype=dtype,
+        )
+        for mutant in some
+        for dtype, of in sizes.items()
+        if of
+    ]
+    try:
+        record_many(orders, work.puzzle.name)
+    except CompileFailed:
+        half = len(some) // 2
+        return [*that_compile(work, some[:half]), *that_compile(work, some[half:])] if half else []
+    return some

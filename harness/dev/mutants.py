@@ -22,8 +22,10 @@ OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "%", "%": "//", "**":
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 WORDS = {"is not": "is", "is": "is not", "not in": "in", "in": "not in"}
 NAMES = {"max": "min", "min": "max", "all": "any", "any": "all", "mean": "sum", "sum": "mean"}
-EITHER_WAY = ("max", "min", "maximum", "minimum", "transpose", "swapaxes")
+EITHER_WAY = ("max", "min", "maximum", "minimum", "transpose", "swapaxes", "promote_types")
 """Functions whose arguments have no order."""
+WATCHES = ("strict",)
+"""Keywords that only raise where the code is wrong elsewhere."""
 MOJO_NAMES = {"max": "min", "min": "max", "rsqrt": "sqrt", "exp": "log", "x": "y", "y": "x"}
 ARITHMETIC = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@",
@@ -114,15 +116,15 @@ def python_edits(text: str, blank: Blank) -> Iterator[Edit]:
         return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
 
     inside = range(blank.line, blank.line + len(blank.body))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.expr | ast.stmt) and node.lineno in inside:
+    tree = ast.parse(text)
+    watch = {k.value for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg in WATCHES}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr | ast.stmt) and node.lineno in inside and node not in watch:
             yield from node_edits(node, text, of)
             for name in ("body", "orelse"):
                 listed = getattr(node, name, None)
                 yield from order_edits(listed if isinstance(listed, list) else [], text, of)
-    whole = [
-        n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef) and n.lineno not in inside
-    ]
+    whole = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno not in inside]
     for function in whole:
         yield from order_edits([n for n in function.body if n.lineno in inside], text, of)
 
@@ -178,7 +180,7 @@ def node_edits(node: ast.expr | ast.stmt, text: str, of: Callable[..., tuple[int
 
 def call_edits(node: ast.Call, text: str, of: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
     """The edits of a call: a keyword dropped, two arguments exchanged, another function, none at all."""
-    for keyword in node.keywords:
+    for keyword in (each for each in node.keywords if each.arg not in WATCHES):
         first, last = of(keyword)
         before = re.search(r",\s*$", text[:first])
         after = re.match(r",\s*", text[last:])
@@ -221,7 +223,7 @@ def depend(one: ast.stmt, other: ast.stmt) -> bool:
 
 
 def names_of(node: ast.stmt) -> tuple[set[str], set[str]]:
-    """The names that an assignment writes, be it to a part, and all that it has."""
+    """What an assignment writes, be it a part of it, and all names that it has."""
     targets = (
         node.targets
         if isinstance(node, ast.Assign)
@@ -229,8 +231,13 @@ def names_of(node: ast.stmt) -> tuple[set[str], set[str]]:
         if isinstance(node, ast.AugAssign)
         else []
     )
-    named = [{each.id for each in ast.walk(part) if isinstance(each, ast.Name)} for part in (*targets, node)]
-    return set().union(*named[:-1]), named[-1]
+    flat = [
+        part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])
+    ]
+    written = {ast.unparse(part).partition("[")[0] for part in flat}
+    return written, {
+        ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)
+    }
 
 
 def is_words(node: ast.stmt) -> bool:

@@ -170,7 +170,8 @@ def passes(checker: RungChecker, path: Path, gate: str | None) -> bool:
 
 
 def that_compile(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
-    """Those of some mutants that compile; their recordings are in the cache then. Where one does not, halves are tried."""
+    """Those of some mutants that compile; their recordings are in the cache then. Where the compiler
+    names none, halves are tried."""
     cases = [case for case in work.puzzle.cases(None) if case.world_size == 1]
     sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}
     orders = [
@@ -187,7 +188,10 @@ def that_compile(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
     ]
     try:
         record_many(orders, work.puzzle.name)
-    except CompileFailed:
+    except CompileFailed as error:
+        named = [each for each in some if str(each.as_wrong(work).package().path) in error.details]
+        if 0 < len(named) < len(some):
+            return that_compile(work, [each for each in some if each not in named])
         half = len(some) // 2
         return [*that_compile(work, some[:half]), *that_compile(work, some[half:])] if half else []
     return some

@@ -9,7 +9,6 @@ from harness.dev import mutants, mutation
 from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle, puzzle_names
-from harness.spec.rungs import MojoRung
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "toys"))
@@ -58,6 +57,9 @@ def slips(body: str, edits) -> set[str]:
         ("a = [i for i in b if not i]", {"a = [i for i in b if i]", "a = [i for i in b if (not (not i))]"}),
         ("a = b\nn = a", {"n = a a = b"}),
         ("a = b\nn = b", set()),
+        ("a[n] = b\nb[n] = n", {"b[n] = n a[n] = b"}),
+        ("a[n] = n\nb[n] = n", set()),
+        ("a = zip(b, strict=True)", set()),
         ('"""Words."""\nf(keep=True)', {"f(keep=False)", "f()", "pass"}),
     ],
 )  # fmt: skip
@@ -193,15 +195,43 @@ def test_a_damaged_list_is_said(here, text, words):
         mutation.explanations("p91")
 
 
+@pytest.mark.compiler
+def test_kernels_are_judged_together_and_one_that_does_not_compile_is_rejected(here):
+    (work,) = mutation.works(find_puzzle("p90"))
+    text = work.solution.read_text()
+    old = "var value = x[from_row, c].cast[accum]()"
+    lines = [f"{old} {more}" for more in ("+ 1", "+ nothing", "* 1")]
+    some = [mutants.Mutant("square", 41, old, new, text.replace(old, new)) for new in lines]
+    judged = mutation.judged(work, some)
+    assert [(mutant.now, passes) for mutant, passes in judged] == list(
+        zip(lines, (False, False, True), strict=True)
+    )
+
+
 # ---- The puzzles ----------------------------------------------------------------------------------------------
 
-PYTHON = [
-    (name, rung.id)
-    for name in puzzle_names()
-    for rung in find_puzzle(name).rungs
-    if not isinstance(rung, MojoRung)
+RUNGS = {
+    "p20": ("derive", "torch", "register"), "p22": ("derive", "numpy"), "p23": ("numpy", "torch"), "p24": ("numpy", "torch"),
+}  # fmt: skip
+"""Whose mutants are judged in seconds."""
+FEW = ("p22-derive", "p22-numpy", "p23-numpy", "p24-numpy", "p24-torch")
+SAMPLES = [
+    pytest.param(
+        name, rung, seed, marks=pytest.mark.long if rung == "torch" else (), id=f"{name}-{rung}-{seed}"
+    )
+    for seed in (0, 1)
+    for name, rungs in RUNGS.items()
+    for rung in rungs
+    if seed or f"{name}-{rung}" in FEW
 ]
-KERNELS = [name for name in puzzle_names() if find_puzzle(name).main_rung.language == "Mojo"]
+KERNELS = [pytest.param("p19", "mojo", 1, marks=pytest.mark.compiler, id="p19-mojo-1")]
+
+
+@pytest.mark.parametrize(("name", "rung", "seed"), SAMPLES + KERNELS)
+def test_no_slip_passes_unexplained(name, rung, seed):
+    (work,) = mutation.works(find_puzzle(name), [rung])
+    tally = mutation.run(work, seed=seed, most=8 if seed == 0 or rung == "mojo" else None)
+    assert tally.total and not tally.survived, [(mutant.line, mutant.now) for mutant in tally.survived]
 
 
 @pytest.mark.parametrize("name", puzzle_names())

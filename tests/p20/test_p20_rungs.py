@@ -78,6 +78,12 @@ def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_
         ("derive", "backward", "    return d['y']", "KeyError: 'y'"),
         (
             "derive",
+            "backward",
+            "    c = d['c->y']\n    x = c * (d['x->a'] + d['x->b'])\n    return {'y': 1, 'c': c, 'a': c, 'b': c, 'x': x}",
+            "along other edges (x->a 2, x->b 3, a->c 5, b->c 7, c->y 11): backward: a is 11, expected 55",
+        ),
+        (
+            "derive",
             "edges",
             "    return {'x->b': 2.0, 'a->c': 1.0, 'b->c': 1.0, 'c->y': 3.0, 'x->a': v['x']}",
             "x->a is 2, expected 4",

@@ -14,7 +14,8 @@ NODES = ("y", "c", "a", "b", "x")
 EDGES = ("x->a", "x->b", "a->c", "b->c", "c->y")
 POINTS = (2.0, -3.0, 0.0, 0.5)
 """Where both parts are checked; the first is the chapter's."""
-TOLERANCE = 1e-9
+STEEP: Mapping[str, float] = dict(zip(EDGES, (2.0, 3.0, 5.0, 7.0, 11.0), strict=True))
+"""Derivatives along the edges of another graph of this shape, none of which is 1."""
 
 KNOWN = {
     "value-for-derivative": (
@@ -54,14 +55,14 @@ def right_edges(v: Numbers) -> dict[str, float]:
     }
 
 
-def right_gradients(x: float) -> dict[str, float]:
-    """The gradient of y by every node, by PyTorch's autograd in float64."""
+def right_gradients(d: Numbers) -> dict[str, float]:
+    """The gradient of y by every node, by PyTorch's autograd in float64, in the straight graph with these slopes."""
     import torch
 
-    leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
-    a, b = leaf**2, 2 * leaf
-    c = a + b
-    y = c * 3
+    leaf = torch.ones((), dtype=torch.float64, requires_grad=True)
+    a, b = d["x->a"] * leaf, d["x->b"] * leaf
+    c = d["a->c"] * a + d["b->c"] * b
+    y = d["c->y"] * c
     found = torch.autograd.grad(y, (y, c, a, b, leaf))
     return {name: gradient.item() for name, gradient in zip(NODES, found, strict=True)}
 
@@ -94,11 +95,16 @@ class GraphChecker(PythonChecker):
 
     def _verdict(self, gate: Gate, module: dict, path: Path) -> GateResult:
         hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
-        for x in POINTS:
+        for x in (*POINTS, None) if gate.id == "backward" else POINTS:
             try:
                 line = self._wrong_at(gate.id, module, x)
             except Exception as error:  # whatever a learner's code raises is a verdict
                 line = describe(error, path)
+            if line and x is None:
+                given = ", ".join(f"{edge} {number:g}" for edge, number in STEEP.items())
+                return GateResult(
+                    gate, "wrong", diagnosis=[f"along other edges ({given}): {line}"], hint=hint
+                )
             if line:
                 known = next(
                     (id for id, (where, seen, _) in KNOWN.items() if where == gate.id and seen in line), None
@@ -107,11 +113,14 @@ class GraphChecker(PythonChecker):
                 return GateResult(gate, "wrong", diagnosis=lines, mistake=known, hint=hint)
         return GateResult(gate, "correct", summary=f"right at x = {', '.join(f'{x:g}' for x in POINTS)}")
 
-    def _wrong_at(self, gate: str, module: dict, x: float) -> str | None:
+    def _wrong_at(self, gate: str, module: dict, x: float | None) -> str | None:
+        if x is None:
+            return difference(module["backward"](dict(STEEP)), right_gradients(STEEP), "backward")
         values = module["forward"](x)
         if gate == "edges":
             return difference(module["edges"](dict(values)), right_edges(values), "edges")
-        return difference(module["backward"](right_edges(values)), right_gradients(x), "backward")
+        d = right_edges(values)
+        return difference(module["backward"](dict(d)), right_gradients(d), "backward")
 
 
 def own_run(module: dict) -> list[str]:

@@ -113,14 +113,19 @@ def describe(error: BaseException, path: Path, longest: int | None = None) -> st
 
     Its own words end after `longest` characters; the file's path, of any length, is not among them.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    where = f"{path}:{frames[-1].lineno}: " if frames else ""
+    where = line_of(error, path)
     words = " ".join(str(error).split())[:longest]
     return (
         f"{where}{words}"
-        if type(error) is ValueError and not frames
+        if type(error) is ValueError and not where
         else f"{where}{type(error).__name__}: {words}"
     )
+
+
+def line_of(error: BaseException, path: Path) -> str:
+    """The line of a file that raised an exception, as "PATH:12: "; empty where none of its lines did."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"{path}:{frames[-1].lineno}: " if frames else ""
 
 
 def explain(

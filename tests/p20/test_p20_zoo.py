@@ -78,3 +78,25 @@ def test_the_zoo_has_a_wrong_answer_for_every_gate():
     assert {wrong.gate for wrong in WRONG} == {gate.id for gate in PUZZLE.gates}
     assert len(KERNELS) >= 16 and len(PYTHON) >= 24
     assert all(wrong.story and len(wrong.story.splitlines()) == 1 for wrong in WRONG)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("is_none", "the gradient of a gradient penalty is 0 where it should be 0.082, and nothing says so"),
+        ("of_dy_alone", "the gradient of a gradient penalty is 0.027 where it should be -0.052, and nothing says so"),
+        ("without_words", "a second derivative is refused, and no word says what is refused"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_second_derivative(name, words):
+    wrong = next(each for each in PYTHON if each.name == f"register_second_{name}")
+    checker = make_checker(Work(PUZZLE, wrong.of_rung, roots.solutions()))
+    (result,) = checker.check(wrong.target(), [wrong.gate])
+    assert result.diagnosis[0] == f"second_derivative: {words}"
+
+
+def test_a_second_derivative_may_be_right():
+    """PyTorch's own softmax has one: a gate that asks for a refusal would refuse it."""
+    from harness.puzzles.p20.registration import RawKernels, Registered, second_derivative
+
+    assert second_derivative(Registered(lambda x: x.softmax(-1), RawKernels(), "none")) is None

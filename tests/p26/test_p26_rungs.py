@@ -229,6 +229,58 @@ def test_what_a_learner_raises_is_a_verdict_with_its_line(tmp_path, checkers):
     assert "ZeroDivisionError" in result.diagnosis[0]
 
 
+def test_what_a_graph_raises_has_the_line_that_wrote_it(tmp_path, checkers):
+    """Dynamo wraps what a pass raises, and the kind of the function in question names the mistake."""
+    text = (roots.solutions() / "p26" / "match.py").read_text()
+    path = tmp_path / "match.py"
+    path.write_text(text.replace("gate.all_input_nodes == [x]", "gate.args[0] is x"))
+    line = next(k for k, each in enumerate(path.read_text().splitlines(), 1) if "gate.args[0] is x" in each)
+    (result,) = checkers["match"].check(path, ["silu"])
+    assert result.diagnosis[0] == (
+        f"keywords: {path}:{line}: torch.sigmoid(input=x) * x: IndexError: tuple index out of range"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rung", "part", "body", "gate"),
+    [
+        ("swap", "refuse", '    return ""', "whole"),
+        ("fold", "factor", "    return None", "chain"),
+        ("printer", "rows", "    return []", "show"),
+    ],
+)
+def test_a_gate_whose_part_is_wrong_says_which_to_mend_first(tmp_path, checkers, rung, part, body, gate):
+    text = (roots.solutions() / "p26" / f"{rung}.py").read_text()
+    path = tmp_path / f"{rung}.py"
+    path.write_text(blanks.join(blanks.split(text), {part: (body,)}))
+    (result,) = checkers[rung].check(path, [gate])
+    assert (result.state, result.mistake, result.hint) == ("wrong", "part-wrong", f"{part}-1")
+    assert result.diagnosis == [
+        f"`{part}`, which it calls, is not right yet; with the solution's it is correct: mend {part} first"
+    ]
+
+
+def test_a_gate_that_is_wrong_beside_a_wrong_part_is_named_itself(tmp_path, checkers):
+    text = (roots.solutions() / "p26" / "fold.py").read_text()
+    path = tmp_path / "fold.py"
+    path.write_text(
+        blanks.join(blanks.split(text), {"factor": ("    return None",), "chain": ("    return 0",)})
+    )
+    (result,) = checkers["fold"].check(path, ["chain"])
+    assert result.mistake == "not-rewritten" and result.hint == "chain-1"
+
+
+def test_what_a_graph_prints_when_it_fails_is_not_shown(tmp_path, checkers, capfd):
+    """FX writes a traceback to standard error where generated code raises."""
+    text = (roots.solutions() / "p26" / "match.py").read_text()
+    path = tmp_path / "match.py"
+    path.write_text(
+        text.replace("or not value(x).dtype == value(end).dtype in DTYPES:", "or not is_tensor(end):")
+    )
+    (result,) = checkers["match"].check(path, ["gelu"])
+    assert result.mistake == "dtype" and "traced Module" not in capfd.readouterr().err
+
+
 def test_rewrites_are_shown_and_written_as_pictures(tmp_path, capsys):
     assert cli.main(["p26", "--rewrites", "--svg", str(tmp_path)]) == 0
     said = capsys.readouterr().out

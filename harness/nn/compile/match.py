@@ -35,6 +35,10 @@ MATMUL = {
     for function in (operator.matmul, torch.matmul, torch.mm, aten.mm.default, aten.matmul.default)
 }
 TRANSPOSED = ADDMM | MATMUL
+KEYWORDS = {
+    function: {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"} for function in ADDMM
+} | {function: {"self": "input", "other": "weight", "mat2": "weight"} for function in MATMUL}
+"""What PyTorch calls the arguments of these products, where the tables above have other names."""
 PRODUCTS = LINEAR | TRANSPOSED
 RESHAPES = ("view", "reshape", torch.reshape, aten.view.default, aten.reshape.default)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -132,7 +136,9 @@ def judge(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Le
 
 def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
     """The arguments of a call by name, however they were written."""
-    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    ours = KEYWORDS.get(node.target, {})
+    by_keyword = {ours.get(keyword, keyword): argument for keyword, argument in node.kwargs.items()}
+    return dict(zip(names, node.args, strict=False)) | by_keyword
 
 
 def layer_norm(node: Any) -> Node | None:

@@ -161,24 +161,35 @@ def memory(it: Registered) -> str | None:
 
 
 def second_derivative(it: Registered) -> str | None:
-    """A second derivative is right, or refused in words."""
+    """A second derivative is right, or refused in words: gradient penalties, of losses whose dy follows x and does not."""
     x = small()
-    out = it.op(x)
-    try:
-        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad(first.sum(), x)
-    except NotImplementedError:
-        return None
-    except RuntimeError as error:
-        return (
-            f"a second derivative ends in torch's words, not in yours: {' '.join(str(error).split())[:160]}"
-        )
-    leaf = x.detach().requires_grad_()
-    (first,) = torch.autograd.grad(leaf.softmax(-1).square().sum(), leaf, create_graph=True)
-    (expected,) = torch.autograd.grad(first.sum(), leaf)
-    if differs(second, expected):
-        return "the second derivative is wrong, and nothing says so"
+    for loss in (lambda y: y.square().sum(), lambda y: (y * torch.arange(y.numel()).view(y.shape)).sum()):
+        try:
+            got = penalty(it.op, loss, x)
+        except NotImplementedError as error:
+            if not str(error):
+                return "a second derivative is refused, and no word says what is refused"
+            continue
+        except RuntimeError as error:
+            words = " ".join(str(error).split())[:160]
+            return f"a second derivative ends in torch's words, not in yours: {words}"
+        expected = penalty(lambda x: x.softmax(-1), loss, x)
+        if differs(got, expected):
+            at = torch.unravel_index((got - expected).abs().argmax(), got.shape)
+            number, right = f"{got[at].item():.2g}", f"{expected[at].item():.2g}"
+            return f"the gradient of a gradient penalty is {number} where it should be {right}, and nothing says so"
     return None
+
+
+def penalty(
+    function: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], point: Tensor
+) -> Tensor:
+    """The gradient of the squared length of a loss's gradient: what a gradient penalty adds. The sum of the gradient
+    itself would not do: of softmax it is always 0, and so is its derivative."""
+    x = point.detach().requires_grad_()
+    (first,) = torch.autograd.grad(loss(function(x)), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    return second
 
 
 def autocast(it: Registered) -> str | None:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
-from harness.check.python_files import PythonChecker, describe
+from harness.check.python_files import PythonChecker, describe, line_of, load
 from harness.check.results import GateResult
 from harness.puzzles.p26 import composing, folding, matching, models, printing, swapping
 from harness.puzzles.p26.mistakes import FIXES
 from harness.puzzles.p26.trying import Check, Fault, Module, cause_of, tries
 from harness.spec.puzzle import Case, Gate
+from harness.toolchain import roots
 
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns where there is no CUDA
 
@@ -25,7 +26,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "exact": (folding.same_bits,),
     "chain": (tries("fold", folding.CHAIN),),
     "neutral": (tries("drop_ones", folding.NEUTRAL),),
-    "sweep": (tries("sweep", folding.SWEEP),),
+    "sweep": (tries("sweep", folding.SWEEP), folding.inputs_stay),
     "replace": (matching.replacing,),
     "silu": (tries("silu", matching.SILUS),),
     "values": (matching.computed,),
@@ -42,6 +43,16 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "whole": (swapping.whole, swapping.with_kernels),
 }
 """Gate -> its checks."""
+PARTS: dict[str, tuple[str, ...]] = {
+    "show": ("rows", "groups"),
+    "chain": ("factor", "exact"),
+    "neutral": ("factor",),
+    "silu": ("replace",),
+    "gelu": ("replace", "values"),
+    "backend": ("rewrite",),
+    "whole": ("find", "refuse", "swap"),
+}
+"""Gate -> the other gates' functions that its own calls, in the order in which they are written."""
 SUMMARIES = {
     "chain": f"{len(folding.CHAIN)} functions, bit for bit",
     "neutral": f"{len(folding.NEUTRAL)} functions, bit for bit",
@@ -62,6 +73,10 @@ class BackendChecker(PythonChecker):
     def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
         fault = fault_of(gate.id, module, path)
+        if fault and (part := self._wrong_part(gate.id, module, path)):
+            words = f"`{part}`, which it calls, is not right yet; with the solution's it is correct: mend {part} first"
+            ladder = self.puzzle.ladder(self.rung, part)
+            return GateResult(gate, "wrong", diagnosis=[words], mistake="part-wrong", hint=f"{ladder}-1")
         if fault:
             lines = [f"{fault.kind}: {fault}"]
             if fault.kind in FIXES:
@@ -69,21 +84,41 @@ class BackendChecker(PythonChecker):
             return GateResult(gate, "wrong", diagnosis=lines, mistake=fault.kind, hint=hint)
         return GateResult(gate, "correct", summary=SUMMARIES.get(gate.id, ""))
 
+    def _wrong_part(self, gate: str, module: Module, path: Path) -> str:
+        """The first wrong part of a gate that alone is to blame: with the solution's parts nothing is wrong."""
+        wrong = [part for part in PARTS.get(gate, ()) if fault_of(part, module, path)]
+        if not wrong:
+            return ""
+        solution = load(roots.solutions() / self.puzzle.name / self.rung.file)
+        mended = load(path)
+        mended.update(
+            {part: solution[part] for part in wrong}
+        )  # what the file's functions look their names up in
+        return "" if fault_of(gate, mended, path) else wrong[0]
+
 
 def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
-    """The first fault that the checks of a gate find; what the learner's code raises is one."""
-    with contextlib.redirect_stdout(io.StringIO()):
+    """The first fault that the checks of a gate find; what the learner's code raises is one, with its line."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         for check in CHECKS[gate]:
             try:
                 check(module)
             except Fault as fault:
-                return fault
+                return with_line(fault, path)
             except Exception as error:  # whatever a learner's code raises is a verdict
                 inner = cause_of(error)
                 if isinstance(inner, Fault):
-                    return inner
+                    return with_line(inner, path)
                 words = describe(inner, path)[:300]
                 return Fault("erased-in-use" if "Tried to erase Node" in words else "raises", words)
             finally:
                 torch._dynamo.reset()
     return None
+
+
+def with_line(fault: Fault, path: Path) -> Fault:
+    """A fault, with the line of the learner's file in front where an exception of that file is behind it."""
+    error = fault.__cause__ and cause_of(fault.__cause__)
+    if error is None or isinstance(error, Fault):  # no exception of the learner's, but a verdict
+        return fault
+    return Fault(fault.kind, f"{line_of(error, path)}{fault}")

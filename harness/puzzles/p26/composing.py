@@ -21,6 +21,8 @@ from harness.puzzles.p26.trying import (
     captured,
     expect,
     outputs_of,
+    stale,
+    with_code,
     wrong,
 )
 
@@ -38,9 +40,11 @@ def sine_to_cosine(gm: GraphModule) -> int:
 
 
 def out_of_order(gm: GraphModule) -> int:
-    """A pass that breaks a graph: the second operation stands in front of the first."""
-    first, second = [n for n in gm.graph.nodes if n.op in CALLS][:2]
-    first.prepend(second)
+    """A pass that breaks the graph that has a sin: the second operation stands in front of the first."""
+    calls = [n for n in gm.graph.nodes if n.op in CALLS]
+    if "sin" not in map(called, calls):
+        return 0
+    calls[0].prepend(calls[1])
     return 1
 
 
@@ -59,6 +63,11 @@ def cosine(x: Tensor) -> Tensor:
     return (x + 1.0).cos() * 2.0
 
 
+def checkpointed(x: Tensor) -> Tensor:
+    """The same in a graph of its own."""
+    return (checkpoint(sine, x, use_reentrant=False) + 1.0) * 3.0
+
+
 def rewriting(m: Module) -> None:
     """Passes run, over child graphs too; the code is made anew and checked; changes are counted."""
     gm = captured(sine, X)
@@ -70,19 +79,30 @@ def rewriting(m: Module) -> None:
     if not torch.equal(got, cosine(X)):
         raise wrong("value", "behind the pass the graph computes something else")
     expect(count, 1, "what rewrite returns", "value")
-    gm = captured(lambda x: checkpoint(sine, x, use_reentrant=False) + 1.0, X.clone().requires_grad_())
+    gm = with_code(captured(checkpointed, X.clone().requires_grad_()))
     expect(
         m["rewrite"](gm, [sine_to_cosine]), 1, "the count of changes in a checkpointed region", "child-graphs"
     )
     left = [called(n) for one in graph_modules(gm) for n in one.graph.nodes]
     if "sin" in left:
         raise wrong("child-graphs", "the checkpointed region is as it was")
-    gm = captured(sine, X)
-    try:
-        m["rewrite"](gm, [out_of_order])
-    except RuntimeError:
-        return
-    raise wrong("not-linted", "a pass that leaves a node before its input goes through")
+    if where := stale(gm):
+        raise wrong("stale-code", f"{where} has changed, and what runs has not")
+    expect(
+        m["rewrite"](captured(sine, X), [nothing, nothing, sine_to_cosine]),
+        1,
+        "the count of a third pass",
+        "value",
+    )
+    for words, function, x in (
+        ("", sine, X),
+        (" in a checkpointed region", checkpointed, X.clone().requires_grad_()),
+    ):
+        try:
+            m["rewrite"](captured(function, x), [out_of_order])
+        except RuntimeError:
+            continue
+        raise wrong("not-linted", f"a pass that leaves a node before its input goes through{words}")
 
 
 @contextlib.contextmanager

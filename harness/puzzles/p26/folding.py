@@ -1,6 +1,7 @@
 """What judges the folding of constants: every value of the small dtypes, and functions that must keep their bits."""
 
 import itertools
+import operator
 
 import torch
 from torch import Tensor
@@ -51,6 +52,10 @@ def bits(words, function, after, x=None, **options) -> Try:
     return Try(words, function, (numbers() if x is None else x,), after, same_bits=True, **options)
 
 
+WRAPPING = torch.tensor([2**24 + 1, 7, -(2**31) - 3, 2**62], dtype=torch.int64)
+"""Integers that no float32 holds, and one whose product wraps."""
+
+
 CHAIN = (
     bits("x * 2.0 * 3.0", lambda x: x * 2.0 * 3.0, ("mul",)),
     bits("3.0 * (x * 2.0), the constant in front", lambda x: 3.0 * (x * 2.0), ("mul",)),
@@ -76,6 +81,13 @@ CHAIN = (
         lambda x: x * 4 * 0.5,
         ("mul", "mul"),
         torch.tensor([2**30, 5], dtype=torch.int32),
+        kind="integer-through-float",
+    ),
+    bits(
+        "x * 3 * 2.0 of int64, which is rounded to float32 only after it has wrapped",
+        lambda x: x * 3 * 2.0,
+        ("mul", "mul"),
+        WRAPPING,
         kind="integer-through-float",
     ),
     bits(
@@ -133,6 +145,16 @@ NEUTRAL = (
         gradients=False,
     ),
     bits("x * 1.0 of integers", lambda x: (x * 1.0).exp(), None, numbers(torch.int32), kind="dtype"),
+    bits("x * 1.0 + 2 of integers, a float32", lambda x: x * 1.0 + 2, None, WRAPPING, kind="dtype"),
+    bits(
+        "(x * 1) + (x * 1) of bools, an integer",
+        lambda x: (x * 1) + (x * 1),
+        None,
+        numbers() > 0,
+        kind="dtype",
+    ),
+    bits("sin(x * -1.0)", lambda x: (x * -1.0).sin(), ("mul", "sin")),
+    bits("exp(x * 1.5)", lambda x: (x * 1.5).exp(), ("mul", "exp")),
     bits("x * 1 of integers", lambda x: (x * 1).abs(), ("abs",), numbers(torch.int32)),
     bits("x * 1.0, returned", lambda x: x * 1.0, None, kind="aliased"),
     bits("a view of x * 1.0, returned", lambda x: (x * 1.0).view(-1), None, kind="aliased"),
@@ -184,6 +206,14 @@ SWEEP = (
 )
 
 
+def inputs_stay(m: Module) -> None:
+    """An input that nobody uses is no dead code: who calls the graph hands it in."""
+    gm = torch.fx.symbolic_trace(lambda x, y: x.sin())
+    m["sweep"](gm)
+    names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
+    expect(names, ["x", "y"], "what a graph of (x, y) takes that does not use y", "input-erased")
+
+
 FACTORS = (
     ("x * 2.0", lambda x: x * 2.0, 2.0),
     ("2.0 * x", lambda x: 2.0 * x, 2.0),
@@ -193,6 +223,8 @@ FACTORS = (
     ("x * x", lambda x: x * x, None),
     ("x + 2.0", lambda x: x + 2.0, None),
     ("x.clone().mul_(2.0)", lambda x: x.clone().mul_(2.0), None),
+    ("y *= 2.0", lambda x: operator.imul(x.clone(), 2.0), None),
+    ("torch.mul(x, 2.0, out=y)", lambda x: torch.mul(x, 2.0, out=torch.empty_like(x)), None),
     ("x * True", lambda x: x * True, None),
 )
 

@@ -57,6 +57,8 @@ SILUS = (
     Try("bfloat16", lambda x: torch.sigmoid(x) * x, (numbers(torch.bfloat16),), (SILU,)),
     Try("x.float() in front, of bfloat16", upcast, (numbers(torch.bfloat16),), ("float", SILU), "cast-dropped"),
     Try("integers, which have no SiLU", lambda x: torch.sigmoid(x) * x, (numbers(torch.int32),), ("sigmoid", "mul"), "dtype", gradients=False),
+    Try("torch.sigmoid(input=x) * x", lambda x: torch.sigmoid(input=x) * x, (numbers(),), None, "keywords"),
+    Try("torch.mul(input=sigmoid(x), other=x)", lambda x: torch.mul(input=torch.sigmoid(x), other=x), (numbers(),), None, "keywords"),
     Try("x is written to in between", across_mutation, (numbers(),), None, "across-mutation", gradients=False),
     Try("no SiLU at all", lambda x: torch.tanh(x) * x, (numbers(),), ("tanh", "mul")),
     Try(
@@ -102,6 +104,13 @@ GELUS = (
     gelu("with x / 2", lambda x: x / 2 * (1 + (K * (x + 0.044715 * x**3)).tanh())),
     gelu("of a sum that is used again", plus_residual, ("sin", "mul", "add", "gelu", "add")),
     gelu("in bfloat16", lambda x: 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3))), x=WIDE.bfloat16()),
+    gelu("in float64", lambda x: 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3))), x=WIDE.double()),
+    gelu("in float16", lambda x: 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3))), x=WIDE.half()),
+    gelu("of integers, which have no GELU", lambda x: 0.5 * x * (1 + torch.tanh(K * (x + 0.044715 * x**3))), None, "dtype", numbers(torch.int32), gradients=False),
+    gelu("a sum with alpha", lambda x: 0.5 * x * (1 + torch.tanh(K * torch.add(x, x**3, alpha=0.044715)))),
+    gelu("another one, by alpha alone", lambda x: 0.5 * x * (1 + torch.tanh(K * torch.add(x, 0.044715 * x**3, alpha=2))), None, "keywords"),
+    gelu("of |x| inside, the same for x > 0", lambda x: 0.5 * x * (1 + torch.tanh(K * (x.abs() + 0.044715 * x.abs() ** 3))), None, "false-match"),
+    gelu("of |x| outside, the same for x > 0", lambda x: 0.5 * x.abs() * (1 + torch.tanh(K * (x + 0.044715 * x**3))), None, "false-match"),
     gelu("with another constant, 0.04", lambda x: 0.5 * x * (1 + torch.tanh(K * (x + 0.04 * x**3))), None, "false-match"),
     gelu("of two tensors", lambda x: 0.5 * x.sin() * (1 + torch.tanh(K * (x + 0.044715 * x**3))), None, "false-match"),
     gelu("x is written to in between", written_inside, None, "across-mutation", gradients=False),
@@ -153,7 +162,11 @@ def replacing(m: Module) -> None:
 def computed(m: Module) -> None:
     """The value of a part of a graph as a function of one node."""
     points = torch.linspace(-2, 2, 9, dtype=torch.float64)
-    gm = captured(lambda x, y: (torch.tanh(x * 2.0 + 1.0).pow(2), x * y), X, X.cos())
+    gm = captured(
+        lambda x, y: (torch.tanh(x * 2.0 + 1.0).pow(2), x * y, torch.sub(x, x.sin(), alpha=2).neg()),
+        X,
+        X.cos(),
+    )
     nodes = {called(n): n for n in gm.graph.nodes if n.op in CALLS}
     x, y = (n for n in gm.graph.nodes if n.op == "placeholder")
     product = next(n for n in nodes["pow"].graph.nodes if called(n) == "mul")
@@ -162,12 +175,14 @@ def computed(m: Module) -> None:
         ("tanh(x * 2 + 1)^2 of x * 2", nodes["pow"], product, torch.tanh(points + 1) ** 2),
         ("tanh(x * 2 + 1)^2 of y, of which it does not depend", nodes["pow"], y, None),
         ("x * y of x", nodes["mul"], x, None),
+        ("-torch.sub(x, sin(x), alpha=2) of x", nodes["neg"], x, 2 * points.sin() - points),
     ):
+        kind = "keywords" if "alpha" in words else "value"
         got = m["values"](end, at, points)
         if wanted is None:
             expect(got, None, f"{words}: values(...)", "false-match")
         elif not isinstance(got, Tensor) or got.shape != points.shape or not torch.allclose(got, wanted):
-            raise wrong("value", f"{words}: values(...) is {got!r}, expected {wanted!r}"[:400])
+            raise wrong(kind, f"{words}: values(...) is {got!r}, expected {wanted!r}"[:400])
 
 
 def tanh_form(m: Module) -> None:

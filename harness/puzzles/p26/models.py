@@ -77,6 +77,16 @@ def keywords(m: Pieces, x: Tensor) -> Tensor:
     return F.linear(bias=m.c, input=h, weight=m.b.weight)
 
 
+def no_eps(m: Pieces, x: Tensor) -> Tensor:
+    """An eps of 0, and a row of numbers so small that the default would be seen."""
+    return F.linear(F.layer_norm(1e-3 * x, (H,), m.ln.weight, m.ln.bias, 0.0), m.a.weight)
+
+
+def reshaped_twice(m: Pieces, x: Tensor) -> Tensor:
+    """Two reshapes, in an order that matters: [B * S, H], then [S, B, H]."""
+    return m.a(m.ln(x).view(-1, H).reshape(S, B, H))
+
+
 def written(m: Pieces, x: Tensor) -> Tensor:
     """What LayerNorm has read is another before the Linear runs."""
     x = x.clone()
@@ -118,6 +128,15 @@ PATTERNS = (
     Pattern("ATen's functions", aten, 1),
     Pattern("GPT-2's Conv1D, a reshape and an addmm", conv1d, 1, True, 1),
     Pattern("torch.layer_norm @ weight", lambda m, x: torch.layer_norm(x, [H]) @ m.w, 1, True),
+    Pattern("an eps of 0", no_eps, 1),
+    Pattern("two reshapes", reshaped_twice, 1, False, 2),
+    Pattern("torch.matmul(ln, other=weight)", lambda m, x: torch.matmul(m.ln(x), other=m.w), 1, True),
+    Pattern(
+        "torch.addmm(input=bias, mat1=ln, mat2=weight)",
+        lambda m, x: torch.addmm(input=m.c, mat1=m.ln(x[0]), mat2=m.w),
+        1,
+        True,
+    ),
     Pattern("three Linear layers and a residual share a LayerNorm", shared, 3),
     Pattern("dropout switched off in between", lambda m, x: m.a(F.dropout(m.ln(x), 0.5, False)), 1),
     Pattern("dropout in between", lambda m, x: m.a(F.dropout(m.ln(x), 0.5)), 0),
@@ -167,8 +186,14 @@ def swaps() -> Sequence[Try]:
         one("q, k and v share a LayerNorm", only_shared, None, "shared-norm"),
         one("and a residual reads it too", shared, ("layer_norm", *PAIR, *PAIR, "t", *PAIR, "add"), "shared-norm"),
         one("without parameters", lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), PAIR),
+        one("with an eps of 0", no_eps, ("mul", *PAIR)),
+        one("with two reshapes in between", reshaped_twice, ("reshape", "reshape", *PAIR)),
         one("with more behind it", lambda m, x: (m.a(m.ln(x)).tanh() * 2, x), (*PAIR, "tanh", "mul")),
         one("a frozen LayerNorm", frozen(), PAIR, "no-gradient"),
+        *(
+            Try(f"in {dtype}".replace("torch.", ""), Pieces(lambda m, x: m.a(m.ln(x))).to(dtype), (rows(B, S).to(dtype),), PAIR)
+            for dtype in (torch.float64, torch.bfloat16)
+        ),
         one("inference", lambda m, x: m.a(m.ln(x)), PAIR, gradients=False),
         one("under bfloat16 autocast", lambda m, x: m.a(m.ln(x)), None, "cast-dropped", autocast=True),
         one(

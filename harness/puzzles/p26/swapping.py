@@ -10,14 +10,25 @@ from harness.check.python_files import load
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26 import models
 from harness.puzzles.p26.nodes import called
-from harness.puzzles.p26.trying import Module, Try, attempt, captured, expect, wrong
+from harness.puzzles.p26.trying import (
+    Backend,
+    Module,
+    Try,
+    attempt,
+    captured,
+    expect,
+    stale,
+    with_code,
+    wrong,
+)
 from harness.toolchain import roots
 
 
 def finding(m: Module) -> None:
-    """How many pairs there are in each way to write them, and what is known of the first."""
+    """How many pairs there are in each way to write them, what is known of the first, and what they come to when swapped."""
     for pattern in models.PATTERNS:
-        gm = captured(models.Pieces(pattern.body), models.rows(models.B, models.S))
+        model, x = models.Pieces(pattern.body), models.rows(models.B, models.S)
+        gm = captured(model, x)
         found = list(m["find"](gm))
         if len(found) != pattern.pairs:
             kind = "not-rewritten" if len(found) < pattern.pairs else "false-match"
@@ -32,6 +43,19 @@ def finding(m: Module) -> None:
             got = found[0].transposed, len(found[0].between)
             wanted = pattern.transposed, pattern.between
             expect(got, wanted, f"{pattern.words}: (transposed, reshapes in between)", "value")
+            attempt(Try(f"{pattern.words}, swapped as found", model, (x,)), swapped_as(m["find"]))
+
+
+def swapped_as(find: Callable[[GraphModule], list]) -> Backend:
+    """A backend of the solution's `swap`, for what `find` says of each pair."""
+    swap = library("swap")
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        for match in find(gm):
+            swap(gm, match)
+        return models.with_standin(gm, example_inputs)
+
+    return backend
 
 
 def refusing(m: Module) -> None:
@@ -53,9 +77,14 @@ def refusing(m: Module) -> None:
         raise wrong("dtype", "a pair in complex64 has no kernel, and refuse(match) has no objection")
 
 
+def library(name: str) -> Callable[..., Any]:
+    """A function of the solution."""
+    return load(roots.solutions() / "p26" / "swap.py")[name]
+
+
 def library_matches(gm: GraphModule) -> list:
     """Every pair of a graph, whether or not it may be swapped: what `find` of the solution gives."""
-    return load(roots.solutions() / "p26" / "swap.py")["find"](gm)
+    return library("find")(gm)
 
 
 UNSAFE = {"item", "tolist", "numpy", "cpu", "nonzero", "cuda"}
@@ -95,15 +124,15 @@ def whole(m: Module) -> None:
     """The backend: child graphs, pairs that stay, and what it reports."""
     reports: list[tuple[str, str]] = []
 
-    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        return m["backend"](gm, example_inputs, models.with_standin, lambda *line: reports.append(line))
+    def tail(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        if where := stale(gm):
+            raise wrong("stale-code", f"{where} reaches the tail with the code of the graph that it was")
+        return models.with_standin(gm, example_inputs)
 
-    one = Try(
-        "under activation checkpointing",
-        models.Pieces(models.checkpointed),
-        (models.rows(2, 3),),
-        kind="child-graphs",
-    )
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        return m["backend"](with_code(gm), example_inputs, tail, lambda *line: reports.append(line))
+
+    one = Try("under activation checkpointing", models.Pieces(models.checkpointed), (models.rows(2, 3),))
     if not attempt(one, backend).left.count("standin"):
         raise wrong("child-graphs", "under activation checkpointing: the operator is not in the graph")
     for words, body, kind in models.UNFIT[:2]:

@@ -255,7 +255,7 @@ def distance(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocas
         if same.all():
             return ""
         at = tuple((~same).nonzero()[0].tolist())
-        return f"has {int((~same).sum())} of {same.numel()} elements with other bits: {got[at]!s} for {eager[at]!s}"
+        return f"has {int((~same).sum())} of {same.numel()} elements with other bits: {digits(got[at])} for {digits(eager[at])}"
     scale = exact.double().abs().max().clamp(min=1e-30)
     error = ((got.double() - exact.double()).abs().max() / scale).item()
     baseline = ((eager.double() - exact.double()).abs().max() / scale).item()
@@ -264,6 +264,11 @@ def distance(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocas
     if error <= limit:
         return ""
     return f"is wrong: its error is {error:.1e}, eager mode's {baseline:.1e}, the limit {limit:.1e}"
+
+
+def digits(number: Tensor) -> str:
+    """A number with as many digits as its dtype tells apart: "100663304"."""
+    return f"{number.item():.9g}" if number.is_floating_point() else str(number.item())
 
 
 def compare_graph(wanted: Sequence[str], probe: Probe) -> None:
@@ -326,6 +331,21 @@ def passed(one: Pass) -> Backend:
         return gm.forward
 
     return backend
+
+
+def with_code(gm: GraphModule) -> GraphModule:
+    """A graph module whose code is made, and its children's: PyTorch may wait with it until somebody looks."""
+    for module in graph_modules(gm):
+        assert module.code
+    return gm
+
+
+def stale(gm: GraphModule) -> str:
+    """Which module runs other code than its graph's, "the graph" or "a child graph"; empty where none does."""
+    for module in graph_modules(gm):
+        if module.code != module.graph.python_code("self").src:
+            return "the graph" if module is gm else "a child graph"
+    return ""
 
 
 # ---- What checks are made of ---------------------------------------------------------------------------------

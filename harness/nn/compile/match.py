@@ -35,9 +35,10 @@ MATMUL = {
     for function in (operator.matmul, torch.matmul, torch.mm, aten.mm.default, aten.matmul.default)
 }
 TRANSPOSED = ADDMM | MATMUL
-KEYWORDS = {
-    function: {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"} for function in ADDMM
-} | {function: {"self": "input", "other": "weight", "mat2": "weight"} for function in MATMUL}
+KEYWORDS: dict[Any, dict[str, str]] = {
+    **dict.fromkeys(ADDMM, {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"}),
+    **dict.fromkeys(MATMUL, {"self": "input", "other": "weight", "mat2": "weight"}),
+}
 """What PyTorch calls the arguments of these products, where the tables above have other names."""
 PRODUCTS = LINEAR | TRANSPOSED
 RESHAPES = ("view", "reshape", torch.reshape, aten.view.default, aten.reshape.default)

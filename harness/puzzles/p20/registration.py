@@ -181,9 +181,7 @@ def second_derivative(it: Registered) -> str | None:
     return None
 
 
-def penalty(
-    function: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], point: Tensor
-) -> Tensor:
+def penalty(function: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
     """The gradient of the squared length of a loss's gradient: what a gradient penalty adds. The sum of the gradient
     itself would not do: of softmax it is always 0, and so is its derivative."""
     x = point.detach().requires_grad_()

@@ -182,7 +182,8 @@ def computed(m: Module) -> None:
         if wanted is None:
             expect(got, None, f"{words}: values(...)", "false-match")
         elif not isinstance(got, Tensor) or got.shape != points.shape or not torch.allclose(got, wanted):
-            raise wrong(kind, f"{words}: values(...) is {got!r}, expected {wanted!r}"[:400])
+            said = " ".join(f"{words}: values(...) is {got!r}, expected {wanted!r}".split())
+            raise wrong(kind, said[:400])
 
 
 def tanh_form(m: Module) -> None:

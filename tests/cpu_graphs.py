@@ -160,7 +160,7 @@ def load_attention_cpu_graphs():
     from harness.spec.ops import Call
 
     steps = (*PUZZLE.calls_of(("unfused", "fused")), Call(MASK_BACKWARD, (), "fused"))
-    ops = {call.op.name: call.op for call in PUZZLE.calls}.values()
+    ops = {call.op.name: call.op for call in PUZZLE.calls_of(PUZZLE.variants)}.values()
     calls = dict.fromkeys(DTYPES, steps)
     calls |= {"other": PUZZLE.calls_of(OTHER_ALGORITHMS), "unbound": tuple(map(unbound, ops))}
     for dtype in attention_dtypes():

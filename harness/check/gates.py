@@ -105,9 +105,9 @@ class Checker:
         # A fresh one: it remembers the hash of what it has read.
         package = OpPackage(path.path if isinstance(path, OpPackage) else path)
         wanted = wanted_gates(self.puzzle, self.rung, gates)
-        cases = [
-            case for case in (self.puzzle.cases(None) if cases is None else cases) if case.world_size == 1
-        ]
+        if cases is None:
+            cases = [*self.puzzle.cases(None), *self.puzzle.gate_cases]
+        cases = [case for case in cases if case.world_size == 1]
         found = package_blanks(package, self.puzzle)
         empty = {id for id, blank in found.items() if blank.size == 0}
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
@@ -141,13 +141,14 @@ class Checker:
     ) -> list[GateResult]:
         """The verdict on each wanted gate in these cases."""
         empty = {id for id, blank in found.items() if blank.size == 0}
-        outcomes = {variant: self._outcome(recording, variant, cases) for variant in variants}
+        of = {name: [case for case in cases if case.variant in ("", name)] for name in variants}
+        outcomes = {variant: self._outcome(recording, variant, of[variant]) for variant in variants}
         source = (package.path / self.puzzle.source).resolve()
         for outcome in outcomes.values():
             outcome.findings = [in_the_kernels_words(each, recording, source) for each in outcome.findings]
         # Every attempted gate of these variants is judged, so that what lies in no blank is put down to the right one.
         attempted = [g for g in self.gates if g.variant in variants and g.id not in empty]
-        judged = {gate.id: self._judge(gate, cases, outcomes[gate.variant]) for gate in attempted}
+        judged = {gate.id: self._judge(gate, of[gate.variant], outcomes[gate.variant]) for gate in attempted}
         for gate in attempted:
             rivals = [r for r in judged.values() if r.gate.variant == gate.variant]
             self._finish(judged[gate.id], rivals, outcomes[gate.variant], package, found, empty)
@@ -257,7 +258,7 @@ class Checker:
 
     def _judge(self, gate: Gate, cases: list[Case], outcome: Outcome) -> GateResult:
         """The verdict by values alone."""
-        quantities = (*gate.quantities, *gate.given)
+        quantities = (*gate.own, *gate.given)
         result = GateResult(gate, "correct")
         result.comparisons = [
             Comparison(case, self._verdicts(case, gate.variant, outcome, quantities))
@@ -339,7 +340,7 @@ class Checker:
                 for c in result.comparisons
                 if not c.verdicts[quantity].ok
             ]
-            own = quantity in gate.quantities
+            own = quantity in gate.own
             seen = diagnose(
                 self.puzzle,
                 quantity,
@@ -357,7 +358,7 @@ class Checker:
                 )
             result.mistake = result.mistake or (None if vague else seen.mistake)
             result.hint = seen.hint if own and seen.mistake else result.hint
-        if right := [q for q in gate.quantities if q not in wrong] if wrong else []:
+        if right := [q for q in gate.own if q not in wrong] if wrong else []:
             result.diagnosis.append(f"{', '.join(right)} itself is right in every case")
         cause = from_findings(causes)
         if slips and result.mistake not in known and not (cause and cause[0] in SURE):
@@ -377,7 +378,7 @@ class Checker:
 
 def wrong_quantities(result: GateResult) -> list[str]:
     """The quantities of a gate, its own first, that are wrong in some case."""
-    quantities = (*result.gate.quantities, *result.gate.given)
+    quantities = (*result.gate.own, *result.gate.given)
     return [q for q in quantities if any(not c.verdicts[q].ok for c in result.comparisons)]
 
 

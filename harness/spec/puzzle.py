@@ -25,7 +25,8 @@ class Case:
     """One set of inputs: what it is called, why it is there, its sizes, and how its values are drawn.
 
     With a `world_size` above 1 the case is run by so many processes; only rungs in Python take it. One `in_16_bits` is
-    judged in bfloat16 too by a gate of kernels, so that no gate is right that compiles or adds up in float32 alone.
+    judged in bfloat16 too by a gate of kernels, so that no gate is right that compiles or adds up in float32 alone. A case
+    of a `variant` is one that no other variant can take.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Case:
     values: str
     world_size: int = 1
     in_16_bits: bool = False
+    variant: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Gate:
         quantities: The outputs that the blank alone makes.
         about: What they are, in a few words.
         given: What code outside the blanks makes on the way: wrong only where somebody changed that code.
+        recorded: Outputs of the blank as well, of launches that a recording alone has, and no op of a graph.
     """
 
     id: str
@@ -53,6 +56,12 @@ class Gate:
     quantities: tuple[str, ...] = ()
     about: str = ""
     given: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """What the gate is judged on."""
+        return (*self.quantities, *self.recorded)
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,9 @@ class Puzzle:
         inputs: case, dtype, seed -> the input arrays: numbers as float64, already rounded to the dtype, index maps and
             masks as integers and bools. A scalar of the ops may be among them, as an array without axes, for a
             case that has another than the ops' own.
-        derived_sizes: dims -> sizes that follow from them and that shapes of the ops name.
+        gate_cases: Further cases, each of a variant, that its gates alone have: a graph runs all variants on the same.
+        derived_sizes: dims -> sizes that follow from them and that shapes of the ops name. A case may have more dims than
+            have names; they come here.
         reference: input tensors (torch, any dtype and device) -> outputs and gradients by autograd. Where a variant keeps
             less than autograd does, "variant.quantity" is what PyTorch makes of the same: that variant's baseline.
         exact: input arrays -> outputs and gradients in NumPy longdouble.
@@ -154,6 +165,7 @@ class Puzzle:
     dims: Dims = ()
     dim_names: tuple[str, ...] = ()
     cases: Callable[[Dims | None], list[Case]] = lambda dims: []
+    gate_cases: tuple[Case, ...] = ()
     inputs: Callable[[Case, str, int], Arrays] = not_given
     derived_sizes: Callable[[Dims], Mapping[str, int]] = lambda dims: {}
     reference: Callable[[dict], dict] = not_given
@@ -234,12 +246,14 @@ class Puzzle:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The calls of every variant, in order."""
-        return self.calls_of(self.variants)
+        """The calls of every variant, in order, those that a recording alone has too."""
+        return tuple(call for calls in self.variants.values() for call in calls)
 
     def calls_of(self, variants: Iterable[str]) -> tuple[Call, ...]:
-        """The calls of some variants, in order."""
-        return tuple(call for name in variants for call in self.variants[name])
+        """The calls of a graph of some variants, in order."""
+        recorded = {quantity for gate in self.gates for quantity in gate.recorded}
+        calls = (call for name in variants for call in self.variants[name])
+        return tuple(call for call in calls if not recorded & call.op.writes.keys())
 
     @property
     def separate(self) -> bool:
@@ -295,7 +309,7 @@ class Puzzle:
 
     def shapes(self, dims: Dims) -> dict[str, tuple[int, ...]]:
         """The shape of everything the ops write, by op argument."""
-        sizes = {**dict(zip(self.dim_names, dims, strict=True)), **self.derived_sizes(dims)}
+        sizes = {**dict(zip(self.dim_names, dims, strict=False)), **self.derived_sizes(dims)}
         return {
             name: tuple(size if isinstance(size, int) else sizes[size] for size in argument.shape)
             for call in self.calls

@@ -8,6 +8,7 @@ from std.math import ceildiv
 from std.sys import get_defined_dtype, is_defined
 
 from op.attention import (
+    launch_matmul,
     launch_output,
     launch_output_backward,
     launch_scores,
@@ -53,7 +54,10 @@ def record_unfused(mut recorder: Recorder, dims: List[Int]) raises:
     var S = dims[2]
     var T = dims[3]
     var d = dims[4]
-    recorder.case(String(t"unfused {B} {N} {S} {T} {d}"))
+    var name = String("unfused")
+    for i in range(len(dims)):
+        name += String(t" {dims[i]}")
+    recorder.case(name)
     var sizes = Sizes(Int32(B * N), Int32(S), Int32(T), Int32(d))
     var queries = B * N * S * d
     var keys = B * N * T * d
@@ -77,6 +81,18 @@ def record_unfused(mut recorder: Recorder, dims: List[Int]) raises:
     launch_output_backward[dtype](recorder, grad_value, grad_probabilities, grad_output, P, value, sizes)
     launch_softmax_backward[dtype](recorder, grad_scores, grad_probabilities.as_imm(), P, sizes)
     launch_scores_backward[dtype](recorder, grad_query, grad_key, grad_scores.as_imm(), query, key, sizes)
+    # Q^T dO, which is no step: with the scores it takes every way in which the product loads a factor.
+    launch_matmul[transpose_a=True](
+        recorder,
+        "transposed_product",
+        recorder.tensor[accum]("transposed_product", B * N * d * d),
+        query,
+        grad_output,
+        batches=sizes.batches,
+        m=sizes.head_dim,
+        n=sizes.head_dim,
+        k=sizes.query_len,
+    )
 
 
 def record_flash[variant: StaticString](mut recorder: Recorder, dims: List[Int]) raises:

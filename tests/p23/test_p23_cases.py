@@ -1,5 +1,7 @@
 """Puzzle 23 as data: the reference is right by independent ways, the cases are hard, and no known mistake survives them."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,14 @@ from known_mistakes import rejected
 
 from harness.check.reference import Reference, strided
 from harness.puzzles.p23 import spec as p23
-from harness.puzzles.p23.mistakes import MISTAKES
+from harness.puzzles.p23.mistakes import BLOCK, MISTAKES, TILE
 from harness.spec.cases import is_not_finite
 from harness.spec.derivation import Mistake
 from harness.spec.puzzle import Case
+from harness.toolchain import roots
 
 CASES = p23.cases()
+EVERY = [*CASES, *p23.GATE_CASES]
 FINITE = [case for case in CASES if not is_not_finite(case.values)]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 QUANTITIES = [quantity for call in p23.PUZZLE.calls for quantity in call.op.writes]
@@ -41,7 +45,7 @@ def answers(arrays) -> dict:
 # ---- The reference ------------------------------------------------------------------------------------------
 
 
-@names(CASES)
+@names(EVERY)
 def test_exact_agrees_with_autograd_in_float64(case):
     arrays = p23.inputs(case, "float64", 1)
     exact, by_torch = p23.exact(arrays), answers(arrays)
@@ -56,12 +60,12 @@ def test_exact_agrees_with_autograd_in_float64(case):
         assert np.abs(got[finite] - truth[finite]).max(initial=0) <= 1e-12 * scale, name
 
 
-@names(FINITE)
+@names([*FINITE, *p23.GATE_CASES])
 def test_the_reference_is_scaled_dot_product_attention(case):
     """Its output and its gradients, those of the mask among them; a row without a key gives 0."""
     arrays = p23.inputs(case, "float64", 0)
     leaves = [strided(arrays[name]).requires_grad_() for name in DIFFERENTIATED.values()]
-    output = F.scaled_dot_product_attention(*leaves[:3], attn_mask=leaves[3])
+    output = F.scaled_dot_product_attention(*leaves[:3], attn_mask=leaves[3], enable_gqa=True)
     gradients = torch.autograd.grad(output, leaves, strided(arrays["grad_output"]))
     expected = dict(zip(("output", *DIFFERENTIATED), (output.detach(), *gradients), strict=True))
     for name, tensor in expected.items():
@@ -252,7 +256,7 @@ def test_every_known_mistake_is_rejected(references, dtype):
     survivors = [
         mistake.id
         for mistake in MISTAKES
-        if not any(rejected(references[dtype], QUANTITIES, mistake, case) for case in CASES)
+        if not any(rejected(references[dtype], QUANTITIES, mistake, case) for case in EVERY)
     ]
     assert not survivors
 
@@ -260,7 +264,7 @@ def test_every_known_mistake_is_rejected(references, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_makes_no_mistake_is_right(references, dtype):
     nothing = Mistake("none", "as it should be", {})
-    assert not any(rejected(references[dtype], QUANTITIES, nothing, case) for case in CASES)
+    assert not any(rejected(references[dtype], QUANTITIES, nothing, case) for case in EVERY)
 
 
 def test_a_mistake_changes_one_step_and_has_it_to_itself():
@@ -278,6 +282,36 @@ def test_shapes_and_work_by_hand():
     assert shapes["grad_key"] == shapes["grad_value"] == (2, 3, 7, 4)
     assert shapes["scores"] == shapes["grad_scores"] == (2, 3, 5, 7)
     assert p23.PUZZLE.multiply_adds((2, 3, 5, 7, 4)) == 2 * 2 * 3 * 5 * 7 * 4
+
+
+def test_the_product_that_is_no_step_is_recorded_and_in_no_graph():
+    gate = p23.PUZZLE.gates[0]
+    assert gate.own == ("scores", "transposed_product")
+    assert "transposed_product" in p23.PUZZLE.writes("unfused")
+    in_graphs = p23.PUZZLE.calls_of(p23.PUZZLE.variants)
+    assert [call for call in p23.PUZZLE.calls if call not in in_graphs] == [p23.VARIANTS["unfused"][-1]]
+    assert p23.PUZZLE.shapes((2, 3, 5, 7, 4))["transposed_product"] == (2, 3, 4, 4)
+
+
+def test_fewer_heads_of_key_and_value_by_hand():
+    """Their sizes come behind the named ones; a report says them."""
+    dims = (2, 6, 5, 7, 4, 3)
+    shapes = p23.PUZZLE.shapes(dims)
+    assert shapes["grad_query"] == (2, 6, 5, 4) and shapes["grad_key"] == shapes["grad_value"] == (2, 3, 7, 4)
+    assert p23.PUZZLE.say_dims(dims) == "query [2, 6, 5, 4], key [2, 3, 7, 4]"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "value"),
+    [
+        ("ROW_THREADS", "attention", p23.ROW_THREADS),
+        ("ROW_THREADS", "attention", BLOCK),
+        ("TILE", "tiles", TILE),
+    ],
+)
+def test_the_kernels_have_the_constants_of_the_spec(name, file, value):
+    source = (roots.solutions() / "p23" / "op" / f"{file}.mojo").read_text()
+    assert int(re.search(rf"^comptime {name} = (\d+)$", source, re.M)[1]) == value
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -39,7 +39,8 @@ def recorded(puzzle, solution):
 
     What the checker asks for is put together from its parts.
     """
-    dims = tuple(dict.fromkeys([*(case.dims for case in [*CASES, *AWKWARD]), *EMPTY.values()]))
+    cases = [*CASES, *p23.GATE_CASES, *AWKWARD]
+    dims = tuple(dict.fromkeys([*(case.dims for case in cases), *EMPTY.values()]))
     order = Order(solution, dims, ("atomic", "fused", "masked", "unfused"), small_grid=True)
     return functools.cache(lambda dtype: record_many([order], "p23", dtype)[0])
 
@@ -47,7 +48,7 @@ def recorded(puzzle, solution):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_solution_is_right_in_every_case(puzzle, solution, recorded, dtype):
     recorded(dtype)
-    results = Checker(puzzle, dtype=dtype).check(solution, None, [*CASES, *AWKWARD])
+    results = Checker(puzzle, dtype=dtype).check(solution, None, [*CASES, *p23.GATE_CASES, *AWKWARD])
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
     assert not any(result.findings for result in results)
 
@@ -87,8 +88,11 @@ def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
     }
     assert all(min(launch.grid) >= 1 for some in launches.values() for launch in some)
     written = {variant: {launch.name for launch in some} for variant, some in launches.items()}
+    product = {"transposed_product"}
+    without_key = {"output", "dQ", *product}
     assert (
-        written["unfused"] == {"no batch": set(), "no query": {"dV", "dK"}, "no key": {"output", "dQ"}}[name]
+        written["unfused"]
+        == {"no batch": set(), "no query": {"dV", "dK", *product}, "no key": without_key}[name]
     )
     by_query = {"flash_forward", "delta", "flash_query"}
     assert written["fused"] == {"no batch": set(), "no query": {"flash_key_value"}, "no key": by_query}[name]
@@ -188,7 +192,7 @@ def test_the_cpu_path_is_the_same_whatever_the_algorithm(puzzle, attention_cpu_g
     assert all(verdict.ok for verdict in verdicts.values()), verdicts
 
 
-OPS = tuple({call.op.name: call.op for call in p23.PUZZLE.calls}.values())
+OPS = tuple({call.op.name: call.op for call in p23.PUZZLE.calls_of(p23.PUZZLE.variants)}.values())
 EVERY = (0, 1, 2, 3)
 DECIDES = {
     "attention_train": {"query": EVERY, "key": (1, 2), "attn_mask": EVERY},

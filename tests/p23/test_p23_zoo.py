@@ -25,7 +25,8 @@ VARIANT = {gate.id: gate.variant for gate in PUZZLE.gates}
 
 def cases_for(puzzle, kernel):
     """The cases that a kernel is judged by."""
-    return [case for case in puzzle.cases(None) if case.name in (kernel.cases or USUAL)]
+    every = [*puzzle.cases(None), *puzzle.gate_cases]
+    return [case for case in every if case.name in (kernel.cases or USUAL)]
 
 
 @pytest.fixture(scope="module")

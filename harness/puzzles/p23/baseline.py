@@ -34,7 +34,7 @@ def reference(tensors: dict) -> dict:
     error behind which a wrong kernel could hide. "fused.grad_query" is PyTorch's where it starts from output and lse.
 
     Args:
-        tensors: query and grad_output [B, N, S, d], key and value [B, N, T, d], mask [S, T].
+        tensors: query and grad_output [B, N, S, d], key and value [B, G, T, d], mask [S, T].
     """
     import torch
 
@@ -45,7 +45,8 @@ def reference(tensors: dict) -> dict:
     plain = tuple(torch.arange(size, device=key.device)[None] for size in key.shape[-2:])
     truth = {name: tensor[0] for name, tensor in in_orders(wide, *plain).items()}
     answers = in_orders(own, *orders(tensors))
-    return {name: farthest(answers[name], truth[name]) for name in truth}
+    product = own["query"].to(accum_of(own)).mT @ own["grad_output"].to(accum_of(own))
+    return {**{name: farthest(answers[name], truth[name]) for name in truth}, "transposed_product": product}
 
 
 def orders(tensors: dict) -> "tuple[Tensor, Tensor]":
@@ -114,9 +115,10 @@ def by_autograd(tensors: dict) -> "dict[str, Tensor]":
     dtype, accum = tensors["query"].dtype, accum_of(tensors)
     query, key, value, mask = (tensors[name].detach().to(accum).requires_grad_() for name in names)
     grad_output = tensors["grad_output"].to(accum)
-    scores = query @ key.mT / query.shape[-1] ** 0.5
+    keys, values = (for_each_query_head(tensor, query) for tensor in (key, value))
+    scores = query @ keys.mT / query.shape[-1] ** 0.5
     probabilities = torch.ops.aten._safe_softmax(scores + mask, -1)
-    output = probabilities @ value
+    output = probabilities @ values
     wanted = (query, key, value, mask, scores, probabilities)
     dQ, dK, dV, dM, dS, dP = torch.autograd.grad(output, wanted, grad_output)
     wide = {
@@ -136,6 +138,11 @@ def by_autograd(tensors: dict) -> "dict[str, Tensor]":
     }
 
 
+def for_each_query_head(tensor: "Tensor", query: "Tensor") -> "Tensor":
+    """Key or value [R, B, G, T, d] with a head for each one of the query [R, B, N, S, d]."""
+    return tensor.repeat_interleave(query.shape[2] // tensor.shape[2], 2)
+
+
 def recomputed(tensors: dict) -> "dict[str, Tensor]":
     """The gradients as PyTorch has them where it starts from the output and lse, under the names of RECOMPUTING; and "fast.",
     with 16-bit factors as PyTorch's own flash kernels have them on tensor cores, the output too.
@@ -150,6 +157,8 @@ def recomputed(tensors: dict) -> "dict[str, Tensor]":
     query, key, value, mask, grad_output = (
         tensors[name].to(accum) for name in ("query", "key", "value", "mask", "grad_output")
     )
+    shared, each = key.shape[2], query.shape[2] // key.shape[2]
+    key, value = (for_each_query_head(tensor, query) for tensor in (key, value))
     scale = query.shape[-1] ** -0.5
     masked = scale * (query @ key.mT) + mask
     output = (torch.ops.aten._safe_softmax(masked, -1) @ value).to(dtype).to(accum)
@@ -163,6 +172,8 @@ def recomputed(tensors: dict) -> "dict[str, Tensor]":
             "grad_key": scale * (dS.mT @ query),
             "grad_value": P.mT @ grad_output,
         }
+        for name in ("grad_key", "grad_value"):
+            found[name] = found[name].unflatten(2, (shared, each)).sum(3)
         return {name: tensor.to(dtype) for name, tensor in found.items()}
 
     def narrowed(factor):

@@ -1,7 +1,8 @@
 """Puzzle 23's mathematics step by step in NumPy, for the diagnosis, and what its known mistakes are written with.
 
 Shapes: query, output and grad_output [B, N, S, d]; key and value [B, N, T, d]; scores, probabilities and their gradients
-[B, N, S, T]; mask and grad_mask [S, T]; largest, total and dot [B, N, S, 1].
+[B, N, S, T]; mask and grad_mask [S, T]; largest, total and dot [B, N, S, 1]. Of fewer heads of key and value, G,
+each is repeated for the query heads that share it, `group` = N / G of them, and the gradients of the copies are added up.
 """
 
 from collections.abc import Mapping
@@ -47,9 +48,31 @@ STEPS = {
     "grad_key": lambda v: v.scale * (transposed(v.grad_scores) @ v.query),
     "grad_mask": lambda v: v.grad_scores.sum((0, 1)),
     "grad_attn_mask": lambda v: v.grad_mask[None, None],
+    "transposed_product": lambda v: transposed(v.query) @ v.grad_output,
 }
+
+
+def repeated(array: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Key or value [B, G, T, d] with a head for each one of the query [B, N, S, d]."""
+    return array.repeat(query.shape[1] // array.shape[1], 1)
+
+
+def gathered(gradient: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """The gradient [B, N, T, d] of what `repeated` returns, as that of the key or value [B, G, T, d] itself."""
+    *lead, heads, T, d = gradient.shape
+    G = key.shape[1]
+    return gradient.reshape(*lead, G, heads // G, T, d).sum(-3)
 
 
 def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
     """The derivation of the puzzle's input arrays, in float64."""
-    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
+    wide = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+    shared = {name: wide[name] for name in ("key", "value")}
+    wide["group"] = np.asarray(wide["query"].shape[1] // wide["key"].shape[1])
+    wide |= {name: repeated(array, wide["query"]) for name, array in shared.items()}
+    steps = {**STEPS, **(changes or {})}
+    of_shared = {
+        f"grad_{name}": lambda v, step=steps[f"grad_{name}"], array=array: gathered(step(v), array)
+        for name, array in shared.items()
+    }
+    return Derivation(steps, wide, {**(changes or {}), **of_shared})

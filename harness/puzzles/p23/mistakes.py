@@ -186,6 +186,12 @@ TRANSPOSES = (
         3,
     ),
     Mistake(
+        "query-not-transposed",
+        "with the query read as if it were stored [d, S]",
+        {"transposed_product": lambda v: as_stored(v.query) @ v.grad_output},
+        3,
+    ),
+    Mistake(
         "key-transposed",
         "with the key read as if it were stored [d, T], transposed for nothing",
         {"grad_query": lambda v: v.scale * (v.grad_scores @ transposed(as_stored(v.key)))},
@@ -449,6 +455,15 @@ FLASH = (
         {"grad_value": lambda v: v.scale * (transposed(v.grad_scores) @ v.grad_output)},
     ),
     Mistake(
+        "one-query-head",
+        "with the last alone of the query heads that share a head of key and value",
+        {
+            "grad_key": lambda v: v.scale * (transposed(v.grad_scores) @ last_of_group(v.query, v)),
+            "grad_value": lambda v: transposed(v.probabilities) @ last_of_group(v.grad_output, v),
+        },
+        3,
+    ),
+    Mistake(
         "tile-transposed",
         "with each tile read as its transpose: [i, y] for [y, i]",
         {
@@ -456,10 +471,17 @@ FLASH = (
             "grad_query": lambda v: v.scale * (tile_transposed(v.grad_scores) @ v.key),
             "grad_key": lambda v: v.scale * (transposed(tile_transposed(v.grad_scores)) @ v.query),
             "grad_value": lambda v: transposed(tile_transposed(v.probabilities)) @ v.grad_output,
+            "transposed_product": lambda v: tile_transposed(transposed(v.query)) @ v.grad_output,
         },
         3,
     ),
 )
+
+
+def last_of_group(array: np.ndarray, v: Derivation) -> np.ndarray:
+    """With zeros in each head but the last of those that share a head of key and value."""
+    last = np.arange(1, array.shape[1] + 1) % v.group == 0
+    return array * last[:, None, None]
 
 
 def last_tile(array: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from harness.nn.attention_ops import BACKWARD, DELTA, FORWARD, MASK_BACKWARD
 from harness.puzzles.p23.baseline import reference
-from harness.puzzles.p23.derivation import derive, share, shift, transposed
+from harness.puzzles.p23.derivation import derive, gathered, repeated, share, shift, transposed
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.spec.cases import covering, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype
@@ -49,8 +49,14 @@ STEPS = (
         reads={"grad_scores": SCORES, "query": QUERY, "key": KEY},
     ),
 )
+PRODUCT = OpSpec(
+    "attention_transposed_product",
+    writes={"transposed_product": Argument(("B", "N", "d", "d"), ACCUM)},
+    reads={"query": QUERY, "grad_output": QUERY},
+)
+"""What no step is, and a recording alone has: the product whose loads are those that the scores leave out."""
 VARIANTS = {
-    "unfused": tuple(Call(op, (), "unfused") for op in STEPS),
+    "unfused": tuple(Call(op, (), "unfused") for op in (*STEPS, PRODUCT)),
     "fused": tuple(Call(op, (), "fused") for op in (FORWARD, DELTA, BACKWARD)),
     "atomic": (
         *(Call(op, (), "atomic") for op in (FORWARD, DELTA)),
@@ -61,7 +67,13 @@ VARIANTS = {
 }
 
 GATES = (
-    Gate("matmul", "unfused", ("scores",), "the scores, by a tiled product of stored or transposed factors"),
+    Gate(
+        "matmul",
+        "unfused",
+        ("scores",),
+        "the scores, and Q^T dO, by a tiled product of stored or transposed factors",
+        recorded=("transposed_product",),
+    ),
     Gate("softmax", "unfused", ("probabilities",), "the probabilities, with a mask and rows that it empties"),
     Gate("output", "unfused", ("output",), "the output, O = P V"),
     Gate("dV", "unfused", ("grad_value",), "the gradient of the value"),
@@ -125,6 +137,16 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
     ]
 
 
+GATE_CASES = (
+    Case(
+        "grouped queries",
+        "query heads share a head of key and value, over more than a tile of queries",
+        (1, 4, 18, 20, 5, 2),
+        "hard",
+        variant="fused",
+    ),
+)
+"""B, N, S, T, d, and G, the heads of key and value; the plain kernels know no others than N."""
 AXES = (tiled("S", TILE), tiled("T", TILE), tiled("d", TILE))
 """What the cases vary."""
 NOT_FINITE = {"query": ("Q", "NaN"), "key": ("K", "inf"), "value": ("V", "NaN"), "grad_output": ("dO", "inf")}
@@ -134,11 +156,13 @@ NOT_FINITE = {"query": ("Q", "NaN"), "key": ("K", "inf"), "value": ("V", "NaN"),
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     """The input arrays of a case, in float64, rounded to what `dtype` can hold.
 
-    Returns query and grad_output [B, N, S, d], key and value [B, N, T, d], mask [S, T].
+    Returns query and grad_output [B, N, S, d], key and value [B, G, T, d], mask [S, T].
     """
-    B, N, S, T, d = case.dims
-    random = np.random.default_rng([seed, B, N, S, T, d])
-    query, key, value, grad = (random.standard_normal((B, N, length, d)) for length in (S, T, T, S))
+    B, N, S, T, d, *_ = case.dims
+    G = heads_of_key(case.dims)
+    random = np.random.default_rng([seed, *case.dims])
+    shapes = ((N, S), (G, T), (G, T), (N, S))
+    query, key, value, grad = (random.standard_normal((B, *shape, d)) for shape in shapes)
     mask = np.zeros((S, T))
     if case.values == "plain":
         grad = np.ones_like(grad)
@@ -146,7 +170,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         # A common part makes the scores of a row differ from 0 on the whole; grad_output with a mean and a part along
         # V makes the row sum of dP * P large.
         query, key, value = query + 0.5, key + 0.5, value + 1
-        grad = grad + 0.5 + value.mean(-2, keepdims=True)
+        grad = grad + 0.5 + repeated(value, query).mean(-2, keepdims=True)
         if case.values not in ("unmasked", "large", "low"):
             mask = hard_mask(S, T, random)
     if case.values == "causal":
@@ -166,6 +190,11 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     with_not_finite(arrays, case.values)
     arrays = {name: rounded(array, dtype) for name, array in arrays.items()}
     return {**arrays, "attn_mask": arrays["mask"][None, None]}  # the fused ops take a mask of four axes
+
+
+def heads_of_key(dims: tuple[int, ...]) -> int:
+    """G, the heads of key and value: the sixth size, N where there is none."""
+    return (*dims, dims[1])[5]
 
 
 def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
@@ -188,6 +217,7 @@ def exact(arrays: Arrays) -> Arrays:
         np.asarray(arrays[name], np.longdouble) for name in ("query", "key", "value", "mask", "grad_output")
     )
     scale = 1 / np.sqrt(np.longdouble(query.shape[-1]))
+    shared, key, value = key, repeated(key, query), repeated(value, query)
     with np.errstate(invalid="ignore", over="ignore"):  # a case may hold NaN and infinity
         scores = scale * (query @ transposed(key))
         weights = np.exp(scores + mask - shift((scores + mask).max(-1, keepdims=True)))
@@ -202,13 +232,14 @@ def exact(arrays: Arrays) -> Arrays:
             "lse": np.where(total == 0, -np.inf, largest[..., 0] + np.log(np.where(total == 0, 1, total))),
             "delta": (dP * P).sum(-1),
             "output": P @ value,
-            "grad_value": transposed(P) @ grad,
+            "grad_value": gathered(transposed(P) @ grad, shared),
             "grad_probabilities": dP,
             "grad_scores": dS,
             "grad_query": scale * (dS @ key),
-            "grad_key": scale * (transposed(dS) @ query),
+            "grad_key": gathered(scale * (transposed(dS) @ query), shared),
             "grad_mask": dS.sum((0, 1)),
             "grad_attn_mask": dS.sum((0, 1), keepdims=True),
+            "transposed_product": transposed(query) @ grad,
         }
 
 
@@ -223,7 +254,9 @@ def terms(arrays: Arrays) -> dict[str, float]:
         "grad_mask": (added := float(sizes.sum((0, 1)).max(initial=0.0))),
         "grad_attn_mask": added,
         "grad_query": float((v.scale * (sizes @ np.abs(v.key))).max(initial=0.0)),
-        "grad_key": float((v.scale * (transposed(sizes) @ np.abs(v.query))).max(initial=0.0)),
+        "grad_key": float(
+            gathered(v.scale * (transposed(sizes) @ np.abs(v.query)), arrays["key"]).max(initial=0.0)
+        ),
     }
 
 
@@ -232,14 +265,14 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 def multiply_adds(dims: tuple[int, ...]) -> int:
     """Of the two products of the forward pass."""
-    B, N, S, T, d = dims
+    B, N, S, T, d, *_ = dims
     return 2 * B * N * S * T * d
 
 
 def describe_dims(dims: tuple[int, ...]) -> str:
     """Query and key shape: [2, 2, 8, 4] and [2, 2, 8, 4]."""
-    B, N, S, T, d = dims
-    return f"query {[B, N, S, d]}, key {[B, N, T, d]}"
+    B, N, S, T, d, *_ = dims
+    return f"query {[B, N, S, d]}, key {[B, heads_of_key(dims), T, d]}"
 
 
 def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
@@ -346,6 +379,7 @@ PUZZLE = Puzzle(
     dims=DIMS,
     dim_names=("B", "N", "S", "T", "d"),
     cases=cases,
+    gate_cases=GATE_CASES,
     inputs=inputs,
     reference=reference,
     exact=exact,
@@ -354,7 +388,10 @@ PUZZLE = Puzzle(
     terms=terms,
     forward={"output": "output"},
     backward={"grad_query": "grad_query", "grad_key": "grad_key", "grad_value": "grad_value"},
-    derived_sizes=lambda dims: {"G": dims[1], "mask_b": 1, "mask_n": 1, "mask_s": dims[2], "mask_t": dims[3]},
+    derived_sizes=lambda dims: {
+        **{"G": heads_of_key(dims), "mask_b": 1, "mask_n": 1},
+        **{"mask_s": dims[2], "mask_t": dims[3]},
+    },
     intermediate=(
         *("lse", "delta", "scores", "probabilities", "grad_probabilities", "grad_scores"),
         "grad_attn_mask",

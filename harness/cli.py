@@ -250,7 +250,10 @@ def run(arguments: list[str]) -> int:
     if arguments[:1] == ["vgpu"]:
         from harness.vgpu.cli import main as vgpu
 
-        return vgpu(arguments[1:])
+        try:
+            return vgpu(arguments[1:])
+        except SystemExit as end:  # its parser's own: the virtual GPU knows nothing of the workbook
+            raise Finished(end.code) from None
     if arguments and arguments[0] in COMMANDS:
         from harness import commands
 

@@ -93,7 +93,7 @@ def test_the_puzzles_are_listed_with_their_gates_and_hints(here):
         (("p91", "--ops", "x"), "unrecognized arguments: --ops x"),
         (
             ("p91", "--gate", "dsquare"),
-            "the PyTorch rung has no gate 'dsquare'; there is cube, dcube, triple",
+            "--gate dsquare: unknown gate 'dsquare'; there is cube, dcube, triple",
         ),
     ],
 )

@@ -416,7 +416,9 @@ def test_reset_of_a_puzzle_makes_everything_that_is_gone(checkout, gone):
         shutil.rmtree(path)
     before = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
     shutil.rmtree(checkout.path / gone)
-    assert "the file is missing; `python -m harness reset p22` puts" in one_line(checkout.run("p22", "--backward"))
+    assert "the file is missing; `python -m harness reset p22` puts" in one_line(
+        checkout.run("p22", "--backward")
+    )
     assert checkout.run("list").returncode == 0
     assert checkout.run("reset", "p22", "--yes").returncode == 0
     after = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}

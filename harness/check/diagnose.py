@@ -6,81 +6,67 @@ inputs of the failing cases. A mistake is named only where it explains every fai
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
-from harness.check.compare import EPSILON, Verdict
+from harness.check.evidence import Evidence, largest, severity
+from harness.check.families import family
 from harness.spec.derivation import Mistake
 from harness.spec.ops import Shape
-from harness.spec.puzzle import Arrays, Case, Puzzle, Symptom
+from harness.spec.puzzle import Puzzle, Symptom
 from harness.vgpu.report import Finding
 
 SHOWN = 4
 TILES = (128, 32, 16)
 # Above this many multiply-adds the NumPy formulas take long: only the place of the errors is said.
 LARGEST = 2**26
-# A formula explains a result that is this many times nearer to it than to the truth.
-NEARER = 8
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """One quantity in one case where it is wrong.
-
-    Attributes:
-        case: The case; `arrays` its inputs in float64.
-        got, truth: The tensor that was written, in float64, and what it should be.
-        unwritten: True where nothing was written.
-        verdict: By how much it is wrong.
-        dtype: What the kernel writes.
-    """
-
-    case: Case
-    arrays: Arrays
-    got: np.ndarray
-    truth: np.ndarray
-    unwritten: np.ndarray
-    verdict: Verdict
-    dtype: str = "float32"
-
-    @cached_property
-    def scale(self) -> float:
-        """What errors are measured against: the largest finite truth, or 1 where all of it is zero."""
-        return largest(self.truth) or 1.0
-
-    @cached_property
-    def magnitude(self) -> float:
-        """The largest finite value, of the truth (1 where all of it is zero) and of what was written."""
-        return max(self.scale, largest(self.got))
-
-    @cached_property
-    def error(self) -> float:
-        """The largest distance from the truth; infinite where one of the two is no number."""
-        with np.errstate(all="ignore"):
-            return float(apart_from(self.got, self.truth).max())
-
-    @property
-    def wrong(self) -> np.ndarray:
-        """True where an element by itself is beyond the limit, not written, or not finite where the truth is."""
-        with np.errstate(invalid="ignore"):
-            far = np.abs(self.got - self.truth) > self.verdict.limit * self.scale
-        return np.where(np.isfinite(self.truth), far, False) | self.misplaced | self.unwritten
-
-    @property
-    def misplaced(self) -> np.ndarray:
-        """True where one of got and truth is a number and the other is not, or they are opposite infinities."""
-        opposite = np.isinf(self.got) & np.isinf(self.truth) & (self.got != self.truth)
-        return (np.isfinite(self.got) != np.isfinite(self.truth)) | opposite
+# Mistakes that are named together where all of them give the same values in every failing case.
+ALIKE = 3
+# A formula that explains only what is a number must explain so many wrong elements.
+NUMBERS = 4
+# From so many limits on an error is plain to see, and the smallest such case is shown.
+PLAIN = 1000
 
 
 @dataclass
 class Diagnosis:
-    """The words, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None)."""
+    """The words, the id of the known mistake (or None), and the hint to read next, as "dx-2" (or None).
+
+    `steps` are those that the known mistake changes.
+    """
 
     lines: list[str] = field(default_factory=list)
     mistake: str | None = None
     hint: str | None = None
+    steps: frozenset[str] = frozenset()
+
+    def by_itself(self, quantity: str) -> bool:
+        """Whether a quantity's own last step alone is wrong, and all that it is computed from right."""
+        return self.steps == {quantity}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Known mistakes that give the same values, the likeliest first, and how far the result is from theirs at most.
+
+    `numbers_only`: what is no number in the result is not what they give.
+    """
+
+    mistakes: tuple[Mistake, ...]
+    distance: float
+    numbers_only: bool = False
+
+    @property
+    def words(self) -> str:
+        """Ends the sentence "your dx equals the reference ..."."""
+        first, *others = dict.fromkeys(mistake.words for mistake in self.mistakes)
+        words = f"{first}, to {self.distance:.0e}"
+        words += "".join(f"; or {other}, which gives the same here" for other in others[: ALIKE - 1])
+        return words + (
+            ", wherever it is a number; the rest is 0 / 0, -inf - -inf, 0 * inf or an overflow"
+            if self.numbers_only
+            else ""
+        )
 
 
 def diagnose(
@@ -103,56 +89,63 @@ def diagnose(
         right: Other quantities of the same run that are right in every case.
     """
     name = name or quantity
-    worst = max(evidence, key=rank)
+    worst = most_telling(evidence)
     axes = puzzle.axes(quantity, worst.got.ndim)
     lines = [*elements(worst, name), f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
-    mistake = explanation(puzzle, quantity, evidence, right)
-    rung = mistake[0].hint if mistake else 1
+    known = explanation(puzzle, quantity, evidence, right)
+    rung = known.mistakes[0].hint if known else 1
     hint = f"{gate}-{rung}" if gate else None
     see = f": see hint {hint}" if hint else ""
-    if mistake:
-        known, distance = mistake
-        lines.append(f"your {name} equals the reference {known.words}, to {distance:.0e}{see}")
-    else:
+    if known:
+        first = known.mistakes[0]
+        lines.append(f"your {name} equals the reference {known.words}{see}")
+        return Diagnosis(lines, first.id, hint, frozenset(first.changes))
+    if symptom := unexplained(puzzle, quantity, evidence, worst):
+        lines.append(f"your {name} {symptom.words}{see}")
+        return Diagnosis(lines, symptom.mistake, hint)
+    if hint:
+        lines.append(f"no known mistake gives these values{see}")
+    return Diagnosis(lines, None, hint)
+
+
+def unexplained(
+    puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], worst: Evidence
+) -> Symptom | None:
+    """What a result that no known mistake gives looks like."""
+    with np.errstate(all="ignore"):
         symptom = (
-            misplaced(worst)
+            misplaced(evidence, worst)
             or coarse(worst)
             or puzzle.symptom(quantity, worst.arrays, worst.got, worst.truth)
         )
-        if symptom:
-            lines.append(f"your {name} {symptom.words}{see}")
-            return Diagnosis(lines, symptom.mistake, hint)
-        if worst.verdict.unwritten:
-            lines.append(f"a part of your {name} is never written{see}")
-            return Diagnosis(lines, "never-written", hint)
-        if worst.verdict.nonfinite:
-            lines.append(
-                f"your {name} holds values that are no numbers: a division by 0, or an overflow{see}"
-            )
-            return Diagnosis(lines, "not-finite", hint)
-        if hint:
-            lines.append(f"no known mistake gives these values{see}")
-    return Diagnosis(lines, mistake[0].id if mistake else None, hint)
+    if symptom:
+        return symptom
+    if worst.verdict.unwritten:
+        return Symptom("never-written", "is in part never written")
+    if worst.verdict.nonfinite:
+        return Symptom(
+            "not-finite",
+            "holds values that are no numbers: a division by 0, an overflow, or a sum added to memory that nothing has cleared",
+        )
+    if any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
+        return None
+    return family(puzzle, quantity, evidence)
 
 
-def rank(evidence: Evidence) -> tuple[bool, bool, float]:
-    """How much a case says: those of finite truth first, then what is unwritten or no number, then large errors."""
-    verdict = evidence.verdict
-    return (
-        bool(np.isfinite(evidence.truth).all()),
-        bool(verdict.nonfinite or verdict.unwritten),
-        severity(evidence),
-    )
+def most_telling(evidence: Sequence[Evidence]) -> Evidence:
+    """The case that is shown: of finite truth, with what is unwritten or no number, and the smallest that is plainly wrong."""
+    plain = min(PLAIN, max(severity(e) for e in evidence))
 
+    def rank(e: Evidence) -> tuple:
+        shown = bool(largest(e.truth)) and e.got.size > SHOWN and severity(e) >= plain
+        return (
+            bool(np.isfinite(e.truth).all()),
+            bool(e.verdict.nonfinite or e.verdict.unwritten),
+            shown,
+            -e.got.size if shown else severity(e),
+        )
 
-def largest(array: np.ndarray) -> float:
-    """The largest finite magnitude, 0 where there is none."""
-    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
-
-
-def severity(evidence: Evidence) -> float:
-    """Error in units of the limit."""
-    return evidence.verdict.error / evidence.verdict.limit
+    return max(evidence, key=rank)
 
 
 def elements(evidence: Evidence, name: str) -> Iterator[str]:
@@ -220,10 +213,11 @@ def along(hit: np.ndarray, size: int, axis: str) -> str:
 
 def explanation(
     puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], right: Collection[str] = ()
-) -> tuple[Mistake, float] | None:
-    """The known mistake that gives these values in every failing case, and the largest distance from it.
+) -> Explanation | None:
+    """The known mistakes that give these values in every failing case.
 
-    One that is made `together` is passed over where a quantity that it changes is among the `right` ones.
+    One that is made `together` is passed over where a quantity that it changes is among the `right` ones. Where none gives
+    every value, one that gives all that are numbers is taken: what is none may come of how a thing is written.
     """
     if not puzzle.mistakes or any(puzzle.multiply_adds(e.case.dims) > LARGEST for e in evidence):
         return None
@@ -232,47 +226,39 @@ def explanation(
     steps = puzzle.derive(evidence[0].arrays, {})
     with np.errstate(all="ignore"):
         getattr(steps, quantity)
-    for mistake in puzzle.mistakes:
-        if mistake.changes.keys().isdisjoint(vars(steps)):
-            continue  # the quantity is computed without what it changes
-        if mistake.together and not mistake.changes.keys().isdisjoint(right):
-            continue
+    asked = [
+        mistake
+        for mistake in puzzle.mistakes
+        if not mistake.changes.keys().isdisjoint(vars(steps))  # else the quantity is computed without what it changes
+        and not (mistake.together and not mistake.changes.keys().isdisjoint(right))
+    ]
+    small_first = sorted(evidence, key=lambda e: e.got.size)
+    found = fitting(puzzle, quantity, small_first, asked, numbers_only=False)
+    if found or not any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence):
+        return found
+    numbers = sum(int((e.wrong & np.isfinite(e.got)).sum()) for e in evidence)
+    return fitting(puzzle, quantity, small_first, asked, numbers_only=True) if numbers >= NUMBERS else None
+
+
+def fitting(
+    puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], asked: Sequence[Mistake], numbers_only: bool
+) -> Explanation | None:
+    """Those of some mistakes that give a quantity's values, or all that are numbers, in every case."""
+    fits: list[tuple[Mistake, float]] = []
+    for mistake in asked:
         distances = []
         for e in evidence:
-            distance = distance_from(puzzle, mistake, quantity, e)
+            with np.errstate(all="ignore"):
+                formula = getattr(puzzle.derive(e.arrays, mistake.changes), quantity)
+                distance = e.equals(formula, numbers_only)
             if distance is None:
                 break
             distances.append(distance)
         else:
-            return mistake, max(distances)
-    return None
-
-
-def distance_from(puzzle: Puzzle, mistake: Mistake, quantity: str, e: Evidence) -> float | None:
-    """How far a result is from what a mistake gives, relative to the largest value; None where it is too far.
-
-    What is no number must be so in both.
-    """
-    with np.errstate(all="ignore"):
-        formula = np.asarray(getattr(puzzle.derive(e.arrays, mistake.changes), quantity), np.float64)
-        apart = apart_from(e.got, formula)
-        if formula.ndim > e.got.ndim:
-            apart = apart.min(0)
-        distance = apart.max()
-    tolerance = 2 * e.verdict.limit + 8 * EPSILON[e.dtype]
-    if not np.isfinite(distance) or distance > tolerance * e.magnitude or distance * NEARER > e.error:
+            fits.append((mistake, max(distances)))
+    if not fits:
         return None
-    return float(distance / e.magnitude)
-
-
-def apart_from(got: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """|got - other|, 0 where neither is a number, infinite where one of them is none."""
-    apart = np.abs(got - other)
-    if np.isfinite(apart).all():
-        return apart
-    numbers = np.isfinite(got) & np.isfinite(other)
-    neither = ~np.isfinite(got) & ~np.isfinite(other)
-    return np.where(numbers, apart, np.where(neither, 0.0, np.inf))
+    return Explanation(tuple(mistake for mistake, _ in fits), fits[0][1], numbers_only)
 
 
 # Finding kind -> the mistake behind it and what it means. Causes stand before what follows from them: threads that are
@@ -407,21 +393,33 @@ def from_findings(findings: Sequence[Finding]) -> tuple[str, str] | None:
     return next((FOUND[finding.kind] for finding in ordered if finding.kind in FOUND), None)
 
 
-def misplaced(e: Evidence) -> Symptom | None:
+def misplaced(evidence: Sequence[Evidence], worst: Evidence) -> Symptom | None:
     """Whether NaN and infinity in the inputs end somewhere else than PyTorch's; asked where no finite case is wrong."""
-    if np.isfinite(e.truth).all() and all(np.isfinite(array).all() for array in e.arrays.values()):
+    if not all(any_unusual(e) for e in evidence):
         return None
-    if (np.isfinite(e.got) & ~np.isfinite(e.truth)).any():
+    if (np.isfinite(worst.got) & ~np.isfinite(worst.truth)).any():
         return Symptom(
             "nan-swallowed",
             "is finite where PyTorch's is NaN or infinite: a comparison, a select or a maximum swallows what is no number",
         )
-    if (np.isfinite(e.truth) & ~np.isfinite(e.got) & ~e.unwritten).any():
+    if not (np.isfinite(worst.truth) & ~np.isfinite(worst.got) & ~worst.unwritten).any():
+        return None
+    given = np.concatenate([array.ravel() for e in evidence for array in e.arrays.values()])
+    if not (np.isnan(given) | np.isposinf(given)).any():
         return Symptom(
-            "nan-spread",
-            "is NaN or infinite where PyTorch's is finite: something reads elements that it does not need; 0 * NaN is NaN",
+            "nan-at-infinity",
+            "is NaN or infinite where PyTorch's is finite, and only where an input is -inf: a guard is missing (-inf - -inf, 0 / 0), "
+            "a sign or an axis is wrong, or an element is read that is not needed (0 * inf)",
         )
-    return None
+    return Symptom(
+        "nan-spread",
+        "is NaN or infinite where PyTorch's is finite: something reads elements that it does not need; 0 * NaN is NaN",
+    )
+
+
+def any_unusual(e: Evidence) -> bool:
+    """Whether an input, or what is right, is somewhere no finite number."""
+    return not (np.isfinite(e.truth).all() and all(np.isfinite(array).all() for array in e.arrays.values()))
 
 
 def coarse(e: Evidence) -> Symptom | None:

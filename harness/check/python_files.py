@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.check.diagnose import Evidence, diagnose
 from harness.check.results import GateResult, right_in_all, wanted_gates
+from harness.check.upstream import blame_gates
 from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.learner.work import rung_blanks
@@ -58,6 +59,7 @@ class PythonChecker:
                 GateResult(gate, "unsolved") if empty else self._verdict_on(gate, module, path, cases)
             )
             self.on_step("judged", results[-1])
+        blame_gates(results, self.rung.needs)
         return results
 
     def _verdict_on(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
@@ -141,6 +143,7 @@ def explain(
             gate=ladder,
             right=right_in_all(result.comparisons),
         )
+        result.by_itself = seen.by_itself(quantity) and result.state != "wrong"
         result.state = "wrong"
         result.diagnosis += seen.lines
         result.mistake, result.hint = result.mistake or seen.mistake, result.hint or seen.hint

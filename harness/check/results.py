@@ -42,6 +42,7 @@ class GateResult:
         mistake: The id of the known mistake that the result equals, or None.
         hint: The hint to read next, as "dx-2"; None unless wrong.
         summary: What a line says behind "correct" where there are no comparisons to count.
+        by_itself: Whether its values are right but for a known mistake in its own last step.
         picture: What the learner's own run looks like, line by line, below the verdict, right or wrong.
     """
 
@@ -53,6 +54,7 @@ class GateResult:
     mistake: str | None = None
     hint: str | None = None
     summary: str = ""
+    by_itself: bool = False
     picture: list[str] = field(default_factory=list)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from harness.check.compare import Repeats
 from harness.check.diagnose import Diagnosis, Evidence, diagnose
 from harness.check.results import Comparison, right_in_all
+from harness.check.upstream import blame_quantities
 from harness.devices import graphs
 from harness.devices.recorder import Recording, record
 from harness.devices.targets import Skipped, Target, choose
@@ -320,6 +321,8 @@ def run_device(
             gate=gate,
             right=right_in_all(variants[name].comparisons),
         )
+    for name, variant in variants.items():
+        blame_quantities(variant.diagnoses, options.puzzle, name)
     if options.repeat > 1:
         for name, variant in variants.items():
             asked = [q for q in quantities if q in repeated(options) and q in options.puzzle.writes(name)]

@@ -47,6 +47,8 @@ class Rung:
         checker: "module:Class" of what judges it, imported when it is asked for.
         title: What lists call it, "NumPy rung".
         about: A remark behind the title in lists.
+        needs: Gate -> the gates before it whose code its own verdict runs: where one of them is wrong, it is to be mended
+            first. Where every gate is given right values for what it needs, nothing.
         optional: Left untouched, it keeps nobody from having solved the puzzle.
     """
 
@@ -56,6 +58,7 @@ class Rung:
     checker: str
     title: str = ""
     about: str = ""
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optional: bool = False
 
     @property

@@ -356,6 +356,12 @@ TORCH_RUNG = TorchRung(
     about="optional, one autograd.Function",
     optional=True,
     gates=("output", "dV", "dsoftmax", "dQ", "dK"),
+    needs={
+        "dV": ("output",),
+        "dsoftmax": ("output",),
+        "dQ": ("output", "dsoftmax"),
+        "dK": ("output", "dsoftmax"),
+    },
     functions={
         "output": differentiated(),
         "dV": differentiated(value="grad_value"),

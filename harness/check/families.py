@@ -1,0 +1,259 @@
+"""What a wrong tensor is beside the right one, of whatever puzzle: a constant times it, some other step, the same upside down.
+
+Each family is exact: it is named where it gives every value of every failing case, to rounding, and where some case
+has enough values to tell it from chance.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from harness.check.evidence import Evidence, largest
+from harness.spec.puzzle import Puzzle, Symptom
+
+FEWEST = 3
+"""Values that a constant has to explain before it is more than chance."""
+ENOUGH = 16
+"""A value tells something where it is this many times as large as what rounding may do to it."""
+BLOCKS = (32, 64, 128, 256)
+"""What kernels have as threads of a warp or of a block."""
+CONSTANTS = {math.log(2): "ln 2", 1 / math.log(2): "1 / ln 2", math.e: "e"}
+FACTORS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
+"""How many times a step may be added or missing."""
+
+Fit = Callable[[Evidence], np.ndarray]
+"""What a family gives in a case, in the shape of the tensor."""
+
+
+def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
+    """What explains a quantity in every failing case; None where nothing does, or something is no number."""
+    if any(e.unwritten.any() or e.misplaced.any() or not e.got.ndim for e in evidence):
+        return None
+    with np.errstate(all="ignore"):
+        if all(not e.got.any() for e in evidence):
+            return Symptom("zero", "is 0 in every element")
+        found = constant_ratio(puzzle, evidence) or other_step(puzzle, quantity, evidence)
+        return found or constant_offset(evidence) or by_axis(puzzle, quantity, evidence) or moved(
+            puzzle, quantity, evidence
+        )  # fmt: skip
+
+
+def explains(fit: Fit, evidence: Sequence[Evidence]) -> bool:
+    """Whether a family gives the values of every case."""
+    return all(e.equals(fit(e)) is not None for e in evidence)
+
+
+def tells(values: np.ndarray, e: Evidence) -> bool:
+    """Whether values are enough, large enough and different enough to tell a constant from chance."""
+    large = np.abs(values[np.isfinite(values)])
+    large = large[large > ENOUGH * e.tolerance]
+    return len(large) >= FEWEST and np.ptp(large) > ENOUGH * e.tolerance
+
+
+# ---- Constants ----------------------------------------------------------------------------------------------
+
+
+def constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | None:
+    """The tensor times one number in each case, which is a number, a size, or just that."""
+    if not any(tells(e.truth, e) for e in evidence):
+        return None
+    ratios = [ratio(e.got, e.truth) for e in evidence]
+    times = {e.case.name: r for e, r in zip(evidence, ratios, strict=True)}
+    if not explains(lambda e: times[e.case.name] * e.truth, evidence):
+        return None
+    told = [(e, r) for e, r in zip(evidence, ratios, strict=True) if largest(e.truth)]
+    first = max(told, key=lambda pair: tells(pair[0].truth, pair[0]))[1]
+    if all(same(first, r) for _, r in told):
+        if same(first, -1):
+            return Symptom("negated", "has the opposite sign in every element, and is right otherwise")
+        few = next((words for number, words in CONSTANTS.items() if same(number, first)), f"{first:.6g}")
+        sizes = [words for words, value in sizes_of(puzzle) if all(same(value(e), r) for e, r in told)]
+        as_many = f", which is {' or '.join(sizes[:2])} here" if sizes else ""
+        return Symptom("times-a-constant", f"is exactly {few} times what it should be{as_many}")
+    example = f"{told[0][1]:.6g} times in '{told[0][0].case.name}', {told[-1][1]:.6g} in '{told[-1][0].case.name}'"
+    for words, value in sizes_of(puzzle):
+        if all(same(value(e), r) for e, r in told):
+            return Symptom("times-a-constant", f"is exactly {words} times what it should be: {example}")
+    return Symptom(
+        "times-a-constant", f"is a constant times what it should be, another one in each case: {example}"
+    )
+
+
+def ratio(got: np.ndarray, truth: np.ndarray) -> float:
+    """By what the truth is multiplied, as well as one number can say it."""
+    numbers = np.isfinite(got) & np.isfinite(truth)
+    square = float((truth[numbers] ** 2).sum())
+    return float((got[numbers] * truth[numbers]).sum()) / square if square else 0.0
+
+
+def same(a: float, b: float) -> bool:
+    """Whether two factors are the same, to rounding."""
+    return math.isclose(a, b, rel_tol=2e-3 if abs(b) < 1e-3 else 2e-4)
+
+
+def sizes_of(puzzle: Puzzle) -> Iterator[tuple[str, Callable[[Evidence], float]]]:
+    """Sizes, products and roots of them, by the names that the puzzle gives them."""
+
+    def size(name: str) -> Callable[[Evidence], float]:
+        index = puzzle.dim_names.index(name)
+        return lambda e: float(e.case.dims[index])
+
+    one = [(name, size(name)) for name in puzzle.dim_names]
+    two = [
+        (f"{a} * {b}", lambda e, f=f, g=g: f(e) * g(e)) for (a, f), (b, g) in combinations(one, 2)
+    ]
+    for words, value in (*one, *two):
+        yield words, value
+        yield f"1 / {words}" if words.isidentifier() else f"1 / ({words})", lambda e, v=value: 1 / v(e)
+    for words, value in one:
+        yield f"sqrt({words})", lambda e, v=value: math.sqrt(v(e))
+        yield f"1 / sqrt({words})", lambda e, v=value: 1 / math.sqrt(v(e))
+        for block in BLOCKS:
+            yield f"{words} / {block}", lambda e, v=value, b=block: v(e) / b
+            yield f"{block} / {words}", lambda e, v=value, b=block: b / v(e)
+    for (a, f), (b, g) in combinations(one, 2):
+        yield f"{a} / {b}", lambda e, f=f, g=g: f(e) / g(e)
+        yield f"{b} / {a}", lambda e, f=f, g=g: g(e) / f(e)
+
+
+def constant_offset(evidence: Sequence[Evidence]) -> Symptom | None:
+    """The tensor with one number added to every element."""
+    if not any(tells(e.truth - np.mean(e.truth), e) for e in evidence):
+        return None
+    added = {e.case.name: float(np.nanmean(e.got - e.truth)) for e in evidence}
+    if not explains(lambda e: e.truth + added[e.case.name], evidence):
+        return None
+    numbers = list(added.values())
+    if all(math.isclose(number, numbers[0], rel_tol=2e-4) for number in numbers):
+        return Symptom("off-by-a-constant", f"is what it should be {signed(numbers[0])} in every element")
+    name = next(iter(added))
+    return Symptom(
+        "off-by-a-constant",
+        f"is off by the same number in every element, another one in each case: {signed(added[name])} in '{name}'",
+    )
+
+
+def signed(number: float) -> str:
+    """ "+ 2" or "- 2"."""
+    return f"{'-' if number < 0 else '+'} {abs(number):.6g}"
+
+
+# ---- Other steps --------------------------------------------------------------------------------------------
+
+
+def other_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
+    """The tensor times, over, plus or minus an input or a step of the derivation, or such a one in its place."""
+    known = [steps_of(puzzle, quantity, e) for e in evidence]
+    at = {e.case.name: steps for e, steps in zip(evidence, known, strict=True)}
+    for name in known[0]:
+        if not all(name in steps and fits(steps[name], e) for steps, e in zip(known, evidence, strict=True)):
+            continue
+        words = puzzle.printed(name)
+
+        def step(e: Evidence, name: str = name) -> np.ndarray:
+            return at[e.case.name][name]
+
+        whole = any(step(e).shape == e.got.shape and tells(e.got, e) for e in evidence)
+        if whole and explains(lambda e, step=step: step(e), evidence):
+            return Symptom("another-step", f"is exactly {words}, and nothing else")
+        if not any(varied(step(e), e) and tells(e.got, e) for e in evidence):
+            continue
+        if explains(lambda e, step=step: e.truth * step(e), evidence):
+            return Symptom("times-a-step", f"is exactly {words} times what it should be")
+        if explains(lambda e, step=step: divided(e, step(e)), evidence):
+            return Symptom("over-a-step", f"is what it should be divided by {words}: that factor is missing")
+        for factor in FACTORS:
+            if explains(lambda e, step=step, k=factor: e.truth + k * step(e), evidence):
+                many = "" if abs(factor) == 1 else f"{abs(factor):g} * "
+                side = "plus" if factor > 0 else "minus"
+                return Symptom("plus-a-step", f"is exactly what it should be {side} {many}{words}")
+    return None
+
+
+def steps_of(puzzle: Puzzle, quantity: str, e: Evidence) -> dict[str, np.ndarray]:
+    """The inputs, and the steps that the quantity is computed from, as they should be."""
+    try:
+        steps = puzzle.derive(e.arrays, {})
+        getattr(steps, quantity)
+    except (AttributeError, NotImplementedError):
+        return {}
+    return {
+        name: array
+        for name, array in vars(steps).items()
+        if name != quantity and not name.startswith("_") and isinstance(array, np.ndarray)
+        and array.dtype.kind == "f" and array.ndim
+    }  # fmt: skip
+
+
+def fits(step: np.ndarray, e: Evidence) -> bool:
+    """Whether a step is of the tensor's shape, or is the same along some of its axes."""
+    sizes = zip(step.shape[::-1], e.got.shape[::-1], strict=False)
+    return step.ndim <= e.got.ndim and all(a in (1, b) for a, b in sizes)
+
+
+def varied(step: np.ndarray, e: Evidence) -> bool:
+    """Whether a step has enough different values to be told from a constant."""
+    numbers = step[np.isfinite(step)]
+    return len(numbers) >= FEWEST and np.ptp(numbers) > ENOUGH * e.verdict.limit * np.abs(numbers).max()
+
+
+def divided(e: Evidence, step: np.ndarray) -> np.ndarray:
+    """truth / step; what is divided by 0 may be anything, and is taken as it is."""
+    return np.where(step == 0, e.got, e.truth / np.where(step == 0, 1.0, step))
+
+
+# ---- Rows, columns, and places ------------------------------------------------------------------------------
+
+
+def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
+    """Each row, or each column, with a factor or a summand of its own."""
+    matrices = [e for e in evidence if e.got.ndim > 1 and min(e.got.shape[-1], e.got.size // e.got.shape[-1]) >= FEWEST]
+    if not matrices or any(e.got.ndim < 2 for e in evidence):
+        return None
+    for axis, one in ((-1, "row"), (0, "column")):
+        axes = -1 if axis else tuple(range(matrices[0].got.ndim - 1))
+        if not any(tells(e.truth - e.truth.mean(axes, keepdims=True), e) for e in matrices):
+            continue
+
+        def factors(e: Evidence, axes=axes) -> np.ndarray:
+            square = (e.truth**2).sum(axes, keepdims=True)
+            return (e.got * e.truth).sum(axes, keepdims=True) / np.where(square == 0, 1.0, square)
+
+        def summands(e: Evidence, axes=axes) -> np.ndarray:
+            return (e.got - e.truth).mean(axes, keepdims=True)
+
+        for values, fit, words, what in (
+            (factors, lambda e, f=factors: f(e) * e.truth, "times what it should be", "factor"),
+            (summands, lambda e, f=summands: e.truth + f(e), "away from what it should be", "summand"),
+        ):
+            if explains(fit, evidence):
+                low, high = (float(extreme(values(matrices[0]))) for extreme in (np.min, np.max))
+                return Symptom(
+                    f"{what}-of-each-{one}",
+                    f"is in each {one} a constant {words}, from {low:.4g} to {high:.4g} in '{matrices[0].case.name}': a {what} "
+                    f"that belongs to a whole {one} is wrong or missing",
+                )
+    return None
+
+
+def moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
+    """The right values at other places."""
+    count = evidence[0].got.ndim
+    if any(e.got.ndim != count for e in evidence) or not any(tells(e.truth, e) for e in evidence):
+        return None
+    axes = [str(name) if isinstance(name, str) else f"axis {name}" for name in puzzle.axes(quantity, count)]
+    for number, axis in enumerate(axes):
+        for words, change in (
+            (f"is right, but in reverse order along {axis}", lambda a, n=number: np.flip(a, n)),
+            (f"is right, but one place too far along {axis}", lambda a, n=number: np.roll(a, 1, n)),
+            (f"is right, but one place too early along {axis}", lambda a, n=number: np.roll(a, -1, n)),
+        ):
+            if explains(lambda e, change=change: change(e.truth), evidence):
+                return Symptom("moved", words)
+    for first, second in combinations(range(count), 2):
+        words = f"holds the right values at the wrong places: {axes[first]} and {axes[second]} are exchanged"
+        if explains(lambda e, a=first, b=second: e.truth.swapaxes(a, b).reshape(e.truth.shape), evidence):
+            return Symptom("axes-exchanged", words)
+    return None

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from harness.check.compare import judge
+from harness.check.diagnose import diagnose
+from harness.check.evidence import Evidence
 from harness.check.reference import Reference
 from harness.devices.targets import cpu
 from harness.spec.derivation import Mistake
-from harness.spec.puzzle import Case
+from harness.spec.puzzle import Case, Puzzle
 from harness.spec.rounding import rounded
 
 
@@ -27,3 +29,27 @@ def rejected(reference: Reference, quantities: Sequence[str], mistake: Mistake, 
             if not judge(got, truth[quantity], baseline[quantity], dtype, terms=terms).ok:
                 return True
     return False
+
+
+def said(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] = (), dtype: str = "float32"):
+    """The diagnosis of a kernel that writes `wrong(derivation)` for a quantity, rounded once; by NumPy alone.
+
+    Truth is the puzzle's longdouble reference, the baseline the same, rounded. Judged on all cases, or on those named.
+    """
+    evidence = []
+    for case in puzzle.cases(None):
+        if (cases and case.name not in cases) or case.world_size > 1:
+            continue
+        arrays = puzzle.inputs(case, dtype, 0)
+        with np.errstate(all="ignore"):
+            truth = np.asarray(puzzle.exact(arrays)[quantity], np.float64)
+            got = rounded(
+                np.asarray(wrong(puzzle.derive(arrays, {})), np.float64).reshape(truth.shape), "float32"
+            )
+            right = rounded(truth, "float32")
+        terms = puzzle.terms(arrays).get(quantity, 0.0)
+        verdict = judge(got, truth, right, "float32", terms=terms)
+        if not verdict.ok:
+            evidence.append(Evidence(case, arrays, got, truth, np.zeros(truth.shape, bool), verdict))
+    assert evidence, "no case shows it"
+    return diagnose(puzzle, quantity, evidence, name=quantity, gate="G")

@@ -229,7 +229,9 @@ def explanation(
     asked = [
         mistake
         for mistake in puzzle.mistakes
-        if not mistake.changes.keys().isdisjoint(vars(steps))  # else the quantity is computed without what it changes
+        if not mistake.changes.keys().isdisjoint(
+            vars(steps)
+        )  # else the quantity is computed without what it changes
         and not (mistake.together and not mistake.changes.keys().isdisjoint(right))
     ]
     small_first = sorted(evidence, key=lambda e: e.got.size)

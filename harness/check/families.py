@@ -28,8 +28,9 @@ Fit = Callable[[Evidence], np.ndarray]
 
 
 def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """What explains a quantity in every failing case; None where nothing does, or something is no number."""
-    if any(e.unwritten.any() or e.misplaced.any() or not e.got.ndim for e in evidence):
+    """What explains a quantity in every failing case that holds numbers alone; None where nothing does."""
+    evidence = [e for e in evidence if e.got.ndim and np.isfinite(e.got).all() and np.isfinite(e.truth).all()]
+    if not evidence:
         return None
     with np.errstate(all="ignore"):
         if all(not e.got.any() for e in evidence):
@@ -72,7 +73,8 @@ def constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | No
         sizes = [words for words, value in sizes_of(puzzle) if all(same(value(e), r) for e, r in told)]
         as_many = f", which is {' or '.join(sizes[:2])} here" if sizes else ""
         return Symptom("times-a-constant", f"is exactly {few} times what it should be{as_many}")
-    example = f"{told[0][1]:.6g} times in '{told[0][0].case.name}', {told[-1][1]:.6g} in '{told[-1][0].case.name}'"
+    (one, few), (other, many) = (pick(told, key=lambda pair: pair[1]) for pick in (min, max))
+    example = f"{few:.6g} times in '{one.case.name}', {many:.6g} in '{other.case.name}'"
     for words, value in sizes_of(puzzle):
         if all(same(value(e), r) for e, r in told):
             return Symptom("times-a-constant", f"is exactly {words} times what it should be: {example}")
@@ -101,9 +103,7 @@ def sizes_of(puzzle: Puzzle) -> Iterator[tuple[str, Callable[[Evidence], float]]
         return lambda e: float(e.case.dims[index])
 
     one = [(name, size(name)) for name in puzzle.dim_names]
-    two = [
-        (f"{a} * {b}", lambda e, f=f, g=g: f(e) * g(e)) for (a, f), (b, g) in combinations(one, 2)
-    ]
+    two = [(f"{a} * {b}", lambda e, f=f, g=g: f(e) * g(e)) for (a, f), (b, g) in combinations(one, 2)]
     for words, value in (*one, *two):
         yield words, value
         yield f"1 / {words}" if words.isidentifier() else f"1 / ({words})", lambda e, v=value: 1 / v(e)
@@ -155,9 +155,11 @@ def other_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> S
         def step(e: Evidence, name: str = name) -> np.ndarray:
             return at[e.case.name][name]
 
-        whole = any(step(e).shape == e.got.shape and tells(e.got, e) for e in evidence)
-        if whole and explains(lambda e, step=step: step(e), evidence):
-            return Symptom("another-step", f"is exactly {words}, and nothing else")
+        if any(step(e).shape == e.got.shape and tells(e.got, e) for e in evidence):
+            times = ratio(evidence[0].got, np.broadcast_to(step(evidence[0]), evidence[0].got.shape))
+            if explains(lambda e, step=step, k=times: k * step(e), evidence):
+                many = "" if same(times, 1) else f"{times:.6g} * "
+                return Symptom("another-step", f"is exactly {many}{words}, and nothing else")
         if not any(varied(step(e), e) and tells(e.got, e) for e in evidence):
             continue
         if explains(lambda e, step=step: e.truth * step(e), evidence):
@@ -209,7 +211,11 @@ def divided(e: Evidence, step: np.ndarray) -> np.ndarray:
 
 def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
     """Each row, or each column, with a factor or a summand of its own."""
-    matrices = [e for e in evidence if e.got.ndim > 1 and min(e.got.shape[-1], e.got.size // e.got.shape[-1]) >= FEWEST]
+    matrices = [
+        e
+        for e in evidence
+        if e.got.ndim > 1 and min(e.got.shape[-1], e.got.size // e.got.shape[-1]) >= FEWEST
+    ]
     if not matrices or any(e.got.ndim < 2 for e in evidence):
         return None
     for axis, one in ((-1, "row"), (0, "column")):
@@ -229,7 +235,9 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
             (summands, lambda e, f=summands: e.truth + f(e), "away from what it should be", "summand"),
         ):
             if explains(fit, evidence):
-                low, high = (float(extreme(values(matrices[0]))) for extreme in (np.min, np.max))
+                found = values(matrices[0])
+                size = np.abs(found).max()
+                low, high = (size * np.round(end / size, 6) + 0.0 for end in (found.min(), found.max()))
                 return Symptom(
                     f"{what}-of-each-{one}",
                     f"is in each {one} a constant {words}, from {low:.4g} to {high:.4g} in '{matrices[0].case.name}': a {what} "

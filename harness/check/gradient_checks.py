@@ -5,6 +5,8 @@ what it would do to a model. Some are strong and some are the weak ones that are
 which mistake which check sees. All run on the CPU, on inputs made from a seed.
 """
 
+import itertools
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -151,12 +153,34 @@ def forward(subject: Subject) -> str | None:
     return None
 
 
+def constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> str:
+    """By what every element of a gradient is multiplied, with the sizes of an input that it is; "" where that is no number."""
+    large = expected.abs() > CANCELLED
+    ratios = (got / expected)[large]
+    if ratios.numel() < 2 or not torch.allclose(ratios, ratios[0].expand_as(ratios), rtol=1e-6):
+        return ""
+    times = ratios[0].item()
+    words = f"every element is {times:.4g} times what it should be"
+    for shape in dict.fromkeys(t.shape for t in inputs):
+        for first, last in itertools.combinations(range(len(shape) + 1), 2):
+            count = math.prod(shape[first:last])
+            product = " * ".join(str(size) for size in shape[first:last])
+            if count > 1 and math.isclose(max(times, 1 / times) if times > 0 else 0, count, rel_tol=1e-6):
+                return f"{words}: {product}{'' if times > 1 else ' in the divisor'}, as in an input of shape {list(shape)}"
+    return words
+
+
 @guarded
 def against_autograd(subject: Subject) -> str | None:
     """The gradients are PyTorch's, in float64, at several sizes, from random gradients coming in."""
     for sizes in subject.sizes:
-        if words := off(compare(subject, sizes), f"gradients at {sizes} sizes"):
-            return words
+        inputs = subject.inputs(sizes)
+        got = gradients(subject.function, inputs, random_like)
+        expected = gradients(subject.reference, subject.inputs(sizes), random_like)
+        if words := off(furthest(got, expected), f"gradients at {sizes} sizes"):
+            pairs = [(g, e) for g, e in zip(got, expected, strict=True) if furthest([g], [e]) > TOLERANCE]
+            factors = {constant_factor(g, e, inputs) for g, e in pairs if g.shape == e.shape}
+            return f"{words}; {factors.pop()}" if len(factors) == 1 and "" not in factors else words
     return None
 
 

@@ -12,6 +12,7 @@ from harness.devices.targets import cpu
 from harness.puzzles.p19 import mistakes
 from harness.puzzles.p19.spec import GATES, OPS, PUZZLE, derive, exact, reference
 from harness.toolchain import roots
+from tests.known_mistakes import said
 
 CASES = PUZZLE.cases(None)
 QUANTITIES = list(PUZZLE.forward)
@@ -55,12 +56,10 @@ def test_no_mistake_passes_all_cases(mistake):
 
 
 def test_a_sum_of_every_thread_is_named_and_another_wrong_sum_is_not():
-    truth = np.arange(1.0, 6.0)
-    seen = mistakes.times_the_threads("column_sums", {}, 64 * truth, truth)
-    assert seen and seen.mistake == "every-thread-adds-all" and "64 times too large" in seen.words
-    assert mistakes.times_the_threads("column_sums", {}, 63 * truth, truth) is None
-    assert mistakes.times_the_threads("mapped", {}, 64 * truth, truth) is None
-    assert mistakes.times_the_threads("row_sums", {}, truth * np.nan, truth) is None
+    assert said(PUZZLE, "column_sums", lambda v: 64 * v.matrix.sum(0)).mistake == "every-thread-adds-all"
+    assert said(PUZZLE, "row_sums", lambda v: 64 * v.matrix.sum(-1)).mistake == "row-every-thread-adds-all"
+    other = said(PUZZLE, "column_sums", lambda v: 63 * v.matrix.sum(0))
+    assert other.lines[-1] == "your column_sums is exactly 63 times what it should be: see hint G-1"
 
 
 @pytest.mark.parametrize(

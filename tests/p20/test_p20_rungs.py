@@ -278,3 +278,84 @@ def test_no_hint_gives_a_whole_solution_of_several_lines_away():
             for hint in hints.ladders("p20")[gate]:
                 code = {line.strip() for line in hint.code.splitlines()}
                 assert not body <= code, hint.id
+
+
+# ---- What is said of a wrong answer -------------------------------------------------------------------------
+
+
+def verdict(rung, gate, file, old, new, tmp_path):
+    """What a checker says of a gate where one line of a solution is another one."""
+    text = (roots.solutions() / "p20" / file).read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    path = tmp_path / file
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    checker = make_checker(Work(PUZZLE, PUZZLE.rung(rung), roots.solutions()))
+    return checker.check(path, [gate])[0]
+
+
+@pytest.mark.parametrize(
+    ("edge", "lines"),
+    [
+        (
+            'v["x"]',
+            [
+                "at x = 2: edges: x->a is 2, expected 4",
+                "that is x itself, at every x: the edge carries the derivative of x^2",
+            ],
+        ),
+        (
+            "2",
+            [
+                "at x = 2: edges: x->a is 2, expected 4",
+                "that is the same number at every x: how fast x^2 grows is another question at each x",
+            ],
+        ),
+        ('3 * v["x"]', ["at x = 2: edges: x->a is 6, expected 4"]),
+    ],
+)
+def test_a_wrong_edge_is_named_by_what_it_is_at_every_x(edge, lines, tmp_path):
+    found = verdict("derive", "edges", "graph.py", '"x->a": 2 * v["x"]', f'"x->a": {edge}', tmp_path)
+    assert found.diagnosis == lines
+
+
+def test_exchanged_arguments_of_a_kernel_are_named_and_not_called_strides(tmp_path):
+    found = verdict(
+        "register", "gradient", "register.py", "return softmax_backward(dy, y)", "return softmax_backward(y, dy)", tmp_path
+    )  # fmt: skip
+    assert found.diagnosis == [
+        "gradient: the gradient is dy * (y - sum(dy * y)): y and dy are handed to the kernel in each other's place",
+        "   in a model: the loss may still go down, along another direction than its gradient",
+    ]
+
+
+def test_a_gradient_that_gradcheck_refuses_is_one_short_line(tmp_path):
+    found = verdict(
+        "register", "gradient", "register.py", "return softmax_backward(dy, y)", "return 2 * softmax_backward(dy, y)", tmp_path
+    )  # fmt: skip
+    assert found.diagnosis[0] == (
+        "gradient: gradcheck in float64: Jacobian mismatch for output 0 with respect to input 0"
+    )
+    assert len(found.diagnosis) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "g.mean(-1, keepdim=True) - x_hat * (g * x_hat).mean(-1, keepdim=True))",
+            "g.mean() - x_hat * (g * x_hat).mean())",
+            "   your grad_layernorm equals the reference with c1 and c2 taken over the whole tensor, not over each row, to ",
+        ),
+        (
+            "dweight = (dy * x_hat).sum(leading) if leading else dy * x_hat",
+            "dweight = (g * x_hat).sum(leading) if leading else g * x_hat",
+            "   your grad_weight equals the reference with the weight multiplied in: the gradient of the weight is made of dy, not of "
+            "dy * weight, to ",
+        ),
+    ],
+)
+def test_a_wrong_layernorm_in_pytorch_is_named(old, new, words, tmp_path):
+    found = verdict("torch", "layernorm", "functions.py", old, new, tmp_path)
+    assert found.diagnosis[0].startswith("at odd sizes") and found.diagnosis[-1].startswith(words), (
+        found.diagnosis
+    )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from harness.puzzles import formulas
 from harness.spec.derivation import Derivation, Mistake, Step
-from harness.spec.puzzle import Arrays, Symptom
 from harness.spec.rounding import rounded
 
 EPS = 1e-5
@@ -72,10 +72,9 @@ def terms_in_bfloat16(v: Derivation) -> np.ndarray:
     return rounded(v.half_matrix * v.half_vector, "bfloat16").sum(-1)
 
 
-def of_threads(v: Derivation, threads: int) -> np.ndarray:
-    """What the first threads of a block add up of every row."""
-    wanted = np.arange(v.matrix.shape[-1]) % ROW_THREADS < threads
-    return v.matrix[:, wanted].sum(-1)
+def of_a_row(change: Step) -> Step:
+    """A row sum, [rows, 1], as it is written, [rows]."""
+    return lambda v: change(v)[..., 0]
 
 
 def in_slabs(v: Derivation, count) -> np.ndarray:
@@ -94,19 +93,6 @@ def own_shares(v: Derivation) -> np.ndarray:
     thread = np.arange(v.matrix.shape[-1]) % ROW_THREADS
     # No matrix product: infinity times 0 would reach every thread.
     return np.where(thread[:, None] == thread, (v.matrix**2)[:, :, None], 0.0).sum(1)
-
-
-def times_the_threads(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """Whether a sum is as many times too large as a block has threads."""
-    if quantity not in ("row_sums", "column_sums") or not np.isfinite(got).all():
-        return None
-    if np.abs(got - ROW_THREADS * truth).max() > 1e-4 * np.abs(got).max():
-        return None
-    return Symptom(
-        "every-thread-adds-all",
-        f"is {ROW_THREADS} times too large, once for each thread of a block: every thread adds up everything, and none has a "
-        "share of its own",
-    )
 
 
 # A mistake is found by its values, so that each changes one quantity; the likeliest come first.
@@ -141,25 +127,24 @@ MISTAKES = (
         {"products": lambda v: v.half_matrix.sum(-1)},
         hint=1,
     ),
-    Mistake(
-        "last-term-only",
-        "of the last column alone: every step of the loop overwrites the total",
-        {"products": lambda v: v.half_matrix[:, -1] * v.half_vector[-1]},
+    *(
+        mistake
+        for mistake in formulas.sums(
+            lambda v: v.half_matrix * v.half_vector, ROW_THREADS, {"products": of_a_row}, "products-"
+        )
+        if "-term-" in mistake.id
+    ),
+    *(
+        mistake
+        for mistake in formulas.sums(lambda v: v.matrix, ROW_THREADS, {"row_sums": of_a_row}, "row-")
+        if "own-share" not in mistake.id
     ),
     Mistake(
-        "one-thread-only",
-        "of one thread's share: the threads' shares are never added up",
-        {"row_sums": lambda v: of_threads(v, 1)},
-    ),
-    Mistake(
-        "one-warp-only",
-        "of the first warp: warp.sum adds up 32 threads, block.sum the whole block",
-        {"row_sums": lambda v: of_threads(v, WARP)},
-    ),
-    Mistake(
-        "first-columns-only",
-        "of the first columns alone, one for each thread: a thread needs a loop",
-        {"row_sums": lambda v: v.matrix[:, :ROW_THREADS].sum(-1)},
+        "every-thread-adds-all",
+        f"{ROW_THREADS} times too large, once for each thread of a block: every thread adds up every column, and none has a share "
+        "of its own",
+        {"column_sums": lambda v: ROW_THREADS * v.matrix.sum(0)},
+        3,
     ),
     Mistake(
         "not-mirrored",

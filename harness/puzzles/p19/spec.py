@@ -6,7 +6,7 @@ itself, so that a gate compiles its kernel alone and no kernel can spoil the ver
 
 import numpy as np
 
-from harness.puzzles.p19.mistakes import EPS, MISTAKES, ROW_THREADS, TILE, derive, times_the_threads
+from harness.puzzles.p19.mistakes import EPS, MISTAKES, ROW_THREADS, TILE, derive
 from harness.spec.cases import covering, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
@@ -170,7 +170,6 @@ PUZZLE = Puzzle(
     exact=exact,
     derive=derive,
     mistakes=MISTAKES,
-    symptom=times_the_threads,
     forward={quantity: quantity for op in OPS.values() for quantity in op.writes},
     variants={id: (Call(op, (), id),) for id, op in OPS.items()},
     about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},

@@ -4,16 +4,20 @@ import inspect
 import math
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from harness.check import gradient_checks as checks
+from harness.check.compare import judge
+from harness.check.diagnose import explanation
+from harness.check.evidence import Evidence
 from harness.check.gradient_checks import Subject
 from harness.check.python_files import PythonChecker, describe
 from harness.check.results import GateResult
 from harness.puzzles.p20.mistakes import EPS, WORD
-from harness.spec.puzzle import Case, Gate
+from harness.spec.puzzle import Case, Gate, Puzzle
 
 LEADING = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
 """Sizes in front of the last axis, by kind."""
@@ -129,7 +133,9 @@ class FunctionsChecker(PythonChecker):
             if line := check(what):
                 first = first or check.__name__
                 if check is checks.against_autograd:
-                    wrong += wrong_gradients(what, function, path) or [f"{check.__name__}: {line}"]
+                    wrong += wrong_gradients(self.puzzle, what, function, path) or [
+                        f"{check.__name__}: {line}"
+                    ]
                     break
                 wrong.append(f"{check.__name__}: {line}")
                 if check is checks.forward:
@@ -142,7 +148,9 @@ class FunctionsChecker(PythonChecker):
 # ---- What a wrong gradient looks like -----------------------------------------------------------------------
 
 
-def wrong_gradients(what: Subject, function: type[torch.autograd.Function], path: Path) -> list[str]:
+def wrong_gradients(
+    puzzle: Puzzle, what: Subject, function: type[torch.autograd.Function], path: Path
+) -> list[str]:
     """The first sizes at which a gradient is wrong: which one, where, and what it looks like; or what was raised where."""
     names = [name for name in inspect.signature(function.forward).parameters if name != "ctx"]
     for sizes in what.sizes:
@@ -158,14 +166,63 @@ def wrong_gradients(what: Subject, function: type[torch.autograd.Function], path
         lines = [
             line
             for name, g, e, of_sum in zip(names, got, expected, ones, strict=False)
-            if (line := one_wrong(name, g, e, of_sum))
+            if (line := one_wrong(name, g, e, of_sum, inputs))
         ]
         if lines:
+            lines += known_mistakes(puzzle, what, names)
             return [f"at {sizes} sizes, {shapes(names, inputs)}:", *(f"   {line}" for line in lines)]
     return []
 
 
-def one_wrong(name: str, got: Tensor, expected: Tensor, of_sum: Tensor) -> str | None:
+QUANTITIES = {
+    ("x",): {"x": "grad_relu"},
+    ("x", "weight", "bias", "eps"): {"x": "grad_input", "weight": "grad_weight", "bias": "grad_bias"},
+}
+"""Arguments of a class -> input -> the quantity of the derivation that its gradient is."""
+
+
+def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]:
+    """For each wrong gradient that the puzzle's derivation has, the known mistake that gives its values at all sizes."""
+    found: dict[str, list[Evidence]] = {}
+    for sizes in what.sizes:
+        inputs = what.inputs(sizes)
+        try:
+            got = checks.gradients(what.function, inputs, checks.random_like)
+        except Exception:  # sizes that the learner's code does not take are another mistake
+            return []
+        expected = checks.gradients(what.reference, what.inputs(sizes), checks.random_like)
+        arrays = matrices(names, [*inputs, *checks.random_like((inputs[0],))])
+        for name, mine, right in zip(names, got, expected, strict=False):
+            quantity = QUANTITIES.get(tuple(names), {}).get(name)
+            if quantity is None or mine.shape != right.shape:
+                continue
+            columns = mine.shape[-1] if name == "x" else ()
+            pair = [
+                t.detach().numpy().reshape(-1, columns) if columns else t.detach().numpy()
+                for t in (mine, right)
+            ]
+            verdict = judge(pair[0], pair[1], pair[1], "float64")
+            if not verdict.ok:
+                case = Case(sizes, "", pair[0].shape, "")
+                nothing = np.zeros(pair[0].shape, bool)
+                found.setdefault(quantity, []).append(
+                    Evidence(case, arrays, *pair, nothing, verdict, "float64")
+                )
+    known = {quantity: explanation(puzzle, quantity, each) for quantity, each in found.items()}
+    return [
+        f"your {puzzle.printed(q)} equals the reference {seen.words}" for q, seen in known.items() if seen
+    ]
+
+
+def matrices(names: list[str], tensors: list[Tensor]) -> dict[str, np.ndarray]:
+    """The tensors under the names of the derivation's inputs, those of elements as matrices of rows; the last is dy."""
+    arrays = [t.detach().numpy() for t in tensors]
+    x, dy = (array.reshape(-1, array.shape[-1]) for array in (arrays[0], arrays[-1]))
+    given = {"input": x, "logits": x, "grad_output": dy}
+    return given | {name: array for name, array in zip(names[1:], arrays[1:-1], strict=False)}
+
+
+def one_wrong(name: str, got: Tensor, expected: Tensor, of_sum: Tensor, inputs: list[Tensor]) -> str | None:
     """What is wrong with one gradient, with one element of it; None where it is right."""
     apart = (got - expected).abs()
     if apart.max() <= checks.TOLERANCE * expected.abs().max():
@@ -174,12 +231,10 @@ def one_wrong(name: str, got: Tensor, expected: Tensor, of_sum: Tensor) -> str |
     words = (
         f"the gradient of {name} is wrong: {list(place)} got {got[place]:.6g}, expected {expected[place]:.6g}"
     )
-    ratios = (got / expected)[expected.abs() > 1e-6]
     if torch.allclose(got, of_sum):
         return f"{words}; it is what the sum of the output would have: dy is not used"
-    if ratios.numel() and torch.allclose(ratios, ratios[0].expand_as(ratios), rtol=1e-6):
-        return f"{words}; every element is {ratios[0]:.4g} times what it should be"
-    return words
+    factor = checks.constant_factor(got, expected, inputs)
+    return f"{words}; {factor}" if factor else words
 
 
 def shapes(names: list[str], inputs: list[Tensor]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from harness.puzzles import formulas
 from harness.spec.derivation import Derivation, Mistake, Step
 
 EPS = 1e-5
@@ -33,6 +34,12 @@ def reversed_bits(passes: np.ndarray) -> np.ndarray:
     return pack(flat.reshape(-1, WORD)[:, ::-1])
 
 
+def bits_of(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Words as bools of a shape, the lowest bit of the first word first."""
+    bits = (words.view(np.uint32)[:, None] >> np.arange(WORD, dtype=np.uint32)) & 1
+    return bits.ravel()[: np.prod(shape)].reshape(shape).astype(bool)
+
+
 def next_in_word(passes: np.ndarray) -> np.ndarray:
     """For every element what the next one says, for the last of a word the first."""
     flat = np.zeros(-(-passes.size // WORD) * WORD, bool)
@@ -54,7 +61,9 @@ STEPS = {
     "mask": lambda v: pack(v.passes),
     "grad_relu": lambda v: np.where(v.passes, v.grad_output, 0.0),
     # Softmax.
-    "softmax": lambda v: softmax(v.logits),
+    "weights": lambda v: np.exp(v.logits - v.logits.max(-1, keepdims=True)),
+    "total": lambda v: v.weights.sum(-1, keepdims=True),
+    "softmax": lambda v: v.weights / v.total,
     "dot": lambda v: (v.grad_output * v.softmax).sum(-1, keepdims=True),
     "grad_softmax": lambda v: v.softmax * (v.grad_output - v.dot),
     # LayerNorm.
@@ -105,7 +114,12 @@ MISTAKES = (
     Mistake(
         "bits-reversed",
         "with the first element in the highest bit, not the lowest",
-        {"mask": lambda v: reversed_bits(v.passes)},
+        {
+            "mask": lambda v: reversed_bits(v.passes),
+            "grad_relu": lambda v: np.where(
+                bits_of(reversed_bits(v.passes), v.passes.shape), v.grad_output, 0.0
+            ),
+        },
         3,
     ),
     Mistake(
@@ -116,53 +130,13 @@ MISTAKES = (
     ),
     Mistake("relu-not-applied", "with nothing set to 0", {"relu": lambda v: v.input}, 1),
     # Softmax.
-    Mistake("row-sum-forgotten", "without the row sum: P * dP", {"dot": lambda v: np.zeros(())}),
-    Mistake(
-        "probabilities-twice",
-        "with the probabilities multiplied twice: P * (dP * P - sum(dP * P))",
-        {"grad_softmax": lambda v: v.softmax * (v.grad_output * v.softmax - v.dot)},
-    ),
-    Mistake(
-        "diagonal-only",
-        "by the diagonal of the Jacobian alone: P * (1 - P) * dP",
-        {"grad_softmax": lambda v: v.softmax * (1 - v.softmax) * v.grad_output},
-    ),
-    Mistake(
-        "sum-without-p",
-        "with the sum of dP, not of dP * P",
-        {"dot": lambda v: v.grad_output.sum(-1, keepdims=True)},
-    ),
-    Mistake(
-        "first-columns-only",
-        f"with the first {ROW_THREADS} columns alone in the row sum",
-        {"dot": lambda v: (v.grad_output * v.softmax)[:, :ROW_THREADS].sum(-1, keepdims=True)},
-        3,
-    ),
-    Mistake(
-        "mean-for-sum",
-        "with the mean of dP * P, not the sum",
-        {"dot": lambda v: (v.grad_output * v.softmax).mean(-1, keepdims=True)},
-    ),
-    Mistake(
-        "p-forgotten",
-        "without the factor P in front",
-        {"grad_softmax": lambda v: v.grad_output - v.dot},
-    ),
-    Mistake(
-        "sum-added",
-        "with the row sum added, not subtracted",
-        {"grad_softmax": lambda v: v.softmax * (v.grad_output + v.dot)},
-    ),
+    *formulas.softmax_backward("grad_softmax", "softmax", "grad_output", "dot", ROW_THREADS),
     Mistake(
         "wrong-axis",
         "along the columns, not along the rows",
         {"softmax": lambda v: softmax(v.logits, 0)},
     ),
-    Mistake(
-        "not-normalised",
-        "not divided by the sum",
-        {"softmax": lambda v: np.exp(v.logits - v.logits.max(-1, keepdims=True))},
-    ),
+    *formulas.softmax("weights", "total", "softmax", "logits", ROW_THREADS),
     # LayerNorm.
     Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: np.zeros(())}),
     Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: np.zeros(())}),
@@ -184,6 +158,13 @@ MISTAKES = (
         "sums-not-means",
         "with sums in c1 and c2, not means",
         {"grad_input": lambda v: v.row_rstd * (v.g - v.input.shape[-1] * (v.c2 + v.x_hat * v.c1))},
+    ),
+    *formulas.layernorm_means(ROW_THREADS),
+    *formulas.layernorm_x_hat(),
+    Mistake(
+        "gamma-twice",
+        "with the weight multiplied in: the gradient of the weight is made of dy, not of dy * weight",
+        {"grad_weight": lambda v: (v.g * v.x_hat).sum(0), "grad_bias": lambda v: v.g.sum(0)},
     ),
     Mistake("weight-forgotten", "without the weight in g", {"g": lambda v: v.grad_output}),
     Mistake(

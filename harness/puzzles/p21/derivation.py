@@ -8,10 +8,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from harness.puzzles import formulas
 from harness.spec.derivation import Derivation, Mistake, Step
 
 EPS = 1e-5
 """What is added to the variance."""
+ROW_THREADS = 128
+"""Threads that share a row."""
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -45,14 +48,7 @@ MISTAKES = (
         "summed over the batch alone, for the first position",
         {"grad_bias": lambda v: v.grad_output[:, 0].sum(0)},
     ),
-    Mistake(
-        "diagonal-only",
-        "by the diagonal of the Jacobian alone: P * (1 - P) * dy",
-        {"grad_logits": lambda v: v.P * (1 - v.P) * v.grad_output},
-    ),
-    Mistake(
-        "dot-forgotten", "without the row's sum: P * dy", {"dot": lambda v: np.zeros_like(v.input[..., :1])}
-    ),
+    *formulas.softmax_backward("grad_logits", "P", "grad_output", "dot", ROW_THREADS),
     Mistake(
         "variance-power",
         "with rstd to the third power, not the second, in the term of the variance",

@@ -6,6 +6,7 @@ Shapes are those of `derivation.py`. Where two mistakes give the same values in 
 import numpy as np
 
 from harness.nn.ops import EPS
+from harness.puzzles import formulas
 from harness.puzzles.p22.derivation import (
     derive,
     one_row_only,
@@ -28,9 +29,9 @@ def padding(v: Derivation) -> float:
 
 
 def by_row(v: Derivation, parameter: np.ndarray) -> np.ndarray:
-    """[B, S, 1]: a parameter [H] read at the index of the row."""
-    rows = np.arange(v.input.shape[0] * v.input.shape[1])
-    return parameter[rows % values(v)].reshape(*v.input.shape[:2], 1)
+    """[B, S, 1]: a parameter [H] read at the index of the row, 0 where it has no such element."""
+    rows = v.input.shape[0] * v.input.shape[1]
+    return np.append(parameter, np.zeros(rows))[:rows].reshape(*v.input.shape[:2], 1)
 
 
 def first_thread(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -173,13 +174,7 @@ MISTAKES = (
         3,
     ),
     # The LayerNorm output.
-    Mistake(
-        "mean-not-subtracted",
-        "with the mean not subtracted in x_hat",
-        {"x_hat": lambda v: v.input * v.row_rstd},
-    ),
-    Mistake("x-hat-is-input", "with the input itself for x_hat", {"x_hat": lambda v: v.input}),
-    Mistake("rstd-forgotten", "with rstd left out of x_hat", {"x_hat": lambda v: v.input - v.row_mean}),
+    *formulas.layernorm_x_hat(),
     Mistake("from-x-hat", "taken from x_hat instead of the LayerNorm output", {"ln_out": lambda v: v.x_hat}),
     Mistake(
         "from-input", "taken from the input instead of the LayerNorm output", {"ln_out": lambda v: v.input}
@@ -195,6 +190,18 @@ MISTAKES = (
         "gamma-beta-swapped",
         "with gamma and beta exchanged",
         {"ln_out": lambda v: v.x_hat * v.ln_bias + v.ln_weight},
+    ),
+    Mistake(
+        "beta-by-row",
+        "with beta read at the index of the row, not of the column",
+        {"ln_out": lambda v: v.scaled + by_row(v, v.ln_bias)},
+        3,
+    ),
+    Mistake(
+        "gamma-only-by-row",
+        "with gamma read at the index of the row, not of the column",
+        {"scaled": lambda v: v.x_hat * by_row(v, v.ln_weight)},
+        3,
     ),
     Mistake(
         "gamma-by-row",
@@ -320,6 +327,19 @@ MISTAKES = (
             "grad_input": lambda v: v.row_rstd * (v.g - values(v) * (v.c2 + v.x_hat * v.c1)),
             "row_sums": lambda v: values(v) * packed(*row_sums(v, v.given_dln)),
         },
+    ),
+    *formulas.layernorm_means(128),
+    *(
+        Mistake(
+            f"row-sums-{name}-not-divided",
+            f"with {name} a sum, not a mean: {name} is divided by H too",
+            {
+                "row_sums": lambda v, times=times: (
+                    packed(*row_sums(v, v.given_dln)) * np.where(times, values(v), 1)
+                )
+            },
+        )
+        for name, times in (("c1", (True, False)), ("c2", (False, True)))
     ),
     Mistake(
         "means-not-complete",
@@ -488,11 +508,6 @@ MISTAKES = (
             "row_sums": lambda v: packed(*[row_sums(v, v.given_dln)[1]] * 2),
             "c1": lambda v: v.c2,
         },
-    ),
-    Mistake(
-        "c1-from-the-input",
-        "with the input itself for x_hat in c1",
-        {"c1": lambda v: (v.g * v.input).mean(-1, keepdims=True)},
     ),
     # The parameter gradients.
     Mistake(

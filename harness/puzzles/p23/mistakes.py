@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from harness.puzzles import formulas
 from harness.puzzles.p23.derivation import share, shift, transposed
 from harness.spec.derivation import Derivation, Mistake, Step
 
@@ -27,13 +28,6 @@ def without_rest(array: np.ndarray, axis: int, tile: int = TILE) -> np.ndarray:
     kept = np.moveaxis(array.copy(), axis, -1)
     kept[..., kept.shape[-1] // tile * tile :] = 0
     return np.moveaxis(kept, -1, axis)
-
-
-def first_block(array: np.ndarray) -> np.ndarray:
-    """What the first of BLOCK threads has of each row, zeros elsewhere."""
-    kept = np.zeros_like(array)
-    kept[..., ::BLOCK] = array[..., ::BLOCK]
-    return kept
 
 
 def apart(mistakes: Iterable[Mistake]) -> Iterator[Mistake]:
@@ -201,12 +195,7 @@ TRANSPOSES = (
 
 SOFTMAX = (
     Mistake("softmax-over-queries", "taken over the queries, not the keys", {"probabilities": by_query}, 1),
-    Mistake("not-normalised", "not divided by the sum of the row", {"probabilities": lambda v: v.weights}),
-    Mistake(
-        "divided-by-length",
-        "divided by the number of keys, not by the sum of the row",
-        {"probabilities": lambda v: v.weights / v.weights.shape[-1]},
-    ),
+    *formulas.softmax("weights", "total", "probabilities", "masked", BLOCK),
     Mistake("mask-forgotten", "without the mask", {"masked": lambda v: v.scores}),
     Mistake("mask-subtracted", "with the mask subtracted", {"masked": lambda v: v.scores - v.mask}),
     Mistake(
@@ -237,74 +226,14 @@ SOFTMAX = (
         "with 1 / T in the rows that are masked everywhere",
         {"probabilities": lambda v: np.where(v.total == 0, 1 / v.mask.shape[-1], share(v.weights, v.total))},
     ),
-    Mistake(
-        "largest-not-subtracted",
-        "without the largest score subtracted: the exponential overflows",
-        {
-            "weights": lambda v: np.exp(v.masked.astype(np.float32)).astype(np.float64),
-        },
-        1,
-    ),
-    Mistake(
-        "first-thread-only",
-        "of the first thread's columns alone, not summed over the block",
-        {
-            "total": lambda v: first_block(v.weights).sum(-1, keepdims=True),
-            "dot": lambda v: first_block(v.grad_probabilities * v.probabilities).sum(-1, keepdims=True),
-        },
-        3,
-    ),
-    Mistake(
-        "first-columns-only",
-        "of the first 128 columns alone",
-        {
-            "total": lambda v: v.weights[..., :BLOCK].sum(-1, keepdims=True),
-            "dot": lambda v: (v.grad_probabilities * v.probabilities)[..., :BLOCK].sum(-1, keepdims=True),
-        },
-        3,
-    ),
 )
 
 SOFTMAX_BACKWARD = (
+    *formulas.softmax_backward("grad_scores", "probabilities", "grad_probabilities", "dot", BLOCK),
     Mistake(
-        "row-sum-forgotten", "without the row sum of dP * P", {"dot": lambda v: np.zeros_like(v.total)}, 1
-    ),
-    Mistake(
-        "diagonal-jacobian",
-        "with the diagonal of the Jacobian alone, P * (1 - P)",
-        {"grad_scores": lambda v: v.probabilities * (1 - v.probabilities) * v.grad_probabilities},
-        1,
-    ),
-    Mistake(
-        "sum-over-queries",
-        "with the sum of dP * P taken over the queries, not the keys",
-        {"dot": lambda v: (v.grad_probabilities * v.probabilities).sum(-2, keepdims=True)},
-        1,
-    ),
-    Mistake(
-        "probabilities-twice",
-        "with P multiplied twice",
-        {"grad_scores": lambda v: v.probabilities**2 * (v.grad_probabilities - v.dot)},
-    ),
-    Mistake(
-        "probabilities-forgotten",
-        "without the factor P",
-        {"grad_scores": lambda v: v.grad_probabilities - v.dot},
-    ),
-    Mistake(
-        "probabilities-forgotten-in-sum",
-        "with the row sum of dP, not of dP * P",
-        {"dot": lambda v: v.grad_probabilities.sum(-1, keepdims=True)},
-    ),
-    Mistake(
-        "mean-not-sum",
-        "with the mean of dP * P over the row, not the sum",
-        {"dot": lambda v: (v.grad_probabilities * v.probabilities).mean(-1, keepdims=True)},
-    ),
-    Mistake(
-        "row-sum-added",
-        "with the row sum added, not subtracted",
-        {"grad_scores": lambda v: v.probabilities * (v.grad_probabilities + v.dot)},
+        "lse-for-delta",
+        "with lse in the place of the row sum of dP * P",
+        {"dot": lambda v: lse_or_0(v)},
     ),
 )
 
@@ -435,18 +364,104 @@ FLASH = (
         "with the mean over the elements of the head, not the sum",
         {"delta": lambda v: (v.grad_output * v.output).mean(-1)},
     ),
+    *(
+        mistake
+        for mistake in formulas.sums(
+            lambda v: v.grad_output * v.output,
+            BLOCK,
+            {"delta": lambda change: lambda v: change(v)[..., 0]},
+            "delta-",
+        )
+        if mistake.id != "delta-first-columns-only"  # no case has heads as wide
+    ),
     Mistake(
-        "delta-first-thread",
-        "of the first thread's elements alone, not summed over the block",
-        {"delta": lambda v: first_block(v.grad_output * v.output).sum(-1)},
+        "delta-of-grad-output",
+        "with the row sum of dO * dO, not of dO * O",
+        {"delta": lambda v: (v.grad_output**2).sum(-1)},
+    ),
+    Mistake(
+        "total-of-own-keys",
+        "divided by what each thread adds up of its own keys: row_total adds up the threads of a row",
+        {
+            "output": lambda v: (
+                (v.weights @ v.value) / or_1(own_keys(v)[..., np.arange(v.value.shape[-1]) % TILE])
+            ),
+            "lse": lambda v: np.log(own_keys(v)[..., 0]) + shift(v.largest[..., 0]),
+        },
+    ),
+    *(
+        Mistake(
+            f"weights-{name}",
+            words,
+            {
+                "grad_scores": lambda v, weights=weights: weights(v) * (v.grad_probabilities - v.dot),
+                "grad_value": lambda v, weights=weights: transposed(weights(v)) @ v.grad_output,
+            },
+        )
+        for name, words, weights in (
+            (
+                "lse-in-bits",
+                "with lse divided by ln 2: exp takes natural logarithms",
+                lambda v: np.exp(v.masked - lse_or_0(v) / np.log(2)),
+            ),
+            (
+                "lse-times-ln-2",
+                "with lse multiplied by ln 2: it is a natural logarithm already",
+                lambda v: np.exp(v.masked - lse_or_0(v) * np.log(2)),
+            ),
+            (
+                "powers-of-2",
+                "with exp2 for exp: the scores are natural logarithms",
+                lambda v: np.exp2(v.masked - lse_or_0(v)),
+            ),
+            (
+                "lse-added",
+                "with lse added to the score, not subtracted",
+                lambda v: np.exp(v.masked + lse_or_0(v)),
+            ),
+        )
+    ),
+    Mistake(
+        "last-queries-alone",
+        "of the last tile of queries alone: what came before is overwritten",
+        {
+            "grad_key": lambda v: v.scale * (transposed(last_tile(v.grad_scores, -2)) @ v.query),
+            "grad_value": lambda v: transposed(last_tile(v.probabilities, -2)) @ v.grad_output,
+        },
+    ),
+    Mistake(
+        "first-queries-alone",
+        "of the first tile of queries alone",
+        {
+            "grad_key": lambda v: (
+                v.scale * (transposed(v.grad_scores[..., :TILE, :]) @ v.query[..., :TILE, :])
+            ),
+            "grad_value": lambda v: transposed(v.probabilities[..., :TILE, :]) @ v.grad_output[..., :TILE, :],
+        },
+    ),
+    Mistake(
+        "first-keys-alone",
+        "of the first tile of keys alone",
+        {
+            "output": lambda v: v.probabilities[..., :TILE] @ v.value[..., :TILE, :],
+            "grad_query": lambda v: v.scale * (v.grad_scores[..., :TILE] @ v.key[..., :TILE, :]),
+        },
+    ),
+    Mistake(
+        "queries-at-the-keys",
+        "with the rows of a tile of queries read at the place of the keys, t0 for s0",
+        {
+            "grad_value": lambda v: at_the_keys(v.probabilities, v.grad_output),
+            "grad_key": lambda v: v.scale * at_the_keys(v.grad_scores, v.query),
+        },
         3,
     ),
     Mistake(
         "lse-forgotten",
         "with exp(score) for P, without lse",
         {
-            "grad_scores": lambda v: np.exp(v.masked) * (v.grad_probabilities - v.dot),
-            "grad_value": lambda v: transposed(np.exp(v.masked)) @ v.grad_output,
+            "grad_scores": lambda v: in_float32(np.exp, v.masked) * (v.grad_probabilities - v.dot),
+            "grad_value": lambda v: transposed(in_float32(np.exp, v.masked)) @ v.grad_output,
         },
     ),
     Mistake(
@@ -484,12 +499,44 @@ def last_of_group(array: np.ndarray, v: Derivation) -> np.ndarray:
     return array * last[:, None, None]
 
 
-def last_tile(array: np.ndarray) -> np.ndarray:
-    """With zeros in front of the last tile of keys."""
-    kept = np.zeros_like(array)
-    first = (array.shape[-1] - 1) // TILE * TILE
-    kept[..., first:] = array[..., first:]
-    return kept
+def in_float32(function: Callable, array: np.ndarray) -> np.ndarray:
+    """What a function gives in float32, which overflows sooner."""
+    return np.asarray(function(array.astype(np.float32)), np.float64)
+
+
+def lse_or_0(v: Derivation) -> np.ndarray:
+    """[B, N, S, 1]: lse, and 0 for a row that sees no key."""
+    return shift(v.lse[..., None])
+
+
+def or_1(total: np.ndarray) -> np.ndarray:
+    """A total as a divisor: 1 where it is 0."""
+    return np.where(total == 0, 1.0, total)
+
+
+def own_keys(v: Derivation) -> np.ndarray:
+    """[B, N, S, TILE]: the total of each thread's own keys."""
+    thread = np.arange(v.weights.shape[-1]) % TILE
+    return v.weights @ (thread[:, None] == np.arange(TILE))
+
+
+def at_the_keys(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """weights^T rows, with the rows of each tile of queries read at the tile of the keys: [.., S, T], [.., S, d] -> [.., T, d]."""
+    S, T = weights.shape[-2:]
+    padded = np.concatenate([rows, np.zeros((*rows.shape[:-2], max(T, S) + TILE, rows.shape[-1]))], -2)
+    place = np.arange(S) % TILE
+    tiles = [
+        transposed(weights[..., t0 : t0 + TILE]) @ padded[..., t0 + place, :] for t0 in range(0, T, TILE)
+    ]
+    return np.concatenate(tiles, -2)
+
+
+def last_tile(array: np.ndarray, axis: int = -1) -> np.ndarray:
+    """With zeros in front of the last tile of keys, or along another axis."""
+    kept = np.moveaxis(np.zeros_like(array), axis, -1)
+    first = (kept.shape[-1] - 1) // TILE * TILE
+    kept[..., first:] = np.moveaxis(array, axis, -1)[..., first:]
+    return np.moveaxis(kept, -1, axis)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

@@ -3,11 +3,16 @@
 Shapes are those of `derivation.py`. Where two mistakes give the same values in every failing case, the first is named.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
 from harness.nn import orders
+from harness.puzzles import formulas
 from harness.puzzles.p24.derivation import apart, gathered, in_tiles, placed, tiles_with
 from harness.spec.derivation import Derivation, Mistake
+from harness.spec.puzzle import Arrays, Symptom
 
 PRINTED = (0, 1, 3, 2, 7, 6, 4, 5, 14, 15, 13, 12, 8, 9, 11, 10)
 """What texts print for the order of a 4 x 4 grid; the steps 1 and 2 of it are no neighbours."""
@@ -16,41 +21,50 @@ PRINTED = (0, 1, 3, 2, 7, 6, 4, 5, 14, 15, 13, 12, 8, 9, 11, 10)
 # ---- The curve ----------------------------------------------------------------------------------------------
 
 
-def curve(v: Derivation, *, exchange: bool = True, flip: bool = True, far: bool = False) -> np.ndarray:
-    """The index by bits, from the smallest square to the whole, with parts of a quarter's turn left out.
-
-    `exchange` is of row and column in the first and the last quarter, `flip` of both in the last one, in the square of that
-    size; `far`: from the side of the whole one.
+@dataclass(frozen=True)
+class Turns:
+    """What the bits of a quarter do: which quarters exchange row and column, which are counted from the other end, that of
+    `edge`(size, side), and which lie in the right half.
     """
+
+    exchange: tuple[int, ...] = (0, 3)
+    flip: tuple[int, ...] = (3,)
+    edge: Callable[[int, int], int] = lambda size, side: size - 1
+    right: tuple[int, ...] = (2, 3)
+
+    def turn(self, quarter: np.ndarray, row: np.ndarray, column: np.ndarray, edge: int):
+        """Row and column inside of a quarter's square, turned as the quarter is."""
+        for part in ("flip", "exchange"):
+            here = np.isin(quarter, getattr(self, part))
+            if part == "flip":
+                row, column = (np.where(here, edge - each, each) for each in (row, column))
+            else:
+                row, column = np.where(here, column, row), np.where(here, row, column)
+        return row, column
+
+
+def curve(v: Derivation, turns: Turns) -> np.ndarray:
+    """The index by bits, from the smallest square to the whole, with other turns than the right ones."""
     side = int(v.side)
     rest, size = np.arange(side**2), 1
     row = column = np.zeros_like(rest)
     while size < side:
         quarter = rest & 3
-        right, low = quarter >> 1, (quarter ^ quarter >> 1) & 1
-        edge = (side if far else size) - 1
-        if flip:
-            row, column = (np.where(quarter == 3, edge - each, each) for each in (row, column))
-        if exchange:
-            row, column = np.where(low, row, column), np.where(low, column, row)
-        row, column = row + size * low, column + size * right
+        row, column = turns.turn(quarter, row, column, turns.edge(size, side))
+        row, column = row + size * np.isin(quarter, (1, 2)), column + size * np.isin(quarter, turns.right)
         rest, size = rest >> 2, 2 * size
     return row * side + column
 
 
-def step_of(v: Derivation, *, exchange: bool = True, flip: bool = True) -> np.ndarray:
-    """The step of each cell by bits, from the whole square to the smallest, with parts of a quarter's turn left out."""
+def step_of(v: Derivation, turns: Turns) -> np.ndarray:
+    """The step of each cell by bits, from the whole square to the smallest, with other turns than the right ones."""
     side = int(v.side)
     row, column = np.divmod(np.arange(side**2), side)
     step, size = np.zeros_like(row), side // 2
     while size:
-        low, right = row // size, column // size
-        quarter = 3 * right ^ low
+        quarter = 3 * (column // size) ^ (row // size)
         row, column, step = row % size, column % size, 4 * step + quarter
-        if flip:
-            row, column = (np.where(quarter == 3, size - 1 - each, each) for each in (row, column))
-        if exchange:
-            row, column = np.where(low, row, column), np.where(low, column, row)
+        row, column = turns.turn(quarter, row, column, turns.edge(size, side))
         size //= 2
     return step
 
@@ -80,6 +94,38 @@ def printed(v: Derivation) -> np.ndarray:
     return np.array(PRINTED) if v.side == 4 else hilbert(v)
 
 
+WRONG_TURNS = (
+    ("turn-forgotten", "with quarters that are never turned", Turns((), ())),
+    ("exchange-forgotten", "with row and column not exchanged in the first and the last quarter", Turns(())),
+    (
+        "flip-forgotten",
+        "with the last quarter not turned round: row and column are exchanged there, and must be counted from the other end",
+        Turns(flip=()),
+    ),
+    (
+        "last-quarter-not-exchanged",
+        "with quarter 3 turned round, but its row and column not exchanged",
+        Turns((0,)),
+    ),
+    ("last-quarter-not-turned", "with quarter 3 not turned", Turns((0,), ())),
+    ("first-quarter-not-turned", "with quarter 0 not turned", Turns((3,))),
+    ("first-quarter-flipped", "with quarter 0 turned round too", Turns(flip=(0, 3))),
+    (
+        "flip-in-the-whole",
+        "with the last quarter counted from the far side of the whole square, not of its own",
+        Turns(edge=lambda size, side: side - 1),
+    ),
+    (
+        "end-one-too-far",
+        "with quarter 3 counted from size, not from size - 1, the last one",
+        Turns(edge=lambda size, side: size),
+    ),
+    (
+        "right-half-too-late",
+        "with quarter 2 in the left half: the right one begins with it",
+        Turns(right=(3,)),
+    ),
+)
 CURVE = (
     Mistake(
         "inverse-for-index",
@@ -91,29 +137,14 @@ CURVE = (
         "with 0 1 3 2 7 6 4 5 ..., which texts print for 4 x 4: no order whose steps are neighbours",
         {"index": printed, "inverse": lambda v: orders.inverse(printed(v))},
     ),
-    Mistake(
-        "turn-forgotten",
-        "with quarters that are never turned",
-        {
-            "index": lambda v: curve(v, exchange=False, flip=False),
-            "inverse": lambda v: step_of(v, exchange=False, flip=False),
-        },
-    ),
-    Mistake(
-        "exchange-forgotten",
-        "with row and column not exchanged in the first and the last quarter",
-        {"index": lambda v: curve(v, exchange=False), "inverse": lambda v: step_of(v, exchange=False)},
-    ),
-    Mistake(
-        "flip-forgotten",
-        "with the last quarter not turned round: row and column are exchanged there, and must be counted from the other end",
-        {"index": lambda v: curve(v, flip=False), "inverse": lambda v: step_of(v, flip=False)},
-    ),
-    Mistake(
-        "flip-in-the-whole",
-        "with the last quarter counted from the far side of the whole square, not of its own",
-        {"index": lambda v: curve(v, far=True)},
-        3,
+    *(
+        Mistake(
+            id,
+            words,
+            {"index": lambda v, t=turns: curve(v, t), "inverse": lambda v, t=turns: step_of(v, t)},
+            3 if "end" in id else 2,
+        )
+        for id, words, turns in WRONG_TURNS
     ),
     Mistake(
         "row-and-column-exchanged",
@@ -148,6 +179,11 @@ PERMUTATIONS = (
     ),
     Mistake(
         "not-permuted", "as it came in, in the order of the steps", {"grad_input": lambda v: v.grad_gathered}
+    ),
+    Mistake(
+        "one-column-too-far",
+        "with the columns of a row moved by one",
+        {"grad_input": lambda v: np.roll(placed(v.grad_gathered, v.order), 1, -1)},
     ),
     Mistake(
         "one-head",
@@ -189,6 +225,15 @@ def tiles_of_all(v: Derivation) -> np.ndarray:
     tile = int(v.tile)
     inside = in_tiles(np.ones_like(v.near), tile)
     return np.asarray((in_tiles(v.near, tile) | ~inside).all((2, 3)))
+
+
+def one_step_for_cell(v: Derivation) -> np.ndarray:
+    """Pairs within the window where the step of the query is taken for its cell, [L, L]."""
+    cells, steps = np.divmod(v.order, v.width), np.divmod(np.arange(len(v.order)), v.width)
+    return (
+        np.maximum(*(np.abs(step[:, None] - cell[None, :]) for step, cell in zip(steps, cells, strict=True)))
+        <= v.radius
+    )
 
 
 WINDOWS = (
@@ -241,6 +286,16 @@ WINDOWS = (
         {"tiles": lambda v: np.triu(tiles_with(v.near, int(v.tile)))},
     ),
     Mistake(
+        "order-forgotten-for-queries",
+        "with the step itself for the cell of the query: both cells are order[s]",
+        {"tiles": lambda v: tiles_with(one_step_for_cell(v), int(v.tile))},
+    ),
+    Mistake(
+        "order-forgotten-for-keys",
+        "with the step itself for the cell of the key: both cells are order[s]",
+        {"tiles": lambda v: tiles_with(one_step_for_cell(v).T, int(v.tile))},
+    ),
+    Mistake(
         "order-forgotten",
         "of the grid as it is stored, without the order",
         {
@@ -275,11 +330,28 @@ THROUGH = (
         {"dO": lambda v: v.grad_output},
         1,
     ),
-    Mistake(
-        "row-sum-forgotten",
-        "without delta, the row sum of dO * O",
-        {"dot": lambda v: np.zeros_like(v.O[..., :1])},
+    *(
+        Mistake(f"delta-{name}", words, {"dot": dot})
+        for name, words, dot in (
+            (
+                "of-value",
+                "with the row sum of dO * V, not of dO * O",
+                lambda v: (v.dO * v.V).sum(-1, keepdims=True),
+            ),
+            (
+                "of-grad-output",
+                "with the row sum of dO * dO, not of dO * O",
+                lambda v: (v.dO**2).sum(-1, keepdims=True),
+            ),
+            ("of-output", "with the row sum of O, without dO", lambda v: v.O.sum(-1, keepdims=True)),
+            (
+                "mean",
+                "with the mean of dO * O over a head, not the sum",
+                lambda v: (v.dO * v.O).mean(-1, keepdims=True),
+            ),
+        )
     ),
+    *formulas.softmax_backward("dS", "P", "dP", "dot", 128),
     Mistake(
         "scale-forgotten",
         "without the scale 1 / sqrt(d)",
@@ -292,5 +364,36 @@ THROUGH = (
         3,
     ),
 )
+
+
+def curve_symptom(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
+    """What a wrong index or inverse looks like: numbers outside of the grid, or twice, or a quarter in another order."""
+    if quantity not in ("index", "inverse"):
+        return None
+    here, what = ("step", "cell") if quantity == "index" else ("cell", "step")
+    numbers = got.astype(np.int64)
+    outside = numbers[(numbers < 0) | (numbers >= len(numbers))]
+    if len(outside):
+        return Symptom("outside", f"names {what} {outside[0]}, which is outside of the grid's {len(numbers)}")
+    found, count = np.unique(numbers, return_counts=True)
+    if len(found) < len(numbers):
+        twice = found[count > 1][0]
+        places = " and ".join(str(place) for place in np.flatnonzero(numbers == twice)[:2])
+        never = np.setdiff1d(np.arange(len(numbers)), found)[0]
+        times = "twice" if count[count > 1][0] == 2 else f"{count[count > 1][0]} times"
+        return Symptom(
+            "comes-twice",
+            f"is no order: {what} {twice} comes {times}, at {here}s {places}, and {what} {never} never",
+        )
+    if quantity == "index" and len(numbers) >= 4:
+        pairs = zip(np.split(numbers, 4), np.split(truth.astype(np.int64), 4), strict=True)
+        for quarter, (mine, right) in enumerate(pairs):
+            if set(mine) == set(right) and (mine != right).any():
+                return Symptom(
+                    "quarter-turned",
+                    f"has the right cells in quarter {quarter}, in another order: it is turned otherwise",
+                )
+    return None
+
 
 MISTAKES = (*CURVE, *PERMUTATIONS, *WINDOWS, *THROUGH)

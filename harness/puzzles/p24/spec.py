@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.nn import orders
 from harness.puzzles.p24.derivation import derive
-from harness.puzzles.p24.mistakes import MISTAKES
+from harness.puzzles.p24.mistakes import MISTAKES, curve_symptom
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import covering, listed
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
@@ -372,6 +372,7 @@ PUZZLE = Puzzle(
     exact=exact,
     derive=derive,
     mistakes=MISTAKES,
+    symptom=curve_symptom,
     terms=terms,
     forward={
         "index": "index",

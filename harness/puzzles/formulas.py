@@ -1,0 +1,176 @@
+"""The mistakes that people make in formulas that several puzzles have: sums over rows, softmax and LayerNorm, with their gradients.
+
+Each function takes the names that the puzzle's derivation gives the formula's steps, and returns mistakes that change them.
+Matrices are [..., columns], a row is the last axis; what stands for a whole row is [..., 1].
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from harness.spec.derivation import Derivation, Mistake, Step
+
+EPS = 1e-5
+"""What LayerNorm adds to the variance."""
+Terms = Callable[[Derivation], np.ndarray]
+"""What a sum adds up, [..., columns]."""
+
+
+def total(terms: np.ndarray) -> np.ndarray:
+    """The sum of every row, [..., 1]."""
+    return terms.sum(-1, keepdims=True)
+
+
+def share(terms: np.ndarray, threads: int, first: int = 0) -> np.ndarray:
+    """What one of a row's threads adds up: the columns `first`, `first` + threads, ..., [..., 1]."""
+    return total(terms[..., first::threads])
+
+
+def own_share(terms: np.ndarray, threads: int) -> np.ndarray:
+    """For every column the sum of the columns that its own thread has, [..., columns]."""
+    sums = np.zeros_like(terms)
+    for first in range(min(threads, terms.shape[-1])):
+        sums[..., first::threads] = share(terms, threads, first)
+    return sums
+
+
+def sums(
+    terms: Terms, threads: int, steps: Mapping[str, Callable[[Terms], Step]], name: str = ""
+) -> tuple[Mistake, ...]:
+    """A row sum that is not whole.
+
+    Args:
+        terms: What is added up.
+        threads: How many share a row.
+        steps: Step -> what it becomes when the sum is another one, [..., 1] or [..., columns].
+        name: Begins the ids, "dot-" for one.
+    """
+
+    def changed(id: str, words: str, of: Callable[[np.ndarray], np.ndarray], hint: int = 2) -> Mistake:
+        return Mistake(
+            f"{name}{id}", words, {step: make(lambda v: of(terms(v))) for step, make in steps.items()}, hint
+        )
+
+    return (
+        changed("first-thread-only", "of the first thread's columns alone, not summed over the block", lambda t: share(t, threads), 3),
+        changed("own-share-only", "with every thread's own share of the sum: block.sum is missing", lambda t: own_share(t, threads), 3),
+        changed("first-warp-only", "of the first warp alone: warp.sum adds up 32 threads, block.sum the whole block",
+                lambda t: total(np.where(np.arange(t.shape[-1]) % threads < 32, t, 0.0)), 3),
+        changed("first-columns-only", f"of the first {threads} columns alone, one for each thread: a loop is missing",
+                lambda t: total(t[..., :threads]), 3),
+        changed("every-thread-adds-all", f"{threads} times too large: every thread adds up the whole row, and the block adds up its threads",
+                lambda t: threads * total(t), 3),
+        changed("first-term-missing", "without the first column: the loop begins at 1", lambda t: total(t[..., 1:])),
+        changed("last-term-missing", "without the last column: the loop ends one too early", lambda t: total(t[..., :-1])),
+        changed("first-term-only", "of the first column alone: the loop takes no second step", lambda t: t[..., :1]),
+        changed("last-term-only", "of the last column alone: every step of the loop overwrites the total", lambda t: t[..., -1:]),
+    )  # fmt: skip
+
+
+def softmax(weights: str, whole: str, result: str, scores: str, threads: int) -> tuple[Mistake, ...]:
+    """Of result = weights / whole, with weights = exp(scores - their largest) and whole their row sum."""
+    v_weights: Terms = lambda v: getattr(v, weights)  # noqa: E731
+    return (
+        Mistake("not-normalised", "not divided by the sum of the row", {result: v_weights}),
+        Mistake(
+            "divided-by-length",
+            "divided by the number of columns, not by the sum of the row",
+            {result: lambda v: v_weights(v) / v_weights(v).shape[-1]},
+        ),
+        Mistake(
+            "largest-not-subtracted",
+            "without the largest subtracted: the exponential overflows",
+            {weights: lambda v: np.exp(getattr(v, scores).astype(np.float32)).astype(np.float64)},
+        ),
+        Mistake("largest-for-sum", "divided by the largest exponential, not by the sum", {whole: lambda v: v_weights(v).max(-1, keepdims=True)}),
+        *sums(v_weights, threads, {whole: lambda change: change}),
+    )  # fmt: skip
+
+
+def softmax_backward(
+    result: str, P: str, dP: str, dot: str, threads: int, hints: Mapping[str, int] | None = None
+) -> tuple[Mistake, ...]:
+    """Of result = P * (dP - dot), dot being the row sum of dP * P; `hints` are other rungs than the usual ones, by id."""
+
+    def p(v: Derivation) -> np.ndarray:
+        return getattr(v, P)
+
+    def dp(v: Derivation) -> np.ndarray:
+        return getattr(v, dP)
+
+    def row(v: Derivation) -> np.ndarray:
+        return getattr(v, dot)
+
+    mistakes = (
+        Mistake("row-sum-forgotten", "without the row sum of dP * P", {dot: lambda v: 0 * p(v)[..., :1]}, 1),
+        *sums(lambda v: dp(v) * p(v), threads, {dot: lambda change: change}),
+        Mistake("diagonal-jacobian", "with the diagonal of the Jacobian alone, P * (1 - P)", {result: lambda v: p(v) * (1 - p(v)) * dp(v)}, 1),
+        Mistake("sum-over-columns", "with the sum of dP * P taken along the columns, not along the row", {dot: lambda v: (dp(v) * p(v)).sum(-2, keepdims=True)}, 1),
+        Mistake("probabilities-twice", "with P multiplied twice", {result: lambda v: p(v) ** 2 * (dp(v) - row(v))}),
+        Mistake("probabilities-inside", "with P multiplied twice: P * (dP * P - sum(dP * P))", {result: lambda v: p(v) * (dp(v) * p(v) - row(v))}),
+        Mistake("probabilities-forgotten", "without the factor P", {result: lambda v: dp(v) - row(v)}),
+        Mistake("row-sum-outside", "with the row sum subtracted from P * dP, outside of the bracket: it is P * (dP - sum)", {result: lambda v: p(v) * dp(v) - row(v)}),
+        Mistake("probabilities-forgotten-in-sum", "with the row sum of dP, not of dP * P", {dot: lambda v: total(dp(v))}),
+        Mistake("gradient-forgotten-in-sum", "with the row sum of P, not of dP * P", {dot: lambda v: total(p(v))}),
+        Mistake("mean-not-sum", "with the mean of dP * P over the row, not the sum", {dot: lambda v: (dp(v) * p(v)).mean(-1, keepdims=True)}),
+        Mistake("row-sum-added", "with the row sum added, not subtracted", {result: lambda v: p(v) * (dp(v) + row(v))}),
+        Mistake("exchanged", "with P and dP in each other's place", {result: lambda v: dp(v) * (p(v) - row(v))}),
+    )  # fmt: skip
+    return with_hints(mistakes, hints)
+
+
+def layernorm_means(threads: int) -> tuple[Mistake, ...]:
+    """Of grad_input = row_rstd * (g - c2 - x_hat * c1): the two means taken over something else."""
+
+    def scaled(v: Derivation, times1: float, times2: float) -> np.ndarray:
+        return v.row_rstd * (v.g - times2 * v.c2 - times1 * v.x_hat * v.c1)
+
+    def width(v: Derivation) -> int:
+        return v.input.shape[-1]
+
+    def of_threads(v: Derivation, of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        return v.row_rstd * (v.g - of(v.g) / width(v) - v.x_hat * of(v.g * v.x_hat) / width(v))
+
+    return (
+        Mistake("c2-not-divided", "with c2 a sum, not a mean: c2 is divided by the number of columns too", {"grad_input": lambda v: scaled(v, 1, width(v))}),
+        Mistake("c1-not-divided", "with c1 a sum, not a mean: c1 is divided by the number of columns too", {"grad_input": lambda v: scaled(v, width(v), 1)}),
+        Mistake(
+            "divided-by-threads",
+            f"with c1 and c2 divided by the {threads} threads of a row, not by its columns",
+            {"grad_input": lambda v: scaled(v, width(v) / threads, width(v) / threads)},
+        ),
+        Mistake("means-of-own-share", "with every thread's own share in c1 and c2: block.sum is missing", {"grad_input": lambda v: of_threads(v, lambda t: own_share(t, threads))}, 3),
+        Mistake("means-over-everything", "with c1 and c2 taken over the whole tensor, not over each row", {"grad_input": lambda v: v.row_rstd * (v.g - v.g.mean() - v.x_hat * (v.g * v.x_hat).mean())}),
+    )  # fmt: skip
+
+
+def layernorm_x_hat() -> tuple[Mistake, ...]:
+    """Of x_hat = (input - row_mean) * row_rstd, and of c1 = mean(g * x_hat) and grad_input, which have it each once."""
+
+    def wrong(id: str, words: str, x_hat: Terms) -> tuple[Mistake, ...]:
+        return (
+            Mistake(id, f"{words} in x_hat", {"x_hat": x_hat}),
+            Mistake(f"{id}-in-c1", f"{words} in the x_hat that c1 is made of", {"c1": lambda v: (v.g * x_hat(v)).mean(-1, keepdims=True)}),
+            Mistake(f"{id}-beside-c1", f"{words} in the x_hat that c1 is multiplied with", {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 - x_hat(v) * v.c1)}),
+        )  # fmt: skip
+
+    return (
+        *wrong("mean-not-subtracted", "with the mean not subtracted", lambda v: v.input * v.row_rstd),
+        *wrong("x-hat-is-input", "with the input itself, without mean and rstd,", lambda v: v.input),
+        *wrong("rstd-left-out", "with rstd left out", lambda v: v.input - v.row_mean),
+        Mistake("mean-over-everything", "with the mean of the whole tensor, not of each row", {"row_mean": lambda v: v.input.mean() + 0 * v.input[..., :1]}),
+        Mistake(
+            "statistics-over-everything",
+            "with mean and variance of the whole tensor, not of each row",
+            {
+                "row_mean": lambda v: v.input.mean() + 0 * v.input[..., :1],
+                "row_rstd": lambda v: 1 / np.sqrt(v.input.var() + EPS) + 0 * v.input[..., :1],
+            },
+        ),
+    )  # fmt: skip
+
+
+def with_hints(mistakes: Iterable[Mistake], hints: Mapping[str, int] | None) -> tuple[Mistake, ...]:
+    """The same with other rungs of the ladder, by id."""
+    return tuple(replace(each, hint=(hints or {}).get(each.id, each.hint)) for each in mistakes)

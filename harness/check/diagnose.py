@@ -376,7 +376,10 @@ def from_findings(findings: Sequence[Finding]) -> tuple[str, str] | None:
             "blocks read, add and write the same element without an atomic: additions get lost",
         )
     if races:
-        return "overwritten", "blocks store to the same element: the last one wins, nothing is added up"
+        return "overwritten", (
+            "blocks store to the same element and the last one wins: nothing is added up, or an index is the same in every block, as "
+            "thread_idx is"
+        )
     met = [finding for finding in findings if finding.kind in ("shared race", "race inside a block")]
     if (
         met

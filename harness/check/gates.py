@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from harness.check.diagnose import OUTSIDE, OUTSIDE_CAUSES, SURE, diagnose, first_causes, from_findings
 from harness.check.results import Comparison, GateResult, right_in_all, wanted_gates
 from harness.check.source_faults import Fault, arguments_of, faults
+from harness.check.upstream import blame_gates
 from harness.devices.recorder import Order, Recording, record_dtypes
 from harness.devices.targets import Target
 from harness.errors import EnvironmentProblem
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from harness.check.reference import Reference
 
-# Memory and race findings are about the code, not the formula: the last hint helps.
+# Races are about the code, not the formula: the last hint helps.
 RACE_RUNG = 3
 # Steps that a launch may take on the virtual GPU: the cases need 5000, an endless loop is stopped within seconds.
 STEPS = 100_000
@@ -152,6 +153,7 @@ class Checker:
         for gate in attempted:
             rivals = [r for r in judged.values() if r.gate.variant == gate.variant]
             self._finish(judged[gate.id], rivals, outcomes[gate.variant], package, found, empty)
+        blame_gates(list(judged.values()), self.rung.needs)
         return [judged.get(gate.id) or GateResult(gate, "unsolved") for gate in wanted]
 
     @property
@@ -349,6 +351,9 @@ class Checker:
                 gate=gate.id if own else None,
                 right=right_in_all(result.comparisons),
             )
+            if seen.steps and seen.mistake == result.mistake:
+                result.diagnosis.append(f"{self.puzzle.printed(quantity)} shows the same mistake")
+                continue
             # What an index outside of its tensor does to values has no name of its own.
             vague = seen.mistake not in known and (astray or bool(slips))
             result.diagnosis += seen.lines[:-1] if vague else seen.lines
@@ -372,7 +377,9 @@ class Checker:
             result.diagnosis.append(f"... and {plural(len(causes) - SHOWN, 'more finding')}")
         # A formula that gives these very values says more than that its index leaves a tensor.
         if cause and not (result.mistake in known and cause in OUTSIDE_CAUSES):
-            result.mistake, result.hint = cause[0], f"{gate.id}-{RACE_RUNG}"
+            summed = any((gate.variant, quantity) in self.puzzle.atomic for quantity in gate.quantities)
+            rung = 2 if cause in OUTSIDE_CAUSES else 1 if cause[0] == "overwritten" and not summed else RACE_RUNG
+            result.mistake, result.hint = cause[0], f"{gate.id}-{rung}"
             result.diagnosis.append(f"{cause[1]}: see hint {result.hint}")
 
 

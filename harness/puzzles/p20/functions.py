@@ -196,18 +196,13 @@ def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]
             quantity = QUANTITIES.get(tuple(names), {}).get(name)
             if quantity is None or mine.shape != right.shape:
                 continue
-            columns = mine.shape[-1] if name == "x" else ()
-            pair = [
-                t.detach().numpy().reshape(-1, columns) if columns else t.detach().numpy()
-                for t in (mine, right)
-            ]
-            verdict = judge(pair[0], pair[1], pair[1], "float64")
+            shape = (-1, mine.shape[-1]) if name == "x" else mine.shape
+            ours, theirs = (t.detach().numpy().reshape(shape) for t in (mine, right))
+            verdict = judge(ours, theirs, theirs, "float64")
             if not verdict.ok:
-                case = Case(sizes, "", pair[0].shape, "")
-                nothing = np.zeros(pair[0].shape, bool)
-                found.setdefault(quantity, []).append(
-                    Evidence(case, arrays, *pair, nothing, verdict, "float64")
-                )
+                case, nothing = Case(sizes, "", ours.shape, ""), np.zeros(ours.shape, bool)
+                one = Evidence(case, arrays, ours, theirs, nothing, verdict, "float64")
+                found.setdefault(quantity, []).append(one)
     known = {quantity: explanation(puzzle, quantity, each) for quantity, each in found.items()}
     return [
         f"your {puzzle.printed(q)} equals the reference {seen.words}" for q, seen in known.items() if seen

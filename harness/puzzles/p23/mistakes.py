@@ -157,7 +157,7 @@ TRANSPOSES = (
     ),
     Mistake(
         "probabilities-not-transposed",
-        "with P not transposed: P[t, s] read at t * S + s",
+        "with P not transposed, P[t, s] read at t * S + s: by the launch, or by matmul, whose load of a transposed factor is not turned",
         {"grad_value": lambda v: as_stored(v.probabilities) @ v.grad_output},
         3,
     ),
@@ -169,7 +169,7 @@ TRANSPOSES = (
     ),
     Mistake(
         "grad-scores-not-transposed",
-        "with dS not transposed: dS[t, s] read at t * S + s",
+        "with dS not transposed, dS[t, s] read at t * S + s: by the launch, or by matmul, whose load of a transposed factor is not turned",
         {"grad_key": lambda v: v.scale * (as_stored(v.grad_scores) @ v.query)},
         3,
     ),
@@ -372,7 +372,8 @@ FLASH = (
             {"delta": lambda change: lambda v: change(v)[..., 0]},
             "delta-",
         )
-        if mistake.id != "delta-first-columns-only"  # no case has heads as wide
+        # No case has heads as wide; of one number a thread's own share is the first thread's.
+        if mistake.id not in ("delta-first-columns-only", "delta-own-share-only")
     ),
     Mistake(
         "delta-of-grad-output",

@@ -380,7 +380,12 @@ PUZZLE = Puzzle(
     rungs=(
         NUMPY_RUNG,
         TORCH_RUNG,
-        MojoRung(file="op/attention.mojo", gates=tuple(gate.id for gate in GATES)),
+        MojoRung(
+            file="op/attention.mojo",
+            gates=tuple(gate.id for gate in GATES),
+            # The product's kernel is one for all of them, and its blank is the first gate's.
+            needs=dict.fromkeys(("output", "dV", "dP", "dQ", "dK"), ("matmul",)),
+        ),
     ),
     dims=DIMS,
     dim_names=("B", "N", "S", "T", "d"),

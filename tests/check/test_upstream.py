@@ -1,0 +1,118 @@
+"""Blame in order: what is wrong because something before it is says so and nothing else; what is wrong by itself is explained."""
+
+import pytest
+
+from harness.check.checkers import make_checker
+from harness.check.diagnose import Diagnosis
+from harness.check.results import GateResult
+from harness.check.upstream import blame_gates, blame_quantities, first_wrong
+from harness.learner.work import Work
+from harness.puzzles.p23.spec import PUZZLE as P23
+from harness.spec.puzzle import Gate
+from harness.toolchain import roots
+
+NEEDS = {"b": ("a",), "c": ("b",), "d": ("a", "b")}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "first"),
+    [
+        ("a", "a", None),
+        ("b", "ab", "a"),
+        ("c", "abc", "a"),
+        ("c", "bc", "b"),
+        ("c", "ac", None),
+        ("d", "bd", "b"),
+        ("d", "abd", "a"),
+    ],
+)
+def test_the_first_wrong_one_is_blamed(name, wrong, first):
+    """ "c" is computed from "b" alone: where "b" is right, "a" has spoilt nothing of it."""
+    assert first_wrong(name, NEEDS, wrong) == first
+
+
+def test_a_gate_behind_a_wrong_one_says_that_and_nothing_else():
+    results = [
+        GateResult(Gate(id), state, diagnosis=[f"{id} is wrong"], mistake=id, hint=f"{id}-2")
+        for id, state in (("a", "wrong"), ("b", "wrong"), ("c", "correct"), ("d", "unsolved"))
+    ]
+    blame_gates(results, NEEDS)
+    assert [r.diagnosis for r in results[:2]] == [
+        ["a is wrong"],
+        ["computed from a, which is wrong: mend that first"],
+    ]
+    assert (results[1].mistake, results[1].hint) == (None, "a-2")
+    assert [r.mistake for r in results[2:]] == ["c", "d"]
+
+
+# ---- Puzzle 23 in PyTorch, one autograd.Function for all gates ----------------------------------------------
+
+
+def judged(tmp_path, *edits):
+    """The verdicts of the PyTorch rung on the solution with some lines replaced."""
+    rung = P23.rung("torch")
+    text = (roots.solutions() / "p23" / rung.file).read_text(encoding="utf-8")
+    for old, new in edits:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    path = tmp_path / rung.file
+    path.write_text(text, encoding="utf-8")
+    cases = [case for case in P23.cases(None) if case.name in ("chapter", "hard values", "odd sizes")]
+    return {r.gate.id: r for r in make_checker(Work(P23, rung, roots.solutions())).check(path, cases=cases)}
+
+
+MASK_FORGOTTEN = ("scores = scale * (query @ key.mT) + mask", "scores = scale * (query @ key.mT)")
+SUM_FORGOTTEN = ("(dP - (dP * P).sum(-1, keepdim=True))", "dP")
+SCALE_FORGOTTEN = ("dK = scale * (dS.mT @ query)", "dK = dS.mT @ query")
+
+
+def test_a_wrong_output_is_the_only_thing_that_is_explained(tmp_path):
+    results = judged(tmp_path, MASK_FORGOTTEN)
+    assert results["output"].mistake == "mask-forgotten"
+    for later in ("dV", "dsoftmax", "dQ", "dK"):
+        assert results[later].diagnosis == ["computed from output, which is wrong: mend that first"]
+        assert results[later].hint == results["output"].hint
+
+
+def test_a_missing_scale_behind_a_wrong_ds_waits_for_it(tmp_path):
+    results = judged(tmp_path, SUM_FORGOTTEN, SCALE_FORGOTTEN)
+    assert results["output"].state == results["dV"].state == "correct"
+    assert results["dsoftmax"].mistake == "row-sum-forgotten"
+    for later in ("dQ", "dK"):
+        assert results[later].diagnosis == ["computed from dsoftmax, which is wrong: mend that first"]
+
+
+def test_what_is_wrong_by_itself_is_explained_whatever_is_before_it(tmp_path):
+    """dmask is a mean, which dK does not see: it lacks its own scale, and nothing else is wrong with it."""
+    results = judged(tmp_path, ("dmask = dS.sum((0, 1))", "dmask = dS.mean((0, 1))"), SCALE_FORGOTTEN)
+    assert results["dsoftmax"].mistake == "times-a-constant"
+    assert results["dQ"].state == "correct"
+    assert results["dK"].mistake == "scale-forgotten"
+
+
+# ---- Whole runs ---------------------------------------------------------------------------------------------
+
+
+def test_a_runs_gradients_are_blamed_on_what_their_op_reads():
+    """The fused backward pass reads the output's lse, and delta, which is made of the output."""
+    seen = {
+        "lse": Diagnosis(["lse"], "lse-without-log", "online-2", frozenset({"lse"})),
+        "grad_query": Diagnosis(["dQ"], None, "flash_dQ-1"),
+        "grad_value": Diagnosis(["dV"], "scale-in-the-chain", "flash_dKdV-2", frozenset({"grad_value"})),
+    }
+    blame_quantities(seen, P23, "fused")
+    assert seen["lse"].lines == ["lse"]
+    assert seen["grad_query"].lines == ["computed from lse, which is wrong: mend that first"]
+    assert seen["grad_query"].hint is None and seen["grad_query"].mistake is None
+    assert seen["grad_value"].lines == ["dV"], "its own last step is wrong, and lse has not spoilt it"
+
+
+def test_one_mistake_in_two_quantities_is_explained_once():
+    steps = frozenset({"weights"})
+    seen = {
+        "output": Diagnosis(["O"], "largest-not-subtracted", "online-2", steps),
+        "lse": Diagnosis(["lse"], "largest-not-subtracted", "online-2", steps),
+    }
+    blame_quantities(seen, P23, "fused")
+    assert seen["output"].lines == ["O"]
+    assert seen["lse"].lines == ["the mistake is the same as that in output: mend that first"]

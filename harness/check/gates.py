@@ -378,7 +378,9 @@ class Checker:
         # A formula that gives these very values says more than that its index leaves a tensor.
         if cause and not (result.mistake in known and cause in OUTSIDE_CAUSES):
             summed = any((gate.variant, quantity) in self.puzzle.atomic for quantity in gate.quantities)
-            rung = 2 if cause in OUTSIDE_CAUSES else 1 if cause[0] == "overwritten" and not summed else RACE_RUNG
+            rung = (
+                2 if cause in OUTSIDE_CAUSES else 1 if cause[0] == "overwritten" and not summed else RACE_RUNG
+            )
             result.mistake, result.hint = cause[0], f"{gate.id}-{rung}"
             result.diagnosis.append(f"{cause[1]}: see hint {result.hint}")
 

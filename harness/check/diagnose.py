@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.check.evidence import Evidence, largest, severity
+from harness.check.evidence import NEARER, Evidence, largest, severity
 from harness.check.families import family
 from harness.spec.derivation import Mistake
 from harness.spec.ops import Shape
@@ -24,6 +24,8 @@ LARGEST = 2**26
 ALIKE = 3
 # A formula that explains only what is a number must explain so many wrong elements.
 NUMBERS = 4
+# Distances up to this are rounding: which of two is smaller says nothing.
+TIGHT = 1e-6
 # From so many limits on an error is plain to see, and the smallest such case is shown.
 PLAIN = 1000
 
@@ -101,11 +103,15 @@ def diagnose(
         lines.append(f"your {name} equals the reference {known.words}{see}")
         return Diagnosis(lines, first.id, hint, frozenset(first.changes))
     if symptom := unexplained(puzzle, quantity, evidence, worst):
-        lines.append(f"your {name} {symptom.words}{see}")
+        words = "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
+        lines.append(words.format(name, symptom.words) + see)
         return Diagnosis(lines, symptom.mistake, hint)
     if hint:
         lines.append(f"no known mistake gives these values{see}")
     return Diagnosis(lines, None, hint)
+
+
+UNWRITTEN = Symptom("never-written", "is in part never written")
 
 
 def unexplained(
@@ -121,7 +127,7 @@ def unexplained(
     if symptom:
         return symptom
     if worst.verdict.unwritten:
-        return Symptom("never-written", "is in part never written")
+        return UNWRITTEN
     if worst.verdict.nonfinite:
         return Symptom(
             "not-finite",
@@ -260,6 +266,10 @@ def fitting(
             fits.append((mistake, max(distances)))
     if not fits:
         return None
+    nearest = min(distance for _, distance in fits)
+    fits = [
+        fit for fit in fits if fit[1] <= max(NEARER * nearest, TIGHT)
+    ]  # another that is near may be near this one
     return Explanation(tuple(mistake for mistake, _ in fits), fits[0][1], numbers_only)
 
 

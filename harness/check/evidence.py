@@ -10,6 +10,9 @@ from harness.spec.puzzle import Arrays, Case
 
 NEARER = 8
 """A formula explains a result that is this many times nearer to it than to the truth."""
+FAR = 1000
+"""And one that is this many times nearer may be as far from it as ROUNDING."""
+ROUNDING = 2e-5
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class Evidence:
         """How far the result is from a formula's, relative to the largest value; None where it is too far.
 
         A formula with one axis more than the result lists alternatives. What is no number must be so in both;
-        with `numbers_only` only what is a number in the result need be the formula's.
+        with `numbers_only` only what is a number in the result need be the formula's. Of a result that is far from the truth
+        more rounding is allowed: it may have added up far more than it should.
         """
         with np.errstate(all="ignore"):
             apart = apart_from(self.got, np.asarray(formula, np.float64))
@@ -66,9 +70,9 @@ class Evidence:
         if numbers_only:
             apart = np.where(np.isfinite(self.got), apart, 0.0)
         distance = float(apart.max(initial=0.0))
-        if not distance <= self.tolerance or distance * NEARER > self.error:
-            return None
-        return distance / self.magnitude
+        near = distance <= self.tolerance and distance * NEARER <= self.error
+        far = distance <= ROUNDING * self.magnitude and distance * FAR <= self.error
+        return distance / self.magnitude if near or far else None
 
     @property
     def wrong(self) -> np.ndarray:

@@ -235,6 +235,8 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
             (summands, lambda e, f=summands: e.truth + f(e), "away from what it should be", "summand"),
         ):
             if explains(fit, evidence):
+                if what == "factor" and all(is_a_part(values(e)) for e in matrices):
+                    return None  # which elements are 0 is said already
                 found = values(matrices[0])
                 size = np.abs(found).max()
                 low, high = (size * np.round(end / size, 6) + 0.0 for end in (found.min(), found.max()))
@@ -244,6 +246,11 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
                     f"that belongs to a whole {one} is wrong or missing",
                 )
     return None
+
+
+def is_a_part(factors: np.ndarray) -> bool:
+    """Whether factors are 0 and 1 alone: a part is missing, and the rest is right."""
+    return bool(np.minimum(np.abs(factors), np.abs(factors - 1)).max() < 1e-3)
 
 
 def moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:

@@ -157,7 +157,7 @@ NAMED = {
     "map: 2 * (v + 1)": (P19, "mapped", lambda v: 2 * (v.vector + 1), "is what it should be + 1 in every element"),
     "stages: range(rows)": (
         P19, "staged_sums", lambda v: len(v.matrix) * v.matrix.sum(0),
-        "is exactly rows times what it should be: 3 times in 'wide', 37 in 'tall'",
+        "is exactly rows times what it should be: 7 times in '31 x 7 x 63', 33 in '32 x 33 x 1'",
     ),
     "cast: range(1, C)": (
         P19, "products", lambda v: (v.half_matrix * v.half_vector)[:, 1:].sum(-1),
@@ -296,7 +296,7 @@ NAMED = {
     ),
     "torch: dS.mean((0, 1))": (
         P23, "grad_mask", lambda v: v.grad_scores.mean((0, 1)),
-        "is exactly 1 / (B * N) times what it should be: 0.166667 times in 'many queries', 0.5 in 'wide heads'",
+        "is exactly 1 / (B * N) times what it should be: 0.166667 times in 'many queries', 0.5 in 'causal'",
     ),
     "scores in bits": (P23, "scores", lambda v: v.scores * np.log2(np.e), "is exactly 1 / ln 2 times what it should be"),
     # Puzzle 24
@@ -366,7 +366,7 @@ def test_a_wrong_line_is_named(line):
     last = re.sub(r", to \de[-+]\d\d", "", said(puzzle, quantity, wrong).lines[-1])
     assert last.startswith(f"your {quantity} {words}"), last
     rest = last.removeprefix(f"your {quantity} {words}")
-    assert rest.startswith((": see hint G-", "; or ", " with")), rest
+    assert rest.startswith((": see hint G-", "; or ", " with", ", wherever it is a number")), rest
 
 
 def test_two_mistakes_that_no_case_tells_apart_are_both_named():

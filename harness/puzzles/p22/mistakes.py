@@ -28,10 +28,11 @@ def padding(v: Derivation) -> float:
     return ((1 << (values(v) - 1).bit_length()) - values(v)) / values(v)
 
 
-def by_row(v: Derivation, parameter: np.ndarray) -> np.ndarray:
-    """[B, S, 1]: a parameter [H] read at the index of the row, 0 where it has no such element."""
+def by_row(v: Derivation, parameter: np.ndarray, again: bool) -> np.ndarray:
+    """[B, S, 1]: a parameter [H] read at the index of the row; from H on 0, or `again` from its beginning."""
     rows = v.input.shape[0] * v.input.shape[1]
-    return np.append(parameter, np.zeros(rows))[:rows].reshape(*v.input.shape[:2], 1)
+    longer = np.resize(parameter, rows) if again else np.append(parameter, np.zeros(rows))
+    return longer[:rows].reshape(*v.input.shape[:2], 1)
 
 
 def first_thread(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -191,23 +192,20 @@ MISTAKES = (
         "with gamma and beta exchanged",
         {"ln_out": lambda v: v.x_hat * v.ln_bias + v.ln_weight},
     ),
-    Mistake(
-        "beta-by-row",
-        "with beta read at the index of the row, not of the column",
-        {"ln_out": lambda v: v.scaled + by_row(v, v.ln_bias)},
-        3,
-    ),
-    Mistake(
-        "gamma-only-by-row",
-        "with gamma read at the index of the row, not of the column",
-        {"scaled": lambda v: v.x_hat * by_row(v, v.ln_weight)},
-        3,
-    ),
-    Mistake(
-        "gamma-by-row",
-        "with gamma and beta read at the index of the row, not of the column",
-        {"ln_out": lambda v: v.x_hat * by_row(v, v.ln_weight) + by_row(v, v.ln_bias)},
-        3,
+    *(
+        Mistake(
+            f"{name}-by-row{'-again' * again}",
+            f"with {name.replace('-', ' and ')} read at the index of the row, not of the column",
+            {
+                "ln_out": lambda v, g=gamma, b=beta, again=again: (
+                    v.x_hat * (by_row(v, v.ln_weight, again) if g else v.ln_weight)
+                    + (by_row(v, v.ln_bias, again) if b else v.ln_bias)
+                )
+            },
+            3,
+        )
+        for name, gamma, beta in (("beta", False, True), ("gamma", True, False), ("gamma-beta", True, True))
+        for again in (False, True)
     ),
     Mistake("bias-forgotten", "without the linear bias", {"output": lambda v: v.product}),
     Mistake(

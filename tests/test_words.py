@@ -1,4 +1,6 @@
-"""What one puzzle is about stands in its own folder and in what models import; the rest of the harness knows no puzzle."""
+"""What a puzzle is about stands in its own folder, in the formulas that puzzles share, and in what models import; the rest of
+the harness knows no puzzle.
+"""
 
 import re
 from pathlib import Path
@@ -7,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN = re.compile(r"p22|layer_?norm|ln_weight|gamma|rstd|hidden_dim", re.IGNORECASE)
-HOMES = ("harness/puzzles/p", "harness/nn/", "harness/__init__.py")
+HOMES = ("harness/puzzles/p", "harness/puzzles/formulas.py", "harness/nn/", "harness/__init__.py")
 FILES = [
     path
     for path in sorted((ROOT / "harness").rglob("*.py"))

@@ -424,11 +424,12 @@ def misplaced(evidence: Sequence[Evidence], worst: Evidence) -> Symptom | None:
         return Symptom(
             "nan-at-infinity",
             "is NaN or infinite where PyTorch's is finite, and only where an input is -inf: a guard is missing (-inf - -inf, 0 / 0), "
-            "a sign or an axis is wrong, or an element is read that is not needed (0 * inf)",
+            "a sign or an axis is wrong, or an element is read that is not needed (0 * inf) or that nothing has written",
         )
     return Symptom(
         "nan-spread",
-        "is NaN or infinite where PyTorch's is finite: something reads elements that it does not need; 0 * NaN is NaN",
+        "is NaN or infinite where PyTorch's is finite: an element is read that is not needed (0 * NaN), a value is multiplied by 0 "
+        "that should be left out (0 * inf), or a guard is missing (inf - inf, inf / inf)",
     )
 
 

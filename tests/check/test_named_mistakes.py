@@ -200,6 +200,10 @@ NAMED = {
         P20, "softmax", lambda v: exp32(v.logits) / row_sum(exp32(v.logits)),
         "equals the reference without the largest subtracted: the exponential overflows",
     ),
+    "drelu: the gradient times its bit": (
+        P20, "grad_relu", lambda v: v.grad_output * v.passes,
+        "equals the reference with the gradient multiplied by its bit, where the bit should choose: infinity times 0 is NaN",
+    ),
     "drelu: 31 - i % WORD": (
         P20, "grad_relu", first_word,
         "equals the reference with the first element in the highest bit, not the lowest",
@@ -422,7 +426,17 @@ def test_nan_where_only_a_mask_is_infinite_has_several_causes():
     assert diagnosis.mistake == "nan-at-infinity"
     assert diagnosis.lines[-1] == (
         "your probabilities is NaN or infinite where PyTorch's is finite, and only where an input is -inf: a guard is missing "
-        "(-inf - -inf, 0 / 0), a sign or an axis is wrong, or an element is read that is not needed (0 * inf): see hint G-1"
+        "(-inf - -inf, 0 / 0), a sign or an axis is wrong, or an element is read that is not needed (0 * inf) or that nothing has "
+        "written: see hint G-1"
+    )
+
+
+def test_nan_beside_infinite_inputs_has_several_causes():
+    diagnosis = said(P20, "grad_relu", lambda v: v.grad_relu + 0 * v.grad_output.sum())
+    assert diagnosis.mistake == "nan-spread"
+    assert diagnosis.lines[-1] == (
+        "your grad_relu is NaN or infinite where PyTorch's is finite: an element is read that is not needed (0 * NaN), a value is "
+        "multiplied by 0 that should be left out (0 * inf), or a guard is missing (inf - inf, inf / inf): see hint G-1"
     )
 
 

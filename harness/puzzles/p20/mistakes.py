@@ -98,6 +98,11 @@ MISTAKES = (
     # ReLU.
     Mistake("mask-ignored", "with every gradient let through", {"grad_relu": lambda v: v.grad_output}),
     Mistake(
+        "multiplied-by-the-bit",
+        "with the gradient multiplied by its bit, where the bit should choose: infinity times 0 is NaN",
+        {"grad_relu": lambda v: v.grad_output * v.passes},
+    ),
+    Mistake(
         "mask-inverted",
         "with the mask the wrong way round",
         {

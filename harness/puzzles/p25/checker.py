@@ -16,6 +16,7 @@ from harness.check.diagnose import Evidence
 from harness.check.python_files import PythonChecker, describe, explain
 from harness.check.reference import Reference, evidence, verdict_on
 from harness.check.results import Comparison, GateResult
+from harness.check.upstream import sentence
 from harness.devices.processes import START, RankFailed, run_ranks
 from harness.devices.targets import Target
 from harness.puzzles.p25 import layout
@@ -27,7 +28,7 @@ from harness.toolchain import roots
 
 CPU = Target("cpu", None, "")
 TENSORS = ("query", "key", "value", "grad_output")
-FOLLOWS = "is computed from output, which is wrong: mend that first"
+FOLLOWS = f"is {sentence('output')}"
 """What is said of gradients, and nothing else."""
 SECONDS = 120.0
 """For which the ranks may run; who waits in vain gives up long before."""

@@ -44,7 +44,8 @@ def test_no_mistake_passes_all_cases(mistake):
     for case in CASES:
         values = derive(known.arrays(case), mistake.changes)
         for quantity in QUANTITIES:
-            got = getattr(values, quantity)
+            with np.errstate(divide="ignore", invalid="ignore"):  # rstd is 0 where a row holds infinity
+                got = getattr(values, quantity)
             truth, baseline = known.truth(case, cpu())[quantity], known.baseline(case, cpu())[quantity]
             for alternative in got if got.ndim > truth.ndim else [got]:
                 if not judge(alternative.astype(np.float32).astype(float), truth, baseline, "float32").ok:

@@ -67,7 +67,7 @@ def test_an_unknown_gate_is_answered_by_the_gates_of_every_rung(command_line, pu
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("p24", "--gate", "indx"), "unknown gate 'indx' (did you mean index?); there is index, "),
+        (("p24", "--gate", "inde"), "unknown gate 'inde' (did you mean index?); there is index, "),
         (("hint", "p26", "swp"), "unknown gate 'swp' (did you mean swap?); there is "),
         (("p19", "map"), "unrecognized arguments: map (did you mean `--gate map`?)"),
         (

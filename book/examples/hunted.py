@@ -45,7 +45,7 @@ def main(gate: str) -> int:
         for result in results:
             for text in verdict_lines(result, PUZZLE, path, blanks.find(path.read_text())):
                 console.print(str(text).replace(f"{folder}/", ""), soft_wrap=True)
-    return exit_code(results)
+    return exit_code(results, [result.gate.id for result in results])
 
 
 if __name__ == "__main__":

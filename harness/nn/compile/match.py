@@ -36,8 +36,8 @@ MATMUL = {
 }
 TRANSPOSED = ADDMM | MATMUL
 KEYWORDS: dict[Any, dict[str, str]] = {
-    **dict.fromkeys(ADDMM, {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"}),
-    **dict.fromkeys(MATMUL, {"self": "input", "other": "weight", "mat2": "weight"}),
+    **{op: {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"} for op in ADDMM},
+    **{op: {"self": "input", "other": "weight", "mat2": "weight"} for op in MATMUL},
 }
 """What PyTorch calls the arguments of these products, where the tables above have other names."""
 PRODUCTS = LINEAR | TRANSPOSED

@@ -64,8 +64,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def name_of(item: pytest.Item) -> str:
-    """A test's name from tests/ on, without its case: p22/test_fast.py::test_x."""
-    return item.nodeid.removeprefix("tests/").partition("[")[0]
+    """A test's name from tests/ on, without its case and its group of processes: p22/test_fast.py::test_x."""
+    return re.split(r"[\[@]", item.nodeid.removeprefix("tests/"), maxsplit=1)[0]
 
 
 def nightly(items: Iterable[pytest.Item]) -> list[pytest.Item]:

@@ -10,6 +10,9 @@ from types import SimpleNamespace
 
 import order
 import pytest
+from typed import stand_in
+
+from harness.devices.targets import Target
 
 TESTS = Path(__file__).resolve().parent
 
@@ -201,3 +204,10 @@ def test_a_run_that_makes_the_same_twice_fails(suite, monkeypatch, tmp_path):
     done = suite({"test_remakes.py": AGAIN}, *plugin, "-p", "xdist", "-n", "2")
     assert done.returncode == 1 and "3 passed" in done.stdout, done.stdout
     assert f"made twice: a thing, {tmp_path}/cache/things/three" in done.stdout
+
+
+def test_a_stand_in_has_only_what_its_class_has():
+    target = stand_in(Target, kind="gpu")
+    assert isinstance(target, Target) and target.label == "GPU"
+    with pytest.raises(AttributeError, match="a Target has no in_mux"):
+        stand_in(Target, kind="cpu", in_mux=None)

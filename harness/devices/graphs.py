@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
@@ -32,6 +32,7 @@ from harness.toolchain.cache import cache_folder, digest, discard, keep, whole
 from harness.toolchain.disk import compiler_out_of_room, is_full
 from harness.toolchain.packages import OpPackage
 
+T = TypeVar("T")
 DTYPES = {
     "float32": DType.float32,
     "float64": DType.float64,
@@ -211,7 +212,7 @@ def load_each(
     }
 
 
-def plain_names(models: Mapping[str, Model]) -> dict[str, Model]:
+def plain_names(models: Mapping[str, T]) -> dict[str, T]:
     """The models without what `load_each` puts before their names.
 
     It may not be what it has just put there: where nothing else has changed, MAX answers from a cache of its own, and

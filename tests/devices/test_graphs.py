@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from max.driver import CPU
-from max.graph import BufferType, DeviceRef, TensorType
+from max.engine import CompiledModel, InferenceSession
+from max.graph import BufferType, DeviceRef, Module, TensorType
+from typed import stand_in
 
 from harness.check import tensors
 from harness.check.reference import Reference
@@ -222,22 +224,23 @@ def test_an_error_that_only_the_graph_shows_is_located(copied_package):
     assert len(text.splitlines()) == 2 and len(raised.value.details) > len(text)
 
 
-class PrintingSession:
+class PrintingSession(InferenceSession):
     """A session whose compile prints to the process's standard error and returns a graph."""
 
     def __init__(self, text: bytes):
         self.text = text
+        self.compiled = stand_in(CompiledModel)
 
-    def compile(self, graph, custom_extensions):
+    def compile(self, graph, **options):
         os.write(2, self.text)
-        return "the graph"
+        return self.compiled
 
 
 @pytest.mark.compiler
 def test_an_error_that_max_prints_and_passes_over_is_an_error(solution):
     text = b"warning: slow\nerror: <unknown>:0:0: in function f: unsupported atomic synchronization scope\n"
     with pytest.raises(CompileFailed, match="unsupported atomic synchronization scope") as raised:
-        graphs.compile_graph(PrintingSession(text), None, solution)
+        graphs.compile_graph(PrintingSession(text), Module(), solution)
     assert "warning: slow" in raised.value.details
 
 
@@ -248,7 +251,7 @@ def test_an_error_of_a_unit_of_several_packages_names_them_all(monkeypatch, tmp_
         (tmp_path / name / "__init__.mojo").touch()
     packages = [OpPackage(tmp_path / name) for name in ("a", "b")]
     with pytest.raises(CompileFailed) as raised:
-        graphs.compile_graph(PrintingSession(b"error: no such instruction\n"), None, *packages)
+        graphs.compile_graph(PrintingSession(b"error: no such instruction\n"), Module(), *packages)
     said = f"{tmp_path / 'a'}, {tmp_path / 'b'} does not compile\nerror: no such instruction"
     assert str(raised.value) == said
 
@@ -256,7 +259,7 @@ def test_an_error_of_a_unit_of_several_packages_names_them_all(monkeypatch, tmp_
 @pytest.mark.compiler
 def test_a_warning_is_no_error(solution):
     session = PrintingSession(b"a.mojo:1:2: warning: no error here\n")
-    assert graphs.compile_graph(session, None, solution) == "the graph"
+    assert graphs.compile_graph(session, Module(), solution) is session.compiled
 
 
 def test_captured_stderr_keeps_what_native_code_writes(capfd):

@@ -6,8 +6,8 @@ from harness.devices import targets
 from harness.devices.targets import CPU_LIMIT, VIRTUAL_LIMIT, Skipped, Target, choose
 from harness.errors import BadUse, EnvironmentProblem
 
-GPU = Target("gpu", object(), "a GPU")
-VIRTUAL = Target("virtual", object(), "virtual GPU (sm_90a)")
+GPU = Target("gpu", None, "a GPU")
+VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ most of them are, so that another name of a tensor hides nothing.
 
 import difflib
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -38,7 +39,7 @@ def computes(line: str) -> bool:
     return operators(line) > 0 and len(set(re.findall(r"[A-Za-z_]\w+", line))) > 2
 
 
-def given_away(wanted: str, lines: list[str]) -> list[str]:
+def given_away(wanted: str, lines: Sequence[str]) -> list[str]:
     """The lines among some that are the wanted one."""
     near = NEAR if operators(wanted) >= LONG else 1.0
     mine = words(wanted)

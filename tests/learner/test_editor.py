@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typed import present
 
 from harness.learner import blanks
 
@@ -20,20 +21,21 @@ class LanguageServer:
             [Path(sys.executable).with_name("mojo-lsp-server")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+        self.stdin, self.stdout = present(self.process.stdin), present(self.process.stdout)
 
     def send(self, method: str, params: dict, **more) -> None:
         body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more}).encode()
-        self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        self.process.stdin.flush()
+        self.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        self.stdin.flush()
 
     def receive(self, wanted) -> dict:
         """The next message that `wanted` takes."""
         while True:
-            length = self.process.stdout.readline()
+            length = self.stdout.readline()
             assert length.startswith(b"Content-Length:"), "the language server ended"
-            while self.process.stdout.readline().strip():
+            while self.stdout.readline().strip():
                 pass
-            message = json.loads(self.process.stdout.read(int(length.split(b":")[1])))
+            message = json.loads(self.stdout.read(int(length.split(b":")[1])))
             if wanted(message):
                 return message
 

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typed import present
 
+from harness.check.numpy_rung import NumpyChecker
 from harness.cli import main
 from harness.learner import blanks, hints, progress, restore
 from harness.learner.work import Work
 from harness.puzzles.p22.spec import PUZZLE
 from harness.screens import doctor
 from harness.spec.catalogue import find_puzzle
+from harness.spec.rungs import NumpyRung
 from harness.toolchain import roots
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +58,7 @@ class Checkout:
         try:
             code = main(list(arguments))
         except SystemExit as stop:  # --help
-            code = stop.code
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         return Finished(code, *self.capsys.readouterr())
 
     def fill(self, file: Path, *ids: str, change=lambda body: body) -> None:
@@ -65,6 +68,13 @@ class Checkout:
         )
         bodies = {id: tuple(change(line) for line in solution[id].body) for id in ids}
         file.write_text(blanks.join(blanks.split(file.read_text()), bodies))
+
+
+def numpy_checker() -> NumpyChecker:
+    """What judges puzzle 22's functions in NumPy."""
+    rung = PUZZLE.rung("numpy")
+    assert isinstance(rung, NumpyRung)
+    return NumpyChecker(PUZZLE, rung)
 
 
 @pytest.fixture
@@ -253,25 +263,21 @@ def test_numpy_unsolved_then_wrong_then_right(checkout):
     ],
 )  # fmt: skip
 def test_what_a_numpy_function_may_do_wrong(tmp_path, blank, body, words):
-    from harness.check.numpy_rung import NumpyChecker
-
     text = blanks.skeleton((SOLUTION / "backward.py").read_text())
     path = tmp_path / "backward.py"
     path.write_text(blanks.join(blanks.split(text), {blank: (f"    {body}",)}))
-    (result,) = NumpyChecker(PUZZLE, PUZZLE.rung("numpy")).check(path, [blank])
-    assert result.state == "wrong" and result.hint.startswith(f"numpy-{blank}-")
+    (result,) = numpy_checker().check(path, [blank])
+    assert result.state == "wrong" and present(result.hint).startswith(f"numpy-{blank}-")
     assert any(words in line for line in result.diagnosis), result.diagnosis
 
 
 def test_a_numpy_function_cannot_spoil_the_inputs_of_another(tmp_path):
-    from harness.check.numpy_rung import NumpyChecker
-
     path = tmp_path / "backward.py"
     text = (SOLUTION / "backward.py").read_text()
     path.write_text(
         text.replace("    return dy.sum((0, 1))", "    total = dy.sum((0, 1))\n    dy *= 0\n    return total")
     )
-    checker = NumpyChecker(PUZZLE, PUZZLE.rung("numpy"))
+    checker = numpy_checker()
     assert [result.state for result in checker.check(path) + checker.check(path)] == ["correct"] * 10
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typed import present
 
 from harness.check import tensors
 from harness.console import make_console
@@ -470,7 +471,7 @@ def test_130_an_interrupt_during_a_compile_is_clean(tmp_path):
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        first = process.stdout.readline()
+        first = present(process.stdout).readline()
         assert first.startswith("Compiling the Mojo kernels for the CPU")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from max.engine import CompiledModel
 
 from harness.devices import graphs, recorder, targets
 from harness.toolchain import extension, packages
@@ -124,7 +125,10 @@ def test_a_target_that_does_not_fit(disk, command_line, monkeypatch, flag):
 def test_a_graph_that_does_not_fit(disk):
     """MAX says it in words of its own."""
 
-    class Compiled:
+    class Compiled(CompiledModel):
+        def __init__(self):
+            pass
+
         def export_mef(self, path):
             raise ValueError("available space in disk less than requested size")
 

@@ -3,7 +3,6 @@
 import io
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -256,7 +255,7 @@ def test_dims_and_paths_in_words(puzzle, monkeypatch, tmp_path):
 
 def test_figure_of_what_was_not_compared(make_run):
     run = make_run("cpu")
-    comparison = SimpleNamespace(verdicts={})
+    comparison = Comparison(run.options.puzzle.cases(None)[0], {})
     variant = run.devices[0].variants["fused"]
     assert report.Report(Console(file=io.StringIO())).figure(variant, comparison, "output") == "not compared"
 

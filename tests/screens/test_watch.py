@@ -32,7 +32,7 @@ class Session:
         self.numpy = folder / "problems" / "p22" / "backward.py"
         self.kernels = folder / "problems" / "p22" / "op" / "layernorm_linear.mojo"
         self.arguments = arguments
-        self.pid = self.terminal = None
+        self.pid = self.terminal = 0  # until it is started
         self.received = ""
 
     def start(self) -> None:
@@ -95,7 +95,7 @@ class Session:
         while self.read(0.2):
             pass
         _, status = os.waitpid(self.pid, 0)
-        self.pid = None
+        self.pid = 0
         return os.waitstatus_to_exitcode(status)
 
     def close(self) -> None:

@@ -1,0 +1,45 @@
+"""What gives the tests their types: stand-ins for a class, values that must be there, consoles and tensors."""
+
+import io
+from collections.abc import Iterable
+from typing import TypeVar
+
+from rich.console import Console
+
+T = TypeVar("T")
+
+
+def stand_in(kind: type[T], **attributes: object) -> T:
+    """An object of a class with these attributes and no others set; its `__init__` is not called.
+
+    Raises AttributeError for a name that the class does not declare.
+    """
+    instance = object.__new__(kind)
+    for name, value in attributes.items():
+        if not any(name in vars(base) or name in base.__annotations__ for base in kind.__mro__[:-1]):
+            raise AttributeError(f"a {kind.__name__} has no {name}")
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+def present(value: T | None) -> T:
+    """The value, which must not be None."""
+    assert value is not None
+    return value
+
+
+def text_console(width: int = 200) -> Console:
+    """A console without colours that keeps what is printed, for `printed`."""
+    return Console(file=io.StringIO(), width=width, highlight=False, emoji=False)
+
+
+def printed(console: Console) -> str:
+    """What a console on a StringIO has taken in."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def three(values: Iterable[T]) -> tuple[T, T, T]:
+    """Exactly three values, such as query, key and value, for calls that take them by position."""
+    first, second, third = values
+    return first, second, third

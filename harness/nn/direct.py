@@ -425,9 +425,7 @@ class Kernels:
         try:
             with plain_torch():
                 statistics = empty_strided(plan.statistics_size, plan.statistics_strides, plan.wide)
-                # In the shape of x, so that the product is no view, which nobody could change in place.
-                size = (*plan.input_size[:-1], stride)
-                ln_out = empty_strided(size, contiguous_strides(size), dtype)
+                ln_out = empty_strided((rows, stride), (stride, 1), dtype)
                 mean = statistics.data_ptr()
                 self.module.forward_rows(
                     self.gpu,
@@ -452,7 +450,9 @@ class Kernels:
                     linear_bias = torch.constant_pad_nd(linear_bias, (0, columns - O))
                 output = linear(ln_out, linear_weight, linear_bias)
                 if columns != O:
-                    output = output[..., :O].contiguous()
+                    output = output[:, :O].clone(memory_format=torch.contiguous_format)
+                # No view of the product: nobody could change in place what a Function returns as a view.
+                output.resize_(plan.output_size)
         except torch.OutOfMemoryError as error:
             results = rows * O * dtype.itemsize + 2 * rows * plan.wide.itemsize
             raise out_of_memory("forward", plan, results, rows * stride * dtype.itemsize, error) from error

@@ -777,6 +777,26 @@ def test_products_of_torch_and_its_modes(module, library, no_operator):
         assert_near(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    "way", [(OWN, OWN, OWN), (LIBRARY, LIBRARY, LIBRARY), (PADDED, PADDED, PADDED)], ids=str
+)
+@pytest.mark.parametrize("rows", [ROWS, (1,), (), (1, 1, 1)], ids=str)
+def test_the_output_may_be_changed_in_place(module, chosen, no_operator, way, rows):
+    """PyTorch refuses that of a view that a Function returns; H and O are odd, so that padded rows are cut."""
+    chosen(*way)
+    inputs, grad = make_inputs(rows=rows, H=7, O=5), torch.ones(*rows, 5)
+
+    def doubled(*tensors):
+        return fused_layernorm_linear(*tensors).mul_(2)
+
+    got = output_and_gradients(doubled, inputs, grad)
+    expected = output_and_gradients(plain_torch, inputs, 2 * grad)
+    assert_near(got[0], 2 * expected[0])
+    assert got[0].untyped_storage().nbytes() == got[0].nbytes
+    for ours, theirs in zip(got[1:], expected[1:], strict=True):
+        assert_near(ours, theirs)
+
+
 def test_out_of_memory_in_a_product(module, library, monkeypatch):
     def no_room(*arguments, **options):
         raise torch.OutOfMemoryError("CUDA out of memory.")

@@ -35,7 +35,8 @@ class Pair(torch.autograd.Function):
     def forward(ctx, *arguments):
         *tensors, ctx.eps = arguments
         ctx.save_for_backward(*tensors)
-        return Pair.function(*arguments)
+        # As the layer, whose output is no view: some PyTorch's linear returns one, which nobody could change in place.
+        return Pair.function(*arguments).clone()
 
     @staticmethod
     def backward(ctx, grad_output):

@@ -32,6 +32,13 @@ LAYERS = {
     "off": lambda: nn.Dropout(0.0),
 }
 WEIGHTS = [6, 2, 2, 1, 1, 6, 2, 1, 3, 2, 1]
+
+
+def changed_without_grad(a, b):
+    """Behind autograd's back; not where a has hooks, which PyTorch 2.11 loses if its linear's output, a view, is so changed."""
+    return (a.clone() if a._backward_hooks else a).detach().mul_(0.5)
+
+
 OPERATORS = {
     "sin": lambda a, b: a.sin(),
     "sum": lambda a, b: a + b,
@@ -41,7 +48,7 @@ OPERATORS = {
     "same": lambda a, b: a.contiguous(),
     "detached": lambda a, b: a.detach(),
     "changed": lambda a, b: a.mul_(0.5),
-    "changed without grad": lambda a, b: a.detach().mul_(0.5),
+    "changed without grad": changed_without_grad,
 }
 
 

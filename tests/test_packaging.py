@@ -188,11 +188,11 @@ def test_the_workflow_passes_actionlint():
     assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
 
 
-def test_the_workflow_runs_the_script_and_publishes_what_the_readme_builds():
+def test_the_workflow_runs_the_script_and_publishes_what_the_page_builds():
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert "- run: .ci/run ${{ env.TIERS }}\n" in workflow and "path: book/html\n" in workflow
     command = "uv run --only-group book python book/tools/build.py"
-    assert command in workflow and command in (ROOT / "README.md").read_text()
+    assert command in workflow and command in (ROOT / "book" / "src" / "install.md").read_text()
 
 
 def printed_tasks() -> list[tuple[str, str, str]]:
@@ -229,6 +229,7 @@ def test_readme_has_its_two_commands_and_their_twins_on_lines_of_their_own():
     twin = lines.index("pixi run p22 --backward --solution")
     assert lines[twin + 1] == "pixi run tests"
     assert first < 20, "they stand near the top"
+    assert len(lines) <= 120, "one page"
 
 
 def test_the_two_tiers_together_are_every_test():

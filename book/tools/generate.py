@@ -34,6 +34,7 @@ import outputs  # noqa: E402
 import ramp_figures  # noqa: E402
 import ring_results  # noqa: E402
 import roofline  # noqa: E402
+import speed_table  # noqa: E402
 import times_chart  # noqa: E402
 import timing_pages  # noqa: E402
 from ledger import GPT2_SMALL  # noqa: E402
@@ -474,6 +475,7 @@ def main() -> None:
         | every_size.pages()
         | attention_pairs.pages()
         | attention_times.pages()
+        | speed_table.pages()
     )
     texts["benchmark.md"] = benchmark(texts)
     for name, text in texts.items():

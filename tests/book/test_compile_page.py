@@ -111,13 +111,3 @@ def test_what_the_backend_s_page_says_of_its_gain_is_measured():
     assert int(rows["mojo_workbook"]["peak_MiB"]) < int(rows["torch.compile"]["peak_MiB"])
     assert abs(float(rows["mojo_workbook"]["loss"]) - float(rows["torch.compile"]["loss"])) < 1e-3
     assert f"H200, {rows['eager']['date']}, PyTorch {rows['eager']['torch'][:4]}." in page
-
-
-def test_what_the_readme_says_of_the_backend_is_measured():
-    ours, theirs = (gpt2()[way] for way in ("mojo_workbook", "torch.compile"))
-    readme = (BOOK.parent / "README.md").read_text()
-    assert (
-        f"takes {float(ours['median_ms']) / float(theirs['median_ms']):.2f} of `torch.compile`'s time"
-        in readme
-    )
-    assert f"\n{100 * (1 - int(ours['peak_MiB']) / int(theirs['peak_MiB'])):.0f} % less memory" in readme

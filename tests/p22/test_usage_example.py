@@ -1,4 +1,4 @@
-"""The usage example that the book's overview shows runs as it stands, and its numbers are PyTorch's."""
+"""The examples of use that README and book show run as they stand, and their numbers are PyTorch's."""
 
 import runpy
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from harness.toolchain.roots import CHECKOUT
 
 EXAMPLE = CHECKOUT / "book" / "examples" / "usage.py"
+LAYERS = CHECKOUT / "book" / "examples" / "layers.py"
 
 
 @pytest.mark.compiler
@@ -27,3 +28,16 @@ def test_usage_example(layer_graphs, monkeypatch, capsys):
     (dx,) = torch.autograd.grad(exact.sum(), x)
     # The example calls backward() with the same gradient twice for the parameters, and once for x.
     assert (x.grad - dx).abs().max() < 1e-5
+
+
+@pytest.mark.compiler
+def test_the_layers_of_the_readme(layer_graphs):
+    """Its lines are the example's, and what they leave behind is PyTorch's."""
+    shown = LAYERS.read_text().partition("# ANCHOR: layers\n")[2].partition("# ANCHOR_END")[0]
+    assert f"```python\n{shown}```" in (CHECKOUT / "README.md").read_text()
+    names = runpy.run_path(str(LAYERS))
+    assert all(parameter.grad.isfinite().all() for parameter in names["layer"].parameters())
+    x, model = torch.randn(3, 5, 64), names["model"].eval()  # without its dropout
+    patched = model(x)
+    names["done"].undo()
+    torch.testing.assert_close(patched, model(x))

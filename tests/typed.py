@@ -9,7 +9,7 @@ from rich.console import Console
 T = TypeVar("T")
 
 
-def stand_in(kind: type[T], **attributes: object) -> T:
+def stand_in(kind: type[T], /, **attributes: object) -> T:
     """An object of a class with these attributes and no others set; its `__init__` is not called.
 
     Raises AttributeError for a name that the class does not declare.

@@ -1,12 +1,11 @@
 """The times under a forward check: when a ratio may be concluded; no time is judged."""
 
-from types import SimpleNamespace
-
 import pytest
+from typed import stand_in
 
 from harness.bench import forward_times
 from harness.check import runs
-from harness.devices.targets import cpu
+from harness.devices.targets import Target, cpu
 
 
 @pytest.mark.parametrize(
@@ -33,8 +32,9 @@ def test_the_virtual_gpu_has_no_time(monkeypatch):
         "forward_microseconds",
         lambda run, target, variant: measured.append(target.kind) or (3.0, 1.0),
     )
-    devices = [SimpleNamespace(target=SimpleNamespace(kind=kind)) for kind in ("cpu", "virtual")]
-    run = SimpleNamespace(options=SimpleNamespace(variants=("fused", "unfused")), devices=devices)
+    devices = [stand_in(runs.DeviceResult, target=Target(kind, None, "")) for kind in ("cpu", "virtual")]
+    options = stand_in(runs.Options, variants=("fused", "unfused"))
+    run = stand_in(runs.Run, options=options, devices=devices)
     lines = forward_times.describe(run)
     assert measured == ["cpu", "cpu"]
     assert lines == [
@@ -47,6 +47,6 @@ def test_the_virtual_gpu_has_no_time(monkeypatch):
 
 @pytest.mark.compiler
 def test_forward_buffers_are_what_one_call_needs(puzzle, program):
-    run = SimpleNamespace(options=runs.Options(puzzle, root="solutions"))
+    run = stand_in(runs.Run, options=runs.Options(puzzle, root="solutions"))
     buffers = forward_times.forward_buffers(run, program("float32"), puzzle.cases(None)[0], cpu())
     assert set(buffers) == set(program("float32").arguments)

@@ -140,7 +140,7 @@ def test_the_wall_clock_divides_by_the_calls(monkeypatch):
 def test_issue_time_begins_on_an_idle_device_and_does_not_wait():
     order = []
 
-    class Device:
+    class Device(WallClock):
         def synchronize(self):
             order.append("wait")
 

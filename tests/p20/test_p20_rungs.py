@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from typed import present
 
 from harness.check.checkers import make_checker
 from harness.check.gates import Checker
@@ -182,7 +183,7 @@ def test_the_kernels_are_right_on_the_virtual_gpu(dtype):
 
 def test_the_ledger_is_what_the_ops_hand_on():
     """Bytes kept are those of what one call writes and the next reads."""
-    account = PUZZLE.ledger((6, 40), "bfloat16")
+    account = present(PUZZLE.ledger)((6, 40), "bfloat16")
     assert account.saved_ours == {"relu": 32, "softmax": 480, "layernorm": 480 + 48}
     assert account.saved_eager["relu"] == 480
     assert {call.name for call in CALLS} == {call.op.name for call in PUZZLE.calls}

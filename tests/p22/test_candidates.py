@@ -171,7 +171,7 @@ def test_a_compile_budget_keeps_less_and_is_set_back():
     kept = {}
     for name in ("eager", "compile budget 0.5"):
         calls = BY_NAME[name].build(problem)
-        kept[name] = judging.saved_bytes(calls.prepare("forward"), calls.leaves[1:])
+        kept[name] = judging.saved_bytes(calls.prepare("forward"), problem.leaves[1:])
         calls.prepare("backward")()
     x, statistics = 4 * sizes.M * sizes.H, 8 * sizes.M
     assert kept == {"eager": 2 * x + statistics, "compile budget 0.5": x + statistics}

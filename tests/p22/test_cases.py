@@ -82,10 +82,10 @@ def test_row_sums_may_be_off_by_what_the_rounding_of_the_statistics_moves_them_a
     saved = {name: truth[name] * (1 + error) for name, error in (("mean", 1e-7), ("rstd", -2e-7))}
     c1, c2 = truth["row_sums"].astype(float).reshape(*truth["mean"].shape, 2).transpose(2, 0, 1)
     moved = np.abs(-truth["rstd"] * c2 * truth["mean"] * 1e-7 - c1 * 2e-7).max()
-    assert p22.propagated(arrays, {n: np.float64(a) for n, a in saved.items()})["row_sums"] == pytest.approx(
-        float(moved), rel=1e-4
-    )
-    assert p22.propagated(arrays, {n: np.float64(truth[n]) for n in saved})["row_sums"] < 1e-12
+    assert p22.propagated(arrays, {n: a.astype(np.float64) for n, a in saved.items()})[
+        "row_sums"
+    ] == pytest.approx(float(moved), rel=1e-4)
+    assert p22.propagated(arrays, {n: truth[n].astype(np.float64) for n in saved})["row_sums"] < 1e-12
     got = truth["row_sums"].astype(float)
     limits = {"baseline": got, "dtype": "float32"}
     off = got + 1e-5 * np.abs(got).max()
@@ -229,7 +229,7 @@ def test_a_16_bit_rounding_inside_the_sums_over_rows_is_no_right_answer(dtype, s
     assert np.array_equal(p22.rounded(dln, dtype), dln), "dln itself may be kept in 16 bits, as PyTorch does"
     terms = {"grad_ln_weight": dln * x_hat, "grad_ln_bias": dln, "grad_bias": dy}
     for name, term in terms.items():
-        sums = 0.0
+        sums = np.zeros(term.shape[-1])
         for row in term.reshape(-1, term.shape[-1]):
             sums = p22.rounded(sums + row, dtype)
         assert not judge(sums, truth[name], baseline[name], dtype).ok, name
@@ -252,8 +252,9 @@ def welford(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def two_passes(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and rstd by plain sums from left to right, in float32."""
-    mean = sum(x[..., h] for h in range(x.shape[-1])) / np.float32(x.shape[-1])
-    squares = sum((x[..., h] - mean) ** 2 for h in range(x.shape[-1]))
+    zero = np.zeros(x.shape[:-1], np.float32)
+    mean = sum((x[..., h] for h in range(x.shape[-1])), zero) / np.float32(x.shape[-1])
+    squares = sum(((x[..., h] - mean) ** 2 for h in range(x.shape[-1])), zero)
     return mean, 1 / np.sqrt(squares / np.float32(x.shape[-1]) + np.float32(1e-5))
 
 

@@ -2,15 +2,14 @@
 
 import csv
 import dataclasses
-import io
 import math
 import re
 
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import nn
+from typed import printed, stand_in, text_console
 
 from harness import cli
 from harness.bench import loss_curves
@@ -49,15 +48,11 @@ def gpt2(**changes):
     return dataclasses.replace(demo.PRESETS["gpt2"], **(sizes | changes))
 
 
-def plain_console():
-    return Console(file=io.StringIO(), width=200, highlight=False, emoji=False)
-
-
 @pytest.mark.compiler
 def test_demo_trains_both_models_alike(chapters):
-    console = plain_console()
+    console = text_console()
     assert demo.run(console, ["--steps", "6"], chapters) == 0
-    text = console.file.getvalue()
+    text = printed(console)
     assert f"{len(TEXT):,} characters" in text and "Trained 6 steps" in text
     assert "o LayerNormLinear   x plain PyTorch" in text and "final difference" in text
     assert "the curves agree" in text and "\x1b" not in text
@@ -69,7 +64,7 @@ def test_losses_fall_and_agree_step_by_step(chapters):
     options = small(steps=8)
     text = training.read_text(chapters, options)
     trainees = training.make_trainees(options, text.vocabulary)
-    training.train(plain_console(), options, trainees, text.tokens)
+    training.train(text_console(), options, trainees, text.tokens)
     ours, theirs = trainees[OURS].losses, trainees[PLAIN].losses
     assert ours == pytest.approx(theirs, rel=1e-4) and ours[-1] < ours[0] - 0.5
 
@@ -105,28 +100,28 @@ def test_a_wrong_gradient_is_found(chapters, monkeypatch):
             return y.detach() * 1.5 - y * 0.5
 
     monkeypatch.setattr(training, "LayerNormLinear", Wrong)
-    console = plain_console()
+    console = text_console()
     assert demo.run(console, ["--steps", "20"], chapters) == 1
-    assert "the curves part: a gradient is wrong" in console.file.getvalue()
+    assert "the curves part: a gradient is wrong" in printed(console)
 
 
 @pytest.mark.compiler
 def test_demo_stops_at_the_time_limit(chapters):
-    console = plain_console()
+    console = text_console()
     assert demo.demonstrate(console, small(steps=1000, seconds=0.0), None, chapters) == 0
-    assert "Trained 1 steps" in console.file.getvalue()
-    assert "stopped early at the time limit (1000 were planned)" in console.file.getvalue()
+    assert "Trained 1 steps" in printed(console)
+    assert "stopped early at the time limit (1000 were planned)" in printed(console)
 
 
 def test_no_chapters(tmp_path):
     with pytest.raises(BadUse, match=r"there is no Markdown file under .*: run it in a checkout .* no book"):
-        demo.run(plain_console(), [], chapters=tmp_path / "nowhere")
+        demo.run(text_console(), [], chapters=tmp_path / "nowhere")
 
 
 def test_too_little_text(tmp_path):
     (tmp_path / "short.md").write_text("short")
     with pytest.raises(BadUse, match=r"needs more than 33 characters of text, .* holds 5"):
-        demo.run(plain_console(), [], chapters=tmp_path)
+        demo.run(text_console(), [], chapters=tmp_path)
 
 
 def test_plot_shows_both_curves():
@@ -144,7 +139,7 @@ def test_plot_of_nan_and_constant_losses():
 
 
 def test_a_loss_of_nan_is_wrong():
-    trainees = {name: Trainee(None, None, [loss]) for name, loss in ((OURS, math.nan), (PLAIN, 1.0))}
+    trainees = {name: stand_in(Trainee, losses=[loss]) for name, loss in ((OURS, math.nan), (PLAIN, 1.0))}
     assert not demo.verdict_by_tail(trainees, small(), 0.0)[1]
 
 
@@ -159,12 +154,12 @@ def test_demo_simple(capsys, monkeypatch, solution, public_ops):
 
 
 def test_compare_finds_a_wrong_tensor():
-    console = plain_console()
+    console = text_console()
     right = torch.arange(4.0)
     assert demo_simple.compare(console, {"a": right, "b": right}, {"a": right, "b": right}) == 0
     assert demo_simple.compare(console, {"a": right, "b": right + 0.1}, {"a": right, "b": right}) == 1
     assert demo_simple.compare(console, {"a": right * torch.nan}, {"a": right}) == 1
-    assert "b              differs from autograd by 1.00e-01 ❌" in console.file.getvalue()
+    assert "b              differs from autograd by 1.00e-01 ❌" in printed(console)
 
 
 # ---- The gpt2 preset ----------------------------------------------------------------------------------------
@@ -175,9 +170,9 @@ SMALL = ["gpt2", "--layers", "2", "--width", "32", "--heads", "2", "--context", 
 
 def demonstrate(chapters, *arguments):
     """Runs `--demo` with the gpt2 preset at small sizes; exit code and output."""
-    console = plain_console()
+    console = text_console()
     code = demo.run(console, [*SMALL, *map(str, arguments)], chapters)
-    return code, console.file.getvalue()
+    return code, printed(console)
 
 
 def test_the_defaults_are_the_sizes_of_gpt2_small():
@@ -268,9 +263,9 @@ def test_a_wrong_attention_is_found(chapters, monkeypatch):
     monkeypatch.setattr(training, "attention", wrong)
     code, out = demonstrate(chapters, "--steps", 20, "--attention")
     assert code == 1 and "the curves part: a gradient is wrong" in out
-    console = plain_console()
+    console = text_console()
     assert demo.run(console, ["--steps", "20", "--attention"], chapters) == 1
-    assert "steps with attention)" in console.file.getvalue()
+    assert "steps with attention)" in printed(console)
 
 
 def test_curves_are_compared_by_windows_and_with_the_control():
@@ -297,7 +292,7 @@ def test_curves_are_compared_by_windows_and_with_the_control():
 def test_bad_use_names_the_flag(chapters, arguments, message):
     base = ["gpt2"] if "--context" in arguments or "--width" in arguments else SMALL
     with pytest.raises(BadUse, match=re.escape(message)):
-        demo.run(plain_console(), [*base, *arguments], chapters)
+        demo.run(text_console(), [*base, *arguments], chapters)
 
 
 def test_the_command_line_hands_the_rest_to_the_demonstration(command_line):

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VIRTUAL = Path(__file__).with_name("p22_extension_run.py")
 
 
-def run_python(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess:
+def run_python(code: str, *arguments: str | Path, **env: str) -> subprocess.CompletedProcess:
     """Runs code in a process of its own, in the checkout."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],

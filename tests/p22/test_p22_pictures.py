@@ -28,7 +28,7 @@ class Expected:
 
     element: str
     kind: str
-    block: tuple[int, int, int]
+    block: tuple[int, int, int] | None
     thread: int
     line: str
     words: str

@@ -142,7 +142,8 @@ def run(dims, dtype, seen, mask=0, choice=0, scale=None):
         )
         device.synchronize()
         for name in names:
-            assert np.array_equal(*(each[name].to(CPU()).to_numpy() for each in (blank, again))), name
+            first, second = (each[name].to(CPU()).to_numpy() for each in (blank, again))
+            assert np.array_equal(first, second), name
     device.synchronize()
     got = {name: decode(buffer.to(CPU()).to_numpy(), dtype) for name, buffer in blank.items()}
     got["lse"] = lse.to(CPU()).to_numpy().astype(np.float64)

@@ -1,11 +1,11 @@
 """`p23 --claims`: the formulas, both methods at small sizes, what is kept, and a CSV that prints again."""
 
 import csv
-import io
 
 import pytest
 import torch
-from rich.console import Console
+import typed
+from typed import text_console
 
 from harness.errors import BadUse
 from harness.puzzles.p23 import claim_methods, claim_rows, claims
@@ -15,8 +15,8 @@ SMALL = ["--lengths", "8", "24", "--batch", "2", "--heads", "3", "--dim", "4", "
 
 def printed(*arguments) -> tuple[int, str]:
     """Exit code and output."""
-    console = Console(file=io.StringIO(), width=200, highlight=False, emoji=False)
-    return claims.run(console, [str(argument) for argument in arguments]), console.file.getvalue()
+    console = text_console()
+    return claims.run(console, [str(argument) for argument in arguments]), typed.printed(console)
 
 
 def test_the_published_memory_is_not_what_its_formulas_give():

@@ -95,8 +95,9 @@ class Seen:
     def __init__(self, v, count):
         scores, value = v.scores[0, :count].detach(), v.V.detach()
         self.m = scores.max()
-        self.l = sum(torch.exp(s - self.m) for s in scores)
-        self.a = sum(torch.exp(s - self.m) * value[j] for j, s in enumerate(scores))
+        weights = [torch.exp(s - self.m) for s in scores]
+        self.l = sum(weights, torch.zeros(()))
+        self.a = sum((w * value[j] for j, w in enumerate(weights)), torch.zeros(D))
 
 
 def seen(v):

@@ -218,7 +218,7 @@ OF_UNBOUND = {
 def unbound(attention_cpu_graphs):
     """The graph of these, and buffers that fit."""
     buffers = {
-        f"{op.name}/{name}": torch.zeros([OF_UNBOUND[size] for size in argument.shape])
+        f"{op.name}/{name}": torch.zeros([OF_UNBOUND[str(size)] for size in argument.shape])
         for op in OPS
         for name, argument in {**op.writes, **op.reads}.items()
     }

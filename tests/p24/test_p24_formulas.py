@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from typed import three
 
 from harness.check.python_files import load
 from harness.check.reference import Reference
@@ -39,8 +40,7 @@ def test_the_derivation_is_what_autograd_says(case):
 def test_a_window_over_the_whole_grid_is_dense_attention():
     case = next(case for case in CASES if case.name == "the whole grid")
     arrays = {n: torch.tensor(a) for n, a in PUZZLE.inputs(case, "float64", 0).items()}
-    names = ("query", "key", "value")
-    leaves = [arrays[name].requires_grad_() for name in names]
+    leaves = three(arrays[name].requires_grad_() for name in ("query", "key", "value"))
     output = torch.nn.functional.scaled_dot_product_attention(*leaves)
     grads = torch.autograd.grad(output, leaves, arrays["grad_output"])
     right = dict(zip(("output", *GRADIENTS), (output, *grads), strict=True))

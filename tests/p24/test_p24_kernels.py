@@ -3,6 +3,7 @@
 import pytest
 import torch
 from public_ops import load_public_ops
+from typed import present
 
 from harness.check.gates import Checker
 from harness.check.reference import Reference
@@ -55,7 +56,7 @@ def test_the_solution_is_right_in_every_case(dtype, solution, recorded):
 
 
 def test_the_learners_file_compiles_and_is_unsolved():
-    results = Checker(PUZZLE).check(Work(PUZZLE, PUZZLE.mojo_rung).package)
+    results = Checker(PUZZLE).check(Work(PUZZLE, present(PUZZLE.mojo_rung)).package)
     assert {result.state for result in results} == {"unsolved"}
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from process_groups import assert_gone
 from rich.console import Console
+from typed import three
 
 from harness import cli
 from harness.devices.processes import run_ranks
@@ -109,7 +110,7 @@ def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, m
         out = ring_attention(q, k, v)
     assert out.dtype == torch.bfloat16 and seen == {torch.float32}
     expected = torch.nn.functional.scaled_dot_product_attention(
-        *(each.bfloat16().double() for each in (q, k, v))
+        *three(each.bfloat16().double() for each in (q, k, v))
     )
     assert (out.double() - expected).abs().max() < 2**-8 * expected.abs().max()
 
@@ -124,7 +125,8 @@ def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, m
 )
 def test_blocks_that_do_not_suit(group_of_one, options, heads, words):
     with pytest.raises(ValueError, match=words):
-        ring_attention(torch.zeros(1, 2, 9, 4), *torch.zeros(2, 1, heads, 9, 4), **options)
+        key, value = torch.zeros(2, 1, heads, 9, 4)
+        ring_attention(torch.zeros(1, 2, 9, 4), key, value, **options)
 
 
 def test_other_blocks_are_for_the_solution(capsys):

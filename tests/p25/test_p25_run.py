@@ -60,7 +60,7 @@ def test_four_ranks_agree_with_one_device_and_are_drawn(ring, tmp_path):
     words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert words[:4] == [f"rank {rank}" for rank in range(4)]
     # Forward: a block a step and a transfer less; backward: the same, and its gradients size times.
-    bars = [title.text for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    bars = [str(title.text) for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
     assert sum(bar.startswith("begins a transfer") for bar in bars) == 4 * (3 + 3 + 4)
 
 

@@ -182,7 +182,8 @@ def test_a_ring_that_is_right_in_another_way_is_right(rung, checkers, tmp_path):
     path = tmp_path / PUZZLE.rung(rung).file
     path.write_text(
         blanks.join(
-            blanks.split(text), {gate: body.strip("\n").splitlines() for gate, body in RIGHT[rung].items()}
+            blanks.split(text),
+            {gate: tuple(body.strip("\n").splitlines()) for gate, body in RIGHT[rung].items()},
         )
     )
     results = checkers[rung].check(path, list(RIGHT[rung]))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd import forward_ad
+from typed import three
 
 from harness.devices.processes import RankFailed, run_ranks
 from harness.nn import ring, ring_attention, ring_peers
@@ -25,16 +26,16 @@ def part_of(rank, size, length, balanced):
 def tensors(*shape, dtype=torch.float64, requires_grad=False):
     generator = torch.Generator().manual_seed(0)
     shape = shape or (1, 2, 5, 4)
-    return [
+    return three(
         torch.randn(shape, generator=generator, dtype=dtype).requires_grad_(requires_grad) for _ in range(3)
-    ]
+    )
 
 
 def test_ring_attention_for_a_model():
     """In four processes, against scaled_dot_product_attention."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, grad = (torch.randn(2, 4, 22, 8, generator=generator, dtype=torch.float64) for _ in range(4))
-    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    leaves = three(tensor.clone().requires_grad_() for tensor in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, scale=0.3)
     right = (out.detach(), *torch.autograd.grad(out, leaves, grad))
     cuts = [22 * i // 4 for i in range(5)]
@@ -47,8 +48,8 @@ def test_ring_attention_for_a_model():
 
 def of_a_model(*arrays):
     """What a rank's model gets."""
-    *leaves, grad = (torch.from_numpy(array) for array in arrays)
-    leaves = [leaf.requires_grad_() for leaf in leaves]
+    *inputs, grad = (torch.from_numpy(array) for array in arrays)
+    leaves = three(leaf.requires_grad_() for leaf in inputs)
     out = ring_attention(*leaves, is_causal=True, scale=0.3)
     gradients = torch.autograd.grad(out, leaves, grad)
     return [tensor.detach().numpy() for tensor in (out, *gradients)]

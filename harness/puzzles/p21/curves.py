@@ -7,9 +7,10 @@ same parameters and see the same batches; one class differs.
 
 import csv
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from rich.console import Console
@@ -73,8 +74,15 @@ def batch(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     return torch.cat([tokens, places], -1), torch.eye(LENGTH)[place][:, None], wanted
 
 
+class Applied(Protocol):
+    """A function of the hunt, as the model calls it: the class of an `autograd.Function`, or what stands for one."""
+
+    @property
+    def apply(self) -> Callable[..., Tensor]: ...
+
+
 def loss_of(
-    functions: Mapping[str, type], p: Mapping[str, Tensor], tokens: Tensor, asked: Tensor, wanted: Tensor
+    functions: Mapping[str, Applied], p: Mapping[str, Tensor], tokens: Tensor, asked: Tensor, wanted: Tensor
 ):
     """The model: its loss on a batch."""
     h = tokens @ p["frozen"].T + functions["LowRank"].apply(tokens, p["a"], p["b"])
@@ -86,7 +94,7 @@ def loss_of(
     return functions["CrossEntropy"].apply(attended @ p["out"].T, wanted)
 
 
-def train(functions: Mapping[str, type], steps: int, seed: int) -> list[float]:
+def train(functions: Mapping[str, Applied], steps: int, seed: int) -> list[float]:
     """The losses of a training run; the same seed means the same start and the same batches."""
     p = parameters(seed)
     generator = torch.Generator().manual_seed(seed + 1)

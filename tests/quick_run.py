@@ -29,9 +29,12 @@ exit 1
 LEFT_OUT = {"started", "site", "suite"}
 """Fixtures: who asks for one is left out."""
 FEWER = {
-    "dev/test_dev.py::test_what_is_missing_or_unexpected_is_named": 5,
+    "check/test_diagnose.py::test_every_mistake_is_named_in_every_quantity_that_it_spoils": 100,
+    "dev/test_dev.py::test_what_is_missing_or_unexpected_is_named": 2,
     "learner/test_workbench.py::test_a_damaged_file_is_one_clear_line_and_reset_repairs_it": 8,
     "nn/test_direct.py::test_only_what_is_asked_for_is_computed_or_multiplied": 60,
+    "nn/test_patching.py::test_compiled_the_layers_are_torch_s": 0,
+    "nn/test_patching_random.py::test_random_modules": 3,
     "p20/test_p20_rungs.py::test_what_a_learner_may_write": 4,
     "p20/test_p20_zoo.py::test_a_wrong_answer_in_python_is_rejected_for_the_right_reason": 4,
     "p21/test_catch.py::test_a_wrong_test_is_rejected_for_its_own_reason": 1,
@@ -52,7 +55,7 @@ FEWER = {
     "vgpu/test_random_programs.py::test_random_program": 0,
 }
 """Test -> how many of its cases a quick run takes, the first ones: these tests took a third of its time."""
-WHOLE_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.compiler\b", re.MULTILINE)
+WHOLE_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(compiler|long)\b", re.MULTILINE)
 CALLS = pytest.StashKey[Path]()
 
 
@@ -85,7 +88,7 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path: Path, config):
-    """A quick run does not even import a file that bears the mark as a whole: some import much."""
+    """A quick run does not even import a file that bears a mark as a whole: some import much."""
     if config.getoption("--quick") and collection_path.suffix == ".py":
         return True if WHOLE_FILE.search(collection_path.read_text(encoding="utf-8")) else None
 

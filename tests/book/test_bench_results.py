@@ -338,3 +338,12 @@ def test_the_command_writes_into_a_folder(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "docs" / "a.md").read_text() == "text"
     assert "prefers-color-scheme" in (tmp_path / "docs" / "b.svg").read_text()
     assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_a_ratio_of_the_readme_s_table_is_one_time_over_the_other(monkeypatch, tmp_path):
+    import speed_table
+
+    csv = tmp_path / "steps.csv"
+    csv.write_text("way,median_ms\neager,40\ntorch.compile,16\nmojo_workbook,20\n")
+    monkeypatch.setattr(speed_table, "GPT2", csv)
+    assert speed_table.gpt2_row()[1:] == ["20.0 ms", "0.50", "**1.25**", "**1.25** compile"]

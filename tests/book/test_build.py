@@ -115,6 +115,7 @@ def plant(book, name: str, text: str) -> None:
     file.write_text(text)
 
 
+@pytest.mark.long
 def test_colour_in_an_included_or_shown_figure_is_named_by_the_page_that_has_it(small_book):
     red = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><path fill="{}" d="M0 0h1v1z"/></svg>'
     plant(small_book.book, "red.svg", red.format("#f00"))
@@ -128,6 +129,7 @@ def test_colour_in_an_included_or_shown_figure_is_named_by_the_page_that_has_it(
     assert fault.startswith("src/page.md:3: an SVG has the fixed colour black: an image does not see")
 
 
+@pytest.mark.long
 def test_faults_of_a_snippet_are_named_by_its_own_lines(small_book):
     plant(small_book.book, "_includes/part.md", "fine\n\n$\\oops$\n")
     assert any(
@@ -266,6 +268,7 @@ Back to the [notes](#-notes--more).
 """
 
 
+@pytest.mark.long
 def test_public_markup_builds_unchanged(small_book):
     """A page in a folder of its own, with the public puzzles' include paths and their file of the repository's address."""
     root, src = small_book.book.parent, small_book.book / "src"
@@ -352,6 +355,7 @@ def test_formula_is_spoken_as_mathml_and_takes_the_text_colour(small_book):
     assert 'fill="currentColor"' in html and "black" not in re.search(r"<main>.*</main>", html, re.S)[0]
 
 
+@pytest.mark.long
 def test_equal_formulas_share_their_glyphs(small_book):
     assert small_book("# P\n\n" + "$x$ and " * 40) == []
     html = (small_book.html / "page.html").read_text()
@@ -468,3 +472,35 @@ def test_function_is_included_by_its_name(small_book):
     assert "def fine[\n    n: Int\n](a: Int):\n    one()\n\n    two()\n</code>" in html
     faults = small_book("# P\n\n```mojo\n{{#function ../../f.mojo:gone}}\n```\n")
     assert "src/page.md:4: cannot include function gone of ../../f.mojo" in faults
+
+
+@pytest.mark.long
+def test_a_claim_that_is_not_what_was_measured_is_a_fault(tmp_path, monkeypatch, capsys):
+    import build
+
+    (tmp_path / "test_some.py").write_text(
+        "def test_it_is_so(): pass\ndef test_it_is_faster(): assert 2 < 1\nimport nothing_of_this_name\n"
+    )
+    (unreadable,) = build.broken_claims(tmp_path)
+    assert unreadable.endswith("test_some.py")
+    (tmp_path / "test_some.py").write_text(
+        "def test_it_is_so(): pass\ndef test_it_is_faster(): assert 2 < 1\n"
+    )
+    (fault,) = build.broken_claims(tmp_path)
+    assert "test_some.py::test_it_is_faster - " in fault
+    assert build.broken_claims(tmp_path / "nothing")[0].startswith(
+        "the claims of the book cannot be checked: "
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert build.broken_claims(tmp_path) == []
+    assert "was not checked: that needs pytest and torch" in capsys.readouterr().out
+
+
+def test_the_command_refuses_a_book_with_a_broken_claim(monkeypatch, capsys):
+    import build
+
+    monkeypatch.setattr(build.generate, "main", lambda: None)
+    monkeypatch.setattr(build, "build", lambda book, site: [])
+    monkeypatch.setattr(build, "broken_claims", lambda: ["claims/test_some.py::test_it_is_faster"])
+    assert build.main(["--no-open"]) == 1
+    assert "test_it_is_faster\nerror: the book has 1 fault\n" in capsys.readouterr().err

@@ -108,6 +108,7 @@ def test_a_source_in_words_stays_one_and_signs_of_markdown_are_escaped():
 # ---- The training runs --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
     import torch
     import wrong_training as w

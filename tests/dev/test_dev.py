@@ -83,6 +83,7 @@ def test_tasks_follow_the_puzzles_and_nothing_else_changes(tmp_path, puzzle):
     assert tasks.out_of_step(tmp_path, everybody) == {}
 
 
+@pytest.mark.long
 def test_an_edited_task_is_found_and_put_back(spoiled):
     path = spoiled / "pixi.toml"
     text = path.read_text()
@@ -211,6 +212,7 @@ def test_a_wrong_kernel_that_no_longer_applies(spoiled, puzzle):
     ]
 
 
+@pytest.mark.long
 def test_check_ends_with_1_where_something_is_named(spoiled):
     (spoiled / "solutions" / "p22" / "record.mojo").unlink()
     finished = harness(spoiled, "dev", "check", "p22")

@@ -13,6 +13,8 @@ from torch import nn
 
 from harness.nn import patch
 
+pytestmark = pytest.mark.long
+
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: it comes with the extra `models`"
 )

@@ -27,15 +27,6 @@ def test_the_readme_s_table_is_made_from_the_records():
     )
 
 
-def test_a_ratio_of_the_readme_s_table_is_one_time_over_the_other(monkeypatch, tmp_path):
-    import speed_table
-
-    csv = tmp_path / "steps.csv"
-    csv.write_text("way,median_ms\neager,40\ntorch.compile,16\nmojo_workbook,20\n")
-    monkeypatch.setattr(speed_table, "GPT2", csv)
-    assert speed_table.gpt2_row()[1:] == ["20.0 ms", "0.50", "**1.25**", "**1.25** compile"]
-
-
 def test_the_measurements_are_one_run_of_every_peer_in_every_pass():
     """Transformer Engine alone is left out, with a reason."""
     import bench_results

@@ -580,7 +580,7 @@ def backward_operator(
             attn_mask is None
             and grad_lse is None
             and attention_direct.as_pairs(query)
-            and attention_direct.PAIRS
+            and kernels.choice != attention_direct.FLASH
         ):
             return kernels.gradients(grad_out, query, key, value, out, lse, scale, diagonal)
         delta = kernels.delta(grad_out, out, grad_lse)

@@ -5,7 +5,7 @@ multiplied on tensor cores up to a head dimension of 128, at any strides whose l
 every other case runs on the flash kernels. All but 16-bit types are wanted contiguous. `explain` says which kernels a call takes, and by which way.
 
 `call_directly` is the way of a plain call: past torch's dispatcher, with all that follows from shapes and strides worked out
-once (`Plan`), because a small attention costs its host time.
+once (`AttentionPlan`), because a small attention costs its host time.
 """
 
 import functools
@@ -17,7 +17,9 @@ from types import ModuleType
 import torch
 from torch.autograd import forward_ad
 
-from harness.nn.on_stream import KINDS, contiguous_strides, open_once
+from harness.nn import on_stream
+from harness.nn.attention_ops import EVERY_KEY
+from harness.nn.on_stream import KINDS, PLAIN, OnDevice, Opened, applied, contiguous_strides, is_hopper
 from harness.nn.private import (
     any_autocast,
     current_device,
@@ -26,7 +28,6 @@ from harness.nn.private import (
     empty_strided,
     transforms_active,
 )
-from harness.toolchain import extension
 
 Tensor = torch.Tensor
 PUZZLE = "p23"
@@ -38,15 +39,9 @@ BOX = 64
 """of those with wgmma, which take rows in boxes of as many,"""
 CHUNK = 8
 """and what it must be a multiple of there: 16 bytes."""
-PORTABLE = False
-"""Whether the kernels for every GPU are taken on a Hopper too: for comparisons, by `portable_kernels`."""
-PAIRS = True
-"""Whether float32 is multiplied as pairs of float16 where that suits; not so within `flash_kernels`."""
-FLASH = 2
-"""The choice of the flash kernels, beside 0 and 1, which `portable_kernels` turns on."""
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
-EVERY_KEY = 2**31 - 2**20
-"""The diagonal of a query that sees all keys."""
+BEST, PORTABLE, FLASH = 0, 1, 2
+"""How the module numbers what a call may take: the fastest kernels, those for every GPU on a Hopper too, or of float32 the
+flash kernels, without tensor cores."""
 
 
 def on_tensor_cores(query: Tensor) -> bool:
@@ -59,36 +54,26 @@ def on_hopper(query: Tensor) -> bool:
     return on_tensor_cores(query) and not query.shape[-1] % CHUNK and is_hopper(query.device)
 
 
-def is_hopper(device: torch.device) -> bool:
-    """Whether a device has the instructions of the kernels with wgmma."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-
-
 def as_pairs(query: Tensor) -> bool:
     """Whether there are kernels that take float32 as pairs of float16 for query's head dimension."""
     return query.dtype == torch.float32 and query.shape[-1] <= BOX and not torch.version.hip
 
 
 @contextmanager
-def flash_kernels(on: bool = True) -> Iterator[None]:
-    """Meanwhile float32 is not taken as pairs of float16: no tensor cores, twenty times slower, the same accuracy."""
-    global PAIRS
-    before, PAIRS = PAIRS, PAIRS and not on
+def taking(choice: int, on: bool = True) -> Iterator[None]:
+    """Meanwhile all calls take other kernels, PORTABLE or FLASH: for comparisons."""
+    before = AttentionKernels.choice
+    AttentionKernels.choice = choice if on else before
     try:
         yield
     finally:
-        PAIRS = before
+        AttentionKernels.choice = before
 
 
-@contextmanager
-def portable_kernels(on: bool = True) -> Iterator[None]:
-    """Meanwhile calls take the kernels for every GPU on a Hopper too."""
-    global PORTABLE
-    before, PORTABLE = PORTABLE, on
-    try:
-        yield
-    finally:
-        PORTABLE = before
+portable_kernels = functools.partial(taking, PORTABLE)
+"""Meanwhile calls take the kernels for every GPU on a Hopper too."""
+flash_kernels = functools.partial(taking, FLASH)
+"""Meanwhile float32 is not taken as pairs of float16: no tensor cores, twenty times slower, the same accuracy."""
 
 
 def readable(tensor: Tensor, any_strides: bool) -> Tensor:
@@ -113,21 +98,24 @@ def numbers_of_queries(B: int, N: int, S: int) -> int:
     return -(-B * N * 2 * 4 * (-(-S // BOX) * BOX) // 256) * 256
 
 
-class Kernels:
-    """The module on one GPU.
+class AttentionKernels(OnDevice):
+    """The module of puzzle 23 on one GPU.
 
-    Args:
-        module: The loaded extension module.
-        index: torch's number of the GPU, which is MAX's too.
+    Attributes:
+        choice: BEST, or what all take within `taking`.
+        no_mask: By dtype, what the flash kernels read where there is no mask. Made once: a CUDA graph must not own it.
     """
 
-    def __init__(self, module: ModuleType, index: int):
-        self.index = index
-        self.module = module
-        self.gpu = module.open(index)
-        device = torch.device("cuda", index)
-        # What the flash kernels read where there is no mask. Made once: a CUDA graph must not own it.
+    choice = BEST
+
+    def __init__(self, module: ModuleType, device: torch.device):
+        super().__init__(module, device)
         self.no_mask = {dtype: torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) for dtype in KINDS}
+
+    @classmethod
+    def choice_for(cls, dtype: torch.dtype) -> int:
+        """The choice, as far as there are such kernels for a dtype."""
+        return BEST if cls.choice == FLASH and dtype != torch.float32 else cls.choice
 
     def call(
         self,
@@ -139,11 +127,10 @@ class Kernels:
     ) -> None:
         """Launches on torch's current stream of the GPU, with so many bytes of scratch memory.
 
-        `choice` is among the kernels: 1 for those for every GPU, which is what None is where they are asked for, FLASH for
-        float32 without pairs, else 0.
+        `choice` is among the kernels; None for what all take.
         """
         if choice is None:
-            choice = FLASH if dtype == torch.float32 and not PAIRS else int(PORTABLE)
+            choice = self.choice_for(dtype)
         if current_device() != self.index:
             with torch.cuda.device(self.index):
                 self.call(launch, dtype, *arguments, scratch=scratch, choice=choice)
@@ -274,20 +261,16 @@ class Kernels:
         )
         return gradients
 
-    def probe(self) -> None:
-        """Launches one small forward pass. Raises whatever the driver and the kernels' assembler have against it."""
-        with torch.cuda.device(self.index):
-            if torch.cuda.is_current_stream_capturing():
-                return
-            ones = torch.ones(1, 1, 8, 8, device="cuda", dtype=torch.float16)
-            self.forward(ones, ones, ones, None, 1.0, 8, 1)
+    def smallest_pass(self) -> None:
+        ones = torch.ones(1, 1, 8, 8, device=on_stream.DEVICE, dtype=torch.float16)
+        self.forward(ones, ones, ones, None, 1.0, 8, 1)
 
 
 # ---- A plain call -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttentionPlan:
     """What follows from shapes, strides and options of a call: the integers that the module takes around the addresses."""
 
     dtype: torch.dtype
@@ -320,8 +303,8 @@ def plan(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-    portable: bool,
-) -> Plan | None:
+    choice: int,
+) -> AttentionPlan | None:
     """The plan for query [B, N, S, d] and key and value [B, G, T, d], at their strides; None for what is not done directly."""
     if not (
         query_dtype == key_dtype == value_dtype
@@ -338,7 +321,7 @@ def plan(
     if not (shares and (B, d) == (key[0], key[3]) and 0 < d <= WIDEST and B * N * S * T):
         return None
     sizes = (B, N, G, S, T, d, 0 if is_causal else EVERY_KEY, 0, 0, 0, 0, 0)
-    return Plan(
+    return AttentionPlan(
         query_dtype,
         tuple(query),
         contiguous_strides(query),
@@ -346,13 +329,13 @@ def plan(
         (N * S, S, 1),
         tuple(key),
         contiguous_strides(key),
-        (KINDS[query_dtype], int(portable), *sizes, d**-0.5 if scale is None else float(scale)),
+        (KINDS[query_dtype], choice, *sizes, d**-0.5 if scale is None else float(scale)),
         (*query_strides[:3], *key_strides[:3], *value_strides[:3]),
         numbers_of_queries(B, N, S),
     )
 
 
-def forward_of(plan: Plan, kernels: Kernels, query, key, value) -> tuple[Tensor, Tensor]:
+def forward_of(plan: AttentionPlan, kernels: AttentionKernels, query, key, value) -> tuple[Tensor, Tensor]:
     """The output and lse. The GPU is the current one."""
     output = empty_strided(plan.size, plan.strides, plan.dtype)
     lse = empty_strided(plan.rows, plan.row_strides, torch.float32)
@@ -374,7 +357,7 @@ def forward_of(plan: Plan, kernels: Kernels, query, key, value) -> tuple[Tensor,
     return output, lse
 
 
-def backward_of(plan: Plan, kernels: Kernels, grad_out, query, key, value, output, lse):
+def backward_of(plan: AttentionPlan, kernels: AttentionKernels, grad_out, query, key, value, output, lse):
     """The gradients of query, key and value. The GPU is the current one."""
     if grad_out.stride(3) != 1:
         grad_out = grad_out.contiguous()
@@ -438,9 +421,7 @@ class Direct(torch.autograd.Function):
         )
 
 
-# Past the Python part of Function.apply, which looks for functorch's transforms: there are none here. The type checker
-# does not see the class in C behind it.
-apply_direct: Callable[..., Tensor] = super(torch.autograd.Function, Direct).apply  # pyright: ignore[reportAttributeAccessIssue]
+apply_direct = applied(Direct)
 
 
 def call_directly(
@@ -448,7 +429,7 @@ def call_directly(
 ) -> Tensor | None:
     """Attention without a mask by the direct way; None where the registered operator must do it, or must say what is wrong.
 
-    Direct are 16-bit tensors [B, N, S, d] on the current GPU, whose module is loaded already, and no subclass, no mode, no
+    Direct are 16-bit tensors [B, N, S, d] on the current GPU, and no subclass, no mode, no
     transform, no autocast, and no tangent that would be lost.
     """
     if not (
@@ -463,8 +444,10 @@ def call_directly(
     ):
         return None
     index = query.get_device()
-    kernels = found.get(index)
-    if kernels is None or current_device() != index or not index == key.get_device() == value.get_device():
+    opened = kernels.table.get(index)
+    if opened is None and query.device.type != on_stream.DEVICE:
+        return None
+    if current_device() != index or not index == key.get_device() == value.get_device():
         return None
     planned = plan(
         query.shape,
@@ -479,42 +462,25 @@ def call_directly(
         is_causal,
         scale,
         enable_gqa,
-        PORTABLE,
+        AttentionKernels.choice & PORTABLE,  # there are no flash kernels for the 16-bit types
     )
     if planned is None:
         return None
+    if opened is None:
+        opened = kernels(query.device)
+        if opened is None:
+            return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return apply_direct(query, key, value, planned, kernels)
-    return forward_of(planned, kernels, query, key, value)[0]
+        return apply_direct(query, key, value, planned, opened)
+    return forward_of(planned, opened, query, key, value)[0]
 
 
 # ---- Which GPUs have a module -------------------------------------------------------------------------------
 
-found: dict[int, Kernels | None] = {}
-"""By torch's number of the GPU; None where building or loading has failed."""
-
-
-def kernels(device: torch.device) -> Kernels | None:
-    """The kernels for a device, built, loaded and opened when it is first asked for; None where there are none.
-
-    Where that fails on a GPU, one warning says why.
-    """
-    if device.type != "cuda":
-        return None
-    try:
-        return found[device.index]
-    except KeyError:
-        return open_once(
-            found, device, open_on, lambda: "attention goes through a MAX graph of its flash kernels"
-        )
-
-
-def open_on(device: torch.device) -> Kernels:
-    """Builds, loads, opens and tries the module."""
-    built = extension.build(extension.architecture(device), puzzle=PUZZLE)
-    opened = Kernels(extension.load(built.path, PUZZLE), device.index)
-    opened.probe()
-    return opened
+kernels = Opened(
+    PUZZLE, AttentionKernels, lambda device: "attention goes through a MAX graph of its flash kernels"
+)
+"""The kernels of a device."""
 
 
 def explain(query: Tensor) -> str:
@@ -523,11 +489,13 @@ def explain(query: Tensor) -> str:
         return "the plain loops of the CPU path, through a MAX graph"
     if kernels(query.device) is None:
         return "the flash kernels, through a MAX graph: there is no extension module for this GPU"
-    if on_hopper(query) and not PORTABLE:
+    choice = AttentionKernels.choice_for(query.dtype)
+    hopper = is_hopper(query.device) and choice != PORTABLE
+    if on_hopper(query) and hopper:
         return "wgmma, through the extension module; where there is a mask, mma.sync"
     if on_tensor_cores(query):
         return "mma.sync, through the extension module"
-    if as_pairs(query) and PAIRS:
-        by = "wgmma" if is_hopper(query.device) and not PORTABLE else "mma.sync"
+    if as_pairs(query) and choice != FLASH:
+        by = "wgmma" if hopper else "mma.sync"
         return f"{by} on pairs of float16, through the extension module; where there is a mask, mma.sync"
     return "the flash kernels, through the extension module: tensor cores take 16-bit types with heads of up to 128"

@@ -14,16 +14,16 @@ graph is compiled when a dtype is first used on a device: ten seconds and more, 
 import functools
 import os
 import threading
-from collections.abc import Callable
 
 import torch
 from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 
 from harness.devices.graphs import Program, load_each
-from harness.nn import direct
+from harness.nn import direct, on_stream
 from harness.nn.arguments import DTYPES, plain
 from harness.nn.derivatives import FirstOnly
 from harness.nn.direct import ALL_GRADIENTS, BIAS, INPUT, NORM, WEIGHT, Gradients
+from harness.nn.on_stream import PLAIN, applied
 from harness.nn.ops import BACKWARD, FORWARD
 from harness.nn.private import dispatch_modes, transforms_active
 from harness.spec.ops import Call
@@ -56,15 +56,11 @@ def layernorm_linear(
     check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm)
     H, O = x.shape[-1], linear_weight.shape[0]
     tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
-    through_module = algorithm in direct.THROUGH_MODULE
-    kernels = direct.kernels(x.device) if through_module else None
-    if kernels:
-        transposed = direct.lies_transposed(linear_weight)
-        plan = direct.plan(x.shape, O, x.dtype, transposed, kernels.hopper, algorithm == "pairs")
+    algorithm, kernels, plan = direct.way(x, x.dtype, linear_weight, algorithm)
+    if kernels and plan:
         output, statistics = kernels.forward(plan, eps, True, *as_kernels_read(tensors, weight=3))
         assert statistics is not None  # they are to be kept
         return output, statistics
-    algorithm = direct.graph_algorithm(x.device) if through_module else algorithm
     output, statistics = forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm)
     rows = statistics[0].numel()
     if rows:
@@ -130,15 +126,11 @@ def layernorm_linear_backward(
     H, O = x.shape[-1], linear_weight.shape[0]
     ln_weight = x.new_ones(H) if ln_weight is None else ln_weight
     ln_bias = x.new_zeros(H) if ln_bias is None else ln_bias
-    through_module = algorithm in direct.THROUGH_MODULE
-    kernels = direct.kernels(x.device) if through_module else None
-    if kernels:
+    algorithm, kernels, plan = direct.way(x, x.dtype, linear_weight, algorithm)
+    if kernels and plan:
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
-        transposed = direct.lies_transposed(linear_weight)
-        plan = direct.plan(x.shape, O, x.dtype, transposed, kernels.hopper, algorithm == "pairs")
         gradients = kernels.backward(plan, wanted, *as_kernels_read(tensors, weight=5))
         return pruned(gradients, wanted, x)
-    algorithm = direct.graph_algorithm(x.device) if through_module else algorithm
     gradients = backward_buffers(
         grad_output, x, statistics, ln_weight, ln_bias, linear_weight, ALL_GRADIENTS, algorithm
     )
@@ -223,8 +215,6 @@ layernorm_linear_backward.register_autograd(FIRST_ONLY.refuse_double_backward)
 
 # ---- The direct way -----------------------------------------------------------------------------------------
 
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
-
 
 class Direct(torch.autograd.Function):
     """One pass each way through the extension module, between tensors on one GPU."""
@@ -270,9 +260,7 @@ class Direct(torch.autograd.Function):
         )
 
 
-# Past the Python part of Function.apply, which looks for functorch's transforms: there are none here. The type checker
-# does not see the class in C behind it.
-apply_direct: Callable[..., Tensor] = super(torch.autograd.Function, Direct).apply  # pyright: ignore[reportAttributeAccessIssue]
+apply_direct = applied(Direct)
 
 
 def call_directly(
@@ -286,7 +274,7 @@ def call_directly(
 ) -> Tensor | None:
     """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
 
-    Those are: no module (yet) for x's device, tensors on different devices, subclasses of Tensor, and torch's modes and
+    Those are: no module for x's device, tensors on different devices, subclasses of Tensor, and torch's modes and
     transforms that watch operators.
     """
     if not (
@@ -298,8 +286,8 @@ def call_directly(
     ):
         return None
     index = x.get_device()
-    kernels = direct.found.get(index)
-    if kernels is None:
+    kernels = direct.kernels.table.get(index)
+    if kernels is None and x.device.type != on_stream.DEVICE:
         return None
     if ln_weight is None or ln_bias is None or linear_bias is None:
         _, ln_weight, ln_bias, _, linear_bias = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
@@ -314,6 +302,12 @@ def call_directly(
         == linear_bias.get_device()
     ):
         return None
+    tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
+    if kernels is None:
+        check(*tensors, "fast")  # so that nobody waits for a module to be built for a call that is wrong
+        kernels = direct.kernels(x.device)
+        if kernels is None:
+            return None
     transposed = direct.lies_transposed(linear_weight)
     plan = checked_plan(
         transposed,
@@ -332,7 +326,6 @@ def call_directly(
     )
     if plan is None:
         return None
-    tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
     if not (
         x.is_contiguous()
         and ln_weight.is_contiguous()

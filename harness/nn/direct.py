@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
-from harness.nn.on_stream import KINDS, contiguous_strides, open_once
+from harness.nn import on_stream
+from harness.nn.on_stream import KINDS, OnDevice, Opened, contiguous_strides
 from harness.nn.ops import EPS
 from harness.nn.private import (
     any_autocast,
@@ -44,8 +46,6 @@ linear = torch.nn.functional.linear
 
 TF32, PAIRS = 1, 5
 """How the module numbers what it computes in, beside KINDS."""
-DEVICE = "cuda"
-"""What torch calls NVIDIA's and AMD's GPUs."""
 LINE = 128
 """Bytes: rows that the module copies begin at multiples of so many (`pitch_of` in `solutions/shared/gemm_hopper.mojo`)."""
 PAIR_ELEMENTS = 8
@@ -170,21 +170,13 @@ def kind_of(dtype: torch.dtype, pairs: bool = False) -> int:
 # ---- One GPU ------------------------------------------------------------------------------------------------
 
 
-class Kernels:
-    """The module on one GPU.
+class LayerNormKernels(OnDevice):
+    """The module of puzzle 22 on one GPU."""
 
-    Args:
-        module: The loaded extension module.
-        index: torch's number of the GPU, which is MAX's too.
-    """
-
-    def __init__(self, module: ModuleType, index: int):
-        self.index = index
+    def __init__(self, module: ModuleType, device: torch.device):
+        super().__init__(module, device)
         self.launch_forward: Callable[..., int] = module.forward
         self.launch_backward: Callable[..., int] = module.backward
-        self.module = module
-        self.gpu = module.open(index)
-        self.hopper = is_hopper(index)
         self.scratch = functools.lru_cache(maxsize=4096)(self.count_scratch)
         self.rehearsed: dict[tuple[int, int], Plan] = {}
 
@@ -201,13 +193,9 @@ class Kernels:
             return self.launch_forward(*NOWHERE, kind, rows, H, O, EPS, *[0] * 8)
         return self.launch_backward(*NOWHERE, kind, rows, H, O, wanted, *[0] * 15)
 
-    def probe(self) -> None:
-        """Launches one small forward pass. Raises whatever the driver and the kernels' assembler have against it."""
-        with torch.cuda.device(self.index):
-            if torch.cuda.is_current_stream_capturing():
-                return
-            ones = torch.ones(8, 8, device="cuda")
-            self.forward(plan(ones.shape, 8, ones.dtype), EPS, False, ones, ones[0], ones[0], ones, ones[0])
+    def smallest_pass(self) -> None:
+        ones = torch.ones(8, 8, device=on_stream.DEVICE)
+        self.forward(plan(ones.shape, 8, ones.dtype), EPS, False, ones, ones[0], ones[0], ones, ones[0])
 
     def is_first(self, plan: Plan, wanted: int = 0) -> bool:
         """Whether a pass of a plan whose calls in CUDA graphs are others than plain ones was never asked about; forward, or
@@ -611,7 +599,7 @@ def plain_torch() -> contextlib.AbstractContextManager:
     stack = contextlib.ExitStack()
     stack.enter_context(torch.no_grad())
     if any_autocast():
-        stack.enter_context(torch.autocast(DEVICE, enabled=False))
+        stack.enter_context(torch.autocast(on_stream.DEVICE, enabled=False))
     return stack
 
 
@@ -626,67 +614,56 @@ def out_of_memory(
     )
 
 
-# ---- Which GPUs have a module -------------------------------------------------------------------------------
-
-found: dict[int, Kernels | None] = {}
-"""By torch's number of the GPU; None where building or loading has failed."""
-
-
-def kernels(device: torch.device) -> Kernels | None:
-    """The kernels for a device, built, loaded and opened when it is first asked for; None where there are none.
-
-    Where that fails on a GPU, one warning says why.
-    """
-    if device.type != "cuda":
-        return None
-    try:
-        return found[device.index]
-    except KeyError:
-        return open_once(
-            found,
-            device,
-            open_on,
-            lambda: (
-                f"fused_layernorm_linear goes through a MAX graph of its {graph_algorithm(device)} kernels"
-            ),
-        )
-
-
-def open_on(device: torch.device) -> Kernels:
-    """Builds, loads, opens and tries the module."""
-    built = extension.build(extension.architecture(device))
-    opened = Kernels(extension.load(built.path), device.index)
-    opened.probe()
-    return opened
-
-
-def explain(device: torch.device, plan: Plan, algorithm: str) -> dict[str, str]:
-    """What runs both passes of a plan on a device: see `LayerNormLinear.explain`."""
-    module = kernels(device) if algorithm in THROUGH_MODULE else None
-    if module is None:
-        algorithm = graph_algorithm(device) if algorithm in THROUGH_MODULE else algorithm
-        return {"way": f"MAX graph, {algorithm}", **ALL_OWN._asdict()}
-    way = "extension module, pairs of float16" if plan.pairs else "extension module"
-    found = {"way": way, **plan.choice.loop._asdict()}
-    if plan.choice.graph != plan.choice.loop:
-        found |= {f"{name} in a CUDA graph": who for name, who in plan.choice.graph._asdict().items()}
-    if plan.choice.forked:
-        found["backward in a CUDA graph"] = "two branches"
-    return found
+# ---- Who computes a call ------------------------------------------------------------------------------------
 
 
 def graph_algorithm(device: torch.device) -> str:
     """Which algorithm a MAX graph runs in the place of the extension module: "fast" wherever its kernels run."""
-    old = device.type == "cuda" and not torch.version.hip and capability(device) < extension.OLDEST_NVIDIA
-    return "unfused" if old else "fast"
+    old = device.type == "cuda" and not torch.version.hip
+    return "unfused" if old and on_stream.capability(device) < extension.OLDEST_NVIDIA else "fast"
 
 
-@functools.cache
-def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability of an NVIDIA GPU."""
-    return torch.cuda.get_device_capability(device)
+kernels = Opened(
+    "p22",
+    LayerNormKernels,
+    lambda device: (
+        f"fused_layernorm_linear goes through a MAX graph of its {graph_algorithm(device)} kernels"
+    ),
+)
+"""The kernels of a device."""
 
 
-def is_hopper(index: int) -> bool:
-    """Whether a GPU has the module's kernels for Hopper."""
-    return index >= 0 and not torch.version.hip and capability(torch.device("cuda", index)) == (9, 0)
+class Way(NamedTuple):
+    """Who computes a call."""
+
+    algorithm: str
+    """Of the MAX graph, where there is no plan."""
+    kernels: LayerNormKernels | None = None
+    """Of the extension module,"""
+    plan: Plan | None = None
+    """and what they do."""
+
+    def explain(self) -> dict[str, str]:
+        """In words: see `LayerNormLinear.explain`."""
+        if self.plan is None:
+            return {"way": f"MAX graph, {self.algorithm}", **ALL_OWN._asdict()}
+        way = "extension module, pairs of float16" if self.plan.pairs else "extension module"
+        choice = self.plan.choice
+        words = {"way": way, **choice.loop._asdict()}
+        if choice.graph != choice.loop:
+            words |= {f"{name} in a CUDA graph": who for name, who in choice.graph._asdict().items()}
+        if choice.forked:
+            words["backward in a CUDA graph"] = "two branches"
+        return words
+
+
+def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str) -> Way:
+    """Who computes both passes of a call, of x [..., H] taken in a dtype and linear_weight [O, H]. The one place that decides it."""
+    if algorithm not in THROUGH_MODULE:
+        return Way(algorithm)
+    opened = kernels(x.device)
+    if opened is None:
+        return Way(graph_algorithm(x.device))
+    transposed = lies_transposed(linear_weight)
+    planned = plan(x.shape, len(linear_weight), dtype, transposed, opened.hopper, algorithm == "pairs")
+    return Way(algorithm, opened, planned)

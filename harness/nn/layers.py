@@ -7,7 +7,8 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from harness.nn import direct
-from harness.nn.autograd import FIRST_ONLY, PLAIN, call_directly, layernorm_linear
+from harness.nn.autograd import FIRST_ONLY, call_directly, layernorm_linear
+from harness.nn.on_stream import PLAIN
 from harness.nn.ops import EPS
 from harness.nn.private import any_autocast, transforms_active
 
@@ -232,11 +233,7 @@ class LayerNormLinear(nn.Module):
         """
         weight = parameter(self.linear, "weight")
         dtype = in_autocast_dtype((x.new_empty(0), None, None, x.new_empty(0), None))[0].dtype
-        kernels = direct.kernels(x.device) if self.algorithm in direct.THROUGH_MODULE else None
-        hopper = kernels is not None and kernels.hopper
-        transposed, pairs = direct.lies_transposed(weight), self.algorithm == "pairs"
-        plan = direct.plan(x.shape, len(weight), dtype, transposed, hopper, pairs)
-        return direct.explain(x.device, plan, self.algorithm)
+        return direct.way(x, dtype, weight, self.algorithm).explain()
 
     def extra_repr(self) -> str:
         return f"algorithm={self.algorithm!r}"

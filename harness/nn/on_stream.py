@@ -1,19 +1,25 @@
-"""What the extension modules of two puzzles share on the side of torch: how they number dtypes, and a module on each GPU, once."""
+"""What the ways to two puzzles' extension modules share: a module opened once on each GPU, and how it numbers dtypes."""
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch.autograd import Function
 
 from harness.errors import WorkbookError
+from harness.toolchain import extension
 
-Kernels = TypeVar("Kernels")
-
+Tensor = torch.Tensor
+DEVICE = "cuda"
+"""What torch calls NVIDIA's and AMD's GPUs."""
 # How a module numbers dtypes.
 KINDS = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
-_opening = threading.Lock()
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+"""The types of tensors whose memory the kernels may take without asking anybody."""
 
 
 def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -26,35 +32,100 @@ def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def open_once(
-    found: dict[int, Kernels | None],
-    device: torch.device,
-    open_on: Callable[[torch.device], Kernels],
-    otherwise: Callable[[], str],
-) -> Kernels | None:
-    """The kernels on a GPU, from the table by its number or opened now; None where that fails, for good.
+def applied(function: type[Function]) -> Callable[..., Tensor]:
+    """A Function's `apply` without its Python part, which looks for functorch's transforms: there must be none."""
+    # The type checker does not see the class in C behind it.
+    return super(Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability of an NVIDIA GPU."""
+    return torch.cuda.get_device_capability(device)
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device has the modules' kernels for Hopper."""
+    return device.type == "cuda" and not torch.version.hip and capability(device) == (9, 0)
+
+
+class OnDevice:
+    """A puzzle's extension module on one GPU.
 
     Args:
-        found: What was opened before, by torch's number of the GPU; what is found is put in.
+        module: The loaded module.
         device: The GPU.
-        open_on: Builds, loads, opens and tries the module; may raise anything.
-        otherwise: What goes through which MAX graph without it, for the one warning.
+
+    Attributes:
+        index: torch's number of the GPU, which is MAX's too.
+        gpu: What the module calls it.
+        hopper: Whether it has the kernels for Hopper.
     """
-    with _opening:
-        if device.index in found:
-            return found[device.index]
-        opened = None
+
+    def __init__(self, module: ModuleType, device: torch.device):
+        self.index = -1 if device.index is None else device.index
+        self.module: Any = module
+        self.gpu = module.open(self.index)
+        self.hopper = is_hopper(device)
+
+    def smallest_pass(self) -> None:
+        """Launches one small forward pass."""
+        raise NotImplementedError
+
+    def probe(self) -> None:
+        """Tries a small pass. Raises whatever the driver and the kernels' assembler have against it."""
+        with torch.cuda.device(self.index):
+            if not torch.cuda.is_current_stream_capturing():
+                self.smallest_pass()
+
+
+Kernels = TypeVar("Kernels", bound=OnDevice)
+_opening = threading.Lock()
+
+
+class Opened(Generic[Kernels]):
+    """A puzzle's kernels by device, built, loaded, opened and tried when they are first asked for.
+
+    Args:
+        puzzle: Whose extension module it is.
+        kind: What is made of the module on a device.
+        otherwise: What goes through which MAX graph without the module, for the one warning that says why there is none.
+
+    Attributes:
+        table: By torch's number of the GPU; None where building or loading has failed.
+    """
+
+    def __init__(self, puzzle: str, kind: type[Kernels], otherwise: Callable[[torch.device], str]):
+        self.puzzle, self.kind, self.otherwise = puzzle, kind, otherwise
+        self.table: dict[int, Kernels | None] = {}
+
+    def __call__(self, device: torch.device) -> Kernels | None:
+        """The kernels for a device; None where there are none."""
+        if device.type != DEVICE:
+            return None
+        index = -1 if device.index is None else device.index
         try:
-            opened = open_on(device)
-        except (
-            Exception
-        ) as error:  # whatever the toolchain, the loader or the driver raises, there is another way
+            return self.table[index]
+        except KeyError:
+            with _opening:
+                if index not in self.table:
+                    # Not before it is open: whoever looks without the lock takes what lies there.
+                    self.table[index] = self.open(device)
+                return self.table[index]
+
+    def open(self, device: torch.device) -> Kernels | None:
+        """The kernels, or None after the warning."""
+        try:
+            built = extension.build(extension.architecture(device), puzzle=self.puzzle)
+            kernels = self.kind(extension.load(built.path, self.puzzle), device)
+            kernels.probe()
+        except Exception as error:  # of the toolchain, the loader or the driver: there is another way
             reason = str(error) if isinstance(error, WorkbookError) else f"{type(error).__name__}: {error}"
             warnings.warn(
-                f"{otherwise()} on {device}, which is slower and cannot be captured in a CUDA graph; there is no extension "
-                f"module: {reason}",
+                f"{self.otherwise(device)} on {device}, which is slower and cannot be captured in a CUDA graph; there is no "
+                f"extension module: {reason}",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        found[device.index] = opened  # not before: whoever looks without the lock takes what lies there
-        return opened
+            return None
+        return kernels

@@ -19,8 +19,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
 
-from harness.nn.autograd import DTYPES, PLAIN, check_algorithm
+from harness.nn.arguments import DTYPES
+from harness.nn.autograd import check_algorithm
 from harness.nn.layers import fused_layernorm_linear, parameter
+from harness.nn.on_stream import PLAIN
 from harness.nn.private import (
     any_autocast,
     current_stream,

@@ -15,7 +15,8 @@ import torch
 from harness.nn import attention_direct, orders
 from harness.nn.arguments import check_attended, check_scale
 from harness.nn.attention_autograd import attention
-from harness.nn.attention_direct import CHUNK, Kernels, readable, row_strides
+from harness.nn.attention_direct import CHUNK, AttentionKernels, readable, row_strides
+from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.derivatives import FirstOnly
 from harness.nn.orders import whole
 
@@ -163,7 +164,7 @@ def window_attention(
     return WindowAttention.apply(query, key, value, window, factor, blocks, kernels)
 
 
-def kernels_for(query: Tensor, key: Tensor, value: Tensor) -> Kernels | None:
+def kernels_for(query: Tensor, key: Tensor, value: Tensor) -> AttentionKernels | None:
     """The kernels on tensor cores, where they take these tensors; None elsewhere."""
     d = query.shape[-1]
     one_kind = query.dtype == key.dtype == value.dtype and query.device == key.device == value.device
@@ -182,7 +183,9 @@ class WindowAttention(torch.autograd.Function):
     """Both passes through the extension module; kept are the tensors, the output and a number for each row."""
 
     @staticmethod
-    def forward(ctx, query, key, value, window: GridWindow, scale: float, blocks: int, kernels: Kernels):
+    def forward(
+        ctx, query, key, value, window: GridWindow, scale: float, blocks: int, kernels: AttentionKernels
+    ):
         query, key, value = (aligned(tensor) for tensor in (query, key, value))
         output = query.new_empty(query.shape)
         lse = query.new_empty(query.shape[:-1], dtype=torch.float32)
@@ -224,4 +227,4 @@ class WindowAttention(torch.autograd.Function):
 def sizes(query: Tensor) -> tuple[int, ...]:
     """What the module takes as sizes: every key can be seen, and there are no strides and blocks of a mask."""
     B, N, L, d = query.shape
-    return (B, N, N, L, L, d, attention_direct.EVERY_KEY, 0, 0, 0, 0, 0)
+    return (B, N, N, L, L, d, EVERY_KEY, 0, 0, 0, 0, 0)

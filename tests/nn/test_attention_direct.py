@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.errors import EnvironmentProblem
-from harness.nn import attention, attention_autograd, attention_direct
+from harness.nn import attention, attention_autograd, attention_direct, on_stream
 from harness.nn.window import GridWindow, WindowAttention
 from harness.toolchain import extension
 
@@ -37,11 +37,7 @@ class Module:
 def module(monkeypatch):
     """A module on the CPU, in the place of a GPU's."""
     made = Module()
-    kernels = attention_direct.Kernels.__new__(attention_direct.Kernels)
-    kernels.index, kernels.module, kernels.gpu = CPU_INDEX, made, 7
-    kernels.no_mask = {
-        dtype: torch.zeros(1, 1, 1, 1, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
-    }
+    kernels = attention_direct.AttentionKernels(made, torch.device("cpu"))
     monkeypatch.setattr(attention_direct, "current_device", lambda: CPU_INDEX)
     monkeypatch.setattr(attention_direct, "current_stream", lambda index: 99)
     monkeypatch.setattr(
@@ -49,8 +45,8 @@ def module(monkeypatch):
         "empty_strided",
         lambda size, strides, dtype: torch.zeros(size, dtype=dtype).as_strided(size, strides),
     )
-    monkeypatch.setattr(attention_direct, "kernels", lambda device: kernels)
-    monkeypatch.setitem(attention_direct.found, CPU_INDEX, kernels)
+    monkeypatch.setattr(on_stream, "DEVICE", "cpu")
+    monkeypatch.setattr(attention_direct.kernels, "table", {CPU_INDEX: kernels})
     return made
 
 
@@ -108,6 +104,21 @@ def test_a_plain_call_goes_past_the_dispatcher_with_the_same_arguments(module):
     assert direct[4:19] == (2, 0, 2, 4, 2, 9, 12, 64, 0, 0, 0, 0, 0, 0, 0.3)
     assert direct[25:34] == (2304, 64, 256, 1536, 64, 128, 1536, 64, 128)
     assert direct[34:] == (2304, 576, 64)
+
+
+def test_the_first_call_goes_the_way_of_the_second(module, monkeypatch):
+    """It opens the module itself, once; not for arguments that are wrong."""
+    table, opened = attention_direct.kernels.table, []
+    (kernels,) = table.values()
+    monkeypatch.setattr(attention_direct.kernels, "open", lambda device: opened.append(device) or kernels)
+    table.clear()
+    query, key, value = leaves()
+    with pytest.raises(TypeError, match="key: expected bfloat16"):
+        attention(query, key.half(), value)
+    assert opened == []
+    outputs = [attention(query, key, value) for _ in range(2)]
+    assert opened == [torch.device("cpu")] and [name for name, _ in module.calls] == ["forward"] * 2
+    assert [type(output.grad_fn).__name__ for output in outputs] == ["DirectBackward"] * 2
 
 
 def test_only_wanted_gradients_are_returned(module):
@@ -201,7 +212,7 @@ def test_without_a_module_one_warning_says_why(monkeypatch):
 
     monkeypatch.setattr(extension, "architecture", lambda device: "sm_90a")
     monkeypatch.setattr(extension, "build", refuse)
-    monkeypatch.setattr(attention_direct, "found", {})
+    monkeypatch.setattr(attention_direct.kernels, "table", {})
     device = torch.device("cuda", 3)
     with pytest.warns(RuntimeWarning, match="a MAX graph of its flash kernels on cuda:3.*module: no room"):
         assert attention_direct.kernels(device) is None
@@ -220,7 +231,7 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
             self.shape = (1, 1, 8, d)
 
     monkeypatch.setattr(attention_direct, "kernels", lambda device: object())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(on_stream, "capability", lambda device: (9, 0))
     assert attention_direct.explain(torch.zeros(1, 1, 8, 8)).startswith("the plain loops of the CPU path")
     assert attention_direct.explain(Query(64)).startswith("wgmma")
     with attention_direct.portable_kernels():

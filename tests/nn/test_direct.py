@@ -31,7 +31,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.errors import EnvironmentProblem
-from harness.nn import autograd, direct, products
+from harness.nn import autograd, direct, on_stream, products
 from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
 from harness.nn.products import LIBRARY, OWN, PADDED
 from harness.toolchain import extension
@@ -207,11 +207,9 @@ def stand_in(module, monkeypatch):
     """Puts a module behind everything on the CPU."""
     monkeypatch.setattr(direct, "empty_strided", module.empty_strided)
     monkeypatch.setattr(direct, "current_device", lambda: -1)
-    monkeypatch.setattr(direct, "DEVICE", "cpu")
+    monkeypatch.setattr(on_stream, "DEVICE", "cpu")
     monkeypatch.setattr(direct, "current_stream", lambda index: {-1: TorchModule.STREAM}[index])
-    kernels = direct.Kernels(module, -1)
-    monkeypatch.setattr(direct, "found", {-1: kernels})
-    monkeypatch.setattr(direct, "kernels", lambda device: kernels if device.type == "cpu" else None)
+    monkeypatch.setattr(direct.kernels, "table", {-1: direct.LayerNormKernels(module, torch.device("cpu"))})
     return module
 
 
@@ -234,6 +232,21 @@ def test_agrees_with_autograd(module, no_operator, dtype, rows):
     assert_as_good_as_torch(fused_layernorm_linear, make_inputs(dtype, rows))
     kind = direct.KINDS[dtype]
     assert module.calls == [("forward", kind), ("backward", kind, 15)]
+
+
+def test_the_first_call_goes_the_way_of_the_second(module, no_operator, monkeypatch):
+    """It opens the module itself, once; not for arguments that are wrong."""
+    table, opened = direct.kernels.table, []
+    (kernels,) = table.values()
+    monkeypatch.setattr(direct.kernels, "open", lambda device: opened.append(device) or kernels)
+    table.clear()
+    inputs = make_inputs()
+    with pytest.raises(ValueError, match="ln_bias: expected 7 elements"):
+        fused_layernorm_linear(*inputs[:2], torch.ones(H + 1), *inputs[3:])
+    assert opened == []
+    outputs = [fused_layernorm_linear(*inputs) for _ in range(2)]
+    assert opened == [torch.device("cpu")] and module.calls == [("forward", 0)] * 2
+    assert [type(output.grad_fn).__name__ for output in outputs] == ["DirectBackward"] * 2
 
 
 def test_without_grad_nothing_is_kept(module, no_operator):
@@ -321,7 +334,7 @@ def test_zero_rows_launch_nothing(module, no_operator, rows):
 def test_scratch_is_counted_again_for_unaligned_tensors(module, monkeypatch):
     """Kernels may need more for tensors whose addresses rule out wide loads; those are counted call by call."""
     counted = []
-    kernels = direct.found[-1]
+    kernels = direct.kernels.table[-1]
     for name in ("launch_forward", "launch_backward"):
         launch = getattr(kernels, name)
 
@@ -608,7 +621,7 @@ def test_dx_takes_the_place_of_the_gradient_before_it(module, chosen, monkeypatc
 
 def test_dW_has_room_for_a_copy_of_the_weight_on_hopper(module, no_operator):
     """Where rows of the weight begin at any address; nobody sees it but the module, and the memory's owner."""
-    kernels = direct.found[-1]
+    kernels = direct.kernels.table[-1]
     for hopper, dtype, width, room in (
         (True, torch.bfloat16, 9, 64),
         (True, torch.bfloat16, 65, 128),
@@ -654,7 +667,7 @@ def test_a_graph_has_its_own_choice(module, chosen, no_operator, monkeypatch):
 )
 def test_pairs_are_for_whole_rows_of_float32(module, no_operator, dtype, sizes, kind):
     forget_plans()
-    kernels = direct.found[-1]
+    kernels = direct.kernels.table[-1]
     inputs = make_inputs(dtype, H=sizes[0], O=sizes[1])
 
     def function(*tensors):
@@ -958,14 +971,14 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def empty_table(monkeypatch):
-    monkeypatch.setattr(direct, "found", {})
-    monkeypatch.setattr(direct, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(direct.kernels, "table", {})
+    monkeypatch.setattr(on_stream, "capability", lambda device: (9, 0))
     monkeypatch.setattr(extension, "architecture", lambda device: "sm_90a")
 
 
 def test_no_module_for_other_devices(empty_table):
     assert direct.kernels(torch.device("cpu")) is None and direct.kernels(torch.device("meta")) is None
-    assert direct.found == {}
+    assert direct.kernels.table == {}
 
 
 @pytest.mark.parametrize(
@@ -976,7 +989,7 @@ def test_no_module_for_other_devices(empty_table):
     ],
 )
 def test_without_a_module_one_warning_says_why(empty_table, monkeypatch, error, words):
-    def fail(architecture):
+    def fail(architecture, puzzle):
         raise error
 
     monkeypatch.setattr(extension, "build", fail)
@@ -993,9 +1006,11 @@ def test_a_driver_that_refuses_the_kernels_is_a_warning(empty_table, monkeypatch
     def refuse(kernels):
         raise Exception("CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 
-    monkeypatch.setattr(extension, "build", lambda architecture: extension.Built(tmp_path, architecture, 0.0))
-    monkeypatch.setattr(extension, "load", lambda path: TorchModule())
-    monkeypatch.setattr(direct.Kernels, "probe", refuse)
+    monkeypatch.setattr(
+        extension, "build", lambda architecture, puzzle: extension.Built(tmp_path, architecture, 0.0)
+    )
+    monkeypatch.setattr(extension, "load", lambda path, puzzle: TorchModule())
+    monkeypatch.setattr(direct.LayerNormKernels, "probe", refuse)
     with pytest.warns(
         RuntimeWarning, match="there is no extension module: Exception: CUDA_ERROR_UNSUPPORTED_PTX"
     ):
@@ -1003,7 +1018,7 @@ def test_a_driver_that_refuses_the_kernels_is_a_warning(empty_table, monkeypatch
 
 
 def test_an_old_gpu_gets_the_unfused_kernels(empty_table, monkeypatch):
-    monkeypatch.setattr(direct, "capability", lambda device: (7, 5))
+    monkeypatch.setattr(on_stream, "capability", lambda device: (7, 5))
     monkeypatch.setattr(extension, "architecture", lambda device: extension.nvidia_architecture((7, 5)))
     with pytest.warns(RuntimeWarning, match=r"unfused kernels on cuda:0.*want sm_80 or newer, not sm_75"):
         assert direct.kernels(GPU) is None
@@ -1017,10 +1032,12 @@ def test_several_threads_open_a_gpu_once(empty_table, monkeypatch, tmp_path):
     monkeypatch.setattr(
         extension,
         "build",
-        lambda architecture: built.append(architecture) or extension.Built(tmp_path, architecture, 0.0),
+        lambda architecture, puzzle: (
+            built.append(architecture) or extension.Built(tmp_path, architecture, 0.0)
+        ),
     )
-    monkeypatch.setattr(extension, "load", lambda path: stand_in)
-    monkeypatch.setattr(direct.Kernels, "probe", lambda kernels: built.append("tried"))
+    monkeypatch.setattr(extension, "load", lambda path, puzzle: stand_in)
+    monkeypatch.setattr(direct.LayerNormKernels, "probe", lambda kernels: built.append("tried"))
     found = []
     threads = [threading.Thread(target=lambda: found.append(direct.kernels(GPU))) for _ in range(8)]
     for thread in threads:
@@ -1344,4 +1361,4 @@ def test_gpu_the_second_of_two():
     with torch.cuda.device(0):
         assert_as_good_as_torch(fused_layernorm_linear, inputs)
         assert torch.cuda.current_device() == 0
-    assert direct.found[1].index == 1
+    assert direct.kernels.table[1].index == 1

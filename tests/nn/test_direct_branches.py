@@ -73,7 +73,7 @@ def late(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", {-1: module.main}.__getitem__)
     monkeypatch.setattr(direct, "is_capturing", lambda: True)
-    monkeypatch.setitem(direct.found[-1].__dict__, "sides", tuple(module.sides))
+    monkeypatch.setitem(direct.kernels.table[-1].__dict__, "sides", tuple(module.sides))
     yield module
     forget_plans()
 

@@ -113,6 +113,7 @@ def ours(problem: Problem, portable: bool = False) -> Differentiable:
     """The workbook's attention, by whatever kernels it takes for the problem; or by the `portable` ones on a Hopper too."""
     try:
         from harness.nn import attention, attention_direct
+        from harness.nn.on_stream import is_hopper
     except ImportError as error:
         raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
     sizes, query = problem.sizes, problem.leaves[0]
@@ -122,7 +123,7 @@ def ours(problem: Problem, portable: bool = False) -> Differentiable:
     if scores > SLOW and not (on_gpu and tiles):
         raise Unavailable("without tensor cores a call takes a second and more at this size")
 
-    pairs = attention_direct.as_pairs(query) and attention_direct.is_hopper(query.device)
+    pairs = attention_direct.as_pairs(query) and is_hopper(query.device)
     if portable and not (attention_direct.on_hopper(query) or pairs):
         raise Unavailable("there are no others for this problem")
 

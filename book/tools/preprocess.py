@@ -6,7 +6,7 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - a fence with the language `run` holds command lines of the workbook and becomes tabs for uv and pixi;
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
 - in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
-- `{{#hints PUZZLE:BLANK}}` is the hint ladder of a blank, a fold for each rung;
+- `{{#hints PUZZLE:BLANK}}` is the hint ladder of a blank, a fold for each rung, below its task where the page has not shown it;
 - an included Markdown file is treated like the page that it stands in;
 - an empty `<summary></summary>` gets a label.
 
@@ -22,13 +22,14 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 BOOK = Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(BOOK.parent))  # the harness of this checkout, wherever an installed one lies
 
 import outputs  # noqa: E402
+import stubs  # noqa: E402
 from maths import BadFormula, PageMaths  # noqa: E402
 
 from harness.errors import BadUse  # noqa: E402
@@ -71,6 +72,7 @@ class Chapter:
     text: str
     faults: list[str]
     solution: bool = False  # all of it stands inside a folded solution
+    stubs: list[str] = field(default_factory=list)  # the tasks that are on the page already
 
     def fault(self, position: int, message: str) -> None:
         """Notes a fault at a place of the original text."""
@@ -265,7 +267,19 @@ def ladder_language(puzzle: str, ladder: str) -> str:
     return next(rungs, spec.main_rung).language.lower()
 
 
-def hint_ladder(chapter: Chapter, place: re.Match, setting: Setting) -> str:
+def task_fence(chapter: Chapter, puzzle: str, ladder: str, folder: Path, language: str) -> str:
+    """The task of a blank as a fence; nothing where the page itself includes it."""
+    code = stubs.stub(puzzle, ladder)
+    hole = re.search(r"# BLANK-START .*", code or "")
+    own = [paste(include[0], folder) for pattern in (FUNCTION, INCLUDE)
+           for include in pattern.finditer(chapter.text) if "/problems/" in include[1]]  # fmt: skip
+    if code is None or hole is None or any(hole[0] in text for text in own + chapter.stubs):
+        return ""
+    chapter.stubs.append(code)
+    return f"```{language}\n{code}\n```\n\n"
+
+
+def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Setting) -> str:
     """The rungs of a blank's hint ladder, folded one by one; nearly-code stays out of the search index."""
     try:
         rungs = hints.ladder(place["puzzle"], place["ladder"])
@@ -280,7 +294,8 @@ def hint_ladder(chapter: Chapter, place: re.Match, setting: Setting) -> str:
         folds.append(
             f'<details class="hint">\n<summary>Hint {rung.id}</summary>\n\n{rung.text}\n\n{code}</details>\n'
         )
-    return f'<div class="hint-ladder">\n{"".join(folds)}</div>\n'
+    task = task_fence(chapter, place["puzzle"], place["ladder"], folder, language)
+    return f'{task}<div class="hint-ladder">\n{"".join(folds)}</div>\n'
 
 
 def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Path, ...] = ()) -> str:
@@ -296,7 +311,7 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
         if token["snippet"]:
             return snippet(chapter, token, folder, setting, within)
         if token["ladder"]:
-            return hint_ladder(chapter, token, setting)
+            return hint_ladder(chapter, token, folder, setting)
         if token["ticks"] and token["info"].strip() == "run":
             tabs, unknown = command_tabs(token["body"], setting.tasks, token["indent"])
             for command in unknown:

@@ -1,0 +1,43 @@
+"""The task above a hint ladder: the definition with the hole in it, as the learner's file has it."""
+
+import re
+
+from harness.learner import blanks
+from harness.spec.catalogue import find_puzzle
+from harness.toolchain import roots
+
+LONGEST, AROUND = 32, 3
+"""Lines of a definition that is shown whole, and lines shown on each side of the hole in a longer one."""
+HEAD = re.compile(r"(?:def|class|struct) .*?:\n(?: +\"\"\".*?\"\"\"\n)?(?=\s)", re.DOTALL)
+"""A signature, which may take several lines, and the docstring."""
+
+
+def stub(puzzle: str, ladder: str) -> str | None:
+    """The code of the task that a ladder helps with; None where no hole has its name."""
+    spec = find_puzzle(puzzle)
+    for rung in spec.rungs:
+        for gate in rung.gates:
+            if spec.ladder(rung, gate) == ladder:
+                file = roots.solutions() / puzzle / rung.file
+                return around(blanks.skeleton(file.read_text(encoding="utf-8"), str(file)), gate)
+    return None
+
+
+def around(text: str, blank: str) -> str:
+    """The top-level definition that holds a blank, the hole alone where none does."""
+    lines = text.split("\n")
+    first, last = (
+        next(i for i, line in enumerate(lines) if re.search(rf"# BLANK-{end} {blank}\b", line))
+        for end in ("START", "END")
+    )
+    top = [i for i, line in enumerate(lines) if re.match(r"[^\s)\]]", line)]
+    start = max((i for i in top if i <= first), default=first)
+    if not re.match("def |class |struct ", lines[start]):
+        return "\n".join(lines[first : last + 1])
+    end = min((i for i in top if i > last), default=len(lines))
+    whole = "\n".join(lines[start:end]).rstrip()
+    if whole.count("\n") < LONGEST:
+        return whole
+    head = HEAD.match(whole + "\n")
+    hole = lines[max(first - AROUND, start + 1) : last + 1 + AROUND]
+    return "\n".join([head[0].rstrip() if head else lines[start], "    ...", *hole]).rstrip() + "\n    ..."

@@ -21,6 +21,12 @@ CANCELLED = 1e-6
 """A gradient that is nowhere larger is what rounding leaves of terms that cancel, as softmax's under a constant gradient."""
 FACTOR = 2.0
 """How many times PyTorch's own error a result in a narrow dtype may have."""
+UNITS = 8
+"""And how many units of rounding more: another formula may lose a few."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What a function of any floating-point dtype is tried in beside float64."""
+FAR = 800.0
+"""Where exp is infinite in float64, and at its negative 0."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +90,36 @@ def gradients(
 
 
 def pulled_back(
-    outputs: tuple[Tensor, ...], inputs: list[Tensor], incoming: Callable[[tuple[Tensor, ...]], list[Tensor]]
+    outputs: tuple[Tensor, ...],
+    inputs: list[Tensor],
+    incoming: Callable[[tuple[Tensor, ...]], list[Tensor]],
+    again: bool = False,
 ) -> list[Tensor]:
-    """The same from outputs that there are already."""
+    """The same from outputs that there are already, whose graph may be needed again."""
     outputs = tuple(t for t in outputs if t.requires_grad)
-    found = torch.autograd.grad(outputs, leaves(inputs), incoming(outputs), allow_unused=True)
+    found = torch.autograd.grad(
+        outputs, leaves(inputs), incoming(outputs), allow_unused=True, retain_graph=again
+    )
     return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves(inputs), found, strict=True)]
 
 
-def furthest(got: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest difference, relative to the largest expected element of its tensor, or to CANCELLED; inf where shapes differ or a value
+def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
+    """The gradients of a random sum of the gradients: with respect to the inputs, then to the gradients coming in."""
+    outputs = tuple(t for t in outputs_of(function, inputs) if t.requires_grad)
+    incoming = [g.requires_grad_() for g in random_like(outputs)]
+    found = torch.autograd.grad(outputs, leaves(inputs), incoming, create_graph=True, allow_unused=True)
+    weights = random_like(tuple(leaves(inputs)), 2)
+    total = sum(
+        ((g * w).sum() for g, w in zip(found, weights, strict=True) if g is not None), torch.zeros(())
+    )
+    if total.requires_grad:
+        total.backward()  # unlike grad it runs all that there is: once_differentiable then refuses
+    every = (*leaves(inputs), *incoming)
+    return [torch.zeros_like(t) if t.grad is None else t.grad for t in every]
+
+
+def furthest(got: list[Tensor], expected: list[Tensor], least: float = CANCELLED) -> float:
+    """The largest difference, relative to the largest expected element of its tensor, or to `least`; inf where shapes differ or a value
     is none.
     """
     worst = 0.0
@@ -102,7 +128,7 @@ def furthest(got: list[Tensor], expected: list[Tensor]) -> float:
             return float("inf")
         scale = other.double().abs().max().item() if other.numel() else 0.0
         error = (one.double() - other.double()).abs().max().item() if other.numel() else 0.0
-        worst = max(worst, float("inf") if error != error else error / max(scale, CANCELLED))
+        worst = max(worst, float("inf") if error != error else error / max(scale, least))
     return worst
 
 
@@ -135,7 +161,13 @@ def guarded(check: Check) -> Check:
 
 def off(error: float, what: str) -> str | None:
     """A line where an error in float64 is too large."""
-    return None if error <= TOLERANCE else f"{what}: off by {error:.1e} of the largest element"
+    if error <= TOLERANCE:
+        return None
+    return f"{what}: " + (
+        "a gradient has no numbers, or another shape"
+        if error == math.inf
+        else f"off by {error:.1e} of the largest element"
+    )
 
 
 # ---- The checks ---------------------------------------------------------------------------------------------
@@ -157,6 +189,8 @@ def constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> str:
     """By what every element of a gradient is multiplied, with the sizes of an input that it is; "" where that is no number."""
     large = expected.abs() > CANCELLED
     ratios = (got / expected)[large]
+    if (got[~large].abs() > CANCELLED).any():
+        return ""
     if ratios.numel() < 2 or not torch.allclose(ratios, ratios[0].expand_as(ratios), rtol=1e-6):
         return ""
     times = ratios[0].item()
@@ -262,50 +296,74 @@ def expanded_gradient(subject: Subject) -> str | None:
     )
 
 
+def transposed(t: Tensor) -> Tensor:
+    """The same numbers, as they lie after a transpose."""
+    return t.mT.contiguous().mT if t.dim() > 1 else t
+
+
+def sliced(t: Tensor) -> Tensor:
+    """The same numbers as a slice of longer rows: the last stride is still 1."""
+    return torch.cat((t, t[..., :1]), -1)[..., : t.shape[-1]] if t.dim() else t
+
+
+def exchanged(t: Tensor) -> Tensor:
+    """The same numbers, as they lie after the two first of three axes have been exchanged."""
+    return t.transpose(0, 1).contiguous().transpose(0, 1) if t.dim() > 2 else t
+
+
+LAYOUTS = {
+    "transposed": transposed,
+    "a slice of longer rows": sliced,
+    "with leading axes exchanged": exchanged,
+}
+"""Ways in which a tensor lies in memory that is not contiguous."""
+
+
 @guarded
-def transposed_gradient(subject: Subject) -> str | None:
-    """A gradient that is not contiguous, as from a transpose behind the function."""
-
-    def transposed(out: tuple[Tensor, ...]) -> list[Tensor]:
-        return [g.mT.contiguous().mT if g.dim() > 1 else g for g in random_like(out)]
-
-    return off(
-        compare(subject, incoming=transposed), "a gradient that is not contiguous is read as if it were"
-    )
+def strided_gradient(subject: Subject) -> str | None:
+    """A gradient that is not contiguous, as from a transpose or a slice after the function."""
+    for words, laid in LAYOUTS.items():
+        error = compare(subject, incoming=lambda out, laid=laid: [laid(g) for g in random_like(out)])
+        if line := off(error, f"a gradient that is not contiguous is read as if it were ({words})"):
+            return line
+    return None
 
 
 @guarded
 def strided_inputs(subject: Subject) -> str | None:
-    """Inputs that are not contiguous, as behind a transpose."""
+    """Inputs that are not contiguous, as from a transpose or a slice before the function."""
+    for words, laid in LAYOUTS.items():
 
-    def turned() -> list[Tensor]:
-        return [
-            (t.detach().mT.contiguous().mT if t.dim() > 1 else t.detach()).requires_grad_(t.requires_grad)
-            for t in subject.inputs()
-        ]
+        def turned(laid=laid) -> list[Tensor]:
+            return [laid(t.detach()).requires_grad_(t.requires_grad) for t in subject.inputs()]
 
-    error = furthest(
-        gradients(subject.function, turned(), random_like),
-        gradients(subject.reference, turned(), random_like),
-    )
-    return off(error, "an input that is not contiguous is read as if it were")
+        error = furthest(
+            gradients(subject.function, turned(), random_like),
+            gradients(subject.reference, turned(), random_like),
+        )
+        if line := off(error, f"an input that is not contiguous is read as if it were ({words})"):
+            return line
+    return None
 
 
 @guarded
-def one_input_at_a_time(subject: Subject) -> str | None:
-    """Only one input asks for its gradient, as with a frozen layer: it gets the right one."""
+def frozen_inputs(subject: Subject) -> str | None:
+    """Some of the inputs ask for their gradient, as beside frozen layers: they get the right ones."""
     count = len(leaves(subject.inputs()))
-    for kept in range(count):
+    for kept in itertools.chain.from_iterable(
+        itertools.combinations(range(count), some) for some in range(1, count)
+    ):
 
         def found(function: Function, kept=kept) -> list[Tensor]:
             inputs = subject.inputs()
             for i, leaf in enumerate(leaves(inputs)):
-                leaf.requires_grad_(i == kept)
+                leaf.requires_grad_(i in kept)
             return gradients(function, inputs, random_like)
 
+        only = f"only input{'s' * (len(kept) > 1)} {' and '.join(map(str, kept))}"
         if words := off(
             furthest(found(subject.function), found(subject.reference)),
-            f"with only input {kept} asking for a gradient (the others frozen), it gets a wrong one",
+            f"with {only} asking for a gradient (the others frozen), a gradient is wrong",
         ):
             return words
     return None
@@ -357,6 +415,55 @@ def inputs_unchanged(subject: Subject) -> str | None:
 
 
 @guarded
+def second_backward(subject: Subject) -> str | None:
+    """The backward pass runs twice on one graph, as with retain_graph: the second gradients are the first."""
+    inputs = subject.inputs()
+    outputs = outputs_of(subject.function, inputs)
+    pulled_back(outputs, inputs, random_like, again=True)
+    found = pulled_back(outputs, inputs, random_like)
+    expected = gradients(subject.reference, subject.inputs(), random_like)
+    return off(
+        furthest(found, expected),
+        "a second backward pass of the same call differs: the first changes what is kept",
+    )
+
+
+@guarded
+def written_between(subject: Subject) -> str | None:
+    """Inputs and results are overwritten before the backward pass: autograd refuses, or the gradients are those of the call."""
+    inputs = subject.inputs()
+    outputs = outputs_of(subject.function, inputs)
+    with torch.no_grad():
+        for tensor in (*inputs, *outputs):
+            tensor.zero_()
+    try:
+        found = pulled_back(outputs, inputs, random_like)
+    except RuntimeError as error:
+        if "modified by an inplace operation" in str(error):
+            return None
+        raise
+    expected = gradients(subject.reference, subject.inputs(), random_like)
+    return off(
+        furthest(found, expected),
+        "what is written to an input or a result after the call changes the gradients in silence "
+        "(what save_for_backward keeps is watched, what ctx holds otherwise is not)",
+    )
+
+
+@guarded
+def second_derivatives(subject: Subject) -> str | None:
+    """The gradients can be differentiated again, as for a gradient penalty, with PyTorch's result; or that is refused."""
+    try:
+        found = second_gradients(subject.function, subject.inputs())
+    except RuntimeError:
+        return None  # once_differentiable and the like: nobody trains on a wrong number
+    return off(
+        furthest(found, second_gradients(subject.reference, subject.inputs())),
+        "the gradient of a gradient is wrong in silence (what is kept and is neither an input nor an output counts as constant)",
+    )
+
+
+@guarded
 def differentiable_outputs(subject: Subject) -> str | None:
     """The same outputs ask for a gradient as PyTorch's: a loss made of one that has none must not train on zeros."""
     ours = outputs_of(subject.function, subject.inputs())
@@ -394,6 +501,47 @@ def at_zero(subject: Subject) -> str | None:
 
 
 @guarded
+def infinite_gradient(subject: Subject) -> str | None:
+    """Infinity comes in for a part of the result: where PyTorch's gradient is finite, so is this one, and the same."""
+
+    def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
+        gradients = random_like(out)
+        for gradient in gradients:
+            if gradient.dim():
+                gradient[0] = torch.inf
+        return gradients
+
+    pairs = zip(
+        gradients(subject.function, subject.inputs(), incoming),
+        gradients(subject.reference, subject.inputs(), incoming),
+        strict=True,
+    )
+    finite = [(got[expected.isfinite()], expected[expected.isfinite()]) for got, expected in pairs]
+    error = max(furthest([got], [expected]) for got, expected in finite)
+    return off(
+        error, "infinity coming in reaches gradients that PyTorch keeps finite (infinity times 0 is NaN)"
+    )
+
+
+@guarded
+def far_from_zero(subject: Subject) -> str | None:
+    """All inputs moved up or down so far that exp of them is infinite or 0; errors relative to 1 where gradients are small."""
+    for far in (FAR, -FAR):
+
+        def found(function: Function, far=far) -> list[Tensor]:
+            inputs = subject.inputs()
+            with torch.no_grad():
+                for leaf in leaves(inputs):
+                    leaf += far
+            return gradients(function, inputs, random_like)
+
+        error = furthest(found(subject.function), found(subject.reference), least=1.0)
+        if words := off(error, f"with inputs near {far:g}, where exp is {'infinite' if far > 0 else '0'}"):
+            return words
+    return None
+
+
+@guarded
 def at_no_numbers(subject: Subject) -> str | None:
     """Inputs with NaN, both infinities and -0 among them: PyTorch's result."""
 
@@ -411,24 +559,38 @@ def at_no_numbers(subject: Subject) -> str | None:
     return None
 
 
+def rounding(subject: Subject, sizes: str, narrow: torch.dtype) -> tuple[float, float]:
+    """The errors in a dtype against float64 on the same rounded numbers: the function's, and PyTorch's own."""
+    made = subject.make(sizes, 0)
+
+    def found(function: Function, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [t.to(narrow).to(dtype) if t.is_floating_point() else t for t in made]
+        inputs = [t.requires_grad_(t.is_floating_point()) for t in inputs]
+        return gradients(function, inputs, lambda out: [g.to(narrow).to(dtype) for g in random_like(out)])
+
+    truth = found(subject.reference, torch.float64)
+    ours, baseline = (furthest(found(f, narrow), truth) for f in (subject.function, subject.reference))
+    return ours, baseline
+
+
 @guarded
 def many_rows_bfloat16(subject: Subject) -> str | None:
     """bfloat16 with thousands of rows: no more than twice PyTorch's own error against float64."""
-    wide = [t for t in subject.make("tall", 0)]
-
-    def found(function: Function, dtype: torch.dtype) -> list[Tensor]:
-        inputs = [t.to(torch.bfloat16).to(dtype) if t.is_floating_point() else t for t in wide]
-        inputs = [t.requires_grad_(t.is_floating_point()) for t in inputs]
-        out = outputs_of(function, inputs)
-        incoming = [g.to(torch.bfloat16).to(dtype) for g in random_like(out)]
-        return gradients(function, inputs, lambda asking: incoming[: len(asking)])
-
-    truth = found(subject.reference, torch.float64)
-    ours = furthest(found(subject.function, torch.bfloat16), truth)
-    baseline = furthest(found(subject.reference, torch.bfloat16), truth)
+    ours, baseline = rounding(subject, "tall", torch.bfloat16)
     if ours <= FACTOR * baseline + 2.0**-8:
         return None
     return f"in bfloat16 over many rows the error is {ours:.1e}, PyTorch's own {baseline:.1e}"
+
+
+@guarded
+def narrow_dtypes(subject: Subject) -> str | None:
+    """float32, bfloat16 and float16: about PyTorch's own error against float64, at several sizes."""
+    for narrow, sizes in itertools.product(DTYPES, subject.sizes):
+        ours, baseline = rounding(subject, sizes, narrow)
+        if not ours <= FACTOR * baseline + UNITS * torch.finfo(narrow).eps:
+            name = str(narrow).removeprefix("torch.")
+            return f"in {name} at {sizes} sizes the error is {ours:.1e}, PyTorch's own {baseline:.1e}"
+    return None
 
 
 def kept_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]]:
@@ -487,15 +649,21 @@ CHECKS: dict[str, Check] = {
         square_shapes,
         random_directions,
         expanded_gradient,
-        transposed_gradient,
+        strided_gradient,
         strided_inputs,
-        one_input_at_a_time,
+        frozen_inputs,
         two_calls,
         under_checkpoint,
+        second_backward,
+        written_between,
+        second_derivatives,
         inputs_unchanged,
         differentiable_outputs,
         repeat_runs,
         at_zero,
+        infinite_gradient,
+        far_from_zero,
+        narrow_dtypes,
         many_rows_bfloat16,
         memory_kept,
         held_by_ctx,

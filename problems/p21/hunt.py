@@ -14,6 +14,8 @@ EPS = 1e-5
 """What is added to a variance or a mean square."""
 DROPPED = 0.25
 """The share of elements that dropout sets to 0."""
+IGNORED = -100
+"""The target of a row that does not count in the loss."""
 SLAB = 16
 """Rows that are added up at a time."""
 
@@ -74,12 +76,15 @@ class LogSoftmax(Function):
 
 
 class CrossEntropy(Function):
-    """The mean of -log softmax(logits)[target]: logits [..., C], target int64 [...], a loss without axes."""
+    """The mean of -log softmax(logits)[target] over the rows whose target is not IGNORED.
+
+    logits [..., C], target int64 [...], a loss without axes.
+    """
 
     @staticmethod
     def forward(logits: Tensor, target: Tensor) -> Tensor:
         """The loss."""
-        return F.cross_entropy(rows(logits), target.reshape(-1))
+        return F.cross_entropy(rows(logits), target.reshape(-1), ignore_index=IGNORED)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -90,9 +95,11 @@ class CrossEntropy(Function):
     def backward(ctx, dloss):
         """The gradient of the logits, [..., C]."""
         logits, target = ctx.saved_tensors
-        # BLANK-START crossentropy (given ac18505c): mend the gradient of the logits
-        wanted = F.one_hot(target, logits.shape[-1])
-        return (torch.softmax(logits, -1) - wanted) / target.numel(), None
+        # BLANK-START crossentropy (given 0bcd08d8): mend the gradient of the logits
+        counted = target != IGNORED
+        wanted = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
+        dlogits = (torch.softmax(logits, -1) - wanted) / counted.sum()
+        return torch.where(counted[..., None], dlogits, 0.0), None
         # BLANK-END crossentropy
 
 
@@ -202,20 +209,28 @@ class RMSNorm(Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """y [..., H] and rms [..., 1]."""
-        rms = (x.square().mean(-1, keepdim=True) + EPS).sqrt()
+        rms = RMSNorm.rms_of(x)
         return x / rms * weight, rms
 
-    # BLANK-START rmsnorm (given 0c61e2e6): mend what autograd is told about the outputs
+    @staticmethod
+    def rms_of(x: Tensor) -> Tensor:
+        """sqrt(mean(x^2) + EPS), [..., 1]."""
+        return (x.square().mean(-1, keepdim=True) + EPS).sqrt()
+
+    # BLANK-START rmsnorm (given 7b783726): mend what autograd is told about the outputs
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps the inputs and rms."""
-        ctx.save_for_backward(*inputs, output[1])
+        """Keeps the inputs."""
+        ctx.save_for_backward(*inputs)
 
     # BLANK-END rmsnorm
     @staticmethod
     def backward(ctx, dy, _):
         """The gradients of x [..., H] and weight [H]."""
-        x, weight, rms = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
+        rms = RMSNorm.rms_of(
+            x
+        )  # computed again: what is kept and is no input counts as constant in a second derivative
         x_hat, g = x / rms, dy * weight
         dx = (g - x_hat * (g * x_hat).mean(-1, keepdim=True)) / rms
         return dx, rows(dy * x_hat).sum(0)

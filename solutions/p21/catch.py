@@ -11,7 +11,8 @@ wrong, where it has something against the op; it returns None where it has nothi
     op.dtypes                      the dtypes that the function computes in, the widest first; not all know float64
 
 A right op may be written in any way, and may add up in another order each time: it is then right to rounding. Its inputs
-may lie at a corner of the function. A wrong one may be right in most calls.
+may lie at a corner of the function. It may refuse second derivatives, or a backward pass after its inputs have been
+overwritten, by raising a RuntimeError. A wrong one may be right in most calls.
 """
 
 import torch
@@ -21,70 +22,124 @@ def check(op):
     """Raises AssertionError where an op is wrong."""
 
     # BLANK-START check: a test that finds every wrong op and accuses no right one
-    def randomly(outputs):
-        generator = torch.Generator().manual_seed(1)
+    def randomly(outputs, seed=1):
+        generator = torch.Generator().manual_seed(seed)
         return [(0.5 + torch.randn(t.shape, generator=generator)).to(t.dtype) for t in outputs]
 
     def expanded(outputs):
         return [torch.tensor(1.25, dtype=t.dtype).expand(t.shape) for t in outputs]
 
-    def transposed(outputs):
-        return [turned(t) for t in randomly(outputs)]
+    def infinite(outputs):
+        """Infinity for the first part of each output that has parts."""
+        gradients = randomly(outputs)
+        for t in gradients:
+            if t.dim():
+                t[0] = torch.inf
+        return gradients
 
-    def turned(t):
-        return t.mT.contiguous().mT if t.dim() > 1 else t
+    layouts = (
+        lambda t: t,
+        lambda t: t.mT.contiguous().mT if t.dim() > 1 else t,
+        lambda t: torch.cat((t, t), -1)[..., : t.shape[-1]] if t.dim() else t,
+        lambda t: t.transpose(0, 1).contiguous().transpose(0, 1) if t.dim() > 2 else t,
+    )
 
     def leaf(t, like):
         return t.detach().requires_grad_(like.requires_grad)
 
-    def run(function, inputs, incoming, between=lambda: None):
-        """Which outputs ask for a gradient, and the gradients of the inputs; nothing that is handed in may change."""
+    def outputs_of(function, inputs):
         outputs = function(*inputs)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        between()
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    def numbers(gradients, like):
+        return [torch.zeros_like(t) if g is None else g for t, g in zip(like, gradients, strict=True)]
+
+    def first(function, inputs, incoming, between):
+        """Which outputs ask for a gradient, and the gradients twice; nothing that is handed in may change."""
+        outputs = outputs_of(function, inputs)
+        between(inputs, outputs)
         asking = [t for t in outputs if t.requires_grad]
         leaves = [t for t in inputs if t.requires_grad]
         gradients = incoming(asking)
         touchable = [*inputs, *outputs, *gradients]
         before = [t.detach().clone() for t in touchable]
-        found = torch.autograd.grad(asking, leaves, gradients, allow_unused=True)
+        pull = lambda: torch.autograd.grad(asking, leaves, gradients, allow_unused=True, retain_graph=True)  # noqa: E731
+        found = [t.clone() for t in numbers(pull(), leaves)] + numbers(pull(), leaves)
         for now, then in zip(touchable, before, strict=True):
             assert torch.equal(now.detach(), then), "the backward pass writes into what is not its own"
-        found = [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
         return [t.requires_grad for t in outputs], found
 
-    def compare(inputs, incoming=randomly, between=lambda: None):
+    def second(function, inputs, incoming, _):
+        """The gradients of a random sum of the gradients."""
+        asking = [t for t in outputs_of(function, inputs) if t.requires_grad]
+        leaves = [t for t in inputs if t.requires_grad]
+        gradients = [g.requires_grad_() for g in incoming(asking)]
+        found = torch.autograd.grad(asking, leaves, gradients, allow_unused=True, create_graph=True)
+        found = numbers(found, leaves)
+        total = sum((g * w.to(g.dtype)).sum() for g, w in zip(found, randomly(found, 2), strict=True))
+        if total.requires_grad:
+            total.backward()  # unlike grad it runs all that there is, once_differentiable too
+        return None, numbers([t.grad for t in (*leaves, *gradients)], (*leaves, *gradients))
+
+    def compare(inputs, incoming=randomly, between=lambda inputs, outputs: None, derive=first):
         """Against float64; what rounding does is measured by PyTorch's own function in the same dtype."""
-        wide = [leaf(t.double() if t.is_floating_point() else t, t) for t in inputs]
+        wide = [leaf(t.double() if t.is_floating_point() else t.clone(), t) for t in inputs]
         copy = [leaf(t.clone(), t) for t in inputs]
         narrow = next(t.dtype for t in inputs if t.is_floating_point())
         rounded = lambda outputs: [t.to(narrow).double() for t in incoming(outputs)]  # noqa: E731
-        same = lambda outputs: [t.to(narrow) for t in incoming(outputs)]  # noqa: E731
-        asks, truth = run(op.reference, wide, rounded)
-        _, baseline = run(op.reference, copy, same)
-        got_asks, got = run(op.function, inputs, incoming, between)
+        nothing = lambda inputs, outputs: None  # noqa: E731
+        asks, truth = derive(op.reference, wide, rounded, nothing)
+        _, baseline = derive(op.reference, copy, incoming, nothing)
+        got_asks, got = derive(op.function, inputs, incoming, between)
         assert got_asks == asks, "an output asks for a gradient that it does not have"
         for ours, theirs, right in zip(got, baseline, truth, strict=True):
             assert ours.shape == right.shape, f"a gradient has shape {list(ours.shape)}"
-            scale = max(1.0, right.abs().max().item())
-            error, usual = ((t.double() - right).abs().max().item() / scale for t in (ours, theirs))
-            slack = 2**-8 if narrow == torch.bfloat16 else 64 * torch.finfo(narrow).eps
+            finite = right.isfinite()
+            if not finite.any():
+                continue
+            scale = max(1.0, right[finite].abs().max().item())
+            error, usual = ((t.double() - right)[finite].abs().max().item() / scale for t in (ours, theirs))
+            slack = {torch.float64: 1e-9, torch.float32: 1e-6}.get(narrow, 2 * torch.finfo(narrow).eps)
             assert error <= 2 * usual + slack, f"a gradient is off by {error:.1e} of its largest element"
+
+    def unless(noticed, *arguments, **named):
+        """Compares, unless autograd refuses in words of this kind."""
+        try:
+            compare(*arguments, **named)
+        except RuntimeError as error:
+            assert noticed in str(error), str(error)
+
+    def another_call(*_):
+        op.function(*op.inputs("odd", 1, dtype))
+
+    def overwrite(inputs, outputs):
+        with torch.no_grad():
+            for t in (*inputs, *outputs):
+                t.zero_()
 
     for dtype in op.dtypes:
         for sizes in op.sizes:
-            for incoming in (randomly, expanded, transposed):
-                compare(op.inputs(sizes, 0, dtype), incoming)
-        # A second call before the first one's backward pass.
-        compare(
-            op.inputs("odd", 0, dtype), between=lambda dtype=dtype: op.function(*op.inputs("odd", 1, dtype))
-        )
-        compare([leaf(turned(t.detach()), t) for t in op.inputs("odd", 2, dtype)])
-        # Zeros among the inputs: as a ReLU in front of it makes them.
-        compare([leaf(t.clamp(min=0), t) if t.is_floating_point() else t for t in op.inputs("odd", 3, dtype)])
-        # All but one input frozen.
-        for kept in range(len(op.inputs())):
+            compare(op.inputs(sizes, 0, dtype))
+            compare(op.inputs(sizes, 0, dtype), expanded)
+        compare(op.inputs("odd", 0, dtype), between=another_call)
+
+    dtype = op.dtypes[0]
+    for laid in layouts:
+        compare(op.inputs("odd", 0, dtype), lambda outputs, laid=laid: [laid(t) for t in randomly(outputs)])
+        compare([leaf(laid(t.detach()), t) for t in op.inputs("odd", 2, dtype)])
+    compare(op.inputs("odd", 0, dtype), infinite)
+    unless("modified by an inplace operation", op.inputs("odd", 0, dtype), between=overwrite)
+    unless("", op.inputs("odd", 0, dtype), derive=second)
+    # Zeros among the inputs, as a ReLU in front of it makes them; and numbers of which exp is infinite or 0.
+    far = 800 if dtype == torch.float64 else 110
+    for moved in (lambda t: t.clamp(min=0), lambda t: t + far, lambda t: t - far):
+        inputs = op.inputs("odd", 3, dtype)
+        compare([leaf(moved(t), t) if t.is_floating_point() else t for t in inputs])
+    # Some of the inputs frozen.
+    floating = [t.is_floating_point() for t in op.inputs("odd", 4, dtype)]
+    for asked in range(1, 2 ** len(floating)):
+        wanted = [asks and asked >> i & 1 == 1 for i, asks in enumerate(floating)]
+        if any(wanted):
             inputs = op.inputs("odd", 4, dtype)
-            if inputs[kept].is_floating_point():
-                compare([t.detach().requires_grad_(i == kept) for i, t in enumerate(inputs)])
+            compare([t.detach().requires_grad_(asks) for t, asks in zip(inputs, wanted, strict=True)])
     # BLANK-END check

@@ -14,6 +14,8 @@ EPS = 1e-5
 """What is added to a variance or a mean square."""
 DROPPED = 0.25
 """The share of elements that dropout sets to 0."""
+IGNORED = -100
+"""The target of a row that does not count in the loss."""
 SLAB = 16
 """Rows that are added up at a time."""
 
@@ -78,12 +80,15 @@ class LogSoftmax(Function):
 
 
 class CrossEntropy(Function):
-    """The mean of -log softmax(logits)[target]: logits [..., C], target int64 [...], a loss without axes."""
+    """The mean of -log softmax(logits)[target] over the rows whose target is not IGNORED.
+
+    logits [..., C], target int64 [...], a loss without axes.
+    """
 
     @staticmethod
     def forward(logits: Tensor, target: Tensor) -> Tensor:
         """The loss."""
-        return F.cross_entropy(rows(logits), target.reshape(-1))
+        return F.cross_entropy(rows(logits), target.reshape(-1), ignore_index=IGNORED)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -95,11 +100,15 @@ class CrossEntropy(Function):
         """The gradient of the logits, [..., C]."""
         logits, target = ctx.saved_tensors
         # BLANK-START crossentropy: mend the gradient of the logits
-        wanted = F.one_hot(target, logits.shape[-1])
-        return dloss * (torch.softmax(logits, -1) - wanted) / target.numel(), None
+        counted = target != IGNORED
+        wanted = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
+        dlogits = dloss * (torch.softmax(logits, -1) - wanted) / counted.sum()
+        return torch.where(counted[..., None], dlogits, 0.0), None
         # BLANK-GIVEN crossentropy
-        # wanted = F.one_hot(target, logits.shape[-1])
-        # return (torch.softmax(logits, -1) - wanted) / target.numel(), None
+        # counted = target != IGNORED
+        # wanted = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
+        # dlogits = (torch.softmax(logits, -1) - wanted) / counted.sum()
+        # return torch.where(counted[..., None], dlogits, 0.0), None
         # BLANK-END crossentropy
 
 
@@ -233,27 +242,35 @@ class RMSNorm(Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """y [..., H] and rms [..., 1]."""
-        rms = (x.square().mean(-1, keepdim=True) + EPS).sqrt()
+        rms = RMSNorm.rms_of(x)
         return x / rms * weight, rms
+
+    @staticmethod
+    def rms_of(x: Tensor) -> Tensor:
+        """sqrt(mean(x^2) + EPS), [..., 1]."""
+        return (x.square().mean(-1, keepdim=True) + EPS).sqrt()
 
     # BLANK-START rmsnorm: mend what autograd is told about the outputs
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps the inputs and rms, and says that rms has no gradient."""
+        """Keeps the inputs, and says that rms has no gradient."""
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*inputs, output[1])
+        ctx.save_for_backward(*inputs)
 
     # BLANK-GIVEN rmsnorm
     # @staticmethod
     # def setup_context(ctx, inputs, output):
-    #     """Keeps the inputs and rms."""
-    #     ctx.save_for_backward(*inputs, output[1])
+    #     """Keeps the inputs."""
+    #     ctx.save_for_backward(*inputs)
     #
     # BLANK-END rmsnorm
     @staticmethod
     def backward(ctx, dy, _):
         """The gradients of x [..., H] and weight [H]."""
-        x, weight, rms = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
+        rms = RMSNorm.rms_of(
+            x
+        )  # computed again: what is kept and is no input counts as constant in a second derivative
         x_hat, g = x / rms, dy * weight
         dx = (g - x_hat * (g * x_hat).mean(-1, keepdim=True)) / rms
         return dx, rows(dy * x_hat).sum(0)
@@ -275,13 +292,14 @@ class Standardise(Function):
     # BLANK-START standardise: mend what is kept, and where
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps y and rstd."""
-        ctx.save_for_backward(output, Standardise.rstd_of(*inputs))
+        """Keeps y and x, from which rstd is computed again: a second derivative needs to know that it follows from x."""
+        ctx.save_for_backward(output, *inputs)
 
     @staticmethod
     def backward(ctx, dy):
         """The gradient of x, [..., H]."""
-        y, rstd = ctx.saved_tensors
+        y, x = ctx.saved_tensors
+        rstd = Standardise.rstd_of(x)
         return rstd * (dy - dy.mean(-1, keepdim=True) - y * (dy * y).mean(-1, keepdim=True))
 
     # BLANK-GIVEN standardise

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from harness.check import gradient_checks as checks
 from harness.check.gradient_checks import Subject
@@ -145,6 +146,62 @@ class ReadsInputAsItLies(Scale):
         return dy * scale, (dy * lies).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * lies
 
 
+class OverwritesItsOwn(Scale):
+    """What is kept is a copy, and the first backward pass writes its result there."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        ctx.factor = scale.expand_as(x).clone()
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        dscale = (dy * x).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * x
+        return ctx.factor.mul_(dy), dscale
+
+
+class KeepsACopy(Scale):
+    """Right, but for a second derivative the scale is a constant."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale.clone())
+        return x * scale
+
+
+class Refuses(KeepsACopy):
+    """The same, and says so."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        return Scale.backward(ctx, dy)
+
+
+def spreads_infinity(ctx, dy):
+    dx, dscale = Scale.backward(ctx, dy)
+    return dx + 0 * dy.sum(), dscale
+
+
+def overflows(ctx, dy):
+    x, _ = ctx.saved_tensors
+    dx, dscale = Scale.backward(ctx, dy)
+    return dx * x.exp() / x.exp(), dscale
+
+
+def underflows(ctx, dy):
+    x, _ = ctx.saved_tensors
+    dx, dscale = Scale.backward(ctx, dy)
+    return dx * x.clamp(max=0).exp() / x.clamp(max=0).exp(), dscale
+
+
+def loses_float16(ctx, dy):
+    dx, dscale = Scale.backward(ctx, dy)
+    return (dx / 1e9 * 1e9 if dy.dtype == torch.float16 else dx), dscale
+
+
 class SecondOutput(Function):
     """x * scale, and its largest element, through which nothing flows back."""
 
@@ -185,9 +242,20 @@ def test_a_right_function_passes(check):
         (checks.random_directions, backward_of(ignores_gradient), "the slope along a random direction"),
         (checks.square_shapes, backward_of(ignores_gradient), "square sizes"),
         (checks.expanded_gradient, backward_of(reads_as_contiguous), "expanded gradient"),
-        (checks.transposed_gradient, backward_of(reads_as_contiguous), "not contiguous"),
+        (checks.strided_gradient, backward_of(reads_as_contiguous), "not contiguous"),
         (checks.strided_inputs, ReadsInputAsItLies, "an input that is not contiguous"),
-        (checks.one_input_at_a_time, backward_of(none_for_scale), "only input 1"),
+        (checks.frozen_inputs, backward_of(none_for_scale), "only input 1"),
+        (checks.second_backward, OverwritesItsOwn, "a second backward pass of the same call"),
+        (checks.written_between, AttributeOfCtx, "written to an input or a result after the call"),
+        (checks.second_derivatives, KeepsACopy, "the gradient of a gradient is wrong in silence"),
+        (
+            checks.infinite_gradient,
+            backward_of(spreads_infinity),
+            "a gradient has no numbers, or another shape",
+        ),
+        (checks.far_from_zero, backward_of(overflows), "with inputs near 800, where exp is infinite"),
+        (checks.far_from_zero, backward_of(underflows), "with inputs near -800, where exp is 0"),
+        (checks.narrow_dtypes, backward_of(loses_float16), "in float16 at odd sizes the error is"),
         (checks.two_calls, RemembersLastCall, "a second call"),
         (checks.under_checkpoint, RemembersLastCall, "under checkpoint"),
         (checks.inputs_unchanged, backward_of(writes_into_gradient), "the gradient coming in is changed"),
@@ -216,6 +284,55 @@ def test_an_output_without_a_gradient_must_be_marked(check):
     assert words in (
         checks.differentiable_outputs(Subject(SecondOutput.apply, with_largest, scaled_inputs)) or ""
     )
+
+
+def test_a_second_derivative_may_be_refused():
+    """By whoever knows of none: it is the silent number that is wrong."""
+    assert checks.second_derivatives(subject(Refuses)) is None
+
+
+@pytest.mark.parametrize(
+    ("laid", "words"), [("sliced", "a slice of longer rows"), ("exchanged", "leading axes exchanged")]
+)
+def test_a_layout_that_a_transpose_does_not_show_is_tried(laid, words):
+    """Wrong for one layout alone, which its strides tell."""
+    strides = getattr(checks, laid)(torch.zeros(3, 5, 7)).stride()
+
+    def wrong(ctx, dy):
+        dx, dscale = Scale.backward(ctx, dy)
+        return (2 * dx if dy.stride() == strides else dx), dscale
+
+    assert words in (checks.strided_gradient(subject(backward_of(wrong))) or "")
+
+
+def test_inputs_frozen_in_pairs_are_tried():
+    """Right where all ask and where one asks alone."""
+
+    def wrong(ctx, dy):
+        tensors = ctx.saved_tensors
+        right = [dy * tensors[1] * tensors[2], dy * tensors[0] * tensors[2], dy * tensors[0] * tensors[1]]
+        return tuple(None if sum(ctx.needs_input_grad) == 2 else g for g in right)
+
+    class Product(Function):
+        backward = staticmethod(wrong)
+
+        @staticmethod
+        def forward(ctx, *tensors):
+            ctx.save_for_backward(*tensors)
+            return tensors[0] * tensors[1] * tensors[2]
+
+    def three(sizes, seed):
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(torch.randn(3, 5, generator=generator, dtype=torch.float64) for _ in range(3))
+
+    words = checks.frozen_inputs(Subject(Product.apply, lambda x, y, z: x * y * z, three, sizes=("odd",)))
+    assert "with only inputs 0 and 1 asking for a gradient (the others frozen)" in (words or "")
+
+
+def test_a_factor_is_named_only_where_zeros_stay_zeros():
+    expected = torch.tensor([2.0, 3.0, 0.0], dtype=torch.float64)
+    assert checks.constant_factor(5 * expected, expected, []) == "every element is 5 times what it should be"
+    assert checks.constant_factor(expected + torch.tensor([0.0, 0.0, 1.0]), expected, []) == ""
 
 
 def test_what_cancels_is_no_mistake():

@@ -36,7 +36,7 @@ COMMON = (
     checks.against_autograd,
     checks.gradcheck_float64,
     checks.expanded_gradient,
-    checks.transposed_gradient,
+    checks.strided_gradient,
     checks.two_calls,
     checks.under_checkpoint,
     checks.inputs_unchanged,

@@ -16,8 +16,8 @@ from harness.check.gradient_checks import Subject
 from harness.puzzles.p21.subjects import ALL_SIZES, EPS, WANTED, Random, one
 
 WIDE = (torch.float64, torch.float32)
-NARROW = (*WIDE, torch.bfloat16)
-"""The dtypes of what sums over rows."""
+EVERY = (*WIDE, torch.bfloat16, torch.float16)
+"""The dtypes of what the hunt's classes compute in."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class Op(Subject):
 def op_of(gate: str, function, name: str, dtypes: tuple[torch.dtype, ...] | None = None) -> Op:
     """A function that should be what a gate's class is."""
     wanted = WANTED[gate]
-    sizes = (*ALL_SIZES, "tall") if wanted.sums else ALL_SIZES
-    dtypes = dtypes or (NARROW if wanted.sums else WIDE)
-    return Op(function, wanted.reference, wanted.make, sizes=sizes, name=name, dtypes=dtypes)
+    return Op(function, wanted.reference, wanted.make, sizes=wanted.sizes, name=name, dtypes=dtypes or EVERY)
 
 
 # ---- Written differently ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import csv
 import itertools
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,7 @@ def timeline(ranks: list[list[tuple[str, float, float]]]) -> str:
 # ---- More GPUs, simulated -----------------------------------------------------------------------------------
 
 
-def steps_of(kernels: list[tuple[str, float, float]]) -> list[float]:
+def steps_of(kernels: Sequence[tuple[str, float, float]]) -> list[float]:
     """Microseconds of a rank of two: its own block and the other's, forward and backward, and the gradients' way home.
 
     Each of the four blocks is begun by the longest of its attention kernels; the last transfer is the way home.
@@ -288,7 +289,7 @@ def steps_of(kernels: list[tuple[str, float, float]]) -> list[float]:
     return [stop - start for start, stop in itertools.pairwise(edges)]
 
 
-def simulated(ranks: list[list[tuple[str, float, float]]], bare: float, count: int) -> float:
+def simulated(ranks: Sequence[Sequence[tuple[str, float, float]]], bare: float, count: int) -> float:
     """Milliseconds of a ring of `count` ranks, from a trace of two whose parts have the same length.
 
     A rank's first step is its own block, and each of the others is like the second of two, the slower rank's. The first and the

@@ -22,7 +22,7 @@ SHARED |= {"date": "2026-01-02", "dtype": "bfloat16"}
 def csv_rows(column="graph", direction="both"):
     """Rows of one pass as the benchmark writes them, without ceilings and memory."""
     for (M, H, O), times in TIMES.items():
-        fastest = min(("eager", "compile"), key=times.get)
+        fastest = min(("eager", "compile"), key=times.__getitem__)
         for name, time in times.items():
             tflops = 6 * M * H * O / time / 1e6
             yield SHARED | {
@@ -174,7 +174,10 @@ def test_two_runs(tmp_path):
     last = bench_results.read(write(tmp_path / "last.csv", *csv_rows("graph"), *csv_rows("loop")))
     slow = [
         row
-        | {"date": "2026-01-01", "median_us": row["median_us"] * (2 if row["candidate"] == "eager" else 1.5)}
+        | {
+            "date": "2026-01-01",
+            "median_us": float(row["median_us"]) * (2 if row["candidate"] == "eager" else 1.5),
+        }
         for row in csv_rows("loop")
     ]
     earlier = bench_results.read(write(tmp_path / "first.csv", *slow, *csv_rows("graph")))
@@ -232,16 +235,16 @@ def test_bars_are_as_long_as_the_ratios(rows):
     svg = bench_results.ratio_chart(rows)
     root = ElementTree.fromstring(svg)
     boxes = [element for element in root if element.tag.endswith("rect")]
-    lengths = [float(box.get("width")) for box in boxes[:3]]
+    lengths = [float(box.attrib["width"]) for box in boxes[:3]]
     ratios = [TIMES[SMALL][name] / 90 for name in ("fast", "compile", "eager")]
     for length, ratio in zip(lengths, ratios, strict=True):
         assert length / lengths[0] == pytest.approx(ratio / ratios[0], rel=1e-3)
     line = next(element for element in root if element.tag.endswith("line"))
-    left = float(boxes[0].get("x"))
-    assert (float(line.get("x1")) - left) / lengths[0] == pytest.approx(1 / ratios[0], abs=0.002)
+    left = float(boxes[0].attrib["x"])
+    assert (float(line.attrib["x1"]) - left) / lengths[0] == pytest.approx(1 / ratios[0], abs=0.002)
     assert len({box.get("fill-opacity") for box in boxes}) == 2, "ours is to be told from the others"
     assert "1.10 · 99.0 µs" in words(svg)
-    right = max(float(element.get("x")) for element in root if element.tag.endswith("text"))
+    right = max(float(element.attrib["x"]) for element in root if element.tag.endswith("text"))
     assert right < 900 - 8 * len("1.67 · 150.0 µs"), "words run out of the picture"
 
 

@@ -5,6 +5,7 @@ import re
 import pytest
 from book_paths import BOOK, ROOT
 from browser import DESKTOP, PHONE, find_browser
+from typed import present
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
@@ -260,6 +261,6 @@ def test_print_page_shows_every_chapter(browser, site):
     browser.open(site / "print.html")
     headings = browser.run("[...document.querySelectorAll('main h1')].map(h => h.innerText.trim())")
     chapters = [(BOOK / "src" / page).with_suffix(".md").read_text() for page in PAGES]
-    titles = {re.search(r"^# (.+)$", chapter, re.M)[1].replace("`", "") for chapter in chapters}
+    titles = {present(re.search(r"^# (.+)$", chapter, re.M))[1].replace("`", "") for chapter in chapters}
     assert titles <= set(headings)
     assert browser.errors == []

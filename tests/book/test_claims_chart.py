@@ -45,5 +45,5 @@ def test_the_files_are_whole_and_know_both_themes(tmp_path, monkeypatch):
     claims_chart.write(tmp_path)
     for name in ("time", "memory"):
         root = ElementTree.parse(tmp_path / f"attention_{name}.svg").getroot()
-        assert root.tag.endswith("svg") and "prefers-color-scheme:dark" in root[0].text
-        assert "over the sequence length" in root.get("aria-label")
+        assert root.tag.endswith("svg") and "prefers-color-scheme:dark" in str(root[0].text)
+        assert "over the sequence length" in root.get("aria-label", "")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from book_paths import BOOK
+from typed import present
 
 from harness.check import zoo
 from harness.errors import DamagedFile
@@ -86,7 +87,9 @@ def test_the_error_is_that_of_the_formula(pages):
         dx = rstd * (g - g.mean(-1, keepdims=True) - x_hat * (g * x_hat).mean(-1, keepdims=True))
         errors.append(np.abs(rstd * g.mean(-1, keepdims=True)).max() / np.abs(dx).max())
     facts = exhibit(pages["museum_p22.md"], "dx_mean_term_dropped")
-    own, worst = re.search(r"element: (\S+) in the case “chapter”, up to (\S+) in all", facts).groups()
+    own, worst = present(
+        re.search(r"element: (\S+) in the case “chapter”, up to (\S+) in all", facts)
+    ).groups()
     assert float(own) == pytest.approx(errors[0], rel=0.06)
     assert float(worst.replace(",", "")) == pytest.approx(max(errors), rel=0.06)
     assert "element: none in the case “chapter”" in exhibit(pages["museum_p22.md"], "dw_from_x_hat")
@@ -152,7 +155,9 @@ def test_the_recorded_losses_are_those_of_a_fresh_run():
 def test_a_wrong_run_has_the_mistake_in_what_its_gate_checks_and_nowhere_else():
     import wrong_training as w
 
-    known, spoiled = w.chosen(next(k for k in zoo.load("p22") if k.name == "dx_variance_term_dropped"))
+    known, spoiled = present(
+        w.chosen(next(k for k in zoo.load("p22") if k.name == "dx_variance_term_dropped"))
+    )
     assert spoiled == {"grad_input"}
     assert w.losses(known, set(), steps=5) == w.losses(steps=5)
     assert w.losses(known, spoiled, steps=5)[:1] == w.losses(steps=1), "the first loss is before any gradient"

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from typed import present
 
 from harness.check.apart import Apart
 from harness.check.checkers import judge_of, make_checker
@@ -115,14 +116,14 @@ def test_a_copy_of_the_process_answers_nothing(work):
 def test_the_process_is_kept_and_comes_back_after_a_fall(work):
     judge = Apart(work)
     assert [result.state for result in judge.check(work.path, ["index"])] == ["correct"]
-    first = judge._process.process.pid
+    first = present(judge._process).process.pid
     assert [result.state for result in judge.check(work.path, ["tiles"])] == ["correct"]
-    assert judge._process.process.pid == first
+    assert present(judge._process).process.pid == first
     with_first(work, "__import__('os')._exit(0)")
     assert [result.state for result in judge.check(work.path, ["index"])] == ["wrong"]
     work.path.write_text(work.solution.read_text())
     assert [result.state for result in judge.check(work.path)] == ["correct"] * 4
-    last = judge._process.process
+    last = present(judge._process).process
     judge.close()
     assert not last.is_alive()
 
@@ -253,7 +254,7 @@ def test_ctrl_c_while_a_blank_never_ends(work, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert run.stdout.readline() == "begun\n"
+    assert present(run.stdout).readline() == "begun\n"
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=60)
     assert (run.returncode, out, err) == (130, "", "interrupted\n")

@@ -1,7 +1,6 @@
 """The diagnosis: where errors sit, what kind they are, and every known mistake told from every other one."""
 
 import functools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from harness.puzzles.p22 import spec as p22
 from harness.puzzles.p22.mistakes import MISTAKES, derive
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.cases import is_not_finite
+from harness.vgpu.report import Finding
 
 CASES = [
     case
@@ -28,6 +28,11 @@ QUANTITIES = ("output", "mean", "rstd", *GRADIENTS, "row_sums")
 def exactly(case: str) -> dict[str, np.ndarray]:
     """What the puzzle's exact reference says of a case, computed once."""
     return {quantity: np.asarray(array, np.float64) for quantity, array in p22.exact(ARRAYS[case]).items()}
+
+
+def nothing(_) -> np.ndarray:
+    """A step that is 0."""
+    return np.zeros(())
 
 
 def evidence(case, quantity, got, unwritten=None):
@@ -124,14 +129,14 @@ def test_noise_is_no_known_mistake(quantity):
 
 def test_a_mistake_must_explain_every_failing_case():
     first, second = CASES[:2]
-    dropped = derive(ARRAYS[first.name], {"c2": lambda v: 0.0}).grad_input
+    dropped = derive(ARRAYS[first.name], {"c2": nothing}).grad_input
     cases = [evidence(first, "grad_input", dropped), evidence(second, "grad_input", 1.01 * truth(second))]
     assert d.diagnose(PUZZLE, "grad_input", cases[:1]).mistake == "mean-term-dropped"
     assert d.diagnose(PUZZLE, "grad_input", cases).mistake is None
 
 
 def test_without_a_gate_there_is_no_hint():
-    dropped = derive(ARRAYS["wide"], {"c2": lambda v: 0.0}).grad_input
+    dropped = derive(ARRAYS["wide"], {"c2": nothing}).grad_input
     diagnosis = d.diagnose(PUZZLE, "grad_input", [evidence(CASES[2], "grad_input", dropped)])
     assert diagnosis.hint is None and not any("hint" in line for line in diagnosis.lines)
 
@@ -179,8 +184,7 @@ def test_nan_that_is_right_does_not_hide_a_known_mistake():
     """dx without c2 is wrong in the rows that hold numbers, and NaN in the one where it must be."""
     cases = [CASES[0], next(case for case in NOT_FINITE if case.name == "NaN in dy")]
     found = [
-        evidence(case, "grad_input", derive(ARRAYS[case.name], {"c2": lambda v: 0.0}).grad_input)
-        for case in cases
+        evidence(case, "grad_input", derive(ARRAYS[case.name], {"c2": nothing}).grad_input) for case in cases
     ]
     diagnosis = d.diagnose(PUZZLE, "grad_input", found, gate="dx")
     assert diagnosis.mistake == "mean-term-dropped"
@@ -287,8 +291,8 @@ TWO_STORES = "x[0]: a store by thread (0, 0, 0) and a store by thread (1, 0, 0) 
 
 def finding(kind, message="", where="a.mojo:1:1", other="", kernel="k"):
     """As much of a finding as the diagnosis reads."""
-    verbs = {verb for verb in ("a load", "a store", "an atomic") if f"{verb} by" in message}
-    return SimpleNamespace(kind=kind, message=message, where=where, other=other, kernel=kernel, verbs=verbs)
+    verbs = frozenset(verb for verb in ("a load", "a store", "an atomic") if f"{verb} by" in message)
+    return Finding(kind, message, where, kernel, other=other, verbs=verbs)
 
 
 @pytest.mark.parametrize(

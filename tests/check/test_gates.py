@@ -5,9 +5,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from typed import stand_in
 
 from harness.check import gates
 from harness.check.gates import Checker
@@ -17,7 +17,7 @@ from harness.errors import BadUse, CompileFailed, DamagedFile
 from harness.learner import blanks
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
-from harness.vgpu.ptx import Location
+from harness.vgpu.ptx import Instr, Location
 from harness.vgpu.report import Finding, named
 
 FUSED = ("forward", "db", "dW", "dgamma", "dx")
@@ -201,7 +201,7 @@ def test_a_finding_in_a_helper_is_put_at_the_learner_s_line():
     inside = Location("/x/shared/common.mojo", 170, 5, Location(str(source), 41, 5))
     found = Finding(
         "out-of-bounds atomic", "an atomic past the end", "/x/shared/common.mojo:170:5",
-        instr=SimpleNamespace(loc=inside),
+        instr=stand_in(Instr, loc=inside),
     )  # fmt: skip
     lines = gates.finding_lines(found, source, blank)
     assert lines[0] == (
@@ -232,7 +232,7 @@ def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
             "sums_grad",
         )
         return gates.in_the_kernels_words(
-            dataclasses.replace(found, instr=SimpleNamespace(loc=at)), recording, source
+            dataclasses.replace(found, instr=stand_in(Instr, loc=at)), recording, source
         )
 
     assert (said(7).message, said(7).tensor) == ("past the end of grad (16 of sums_grad)", "grad")
@@ -246,7 +246,7 @@ def test_a_load_that_the_compiler_has_moved_out_of_its_loop_is_put_at_its_line(t
     blank = blanks.Blank("dw", "the task", "", tuple(code.split("\n")), 1)
 
     def said(tensor, line=1):
-        at = SimpleNamespace(loc=Location(str(source), line, 5))
+        at = stand_in(Instr, loc=Location(str(source), line, 5))
         found = Finding(
             "out-of-bounds load", "a load past the end", f"{source}:{line}:5", tensor=tensor, instr=at
         )

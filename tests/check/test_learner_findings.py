@@ -13,6 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from typed import present
 
 from harness.check.gates import Checker
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, Recording, record_many
@@ -53,7 +54,7 @@ def printed(tmp_path_factory):
     for number, group in enumerate(groups()):
         folder = tmp_path_factory.mktemp("learner") / str(number) / "op"
         shutil.copytree(SOLUTION.path, folder)
-        source = folder / PUZZLE.mojo_rung.source
+        source = folder / PUZZLE.source
         bodies = {entry["gate"]: tuple(entry["code"].strip("\n").split("\n")) for entry in group}
         source.write_text(blanks.join(blanks.split(blanks.skeleton(source.read_text())), bodies))
         packages.append(OpPackage(folder))
@@ -86,25 +87,35 @@ def test_what_is_found_is_said_in_these_words(printed, entry):
     assert lines == entry["said"].strip("\n").split("\n")
 
 
+class OfRecording(Checker):
+    """Judges by a recording that it is given."""
+
+    recording: Recording
+
+    def _recorded(self, *arguments, **options):
+        return [self.recording]
+
+
 @pytest.fixture(scope="module")
 def printed_ptx(tmp_path_factory):
     """The same for the entries in PTX: the toy's blank is solved, and each of these runs as one more launch of its kernel."""
     toys = HERE.parent / "toys"
-    spec = importlib.util.spec_from_file_location("toy_p90", toys / "puzzles" / "p90" / "__init__.py")
+    file = toys / "puzzles" / "p90" / "__init__.py"
+    spec = present(importlib.util.spec_from_file_location("toy_p90", file))
     toy = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = toy
-    spec.loader.exec_module(toy)
+    present(spec.loader).exec_module(toy)
     folder = tmp_path_factory.mktemp("toy") / "op"
     shutil.copytree(toys / "solutions" / "p90" / "op", folder)
-    source = folder / toy.PUZZLE.mojo_rung.source
+    source = folder / toy.PUZZLE.source
     text = source.read_text()
     body = blanks.find(text)["square"].body
     source.write_text(blanks.join(blanks.split(blanks.skeleton(text)), {"square": body}))
     line = blanks.find(source.read_text())["square"].line
     out = {}
     for entry in PTX:
-        checker = Checker(toy.PUZZLE)
-        checker._recorded = lambda *_, entry=entry: [recorded(entry, source.resolve(), line)]
+        checker = OfRecording(toy.PUZZLE)
+        checker.recording = recorded(entry, source.resolve(), line)
         (result,) = checker.check(OpPackage(folder), ["square"], toy.cases()[:1])
         out[entry["name"]] = said(result, toy.PUZZLE, source)
     return out

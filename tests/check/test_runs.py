@@ -1,8 +1,7 @@
 """A run as data: which package and quantities, what waits for a blank, and the verdict in one number."""
 
-from types import SimpleNamespace
-
 import pytest
+from typed import stand_in
 
 from harness.check import runs
 from harness.check.compare import Repeats, Verdict
@@ -11,8 +10,12 @@ from harness.check.runs import DeviceResult, Options, Run, VariantResult
 from harness.devices.targets import Skipped, Target
 from harness.devices.virtual import Finding
 from harness.errors import BadUse, DamagedFile
+from harness.learner.blanks import Blank
 from harness.learner.work import package_blanks
 from harness.spec import catalogue
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.rungs import MojoRung
+from harness.toolchain.packages import OpPackage
 
 RIGHT = Verdict(True, 1e-8, 1e-8, 1e-6, 1e-8)
 WRONG = Verdict(False, 1e-2, 1e-8, 1e-6, 1e-2)
@@ -23,7 +26,7 @@ NOTE = Finding("global race", False, "library", 1, "note: global race")
 
 def variant(verdict=RIGHT, unsolved=(), repeats=None) -> VariantResult:
     """A variant that was compared in one case."""
-    case = SimpleNamespace(name="chapter")
+    case = stand_in(Case, name="chapter")
     verdicts = {q: verdict for q in ("output", "grad_input") if q not in unsolved}
     waiting = {quantity: ("dx",) for quantity in unsolved}
     return VariantResult("fused", [Comparison(case, verdicts)], waiting, repeats or {})
@@ -31,7 +34,7 @@ def variant(verdict=RIGHT, unsolved=(), repeats=None) -> VariantResult:
 
 def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3, gpu=True) -> Run:
     """A run on devices of these kinds, all with the same result, of a puzzle with kernels for GPUs or without."""
-    blanks = {"dx": SimpleNamespace(size=size)}
+    blanks = {"dx": stand_in(Blank, body=("a line",) * size)}
     devices = [
         DeviceResult(
             Target(kind, None, ""),
@@ -44,8 +47,10 @@ def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3
         for kind in kinds
     ]
     waiting = ["dx"] if unsolved else []
-    options = SimpleNamespace(puzzle=SimpleNamespace(gpu=gpu))
-    return Run(options, None, [], ["output", "grad_input"], devices, [], blanks, None, waiting)
+    gate = Gate("dx", "fused", ("grad_input",), given=("output",))
+    puzzle = stand_in(Puzzle, gpu=gpu, gates=(gate,), rungs=(stand_in(MojoRung, gates=("dx",)),))
+    options = stand_in(Options, puzzle=puzzle)
+    return Run(options, stand_in(OpPackage), [], ["output", "grad_input"], devices, [], blanks, None, waiting)
 
 
 # ---- The verdict in one number ------------------------------------------------------------------------------
@@ -195,16 +200,9 @@ def test_kernels_that_are_chosen_by_size_are_recorded_at_every_size():
 # ---- What counts as passed ----------------------------------------------------------------------------------
 
 
-def passed(run: Run) -> dict[str, bool]:
-    """The gates that a run has judged, of a puzzle with one."""
-    gates = [SimpleNamespace(id="dx", variant="fused", quantities=("grad_input",), given=("output",))]
-    run.options.puzzle.kernel_gates = gates
-    return runs.judged_gates(run)
-
-
 def test_a_run_on_a_gpu_passes_its_gates_and_one_on_the_cpu_none():
-    assert passed(run_of("cpu", "virtual")) == passed(run_of("gpu")) == {"dx": True}
-    assert passed(run_of("cpu")) == {}, "the CPU path holds no blank"
-    assert passed(run_of("virtual", verdict=WRONG)) == {"dx": False}
-    assert passed(run_of("virtual", findings=[RACE])) == {"dx": False}
-    assert passed(run_of("virtual", unsolved=["grad_input"], size=0)) == {}
+    assert runs.judged_gates(run_of("cpu", "virtual")) == runs.judged_gates(run_of("gpu")) == {"dx": True}
+    assert runs.judged_gates(run_of("cpu")) == {}, "the CPU path holds no blank"
+    assert runs.judged_gates(run_of("virtual", verdict=WRONG)) == {"dx": False}
+    assert runs.judged_gates(run_of("virtual", findings=[RACE])) == {"dx": False}
+    assert runs.judged_gates(run_of("virtual", unsolved=["grad_input"], size=0)) == {}

@@ -41,7 +41,7 @@ def pytest_terminal_summary(terminalreporter):
 
 def compared(run) -> None:
     """Run a launch in both engines. Raises AssertionError where they differ, and what NumPy raises."""
-    from harness.vgpu.native import engine
+    from harness.vgpu.engines.native import engine
 
     if run.trial or not can_be_native(run):
         COUNTS["for NumPy alone"] += 1
@@ -102,7 +102,7 @@ def compared(run) -> None:
 
 def can_be_native(run) -> bool:
     """Whether the native engine would try this launch; why not is counted."""
-    from harness.vgpu.native import engine
+    from harness.vgpu.engines.native import engine
 
     why = engine.refusal(run)
     if why is None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from harness.learner.blanks import Blank
-from harness.vgpu.counters import bank_cycles
-from harness.vgpu.events import Events, Step, Tensor
-from harness.vgpu.ptx import Instr
-from harness.vgpu.report import user_location
+from harness.vgpu import Events
+from harness.vgpu.checks.counters import bank_cycles
+from harness.vgpu.checks.events import Step, Tensor
+from harness.vgpu.ptx.parser import Instr
+from harness.vgpu.ptx.places import user_location
 
 SECTOR = 32
 """Bytes that global memory moves at least."""

@@ -14,7 +14,7 @@ from harness.check.families import family
 from harness.spec.derivation import Mistake
 from harness.spec.ops import Shape
 from harness.spec.puzzle import Puzzle, Symptom
-from harness.vgpu.report import Finding
+from harness.vgpu import Finding
 
 SHOWN = 4
 TILES = (128, 32, 16)

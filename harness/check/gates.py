@@ -30,9 +30,10 @@ from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 from harness.toolchain.mojo_items import Items
 from harness.toolchain.packages import OpPackage
-from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
-from harness.vgpu.ptx import Location
-from harness.vgpu.report import Finding, by_cause, plural
+from harness.vgpu import Finding, VirtualGPUError
+from harness.vgpu.checks.findings import by_cause, plural
+from harness.vgpu.errors import UnsupportedInstruction
+from harness.vgpu.ptx.parser import Location
 
 if TYPE_CHECKING:
     import torch
@@ -220,7 +221,7 @@ class Checker:
 
     def _replay(self, recording: Recording, variant: str, cases: list[Case], given: bool = False) -> Outcome:
         from harness.devices.replay import Replay
-        from harness.vgpu.machine import Checks
+        from harness.vgpu import Checks
 
         replay = Replay(recording, self.puzzle, self.dtype, checks=Checks(counters=False))
         outcome = Outcome()

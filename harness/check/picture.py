@@ -26,8 +26,8 @@ from harness.learner.work import package_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
-from harness.vgpu.errors import VirtualGPUError
-from harness.vgpu.report import Finding, by_cause
+from harness.vgpu import Finding, VirtualGPUError
+from harness.vgpu.checks.findings import by_cause
 
 LARGEST = 4096
 """Elements of a tensor that a picture can still show one by one."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from harness.check.runs import Options, locate
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
-from harness.vgpu.counters import Counters
-from harness.vgpu.report import plural
+from harness.vgpu import Counters
+from harness.vgpu.checks.findings import plural
 
 
 @dataclass(frozen=True)

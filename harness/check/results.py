@@ -10,7 +10,7 @@ from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 
 if TYPE_CHECKING:
-    from harness.vgpu.report import Finding
+    from harness.vgpu import Finding
 
 
 @dataclass

@@ -9,7 +9,7 @@ from harness.errors import BadUse
 from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.toolchain import roots
-from harness.vgpu.report import plural
+from harness.vgpu.checks.findings import plural
 
 
 def main(arguments: list[str]) -> int:

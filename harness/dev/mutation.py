@@ -25,7 +25,7 @@ from harness.errors import BadUse, CompileFailed, DamagedFile, WorkbookError
 from harness.learner.work import Work
 from harness.spec.puzzle import Puzzle
 from harness.toolchain import roots
-from harness.vgpu.report import plural
+from harness.vgpu.checks.findings import plural
 
 TOGETHER = 12
 """Mutants of kernels that are recorded by one run of the compiler."""

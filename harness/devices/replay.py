@@ -8,7 +8,7 @@ import torch
 from harness.devices.poison import poisoned
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
 from harness.spec.puzzle import Case, Puzzle
-from harness.vgpu.machine import Kernel, VirtualGPU
+from harness.vgpu import Kernel, VirtualGPU
 
 
 class Replay:

@@ -68,8 +68,8 @@ def gpu() -> Target | None:
 
 def virtual(blocks: str = "natural") -> Target:
     """The virtual GPU, switched on in this process. Raises EnvironmentProblem where it cannot be."""
+    from harness.vgpu import Checks
     from harness.vgpu.driver import inprocess
-    from harness.vgpu.report import Checks
 
     inprocess.start(
         blocks=blocks, checks=Checks(counters=False)

@@ -7,9 +7,9 @@ from max.driver import Buffer
 
 from harness.devices.recorder import Recording
 from harness.errors import EnvironmentProblem, KernelFailed, WorkbookError
+from harness.vgpu.checks.findings import by_cause
 from harness.vgpu.driver import inprocess
 from harness.vgpu.driver.device import Device
-from harness.vgpu.report import by_cause
 
 
 @dataclass(frozen=True)

@@ -182,8 +182,8 @@ def extension_module() -> Iterator[Finding]:
 
 def virtual_gpu() -> Iterator[Finding]:
     """The replay of recorded kernels works everywhere; the driver that MAX loads is for Linux."""
-    from harness.vgpu.machine import VirtualGPU
-    from harness.vgpu.native import machine_code
+    from harness.vgpu import VirtualGPU
+    from harness.vgpu.engines.native import machine_code
 
     VirtualGPU()
     linux = platform.system() == "Linux"

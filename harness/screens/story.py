@@ -11,7 +11,8 @@ from pathlib import Path
 from harness.check.accesses import Access, Accesses, Line, Place, Thread, bank_conflicts, index3, sectors
 from harness.check.blame import Fault
 from harness.check.picture import Picture, Wrong
-from harness.vgpu.report import Finding, index_text
+from harness.vgpu import Finding
+from harness.vgpu.checks.findings import index_text
 
 SHOWN = 4
 """Elements that a sentence names."""

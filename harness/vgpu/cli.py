@@ -14,10 +14,11 @@ from pathlib import Path
 
 from harness.errors import BadUse, EnvironmentProblem
 
+from .checks.findings import Checks, Finding, plural, summary
 from .driver import build, server
 from .driver.device import ARCHITECTURES, Device, capability, device_attributes
-from .machine import Checks, StepBudgetExceeded, UnsupportedInstruction, VirtualGPU
-from .report import Finding, plural, summary
+from .errors import StepBudgetExceeded, UnsupportedInstruction
+from .machine import VirtualGPU
 
 CHECKS = [field.name for field in dataclasses.fields(Checks) if field.default is True]
 

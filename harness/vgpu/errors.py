@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from harness.vgpu.ptx.places import place
+
 
 class VirtualGPUError(Exception):
     """Base of all of them."""
@@ -47,8 +49,6 @@ class UnsupportedInstruction(VirtualGPUError):
     cuda = "CUDA_ERROR_NOT_SUPPORTED"
 
     def __init__(self, instr, why: str = ""):
-        from .report import place
-
         self.instr, self.why = instr, why
         at = place(instr)
         line = f" at PTX line {instr.line}" + (f" ({at})" if instr.loc else "")

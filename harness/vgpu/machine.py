@@ -20,31 +20,23 @@ from typing import Any
 
 import numpy as np
 
-from . import (  # noqa: F401  (the opcodes register their emitters)
-    opcodes,
-    opcodes_hopper,
-    opcodes_memory,
-    ptx,
+from harness.vgpu.checks.counters import Counters
+from harness.vgpu.checks.events import Events
+from harness.vgpu.checks.findings import Checks, Finding, Findings, index_text, named, plural
+from harness.vgpu.engines.choice import chosen, execute
+from harness.vgpu.engines.launch import Run
+from harness.vgpu.engines.opcodes import (  # noqa: F401  (they register their emitters)
+    arithmetic_ops,
+    hopper_ops,
+    memory_ops,
 )
-from .codegen import Code
-from .counters import Counters
-from .engines import chosen, execute
-from .errors import (  # noqa: F401  (re-exported)
-    InvalidAddress,
-    InvalidPTX,
-    LaunchError,
-    OutOfDeviceMemory,
-    StepBudgetExceeded,
-    UnsupportedInstruction,
-    UnsupportedPTXVersion,
-    VirtualGPUError,
-)
-from .events import Events
-from .launch import Run
-from .memory import DEFAULT_BASE, Arena, OutOfSpace
-from .program import LinkError, Program
-from .report import Checks, Finding, Findings, index_text, named, plural
-from .source_names import shared_names
+from harness.vgpu.engines.opcodes.codegen import Code
+from harness.vgpu.memory.arena import DEFAULT_BASE, Arena, OutOfSpace
+from harness.vgpu.ptx import parser
+from harness.vgpu.ptx.program import LinkError, Program
+from harness.vgpu.ptx.source_names import shared_names
+
+from .errors import InvalidAddress, InvalidPTX, LaunchError, OutOfDeviceMemory, UnsupportedPTXVersion
 
 STATIC_SHARED_LIMIT = 48 << 10
 SHARED_LIMIT = 227 << 10
@@ -60,10 +52,10 @@ class Kernel:
     params: list[int]
     shared_bytes: int
     max_threads: int
-    function: ptx.Function
+    function: parser.Function
     module: Module
     shared_map: dict[str, tuple[int, int]] = field(default_factory=dict)
-    native: Any = None  # its machine code (native/engine.py), or why there is none
+    native: Any = None  # its machine code (engines/native/engine.py), or why there is none
 
     @functools.cached_property
     def code(self) -> Code:
@@ -84,7 +76,7 @@ class Kernel:
 class Module:
     """Loaded PTX: its kernels by name, and the device addresses of its variables."""
 
-    parsed: ptx.Module
+    parsed: parser.Module
     text: str = ""
     kernels: dict[str, Kernel] = field(default_factory=dict)
     addresses: dict[str, int] = field(default_factory=dict)
@@ -254,8 +246,8 @@ class VirtualGPU:
     def load(self, text: str) -> Module:
         """Load PTX. Raises InvalidPTX, of an unknown version UnsupportedPTXVersion."""
         try:
-            parsed = ptx.parse(text)
-        except ptx.PtxError as error:
+            parsed = parser.parse(text)
+        except parser.PtxError as error:
             raise InvalidPTX(str(error)) from None
         if not (6, 0) <= parsed.version < (10, 0):
             raise UnsupportedPTXVersion(
@@ -285,7 +277,7 @@ class VirtualGPU:
         self.modules.append(module)
         return module
 
-    def _kernel(self, module: Module, f: ptx.Function) -> Kernel:
+    def _kernel(self, module: Module, f: parser.Function) -> Kernel:
         layout: dict[str, tuple[int, int]] = {}
         at = FIRST_SHARED
         static = 0

@@ -9,8 +9,9 @@ from typed import present, stand_in
 from harness.check.accesses import Accesses, Line, Place, Source, Thread, bank_conflicts, sectors
 from harness.check.blame import Fault, blame
 from harness.learner.blanks import Blank
-from harness.vgpu.events import Events, Step, Tensor
-from harness.vgpu.ptx import Instr, Location
+from harness.vgpu import Events
+from harness.vgpu.checks.events import Step, Tensor
+from harness.vgpu.ptx.parser import Instr, Location
 
 FILE = "/here/op/kernel.mojo"
 BLANK = Blank("b", "the task", "    ", ("one", "two", "three"), 10)

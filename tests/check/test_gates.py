@@ -17,8 +17,9 @@ from harness.errors import BadUse, CompileFailed, DamagedFile
 from harness.learner import blanks
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
-from harness.vgpu.ptx import Instr, Location
-from harness.vgpu.report import Finding, named
+from harness.vgpu import Finding
+from harness.vgpu.checks.findings import named
+from harness.vgpu.ptx.parser import Instr, Location
 
 FUSED = ("forward", "db", "dW", "dgamma", "dx")
 

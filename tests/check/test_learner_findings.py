@@ -24,7 +24,7 @@ from harness.screens.gate_report import verdict_lines
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
-from harness.vgpu.report import KINDS
+from harness.vgpu.checks.findings import KINDS
 
 HERE = Path(__file__).parent
 TEXTS = tomllib.loads((HERE / "learner_findings.toml").read_text())

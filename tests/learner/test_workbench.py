@@ -791,7 +791,7 @@ def test_verbose_adds_every_case_to_a_gate(checkout, puzzle):
     from harness.check.compare import Verdict
     from harness.check.results import Comparison, GateResult
     from harness.screens.gate_report import case_lines
-    from harness.vgpu.report import Finding
+    from harness.vgpu import Finding
 
     bad = Verdict(False, 2e-3, 1e-7, 1e-6, 2e-3)
     result = GateResult(puzzle.gates[0], "wrong", [Comparison(puzzle.cases(None)[0], {"output": bad})])

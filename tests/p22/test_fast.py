@@ -22,7 +22,8 @@ from harness.spec.puzzle import Case
 from harness.toolchain import roots
 from harness.toolchain.cache import cache_folder, digest, keep
 from harness.toolchain.packages import run_mojo
-from harness.vgpu.report import Checks, Findings
+from harness.vgpu import Checks
+from harness.vgpu.checks.findings import Findings
 
 ROOT = Path(__file__).resolve().parents[2]
 VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.toolchain import extension
-from harness.vgpu import ptx
-from harness.vgpu.hazards import factors, is_product
-from harness.vgpu.program import Program, reads_and_writes
+from harness.vgpu.checks.hazards import factors, is_product
+from harness.vgpu.ptx import parser
+from harness.vgpu.ptx.program import Program, reads_and_writes
 
 pytestmark = pytest.mark.compiler
 
@@ -68,7 +68,7 @@ def test_no_branch_lies_between_products_that_keep_a_factor_in_registers():
     """Assemblers up to release 13.0 give such registers away, and a GPU is wrong where the PTX is right: five instructions, an
     arrival, become predicates; sixty, a mask, were a branch."""
     kernels = kernels_of(extension.build("sm_90a", puzzle="p23").path)
-    programs = {name: ptx.parse(text) for name, text in kernels.items() if "wgmma.mma_async" in text}
+    programs = {name: parser.parse(text) for name, text in kernels.items() if "wgmma.mma_async" in text}
     jumps = {name: longest_jump(Program(module, module.functions[name])) for name, module in programs.items()}
     assert sum("fast_hopper_keys" in name for name in jumps) >= 4
     assert max(jumps.values()) > 0, "no kernel keeps its left factors: then this looks at nothing"

@@ -10,7 +10,7 @@ import sys
 import time
 
 from harness.cli import main
-from harness.vgpu.machine import VirtualGPU
+from harness.vgpu import VirtualGPU
 
 
 def run(arguments: list[str]) -> int:

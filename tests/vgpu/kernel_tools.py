@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.vgpu.machine import VirtualGPU
+from harness.vgpu import VirtualGPU
 
 KERNELS = Path(__file__).parent / "kernels"
 

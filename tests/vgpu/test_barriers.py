@@ -9,7 +9,7 @@ import pytest
 from kernel_tools import Bench
 from ptx_tools import covers, kernel, run
 
-from harness.vgpu.machine import StepBudgetExceeded
+from harness.vgpu.errors import StepBudgetExceeded
 
 U4 = np.uint32
 BAR = ".shared .align 8 .b8 bar[16]; .shared .align 4 .b8 s[1024];"

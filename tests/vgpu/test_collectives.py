@@ -10,8 +10,8 @@ import pytest
 from kernel_tools import Bench, compiled, line_of
 from ptx_tools import HEADER
 
-from harness.vgpu.divergence import deciding, post_dominators
-from harness.vgpu.machine import VirtualGPU
+from harness.vgpu import VirtualGPU
+from harness.vgpu.checks.divergence import deciding, post_dominators
 
 FILE = "collectives.mojo"
 BARRIER, WARP, ABSENT, RETURN = (

@@ -3,8 +3,8 @@
 import cuda_api
 import pytest
 
+from harness.vgpu import VirtualGPU
 from harness.vgpu.driver.device import RESULT_CODES, Device, Op, device_attributes, parameter_layout
-from harness.vgpu.machine import VirtualGPU
 
 NO_ARGUMENTS = [0] * 11
 

@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.vgpu import cli
+from harness.vgpu import Finding, cli
 from harness.vgpu.driver import build, server
 from harness.vgpu.errors import LaunchError, StepBudgetExceeded
-from harness.vgpu.report import Finding
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -18,7 +18,7 @@ import pytest
 from edge_values import BLOCK, BYTES, CASES, Case
 
 from harness.devices.poison import POISON
-from harness.vgpu.machine import VirtualGPU
+from harness.vgpu import VirtualGPU
 
 TABLE = Path(__file__).with_name("data") / "edge_values.json.gz"
 # Relative error that the PTX manual allows, or that the format's last digit is: by instruction, then by result type.

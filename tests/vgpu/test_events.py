@@ -7,7 +7,7 @@ import pytest
 from kernel_tools import Bench
 from ptx_tools import kernel
 
-from harness.vgpu.events import Tensor, decoded
+from harness.vgpu.checks.events import Tensor, decoded
 
 F4, U4 = np.float32, np.uint32
 SHARED = ".shared .align 4 .b8 tile[256];"

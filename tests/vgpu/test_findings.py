@@ -10,8 +10,8 @@ from kernel_tools import Bench, compiled, line_of
 from ptx_tools import kernel
 
 from harness.vgpu import cli
-from harness.vgpu.ptx import Location
-from harness.vgpu.report import is_library_algorithm, user_location
+from harness.vgpu.ptx.parser import Location
+from harness.vgpu.ptx.places import is_library_algorithm, user_location
 
 F4, I4 = np.float32, np.int32
 FILE = "basics.mojo"
@@ -212,7 +212,7 @@ def test_barrier_divergence(ptx, kernel, text):
 
 @pytest.mark.compiler
 def test_step_budget_says_where(ptx):
-    from harness.vgpu.machine import StepBudgetExceeded
+    from harness.vgpu.errors import StepBudgetExceeded
 
     bench = Bench()
     bench.gpu.steps = 2000

@@ -15,8 +15,8 @@ import pytest
 from hopper_values import CASES, THREADS, TYPES, Case
 from ptx_tools import covers
 
-from harness.vgpu import tensor_map
-from harness.vgpu.machine import VirtualGPU
+from harness.vgpu import VirtualGPU
+from harness.vgpu.memory import tensor_map
 
 TABLE = Path(__file__).with_name("data") / "hopper_values.json"
 # The H200 stopped at this one, which has two copies, and which of them it minds was not asked; in a launch without a

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from kernel_tools import Bench
 
-from harness.vgpu import executor, tensor_map
-from harness.vgpu.machine import StepBudgetExceeded, UnsupportedInstruction
-from harness.vgpu.report import Checks
+from harness.vgpu import Checks
+from harness.vgpu.engines.interpreter import executor
+from harness.vgpu.errors import StepBudgetExceeded, UnsupportedInstruction
+from harness.vgpu.memory import tensor_map
 
 M, N, K = 100, 88, 296  # ragged everywhere: 2 x 2 tiles of 64 x 64, 5 steps of 64
 STEPS = 5

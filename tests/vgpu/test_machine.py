@@ -7,15 +7,8 @@ import pytest
 from kernel_tools import Bench
 from ptx_tools import HEADER, kernel
 
-from harness.vgpu.machine import (
-    Checks,
-    InvalidAddress,
-    InvalidPTX,
-    LaunchError,
-    OutOfDeviceMemory,
-    VirtualGPU,
-    VirtualGPUError,
-)
+from harness.vgpu import Checks, VirtualGPU, VirtualGPUError
+from harness.vgpu.errors import InvalidAddress, InvalidPTX, LaunchError, OutOfDeviceMemory
 
 COPY = kernel("mov.b32 %y0, %x0;", 1, 1, widths_in=[4], widths_out=[4])
 

@@ -16,9 +16,9 @@ from ptx_tools import HEADER, run
 from test_random_programs import REGS, THREADS, expected, program, ptx_of
 
 from harness.errors import BadUse, EnvironmentProblem
-from harness.vgpu import engines
-from harness.vgpu.machine import Checks, VirtualGPU
-from harness.vgpu.native import engine, machine_code
+from harness.vgpu import Checks, VirtualGPU
+from harness.vgpu.engines import choice
+from harness.vgpu.engines.native import engine, machine_code
 
 SHARED = f".shared .align 16 .b8 s[{16 * THREADS}];"
 
@@ -35,7 +35,7 @@ def native(monkeypatch):
     """Launches run as machine code wherever they can."""
     if why := machine_code.unavailable():
         pytest.skip(why)
-    monkeypatch.setenv(engines.VARIABLE, "native")
+    monkeypatch.setenv(choice.VARIABLE, "native")
 
 
 def bench(**options) -> Bench:
@@ -51,7 +51,7 @@ def test_random_programs_end_as_an_interpreter_says(statements, seed):
     x = np.random.default_rng(seed).integers(0, 1 << 32, THREADS, np.uint64).astype(np.uint32)
     device = bench()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(engines.VARIABLE, "native")
+        patch.setenv(choice.VARIABLE, "native")
         got = run(ptx_of(statements), [x], ["u4"] * REGS, declare=SHARED, bench=device)
     assert device.launch.engine == "native"
     np.testing.assert_array_equal(got, np.array(expected(statements, x), np.uint32).T)
@@ -225,7 +225,7 @@ def test_a_sum_of_floats_has_the_same_bits(native):
     results = []
     for wanted in ("numpy", "native"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(engines.VARIABLE, wanted)
+            patch.setenv(choice.VARIABLE, wanted)
             device = bench()
             total = device.place("x", x)
             y = device.place("y", x)
@@ -247,15 +247,15 @@ LOOP = (
 def test_a_long_launch_becomes_machine_code_and_is_remembered(monkeypatch, tmp_path):
     if why := machine_code.unavailable():
         pytest.skip(why)
-    monkeypatch.delenv(engines.VARIABLE, raising=False)
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
     first, (_, y) = launched(LOOP)
     assert first.engine == "NumPy", "it is over in time"
-    monkeypatch.setattr(engines, "PATIENCE", 0.0)
+    monkeypatch.setattr(choice, "PATIENCE", 0.0)
     second, (_, again) = launched(LOOP)
     assert second.engine == "native"
     np.testing.assert_array_equal(y, again)
-    monkeypatch.setattr(engines, "PATIENCE", 1e9)
+    monkeypatch.setattr(choice, "PATIENCE", 1e9)
     third, _ = launched(LOOP)
     assert third.engine == "native", "the note in the cache says that it takes long"
     assert list((tmp_path / "native").glob("*.long")) and list((tmp_path / "native").glob("*.o"))
@@ -265,9 +265,9 @@ def test_a_launch_that_is_stopped_has_stored_nothing(monkeypatch, tmp_path):
     """It adds to a tensor in NumPy, is overdue, and starts again: added once."""
     if why := machine_code.unavailable():
         pytest.skip(why)
-    monkeypatch.delenv(engines.VARIABLE, raising=False)
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
-    monkeypatch.setattr(engines, "PATIENCE", 0.0)
+    monkeypatch.setattr(choice, "PATIENCE", 0.0)
     add = (
         OWN
         + "ld.global.u32 %r2, [%d0]; add.u32 %r2, %r2, 1; st.global.u32 [%d0], %r2; bar.sync 0; bar.sync 0;"
@@ -279,9 +279,9 @@ def test_a_launch_that_is_stopped_has_stored_nothing(monkeypatch, tmp_path):
 
 PRINT_KEY = """
 import sys
-from harness.vgpu.machine import VirtualGPU
-from harness.vgpu.native import machine_code
-from harness.vgpu.native.kernel import Translation
+from harness.vgpu import VirtualGPU
+from harness.vgpu.engines.native import machine_code
+from harness.vgpu.engines.native.kernel import Translation
 kernel = VirtualGPU().load(sys.stdin.read()).kernels["k"]
 print(machine_code.key([Translation(kernel).text]))
 """
@@ -304,7 +304,7 @@ def test_every_process_finds_the_same_object(native):
 
 
 def test_a_wrong_engine_is_named(monkeypatch):
-    monkeypatch.setenv(engines.VARIABLE, "cuda")
+    monkeypatch.setenv(choice.VARIABLE, "cuda")
     with pytest.raises(BadUse, match="WORKBOOK_VGPU_ENGINE is 'cuda', expected auto, numpy or native"):
         VirtualGPU()
 
@@ -338,11 +338,11 @@ def test_without_it_numpy_runs_everything(monkeypatch, fresh_machine, modules, p
     if modules["llvmlite"] is not None:
         modules["llvmlite"].binding = modules["llvmlite.binding"]
     monkeypatch.setattr(machine_code.platform, "machine", lambda: processor)
-    monkeypatch.delenv(engines.VARIABLE, raising=False)
-    monkeypatch.setattr(engines, "PATIENCE", 0.0)
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    monkeypatch.setattr(choice, "PATIENCE", 0.0)
     launch, (_, y) = launched(LOOP)
     assert launch.engine == "NumPy" and y.any()
-    monkeypatch.setenv(engines.VARIABLE, "native")
+    monkeypatch.setenv(choice.VARIABLE, "native")
     with pytest.raises(EnvironmentProblem, match=f"asks for the native engine of the virtual GPU, but {why}"):
         VirtualGPU()
 

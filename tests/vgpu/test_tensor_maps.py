@@ -7,9 +7,9 @@ import struct
 import numpy as np
 import pytest
 
+from harness.vgpu import VirtualGPU
 from harness.vgpu.driver.device import RESULT_CODES, Device, Op
-from harness.vgpu.machine import VirtualGPU
-from harness.vgpu.tensor_map import BYTES, BadTensorMap, TensorMap, swizzled, tiled
+from harness.vgpu.memory.tensor_map import BYTES, BadTensorMap, TensorMap, swizzled, tiled
 
 GOOD = {"kind": 9, "address": 0x1000, "dims": (40, 20, 6), "strides": (80, 1600), "box": (32, 8, 2), "steps": (1, 1, 1),
         "interleave": 0, "swizzle": 2, "promotion": 3, "fill": 0}  # fmt: skip

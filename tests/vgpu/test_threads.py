@@ -9,8 +9,9 @@ import pytest
 from kernel_tools import Bench
 from ptx_tools import HEADER, covers, kernel, run
 
-from harness.vgpu import executor, memory
-from harness.vgpu.machine import InvalidPTX, StepBudgetExceeded, UnsupportedInstruction
+from harness.vgpu.engines.interpreter import executor
+from harness.vgpu.errors import InvalidPTX, StepBudgetExceeded, UnsupportedInstruction
+from harness.vgpu.memory import arena
 
 U4, I4, F4 = np.uint32, np.int32, np.float32
 rng = np.random.default_rng(5)
@@ -83,7 +84,7 @@ def test_module_variables_and_computed_parameters():
     np.testing.assert_array_equal(bench.get(o), np.tile([40, 70, 100, 130], 8))
 
 
-@pytest.mark.parametrize("base", [memory.DEFAULT_BASE, memory.DEFAULT_BASE + 0xFFFF0000])
+@pytest.mark.parametrize("base", [arena.DEFAULT_BASE, arena.DEFAULT_BASE + 0xFFFF0000])
 def test_addresses_of_constants_in_32_bits(base):
     """Constant memory is small: a compiler keeps addresses in it in 32-bit registers."""
     body = """mov.b32 %r1, table;  and.b32 %r2, %i, 3;  shl.b32 %r2, %r2, 2;  add.s32 %r3, %r1, %r2;
@@ -504,7 +505,7 @@ def test_unsupported_instruction_on_a_path_not_taken():
 
 
 def test_ptx_is_refused_with_one_line():
-    from harness.vgpu.machine import VirtualGPU
+    from harness.vgpu import VirtualGPU
 
     gpu = VirtualGPU()
     for text, why in (

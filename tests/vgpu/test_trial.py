@@ -7,7 +7,7 @@ import pytest
 from kernel_tools import Bench, compiled
 from ptx_tools import kernel
 
-from harness.vgpu import trial
+from harness.vgpu.checks import trial
 
 SHARED = ".shared .align 4 .b8 s[256];"
 MINE = "mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 4, %r1;  "

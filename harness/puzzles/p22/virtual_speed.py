@@ -18,7 +18,7 @@ from harness.devices.replay import Replay, pointer
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
-from harness.vgpu.machine import Checks, VirtualGPU
+from harness.vgpu import Checks, VirtualGPU
 
 SIZES = [PUZZLE.dims, (2, 16, 32, 48)]
 

@@ -16,8 +16,10 @@ from enum import IntEnum
 
 import numpy as np
 
-from .. import tensor_map
-from ..machine import Kernel, Module, VirtualGPU, VirtualGPUError
+from harness.vgpu.errors import VirtualGPUError
+from harness.vgpu.machine import Kernel, Module, VirtualGPU
+from harness.vgpu.memory import tensor_map
+
 from .kernel_names import KernelCatalogue
 
 # Words of a request: operation, input address and length, room for output (address and length), arguments.

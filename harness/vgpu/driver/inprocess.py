@@ -206,7 +206,7 @@ def start(arch: str = "sm_90a", blocks: str = "natural", verbose: bool = False, 
             "a CUDA driver is loaded already: start the virtual GPU before MAX or torch uses it"
         )
     device_attributes(arch)  # an unknown target fails here, before anything is loaded
-    from ..machine import VirtualGPU
+    from harness.vgpu.machine import VirtualGPU
 
     driver = build.build()
     os.environ.update(driver.environment())

@@ -1,0 +1,241 @@
+"""What the threads of a launch do to memory, access by access: for pictures of a run, and for who is to blame.
+
+A `Recorder` listens to one launch (`VirtualGPU.keep_events`) and makes its `Events`: a list of steps, each one memory
+instruction that some threads execute together, and for every access its block, thread, place and value. Steps are in
+the order in which the virtual GPU ran them; a GPU may order its blocks and warps otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from harness.vgpu.memory.access import Access
+from harness.vgpu.memory.arena import ITEMSIZE, Extent
+from harness.vgpu.ptx.parser import Instr
+
+# Where no dtype is known, 4 and 8 bytes are taken for a float if most values are of such magnitudes.
+LIKELY = (1e-12, 1e12)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A piece of memory that a launch touches: `space` is "global" or "shared" (one of it in each block).
+
+    `shape` is empty and `dtype` "" where nobody has said them. `itemsize` are the bytes of an element, `size` counts
+    them.
+    """
+
+    name: str
+    space: str
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One memory instruction, as some threads execute it together.
+
+    `kind` is "R" read, "W" written or "A" atomic on the tensor of that name, or "barrier" for one that some blocks pass.
+    `first` and `last` delimit its accesses in the columns of `Events`, `count` of them for each thread.
+    """
+
+    kind: str
+    tensor: str
+    instr: Instr | None
+    first: int
+    last: int
+    count: int = 1
+
+
+@dataclass
+class Events:
+    """All accesses of a launch, by column; each is one element of one thread.
+
+    Attributes:
+        steps: In the order of execution.
+        tensors: What they touch, by name.
+        block, thread: Numbers in the grid and in the block, x first. int32
+        element: Which element of the step's tensor; below 0 or beyond its size where the access is out of bounds. int64
+        value: What was read, stored or (by an atomic) added, NaN where it is not known. float64
+        dropped: How many accesses came after the limit and are not here.
+    """
+
+    steps: list[Step]
+    tensors: dict[str, Tensor]
+    block: np.ndarray
+    thread: np.ndarray
+    element: np.ndarray
+    value: np.ndarray
+    dropped: int = 0
+
+    @property
+    def step(self) -> np.ndarray:
+        """The number of the step of each access. int32"""
+        lengths = [step.last - step.first for step in self.steps]
+        return np.repeat(np.arange(len(self.steps), dtype=np.int32), lengths)
+
+
+@dataclass
+class _Pending:
+    """Accesses whose values are still to come: where each is, in bytes of its tensor, and whose."""
+
+    kind: str
+    space: str
+    extent: Extent
+    access: Access
+    positions: np.ndarray
+    block: np.ndarray
+    thread: np.ndarray
+    byte: np.ndarray
+    bits: np.ndarray | None = None
+
+
+@dataclass
+class Recorder:
+    """Listens to one launch. At most `limit` accesses are kept, the rest are counted."""
+
+    run: Any = field(repr=False)  # launch.Run, which imports this module
+    limit: int
+    entries: list[_Pending | None] = field(default_factory=list)  # None: a barrier
+    waiting: list[_Pending] = field(default_factory=list)
+    floats: dict[str, int] = field(default_factory=dict)
+    kept: int = 0
+    dropped: int = 0
+
+    # -- called while the launch runs -----------------------------------------------------------------------
+    def add(self, batch, A, tensor: Extent, index, L) -> None:
+        """A global access that is about to happen; `index` in units of the access size."""
+        positions = batch.positions(L)
+        byte = (np.broadcast_to(index, len(positions)) << A.shift) - (tensor.start - self.run.arena.base)
+        self._keep(batch, A, "global", tensor, positions, byte)
+
+    def add_shared(self, batch, A, index, L) -> None:
+        """A shared access that is about to happen."""
+        if A.space == "early":  # an asynchronous copy happens when it lands
+            return
+        positions = batch.positions(L)
+        offset = (np.broadcast_to(index, len(positions)) << A.shift) - batch.shared_base[positions]
+        for extent in self.run.shared_extents:
+            inside = (offset >= extent.start) & (offset < extent.end)
+            if inside.any():
+                self._keep(batch, A, "shared", extent, positions[inside], offset[inside] - extent.start)
+
+    def outside(self, batch, A, extent: Extent, addresses, positions) -> None:
+        """Accesses out of the bounds of a tensor, which the virtual GPU sends elsewhere."""
+        space = "global" if A.space == "global" else "shared"
+        self._keep(batch, A, space, extent, positions, addresses.astype(np.int64) - extent.start)
+
+    def values(self, batch, value, L, dtype: str = "") -> None:
+        """The values of the accesses just added; `value` has a second axis where a thread accesses several elements."""
+        for entry in self.waiting:
+            value = np.asarray(value)
+            count = entry.access.count
+            shape = (batch.n, count) if count > 1 else (batch.n,)
+            whole = np.zeros(shape, np.uint64)
+            whole[batch.positions(L)] = value.view(f"u{value.dtype.itemsize}")
+            entry.bits = whole[entry.positions]
+            if dtype:
+                self.floats[entry.extent.name] = ITEMSIZE[dtype]
+        self.waiting = []
+
+    def barrier(self) -> None:
+        """Some blocks pass a barrier."""
+        if self.entries and self.entries[-1] is not None:
+            self.entries.append(None)
+
+    def _keep(self, batch, A, space: str, extent: Extent, positions, byte) -> None:
+        if self.waiting and self.waiting[-1].access is not A:
+            self.waiting = []  # their values never came
+        count = len(positions) * A.count
+        if self.kept + count > self.limit:
+            self.dropped += count
+            return
+        self.kept += count
+        kind = "R" if A.kind == "A" and A.instr.op == "ld" else A.kind
+        kind = "W" if kind == "A" and A.instr.op == "st" else kind
+        block, thread = batch.blocks[batch.block_of[positions]], batch.thread_of[positions]
+        entry = _Pending(kind, space, extent, A, positions, block, thread, byte)
+        self.entries.append(entry)
+        self.waiting.append(entry)
+
+    # -- when the launch is over ----------------------------------------------------------------------------
+    def finish(self) -> Events:
+        """The events; every tensor has by then the smallest element with which it was accessed."""
+        tensors = {}
+        for entry in filter(None, self.entries):
+            extent, width = entry.extent, entry.access.width
+            known = tensors.get(extent.name)
+            itemsize = ITEMSIZE.get(extent.dtype) or min(width, known.itemsize if known else width)
+            size = (extent.end - extent.start) // itemsize
+            tensors[extent.name] = Tensor(
+                extent.name, entry.space, tuple(extent.shape), extent.dtype, itemsize, size
+            )
+        steps, columns, first = [], [], 0
+        for entry in self.entries:
+            if entry is None:
+                steps.append(Step("barrier", "", None, first, first))
+                continue
+            columns.append(_columns(entry, tensors[entry.extent.name].itemsize))
+            last = first + len(columns[-1][0])
+            A = entry.access
+            steps.append(Step(entry.kind, entry.extent.name, A.instr, first, last, A.count))
+            first = last
+        empty = (
+            np.zeros(0, int),
+            np.zeros(0, int),
+            np.zeros(0, int),
+            np.zeros(0, np.uint64),
+            np.zeros(0, bool),
+        )
+        block, thread, element, bits, known = (
+            np.concatenate(parts)
+            for parts in (zip(*columns, strict=True) if columns else ([e] for e in empty))
+        )
+        value = np.full(len(bits), np.nan)
+        owner = np.repeat(
+            np.array([step.tensor for step in steps], object), [step.last - step.first for step in steps]
+        )
+        for name, tensor in tensors.items():
+            mine = (owner == name) & known
+            value[mine] = decoded(bits[mine], tensor, float_like=name in self.floats)
+        return Events(
+            steps, tensors, block.astype(np.int32), thread.astype(np.int32), element.astype(np.int64), value,
+            self.dropped,
+        )  # fmt: skip
+
+
+def _columns(entry: _Pending, itemsize: int) -> tuple[np.ndarray, ...]:
+    """(block, thread, element, bits, whether the bits are known) of the accesses of one entry, thread by thread."""
+    count = entry.access.count
+    byte = entry.byte[:, None] + np.arange(count) * entry.access.width
+    bits = np.zeros(len(entry.byte) * count, np.uint64) if entry.bits is None else entry.bits.reshape(-1)
+    known = np.full(len(bits), entry.bits is not None and entry.access.width == itemsize)
+    return (
+        np.repeat(entry.block, count),
+        np.repeat(entry.thread, count),
+        (byte // itemsize).reshape(-1),
+        bits,
+        known,
+    )
+
+
+def decoded(bits: np.ndarray, tensor: Tensor, float_like: bool = False) -> np.ndarray:
+    """The numbers behind some bits, in float64. Without a dtype, 4 and 8 bytes are floats where they look like it."""
+    raw = bits.astype(f"u{tensor.itemsize}")
+    if tensor.dtype == "bfloat16":
+        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    if tensor.dtype:
+        return raw.view(tensor.dtype if tensor.dtype != "bool" else "uint8").astype(np.float64)
+    if tensor.itemsize in (4, 8):
+        floats = raw.view(f"f{tensor.itemsize}").astype(np.float64)
+        size = np.abs(floats[raw != 0])
+        with np.errstate(invalid="ignore"):
+            likely = (size > LIKELY[0]) & (size < LIKELY[1])
+        if float_like or not len(size) or likely.mean() > 0.5:
+            return floats
+    return raw.view(f"i{tensor.itemsize}").astype(np.float64)

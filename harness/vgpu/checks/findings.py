@@ -1,0 +1,207 @@
+"""Findings: what went wrong in a launch, one per cause, with the Mojo line, tensor, index, block and thread.
+
+The place of a finding is the innermost source line outside of the Mojo library. Where the fault itself lies in the
+library's own algorithms (block and warp primitives and the like), the finding is a note, not an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from harness.vgpu.ptx.parser import Instr
+from harness.vgpu.ptx.places import callers
+
+_NAMED = re.compile("\x0e([^\x0f]*)\x0f")
+
+KINDS = (
+    "barrier divergence",
+    "early return",
+    "warp divergence",
+    "shuffle from an absent thread",
+    "threads exited before a barrier",
+    "hang",
+    "trap",
+    *(
+        f"{what} {access}"
+        for what in ("out-of-bounds", "null pointer", "misaligned")
+        for access in ("load", "store", "atomic")
+    ),
+    "store to an input",
+    "store to constant memory",
+    "undeclared atomic",
+    "shared race",
+    "race inside a block",
+    "global race",
+    "atomic scope",
+    "uninitialised read",
+    "output never written",
+    "mbarrier not initialised",
+    "too many arrivals",
+    "unfinished copy",
+    "stage reused early",
+    "unordered store",
+    "missing proxy fence",
+    "operand overwritten",
+    "bulk store left behind",
+    "misaligned bulk copy",
+    "not a tensor map",
+    "uneven matrix descriptor",
+    "missing wgmma fence",
+    "accumulator in use",
+    "register budget",
+)
+"""Every kind of finding that there is."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What to look for besides wrong addresses and barriers, which are always checked."""
+
+    uninitialised: bool = True
+    races: bool = True
+    counters: bool = True
+
+
+@dataclass(slots=True)
+class Finding:
+    """One fault: its first occurrence, and how often it occurred.
+
+    `kind` is one of KINDS. In `words` tensors stand as `named` marks them, `message` is the same without marks. `index` is an element index of the tensor (a tuple where its shape is known). `block` and `thread` are (x, y, z).
+    """
+
+    kind: str
+    words: str
+    where: str = ""
+    kernel: str = ""
+    tensor: str = ""
+    index: int | tuple[int, ...] | None = None
+    block: tuple[int, int, int] | None = None
+    thread: tuple[int, int, int] | None = None
+    count: int = 1
+    is_error: bool = True
+    other: str = ""  # the other place of a race
+    verbs: frozenset[str] = frozenset()  # what meets in a race: "a load", "a store", "an atomic" ...
+    instr: Instr | None = None
+    other_instr: Instr | None = field(default=None, repr=False)
+
+    def __post_init__(self):
+        assert self.kind in KINDS, self.kind
+
+    @property
+    def message(self) -> str:
+        """What is wrong, in a sentence."""
+        return _NAMED.sub(r"\1", self.words)
+
+    def renamed(self, name_of: Callable[[str], str]) -> Finding:
+        """The same with other names for the tensors that it is about, and for nothing else in its words."""
+        words = _NAMED.sub(lambda found: named(name_of(found[1])), self.words)
+        return replace(self, words=words, tensor=name_of(self.tensor) if self.tensor else "")
+
+    def text(self) -> str:
+        """A few lines for a reader."""
+        head = f"{'error' if self.is_error else 'note'}: {self.kind}"
+        if self.where:
+            head += f" at {self.where}"
+        lines = [head, f"  {self.message}"]
+        lines += [f"  called from {caller}" for caller in callers(self.instr)]
+        if self.other:
+            lines.append(f"  the other place: {self.other}")
+        who = []
+        if self.kernel:
+            who.append(f"kernel {self.kernel}")
+        if self.block is not None:
+            who.append(f"block {_triple(self.block)}")
+        if self.thread is not None:
+            who.append(f"thread {_triple(self.thread)}")
+        if who:
+            lines.append("  first seen in " + ", ".join(who))
+        if self.count > 1:
+            lines.append(f"  {self.count} times in all")
+        if not self.is_error:
+            lines.append("  (this code belongs to the Mojo library, or is allowed: not counted as an error)")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict:
+        """What a machine reads of it: names and numbers, the places as file:line:column."""
+        return {
+            "kind": self.kind,
+            "error": self.is_error,
+            "message": self.message,
+            "where": self.where,
+            "called_from": callers(self.instr),
+            "other": self.other or None,
+            "kernel": self.kernel,
+            "tensor": self.tensor or None,
+            "index": list(self.index) if isinstance(self.index, tuple) else self.index,
+            "block": self.block,
+            "thread": self.thread,
+            "count": self.count,
+        }
+
+
+def named(tensor: str) -> str:
+    """A tensor's name in a message, marked, so that it can be told from the words around it."""
+    return f"\x0e{tensor}\x0f"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """ "1 error", "2 errors"; with `many`, "1 launch", "2 launches"."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def with_article(noun: str) -> str:
+    """ "a load", "an atomic"."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def _triple(t: tuple[int, int, int]) -> str:
+    return f"({t[0]}, {t[1]}, {t[2]})"
+
+
+class Findings(list):
+    """Findings of a device or launch, grouped: the same fault of the same instructions and tensor is counted up."""
+
+    def __init__(self):
+        super().__init__()
+        self._keys: dict[tuple, Finding] = {}
+
+    def record(self, finding: Finding, key: tuple) -> Finding:
+        """Add a finding, or add its count to the one with the same key."""
+        found = self._keys.get(key)
+        if found is not None:
+            found.count += finding.count
+            found.verbs |= finding.verbs
+            return found
+        self._keys[key] = finding
+        self.append(finding)
+        return finding
+
+
+def by_cause(findings) -> list[Finding]:
+    """One finding for each cause, errors first and the most frequent first.
+
+    Findings of several launches have one cause when kind, kernel and both places are the same.
+    """
+    causes: dict[tuple, Finding] = {}
+    for found in findings:
+        cause = found.kind, found.kernel, found.where, found.other
+        seen = causes.get(cause)
+        if seen:
+            found = replace(seen, count=seen.count + found.count, verbs=seen.verbs | found.verbs)
+        causes[cause] = found
+    return sorted(causes.values(), key=lambda finding: (not finding.is_error, -finding.count))
+
+
+def index_text(index) -> str:
+    """`[3]` or `[1, 2]`."""
+    if index is None:
+        return ""
+    return f"[{', '.join(map(str, index))}]" if isinstance(index, tuple) else f"[{index}]"
+
+
+def summary(findings) -> str:
+    """All findings as text, errors first."""
+    ordered = sorted(findings, key=lambda f: not f.is_error)
+    return "\n".join(f.text() for f in ordered)

@@ -1,0 +1,84 @@
+"""Polls that nobody can satisfy: whether the state of a batch, as far as it decides what its threads do, repeats.
+
+Between two looks every group of threads has had its turn. Where what decides about them is for the third time what it
+was at another look, nothing can ever change again. What decides is all memory, where each thread is, and the registers
+that branches, addresses, stores and warp instructions of the blocks that still run are computed from. A loop that merely
+counts its rounds repeats; one that ends at a count, or reads a clock for its branch, is another state each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from harness.vgpu.ptx.program import PURE, Program, reads_and_writes
+
+CLOCKS = ("sp_clock", "sp_globaltimer")
+
+
+def steering(program: Program, running: frozenset[int]) -> set[str]:
+    """The registers that can change what threads do while they stay in the basic blocks `running`."""
+    found: set[str] = set()
+    sources: dict[str, set[str]] = {}  # register -> what it is computed from
+    for index in running:
+        block = program.blocks[index]
+        if block.kind == "ret":
+            found.add(f"return_{block.function}")
+        instrs = block.instrs if block.term is None else [*block.instrs, block.term]
+        for i in instrs:
+            reads, writes = reads_and_writes(i)
+            if i.op not in PURE:
+                found |= set(reads)
+            for name in writes:
+                sources.setdefault(name, set()).update(reads)
+    todo = list(found)
+    while todo:
+        for name in sources.get(todo.pop(), ()):
+            if name not in found:
+                found.add(name)
+                todo.append(name)
+    return found
+
+
+class Looks:
+    """The states that one batch has been seen in, since the first look."""
+
+    def __init__(self, batch):
+        self.batch = batch
+        self.seen: dict[bytes, int] = {}
+        self.counts: dict[int, int] | None = None  # basic block -> its threads so far, at the last look
+        self.running: frozenset[int] = frozenset()  # the basic blocks that have run since the first look
+        self.slots: list[int] = []
+        self.timed = False  # whether a clock decides
+
+    def repeats(self, index: int, L, pending: dict) -> bool:
+        """Whether this is the third look at one state; the threads `L` are about to run block `index`."""
+        b = self.batch
+        self.look()
+        state: list = [index, L, *(x for i in sorted(pending) for x in (i, *pending[i]))]
+        state += [x for i, group, _ in b.waiting for x in (i, group)]
+        state += [sorted((k, *v.state()) for k, v in b.mbarriers.items()), len(b.copies)]
+        state += [self.slots, *(b.S[slot] for slot in self.slots)]
+        state += [b.clock() if self.timed else 0, b.shared_space.data, *b.arena.contents()]
+        if b.run.local_size:
+            state.append(b.local_space.data)
+        digest = hashlib.blake2b(digest_size=16)
+        for part in state:
+            plain = not isinstance(part, np.ndarray) or part.ndim == 0
+            digest.update(repr(part).encode() if plain else np.ascontiguousarray(part).data)
+        key = digest.digest()
+        self.seen[key] = self.seen.get(key, 0) + 1
+        return self.seen[key] == 3
+
+    def look(self) -> None:
+        """Find out which basic blocks run, and the slots of the registers that decide what they do."""
+        before, self.counts = self.counts, dict(self.batch.run.block_threads)
+        if before is None:
+            return
+        running = self.running | {k for k, n in self.counts.items() if n != before.get(k)}
+        if running != self.running:
+            self.running = running
+            names, slots = steering(self.batch.program, running), self.batch.code.slots
+            self.slots = sorted(slots[name] for name in names if name in slots)
+            self.timed = any(name.startswith(CLOCKS) for name in names)

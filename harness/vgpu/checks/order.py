@@ -1,0 +1,538 @@
+"""Asynchronous copies and products: whether what they read and write in shared memory is ordered with everything else.
+
+Bulk copies, TMA and wgmma work on shared memory while the threads that asked for them go on. They are ordered by what
+threads wait for: the phase of an mbarrier, a group of bulk stores, a group of products. From there the order travels as
+between threads, through arrivals and waits of mbarriers and through barriers. And they reach memory by another way than
+loads and stores (the "async proxy"), so that a store is seen by them only behind a fence.proxy.async.
+
+Each thread has a row: for every thread of its cluster the time up to which it knows what that one has done. Threads that
+have passed one barrier share a row. Time is a number that grows with every release. An asynchronous operation has for
+every thread the time at which that thread has seen it end: another thread knows of the end if it knows of some such time.
+What is compared is only what is the last at a place: the copy, the store and the loads since, the operations that read.
+
+This check takes part in kernels that use such instructions. Races between plain loads and stores are races.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from harness.vgpu.memory.access import Access
+from harness.vgpu.memory.barrier_state import MBarrier
+from harness.vgpu.ptx.parser import Instr
+
+NEVER = np.iinfo(np.int32).max
+SLOTS = 64  # operations that read, in one thread block, between two writes
+ROWS = 1024
+MOST_THREADS = 4096  # of a cluster
+MERGE = 128  # lists of loads or stores that are kept before they become one
+UNIT = 4  # bytes of shared memory whose last store is known
+COPY, STORE, PRODUCT = "copy into shared memory", "bulk store", "wgmma"
+
+
+class Operation:
+    """An asynchronous operation: what reads, or writes, shared memory until somebody has waited for it."""
+
+    __slots__ = ["done", "instr", "instrs", "issued", "kind", "places", "slot", "thread"]
+
+    def __init__(self, kind: str, instr: Instr, thread: int, width: int):
+        self.kind, self.instr, self.thread = kind, instr, thread
+        self.instrs = {id(instr)}
+        self.done = np.full(width, NEVER, np.int32)  # when each thread of the cluster has seen its end
+        self.issued = 0  # of products: when the last of a group was issued
+        self.places = 0  # units of 16 bytes where it is the last
+        self.slot = -1
+
+
+def bits_of(value: int) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    while value:
+        yield (value & -value).bit_length() - 1
+        value &= value - 1
+
+
+class Order:
+    """The order of one batch. Threads are named by their number in the batch: block * threads + thread."""
+
+    def __init__(self, batch):
+        self.batch, self.run = batch, batch.run
+        self.width = batch.threads * self.run.cluster_size
+        threads = batch.count * batch.threads
+        self.rows = np.zeros((ROWS, self.width), np.int32)
+        self.used = 1  # row 0 knows nothing
+        self.most = ROWS // 2  # rows before those that nobody has any more are forgotten
+        self.row_of = np.zeros(threads, np.int64)
+        self.fence_row = np.zeros(threads, np.int64)  # what a thread knew at its last proxy fence
+        self.now = 1
+        self.arrivals: dict[tuple[int, int], int] = {}  # (thread block, barrier) -> row of its bar.arrive
+        units = batch.count * batch.shared_size // 16 + 1
+        self.per_block = batch.shared_size // 16
+        self.writer = np.zeros(units, np.int32)  # the copy that wrote last, 0 for none
+        self.readers = np.zeros(units, np.uint64)  # the operations that have read since, by slot
+        self.store_thread = np.full(
+            4 * units, -1, np.int32
+        )  # who stored last, when, and when that was fenced
+        self.store_time = np.zeros(4 * units, np.int32)
+        self.store_fenced = np.zeros(4 * units, np.int32)
+        self.unfenced: list[tuple[np.ndarray, np.ndarray]] = []  # (places of stores, threads)
+        self.loads: dict[
+            int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+        ] = {}  # (units, threads, times) by block
+        self.copies: dict[int, Operation] = {}
+        self.next_copy = 1
+        self.slots: dict[int, dict[int, Operation]] = {}  # by thread block
+        self.open: dict[int, list[Operation]] = {}  # uncommitted operations of a thread, or warpgroup's first
+        self.groups: dict[int, list[list[Operation]]] = {}  # committed ones, oldest first
+
+    # -- rows -----------------------------------------------------------------------------------------------
+    def threads(self, P) -> np.ndarray:
+        """The numbers of the threads at some positions."""
+        return self.batch.block_of[P] * self.batch.threads + self.batch.thread_of[P]
+
+    def add_row(self, row: np.ndarray) -> int:
+        """The number of a new row."""
+        if self.used == len(self.rows):
+            self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
+        self.rows[self.used] = row
+        self.used += 1
+        return self.used - 1
+
+    def sweep(self):
+        """Forget the rows that nobody has any more."""
+        barriers = list(self.batch.mbarriers.values())
+        kept = [self.row_of, self.fence_row, np.array([*self.arrivals.values()], np.int64)]
+        kept += [np.array([x for b in barriers for x in (b.arriving, b.arrived)], np.int64)]
+        live = np.unique(np.concatenate([np.zeros(1, np.int64), *kept]))
+        number = np.zeros(self.used, np.int64)
+        number[live] = np.arange(len(live))
+        self.rows[: len(live)] = self.rows[live]
+        self.used = len(live)
+        self.row_of, self.fence_row = number[self.row_of], number[self.fence_row]
+        self.arrivals = {key: int(number[row]) for key, row in self.arrivals.items()}
+        for b in barriers:
+            b.arriving, b.arrived = int(number[b.arriving]), int(number[b.arrived])
+
+    def release(self, threads: np.ndarray, into: int = 0) -> int:
+        """A row of what these threads of one cluster know and have done, and of what is known in `into`."""
+        row = self.rows[np.unique(np.append(self.row_of[threads], into))].max(axis=0)
+        row[threads % self.width] = self.now
+        return self.add_row(row)
+
+    def acquire(self, threads: np.ndarray, row: int):
+        """These threads learn what a row knows."""
+        mine = self.row_of[threads]
+        for old in np.unique(mine).tolist():
+            if (self.rows[old] < self.rows[row]).any():
+                joined = self.add_row(np.maximum(self.rows[old], self.rows[row]))
+                self.row_of[threads[mine == old]] = joined
+
+    def know(self, threads: np.ndarray, time: int):
+        """These threads know what each of them has done up to a time."""
+        mine = self.row_of[threads]
+        for old in np.unique(mine).tolist():
+            row = self.rows[old].copy()
+            row[threads % self.width] = np.maximum(row[threads % self.width], time)
+            self.row_of[threads[mine == old]] = self.add_row(row)
+
+    def tick(self):
+        """What comes now is later than every release so far. No row may be in anybody's hands but those `sweep` knows."""
+        self.now += 1
+        if self.used > self.most:
+            self.sweep()
+            self.most = max(ROWS // 2, 2 * self.used)
+
+    # -- barriers -------------------------------------------------------------------------------------------
+    def barrier(self, P, number: int | str):
+        """The threads at these positions pass a barrier together, each thread block (or cluster) for itself."""
+        threads = self.threads(P)
+        size = self.width if isinstance(number, str) else self.batch.threads
+        for group in np.unique(threads // size).tolist():
+            mine = threads[threads // size == group]
+            before = 0 if isinstance(number, str) else self.arrivals.pop((group, number), 0)
+            self.row_of[mine] = self.release(mine, before)
+        self.tick()
+
+    def bar_arrive(self, P, number: int):
+        """Threads arrive at a numbered barrier and go on."""
+        threads = self.threads(P)
+        for block in np.unique(threads // self.batch.threads).tolist():
+            mine = threads[threads // self.batch.threads == block]
+            self.arrivals[block, number] = self.release(mine, self.arrivals.get((block, number), 0))
+        self.tick()
+
+    def warp_sync(self, P):
+        """bar.warp.sync."""
+        threads, warps = self.threads(P), self.batch.warp_of[P]
+        for warp in np.unique(warps).tolist():
+            mine = threads[warps == warp]
+            self.row_of[mine] = self.release(mine)
+        self.tick()
+
+    def arrive(self, P, barrier: MBarrier):
+        """Threads arrive at an mbarrier."""
+        barrier.arriving = self.release(self.threads(P), barrier.arriving)
+        self.tick()
+
+    def end_phase(self, barrier: MBarrier):
+        """A phase of an mbarrier is over."""
+        row = np.maximum(self.rows[barrier.arriving], self.rows[barrier.arrived])
+        barrier.arrived, barrier.arriving = self.add_row(row), 0
+        barrier.copies = {k: some for k, some in barrier.copies.items() if any(c.places > 0 for c in some)}
+
+    def waited(self, P, barrier: MBarrier):
+        """Threads have seen the end of the mbarrier's last phase: they know its arrivals, and its copies are done."""
+        threads = self.threads(P)
+        self.acquire(threads, barrier.arrived)
+        for phase, copies in barrier.copies.items():
+            if phase < barrier.phase:
+                for copy in copies:
+                    self.see(copy, threads)
+
+    def see(self, operation: Operation, threads: np.ndarray):
+        """Threads have seen the end of an operation."""
+        place = threads % self.width
+        operation.done[place] = np.minimum(operation.done[place], self.now)
+
+    def knows(self, operation: Operation, threads: np.ndarray) -> np.ndarray:
+        """Which of these threads know that an operation is over."""
+        known = operation.done[threads % self.width] != NEVER
+        rows = self.row_of[threads]
+        for row in np.unique(rows[~known]).tolist():
+            if (self.rows[row] >= operation.done).any():
+                known |= rows == row
+        return known
+
+    def proxy_fence(self, P):
+        """fence.proxy.async of these threads: their stores, and those that they know of, are seen by other ways too."""
+        threads = self.threads(P)
+        self.fence_row[threads] = self.row_of[threads]
+        here = np.zeros(len(self.row_of), bool)
+        here[threads] = True
+        left = []
+        for cells, who in self.unfenced:
+            mine = here[who]
+            some = cells[mine]
+            still = self.store_thread[some] == who[mine]
+            self.store_fenced[some[still]] = self.now
+            if not mine.all():
+                left.append((cells[~mine], who[~mine]))
+        self.unfenced = left
+        self.tick()
+
+    # -- loads and stores of threads --------------------------------------------------------------------------
+    def access(self, A: Access, index, L):
+        """A load, store or atomic of shared memory; `index` in units of its size."""
+        P = self.batch.positions(L)
+        threads = self.threads(P)
+        start = np.broadcast_to(index, len(P)) << A.shift
+        units = start >> 4
+        self.against_copies(A.instr, threads, units, A.writes)
+        if A.writes:
+            self.against_readers(A.instr, threads, units)
+            self.stored(threads, start, max(A.nbytes // UNIT, 1))
+        else:
+            copied = self.writer[units] != 0
+            if copied.any():
+                self.loaded(threads[copied], units[copied])
+
+    def loaded(self, threads, units):
+        """Remember loads of what a copy has brought: the next copy must come behind them."""
+        times = np.full(len(units), self.now, np.int32)
+        blocks = units // self.per_block
+        for block in np.unique(blocks).tolist():
+            mine = blocks == block
+            kept = self.loads.setdefault(block, [])
+            kept.append((units[mine], threads[mine], times[mine]))
+            if len(kept) > MERGE:
+                some = [np.concatenate(x)[::-1] for x in zip(*kept, strict=True)]
+                _, last = np.unique(some[0] * len(self.row_of) + some[1], return_index=True)
+                self.loads[block] = [(some[0][last], some[1][last], some[2][last])]
+
+    def stored(self, threads, start, count: int):
+        """Remember stores, and that what was there before is gone."""
+        cells = ((start // UNIT)[:, None] + np.arange(count)).reshape(-1)
+        who = np.repeat(threads, count)
+        self.store_thread[cells], self.store_time[cells], self.store_fenced[cells] = who, self.now, NEVER
+        self.unfenced.append((cells, who))
+        if len(self.unfenced) > MERGE:
+            cells = np.unique(np.concatenate([c for c, _ in self.unfenced]))
+            cells = cells[self.store_fenced[cells] == NEVER]
+            self.unfenced = [(cells, self.store_thread[cells])]
+        units = np.unique(start >> 4)
+        self.forget(units[(self.writer[units] != 0) | (self.readers[units] != 0)])
+
+    def against_copies(self, instr: Instr, threads, units, writes: bool):
+        """A thread uses what a copy has written: it must know that the copy is over."""
+        last = self.writer[units]
+        if not last.any():
+            return
+        for number in np.unique(last[last != 0]).tolist():
+            mine = last == number
+            copy = self.copies[number]
+            known = self.knows(copy, threads[mine])
+            if not known.all():
+                k = np.flatnonzero(mine)[np.flatnonzero(~known)[0]]
+                verb = "is written here" if writes else "is read here"
+                self.report("unfinished copy", instr, copy.instr, int(threads[k]), int(units[k]), int((~known).sum()),
+                            f"{verb}, and the thread has not waited for the copy that brings it")  # fmt: skip
+
+    def against_readers(self, instr: Instr, threads, units):
+        """A thread stores where operations read: it must know that they are over."""
+        bits = self.readers[units]
+        if not bits.any():
+            return
+        for block in np.unique(units[bits != 0] // self.per_block).tolist():
+            here = units // self.per_block == block
+            for slot in bits_of(int(np.bitwise_or.reduce(bits[here]))):
+                mine = here & (bits >> np.uint64(slot) & np.uint64(1) != 0)
+                reader = self.slots[block][slot]
+                known = self.knows(reader, threads[mine])
+                if not known.all():
+                    k = np.flatnonzero(mine)[np.flatnonzero(~known)[0]]
+                    self.report("operand overwritten", instr, reader.instr, int(threads[k]), int(units[k]),
+                                int((~known).sum()), f"is stored to while a {reader.kind} may still read it")  # fmt: skip
+
+    # -- operations -------------------------------------------------------------------------------------------
+    def copy_in(self, instr: Instr, position: int, units: np.ndarray, barrier: MBarrier | None):
+        """A copy into shared memory begins; an mbarrier tells when it is over."""
+        thread = self.threads(np.array([position]))
+        block = int(units[0]) // self.per_block
+        for slot in bits_of(int(np.bitwise_or.reduce(self.readers[units]))):
+            reader = self.slots[block][slot]
+            if not self.knows(reader, thread).all():
+                which = self.readers[units] >> np.uint64(slot) & np.uint64(1) != 0
+                self.report("stage reused early", instr, reader.instr, int(thread[0]), int(units[which][0]),
+                            int(which.sum()), f"is copied to while a {reader.kind} may still read it")  # fmt: skip
+        last = self.writer[units]
+        for number in np.unique(last[last != 0]).tolist():
+            copy = self.copies[number]
+            if not self.knows(copy, thread).all() and not self.same_phase(copy, barrier):
+                k = int(np.flatnonzero(last == number)[0])
+                self.report("stage reused early", instr, copy.instr, int(thread[0]), int(units[k]),
+                            int((last == number).sum()), "is copied to while another copy into it may be under way")  # fmt: skip
+        self.against_loads(instr, thread, block, units)
+        self.against_stores(instr, thread, units, "is copied to")
+        self.forget(units)
+        self.store_thread[(units[:, None] * 4 + np.arange(4)).reshape(-1)] = -1
+        copy = self.copy_of(instr, int(thread[0]), barrier)
+        self.writer[units] = copy.slot
+        copy.places += len(units)
+
+    def same_phase(self, copy: Operation, barrier: MBarrier | None) -> bool:
+        """Whether a copy is counted by the phase that a barrier is in."""
+        return barrier is not None and copy in barrier.copies.get(barrier.phase, ())
+
+    def copy_of(self, instr: Instr, thread: int, barrier: MBarrier | None) -> Operation:
+        """The operation that stands for all copies of an instruction in one phase; its slot is its number."""
+        some = [] if barrier is None else barrier.copies.setdefault(barrier.phase, [])
+        for copy in some:
+            if copy.instr is instr and copy.thread == thread and copy.kind == COPY:
+                return copy
+        copy = Operation(COPY, instr, thread, self.width)
+        copy.slot = self.next_copy
+        self.copies[copy.slot] = copy
+        self.next_copy += 1
+        some.append(copy)
+        return copy
+
+    def against_loads(self, instr: Instr, thread, block: int, units):
+        """A copy begins where threads have loaded what was there: it must come behind their loads."""
+        kept = self.loads.get(block)
+        if not kept:
+            return
+        here = np.zeros(self.per_block, bool)
+        here[units - block * self.per_block] = True
+        row = self.rows[self.row_of[thread[0]]]
+        left = []
+        for where, who, times in kept:
+            mine = here[where - block * self.per_block]
+            late = mine & (row[who % self.width] < times) & (who != thread[0])
+            if late.any():
+                k = int(np.flatnonzero(late)[0])
+                self.report("stage reused early", instr, None, int(thread[0]), int(where[k]), int(late.sum()),
+                            f"is copied to, and nothing says that {self.name(int(who[k]))} has loaded what was there")  # fmt: skip
+            if not mine.all():
+                left.append((where[~mine], who[~mine], times[~mine]))
+        self.loads[block] = left
+
+    def against_stores(self, instr: Instr, threads, units, verb: str):
+        """An operation uses what threads have stored: behind a barrier, and behind a proxy fence."""
+        cells = (units[:, None] * 4 + np.arange(4)).reshape(-1)
+        cells = cells[self.store_thread[cells] >= 0]
+        if not len(cells):
+            return
+        who, time, fenced = self.store_thread[cells], self.store_time[cells], self.store_fenced[cells]
+        rows = self.row_of[threads]
+        for number in np.unique(rows).tolist():
+            members = threads[rows == number]
+            row = self.rows[number][who % self.width]
+            own = who == members[0] if len(members) == 1 else np.zeros(len(who), bool)
+            through = self.rows[self.fence_row[members[0]]][who % self.width] >= time
+            unordered = ~own & (row < time)
+            unfenced = ~unordered & ~through & np.where(own, fenced == NEVER, row < fenced)
+            for bad, kind, why in (
+                (unordered, "unordered store", f"{verb} here, and nothing orders it behind the store by {{}}"),
+                (unfenced, "missing proxy fence", f"{verb} here by the async proxy, and no fence.proxy.async lies between"
+                                                  " that and the store by {}"),
+            ):  # fmt: skip
+                if bad.any():
+                    k = int(np.flatnonzero(bad)[0])
+                    self.report(kind, instr, None, int(members[0]), int(cells[k]) // 4, int(bad.sum()),
+                                why.format(self.name(int(who[k]))))  # fmt: skip
+
+    def forget(self, units):
+        """These places are written anew: what was the last there is not any more."""
+        if not len(units):
+            return
+        last, counts = np.unique(self.writer[units], return_counts=True)
+        for number, n in zip(last.tolist(), counts.tolist(), strict=True):
+            if number:
+                self.copies[number].places -= n
+                if self.copies[number].places <= 0:
+                    del self.copies[number]
+        self.writer[units] = 0
+        bits = self.readers[units]
+        for block in np.unique(units[bits != 0] // self.per_block).tolist():
+            mine = bits[units // self.per_block == block]
+            for slot in bits_of(int(np.bitwise_or.reduce(mine))):
+                reader = self.slots[block][slot]
+                reader.places -= int(np.count_nonzero(mine >> np.uint64(slot) & np.uint64(1)))
+                if reader.places <= 0:
+                    del self.slots[block][slot]
+        self.readers[units] = 0
+
+    def reads(self, operation: Operation, units):
+        """An operation reads some places of one thread block."""
+        block = int(units[0]) // self.per_block
+        slots = self.slots.setdefault(block, {})
+        if slots.get(operation.slot) is not operation:
+            free = next((s for s in range(SLOTS) if s not in slots), None)
+            if free is None:  # the oldest that is over goes
+                free = next((s for s, x in slots.items() if (x.done != NEVER).any()), next(iter(slots)))
+                del slots[free]
+                mask = ~np.uint64(1 << free)
+                self.readers[block * self.per_block : (block + 1) * self.per_block] &= mask
+            operation.slot = free
+            slots[free] = operation
+        bit = np.uint64(1 << operation.slot)
+        units = np.unique(units)
+        new = self.readers[units] & bit == 0
+        self.readers[units[new]] |= bit
+        operation.places += int(new.sum())
+
+    def copy_out(self, instr: Instr, position: int, units: np.ndarray, barrier: MBarrier | None = None):
+        """A bulk store reads shared memory; a group of its thread tells when that is over, or an mbarrier."""
+        thread = self.threads(np.array([position]))
+        self.against_copies(instr, np.full(len(units), thread[0]), units, False)
+        self.against_stores(instr, thread, units, "is read")
+        store = Operation(STORE, instr, int(thread[0]), self.width)
+        self.reads(store, units)
+        if barrier is None:
+            self.open.setdefault(int(thread[0]), []).append(store)
+        else:
+            barrier.copies.setdefault(barrier.phase, []).append(store)
+
+    def bulk_commit(self, P):
+        """Each thread's bulk stores so far are a group."""
+        for thread in self.threads(P).tolist():
+            self.groups.setdefault(thread, []).append(self.open.pop(thread, []))
+
+    def bulk_wait(self, P, allowed: int):
+        """Each thread knows that all but its newest groups have read."""
+        for thread in self.threads(P).tolist():
+            groups = self.groups.get(thread, [])
+            over = max(len(groups) - allowed, 0)
+            for store in [store for group in groups[:over] for store in group]:
+                self.see(store, np.array([thread]))
+            self.groups[thread] = groups[over:]
+
+    # -- products -----------------------------------------------------------------------------------------------
+    def product(self, instr: Instr, P: np.ndarray, units: np.ndarray | None):
+        """wgmma.mma_async of warpgroups, positions [warpgroup, 128]: it reads places [warpgroup, units]."""
+        for k, some in enumerate(P):
+            threads = self.threads(some)
+            key = self.key(threads)
+            if not self.open.get(key):
+                self.open[key] = [Operation(PRODUCT, instr, int(threads[0]), self.width)]
+            product = self.open[key][0]
+            product.instrs.add(id(instr))
+            product.issued = self.now
+            if units is None:
+                continue
+            self.wgmma_against_copies(instr, threads, units[k])
+            self.against_stores(instr, threads, units[k], "is read")
+            self.reads(product, units[k])
+
+        self.tick()
+
+    def key(self, threads: np.ndarray) -> int:
+        """How the groups of a warpgroup are found: no thread's number is negative."""
+        return -1 - int(threads[0])
+
+    def wgmma_against_copies(self, instr: Instr, threads, units):
+        """All threads of the warpgroup must know that the copies are over whose bytes the product reads."""
+        last = self.writer[units]
+        for number in np.unique(last[last != 0]).tolist():
+            copy = self.copies[number]
+            known = self.knows(copy, threads)
+            if not known.all():
+                k = int(np.flatnonzero(last == number)[0])
+                self.report("unfinished copy", instr, copy.instr, int(threads[~known][0]), int(units[k]), int((~known).sum()),
+                            "is read here, and the thread has not waited for the copy that brings it")  # fmt: skip
+
+    def wgmma_commit(self, P):
+        """The products of each warpgroup so far are a group."""
+        for threads in self.threads(P).reshape(-1, 128):
+            key = self.key(threads)
+            self.groups.setdefault(key, []).append(self.open.pop(key, []))
+
+    def wgmma_wait(self, P, allowed: int):
+        """All but the newest groups of each warpgroup are over. A thread's wait is one for the whole product: its four warps
+        have issued it, so that what they did before is over too."""
+        for threads in self.threads(P).reshape(-1, 128):
+            groups = self.groups.get(self.key(threads), [])
+            over = max(len(groups) - allowed, 0)
+            ended = [product for group in groups[:over] for product in group]
+            for product in ended:
+                self.see(product, threads)
+            if ended:
+                self.know(threads, max(product.issued for product in ended))
+            self.groups[self.key(threads)] = groups[over:]
+
+    def unfinished(self, P, instr: Instr) -> np.ndarray:
+        """Which threads' warpgroups have not waited for a product of an instruction."""
+        threads = self.threads(P)
+        first = threads - threads % self.batch.threads + threads % self.batch.threads // 128 * 128
+        out = np.zeros(len(threads), bool)
+        for k in np.unique(first).tolist():
+            some = [*self.open.get(-1 - k, []), *(x for group in self.groups.get(-1 - k, []) for x in group)]
+            if any(id(instr) in product.instrs for product in some):
+                out |= first == k
+        return out
+
+    # -- the end ------------------------------------------------------------------------------------------------
+    def finish(self):
+        """All threads have returned: their shared memory is gone, so bulk stores must have read it."""
+        left = [
+            *self.open.items(),
+            *((k, [x for group in groups for x in group]) for k, groups in self.groups.items()),
+        ]
+        for key, operations in left:
+            for store in operations if key >= 0 else ():
+                self.report("bulk store left behind", store.instr, None, store.thread, -1, 1,
+                            "the thread returns without cp.async.bulk.wait_group, and the shared memory that this still"
+                            " reads goes with its block")  # fmt: skip
+
+    def name(self, thread: int) -> str:
+        """A thread in a message."""
+        return f"thread {self.run.thread_index(thread % self.batch.threads)}"
+
+    def report(
+        self, kind: str, instr: Instr, other: Instr | None, thread: int, unit: int, count: int, message: str
+    ):
+        """One finding; `unit` is the place in units of 16 bytes, or -1."""
+        if unit >= 0:
+            message = f"{self.batch.shared_name(unit * 16 % self.batch.shared_size)} {message}"
+        self.run.disorder(self.batch, kind, instr, other, thread, count, message)

@@ -1,0 +1,647 @@
+"""Race check: every access is logged, and conflicts are searched in bulk, independent of the schedule that happened.
+
+Two accesses to the same bytes by different threads conflict when one of them is a plain store, or one is atomic and
+the other a plain access. An atomic of block scope (`.cta`) is one for its own block only: between blocks it conflicts
+with every other. Conflicts are a race when nothing orders them:
+- threads of different blocks are ordered by nothing, except release and acquire through a global atomic or through a
+  barrier of their cluster (below);
+- threads of one block are ordered by a barrier between the accesses (they have different `epoch`);
+- threads of one warp are ordered by a warp-wide instruction between shared-memory accesses (`warp epoch`).
+
+Per granule of memory (the smallest element the kernel accesses) three marks are kept: the last store, load and atomic.
+A mark is one integer: block or warp epoch, barrier epoch, thread and instruction. A load is compared with the store
+mark and the other way round, so the order in which the two were executed does not matter.
+
+Kernels that use the result of an atomic, or a strong load, may order blocks by it ("the last block reduces"); warps of a
+block may do so by a flag in shared memory. They get vector clocks (clocks.py): an atomic or strong load is an acquire only
+if its result is used and it, or a fence after it, has acquire semantics; a release needs a fence or release semantics
+before. So do kernels with a cluster barrier: its arrive is a release (unless `.relaxed`), its wait an acquire. There the
+log is kept and sorted at the end, that of shared memory too where blocks of a cluster reach into each other's.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from harness.vgpu.memory.arena import Extent
+from harness.vgpu.ptx.parser import WIDTH
+from harness.vgpu.ptx.program import registers
+
+from .clocks import Clocks, SharedOfAll
+from .events import Recorder
+from .findings import index_text, named, plural
+
+u8 = np.uint64
+_INSTR, _THREAD, _EPOCH, _TOP = 12, 10, 14, 27
+_THREAD_AT, _EPOCH_AT, _TOP_AT = u8(12), u8(22), u8(36)
+_SEVERAL = u8(1 << 63)
+_EPOCH_MASK = (1 << _EPOCH) - 1
+LIMIT = 1 << 22  # logged thread accesses before the log is digested
+ORDER = {"W": 0, "A": 1, "R": 2, "S": 3, "B": 4, "T": 5}
+# What conflicts with an access of each role (see Access.role), and what does so only in another block.
+CONFLICTS = {"W": "WASBTR", "A": "WR", "B": "WR", "R": "WAB", "S": "W", "T": "W"}
+SCOPE_CONFLICTS = {"A": "BT", "B": "ABST", "S": "B", "T": "AB"}
+
+
+def granule_of(program, spaces: tuple[str, ...]) -> int:
+    """The smallest element size with which the kernel accesses these state spaces."""
+    smallest = 8
+    for block in program.blocks:
+        for i in block.instrs:
+            if i.op in ("ld", "st", "atom", "red", "ldmatrix", "stmatrix", "cp", "mma"):
+                words = {m.split("::")[0] for m in i.mods}
+                space = next(
+                    (s for s in ("shared", "global", "local", "param", "const", "frame") if s in words),
+                    "generic",
+                )
+                if space in spaces or i.op == "cp":
+                    widths = [WIDTH[m] for m in i.mods if WIDTH.get(m)]
+                    copied = 2 if "tensor" in i.mods else 4  # what is copied without a type
+                    smallest = min(smallest, copied if i.op == "cp" else widths[-1] if widths else 4)
+    return smallest
+
+
+def synchronises(program) -> bool:
+    """Whether blocks may order each other: a global atomic whose result is used, a strong load, a cluster barrier."""
+    for block in program.blocks:
+        if block.kind == "cluster":
+            return True
+        for i in block.instrs:
+            if "cta" in i.mods or any(m.startswith("shared") for m in i.mods):
+                continue
+            if i.op == "atom" and any(r in program.read for r in registers(i.args[0])):
+                return True
+            if i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods):
+                return True
+    return False
+
+
+def follows_shared(program, cluster_size: int) -> tuple[bool, bool]:
+    """Whether warps of a block may order each other by flags in its shared memory, and whether blocks of a cluster reach
+    each other's shared memory, by what the clocks know: barriers of the cluster, fences and atomics."""
+    instrs = [i for b in program.blocks for i in b.instrs]
+    shared = [i for i in instrs if any(m.startswith("shared") for m in i.mods)]
+    polls = any(
+        (i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods))
+        or (i.op == "atom" and any(r in program.read for r in registers(i.args[0])))
+        for i in shared
+    )
+    orders = any(i.op in ("fence", "membar") or "acquire" in i.mods or "acq_rel" in i.mods for i in instrs)
+    flags = polls and orders and any(b.spins for b in program.blocks)
+    other = any(
+        (i.op == "mbarrier" and "cluster" in i.mods) or (i.op == "cp" and "bulk" in i.mods) for i in instrs
+    )
+    remote = (
+        cluster_size > 1 and not other and any(i.op == "mapa" or "shared::cluster" in i.mods for i in instrs)
+    )
+    return flags, remote
+
+
+class Marks:
+    """The last store, load and atomic per granule of one tensor (or of a batch's shared memory)."""
+
+    __slots__ = ("by_kind", "size")
+
+    def __init__(self, size: int):
+        self.size = size
+        self.by_kind: dict[str, np.ndarray] = {}
+
+    def get(self, kind: str) -> np.ndarray:
+        """The marks of a kind, made when first needed."""
+        found = self.by_kind.get(kind)
+        if found is None:
+            found = self.by_kind[kind] = np.zeros(self.size, u8)
+        return found
+
+
+def clash_global(other, mine):
+    """Race of two accesses in global memory: other block, or same block and epoch but another thread."""
+    x = other ^ mine
+    return (other != 0) & ((x >> _TOP_AT != 0) | ((x >> _EPOCH_AT == 0) & (x >> _THREAD_AT != 0)))
+
+
+def clash_scope(other, mine):
+    """Race of two accesses of which one has block scope: they are by different blocks."""
+    return (other != 0) & ((other ^ mine) >> _TOP_AT != 0)
+
+
+def clash_shared(other, mine):
+    """Race of two accesses in one block's shared memory: same epoch, another thread, not ordered inside its warp."""
+    x = other ^ mine
+    same_epoch = (x >> _EPOCH_AT) & u8(_EPOCH_MASK) == 0
+    thread = (x >> _THREAD_AT) & u8(1023)
+    ordered = (thread >> u8(5) == 0) & (x >> _TOP_AT != 0)
+    return (other != 0) & same_epoch & (thread != 0) & ~ordered
+
+
+class Logged(Protocol):
+    """What is read of the batch whose accesses are logged (engines/interpreter/executor.py)."""
+
+    count: int  # thread blocks
+    shared_size: int  # bytes of shared memory of each
+
+
+class AccessLog:
+    """All accesses of a launch: feeds the counters and the recorder of events, and finds races."""
+
+    def __init__(self, run):
+        self.run = run
+        self.checking = run.checks.races
+        self.counting = run.checks.counters
+        self.events = Recorder(run, run.keep_events) if run.keep_events else None
+        self.active = self.checking or self.counting or self.events is not None
+        code = run.code
+        if not hasattr(code, "granules"):
+            code.granules = (
+                granule_of(code.program, ("global", "generic", "const")),
+                granule_of(code.program, ("shared", "generic")),
+                synchronises(code.program),
+            )
+        self.granule, self.shared_granule, syncs = code.granules
+        self.marks: dict[Extent, Marks] = {}
+        self.entries: dict[Extent, list] = {}
+        self.written: set[Extent] = set()
+        self.fresh: list = []
+        self.size = 0
+        self.has_store = False
+        self.batch: Logged | None = None
+        flags, remote = follows_shared(code.program, run.cluster_size)
+        self.ordered = OrderedLog(self, flags) if (syncs or flags or remote) and self.checking else None
+        self.clocks = self.ordered.clocks if self.ordered else None
+        self.flags, self.follows = flags, flags or remote
+        self.warp_syncs = False  # whether a warp-wide instruction has been executed
+
+    # -- called by the executor -----------------------------------------------------------------------------
+    def start_batch(self, batch):
+        """Ready for the accesses of a new batch."""
+        self.batch = batch
+        self.shared: list = []
+        self.shared_store = False
+        self.segment = 0
+        self.shared_marks: Marks | None = None
+        self.ids: tuple | None = None
+
+    def identity(self, batch):
+        """Marks of all threads without epoch and instruction: (global ones, shared ones)."""
+        if self.ids is None or self.ids[0] is not batch.thread_of:
+            thread = batch.thread_of.astype(u8) << _THREAD_AT
+            block = batch.blocks[batch.block_of].astype(u8) << _TOP_AT
+            self.ids = (batch.thread_of, block | thread, thread, batch.warp_of, batch.lane_of)
+        return self.ids
+
+    def add(self, batch, A, tensor: Extent, index, L):
+        """A global access: `index` in units of the access size, an int where all threads have the same."""
+        if not self.active:
+            return
+        if self.events:
+            self.events.add(batch, A, tensor, index, L)
+        ids = self.identity(batch)
+        epoch = batch.epochs(L)
+        segment = self.clocks.segments(batch, L) if self.clocks else None
+        entry = (A, index, ids, L, epoch, segment)
+        self.entries.setdefault(tensor, []).append(entry)
+        self.fresh.append((entry, tensor))
+        if A.writes or A.kind == "A":
+            self.has_store = True
+            self.written.add(tensor)
+        self.size += batch.n if L is None else len(L)
+        if self.clocks and A.kind == "A":
+            places = np.broadcast_to(index, batch.n if L is None else len(L)) << A.shift
+            self.clocks.access(batch, A, places, L)
+        if self.size > LIMIT:
+            self.digest()
+
+    def add_shared(self, batch, A, index, L):
+        """A shared access of the own block."""
+        if not self.active:
+            return
+        if self.events:
+            self.events.add_shared(batch, A, index, L)
+        ids = self.identity(batch)
+        epoch = batch.epochs(L)
+        top = 0
+        if batch.warp_synced:
+            top = batch.warp_epoch[batch.warp_of if L is None else batch.warp_of[L]]
+        if self.ordered and self.follows:
+            self.ordered.add_shared(batch, A, index, L)
+        self.shared.append((A, index, ids, L, epoch, top, self.segment))
+        self.shared_store = self.shared_store or A.kind != "R"
+        self.size += batch.n if L is None else len(L)
+        if self.size > LIMIT:
+            self.digest()
+
+    def add_remote(self, batch, A, index, L):
+        """A shared access, by some threads to the memory of another block of their cluster."""
+        if self.ordered and self.follows:
+            self.ordered.add_shared(batch, A, index, L)
+
+    def barrier(self, batch, ready):
+        """The blocks `ready` (None: all) pass a barrier."""
+        if self.events:
+            self.events.barrier()
+        if self.shared:
+            self.digest_shared(keep_reads=ready is not None and not ready.all())
+        if self.has_store and self.clocks is None:
+            self.digest_global()
+
+    def warp_sync(self, batch, L):
+        """The warps of `L` execute a warp-wide instruction."""
+        self.warp_syncs = True
+        if batch.shared_size and self.checking:
+            if L is None:
+                batch.warp_epoch += 1
+            else:
+                batch.warp_epoch[np.unique(batch.warp_of[L])] += 1
+            batch.warp_synced = True
+            self.segment += 1
+
+    def fence(self, batch, L, narrow: bool):
+        """A fence of the threads `L`; `narrow`: for their own block only."""
+        if self.clocks:
+            self.clocks.fence(batch, L, narrow)
+
+    def cluster_arrive(self, batch, L, release: bool):
+        """The threads `L` arrive at the barrier of their cluster."""
+        if self.clocks:
+            self.clocks.cluster_arrive(batch, L, release)
+
+    def cluster_wait(self, batch, L):
+        """The threads `L` go on behind the barrier of their cluster."""
+        if self.clocks:
+            self.clocks.cluster_wait(batch, L)
+
+    def end_batch(self, batch):
+        """All threads of the batch have exited."""
+        self.digest()
+
+    def finish(self):
+        """The launch is over."""
+        if self.batch is not None:
+            self.digest()
+        if self.ordered:
+            self.ordered.finish()
+        if self.events:
+            self.run.launch.events = self.events.finish()
+
+    def digest(self):
+        """Count and check what is logged."""
+        if self.shared:
+            self.digest_shared(keep_reads=True)
+        self.digest_global(everything=self.size > LIMIT)
+        self.size = 0
+
+    # -- global memory --------------------------------------------------------------------------------------
+    def digest_global(self, everything: bool = False):
+        if self.counting and self.fresh:
+            self.run.counters.consume_global(self.fresh)
+        self.fresh = []
+        self.has_store = False
+        if not self.checking:
+            self.entries = {}
+            return
+        if self.ordered:
+            self.ordered.take(self.entries)
+            self.entries = {}
+            return
+        for tensor in list(self.entries):
+            # Loads alone cannot race; they wait in the log for a store, or until the log is too long.
+            if tensor in self.written or everything:
+                self.check_global(tensor, self.entries.pop(tensor))
+
+    def expand(self, entries, granule: int, base: int = 0):
+        """(granule index, mark) arrays of entries of one kind."""
+        where, marks = [], []
+        for e in entries:
+            A, index, ids, L, epoch = e[:5]
+            shared = len(e) == 7
+            identity = ids[2 if shared else 1]
+            mark = identity if L is None else identity[L]
+            extra = u8(min(A.number + 1, 4095))  # a mark is never 0
+            if np.ndim(epoch):
+                mark = mark | ((epoch.astype(u8) & u8(_EPOCH_MASK)) << _EPOCH_AT) | extra
+            else:
+                mark = mark | (u8((int(epoch) & _EPOCH_MASK) << 22) | extra)
+            if shared:
+                top = e[5]
+                if np.ndim(top):
+                    mark = mark | (top.astype(u8) << _TOP_AT)
+            cells = max(A.nbytes // granule, 1)
+            if np.ndim(index) == 0:
+                index = np.full(len(mark), index)
+            first = (((index << A.shift) - base) // granule) if cells == 1 or base else index * cells
+            if cells == 1:
+                where.append(first)
+                marks.append(mark)
+            else:
+                for k in range(cells):
+                    where.append(first + k)
+                    marks.append(mark)
+        if len(where) == 1:
+            return where[0], marks[0]
+        return np.concatenate(where), np.concatenate(marks)
+
+    def check_global(self, tensor: Extent, entries):
+        granule = self.granule
+        marks = self.marks.get(tensor)
+        if marks is None:
+            marks = self.marks[tensor] = Marks((tensor.end - tensor.start) // granule + 2)
+        base = tensor.start - self.run.arena.base
+        kinds: dict[str, list] = {}
+        for e in entries:
+            kinds.setdefault(e[0].role, []).append(e)
+        found = {
+            k: self.expand(v, granule, base) for k, v in sorted(kinds.items(), key=lambda x: ORDER[x[0]])
+        }
+        for kind, (where, mine) in found.items():
+            table = marks.get(kind)
+            old = table[where]
+            table[where] = mine
+            won = table[where]
+            several = ((won ^ mine) >> _TOP_AT != 0) | ((old != 0) & ((old ^ mine) >> _TOP_AT != 0))
+            for other in (won, old):
+                self.compare_global(tensor, kind, kind, where, mine, other)
+            if several.any():
+                table[where[several]] |= _SEVERAL
+        for kind, (where, mine) in found.items():
+            for against in marks.by_kind:
+                if against != kind:
+                    other = marks.by_kind[against][where]
+                    self.compare_global(tensor, kind, against, where, mine, other)
+
+    def compare_global(self, tensor, kind: str, against: str, where, mine, other):
+        """Report the races between accesses of two roles."""
+        if against in CONFLICTS[kind]:
+            self.report_global(tensor, where, mine, other, clash_global(other, mine))
+        elif against in SCOPE_CONFLICTS.get(kind, ""):
+            self.report_global(tensor, where, mine, other, clash_scope(other, mine), "atomic scope")
+
+    def report_global(self, tensor, where, mine, other, bad, name: str = "global race"):
+        if self.warp_syncs:
+            # Global marks have no warp epoch: two instructions of one warp count as ordered in kernels that use
+            # warp-wide instructions, two threads at one instruction never.
+            x = other ^ mine
+            bad = bad & ~((x >> u8(17) == 0) & (x & u8((1 << _INSTR) - 1) != 0))
+        if not bad.any():
+            return
+        # The bit "several blocks" says that another block is among them: show the mark's own block, if it is another.
+        across = bad & (((other ^ mine) >> _TOP_AT) != 0)
+        granule = self.shared_granule if isinstance(tensor, SharedOfAll) else self.granule
+        for part, kind in ((across, name), (bad & ~across, "race inside a block")):
+            if part.any():
+                self.report(kind, tensor, where[part], mine[part], other[part], granule)
+
+    def report(self, kind, tensor, where, mine, other, granule, batch=None):
+        """One finding for each pair of instructions."""
+
+        run = self.run
+        mask = u8((1 << _INSTR) - 1)
+        a, b = mine & mask, other & mask
+        pair = np.where(a < b, a << u8(12) | b, b << u8(12) | a)
+        for value in np.unique(pair):
+            which = np.flatnonzero(pair == value)
+            k = int(which[0])
+            first = self.run.code.accesses[int(a[k]) - 1]
+            second = self.run.code.accesses[int(b[k]) - 1]
+            who, them = int(mine[k]), int(other[k])
+            cells = len(np.unique(where[which]))
+            byte = int(where[k]) * granule
+            thread = run.thread_index(who >> 12 & 1023)
+            their_thread = run.thread_index(them >> 12 & 1023)
+            theirs = block = run.block_index(who >> 36 & (1 << _TOP) - 1)
+            whose = ""
+            if isinstance(tensor, SharedOfAll):
+                name, index, owner = tensor.part(byte, first.width)
+                theirs = run.block_index(them >> 36 & (1 << _TOP) - 1)
+                if theirs != block or owner != (who >> 36 & (1 << _TOP) - 1):
+                    whose = f" of block {_t(run.block_index(owner))}"
+                kind = "shared race" if kind != "atomic scope" else kind
+            elif kind == "shared race":
+                assert batch is not None  # shared memory is a batch's
+                local = byte % batch.shared_size
+                theirs = block = run.block_index(int(batch.blocks[byte // batch.shared_size]))
+                extent = next((x for x in run.shared_extents if x.start <= local < x.end), None)
+                name = extent.name if extent else "shared memory"
+                index = extent.index(local, first.width) if extent else None
+            else:
+                name, index = tensor.name, tensor.index(tensor.start + byte, first.width)
+                theirs = run.block_index(them >> 36 & (1 << _TOP) - 1)
+            if kind == "global race":
+                other_block = f"block {_t(theirs)}" if theirs != block else "another block"
+                order = "nothing orders the blocks of a grid"
+                if self.ordered:
+                    order = "no release and acquire covers these two threads (is a barrier missing?)"
+                why = f"block {_t(block)} and {_verb(second)} by {other_block}: {order}"
+            elif kind == "atomic scope":
+                other_block = f"block {_t(theirs)}" if theirs != block else "another block"
+                why = f"block {_t(block)} and {_verb(second)} by {other_block}: block scope counts inside one block only"
+            elif theirs != block:
+                why = (
+                    f"block {_t(block)} and {_verb(second)} by block {_t(theirs)} of its cluster:"
+                    " no barrier of the cluster is between them"
+                )
+            else:
+                why = (
+                    f"thread {_t(thread)} and {_verb(second)} by thread {_t(their_thread)} of the same block,"
+                    " with no barrier between them"
+                )
+            message = (
+                f"{named(name)}{whose}{index_text(index)}: {_verb(first)} by {why} ({plural(cells, 'place')})"
+            )
+            run.record(
+                kind, first.instr, message, tensor=name, index=index, block=block, thread=thread,
+                count=cells, other=second.instr, verbs=frozenset((_verb(first), _verb(second))),
+            )  # fmt: skip
+
+    # -- shared memory --------------------------------------------------------------------------------------
+    def digest_shared(self, keep_reads: bool):
+        batch = self.batch
+        assert batch is not None  # it has logged the entries
+        entries, self.shared = self.shared, []
+        store, self.shared_store = self.shared_store, False
+        if self.counting:
+            self.run.counters.consume_shared(batch, entries)
+        # Loads alone matter only if somebody may still store in the same epoch.
+        if not self.checking or self.flags or not (store or keep_reads or self.shared_marks is not None):
+            return
+        if self.shared_marks is None:
+            self.shared_marks = Marks(batch.count * batch.shared_size // self.shared_granule + 1)
+        segments: list[list] = []
+        for e in entries:
+            if not segments or segments[-1][0][6] != e[6]:
+                segments.append([])
+            segments[-1].append(e)
+        for part in segments:
+            self.check_shared(self.shared_marks, part, keep_reads or len(segments) > 1)
+
+    def check_shared(self, marks: Marks, entries, keep_reads: bool):
+        kinds: dict[str, list] = {}
+        for e in entries:
+            kinds.setdefault(e[0].role, []).append(e)
+        found = {
+            k: self.expand(v, self.shared_granule)
+            for k, v in sorted(kinds.items(), key=lambda x: ORDER[x[0]])
+        }
+        for kind, (where, mine) in found.items():
+            if kind == "R" and not keep_reads:
+                continue
+            table = marks.get(kind)
+            old = table[where]
+            table[where] = mine
+            if kind == "W":
+                won = table[where]
+                for other in (won, old):
+                    self.report_shared(where, mine, other)
+        for kind, (where, mine) in found.items():
+            for against in CONFLICTS[kind]:
+                if against != kind and against in marks.by_kind:
+                    self.report_shared(where, mine, marks.by_kind[against][where])
+
+    def report_shared(self, where, mine, other):
+        bad = clash_shared(other, mine)
+        if bad.any():
+            self.report(
+                "shared race", None, where[bad], mine[bad], other[bad], self.shared_granule, self.batch
+            )
+
+
+class OrderedLog:
+    """The log of a launch whose threads order each other by more than barriers: judged at its end, by clocks."""
+
+    def __init__(self, log: AccessLog, flags: bool):
+        run = log.run
+        self.log, self.flags = log, flags
+        self.clocks = Clocks(run.cluster_size)
+        gx, gy, gz = run.grid
+        self.shared = SharedOfAll(gx * gy * gz, run.shared_size, run.shared_extents)
+        self.entries: dict[Extent, list] = {}
+        self.remote: dict[tuple, tuple] = {}  # accesses to other blocks' shared memory, one of each kind
+
+    def take(self, entries: dict) -> None:
+        """Keep the log of global memory."""
+        for tensor, some in entries.items():
+            self.entries.setdefault(tensor, []).extend(some)
+
+    def add_shared(self, batch, A, index, L) -> None:
+        """A shared access; `index` in units of the access size in the shared memory of the batch."""
+        positions = batch.positions(L)
+        slot, byte = np.divmod(np.broadcast_to(index, len(positions)) << A.shift, self.shared.size)
+        place = batch.blocks[slot] * self.shared.size + byte
+        segments = self.clocks.segments(batch, L)
+        entry = (A, place >> A.shift, self.log.identity(batch), L, batch.epochs(L), segments)
+        self.entries.setdefault(self.shared, []).append(entry)
+        if A.kind == "A":
+            self.clocks.access(batch, A, -1 - place, L)
+        own = batch.block_of[positions]
+        for k in np.flatnonzero(slot != own).tolist():
+            warp, epoch = int(batch.thread_of[positions[k]]) >> 5, int(batch.epoch[own[k]]) & _EPOCH_MASK
+            key = A.number, int(segments[0][k]), epoch, warp, int(batch.blocks[slot[k]])
+            self.remote.setdefault(
+                key,
+                (A, int(positions[k]), int(place[k]), batch.blocks[own[k]], batch.thread_of[positions[k]]),
+            )
+
+    def finish(self) -> None:
+        """Judge everything: the launch is over."""
+        for tensor, entries in self.entries.items():
+            if any(e[0].kind != "R" for e in entries):
+                self.check(tensor, entries)
+        for (_, segment, epoch, warp, owner), (A, _, place, block, thread) in self.remote.items():
+            if not self.clocks.over_before_exit((segment, epoch, warp), owner):
+                self.report_late(A, place, int(block), int(thread))
+
+    def report_late(self, A, place: int, block: int, thread: int) -> None:
+        """An access to the shared memory of a block that may have returned by then."""
+        run = self.log.run
+        name, index, owner = self.shared.part(place, A.width)
+        message = (
+            f"{_verb(A)} by block {_t(run.block_index(block))} of {named(name)}{index_text(index)} of block"
+            f" {_t(run.block_index(owner))}, which may have returned by then: a barrier of the cluster must come after it"
+        )
+        run.record(
+            "early return", A.instr, message, tensor=name, index=index, block=run.block_index(block),
+            thread=run.thread_index(thread),
+        )  # fmt: skip
+
+    def check(self, tensor: Extent, entries) -> None:
+        """Search one tensor's accesses for pairs that conflict and are not ordered."""
+        log = self.log
+        shared = tensor is self.shared
+        base = 0 if shared else tensor.start - log.run.arena.base
+        granule = log.shared_granule if shared else log.granule
+        where, marks, kinds, segments, times = [], [], [], [], []
+        for e in entries:
+            w, m = log.expand([e], granule, base)
+            repeat = len(w) // max(len(e[5][0]), 1)
+            where.append(w)
+            marks.append(m)
+            kinds.append(np.full(len(w), ORDER[e[0].role]))
+            segments.append(np.tile(e[5][0], repeat))
+            times.append(np.full(len(w), e[5][1]))
+        w, m, k, s, t = (np.concatenate(x) for x in (where, marks, kinds, segments, times))
+        order = np.lexsort((t, w))
+        w, m, k, s = w[order], m[order], k[order], s[order]
+        number = np.arange(len(w))
+        first = np.r_[True, w[1:] != w[:-1]]
+        start = np.maximum.accumulate(np.where(first, number, 0))
+        there = np.unique(k).tolist()
+        for first_role, mine in ORDER.items():
+            for second_role, other in ORDER.items():
+                if mine not in there or other not in there:
+                    continue
+                if second_role in CONFLICTS[first_role]:
+                    clash, name = clash_global, "global race"
+                elif second_role in SCOPE_CONFLICTS.get(first_role, ""):
+                    clash, name = clash_scope, "atomic scope"
+                else:
+                    continue
+                # the last earlier access of the other kind to the same place by another thread
+                previous = np.maximum.accumulate(np.where(k == other, number, -1))
+                previous = np.r_[-1, previous[:-1]]
+                pick = np.flatnonzero((k == mine) & (previous >= start))
+                self.judge(tensor, w, m, s, pick, previous[pick], clash, name)
+                if mine == other:
+                    continue
+                following = np.minimum.accumulate(np.where(k == other, number, len(w))[::-1])[::-1]
+                ok = np.flatnonzero((k == mine) & (following < len(w)))
+                ok = ok[w[following[ok]] == w[ok]]
+                self.judge(tensor, w, m, s, following[ok], ok, clash, name)
+
+    def judge(self, tensor, w, m, s, later, earlier, clash, name: str) -> None:
+        """Report the pairs of accesses that are not ordered."""
+        if not len(later):
+            return
+        a, b = m[later], m[earlier]
+        bad = clash(b, a)
+        if tensor is self.shared and not self.flags:  # inside a block the epochs have the say
+            bad &= (a ^ b) >> _TOP_AT != 0
+        bad = np.flatnonzero(bad)
+        if not len(bad):
+            return
+        epochs_and_warps = ~u8(0) >> u8(64 - 36) & ~((u8(1) << u8(17)) - u8(1))
+        whose = (s[earlier[bad]], b[bad] & epochs_and_warps, s[later[bad]], a[bad] & epochs_and_warps)
+        pairs, pair_of = np.unique(
+            np.stack([x.astype(np.int64) for x in whose], 1), axis=0, return_inverse=True
+        )
+        ordered = [
+            self.clocks.ordered((x, mx >> 22, mx >> 17 & 31), (y, my >> 22, my >> 17 & 31))
+            for x, mx, y, my in pairs.tolist()
+        ]
+        keep = bad[~np.array(ordered)[pair_of.reshape(-1)]]
+        if len(keep):
+            self.log.report_global(tensor, w[later[keep]], a[keep], b[keep], np.ones(len(keep), bool), name)
+
+
+def _t(t) -> str:
+    return f"({t[0]}, {t[1]}, {t[2]})"
+
+
+def _verb(A) -> str:
+    """What an access is called in a message."""
+    if A.kind == "A":
+        scope = " of block scope" if A.narrow else ""
+        if A.instr.op in ("atom", "red"):
+            return f"an atomic{scope}"
+        return f"a strong {'load' if A.instr.op == 'ld' else 'store'}{scope}"
+    return "a load" if A.kind == "R" else "a store"

@@ -1,0 +1,68 @@
+"""Whether anything depends on shared memory that nobody has written: the launch once more, with other bytes in it.
+
+Where a line table names the library's own algorithms, an unwritten word that they read and do not use is told from a
+mistake by its place. Without line tables nobody can tell whose an instruction is; there the launch is run again from the
+same global memory, with random bytes in place of the unwritten shared memory. What then stores the same and finds the
+same does not depend on them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.vgpu.memory.arena import Extent
+
+KEEP = 1 << 28
+"""Bytes of global memory that are kept for a second run, at most."""
+
+Held = tuple[np.ndarray, np.ndarray, bool]
+"""Data and written-map of a tensor, and whether it was ready."""
+
+
+class Before:
+    """What tensors held before a launch wrote them."""
+
+    def __init__(self, arena):
+        self.arena = arena
+        self.kept: dict[Extent, Held] | None = {}
+        self.size = 0
+
+    def first_write(self, tensor: Extent) -> None:
+        """The launch is about to write a tensor for the first time."""
+        self.size += tensor.end - tensor.start
+        if self.size > KEEP:
+            self.kept = None
+        if self.kept is not None:
+            self.kept[tensor] = self.arena.snapshot(tensor)
+
+
+def depends_on_unwritten(run) -> bool:
+    """Whether a finished run gives something else with other bytes in its unwritten shared memory; True if unknown.
+
+    Memory is afterwards as it was.
+    """
+    before = run.before.kept
+    if before is None:
+        return True
+    arena = run.arena
+    after = {tensor: arena.snapshot(tensor) for tensor in before}
+    for tensor, held in before.items():
+        arena.restore(tensor, held)
+    again = run.again()
+    if again is not None:
+        same = again.printed == run.printed and causes(again) == causes(run)
+        same = same and again.before.kept is not None and set(again.before.kept) == set(before)
+        for tensor in before:
+            data, written, _ = arena.snapshot(tensor)
+            same = same and all(map(np.array_equal, (data, written), after[tensor][:2]))
+        for tensor, held in (again.before.kept or {}).items():
+            if tensor not in before:
+                arena.restore(tensor, held)
+    for tensor, held in after.items():
+        arena.restore(tensor, held)
+    return again is None or not same
+
+
+def causes(run) -> set[tuple]:
+    """What was found, without how often."""
+    return {(f.kind, f.where, f.other, f.tensor) for f in run.findings}

@@ -1,0 +1,332 @@
+"""The threads of a batch and the memory that they see: every load and store, checked, logged and done.
+
+A batch (executor.py) holds some thread blocks of one launch. Threads have positions 0..n-1 in it; `None` in place of a
+position array means all of them. Addresses are arrays, one for each thread, or one number for all. An access that is
+wrong is reported by the launch and then reads and writes a place that belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.vgpu.checks.findings import index_text, named
+from harness.vgpu.checks.order import Order
+from harness.vgpu.engines.opcodes.codegen import Code
+from harness.vgpu.memory.access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
+from harness.vgpu.memory.arena import Extent, Space
+
+SMALL = 40  # below this many threads Python's min and max are faster than NumPy's
+
+
+class BatchMemory:
+    """Some thread blocks of one launch, where their threads are, and their shared, local and global memory."""
+
+    def __init__(self, run, blocks: np.ndarray):
+        self.run, self.blocks = run, blocks
+        self.arena, self.checks, self.log = run.arena, run.checks, run.log
+        self.code: Code = run.code
+        self.program = self.code.program
+        threads, count = run.threads, len(blocks)
+        self.n = count * threads
+        self.threads, self.count = threads, count
+        self.warps_per_block = -(-threads // 32)
+        self.block_of = np.repeat(np.arange(count), threads)
+        self.thread_of = np.tile(np.arange(threads), count)
+        self.warp_of = self.block_of * self.warps_per_block + (self.thread_of >> 5)
+        self.lane_of = self.thread_of & 31
+        self.alive = np.full(count, threads)
+        self.exited_early = False
+        self.epoch = np.zeros(count, np.int64)  # barriers passed, per thread block
+        self.even_epoch: int | None = 0  # the same for all blocks, or None
+        self.warp_epoch = np.zeros(count * self.warps_per_block, np.int64)
+        self.warp_synced = False
+        self.order: Order | None = None  # of asynchronous copies and products, where the kernel has any
+        self.spaces(run)
+
+    def spaces(self, run):
+        self.global_space = self.arena.space
+        self.base = np.uint64(self.arena.base)
+        size = run.shared_size
+        if size:
+            data = run.unwritten_bytes(self.count * size)
+            written = np.zeros(self.count * size, np.uint8)
+            self.shared_space = Space(data, written)
+            written.reshape(self.count, size)[:, :64] = 1  # the sink
+        else:
+            self.shared_space = Space(np.zeros(64, np.uint8), np.ones(64, np.uint8))
+        self.shared_size = size
+        self.shared_base = self.block_of * size
+        local = run.local_size
+        if local:
+            written = np.zeros(self.n * local, np.uint8)
+            written.reshape(self.n, local)[:, :16] = 1  # the sink
+            self.local_space = Space(np.zeros(self.n * local, np.uint8), written)
+            self.local_base = np.arange(self.n) * local
+        self.param_space = run.param_space
+
+    def positions(self, L):
+        """`L`, or all positions."""
+        return np.arange(self.n) if L is None else L
+
+    def epochs(self, L):
+        """The barriers passed by the blocks of the threads L (None: all): one number where all blocks agree."""
+        if self.even_epoch is not None:
+            return self.even_epoch
+        return self.epoch[self.block_of if L is None else self.block_of[L]]
+
+    def passed(self, ready):
+        """A barrier has been passed by the thread blocks `ready` (None: all that have not ended): accesses before it are over."""
+        self.run.log.barrier(self, ready)
+        self.run.counters.barriers += int(np.count_nonzero(self.alive if ready is None else ready))
+        if ready is None:
+            self.epoch += 1
+            if self.even_epoch is not None:
+                self.even_epoch += 1
+        else:
+            self.epoch[ready] += 1
+            self.even_epoch = int(self.epoch[0]) if (self.epoch == self.epoch[0]).all() else None
+
+    # -- memory ---------------------------------------------------------------------------------------------
+    def constant_address(self, address):
+        """The device address of a constant whose address has been kept in 32 bits, as constant memory allows."""
+        low = np.uint32(self.arena.base & 0xFFFFFFFF)
+        return (address - low).astype(np.uint64) + self.base
+
+    def load_global(self, A: Access, address, L):
+        index = self.global_index(A, address, L)
+        return self.fetch(A, self.global_space, index, L)
+
+    def store_global(self, A: Access, address, value, L):
+        index = self.global_index(A, address, L)
+        self.write(A, self.global_space, index, value, L)
+
+    def global_index(self, A: Access, address, L):
+        """Checked element index (units of the access size) in the arena; the access is logged."""
+        t = A.tensor
+        if address.ndim == 0:
+            low = high = bits = int(address)
+        elif len(address) <= SMALL:
+            values = address.tolist()
+            low, high = min(values), max(values)
+            bits = low | high if A.mask == 0 else int(np.bitwise_or.reduce(address))
+        else:
+            low, high = int(address.min()), int(address.max())
+            bits = int(np.bitwise_or.reduce(address))
+        if low < t.start or high + A.mask >= t.end or bits & A.mask:
+            return self.global_index_slow(A, address, L)
+        if address.ndim == 0:
+            index = (low - self.arena.base) >> A.shift
+        else:
+            index = ((address - self.base) >> A.shift64).view(np.int64)
+        if A.writes:
+            if not t.written:
+                self.run.first_write(t)
+            if t.forbids:
+                self.run.forbidden(self, A, t, address, L)
+        if not A.unlogged:
+            self.log.add(self, A, t, index, L)
+        return index
+
+    def global_index_slow(self, A: Access, address, L):
+        """The same when threads touch several tensors, or when some access is wrong."""
+        positions = self.positions(L)
+        wide = np.broadcast_to(address, len(positions))
+        number, ends = self.arena.locate(wide)
+        starts = self.arena._arrays[0]
+        inside = (wide >= starts[number]) & (wide + np.uint64(A.mask) < ends)
+        aligned = wide & np.uint64(A.mask) == 0
+        good = inside & aligned
+        if not good.all():
+            self.run.bad_address(self, A, wide, positions, inside, aligned)
+            wide = np.where(good, wide, self.base + np.uint64(self.arena.sink))
+        found = np.unique(number[good])
+        extents = self.arena.extents
+        index = ((wide - self.base) >> A.shift64).view(np.int64)
+        owners = self.run.owners(A)
+        for k in found.tolist():
+            part = good & (number == k)
+            if owners and extents[k] not in owners:
+                self.run.strayed(self, A, owners, wide, positions, part)
+            if A.writes:
+                self.run.first_write(extents[k])
+                if extents[k].forbids:
+                    self.run.forbidden(self, A, extents[k], wide[part], positions[part])
+            if not A.unlogged:
+                self.log.add(self, A, extents[k], index[part], positions[part])
+        if len(found) == 1 and good.all():
+            A.tensor = extents[int(found[0])]
+        A.mixed = len(found) != 1 or not good.all()
+        return index
+
+    def fetch(self, A: Access, space: Space, index, L):
+        """Read, and check that what is read has been written."""
+        data, written, full = A.views(space)
+        if not A.tensor.ready or A.mixed:
+            A.mixed = False
+            if self.checks.uninitialised:
+                state = written[index]
+                if not (state == full).all():
+                    self.run.unwritten(self, A, state != full, index, L)
+        value = data[index]
+        if self.log.events:
+            self.log.events.values(self, value, L)
+        if A.count == 1:
+            return value
+        return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))
+
+    def write(self, A: Access, space: Space, index, value, L):
+        data, written, full = A.views(space)
+        if self.log.events:
+            many = A.count > 1
+            self.log.events.values(self, np.stack(np.broadcast_arrays(*value), -1) if many else value, L)
+        if A.count == 1:
+            data[index] = value if np.ndim(index) or not value.ndim else value[-1]
+        else:
+            for k, part in enumerate(value):
+                data[index, k] = part if np.ndim(index) or not part.ndim else part[-1]
+        if not A.tensor.ready or A.mixed:
+            A.mixed = False
+            written[index] = full
+
+    def offset_index(self, A: Access, address, base, extents: list[Extent], L):
+        """Checked index in shared or local memory: `base` is where each thread's part begins."""
+        t = A.tensor
+        low, high = (
+            (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
+        )
+        if low < t.start or high + A.mask >= t.end or (address & address.dtype.type(A.mask)).any():
+            bad = False
+            for t in extents:
+                if low >= t.start and high + A.mask < t.end:
+                    A.tensor = t
+                    bad = (address & address.dtype.type(A.mask)).any()
+                    break
+            else:
+                bad = True
+            if bad:
+                address = self.offset_bad(A, address, extents, L)
+        place = base if L is None else base[L]
+        return (place + address.astype(np.int64)) >> A.shift
+
+    def offset_bad(self, A: Access, address, extents, L):
+        positions = self.positions(L)
+        wide = np.broadcast_to(address, len(positions)).astype(np.int64)
+        inside = np.zeros(len(positions), bool)
+        for t in extents:
+            inside |= (wide >= t.start) & (wide + A.mask < t.end)
+        aligned = wide & A.mask == 0
+        good = inside & aligned
+        if not good.all():
+            self.run.bad_address(self, A, wide, positions, inside, aligned)
+        A.mixed = True
+        return np.where(good, wide, 0)
+
+    def load_shared(self, A: Access, address, L):
+        index = self.shared_index(A, address, L)
+        return self.fetch(A, self.shared_space, index, L)
+
+    def store_shared(self, A: Access, address, value, L):
+        self.write(A, self.shared_space, self.shared_index(A, address, L), value, L)
+
+    def shared_index(self, A: Access, address, L):
+        if self.run.cluster_size > 1:
+            return self.cluster_index(A, address, L)
+        index = self.offset_index(A, address, self.shared_base, self.run.shared_extents, L)
+        self.log.add_shared(self, A, index, L)
+        if self.order:
+            self.order.access(A, index, L)
+        return index
+
+    def cluster_index(self, A: Access, address, L):
+        """Shared addresses in a cluster: the top byte is 0 for the own block, else 1 + the rank of another."""
+        address = np.broadcast_to(address, len(self.positions(L))).astype(np.int64)
+        rank = address >> 24
+        own = self.block_of if L is None else self.block_of[L]
+        size = self.run.cluster_size
+        block = np.where(rank == 0, own, own - own % size + np.clip(rank - 1, 0, size - 1))
+        place = np.zeros(self.n, np.int64)
+        place[self.positions(L)] = block * self.shared_size
+        index = self.offset_index(A, address & 0xFFFFFF, place, self.run.shared_extents, L)
+        if (block == own).all():
+            self.log.add_shared(self, A, index, L)
+        else:
+            self.log.add_remote(self, A, index, L)
+        if self.order:
+            self.order.access(A, index, L)
+        return index
+
+    def shared_name(self, offset: int) -> str:
+        """How findings call what lies at an offset of shared memory, in words of 4 bytes."""
+        where = next((x for x in self.run.shared_extents if x.start <= offset < x.end), None)
+        return f"{named(where.name)}{index_text(where.index(offset, 4))}" if where else "shared memory"
+
+    def load_local(self, A: Access, address, L):
+        index = self.offset_index(A, address, self.local_base, self.run.local_extents, L)
+        return self.fetch(A, self.local_space, index, L)
+
+    def store_local(self, A: Access, address, value, L):
+        index = self.offset_index(A, address, self.local_base, self.run.local_extents, L)
+        self.write(A, self.local_space, index, value, L)
+
+    load_frame, store_frame = load_local, store_local
+
+    def load_param(self, A: Access, address, L):
+        """A kernel parameter at an address that the kernel computes."""
+        A.tensor = self.run.param_extent
+        data, _, _ = A.views(self.param_space)
+        top = max(len(self.param_space.data) // A.nbytes - 1, 0)
+        value = data[np.minimum(np.asarray(address).astype(np.int64) >> A.shift, top)]
+        if A.count == 1:
+            return value
+        return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))
+
+    def generic(self, A: Access, address):
+        """The one window that all addresses lie in ("global", "shared", "local", "param"), or None if mixed."""
+        low, high = (
+            (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
+        )
+        for name, start in (("param", PARAM_WINDOW), ("local", LOCAL_WINDOW), ("shared", SHARED_WINDOW)):
+            if low >= start:
+                return (name, start) if high < 2 * start else (None, 0)
+            if high >= start:
+                return None, 0
+        return "global", 0
+
+    def load_generic(self, A: Access, address, L):
+        name, window = self.generic(A, address)
+        if name is None:
+            return self.load_mixed(A, address, L)
+        A = A.in_space(name)
+        return getattr(self, f"load_{name}")(A, address - np.uint64(window), L)
+
+    def load_mixed(self, A: Access, address, L):
+        positions = self.positions(L)
+        out = [np.zeros(len(positions), f"u{A.width}") for _ in range(A.count)]
+        top = address >> np.uint64(56)
+        for value in np.unique(top):
+            part = top == value
+            got = self.load_generic(A, address[part], positions[part])
+            for k in range(A.count):
+                out[k][part] = got if A.count == 1 else got[k]
+        return out[0] if A.count == 1 else out
+
+    def store_generic(self, A: Access, address, value, L):
+        name, window = self.generic(A, address)
+        if name is not None:
+            A = A.in_space(name)
+            getattr(self, f"store_{name}")(A, address - np.uint64(window), value, L)
+            return
+        positions = self.positions(L)
+        top = address >> np.uint64(56)
+        for v in np.unique(top):
+            part = top == v
+            if A.count == 1:
+                some = value[part] if value.ndim else value
+            else:
+                some = tuple(x[part] if x.ndim else x for x in value)
+            self.store_generic(A, address[part], some, positions[part])
+
+    def store_param(self, A: Access, address, value, L):
+        self.run.bad_address(
+            self, A, np.broadcast_to(address, len(self.positions(L))), self.positions(L), None, None
+        )

@@ -1,0 +1,485 @@
+"""Runs the generated block functions over a batch of thread blocks, in lockstep with divergence and barriers.
+
+A batch holds many thread blocks; `pending` maps a basic block to the threads that wait to run it. The scheduler runs
+the first pending block in program order (see program.py), so threads that took different paths meet again where the
+paths join. `bar.sync` parks threads until all threads of their thread block that have not exited have arrived.
+
+Threads that exited are squeezed out, so kernels that guard with `if i < n` keep running on whole arrays.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from harness.vgpu.checks.divergence import Splits
+from harness.vgpu.checks.livelock import Looks
+from harness.vgpu.checks.order import MOST_THREADS, Order
+from harness.vgpu.engines.opcodes.codegen import put
+from harness.vgpu.ptx.parser import WIDTH
+
+from .wgmma import WarpgroupOps
+
+SPIN_ROUNDS = 256
+# Steps in polling loops between two looks at whether anything changes: several turns of all other threads lie between.
+SPIN_LOOK = 8 * SPIN_ROUNDS
+
+
+class StepBudget(Exception):
+    """The launch ran more basic blocks than its budget; `.block` is where it was."""
+
+    def __init__(self, block, threads: int):
+        super().__init__()
+        self.block, self.threads = block, threads
+
+
+class Livelock(StepBudget):
+    """Threads of `.batch` poll in `.block`, and the state of all of it repeats: nobody can ever let them go on."""
+
+    def __init__(self, block, threads: int, batch: Batch):
+        super().__init__(block, threads)
+        self.batch = batch
+
+
+class Trap(Exception):
+    """A thread executed `trap`."""
+
+    def __init__(self, block, batch, positions):
+        super().__init__()
+        self.block, self.batch, self.positions = block, batch, positions
+
+
+def _others_first(blocks, last: dict[int, int]):
+    """A priority that takes blocks outside of polling loops first, then the polling one that has waited longest."""
+    return lambda i: (blocks[i].spins, last.get(i, -1) if blocks[i].spins else blocks[i].order)
+
+
+def _plain(value) -> bool:
+    """Whether a barrier's (number, thread count, predicate) is that of `bar.sync 0`."""
+    number, count, predicate = value
+    return count is None and predicate is None and not isinstance(number, str) and np.ndim(number) == 0
+
+
+def part(value, which):
+    """The elements of a value for some threads; a value that is one for all, or none, stays."""
+    return value[which] if np.ndim(value) and not isinstance(value, str) else value
+
+
+def by_number(number, count: int):
+    """(barrier, which of `count` threads name it) for each barrier that a number, or an array of them, names."""
+    if isinstance(number, str) or np.ndim(number) == 0:
+        yield number if isinstance(number, str) else int(number), np.ones(count, bool)
+        return
+    for k in np.unique(number).tolist():
+        yield k, number == k
+
+
+def complete_for(complete: dict[int | str, np.ndarray], number, blocks: np.ndarray) -> np.ndarray:
+    """Whether the barrier that each thread waits for is complete in its thread block."""
+    go = np.zeros(len(blocks), bool)
+    for k, mine in by_number(number, len(blocks)):
+        go |= mine & complete[k][blocks]
+    return go
+
+
+class Batch(WarpgroupOps):
+    """Some thread blocks of one launch, their registers and their shared and local memory."""
+
+    def __init__(self, run, blocks: np.ndarray):
+        super().__init__(run, blocks)
+        self.S: list[Any] = [None] * len(self.code.slots)  # the registers, arrays or scalars
+        self.P: list[np.generic] = run.P
+        self.waiting: list[tuple] = []  # (basic block, positions, its barrier's value)
+        # Numbered barrier -> threads that have arrived at it without waiting (bar.arrive), by thread block.
+        self.arrivals: dict[int, np.ndarray] = {}
+        self.stuck: dict[
+            int, tuple[int, int]
+        ] = {}  # polling basic block -> (changes, threads) when it failed
+        self.specials(run)
+        self.start_warps()
+        self.start_bulk()
+        self.start_warpgroups()
+        checked = run.checks.races and self.program.is_asynchronous
+        self.order = Order(self) if checked and self.threads * run.cluster_size <= MOST_THREADS else None
+        self.splits = Splits(self)
+
+    # -- set-up ---------------------------------------------------------------------------------------------
+    def specials(self, run):
+        """Fill the register slots of special registers that the kernel reads."""
+        (gx, gy, gz), (bx, by, bz) = run.grid, run.block
+        cx, cy, cz = run.cluster
+        u4 = np.uint32
+        lanes = self.lane_of.astype(u4)
+        tid = self.thread_of
+        ctaid = self.blocks
+        x, y, z = ctaid % gx, ctaid // gx % gy, ctaid // (gx * gy)
+        rank = (x % cx) + (y % cy) * cx + (z % cz) * cx * cy
+        self.cluster_rank = rank
+        one = u4(1)
+        per_block = {
+            "ctaid_x": x, "ctaid_y": y, "ctaid_z": z,
+            "clusterid_x": x // cx, "clusterid_y": y // cy, "clusterid_z": z // cz,
+            "cluster_ctaid_x": x % cx, "cluster_ctaid_y": y % cy, "cluster_ctaid_z": z % cz,
+            "cluster_ctarank": rank, "smid": ctaid % 132,
+        }  # fmt: skip
+        per_thread = {
+            "tid_x": tid % bx, "tid_y": tid // bx % by, "tid_z": tid // (bx * by),
+            "laneid": lanes, "warpid": tid >> 5,
+        }  # fmt: skip
+        uniform = {
+            "ntid_x": bx, "ntid_y": by, "ntid_z": bz, "nctaid_x": gx, "nctaid_y": gy, "nctaid_z": gz,
+            "nclusterid_x": gx // cx, "nclusterid_y": gy // cy, "nclusterid_z": gz // cz,
+            "cluster_nctaid_x": cx, "cluster_nctaid_y": cy, "cluster_nctaid_z": cz, "cluster_nctarank": cx * cy * cz,
+            "is_explicit_cluster": int(cx * cy * cz > 1), "nwarpid": self.warps_per_block, "nsmid": 132, "gridid": 0,
+            "dynamic_smem_size": run.dynamic_shared, "total_smem_size": run.shared_size, "aggr_smem_size": 0,
+            "clock": 0, "clock64": 0, "globaltimer": 0, "clock_hi": 0, "globaltimer_lo": 0, "globaltimer_hi": 0,
+            "reserved_smem_offset_begin": 0, "reserved_smem_offset_end": 1024,
+        }  # fmt: skip
+        wide = {"clock64", "globaltimer", "gridid"}
+        for name, slot in self.code.slots.items():
+            if not name.startswith("sp_"):
+                continue
+            name = name[3:]
+            if name in per_block:
+                value = per_block[name].astype(u4)
+                self.S[slot] = value[self.block_of] if self.count > 1 else value[0]
+            elif name in per_thread:
+                self.S[slot] = per_thread[name].astype(u4)
+            elif name in uniform:
+                self.S[slot] = (np.uint64 if name in wide else u4)(uniform[name])
+            elif name.startswith("lanemask_"):
+                eq = one << lanes
+                self.S[slot] = {"eq": eq, "lt": eq - one, "le": eq | (eq - one), "gt": ~(eq | (eq - one)),
+                                "ge": ~(eq - one)}[name[9:]]  # fmt: skip
+        for name, kind in self.program.regs.items():
+            # A register that some path reads before it is written reads as zero.
+            width = {"pred": np.bool_, "b16": np.uint16, "b64": np.uint64}.get(kind)
+            if width is None:
+                width = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[min(WIDTH[kind], 8)]
+            self.S[self.code.slots[name]] = width(0)
+
+    def clock(self) -> int:
+        """A clock that grows with the work done; it is not a time."""
+        return self.run.steps * 16
+
+    # -- scheduling -----------------------------------------------------------------------------------------
+    def execute(self):
+        """Run all threads of the batch to their end. Raises StepBudget or Trap."""
+        blocks, code, run = self.program.blocks, self.code, self.run
+        order = [b.order for b in blocks]
+        pending: dict[int, list] = {0: [None]}
+        self.waiting = []
+        rounds = 0  # steps in polling loops since the last time that other threads were let run
+        turn = 0  # steps for which the others still go first
+        last: dict[int, int] = {}  # polling block -> step when it last ran
+        polled, looks = 0, Looks(self)  # steps in polling loops
+        while True:
+            if not pending:
+                if not self.release(pending):
+                    self.end_warpgroups()
+                    if self.order:
+                        self.order.finish()
+                    return
+                rounds = 0
+            if rounds > SPIN_ROUNDS:
+                # Some loop waits for other threads, which may wait for their turn or at a barrier: let them go on.
+                rounds, turn = 0, SPIN_ROUNDS
+                self.release(pending)
+            able = pending
+            if self.stuck:
+                able = [i for i, groups in pending.items() if not self.is_stuck(i, groups)]
+                if not able and self.release(pending):
+                    continue
+                able = able or pending
+            if len(pending) == 1:
+                index, groups = pending.popitem()
+            else:
+                first = order.__getitem__
+                if turn:
+                    turn -= 1
+                    first = _others_first(blocks, last)
+                index = min(able, key=first)
+                groups = pending.pop(index)
+            block = blocks[index]
+            if block.spins:
+                last[index] = run.steps
+                if pending or self.waiting:
+                    rounds += 1
+                polled += 1
+            L = groups[0] if len(groups) == 1 else self.merge(groups)
+            if block.spins and polled % SPIN_LOOK == 0 and looks.repeats(index, L, pending):
+                raise Livelock(block, self.n if L is None else len(L), self)
+            if (
+                L is not None
+                and not pending
+                and not self.waiting
+                and len(L) * 8 <= self.n * 7
+                and self.exited_early
+            ):
+                L = self.squeeze(L)
+            function = code.functions[index] or run.generate(index)
+            run.steps += 1
+            threads = self.n if L is None else len(L)
+            run.block_threads[index] = run.block_threads.get(index, 0) + threads
+            if run.steps > run.step_budget:
+                raise StepBudget(block, threads)
+            if run.deadline is not None and time.perf_counter() > run.deadline:
+                run.overdue()
+            self.poll_failed = False
+            value = function(self, self.S, L)
+            if self.poll_failed:
+                self.stuck[index] = self.changes, threads
+            kind = block.kind
+            if kind == "jump":
+                pending.setdefault(block.succs[0], []).append(L)
+            elif kind == "branch":
+                self.branch(block, value, L, pending)
+            elif kind == "barrier":
+                self.waiting.append((index, L, value))
+                if len(self.waiting) == 1 and not pending:
+                    self.release(pending)
+            elif kind == "call":
+                pending.setdefault(block.succs[0], []).append(L)
+            elif kind in ("ret", "switch"):
+                self.scatter(block, value, L, pending)
+            elif kind == "exit":
+                self.exit(L)
+            elif kind == "cluster":
+                self.waiting.append((index, L, ("cluster", None, None)))
+            else:
+                raise Trap(block, self, self.positions(L))
+
+    def is_stuck(self, index: int, groups) -> bool:
+        """Whether these are the threads that have polled an mbarrier here in vain, and none has ended a phase since."""
+        threads = sum(self.n if g is None else len(g) for g in groups)
+        return self.stuck.get(index) == (self.changes, threads)
+
+    def merge(self, groups):
+        """One sorted position array of several, None when it is everybody."""
+        if any(g is None for g in groups):
+            return None
+        L = np.sort(np.concatenate(groups))
+        return None if len(L) == self.n else L
+
+    def branch(self, block, p, L, pending):
+        taken, fall = block.succs
+        if p.ndim == 0:
+            pending.setdefault(taken if p else fall, []).append(L)
+            return
+        yes = np.count_nonzero(p)
+        if yes == 0:
+            pending.setdefault(fall, []).append(L)
+        elif yes == len(p):
+            pending.setdefault(taken, []).append(L)
+        else:
+            if L is None:
+                a, b = np.flatnonzero(p), np.flatnonzero(~p)
+            else:
+                a, b = L[p], L[~p]
+            pending.setdefault(taken, []).append(a)
+            pending.setdefault(fall, []).append(b)
+            self.run.counters.divergent_branches += self.splits.add(block.index, [a, b])
+
+    def scatter(self, block, value, L, pending):
+        """Indirect jump: `ret` of a device function, or a branch table."""
+        table = block.succs if block.kind == "switch" else None
+        if value.ndim == 0:
+            pending.setdefault(table[int(value)] if table else int(value), []).append(L)
+            return
+        L = self.positions(L)
+        parts = {int(v): L[value == v] for v in np.unique(value)}
+        self.splits.add(block.index, list(parts.values()))
+        for v, part in parts.items():
+            where = table[v] if table else v
+            pending.setdefault(where, []).append(None if len(part) == self.n else part)
+
+    def exit(self, L):
+        if L is None:
+            self.alive[:] = 0
+            self.exited_bits = self.all_bits.copy()
+        else:
+            self.alive -= np.bincount(self.block_of[L], minlength=self.count)
+            self.exited_bits |= self.gather_bits(L)
+            self.exited_early = True
+
+    def squeeze(self, L):
+        """Renumber: only the threads `L` are left, so `None` may stand for them."""
+        if self.copies_pending():
+            return L
+        keep = ("block_of", "thread_of", "warp_of", "lane_of", "shared_base")
+        for name in keep:
+            setattr(self, name, getattr(self, name)[L])
+        if self.run.local_size:
+            self.local_base = self.local_base[L]
+        self.squeeze_warps(L)
+        S = self.S
+        for k, value in enumerate(S):
+            if value is not None and value.ndim:
+                S[k] = value[L]
+        self.n = len(L)
+        return None
+
+    # -- barriers -------------------------------------------------------------------------------------------
+    def release(self, pending) -> bool:
+        """Let go the thread blocks whose threads have all arrived; when nothing else can run, force the rest."""
+        if not self.waiting:
+            return False
+        first = self.waiting[0]
+        if len(self.waiting) == 1 and first[1] is None and not pending and _plain(first[2]):
+            self.waiting = []
+            if self.order:
+                self.order.barrier(np.arange(self.n), 0)
+            self.passed(None)
+            self.note_exited(first[0], None)
+            pending[self.program.blocks[first[0]].succs[0]] = [None]
+            return True
+        waiting = [(i, self.positions(L), v) for i, L, v in self.waiting]
+        complete = self.completed(waiting)
+        going = [complete_for(complete, v[0], self.block_of[L]) for _, L, v in waiting]
+        forced = not any(go.any() for go in going)
+        if forced:
+            if pending:
+                return False
+            self.run.barrier_divergence(self, waiting, deadlock=True)
+            going = [np.ones(len(L), bool) for _, L, _ in waiting]
+        else:
+            odd = self.apart(waiting, going)
+            if odd.any():
+                self.run.barrier_divergence(self, waiting, deadlock=False, only=odd)
+        self.waiting = []
+        ready = np.zeros(self.count, bool)
+        values = self.reduce_barrier(waiting)
+        together = []
+        for (_, L, _), go in zip(waiting, going, strict=True):
+            ready[self.block_of[L[go]]] = True
+        for (index, L, value), result, go in zip(waiting, values, going, strict=True):
+            stay = L[~go]
+            moving = L[go]
+            if len(stay):
+                self.waiting.append(
+                    (index, stay, (part(value[0], ~go), part(value[1], ~go), part(value[2], ~go)))
+                )
+            if not len(moving):
+                continue
+            if not forced:
+                self.note_exited(index, ready, None if value[1] is None else moving)
+            if result is not None:
+                instr = self.program.blocks[index].term
+                put(self, self.S, self.code.slots[instr.args[0].name], moving, result[go])
+            if isinstance(value[0], str):
+                together.append(moving)
+            target = self.program.blocks[index].succs[0]
+            pending.setdefault(target, []).append(None if len(moving) == self.n else moving)
+        if together:
+            self.log.cluster_wait(self, np.concatenate(together))
+        if self.order and not forced:
+            self.order_barriers(waiting, going)
+        for k, done in complete.items():
+            if k in self.arrivals:
+                self.arrivals[k][done] = 0
+        self.passed(ready)
+        return True
+
+    def order_barriers(self, waiting, going):
+        """Tell the order of asynchronous operations who goes on from which barrier."""
+        assert self.order is not None
+        through: dict[int | str, list[np.ndarray]] = {}
+        for (_, L, (number, _, _)), go in zip(waiting, going, strict=True):
+            for k, mine in by_number(number, len(L)):
+                through.setdefault(k, []).append(L[go & mine])
+        for k, some in through.items():
+            self.order.barrier(np.concatenate(some), k)
+
+    def bar_arrive(self, number, count, L):
+        """bar.arrive: counts for a numbered barrier, and goes on."""
+        P = self.positions(L)
+        number = np.broadcast_to(number, len(P))
+        for k in np.unique(number).tolist():
+            there = np.bincount(self.block_of[P[number == k]], minlength=self.count)
+            self.arrivals[k] = self.arrivals.get(k, 0) + there
+            if self.order:
+                self.order.bar_arrive(P[number == k], k)
+
+    def apart(self, waiting, going) -> np.ndarray:
+        """Which thread blocks go on from one barrier that their threads wait for at several places.
+
+        A barrier with a thread count of its own may be met wherever the program likes.
+        """
+        odd = np.zeros(self.count, bool)
+        taken: dict[int | str, np.ndarray] = {}
+        for (_, L, (number, count, _)), go in zip(waiting, going, strict=True):
+            if count is not None and not isinstance(number, str):
+                continue
+            for k, mine in by_number(number, len(L)):
+                here = np.bincount(self.block_of[L[go & mine]], minlength=self.count) > 0
+                before = taken.get(k, np.zeros(self.count, bool))
+                odd |= here & before
+                taken[k] = before | here
+        return odd
+
+    def completed(self, waiting) -> dict[int | str, np.ndarray]:
+        """Barrier -> which thread blocks have completed it."""
+        complete: dict[int | str, np.ndarray] = {}
+        counts: dict[int | str, np.ndarray] = {}
+        wanted: dict[int | str, np.ndarray] = {}
+        for _, L, (number, count, _) in waiting:
+            for k, mine in by_number(number, len(L)):
+                blocks = np.bincount(self.block_of[L[mine]], minlength=self.count)
+                counts[k] = counts.get(k, 0) + blocks
+                if count is not None:
+                    wanted[k] = np.where(blocks > 0, int(np.max(count)), wanted.get(k, 0))
+        for k, there in counts.items():
+            if isinstance(k, str):
+                size = self.run.cluster_size
+                whole = (there == self.alive).reshape(-1, size).all(axis=1)
+                complete[k] = np.repeat(whole, size) & (there > 0)
+                continue
+            arrived = self.arrivals.get(k, 0)
+            need = self.alive
+            if k in wanted:
+                need = np.where(wanted[k] > 0, np.minimum(wanted[k], self.alive + arrived), self.alive)
+            complete[k] = (there > 0) & (there + arrived >= need)
+        return complete
+
+    def reduce_barrier(self, waiting) -> list:
+        """Results of bar.red (popc, and, or) for each waiting group, or None."""
+        out = []
+        for index, L, (number, _, given) in waiting:
+            if given is None:
+                out.append(None)
+                continue
+            mods = self.program.blocks[index].term.mods
+            total = np.zeros(self.count, np.int64)
+            everybody = np.zeros(self.count, np.int64)
+            for _, others, (name, _, value) in waiting:
+                if value is not None and np.array_equal(name, number):
+                    blocks = self.block_of[others]
+                    total += np.bincount(
+                        blocks, weights=np.broadcast_to(value, len(others)), minlength=self.count
+                    ).astype(np.int64)
+                    everybody += np.bincount(blocks, minlength=self.count)
+            t, e = total[self.block_of[L]], everybody[self.block_of[L]]
+            out.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
+        return out
+
+    def note_exited(self, index: int, ready, counted=None):
+        """Report threads that have returned without a barrier; of one with a count of threads, those whose warps are
+        among the `counted` ones."""
+        if not self.exited_early:
+            return
+        late = (self.alive < self.threads) & (self.alive > 0)
+        if ready is not None:
+            late = late & ready
+        if not late.any():
+            return
+        alive = self.alive_bits()
+        cut = (alive != 0) & (alive != self.initial_bits)
+        if counted is not None:
+            cut &= np.bincount(self.warp_of[counted], minlength=self.warps) > 0
+        torn = cut.reshape(self.count, -1).any(axis=1) & late
+        if counted is not None and not torn.any():
+            return
+        block = int(np.flatnonzero(torn if torn.any() else late)[0])
+        self.run.early_exit(self, self.program.blocks[index].term, block, bool(torn.any()))

@@ -1,0 +1,524 @@
+"""What threads do together: shuffles, votes, matrix instructions, atomics, asynchronous copies, mbarriers, print.
+
+`WarpOps` is the part of a batch (executor.py) that generated code calls for these. A warp instruction whose mask names
+threads that are alive but elsewhere is reported as warp divergence.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import numpy as np
+
+from harness.vgpu.engines.opcodes import numeric
+from harness.vgpu.engines.opcodes.fragments import fragment_maps
+from harness.vgpu.errors import UnsupportedInstruction
+from harness.vgpu.memory.access import LOCAL_WINDOW, Access
+
+from .mbarrier import BarrierOps
+
+u2, u4, u8 = np.uint16, np.uint32, np.uint64
+
+
+class WarpOps(BarrierOps):
+    """Warp-wide and asynchronous instructions of a batch."""
+
+    def start_warps(self):
+        self.full = self.threads % 32 == 0
+        self.warps = self.count * self.warps_per_block
+        self.exited_bits = np.zeros(self.warps, u4)
+        self.initial_bits = self.all_bits = self.gather_bits(np.arange(self.n))
+        self.copies: list[list] = []  # [positions, their commit number, landing function]
+        self.commits: np.ndarray | None = None  # asynchronous copies: the groups committed, per thread
+        self.start_barriers()
+        self.sources: dict[tuple, tuple[np.ndarray, ...]] = {}  # of shuffles whose lanes are constants
+
+    def squeeze_warps(self, L):
+        self.all_bits = self.gather_bits(np.arange(len(L)))
+        self.exited_bits[:] = 0
+        self.full = False
+        self.sources = {}
+
+    def gather_bits(self, L, value=None) -> np.ndarray:
+        """For every warp the mask of the lanes among positions `L` (where `value` is true)."""
+        weight = (np.int64(1) << self.lane_of[L]).astype(np.float64)
+        if value is not None:
+            weight = weight * value
+        return np.bincount(self.warp_of[L], weights=weight, minlength=self.warps).astype(u8).astype(u4)
+
+    def alive_bits(self) -> np.ndarray:
+        """Lanes of every warp that have not exited."""
+        return self.all_bits & ~self.exited_bits
+
+    def whole(self, L) -> bool:
+        """All lanes of all warps take part."""
+        return L is None and self.full
+
+    def present(self, instr, mask, L) -> np.ndarray | None:
+        """Active lanes of every warp (None: all 32 of all warps); reports members of `mask` that are missing."""
+        self.sync_warps(L)
+        if self.whole(L):
+            return None
+        P = self.positions(L)
+        active = self.gather_bits(P)
+        missing = self.alive_bits()[self.warp_of[P]] & mask & ~active[self.warp_of[P]]
+        if missing.any():
+            self.run.warp_divergence(
+                self, instr, P[np.flatnonzero(missing)[0]], int(np.count_nonzero(missing))
+            )
+        return active
+
+    def sync_warps(self, L):
+        """A warp-wide instruction orders what the threads of a warp did before and after it."""
+        self.log.warp_sync(self, L)
+
+    def warp_sync(self, instr, mask, L):
+        self.present(instr, mask, L)
+        if self.order:
+            self.order.warp_sync(self.positions(L))
+
+    def proxy_fence(self, L):
+        """fence.proxy.async: other ways to shared memory see what threads have stored."""
+        if self.order:
+            self.order.proxy_fence(self.positions(L))
+
+    def spread(self, value, L) -> np.ndarray:
+        """The values of the active lanes in a table [warp * 32 + lane]; 0 elsewhere."""
+        P = self.positions(L)
+        table = np.zeros(self.warps * 32, value.dtype)
+        table[self.warp_of[P] * 32 + self.lane_of[P]] = value
+        return table
+
+    def shuffle(self, instr, mode: str, a, b, c, mask, L):
+        active = self.present(instr, mask, L)
+        if a.ndim == 0:
+            a = np.full(self.n if L is None else len(L), a)
+        key = (mode, int(b), int(c)) if L is None and b.ndim == 0 and c.ndim == 0 else None
+        found = self.sources.get(key) if key else None
+        if found is None:
+            lane = (self.lane_of if L is None else self.lane_of[L]).astype(np.int64)
+            shift, clamp = (b & u4(31)).astype(np.int64), (c & u4(31)).astype(np.int64)
+            segment = ((c >> u4(8)) & u4(31)).astype(np.int64)
+            low = lane & segment
+            limit = low | (clamp & ~segment)
+            j = {
+                "up": lambda: lane - shift,
+                "down": lambda: lane + shift,
+                "bfly": lambda: lane ^ shift,
+                "idx": lambda: low | (shift & ~segment),
+            }[mode]()
+            inside = j >= limit if mode == "up" else j <= limit
+            j = np.where(inside, j, lane)
+            warp = self.warp_of if L is None else self.warp_of[L]
+            found = (warp * 32 + j, inside, j, warp)
+            if key:
+                self.sources[key] = found
+        place, inside, j, warp = found
+        if active is None:
+            return a[place], inside
+        absent = (active[warp] >> j.astype(u4)) & u4(1) == 0
+        if absent.any():
+            first = int(np.flatnonzero(absent)[0])
+            self.run.shuffle_absent(self, instr, self.positions(L)[first], int(j[first]), int(absent.sum()))
+        return self.spread(a, L)[place], inside
+
+    def per_warp(self, L):
+        return self.warp_of if L is None else self.warp_of[L]
+
+    def members(self, mask, L) -> np.ndarray:
+        """The mask of each active thread limited to active lanes."""
+        return self.gather_bits(self.positions(L))[self.per_warp(L)] & mask
+
+    def vote(self, instr, mode: str, p, mask, L):
+        self.present(instr, mask, L)
+        P = self.positions(L)
+        yes = self.gather_bits(P, np.broadcast_to(p, len(P)))[self.per_warp(L)] & mask
+        if mode == "ballot":
+            return yes
+        if mode == "any":
+            return yes != 0
+        everybody = self.members(mask, L)
+        return yes == everybody if mode == "all" else (yes == everybody) | (yes == 0)
+
+    def active_mask(self, L):
+        return self.gather_bits(self.positions(L))[self.per_warp(L)]
+
+    def elect(self, mask, L):
+        bits = self.members(mask, L)
+        lowest = numeric.popc((bits & (~bits + u4(1))) - u4(1))
+        lane = (self.lane_of if L is None else self.lane_of[L]).astype(u4)
+        return lowest, lane == lowest
+
+    def match(self, instr, mode: str, value, mask, L):
+        self.present(instr, mask, L)
+        P = self.positions(L)
+        value = np.broadcast_to(value, len(P))
+        mask = np.broadcast_to(mask, len(P))
+        warp, out = self.per_warp(L), np.zeros(len(P), u4)
+        table, lanes = self.spread(value, L), self.members(mask, L)
+        for k in range(32):
+            same = (table[warp * 32 + k] == value) & (lanes >> u4(k) & u4(1) != 0)
+            out |= np.where(same, u4(1 << k), u4(0))
+        if mode == "any":
+            return out, out != 0
+        whole = out == lanes
+        return np.where(whole, lanes, u4(0)), whole
+
+    def redux(self, instr, op: str, value, mask, L):
+        self.present(instr, mask, L)
+        P = self.positions(L)
+        value = np.broadcast_to(value, len(P))
+        warp, lanes = self.per_warp(L), self.members(mask, L)
+        table = self.spread(value, L)
+        f = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+             "xor": np.bitwise_xor}[op]  # fmt: skip
+        out, seen = np.zeros_like(value), np.zeros(len(P), bool)
+        for k in range(32):
+            here = lanes >> u4(k) & u4(1) != 0
+            v = table[warp * 32 + k]
+            out = np.where(here, np.where(seen, f(out, v), v), out)
+            seen = seen | here
+        return out
+
+    # -- atomics --------------------------------------------------------------------------------------------
+    def atomic(self, A: Access, op: str, kind: str, address, values, L, used: bool):
+        if A.space == "generic":
+            name, window = self.generic(A, address)
+            if name not in ("global", "shared"):
+                raise UnsupportedInstruction(
+                    A.instr, "an atomic on local memory, or on several state spaces at once"
+                )
+            A, address = A.in_space(name), address - u8(window)
+        count = self.n if L is None else len(L)
+        address = np.broadcast_to(address, count)
+        if A.space == "shared":
+            index, space = self.shared_index(A, address, L), self.shared_space
+        else:
+            index, space = self.global_index(A, address, L), self.global_space
+        data, written, full = A.views(space)
+        if not A.tensor.ready or A.mixed:
+            A.mixed = False
+            state = written[index] == full
+            if self.checks.uninitialised and not state.all():
+                self.run.unwritten(self, A, ~state, index, L)
+            written[index] = full
+        values = [np.broadcast_to(v, count) for v in values]
+        self.run.counters.atomic(A, index)
+        if self.log.events:
+            self.log.events.values(self, values[0], L, {"f4": "float32", "f8": "float64"}.get(kind, ""))
+        if (
+            kind == "f4" and op == "add" and A.space == "global"
+        ):  # additions in global memory flush subnormals
+            values = [numeric.flush(values[0].view(np.float32)).view(u4)]
+            cells = data.view(np.float32)
+            cells[index] = numeric.flush(cells[index])
+            old = atomic_update(data, index, op, kind, values, used)
+            cells[index] = numeric.flush(cells[index])
+            return old
+        return atomic_update(data, index, op, kind, values, used)
+
+    def fence(self, L, narrow: bool):
+        self.log.fence(self, L, narrow)
+
+    # -- matrices -------------------------------------------------------------------------------------------
+    def warp_rows(self, instr, L) -> int:
+        """The number of warps, all of whose 32 lanes must be here."""
+        self.present(instr, u4(0xFFFFFFFF), L)
+        P = self.positions(L)
+        if len(P) % 32 or not (self.lane_of[P].reshape(-1, 32) == np.arange(32)).all():
+            self.run.incomplete_warp(self, instr, P)
+        return len(P) // 32
+
+    def mma(self, instr, shape: str, types, a, b, c, L):
+        warps = self.warp_rows(instr, L)
+        rows, columns, depth = (int(x) for x in re.findall(r"\d+", shape))
+        kind = types[1]
+        (ar, ac), (br, bc), (cr, cc) = fragment_maps(shape, kind)
+        A = np.zeros((warps, rows, depth))
+        B = np.zeros((warps, depth, columns))
+        C = np.zeros((warps, rows, columns))
+        A[:, ar, ac] = self.elements(a, kind, warps)
+        B[:, br, bc] = self.elements(b, kind, warps)
+        C[:, cr, cc] = self.elements(c, types[3], warps)
+        D = A @ B + C
+        out = D[:, cr, cc]  # [warp, element, lane]
+        if types[0] == "f64":
+            return [out[:, k].reshape(-1).view(u8) for k in range(out.shape[1])]
+        if types[0] == "f32":
+            sums = (out[:, k].reshape(-1).astype(np.float32) for k in range(out.shape[1]))
+            return [numeric.canonical(x).view(u4) for x in sums]
+        bits = np.asarray(numeric.canonical(out.astype(np.float16))).view(u2).astype(u4)
+        return [(bits[:, k] | (bits[:, k + 1] << u4(16))).reshape(-1) for k in range(0, out.shape[1], 2)]
+
+    def elements(self, registers, kind: str, warps: int) -> np.ndarray:
+        """Matrix elements [warp, element, lane] as float64 out of fragment registers."""
+        parts = []
+        for r in registers:
+            r = np.broadcast_to(r, warps * 32)
+            if kind == "f64":
+                parts.append(r.view(np.float64))
+            elif kind == "f32":
+                parts.append(r.view(np.float32).astype(np.float64))
+            elif kind == "tf32":  # the low 13 bits are not read
+                parts.append((r & u4(0xFFFFE000)).view(np.float32).astype(np.float64))
+            else:
+                for half in ((r & u4(0xFFFF)).astype(u2), (r >> u4(16)).astype(u2)):
+                    x = half.view(np.float16) if kind == "f16" else numeric.bf_to_f4(half)
+                    parts.append(x.astype(np.float64))
+        return np.stack([p.reshape(warps, 32) for p in parts], axis=1)
+
+    def ldmatrix(self, A: Access, address, number: int, transpose: bool, L):
+        warps = self.warp_rows(A.instr, L)
+        P = self.positions(L).reshape(warps, 32)[:, : 8 * number].reshape(-1)
+        address = np.broadcast_to(address, warps * 32).reshape(warps, 32)[:, : 8 * number].reshape(-1)
+        low, high = self.load_shared(A, address, None if len(P) == self.n else P)
+        cells = np.stack([low, high], axis=1).view(u2).reshape(warps, number, 8, 8)
+        if transpose:
+            cells = cells.transpose(0, 1, 3, 2)
+        pairs = np.ascontiguousarray(cells).view(u4).reshape(warps, number, 32)
+        return [np.ascontiguousarray(pairs[:, k]).reshape(-1) for k in range(number)]
+
+    def stmatrix(self, A: Access, address, values, transpose: bool, L):
+        warps, number = self.warp_rows(A.instr, L), len(values)
+        P = self.positions(L).reshape(warps, 32)[:, : 8 * number].reshape(-1)
+        address = np.broadcast_to(address, warps * 32).reshape(warps, 32)[:, : 8 * number].reshape(-1)
+        pairs = np.stack([np.broadcast_to(v, warps * 32).reshape(warps, 32) for v in values], axis=1)
+        cells = np.ascontiguousarray(pairs).view(u2).reshape(warps, number, 8, 8)
+        if transpose:
+            cells = cells.transpose(0, 1, 3, 2)
+        rows = np.ascontiguousarray(cells).reshape(-1, 8).view(u8)
+        parts = tuple(np.ascontiguousarray(rows[:, k]) for k in range(2))
+        self.store_shared(A, address, parts, None if len(P) == self.n else P)
+
+    # -- asynchronous copies --------------------------------------------------------------------------------
+    def copies_pending(self) -> bool:
+        return self.commits is not None
+
+    def groups(self) -> np.ndarray:
+        """How many groups of copies each thread has committed."""
+        commits = self.commits
+        if commits is None:
+            commits = self.commits = np.zeros(self.n, np.int64)
+        return commits
+
+    def copy_async(self, R: Access, W: Access, target, source, extra, L):
+        """cp.async: the source is checked now, the data lands when the thread waits for it.
+
+        `extra` is the number of bytes to take (the rest is zero), or a predicate that ignores the source.
+        """
+        P = self.positions(L)
+        target, source = np.broadcast_to(target, len(P)), np.broadcast_to(source, len(P))
+        take = np.full(len(P), R.nbytes)
+        if extra is not None:
+            extra = np.broadcast_to(extra, len(P))
+            take = np.where(extra, 0, R.nbytes) if extra.dtype == bool else np.minimum(extra, R.nbytes)
+        some = take > 0
+        parts = [np.zeros(len(P), f"u{R.width}") for _ in range(R.count)]
+        if some.any():
+            got = self.load_global(R, source[some], P[some])
+            for k, part in enumerate([got] if isinstance(got, np.ndarray) else got):
+                keep = np.clip(take[some] - k * R.width, 0, R.width).astype(u8) * u8(8)
+                bits = np.where(keep >= u8(64), ~u8(0), (u8(1) << np.minimum(keep, u8(63))) - u8(1))
+                parts[k][some] = part & bits.astype(part.dtype)
+        if self.run.cluster_size == 1:
+            # The hardware may write any time from now on: for the race check there is a store here too.
+            safe = np.clip(target.astype(np.int64), 0, self.shared_size - W.nbytes)
+            self.log.add_shared(self, W.in_space("early"), (self.shared_base[P] + safe) >> W.shift, L)
+        self.copies.append([P, self.groups()[P], W, target, parts])
+
+    def copy_commit(self, L):
+        self.groups()[self.positions(L)] += 1
+
+    def copy_wait(self, L, allowed: int):
+        """Let the copies land whose group is older than the newest `allowed` ones; -1: all, committed or not."""
+        if not self.copies:
+            return
+        here = np.zeros(self.n, bool)
+        here[self.positions(L)] = True
+        left = []
+        for P, group, W, target, parts in self.copies:
+            done = here[P]
+            if allowed >= 0:
+                done = done & (group < self.groups()[P] - allowed)
+            if done.any():
+                self.store_shared(
+                    W,
+                    target[done],
+                    parts[0][done] if W.count == 1 else tuple(p[done] for p in parts),
+                    P[done],
+                )
+            if not done.all():
+                go = ~done
+                left.append([P[go], group[go], W, target[go], [p[go] for p in parts]])
+        self.copies = left
+
+    # -- clusters ---------------------------------------------------------------------------------------------
+    def cluster_arrive(self, L, release: bool):
+        """barrier.cluster.arrive: publishes what was written before; it is the wait that stops threads."""
+        self.log.cluster_arrive(self, L, release)
+
+    # -- print ----------------------------------------------------------------------------------------------
+    def vprintf(self, *offsets_and_L):
+        """vprintf(format, arguments): one line per thread, in thread order, to the launch's output."""
+        fmt_at, args_at, *rest = offsets_and_L
+        L = rest[-1]
+        for p in self.positions(L).tolist():
+            base = int(self.local_base[p])
+            local = self.local_space.data
+            fmt = int(local[base + fmt_at : base + fmt_at + 8].view(u8)[0])
+            args = int(local[base + args_at : base + args_at + 8].view(u8)[0])
+            text = format_c(
+                self.text(fmt, p), lambda at, n, args=args, p=p: self.peek(args + at, n, p), self, p
+            )
+            self.run.print(text)
+        if len(rest) > 1:  # the returned character count is not modelled beyond success
+            for p in self.positions(L).tolist():
+                base = int(self.local_base[p]) + rest[0]
+                self.local_space.data[base : base + 4] = 0
+                self.local_space.written[base : base + 4] = 1
+
+    def peek(self, address: int, nbytes: int, p: int) -> bytes:
+        """Bytes at a generic address, as thread `p` sees them."""
+        if address >= LOCAL_WINDOW:
+            at = int(self.local_base[p]) + address - LOCAL_WINDOW
+            return self.local_space.data[at : at + nbytes].tobytes()
+        at = address - self.arena.base
+        if not 0 <= at <= self.arena.size - nbytes:
+            return bytes(nbytes)
+        return self.arena.data[at : at + nbytes].tobytes()
+
+    def text(self, address: int, p: int) -> str:
+        """The C string at an address."""
+        out = b""
+        while len(out) < 1 << 16:
+            piece = self.peek(address + len(out), 64, p)
+            end = piece.find(b"\0")
+            if end >= 0:
+                return (out + piece[:end]).decode("utf-8", "replace")
+            out += piece
+        return out.decode("utf-8", "replace")
+
+
+_CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d+))?(hh|h|ll|l|z|j|t)?([diouxXcsfFeEgGp%])")
+
+
+def format_c(fmt: str, read, batch, p: int) -> str:
+    """C printf formatting; `read(offset, nbytes)` gives bytes of the packed argument buffer."""
+    at = 0
+
+    def take(nbytes: int, code: str):
+        nonlocal at
+        at = -(-at // nbytes) * nbytes
+        value = struct.unpack(code, read(at, nbytes))[0]
+        at += nbytes
+        return value
+
+    def one(m):
+        flags, width, precision, size, kind = m.groups()
+        if kind == "%":
+            return "%"
+        if width == "*":
+            width = str(take(4, "<i"))
+        spec = f"%{flags}{width or ''}{'.' + precision if precision else ''}"
+        wide = size in ("l", "ll", "z", "j", "t")
+        if kind in "di":
+            return (spec + "d") % take(8 if wide else 4, "<q" if wide else "<i")
+        if kind in "ouxX":
+            return (spec + ("d" if kind == "u" else kind)) % take(8 if wide else 4, "<Q" if wide else "<I")
+        if kind == "c":
+            return (spec + "c") % chr(take(4, "<i") & 255)
+        if kind == "p":
+            return f"0x{take(8, '<Q'):x}"
+        if kind == "s":
+            return (spec + "s") % batch.text(take(8, "<Q"), p)
+        return (spec + kind) % take(8, "<d")
+
+    return _CONVERSION.sub(one, fmt)
+
+
+# -- atomic arithmetic --------------------------------------------------------------------------------------
+def _typed(data, kind: str):
+    if kind in ("f16x2", "bf16x2", "bf16"):
+        return data
+    return data.view(np.dtype(kind))
+
+
+def _combine(op: str, kind: str, old, values):
+    """The new value that each atomic stores, from the old one."""
+    v = values[0]
+    if kind == "bf16":
+        x, y = numeric.bf_to_f4(old), numeric.bf_to_f4(v)
+        return numeric.f4_to_bf({"add": np.add, "min": np.fmin, "max": np.fmax}[op](x, y))
+    if kind in ("f16x2", "bf16x2"):
+        sub = "f2" if kind == "f16x2" else "bf16"
+        halves = []
+        for s in (u4(0), u4(16)):
+            a, b = ((x >> s).astype(u2) for x in (old, v))
+            if sub == "f2":
+                halves.append(
+                    _combine(op, "f2", a.view(np.float16), [b.view(np.float16)]).view(u2).astype(u4)
+                )
+            else:
+                halves.append(_combine(op, "bf16", a, [b]).astype(u4))
+        return halves[0] | (halves[1] << u4(16))
+    if op == "add":
+        return numeric.canonical(old + v)
+    if op in ("min", "max"):
+        return (np.minimum if op == "min" else np.maximum)(old, v)
+    if op in ("and", "or", "xor"):
+        return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op](old, v)
+    if op == "exch":
+        return v
+    if op == "cas":
+        return np.where(old == v, values[1], old)
+    one, zero = old.dtype.type(1), old.dtype.type(0)
+    if op == "inc":
+        return np.where(old >= v, zero, old + one)
+    return np.where((old == zero) | (old > v), v, old - one)  # dec
+
+
+_AT = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+       "xor": np.bitwise_xor}  # fmt: skip
+
+
+def atomic_update(data, index, op: str, kind: str, values, used: bool):
+    """Apply one atomic per thread, in thread order; returns the old values (unsigned) when `used`."""
+    view = _typed(data, kind)
+    typed = [v.view(view.dtype) for v in values]
+    index = np.broadcast_to(index, len(values[0]))
+    if not used and op in _AT and kind not in ("f16x2", "bf16x2", "bf16"):
+        if len(index) and (index == index[0]).all():
+            # All on one address, in thread order, each addition rounded: what `accumulate` does, and much faster.
+            view[index[0]] = _AT[op].accumulate(np.concatenate((view[index[:1]], typed[0])))[-1]
+        else:
+            _AT[op].at(view, index, typed[0])
+        if op == "add" and view.dtype.kind == "f":
+            view[index] = numeric.canonical(view[index])
+        return None
+    order = np.argsort(index, kind="stable")
+    place = index[order]
+    new_group = np.ones(len(place), bool)
+    new_group[1:] = place[1:] != place[:-1]
+    start = np.flatnonzero(new_group)
+    group = np.cumsum(new_group) - 1
+    rank = np.arange(len(place)) - start[group]
+    old = np.zeros(len(place), view.dtype)
+    sorted_values = [v[order] for v in typed]
+    if op == "add" and view.dtype.kind in "ui" and kind not in ("f16x2", "bf16x2", "bf16"):
+        total = np.cumsum(sorted_values[0], dtype=view.dtype)
+        before = total - sorted_values[0]
+        old = view[place] + (before - before[start][group])
+        last = np.append(start[1:], len(place)) - 1
+        view[place[last]] = old[last] + sorted_values[0][last]
+    else:
+        for r in range(int(rank.max(initial=-1)) + 1):
+            now = np.flatnonzero(rank == r)
+            here = view[place[now]]
+            old[now] = here
+            view[place[now]] = _combine(op, kind, here, [v[now] for v in sorted_values])
+    if not used:
+        return None
+    out = np.empty(len(place), data.dtype)
+    out[order] = old.view(data.dtype)
+    return out

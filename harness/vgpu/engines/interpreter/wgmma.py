@@ -1,0 +1,271 @@
+"""What the warps of a warpgroup do together: matrix products (wgmma), and the registers that setmaxnreg moves between them.
+
+A warpgroup is four warps in a row, of which the first has a number that is a multiple of four. A product is computed when
+it is issued; that nobody uses it, or touches its operands, before it is waited for is what order.py checks for shared
+memory, and hazards.py for registers.
+
+Layouts are those of the PTX manual, "Asynchronous warpgroup level matrix instructions". An operand in shared memory
+consists of units of 16 bytes. Where it lies along k, a unit holds neighbours along k, and 8 rows of units make a group;
+where it lies across k ("transposed"), a unit holds neighbours along m or n.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from harness.vgpu.engines.opcodes import numeric
+from harness.vgpu.engines.opcodes.fragments import fragment_maps
+from harness.vgpu.engines.opcodes.hopper_ops import Operand
+from harness.vgpu.errors import UnsupportedInstruction
+from harness.vgpu.memory.access import Access
+from harness.vgpu.memory.tensor_map import swizzled
+from harness.vgpu.ptx.parser import Instr
+
+from .tma import BulkOps
+
+u4, u8 = np.uint32, np.uint64
+
+REGISTERS = 65536  # of a multiprocessor
+MOST_REGISTERS = 255  # of a thread
+
+
+SPANS = {0: 0, 1: 128, 2: 64, 3: 32}  # bits 62 and 63 of a matrix descriptor -> bytes that the swizzle spans
+
+
+@functools.lru_cache(maxsize=4096)
+def unit_offsets(descriptor: int, operand: Operand) -> np.ndarray:
+    """The addresses in shared memory of the units of 16 bytes of a factor that is 32 bytes deep.
+
+    Along k: [rows, 2]. Across k (16-bit types only): [16, rows / 8].
+    """
+    start, leading, stride = ((descriptor >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
+    span = SPANS[descriptor >> 62]
+    units = max(span // 16, 1)  # neighbours without a gap
+    if operand.across:
+        k = np.arange(16)[:, None]
+        unit = np.arange(operand.rows // 8)[None]
+        along = (leading, stride) if span else (stride, leading)  # of the next units, of the next 8 along k
+        address = unit % units * 16 + unit // units * along[0] + k % 8 * 16 * units + k // 8 * along[1]
+    else:
+        row, unit = np.arange(operand.rows)[:, None], np.arange(2)[None]
+        address = row % 8 * 16 * units + row // 8 * stride + unit * (16 if span else leading)
+    return swizzled(start + address, span)
+
+
+def decoded(cells: np.ndarray, kind: str) -> np.ndarray:
+    """Elements as float64 out of bits of their size."""
+    if kind == "tf32":  # the low 13 bits are not read
+        return (cells & u4(0xFFFFE000)).view(np.float32).astype(np.float64)
+    if kind == "f16":
+        return cells.view(np.float16).astype(np.float64)
+    return numeric.bf_to_f4(cells).astype(np.float64)
+
+
+def registers_at_start(function, threads: int) -> int:
+    """The registers that each thread of a kernel with setmaxnreg has at its start, as far as its PTX says.
+
+    What the kernel's own limits leave to it, in steps of 8: .maxnreg, or .maxntid and .minnctapersm.
+    """
+    if function.max_registers:
+        return function.max_registers
+    most = REGISTERS // ((function.max_threads or threads) * max(function.min_blocks, 1))
+    return min(most, MOST_REGISTERS) // 8 * 8
+
+
+class WarpgroupOps(BulkOps):
+    """Warpgroups of a batch."""
+
+    def start_warpgroups(self):
+        start = registers_at_start(self.program.entry, self.threads)
+        self.registers = np.full(self.warps, start)  # of a thread, by warp
+        self.pool = start * self.warps_per_block
+        self.overdrawn: dict[int, tuple[Instr, int]] = {}  # thread block -> who asks for more than there is
+
+    def warpgroup_rows(self, instr: Instr, L) -> int:
+        """The number of warpgroups, all of whose 128 threads must be here."""
+        P = self.positions(L)
+        groups = self.warp_rows(instr, L)
+        first = self.warp_of[P[::128]] % self.warps_per_block % 4 == 0
+        if groups % 4 or not first.all() or (np.diff(self.warp_of[P].reshape(-1, 4, 32)[:, :, 0]) != 1).any():
+            self.run.incomplete_warpgroup(self, instr, P)
+        return groups // 4
+
+    def set_registers(self, instr: Instr, number: int, more: bool, L):
+        """setmaxnreg: the warps of some warpgroups have `number` registers a thread from now on."""
+        self.warpgroup_rows(instr, L)
+        P = self.positions(L)
+        warps = self.warp_of[P[::32]]
+        before = self.registers[warps]
+        wrong = number % 8 != 0 or not 24 <= number <= 256
+        wrong = (before > number if more else before < number) | wrong
+        if wrong.any():
+            k = int(np.flatnonzero(wrong)[0])
+            self.run.register_budget(
+                self, instr, P[32 * k],
+                f"the warp has {before[k]} registers a thread, and {'.inc' if more else '.dec'} asks for {number}: a"
+                f" multiple of 8 from 24 to 256 that is not {'smaller' if more else 'greater'}",
+            )  # fmt: skip
+        self.registers[warps] = number
+        for block in np.unique(self.block_of[P]).tolist():
+            mine = self.registers[block * self.warps_per_block :][: self.warps_per_block]
+            if mine.sum() <= self.pool:
+                self.overdrawn.pop(block, None)
+            elif more:
+                self.overdrawn[block] = instr, int(self.who_is(P[self.block_of[P] == block][0]))
+
+    # -- products -------------------------------------------------------------------------------------------
+    def shared_factor(
+        self, A: Access, descriptors, operand: Operand, first, L
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(a factor [warpgroup, rows, k] in float64, its places in units of 16 bytes [warpgroup, units]).
+
+        `first` are the positions of the first thread of each warpgroup.
+        """
+        P = self.positions(L)
+        values = np.broadcast_to(descriptors, len(P)).reshape(-1, 128)
+        if (values != values[:, :1]).any():
+            self.run.uneven_descriptor(
+                self, A, P[np.flatnonzero((values != values[:, :1]).any(axis=1))[0] * 128]
+            )
+        places = []
+        for descriptor, position in zip(values[:, 0].tolist(), first.tolist(), strict=True):
+            if descriptor >> 49 & 7:
+                raise UnsupportedInstruction(A.instr, "a matrix descriptor with a base offset")
+            address = unit_offsets(descriptor, operand).reshape(-1)
+            base = np.zeros(self.n, np.int64)
+            base[position] = self.block_of[position] * self.shared_size
+            who = np.full(len(address), position)
+            places.append(self.offset_index(A, address, base, self.run.shared_extents, who))
+        index = np.stack(places)
+        cells, written, full = A.views(self.shared_space)
+        if self.checks.uninitialised:
+            for k, position in enumerate(first.tolist()):
+                state = written[index[k]] != full
+                if state.any():
+                    self.run.unwritten(self, A, state, index[k], np.full(index.shape[1], position))
+        bits = np.ascontiguousarray(cells[index]).view(f"u{operand.width}")
+        if operand.across:
+            factor = decoded(bits.reshape(len(first), 16, operand.rows).transpose(0, 2, 1), operand.kind)
+        else:
+            factor = decoded(bits.reshape(len(first), operand.rows, -1), operand.kind)
+        return -factor if operand.negative else factor, index
+
+    def register_factor(self, registers, operand: Operand, groups: int) -> np.ndarray:
+        """The first factor out of registers, [warpgroup, 64, k] in float64: each warp has 16 rows."""
+        shape = "m16n8k8" if operand.kind == "tf32" else "m16n8k16"
+        rows, columns = fragment_maps(shape, operand.kind)[0]
+        factor = np.zeros((4 * groups, 16, 8 if operand.kind == "tf32" else 16))
+        factor[:, rows, columns] = self.elements(registers, operand.kind, 4 * groups)
+        return (-factor if operand.negative else factor).reshape(groups, 64, -1)
+
+    def wgmma(
+        self, A: Access | None, B: Access, sums, kind: str, left, a: Operand, right, b: Operand, keep, L
+    ):
+        """wgmma.mma_async: sums [64, n] = left [64, k] right [k, n], plus the sums there were where `keep`.
+
+        `left` is a matrix descriptor (with A) or four registers. Returns the registers of the sums.
+        """
+        groups = self.warpgroup_rows(B.instr, L)
+        P = self.positions(L)
+        first = P[::128]
+        places = []
+        if A is None:
+            factor = self.register_factor(left, a, groups)
+        else:
+            factor, index = self.shared_factor(A, left, a, first, L)
+            places.append(index)
+        other, index = self.shared_factor(B, right, b, first, L)
+        places.append(index)
+        if self.order:
+            self.order.product(B.instr, P.reshape(groups, 128), np.concatenate(places, axis=1))
+        needed = len(sums) + (4 if A is None else 0)
+        if self.program.moves_registers and (self.registers[self.warp_of[first]] < needed).any():
+            self.run.register_budget(
+                self, B.instr, first[0],
+                f"the product has {needed} registers of a thread, and setmaxnreg left its warp {self.registers[self.warp_of[first[0]]]}",
+            )  # fmt: skip
+        total = factor @ other.transpose(0, 2, 1)  # [warpgroup, row, column]
+        warp, lane = np.arange(128) // 32, np.arange(128) % 32
+        row = 16 * warp + lane // 4
+        column = 8 * np.arange(b.rows // 8)[:, None] + 2 * (lane % 4)
+        # [column group, which of four, thread]
+        at = np.stack([row, row, row + 8, row + 8]), np.stack([column, column + 1] * 2, axis=1)
+        product = total[:, np.broadcast_to(at[0], at[1].shape), at[1]].reshape(groups, -1, 128)
+        old = self.old_sums(sums, kind, groups)
+        product = np.where(np.broadcast_to(keep, len(P)).reshape(groups, 1, 128), product + old, product)
+        return packed_sums(product, kind)
+
+    def old_sums(self, registers, kind: str, groups: int) -> np.ndarray:
+        """Accumulators [warpgroup, element, thread] in float64."""
+        words = np.stack([np.broadcast_to(r, 128 * groups).reshape(groups, 128) for r in registers], axis=1)
+        if kind == "f32":
+            return words.view(np.float32).astype(np.float64)
+        halves = np.stack([words & u4(0xFFFF), words >> u4(16)], axis=2).astype(np.uint16)
+        return halves.view(np.float16).astype(np.float64).reshape(groups, -1, 128)
+
+    def register_hazard(self, instr: Instr, products: tuple[Instr, ...], register: str, role: str, guard, L):
+        """An instruction that uses a register of products, of which one may be under way on this path.
+
+        `guard` tells which of the threads execute it.
+        """
+        if self.order is None:
+            return
+        P = self.positions(L)
+        for product in products:
+            bad = self.order.unfinished(P, product) & guard
+            if bad.any():
+                k = int(np.flatnonzero(bad)[0])
+                self.run.register_hazard(self, instr, product, register, role, P[k], int(bad.sum()))
+                return
+
+    def unfenced_product(self, instr: Instr, register: str, added, L):
+        """A product whose registers were written without a wgmma.fence behind that, where it uses what they hold."""
+        P = self.positions(L)
+        bad = np.broadcast_to(added, len(P))
+        if bad.any() and self.checks.races:
+            self.run.missing_wgmma_fence(self, instr, register, P[np.flatnonzero(bad)[0]])
+
+    def wgmma_commit(self, instr: Instr, L):
+        """wgmma.commit_group."""
+        self.warpgroup_rows(instr, L)
+        if self.order:
+            self.order.wgmma_commit(self.positions(L))
+
+    def wgmma_wait(self, instr: Instr, allowed: int, L):
+        """wgmma.wait_group: all but the newest `allowed` groups are done."""
+        self.warpgroup_rows(instr, L)
+        if self.order:
+            self.order.wgmma_wait(self.positions(L), allowed)
+
+    # -- registers ------------------------------------------------------------------------------------------
+    def who_is(self, position: int) -> int:
+        """A thread's number in the batch, which stays when threads that have exited are squeezed out."""
+        return int(self.block_of[position]) * self.threads + int(self.thread_of[position])
+
+    def end_warpgroups(self):
+        """Report blocks whose warps have asked for more registers than the block owns: they would wait for ever."""
+        for block, (instr, thread) in self.overdrawn.items():
+            mine = self.registers[block * self.warps_per_block :][: self.warps_per_block]
+            self.run.register_budget(
+                self, instr, None,
+                f"the warps of the block ask for {32 * int(mine.sum())} registers, and it owns {32 * self.pool}: these"
+                " warps wait for ever",
+                block=block, thread=thread % self.threads,
+            )  # fmt: skip
+
+
+def packed_sums(product: np.ndarray, kind: str) -> list[np.ndarray]:
+    """The registers of accumulators [warpgroup, element, thread], rounded once."""
+    if kind == "f32":
+        words = (
+            np.asarray(numeric.canonical(product.astype(np.float32).reshape(-1)))
+            .view(u4)
+            .reshape(product.shape)
+        )
+    else:
+        halves = np.asarray(numeric.canonical(product.astype(np.float16).reshape(-1))).view(np.uint16)
+        halves = halves.reshape(product.shape).astype(u4)
+        words = halves[:, 0::2] | halves[:, 1::2] << u4(16)
+    return [np.ascontiguousarray(words[:, k]).reshape(-1) for k in range(len(words[0]))]

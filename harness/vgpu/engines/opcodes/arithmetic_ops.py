@@ -1,0 +1,666 @@
+"""What each PTX instruction does: one emitter per opcode, which writes the NumPy code for it.
+
+Arithmetic, comparison and conversion are here; memory, warp and tensor-core instructions are in memory_ops.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.vgpu.errors import UnsupportedInstruction
+from harness.vgpu.memory.access import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
+from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Pair, Reg, Vec
+
+from .codegen import Writer
+from .emitters import STATE_SPACES, check, opcode, type_of
+from .numeric import INFINITY
+
+
+def _float(w: Writer, i: Instr, t: str, expr: str, n: int = 1):
+    """Define the destination with the float modifiers .ftz and .sat applied."""
+    if "sat" in i.mods:
+        expr = f"nm.saturate({expr})"
+    if "ftz" in i.mods and t == "f32":
+        expr = f"nm.flush({expr})"
+    w.flops += n
+    w.define(i.args[0], KIND[t], expr, computed=True)
+
+
+def _operand(w: Writer, i: Instr, a, t: str) -> str:
+    e = w.use(a, KIND[t])
+    return f"nm.flush({e})" if "ftz" in i.mods and t == "f32" else e
+
+
+def _packed(w: Writer, i: Instr, t: str, args, f: Callable[..., str]) -> str:
+    """Apply `f` to the two halves of f16x2 / bf16x2 operands (expressions of float16, or bf16 as float32)."""
+    half = []
+    for shift in (0, 16):
+        parts = []
+        for a in args:
+            e = w.use(a, "u4")
+            bits = f"({e} >> {w.code.constant('u4', shift)}).astype(u2)"
+            parts.append(f"{bits}.view(f2)" if t == "f16x2" else f"nm.bf_to_f4({bits})")
+        out = f(*parts)
+        out = f"nm.canonical({out}).view(u2)" if t == "f16x2" else f"nm.f4_to_bf({out})"
+        half.append(w.temp(f"({out}).astype(u4)"))
+    return f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})"
+
+
+def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str], float_ok: bool = True):
+    """An operation on two operands of one type, for all floating and integer types."""
+    d, a, b = i.args
+    _plain16(i, t)
+    if t in ("f16x2", "bf16x2"):
+        w.flops += 2
+        w.define(d, "u4", _packed(w, i, t, (a, b), f))
+    elif t == "bf16":
+        w.flops += 1
+        expr = f(f"nm.bf_to_f4({w.use(a, 'u2')})", f"nm.bf_to_f4({w.use(b, 'u2')})")
+        w.define(d, "u2", f"nm.f4_to_bf({expr})")
+    elif t[0] == "f":
+        _float(w, i, t, f(_operand(w, i, a, t), _operand(w, i, b, t)))
+    else:
+        w.define(d, KIND[t], f(w.use(a, KIND[t]), w.use(b, KIND[t])))
+
+
+def _plain16(i: Instr, t: str):
+    """Refuse .ftz and .sat where 16-bit types would need them applied."""
+    if t in ("f16", "bf16", "f16x2", "bf16x2") and ("ftz" in i.mods or "sat" in i.mods):
+        raise UnsupportedInstruction(i, f"modifiers .ftz and .sat of {t}")
+
+
+def _round_nearest(i: Instr):
+    for m in ("rz", "rm", "rp"):
+        if m in i.mods:
+            raise UnsupportedInstruction(i, f"only rounding to nearest even, not .{m}")
+
+
+# -- arithmetic ---------------------------------------------------------------------------------------------
+@opcode("add", "sub")
+def add(w: Writer, i: Instr):
+    """integers (wrapping, .sat for s32), f16, bf16, f16x2, bf16x2, f32, f64, .rn, .ftz, .sat"""
+    check(i, "rn", "rz", "rm", "rp", "ftz", "sat", "cc")
+    if "cc" in i.mods:
+        raise UnsupportedInstruction(i, "the carry flag")
+    _round_nearest(i)
+    t = type_of(i)
+    sign = "+" if i.op == "add" else "-"
+    if t[0] in "su" and "sat" in i.mods:
+        if t != "s32":
+            raise UnsupportedInstruction(i, "saturation of this type")
+        a, b = (w.use(x, KIND[t]) for x in i.args[1:])
+        wide = f"{a}.astype(i8) {sign} {b}.astype(i8)"
+        w.define(i.args[0], "i4", f"np.clip({wide}, -2147483648, 2147483647).astype(i4)")
+        return
+    if t[0] in "su":  # signed and unsigned agree, and NumPy scalars warn less about unsigned
+        t = "b" + t[1:]
+    _binary(w, i, t, lambda a, b: f"{a} {sign} {b}")
+
+
+@opcode("mul")
+def mul(w: Writer, i: Instr):
+    """.lo, .hi, .wide for integers; f16, bf16, f16x2, bf16x2, f32, f64, .rn, .ftz, .sat"""
+    check(i, "lo", "hi", "wide", "rn", "rz", "rm", "rp", "ftz", "sat")
+    _round_nearest(i)
+    t = type_of(i)
+    if t[0] in "sub" and t[:2] != "bf":
+        w.define(i.args[0], *_product(w, i, t, i.args[1], i.args[2]))
+    else:
+        _binary(w, i, t, lambda a, b: f"{a} * {b}")
+
+
+def _product(w: Writer, i: Instr, t: str, a, b) -> tuple[str, str]:
+    if "sat" in i.mods:
+        raise UnsupportedInstruction(i, "saturation of integers")
+    k = KIND[t]
+    x, y = w.use(a, k), w.use(b, k)
+    if "wide" in i.mods:
+        wide = k[0] + str(int(k[1]) * 2)
+        return wide, f"{x}.astype({wide}) * {y}.astype({wide})"
+    if "hi" in i.mods:
+        return k, f"nm.mulhi({x}, {y})"
+    return k, f"{x} * {y}"
+
+
+@opcode("mad")
+def mad(w: Writer, i: Instr):
+    """.lo, .hi, .wide for integers; f32 and f64 as fma"""
+    check(i, "lo", "hi", "wide", "rn", "rz", "rm", "rp", "ftz", "sat")
+    t = type_of(i)
+    if t[0] == "f":
+        fma(w, i)
+        return
+    kind, product = _product(w, i, t, i.args[1], i.args[2])
+    w.define(i.args[0], kind, f"{product} + {w.use(i.args[3], kind)}")
+
+
+@opcode("mul24", "mad24")
+def mul24(w: Writer, i: Instr):
+    """.lo: product of the low 24 bits of 32-bit integers"""
+    check(i, "lo")
+    k = KIND[type_of(i)]
+    eight = w.code.constant(k, 8)
+    x, y = (f"(({w.use(a, k)} << {eight}) >> {eight})" for a in i.args[1:3])
+    tail = f" + {w.use(i.args[3], k)}" if i.op == "mad24" else ""
+    w.define(i.args[0], k, f"{x} * {y}{tail}")
+
+
+@opcode("fma")
+def fma(w: Writer, i: Instr):
+    """f16, bf16, f16x2, bf16x2, f32, f64 rounded once to nearest; .ftz, .sat, .relu"""
+    check(i, "rn", "rz", "rm", "rp", "ftz", "sat", "relu")
+    _round_nearest(i)
+    t = type_of(i)
+    _plain16(i, t)
+    d, a, b, c = i.args
+    w.flops += 2
+    if t in ("f16x2", "bf16x2"):
+        w.flops += 2
+        half = []
+        for shift in (0, 16):
+            k = w.code.constant("u4", shift)
+            parts = [f"({w.use(x, 'u4')} >> {k}).astype(u2)" for x in (a, b, c)]
+            half.append(w.temp(_relu(i, t, _fma16(t, parts) + ".view(u2)") + ".astype(u4)"))
+        w.define(d, "u4", f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})")
+    elif t in ("f16", "bf16"):
+        parts = [w.use(x, "u2") for x in (a, b, c)]
+        w.define(d, "u2", _relu(i, t, _fma16(t, parts) + ".view(u2)"))
+    else:
+        name = "fma_f4" if t == "f32" else "fma_f8"
+        w.flops -= 2
+        _float(w, i, t, f"nm.{name}({', '.join(_operand(w, i, x, t) for x in (a, b, c))})", 2)
+
+
+def _fma16(t: str, parts: list[str]) -> str:
+    if t[:3] == "f16":
+        return f"nm.canonical(nm.fma_f2({', '.join(p + '.view(f2)' for p in parts)}))"
+    return f"nm.fma_bf({', '.join(parts)})"
+
+
+def _relu(i: Instr, t: str, bits: str) -> str:
+    return f"nm.relu_bits({bits}, {INFINITY[t.removesuffix('x2')]})" if "relu" in i.mods else bits
+
+
+@opcode("div")
+def div(w: Writer, i: Instr):
+    """integers (toward zero); f32 and f64 .rn, .full, .approx, .ftz"""
+    check(i, "rn", "rz", "rm", "rp", "full", "approx", "ftz")
+    _round_nearest(i)
+    t = type_of(i)
+    form = "nm.idiv({}, {})" if t[0] in "su" else "nm.div_approx({}, {})" if "approx" in i.mods else "{} / {}"
+    _binary(w, i, t, form.format)
+
+
+@opcode("rem")
+def rem(w: Writer, i: Instr):
+    """integers, sign of the dividend"""
+    check(i)
+    _binary(w, i, type_of(i), lambda a, b: f"nm.irem({a}, {b})")
+
+
+@opcode("min", "max")
+def minmax(w: Writer, i: Instr):
+    """integers; f16, bf16, x2, f32, f64, .ftz, .NaN; -0 below +0"""
+    check(i, "ftz", "NaN", "relu")
+    if "relu" in i.mods:
+        raise UnsupportedInstruction(i, "modifier .relu")
+    t = type_of(i)
+    if t[0] in "su":
+        _binary(w, i, t, lambda a, b: f"np.{i.op}imum({a}, {b})")
+    elif "NaN" in i.mods:
+        _binary(w, i, t, lambda a, b: f"nm.keep_nan({a}, {b}, nm.f{i.op}({a}, {b}))")
+    else:
+        _binary(w, i, t, lambda a, b: f"nm.f{i.op}({a}, {b})")
+
+
+@opcode("abs", "neg")
+def absneg(w: Writer, i: Instr):
+    """signed integers; f16, bf16, x2, f32, f64, .ftz"""
+    check(i, "ftz")
+    t = type_of(i)
+    d, a = i.args
+    if t[0] == "s":
+        k = KIND[t]
+        e = w.use(a, k)
+        w.define(d, k, f"np.abs({e})" if i.op == "abs" else f"np.negative({e})")
+        return
+    w.flops += 1
+    if t == "f64":
+        w.define(d, "f8", f"nm.sign_f8({w.use(a, 'f8')}, {i.op!r})")
+    elif t in ("f16x2", "bf16x2"):
+        half = []
+        for shift in (0, 16):
+            bits = f"({w.use(a, 'u4')} >> {w.code.constant('u4', shift)}).astype(u2)"
+            half.append(w.temp(f"nm.sign_bits({bits}, {i.op!r}, {INFINITY[t[:-2]]}).astype(u4)"))
+        w.define(d, "u4", f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})")
+    else:
+        k = f"u{WIDTH[t]}"
+        bits = f"nm.sign_bits({w.use(a, k)}, {i.op!r}, {INFINITY[t]})"
+        if "ftz" in i.mods and t == "f32":
+            w.define(d, "f4", f"nm.flush({bits}.view(f4))")
+        else:
+            w.define(d, k, bits)
+
+
+@opcode("copysign")
+def copysign(w: Writer, i: Instr):
+    """f32, f64: sign of the first operand, magnitude of the second"""
+    check(i)
+    k = KIND[type_of(i)]
+    w.define(i.args[0], k, f"np.copysign({w.use(i.args[2], k)}, {w.use(i.args[1], k)})")
+
+
+@opcode("rcp", "sqrt", "rsqrt", "sin", "cos", "ex2", "lg2", "tanh")
+def unary_float(w: Writer, i: Instr):
+    """.rn, .approx, .ftz for f32 and f64 (ex2 and tanh also f16, bf16 and x2); approximations are computed accurately"""
+    check(i, "rn", "rz", "rm", "rp", "approx", "ftz", "full")
+    _round_nearest(i)
+    t = type_of(i)
+    f = {
+        "rcp": "(1.0 / {})",
+        "sqrt": "np.sqrt({})",
+        "rsqrt": "nm.rsqrt({})",
+        "sin": "np.sin({})",
+        "cos": "np.cos({})",
+        "ex2": "np.exp2({})",
+        "lg2": "np.log2({})",
+        "tanh": "np.tanh({})",
+    }[i.op]
+    d, a = i.args
+    if t in ("f16x2", "bf16x2"):
+        to = "f2" if t == "f16x2" else "f4"
+        w.flops += 2
+        w.define(d, "u4", _packed(w, i, t, (a,), lambda x: f.format(f"{x}.astype(f8)") + f".astype({to})"))
+    elif t == "bf16":
+        x = f"nm.bf_to_f4({w.use(a, 'u2')}).astype(f8)"
+        w.flops += 1
+        w.define(d, "u2", f"nm.f8_to_bf({f.format(x)})")
+    elif t == "f64":
+        gross = i.op == "rcp" and "approx" in i.mods
+        _float(w, i, t, ("nm.rcp_gross({})" if gross else f).format(w.use(a, "f8")))
+    else:
+        x = w.temp(f"{_operand(w, i, a, t)}.astype(f8)")
+        _float(w, i, t, f"{f.format(x)}.astype({KIND[t]})")
+
+
+# -- logic and bits -----------------------------------------------------------------------------------------
+@opcode("and", "or", "xor")
+def logic(w: Writer, i: Instr):
+    """pred, b16, b32, b64"""
+    check(i)
+    sign = {"and": "&", "or": "|", "xor": "^"}[i.op]
+    k = KIND[type_of(i)]
+    w.define(i.args[0], k, f"{w.use(i.args[1], k)} {sign} {w.use(i.args[2], k)}")
+
+
+@opcode("not", "cnot")
+def invert(w: Writer, i: Instr):
+    """pred, b16, b32, b64; cnot: 1 where the operand is 0"""
+    check(i)
+    k = KIND[type_of(i)]
+    e = w.use(i.args[1], k)
+    w.define(i.args[0], k, f"~({e})" if i.op == "not" else f"({e} == 0).astype({k})")
+
+
+@opcode("shl", "shr")
+def shift(w: Writer, i: Instr):
+    """16, 32 and 64 bits, amounts clamped to the width, shr of signed types keeps the sign"""
+    check(i)
+    k = KIND[type_of(i)]
+    d, a, s = i.args
+    e = w.use(a, k)
+    if isinstance(s, Imm) and 0 <= s.value < 8 * int(k[1]):
+        w.define(d, k, f"{e} {'<<' if i.op == 'shl' else '>>'} {w.code.constant(k, s.value)}")
+    else:
+        w.define(d, k, f"nm.{i.op}({e}, {w.use(s, 'u4')})")
+
+
+@opcode("shf")
+def funnel_shift(w: Writer, i: Instr):
+    """.l and .r, .wrap and .clamp, b32"""
+    check(i, "l", "r", "wrap", "clamp")
+    low, high, s = (w.use(a, "u4") for a in i.args[1:])
+    w.define(i.args[0], "u4", f"nm.funnel({low}, {high}, {s}, {'l' in i.mods}, {'wrap' in i.mods})")
+
+
+@opcode("popc", "clz", "brev", "bfind")
+def count_bits(w: Writer, i: Instr):
+    """32 and 64 bits; bfind also .shiftamt and signed"""
+    check(i, "shiftamt")
+    k = KIND[type_of(i)]
+    e = w.use(i.args[1], k)
+    if i.op == "brev":
+        w.define(i.args[0], k, f"nm.brev({e})")
+    elif i.op == "bfind":
+        w.define(i.args[0], "u4", f"nm.bfind({e}, {'shiftamt' in i.mods})")
+    else:
+        w.define(i.args[0], "u4", f"nm.{i.op}({e})")
+
+
+@opcode("bfe")
+def bit_field_extract(w: Writer, i: Instr):
+    """32 and 64 bits, signed and unsigned"""
+    check(i)
+    k = KIND[type_of(i)]
+    pos, length = w.use(i.args[2], "u4"), w.use(i.args[3], "u4")
+    w.define(i.args[0], f"u{k[1]}", f"nm.bfe({w.use(i.args[1], k)}, {pos}, {length})")
+
+
+@opcode("bfi")
+def bit_field_insert(w: Writer, i: Instr):
+    """b32 and b64"""
+    check(i)
+    k = KIND[type_of(i)]
+    a, b = w.use(i.args[1], k), w.use(i.args[2], k)
+    w.define(i.args[0], k, f"nm.bfi({a}, {b}, {w.use(i.args[3], 'u4')}, {w.use(i.args[4], 'u4')})")
+
+
+@opcode("lop3")
+def lop3(w: Writer, i: Instr):
+    """b32 with an immediate table"""
+    check(i, "lut")
+    a, b, c = (w.use(x, "u4") for x in i.args[1:4])
+    w.define(i.args[0], "u4", f"nm.lop3({a}, {b}, {c}, {int(i.args[4].value)})")
+
+
+@opcode("prmt")
+def prmt(w: Writer, i: Instr):
+    """b32: the default mode and f4e, b4e, rc8, ecl, ecr, rc16"""
+    modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
+    check(i, *modes)
+    mode = next((m for m in i.mods if m in modes), "")
+    a, b, c = (w.use(x, "u4") for x in i.args[1:4])
+    w.define(i.args[0], "u4", f"nm.prmt({a}, {b}, {c}, {mode!r})")
+
+
+@opcode("sad")
+def sad(w: Writer, i: Instr):
+    """sum of absolute differences, 16, 32 and 64 bits"""
+    check(i)
+    k = KIND[type_of(i)]
+    a, b, c = (w.use(x, k) for x in i.args[1:4])
+    w.define(i.args[0], k, f"where({a} < {b}, {b} - {a}, {a} - {b}) + {c}")
+
+
+@opcode("dp4a")
+def dp4a(w: Writer, i: Instr):
+    """four-byte dot product, signed and unsigned"""
+    types = [m for m in i.mods if m in ("s32", "u32")]
+    check(i)
+    a, b = (w.use(x, "u4") for x in i.args[1:3])
+    c = w.use(i.args[3], KIND["s32" if "s32" in types else "u32"])
+    w.define(i.args[0], "i4", f"nm.dot_bytes({a}, {b}, {c}, {types[0] == 's32'}, {types[-1] == 's32'})")
+
+
+# -- comparison and selection -------------------------------------------------------------------------------
+_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_COMPARE |= {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+
+
+def _comparison(w: Writer, i: Instr, t: str, cmp: str, a, b) -> str:
+    if t in ("f16x2", "bf16x2"):
+        raise UnsupportedInstruction(i, "comparison of packed values")
+    _plain16(i, t)
+    if t == "pred":
+        return f"{w.use(a, 'p')} {_COMPARE[cmp]} {w.use(b, 'p')}"
+    if t == "bf16":
+        x, y = (f"nm.bf_to_f4({w.use(v, 'u2')})" for v in (a, b))
+    else:
+        x, y = _operand(w, i, a, t), _operand(w, i, b, t)
+    if t[0] == "f" or t == "bf16":
+        if cmp == "num":
+            return f"({x} == {x}) & ({y} == {y})"
+        if cmp == "nan":
+            return f"({x} != {x}) | ({y} != {y})"
+        if cmp == "ne":
+            return f"({x} < {y}) | ({x} > {y})"
+        if cmp.endswith("u"):
+            base = cmp[:-1]
+            if base == "ne":
+                return f"{x} != {y}"
+            opposite = {"lt": ">=", "le": ">", "gt": "<=", "ge": "<"}
+            if base == "eq":
+                return f"~(({x} < {y}) | ({x} > {y}))"
+            return f"~({x} {opposite[base]} {y})"
+    if cmp not in _COMPARE:
+        raise UnsupportedInstruction(i, f"comparison .{cmp}")
+    return f"{x} {_COMPARE[cmp]} {y}"
+
+
+@opcode("setp", "set")
+def setp(w: Writer, i: Instr):
+    """all comparisons (ordered, unordered, num, nan) of integers, f16, bf16, f32, f64; combined with .and .or .xor"""
+    cmp = i.mods[0]
+    combine = next((m for m in i.mods[1:] if m in ("and", "or", "xor")), None)
+    check(i, cmp, "and", "or", "xor", "ftz")
+    t = type_of(i)
+    d, a, b = i.args[:3]
+    test = w.temp(_comparison(w, i, t, cmp, a, b))
+    sign = {"and": "&", "or": "|", "xor": "^", None: ""}[combine]
+    extra = w.use(i.args[3], "p") if combine else ""
+    result = f"{test} {sign} {extra}" if combine else test
+    if i.op == "set":
+        kind = next(m for m in i.mods if m in WIDTH)
+        if kind not in ("u32", "s32", "b32", "f32"):
+            raise UnsupportedInstruction(i, f"a result of type .{kind}")
+        if kind == "f32":
+            w.define(d, "f4", f"({result}).astype(f4)")
+        else:
+            w.define(d, "i4", f"-(({result}).astype(i4))")
+        return
+    if isinstance(d, Pair):
+        w.define(d.first, "p", result, fresh=bool(combine))
+        w.define(d.second, "p", f"~{test} {sign} {extra}" if combine else f"~{test}")
+    else:
+        w.define(d, "p", result)
+
+
+@opcode("selp")
+def selp(w: Writer, i: Instr):
+    """16, 32 and 64 bits"""
+    check(i)
+    k = f"u{WIDTH[type_of(i)]}"
+    w.define(i.args[0], k, f"where({w.use(i.args[3], 'p')}, {w.use(i.args[1], k)}, {w.use(i.args[2], k)})")
+
+
+@opcode("slct")
+def slct(w: Writer, i: Instr):
+    """a where c >= 0, else b; c is s32 or f32"""
+    check(i, "ftz")
+    types = [m for m in i.mods if m in WIDTH]
+    k = f"u{WIDTH[types[0]]}"
+    c = w.use(i.args[3], KIND[types[1]])
+    w.define(i.args[0], k, f"where({c} >= 0, {w.use(i.args[1], k)}, {w.use(i.args[2], k)})")
+
+
+@opcode("testp")
+def testp(w: Writer, i: Instr):
+    """finite, infinite, number, notanumber, normal, subnormal; f32 and f64"""
+    what = i.mods[0]
+    k = KIND[type_of(i)]
+    x = w.use(i.args[1], k)
+    tiny = f"np.abs({x}) < np.finfo({k}).tiny"
+    tests = {
+        "finite": f"np.isfinite({x})",
+        "infinite": f"np.isinf({x})",
+        "number": f"{x} == {x}",
+        "notanumber": f"{x} != {x}",
+        "normal": f"np.isfinite({x}) & ~({tiny})",
+        "subnormal": f"({tiny}) & ({x} != 0)",
+    }
+    if what not in tests:
+        raise UnsupportedInstruction(i, f"test .{what}")
+    w.define(i.args[0], "p", tests[what])
+
+
+# -- moves and conversions ----------------------------------------------------------------------------------
+@opcode("mov")
+def mov(w: Writer, i: Instr):
+    """all types; addresses of variables; packing and unpacking of 2, 4 and 8 parts"""
+    check(i)
+    t = type_of(i)
+    d, a = i.args
+    if isinstance(a, Vec):
+        k = f"u{WIDTH[t]}"
+        step = WIDTH[t] // len(a.items)
+        parts = [f"{w.use(x, f'u{step}')}.astype({k})" for x in a.items]
+        expr = " | ".join(
+            f"({p} << {w.code.constant(k, 8 * step * n)})" if n else p for n, p in enumerate(parts)
+        )
+        w.define(d, k, expr)
+    elif isinstance(d, Vec):
+        k = f"u{WIDTH[t]}"
+        source = w.temp(w.use(a, k))
+        step = WIDTH[t] // len(d.items)
+        for n, x in enumerate(d.items):
+            if isinstance(x, Reg) and x.name == "_":
+                continue
+            moved = f"({source} >> {w.code.constant(k, 8 * step * n)})" if n else source
+            w.define(x, f"u{step}", f"{moved}.astype(u{step})")
+    elif (isinstance(a, Reg) and a.name.startswith("sp_clock")) or (
+        isinstance(a, Reg) and "globaltimer" in a.name
+    ):
+        k = f"u{w.width(d.name)}"
+        w.define(d, k, f"{k}(m.clock())")
+    else:
+        k = KIND[t] if t == "pred" else f"u{WIDTH[t]}"
+        w.define(d, k, w.use(a, k), fresh=False)
+
+
+@opcode("cvta")
+def cvta(w: Writer, i: Instr):
+    """.to and from generic for global, shared, local, param and const"""
+    window = 0
+    for m in i.mods:
+        if m.startswith("shared"):
+            window = SHARED_WINDOW
+        elif m == "local":
+            window = LOCAL_WINDOW
+        elif m.startswith("param"):
+            window = PARAM_WINDOW
+    check(i, "to", *STATE_SPACES)
+    e = w.use(i.args[1], "u8")
+    if window:
+        w.define(i.args[0], "u8", f"{e} {'-' if 'to' in i.mods else '+'} {w.code.constant('u8', window)}")
+    else:
+        w.define(i.args[0], "u8", e, fresh=False)
+
+
+@opcode("isspacep")
+def isspacep(w: Writer, i: Instr):
+    """global, shared, local, const, param"""
+    space = i.mods[0].split("::")[0]
+    e = w.use(i.args[1], "u8")
+    if space in ("global", "const"):
+        w.define(i.args[0], "p", f"{e} < {w.code.constant('u8', SHARED_WINDOW)}")
+    else:
+        low = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}[space]
+        w.define(i.args[0], "p", f"({e} >> u8({low.bit_length() - 1})) == u8(1)")
+
+
+_ROUND = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
+
+
+@opcode("cvt")
+def cvt(w: Writer, i: Instr):
+    """between all integer widths, f16, bf16, f32, f64, tf32 and packed f16x2 / bf16x2; all roundings, .sat, .ftz, .relu"""
+    check(i, *_ROUND, "sat", "ftz", "relu", "satfinite")
+    types = [m for m in i.mods if m in WIDTH]
+    if len(types) != 2 or ("satfinite" in i.mods and "tf32" not in types):
+        raise UnsupportedInstruction(i)
+    to, frm = types
+    mode = next((m for m in i.mods if m in _ROUND), None)
+    if to in ("f16x2", "bf16x2"):
+        high, low = (_round16(w, i, to[:-2], w.use(a, "f4"), mode) for a in i.args[1:3])
+        high, low = w.temp(f"{high}.astype(u4)"), w.temp(f"{low}.astype(u4)")
+        w.define(i.args[0], "u4", f"({high} << {w.code.constant('u4', 16)}) | {low}")
+        return
+    d, a = i.args
+    if to == "tf32":
+        how = f"{mode or 'rn'!r}, {'relu' in i.mods}, {'satfinite' in i.mods}"
+        w.define(d, "u4", f"nm.to_tf32({w.use(a, 'u4')}, {how})")
+        return
+    source_float = frm[0] == "f" or frm == "bf16"
+    target_float = to[0] == "f" or to == "bf16"
+    x = f"nm.bf_to_f4({w.use(a, 'u2')})" if frm == "bf16" else w.use(a, KIND[frm])
+    if "ftz" in i.mods and frm == "f32":
+        x = f"nm.flush({x})"
+    if source_float and target_float:
+        _float_to_float(w, i, to, frm, x, mode)
+    elif source_float:
+        x = f"nm.round_int({x}, {mode or 'rzi'!r})"
+        w.define(d, KIND[to], f"nm.to_int({x}, {KIND[to]})")
+    elif target_float:
+        if to == "bf16":
+            if mode not in (None, "rn"):
+                raise UnsupportedInstruction(i)
+            w.define(d, "u2", f"nm.int_to_bf({x})")
+        elif mode in (None, "rn") and to != "f16":
+            w.define(d, KIND[to], f"{x}.astype({KIND[to]})")
+        else:
+            w.define(d, KIND[to], f"nm.int_to_float({x}, {KIND[to]}, {mode or 'rn'!r})")
+    else:
+        _int_to_int(w, i, to, frm, x)
+
+
+def _round16(w: Writer, i: Instr, to: str, x: str, mode: str | None) -> str:
+    if to == "f16":
+        out = f"nm.canonical(nm.narrow({x}, f2, {mode or 'rn'!r})).view(u2)"
+    elif mode not in (None, "rn", "rz"):
+        raise UnsupportedInstruction(i, f"rounding .{mode} to bf16")
+    else:
+        out = f"nm.bf_rz({x})" if mode == "rz" else f"nm.f4_to_bf({x})"
+    return _relu(i, to, out)
+
+
+def _float_to_float(w: Writer, i: Instr, to: str, frm: str, x: str, mode: str | None):
+    d = i.args[0]
+    if mode in ("rni", "rzi", "rmi", "rpi"):
+        x = f"nm.round_int({x}, {mode!r})"
+    if to == "bf16":
+        if frm == "f64":
+            if mode not in (None, "rn"):
+                raise UnsupportedInstruction(i, f"rounding .{mode} to bf16")
+            w.define(d, "u2", f"nm.convert_f8_to_bf({x})")
+        else:
+            w.define(d, "u2", _round16(w, i, "bf16", f"{x}.astype(f4)", mode))
+        return
+    k = KIND[to]
+    if "ftz" in i.mods and frm == "f32":
+        x = f"nm.canonical({x})"
+    if frm == "f64" and to == "f16":
+        x = f"nm.quiet({x})"
+    if WIDTH[to] < WIDTH[frm] and mode in ("rz", "rm", "rp"):
+        x = f"nm.narrow({x}, {k}, {mode!r})"
+    elif to != frm:
+        x = f"{x}.astype({k})"
+    if frm == "f16" and to == "f64":
+        x = f"nm.quiet({x})"
+    if "sat" in i.mods:
+        x = f"nm.saturate({x})"
+    if "relu" in i.mods:
+        x = f"nm.relu_bits({x}.view(u{k[1]}), {INFINITY[to]}).view({k})"
+    if "ftz" in i.mods and to == "f32":
+        x = f"nm.flush({x})"
+    # Between 16 and 32 bits, and in one type, NaNs become canonical; from and to float64 they keep their payload.
+    w.define(d, k, x, fresh=x.endswith(")"), computed="f64" not in (to, frm) and (frm, to) != ("bf16", "f32"))
+
+
+def _int_to_int(w: Writer, i: Instr, to: str, frm: str, x: str):
+    k = KIND[to]
+    if "sat" in i.mods:
+        w.define(i.args[0], k, f"nm.clamp_int({x}, {k})")
+    elif KIND[frm] == k:
+        w.define(i.args[0], k, x, fresh=False)
+    else:
+        w.define(i.args[0], k, f"{x}.astype({k})")
+
+
+@opcode("szext")
+def szext(w: Writer, i: Instr):
+    """sign or zero extension of the low bits, .wrap and .clamp"""
+    check(i, "wrap", "clamp")
+    t = type_of(i)
+    size = w.use(i.args[2], "u4")
+    size = f"({size} & u4(31))" if "wrap" in i.mods else f"np.minimum({size}, u4(32))"
+    w.define(i.args[0], "u4", f"nm.bfe({w.use(i.args[1], KIND[t])}, u4(0), {size})")

@@ -1,0 +1,211 @@
+"""Emitters of what came with Hopper: mbarriers with transaction counts, bulk copies (TMA), warpgroups."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from harness.vgpu.errors import UnsupportedInstruction
+from harness.vgpu.memory.access import KIND, SHARED_WINDOW
+from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Mem, TensorMem, Vec
+
+from .codegen import Writer
+from .emitters import check, opcode, type_of
+
+_SHARED = ("shared", "shared::cta", "shared::cluster")
+_SCOPES = ("cta", "cluster", "release", "acquire", "relaxed")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What the instruction says of a factor in shared memory: its rows (m, or n), its type, whether it lies across k, and
+    its sign."""
+
+    rows: int
+    kind: str
+    across: bool
+    negative: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return 4 if self.kind == "tf32" else 2
+
+
+def shared_place(w: Writer, i: Instr, mem: Mem) -> str:
+    """An address in shared memory; a generic one where the instruction names no state space."""
+    place = w.address(mem)
+    if any(m.startswith("shared") for m in i.mods):
+        return place
+    return f"({place} - {w.code.constant('u8', SHARED_WINDOW)})"
+
+
+@opcode("mbarrier")
+def mbarrier(w: Writer, i: Instr):
+    """init, inval, arrive and arrive_drop (with count, .noComplete, .expect_tx, in other blocks of the cluster), test_wait and try_wait by state or .parity, expect_tx, complete_tx, pending_count"""
+    check(i, *_SHARED, *_SCOPES, "init", "inval", "arrive", "arrive_drop", "noComplete", "expect_tx", "complete_tx",
+          "test_wait", "try_wait", "parity", "pending_count")  # fmt: skip
+    args = list(i.args)
+    if "pending_count" in i.mods:
+        w.define(args[0], "u4", f"({w.use(args[1], 'u8')} & {w.code.constant('u8', 0xFFFFF)}).astype(u4)")
+        return
+    a = w.code.access(i, "A", "shared", 8)
+    dest = None if isinstance(args[0], Mem) else args.pop(0)
+    place = shared_place(w, i, args.pop(0))
+    count = w.use(args[0], "u4") if args and not ("test_wait" in i.mods or "try_wait" in i.mods) else "1"
+    call = f"A{a.number}, {place}"
+    if "arrive" in i.mods or "arrive_drop" in i.mods:
+        drop = "arrive_drop" in i.mods
+        arrivals, expected = ("1", count) if "expect_tx" in i.mods else (count, "0")
+        value = f"m.mbarrier_arrive({call}, {arrivals}, {expected}, {drop}, L)"
+        if dest is None:
+            w.emit(value)
+        else:
+            w.define(dest, "u8", value)
+    elif "test_wait" in i.mods or "try_wait" in i.mods:
+        parity = "parity" in i.mods
+        token = w.use(args[0], "u4" if parity else "u8")
+        w.define(dest, "p", f"m.mbarrier_test({call}, {token}, {parity}, L)")
+    elif "init" in i.mods:
+        w.emit(f"m.mbarrier_init({call}, {count}, L)")
+    elif "inval" in i.mods:
+        w.emit(f"m.mbarrier_inval({call}, L)")
+    elif "expect_tx" in i.mods:
+        w.emit(f"m.mbarrier_bytes({call}, {count}.astype(i8), L)")
+    elif "complete_tx" in i.mods:
+        w.emit(f"m.mbarrier_bytes({call}, -{count}.astype(i8), L)")
+    else:
+        raise UnsupportedInstruction(i)
+
+
+@opcode("setmaxnreg")
+def set_registers(w: Writer, i: Instr):
+    """.inc and .dec: the sum over the warps of a block is checked against what the block was given"""
+    check(i, "inc", "dec", "sync", "aligned")
+    number = i.args[0]
+    if not isinstance(number, Imm):
+        raise UnsupportedInstruction(i, "the number of registers is not a constant")
+    w.emit(f"m.set_registers({w.instruction(i)}, {int(number.value)}, {'inc' in i.mods}, L)")
+
+
+# -- bulk copies --------------------------------------------------------------------------------------------
+_BULK = ("async", "bulk", "tile", "1d", "2d", "3d", "4d", "5d", "global", *_SHARED, "bulk_group")
+_BULK += ("mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint", "tensor", "reduce", "noftz")
+_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_WIDE = 8, 2  # elements of an access of 16 bytes
+
+
+def bulk_copy(w: Writer, i: Instr):
+    """cp.async.bulk and cp.async.bulk.tensor in all their forms."""
+    if "commit_group" in i.mods:
+        w.emit("m.bulk_commit(L)")
+    elif "wait_group" in i.mods:
+        w.emit(f"m.bulk_wait({int(i.args[0].value)}, {'read' in i.mods}, L)")
+    elif "prefetch" not in i.mods:
+        check(i, *_BULK, *_REDUCTIONS)
+        spaces = [m for m in i.mods if m == "global" or m in _SHARED]
+        if len(spaces) != 2:
+            raise UnsupportedInstruction(i, "it does not name where it copies from and to")
+        op = next((m for m in i.mods if m in _REDUCTIONS), None)
+        if spaces[0] == "global":
+            bulk_store(w, i, op)
+        elif op is None:
+            bulk_load(w, i, spaces[1] != "global")
+        else:
+            raise UnsupportedInstruction(i, "a reduction into shared memory")
+
+
+def bulk_load(w: Writer, i: Instr, from_shared: bool):
+    """Into shared memory; an mbarrier counts the bytes."""
+    target, source, *rest = i.args
+    size = None if "tensor" in i.mods else rest.pop(0)
+    barrier, *rest = rest
+    mask = w.use(rest[0], "u4") if "multicast::cluster" in i.mods else "None"
+    write = w.code.access(i, "W", "shared", *_WIDE)
+    counter = w.code.access(i, "A", "shared", 8)
+    place, counted = w.address(target), shared_place(w, i, barrier)
+    if isinstance(source, TensorMem):
+        reads = element_accesses(w, i, "R")
+        box = f"{w.address(source.map)}, {coordinates(w, source)}"
+        w.emit(
+            f"m.tensor_load({reads}, A{write.number}, A{counter.number}, {place}, {box}, {counted}, {mask}, L)"
+        )
+        return
+    read = w.code.access(i, "R", "shared" if from_shared else "global", *_WIDE)
+    run = f"{place}, {w.address(source)}, {w.use(size, 'u4')}, {counted}, {mask}, {from_shared}"
+    w.emit(f"m.bulk_load(A{read.number}, A{write.number}, A{counter.number}, {run}, L)")
+
+
+def bulk_store(w: Writer, i: Instr, op: str | None):
+    """Into global memory; groups of the thread count its copies."""
+    target, source, *rest = i.args
+    read = w.code.access(i, "R", "shared", *_WIDE)
+    kind = "A" if op else "W"
+    if isinstance(target, TensorMem):
+        box = f"{w.address(source)}, {w.address(target.map)}, {coordinates(w, target)}"
+        w.emit(f"m.tensor_store(A{read.number}, {element_accesses(w, i, kind)}, {box}, {op!r}, L)")
+        return
+    t = type_of(i) if op else "u64"
+    write = w.code.access(i, kind, "global", WIDTH[t])
+    run = f"{w.address(target)}, {w.address(source)}, {w.use(rest[0], 'u4')}"
+    w.emit(
+        f"m.bulk_store(A{read.number}, A{write.number}, {run}, {op!r}, {(t if t == 'bf16' else KIND[t])!r}, L)"
+    )
+
+
+def element_accesses(w: Writer, i: Instr, kind: str) -> str:
+    """Accesses of global memory by the bytes of an element, which the tensor map tells; and of 16 bytes."""
+    sizes = {1: (1, 1), 2: (2, 1), 4: (4, 1), 8: (8, 1), 16: _WIDE}
+    name = f"E{i.line}_{len(w.code.namespace)}"
+    w.code.namespace[name] = {size: w.code.access(i, kind, "global", *shape) for size, shape in sizes.items()}
+    return name
+
+
+def coordinates(w: Writer, box: TensorMem) -> str:
+    """The coordinates of a box as a list of expressions."""
+    return "[" + ", ".join(w.use(c, "u4") for c in box.coordinates) + "]"
+
+
+# -- warpgroups ---------------------------------------------------------------------------------------------
+_DEPTH = {"bf16": 16, "f16": 16, "tf32": 8}
+
+
+@opcode("wgmma")
+def wgmma(w: Writer, i: Instr):
+    """.mma_async m64nNk16 of bf16 and f16, m64nNk8 of tf32, N = 8 to 256, sums in f32 (f16 in f16 too); the first factor from registers too, every swizzle, transposed 16-bit factors, scale-d, signs; fence, commit_group, wait_group"""
+    if "mma_async" not in i.mods:
+        check(i, "fence", "commit_group", "wait_group", "sync", "aligned")
+        if "commit_group" in i.mods:
+            w.emit(f"m.wgmma_commit({w.instruction(i)}, L)")
+        elif "wait_group" in i.mods:
+            w.emit(f"m.wgmma_wait({w.instruction(i)}, {int(i.args[0].value)}, L)")
+        return
+    shape = next((m for m in i.mods if m[0] == "m" and m[1:2].isdigit()), "")
+    check(i, "mma_async", "sync", "aligned", shape)
+    sums_kind, kind, other = [m for m in i.mods if m in WIDTH]
+    n, depth = (int(x) for x in re.findall(r"\d+", shape)[1:])
+    known = sums_kind == "f32" or (sums_kind == "f16" and kind == "f16")
+    if kind != other or not known or depth != _DEPTH.get(kind) or not 8 <= n <= 256 or n % 8:
+        raise UnsupportedInstruction(i)
+    sums, left, right, keep, *rest = i.args
+    flags = [int(x.value) for x in rest]
+    from_registers = isinstance(left, Vec)
+    if kind == "tf32":
+        flags += [0, 0]
+    elif from_registers:
+        flags.insert(2, 0)
+    a = Operand(64, kind, bool(flags[2]), flags[0] < 0)
+    b = Operand(n, kind, bool(flags[3]), flags[1] < 0)
+    names = [f"{letter}{i.line}_{len(w.code.namespace)}" for letter in "PQ"]
+    w.code.namespace |= dict(zip(names, (a, b), strict=True))
+    accesses = [w.code.access(i, "R", "shared", *_WIDE) for _ in range(2)]
+    first = "None" if from_registers else f"A{accesses[0].number}"
+    given = f"[{', '.join(w.use(r, 'u4') for r in left.items)}]" if from_registers else w.use(left, "u8")
+    old = ", ".join(w.use(r, "u4") for r in sums.items)
+    w.flops += 2 * 64 * n * depth // 128
+    value = w.temp(
+        f"m.wgmma({first}, A{accesses[1].number}, [{old}], {sums_kind!r}, {given}, {names[0]}, {w.use(right, 'u8')},"
+        f" {names[1]}, {w.use(keep, 'p')}, L)"
+    )
+    for k, target in enumerate(sums.items):
+        w.define(target, "u4", f"{value}[{k}]")

@@ -1,0 +1,1 @@
+"""What kernels read and write: device memory with exact tensors, memory instructions, mbarriers, tensor maps."""

@@ -1,0 +1,100 @@
+"""What the executor and the generated code share about registers and memory instructions.
+
+`KIND` names the NumPy kind of each PTX type, the windows say where a state space lies among generic addresses, and an
+`Access` is one memory instruction of a program: what the checks and counters need to know about it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.vgpu.ptx.parser import Instr
+
+from .arena import NOWHERE, Extent, Space, Views
+
+KIND = {"pred": "p", "b128": "u8"}
+for _bits in (8, 16, 32, 64):
+    KIND |= {f"b{_bits}": f"u{_bits // 8}", f"u{_bits}": f"u{_bits // 8}", f"s{_bits}": f"i{_bits // 8}"}
+KIND |= {"f16": "f2", "f32": "f4", "f64": "f8", "bf16": "u2", "f16x2": "u4", "bf16x2": "u4", "tf32": "f4"}
+DTYPE = {k: np.dtype(k).type for k in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")}
+DTYPE["p"] = np.bool_
+
+#: Where the shared, local and parameter windows lie among generic addresses.
+SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 56, 1 << 57, 1 << 58
+
+
+class Access:
+    """One memory instruction: what the checks and counters need to know about it, and a cache of its last tensor."""
+
+    __slots__ = [
+        "_space",
+        "_twins",
+        "_views",
+        "acquires",
+        "count",
+        "instr",
+        "kind",
+        "mask",
+        "mixed",
+        "narrow",
+        "nbytes",
+        "number",
+        "releases",
+        "shape",
+        "shift",
+        "shift64",
+        "space",
+        "tensor",
+        "unlogged",
+        "used",
+        "width",
+        "writes",
+    ]
+
+    def __init__(self, number: int, instr: Instr, kind: str, space: str, width: int, count: int):
+        self.number, self.instr, self.space = number, instr, space
+        self.kind = kind  # R, W or A (atomic, or a strong load or store)
+        self.width, self.count = width, count  # bytes of an element, elements per thread
+        self.nbytes = width * count
+        self.shift = self.nbytes.bit_length() - 1
+        self.shift64 = np.uint64(self.shift)
+        self.mask = self.nbytes - 1
+        self.acquires = self.releases = self.mixed = self.unlogged = self.used = False
+        self.narrow = False  # atomic, or strong, for the threads of one block only (scope .cta)
+        self.writes = kind == "W" or (kind == "A" and instr.op != "ld")
+        self._twins: dict[str, Access] = {}
+        self.forget()
+
+    @property
+    def role(self) -> str:
+        """What the race check calls it: R and W plain, A atomic or strong store, S strong load; B and T the same two
+        with block scope."""
+        if self.kind != "A":
+            return self.kind
+        load = self.instr.op == "ld"
+        return ("T" if load else "B") if self.narrow else "S" if load else "A"
+
+    def forget(self):
+        """Drop what was cached about the last launch."""
+        self.tensor: Extent = NOWHERE
+        self._space: Space | None = None
+        self._views: Views | None = None
+        for twin in self._twins.values():
+            twin.forget()
+
+    def views(self, space: Space) -> Views:
+        """The views of `space` with this access's element size."""
+        if self._space is not space or self._views is None:
+            self._space, self._views = space, space.views(self.width, self.count)
+        return self._views
+
+    def in_space(self, name: str) -> Access:
+        """The same access, known to be in state space `name` (for generic addresses)."""
+        found = self._twins.get(name)
+        if found is None:
+            found = self._twins[name] = Access(
+                self.number, self.instr, self.kind, name, self.width, self.count
+            )
+            found.acquires, found.releases, found.used = self.acquires, self.releases, self.used
+            found.narrow = self.narrow
+        return found

@@ -1,0 +1,56 @@
+"""Where in the source an instruction stands: the reader's own line, or the Mojo library's.
+
+The place of an instruction is its innermost source line outside of the Mojo library; the library's files have relative
+paths. Code of the library's own algorithms (block and warp primitives and the like) is told from accessors that are
+inlined into the reader's code.
+"""
+
+from __future__ import annotations
+
+from .parser import Instr, Location
+
+_LIBRARY = ("Mojo/", "max/", "oss/", "open-source/", "mojo/")
+_ALGORITHMS = ("/gpu/primitives/", "/algorithm/", "/linalg/", "/nn/", "/format/")
+
+
+def in_library(at: Location) -> bool:
+    """Whether a source position is in the Mojo library (its files have relative paths)."""
+    return at.file.startswith(_LIBRARY)
+
+
+def user_location(at: Location | None) -> Location | None:
+    """The innermost position outside the library, or the outermost one there is.
+
+    Line 0 is no position: the compiler writes it for an instruction that it has merged out of several lines.
+    """
+    if at is None:
+        return None
+    frames = at.chain()
+    return next((f for f in frames if f.line and not in_library(f)), frames[-1])
+
+
+def callers(instr: Instr | None) -> list[str]:
+    """The places outside the library that the code at `place` was inlined into, innermost first."""
+    at = user_location(instr.loc) if instr is not None else None
+    frames = at.chain()[1:] if at else []
+    return [f"{f.file}:{f.line}:{f.column}" for f in frames if f.line and not in_library(f)]
+
+
+def is_library_algorithm(at: Location | None) -> bool:
+    """Whether the code belongs to a library algorithm, rather than to an accessor inlined into user code."""
+    if at is None:
+        return False
+    for frame in at.chain():
+        if not in_library(frame):
+            return False
+        if any(part in frame.file for part in _ALGORITHMS):
+            return True
+    return True
+
+
+def place(instr: Instr | None) -> str:
+    """`file:line:column` of an instruction, or its PTX line where there is no line table."""
+    if instr is None:
+        return "?"
+    at = user_location(instr.loc)
+    return f"{at.file}:{at.line}:{at.column}" if at else f"PTX line {instr.line} ({instr.name})"

@@ -1,0 +1,84 @@
+"""Where addresses come from: for every register, the kernel parameters that its value is computed from.
+
+A pointer that leaves its tensor by more than the guard zone may land in another one, where no bounds check sees it. But
+the code says which pointer it was: an address that is computed from one pointer, and from numbers, must stay in the tensor
+that this pointer names at the launch. The analysis looks at each register once for the whole kernel, whatever the path.
+What is loaded from memory may be any pointer; addresses that depend on it are not judged.
+"""
+
+from __future__ import annotations
+
+from .parser import WIDTH, Instr, Mem, Pair, Reg, Sym, Vec
+from .program import Program, reads_and_writes
+
+ANYTHING = None
+Origin = frozenset[int] | None
+"""Byte offsets among the kernel's parameters; ANYTHING where it is not known."""
+
+
+def origins(program: Program) -> dict[str, Origin]:
+    """The origin of every register that is written. Special registers and constants have none: they are numbers."""
+    found: dict[str, Origin] = {}
+    instrs = [i for b in program.blocks for i in b.instrs]
+    changed = True
+    while changed:
+        changed = False
+        for i in instrs:
+            for name, origin in written(i, program, found):
+                old = found.get(name, frozenset())
+                new = joined(old, origin)
+                if name not in found or new != old:
+                    found[name] = new
+                    changed = True
+    return found
+
+
+def written(i: Instr, program: Program, found: dict[str, Origin]):
+    """(register, origin) for each register that an instruction writes."""
+    reads, writes = reads_and_writes(i)
+    if i.op in ("ld", "ldu") and any(m.startswith("param") for m in i.mods):
+        yield from parameters(i, program)
+        return
+    origin: Origin = frozenset()
+    if i.op in ("ld", "ldu", "atom", "ldmatrix") or any(names_variable(a) for a in i.args):
+        origin = ANYTHING
+    else:
+        for name in reads:
+            origin = joined(origin, found.get(name, frozenset()))
+    for name in writes:
+        yield name, origin
+
+
+def parameters(i: Instr, program: Program):
+    """What a load of kernel parameters gives: at a known place its offset, else anything."""
+    mem = i.args[1]
+    targets = i.args[0].items if isinstance(i.args[0], Vec) else (i.args[0],)
+    start = None
+    if isinstance(mem.base, Sym) and mem.base.name in program.params:
+        start = program.params[mem.base.name][0] + mem.base.offset + mem.offset
+    size = WIDTH[next(m for m in reversed(i.mods) if WIDTH.get(m))]
+    for k, target in enumerate(targets):
+        if isinstance(target, Reg):
+            yield target.name, ANYTHING if start is None else frozenset([start + k * size])
+
+
+def names_variable(a) -> bool:
+    """Whether an operand holds the address of a variable."""
+    if isinstance(a, Vec):
+        return any(names_variable(x) for x in a.items)
+    if isinstance(a, Pair):
+        return names_variable(a.first) or names_variable(a.second)
+    return isinstance(a, Sym) or (isinstance(a, Mem) and isinstance(a.base, Sym))
+
+
+def joined(a: Origin, b: Origin) -> Origin:
+    """What may come from either."""
+    return ANYTHING if a is None or b is None else a | b
+
+
+def address_origin(i: Instr, found: dict[str, Origin]) -> Origin:
+    """The origin of the address that a memory instruction uses; of several addresses (copies), anything."""
+    places = [a for a in i.args if isinstance(a, Mem)]
+    if len(places) != 1 or not isinstance(places[0].base, Reg):
+        return ANYTHING
+    return found.get(places[0].base.name, frozenset())

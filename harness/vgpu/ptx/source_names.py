@@ -1,0 +1,100 @@
+"""What the source calls the arrays in shared memory of a kernel, which PTX only numbers.
+
+The instructions that access an array have source lines; the name of the array is the one that all of these lines use, of
+those that the function around them declares in shared memory. Where that leaves none, or several, the array has no name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from .parser import Instr, Mem, Sym
+from .places import in_library, is_library_algorithm
+from .program import Program, reads_and_writes
+
+ACCESSES = ("ld", "st", "atom", "red", "cp", "ldmatrix", "stmatrix")
+DECLARED = re.compile(r"\bvar (\w+) = stack_allocation\[[^\]]*\bSHARED\b")
+FUNCTION = re.compile(r"\s*def \w")
+WORD = re.compile(r"\w+")
+
+
+def shared_names(program: Program, variables: Iterable[str]) -> dict[str, str]:
+    """Variable of PTX -> its name in the source, for those whose name is sure."""
+    names_at.cache_clear()  # the file may have been edited since
+    source_lines.cache_clear()
+    wanted = set(variables)
+    instrs = [i for b in program.blocks for i in b.instrs]
+    held = holders(instrs, wanted)
+    choices: dict[str, set[str]] = {}
+    for i in instrs:
+        if i.op not in ACCESSES or is_library_algorithm(i.loc):
+            continue
+        for base in (a.base for a in i.args if isinstance(a, Mem) and a.base is not None):
+            touched = {base.name} & wanted if isinstance(base, Sym) else held.get(base.name, set())
+            names = used_names(i)
+            for variable in touched if names else ():
+                choices[variable] = choices.get(variable, names) & names
+    sure = {variable: min(names) for variable, names in choices.items() if len(names) == 1}
+    for variable, names in choices.items():
+        left = names - set(sure.values())
+        if len(left) == 1:
+            sure.setdefault(variable, min(left))
+    return sure
+
+
+def holders(instrs: list[Instr], variables: set[str]) -> dict[str, set[str]]:
+    """Register -> the variables whose address it may be computed from."""
+    held: dict[str, set[str]] = {}
+    computing = [i for i in instrs if i.op not in ACCESSES]
+    changed = True
+    while changed:
+        changed = False
+        for i in computing:
+            reads, writes = reads_and_writes(i)
+            found = {a.name for a in i.args if isinstance(a, Sym)} & variables
+            found = found.union(*(held.get(name, ()) for name in reads))
+            for name in writes if found else ():
+                if not found <= held.get(name, set()):
+                    held[name] = held.get(name, set()) | found
+                    changed = True
+    return held
+
+
+def used_names(i: Instr) -> set[str]:
+    """The shared arrays that the source line of an instruction uses; of inlined code the innermost line that uses one."""
+    for frame in i.loc.chain() if i.loc else ():
+        if frame.line and not in_library(frame):
+            names = names_at(frame.file, frame.line)
+            if names:
+                return set(names)
+    return set()
+
+
+@lru_cache(maxsize=4096)
+def names_at(file: str, number: int) -> frozenset[str]:
+    """The arrays that are declared in shared memory above a line in its function, and stand in the line."""
+    lines = source_lines(file)
+    if number > len(lines):
+        return frozenset()
+    above = "\n".join(reversed(list(function_above(lines, number))))
+    return frozenset(DECLARED.findall(above)) & frozenset(WORD.findall(lines[number - 1]))
+
+
+def function_above(lines: tuple[str, ...], number: int) -> Iterator[str]:
+    """The lines above one, upwards to the head of its function."""
+    for line in lines[number - 2 :: -1] if number > 1 else ():
+        if FUNCTION.match(line):
+            return
+        yield line
+
+
+@lru_cache(maxsize=64)
+def source_lines(file: str) -> tuple[str, ...]:
+    """The lines of a file; none where it cannot be read."""
+    try:
+        return tuple(Path(file).read_text("utf-8", "replace").split("\n"))
+    except OSError:
+        return ()

@@ -12,7 +12,7 @@ from harness.puzzles.p22 import spec as p22
 from harness.puzzles.p22.mistakes import MISTAKES, derive
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.cases import is_not_finite
-from harness.vgpu.report import Finding
+from harness.vgpu import Finding
 
 CASES = [
     case

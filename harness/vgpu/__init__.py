@@ -3,7 +3,8 @@
 >>> gpu = VirtualGPU()
 >>> kernel = next(iter(gpu.load(ptx_text).kernels.values()))
 
-Its floors, from the top down; each file imports from its own folder and from floors below it, and a test holds that:
+Its floors, from the top down; each file imports from its own folder and from floors below it, and a test
+holds that:
 
 - cli.py: `vgpu exec`, `vgpu info`: programs that know nothing of a virtual GPU run on it
 - driver/: what such programs take for the CUDA driver: two libraries in Mojo, and a server

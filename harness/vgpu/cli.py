@@ -1,8 +1,7 @@
 """`python -m harness vgpu`: run any program on the virtual GPU, or say what that device is.
 
-`exec` starts a program with stand-in CUDA libraries in front of it and executes its kernels here; `info` prints the
-device's limits and where its driver lies.
-"""
+`exec` starts a program with stand-in CUDA libraries in front of it and executes its kernels here; `info`
+prints the device's limits and where its driver lies."""
 
 from __future__ import annotations
 
@@ -26,8 +25,9 @@ LONGEST = 10_000_000
 """Seconds: more than the system's clocks take is no limit."""
 
 EPILOG = """\
-exit codes of exec: the program's own; 1 (--error-exitcode) if it ended with 0 but an error was found; 2 bad use; 5 the
-driver cannot be built or a kernel needs an instruction that is not supported; 124 time limit; 130 Ctrl-C
+exit codes of exec: the program's own; 1 (--error-exitcode) if it ended with 0 but an error was found;
+2 bad use; 5 the driver cannot be built or a kernel needs an instruction that is not supported;
+124 time limit; 130 Ctrl-C
 
 examples:
   python -m harness vgpu exec -- mojo run vector_add.mojo
@@ -40,7 +40,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line of `vgpu`."""
     top = argparse.ArgumentParser(
         prog="python -m harness vgpu",
-        description="The virtual GPU: executes the PTX of Mojo GPU programs on the CPU and checks memory and races.",
+        description="The virtual GPU: executes the PTX of Mojo GPU programs on the CPU and checks memory and"
+        " races.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -71,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         metavar="N",
-        help="exit code, 1 to 255, where an error was found, whatever the program's own is (default: 1, if that is 0)",
+        help="exit code, 1 to 255, where an error was found, whatever the program's own is (default: 1, if"
+        " that is 0)",
     )
     run.add_argument("--json", metavar="FILE", help="write the findings to FILE (- for standard output)")
     run.add_argument("--verbose", action="store_true", help="one line for each kernel that is loaded or run")
@@ -148,8 +150,8 @@ def execute(options: argparse.Namespace) -> int:
 def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) -> int:
     """Print what was found and return the exit code.
 
-    It is the program's own, unless that is 0 and something is wrong. A code other than 1 for errors goes before it.
-    """
+    It is the program's own, unless that is 0 and something is wrong. A code other than 1 for errors goes
+    before it."""
     findings = all_findings(devices)
     launches = sum(len(device.gpu.launches) for device in devices)
     if findings:
@@ -157,7 +159,8 @@ def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) 
     errors = sum(finding.is_error for finding in findings)
     if any(finding.instr is not None and finding.instr.loc is None for finding in findings):
         server.say(
-            "compile with -g1 (mojo run -g1, mojo build -g1) to see source lines in place of PTX lines, and the"
+            "compile with -g1 (mojo run -g1, mojo build -g1) to see source lines in place of PTX lines, and"
+            " the"
         )
         server.say("Mojo library's own quirks told apart from errors of yours")
     notes = len(findings) - errors
@@ -178,7 +181,8 @@ def all_findings(devices: list[Device]) -> list[Finding]:
 
 
 def write_json(file: str, devices: list[Device], arch: str, code: int, result: int):
-    """Write what a machine reads of a run: exit codes, launches, and each finding as `Finding.as_dict` has it."""
+    """Write what a machine reads of a run: exit codes, launches, and each finding as `Finding.as_dict` has
+    it."""
     data = {
         "device": f"virtual GPU ({arch})",
         "program_exit_code": code,
@@ -202,7 +206,8 @@ def info(options: argparse.Namespace) -> int:
     print(f"device               virtual GPU ({options.arch})")
     print(f"compute capability   {major}.{minor}")
     print(
-        f"memory               {VirtualGPU(options.arch).arena.size / 2**30:.1f} GiB, taken from this machine as needed"
+        f"memory               {VirtualGPU(options.arch).arena.size / 2**30:.1f} GiB, taken from this"
+        " machine as needed"
     )
     print(f"threads per block    {attributes[1]}")
     print(f"shared memory        {attributes[8]} bytes a block, up to {attributes[97]} on request")

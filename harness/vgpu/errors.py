@@ -20,7 +20,8 @@ class LaunchError(VirtualGPUError):
 
 
 class InvalidPTX(VirtualGPUError):
-    """The text cannot be loaded: not PTX, a feature that is not supported, or too much static shared memory."""
+    """The text cannot be loaded: not PTX, a feature that is not supported, or too much static shared
+    memory."""
 
     cuda = "CUDA_ERROR_INVALID_PTX"
 

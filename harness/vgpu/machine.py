@@ -1,4 +1,5 @@
-"""The simulated device: memory, modules, launches, findings and counters. This is the interface for everybody else.
+"""The simulated device: memory, modules, launches, findings and counters. This is the interface for everybody
+else.
 
 >>> gpu = VirtualGPU()
 >>> kernel = next(iter(gpu.load(ptx_text).kernels.values()))
@@ -103,13 +104,14 @@ class Launch:
 class VirtualGPU:
     """One simulated device.
 
-    memory: the bytes of the whole device memory (uint8), or None to reserve some. base: device address of its first
-    byte. blocks: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED"; orders other than
-    natural run the grid in several batches, so that values which depend on the order differ.
+    memory: the bytes of the whole device memory (uint8), or None to reserve some. base: device address of its
+    first byte. blocks: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED";
+    orders other than natural run the grid in several batches, so that values which depend on the order
+    differ.
 
-    Attributes to set: `keep_events` (accesses of a launch to record, 0 for none), `steps` (budget of basic-block executions for one
-    launch), `batch_threads` (threads that run together), `echo` (print what kernels print).
-    """
+    Attributes to set: `keep_events` (accesses of a launch to record, 0 for none), `steps` (budget of
+    basic-block executions for one launch), `batch_threads` (threads that run together), `echo` (print what
+    kernels print)."""
 
     def __init__(
         self, arch="sm_90a", *, memory=None, base=DEFAULT_BASE, checks: Checks | None = None, blocks="natural"
@@ -145,7 +147,8 @@ class VirtualGPU:
             return self.arena.allocate(nbytes, name)
         except OutOfSpace:
             raise OutOfDeviceMemory(
-                f"no room for {nbytes} bytes in the device memory of {self.arena.size} bytes of the {self.title}"
+                f"no room for {nbytes} bytes in the device memory of {self.arena.size} bytes of the"
+                f" {self.title}"
             ) from None
 
     def free(self, address: int) -> None:
@@ -159,8 +162,9 @@ class VirtualGPU:
         self.arena.label(address, nbytes, name, shape, str(dtype))
 
     def forbid(self, address: int, kind: str) -> None:
-        """What a kernel must not do to the tensor at an address, by the kind of finding: "store to an input", "undeclared
-        atomic", or "" for nothing. What an input held before such a store is put back after the launch."""
+        """What a kernel must not do to the tensor at an address, by the kind of finding: "store to an input",
+        "undeclared atomic", or "" for nothing. What an input held before such a store is put back after the
+        launch."""
         tensor = self.arena.find(address)
         if tensor is not None:
             tensor.forbids = kind
@@ -220,7 +224,8 @@ class VirtualGPU:
             unit = "" if e.dtype else "byte "
             finding = Finding(
                 "output never written",
-                f"the host reads {named(e.name)}, but {unit}{named(e.name)}{index_text(index)} was never written"
+                f"the host reads {named(e.name)}, but {unit}{named(e.name)}{index_text(index)} was never"
+                " written"
                 f" ({len(mine)} of {plural(size, 'byte')} missing)",
                 tensor=e.name,
                 index=index,
@@ -300,7 +305,8 @@ class VirtualGPU:
             layout[v.name] = (at, 0)
         if static > STATIC_SHARED_LIMIT:
             raise InvalidPTX(
-                f"kernel {f.name} declares {static} bytes of static shared memory, the limit is {STATIC_SHARED_LIMIT}"
+                f"kernel {f.name} declares {static} bytes of static shared memory, the limit is"
+                f" {STATIC_SHARED_LIMIT}"
                 " (use dynamic shared memory)"
             )
         return Kernel(f.name, [p.nbytes for p in f.params], static, f.max_threads or 1024, f, module, layout)
@@ -334,12 +340,14 @@ class VirtualGPU:
             raise LaunchError(f"{threads} threads in a block, the limit is 1024")
         if threads > kernel.max_threads:
             raise LaunchError(
-                f"{threads} threads in a block, but {kernel.name} was compiled for at most {kernel.max_threads}",
+                f"{threads} threads in a block, but {kernel.name} was compiled for at most"
+                f" {kernel.max_threads}",
                 "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
             )
         if shared_bytes < 0 or kernel.shared_bytes + shared_bytes > SHARED_LIMIT:
             raise LaunchError(
-                f"{kernel.shared_bytes} + {shared_bytes} bytes of shared memory, the limit is {SHARED_LIMIT} per block"
+                f"{kernel.shared_bytes} + {shared_bytes} bytes of shared memory, the limit is {SHARED_LIMIT}"
+                " per block"
             )
         if len(args) != len(kernel.params):
             raise LaunchError(f"{kernel.name} takes {len(kernel.params)} arguments, {len(args)} were given")

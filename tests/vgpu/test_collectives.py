@@ -72,6 +72,7 @@ def test_a_helper_of_the_reader_between_branch_and_library():
             f"called from {f.where.split(FILE)[0]}{FILE}:{line_of(FILE, 'value = helper_sum(value)')}"
             in f.text()
         )
+        assert f.text().count("called from") == 1, f.text()
 
 
 @pytest.mark.compiler

@@ -10,8 +10,8 @@ from kernel_tools import Bench, compiled, line_of
 from ptx_tools import kernel
 
 from harness.vgpu import cli
-from harness.vgpu.ptx.parser import Location
-from harness.vgpu.ptx.places import is_library_algorithm, user_location
+from harness.vgpu.ptx.parser import Instr, Location
+from harness.vgpu.ptx.places import callers, is_library_algorithm, user_location
 
 F4, I4 = np.float32, np.int32
 FILE = "basics.mojo"
@@ -388,3 +388,21 @@ def test_a_pointer_that_lands_before_its_tensor():
     bench.run(text, 1, 1, first, second)
     (found,) = bench.errors()
     assert found.kind == "out-of-bounds load" and "before the start of second" in found.message
+
+
+def test_a_kernel_is_not_called_from_its_own_definition(tmp_path):
+    """The compiler inlines a kernel's body into the kernel: a place that no reader has written a call at."""
+    file = tmp_path / "kernel.mojo"
+    file.write_text("def helper(x: Int):\n    pass\n\ndef kernel(n: Int32):\n    helper(Int(n))\n")
+    definition = Location(str(file), 4, 5)
+    call = Location(str(file), 5, 5, definition)
+
+    def called_from(at: Location) -> list[str]:
+        return callers(Instr("ld", (), (), None, 1, at))
+
+    assert called_from(call) == []
+    assert called_from(Location(str(file), 2, 5, call)) == [f"{file}:5:5"]
+    file.write_text("# edited\n" + file.read_text())
+    assert called_from(Location(str(file), 6, 5, Location(str(file), 5, 5))) == []
+    gone = Location(str(tmp_path / "gone.mojo"), 5, 5, Location(str(tmp_path / "gone.mojo"), 4, 5))
+    assert called_from(gone) == [f"{tmp_path}/gone.mojo:4:5"]  # who cannot read the source leaves nothing out

@@ -1,10 +1,11 @@
 """Vector clocks: what happened before what, for kernels whose threads order each other by more than barriers.
 
-Blocks order each other through atomics and strong accesses in memory that they share, and through the barrier of their
-cluster; warps of one block through flags in its shared memory. A block's history is cut into segments at its releases and
-acquires. A release covers what its own warp has done, and what the whole block did before its last barrier; what an
-acquire learns is known to its own warp at once, and to the whole block after the next barrier. So a fence by one thread
-says nothing about stores that other threads have just made. Inside a warp everything counts as ordered.
+Blocks order each other through atomics and strong accesses in memory that they share, and through the barrier
+of their cluster; warps of one block through flags in its shared memory. A block's history is cut into
+segments at its releases and acquires. A release covers what its own warp has done, and what the whole block
+did before its last barrier; what an acquire learns is known to its own warp at once, and to the whole block
+after the next barrier. So a fence by one thread says nothing about stores that other threads have just made.
+Inside a warp everything counts as ordered.
 
 The log of such a launch is kept, sorted and checked at its end.
 """
@@ -77,7 +78,8 @@ class Clocks:
             tuple[int, int, bool], Clock
         ] = {}  # (block, warp, block scope) -> at its last fence
         self.places: dict[tuple, Clock] = {}  # place -> what releases have left there
-        self.seen: dict[tuple[int, int], Clock] = {}  # (block, warp) -> what was read but not yet acquired
+        # (block, warp) -> what was read but not yet acquired
+        self.unacquired: dict[tuple[int, int], Clock] = {}
         self.arrived: dict[int, Clock] = {}  # cluster -> what arrivals at its barrier have released
         self.table: tuple = (None, None)
         self.time = 0
@@ -85,8 +87,8 @@ class Clocks:
     # -- segments -------------------------------------------------------------------------------------------
     def segment(self, block: int) -> int:
         """The segment that a block is in."""
-        found = self.current.get(block)
-        return self.new_segment(block, {}) if found is None else found
+        segment = self.current.get(block)
+        return self.new_segment(block, {}) if segment is None else segment
 
     def new_segment(self, block: int, row: dict[int, tuple[Learned, ...]]) -> int:
         """What a block does from now on is in a new segment, in which `row` is known."""
@@ -107,7 +109,8 @@ class Clocks:
 
     # -- releases and acquires ------------------------------------------------------------------------------
     def release(self, block: int, epoch: int, warps: Warps) -> Clock:
-        """What some warps of a block may publish now: what they know, and what is before them in their own block."""
+        """What some warps of a block may publish now: what they know, and what is before them in their own
+        block."""
         clock = self.clock(block, epoch, warps)
         self.new_segment(block, self.rows[self.segment(block)])  # what comes after is not covered
         return clock
@@ -126,11 +129,11 @@ class Clocks:
     @staticmethod
     def knows(learned: tuple[Learned, ...], epoch: int, warps: Warps) -> Known | None:
         """What warps know in an epoch, of what their block has learned."""
-        found = None
+        known = None
         for item in learned:
             if item.epoch != epoch or item.warps & warps:
-                found = together(found, item.known)
-        return found
+                known = together(known, item.known)
+        return known
 
     def acquire(self, block: int, epoch: int, warps: Warps, clock: Clock) -> None:
         """Some warps of a block learn a clock."""
@@ -169,7 +172,7 @@ class Clocks:
     def fence(self, batch, L, narrow: bool) -> None:
         """A fence of the threads; `narrow`: for their own block only."""
         for block, epoch, warps in self.groups(batch, L):
-            self.acquire(block, epoch, warps, joined(self.seen.pop((block, w), {}) for w in warps))
+            self.acquire(block, epoch, warps, joined(self.unacquired.pop((block, w), {}) for w in warps))
             for w in warps:  # each fences what is its own: what others have done, a barrier must bring
                 self.fenced[block, w, True] = clock = self.clock(block, epoch, frozenset((w,)))
                 if not narrow:
@@ -190,7 +193,7 @@ class Clocks:
             self.arrived[cluster] = joined((self.arrived.get(cluster, {}), published))
 
     def cluster_wait(self, batch, L) -> None:
-        """The threads go on behind the barrier of their cluster."""
+        """The threads go on after the barrier of their cluster."""
         passing = list(self.clusters_of(batch, L))
         for block, epoch, warps, cluster in passing:
             self.acquire(block, epoch, warps, self.arrived.get(cluster, {}))
@@ -198,7 +201,8 @@ class Clocks:
             self.arrived.pop(cluster, None)
 
     def access(self, batch, A, places: np.ndarray, L) -> None:
-        """An atomic, or a strong load or store, at a place for each thread: it may publish, and it may learn."""
+        """An atomic, or a strong load or store, at a place for each thread: it may publish, and it may
+        learn."""
         positions = batch.positions(L)
         numbers = batch.block_of[positions].tolist()
         met: dict[tuple, set[int]] = {}
@@ -219,7 +223,7 @@ class Clocks:
                     self.acquire(block, epoch, warps, there)
                 elif there:
                     for w in warps:
-                        self.seen[block, w] = joined((self.seen.get((block, w), {}), there))
+                        self.unacquired[block, w] = joined((self.unacquired.get((block, w), {}), there))
             if A.writes:
                 if A.releases:
                     published = self.release(block, epoch, warps)
@@ -252,7 +256,8 @@ class Clocks:
 
 
 class SharedOfAll(Extent):
-    """The shared memory of all blocks of a launch as one range: `size` bytes for each block, by its number."""
+    """The shared memory of all blocks of a launch as one range: `size` bytes for each block, by its
+    number."""
 
     def __init__(self, blocks: int, size: int, extents: list[Extent]):
         super().__init__(0, blocks * size, "shared memory")

@@ -1,10 +1,10 @@
-"""Counters of a launch: memory requests, sectors, bank conflicts, atomics, barriers, flops, divergence. No times.
+"""Counters of a launch: memory requests, sectors, bank conflicts, atomics, barriers, flops, divergence. No
+times.
 
-A request is one memory instruction of one warp. Global memory moves sectors of 32 bytes: a coalesced load of 32 floats
-is 1 request, 128 bytes, 4 sectors. Shared memory has 32 banks of 4 bytes: a request takes as many cycles as the busiest
-bank has different words in it (8- and 16-byte accesses are served in 2 and 4 parts); the cycles above the ideal number
-are its bank conflicts.
-"""
+A request is one memory instruction of one warp. Global memory moves sectors of 32 bytes: a coalesced load of
+32 floats is 1 request, 128 bytes, 4 sectors. Shared memory has 32 banks of 4 bytes: a request takes as many
+cycles as the busiest bank has different words in it (8- and 16-byte accesses are served in 2 and 4 parts);
+the cycles above the ideal number are its bank conflicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from .findings import Checks
 
 @dataclass(slots=True)
 class Traffic:
-    """Requests and bytes of one kind of access; `sectors` for global, `cycles` and `ideal` for shared memory."""
+    """Requests and bytes of one kind of access; `sectors` for global, `cycles` and `ideal` for shared
+    memory."""
 
     requests: int = 0
     bytes: int = 0
@@ -160,7 +161,8 @@ class Counters:
 
 
 def bank_cycles(group, unit, banks: int) -> tuple[int, int]:
-    """(cycles, groups): the busiest bank of each group decides; `group` is ascending, `unit` the word accessed."""
+    """(cycles, groups): the busiest bank of each group decides; `group` is ascending, `unit` the word
+    accessed."""
     change = np.r_[True, group[1:] != group[:-1]]
     number = np.cumsum(change) - 1
     count = int(number[-1]) + 1

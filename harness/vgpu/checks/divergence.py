@@ -1,10 +1,10 @@
-"""Whose branch kept threads away from an instruction: the question behind findings in the library's collectives.
+"""Whose branch kept threads away from an instruction: the question behind findings in the library's
+collectives.
 
-`warp.sum` and `block.sum` need all threads of a warp or block. Where some are missing, either the reader's code sent
-them elsewhere (`if thread_idx.x < n`, an early return, an uneven loop), or the library does so in its own algorithm and
-knows why. The batch notes for each branch which warps and thread blocks it has split; the graph says on which branches
-it depends whether an instruction is reached at all.
-"""
+`warp.sum` and `block.sum` need all threads of a warp or block. Where some are missing, either the reader's
+code sent them elsewhere (`if thread_idx.x < n`, an early return, an uneven loop), or the library does so in
+its own algorithm and knows why. The batch notes for each branch which warps and thread blocks it has split;
+the graph says on which branches it depends whether an instruction is reached at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Splits:
         self.blocks: dict[int, np.ndarray] = {}  # branch -> the thread blocks that it has split
 
     def add(self, branch: int, parts: list[np.ndarray]) -> int:
-        """The positions `parts` take different ways at the end of basic block `branch`. Returns the warps split."""
+        """The positions `parts` take different ways at the end of basic block `branch`. Returns the warps
+        split."""
         batch = self.batch
         split = _several(parts, batch.warp_of, batch.warps)
         _join(self.warps, branch, split)
@@ -34,8 +35,8 @@ class Splits:
         return int(np.count_nonzero(split))
 
     def by_reader(self, instr: Instr, *, warp: int | None = None, block: int | None = None) -> bool:
-        """Whether a branch outside of the library's algorithms decides which threads of this warp, or of this thread
-        block, reach `instr`."""
+        """Whether a branch outside of the library's algorithms decides which threads of this warp, or of this
+        thread block, reach `instr`."""
         table, number = (self.warps, warp) if warp is not None else (self.blocks, block)
         program = self.batch.program
         return any(
@@ -64,23 +65,25 @@ def _place_of(program: Program, branch: int):
 
 
 def deciding(program: Program, instr: Instr) -> set[int]:
-    """The basic blocks whose branch decides whether `instr` is reached: those it is control dependent on, and theirs."""
+    """The basic blocks whose branch decides whether `instr` is reached: those it is control dependent on, and
+    theirs."""
     blocks_of, controls = _dependence(program)
-    found: set[int] = set()
+    branches: set[int] = set()
     todo = [blocks_of[id(instr)]] if id(instr) in blocks_of else []
     while todo:
-        more = controls[todo.pop()] - found
-        found |= more
+        more = controls[todo.pop()] - branches
+        branches |= more
         todo += more
-    return found
+    return branches
 
 
 @functools.lru_cache(maxsize=16)
 def _dependence(program: Program) -> tuple[dict[int, int], list[set[int]]]:
-    """Instruction (by identity) -> its basic block, and basic block -> the branches that it depends on directly.
+    """Instruction (by identity) -> its basic block, and basic block -> the branches that it depends on
+    directly.
 
-    A device function's blocks depend on the blocks that call it; a call by itself leads on to the block after it.
-    """
+    A device function's blocks depend on the blocks that call it; a call by itself leads on to the block after
+    it."""
     blocks = program.blocks
     blocks_of = {id(i): b.index for b in blocks for i in [*b.instrs, *([b.term] if b.term else [])]}
     callers: dict[int, set[int]] = {}
@@ -101,7 +104,7 @@ def post_dominators(succs: list[list[int]]) -> list[int]:
     """For every node, as bits of a number: the nodes on all its ways to the end, itself included."""
     count = len(succs)
     everything = (1 << count) - 1
-    found = [everything if s else 1 << k for k, s in enumerate(succs)]
+    dominators = [everything if s else 1 << k for k, s in enumerate(succs)]
     changed = True
     while changed:
         changed = False
@@ -109,9 +112,9 @@ def post_dominators(succs: list[list[int]]) -> list[int]:
             if succs[k]:
                 common = everything
                 for s in succs[k]:
-                    common &= found[s]
+                    common &= dominators[s]
                 common |= 1 << k
-                if common != found[k]:
-                    found[k] = common
+                if common != dominators[k]:
+                    dominators[k] = common
                     changed = True
-    return found
+    return dominators

@@ -1,9 +1,10 @@
-"""What the threads of a launch do to memory, access by access: for pictures of a run, and for who is to blame.
+"""What the threads of a launch do to memory, access by access: for pictures of a run, and for who is to
+blame.
 
-A `Recorder` listens to one launch (`VirtualGPU.keep_events`) and makes its `Events`: a list of steps, each one memory
-instruction that some threads execute together, and for every access its block, thread, place and value. Steps are in
-the order in which the virtual GPU ran them; a GPU may order its blocks and warps otherwise.
-"""
+A `Recorder` listens to one launch (`VirtualGPU.keep_events`) and makes its `Events`: a list of steps, each
+one memory instruction that some threads execute together, and for every access its block, thread, place and
+value. Steps are in the order in which the virtual GPU ran them; a GPU may order its blocks and warps
+otherwise."""
 
 from __future__ import annotations
 
@@ -24,9 +25,8 @@ LIKELY = (1e-12, 1e12)
 class Tensor:
     """A piece of memory that a launch touches: `space` is "global" or "shared" (one of it in each block).
 
-    `shape` is empty and `dtype` "" where nobody has said them. `itemsize` are the bytes of an element, `size` counts
-    them.
-    """
+    `shape` is empty and `dtype` "" where nobody has said them. `itemsize` are the bytes of an element, `size`
+    counts them."""
 
     name: str
     space: str
@@ -40,9 +40,9 @@ class Tensor:
 class Step:
     """One memory instruction, as some threads execute it together.
 
-    `kind` is "R" read, "W" written or "A" atomic on the tensor of that name, or "barrier" for one that some blocks pass.
-    `first` and `last` delimit its accesses in the columns of `Events`, `count` of them for each thread.
-    """
+    `kind` is "R" read, "W" written or "A" atomic on the tensor of that name, or "barrier" for one that some
+    blocks pass. `first` and `last` delimit its accesses in the columns of `Events`, `count` of them for each
+    thread."""
 
     kind: str
     tensor: str
@@ -60,7 +60,8 @@ class Events:
         steps: In the order of execution.
         tensors: What they touch, by name.
         block, thread: Numbers in the grid and in the block, x first. int32
-        element: Which element of the step's tensor; below 0 or beyond its size where the access is out of bounds. int64
+        element: Which element of the step's tensor; below 0 or beyond its size where the access is out of
+            bounds. int64
         value: What was read, stored or (by an atomic) added, NaN where it is not known. float64
         dropped: How many accesses came after the limit and are not here.
     """
@@ -131,7 +132,8 @@ class Recorder:
         self._keep(batch, A, space, extent, positions, addresses.astype(np.int64) - extent.start)
 
     def values(self, batch, value, L, dtype: str = "") -> None:
-        """The values of the accesses just added; `value` has a second axis where a thread accesses several elements."""
+        """The values of the accesses just added; `value` has a second axis where a thread accesses several
+        elements."""
         for entry in self.waiting:
             value = np.asarray(value)
             count = entry.access.count
@@ -210,7 +212,8 @@ class Recorder:
 
 
 def _columns(entry: _Pending, itemsize: int) -> tuple[np.ndarray, ...]:
-    """(block, thread, element, bits, whether the bits are known) of the accesses of one entry, thread by thread."""
+    """(block, thread, element, bits, whether the bits are known) of the accesses of one entry, thread by
+    thread."""
     count = entry.access.count
     byte = entry.byte[:, None] + np.arange(count) * entry.access.width
     bits = np.zeros(len(entry.byte) * count, np.uint64) if entry.bits is None else entry.bits.reshape(-1)
@@ -225,7 +228,8 @@ def _columns(entry: _Pending, itemsize: int) -> tuple[np.ndarray, ...]:
 
 
 def decoded(bits: np.ndarray, tensor: Tensor, float_like: bool = False) -> np.ndarray:
-    """The numbers behind some bits, in float64. Without a dtype, 4 and 8 bytes are floats where they look like it."""
+    """The numbers behind some bits, in float64. Without a dtype, 4 and 8 bytes are floats where they look
+    like it."""
     raw = bits.astype(f"u{tensor.itemsize}")
     if tensor.dtype == "bfloat16":
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)

@@ -1,7 +1,7 @@
 """Findings: what went wrong in a launch, one per cause, with the Mojo line, tensor, index, block and thread.
 
-The place of a finding is the innermost source line outside of the Mojo library. Where the fault itself lies in the
-library's own algorithms (block and warp primitives and the like), the finding is a note, not an error.
+The place of a finding is the innermost source line outside of the Mojo library. Where the fault itself lies
+in the library's own algorithms (block and warp primitives and the like), the finding is a note, not an error.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class Checks:
 class Finding:
     """One fault: its first occurrence, and how often it occurred.
 
-    `kind` is one of KINDS. In `words` tensors stand as `named` marks them, `message` is the same without marks. `index` is an element index of the tensor (a tuple where its shape is known). `block` and `thread` are (x, y, z).
-    """
+    `kind` is one of KINDS. In `words` tensors stand as `named` marks them, `message` is the same without
+    marks. `index` is an element index of the tensor (a tuple where its shape is known). `block` and `thread`
+    are (x, y, z)."""
 
     kind: str
     words: str
@@ -96,7 +97,7 @@ class Finding:
 
     def renamed(self, name_of: Callable[[str], str]) -> Finding:
         """The same with other names for the tensors that it is about, and for nothing else in its words."""
-        words = _NAMED.sub(lambda found: named(name_of(found[1])), self.words)
+        words = _NAMED.sub(lambda mark: named(name_of(mark[1])), self.words)
         return replace(self, words=words, tensor=name_of(self.tensor) if self.tensor else "")
 
     def text(self) -> str:
@@ -161,7 +162,8 @@ def _triple(t: tuple[int, int, int]) -> str:
 
 
 class Findings(list):
-    """Findings of a device or launch, grouped: the same fault of the same instructions and tensor is counted up."""
+    """Findings of a device or launch, grouped: the same fault of the same instructions and tensor is counted
+    up."""
 
     def __init__(self):
         super().__init__()
@@ -169,11 +171,11 @@ class Findings(list):
 
     def record(self, finding: Finding, key: tuple) -> Finding:
         """Add a finding, or add its count to the one with the same key."""
-        found = self._keys.get(key)
-        if found is not None:
-            found.count += finding.count
-            found.verbs |= finding.verbs
-            return found
+        recorded = self._keys.get(key)
+        if recorded is not None:
+            recorded.count += finding.count
+            recorded.verbs |= finding.verbs
+            return recorded
         self._keys[key] = finding
         self.append(finding)
         return finding
@@ -185,12 +187,12 @@ def by_cause(findings) -> list[Finding]:
     Findings of several launches have one cause when kind, kernel and both places are the same.
     """
     causes: dict[tuple, Finding] = {}
-    for found in findings:
-        cause = found.kind, found.kernel, found.where, found.other
-        seen = causes.get(cause)
-        if seen:
-            found = replace(seen, count=seen.count + found.count, verbs=seen.verbs | found.verbs)
-        causes[cause] = found
+    for finding in findings:
+        cause = finding.kind, finding.kernel, finding.where, finding.other
+        first = causes.get(cause)
+        if first:
+            finding = replace(first, count=first.count + finding.count, verbs=first.verbs | finding.verbs)
+        causes[cause] = finding
     return sorted(causes.values(), key=lambda finding: (not finding.is_error, -finding.count))
 
 

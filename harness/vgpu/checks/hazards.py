@@ -1,12 +1,13 @@
-"""Registers of asynchronous products: where a kernel may use them too early, and where it needs a wgmma.fence.
+"""Registers of asynchronous products: where a kernel may use them too early, and where it needs a
+wgmma.fence.
 
-A product reads and writes registers until wgmma.wait_group has waited for it. The analysis follows the control flow and
-says, for every instruction, which products may be under way whose registers it touches; whether one really is, the batch
-knows when the instruction runs (order.py). Products that add to the same registers one after the other need no wait.
+A product reads and writes registers until wgmma.wait_group has waited for it. The analysis follows the
+control flow and says, for every instruction, which products may be under way whose registers it touches;
+whether one really is, the batch knows when the instruction runs (order.py). Products that add to the same
+registers one after the other need no wait.
 
-A product also needs a wgmma.fence behind the last instruction that wrote its registers. That is a matter of the program
-alone.
-"""
+A product also needs a wgmma.fence after the last instruction that wrote its registers. That is a matter of
+the program alone."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ class Hazard(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A register of a product, which may be one of several: how many groups have been committed since, itself included
-    (0: it is not committed)."""
+    """A register of a product, which may be one of several: how many groups have been committed since, itself
+    included (0: it is not committed)."""
 
     age: int
     products: tuple[Instr, ...]
@@ -38,8 +39,8 @@ class Use(NamedTuple):
 
 
 class Unfenced(NamedTuple):
-    """A register that a product needs a fence for; sums only where the product adds to them, and not writes them anew: a
-    compiler may clear registers that nobody reads."""
+    """A register that a product needs a fence for; sums only where the product adds to them, and not writes
+    them anew: a compiler may clear registers that nobody reads."""
 
     register: str
     only_if_added: bool
@@ -154,6 +155,7 @@ def join(a: State | None, b: State) -> State:
 
 
 def same(a: State, b: State) -> bool:
-    """Whether two states say the same; the products of a register only become more, so that their number decides."""
+    """Whether two states say the same; the products of a register only become more, so that their number
+    decides."""
     sizes = [{r: (use.age, len(use.products)) for r, use in state[0].items()} for state in (a, b)]
     return sizes[0] == sizes[1] and a[1] == b[1]

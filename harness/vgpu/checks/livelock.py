@@ -1,10 +1,11 @@
-"""Polls that nobody can satisfy: whether the state of a batch, as far as it decides what its threads do, repeats.
+"""Polls that nobody can satisfy: whether the state of a batch, as far as it decides what its threads do,
+repeats.
 
-Between two looks every group of threads has had its turn. Where what decides about them is for the third time what it
-was at another look, nothing can ever change again. What decides is all memory, where each thread is, and the registers
-that branches, addresses, stores and warp instructions of the blocks that still run are computed from. A loop that merely
-counts its rounds repeats; one that ends at a count, or reads a clock for its branch, is another state each time.
-"""
+Between two looks every group of threads has had its turn. Where what decides about them is for the third time
+what it was at another look, nothing can ever change again. What decides is all memory, where each thread is,
+and the registers that branches, addresses, stores and warp instructions of the blocks that still run are
+computed from. A loop that merely counts its rounds repeats; one that ends at a count, or reads a clock for
+its branch, is another state each time."""
 
 from __future__ import annotations
 
@@ -19,26 +20,26 @@ CLOCKS = ("sp_clock", "sp_globaltimer")
 
 def steering(program: Program, running: frozenset[int]) -> set[str]:
     """The registers that can change what threads do while they stay in the basic blocks `running`."""
-    found: set[str] = set()
+    names: set[str] = set()
     sources: dict[str, set[str]] = {}  # register -> what it is computed from
     for index in running:
         block = program.blocks[index]
         if block.kind == "ret":
-            found.add(f"return_{block.function}")
+            names.add(f"return_{block.function}")
         instrs = block.instrs if block.term is None else [*block.instrs, block.term]
         for i in instrs:
             reads, writes = reads_and_writes(i)
             if i.op not in PURE:
-                found |= set(reads)
+                names |= set(reads)
             for name in writes:
                 sources.setdefault(name, set()).update(reads)
-    todo = list(found)
+    todo = list(names)
     while todo:
         for name in sources.get(todo.pop(), ()):
-            if name not in found:
-                found.add(name)
+            if name not in names:
+                names.add(name)
                 todo.append(name)
-    return found
+    return names
 
 
 class Looks:
@@ -46,7 +47,7 @@ class Looks:
 
     def __init__(self, batch):
         self.batch = batch
-        self.seen: dict[bytes, int] = {}
+        self.times: dict[bytes, int] = {}
         self.counts: dict[int, int] | None = None  # basic block -> its threads so far, at the last look
         self.running: frozenset[int] = frozenset()  # the basic blocks that have run since the first look
         self.slots: list[int] = []
@@ -68,8 +69,8 @@ class Looks:
             plain = not isinstance(part, np.ndarray) or part.ndim == 0
             digest.update(repr(part).encode() if plain else np.ascontiguousarray(part).data)
         key = digest.digest()
-        self.seen[key] = self.seen.get(key, 0) + 1
-        return self.seen[key] == 3
+        self.times[key] = self.times.get(key, 0) + 1
+        return self.times[key] == 3
 
     def look(self) -> None:
         """Find out which basic blocks run, and the slots of the registers that decide what they do."""

@@ -1,17 +1,20 @@
-"""Asynchronous copies and products: whether what they read and write in shared memory is ordered with everything else.
+"""Asynchronous copies and products: whether what they read and write in shared memory is ordered with
+everything else.
 
-Bulk copies, TMA and wgmma work on shared memory while the threads that asked for them go on. They are ordered by what
-threads wait for: the phase of an mbarrier, a group of bulk stores, a group of products. From there the order travels as
-between threads, through arrivals and waits of mbarriers and through barriers. And they reach memory by another way than
-loads and stores (the "async proxy"), so that a store is seen by them only behind a fence.proxy.async.
+Bulk copies, TMA and wgmma work on shared memory while the threads that asked for them go on. They are ordered
+by what threads wait for: the phase of an mbarrier, a group of bulk stores, a group of products. From there
+the order travels as between threads, through arrivals and waits of mbarriers and through barriers. And they
+reach memory by another way than loads and stores (the "async proxy"), so that a store is seen by them only
+after a fence.proxy.async.
 
-Each thread has a row: for every thread of its cluster the time up to which it knows what that one has done. Threads that
-have passed one barrier share a row. Time is a number that grows with every release. An asynchronous operation has for
-every thread the time at which that thread has seen it end: another thread knows of the end if it knows of some such time.
-What is compared is only what is the last at a place: the copy, the store and the loads since, the operations that read.
+Each thread has a row: for every thread of its cluster the time up to which it knows what that one has done.
+Threads that have passed one barrier share a row. Time is a number that grows with every release. An
+asynchronous operation has for every thread the time at which that thread has seen it end: another thread
+knows of the end if it knows of some such time. What is compared is only what is the last at a place: the
+copy, the store and the loads since, the operations that read.
 
-This check takes part in kernels that use such instructions. Races between plain loads and stores are races.py's.
-"""
+This check takes part in kernels that use such instructions. Races between plain loads and stores are
+races.py's."""
 
 from __future__ import annotations
 
@@ -137,7 +140,8 @@ class Order:
             self.row_of[threads[mine == old]] = self.add_row(row)
 
     def tick(self):
-        """What comes now is later than every release so far. No row may be in anybody's hands but those `sweep` knows."""
+        """What comes now is later than every release so far. No row may be in anybody's hands but those
+        `sweep` knows."""
         self.now += 1
         if self.used > self.most:
             self.sweep()
@@ -145,7 +149,8 @@ class Order:
 
     # -- barriers -------------------------------------------------------------------------------------------
     def barrier(self, P, number: int | str):
-        """The threads at these positions pass a barrier together, each thread block (or cluster) for itself."""
+        """The threads at these positions pass a barrier together, each thread block (or cluster) for
+        itself."""
         threads = self.threads(P)
         size = self.width if isinstance(number, str) else self.batch.threads
         for group in np.unique(threads // size).tolist():
@@ -182,7 +187,8 @@ class Order:
         barrier.copies = {k: some for k, some in barrier.copies.items() if any(c.places > 0 for c in some)}
 
     def waited(self, P, barrier: MBarrier):
-        """Threads have seen the end of the mbarrier's last phase: they know its arrivals, and its copies are done."""
+        """Threads have seen the end of the mbarrier's last phase: they know its arrivals, and its copies are
+        done."""
         threads = self.threads(P)
         self.acquire(threads, barrier.arrived)
         for phase, copies in barrier.copies.items():
@@ -205,7 +211,8 @@ class Order:
         return known
 
     def proxy_fence(self, P):
-        """fence.proxy.async of these threads: their stores, and those that they know of, are seen by other ways too."""
+        """fence.proxy.async of these threads: their stores, and those that they know of, are seen by other
+        ways too."""
         threads = self.threads(P)
         self.fence_row[threads] = self.row_of[threads]
         here = np.zeros(len(self.row_of), bool)
@@ -221,7 +228,7 @@ class Order:
         self.unfenced = left
         self.tick()
 
-    # -- loads and stores of threads --------------------------------------------------------------------------
+    # -- loads and stores of threads -------------------------------------------------------------------------
     def access(self, A: Access, index, L):
         """A load, store or atomic of shared memory; `index` in units of its size."""
         P = self.batch.positions(L)
@@ -238,7 +245,7 @@ class Order:
                 self.loaded(threads[copied], units[copied])
 
     def loaded(self, threads, units):
-        """Remember loads of what a copy has brought: the next copy must come behind them."""
+        """Remember loads of what a copy has brought: the next copy must come after them."""
         times = np.full(len(units), self.now, np.int32)
         blocks = units // self.per_block
         for block in np.unique(blocks).tolist():
@@ -275,7 +282,8 @@ class Order:
             if not known.all():
                 k = np.flatnonzero(mine)[np.flatnonzero(~known)[0]]
                 verb = "is written here" if writes else "is read here"
-                self.report("unfinished copy", instr, copy.instr, int(threads[k]), int(units[k]), int((~known).sum()),
+                self.report("unfinished copy", instr, copy.instr, int(threads[k]), int(units[k]),
+                            int((~known).sum()),
                             f"{verb}, and the thread has not waited for the copy that brings it")  # fmt: skip
 
     def against_readers(self, instr: Instr, threads, units):
@@ -292,9 +300,10 @@ class Order:
                 if not known.all():
                     k = np.flatnonzero(mine)[np.flatnonzero(~known)[0]]
                     self.report("operand overwritten", instr, reader.instr, int(threads[k]), int(units[k]),
-                                int((~known).sum()), f"is stored to while a {reader.kind} may still read it")  # fmt: skip
+                                int((~known).sum()),
+                                f"is stored to while a {reader.kind} may still read it")  # fmt: skip
 
-    # -- operations -------------------------------------------------------------------------------------------
+    # -- operations ------------------------------------------------------------------------------------------
     def copy_in(self, instr: Instr, position: int, units: np.ndarray, barrier: MBarrier | None):
         """A copy into shared memory begins; an mbarrier tells when it is over."""
         thread = self.threads(np.array([position]))
@@ -304,14 +313,16 @@ class Order:
             if not self.knows(reader, thread).all():
                 which = self.readers[units] >> np.uint64(slot) & np.uint64(1) != 0
                 self.report("stage reused early", instr, reader.instr, int(thread[0]), int(units[which][0]),
-                            int(which.sum()), f"is copied to while a {reader.kind} may still read it")  # fmt: skip
+                            int(which.sum()),
+                            f"is copied to while a {reader.kind} may still read it")  # fmt: skip
         last = self.writer[units]
         for number in np.unique(last[last != 0]).tolist():
             copy = self.copies[number]
             if not self.knows(copy, thread).all() and not self.same_phase(copy, barrier):
                 k = int(np.flatnonzero(last == number)[0])
                 self.report("stage reused early", instr, copy.instr, int(thread[0]), int(units[k]),
-                            int((last == number).sum()), "is copied to while another copy into it may be under way")  # fmt: skip
+                            int((last == number).sum()),
+                            "is copied to while another copy into it may be under way")  # fmt: skip
         self.against_loads(instr, thread, block, units)
         self.against_stores(instr, thread, units, "is copied to")
         self.forget(units)
@@ -338,7 +349,7 @@ class Order:
         return copy
 
     def against_loads(self, instr: Instr, thread, block: int, units):
-        """A copy begins where threads have loaded what was there: it must come behind their loads."""
+        """A copy begins where threads have loaded what was there: it must come after their loads."""
         kept = self.loads.get(block)
         if not kept:
             return
@@ -352,13 +363,14 @@ class Order:
             if late.any():
                 k = int(np.flatnonzero(late)[0])
                 self.report("stage reused early", instr, None, int(thread[0]), int(where[k]), int(late.sum()),
-                            f"is copied to, and nothing says that {self.name(int(who[k]))} has loaded what was there")  # fmt: skip
+                            f"is copied to, and nothing says that {self.name(int(who[k]))} has loaded what"
+                            " was there")  # fmt: skip
             if not mine.all():
                 left.append((where[~mine], who[~mine], times[~mine]))
         self.loads[block] = left
 
     def against_stores(self, instr: Instr, threads, units, verb: str):
-        """An operation uses what threads have stored: behind a barrier, and behind a proxy fence."""
+        """An operation uses what threads have stored: after a barrier, and after a proxy fence."""
         cells = (units[:, None] * 4 + np.arange(4)).reshape(-1)
         cells = cells[self.store_thread[cells] >= 0]
         if not len(cells):
@@ -373,8 +385,10 @@ class Order:
             unordered = ~own & (row < time)
             unfenced = ~unordered & ~through & np.where(own, fenced == NEVER, row < fenced)
             for bad, kind, why in (
-                (unordered, "unordered store", f"{verb} here, and nothing orders it behind the store by {{}}"),
-                (unfenced, "missing proxy fence", f"{verb} here by the async proxy, and no fence.proxy.async lies between"
+                (unordered, "unordered store", f"{verb} here, and nothing orders it behind the store by"
+                                               f" {{}}"),
+                (unfenced, "missing proxy fence", f"{verb} here by the async proxy, and no fence.proxy.async"
+                                                  " lies between"
                                                   " that and the store by {}"),
             ):  # fmt: skip
                 if bad.any():
@@ -448,7 +462,7 @@ class Order:
                 self.see(store, np.array([thread]))
             self.groups[thread] = groups[over:]
 
-    # -- products -----------------------------------------------------------------------------------------------
+    # -- products --------------------------------------------------------------------------------------------
     def product(self, instr: Instr, P: np.ndarray, units: np.ndarray | None):
         """wgmma.mma_async of warpgroups, positions [warpgroup, 128]: it reads places [warpgroup, units]."""
         for k, some in enumerate(P):
@@ -479,7 +493,8 @@ class Order:
             known = self.knows(copy, threads)
             if not known.all():
                 k = int(np.flatnonzero(last == number)[0])
-                self.report("unfinished copy", instr, copy.instr, int(threads[~known][0]), int(units[k]), int((~known).sum()),
+                self.report("unfinished copy", instr, copy.instr, int(threads[~known][0]), int(units[k]),
+                            int((~known).sum()),
                             "is read here, and the thread has not waited for the copy that brings it")  # fmt: skip
 
     def wgmma_commit(self, P):
@@ -489,8 +504,8 @@ class Order:
             self.groups.setdefault(key, []).append(self.open.pop(key, []))
 
     def wgmma_wait(self, P, allowed: int):
-        """All but the newest groups of each warpgroup are over. A thread's wait is one for the whole product: its four warps
-        have issued it, so that what they did before is over too."""
+        """All but the newest groups of each warpgroup are over. A thread's wait is one for the whole product:
+        its four warps have issued it, so that what they did before is over too."""
         for threads in self.threads(P).reshape(-1, 128):
             groups = self.groups.get(self.key(threads), [])
             over = max(len(groups) - allowed, 0)
@@ -512,7 +527,7 @@ class Order:
                 out |= first == k
         return out
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
     def finish(self):
         """All threads have returned: their shared memory is gone, so bulk stores must have read it."""
         left = [
@@ -522,7 +537,8 @@ class Order:
         for key, operations in left:
             for store in operations if key >= 0 else ():
                 self.report("bulk store left behind", store.instr, None, store.thread, -1, 1,
-                            "the thread returns without cp.async.bulk.wait_group, and the shared memory that this still"
+                            "the thread returns without cp.async.bulk.wait_group, and the shared memory that"
+                            " this still"
                             " reads goes with its block")  # fmt: skip
 
     def name(self, thread: int) -> str:

@@ -1,23 +1,25 @@
-"""Race check: every access is logged, and conflicts are searched in bulk, independent of the schedule that happened.
+"""Race check: every access is logged, and conflicts are searched in bulk, independent of the schedule that
+happened.
 
-Two accesses to the same bytes by different threads conflict when one of them is a plain store, or one is atomic and
-the other a plain access. An atomic of block scope (`.cta`) is one for its own block only: between blocks it conflicts
-with every other. Conflicts are a race when nothing orders them:
-- threads of different blocks are ordered by nothing, except release and acquire through a global atomic or through a
-  barrier of their cluster (below);
+Two accesses to the same bytes by different threads conflict when one of them is a plain store, or one is
+atomic and the other a plain access. An atomic of block scope (`.cta`) is one for its own block only: between
+blocks it conflicts with every other. Conflicts are a race when nothing orders them:
+- threads of different blocks are ordered by nothing, except release and acquire through a global atomic or
+  through a barrier of their cluster (below);
 - threads of one block are ordered by a barrier between the accesses (they have different `epoch`);
 - threads of one warp are ordered by a warp-wide instruction between shared-memory accesses (`warp epoch`).
 
-Per granule of memory (the smallest element the kernel accesses) three marks are kept: the last store, load and atomic.
-A mark is one integer: block or warp epoch, barrier epoch, thread and instruction. A load is compared with the store
-mark and the other way round, so the order in which the two were executed does not matter.
+Per granule of memory (the smallest element the kernel accesses) three marks are kept: the last store, load
+and atomic. A mark is one integer: block or warp epoch, barrier epoch, thread and instruction. A load is
+compared with the store mark and the other way round, so the order in which the two were executed does not
+matter.
 
-Kernels that use the result of an atomic, or a strong load, may order blocks by it ("the last block reduces"); warps of a
-block may do so by a flag in shared memory. They get vector clocks (clocks.py): an atomic or strong load is an acquire only
-if its result is used and it, or a fence after it, has acquire semantics; a release needs a fence or release semantics
-before. So do kernels with a cluster barrier: its arrive is a release (unless `.relaxed`), its wait an acquire. There the
-log is kept and sorted at the end, that of shared memory too where blocks of a cluster reach into each other's.
-"""
+Kernels that use the result of an atomic, or a strong load, may order blocks by it ("the last block reduces");
+warps of a block may do so by a flag in shared memory. They get vector clocks (clocks.py): an atomic or strong
+load is an acquire only if its result is used and it, or a fence after it, has acquire semantics; a release
+needs a fence or release semantics before. So do kernels with a cluster barrier: its arrive is a release
+(unless `.relaxed`), its wait an acquire. There the log is kept and sorted at the end, that of shared memory
+too where blocks of a cluster reach into each other's."""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ def granule_of(program, spaces: tuple[str, ...]) -> int:
 
 
 def synchronises(program) -> bool:
-    """Whether blocks may order each other: a global atomic whose result is used, a strong load, a cluster barrier."""
+    """Whether blocks may order each other: a global atomic whose result is used, a strong load, a cluster
+    barrier."""
     for block in program.blocks:
         if block.kind == "cluster":
             return True
@@ -79,8 +82,9 @@ def synchronises(program) -> bool:
 
 
 def follows_shared(program, cluster_size: int) -> tuple[bool, bool]:
-    """Whether warps of a block may order each other by flags in its shared memory, and whether blocks of a cluster reach
-    each other's shared memory, by what the clocks know: barriers of the cluster, fences and atomics."""
+    """Whether warps of a block may order each other by flags in its shared memory, and whether blocks of a
+    cluster reach each other's shared memory, by what the clocks know: barriers of the cluster, fences and
+    atomics."""
     instrs = [i for b in program.blocks for i in b.instrs]
     shared = [i for i in instrs if any(m.startswith("shared") for m in i.mods)]
     polls = any(
@@ -110,10 +114,10 @@ class Marks:
 
     def get(self, kind: str) -> np.ndarray:
         """The marks of a kind, made when first needed."""
-        found = self.by_kind.get(kind)
-        if found is None:
-            found = self.by_kind[kind] = np.zeros(self.size, u8)
-        return found
+        marks = self.by_kind.get(kind)
+        if marks is None:
+            marks = self.by_kind[kind] = np.zeros(self.size, u8)
+        return marks
 
 
 def clash_global(other, mine):
@@ -128,7 +132,8 @@ def clash_scope(other, mine):
 
 
 def clash_shared(other, mine):
-    """Race of two accesses in one block's shared memory: same epoch, another thread, not ordered inside its warp."""
+    """Race of two accesses in one block's shared memory: same epoch, another thread, not ordered inside its
+    warp."""
     x = other ^ mine
     same_epoch = (x >> _EPOCH_AT) & u8(_EPOCH_MASK) == 0
     thread = (x >> _THREAD_AT) & u8(1023)
@@ -268,7 +273,7 @@ class AccessLog:
             self.clocks.cluster_arrive(batch, L, release)
 
     def cluster_wait(self, batch, L):
-        """The threads `L` go on behind the barrier of their cluster."""
+        """The threads `L` go on after the barrier of their cluster."""
         if self.clocks:
             self.clocks.cluster_wait(batch, L)
 
@@ -351,10 +356,10 @@ class AccessLog:
         kinds: dict[str, list] = {}
         for e in entries:
             kinds.setdefault(e[0].role, []).append(e)
-        found = {
+        logged = {
             k: self.expand(v, granule, base) for k, v in sorted(kinds.items(), key=lambda x: ORDER[x[0]])
         }
-        for kind, (where, mine) in found.items():
+        for kind, (where, mine) in logged.items():
             table = marks.get(kind)
             old = table[where]
             table[where] = mine
@@ -364,7 +369,7 @@ class AccessLog:
                 self.compare_global(tensor, kind, kind, where, mine, other)
             if several.any():
                 table[where[several]] |= _SEVERAL
-        for kind, (where, mine) in found.items():
+        for kind, (where, mine) in logged.items():
             for against in marks.by_kind:
                 if against != kind:
                     other = marks.by_kind[against][where]
@@ -379,13 +384,14 @@ class AccessLog:
 
     def report_global(self, tensor, where, mine, other, bad, name: str = "global race"):
         if self.warp_syncs:
-            # Global marks have no warp epoch: two instructions of one warp count as ordered in kernels that use
-            # warp-wide instructions, two threads at one instruction never.
+            # Global marks have no warp epoch: two instructions of one warp count as ordered in kernels that
+            # use warp-wide instructions, two threads at one instruction never.
             x = other ^ mine
             bad = bad & ~((x >> u8(17) == 0) & (x & u8((1 << _INSTR) - 1) != 0))
         if not bad.any():
             return
-        # The bit "several blocks" says that another block is among them: show the mark's own block, if it is another.
+        # The bit "several blocks" says that another block is among them: show the mark's own block, if it is
+        # another.
         across = bad & (((other ^ mine) >> _TOP_AT) != 0)
         granule = self.shared_granule if isinstance(tensor, SharedOfAll) else self.granule
         for part, kind in ((across, name), (bad & ~across, "race inside a block")):
@@ -435,7 +441,8 @@ class AccessLog:
                 why = f"block {_t(block)} and {_verb(second)} by {other_block}: {order}"
             elif kind == "atomic scope":
                 other_block = f"block {_t(theirs)}" if theirs != block else "another block"
-                why = f"block {_t(block)} and {_verb(second)} by {other_block}: block scope counts inside one block only"
+                only = "block scope counts inside one block only"
+                why = f"block {_t(block)} and {_verb(second)} by {other_block}: {only}"
             elif theirs != block:
                 why = (
                     f"block {_t(block)} and {_verb(second)} by block {_t(theirs)} of its cluster:"
@@ -479,11 +486,11 @@ class AccessLog:
         kinds: dict[str, list] = {}
         for e in entries:
             kinds.setdefault(e[0].role, []).append(e)
-        found = {
+        logged = {
             k: self.expand(v, self.shared_granule)
             for k, v in sorted(kinds.items(), key=lambda x: ORDER[x[0]])
         }
-        for kind, (where, mine) in found.items():
+        for kind, (where, mine) in logged.items():
             if kind == "R" and not keep_reads:
                 continue
             table = marks.get(kind)
@@ -493,7 +500,7 @@ class AccessLog:
                 won = table[where]
                 for other in (won, old):
                     self.report_shared(where, mine, other)
-        for kind, (where, mine) in found.items():
+        for kind, (where, mine) in logged.items():
             for against in CONFLICTS[kind]:
                 if against != kind and against in marks.by_kind:
                     self.report_shared(where, mine, marks.by_kind[against][where])
@@ -507,7 +514,8 @@ class AccessLog:
 
 
 class OrderedLog:
-    """The log of a launch whose threads order each other by more than barriers: judged at its end, by clocks."""
+    """The log of a launch whose threads order each other by more than barriers: judged at its end, by
+    clocks."""
 
     def __init__(self, log: AccessLog, flags: bool):
         run = log.run
@@ -557,7 +565,8 @@ class OrderedLog:
         name, index, owner = self.shared.part(place, A.width)
         message = (
             f"{_verb(A)} by block {_t(run.block_index(block))} of {named(name)}{index_text(index)} of block"
-            f" {_t(run.block_index(owner))}, which may have returned by then: a barrier of the cluster must come after it"
+            f" {_t(run.block_index(owner))}, which may have returned by then: a barrier of the cluster must"
+            " come after it"
         )
         run.record(
             "early return", A.instr, message, tensor=name, index=index, block=run.block_index(block),

@@ -1,10 +1,10 @@
-"""Whether anything depends on shared memory that nobody has written: the launch once more, with other bytes in it.
+"""Whether anything depends on shared memory that nobody has written: the launch once more, with other bytes
+in it.
 
-Where a line table names the library's own algorithms, an unwritten word that they read and do not use is told from a
-mistake by its place. Without line tables nobody can tell whose an instruction is; there the launch is run again from the
-same global memory, with random bytes in place of the unwritten shared memory. What then stores the same and finds the
-same does not depend on them.
-"""
+Where a line table names the library's own algorithms, an unwritten word that they read and do not use is told
+from a mistake by its place. Without line tables nobody can tell whose an instruction is; there the launch is
+run again from the same global memory, with random bytes in place of the unwritten shared memory. What then
+stores the same and finds the same does not depend on them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Before:
 
 
 def depends_on_unwritten(run) -> bool:
-    """Whether a finished run gives something else with other bytes in its unwritten shared memory; True if unknown.
+    """Whether a finished run gives something else with other bytes in its unwritten shared memory; True if
+    unknown.
 
     Memory is afterwards as it was.
     """

@@ -1,8 +1,7 @@
 """Builds the stand-in libraries of the virtual GPU once and keeps them in a cache folder.
 
-A folder of the workbook's cache, named by a hash of the Mojo sources and the compiler's version, holds libcuda.so.1,
-libnvidia-ml.so.1 and a `ptxas` stand-in that hands PTX through.
-"""
+A folder of the workbook's cache, named by a hash of the Mojo sources and the compiler's version, holds
+libcuda.so.1, libnvidia-ml.so.1 and a `ptxas` stand-in that hands PTX through."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ HERE = Path(__file__).resolve().parent
 LIBRARIES = {"libcuda.so.1": "libcuda.mojo", "libnvidia-ml.so.1": "libnvml.mojo"}
 CONSTRUCTOR = "workbook_vgpu_open"
 
-# Mojo calls an external assembler as `ptxas IN -o OUT --gpu-name=...`. Copying the input keeps the PTX text, which
-# then reaches cuModuleLoadDataEx instead of machine code.
+# Mojo calls an external assembler as `ptxas IN -o OUT --gpu-name=...`. Copying the input keeps the PTX text,
+# which then reaches cuModuleLoadDataEx instead of machine code.
 PTXAS = """#!/bin/sh
 # Hands PTX through unchanged, so that the virtual GPU gets text and not machine code.
 in=
@@ -74,12 +73,12 @@ class Driver:
 def find_mojo() -> str:
     """The mojo executable: beside this Python, or on the PATH."""
     beside = Path(sys.executable).with_name("mojo")
-    found = str(beside) if beside.exists() else shutil.which("mojo")
-    if not found:
+    mojo = str(beside) if beside.exists() else shutil.which("mojo")
+    if not mojo:
         raise DriverBuildError(
             "mojo not found: the virtual GPU's driver is written in Mojo and built on first use"
         )
-    return found
+    return mojo
 
 
 def mojo_version(mojo: str) -> str:
@@ -107,9 +106,8 @@ def cache_key(mojo: str) -> str:
 def build() -> Driver:
     """The driver, from the cache or freshly built (about 5 s).
 
-    Raises EnvironmentProblem where the cache folder cannot be written, DriverBuildError where the compiler fails.
-    Safe when several processes call it at once.
-    """
+    Raises EnvironmentProblem where the cache folder cannot be written, DriverBuildError where the compiler
+    fails. Safe when several processes call it at once."""
     if not sys.platform.startswith("linux"):
         raise DriverBuildError(f"the virtual GPU's driver needs Linux, this is {sys.platform}")
     mojo = find_mojo()

@@ -76,8 +76,9 @@ RESULT_CODES = {
     "CUDA_ERROR_UNKNOWN": 999,
 }
 
-# (multiprocessors, threads per multiprocessor, shared bytes a block may opt in to, shared bytes per multiprocessor),
-# from the compute capability table of the CUDA programming guide and the product of that capability people meet most.
+# (multiprocessors, threads per multiprocessor, shared bytes a block may opt in to, shared bytes per
+# multiprocessor), from the compute capability table of the CUDA programming guide and the product of that
+# capability people meet most.
 ARCHITECTURES = {
     "sm_75": (40, 1024, 65536, 65536),
     "sm_80": (108, 2048, 166912, 167936),
@@ -93,9 +94,9 @@ MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, PTX_VERSION, BINARY_VERSION, MAX_DYNAM
 
 def capability(arch: str) -> tuple[int, int]:
     """Compute capability of a target name: "sm_90a" -> (9, 0)."""
-    found = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
-    assert found is not None, arch
-    number = int(found[1])
+    target = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
+    assert target is not None, arch
+    number = int(target[1])
     return number // 10, number % 10
 
 
@@ -188,10 +189,9 @@ def parameter_layout(sizes: list[int]) -> list[tuple[int, int]]:
 class Device:
     """Answers driver calls on one virtual GPU.
 
-    `gpu` is the machine; `arch` its target name. `errors` collects the exceptions behind failed calls, in order: the
-    program sees only a CUDA result code, the reader of a report wants the sentence. `log` gets one line per failed
-    call and, when `verbose`, one per module and launch.
-    """
+    `gpu` is the machine; `arch` its target name. `errors` collects the exceptions behind failed calls, in
+    order: the program sees only a CUDA result code, the reader of a report wants the sentence. `log` gets one
+    line per failed call and, when `verbose`, one per module and launch."""
 
     gpu: VirtualGPU
     arch: str = "sm_90a"
@@ -216,8 +216,8 @@ class Device:
         """One driver call. Returns (CUDA result code, up to four results, output bytes).
 
         `data` is the input as a bytes-like object, `room` how many output bytes the caller takes. Only
-        KeyboardInterrupt leaves here; every other failure becomes a result code, and its sentence goes to `log`.
-        """
+        KeyboardInterrupt leaves here; every other failure becomes a result code, and its sentence goes to
+        `log`."""
         with self._lock:
             try:
                 results, output = self._answers[Op(operation)](arguments, data, room)
@@ -229,7 +229,8 @@ class Device:
                 return self._refuse(error, room)
 
     def _refuse(self, error: Exception, room: int) -> tuple[int, tuple, bytes]:
-        """Turn an exception into a result code. Its sentence is logged, and fills the caller's room (a JIT log)."""
+        """Turn an exception into a result code. Its sentence is logged, and fills the caller's room (a JIT
+        log)."""
         name = getattr(error, "cuda", "CUDA_ERROR_UNKNOWN")
         text = str(error).removesuffix(f" [{name}]")
         if not isinstance(error, VirtualGPUError):  # a defect of ours: say as much as possible
@@ -237,7 +238,8 @@ class Device:
         self.log(f"{name}: {text}")
         return RESULT_CODES.get(name, 999), (), text.encode()[: room - 1] + b"\0" if room else b""
 
-    # ---- device ----------------------------------------------------------------------------------------------------
+    # ---- device
+    # ----------------------------------------------------------------------------------------------------
 
     def _hello(self, arguments, data, room):
         self.used = True
@@ -270,7 +272,7 @@ class Device:
         dims, strides = words[:rank], words[5 : 4 + rank]
         box, steps = words[9 : 9 + rank], words[14 : 14 + rank]
         try:
-            made = tensor_map.tiled(
+            new_map = tensor_map.tiled(
                 kind, address, dims, strides, box, steps,
                 interleave=interleave, swizzle=swizzle, promotion=promotion, fill=fill,
             )  # fmt: skip
@@ -280,9 +282,10 @@ class Device:
             raise DriverError(
                 "CUDA_ERROR_NOT_SUPPORTED", f"the virtual GPU does not simulate {error}"
             ) from None
-        return (), made.encode()
+        return (), new_map.encode()
 
-    # ---- memory ----------------------------------------------------------------------------------------------------
+    # ---- memory
+    # ----------------------------------------------------------------------------------------------------
 
     def _allocate(self, arguments, data, room):
         size = arguments[0]
@@ -346,14 +349,16 @@ class Device:
             self.gpu.fill(address, value.to_bytes(width, "little"), count)
         return (), b""
 
-    # ---- modules and launches --------------------------------------------------------------------------------------
+    # ---- modules and launches
+    # --------------------------------------------------------------------------------------
 
     def _load_module(self, arguments, data, room):
         image = bytes(data)
         if image[:4] == b"\x7fELF" or not image.lstrip().startswith((b"//", b".version")):
             raise DriverError(
                 "CUDA_ERROR_INVALID_IMAGE",
-                "this kernel was compiled to machine code, and the virtual GPU executes PTX: compile it again with "
+                "this kernel was compiled to machine code, and the virtual GPU executes PTX: compile it"
+                " again with "
                 "MODULAR_NVPTX_COMPILER_PATH as `vgpu exec` sets it",
             )
         text = image.decode()
@@ -429,7 +434,8 @@ class Device:
             if not 0 <= value <= limit:
                 raise DriverError(
                     "CUDA_ERROR_INVALID_VALUE",
-                    f"{function.label}: {value} bytes of dynamic shared memory asked for, the limit is {limit}",
+                    f"{function.label}: {value} bytes of dynamic shared memory asked for, the limit is"
+                    f" {limit}",
                 )
             function.dynamic_shared_limit = value
         return (), b""
@@ -449,7 +455,8 @@ class Device:
             raise DriverError(
                 "CUDA_ERROR_INVALID_VALUE",
                 f"{function.label}: {shared} bytes of dynamic shared memory, but a launch gets at most "
-                f"{function.dynamic_shared_limit} unless FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES allows more",
+                f"{function.dynamic_shared_limit} unless FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES allows"
+                " more",
             )
         packed = bytes(data)
         self._remember_arguments(packed)

@@ -1,8 +1,8 @@
 """The virtual GPU inside this Python process: what the harness uses.
 
-`start()` loads the stand-in libraries by absolute path before MAX looks for the real ones, and gives them one ctypes
-callback. From then on `max.driver.Accelerator()` is the virtual GPU. MAX calls from its own threads while the main
-thread waits without the interpreter lock; the machine itself is guarded by `Device`'s lock.
+`start()` loads the stand-in libraries by absolute path before MAX looks for the real ones, and gives them one
+ctypes callback. From then on `max.driver.Accelerator()` is the virtual GPU. MAX calls from its own threads
+while the main thread waits without the interpreter lock; the machine itself is guarded by `Device`'s lock.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class _Session:
             with self.interrupt.allowed():
                 code, results, output = self.device.handle(words[0], words[FIRST_ARGUMENT:], data, room)
         except KeyboardInterrupt:
-            # Success, although the call is not complete: an error from MAX would hide the KeyboardInterrupt, which
-            # the main thread gets as soon as it is back in Python, before anybody can use the result.
+            # Success, although the call is not complete: an error from MAX would hide the KeyboardInterrupt,
+            # which the main thread gets as soon as it is back in Python, before anybody can use the result.
             return 0
         for number, result in enumerate(results):
             words[FIRST_ARGUMENT + number] = result
@@ -81,7 +81,8 @@ class _Session:
         return code
 
     def close(self) -> None:
-        """After this the libraries answer "not initialised": nobody calls into an interpreter that has ended."""
+        """After this the libraries answer "not initialised": nobody calls into an interpreter that has
+        ended."""
         self.set_callback(None, None)
         self.interrupt.close()
 
@@ -90,12 +91,12 @@ class _Interrupt:
     """Ctrl-C during a long launch.
 
     Python handles signals on the main thread only, and no exception passes through the C frames of MAX. So:
-    - The main thread is inside the callback: the launch is broken off by KeyboardInterrupt, other calls are finished;
-      then the library repeats the signal (`take_postponed`), and Python raises once it is out of MAX.
-    - It waits inside MAX while a launch runs on another thread: a wake-up socket tells a watcher thread of the
-      signal. If the main thread does not handle it at once, the watcher raises KeyboardInterrupt in the launch, and
-      further launches are skipped until the main thread is back in Python.
-    """
+    - The main thread is inside the callback: the launch is broken off by KeyboardInterrupt, other calls are
+      finished; then the library repeats the signal (`take_postponed`), and Python raises once it is out of
+      MAX.
+    - It waits inside MAX while a launch runs on another thread: a wake-up socket tells a watcher thread of
+      the signal. If the main thread does not handle it at once, the watcher raises KeyboardInterrupt in the
+      launch, and further launches are skipped until the main thread is back in Python."""
 
     PROMPT = 0.05  # seconds that the main thread gets to handle the signal by itself
     RECENT = 0.5  # a signal handled so short a time ago may be the one that the watcher just heard of
@@ -181,7 +182,8 @@ class _Interrupt:
 
 
 def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
-    """Raise an exception in another thread at its next bytecode; None takes back one that has not been raised."""
+    """Raise an exception in another thread at its next bytecode; None takes back one that has not been
+    raised."""
     pointer = ctypes.py_object(exception) if exception else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), pointer)
 
@@ -190,10 +192,10 @@ def start(arch: str = "sm_90a", blocks: str = "natural", verbose: bool = False, 
     """Switch the virtual GPU on for this process and return its `VirtualGPU`.
 
     `arch` is the NVIDIA target (sm_75 ... sm_90a), `blocks` the block order ("natural", "reversed",
-    "shuffled[:seed]"); further keywords go to `VirtualGPU`. Call it before the first `max.driver.Accelerator()`.
-    A second call with the device on returns the same machine. Raises VirtualGPUUnavailable where MAX has opened a
-    real driver already, other EnvironmentProblems where the libraries cannot be built.
-    """
+    "shuffled[:seed]"); further keywords go to `VirtualGPU`. Call it before the first
+    `max.driver.Accelerator()`. A second call with the device on returns the same machine. Raises
+    VirtualGPUUnavailable where MAX has opened a real driver already, other EnvironmentProblems where the
+    libraries cannot be built."""
     global _session
     if _session is not None:
         if _session.device.arch != arch:
@@ -232,8 +234,8 @@ def _check_that_max_sees_it() -> None:
 
 
 def gpu_present() -> bool:
-    """Whether the system shows a GPU (NVIDIA, AMD, or Windows' through WSL). Asked without MAX, which looks once in a
-    process only: where it found none, the virtual GPU could not be started any more. Linux only."""
+    """Whether the system shows a GPU (NVIDIA, AMD, or Windows' through WSL). Asked without MAX, which looks
+    once in a process only: where it found none, the virtual GPU could not be started any more. Linux only."""
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
 

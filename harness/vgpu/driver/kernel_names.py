@@ -1,9 +1,9 @@
 """Names and source lines for kernels that arrive without them.
 
-Kernels compiled inside a MAX graph are called `mojo_pkg_<hash>_<hash>` and carry no line table. The same kernel
-compiled by the recording launcher has both. Their PTX is equal once names and line directives are taken away, so a
-catalogue of recorded kernels gives a loaded module its name, and its twin with source lines is executed instead.
-"""
+Kernels compiled inside a MAX graph are called `mojo_pkg_<hash>_<hash>` and carry no line table. The same
+kernel compiled by the recording launcher has both. Their PTX is equal once names and line directives are
+taken away, so a catalogue of recorded kernels gives a loaded module its name, and its twin with source lines
+is executed instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def entry_names(ptx: str) -> list[str]:
 
 
 def fingerprint(ptx: str) -> str:
-    """Equal for two PTX texts of one kernel that differ in kernel name, comments and line information only."""
+    """Equal for two PTX texts of one kernel that differ in kernel name, comments and line information
+    only."""
     body = _DEBUG_SECTION.sub("", ptx)
     body = _COMMENT.sub("", _LINES.sub("", body))
     for number, name in enumerate(entry_names(ptx)):
@@ -74,8 +75,8 @@ class KernelCatalogue:
         return Twin(name, text, entry_names(text)[0], entry_names(ptx)[0])
 
     def label(self, symbol: str) -> str:
-        """A short name for a kernel that nobody recorded. In a package kernels have only the package's name, `ops_` or
-        `mojo_pkg_` and a hash: they are numbered in the order in which they are met."""
+        """A short name for a kernel that nobody recorded. In a package kernels have only the package's name,
+        `ops_` or `mojo_pkg_` and a hash: they are numbered in the order in which they are met."""
         if symbol not in self._labels:
             nameless = re.match(r"\w*_[0-9a-f]{16}_", symbol)
             self._labels[symbol] = f"kernel {1 + len(self._labels)}" if nameless else readable(symbol)

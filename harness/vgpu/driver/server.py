@@ -1,9 +1,8 @@
 """`vgpu exec`: runs any program with the virtual GPU, in an executor process of its own.
 
-The program finds the stand-in libraries through LD_LIBRARY_PATH and reaches this process over a socket with an
-abstract name, so nothing is left on any file system. Each process of the program that opens the device gets a
-virtual GPU of its own. This process ends with the program and takes what it started along.
-"""
+The program finds the stand-in libraries through LD_LIBRARY_PATH and reaches this process over a socket with
+an abstract name, so nothing is left on any file system. Each process of the program that opens the device
+gets a virtual GPU of its own. This process ends with the program and takes what it started along."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ class ProgramNotFound(Exception):
 
 
 class _Interrupted(BaseException):
-    """Raised by a signal handler, also in the middle of a launch. `code` is the exit code, None if the program ended
-    by itself."""
+    """Raised by a signal handler, also in the middle of a launch. `code` is the exit code, None if the
+    program ended by itself."""
 
     def __init__(self, code: int | None):
         super().__init__(code)
@@ -46,9 +45,8 @@ class _Interrupted(BaseException):
 class Executor:
     """Serves one program.
 
-    `make_device()` gives a fresh `Device` for each process that connects; all of them stay in `devices` for the
-    report.
-    """
+    `make_device()` gives a fresh `Device` for each process that connects; all of them stay in `devices` for
+    the report."""
 
     def __init__(self, make_device: Callable[[], Device], driver: Driver):
         self.make_device = make_device
@@ -57,8 +55,8 @@ class Executor:
         self._child: subprocess.Popen | None = None
 
     def run(self, program: list[str], timeout: float | None = None) -> int:
-        """Run a program to its end. Returns its exit code (128 + n after signal n), 124 after `timeout` seconds,
-        130 after Ctrl-C. Raises ProgramNotFound."""
+        """Run a program to its end. Returns its exit code (128 + n after signal n), 124 after `timeout`
+        seconds, 130 after Ctrl-C. Raises ProgramNotFound."""
         name = f"workbook-vgpu-{os.getpid()}-{secrets.token_hex(8)}"
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -78,8 +76,8 @@ class Executor:
         return code if code >= 0 else 128 - code
 
     def _serve_program(self, program, name, timeout, selector, listener) -> int | None:
-        """Start the program and answer it. Returns None when it has ended by itself, else the exit code of what
-        ended it; then nothing that it started is left."""
+        """Start the program and answer it. Returns None when it has ended by itself, else the exit code of
+        what ended it; then nothing that it started is left."""
         prctl = ctypes.CDLL(None).prctl
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the program become ours, so that we find them
         try:
@@ -115,7 +113,8 @@ class Executor:
 
     def _serve(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
         """Answer requests until the program has ended."""
-        # The signal handler raises when the program ends; the time limit covers a signal just before the wait.
+        # The signal handler raises when the program ends; the time limit covers a signal just before the
+        # wait.
         while not self.ended():
             for key, _ in selector.select(timeout=0.5):
                 connection = key.fileobj
@@ -164,12 +163,12 @@ class Executor:
 
 def descendants(pid: int) -> list[int]:
     """Process identifiers of all children, grandchildren and so on of a process (Linux)."""
-    found = []
+    processes = []
     with contextlib.suppress(OSError):
         for listing in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, listing.read_text(encoding="utf-8").split()):
-                found += [child, *descendants(child)]
-    return found
+                processes += [child, *descendants(child)]
+    return processes
 
 
 @contextlib.contextmanager

@@ -1,13 +1,14 @@
-"""Which engine runs a launch: NumPy over the threads of many blocks at once (interpreter/executor.py), or machine code (native/).
+"""Which engine runs a launch: NumPy over the threads of many blocks at once (interpreter/executor.py), or
+machine code (native/).
 
-Machine code is 10 to 100 times faster and takes a second to make, so that it pays for long launches only. A launch
-begins in NumPy. Where it is not done after `PATIENCE` seconds, its kernel is translated, memory is put back, and it
-starts again as machine code; a note in the cache says so for the next process. What the native engine does not know, and
-everything that needs counters or events, stays in NumPy, and so does the report of every finding.
+Machine code is 10 to 100 times faster and takes a second to make, so that it pays for long launches only. A
+launch begins in NumPy. Where it is not done after `PATIENCE` seconds, its kernel is translated, memory is put
+back, and it starts again as machine code; a note in the cache says so for the next process. What the native
+engine does not know, and everything that needs counters or events, stays in NumPy, and so does the report of
+every finding.
 
-The environment variable WORKBOOK_VGPU_ENGINE says otherwise: "numpy" never makes machine code, "native" uses it wherever
-it can. The results are the same, byte for byte.
-"""
+The environment variable WORKBOOK_VGPU_ENGINE says otherwise: "numpy" never makes machine code, "native" uses
+it wherever it can. The results are the same, byte for byte."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ PATIENCE = 0.5
 
 
 def chosen() -> str:
-    """The engine that the environment asks for. Raises BadUse, and EnvironmentProblem where it cannot be had."""
+    """The engine that the environment asks for. Raises BadUse, and EnvironmentProblem where it cannot be
+    had."""
     wanted = os.environ.get(VARIABLE) or "auto"
     if wanted not in CHOICES:
         raise BadUse(f"{VARIABLE} is '{wanted}', expected {', '.join(CHOICES[:-1])} or {CHOICES[-1]}")

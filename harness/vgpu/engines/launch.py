@@ -27,7 +27,8 @@ GUARD = 256
 FORBIDDEN = {
     "store to constant memory": "a constant",
     "store to an input": "an input, which this launch may only read",
-    "undeclared atomic": "a result that is promised in a fixed order: what atomics add up differs from run to run",
+    "undeclared atomic": "a result that is promised in a fixed order: what atomics add up differs from run"
+    " to run",
 }
 SPARE_STEPS = 10_000  # basic blocks that a second run of a launch may take beyond twice the first
 
@@ -147,7 +148,8 @@ class Run:
         return Run(self.gpu, self.launch, self.kernel, self.args, self.dynamic_shared, self.cluster)
 
     def again(self) -> Run | None:
-        """The same launch with other bytes in unwritten shared memory; None where it does not come to its end."""
+        """The same launch with other bytes in unwritten shared memory; None where it does not come to its
+        end."""
         again = Run(
             self.gpu, copy.copy(self.launch), self.kernel, self.args, self.dynamic_shared, self.cluster, True
         )
@@ -165,7 +167,8 @@ class Run:
         return np.zeros(count, np.uint8)
 
     def first_write(self, tensor: Extent) -> None:
-        """The launch writes a tensor; what it held is kept where a second run, or a later launch, may need it."""
+        """The launch writes a tensor; what it held is kept where a second run, or a later launch, may need
+        it."""
         if not tensor.written:
             for kept in (self.before, self._undo, self._spoiled if tensor.forbids else None):
                 if kept is not None:
@@ -186,7 +189,8 @@ class Run:
         except Trap as trap:
             block, thread = self.who(trap.batch, trap.positions[0])
             self.record(
-                "trap", trap.block.term, "the kernel stopped itself (trap): an assertion or an unreachable state",
+                "trap", trap.block.term,
+                "the kernel stopped itself (trap): an assertion or an unreachable state",
                 block=block, thread=thread, count=len(trap.positions), algorithm=False,
             )  # fmt: skip
         finally:
@@ -289,7 +293,8 @@ class Run:
         where, there = place(instr), place(other) if other is not None else ""
         causes = (_cause(instr),) if other is None else tuple(sorted((_cause(instr), _cause(other))))
         finding = Finding(
-            kind, message, where, self.launch.name, tensor, index, block, thread, int(count), not library, there,
+            kind, message, where, self.launch.name, tensor, index, block, thread, int(count), not library,
+            there,
             verbs, instr, other,
         )  # fmt: skip
         if self.shared_extents:
@@ -332,13 +337,14 @@ class Run:
             )  # fmt: skip
 
     def owners(self, A: Access) -> list[Extent]:
-        """The tensors that the pointers name from which this instruction computes its address; none if unknown."""
-        found = self._owners.get(A.number)
-        if found is None:
+        """The tensors that the pointers name from which this instruction computes its address; none if
+        unknown."""
+        owners = self._owners.get(A.number)
+        if owners is None:
             origin = address_origin(A.instr, self.code.origins) or ()
             values = [int.from_bytes(self._param_bytes[o : o + 8], "little") for o in origin]
-            found = self._owners[A.number] = [e for e in map(self.arena.find, values) if e is not None]
-        return found
+            owners = self._owners[A.number] = [e for e in map(self.arena.find, values) if e is not None]
+        return owners
 
     def strayed(self, batch, A: Access, owners: list[Extent], addresses, positions, bad):
         """An address that was computed from a pointer to one tensor and lies in another."""
@@ -352,8 +358,10 @@ class Run:
         )
         block, thread = self.who(batch, positions[which[0]])
         self.record(
-            f"out-of-bounds {verb}", A.instr, f"{with_article(verb)} so far {side} of {named(owner.name)} that it lands in {lands}",
-            tensor=owner.name, index=owner.index(address, A.width), block=block, thread=thread, count=len(which),
+            f"out-of-bounds {verb}", A.instr,
+            f"{with_article(verb)} so far {side} of {named(owner.name)} that it lands in {lands}",
+            tensor=owner.name, index=owner.index(address, A.width), block=block, thread=thread,
+            count=len(which),
             algorithm=False,
         )  # fmt: skip
 
@@ -377,7 +385,8 @@ class Run:
             return (
                 e.name,
                 index,
-                f"{verb} of {A.nbytes} bytes at {named(e.name)}{index_text(index)} is not {A.nbytes}-byte aligned",
+                f"{verb} of {A.nbytes} bytes at {named(e.name)}{index_text(index)} is not {A.nbytes}-byte"
+                " aligned",
             )
         size = (e.end - e.start) // (A.width if not e.dtype else max(1, _itemsize(e, A)))
         outside = address - e.end if address >= e.end else e.start - address
@@ -387,7 +396,8 @@ class Run:
             return (
                 e.name,
                 index,
-                f"{verb} of {plural(A.nbytes, 'byte')} at {address:#x}, far from any tensor (nearest: {named(e.name)})",
+                f"{verb} of {plural(A.nbytes, 'byte')} at {address:#x}, far from any tensor (nearest:"
+                f" {named(e.name)})",
             )
         return (
             e.name,
@@ -398,9 +408,8 @@ class Run:
     def unwritten(self, batch, A: Access, bad, index, L):
         """A read of memory that nobody has written.
 
-        In the library's algorithms it is an error where the memory is the reader's (global), or where the reader's code
-        has kept threads of the block away that would have written it.
-        """
+        In the library's algorithms it is an error where the memory is the reader's (global), or where the
+        reader's code has kept threads of the block away that would have written it."""
         positions = batch.positions(L)
         bad = np.broadcast_to(bad.any(axis=-1) if np.ndim(bad) > np.ndim(index) else bad, len(positions))
         which = np.flatnonzero(bad)
@@ -438,18 +447,19 @@ class Run:
                     message += (
                         f": {gone} of {plural(batch.threads, 'thread')} of the block had already returned"
                     )
-        found = self.record(
+        finding = self.record(
             kind, A.instr, message,
             tensor=tensor, index=element, block=block, thread=thread, count=len(which), algorithm=algorithm,
         )  # fmt: skip
         doubtful = (
             self.before is not None and A.space == "shared" and A.kind == "R" and kind == "uninitialised read"
         )
-        if doubtful and not any(f is found for f in self.doubtful):
-            self.doubtful.append(found)
+        if doubtful and not any(f is finding for f in self.doubtful):
+            self.doubtful.append(finding)
 
     def forbidden(self, batch, A: Access, tensor: Extent, addresses, L):
-        """A write to a tensor that takes none, or none of this kind; one that has strayed there is named otherwise."""
+        """A write to a tensor that takes none, or none of this kind; one that has strayed there is named
+        otherwise."""
         owners = self.owners(A)
         if (tensor.forbids == "undeclared atomic" and _verb(A) != "atomic") or (
             owners and tensor not in owners
@@ -460,8 +470,10 @@ class Run:
         block, thread = self.who(batch, positions[0])
         verb = "an atomic updates" if _verb(A) == "atomic" else "the kernel writes to"
         self.record(
-            tensor.forbids, A.instr, f"{verb} {named(tensor.name)}{index_text(index)}, {FORBIDDEN[tensor.forbids]}",
-            tensor=tensor.name, index=index, block=block, thread=thread, count=len(positions), algorithm=False,
+            tensor.forbids, A.instr,
+            f"{verb} {named(tensor.name)}{index_text(index)}, {FORBIDDEN[tensor.forbids]}",
+            tensor=tensor.name, index=index, block=block, thread=thread, count=len(positions),
+            algorithm=False,
         )  # fmt: skip
 
     def barrier_divergence(self, batch, waiting, deadlock: bool, only=None):
@@ -479,13 +491,15 @@ class Run:
             if len(places) > 1:
                 other = batch.program.blocks[next(i for i, _ in groups if i != index)].term
                 message = (
-                    f"{plural(len(L), 'thread')} of the block stopped here and {waiting_ - len(L)} at another barrier:"
+                    f"{plural(len(L), 'thread')} of the block stopped here and {waiting_ - len(L)} at"
+                    " another barrier:"
                     " every thread of a block must reach the same barrier"
                 )
             else:
                 other = None
                 message = (
-                    f"{len(L)} of {plural(int(batch.alive[block]), 'thread')} stopped at this barrier, the others never come:"
+                    f"{len(L)} of {plural(int(batch.alive[block]), 'thread')} stopped at this barrier, the"
+                    " others never come:"
                     " every thread of a block must reach it"
                 )
             readers = any(batch.splits.by_reader(batch.program.blocks[i].term, block=block) for i in places)
@@ -495,11 +509,11 @@ class Run:
             )  # fmt: skip
 
     def early_exit(self, batch, term, block: int, torn: bool):
-        """Threads have returned while others of their block wait at a barrier; `torn`: even others of their warp.
+        """Threads have returned while others of their block wait at a barrier; `torn`: even others of their
+        warp.
 
-        Whole warps may return before a plain barrier. Not before the barriers of a library's collective, which needs
-        every thread of the block.
-        """
+        Whole warps may return before a plain barrier. Not before the barriers of a library's collective,
+        which needs every thread of the block."""
         number = self.block_index(int(batch.blocks[block]))
         gone = int(batch.threads - batch.alive[block])
         readers = batch.splits.by_reader(term, block=block)
@@ -507,7 +521,8 @@ class Run:
             self.record(
                 "barrier divergence",
                 term,
-                f"{gone} of {plural(batch.threads, 'thread')} of the block, some of them from the same warp as threads that wait"
+                f"{gone} of {plural(batch.threads, 'thread')} of the block, some of them from the same warp"
+                " as threads that wait"
                 " here, returned without this barrier: every thread of a block must reach it",
                 block=number,
                 algorithm=False if readers else None,
@@ -516,7 +531,8 @@ class Run:
             self.record(
                 "barrier divergence",
                 term,
-                f"{gone} of {plural(batch.threads, 'thread')} of the block returned before this call into the library,"
+                f"{gone} of {plural(batch.threads, 'thread')} of the block returned before this call into"
+                " the library,"
                 " which needs every thread of the block",
                 block=number,
                 algorithm=False,
@@ -525,7 +541,8 @@ class Run:
             self.record(
                 "threads exited before a barrier",
                 term,
-                f"{plural(gone, 'thread')} of the block (whole warps) had already returned when the others waited at this"
+                f"{plural(gone, 'thread')} of the block (whole warps) had already returned when the others"
+                " waited at this"
                 " barrier; the hardware counts them as arrived",
                 block=number,
                 algorithm=True,
@@ -537,12 +554,14 @@ class Run:
         readers = batch.splits.by_reader(instr, warp=int(batch.warp_of[position]))
         self.record(
             "warp divergence", instr,
-            f"{instr.name} names threads of its warp that are elsewhere in the program: all of them must reach it",
+            f"{instr.name} names threads of its warp that are elsewhere in the program: all of them must"
+            " reach it",
             block=block, thread=thread, count=count, algorithm=False if readers else None,
         )  # fmt: skip
 
     def shuffle_absent(self, batch, instr, position, lane: int, count: int):
-        """A shuffle reads from a lane that is elsewhere, has returned, or never existed (a block of half warps)."""
+        """A shuffle reads from a lane that is elsewhere, has returned, or never existed (a block of half
+        warps)."""
         block, thread = self.who(batch, position)
         warp = int(batch.warp_of[position])
         missing = not int(batch.initial_bits[warp]) >> lane & 1
@@ -563,7 +582,8 @@ class Run:
         raise Trap(_At(instr), batch, positions)
 
     def incomplete_warpgroup(self, batch, instr, positions):
-        """Four warps, the first with a number that is a multiple of four, must execute an instruction together."""
+        """Four warps, the first with a number that is a multiple of four, must execute an instruction
+        together."""
         block, thread = self.who(batch, positions[0])
         self.record(
             "warp divergence", instr, f"{instr.name} needs all 128 threads of a warpgroup",
@@ -581,7 +601,8 @@ class Run:
         block, thread = self.who(batch, position)
         unit = 128 if "tensor" in instr.mods and "address" in what else 16
         self.record(
-            "misaligned bulk copy", instr, f"the {what}, {plural(value, 'byte')}, is not a multiple of {unit}",
+            "misaligned bulk copy", instr,
+            f"the {what}, {plural(value, 'byte')}, is not a multiple of {unit}",
             block=block, thread=thread, algorithm=False,
         )  # fmt: skip
 
@@ -589,15 +610,18 @@ class Run:
         """The threads of a warpgroup name several matrices."""
         block, thread = self.who(batch, position)
         self.record(
-            "uneven matrix descriptor", A.instr, "the threads of a warpgroup give different matrix descriptors",
+            "uneven matrix descriptor", A.instr,
+            "the threads of a warpgroup give different matrix descriptors",
             block=block, thread=thread, algorithm=False,
         )  # fmt: skip
 
     def disorder(self, batch, kind: str, instr, other, thread: int, count: int, message: str):
-        """An asynchronous operation that is not ordered with something else; threads are numbers in the batch."""
+        """An asynchronous operation that is not ordered with something else; threads are numbers in the
+        batch."""
         block = self.block_index(int(batch.blocks[thread // batch.threads]))
         self.record(
-            kind, instr, message, block=block, thread=self.thread_index(thread % batch.threads), count=count, other=other,
+            kind, instr, message, block=block, thread=self.thread_index(thread % batch.threads), count=count,
+            other=other,
             algorithm=False,
         )  # fmt: skip
 
@@ -612,7 +636,7 @@ class Run:
         )  # fmt: skip
 
     def missing_wgmma_fence(self, batch, instr, register: str, position):
-        """A product uses registers that were written without a wgmma.fence behind that."""
+        """A product uses registers that were written without a wgmma.fence after that."""
         block, thread = self.who(batch, position)
         why = (
             f"{register} has been written since the last wgmma.fence"
@@ -622,7 +646,8 @@ class Run:
         self.record("missing wgmma fence", instr, why, block=block, thread=thread, algorithm=False)
 
     def register_budget(self, batch, instr, position, message: str, block: int = 0, thread: int = 0):
-        """setmaxnreg asks for what it cannot get; the block and thread are numbers where there is no position."""
+        """setmaxnreg asks for what it cannot get; the block and thread are numbers where there is no
+        position."""
         who = self.block_index(int(batch.blocks[block])), self.thread_index(thread)
         there, thread_ = who if position is None else self.who(batch, position)
         self.record("register budget", instr, message, block=there, thread=thread_, algorithm=False)
@@ -638,7 +663,8 @@ class Run:
         block, thread = self.who(batch, position)
         self.record(
             "too many arrivals", A.instr,
-            f"phase {barrier.phase} of the mbarrier {name} {barrier.lacks()}, and here come more arrivals than that",
+            f"phase {barrier.phase} of the mbarrier {name} {barrier.lacks()}, and here come more arrivals"
+            " than that",
             block=block, thread=thread,
         )  # fmt: skip
 
@@ -647,7 +673,8 @@ class Run:
         place_ = place(instr)
         if isinstance(stop, Livelock):
             instr = next((i for i in stop.block.instrs if polls(i)), instr)
-            why = f"{plural(stop.threads, 'thread waits', 'threads wait')} here for ever: nobody is left who could change what they read"
+            waiting = plural(stop.threads, "thread waits", "threads wait")
+            why = f"{waiting} here for ever: nobody is left who could change what they read"
             why += stop.batch.tested_text()
             finding = self.record("hang", instr, why, algorithm=False)
             finding.count = 1
@@ -655,18 +682,21 @@ class Run:
                 f"kernel {self.launch.name} can never end: {finding.message} ({place(instr)})"
             )
         finding = self.record(
-            "hang", instr, f"the launch was stopped after {plural(self.step_budget, 'step')}; {plural(stop.threads, 'thread was', 'threads were')} looping here",
+            "hang", instr, f"the launch was stopped after {plural(self.step_budget, 'step')};"
+                           f" {plural(stop.threads, 'thread was', 'threads were')} looping here",
             algorithm=False,
         )  # fmt: skip
         finding.count = 1
         raise StepBudgetExceeded(
-            f"kernel {self.launch.name} did not end within {plural(self.step_budget, 'step')}: {plural(stop.threads, 'thread is', 'threads are')} looping"
+            f"kernel {self.launch.name} did not end within {plural(self.step_budget, 'step')}:"
+            f" {plural(stop.threads, 'thread is', 'threads are')} looping"
             f" at {place_}"
         )
 
 
 def _cause(instr) -> str:
-    """What makes findings one: the place. Without a line table the opcode, as an unrolled loop has it many times."""
+    """What makes findings one: the place. Without a line table the opcode, as an unrolled loop has it many
+    times."""
     return instr.name if instr is not None and instr.loc is None else place(instr)
 
 
@@ -690,5 +720,5 @@ def _itemsize(e: Extent, A: Access) -> int:
 
 def _shared_name(name: str) -> str:
     """`kernel_$__global_alloc_1_$__gpu_shared_mem` -> `shared array 1`."""
-    found = re.search(r"__global_alloc_(\d+)", name)
-    return f"shared array {found[1]}" if found else f"shared array {name}"
+    numbered = re.search(r"__global_alloc_(\d+)", name)
+    return f"shared array {numbered[1]}" if numbered else f"shared array {name}"

@@ -1,1 +1,2 @@
-"""What kernels read and write: device memory with exact tensors, memory instructions, mbarriers, tensor maps."""
+"""What kernels read and write: device memory with exact tensors, memory instructions, mbarriers, tensor
+maps."""

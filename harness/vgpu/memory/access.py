@@ -1,8 +1,8 @@
 """What the executor and the generated code share about registers and memory instructions.
 
-`KIND` names the NumPy kind of each PTX type, the windows say where a state space lies among generic addresses, and an
-`Access` is one memory instruction of a program: what the checks and counters need to know about it.
-"""
+`KIND` names the NumPy kind of each PTX type, the windows say where a state space lies among generic
+addresses, and an `Access` is one memory instruction of a program: what the checks and counters need to know
+about it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 56, 1 << 57, 1 << 58
 
 
 class Access:
-    """One memory instruction: what the checks and counters need to know about it, and a cache of its last tensor."""
+    """One memory instruction: what the checks and counters need to know about it, and a cache of its last
+    tensor."""
 
     __slots__ = [
         "_space",
@@ -67,8 +68,8 @@ class Access:
 
     @property
     def role(self) -> str:
-        """What the race check calls it: R and W plain, A atomic or strong store, S strong load; B and T the same two
-        with block scope."""
+        """What the race check calls it: R and W plain, A atomic or strong store, S strong load; B and T the
+        same two with block scope."""
         if self.kind != "A":
             return self.kind
         load = self.instr.op == "ld"
@@ -90,11 +91,11 @@ class Access:
 
     def in_space(self, name: str) -> Access:
         """The same access, known to be in state space `name` (for generic addresses)."""
-        found = self._twins.get(name)
-        if found is None:
-            found = self._twins[name] = Access(
+        twin = self._twins.get(name)
+        if twin is None:
+            twin = self._twins[name] = Access(
                 self.number, self.instr, self.kind, name, self.width, self.count
             )
-            found.acquires, found.releases, found.used = self.acquires, self.releases, self.used
-            found.narrow = self.narrow
-        return found
+            twin.acquires, twin.releases, twin.used = self.acquires, self.releases, self.used
+            twin.narrow = self.narrow
+        return twin

@@ -1,9 +1,8 @@
 """Device memory: one flat arena with exact tensors in it, and a map of the bytes that have been written.
 
-Every allocation is followed by a guard zone that belongs to nobody, so a small overrun never lands in the next tensor
-unnoticed. `Space` is what the executor indexes: NumPy views of the same bytes by element width, the written-map in
-the same shapes, and the extents against which every access is checked.
-"""
+Every allocation is followed by a guard zone that belongs to nobody, so a small overrun never lands in the
+next tensor unnoticed. `Space` is what the executor indexes: NumPy views of the same bytes by element width,
+the written-map in the same shapes, and the extents against which every access is checked."""
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ ITEMSIZE |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1}
 class Extent:
     """A range of addresses that may be accessed: a tensor, a module variable, or a shared variable.
 
-    `ready` means every byte has been written, so that reads need no check. `forbids` is the kind of finding that a write
-    makes: of constants and inputs any write, of sums with a fixed order an atomic; "" where all are allowed.
-    """
+    `ready` means every byte has been written, so that reads need no check. `forbids` is the kind of finding
+    that a write makes: of constants and inputs any write, of sums with a fixed order an atomic; "" where all
+    are allowed."""
 
     start: int
     end: int
@@ -73,7 +72,8 @@ Views = tuple[np.ndarray, np.ndarray, np.generic]
 
 
 class Space:
-    """Bytes with views by element size. `data` is uint8, its length a multiple of 64; `written` the map beside it."""
+    """Bytes with views by element size. `data` is uint8, its length a multiple of 64; `written` the map
+    beside it."""
 
     def __init__(self, data: np.ndarray, written: np.ndarray):
         self.data, self.written = data, written
@@ -84,8 +84,8 @@ class Space:
 
         With count > 1 the data view has rows of `count` elements.
         """
-        found = self._views.get((width, count))
-        if found is None:
+        views = self._views.get((width, count))
+        if views is None:
             nbytes = width * count
             data = self.data[: len(self.data) // nbytes * nbytes].view(f"u{width}")
             if count > 1:
@@ -95,8 +95,8 @@ class Space:
             full = np.dtype(f"u{unit}").type(int("01" * unit, 16))
             if nbytes > 8:
                 written = written.reshape(-1, nbytes // 8)
-            found = self._views[width, count] = (data, written, full)
-        return found
+            views = self._views[width, count] = (data, written, full)
+        return views
 
 
 def reserve(nbytes: int) -> np.ndarray:
@@ -171,8 +171,8 @@ class Arena:
         return True
 
     def label(self, address: int, nbytes: int, name: str, shape=(), dtype: str = ""):
-        """Say that [address, address + nbytes) is one exact tensor. What is left of the allocation around it stays
-        accessible, except gaps of less than 256 bytes: those are padding and become guard zones."""
+        """Say that [address, address + nbytes) is one exact tensor. What is left of the allocation around it
+        stays accessible, except gaps of less than 256 bytes: those are padding and become guard zones."""
         start, end = address, address + nbytes
         keep, owner = [], 0
         for e in self.extents:

@@ -1,4 +1,5 @@
-"""The state of one mbarrier: what its phase waits for, and what its arrivals and copies say of the order of threads."""
+"""The state of one mbarrier: what its phase waits for, and what its arrivals and copies say of the order of
+threads."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class MBarrier:
-    """One mbarrier: arrivals it counts and still lacks, its phase, and the bytes of copies that it still expects."""
+    """One mbarrier: arrivals it counts and still lacks, its phase, and the bytes of copies that it still
+    expects."""
 
     count: int
     pending: int

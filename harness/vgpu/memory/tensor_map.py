@@ -1,8 +1,8 @@
-"""Tensor maps: how the TMA finds boxes of a tensor, made by cuTensorMapEncodeTiled and read by its instructions.
+"""Tensor maps: how the TMA finds boxes of a tensor, made by cuTensorMapEncodeTiled and read by its
+instructions.
 
-A map is 128 opaque bytes to programs. What stands in those of the virtual GPU is its own; a kernel that changes or
-invents one is not understood.
-"""
+A map is 128 opaque bytes to programs. What stands in those of the virtual GPU is its own; a kernel that
+changes or invents one is not understood."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ BYTES = 128
 MAGIC = b"vgpuTMap"
 _FORMAT = "<8sQ5Q4Q5H4B"
 
-#: Bytes of an element by CUtensorMapDataType, and what reductions add there (numeric kinds of warp.atomic_update).
+#: Bytes of an element by CUtensorMapDataType, and what reductions add there (numeric kinds of
+#: warp.atomic_update).
 ELEMENTS = {0: (1, "u1"), 1: (2, "u2"), 2: (4, "u4"), 3: (4, "i4"), 4: (8, "u8"), 5: (8, "i8"), 6: (2, "f2")}
 ELEMENTS |= {7: (4, "f4"), 8: (8, "f8"), 9: (2, "bf16"), 10: (4, "f4"), 11: (4, "f4"), 12: (4, "f4")}
 _EXACT = range(10)  # the others flush subnormals or round to tf32 on their way
@@ -33,9 +34,8 @@ class BadTensorMap(ValueError):
 class TensorMap:
     """A tensor in global memory and the box of it that one instruction moves; the innermost dimension first.
 
-    `strides` are the bytes from one element to the next, of all dimensions; `swizzle` is the bytes that it spans, 0
-    for none.
-    """
+    `strides` are the bytes from one element to the next, of all dimensions; `swizzle` is the bytes that it
+    spans, 0 for none."""
 
     address: int
     kind: int
@@ -57,7 +57,8 @@ class TensorMap:
 
     @property
     def pitch(self) -> int:
-        """Bytes from one row of a box to the next in shared memory: a swizzle's span, even where a row is shorter."""
+        """Bytes from one row of a box to the next in shared memory: a swizzle's span, even where a row is
+        shorter."""
         return self.swizzle or self.width * self.box[0]
 
     @property
@@ -68,9 +69,8 @@ class TensorMap:
     def elements(self, at: tuple[int, ...], stored: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """The addresses of the elements of the box at these coordinates, [rows, box[0]], and which are moved.
 
-        Those inside of the tensor are loaded. Units of 16 bytes that begin inside are `stored`: an H200 writes up to
-        14 bytes past the end of a row of another length.
-        """
+        Those inside of the tensor are loaded. Units of 16 bytes that begin inside are `stored`: an H200
+        writes up to 14 bytes past the end of a row of another length."""
         address = np.zeros((1,) * len(self.box), np.int64) + self.address
         inside = np.ones((1,) * len(self.box), bool)
         for d, (first, count) in enumerate(zip(at, self.box, strict=True)):
@@ -87,7 +87,8 @@ class TensorMap:
         """The 128 bytes that programs carry around."""
         rank = len(self.dims)
         packed = struct.pack(
-            _FORMAT, MAGIC, self.address, *_padded(self.dims), *_padded(self.strides[1:], 4), *_padded(self.box),
+            _FORMAT, MAGIC, self.address, *_padded(self.dims), *_padded(self.strides[1:], 4),
+            *_padded(self.box),
             rank, self.kind, self.swizzle, self.fill_nan,
         )  # fmt: skip
         return packed.ljust(BYTES, b"\0")
@@ -110,12 +111,14 @@ def _padded(values, count: int = 5) -> list[int]:
 
 
 def tiled(
-    kind: int, address: int, dims, strides, box, steps, *, interleave: int, swizzle: int, promotion: int, fill: int
+    kind: int, address: int, dims, strides, box, steps, *, interleave: int, swizzle: int, promotion: int,
+    fill: int
 ) -> TensorMap:  # fmt: skip
-    """The map that cuTensorMapEncodeTiled makes. `strides` (bytes) are those of all dimensions but the innermost.
+    """The map that cuTensorMapEncodeTiled makes. `strides` (bytes) are those of all dimensions but the
+    innermost.
 
-    Raises BadTensorMap for what the driver's documentation forbids, NotImplementedError for what is not simulated.
-    """
+    Raises BadTensorMap for what the driver's documentation forbids, NotImplementedError for what is not
+    simulated."""
     width, _ = ELEMENTS.get(kind, (0, ""))
     known = (
         width and swizzle in SWIZZLES and interleave in (0, 1, 2) and fill in (0, 1) and 0 <= promotion < 4
@@ -137,7 +140,8 @@ def tiled(
          f"strides {list(strides)} in bytes: multiples of 16 below 2^40 are allowed"),
         (all(1 <= n <= 256 for n in box), f"box {list(box)}, allowed are 1 to 256"),
         (inner % 16 == 0, f"{inner} bytes of the box along the innermost dimension are not a multiple of 16"),
-        (not span or inner <= span, f"{inner} bytes of the box along the innermost dimension, the swizzle spans {span}"),
+        (not span or inner <= span, f"{inner} bytes of the box along the innermost dimension, the swizzle"
+                                    f" spans {span}"),
         (not fill or kind in FLOATS, "elements outside of the tensor are NaN, but the type has none"),
     ]  # fmt: skip
     for fine, text in checks:
@@ -147,8 +151,8 @@ def tiled(
 
 
 def swizzled(address: np.ndarray, span: int) -> np.ndarray:
-    """Where a swizzle that spans so many bytes puts what would be at an address: in units of 16 bytes, the number within
-    the span is exclusive-ored with that of the 128 bytes."""
+    """Where a swizzle that spans so many bytes puts what would be at an address: in units of 16 bytes, the
+    number within the span is exclusive-ored with that of the 128 bytes."""
     if not span:
         return address
     return address ^ ((address >> 7 & (span // 16 - 1)) << 4)

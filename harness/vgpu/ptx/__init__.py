@@ -1,1 +1,2 @@
-"""The text of kernels: what PTX says, its control-flow graph, and where its instructions stand in the source."""
+"""The text of kernels: what PTX says, its control-flow graph, and where its instructions stand in the
+source."""

@@ -1,10 +1,10 @@
-"""Reads PTX text, as the Mojo compiler writes it, into plain data: module variables, functions and instructions.
+"""Reads PTX text, as the Mojo compiler writes it, into plain data: module variables, functions and
+instructions.
 
-Nothing is executed here and no instruction is judged here: an unknown opcode parses, so that a kernel with one
-exotic instruction on a path it never takes still runs. Every instruction keeps its PTX line and, where the
-compiler wrote line tables (`-g1`), its chain of source locations: innermost first, then the call sites it was
-inlined into.
-"""
+Nothing is executed here and no instruction is judged here: an unknown opcode parses, so that a kernel with
+one exotic instruction on a path it never takes still runs. Every instruction keeps its PTX line and, where
+the compiler wrote line tables (`-g1`), its chain of source locations: innermost first, then the call sites it
+was inlined into."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ class Variable:
 
 @dataclass(slots=True)
 class Function:
-    """One `.entry` or `.func`: parameters, declared variables and the instruction list with label positions."""
+    """One `.entry` or `.func`: parameters, declared variables and the instruction list with label
+    positions."""
 
     name: str
     is_entry: bool
@@ -220,7 +221,7 @@ class _Parser:
         # .file lines stand at the end of what LLVM writes: collect them first.
         self.files = {int(m[1]): m[2] for m in map(_FILE.match, self.lines) if m}
         self.loc: Location | None = None
-        self.seen: dict[tuple[int, int, int], Location] = {}
+        self.locations: dict[tuple[int, int, int], Location] = {}
         self.operands: dict[str, object] = {}
 
     def fail(self, line: int, why: str) -> NoReturn:
@@ -280,9 +281,9 @@ class _Parser:
         caller = None
         if m[4]:
             at = (int(m[4]), int(m[5]), int(m[6]))
-            caller = self.seen.get(at) or Location(self.files.get(at[0], "?"), at[1], at[2])
+            caller = self.locations.get(at) or Location(self.files.get(at[0], "?"), at[1], at[2])
         self.loc = Location(self.files.get(here[0], "?"), here[1], here[2], caller)
-        self.seen[here] = self.loc
+        self.locations[here] = self.loc
 
     def consume(self, buffer: str, start: int, now: int) -> tuple[str, int]:
         """Take the complete statements out of `buffer`; return what is left and the line it starts on."""
@@ -348,7 +349,8 @@ class _Parser:
             start = now
 
     def label(self, name: str, line: int):
-        """A label. Inside braces it is known there alone, so that inlined assembly may use one name many times."""
+        """A label. Inside braces it is known there alone, so that inlined assembly may use one name many
+        times."""
         body, unique = self.open.body, name
         if len(self.scopes) > 1:
             unique = f"{name}_s{line}_{len(body)}"
@@ -378,11 +380,11 @@ class _Parser:
             for n in limit[1].replace(",", " ").split():
                 f.max_threads *= int(n)
         for word, name_ in (("maxnreg", "max_registers"), ("minnctapersm", "min_blocks")):
-            if found := re.search(rf"\.{word}\s+(\d+)", tail):
-                setattr(f, name_, int(found[1]))
+            if limit := re.search(rf"\.{word}\s+(\d+)", tail):
+                setattr(f, name_, int(limit[1]))
         if has_body:
             self.function, self.scopes, self.starts, self.loc = f, [{}], [0], None
-            self.seen = {}
+            self.locations = {}
             self.module.functions[name] = f
         else:
             self.module.functions.setdefault(name, f)
@@ -390,9 +392,9 @@ class _Parser:
     def variable(self, text: str, line: int, space: str) -> Variable:
         """`.param .align 8 .b8 name[32]`, `.shared .align 4 .b8 x[64]`, `.global .u32 n = 3`."""
         head, _, init = text.partition("=")
-        found = _ARRAY.match(head.strip())
-        assert found is not None  # the pattern takes any text
-        head, dims = found.groups()
+        array = _ARRAY.match(head.strip())
+        assert array is not None  # the pattern takes any text
+        head, dims = array.groups()
         words = head.split()
         align = 0
         kind = None
@@ -510,10 +512,10 @@ class _Parser:
             return self.parse_operand(text, line)
         # operands are immutable, so equal texts share one object
         key = f"{id(self.function)} {text}"
-        found = self.operands.get(key)
-        if found is None:
-            found = self.operands[key] = self.parse_operand(text, line)
-        return found
+        operand = self.operands.get(key)
+        if operand is None:
+            operand = self.operands[key] = self.parse_operand(text, line)
+        return operand
 
     def parse_operand(self, text: str, line: int):
         c = text[0] if text else ""
@@ -521,9 +523,9 @@ class _Parser:
             inside = text[1 : text.rindex("]")]
             place, comma, coordinates = inside.partition(",")
             if comma and coordinates.strip().startswith("{"):
-                found = self.operand(coordinates.strip(), line)
-                assert isinstance(found, Vec)  # it is in braces
-                return TensorMem(self.memory(place, line), found.items)
+                vector = self.operand(coordinates.strip(), line)
+                assert isinstance(vector, Vec)  # it is in braces
+                return TensorMem(self.memory(place, line), vector.items)
             return self.memory(inside, line)
         if c in "{(":
             return Vec(tuple(self.operand(t, line) for t in split_commas(text[1:-1])))

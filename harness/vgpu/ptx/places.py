@@ -1,11 +1,13 @@
 """Where in the source an instruction stands: the reader's own line, or the Mojo library's.
 
-The place of an instruction is its innermost source line outside of the Mojo library; the library's files have relative
-paths. Code of the library's own algorithms (block and warp primitives and the like) is told from accessors that are
-inlined into the reader's code.
-"""
+The place of an instruction is its innermost source line outside of the Mojo library; the library's files have
+relative paths. Code of the library's own algorithms (block and warp primitives and the like) is told from
+accessors that are inlined into the reader's code."""
 
 from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
 
 from .parser import Instr, Location
 
@@ -30,10 +32,33 @@ def user_location(at: Location | None) -> Location | None:
 
 
 def callers(instr: Instr | None) -> list[str]:
-    """The places outside the library that the code at `place` was inlined into, innermost first."""
+    """The places outside the library that the code of an instruction was inlined into, innermost first.
+
+    The compiler inlines a kernel's body into the kernel itself: that place, its own `def`, calls nothing.
+    """
     at = user_location(instr.loc) if instr is not None else None
     frames = at.chain()[1:] if at else []
-    return [f"{f.file}:{f.line}:{f.column}" for f in frames if f.line and not in_library(f)]
+    source_lines.cache_clear()  # the file may have been edited since
+    return [
+        f"{f.file}:{f.line}:{f.column}"
+        for f in frames
+        if f.line and not in_library(f) and not is_definition(f)
+    ]
+
+
+def is_definition(at: Location) -> bool:
+    """Whether a position is the name in a `def`, as far as the source can be read."""
+    lines = source_lines(at.file)
+    return 0 < at.line <= len(lines) and lines[at.line - 1][: at.column - 1].strip() == "def"
+
+
+@lru_cache(maxsize=64)
+def source_lines(file: str) -> tuple[str, ...]:
+    """The lines of a file; none where it cannot be read."""
+    try:
+        return tuple(Path(file).read_text("utf-8", "replace").split("\n"))
+    except OSError:
+        return ()
 
 
 def is_library_algorithm(at: Location | None) -> bool:

@@ -1,13 +1,12 @@
 """Joins a kernel and the device functions it calls into one control-flow graph of basic blocks.
 
-Calls are direct and not recursive (recursion is refused), so each function's registers and parameters exist once per
-thread: a call stores the number of its return block in a register and jumps, `ret` jumps through that register.
-Blocks end at branches, barriers, calls and returns. A guarded instruction with an effect (`@%p st...`) becomes a small
-block of its own, so the executor never sees guards on memory accesses.
+Calls are direct and not recursive (recursion is refused), so each function's registers and parameters exist
+once per thread: a call stores the number of its return block in a register and jumps, `ret` jumps through
+that register. Blocks end at branches, barriers, calls and returns. A guarded instruction with an effect (`@%p
+st...`) becomes a small block of its own, so the executor never sees guards on memory accesses.
 
-`order` is the scheduling priority: topological, with loops nested, so that running the smallest block first makes
-diverged threads wait for each other where their paths join.
-"""
+`order` is the scheduling priority: topological, with loops nested, so that running the smallest block first
+makes diverged threads wait for each other where their paths join."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ from dataclasses import dataclass, field
 
 from .parser import Function, Instr, Mem, Module, Pair, Reg, Sym, TensorMem, Vec
 
-#: Opcodes without memory effects or thread communication: guarded ones become a select, all others are split off.
+#: Opcodes without memory effects or thread communication: guarded ones become a select, all others are split
+#: off.
 PURE = set(
     [
         "mov",
@@ -111,7 +111,8 @@ class Block:
 
 
 class Program:
-    """One kernel ready for code generation: `blocks`, register types, and the layout of its local variables."""
+    """One kernel ready for code generation: `blocks`, register types, and the layout of its local
+    variables."""
 
     def __init__(self, module: Module, entry: Function):
         self.module, self.entry = module, entry
@@ -321,7 +322,8 @@ class Program:
         return register if register.name == "_" else Reg(self.join(number, register.name), register.negated)
 
     def _renamed(self, i: Instr, number: int, f: Function, pending, last_call) -> Instr:
-        """A copy of `i` with joined register names; parameters of calls become local memory ("frame" space)."""
+        """A copy of `i` with joined register names; parameters of calls become local memory ("frame"
+        space)."""
 
         def walk(a):
             if isinstance(a, Reg):
@@ -390,7 +392,8 @@ class Program:
                 ]
                 for i in members
             }
-            # A block that nothing leads to must not pass for a way into a loop: the loop would seem to start elsewhere.
+            # A block that nothing leads to must not pass for a way into a loop: the loop would seem to start
+            # elsewhere.
             live = reachable(inside, self._entry_block[number])
             inside = {i: inside[i] for i in members if i in live}
             for i in nested_order(inside, self._entry_block[number], self._mark_loop):
@@ -530,10 +533,11 @@ def reads_and_writes(i: Instr) -> tuple[list[str], list[str]]:
 
 
 def live_registers(program: Program, blocks: list[Block], edges: list[list[int]]) -> list[tuple[int, int]]:
-    """For each of some blocks the registers that live behind it, and those that it writes, as bits in the order of `program.regs`.
+    """For each of some blocks the registers that live after it, and those that it writes, as bits in the
+    order of `program.regs`.
 
-    Fills in what each block uses. A guarded write uses the register too: it keeps the old value where the guard is false.
-    """
+    Fills in what each block uses. A guarded write uses the register too: it keeps the old value where the
+    guard is false."""
     bit = {name: 1 << i for i, name in enumerate(program.regs)}
     used: list[int] = []
     defined: list[int] = []
@@ -588,7 +592,7 @@ def components(graph: dict[int, list[int]], roots: list[int]) -> list[list[int]]
     low: dict[int, int] = {}
     on_stack: set[int] = set()
     stack: list[int] = []
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for root in roots:
         if root in index:
             continue
@@ -619,18 +623,18 @@ def components(graph: dict[int, list[int]], roots: list[int]) -> list[list[int]]
                         group.append(top)
                         if top == node:
                             break
-                    found.append(group)
-    return found[::-1]
+                    groups.append(group)
+    return groups[::-1]
 
 
 def reachable(graph: dict[int, list[int]], entry: int) -> set[int]:
     """The nodes that a path leads to from `entry`, itself included."""
-    seen, todo = {entry}, [entry]
+    reached, todo = {entry}, [entry]
     while todo:
-        more = [s for s in graph[todo.pop()] if s not in seen]
-        seen.update(more)
+        more = [s for s in graph[todo.pop()] if s not in reached]
+        reached.update(more)
         todo += more
-    return seen
+    return reached
 
 
 def nested_order(graph: dict[int, list[int]], entry: int, on_loop) -> list[int]:

@@ -1,10 +1,10 @@
 """Where addresses come from: for every register, the kernel parameters that its value is computed from.
 
-A pointer that leaves its tensor by more than the guard zone may land in another one, where no bounds check sees it. But
-the code says which pointer it was: an address that is computed from one pointer, and from numbers, must stay in the tensor
-that this pointer names at the launch. The analysis looks at each register once for the whole kernel, whatever the path.
-What is loaded from memory may be any pointer; addresses that depend on it are not judged.
-"""
+A pointer that leaves its tensor by more than the guard zone may land in another one, where no bounds check
+sees it. But the code says which pointer it was: an address that is computed from one pointer, and from
+numbers, must stay in the tensor that this pointer names at the launch. The analysis looks at each register
+once for the whole kernel, whatever the path. What is loaded from memory may be any pointer; addresses that
+depend on it are not judged."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ Origin = frozenset[int] | None
 
 
 def origins(program: Program) -> dict[str, Origin]:
-    """The origin of every register that is written. Special registers and constants have none: they are numbers."""
-    found: dict[str, Origin] = {}
+    """The origin of every register that is written. Special registers and constants have none: they are
+    numbers."""
+    known: dict[str, Origin] = {}
     instrs = [i for b in program.blocks for i in b.instrs]
     changed = True
     while changed:
         changed = False
         for i in instrs:
-            for name, origin in written(i, program, found):
-                old = found.get(name, frozenset())
+            for name, origin in written(i, program, known):
+                old = known.get(name, frozenset())
                 new = joined(old, origin)
-                if name not in found or new != old:
-                    found[name] = new
+                if name not in known or new != old:
+                    known[name] = new
                     changed = True
-    return found
+    return known
 
 
-def written(i: Instr, program: Program, found: dict[str, Origin]):
+def written(i: Instr, program: Program, known: dict[str, Origin]):
     """(register, origin) for each register that an instruction writes."""
     reads, writes = reads_and_writes(i)
     if i.op in ("ld", "ldu") and any(m.startswith("param") for m in i.mods):
@@ -44,7 +45,7 @@ def written(i: Instr, program: Program, found: dict[str, Origin]):
         origin = ANYTHING
     else:
         for name in reads:
-            origin = joined(origin, found.get(name, frozenset()))
+            origin = joined(origin, known.get(name, frozenset()))
     for name in writes:
         yield name, origin
 
@@ -76,9 +77,9 @@ def joined(a: Origin, b: Origin) -> Origin:
     return ANYTHING if a is None or b is None else a | b
 
 
-def address_origin(i: Instr, found: dict[str, Origin]) -> Origin:
+def address_origin(i: Instr, known: dict[str, Origin]) -> Origin:
     """The origin of the address that a memory instruction uses; of several addresses (copies), anything."""
     places = [a for a in i.args if isinstance(a, Mem)]
     if len(places) != 1 or not isinstance(places[0].base, Reg):
         return ANYTHING
-    return found.get(places[0].base.name, frozenset())
+    return known.get(places[0].base.name, frozenset())

@@ -1,18 +1,17 @@
 """What the source calls the arrays in shared memory of a kernel, which PTX only numbers.
 
-The instructions that access an array have source lines; the name of the array is the one that all of these lines use, of
-those that the function around them declares in shared memory. Where that leaves none, or several, the array has no name.
-"""
+The instructions that access an array have source lines; the name of the array is the one that all of these
+lines use, of those that the function around them declares in shared memory. Where that leaves none, or
+several, the array has no name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from pathlib import Path
 
 from .parser import Instr, Mem, Sym
-from .places import in_library, is_library_algorithm
+from .places import in_library, is_library_algorithm, source_lines
 from .program import Program, reads_and_writes
 
 ACCESSES = ("ld", "st", "atom", "red", "cp", "ldmatrix", "stmatrix")
@@ -54,17 +53,18 @@ def holders(instrs: list[Instr], variables: set[str]) -> dict[str, set[str]]:
         changed = False
         for i in computing:
             reads, writes = reads_and_writes(i)
-            found = {a.name for a in i.args if isinstance(a, Sym)} & variables
-            found = found.union(*(held.get(name, ()) for name in reads))
-            for name in writes if found else ():
-                if not found <= held.get(name, set()):
-                    held[name] = held.get(name, set()) | found
+            touched = {a.name for a in i.args if isinstance(a, Sym)} & variables
+            touched = touched.union(*(held.get(name, ()) for name in reads))
+            for name in writes if touched else ():
+                if not touched <= held.get(name, set()):
+                    held[name] = held.get(name, set()) | touched
                     changed = True
     return held
 
 
 def used_names(i: Instr) -> set[str]:
-    """The shared arrays that the source line of an instruction uses; of inlined code the innermost line that uses one."""
+    """The shared arrays that the source line of an instruction uses; of inlined code the innermost line that
+    uses one."""
     for frame in i.loc.chain() if i.loc else ():
         if frame.line and not in_library(frame):
             names = names_at(frame.file, frame.line)
@@ -89,12 +89,3 @@ def function_above(lines: tuple[str, ...], number: int) -> Iterator[str]:
         if FUNCTION.match(line):
             return
         yield line
-
-
-@lru_cache(maxsize=64)
-def source_lines(file: str) -> tuple[str, ...]:
-    """The lines of a file; none where it cannot be read."""
-    try:
-        return tuple(Path(file).read_text("utf-8", "replace").split("\n"))
-    except OSError:
-        return ()

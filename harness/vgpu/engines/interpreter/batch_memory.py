@@ -1,8 +1,8 @@
 """The threads of a batch and the memory that they see: every load and store, checked, logged and done.
 
-A batch (executor.py) holds some thread blocks of one launch. Threads have positions 0..n-1 in it; `None` in place of a
-position array means all of them. Addresses are arrays, one for each thread, or one number for all. An access that is
-wrong is reported by the launch and then reads and writes a place that belongs to nobody.
+A batch (executor.py) holds some thread blocks of one launch. Threads have positions 0..n-1 in it; `None` in
+place of a position array means all of them. Addresses are arrays, one for each thread, or one number for all.
+An access that is wrong is reported by the launch and then reads and writes a place that belongs to nobody.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ SMALL = 40  # below this many threads Python's min and max are faster than NumPy
 
 
 class BatchMemory:
-    """Some thread blocks of one launch, where their threads are, and their shared, local and global memory."""
+    """Some thread blocks of one launch, where their threads are, and their shared, local and global
+    memory."""
 
     def __init__(self, run, blocks: np.ndarray):
         self.run, self.blocks = run, blocks
@@ -69,13 +70,15 @@ class BatchMemory:
         return np.arange(self.n) if L is None else L
 
     def epochs(self, L):
-        """The barriers passed by the blocks of the threads L (None: all): one number where all blocks agree."""
+        """The barriers passed by the blocks of the threads L (None: all): one number where all blocks
+        agree."""
         if self.even_epoch is not None:
             return self.even_epoch
         return self.epoch[self.block_of if L is None else self.block_of[L]]
 
     def passed(self, ready):
-        """A barrier has been passed by the thread blocks `ready` (None: all that have not ended): accesses before it are over."""
+        """A barrier has been passed by the thread blocks `ready` (None: all that have not ended): accesses
+        before it are over."""
         self.run.log.barrier(self, ready)
         self.run.counters.barriers += int(np.count_nonzero(self.alive if ready is None else ready))
         if ready is None:
@@ -88,7 +91,8 @@ class BatchMemory:
 
     # -- memory ---------------------------------------------------------------------------------------------
     def constant_address(self, address):
-        """The device address of a constant whose address has been kept in 32 bits, as constant memory allows."""
+        """The device address of a constant whose address has been kept in 32 bits, as constant memory
+        allows."""
         low = np.uint32(self.arena.base & 0xFFFFFFFF)
         return (address - low).astype(np.uint64) + self.base
 
@@ -139,11 +143,11 @@ class BatchMemory:
         if not good.all():
             self.run.bad_address(self, A, wide, positions, inside, aligned)
             wide = np.where(good, wide, self.base + np.uint64(self.arena.sink))
-        found = np.unique(number[good])
+        tensors = np.unique(number[good])
         extents = self.arena.extents
         index = ((wide - self.base) >> A.shift64).view(np.int64)
         owners = self.run.owners(A)
-        for k in found.tolist():
+        for k in tensors.tolist():
             part = good & (number == k)
             if owners and extents[k] not in owners:
                 self.run.strayed(self, A, owners, wide, positions, part)
@@ -153,9 +157,9 @@ class BatchMemory:
                     self.run.forbidden(self, A, extents[k], wide[part], positions[part])
             if not A.unlogged:
                 self.log.add(self, A, extents[k], index[part], positions[part])
-        if len(found) == 1 and good.all():
-            A.tensor = extents[int(found[0])]
-        A.mixed = len(found) != 1 or not good.all()
+        if len(tensors) == 1 and good.all():
+            A.tensor = extents[int(tensors[0])]
+        A.mixed = len(tensors) != 1 or not good.all()
         return index
 
     def fetch(self, A: Access, space: Space, index, L):
@@ -238,7 +242,8 @@ class BatchMemory:
         return index
 
     def cluster_index(self, A: Access, address, L):
-        """Shared addresses in a cluster: the top byte is 0 for the own block, else 1 + the rank of another."""
+        """Shared addresses in a cluster: the top byte is 0 for the own block, else 1 + the rank of
+        another."""
         address = np.broadcast_to(address, len(self.positions(L))).astype(np.int64)
         rank = address >> 24
         own = self.block_of if L is None else self.block_of[L]
@@ -281,7 +286,8 @@ class BatchMemory:
         return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))
 
     def generic(self, A: Access, address):
-        """The one window that all addresses lie in ("global", "shared", "local", "param"), or None if mixed."""
+        """The one window that all addresses lie in ("global", "shared", "local", "param"), or None if
+        mixed."""
         low, high = (
             (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
         )

@@ -1,8 +1,9 @@
 """Runs the generated block functions over a batch of thread blocks, in lockstep with divergence and barriers.
 
-A batch holds many thread blocks; `pending` maps a basic block to the threads that wait to run it. The scheduler runs
-the first pending block in program order (see program.py), so threads that took different paths meet again where the
-paths join. `bar.sync` parks threads until all threads of their thread block that have not exited have arrived.
+A batch holds many thread blocks; `pending` maps a basic block to the threads that wait to run it. The
+scheduler runs the first pending block in program order (see program.py), so threads that took different paths
+meet again where the paths join. `bar.sync` parks threads until all threads of their thread block that have
+not exited have arrived.
 
 Threads that exited are squeezed out, so kernels that guard with `if i < n` keep running on whole arrays.
 """
@@ -23,7 +24,8 @@ from harness.vgpu.ptx.parser import WIDTH
 from .wgmma import WarpgroupOps
 
 SPIN_ROUNDS = 256
-# Steps in polling loops between two looks at whether anything changes: several turns of all other threads lie between.
+# Steps in polling loops between two looks at whether anything changes: several turns of all other threads lie
+# between.
 SPIN_LOOK = 8 * SPIN_ROUNDS
 
 
@@ -36,7 +38,8 @@ class StepBudget(Exception):
 
 
 class Livelock(StepBudget):
-    """Threads of `.batch` poll in `.block`, and the state of all of it repeats: nobody can ever let them go on."""
+    """Threads of `.batch` poll in `.block`, and the state of all of it repeats: nobody can ever let them go
+    on."""
 
     def __init__(self, block, threads: int, batch: Batch):
         super().__init__(block, threads)
@@ -52,7 +55,8 @@ class Trap(Exception):
 
 
 def _others_first(blocks, last: dict[int, int]):
-    """A priority that takes blocks outside of polling loops first, then the polling one that has waited longest."""
+    """A priority that takes blocks outside of polling loops first, then the polling one that has waited
+    longest."""
     return lambda i: (blocks[i].spins, last.get(i, -1) if blocks[i].spins else blocks[i].order)
 
 
@@ -68,7 +72,8 @@ def part(value, which):
 
 
 def by_number(number, count: int):
-    """(barrier, which of `count` threads name it) for each barrier that a number, or an array of them, names."""
+    """(barrier, which of `count` threads name it) for each barrier that a number, or an array of them,
+    names."""
     if isinstance(number, str) or np.ndim(number) == 0:
         yield number if isinstance(number, str) else int(number), np.ones(count, bool)
         return
@@ -131,10 +136,13 @@ class Batch(WarpgroupOps):
         uniform = {
             "ntid_x": bx, "ntid_y": by, "ntid_z": bz, "nctaid_x": gx, "nctaid_y": gy, "nctaid_z": gz,
             "nclusterid_x": gx // cx, "nclusterid_y": gy // cy, "nclusterid_z": gz // cz,
-            "cluster_nctaid_x": cx, "cluster_nctaid_y": cy, "cluster_nctaid_z": cz, "cluster_nctarank": cx * cy * cz,
-            "is_explicit_cluster": int(cx * cy * cz > 1), "nwarpid": self.warps_per_block, "nsmid": 132, "gridid": 0,
+            "cluster_nctaid_x": cx, "cluster_nctaid_y": cy, "cluster_nctaid_z": cz,
+            "cluster_nctarank": cx * cy * cz,
+            "is_explicit_cluster": int(cx * cy * cz > 1), "nwarpid": self.warps_per_block, "nsmid": 132,
+            "gridid": 0,
             "dynamic_smem_size": run.dynamic_shared, "total_smem_size": run.shared_size, "aggr_smem_size": 0,
-            "clock": 0, "clock64": 0, "globaltimer": 0, "clock_hi": 0, "globaltimer_lo": 0, "globaltimer_hi": 0,
+            "clock": 0, "clock64": 0, "globaltimer": 0, "clock_hi": 0, "globaltimer_lo": 0,
+            "globaltimer_hi": 0,
             "reserved_smem_offset_begin": 0, "reserved_smem_offset_end": 1024,
         }  # fmt: skip
         wide = {"clock64", "globaltimer", "gridid"}
@@ -184,7 +192,8 @@ class Batch(WarpgroupOps):
                     return
                 rounds = 0
             if rounds > SPIN_ROUNDS:
-                # Some loop waits for other threads, which may wait for their turn or at a barrier: let them go on.
+                # Some loop waits for other threads, which may wait for their turn or at a barrier: let them
+                # go on.
                 rounds, turn = 0, SPIN_ROUNDS
                 self.release(pending)
             able = pending
@@ -252,7 +261,8 @@ class Batch(WarpgroupOps):
                 raise Trap(block, self, self.positions(L))
 
     def is_stuck(self, index: int, groups) -> bool:
-        """Whether these are the threads that have polled an mbarrier here in vain, and none has ended a phase since."""
+        """Whether these are the threads that have polled an mbarrier here in vain, and none has ended a phase
+        since."""
         threads = sum(self.n if g is None else len(g) for g in groups)
         return self.stuck.get(index) == (self.changes, threads)
 
@@ -323,7 +333,8 @@ class Batch(WarpgroupOps):
 
     # -- barriers -------------------------------------------------------------------------------------------
     def release(self, pending) -> bool:
-        """Let go the thread blocks whose threads have all arrived; when nothing else can run, force the rest."""
+        """Let go the thread blocks whose threads have all arrived; when nothing else can run, force the
+        rest."""
         if not self.waiting:
             return False
         first = self.waiting[0]
@@ -465,8 +476,8 @@ class Batch(WarpgroupOps):
         return out
 
     def note_exited(self, index: int, ready, counted=None):
-        """Report threads that have returned without a barrier; of one with a count of threads, those whose warps are
-        among the `counted` ones."""
+        """Report threads that have returned without a barrier; of one with a count of threads, those whose
+        warps are among the `counted` ones."""
         if not self.exited_early:
             return
         late = (self.alive < self.threads) & (self.alive > 0)

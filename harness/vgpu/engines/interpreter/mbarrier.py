@@ -1,9 +1,9 @@
 """Barriers in shared memory (mbarrier): arrivals, transaction counts, phases, and who waits for them.
 
-A phase is over when all arrivals that the barrier counts have come and its transaction count is zero: `expect_tx` adds
-bytes to it, every byte that an asynchronous copy brings takes one away. The state that an arrival returns has the
-phase's parity in its highest bit and the arrivals that were still pending in its low ones; nothing else is in it.
-"""
+A phase is over when all arrivals that the barrier counts have come and its transaction count is zero:
+`expect_tx` adds bytes to it, every byte that an asynchronous copy brings takes one away. The state that an
+arrival returns has the phase's parity in its highest bit and the arrivals that were still pending in its low
+ones; nothing else is in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from harness.vgpu.checks.findings import index_text, named
 from harness.vgpu.memory.access import Access
 from harness.vgpu.memory.barrier_state import MBarrier
-from harness.vgpu.ptx.places import place as found_at
+from harness.vgpu.ptx.places import place as line_of
 
 from .batch_memory import BatchMemory
 
@@ -24,7 +24,8 @@ PENDING_MASK = (1 << 20) - 1  # of such a token: the arrivals that were pending
 
 
 class Test(NamedTuple):
-    """A test of an mbarrier that has failed: the instruction, the phase it asked for, how many threads of which block."""
+    """A test of an mbarrier that has failed: the instruction, the phase it asked for, how many threads of
+    which block."""
 
     access: Access
     parity: int
@@ -62,9 +63,9 @@ class BarrierOps(BatchMemory):
         Threads whose mbarrier has not been initialised are reported and left out.
         """
         places = self.barrier_places(A, address, L)
-        found = np.unique(places)
-        for place in found.tolist():
-            which = np.flatnonzero(places == place) if len(found) > 1 else np.arange(len(places))
+        distinct = np.unique(places)
+        for place in distinct.tolist():
+            which = np.flatnonzero(places == place) if len(distinct) > 1 else np.arange(len(places))
             barrier = self.mbarriers.get(place)
             if barrier is None:
                 self.run.mbarrier_unready(self, A, self.positions(L)[which[0]], len(which))
@@ -85,7 +86,8 @@ class BarrierOps(BatchMemory):
             del self.mbarriers[place]
 
     def mbarrier_arrive(self, A: Access, address, count, expected, drop: bool, L):
-        """Arrivals, each after it has told of `expected` bytes of copies; with `drop` for all later phases too.
+        """Arrivals, each after it has told of `expected` bytes of copies; with `drop` for all later phases
+        too.
 
         Returns the token of each.
         """
@@ -178,9 +180,10 @@ class BarrierOps(BatchMemory):
                 if len(mine) == 1
                 else f"{t.threads} of block {self.run.block_index(t.block)} test"
             )
-            where = "" if len(mine) == 1 else f", at {found_at(t.access.instr)}"
+            where = "" if len(mine) == 1 else f", at {line_of(t.access.instr)}"
             texts.append(
-                f"{who} the mbarrier {self.barrier_name(t.access, place)} for the end of a phase of parity {t.parity},"
+                f"{who} the mbarrier {self.barrier_name(t.access, place)} for the end of a phase of parity"
+                f" {t.parity},"
                 f" it is in phase {barrier.phase} and {barrier.lacks()}{where}"
             )
         return "; " + "; ".join(texts)

@@ -1,7 +1,8 @@
-"""Bulk copies and the tensor memory accelerator (TMA): whole runs of bytes, and boxes of a tensor, by one instruction.
+"""Bulk copies and the tensor memory accelerator (TMA): whole runs of bytes, and boxes of a tensor, by one
+instruction.
 
-A copy is done when it is issued: what it reads is read then, and the mbarrier that it names gets its bytes. What the
-program may rely on, and when, is another matter: order.py checks that every copy is waited for.
+A copy is done when it is issued: what it reads is read then, and the mbarrier that it names gets its bytes.
+What the program may rely on, and when, is another matter: order.py checks that every copy is waited for.
 
 Addresses, layouts and completion are those of the PTX manual, "cp.async.bulk" and "cp.async.bulk.tensor".
 """
@@ -24,7 +25,8 @@ CHUNK = 16  # bytes: shared memory is read and written in units of this
 
 
 class Target(NamedTuple):
-    """Where a copy into shared memory goes: the batch's number of a thread block, an offset there, and its mbarrier."""
+    """Where a copy into shared memory goes: the batch's number of a thread block, an offset there, and its
+    mbarrier."""
 
     block: int
     offset: int
@@ -49,12 +51,12 @@ class BulkOps(WarpOps):
             data = self.arena.data[at : at + BYTES].tobytes() if 0 <= at <= self.arena.size - BYTES else b""
         if data not in self.maps:
             self.maps[data] = TensorMap.decode(data) if len(data) == BYTES else None
-        found = self.maps[data]
-        if found is None or len(found.dims) != count:
+        tensor_map = self.maps[data]
+        if tensor_map is None or len(tensor_map.dims) != count:
             what = (
                 "there is no tensor map"
-                if found is None
-                else f"the tensor map has {len(found.dims)} dimensions"
+                if tensor_map is None
+                else f"the tensor map has {len(tensor_map.dims)} dimensions"
             )
             self.run.bad_tensor_map(
                 self,
@@ -63,7 +65,7 @@ class BulkOps(WarpOps):
                 f"{what} at {address:#x}; {plural(count, 'coordinate is', 'coordinates are')} given",
             )
             return None
-        return found
+        return tensor_map
 
     def boxes(self, instr, map_address, coordinates, L):
         """(position, map, coordinates) of every thread whose tensor map is one."""
@@ -71,12 +73,14 @@ class BulkOps(WarpOps):
         maps = np.broadcast_to(map_address, len(P)).tolist()
         at = [np.broadcast_to(c, len(P)).view(np.int32).tolist() for c in coordinates]
         for k, position in enumerate(P.tolist()):
-            found = self.tensor_map(instr, maps[k], len(at), position)
-            if found is not None:
-                if at[0][k] * found.width % CHUNK:
-                    what = f"innermost coordinate, {at[0][k]}, times the {found.width} bytes of an element"
-                    self.run.misaligned_copy(self, instr, position, at[0][k] * found.width, what)
-                yield k, position, found, tuple(c[k] for c in at)
+            tensor_map = self.tensor_map(instr, maps[k], len(at), position)
+            if tensor_map is not None:
+                if at[0][k] * tensor_map.width % CHUNK:
+                    what = (
+                        f"innermost coordinate, {at[0][k]}, times the {tensor_map.width} bytes of an element"
+                    )
+                    self.run.misaligned_copy(self, instr, position, at[0][k] * tensor_map.width, what)
+                yield k, position, tensor_map, tuple(c[k] for c in at)
 
     def take(self, R: dict[int, Access], box: TensorMap, at, position: int) -> np.ndarray:
         """The bytes of a box, as it lies in shared memory without a swizzle: uint8 [rows, bytes of a row]."""
@@ -97,7 +101,8 @@ class BulkOps(WarpOps):
     def chunk_index(
         self, A: Access, block: int, offset: int, nbytes: int, box: TensorMap | None, position: int
     ):
-        """The places, in units of 16 bytes, of a run of bytes, or of a box, at an offset in a thread block."""
+        """The places, in units of 16 bytes, of a run of bytes, or of a box, at an offset in a thread
+        block."""
         address = offset + CHUNK * np.arange(nbytes // CHUNK)
         if box is not None:
             row = box.width * box.box[0] // CHUNK  # units of a row
@@ -147,10 +152,10 @@ class BulkOps(WarpOps):
         for r in ranks:
             block = first + min(r, size - 1)
             there = barrier if mask is None else block * per_block + barrier % per_block
-            found = self.mbarriers.get(there)
-            if found is None:
+            state = self.mbarriers.get(there)
+            if state is None:
                 self.run.mbarrier_unready(self, A, position, 1)
-            out.append(Target(block, place & 0xFFFFFF, found, there))
+            out.append(Target(block, place & 0xFFFFFF, state, there))
         return out
 
     def goes_to(self, A: Access, place, barrier, mask, L) -> list[tuple[int, int, int | None]]:
@@ -190,7 +195,8 @@ class BulkOps(WarpOps):
         self.pass_phases()
 
     def tensor_store(self, R: Access, W: dict[int, Access], source, maps, coordinates, op: str | None, L):
-        """cp.async.bulk.tensor from shared to global memory, and cp.reduce.async.bulk.tensor with an operation."""
+        """cp.async.bulk.tensor from shared to global memory, and cp.reduce.async.bulk.tensor with an
+        operation."""
         sources = np.broadcast_to(source, len(self.positions(L))).tolist()
         for k, position, box, at in self.boxes(R.instr, maps, coordinates, L):
             offset = sources[k]
@@ -223,7 +229,8 @@ class BulkOps(WarpOps):
     def bulk_load(
         self, R: Access, W: Access, B: Access, place, source, nbytes, barrier, mask, shared: bool, L
     ):
-        """cp.async.bulk into shared memory: from global memory, or (`shared`) from the block's own shared memory."""
+        """cp.async.bulk into shared memory: from global memory, or (`shared`) from the block's own shared
+        memory."""
         P = self.positions(L)
         goes = self.goes_to(B, place, barrier, mask, L)
         source, nbytes = (np.broadcast_to(x, len(P)) for x in (source, nbytes))

@@ -1,8 +1,8 @@
-"""What threads do together: shuffles, votes, matrix instructions, atomics, asynchronous copies, mbarriers, print.
+"""What threads do together: shuffles, votes, matrix instructions, atomics, asynchronous copies, mbarriers,
+print.
 
-`WarpOps` is the part of a batch (executor.py) that generated code calls for these. A warp instruction whose mask names
-threads that are alive but elsewhere is reported as warp divergence.
-"""
+`WarpOps` is the part of a batch (executor.py) that generated code calls for these. A warp instruction whose
+mask names threads that are alive but elsewhere is reported as warp divergence."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class WarpOps(BarrierOps):
         return L is None and self.full
 
     def present(self, instr, mask, L) -> np.ndarray | None:
-        """Active lanes of every warp (None: all 32 of all warps); reports members of `mask` that are missing."""
+        """Active lanes of every warp (None: all 32 of all warps); reports members of `mask` that are
+        missing."""
         self.sync_warps(L)
         if self.whole(L):
             return None
@@ -95,8 +96,8 @@ class WarpOps(BarrierOps):
         if a.ndim == 0:
             a = np.full(self.n if L is None else len(L), a)
         key = (mode, int(b), int(c)) if L is None and b.ndim == 0 and c.ndim == 0 else None
-        found = self.sources.get(key) if key else None
-        if found is None:
+        source = self.sources.get(key) if key else None
+        if source is None:
             lane = (self.lane_of if L is None else self.lane_of[L]).astype(np.int64)
             shift, clamp = (b & u4(31)).astype(np.int64), (c & u4(31)).astype(np.int64)
             segment = ((c >> u4(8)) & u4(31)).astype(np.int64)
@@ -111,10 +112,10 @@ class WarpOps(BarrierOps):
             inside = j >= limit if mode == "up" else j <= limit
             j = np.where(inside, j, lane)
             warp = self.warp_of if L is None else self.warp_of[L]
-            found = (warp * 32 + j, inside, j, warp)
+            source = (warp * 32 + j, inside, j, warp)
             if key:
-                self.sources[key] = found
-        place, inside, j, warp = found
+                self.sources[key] = source
+        place, inside, j, warp = source
         if active is None:
             return a[place], inside
         absent = (active[warp] >> j.astype(u4)) & u4(1) == 0
@@ -173,12 +174,12 @@ class WarpOps(BarrierOps):
         table = self.spread(value, L)
         f = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
              "xor": np.bitwise_xor}[op]  # fmt: skip
-        out, seen = np.zeros_like(value), np.zeros(len(P), bool)
+        out, started = np.zeros_like(value), np.zeros(len(P), bool)
         for k in range(32):
             here = lanes >> u4(k) & u4(1) != 0
             v = table[warp * 32 + k]
-            out = np.where(here, np.where(seen, f(out, v), v), out)
-            seen = seen | here
+            out = np.where(here, np.where(started, f(out, v), v), out)
+            started = started | here
         return out
 
     # -- atomics --------------------------------------------------------------------------------------------
@@ -331,7 +332,8 @@ class WarpOps(BarrierOps):
         self.groups()[self.positions(L)] += 1
 
     def copy_wait(self, L, allowed: int):
-        """Let the copies land whose group is older than the newest `allowed` ones; -1: all, committed or not."""
+        """Let the copies land whose group is older than the newest `allowed` ones; -1: all, committed or
+        not."""
         if not self.copies:
             return
         here = np.zeros(self.n, bool)
@@ -353,7 +355,7 @@ class WarpOps(BarrierOps):
                 left.append([P[go], group[go], W, target[go], [p[go] for p in parts]])
         self.copies = left
 
-    # -- clusters ---------------------------------------------------------------------------------------------
+    # -- clusters --------------------------------------------------------------------------------------------
     def cluster_arrive(self, L, release: bool):
         """barrier.cluster.arrive: publishes what was written before; it is the wait that stops threads."""
         self.log.cluster_arrive(self, L, release)
@@ -489,7 +491,8 @@ def atomic_update(data, index, op: str, kind: str, values, used: bool):
     index = np.broadcast_to(index, len(values[0]))
     if not used and op in _AT and kind not in ("f16x2", "bf16x2", "bf16"):
         if len(index) and (index == index[0]).all():
-            # All on one address, in thread order, each addition rounded: what `accumulate` does, and much faster.
+            # All on one address, in thread order, each addition rounded: what `accumulate` does, and much
+            # faster.
             view[index[0]] = _AT[op].accumulate(np.concatenate((view[index[:1]], typed[0])))[-1]
         else:
             _AT[op].at(view, index, typed[0])

@@ -1,13 +1,13 @@
-"""What the warps of a warpgroup do together: matrix products (wgmma), and the registers that setmaxnreg moves between them.
+"""What the warps of a warpgroup do together: matrix products (wgmma), and the registers that setmaxnreg moves
+between them.
 
-A warpgroup is four warps in a row, of which the first has a number that is a multiple of four. A product is computed when
-it is issued; that nobody uses it, or touches its operands, before it is waited for is what order.py checks for shared
-memory, and hazards.py for registers.
+A warpgroup is four warps in a row, of which the first has a number that is a multiple of four. A product is
+computed when it is issued; that nobody uses it, or touches its operands, before it is waited for is what
+order.py checks for shared memory, and hazards.py for registers.
 
-Layouts are those of the PTX manual, "Asynchronous warpgroup level matrix instructions". An operand in shared memory
-consists of units of 16 bytes. Where it lies along k, a unit holds neighbours along k, and 8 rows of units make a group;
-where it lies across k ("transposed"), a unit holds neighbours along m or n.
-"""
+Layouts are those of the PTX manual, "Asynchronous warpgroup level matrix instructions". An operand in shared
+memory consists of units of 16 bytes. Where it lies along k, a unit holds neighbours along k, and 8 rows of
+units make a group; where it lies across k ("transposed"), a unit holds neighbours along m or n."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ class WarpgroupOps(BulkOps):
             k = int(np.flatnonzero(wrong)[0])
             self.run.register_budget(
                 self, instr, P[32 * k],
-                f"the warp has {before[k]} registers a thread, and {'.inc' if more else '.dec'} asks for {number}: a"
+                f"the warp has {before[k]} registers a thread, and {'.inc' if more else '.dec'} asks for"
+                f" {number}: a"
                 f" multiple of 8 from 24 to 256 that is not {'smaller' if more else 'greater'}",
             )  # fmt: skip
         self.registers[warps] = number
@@ -184,7 +185,8 @@ class WarpgroupOps(BulkOps):
         if self.program.moves_registers and (self.registers[self.warp_of[first]] < needed).any():
             self.run.register_budget(
                 self, B.instr, first[0],
-                f"the product has {needed} registers of a thread, and setmaxnreg left its warp {self.registers[self.warp_of[first[0]]]}",
+                f"the product has {needed} registers of a thread, and setmaxnreg left its warp"
+                f" {self.registers[self.warp_of[first[0]]]}",
             )  # fmt: skip
         total = factor @ other.transpose(0, 2, 1)  # [warpgroup, row, column]
         warp, lane = np.arange(128) // 32, np.arange(128) % 32
@@ -221,7 +223,8 @@ class WarpgroupOps(BulkOps):
                 return
 
     def unfenced_product(self, instr: Instr, register: str, added, L):
-        """A product whose registers were written without a wgmma.fence behind that, where it uses what they hold."""
+        """A product whose registers were written without a wgmma.fence after that, where it uses what they
+        hold."""
         P = self.positions(L)
         bad = np.broadcast_to(added, len(P))
         if bad.any() and self.checks.races:
@@ -245,12 +248,14 @@ class WarpgroupOps(BulkOps):
         return int(self.block_of[position]) * self.threads + int(self.thread_of[position])
 
     def end_warpgroups(self):
-        """Report blocks whose warps have asked for more registers than the block owns: they would wait for ever."""
+        """Report blocks whose warps have asked for more registers than the block owns: they would wait for
+        ever."""
         for block, (instr, thread) in self.overdrawn.items():
             mine = self.registers[block * self.warps_per_block :][: self.warps_per_block]
             self.run.register_budget(
                 self, instr, None,
-                f"the warps of the block ask for {32 * int(mine.sum())} registers, and it owns {32 * self.pool}: these"
+                f"the warps of the block ask for {32 * int(mine.sum())} registers, and it owns"
+                f" {32 * self.pool}: these"
                 " warps wait for ever",
                 block=block, thread=thread % self.threads,
             )  # fmt: skip

@@ -1,8 +1,8 @@
 """LLVM IR for NumPy's functions, and for the few of numeric.py that LLVM has an instruction for.
 
-Everything else of numeric.py is compiled from its source. Each entry does to one number what NumPy does to an array;
-what rounds or treats NaN differently on this processor is not here, so that the launch goes to the NumPy engine.
-"""
+Everything else of numeric.py is compiled from its source. Each entry does to one number what NumPy does to an
+array; what rounds or treats NaN differently on this processor is not here, so that the launch goes to the
+NumPy engine."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def _rounding(word: str):
 
 
 def _library(word: str):
-    """A function of the C library: only in float64, whose last bit does not matter after rounding to float32."""
+    """A function of the C library: only in float64, whose last bit does not matter after rounding to
+    float32."""
 
     def write(f: Frame, x):
         x = f.value(x)
@@ -200,11 +201,15 @@ def _dtype_info(what):
 
 INTRINSICS: dict[Any, Any] = {
     np.where: _where, np.minimum: _extreme("min", False), np.maximum: _extreme("max", False),
-    np.fmin: _extreme("min", True), np.fmax: _extreme("max", True), np.clip: _clip, np.abs: _abs, np.negative: _negative,
-    np.copysign: _copysign, np.sqrt: _rounding("sqrt"), np.rint: _rounding("roundeven"), np.trunc: _rounding("trunc"),
-    np.floor: _rounding("floor"), np.ceil: _rounding("ceil"), np.exp2: _library("exp2"), np.log2: _library("log2"),
+    np.fmin: _extreme("min", True), np.fmax: _extreme("max", True), np.clip: _clip, np.abs: _abs,
+    np.negative: _negative,
+    np.copysign: _copysign, np.sqrt: _rounding("sqrt"), np.rint: _rounding("roundeven"),
+    np.trunc: _rounding("trunc"),
+    np.floor: _rounding("floor"), np.ceil: _rounding("ceil"), np.exp2: _library("exp2"),
+    np.log2: _library("log2"),
     np.sin: _library("sin"), np.cos: _library("cos"), np.tanh: _library("tanh"), np.isfinite: _is_finite,
-    np.isinf: _is_inf, np.signbit: _signbit, np.nextafter: _next_after, np.fmod: _fmod, np.bitwise_count: _bit_count,
+    np.isinf: _is_inf, np.signbit: _signbit, np.nextafter: _next_after, np.fmod: _fmod,
+    np.bitwise_count: _bit_count,
     np.iinfo: _dtype_info(np.iinfo), np.finfo: _dtype_info(np.finfo),
     numeric.canonical: _canonical, numeric.quiet: _quiet, numeric.brev: _reverse, numeric.bfind: _highest,
     numeric.fma_f4: _fused, numeric.idiv: _divide,

@@ -1,4 +1,5 @@
-"""What the runtime is written with that Python has no word for: memory by address, and calls of the translated kernel.
+"""What the runtime is written with that Python has no word for: memory by address, and calls of the
+translated kernel.
 
 Each of these stands for a few instructions, which `INSTRUCTIONS` writes; they are never run by Python.
 """
@@ -99,6 +100,7 @@ def _unlikely(f: Frame, condition) -> Value:
 
 
 INSTRUCTIONS = {
-    load: _load, store: _store, copy_bytes: _copy_bytes, unlikely: _unlikely, product_row: _product_row, step: _step,
+    load: _load, store: _store, copy_bytes: _copy_bytes, unlikely: _unlikely, product_row: _product_row,
+    step: _step,
     perform: _perform,
 }  # fmt: skip

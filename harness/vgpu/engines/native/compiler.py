@@ -1,10 +1,11 @@
 """A small compiler: Python functions on NumPy numbers to the text of LLVM IR.
 
-It knows the part of Python in which the generated code of basic blocks (codegen.py), the arithmetic of instructions
-(numeric.py) and the runtime of this engine (runtime.py) are written, so that each of them is defined once. A `Value` is
-a number that is known when the code runs, of one of NumPy's kinds ("u4", "f8", "p" for a truth value); everything else,
-ints, strings, dtypes, tuples, is known now and is computed here. Types are promoted as NumPy does it. A function is
-compiled once for each combination of the kinds of its arguments and of what is known of them.
+It knows the part of Python in which the generated code of basic blocks (codegen.py), the arithmetic of
+instructions (numeric.py) and the runtime of this engine (runtime.py) are written, so that each of them is
+defined once. A `Value` is a number that is known when the code runs, of one of NumPy's kinds ("u4", "f8", "p"
+for a truth value); everything else, ints, strings, dtypes, tuples, is known now and is computed here. Types
+are promoted as NumPy does it. A function is compiled once for each combination of the kinds of its arguments
+and of what is known of them.
 
 What it does not know raises `Refused`: the launch then goes to the NumPy engine.
 """
@@ -31,8 +32,10 @@ TYPES = {v: k for k, v in DTYPE.items()}
 _PYTHON = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt,
     ast.GtE: operator.ge, ast.In: lambda a, b: a in b,
     ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
@@ -72,7 +75,8 @@ class Value:
 
 
 class Slot:
-    """A variable of a function with branches or loops: a place on the stack, which LLVM makes a register again."""
+    """A variable of a function with branches or loops: a place on the stack, which LLVM makes a register
+    again."""
 
     __slots__ = ("kind", "place")
 
@@ -120,14 +124,15 @@ class Unit:
         return "\n".join([*sorted(self.declared.values()), *self.functions, weights]) + "\n"
 
     def specialise(self, function: Callable, given: tuple) -> tuple[str, Any]:
-        """The name of `function`, compiled for these arguments, and the kind, tuple of kinds or None that it returns."""
+        """The name of `function`, compiled for these arguments, and the kind, tuple of kinds or None that it
+        returns."""
         key = (function, tuple(("value", k) if (k := kind_of(x)) else ("known", _key(x)) for x in given))
-        found = self.compiled.get(key)
-        if found is None:
+        entry = self.compiled.get(key)
+        if entry is None:
             name = f"{function.__name__.strip('_')}.{len(self.compiled)}"
-            self.compiled[key] = found = (name, None)  # recursion would see no result
-            found = self.compiled[key] = name, Frame.of_function(self, name, function, given)
-        return found
+            self.compiled[key] = entry = (name, None)  # recursion would see no result
+            entry = self.compiled[key] = name, Frame.of_function(self, name, function, given)
+        return entry
 
 
 def _key(x):
@@ -152,7 +157,8 @@ def _branches(function: Callable) -> bool:
 
 
 class Frame:
-    """One LLVM function while it is written: instructions so far, and what the names of the source stand for."""
+    """One LLVM function while it is written: instructions so far, and what the names of the source stand
+    for."""
 
     def __init__(self, unit: Unit, names: dict[str, Any], known: dict[str, Any], variables: bool = False):
         self.unit, self.names, self.globals = unit, names, known
@@ -408,16 +414,16 @@ class Frame:
 
     def _Name(self, node):
         name = node.id
-        found = self.names.get(name, self)
-        if found is self:
-            found = self.globals.get(name, self)
-        if found is self:
-            found = getattr(builtins, name, self)
-        if found is self:
+        value = self.names.get(name, self)
+        if value is self:
+            value = self.globals.get(name, self)
+        if value is self:
+            value = getattr(builtins, name, self)
+        if value is self:
             raise Refused(f"the name {name}")
-        if isinstance(found, Slot):
-            return self.op(found.kind, f"load {KINDS[found.kind]}, ptr {found.place}")
-        return found
+        if isinstance(value, Slot):
+            return self.op(value.kind, f"load {KINDS[value.kind]}, ptr {value.place}")
+        return value
 
     def _BinOp(self, node):
         return self.binary(type(node.op), self.expression(node.left), self.expression(node.right))

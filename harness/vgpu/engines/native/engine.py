@@ -1,8 +1,8 @@
-"""Runs a launch as machine code, where that gives what the NumPy engine gives, and says so; else leaves it to NumPy.
+"""Runs a launch as machine code, where that gives what the NumPy engine gives, and says so; else leaves it to
+NumPy.
 
-A launch that runs here to its end has no findings: whatever might be one stops it. Memory is then put back, and the
-NumPy engine runs the launch from the start and reports. So there is one reporter, and one judge.
-"""
+A launch that runs here to its end has no findings: whatever might be one stops it. Memory is then put back,
+and the NumPy engine runs the launch from the start and reports. So there is one reporter, and one judge."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Native:
     def __init__(self, kernel):
         self.translation = t = Translation(kernel)
         self.code = machine_code.load(machine_code.key([t.text]), lambda: machine_code.compiled(t.text))
-        found = origins(t.program)
-        self.origins = {a.number: address_origin(a.instr, found) for a in t.code.accesses}
+        of_registers = origins(t.program)
+        self.origins = {a.number: address_origin(a.instr, of_registers) for a in t.code.accesses}
         floats = [self.origins[a.number] for a in t.floats]
         every = [offset for origin in floats for offset in origin or (None, None)]
         if len(floats) > 1 and len(set(every)) < len(every):
@@ -66,20 +66,21 @@ MARKS: weakref.WeakKeyDictionary[object, Marks] = weakref.WeakKeyDictionary()
 
 def native_of(kernel) -> Native | str:
     """The kernel's machine code, or why there is none."""
-    found = kernel.native
-    if found is None:
+    native = kernel.native
+    if native is None:
         try:
-            found = Native(kernel)
+            native = Native(kernel)
         except (Refused, UnsupportedInstruction) as why:
-            found = str(why)
+            native = str(why)
         except Exception as why:  # a kernel that nobody has thought of must still run, in the other engine
-            found = f"{NOT_TRANSLATED}: {why!r}"
-        kernel.native = found
-    return found
+            native = f"{NOT_TRANSLATED}: {why!r}"
+        kernel.native = native
+    return native
 
 
 def may_translate(kernel) -> bool:
-    """Whether a kernel may have machine code, as far as that can be said at once; one that prints never has."""
+    """Whether a kernel may have machine code, as far as that can be said at once; one that prints never
+    has."""
     if isinstance(kernel.native, str) or machine_code.unavailable():
         return False
     program = kernel.code.program
@@ -91,7 +92,8 @@ def may_translate(kernel) -> bool:
 
 
 def refusal(run) -> str | None:
-    """Why this launch must be run by the NumPy engine, before anything is translated; None where it need not."""
+    """Why this launch must be run by the NumPy engine, before anything is translated; None where it need
+    not."""
     checks = run.checks
     if not (checks.uninitialised and checks.races):
         return "checks are switched off"
@@ -150,10 +152,10 @@ class Launch:
         """The one tensor that an access must stay in, as far as its pointer is known; None: any."""
         origin = self.native.origins[a.number] or ()
         values = [int.from_bytes(self.run._param_bytes[o : o + 8], "little") for o in origin]
-        found = list({id(e): e for e in map(self.arena.find, values) if e is not None}.values())
-        if len(found) > 1:
+        tensors = list({id(e): e for e in map(self.arena.find, values) if e is not None}.values())
+        if len(tensors) > 1:
             raise Refused("an address out of several tensors")
-        return found[0] if found else None
+        return tensors[0] if tensors else None
 
     def reached(self, a: Access) -> list[Extent]:
         """The tensors that an access may touch."""
@@ -164,12 +166,12 @@ class Launch:
         """The tensors that the launch may store to."""
         stores = self.native.translation.stores
         accesses = {a.number: a for a in self.native.translation.code.accesses}
-        found = {}
+        tensors = {}
         for number in stores:
             if accesses[number].space in ("global", "generic", "const"):
                 for e in self.reached(accesses[number]):
-                    found[id(e)] = e
-        return list(found.values())
+                    tensors[id(e)] = e
+        return list(tensors.values())
 
     def global_memory(self, t: Translation):
         """Data, states and marks of the arena, and the table of accesses."""

@@ -1,13 +1,13 @@
-"""Translates a kernel to LLVM IR: one function `step` that runs one thread until it waits for others or returns.
+"""Translates a kernel to LLVM IR: one function `step` that runs one thread until it waits for others or
+returns.
 
-The code of an instruction is what its emitter writes for the NumPy engine (opcodes/*_ops.py): the same lines, compiled for
-one thread by compiler.py. Only the methods of the batch that they call (`m.load_global`, ...) have their own form
-here, in `Threads`: calls of the runtime.
+The code of an instruction is what its emitter writes for the NumPy engine (opcodes/*_ops.py): the same lines,
+compiled for one thread by compiler.py. Only the methods of the batch that they call (`m.load_global`, ...)
+have their own form here, in `Threads`: calls of the runtime.
 
-A thread's registers are places on the stack, which LLVM turns into registers of the processor. Where lanes wait for each
-other, the thread keeps the live ones in its state and returns the number of the place; `step` begins with a switch over
-those places. So barriers in loops and under branches need nothing else.
-"""
+A thread's registers are places on the stack, which LLVM turns into registers of the processor. Where lanes
+wait for each other, the thread keeps the live ones in its state and returns the number of the place; `step`
+begins with a switch over those places. So barriers in loops and under branches need nothing else."""
 
 from __future__ import annotations
 
@@ -189,7 +189,8 @@ class _Parameters:
 
 
 class Translation:
-    """One kernel as LLVM IR (`text`), and what the launch must know: accesses, state size, copies, work of the blocks.
+    """One kernel as LLVM IR (`text`), and what the launch must know: accesses, state size, copies, work of
+    the blocks.
 
     Raises Refused or UnsupportedInstruction where the NumPy engine must run it.
     """
@@ -235,7 +236,8 @@ class Translation:
         return role != "R" or self.block not in self.lonely
 
     def float_atomic(self, A: Access):
-        """Sums of floats depend on the order of threads; it is the same in both engines for what runs once."""
+        """Sums of floats depend on the order of threads; it is the same in both engines for what runs
+        once."""
         block = next(b for b in self.program.blocks if any(i is A.instr for i in b.instrs))
         if block.index in self.looping():
             raise Refused("a sum of floats by atomics in a loop")
@@ -333,7 +335,8 @@ class Translation:
         below = f.binary(ast.Sub, eq, u4(1))
         upto = f.binary(ast.BitOr, eq, below)
         plain = {
-            "laneid": lane, "warpid": f.binary(ast.RShift, self.tid, u4(5)), "lanemask_eq": eq, "lanemask_lt": below,
+            "laneid": lane, "warpid": f.binary(ast.RShift, self.tid, u4(5)), "lanemask_eq": eq,
+            "lanemask_lt": below,
             "lanemask_le": upto, "lanemask_gt": f.binary(ast.BitXor, upto, u4(0xFFFFFFFF)),
             "lanemask_ge": f.binary(ast.BitXor, below, u4(0xFFFFFFFF)), "cluster_ctarank": f.value(u4(0)),
             "cluster_nctarank": f.value(u4(1)), "is_explicit_cluster": f.value(u4(0)),
@@ -444,7 +447,8 @@ class Translation:
 
     # -- waiting --------------------------------------------------------------------------------------------
     def suspend(self, code: int, operands: list[Value]):
-        """Keep what lives in the thread's state, return `code`, and go on here when the thread is run again."""
+        """Keep what lives in the thread's state, return `code`, and go on here when the thread is run
+        again."""
         f = self.frame
         add = ast.Add
         for n, x in enumerate(operands):

@@ -1,9 +1,8 @@
 """LLVM: IR as text to an object file, and an object file to a function that can be called.
 
-Objects are kept in the workbook's cache, because compiling takes longer than most launches. Nothing in them depends on a
-launch or on addresses of this process. Without llvmlite, or on a processor without fused multiply-add and conversions of
-16-bit floats, there is no native engine; `unavailable` says why.
-"""
+Objects are kept in the workbook's cache, because compiling takes longer than most launches. Nothing in them
+depends on a launch or on addresses of this process. Without llvmlite, or on a processor without fused
+multiply-add and conversions of 16-bit floats, there is no native engine; `unavailable` says why."""
 
 from __future__ import annotations
 

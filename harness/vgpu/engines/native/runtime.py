@@ -1,21 +1,23 @@
-"""What compiled kernels call: checked memory, race marks, warps, copies, atomics, and the scheduler of a thread block.
+"""What compiled kernels call: checked memory, race marks, warps, copies, atomics, and the scheduler of a
+thread block.
 
-These functions are never run by Python: compiler.py makes machine code of them, once for each combination of what is
-known when a kernel is translated (sizes, roles, modes). `ctx` is the address of the launch's words (the constants
-below), `st` that of a thread's, both u8.
+These functions are never run by Python: compiler.py makes machine code of them, once for each combination of
+what is known when a kernel is translated (sizes, roles, modes). `ctx` is the address of the launch's words
+(the constants below), `st` that of a thread's, both u8.
 
-Every check here only asks "might the NumPy engine find something?". Where it might, `give_up` ends the run: memory is
-then put back, and the NumPy engine judges and reports.
+Every check here only asks "might the NumPy engine find something?". Where it might, `give_up` ends the run:
+memory is then put back, and the NumPy engine judges and reports.
 
-Race marks. For each granule of tracked memory there are three words: the last plain store, load and atomic. A mark is
+Race marks. For each granule of tracked memory there are three words: the last plain store, load and atomic. A
+mark is
 
     serial (32 bits) | thread (10) | warp epoch (10) | instruction (8) | flags (4)
 
-The serial grows with each thread block and barrier, so that nothing is ever cleared: below `START` it is of another
-launch, below `FIRST` of another thread block, below `NOW` of an earlier barrier epoch. Blocks run one after another. As a
-granule has one mark for each role, the flags keep what a newer mark would hide: other blocks, threads, warps, and other
-instructions or warp epochs of its thread. Only warp instructions of all lanes that live count as order.
-"""
+The serial grows with each thread block and barrier, so that nothing is ever cleared: below `START` it is of
+another launch, below `FIRST` of another thread block, below `NOW` of an earlier barrier epoch. Blocks run one
+after another. As a granule has one mark for each role, the flags keep what a newer mark would hide: other
+blocks, threads, warps, and other instructions or warp epochs of its thread. Only warp instructions of all
+lanes that live count as order."""
 
 from __future__ import annotations
 
@@ -75,9 +77,12 @@ WORDS = [
     "BARRIERS",
 ]
 (
-    FOUND, SINK, DATA, STATE, BASE, TABLE, MARKS, SHARED, SHARED_STATE, SHARED_INIT, SHARED_SIZE, SHARED_MARKS, LOCAL,
-    LOCAL_STATE, LOCAL_INIT, LOCAL_SIZE, PARAMETERS, COUNTS, QUEUE, START, FIRST, NOW, ROUNDS, THREADS, BLOCKS,
-    BLOCK_COUNT, CTAID_X, CTAID_Y, CTAID_Z, NTID_X, NTID_Y, NTID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, DYNAMIC_SHARED,
+    FOUND, SINK, DATA, STATE, BASE, TABLE, MARKS, SHARED, SHARED_STATE, SHARED_INIT, SHARED_SIZE,
+    SHARED_MARKS, LOCAL,
+    LOCAL_STATE, LOCAL_INIT, LOCAL_SIZE, PARAMETERS, COUNTS, QUEUE, START, FIRST, NOW, ROUNDS, THREADS,
+    BLOCKS,
+    BLOCK_COUNT, CTAID_X, CTAID_Y, CTAID_Z, NTID_X, NTID_Y, NTID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z,
+    DYNAMIC_SHARED,
     STATES, STRIDE, ALIVE, EPOCHS, SERIAL_END, SCRATCH, BARRIERS,
 ) = (u8(8 * k) for k in range(len(WORDS)))  # fmt: skip
 
@@ -96,12 +101,14 @@ FLAGS = u8(15)
 MARK = {"W": u8(0), "R": u8(8), "A": u8(16)}
 CELL = 24
 
-#: A thread's words: where it waits, turns of loops around warp instructions, rounds of all loops, operands, results.
+#: A thread's words: where it waits, turns of loops around warp instructions, rounds of all loops, operands,
+#: results.
 CODE, TURNS, ROUNDS_DONE, OPERANDS, RESULTS, SAVED = u8(0), u8(8), u8(16), u8(24), u8(24 + 128), u8(24 + 192)
 EXITED = u8(1 << 30)
 OPERAND_WORDS, RESULT_WORDS = 16, 8
 
-#: A thread's queue of asynchronous copies: entries in it, groups committed, and entries of place, group, bytes, data.
+#: A thread's queue of asynchronous copies: entries in it, groups committed, and entries of place, group,
+#: bytes, data.
 QUEUE_ENTRY, QUEUE_LENGTH = 40, 96
 QUEUE_BYTES = 16 + QUEUE_ENTRY * QUEUE_LENGTH
 
@@ -133,7 +140,8 @@ def give_up(ctx):
 
 # -- memory -------------------------------------------------------------------------------------------------
 def global_place(ctx, address, mine, number: int, nbytes: int, role: str, shift: int, atomics: bool):
-    """Where in this process `nbytes` at a device address lie, for an access that is checked and marked here."""
+    """Where in this process `nbytes` at a device address lie, for an access that is checked and marked
+    here."""
     return global_checked(ctx, address, mine, number, nbytes, role, shift, atomics)
 
 
@@ -165,10 +173,10 @@ def unfit(state, nbytes: int, role: str):
     want = ALLOCATED if role == "W" else ALLOCATED | WRITTEN
     look = want if role == "R" else want | CONSTANT
     for at in range(0, nbytes, unit):
-        found = load(kind, state + u8(at))
-        bad = (found & kind(repeated(look, unit)) != kind(repeated(want, unit))) | bad
+        states = load(kind, state + u8(at))
+        bad = (states & kind(repeated(look, unit)) != kind(repeated(want, unit))) | bad
         if role != "R":
-            store(kind, state + u8(at), found | kind(repeated(WRITTEN, unit)))
+            store(kind, state + u8(at), states | kind(repeated(WRITTEN, unit)))
     return bad
 
 
@@ -222,7 +230,8 @@ def generic_place(
 # -- race marks ---------------------------------------------------------------------------------------------
 @variables
 def mark_global(ctx, cell, mine, role: str, atomics: bool):
-    """Mark one granule of global memory; the usual case, that nobody has touched it in this launch, is done here."""
+    """Mark one granule of global memory; the usual case, that nobody has touched it in this launch, is done
+    here."""
     start = load(u8, ctx + START)
     if role == "A":
         mark_slowly(ctx, cell, mine, role, False)
@@ -279,10 +288,11 @@ def mark_slowly(ctx, cell, mine, role: str, shared: bool):
 
 
 def clashes_global(other, mine, start, first, now):
-    """Whether a mark may be that of a race with the access `mine`: by another block, or unordered in this one.
+    """Whether a mark may be that of a race with the access `mine`: by another block, or unordered in this
+    one.
 
-    Two instructions of one warp with a warp instruction between are ordered; one instruction of two lanes never is.
-    """
+    Two instructions of one warp with a warp instruction between are ordered; one instruction of two lanes
+    never is."""
     x = other ^ mine
     across = (other < first) | (other & OTHER_BLOCKS != u8(0))
     ordered = (
@@ -349,7 +359,8 @@ def combined(op: str, old, value):
 # -- asynchronous copies ------------------------------------------------------------------------------------
 @variables
 def copy_async(ctx, tid, mine, target, source, take, number: int, nbytes: int, shifts: tuple, atomics: tuple):
-    """cp.async: the source is checked and read now, the data lands at the wait; `take` bytes of it, the rest is 0."""
+    """cp.async: the source is checked and read now, the data lands at the wait; `take` bytes of it, the rest
+    is 0."""
     low = u8(0)
     high = u8(0)
     if take != u8(0):
@@ -532,13 +543,13 @@ def redux(ctx, warp, stride, active, members, op: str, kind):
         if active >> lane & u8(1) != u8(0):
             named = active & operand(warp, stride, lane, 1)
             out = kind(0)
-            seen = u8(0)
+            started = u8(0)
             other = u8(0)
             while other < u8(32):
                 if named >> other & u8(1) != u8(0):
                     value = operand(warp, stride, other, 0).astype(kind)
-                    out = np.where(seen != u8(0), combined(op, out, value), value)
-                    seen = u8(1)
+                    out = np.where(started != u8(0), combined(op, out, value), value)
+                    started = u8(1)
                 other += u8(1)
             give(warp, stride, lane, 0, out.view(numeric.UNSIGNED[4]).astype(u8))
         lane += u8(1)
@@ -551,7 +562,8 @@ def warp_sync(ctx, warp, stride, active, members):
 
 @variables
 def multiply(ctx, warp, stride, active, members, depth: int, kind: str, wide: bool):
-    """mma.sync m16n8k(depth): the fragments to float64 matrices, the product, and back (fragments.py has the places).
+    """mma.sync m16n8k(depth): the fragments to float64 matrices, the product, and back (fragments.py has the
+    places).
 
     `wide`: sums in float32, else in float16. Products are exact; they are added in order, then the sum to C.
     """
@@ -658,7 +670,8 @@ def load_matrices(
 # -- the scheduler ------------------------------------------------------------------------------------------
 @exported
 def run(ctx):
-    """Run the thread blocks of the launch, one after another, until one gives up. Returns nothing: see FOUND."""
+    """Run the thread blocks of the launch, one after another, until one gives up. Returns nothing: see
+    FOUND."""
     count = load(u8, ctx + BLOCK_COUNT)
     k = u8(0)
     while k < count:
@@ -740,9 +753,8 @@ def run_block(ctx):
 def run_warp(ctx, warp):
     """Run a warp until its threads wait at a barrier or have returned. Returns the barrier's code, or 0.
 
-    Threads at the first warp instruction in program order go on first; they must have come there in the same turn of
-    the loops around it.
-    """
+    Threads at the first warp instruction in program order go on first; they must have come there in the same
+    turn of the loops around it."""
     stride = load(u8, ctx + STRIDE)
     first = warp * u8(32)
     base = load(u8, ctx + STATES) + first * stride

@@ -1,4 +1,5 @@
-"""Cuts basic blocks at warp instructions, where threads wait for each other, and finds what lives across each cut."""
+"""Cuts basic blocks at warp instructions, where threads wait for each other, and finds what lives across each
+cut."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ def waits(i: Instr) -> bool:
 
 
 class Segment:
-    """A part of a basic block: `block` is what codegen.Writer needs of it; `saved` are the registers that live behind it."""
+    """A part of a basic block: `block` is what codegen.Writer needs of it; `saved` are the registers that
+    live after it."""
 
     __slots__ = ("block", "first", "number", "saved", "succs", "waits")
 
@@ -53,8 +55,8 @@ def _liveness(program: Program, segments: list[Segment]):
     """Fill in what each segment uses, stores and saves."""
     names = list(program.regs)
     edges = [[s.succs[0]] if s.block.kind == "call" else s.succs for s in segments]
-    found = live_registers(program, [s.block for s in segments], edges)
-    for s, (after, defined) in zip(segments, found, strict=True):
+    lives = live_registers(program, [s.block for s in segments], edges)
+    for s, (after, defined) in zip(segments, lives, strict=True):
         s.block.stores = [names[n] for n in set_bits(after & defined)]
         s.saved = [names[n] for n in set_bits(after & ~defined if s.waits else after)]
 
@@ -62,35 +64,35 @@ def _liveness(program: Program, segments: list[Segment]):
 def loops_that_wait(program: Program) -> set[tuple[int, int]]:
     """The edges back to the head of a loop with warp instructions in it: (from, to)."""
     order = {b.order: b for b in program.blocks}
-    found = set()
+    edges = set()
     for b in program.blocks:
         for s in b.succs:
             low = program.blocks[s].order
             if low <= b.order and any(
                 waits(i) for k in range(low, b.order + 1) if k in order for i in order[k].instrs
             ):
-                found.add((b.index, s))
-    return found
+                edges.add((b.index, s))
+    return edges
 
 
 def lonely_loads(program: Program) -> set[int]:
-    """The basic blocks whose loads of shared memory nothing can race with: no thread stores there between the barriers.
+    """The basic blocks whose loads of shared memory nothing can race with: no thread stores there between the
+    barriers.
 
-    All threads of a block leave a barrier together, from one place. What they can reach from there without another
-    barrier is what may run at the same time.
-    """
+    All threads of a block leave a barrier together, from one place. What they can reach from there without
+    another barrier is what may run at the same time."""
     starts = [0, *(s for b in program.blocks if b.kind == "barrier" for s in b.succs)]
     busy: set[int] = set()
     for start in starts:
-        seen, todo = {start}, [start]
+        reached, todo = {start}, [start]
         while todo:
             b = program.blocks[todo.pop()]
             if b.kind != "barrier":
-                more = [s for s in b.succs if s not in seen]
-                seen.update(more)
+                more = [s for s in b.succs if s not in reached]
+                reached.update(more)
                 todo += more
-        if any(_stores_shared(i) for k in seen for i in program.blocks[k].instrs):
-            busy |= seen
+        if any(_stores_shared(i) for k in reached for i in program.blocks[k].instrs):
+            busy |= reached
     return {b.index for b in program.blocks} - busy
 
 

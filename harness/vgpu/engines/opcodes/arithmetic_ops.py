@@ -1,7 +1,7 @@
 """What each PTX instruction does: one emitter per opcode, which writes the NumPy code for it.
 
-Arithmetic, comparison and conversion are here; memory, warp and tensor-core instructions are in memory_ops.py.
-"""
+Arithmetic, comparison and conversion are here; memory, warp and tensor-core instructions are in
+memory_ops.py."""
 
 from __future__ import annotations
 
@@ -252,7 +252,8 @@ def copysign(w: Writer, i: Instr):
 
 @opcode("rcp", "sqrt", "rsqrt", "sin", "cos", "ex2", "lg2", "tanh")
 def unary_float(w: Writer, i: Instr):
-    """.rn, .approx, .ftz for f32 and f64 (ex2 and tanh also f16, bf16 and x2); approximations are computed accurately"""
+    """.rn, .approx, .ftz for f32 and f64 (ex2 and tanh also f16, bf16 and x2); approximations are computed
+    accurately"""
     check(i, "rn", "rz", "rm", "rp", "approx", "ftz", "full")
     _round_nearest(i)
     t = type_of(i)
@@ -429,7 +430,8 @@ def _comparison(w: Writer, i: Instr, t: str, cmp: str, a, b) -> str:
 
 @opcode("setp", "set")
 def setp(w: Writer, i: Instr):
-    """all comparisons (ordered, unordered, num, nan) of integers, f16, bf16, f32, f64; combined with .and .or .xor"""
+    """all comparisons (ordered, unordered, num, nan) of integers, f16, bf16, f32, f64; combined with .and .or
+    .xor"""
     cmp = i.mods[0]
     combine = next((m for m in i.mods[1:] if m in ("and", "or", "xor")), None)
     check(i, cmp, "and", "or", "xor", "ftz")
@@ -563,7 +565,8 @@ _ROUND = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
 
 @opcode("cvt")
 def cvt(w: Writer, i: Instr):
-    """between all integer widths, f16, bf16, f32, f64, tf32 and packed f16x2 / bf16x2; all roundings, .sat, .ftz, .relu"""
+    """between all integer widths, f16, bf16, f32, f64, tf32 and packed f16x2 / bf16x2; all roundings, .sat,
+    .ftz, .relu"""
     check(i, *_ROUND, "sat", "ftz", "relu", "satfinite")
     types = [m for m in i.mods if m in WIDTH]
     if len(types) != 2 or ("satfinite" in i.mods and "tf32" not in types):
@@ -642,7 +645,8 @@ def _float_to_float(w: Writer, i: Instr, to: str, frm: str, x: str, mode: str | 
         x = f"nm.relu_bits({x}.view(u{k[1]}), {INFINITY[to]}).view({k})"
     if "ftz" in i.mods and to == "f32":
         x = f"nm.flush({x})"
-    # Between 16 and 32 bits, and in one type, NaNs become canonical; from and to float64 they keep their payload.
+    # Between 16 and 32 bits, and in one type, NaNs become canonical; from and to float64 they keep their
+    # payload.
     w.define(d, k, x, fresh=x.endswith(")"), computed="f64" not in (to, frm) and (frm, to) != ("bf16", "f32"))
 
 

@@ -1,9 +1,10 @@
-"""Writes one Python function per basic block: NumPy expressions over the dense array of the block's active threads.
+"""Writes one Python function per basic block: NumPy expressions over the dense array of the block's active
+threads.
 
-A generated function has the signature `(m, S, L)`: `m` is the batch of thread blocks (memory, warps, clocks), `S` the
-register slots (one array over all threads, or one scalar where the value is the same for all), `L` the positions of
-the active threads, or None for all of them. Registers used in one block only are Python locals. It returns the
-branch condition, or None.
+A generated function has the signature `(m, S, L)`: `m` is the batch of thread blocks (memory, warps, clocks),
+`S` the register slots (one array over all threads, or one scalar where the value is the same for all), `L`
+the positions of the active threads, or None for all of them. Registers used in one block only are Python
+locals. It returns the branch condition, or None.
 
 The code of an instruction comes from its emitter, which `emitters.py` finds by its opcode.
 """
@@ -43,14 +44,14 @@ class Code:
 
     def function(self, index: int):
         """The function of block `index`."""
-        found = self.functions[index]
-        if found is None:
+        function = self.functions[index]
+        if function is None:
             writer = Writer(self, self.program.blocks[index])
             source = writer.source()
             self.work[index] = (writer.instructions, writer.flops)
             exec(compile(source, f"<block {index} of {self.program.entry.name}>", "exec"), self.namespace)
-            found = self.functions[index] = self.namespace[f"b{index}"]
-        return found
+            function = self.functions[index] = self.namespace[f"b{index}"]
+        return function
 
     @cached_property
     def origins(self) -> dict[str, Origin]:
@@ -186,15 +187,15 @@ class Writer:
         return changed if kind[0] == "u" else f"{changed}.view({kind})"
 
     def settled(self, name: str) -> str:
-        """An expression for a variable whose bits matter now: the NaNs of arithmetic become those of a GPU."""
+        """An expression for a variable whose bits matter now: the NaNs of arithmetic become those of a
+        GPU."""
         return f"nm.canonical({name})" if name in self.computed else name
 
     def define(self, a, kind: str, expr: str, fresh: bool = True, computed: bool = False):
         """Write `expr` of `kind` to register operand `a`.
 
-        `fresh` is False where it may share another register's memory; `computed` says that it comes from arithmetic on
-        floats, whose NaNs must become those of a GPU once the bits are looked at.
-        """
+        `fresh` is False where it may share another register's memory; `computed` says that it comes from
+        arithmetic on floats, whose NaNs must become those of a GPU once the bits are looked at."""
         if isinstance(a, Reg) and a.name == "_":
             self.emit(expr)
             return
@@ -283,15 +284,15 @@ class Writer:
 
     def hazards(self, i: Instr):
         """Look at registers of products that may be under way."""
-        found = self.code.hazards
-        for hazard in found.hazards.get(id(i), ())[:1]:
+        hazards = self.code.hazards
+        for hazard in hazards.hazards.get(id(i), ())[:1]:
             products = ", ".join(self.instruction(product) for product in hazard.products)
             names = f"{self.instruction(i)}, ({products},)"
             self.emit(
                 f"m.register_hazard({names}, {hazard.register!r}, {hazard.role!r}, {self.pred or True}, L)"
             )
-        if id(i) in found.unfenced:
-            register, only_if_added = found.unfenced[id(i)]
+        if id(i) in hazards.unfenced:
+            register, only_if_added = hazards.unfenced[id(i)]
             added = self.use(i.args[3], "p") if only_if_added else "True"
             self.emit(f"m.unfenced_product({self.instruction(i)}, {register!r}, {added}, L)")
 

@@ -1,9 +1,8 @@
 """The registry of instruction emitters: base opcode -> the function that writes its NumPy code.
 
-Emitters register themselves with `@opcode(...)`: arithmetic in `arithmetic_ops.py`, memory, warps and tensor cores in
-`memory_ops.py`. An emitter gets the writer of a basic block (`codegen.Writer`) and the instruction. Its docstring
-is its row in OPCODES.md.
-"""
+Emitters register themselves with `@opcode(...)`: arithmetic in `arithmetic_ops.py`, memory, warps and tensor
+cores in `memory_ops.py`. An emitter gets the writer of a basic block (`codegen.Writer`) and the instruction.
+Its docstring is its row in OPCODES.md."""
 
 from __future__ import annotations
 
@@ -42,10 +41,10 @@ def opcode(*names: str):
 
 def emit(w, i: Instr):
     """Write the code of one instruction. Raises UnsupportedInstruction for an unknown opcode or variant."""
-    found = OPCODES.get(i.op)
-    if found is None:
+    emitter = OPCODES.get(i.op)
+    if emitter is None:
         raise UnsupportedInstruction(i)
-    found(w, i)
+    emitter(w, i)
 
 
 def type_of(i: Instr) -> str:

@@ -1,4 +1,5 @@
-"""Tensor-core matrices: which shapes `mma.sync` is simulated for, and which lane holds which element of a fragment."""
+"""Tensor-core matrices: which shapes `mma.sync` is simulated for, and which lane holds which element of a
+fragment."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def mma_supported(shape: str, types: list[str]) -> bool:
 
 
 def fragment_maps(shape: str, kind: str):
-    """(rows of A, columns of A), (rows of B, columns of B), (rows of C, columns of C): [element, lane] index arrays."""
+    """(rows of A, columns of A), (rows of B, columns of B), (rows of C, columns of C): [element, lane] index
+    arrays."""
     lane = np.arange(32)
     g, t = lane >> 2, lane & 3
 

@@ -18,8 +18,8 @@ _SCOPES = ("cta", "cluster", "release", "acquire", "relaxed")
 
 @dataclass(frozen=True)
 class Operand:
-    """What the instruction says of a factor in shared memory: its rows (m, or n), its type, whether it lies across k, and
-    its sign."""
+    """What the instruction says of a factor in shared memory: its rows (m, or n), its type, whether it lies
+    across k, and its sign."""
 
     rows: int
     kind: str
@@ -42,9 +42,10 @@ def shared_place(w: Writer, i: Instr, mem: Mem) -> str:
 
 @opcode("mbarrier")
 def mbarrier(w: Writer, i: Instr):
-    """init, inval, arrive and arrive_drop (with count, .noComplete, .expect_tx, in other blocks of the cluster), test_wait and try_wait by state or .parity, expect_tx, complete_tx, pending_count"""
-    check(i, *_SHARED, *_SCOPES, "init", "inval", "arrive", "arrive_drop", "noComplete", "expect_tx", "complete_tx",
-          "test_wait", "try_wait", "parity", "pending_count")  # fmt: skip
+    """init, inval, arrive and arrive_drop (with count, .noComplete, .expect_tx, in other blocks of the
+    cluster), test_wait and try_wait by state or .parity, expect_tx, complete_tx, pending_count"""
+    check(i, *_SHARED, *_SCOPES, "init", "inval", "arrive", "arrive_drop", "noComplete", "expect_tx",
+          "complete_tx", "test_wait", "try_wait", "parity", "pending_count")  # fmt: skip
     args = list(i.args)
     if "pending_count" in i.mods:
         w.define(args[0], "u4", f"({w.use(args[1], 'u8')} & {w.code.constant('u8', 0xFFFFF)}).astype(u4)")
@@ -128,7 +129,8 @@ def bulk_load(w: Writer, i: Instr, from_shared: bool):
         reads = element_accesses(w, i, "R")
         box = f"{w.address(source.map)}, {coordinates(w, source)}"
         w.emit(
-            f"m.tensor_load({reads}, A{write.number}, A{counter.number}, {place}, {box}, {counted}, {mask}, L)"
+            f"m.tensor_load({reads}, A{write.number}, A{counter.number}, {place}, {box}, {counted}, {mask},"
+            " L)"
         )
         return
     read = w.code.access(i, "R", "shared" if from_shared else "global", *_WIDE)
@@ -149,7 +151,8 @@ def bulk_store(w: Writer, i: Instr, op: str | None):
     write = w.code.access(i, kind, "global", WIDTH[t])
     run = f"{w.address(target)}, {w.address(source)}, {w.use(rest[0], 'u4')}"
     w.emit(
-        f"m.bulk_store(A{read.number}, A{write.number}, {run}, {op!r}, {(t if t == 'bf16' else KIND[t])!r}, L)"
+        f"m.bulk_store(A{read.number}, A{write.number}, {run}, {op!r}, {(t if t == 'bf16' else KIND[t])!r},"
+        " L)"
     )
 
 
@@ -172,7 +175,9 @@ _DEPTH = {"bf16": 16, "f16": 16, "tf32": 8}
 
 @opcode("wgmma")
 def wgmma(w: Writer, i: Instr):
-    """.mma_async m64nNk16 of bf16 and f16, m64nNk8 of tf32, N = 8 to 256, sums in f32 (f16 in f16 too); the first factor from registers too, every swizzle, transposed 16-bit factors, scale-d, signs; fence, commit_group, wait_group"""
+    """.mma_async m64nNk16 of bf16 and f16, m64nNk8 of tf32, N = 8 to 256, sums in f32 (f16 in f16 too); the
+    first factor from registers too, every swizzle, transposed 16-bit factors, scale-d, signs; fence,
+    commit_group, wait_group"""
     if "mma_async" not in i.mods:
         check(i, "fence", "commit_group", "wait_group", "sync", "aligned")
         if "commit_group" in i.mods:
@@ -204,7 +209,8 @@ def wgmma(w: Writer, i: Instr):
     old = ", ".join(w.use(r, "u4") for r in sums.items)
     w.flops += 2 * 64 * n * depth // 128
     value = w.temp(
-        f"m.wgmma({first}, A{accesses[1].number}, [{old}], {sums_kind!r}, {given}, {names[0]}, {w.use(right, 'u8')},"
+        f"m.wgmma({first}, A{accesses[1].number}, [{old}], {sums_kind!r}, {given}, {names[0]},"
+        f" {w.use(right, 'u8')},"
         f" {names[1]}, {w.use(keep, 'p')}, L)"
     )
     for k, target in enumerate(sums.items):

@@ -1,8 +1,8 @@
-"""Emitters for memory, synchronisation, warp and tensor-core instructions: calls into the batch (executor.py, warp.py).
+"""Emitters for memory, synchronisation, warp and tensor-core instructions: calls into the batch (executor.py,
+warp.py).
 
-Addresses keep their state space: global ones are device addresses, shared ones offsets in the block's shared memory,
-local ones offsets in the thread's local memory. A generic address tells its space by its window.
-"""
+Addresses keep their state space: global ones are device addresses, shared ones offsets in the block's shared
+memory, local ones offsets in the thread's local memory. A generic address tells its space by its window."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def _narrow(i: Instr) -> bool:
 
 @opcode("ld", "ldu")
 def load(w: Writer, i: Instr):
-    """global (.nc), shared, local, param, const and generic; b8 to b64, .v2 .v4; .relaxed .acquire .volatile"""
+    """global (.nc), shared, local, param, const and generic; b8 to b64, .v2 .v4; .relaxed .acquire
+    .volatile"""
     check(i, *_HINTS, *_SPACE_WORDS)
     space, t, count = space_of(i), type_of(i), _vector(i)
     size = WIDTH[t]
@@ -99,7 +100,8 @@ def store(w: Writer, i: Instr):
 
 @opcode("atom", "red")
 def atomic(w: Writer, i: Instr):
-    """add min max and or xor exch cas inc dec on b32, b64, f32, f64, f16, bf16, x2; global, shared, generic; .v2 .v4 f32"""
+    """add min max and or xor exch cas inc dec on b32, b64, f32, f64, f16, bf16, x2; global, shared, generic;
+    .v2 .v4 f32"""
     ops = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
     check(i, *_HINTS, *_SPACE_WORDS, *ops)
     op = next(m for m in i.mods if m in ops)
@@ -137,7 +139,8 @@ def _names(a) -> list[str]:
 
 @opcode("fence", "membar")
 def fence(w: Writer, i: Instr):
-    """all scopes; orders accesses of blocks for the race check, unless its scope is one block (.cta) or it is a proxy fence; proxy.async: bulk copies and wgmma see stores behind it"""
+    """all scopes; orders accesses of blocks for the race check, unless its scope is one block (.cta) or it is
+    a proxy fence; proxy.async: bulk copies and wgmma see stores behind it"""
     if any("proxy" in m for m in i.mods):
         if any(m.startswith("async") for m in i.mods):
             w.emit("m.proxy_fence(L)")
@@ -189,7 +192,8 @@ def shuffle(w: Writer, i: Instr):
 
 
 def _define_with_predicate(w: Writer, d: Reg | Pair, call: str):
-    """Give the result of `call`, a value and a predicate, to d, which may be a pair of both or the value alone."""
+    """Give the result of `call`, a value and a predicate, to d, which may be a pair of both or the value
+    alone."""
     result = w.temp(call)
     if isinstance(d, Pair):
         w.define(d.first, "u4", f"{result}[0]")
@@ -251,7 +255,10 @@ def elect(w: Writer, i: Instr):
 # -- asynchronous copies and barriers in memory -------------------------------------------------------------
 @opcode("cp")
 def async_copy(w: Writer, i: Instr):
-    """.async ca and cg of 4, 8, 16 bytes with zero fill; commit_group, wait_group, wait_all, mbarrier.arrive; data lands at the wait. .async.bulk between global and shared memory, .async.bulk.tensor of 1 to 5 dimensions in tile mode (swizzles, fill, multicast), cp.reduce of both into global memory; prefetch has no effect"""
+    """.async ca and cg of 4, 8, 16 bytes with zero fill; commit_group, wait_group, wait_all, mbarrier.arrive;
+    data lands at the wait. .async.bulk between global and shared memory, .async.bulk.tensor of 1 to 5
+    dimensions in tile mode (swizzles, fill, multicast), cp.reduce of both into global memory; prefetch has no
+    effect"""
     if "bulk" in i.mods or "reduce" in i.mods or "tensor" in i.mods:
         bulk_copy(w, i)
     elif "commit_group" in i.mods:
@@ -282,7 +289,8 @@ def async_copy(w: Writer, i: Instr):
 # -- tensor cores -------------------------------------------------------------------------------------------
 @opcode("mma")
 def mma(w: Writer, i: Instr):
-    """.sync row.col: m16n8k16 and m16n8k8 (bf16, f16 with f32 or f16 sums), m16n8k8 and m16n8k4 (tf32), m8n8k4 f64"""
+    """.sync row.col: m16n8k16 and m16n8k8 (bf16, f16 with f32 or f16 sums), m16n8k8 and m16n8k4 (tf32),
+    m8n8k4 f64"""
     check(i, "sync", "aligned", "row", "col", "m16n8k16", "m16n8k8", "m16n8k4", "m8n8k4")
     shape = next(m for m in i.mods if m.startswith("m"))
     types = [m for m in i.mods if m in WIDTH]

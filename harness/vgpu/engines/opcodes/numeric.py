@@ -1,8 +1,8 @@
 """The arithmetic of PTX instructions that NumPy has no single operation for.
 
-All functions work on arrays and on NumPy scalars alike. Floating point follows PTX: results are rounded to nearest
-even, fused multiply-add rounds once, a NaN of 16 or 32 bits is the one NaN that GPUs give (measured: the table in
-tests/vgpu/data). Instructions that are approximate on hardware (ex2, lg2, sin, cos, tanh, rcp,
+All functions work on arrays and on NumPy scalars alike. Floating point follows PTX: results are rounded to
+nearest even, fused multiply-add rounds once, a NaN of 16 or 32 bits is the one NaN that GPUs give (measured:
+the table in tests/vgpu/data). Instructions that are approximate on hardware (ex2, lg2, sin, cos, tanh, rcp,
 rsqrt, sqrt, div `.approx`) are computed in float64 and rounded once: closer to the true value than a GPU is.
 """
 
@@ -34,7 +34,8 @@ def shr(a, s):
 
 
 def funnel(low, high, s, left: bool, wrap: bool):
-    """shf.l / shf.r on the 64-bit value high:low; `wrap` takes the amount modulo 32, otherwise it is clamped to 32."""
+    """shf.l / shf.r on the 64-bit value high:low; `wrap` takes the amount modulo 32, otherwise it is clamped
+    to 32."""
     s = (s & u4(31)) if wrap else np.minimum(s, u4(32))
     both = (high.astype(u8) << u8(32)) | low.astype(u8)
     s = s.astype(u8)
@@ -179,7 +180,8 @@ INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000}
 
 
 def canonical(x):
-    """Results of arithmetic with their NaNs as a GPU gives them: one NaN for each type; float64 keeps payloads."""
+    """Results of arithmetic with their NaNs as a GPU gives them: one NaN for each type; float64 keeps
+    payloads."""
     if x.dtype == f4:
         if x.ndim == 0:
             return x if x == x else CANONICAL_F4
@@ -277,7 +279,8 @@ def fma_f4(a, b, c):
     p = a.astype(f8) * b
     s = p + c
     tie = s.view(u8) & _HALFWAY
-    # A second rounding can go wrong only where the float64 sum lies half-way between two float32, or is subnormal.
+    # A second rounding can go wrong only where the float64 sum lies half-way between two float32, or is
+    # subnormal.
     if (tie == u8(0x10000000)).any() or (np.abs(s) < 2.4e-38).any():
         return sum_to_odd(p, c.astype(f8)).astype(f4)
     return s.astype(f4)
@@ -362,7 +365,8 @@ def int_to_float(a, dtype, mode: str = "rn"):
         return out
     exact = out.astype(f8)
     info = np.iinfo(a.dtype)
-    # Compared as integers, because no float holds all of 64 bits; beyond the range there is nothing to compare.
+    # Compared as integers, because no float holds all of 64 bits; beyond the range there is nothing to
+    # compare.
     above, below = exact >= 2.0 ** (info.bits - (a.dtype.kind == "i")), exact < f8(info.min)
     back = np.where(above | below, f8(0), exact).astype(a.dtype)
     over, under = above | (~below & (back > a)), below | (~above & (back < a))
@@ -403,7 +407,8 @@ def div_approx(a, b):
 
 
 def rcp_gross(x):
-    """`rcp.approx.ftz.f64`: of the upper halves of the words only, subnormals flushed; the lower half of it is zero."""
+    """`rcp.approx.ftz.f64`: of the upper halves of the words only, subnormals flushed; the lower half of it
+    is zero."""
     tiny, upper = f8(2.2250738585072014e-308), u8(0xFFFFFFFF00000000)
     x = (x.view(u8) & upper).view(f8)
     x = np.where(np.abs(x) < tiny, np.copysign(f8(0), x), x)
@@ -445,11 +450,11 @@ def relu_bits(bits, infinity: int):
 
 
 def to_tf32(bits, mode: str, relu: bool, finite: bool):
-    """float32 bits rounded to tf32 (rna: ties away from zero, rn: to even, rz: toward zero), low 13 bits zero.
+    """float32 bits rounded to tf32 (rna: ties away from zero, rn: to even, rz: toward zero), low 13 bits
+    zero.
 
-    NaN becomes the canonical NaN, only rna keeps its bits. `finite` takes one unit off what is not a number below
-    infinity, NaN included, as the hardware does.
-    """
+    NaN becomes the canonical NaN, only rna keeps its bits. `finite` takes one unit off what is not a number
+    below infinity, NaN included, as the hardware does."""
     mask, sign = u4(0xFFFFE000), u4(0x80000000)
     nan = bits & ~sign > u4(INFINITY["f32"])
     if mode == "rna":

@@ -92,7 +92,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
     """
     pieces: list[str | Blank] = []
     seen: set[str] = set()
-    opened: re.Match | None = None
+    opened: re.Match[str] | None = None
     opened_at = 0
     body: list[str] = []
     given: list[str] | None = None
@@ -213,7 +213,7 @@ def skeleton(solution: str, name: str = "the file") -> str:
     `_solution`.
     """
     pieces = split(solution, name)
-    bodies = {}
+    bodies: dict[str, tuple[str, ...]] = {}
     for at, piece in enumerate(pieces):
         if isinstance(piece, Blank):
             fill_in = f"{piece.indent}# FILL IN (about {piece.size} line{'s' * (piece.size != 1)})"
@@ -241,7 +241,7 @@ def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Pa
     A file in which a blank has been worked on, or that stands in the place of a link, is left alone and raises
     DamagedFile, unless `force`.
     """
-    written = []
+    written: list[Path] = []
     parts = layout(solutions)
     for relative in parts.edited:
         wanted = skeleton((solutions / relative).read_text(encoding="utf-8"), str(solutions / relative))

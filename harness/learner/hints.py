@@ -29,7 +29,9 @@ def ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[Hint]]
     path = (solutions or roots.solutions()) / puzzle / "hints.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        entries = {name: steps for name, steps in data.items() if isinstance(steps, list)}
+        entries: dict[str, list[dict[str, str]]] = {
+            name: steps for name, steps in data.items() if isinstance(steps, list)
+        }
         for rung, own in ((name, own) for name, own in data.items() if name not in entries):
             entries |= {f"{rung}-{name}": steps for name, steps in own.items()}
         return {
@@ -42,7 +44,7 @@ def ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[Hint]]
         raise BadUse(f"{path} is damaged: {error}") from error
 
 
-def make(id: str, rung: dict) -> Hint:
+def make(id: str, rung: dict[str, str]) -> Hint:
     """A rung from its table; the paragraph's lines are joined."""
     return Hint(id, " ".join(rung["text"].split()), rung.get("code", "").strip("\n"))
 

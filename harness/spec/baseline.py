@@ -7,11 +7,19 @@ itself would be rejected for in another order is no reason to reject a kernel.
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # torch takes seconds, and a list of puzzles needs none
+    from torch import Tensor
+
+    Tensors = dict[str, Tensor]
 
 ORDERS = 8
 
 
-def unluckiest(by_autograd: Callable[[dict, object], dict], tensors: dict, columns: int) -> dict:
+def unluckiest(
+    by_autograd: "Callable[[Tensors, Tensor], Tensors]", tensors: "Tensors", columns: int
+) -> "Tensors":
     """PyTorch's answer by name, each in the order of the columns where it is farthest from float64's.
 
     `by_autograd` takes the tensors and an order of the columns, an index tensor [columns], and returns the answer with
@@ -27,7 +35,7 @@ def unluckiest(by_autograd: Callable[[dict, object], dict], tensors: dict, colum
     wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
     truth = by_autograd(wide, plain)
 
-    def error(name: str, answer: dict) -> float:
+    def error(name: str, answer: Tensors) -> float:
         finite = truth[name].isfinite() & answer[name].isfinite()
         apart = (answer[name].double() - truth[name]).abs()
         return float(torch.where(finite, apart, 0.0).max()) if apart.numel() else 0.0

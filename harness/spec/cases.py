@@ -64,7 +64,7 @@ def covering(axes: Sequence[Axis], values: Sequence[str], dims: Callable[..., Di
             rows += having[:1] * (len(sizes) - len(having))
     turns = [{name: cycle(sizes) for name, sizes in axis.classes.items()} for axis in axes]
     drawn = cycle(values)
-    cases = []
+    cases: list[Case] = []
     for row in rows:
         sizes = [next(turn[name]) for turn, name in zip(turns, row, strict=True)]
         words = ", ".join(f"{axis.name} {where(name)}" for axis, name in zip(axes, row, strict=True))
@@ -72,7 +72,7 @@ def covering(axes: Sequence[Axis], values: Sequence[str], dims: Callable[..., Di
     return sorted(cases, key=lambda case: math.prod(case.dims))
 
 
-def pairs(row: Sequence[str]) -> set[tuple]:
+def pairs(row: Sequence[str]) -> set[tuple[tuple[int, str], ...]]:
     """The pairs of axis and class that meet in a row; of a single axis each class by itself."""
     places = list(enumerate(row))
     return set(combinations(places, min(2, len(places))))

@@ -51,7 +51,7 @@ class OpSpec:
     name: str
     writes: Mapping[str, Argument]
     reads: Mapping[str, Argument]
-    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    scalars: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ then has no flag for it.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from harness.errors import BadUse
 from harness.spec.derivation import Derivation, Mistake, Step
 from harness.spec.ops import Argument, Call, Shape
 from harness.spec.rungs import MojoRung, Rung, name_of
+
+if TYPE_CHECKING:  # torch takes seconds, and a list of puzzles needs none
+    from torch import Tensor
 
 Arrays = dict[str, np.ndarray]
 Dims = tuple[int, ...]
@@ -88,7 +91,7 @@ class Ledger:
     saved_eager: Mapping[str, int]
     saved_ours: Mapping[str, int]
     between: Mapping[str, Mapping[str, int]]
-    saved_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    saved_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Symptom:
     words: str
 
 
-def not_given(*_) -> NoReturn:
+def not_given(*_: object) -> NoReturn:
     """Stands for a function that a puzzle's spec leaves out."""
     raise NotImplementedError("the puzzle's spec leaves this function out")
 
@@ -168,20 +171,22 @@ class Puzzle:
     gate_cases: tuple[Case, ...] = ()
     inputs: Callable[[Case, str, int], Arrays] = not_given
     derived_sizes: Callable[[Dims], Mapping[str, int]] = lambda dims: {}
-    reference: Callable[[dict], dict] = not_given
+    reference: "Callable[[dict[str, Tensor]], dict[str, Tensor]]" = not_given
     exact: Callable[[Arrays], Arrays] = not_given
     derive: Callable[[Arrays, Mapping[str, Step]], Derivation] = not_given
     mistakes: tuple[Mistake, ...] = ()
-    symptom: Callable[[str, Arrays, np.ndarray, np.ndarray], Symptom | None] = lambda *_: None
+    symptom: Callable[[str, Arrays, np.ndarray, np.ndarray], Symptom | None] = (
+        lambda name, arrays, got, right: None
+    )
     propagated: Callable[[Arrays, Arrays], dict[str, float]] = lambda arrays, saved: {}
     terms: Callable[[Arrays], dict[str, float]] = lambda arrays: {}
 
-    forward: Mapping[str, str] = field(default_factory=dict)
-    backward: Mapping[str, str] = field(default_factory=dict)
+    forward: Mapping[str, str] = field(default_factory=dict[str, str])
+    backward: Mapping[str, str] = field(default_factory=dict[str, str])
     intermediate: tuple[str, ...] = ()
 
-    variants: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
-    about_variants: Mapping[str, str] = field(default_factory=dict)
+    variants: Mapping[str, tuple[Call, ...]] = field(default_factory=dict[str, tuple[Call, ...]])
+    about_variants: Mapping[str, str] = field(default_factory=dict[str, str])
     on_request: tuple[str, ...] = ()
     gpu: bool = True
     atomic: frozenset[tuple[str, str]] = frozenset()

@@ -58,7 +58,7 @@ class Rung:
     checker: str
     title: str = ""
     about: str = ""
-    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     optional: bool = False
 
     @property
@@ -87,8 +87,10 @@ class NumpyRung(Rung):
     id: str = "numpy"
     checker: str = "harness.check.numpy_rung:NumpyChecker"
     returns: Mapping[str, tuple[str, ...]]
-    names: Mapping[str, str] = field(default_factory=dict)
-    pack: Mapping[str, Callable[..., np.ndarray]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    pack: Mapping[str, Callable[..., np.ndarray]] = field(
+        default_factory=dict[str, Callable[..., np.ndarray]]
+    )
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,10 @@ class TorchFunction:
     name: str
     takes: tuple[str, ...]
     returns: tuple[str, ...] = ()
-    gradients: Mapping[str, str] = field(default_factory=dict)
+    gradients: Mapping[str, str] = field(default_factory=dict[str, str])
     grad_outputs: tuple[str, ...] = ()
     op: str = ""
-    split: Mapping[str, int] = field(default_factory=dict)
+    split: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, kw_only=True)

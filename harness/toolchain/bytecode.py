@@ -55,7 +55,7 @@ def mend_bytecode() -> None:
 
 def spoiled(folder: Path) -> list[Path]:
     """The files of bytecode in a folder that are none."""
-    found = []
+    found: list[Path] = []
     for path in folder.rglob("*.pyc"):
         try:
             marshal.loads(path.read_bytes()[HEADER:])

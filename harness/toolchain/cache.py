@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def note_beside(target: Path) -> Path:
 def note_of(target: Path) -> str:
     """What the note of an entry must say: a line for each file, with its SHA-256, its length in bytes and its name."""
     files = sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
-    lines = []
+    lines: list[str] = []
     for path in files:
         with path.open("rb") as file:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()
@@ -148,7 +148,7 @@ def sweep(folder: Path) -> None:
 
 
 @contextmanager
-def writing(folder: Path, what: str, remedy: str = REMEDY) -> Iterator[None]:
+def writing(folder: Path, what: str, remedy: str = REMEDY) -> Generator[None]:
     """Turns a write into a folder that fails into one line. Raises EnvironmentProblem."""
     try:
         yield
@@ -162,7 +162,7 @@ def writing(folder: Path, what: str, remedy: str = REMEDY) -> Iterator[None]:
 
 
 @contextmanager
-def only_one(target: Path) -> Iterator[None]:
+def only_one(target: Path) -> Generator[None]:
     """Lets one process or thread at a time make an entry; the lock goes when its holder ends, however it ends.
 
     It only saves work: where a file system has no locks, or a holder sleeps for ever, two make the same.

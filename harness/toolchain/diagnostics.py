@@ -21,7 +21,7 @@ class Diagnostic:
 
 def parse_diagnostics(output: str) -> list[Diagnostic]:
     """The located messages of a compiler run with `--diagnostic-format json`; anything else is passed over."""
-    found = []
+    found: list[Diagnostic] = []
     for line in output.splitlines():
         try:
             entry = json.loads(line)

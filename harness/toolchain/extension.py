@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 from harness.toolchain.cache import cache_folder, digest, keep, made_folder
@@ -133,7 +133,9 @@ def architecture(device: "torch.device") -> str:
     if device.type != "cuda":
         raise Unsupported(f"no extension module for {device}: torch's stream there is no CUDA or ROCm stream")
     if torch.version.hip:
-        return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+        # torch gives these properties no type.
+        about = torch.cuda.get_device_properties(device)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return cast(str, about.gcnArchName).split(":")[0]  # pyright: ignore[reportUnknownMemberType]
     return nvidia_architecture(torch.cuda.get_device_capability(device))
 
 

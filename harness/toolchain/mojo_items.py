@@ -120,11 +120,11 @@ def statements(lines: list[str]) -> Iterator[int]:
                 at += 1
 
 
-def make_import(file: str, found: re.Match, line: int, length: int) -> Import:
+def make_import(file: str, found: re.Match[str], line: int, length: int) -> Import:
     """The import that IMPORT has matched."""
     if found["whole"]:
         return Import(file, "", ((found["whole"], found["whole"]),), line, length)
-    names = []
+    names: list[tuple[str, str]] = []
     for part in re.sub(r"[()]", " ", found["names"]).split(","):
         words = part.split()
         if words:
@@ -150,7 +150,8 @@ class Items:
 
     def needed(self, names: Iterable[str], but: Iterable[str] = ()) -> list[Item]:
         """The items of these names and all that they need, in the order of the files, those called `but` left out."""
-        waiting, seen, found = list(names), set(but), []
+        waiting, seen = list(names), set(but)
+        found: list[Item] = []
         while waiting:
             name = waiting.pop()
             if name in seen:
@@ -186,11 +187,11 @@ class Items:
         """
         items = list(items)
         there = {item.name for item in items}
-        cut = {}
+        cut: dict[str, str] = {}
         for file in dict.fromkeys(item.file for item in items):
             source = self.sources[file]
             own = [item for item in items if item.file == file]
-            words = set().union(*(item.words for item in own))
+            words = {word for item in own for word in item.words}
             lines = [""] * source.lines
             for statement in source.imports:
                 local = statement.module.startswith(".")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 from harness.errors import BadUse, CompileFailed, DamagedFile, EnvironmentProblem, WorkbookError
 from harness.toolchain import translate
@@ -66,7 +67,7 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
     Hidden names are left out: editors lock files with links of such names that lead nowhere.
     """
-    seen = set()
+    seen: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         if (real := os.path.realpath(parent)) in seen:
@@ -94,12 +95,15 @@ def mojo_version() -> str:
     raise EnvironmentProblem("Mojo is not installed: run `uv sync`, or start through `uv run` or `pixi run`")
 
 
-def run_mojo(*arguments: str, **options) -> subprocess.CompletedProcess:
+def run_mojo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs the installed Mojo compiler and captures what it prints."""
-    from mojo.run import subprocess_run_mojo
+    from mojo.run import subprocess_run_mojo  # pyright: ignore[reportMissingTypeStubs] (it has no types)
 
-    return subprocess_run_mojo(
-        list(arguments), capture_output=True, text=True, encoding="utf-8", errors="replace", **options
+    return cast(
+        "subprocess.CompletedProcess[str]",
+        subprocess_run_mojo(
+            list(arguments), capture_output=True, text=True, encoding="utf-8", errors="replace", **options
+        ),
     )
 
 

@@ -308,18 +308,17 @@ def test_a_layout_that_a_transpose_does_not_show_is_tried(laid, words):
 def test_inputs_frozen_in_pairs_are_tried():
     """Right where all ask and where one asks alone."""
 
-    def wrong(ctx, dy):
-        tensors = ctx.saved_tensors
-        right = [dy * tensors[1] * tensors[2], dy * tensors[0] * tensors[2], dy * tensors[0] * tensors[1]]
-        return tuple(None if sum(ctx.needs_input_grad) == 2 else g for g in right)
-
     class Product(Function):
-        backward = staticmethod(wrong)
-
         @staticmethod
         def forward(ctx, *tensors):
             ctx.save_for_backward(*tensors)
             return tensors[0] * tensors[1] * tensors[2]
+
+        @staticmethod
+        def backward(ctx, dy):
+            tensors = ctx.saved_tensors
+            right = [dy * tensors[1] * tensors[2], dy * tensors[0] * tensors[2], dy * tensors[0] * tensors[1]]
+            return tuple(None if sum(ctx.needs_input_grad) == 2 else g for g in right)
 
     def three(sizes, seed):
         generator = torch.Generator().manual_seed(seed)

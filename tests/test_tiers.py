@@ -1,5 +1,8 @@
 """The tiers: nothing is checked by nightly tests alone, and the rules leave what they should."""
 
+import ast
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import cpu_graphs
@@ -51,6 +54,7 @@ def wrongs(gates: str) -> list[WrongKernel]:
         (cases("a.py::test_x", wrong=wrongs("aaabba")), ["wrong 2", "wrong 5"]),
         (cases("p22/test_fast.py::test_x", launches=["sm_80", "gfx942", "apple-m4"]), ["gfx942", "apple-m4"]),
         (cases("book/test_players.py::test_players_fit_a_phone", page=["one", "two"]), ["two"]),
+        (cases(tiers.RECORDED, name=["algebra", "opcheck"]), ["algebra"]),
         (cases("a.py::test_x"), []),
     ],
 )
@@ -75,6 +79,22 @@ def test_what_only_nightly_tests_would_check_is_listed():
     assert tiers.only_nightly(cases(ARM) + cases(EDGES)) == []
     other = cases(EDGES.partition("::")[0] + "::test_x")
     assert tiers.only_nightly(cases(ARM) + other) == [f"{ARM}: in its place there is no {EDGES}"]
+
+
+def test_recorded_programs_of_pytorch_alone_import_nothing_else(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "book" / "tools"))
+    import outputs
+
+    commands = [outputs.COMMANDS[name] for name in tiers.OF_PYTORCH_ALONE]
+    programs = {command.arguments[0] for command in commands}
+    roots = {name.removesuffix(".py") for name in os.listdir(outputs.ROOT / "book" / "examples")} | {
+        "harness"
+    }
+    for program in programs:
+        tree = ast.parse((outputs.ROOT / program).read_text(encoding="utf-8"))
+        names = [each.names[0].name for each in ast.walk(tree) if isinstance(each, ast.Import)]
+        names += [each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)]
+        assert not roots.intersection(name.partition(".")[0] for name in names), program
 
 
 def test_a_fixture_makes_what_the_run_takes():

@@ -119,6 +119,7 @@ def test_what_has_no_rule_for_a_batch_says_so(function):
         torch.func.vmap(call)(x[None])
 
 
+@pytest.mark.compiler
 def test_a_hessian_of_the_layer_is_refused():
     """Forward mode over a gradient, which torch.func has a rule for."""
     with pytest.raises(

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 from harness.puzzles.p24 import timing
 
+pytestmark = pytest.mark.long  # PyTorch's FlexAttention takes long to import
+
 SMALL = (
     "--device",
     "cpu",
@@ -25,7 +27,6 @@ SMALL = (
 )
 
 
-@pytest.mark.long
 def test_every_candidate_is_timed_and_none_is_wrong(tmp_path, capsys):
     assert timing.main([*SMALL, "--csv", str(tmp_path / "orders.csv")]) == 0
     rows = list(csv.DictReader((tmp_path / "orders.csv").open()))
@@ -44,7 +45,6 @@ def test_every_candidate_is_timed_and_none_is_wrong(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
 
 
-@pytest.mark.long
 def test_a_wrong_candidate_is_said_to_be_wrong(tmp_path, monkeypatch):
     """One whose window is that of another order."""
     right = timing.Problem.window
@@ -99,7 +99,6 @@ def right_mask(problem, mask, tile, made=timing.block_mask):
     return made(problem, mask, tile)[0]
 
 
-@pytest.mark.long
 def test_a_block_mask_that_holds_other_tiles_than_are_counted(tmp_path, monkeypatch):
     made = timing.block_mask
     monkeypatch.setattr(timing, "block_mask", lambda problem, mask, tile: (made(problem, mask, tile)[0], 1))

@@ -57,11 +57,15 @@ class Counted(Protocol):
     """What is read of the launch that is counted (engines/launch.py)."""
 
     checks: Checks
-    code: Costs
     grid: tuple[int, int, int]
     threads: int
     block_threads: dict[int, int]  # basic block -> threads that ran it
     atomic_hits: dict[int, int]  # place -> atomics on it
+
+    @property
+    def code(self) -> Costs:
+        """The kernel's."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

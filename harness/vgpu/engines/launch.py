@@ -1,35 +1,27 @@
-"""One launch: cuts the grid into batches, runs them, and turns what the executor notices into findings."""
+"""One launch: cuts the grid into batches and runs them; reports.py turns what is noticed into findings."""
 
 from __future__ import annotations
 
 import copy
-import re
 import time
 from collections.abc import Callable
 
 import numpy as np
 
 from harness.vgpu.checks.counters import Counters
-from harness.vgpu.checks.findings import Finding, Findings, index_text, named, plural, with_article
+from harness.vgpu.checks.findings import Finding, Findings, plural
 from harness.vgpu.checks.races import AccessLog, synchronises
 from harness.vgpu.checks.trial import Before, depends_on_unwritten
 from harness.vgpu.engines.interpreter.executor import Batch, Livelock, StepBudget, Trap
+from harness.vgpu.engines.reports import Reports, shared_name
 from harness.vgpu.errors import StepBudgetExceeded, UnsupportedInstruction
-from harness.vgpu.memory.access import Access
-from harness.vgpu.memory.arena import ITEMSIZE, NOWHERE, NULL_PAGE, Extent, Space
-from harness.vgpu.ptx.places import is_library_algorithm, place
+from harness.vgpu.memory.arena import Extent, Space
+from harness.vgpu.ptx.places import place
 from harness.vgpu.ptx.program import polls
-from harness.vgpu.ptx.provenance import address_origin
 
 SHARED_BUDGET, LOCAL_BUDGET = 256 << 20, 512 << 20
 ORDERED_BATCHES = 16
 GUARD = 256
-FORBIDDEN = {
-    "store to constant memory": "a constant",
-    "store to an input": "an input, which this launch may only read",
-    "undeclared atomic": "a result that is promised in a fixed order: what atomics add up differs from run"
-    " to run",
-}
 SPARE_STEPS = 10_000  # basic blocks that a second run of a launch may take beyond twice the first
 
 
@@ -37,7 +29,7 @@ class Overdue(Exception):
     """A launch has taken longer than it was allowed; what it has stored can be undone."""
 
 
-class Run:
+class Run(Reports):
     """The state of one launch."""
 
     def __init__(self, gpu, launch, kernel, args, dynamic_shared: int, cluster, trial: bool = False):
@@ -89,7 +81,7 @@ class Run:
         end, self.shared_extents = 0, []
         for name, (offset, size) in self.kernel.shared_map.items():
             size = size or self.dynamic_shared
-            label = "dynamic shared memory" if name.startswith("extern_ptr") else _shared_name(name)
+            label = "dynamic shared memory" if name.startswith("extern_ptr") else shared_name(name)
             self.shared_extents.append(Extent(offset, offset + size, label))
             end = max(end, offset + size + GUARD)
         self.shared_size = -(-end // 128) * 128
@@ -249,425 +241,6 @@ class Run:
         if not self.trial:
             self.gpu.print(text)
 
-    # -- findings -------------------------------------------------------------------------------------------
-    def block_index(self, number: int) -> tuple[int, int, int]:
-        """Block number -> (x, y, z)."""
-        gx, gy, _ = self.grid
-        return number % gx, number // gx % gy, number // (gx * gy)
-
-    def thread_index(self, number: int) -> tuple[int, int, int]:
-        """Thread number in its block -> (x, y, z)."""
-        bx, by, _ = self.block
-        return number % bx, number // bx % by, number // (bx * by)
-
-    def who(self, batch, position: int):
-        """(block, thread) of a position in a batch."""
-        position = int(position)
-        block = int(batch.blocks[batch.block_of[position]])
-        return self.block_index(block), self.thread_index(int(batch.thread_of[position]))
-
-    def record(
-        self,
-        kind,
-        instr,
-        message,
-        *,
-        tensor="",
-        index=None,
-        block=None,
-        thread=None,
-        count=1,
-        other=None,
-        algorithm=None,
-        verbs=frozenset(),
-    ):
-        """Add a finding about an instruction (and for races another one, with what the two do).
-
-        `algorithm` False makes it an error, True a note; None asks whose code the instructions are.
-        """
-        library = is_library_algorithm(instr.loc) if instr is not None else False
-        if other is not None:
-            library = library and is_library_algorithm(other.loc)
-        if algorithm is not None:
-            library = algorithm
-        where, there = place(instr), place(other) if other is not None else ""
-        causes = (_cause(instr),) if other is None else tuple(sorted((_cause(instr), _cause(other))))
-        finding = Finding(
-            kind, message, where, self.launch.name, tensor, index, block, thread, int(count), not library,
-            there,
-            verbs, instr, other,
-        )  # fmt: skip
-        if self.shared_extents:
-            names = {_shared_name(k): name for k, name in self.kernel.shared_names.items()}
-            finding = finding.renamed(lambda name: names.get(name, name))
-        return self.findings.record(finding, (kind, causes, tensor))
-
-    def bad_address(self, batch, A: Access, addresses, positions, inside, aligned):
-        """Out-of-bounds, null and misaligned accesses."""
-        verb = _verb(A)
-        if inside is None:
-            block, thread = self.who(batch, positions[0])
-            self.record(
-                f"out-of-bounds {verb}",
-                A.instr,
-                "a store to the kernel's parameters",
-                block=block,
-                thread=thread,
-            )
-            return
-        cases = [("misaligned", inside & ~aligned)]
-        null = ~inside & (addresses < NULL_PAGE) if A.space == "global" else np.zeros(len(addresses), bool)
-        cases += [("null pointer", null), ("out-of-bounds", ~inside & ~null)]
-        for what, bad in cases:
-            which = np.flatnonzero(bad)
-            if not len(which):
-                continue
-            first = int(which[0])
-            address = int(addresses[first])
-            block, thread = self.who(batch, positions[first])
-            extent = self._meant(A, address)
-            outside = what == "out-of-bounds" and A.space in ("global", "shared")
-            if self.log.events and outside and extent is not None:
-                self.log.events.outside(batch, A, extent, addresses[which], positions[which])
-            tensor, index, message = self._explain(A, extent, what, verb, address)
-            self.record(
-                f"{what} {verb}", A.instr, message,
-                tensor=tensor, index=index, block=block, thread=thread, count=len(which),
-                algorithm=False if A.space == "global" else None,
-            )  # fmt: skip
-
-    def owners(self, A: Access) -> list[Extent]:
-        """The tensors that the pointers name from which this instruction computes its address; none if
-        unknown."""
-        owners = self._owners.get(A.number)
-        if owners is None:
-            origin = address_origin(A.instr, self.code.origins) or ()
-            values = [int.from_bytes(self._param_bytes[o : o + 8], "little") for o in origin]
-            owners = self._owners[A.number] = [e for e in map(self.arena.find, values) if e is not None]
-        return owners
-
-    def strayed(self, batch, A: Access, owners: list[Extent], addresses, positions, bad):
-        """An address that was computed from a pointer to one tensor and lies in another."""
-        which = np.flatnonzero(bad)
-        address = int(addresses[which[0]])
-        owner, there = owners[0], self.arena.find(address)
-        verb = _verb(A)
-        side = "past the end" if address >= owner.end else "before the start"
-        lands = (
-            f"{named(there.name)}{index_text(there.index(address, A.width))}" if there else "another tensor"
-        )
-        block, thread = self.who(batch, positions[which[0]])
-        self.record(
-            f"out-of-bounds {verb}", A.instr,
-            f"{with_article(verb)} so far {side} of {named(owner.name)} that it lands in {lands}",
-            tensor=owner.name, index=owner.index(address, A.width), block=block, thread=thread,
-            count=len(which),
-            algorithm=False,
-        )  # fmt: skip
-
-    def _meant(self, A: Access, address: int) -> Extent | None:
-        """The tensor that a wrong address probably meant."""
-        if A.space == "global":
-            if A.tensor is not NOWHERE:
-                return A.tensor
-            return self.arena.find(address) or self.arena.nearest(address)
-        extents = self.shared_extents if A.space == "shared" else self.local_extents
-        below = [x for x in extents if x.start <= address] or extents
-        return max(below, key=lambda x: x.start, default=None)
-
-    def _explain(self, A: Access, e: Extent | None, what: str, verb: str, address: int):
-        if what == "null pointer":
-            return "", None, f"the kernel uses a null pointer: address {address:#x}"
-        if e is None:
-            return "", None, f"{verb} of {plural(A.nbytes, 'byte')} at {address:#x}, where there is no tensor"
-        index = e.index(address, A.width)
-        if what == "misaligned":
-            return (
-                e.name,
-                index,
-                f"{verb} of {A.nbytes} bytes at {named(e.name)}{index_text(index)} is not {A.nbytes}-byte"
-                " aligned",
-            )
-        size = (e.end - e.start) // (A.width if not e.dtype else max(1, _itemsize(e, A)))
-        outside = address - e.end if address >= e.end else e.start - address
-        side = "past the end" if address >= e.start else "before the start"
-        shape = f"shape {list(e.shape)}" if len(e.shape) > 1 else plural(size, "element")
-        if outside > 1 << 24:
-            return (
-                e.name,
-                index,
-                f"{verb} of {plural(A.nbytes, 'byte')} at {address:#x}, far from any tensor (nearest:"
-                f" {named(e.name)})",
-            )
-        return (
-            e.name,
-            index,
-            f"{with_article(verb)} {side} of {named(e.name)} ({shape}): element {index_text(index)}",
-        )
-
-    def unwritten(self, batch, A: Access, bad, index, L):
-        """A read of memory that nobody has written.
-
-        In the library's algorithms it is an error where the memory is the reader's (global), or where the
-        reader's code has kept threads of the block away that would have written it."""
-        positions = batch.positions(L)
-        bad = np.broadcast_to(bad.any(axis=-1) if np.ndim(bad) > np.ndim(index) else bad, len(positions))
-        which = np.flatnonzero(bad)
-        where = np.broadcast_to(index, len(positions))[which]
-        if A.space == "global":
-            sink = self.arena.sink >> A.shift
-            keep = (where < sink) | (where >= sink + (4096 >> A.shift))
-            which, where = which[keep], where[keep]
-        if not len(which):
-            return
-        first = int(which[0])
-        byte = int(where[0]) << A.shift
-        if A.space == "global":
-            e = self.arena.find(self.arena.base + byte)
-            element = e.index(self.arena.base + byte, A.width) if e else None
-            tensor = e.name if e else ""
-        else:
-            base = batch.shared_base if A.space == "shared" else batch.local_base
-            extents = self.shared_extents if A.space == "shared" else self.local_extents
-            offset = byte - int(base[positions[first]])
-            e = next((x for x in extents if x.start <= offset < x.end), None)
-            tensor = e.name if e else f"{A.space} memory"
-            element = e.index(offset, A.width) if e else None
-        block, thread = self.who(batch, positions[first])
-        verb = "an atomic updates" if A.kind == "A" and A.instr.op != "ld" else "reads"
-        message = f"{verb} {named(tensor)}{index_text(element)}, which was never written"
-        kind, algorithm = "uninitialised read", False if A.space == "global" else None
-        if A.space == "shared":
-            number = int(batch.block_of[positions[first]])
-            gone = batch.threads - int(batch.alive[number])
-            if batch.splits.by_reader(A.instr, block=number):
-                algorithm = False
-                if gone:
-                    kind = "early return"
-                    message += (
-                        f": {gone} of {plural(batch.threads, 'thread')} of the block had already returned"
-                    )
-        finding = self.record(
-            kind, A.instr, message,
-            tensor=tensor, index=element, block=block, thread=thread, count=len(which), algorithm=algorithm,
-        )  # fmt: skip
-        doubtful = (
-            self.before is not None and A.space == "shared" and A.kind == "R" and kind == "uninitialised read"
-        )
-        if doubtful and not any(f is finding for f in self.doubtful):
-            self.doubtful.append(finding)
-
-    def forbidden(self, batch, A: Access, tensor: Extent, addresses, L):
-        """A write to a tensor that takes none, or none of this kind; one that has strayed there is named
-        otherwise."""
-        owners = self.owners(A)
-        if (tensor.forbids == "undeclared atomic" and _verb(A) != "atomic") or (
-            owners and tensor not in owners
-        ):
-            return
-        positions = batch.positions(L)
-        index = tensor.index(int(np.broadcast_to(addresses, len(positions))[0]), A.width)
-        block, thread = self.who(batch, positions[0])
-        verb = "an atomic updates" if _verb(A) == "atomic" else "the kernel writes to"
-        self.record(
-            tensor.forbids, A.instr,
-            f"{verb} {named(tensor.name)}{index_text(index)}, {FORBIDDEN[tensor.forbids]}",
-            tensor=tensor.name, index=index, block=block, thread=thread, count=len(positions),
-            algorithm=False,
-        )  # fmt: skip
-
-    def barrier_divergence(self, batch, waiting, deadlock: bool, only=None):
-        """Threads of one thread block wait at different barriers, or some never come."""
-        for block in np.flatnonzero(batch.alive > 0 if only is None else only):
-            groups = [(i, L[batch.block_of[L] == block]) for i, L, _ in waiting]
-            groups = [(i, L) for i, L in groups if len(L)]
-            places = {i for i, _ in groups}
-            if not groups or (len(places) < 2 and not deadlock):
-                continue
-            index, L = groups[0]
-            term = batch.program.blocks[index].term
-            there, thread = self.who(batch, L[0])
-            waiting_ = sum(len(x) for _, x in groups)
-            if len(places) > 1:
-                other = batch.program.blocks[next(i for i, _ in groups if i != index)].term
-                message = (
-                    f"{plural(len(L), 'thread')} of the block stopped here and {waiting_ - len(L)} at"
-                    " another barrier:"
-                    " every thread of a block must reach the same barrier"
-                )
-            else:
-                other = None
-                message = (
-                    f"{len(L)} of {plural(int(batch.alive[block]), 'thread')} stopped at this barrier, the"
-                    " others never come:"
-                    " every thread of a block must reach it"
-                )
-            readers = any(batch.splits.by_reader(batch.program.blocks[i].term, block=block) for i in places)
-            self.record(
-                "barrier divergence", term, message, block=there, thread=thread, count=len(L), other=other,
-                algorithm=False if readers else None,
-            )  # fmt: skip
-
-    def early_exit(self, batch, term, block: int, torn: bool):
-        """Threads have returned while others of their block wait at a barrier; `torn`: even others of their
-        warp.
-
-        Whole warps may return before a plain barrier. Not before the barriers of a library's collective,
-        which needs every thread of the block."""
-        number = self.block_index(int(batch.blocks[block]))
-        gone = int(batch.threads - batch.alive[block])
-        readers = batch.splits.by_reader(term, block=block)
-        if torn:
-            self.record(
-                "barrier divergence",
-                term,
-                f"{gone} of {plural(batch.threads, 'thread')} of the block, some of them from the same warp"
-                " as threads that wait"
-                " here, returned without this barrier: every thread of a block must reach it",
-                block=number,
-                algorithm=False if readers else None,
-            )
-        elif readers and is_library_algorithm(term.loc):
-            self.record(
-                "barrier divergence",
-                term,
-                f"{gone} of {plural(batch.threads, 'thread')} of the block returned before this call into"
-                " the library,"
-                " which needs every thread of the block",
-                block=number,
-                algorithm=False,
-            )
-        else:
-            self.record(
-                "threads exited before a barrier",
-                term,
-                f"{plural(gone, 'thread')} of the block (whole warps) had already returned when the others"
-                " waited at this"
-                " barrier; the hardware counts them as arrived",
-                block=number,
-                algorithm=True,
-            )
-
-    def warp_divergence(self, batch, instr, position, count: int):
-        """Threads that an instruction names are alive, but not here."""
-        block, thread = self.who(batch, position)
-        readers = batch.splits.by_reader(instr, warp=int(batch.warp_of[position]))
-        self.record(
-            "warp divergence", instr,
-            f"{instr.name} names threads of its warp that are elsewhere in the program: all of them must"
-            " reach it",
-            block=block, thread=thread, count=count, algorithm=False if readers else None,
-        )  # fmt: skip
-
-    def shuffle_absent(self, batch, instr, position, lane: int, count: int):
-        """A shuffle reads from a lane that is elsewhere, has returned, or never existed (a block of half
-        warps)."""
-        block, thread = self.who(batch, position)
-        warp = int(batch.warp_of[position])
-        missing = not int(batch.initial_bits[warp]) >> lane & 1
-        readers = missing or batch.splits.by_reader(instr, warp=warp)
-        self.record(
-            "shuffle from an absent thread", instr,
-            f"reads a value from lane {lane} of the warp, which does not take part: the result is undefined",
-            block=block, thread=thread, count=count, algorithm=False if readers else None,
-        )  # fmt: skip
-
-    def incomplete_warp(self, batch, instr, positions):
-        block, thread = self.who(batch, positions[0])
-        readers = batch.splits.by_reader(instr, warp=int(batch.warp_of[positions[0]]))
-        self.record(
-            "warp divergence", instr, f"{instr.name} needs all 32 threads of the warp",
-            block=block, thread=thread, algorithm=False if readers else None,
-        )  # fmt: skip
-        raise Trap(_At(instr), batch, positions)
-
-    def incomplete_warpgroup(self, batch, instr, positions):
-        """Four warps, the first with a number that is a multiple of four, must execute an instruction
-        together."""
-        block, thread = self.who(batch, positions[0])
-        self.record(
-            "warp divergence", instr, f"{instr.name} needs all 128 threads of a warpgroup",
-            block=block, thread=thread, algorithm=False,
-        )  # fmt: skip
-        raise Trap(_At(instr), batch, positions)
-
-    def bad_tensor_map(self, batch, instr, position, message: str):
-        """A TMA instruction whose tensor map is none, or does not fit it."""
-        block, thread = self.who(batch, position)
-        self.record("not a tensor map", instr, message, block=block, thread=thread, algorithm=False)
-
-    def misaligned_copy(self, batch, instr, position, value: int, what: str):
-        """A bulk copy whose address, size or coordinate is not a multiple of what it must be."""
-        block, thread = self.who(batch, position)
-        unit = 128 if "tensor" in instr.mods and "address" in what else 16
-        self.record(
-            "misaligned bulk copy", instr,
-            f"the {what}, {plural(value, 'byte')}, is not a multiple of {unit}",
-            block=block, thread=thread, algorithm=False,
-        )  # fmt: skip
-
-    def uneven_descriptor(self, batch, A: Access, position):
-        """The threads of a warpgroup name several matrices."""
-        block, thread = self.who(batch, position)
-        self.record(
-            "uneven matrix descriptor", A.instr,
-            "the threads of a warpgroup give different matrix descriptors",
-            block=block, thread=thread, algorithm=False,
-        )  # fmt: skip
-
-    def disorder(self, batch, kind: str, instr, other, thread: int, count: int, message: str):
-        """An asynchronous operation that is not ordered with something else; threads are numbers in the
-        batch."""
-        block = self.block_index(int(batch.blocks[thread // batch.threads]))
-        self.record(
-            kind, instr, message, block=block, thread=self.thread_index(thread % batch.threads), count=count,
-            other=other,
-            algorithm=False,
-        )  # fmt: skip
-
-    def register_hazard(self, batch, instr, product, register: str, role: str, position, count: int):
-        """A register of a product is used before the product is waited for (role: "sums" or "factor")."""
-        block, thread = self.who(batch, position)
-        kind = "accumulator in use" if role == "sums" else "operand overwritten"
-        what = "holds sums" if role == "sums" else "holds a factor"
-        self.record(
-            kind, instr, f"{register} {what} of a wgmma that wgmma.wait_group has not waited for",
-            block=block, thread=thread, count=count, other=product, algorithm=False,
-        )  # fmt: skip
-
-    def missing_wgmma_fence(self, batch, instr, register: str, position):
-        """A product uses registers that were written without a wgmma.fence after that."""
-        block, thread = self.who(batch, position)
-        why = (
-            f"{register} has been written since the last wgmma.fence"
-            if register
-            else "no wgmma.fence comes before it"
-        )
-        self.record("missing wgmma fence", instr, why, block=block, thread=thread, algorithm=False)
-
-    def register_budget(self, batch, instr, position, message: str, block: int = 0, thread: int = 0):
-        """setmaxnreg asks for what it cannot get; the block and thread are numbers where there is no
-        position."""
-        who = self.block_index(int(batch.blocks[block])), self.thread_index(thread)
-        there, thread_ = who if position is None else self.who(batch, position)
-        self.record("register budget", instr, message, block=there, thread=thread_, algorithm=False)
-
-    def mbarrier_unready(self, batch, A: Access, position, count: int):
-        block, thread = self.who(batch, position)
-        self.record(
-            "mbarrier not initialised", A.instr, "the mbarrier at this address has not been initialised",
-            block=block, thread=thread, count=count,
-        )  # fmt: skip
-
-    def mbarrier_overflow(self, batch, A: Access, position, name: str, barrier):
-        block, thread = self.who(batch, position)
-        self.record(
-            "too many arrivals", A.instr,
-            f"phase {barrier.phase} of the mbarrier {name} {barrier.lacks()}, and here come more arrivals"
-            " than that",
-            block=block, thread=thread,
-        )  # fmt: skip
-
     def _hang(self, stop: StepBudget):
         instr = next(iter(stop.block.instrs), stop.block.term)
         place_ = place(instr)
@@ -692,33 +265,3 @@ class Run:
             f" {plural(stop.threads, 'thread is', 'threads are')} looping"
             f" at {place_}"
         )
-
-
-def _cause(instr) -> str:
-    """What makes findings one: the place. Without a line table the opcode, as an unrolled loop has it many
-    times."""
-    return instr.name if instr is not None and instr.loc is None else place(instr)
-
-
-class _At:
-    """Stands for a block where only the instruction is known."""
-
-    def __init__(self, instr):
-        self.term = instr
-
-
-def _verb(A: Access) -> str:
-    """What an access does, as kinds of findings say it."""
-    if A.kind == "R" or A.instr.op == "ld":
-        return "load"
-    return "store" if A.kind == "W" or A.instr.op == "st" else "atomic"
-
-
-def _itemsize(e: Extent, A: Access) -> int:
-    return ITEMSIZE.get(e.dtype, A.width)
-
-
-def _shared_name(name: str) -> str:
-    """`kernel_$__global_alloc_1_$__gpu_shared_mem` -> `shared array 1`."""
-    numbered = re.search(r"__global_alloc_(\d+)", name)
-    return f"shared array {numbered[1]}" if numbered else f"shared array {name}"

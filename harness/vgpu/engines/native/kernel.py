@@ -24,6 +24,7 @@ from harness.vgpu.memory.access import Access
 from harness.vgpu.ptx.parser import WIDTH
 
 from . import runtime as rt
+from . import warps
 from .arithmetic import INTRINSICS
 from .builtins import INSTRUCTIONS, _load, _store
 from .compiler import KINDS, Frame, Refused, Unit, Value
@@ -142,37 +143,37 @@ class Threads:
 
     # -- warps ----------------------------------------------------------------------------------------------
     def shuffle(self, instr, mode: str, a, b, c, mask, L):
-        value, inside = self.kernel.together(rt.shuffle, (mode,), (a, b, c, mask), ("u4", "p"))
+        value, inside = self.kernel.together(warps.shuffle, (mode,), (a, b, c, mask), ("u4", "p"))
         return value, inside
 
     def vote(self, instr, mode: str, p, mask, L):
         kind = "u4" if mode == "ballot" else "p"
-        return self.kernel.together(rt.vote, (mode,), (self.f.value(p), mask), (kind,))[0]
+        return self.kernel.together(warps.vote, (mode,), (self.f.value(p), mask), (kind,))[0]
 
     def match(self, instr, mode: str, value, mask, L):
-        return self.kernel.together(rt.match, (mode,), (value, mask), ("u4", "p"))
+        return self.kernel.together(warps.match, (mode,), (value, mask), ("u4", "p"))
 
     def redux(self, instr, op: str, value, mask, L):
         value = self.f.value(value)
         kind = np.dtype(value.kind).type
-        out = self.kernel.together(rt.redux, (op, kind), (self.f.view(value, "u4"), mask), ("u4",))[0]
+        out = self.kernel.together(warps.redux, (op, kind), (self.f.view(value, "u4"), mask), ("u4",))[0]
         return self.f.view(out, value.kind)
 
     def warp_sync(self, instr, mask, L):
-        self.kernel.together(rt.warp_sync, (), (mask,), ())
+        self.kernel.together(warps.warp_sync, (), (mask,), ())
 
     def mma(self, instr, shape: str, types, a, b, c, L):
         if not shape.startswith("m16n8"):
             raise Refused(f"mma of {shape}")
         known = (int(shape.partition("k")[2]), types[1], types[0] == "f32")
-        return self.kernel.together(rt.multiply, known, (*a, *b, *c), ("u4",) * len(c))
+        return self.kernel.together(warps.multiply, known, (*a, *b, *c), ("u4",) * len(c))
 
     def ldmatrix(self, A: Access, address, number: int, transpose: bool, L):
         k = self.kernel
         k.access(A)
         known = (number, transpose, k.shifts[1], k.atomics[1], k.races("R"))
         given = (self.f.cast(self.f.value(address, "u8"), u8), k.mine)
-        return self.kernel.together(rt.load_matrices, known, given, ("u4",) * number)
+        return self.kernel.together(warps.load_matrices, known, given, ("u4",) * number)
 
 
 class _Parameters:

@@ -75,6 +75,7 @@ class Cuda:
     def error_name(self, code: int) -> str:
         text = ctypes.c_char_p()
         self.library.cuGetErrorName(code, ctypes.byref(text))
+        assert text.value is not None
         return text.value.decode()
 
     def error(self, function: str, *arguments) -> str:
@@ -205,14 +206,16 @@ def pinned(cuda: Cuda) -> dict:
     n, stream, size = 16, None, ctypes.c_size_t
     memory = ctypes.c_void_p()
     cuda("cuMemAllocHost_v2", ctypes.byref(memory), size(n))
-    host, device = Address(memory.value), cuda.allocate(n)
+    start = memory.value
+    assert start is not None
+    host, device = Address(start), cuda.allocate(n)
     source = (ctypes.c_uint8 * n)(*range(n))
     out = {}
 
     def did(name: str, *arguments) -> None:
         cuda(name, *arguments)
-        out[name] = list(ctypes.string_at(memory.value, n))
-        ctypes.memset(memory.value, 0, n)
+        out[name] = list(ctypes.string_at(start, n))
+        ctypes.memset(start, 0, n)
 
     for bits, value in ((8, 0x11), (16, 0x2233), (32, 0x44556677)):
         did(f"cuMemsetD{bits}_v2", host, value, size(8 * n // bits))
@@ -230,6 +233,7 @@ def pinned(cuda: Cuda) -> dict:
     # the other way round: host to host and host to device
     other = ctypes.c_void_p()
     cuda("cuMemHostAlloc", ctypes.byref(other), size(n), 0)
+    assert other.value is not None
     ctypes.memmove(other, source, n)
     did("cuMemcpyPeer", host, None, Address(other.value), None, size(n))
     cuda("cuMemsetD8_v2", device, 0, size(n))
@@ -255,7 +259,7 @@ def launches(cuda: Cuda) -> dict:
     x = cuda.upload([float(i) for i in range(N)])
     y = cuda.upload([0.0] * N)
     arguments = [y, x, ctypes.c_float(0.5), ctypes.c_uint32(N)]
-    out = {"launch": cuda.launch(scale, (2, 1, 1), (4, 1, 1), arguments)}
+    out: dict[str, object] = {"launch": cuda.launch(scale, (2, 1, 1), (4, 1, 1), arguments)}
     out["by pointers"] = cuda.download(y, ctypes.c_float, N)
 
     # The same arguments as one packed buffer: key 1 = its address, key 2 = address of its size, key 0 = end.
@@ -350,7 +354,7 @@ def main() -> None:
         gpu = inprocess.start()
     cuda = Cuda()
     cuda("cuInit", 0)
-    out = {
+    out: dict[str, object] = {
         "memory": memory(cuda),
         "rectangles": rectangles(cuda),
         "pinned": pinned(cuda),

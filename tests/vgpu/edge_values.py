@@ -349,7 +349,9 @@ class Device:
         """What fills and copies of pinned host memory give: the driver's result, and the first bytes (hex)."""
         memory, n = ctypes.c_void_p(), 64
         self.call("cuMemAllocHost_v2", ctypes.byref(memory), ctypes.c_size_t(n))
-        host, stream = ctypes.c_uint64(memory.value), None
+        start = memory.value
+        assert start is not None
+        host, stream = ctypes.c_uint64(start), None
         size = ctypes.c_size_t
         device = self.allocate(n)
         self.call("cuMemsetD8_v2", device, ctypes.c_ubyte(0x5A), size(n))
@@ -370,9 +372,9 @@ class Device:
         }
         out: dict[str, object] = {}
         for name, args in calls.items():
-            ctypes.memset(memory.value, 0, n)
+            ctypes.memset(start, 0, n)
             code = getattr(self.library, name)(*args) or self.library.cuCtxSynchronize()
-            out[name] = [code, ctypes.string_at(memory.value, n).hex()]
+            out[name] = [code, ctypes.string_at(start, n).hex()]
         out["past the end"] = self.library.cuMemsetD8_v2(host, ctypes.c_ubyte(1), size(1 << 30))
         return out
 

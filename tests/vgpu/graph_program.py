@@ -47,10 +47,11 @@ def run(model, device, a, b, *, flag=1, extra=0) -> np.ndarray:
 
 
 def main() -> None:
-    mode = sys.argv[1]
+    mode, driver = sys.argv[1], inprocess.device()
+    assert driver is not None  # it was started above
     device = Accelerator()
     if mode == "all":
-        inprocess.device().catalogue.add("add and overrun", Path(sys.argv[2]).read_text())
+        driver.catalogue.add("add and overrun", Path(sys.argv[2]).read_text())
     model = load(device)
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, N), dtype=np.float32)
@@ -82,7 +83,7 @@ def main() -> None:
             for f in gpu.findings
         ],
         "launches": [launch.name for launch in gpu.launches],
-        "errors": [str(error) for error in inprocess.device().errors],
+        "errors": [str(error) for error in driver.errors],
         "again": inprocess.start() is gpu,
     }
     print(json.dumps(report))

@@ -12,8 +12,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from harness.vgpu import VirtualGPU
+from harness.vgpu.machine import Launch
 
 KERNELS = Path(__file__).parent / "kernels"
 
@@ -60,8 +62,10 @@ class Bench:
         self.gpu.echo = False
         self.at: dict[int, tuple[int, np.ndarray]] = {}
         self.keep: list = []
+        self.launch: Launch | None = None
+        """What `ptx_tools.run` launched last."""
 
-    def empty(self, name: str, shape, dtype=np.float32) -> np.ndarray:
+    def empty(self, name: str, shape, dtype: DTypeLike = np.float32) -> np.ndarray:
         """An array on the device that nobody has written."""
         return self.place(name, np.empty(shape, dtype), fill=False)
 
@@ -69,7 +73,7 @@ class Bench:
         """Put an array on the device; the returned array is its handle for `run` and `get`."""
         array = np.ascontiguousarray(array)
         address = self.gpu.allocate(array.nbytes, name)
-        self.gpu.name(address, array.nbytes, name, array.shape, array.dtype)
+        self.gpu.name(address, array.nbytes, name, array.shape, str(array.dtype))
         if fill:
             self.gpu.write(address, array)
         self.at[id(array)] = (address, array)
@@ -91,8 +95,8 @@ class Bench:
             self.address(a).to_bytes(8, "little") if id(a) in self.at else np.asarray(a).tobytes()
             for a in args
         ]
-        triple = [(*(t if isinstance(t, tuple) else (t,)), 1, 1)[:3] for t in (grid, block)]
-        return self.gpu.launch(kernel, *triple, raw, **options)
+        blocks, threads = ((*(t if isinstance(t, tuple) else (t,)), 1, 1)[:3] for t in (grid, block))
+        return self.gpu.launch(kernel, blocks, threads, raw, **options)
 
     def errors(self) -> list:
         """All findings that are errors."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kernel_tools import Bench, compiled, line_of
 from ptx_tools import HEADER
+from typed import present
 
 from harness.vgpu import VirtualGPU
 from harness.vgpu.checks.divergence import deciding, post_dominators
@@ -141,7 +142,7 @@ def test_what_decides_whether_an_instruction_is_reached():
 
     def predicates(value: int) -> set[str]:
         instr = next(i for i in instructions if i.args[1].value == value)
-        terms = (program.blocks[k].term for k in deciding(program, instr))
+        terms = (present(program.blocks[k].term) for k in deciding(program, instr))
         return {term.pred.name for term in terms if term.pred is not None}
 
     assert predicates(1) == {"p0"}

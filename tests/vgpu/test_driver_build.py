@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typed import present
 
 from harness.errors import EnvironmentProblem
 from harness.toolchain import linker
@@ -38,13 +39,13 @@ def tools(folder: Path, *names: str) -> str:
     """A PATH that holds the named programs only."""
     folder.mkdir()
     for name in names:
-        (folder / name).symlink_to(shutil.which(name))
+        (folder / name).symlink_to(present(shutil.which(name)))
     return str(folder)
 
 
 def names_max_looks_up() -> list[str]:
     """Entry points of the CUDA driver whose names stand in MAX's own library."""
-    package = Path(importlib.util.find_spec("modular").submodule_search_locations[0])
+    package = Path(present(present(importlib.util.find_spec("modular")).submodule_search_locations)[0])
     text = (package / "lib" / "libAsyncRTMojoBindings.so").read_bytes()
     # Only whole strings: some names stand in pieces between machine instructions.
     found = re.findall(

@@ -6,6 +6,7 @@ All programs are one binary (programs/suite.mojo), compiled once for this file.
 import json
 import os
 import re
+import selectors
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typed import present
 
 from harness.vgpu import Finding, cli
 from harness.vgpu.driver import build, server
@@ -149,7 +151,7 @@ def test_softmax(suite):
     expected = e / e.sum(axis=1, keepdims=True)
     got = numbers(run_suite(suite, "softmax"), np.float64).reshape(5, 100)
     # exp and the division each round once in float32, the sum about seven times.
-    np.testing.assert_allclose(got, expected, rtol=16 * np.finfo(np.float32).eps)
+    np.testing.assert_allclose(got, expected, rtol=float(16 * np.finfo(np.float32).eps))
 
 
 @pytest.mark.compiler
@@ -166,7 +168,9 @@ def test_tensor_cores(suite):
         a = eighths(16 * k).reshape(16, k).astype(np.float64)
         b = ((np.arange(k * 8) * 53 % 97 - 48) / 8).reshape(k, 8)
         expected += list((a @ b).ravel())  # inputs and sums are exact in bf16, tf32 and float32
-    np.testing.assert_array_equal(numbers(run_suite(suite, "tensor_core"), np.float32), exact(expected))
+    np.testing.assert_array_equal(
+        numbers(run_suite(suite, "tensor_core"), np.float32), exact(np.array(expected))
+    )
 
 
 @pytest.mark.compiler
@@ -282,7 +286,7 @@ def test_real_gpu_gives_the_same_elements(suite_on_gpu, name):
     virtual = run_suite(suite_on_gpu, name).stdout.split("\n")
     if name == "softmax":
         got, expected = (np.array([float(x) for x in lines if x]) for lines in (real, virtual))
-        np.testing.assert_allclose(got, expected, rtol=8 * np.finfo(np.float32).eps)
+        np.testing.assert_allclose(got, expected, rtol=float(8 * np.finfo(np.float32).eps))
     else:
         assert sorted(real) == sorted(virtual)  # prints of a kernel come in any order
         assert name == "kernel_print" or real == virtual
@@ -563,7 +567,7 @@ def test_signal_ends_everything(suite, send, number, code):
         text=True,
         start_new_session=True,
     )
-    for line in process.stderr:
+    for line in present(process.stderr):
         if "loaded" in line:  # the launch follows at once
             break
     time.sleep(0.3)
@@ -752,6 +756,6 @@ def test_strangers_are_turned_away(monkeypatch):
         listener.listen()
         stranger.connect(name)
         monkeypatch.setattr(os, "getuid", lambda: -1)
-        executor._accept(None, listener)
+        executor._accept(selectors.DefaultSelector(), listener)
         assert stranger.recv(1) == b""
     assert executor.devices == []

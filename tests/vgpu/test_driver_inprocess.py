@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from typed import present
 
 from harness.vgpu.driver import build, inprocess
 from harness.vgpu.driver.kernel_names import KernelCatalogue, fingerprint, readable
@@ -102,7 +103,7 @@ def interrupt(*arguments: str) -> tuple[int, str, str]:
     process = subprocess.Popen(
         [sys.executable, *arguments], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout.readline() == "spinning\n", process.communicate()[1]
+    assert present(process.stdout).readline() == "spinning\n", process.communicate()[1]
     time.sleep(0.5)  # until the kernel runs; much later its step budget would end it
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -234,7 +235,7 @@ def test_starting_before_max_looks_is_enough():
 def test_memory_page_that_is_taken_is_an_error():
     """The libraries keep their state at a fixed address; another mapping there is left alone."""
     source = (build.HERE / "transport.mojo").read_text()
-    address = re.search(r"comptime STATE = (\w+)", source)[1]
+    address = present(re.search(r"comptime STATE = (\w+)", source))[1]
     code = (
         "import ctypes\n"
         "libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p\n"
@@ -296,7 +297,7 @@ def test_catalogue_finds_the_twin(recorded):
     catalogue = KernelCatalogue()
     assert catalogue.match(ptx) is None
     catalogue.add("sum", ptx)
-    twin = catalogue.match(ptx.replace(symbol, "mojo_pkg_0123_4567"))
+    twin = present(catalogue.match(ptx.replace(symbol, "mojo_pkg_0123_4567")))
     assert (twin.name, twin.ptx, twin.entry, twin.given_entry) == ("sum", ptx, symbol, "mojo_pkg_0123_4567")
 
 

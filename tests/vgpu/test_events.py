@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from kernel_tools import Bench
 from ptx_tools import kernel
+from typed import present
 
 from harness.vgpu.checks.events import Tensor, decoded
 
@@ -42,7 +43,7 @@ def column(events, number: int, name: str) -> list:
 def test_every_access_has_its_thread_place_and_value():
     x = np.arange(16, dtype=F4) * 1.5
     launch, _ = recorded("add.f32 %y0, %x0, %x0;", x)
-    events = launch.events
+    events = present(launch.events)
     assert [(step.kind, step.tensor) for step in events.steps] == [("R", "in0"), ("W", "out0")]
     for number, values in ((0, x), (1, 2 * x)):
         assert column(events, number, "block") == [0] * 8 + [1] * 8
@@ -65,7 +66,7 @@ def test_shared_memory_is_counted_in_its_own_elements_and_barriers_are_steps():
         xor.b32 %r0, %r0, 1; shl.b32 %r0, %r0, 2; add.u32 %r0, %r0, %r2; ld.shared.b32 %y0, [%r0];"""
     x = np.arange(16, dtype=F4) + 0.5
     launch, _ = recorded(body, x, declare=SHARED)
-    events = launch.events
+    events = present(launch.events)
     assert [step.kind for step in events.steps] == ["R", "W", "barrier", "R", "W"]
     write, read = 1, 3
     assert events.tensors[events.steps[read].tensor].space == "shared"
@@ -81,7 +82,7 @@ def test_an_atomic_is_recorded_with_what_it_adds():
     text = kernel(body.replace("@%p0 bra END; exit; END:", "ret;"), 1, 1, widths_in=[4], widths_out=[4])
     total, x = bench.place("total", np.zeros(8, F4)), bench.place("x", np.arange(8, dtype=F4))
     launch = bench.run(text, 1, 8, total, x)
-    step = launch.events.steps[1]
+    step = present(launch.events).steps[1]
     assert (step.kind, step.tensor) == ("A", "total") and column(launch.events, 1, "element") == [0] * 8
     np.testing.assert_array_equal(column(launch.events, 1, "value"), np.arange(8))
     assert bench.get(total)[0] == 28
@@ -96,7 +97,7 @@ def test_a_vector_load_is_one_access_for_each_element():
     text = kernel(body, 0, 2, widths_in=[], widths_out=[4, 4]).replace("st.global.b32 [%a1], %y1;", "")
     out, x = bench.empty("out", 4), bench.place("x", np.arange(16, dtype=F4))
     launch = bench.run(text, 1, 4, out, x)
-    step = launch.events.steps[0]
+    step = present(launch.events).steps[0]
     assert step.count == 4 and column(launch.events, 0, "element") == [*range(16)]
     assert column(launch.events, 0, "thread") == [t for t in range(4) for _ in range(4)]
     np.testing.assert_array_equal(column(launch.events, 0, "value"), np.arange(16))
@@ -108,14 +109,14 @@ def test_an_access_out_of_bounds_is_recorded_where_it_was_meant():
     text = kernel("add.f32 %y0, %x0, %x0;", 1, 1, widths_in=[4], widths_out=[4])
     out, x = bench.empty("out", 6), bench.place("x", np.ones(8, F4))
     launch = bench.run(text, 1, 8, out, x)
-    events = launch.events
+    events = present(launch.events)
     wild = events.element[(events.element >= 6) & (events.step > 0)]
     assert sorted(wild.tolist()) == [6, 7] and [f.kind for f in bench.errors()] == ["out-of-bounds store"]
 
 
 def test_beyond_the_limit_accesses_are_counted():
     launch, _ = recorded("mov.b32 %y0, %x0;", np.ones(64, F4), limit=100)
-    events = launch.events
+    events = present(launch.events)
     assert len(events.block) == 64 and events.dropped == 64 and [s.kind for s in events.steps] == ["R"]
 
 

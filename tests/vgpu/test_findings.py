@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from kernel_tools import Bench, compiled, line_of
 from ptx_tools import kernel
+from typed import stand_in
 
 from harness.vgpu import cli
+from harness.vgpu.driver.device import Device
 from harness.vgpu.ptx.parser import Instr, Location
 from harness.vgpu.ptx.places import callers, is_library_algorithm, user_location
 
@@ -336,7 +336,7 @@ def test_findings_without_line_table_name_the_switch(capsys):
     text = kernel("ld.param.u64 %d0, [q0]; st.global.u32 [%d0], %t0;", 0, 1, widths_in=[], widths_out=[4])
     bench = Bench()
     bench.run(text, 4, 1, bench.place("cells", np.zeros(64, np.uint32)))
-    cli.summarise([SimpleNamespace(gpu=bench.gpu, errors=[])], "sm_90a", 0)
+    cli.summarise([stand_in(Device, gpu=bench.gpu, errors=[])], "sm_90a", 0)
     assert "compile with -g1" in capsys.readouterr().err
 
 

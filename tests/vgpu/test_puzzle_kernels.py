@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from typed import present
 
 from harness.check import tensors
 from harness.devices.recorder import RecordedLaunch, record
@@ -14,6 +15,7 @@ from harness.puzzles.p22 import virtual_speed as speed
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
+from harness.vgpu.checks.counters import Counters
 
 pytestmark = pytest.mark.compiler
 
@@ -52,7 +54,7 @@ def test_right_in_every_block_order_and_without_a_finding(recordings, dtype, dim
     assert not player.gpu.findings, player.gpu.findings[0].text()
 
 
-def chapter_counters(recording, variant: str) -> dict[str, object]:
+def chapter_counters(recording, variant: str) -> dict[str, Counters]:
     """The counters of each launch at the chapter's size, by name; the first where a name comes twice."""
     case = PUZZLE.cases(None)[0]
     player = Replay(recording, PUZZLE, "float32")
@@ -86,7 +88,7 @@ def test_the_scratch_memory_is_what_the_ledger_says(recordings):
     for variant in PUZZLE.default_variants:
         events = recordings["float32"].cases[variant, CHAPTER]
         lent = sum(event.nbytes for event in events if getattr(event, "scratch", False))
-        assert lent == sum(PUZZLE.ledger(CHAPTER, "float32").between[variant].values())
+        assert lent == sum(present(PUZZLE.ledger)(CHAPTER, "float32").between[variant].values())
 
 
 def test_forgotten_clear_is_reported(recordings):

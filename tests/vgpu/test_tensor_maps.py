@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from harness.vgpu import VirtualGPU
 from harness.vgpu.driver.device import RESULT_CODES, Device, Op
 from harness.vgpu.memory.tensor_map import BYTES, BadTensorMap, TensorMap, swizzled, tiled
 
-GOOD = {"kind": 9, "address": 0x1000, "dims": (40, 20, 6), "strides": (80, 1600), "box": (32, 8, 2), "steps": (1, 1, 1),
+GOOD: dict[str, Any] = {"kind": 9, "address": 0x1000, "dims": (40, 20, 6), "strides": (80, 1600), "box": (32, 8, 2), "steps": (1, 1, 1),
         "interleave": 0, "swizzle": 2, "promotion": 3, "fill": 0}  # fmt: skip
 
 
@@ -23,7 +24,7 @@ def test_a_map_survives_its_bytes():
 
 
 def test_the_elements_of_a_box():
-    address, inside = tiled(**GOOD | {"box": (8, 2, 2)}).elements((36, 19, -1))
+    address, inside = tiled(**{**GOOD, "box": (8, 2, 2)}).elements((36, 19, -1))
     assert address.shape == inside.shape == (4, 8)
     assert inside.tolist() == [[False] * 8] * 2 + [[True] * 4 + [False] * 4, [False] * 8]
     assert address[2, :4].tolist() == [0x1000 + 19 * 80 + 2 * (36 + k) for k in range(4)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from kernel_tools import Bench, compiled
 from ptx_tools import kernel
+from typed import present
 
 from harness.vgpu.checks import trial
 
@@ -62,7 +63,7 @@ def test_the_second_run_leaves_nothing_behind():
     np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32) + 5])
     assert not finding.is_error
     assert (launch.counters.atomics, launch.counters.threads) == (32, 32)
-    assert sum(step.last - step.first for step in launch.events.steps if step.kind == "A") == 32
+    assert sum(step.last - step.first for step in present(launch.events).steps if step.kind == "A") == 32
     _, out, _ = judged(HALF + "red.global.add.u32 [%a0], %r2;")
     np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32)])  # zeros were there
 

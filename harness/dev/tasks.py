@@ -49,7 +49,7 @@ FIXED: tuple[Task, ...] = (
         "python -m harness.toolchain.formatting",
         "Format Mojo and Python files (--check only says what differs)",
     ),
-    ("types", "basedpyright", "Check the types of the harness, the book's tools and a part of the tests"),
+    ("types", "basedpyright", "Check the types of the harness, the book's tools and the tests"),
     ("pictures", "python book/tools/pictures.py", "Make the README's pictures from real runs"),
 )
 TABLES = {"pyproject.toml": ("[tool.poe.tasks]", "help"), "pixi.toml": ("[tasks]", "description")}

@@ -333,7 +333,7 @@ def judge_work(
         verbose: Print all that is known of a wrong gate.
     """
     options = {"dtype": dtype} if dtype != "float32" else {}
-    checker = judge_of(work, seed=seed, **options)
+    checker = judge_of(work, at_terminal=True, seed=seed, **options)
     target = package.path if package else work.target
     if gates and work.in_package:
         ran = package or work.package

@@ -27,6 +27,7 @@ from typing import Any
 
 from harness.check.python_files import LEFT
 from harness.check.results import GateResult, wanted_gates
+from harness.check.upstream import blame_gates
 from harness.devices.processes import PRELOADED, start_server
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.work import Work
@@ -47,10 +48,14 @@ class Gone(Exception):
 
 
 class Apart:
-    """The checker of a rung in Python, in another process; `options` are the keywords of that checker."""
+    """The checker of a rung in Python, in another process; `options` are the keywords of that checker.
 
-    def __init__(self, work: Work, **options):
+    `at_terminal`: the code may read from the terminal that this process reads from, as `input()` and `breakpoint()` do.
+    """
+
+    def __init__(self, work: Work, *, at_terminal: bool = False, **options):
         self.work = work
+        self.terminal = terminal_here() if at_terminal else ""
         self.options = options
         self._process: Judge | None = None
 
@@ -64,7 +69,7 @@ class Apart:
         wanted = [gate.id for gate in wanted_gates(self.work.puzzle, self.work.rung, gates)]
         verdicts: dict[str, GateResult] = {}
         while left := [id for id in wanted if id not in verdicts]:
-            self._process = judge = self._process or Judge(self.work, self.options)
+            self._process = judge = self._process or Judge(self.work, self.options, self.terminal)
             try:
                 judge.ask(path, left, cases, verdicts)
             except Gone as gone:
@@ -79,7 +84,9 @@ class Apart:
             except BaseException:
                 self.close()
                 raise
-        return [verdicts[id] for id in wanted]
+        results = [verdicts[id] for id in wanted]
+        blame_gates(results, self.work.rung.needs)
+        return results
 
     def close(self) -> None:
         """Ends the process; the next check starts another."""
@@ -94,7 +101,7 @@ class Apart:
 class Judge:
     """A process that judges, as the one that started it sees it; `gate` is the gate that it is at, None before the first."""
 
-    def __init__(self, work: Work, options: dict[str, Any]):
+    def __init__(self, work: Work, options: dict[str, Any], terminal: str = ""):
         self.gate: str | None = None
         self.folder = tempfile.TemporaryDirectory()
         self.stack = Path(self.folder.name) / "stack"
@@ -106,7 +113,8 @@ class Judge:
             start_server()
         self.connection, theirs = context.Pipe()
         folders = [*importlib.import_module(PUZZLES).__path__]
-        arguments = (theirs, self.stack, folders, work.puzzle.name, work.rung.id, options, dict(os.environ))
+        names = (work.puzzle.name, work.rung.id)
+        arguments = (theirs, self.stack, folders, *names, options, dict(os.environ), terminal)
         self.process: BaseProcess = context.Process(target=serve, args=arguments)
         self.process.start()
         theirs.close()
@@ -162,6 +170,14 @@ class Judge:
         return f"{path}: "
 
 
+def terminal_here() -> str:
+    """The terminal that this process reads from; "" where there is none, or it has no name here."""
+    try:
+        return os.ttyname(0)
+    except OSError:
+        return ""
+
+
 def may_fork() -> bool:
     """Whether a copy of this process is safe to go on in: threads, torch's among them, do not come along."""
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
@@ -204,8 +220,13 @@ def serve(
     rung: str,
     options: dict[str, Any],
     environment: dict[str, str],
+    terminal: str = "",
 ) -> None:
     """Answers checks until nobody asks any more. Deaf to Ctrl-C: who asks ends it."""
+    if terminal:  # `multiprocessing` gives a process an empty input
+        with suppress(OSError):  # one that may not be opened again stays unread
+            os.dup2(os.open(terminal, os.O_RDONLY), 0)
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115 (as long as the process lives)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)

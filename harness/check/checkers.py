@@ -21,11 +21,16 @@ class RungChecker(Protocol):
         ...
 
 
-def judge_of(work: Work, **options) -> RungChecker:
-    """What judges a file that a learner writes: Python runs in a process of its own, where leaving ends no verdict."""
+def judge_of(work: Work, *, at_terminal: bool = False, **options) -> RungChecker:
+    """What judges a file that a learner writes: Python runs in a process of its own, where leaving ends no verdict.
+
+    `at_terminal`: whether that code may read from the terminal.
+    """
     from harness.check.apart import Apart
 
-    return make_checker(work, **options) if work.in_package else Apart(work, **options)
+    if work.in_package:
+        return make_checker(work, **options)
+    return Apart(work, at_terminal=at_terminal, **options)
 
 
 def make_checker(work: Work, **options) -> RungChecker:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from typed import present
@@ -126,6 +127,51 @@ def test_the_process_is_kept_and_comes_back_after_a_fall(work):
     last = present(judge._process).process
     judge.close()
     assert not last.is_alive()
+
+
+def test_what_is_computed_from_a_gate_that_ended_the_process_is_put_down_to_it(work):
+    """The verdicts come from two processes, neither of which has both."""
+    first, second, *_ = (gate.id for gate in work.gates)
+    with_first(work, "__import__('os')._exit(0)")
+    text = work.path.read_text()
+    body = blanks.find(text)[second].body
+    line = next(line for line in body if line.strip())
+    indent = line[: len(line) - len(line.lstrip())]
+    broken = {second: (f"{indent}raise ValueError('of its own')", *body)}
+    work.path.write_text(blanks.join(blanks.split(text), broken))
+    needs = Work(work.puzzle, replace(work.rung, needs={second: (first,)}), work.root)
+    alone = {result.gate.id: result for result in judge_of(work).check(work.path)}
+    assert "of its own" in alone[second].diagnosis[0]
+    blamed = {result.gate.id: result for result in judge_of(needs).check(work.path)}
+    assert blamed[second].diagnosis == [f"computed from {first}, which is wrong: mend that first"]
+    assert "os._exit(0)" in blamed[first].diagnosis[0]
+
+
+def test_a_blank_may_read_from_the_terminal(work, tmp_path):
+    """`input()` and `breakpoint()` reach who sits there; without a terminal there is nothing to read."""
+    with_first(work, "assert input('typed? ') == 'yes'")
+    asks = (
+        "import sys\nfrom pathlib import Path\nfrom harness import cli\nfrom harness.learner.work import Work\n"
+        f"root = Path({str(tmp_path)!r})\nhonest = Work.__init__\n"
+        "def here(self, puzzle, rung, _=None): honest(self, puzzle, rung, root)\n"
+        "Work.__init__ = here\nsys.exit(cli.main(['p24', '--numpy', '--gate', 'index']))\n"
+    )
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", asks],
+        cwd=roots.CHECKOUT,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        os.write(ours, b"yes\n" * 100)  # one for each case
+        out, _ = run.communicate(timeout=120)
+    os.close(ours)
+    os.close(theirs)
+    assert "✅ index" in out and "typed? " in out
+    (result,) = judge_of(work).check(work.path, ["index"])
+    assert result.state == "wrong" and "EOFError" in result.diagnosis[0]
 
 
 def test_an_exception_is_what_it_is_in_this_process(work):

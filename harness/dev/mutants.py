@@ -22,7 +22,7 @@ OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "%", "%": "//", "**":
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 WORDS = {"is not": "is", "is": "is not", "not in": "in", "in": "not in"}
 NAMES = {"max": "min", "min": "max", "all": "any", "any": "all", "mean": "sum", "sum": "mean"}
-EITHER_WAY = ("max", "min", "maximum", "minimum", "transpose", "swapaxes", "promote_types")
+EITHER_WAY = ("max", "min", "maximum", "minimum", "logaddexp", "transpose", "swapaxes", "promote_types")
 """Functions whose arguments have no order."""
 WATCHES = ("strict",)
 """Keywords that only raise where the code is wrong elsewhere."""
@@ -215,8 +215,14 @@ def order_edits(body: list[ast.stmt], text: str, of: Callable[..., tuple[int, in
 
 
 def depend(one: ast.stmt, other: ast.stmt) -> bool:
-    """Whether the order of two statements may matter: one writes a name that the other has, or is a call alone."""
-    if is_words(one) or isinstance(one, ast.Expr) or isinstance(other, ast.Expr):
+    """Whether the order of two statements may matter: one writes a name that the other has, or is a call alone.
+
+    A call does not see a counter that it does not name.
+    """
+    counter = any(
+        isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant) for node in (one, other)
+    )
+    if is_words(one) or (not counter and (isinstance(one, ast.Expr) or isinstance(other, ast.Expr))):
         return not is_words(one)
     written, named = zip(*(names_of(node) for node in (one, other)), strict=True)
     return bool(written[0] & named[1] or written[1] & named[0])

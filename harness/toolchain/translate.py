@@ -7,6 +7,8 @@ sentence, and the compiler's own line stands alone.
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
 from harness.invocation import command
 from harness.toolchain.diagnostics import Diagnostic
@@ -63,7 +65,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
     (
         r"(?:package|module) '([\w.]+)' does not contain '(\w+)'",
         "`{1}` is not in `{0}`: it is spelled otherwise, has moved, or was removed from a file that others import it "
-        "from. See `git diff`, or put the file back with `python -m harness reset`.",
+        "from. See `git diff`, or put the file back with `python -m harness reset pNN`.",
     ),
     (
         r"expression must be mutable in assignment|evaluated to False, expected 'mut'",
@@ -144,7 +146,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
     (
         r"registers no op '(\w+)'",
         'No struct carries `@extensibility.register("{0}")`: the line was removed or renamed. '
-        "See `git diff`, or put the file back with `python -m harness reset`.",
+        "See `git diff`, or put the file back with `python -m harness reset pNN`.",
     ),
 )
 # Mistakes that the compiler only sees the consequences of: the line of code says what was meant.
@@ -201,7 +203,12 @@ def explain(diagnostic: Diagnostic, notes: Sequence[str] = ()) -> str | None:
         diagnostic: The compiler's first error, with its line of code.
         notes: The messages and lines that the compiler printed after it.
     """
-    texts = [diagnostic.message, *notes]
+    sentence = explanation([diagnostic.message, *notes], diagnostic)
+    return sentence and pasteable(sentence, diagnostic.file)
+
+
+def explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
+    """The sentence as the tables have it; `texts` are the error's message and the notes."""
     named = re.match(r"use of unknown declaration '(\w+)'", diagnostic.message)
     if named and named[1] in NAMES:
         return NAMES[named[1]]
@@ -231,13 +238,21 @@ def by_message(text: str) -> str | None:
     """The sentence of the first rule that knows the message."""
     for pattern, sentence in MESSAGES:
         if found := re.search(pattern, text):
-            return pasteable(sentence.format(*found.groups()))
+            return sentence.format(*found.groups())
     return None
 
 
-def pasteable(sentence: str) -> str:
-    """The sentence with the commands of the workbook in the form in which they are typed here."""
-    return re.sub(r"python -m harness ([\w-]+)", lambda found: command(found[1]), sentence)
+def pasteable(sentence: str, file: str) -> str:
+    """The sentence with the commands of the workbook in the form in which they are typed here.
+
+    `reset` is of the puzzle whose folder an error's file lies in; of another file's it stays `reset pNN`.
+    """
+    puzzle = next((inside for folder, inside in pairwise(Path(file).parts) if folder == "problems"), "pNN")
+    return re.sub(
+        r"python -m harness ([\w-]+(?: pNN)?)",
+        lambda found: command(found[1].replace("pNN", puzzle)),
+        sentence,
+    )
 
 
 def conversion(text: str) -> str | None:
@@ -257,7 +272,7 @@ def integers(got: str, wanted: str) -> str | None:
     if INTEGER.fullmatch(got) and INTEGER.fullmatch(wanted):
         return (
             f"A kernel's sizes arrive as Int32 while indices are Int, and Mojo converts neither silently: "
-            f"`{wanted}(...)`. See how the kernel's first lines make H, S and O."
+            f"`{wanted}(...)`. See how the kernel's first lines make an Int of each size."
         )
     return None
 
@@ -265,7 +280,7 @@ def integers(got: str, wanted: str) -> str | None:
 def float_from_integer(got: str, wanted: str) -> str | None:
     """An Int beside a float."""
     if INTEGER.fullmatch(got) and FLOAT.fullmatch(wanted):
-        return f"An integer does not become a float by itself: `{spelled(wanted)}(...)`, as in `Scalar[accum](H)`."
+        return f"An integer does not become a float by itself: `{spelled(wanted)}(...)`, as in `Scalar[accum](columns)`."
     return None
 
 

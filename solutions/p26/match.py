@@ -36,7 +36,7 @@ def replace(gm, node, target, *args, **kwargs):
     dead = [node]
     while dead:
         last = dead.pop()
-        if not last.users and last.op in ("call_function", "call_method") and not mutates(last):
+        if not last.users and not mutates(last):
             inputs = last.all_input_nodes
             gm.graph.erase_node(last)
             dead += [n for n in inputs if pointwise(n)]
@@ -100,10 +100,9 @@ def gelu(gm):
     wanted = F.gelu(POINTS, approximate="tanh")
     done = 0
     for end in list(gm.graph.nodes):
-        cone = behind(end) if pointwise(end) and called(end) != "tanh" else []
-        if not any(called(node) == "tanh" for node in cone):
-            continue
-        for x in cone:
+        cone = behind(end)
+        has_tanh = any(called(node) == "tanh" for node in cone)
+        for x in cone if has_tanh else ():
             if not is_tensor(x) or not value(x).dtype == value(end).dtype in DTYPES:
                 continue
             got = values(end, x, POINTS)

@@ -60,6 +60,7 @@ def slips(body: str, edits) -> set[str]:
         ("a[n] = b\nb[n] = n", {"b[n] = n a[n] = b"}),
         ("a[n] = n\nb[n] = n", set()),
         ("a = zip(b, strict=True)", set()),
+        ("f(b)\nn += 1", {"pass", "n -= 1", "n = 1", "n += 2"}),
         ('"""Words."""\nf(keep=True)', {"f(keep=False)", "f()", "pass"}),
     ],
 )  # fmt: skip
@@ -212,6 +213,7 @@ def test_kernels_are_judged_together_and_one_that_does_not_compile_is_rejected(h
 
 RUNGS = {
     "p20": ("derive", "torch", "register"), "p22": ("derive", "numpy"), "p23": ("numpy", "torch"), "p24": ("numpy", "torch"),
+    "p25": ("numpy",),
 }  # fmt: skip
 """Whose mutants are judged in seconds."""
 FEW = ("p22-derive", "p22-numpy", "p23-numpy", "p24-numpy", "p24-torch")

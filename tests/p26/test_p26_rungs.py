@@ -254,10 +254,8 @@ def test_a_gate_whose_part_is_wrong_says_which_to_mend_first(tmp_path, checkers,
     path = tmp_path / f"{rung}.py"
     path.write_text(blanks.join(blanks.split(text), {part: (body,)}))
     (result,) = checkers[rung].check(path, [gate])
-    assert (result.state, result.mistake, result.hint) == ("wrong", "part-wrong", f"{part}-1")
-    assert result.diagnosis == [
-        f"`{part}`, which it calls, is not right yet; with the solution's it is correct: mend {part} first"
-    ]
+    assert (result.state, result.mistake, result.hint) == ("wrong", None, f"{part}-1")
+    assert result.diagnosis == [f"computed from {part}, which is wrong: mend that first"]
 
 
 def test_a_gate_that_is_wrong_beside_a_wrong_part_is_named_itself(tmp_path, checkers):

@@ -3,6 +3,7 @@
 import pytest
 from kernel_slips import SLIPS
 
+from harness.invocation import command
 from harness.toolchain.diagnostics import Diagnostic
 from harness.toolchain.packages import compile_failed, run_mojo
 from harness.toolchain.translate import explain
@@ -115,7 +116,7 @@ MISTAKES = {
     "float by Int": (
         in_main("var n = 3", "print(Float32(2) / n)"),
         "cannot be converted from 'Int' to 'Float32'",
-        "`Scalar[accum](H)`",
+        "`Scalar[accum](columns)`",
     ),
     "input written": (
         KERNEL.format(line="x[0] = y[0]"),
@@ -223,6 +224,15 @@ def test_an_instantiation_names_the_learners_line(tmp_path):
 
 def test_a_message_that_no_rule_knows_stands_alone(tmp_path):
     assert explain(Diagnostic("a.mojo", 1, 1, "error", "the moon is full", "x")) is None
+
+
+@pytest.mark.parametrize(("folder", "puzzle"), [("problems/p23/op", "p23"), ("somewhere/op", "pNN")])
+def test_reset_is_of_the_puzzle_whose_file_it_is(folder, puzzle):
+    words = "module 'shared.common' does not contain 'atomic_add'"
+    sentence = explain(Diagnostic(f"/home/x/{folder}/ops.mojo", 3, 1, "error", words))
+    assert sentence is not None and sentence.endswith(
+        f"put the file back with `{command(f'reset {puzzle}')}`."
+    )
 
 
 def test_a_missing_op_is_explained():

@@ -9,6 +9,7 @@ import torch
 
 from harness.check.python_files import PythonChecker, describe, line_of, load
 from harness.check.results import GateResult
+from harness.check.upstream import sentence
 from harness.puzzles.p26 import composing, folding, matching, models, printing, swapping
 from harness.puzzles.p26.mistakes import FIXES
 from harness.puzzles.p26.trying import Check, Fault, Module, cause_of, tries
@@ -74,9 +75,8 @@ class BackendChecker(PythonChecker):
         hint = f"{self.puzzle.ladder(self.rung, gate.id)}-1"
         fault = fault_of(gate.id, module, path)
         if fault and (part := self._wrong_part(gate.id, module, path)):
-            words = f"`{part}`, which it calls, is not right yet; with the solution's it is correct: mend {part} first"
             ladder = self.puzzle.ladder(self.rung, part)
-            return GateResult(gate, "wrong", diagnosis=[words], mistake="part-wrong", hint=f"{ladder}-1")
+            return GateResult(gate, "wrong", diagnosis=[sentence(part)], hint=f"{ladder}-1")
         if fault:
             lines = [f"{fault.kind}: {fault}"]
             if fault.kind in FIXES:

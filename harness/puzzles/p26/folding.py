@@ -39,6 +39,12 @@ def kept_one(x: Tensor) -> Tensor:
     return y
 
 
+def sine_and_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the copy's two users one makes new memory, the other does not."""
+    y = x * 1.0
+    return y.sin(), y.view(-1)
+
+
 def written_source(x: Tensor) -> tuple[Tensor, Tensor]:
     """What was copied is written to."""
     x = x.clone()
@@ -59,7 +65,7 @@ WRAPPING = torch.tensor([2**24 + 1, 7, -(2**31) - 3, 2**62], dtype=torch.int64)
 CHAIN = (
     bits("x * 2.0 * 3.0", lambda x: x * 2.0 * 3.0, ("mul",)),
     bits("3.0 * (x * 2.0), the constant in front", lambda x: 3.0 * (x * 2.0), ("mul",)),
-    bits("x * 2.0 * 4.0 * 3.0 * 8.0, a long chain", lambda x: x * 2.0 * 4.0 * 3.0 * 8.0, ("mul",)),
+    bits("x * 2.0 * 4.0 * 3.0 * 8.0, a long chain", lambda x: x * 2.0 * 4.0 * 3.0 * 8.0, ("mul",), count=3),
     bits("torch.mul(x.mul(2.0), 3.0)", lambda x: torch.mul(x.mul(2.0), 3.0), ("mul",)),
     bits(
         "x * 2.0 * 3.0 at both ends of float32",
@@ -137,6 +143,12 @@ NEUTRAL = (
     bits("sin(x * 1.0)", lambda x: (x * 1.0).sin(), ("sin",)),
     bits("cos(1 * x)", lambda x: (1 * x).cos(), ("cos",)),
     bits(
+        "sin(x * 1.0) + cos(x * 1.0)",
+        lambda x: (x * 1.0).sin() + (x * 1.0).cos(),
+        ("sin", "cos", "add"),
+        count=2,
+    ),
+    bits(
         "1 / (x + 0.0), where x is -0.0",
         lambda x: 1 / (x + 0.0),
         None,
@@ -158,7 +170,8 @@ NEUTRAL = (
     bits("x * 1 of integers", lambda x: (x * 1).abs(), ("abs",), numbers(torch.int32)),
     bits("x * 1.0, returned", lambda x: x * 1.0, None, kind="aliased"),
     bits("a view of x * 1.0, returned", lambda x: (x * 1.0).view(-1), None, kind="aliased"),
-    bits("x * 1.0, then a write to it", kept_one, None, kind="aliased", gradients=False),
+    bits("sin of x * 1.0 and a view of it", sine_and_view, ("mul", "sin", "view"), kind="aliased"),
+    bits("x * 1.0, then a write to it", kept_one, None, kind="aliased", gradients=False, count=0),
     bits("x * 1.0, then a write to x", written_source, None, kind="aliased", gradients=False),
     bits("x * 0.0, which keeps NaN", lambda x: (x * 0.0).cos(), None, special(), gradients=False),
 )
@@ -193,7 +206,7 @@ def item_written(x: Tensor) -> Tensor:
 
 
 SWEEP = (
-    bits("sin(x) * 2 and cos of it, which nobody uses", unused, ("add",)),
+    bits("sin(x) * 2 and cos of it, which nobody uses", unused, ("add",), count=3),
     bits(
         "y.add_(1), whose result nobody uses",
         written_and_unused,
@@ -226,13 +239,14 @@ FACTORS = (
     ("y *= 2.0", lambda x: operator.imul(x.clone(), 2.0), None),
     ("torch.mul(x, 2.0, out=y)", lambda x: torch.mul(x, 2.0, out=torch.empty_like(x)), None),
     ("x * True", lambda x: x * True, None),
+    ("x.shape[0] * 2, a number", lambda x: x.shape[0] * 2, None),
 )
 
 
 def factors(m: Module) -> None:
     """What is a product with a number, and what is none."""
     for words, function, wanted in FACTORS:
-        gm = captured(function, X.detach())
+        gm = captured(function, X.detach(), dynamic=True)
         *_, node = [n for n in gm.graph.nodes if n.op in CALLS]
         got = m["factor"](node)
         if wanted is None:
@@ -252,12 +266,15 @@ def factors(m: Module) -> None:
 MUST_FOLD = (
     (2.0, 3.0, torch.float32),
     (3.0, 4.0, torch.bfloat16),
-    (-8.0, 2.0, torch.float16),
+    (-8.0, 3.0, torch.float16),
+    (1.0, 3.0, torch.float32),
+    (2047.0, 32.0, torch.float16),  # the largest of its numbers
+    (1, -128, torch.int8),
     (2, 3, torch.float64),
     (2, 3, torch.int8),
     (-5, 7, torch.int64),
 )
-CONSTANTS = (1.0, 2.0, 3.0, 0.5, 0.1, 4.0, -2.0, 5.0, 0.0, 1e30, 1e-30, 2.0**100, float("inf"))
+CONSTANTS = (1.0, 2.0, 3.0, 1.5, 0.5, 0.1, 4.0, -2.0, 5.0, 0.0, 1e30, 1e-30, 2.0**100, float("inf"))
 WHOLE = (0, 1, 2, 3, -4, 11, 100, 2**20)
 
 
@@ -296,5 +313,8 @@ def same_bits(m: Module) -> None:
                 at = int((~same).nonzero()[0]) if not same.all() else 0
                 words = f"exact({a}, {b}, {dtype}) is true, and {x[at].item()!r} * {a} * {b} is {twice[at].item()!r}"
                 raise wrong("rounds", f"{words}, times {a * b} {once[at].item()!r}")
+    m["exact"](2, 3, torch.bool)  # an answer of either kind: x * 2 is no bool
+    complex_product = "exact(2.0, 3.0, torch.complex64), where an overflow of x * 2 makes NaN"
+    expect(bool(m["exact"](2.0, 3.0, torch.complex64)), False, complex_product, "rounds")
     for a, b, dtype in ((2, 0.5, torch.int32), (2.0, 3.0, torch.int64), (100, 3, torch.int8)):
         expect(bool(m["exact"](a, b, dtype)), False, f"exact({a}, {b}, {dtype})", "integer-through-float")

@@ -51,6 +51,7 @@ SILUS = (
         two_silus,
         (numbers(),),
         (SILU, SILU, "add"),
+        count=2,
     ),
     Try("the sigmoid has another user", gate_used, (numbers(),), ("sigmoid", SILU), "erased-in-use"),
     Try("sigmoid(x) * y, two tensors", lambda x, y: torch.sigmoid(x) * y, (numbers(), numbers().sin()), ("sigmoid", "mul")),
@@ -60,6 +61,8 @@ SILUS = (
     Try("torch.sigmoid(input=x) * x", lambda x: torch.sigmoid(input=x) * x, (numbers(),), None, "keywords"),
     Try("torch.mul(input=sigmoid(x), other=x)", lambda x: torch.mul(input=torch.sigmoid(x), other=x), (numbers(),), None, "keywords"),
     Try("x is written to in between", across_mutation, (numbers(),), None, "across-mutation", gradients=False),
+    Try("sigmoid(x) + x, a sum", lambda x: torch.sigmoid(x) + x, (numbers(),), ("sigmoid", "add")),
+    Try("x * 2.0, a number", lambda x: x * 2.0, (numbers(),), ("mul",), count=0),
     Try("no SiLU at all", lambda x: torch.tanh(x) * x, (numbers(),), ("tanh", "mul")),
     Try(
         "two shapes, one compilation",
@@ -75,10 +78,15 @@ K = math.sqrt(2 / math.pi)
 WIDE = torch.linspace(-4, 4, 48).reshape(6, 8)
 
 
+def tanh_gelu(x: Tensor) -> Tensor:
+    """The tanh form."""
+    return 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3)))
+
+
 def plus_residual(x: Tensor) -> tuple[Tensor, Tensor]:
     """x is the end of other pointwise work, and is used again."""
     h = x + 2.0 * x.sin()
-    y = 0.5 * h * (1.0 + torch.tanh(K * (h + 0.044715 * torch.pow(h, 3.0))))
+    y = tanh_gelu(h)
     return y + h, y
 
 
@@ -102,7 +110,9 @@ GELUS = (
     gelu("with its constants written out", lambda x: 0.5 * x * (1 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))),
     gelu("with constants behind", lambda x: x * (torch.tanh((x.pow(3) * 0.044715 + x) * 0.7978845608) + 1) * 0.5),
     gelu("with x / 2", lambda x: x / 2 * (1 + (K * (x + 0.044715 * x**3)).tanh())),
-    gelu("of a sum that is used again", plus_residual, ("sin", "mul", "add", "gelu", "add")),
+    gelu("of a sum that is used again", plus_residual, ("sin", "mul", "add", "gelu", "add"), count=1),
+    gelu("twice, one of the other", lambda x: tanh_gelu(tanh_gelu(x)), ("gelu", "gelu"), count=2),
+    gelu("tanh(x) times a symbolic number of rows, which is none", lambda x: torch.tanh(x) * x.shape[0], ("tanh", "mul"), dynamic=True),
     gelu("in bfloat16", lambda x: 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3))), x=WIDE.bfloat16()),
     gelu("in float64", lambda x: 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3))), x=WIDE.double()),
     gelu("in float16", lambda x: 0.5 * x * (1.0 + torch.tanh(K * (x + 0.044715 * x**3))), x=WIDE.half()),
@@ -124,11 +134,18 @@ def used_twice(x: Tensor) -> tuple[Tensor, Tensor]:
     return y + 1.0, y.exp()
 
 
+def fed_by_a_write(x: Tensor) -> tuple[Tensor, Tensor]:
+    """neg stays, though nobody uses its result any more: it writes y."""
+    y = torch.empty_like(x)
+    return torch.neg(x, out=y).sin(), y
+
+
 REPLACED = (
     ("the last node", lambda x: (x * 2.0).sin(), "sin", False, ("mul", "cos")),
     ("a node with two users", used_twice, "sin", False, ("cos", "add", "exp")),
     ("a node that others feed", lambda x: x.sin().exp() + 1.0, "add", True, ("cos",)),
     ("a node whose input has another user", used_twice, "add", True, ("sin", "cos", "exp")),
+    ("a node whose input writes", fed_by_a_write, "sin", True, ("empty_like", "neg", "cos")),
 )
 """(words, function, which operation is replaced by cos, whether cos reads the graph's input, what is left)."""
 

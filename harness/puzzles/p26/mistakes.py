@@ -6,6 +6,7 @@ FIXES = {
     "cast-dropped": "compare dtypes of what you match and of what you put in; insert a cast where they differ",
     "child-graphs": "walk over gm.modules(): regions under checkpoint and branches are graphs of their own",
     "cudagraph-unsafe": "nothing in the graph may ask a tensor for its numbers: keep sizes and scalars as nodes",
+    "count": "a pass returns how often it has changed the graph: whoever calls it makes the code anew where it has",
     "dead-nodes": "erase what nobody uses any more; lint() does not look for it",
     "dtype": "a rewrite that changes the dtype of a result is another function: compare dtypes first",
     "erased-in-use": "erase a node only when node.users is empty",

@@ -62,11 +62,23 @@ def joined(x: Tensor, w: Tensor) -> Tensor:
     return torch.sin((torch.exp(x) + torch.cos(x) * 2.0) @ w)
 
 
+def in_a_row(x: Tensor, w: Tensor) -> Tensor:
+    """The last operation joins a group that there is."""
+    return x.sin().cos().exp()
+
+
+def from_nothing(x: Tensor, w: Tensor) -> Tensor:
+    """A call that no input feeds, which makes the sum wait; inputs are no calls, and make nothing wait."""
+    return x.cos() + torch.arange(6).sin()
+
+
 GROUPS = (
     ("(x * 2).sin() @ w, + 1 and relu", plain, [["mul", "sin"], ["add", "relu"]]),
     ("relu(x) @ w + relu(x): the sum waits for the product, which waits for relu", two_paths, []),
     ("exp(x) + cos(x) * 2, then a product and sin", joined, [["exp", "cos", "mul", "add"]]),
     ("nothing pointwise", lambda x, w: x @ w, []),
+    ("x.sin().cos().exp(), the last of the graph", in_a_row, [["sin", "cos", "exp"]]),
+    ("x.cos() + sin(arange(6)): the sum waits for arange, x.cos() does not", from_nothing, [["add", "sin"]]),
 )
 
 
@@ -103,9 +115,10 @@ def shown(m: Module) -> None:
         )
     if "Graph 0/0: 6 ops, 2 fusable groups" not in heads[0]:
         raise wrong("not-shown", f"the head is {heads[0]!r}, expected 'Graph 0/0: 6 ops, 2 fusable groups'")
-    for name, *_ in ROWS[0][2]:
-        if not any(name in str(line) for line in lines if line not in heads):
-            raise wrong("not-shown", f"no line shows {name}")
+    for name, size, dtype in ROWS[0][2]:
+        parts = (name, *map(str, size or ()), dtype)
+        if not any(all(part in str(line) for part in parts) for line in lines if line not in heads):
+            raise wrong("not-shown", f"no line shows {name}, {size} and {dtype}")
     expect([tuple(id) for id in printer.ids], [(0, 0)], "printer.ids", "not-shown")
 
 

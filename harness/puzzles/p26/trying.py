@@ -48,6 +48,7 @@ class Try:
         more: Further inputs, of other shapes, that the same compilation has to serve.
         dynamic: What torch.compile is told.
         autocast: Whether it runs under bfloat16 autocast.
+        count: How often the pass changes the graph, which it returns; None where it is not asked.
     """
 
     words: str
@@ -60,6 +61,7 @@ class Try:
     more: tuple[Sequence[Tensor], ...] = ()
     dynamic: bool | None = None
     autocast: bool = False
+    count: int | None = None
 
 
 @dataclass
@@ -384,7 +386,10 @@ def tries(name: str, listed: tuple[Try, ...]) -> Check:
 
     def check(m: Module) -> None:
         for one in listed:
-            attempt(one, passed(m[name]))
+            counts: list[object] = []
+            attempt(one, passed(lambda gm, counts=counts: counts.append(m[name](gm))))
+            if one.count is not None:
+                expect(counts[0], one.count, f"{one.words}: {name}(gm)", "count")
 
     check.__name__ = name
     return check

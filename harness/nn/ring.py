@@ -1,4 +1,4 @@
-"""Attention over a sequence that the ranks of a process group hold together: puzzle 25's ring, with a check in front of it.
+"""Attention over a sequence that the ranks of a process group hold together: `ring_steps`, with a check in front of it.
 
 The ranks first tell each other what they have. One that has another shape or dtype than the others would leave them waiting
 for blocks that never fit; so all raise the same line, which names it.
@@ -141,7 +141,7 @@ def in_autocast_dtype(tensor):
 def agreed_length(
     query, key, value, balanced: bool, group, positions: Positions, options: dict[str, Any] | None = None
 ) -> int:
-    """The length of the whole sequence, once every rank has said what it has; `positions` is the solution's function.
+    """The length of the whole sequence, once every rank has said what it has; `positions` is the ring's function.
 
     `options` must be the same on all ranks, as must `balanced`, and whether there will be a backward pass.
 

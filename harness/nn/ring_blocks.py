@@ -1,28 +1,30 @@
 """The kernels that a ring's blocks may be computed by: puzzle 23's in Mojo, PyTorch's flash attention, or cuDNN's.
 
-`ring_with` returns the functions of puzzle 25's solution with other kernels in the place of those that compute. Who holds
-what, who sends what to whom and when, and how parts are merged stays the solution's. PyTorch's kernels take one pair of
+`ring_with` returns the functions of `ring_steps` with other kernels in the place of those that compute. Who holds
+what, who sends what to whom and when, and how parts are merged stays as it is there. PyTorch's kernels take one pair of
 ranges at each step, of one length, and hand out the log-sum-exp; on a CPU flash attention is PyTorch's for CPUs.
 """
 
 import functools
+import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-
-from harness.check.python_files import load
-from harness.toolchain import roots
 
 Ranges = tuple[tuple[int, int], ...]
 Tensor = torch.Tensor
 
 
 def ring_with(kernels: str) -> dict[str, Any]:
-    """The solution's functions, made anew, with some of BLOCKS behind those that compute."""
-    module = load(roots.solutions() / "p25" / "in_torch.py")
-    BLOCKS[kernels](module)
-    return module
+    """The ring's functions, made anew, with some of BLOCKS behind those that compute."""
+    spec = importlib.util.find_spec("harness.nn.ring_steps")
+    assert spec is not None and spec.loader is not None  # it is a file beside this one
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    functions = vars(module)
+    BLOCKS[kernels](functions)
+    return functions
 
 
 # ---- Mojo kernels -------------------------------------------------------------------------------------------

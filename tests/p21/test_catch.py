@@ -40,7 +40,7 @@ def test_the_reference_test_catches_all_and_accuses_nobody():
     (result,) = CatchChecker(PUZZLE, RUNG).check(SOLUTION)
     assert result.state == "correct", result.diagnosis
     assert (
-        result.summary == "caught 39 of 39 wrong ones (26 of them held back), no false alarm in 21 right ones"
+        result.summary == "caught 40 of 40 wrong ones (27 of them held back), no false alarm in 21 right ones"
     )
 
 
@@ -77,10 +77,10 @@ def test_a_test_that_says_nothing_catches_nothing(tmp_path):
     result = judged(written(tmp_path, "return None"))
     assert result.mistake == "missed" and result.hint == "check-1"
     assert result.diagnosis[0] == (
-        "caught 0 of 39 wrong ones: 0 of 13 of those in your folder, 0 of 26 held back"
+        "caught 0 of 40 wrong ones: 0 of 13 of those in your folder, 0 of 27 held back"
     )
     assert "not caught: addbias_reduced_twice, " in result.diagnosis[1]
-    assert result.diagnosis[2] == "not caught either: 26 whose names you are not told"
+    assert result.diagnosis[2] == "not caught either: 27 whose names you are not told"
 
 
 def test_a_test_that_accuses_everybody_is_told_so(tmp_path):

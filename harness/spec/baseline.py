@@ -35,7 +35,7 @@ def unluckiest(
     wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
     truth = by_autograd(wide, plain)
 
-    def error(name: str, answer: Tensors) -> float:
+    def error(name: str, answer: "Tensors") -> float:
         finite = truth[name].isfinite() & answer[name].isfinite()
         apart = (answer[name].double() - truth[name]).abs()
         return float(torch.where(finite, apart, 0.0).max()) if apart.numel() else 0.0

@@ -178,7 +178,7 @@ def test_lines_of_the_ramp_are_two_to_six_as_the_page_says():
     ]  # fmt: skip
     counts = [int(said.split()[0]) for said in drawn if said.endswith("lines")]
     assert min(counts) == 2 and max(counts) == 6
-    assert "two to six lines each" in (BOOK / "src" / "puzzle_19" / "puzzle_19.md").read_text()
+    assert "of two to six lines" in (BOOK / "src" / "puzzle_19" / "puzzle_19.md").read_text()
 
 
 def test_pixels_that_race_are_those_of_the_report():

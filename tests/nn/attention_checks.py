@@ -36,12 +36,9 @@ def output_and_gradients(function, tensors, grad_out=None, **options) -> list[to
 def wide(options: dict) -> dict:
     """Options with an additive mask in float64; one of PyTorch's causal ones has no numbers, and stays."""
     mask = options.get("attn_mask")
-    stays = mask is None or type(mask) is not torch.Tensor or not mask.is_floating_point()
-    return (
-        options
-        if stays
-        else options | {"attn_mask": mask.detach().double().requires_grad_(mask.requires_grad)}
-    )
+    if mask is None or type(mask) is not torch.Tensor or not mask.is_floating_point():
+        return options
+    return options | {"attn_mask": mask.detach().double().requires_grad_(mask.requires_grad)}
 
 
 def assert_as_exact_as_torch(tensors, grad_out=None, **options) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from typed import present
 
 from harness.nn import products
 from harness.nn.products import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, PADDED, choose
@@ -19,7 +20,7 @@ half = torch.bfloat16
 
 def measured():
     """size -> way -> microseconds of each pass, from the table."""
-    found = {}
+    found: dict[tuple[int, int, int], dict] = {}
     with MEASURED.open(newline="") as file:
         for row in csv.DictReader(file):
             size = int(row["M"]), int(row["H"]), int(row["O"])
@@ -30,7 +31,7 @@ def measured():
 
 def branches_measured():
     """size -> (who multiplies dln, dW, on how many branches) -> microseconds of both passes in a graph."""
-    found = {}
+    found: dict[tuple[int, int, int], dict] = {}
     with BRANCHES.open(newline="") as file:
         for row in csv.DictReader(file):
             size = int(row["M"]), int(row["H"]), int(row["O"])
@@ -71,7 +72,7 @@ def test_the_constants_are_the_kernel_s():
     source = (solutions() / "shared" / "gemm_hopper.mojo").read_text()
 
     def constant(name):
-        return int(re.search(rf"^comptime {name} = (\d+)$", source, re.MULTILINE)[1])
+        return int(present(re.search(rf"^comptime {name} = (\d+)$", source, re.MULTILINE))[1])
 
     assert (constant("TILE_COST"), constant("HANDING_COST")) == (products.TILE_COST, products.HANDING_COST)
     assert (constant("BLOCK_M"), constant("BLOCK_K")) == (products.TILE_ROWS, products.DEPTH)
@@ -168,7 +169,7 @@ def test_products_that_fill_the_gpu_follow_each_other():
     assert not choose(8192, 4096, 4096, half, hopper=True).forked
     choice = choose(5995, 832, 10688, half, hopper=True)
     chain = products.chain_times(5995, 832, 10688)
-    assert choice.forked and choice.loop[1:] == min(chain, key=chain.get)
+    assert choice.forked and choice.loop[1:] == min(chain, key=chain.__getitem__)
 
 
 def test_the_work_of_a_product_is_what_a_full_gpu_would_take():

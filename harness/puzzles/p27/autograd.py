@@ -1,0 +1,331 @@
+"""The tape's model by PyTorch's own functions, with autograd: what is right; and known mistakes, as changes of one part.
+
+Names of parts and parameters are those of `solutions/p27/tape.py`. A mistake of a backward pass is written as a function that
+autograd differentiates into it: with a term detached, or with the value of one function and the gradient of another.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EPS = 1e-5
+HEADS = 4
+"""As in the learner's file."""
+Tensors = dict[str, Tensor]
+Part = Callable[..., Tensor]
+
+
+def graph(value: Tensor, gradients_of: Tensor) -> Tensor:
+    """The value of one tensor with the gradients of another, of the same shape."""
+    return value.detach() + gradients_of - gradients_of.detach()
+
+
+# ---- The parts ----------------------------------------------------------------------------------------------
+
+
+def embedding(tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
+    """[B, T, C]."""
+    return F.embedding(tokens, token) + position[: tokens.shape[1]]
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Over the last axis."""
+    return F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
+
+
+def heads(qkv: Tensor) -> tuple[Tensor, ...]:
+    """Query, key and value [B, HEADS, T, C / HEADS] of [B, T, 3 C]."""
+    return tuple(t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
+
+
+def joined(output: Tensor) -> Tensor:
+    """[B, HEADS, T, d] -> [B, T, C]."""
+    return output.transpose(1, 2).flatten(2)
+
+
+def attention(qkv: Tensor, causal: bool = True) -> Tensor:
+    """Every head of it."""
+    return joined(F.scaled_dot_product_attention(*heads(qkv), is_causal=causal))
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The tanh form."""
+    return F.gelu(x, approximate="tanh")
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean over the places whose target is not -100."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def fork(x: Tensor) -> Tensor:
+    """What a branch is given of the stream."""
+    return x
+
+
+def residual(x: Tensor, branch: Tensor, which: str) -> Tensor:
+    """The stream with what a branch, "attention" or "mlp", adds to it."""
+    return x + branch
+
+
+def head(x: Tensor, token: Tensor) -> Tensor:
+    """The logits."""
+    return x @ token.T
+
+
+PARTS: Mapping[str, Part] = MappingProxyType(
+    {
+        "embedding": embedding,
+        "layernorm": layernorm,
+        "attention": attention,
+        "gelu": gelu,
+        "cross_entropy": cross_entropy,
+        "fork": fork,
+        "residual": residual,
+        "head": head,
+    }
+)
+
+
+@dataclass
+class Model:
+    """The model of some parts, run on tensors that ask for gradients.
+
+    Attributes:
+        outputs: Part of the learner's file -> what it returned, in the order of the forward pass.
+        inputs: Part -> what it was given; their gradients are what its `backward` returns.
+    """
+
+    parts: Mapping[str, Part] = field(default_factory=lambda: PARTS)
+    outputs: Tensors = field(default_factory=dict)
+    inputs: Tensors = field(default_factory=dict)
+
+    def run(self, name: str, kind: str, x: Tensor, *rest: Tensor) -> Tensor:
+        """One part, noted down. Its input is made a tensor of its own, so that its gradient is this part's alone."""
+        if x.is_floating_point():
+            x = self.inputs[name] = x.view_as(x)
+            if x.requires_grad:
+                x.retain_grad()
+        self.outputs[name] = F.linear(x, *rest) if kind == "linear" else self.parts[kind](x, *rest)
+        return self.outputs[name]
+
+    def block(self, x: Tensor, name: str, p: Mapping[str, Tensor]) -> Tensor:
+        """Both branches."""
+        x = self.inputs[name] = x.view_as(x)
+        if x.requires_grad:
+            x.retain_grad()
+
+        def part(kind: str, id: str, given: Tensor) -> Tensor:
+            weights = [p[f"{name}.{id}.{each}"] for each in ("weight", "bias") if f"{name}.{id}.{each}" in p]
+            return self.run(f"{name}.{id}", kind, given, *weights)
+
+        branch = part("linear", "qkv", part("layernorm", "ln_1", self.parts["fork"](x)))
+        x = self.parts["residual"](
+            x, part("linear", "join", part("attention", "attention", branch)), "attention"
+        )
+        branch = part("linear", "widen", part("layernorm", "ln_2", self.parts["fork"](x)))
+        x = self.parts["residual"](x, part("linear", "narrow", part("gelu", "gelu", branch)), "mlp")
+        self.outputs[name] = x
+        return x
+
+    def loss(self, tokens: Tensor, targets: Tensor, p: Mapping[str, Tensor]) -> Tensor:
+        """Of the whole model."""
+        x = self.run("embedding", "embedding", tokens, p["token"], p["position"])
+        for i in range(sum(name.endswith(".ln_1.weight") for name in p)):
+            x = self.block(x, f"block{i}", p)
+        x = self.run("ln_f", "layernorm", x, p["ln_f.weight"], p["ln_f.bias"])
+        logits = self.parts["head"](x, p["token"])
+        return self.run("loss", "cross_entropy", logits, targets)
+
+
+def parameters(
+    *, layers: int, width: int, vocabulary: int, context: int, seed: int, dtype: torch.dtype = torch.float64
+) -> Tensors:
+    """GPT-2's names and first values by the names of the tape, in the order of the forward pass.
+
+    Normal with deviation 0.02, smaller where a block adds to the stream; vectors are not 0 and 1, so that none hides a mistake,
+    in float64, where models are checked.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    checked = dtype == torch.float64
+
+    def normal(*shape: int, deviation: float = 0.02) -> Tensor:
+        return (0.3 if checked else deviation) * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    made = {"token": normal(vocabulary, width), "position": normal(context, width)}
+    for i in range(layers):
+        adds = 0.02 / (2 * layers) ** 0.5
+        sizes = {"qkv": (3 * width, width), "join": (width, width)}
+        sizes |= {"widen": (4 * width, width), "narrow": (width, 4 * width)}
+        for first, norm in (("qkv", "ln_1"), ("widen", "ln_2")):
+            second = "join" if first == "qkv" else "narrow"
+            made |= vectors(f"block{i}.{norm}", width, normal, checked)
+            for id, deviation in ((first, 0.02), (second, adds)):
+                made[f"block{i}.{id}.weight"] = normal(*sizes[id], deviation=deviation)
+                made[f"block{i}.{id}.bias"] = normal(sizes[id][0]) * checked
+    made |= vectors("ln_f", width, normal, checked)
+    return {name: tensor.to(dtype) for name, tensor in made.items()}
+
+
+def vectors(name: str, width: int, normal: Callable[..., Tensor], checked: bool) -> Tensors:
+    """Weight and bias of a LayerNorm."""
+    return {f"{name}.weight": 1 + normal(width) * checked, f"{name}.bias": normal(width) * checked}
+
+
+# ---- Known mistakes -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """A known mistake: what one part becomes, and words that end "these are the values ..."."""
+
+    words: str
+    part: str
+    function: Part
+
+
+def held(mean: bool, variance: bool) -> Part:
+    """LayerNorm with its statistics taken for constants."""
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        mu = x.mean(-1, keepdim=True)
+        rstd = ((x - mu).square().mean(-1, keepdim=True) + EPS).rsqrt()
+        return (x - (mu.detach() if mean else mu)) * (rstd.detach() if variance else rstd) * weight + bias
+
+    return function
+
+
+def weight_from(which: str) -> Part:
+    """LayerNorm whose weight gets its gradient from the input or the output, where x_hat belongs."""
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = layernorm(x, weight, bias)
+        factor = (x if which == "input" else y).detach()
+        return graph(y, layernorm(x, weight.detach(), bias) + factor * weight)
+
+    return function
+
+
+def softmax_as(gradient: Callable[[Tensor], Tensor], unscaled: tuple[bool, bool] = (False, False)) -> Part:
+    """Attention with the diagonal of softmax's Jacobian that `gradient` makes of P, or without the scale in dq or dk."""
+
+    def function(qkv: Tensor) -> Tensor:
+        q, k, v = heads(qkv)
+        d = q.shape[-1] ** 0.5
+        q, k = (graph(t, d * t) if bare else t for t, bare in zip((q, k), unscaled, strict=True))
+        scores = q @ k.mT / d
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        P = torch.softmax(scores.masked_fill(later, -torch.inf), -1)
+        if not any(unscaled):
+            P = graph(P, gradient(P).detach() * scores)
+        return joined(P @ v)
+
+    return function
+
+
+def last_of_each(tokens: Tensor) -> Tensor:
+    """True at the last place of each token: what an assignment leaves, [B, T]."""
+    flat = tokens.flatten()
+    later = (flat[None, :] == flat[:, None]).triu(1).any(1)
+    return ~later.view(tokens.shape)
+
+
+def not_added(tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
+    """A token's gradient from its last place alone."""
+    rows = token[tokens]
+    return graph(rows, rows * last_of_each(tokens)[..., None]) + position[: tokens.shape[1]]
+
+
+def first_sequence(tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
+    """A place's gradient from the first sequence alone."""
+    first = torch.arange(len(tokens))[:, None, None] == 0
+    places = position[: tokens.shape[1]].expand(len(tokens), -1, -1)
+    return token[tokens] + graph(places, places * first)
+
+
+def mean_of_batch(tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
+    """A place's gradient as a mean."""
+    places = position[: tokens.shape[1]]
+    return token[tokens] + graph(places, places / len(tokens))
+
+
+def of_losses(combine: Callable[[Tensor, Tensor, Tensor], Tensor], value_too: bool = False) -> Part:
+    """Cross-entropy whose gradient is that of `combine`: of the loss of each place, where it counts, and the right mean."""
+
+    def function(logits: Tensor, targets: Tensor) -> Tensor:
+        each = F.cross_entropy(logits.flatten(0, 1), targets.clamp(min=0).flatten(), reduction="none")
+        changed = combine(each, targets.flatten() != -100, right := cross_entropy(logits, targets))
+        return changed if value_too else graph(right, changed)
+
+    return function
+
+
+def all_but(stays: str | None) -> Part:
+    """A residual that lets no gradient through beside the branches; `stays` is the branch that it is right around."""
+    return lambda x, branch, which: x + branch if which == stays else graph(x + branch, branch)
+
+
+CHANGES: Mapping[str, Change] = {
+    "mean-held-fixed": Change("with the mean taken for a constant", "layernorm", held(True, False)),
+    "variance-held-fixed": Change("with 1 / sqrt(variance) taken for a constant", "layernorm", held(False, True)),
+    "statistics-held-fixed": Change("with mean and variance taken for constants", "layernorm", held(True, True)),
+    "weight-from-input": Change(
+        "with the sum of dy * x for LayerNorm's weight: x_hat belongs there", "layernorm", weight_from("input")),
+    "weight-from-output": Change(
+        "with the sum of dy * y for LayerNorm's weight: x_hat belongs there", "layernorm", weight_from("output")),
+    "mask-forgotten": Change(
+        "without the causal mask: every place sees what it is to predict", "attention", lambda x: attention(x, False)),
+    "softmax-diagonal": Change(
+        "of the diagonal of softmax's Jacobian, P (1 - P)", "attention", softmax_as(lambda P: P * (1 - P))),
+    "row-sum-forgotten": Change("without the row sum, of dS = P dP", "attention", softmax_as(lambda P: P)),
+    "query-scale-forgotten": Change(
+        "without 1 / sqrt(d) in the gradient of q", "attention", softmax_as(lambda P: P, (True, False))),
+    "key-scale-forgotten": Change(
+        "without 1 / sqrt(d) in the gradient of k", "attention", softmax_as(lambda P: P, (False, True))),
+    "scale-forgotten": Change(
+        "without 1 / sqrt(d) in the gradients of q and k", "attention", softmax_as(lambda P: P, (True, True))),
+    "gelu-erf": Change(
+        "with the derivative of the other GELU, that of the error function", "gelu", lambda x: graph(gelu(x), F.gelu(x))),
+    "other-gelu": Change("of the other GELU, that of the error function", "gelu", F.gelu),
+    "second-term-forgotten": Change(
+        "of the first term of the product rule alone", "gelu",
+        lambda x: graph(gelu(x), x * (gelu(x) / x).detach())),
+    "not-added": Change(
+        "of the last place of each token: a token that comes twice gets both gradients", "embedding", not_added),
+    "first-sequence-only": Change(
+        "of the first sequence alone for the positions: the sum over the batch is missing", "embedding", first_sequence),
+    "mean-over-batch": Change("with a mean over the batch for the positions", "embedding", mean_of_batch),
+    "mean-over-ignored": Change(
+        "with a mean over every place, the ignored ones too", "cross_entropy",
+        of_losses(lambda each, counted, right: (each * counted).mean(), value_too=True)),
+    "averaged-twice": Change(
+        "divided by the number of places twice", "cross_entropy",
+        of_losses(lambda each, counted, right: right / counted.sum())),
+    "not-averaged": Change(
+        "of the sum over the places, and the loss is their mean", "cross_entropy",
+        of_losses(lambda each, counted, right: right * counted.sum())),
+    "ignored-counted": Change(
+        "with a gradient at the ignored places too", "cross_entropy",
+        of_losses(lambda each, counted, right: each.sum() / counted.sum())),
+    "residual-forgotten": Change("of the branches alone: the stream passes too", "residual", all_but(None)),
+    "first-residual-forgotten": Change(
+        "with nothing passed beside attention's branch", "residual", all_but("mlp")),
+    "second-residual-forgotten": Change("with nothing passed beside the MLP's branch", "residual", all_but("attention")),
+    "branch-forgotten": Change(
+        "of the stream alone: what a branch brings back is not added", "fork", lambda x: x.detach().requires_grad_()),
+    "head-overwritten": Change(
+        "of the embedding alone for the tied table: the head's gradient is lost", "head",
+        lambda x, token: x @ token.detach().T),
+    "embedding-forgotten": Change(
+        "of the head alone for the tied table: the embedding's is not added", "embedding",
+        lambda tokens, token, position: embedding(tokens, token.detach(), position)),
+}  # fmt: skip
+
+
+def changed(id: str | None) -> Model:
+    """The model with a known mistake; right without."""
+    return Model({**PARTS, CHANGES[id].part: CHANGES[id].function} if id else PARTS)

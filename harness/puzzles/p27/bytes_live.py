@@ -1,0 +1,45 @@
+"""The bar of live bytes: what a learner's tape holds at each part of a step, drawn from the run itself."""
+
+import torch
+
+from harness.puzzles.p27.autograd import parameters
+from harness.puzzles.p27.running import Module, excerpt, no_autograd
+
+WIDTH = 40
+"""Columns of the longest bar."""
+
+
+def story(module: Module) -> list[tuple[str, int]]:
+    """(part, bytes held after it) of one step of three blocks in float32, in the order of the run."""
+    p = parameters(layers=3, width=32, vocabulary=64, context=32, seed=27, dtype=torch.float32)
+    tape = module["Tape"]()
+    with no_autograd():
+        module["forward"](*excerpt(4, 32, 64, 27), tape, p)
+        module["backward"](tape, p, {name: torch.zeros_like(t) for name, t in p.items()})
+    return tape.story
+
+
+def by_block(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The last entry of each run of entries of one block, or of one part outside of a block."""
+    kept: list[tuple[str, int]] = []
+    half = max(range(len(events)), key=lambda i: events[i][1])
+    for i, (name, held) in enumerate(events):
+        unit = f"{name.partition('.')[0]} {'back' if i > half else ''}".strip()
+        if kept and kept[-1][0] == unit:
+            kept.pop()
+        kept.append((unit, held))
+    return kept
+
+
+def picture(module: Module) -> list[str]:
+    """A bar for each block, forward and back; nothing where the run fails, which the verdict says."""
+    try:
+        events = by_block(story(module))
+    except Exception:  # the verdict says it in words
+        return []
+    peak = max(held for _, held in events) or 1
+    lines = [
+        f"{name:<15} {held / 1024:8.1f} KiB {'█' * round(WIDTH * held / peak)}{' peak' if held == peak else ''}".rstrip()
+        for name, held in events
+    ]
+    return ["bytes on your tape, in a step of 4 x 32 tokens, three blocks, 32 channels:", *lines]

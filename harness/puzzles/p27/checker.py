@@ -1,0 +1,306 @@
+"""What judges the tape of puzzle 27: each part beside autograd in float64, then the whole, the optimizer and the step.
+
+The first tensor that is wrong is named, in the order from the loss backwards, and the known mistake that gives all values there
+are. Beside the values each part is asked what it keeps, whether it gives that back, and whether it writes into what it was given.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from harness.check.python_files import PythonChecker, describe
+from harness.check.results import GateResult
+from harness.puzzles.p27 import optimizing
+from harness.puzzles.p27.autograd import CHANGES, Tensors, changed, parameters
+from harness.puzzles.p27.bytes_live import picture
+from harness.puzzles.p27.running import (
+    Fault,
+    Module,
+    by_autograd,
+    by_hand,
+    excerpt,
+    held,
+    leaves,
+    near,
+    no_autograd,
+    one_wrong,
+    watching,
+    wrong_values,
+)
+from harness.spec.puzzle import Case, Gate
+
+KINDS = {
+    "embedding": "Embedding",
+    "layernorm": "LayerNorm",
+    "attention": "Attention",
+    "gelu": "Gelu",
+    "cross_entropy": "CrossEntropy",
+}
+"""Gate of a part -> its class."""
+CONCERN = {
+    "block": ("residual", "fork"),
+    "model": ("head", "embedding"),
+}
+"""Gate of several parts -> the parts whose known mistakes its own code can make; of one part that part's."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """One set of sizes: what it is called, B, T, C, V, and a factor of the inputs."""
+
+    words: str
+    B: int
+    T: int
+    C: int
+    V: int
+    scale: float = 1.0
+
+
+TRIES = (
+    Try("two sequences", 2, 5, 8, 7),
+    Try("one sequence", 1, 6, 12, 5),
+    Try("one token", 3, 1, 8, 4),
+    Try("few words", 4, 7, 8, 3),
+    Try("large values", 2, 4, 8, 6, 400.0),
+)
+
+
+@dataclass
+class Ran:
+    """What one try gave: values by name, and those of each known mistake."""
+
+    one: Try
+    got: Mapping[str, Tensor]
+    right: Mapping[str, Tensor]
+    mistaken: Callable[[str], Mapping[str, Tensor]]
+
+
+class TapeChecker(PythonChecker):
+    """Judges the gates of one file."""
+
+    def _judge(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+        result = GateResult(gate, "correct")
+        try:
+            with torch.random.fork_rng(devices=[]):
+                result.summary = CHECKS.get(gate.id, check_part)(gate.id, module)
+        except Fault as fault:
+            result.state, result.diagnosis, result.mistake = "wrong", str(fault).split("\n"), fault.mistake
+        except Exception as error:  # whatever a learner's code raises is a verdict
+            by_autograd = "autograd is called" in str(error)
+            result.state, result.diagnosis = "wrong", [describe(error, path)]
+            result.mistake = "autograd-called" if by_autograd else "raises"
+        if result.state == "wrong":
+            result.hint = f"{self.puzzle.ladder(self.rung, gate.id)}-2"
+        elif gate.id == "model":
+            result.picture = picture(module)
+        return result
+
+
+# ---- Values -------------------------------------------------------------------------------------------------
+
+
+def compare(ran: list[Ran], ids: tuple[str, ...]) -> None:
+    """Raises Fault where a value is wrong, with the first one and the known mistake, of `ids`, that gives the values of all tries."""
+    failing = [(each, names) for each in ran if (names := [*wrong_values(each.got, each.right)])]
+    if not failing:
+        return
+    (first, names), *_ = failing
+    lines = [
+        f"with {first.one.words}, from the loss backwards: {one_wrong(first.got, first.right, names[0])}"
+    ]
+    if len(names) > 1:
+        lines.append(f"{len(names)} of {len(first.right)} values are wrong, of which it is the first")
+    known = next((id for id in ids if all(explains(each, id) for each, _ in failing)), None)
+    if known:
+        raise Fault("\n".join([*lines, f"these are the values {CHANGES[known].words}"]), known)
+    nonfinite = not torch.isfinite(first.got[names[0]]).all() or any(
+        not torch.isfinite(each.got[wrong[0]]).all() for each, wrong in failing
+    )
+    if nonfinite:
+        lines.append("some are no numbers: an exponential overflows, or a division is by 0")
+    raise Fault("\n".join(lines), "overflows" if nonfinite else "wrong-values")
+
+
+def explains(ran: Ran, id: str) -> bool:
+    """Whether a known mistake gives every value of a try."""
+    mistaken = ran.mistaken(id)
+    return not [*wrong_values(ran.got, mistaken)]
+
+
+# ---- Parts --------------------------------------------------------------------------------------------------
+
+
+def check_part(gate: str, module: Module) -> str:
+    """A part on every try; what is said of it where it is right. Raises Fault."""
+    concern = CONCERN.get(gate, (gate,))
+    ids = tuple(id for id, change in CHANGES.items() if change.part in concern)
+    ran = [run_part(gate, module, one) for one in TRIES if one.scale == 1 or gate == "cross_entropy"]
+    compare(ran, ids)
+    kept = {"block": "its parts give back what they keep", "model": "the tape is empty at the end"}
+    return f"values and gradients of {len(ran)} sizes; {kept.get(gate, 'keeps what it needs')}"
+
+
+def given(gate: str, one: Try) -> tuple[Tensor, Tensors, Tensor]:
+    """What a gate is tried on: the input, the parameters by the names of the part, the targets. The part is called "part"."""
+    generator = torch.Generator().manual_seed(27)
+    p = parameters(layers=2, width=one.C, vocabulary=one.V, context=one.T + 2, seed=27)
+    tokens, targets = excerpt(one.B, one.T, one.V, 27)
+
+    def normal(width: int) -> Tensor:
+        shape = one.B, one.T, width
+        return one.scale * (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.25)
+
+    if gate == "embedding":
+        return tokens, {name: p[name] for name in ("token", "position")}, targets
+    if gate == "model":
+        return tokens, p, targets
+    prefix = {"layernorm": "ln_f.", "block": "block0."}.get(gate)
+    of_part = {
+        f"part.{name.removeprefix(prefix)}": t for name, t in p.items() if prefix and name.startswith(prefix)
+    }
+    widths = {"attention": 3 * one.C, "cross_entropy": one.V}
+    return normal(widths.get(gate, one.C)), of_part, targets
+
+
+def run_part(gate: str, module: Module, one: Try) -> Ran:
+    """One try of one part, by hand and by autograd. Raises Fault for what is no matter of values."""
+    x, p, targets = given(gate, one)
+
+    def truth(id: str | None = None) -> Mapping[str, Tensor]:
+        model, q = changed(id), leaves(p)
+        start = x.clone().requires_grad_(x.is_floating_point())
+        if gate == "model":
+            output = model.loss(x, targets, q)
+        elif gate == "block":
+            output = model.block(start, "part", q)
+        else:
+            output = model.run("part", gate, start, *([targets] if gate == "cross_entropy" else q.values()))
+        return by_autograd(model, output, None if output.dim() == 0 else following(output.detach()), q)
+
+    before = {
+        name: tensor.clone() for name, tensor in [*p.items(), ("its input", x), ("the targets", targets)]
+    }
+    grads = {name: torch.full_like(tensor, 0.5) for name, tensor in p.items()}
+    start = {name: grad.clone() for name, grad in grads.items()}
+    tape = module["Tape"]()
+    with no_autograd(), watching(module) as seen:
+        if gate == "model":
+            output = module["forward"](x, targets, tape, p).clone()
+            module["backward"](tape, p, grads)
+        elif gate == "cross_entropy":
+            output = module["CrossEntropy"].forward(x, targets, tape, "part").clone()
+            check_kept(gate, tape, x)
+            check_returned(module["CrossEntropy"].backward(tape, "part"))
+        else:
+            kind = module[KINDS.get(gate, "Block")]
+            output = kind.forward(x, tape, "part", p).clone()
+            check_kept(gate, tape, x)
+            dy = following(output)
+            returned = kind.backward(dy, tape, "part", p, grads)
+            if gate != "embedding":
+                check_returned(returned)
+            if not torch.equal(dy, following(output)):
+                raise Fault(
+                    "the gradient that comes in is another after backward: others may add it up",
+                    "input-written",
+                )
+    right = truth()
+    changed_inputs = [
+        n
+        for n, t in [*p.items(), ("its input", x), ("the targets", targets)]
+        if not torch.equal(t, before[n])
+    ]
+    if changed_inputs:
+        raise Fault(f"{changed_inputs[0]} is another after the pass", "input-written")
+    if tape.kept:
+        words = f"the tape still holds {', '.join(map(repr, tape.kept))} after the backward pass: take() gives it back"
+        raise Fault(words, "not-given-back")
+    for name, grad in grads.items():
+        if near(grad, right[f"the gradient of {name}"]) and not near(grad - start[name], grad):
+            raise Fault(
+                f"the gradient of {name} is put in the place of what was there: add to it", "overwritten"
+            )
+    return Ran(one, by_hand(output, seen, grads, start), right, truth)
+
+
+def check_returned(gradient: object) -> None:
+    """Raises Fault where a backward returns no gradient of its input."""
+    if not isinstance(gradient, Tensor):
+        raise Fault("backward() returns no tensor: the gradient of its input is wanted", "nothing-returned")
+
+
+def following(output: Tensor) -> Tensor:
+    """A gradient that comes in, with a mean away from 0, and another one in each row."""
+    return torch.sin(torch.arange(output.numel(), dtype=output.dtype)).view_as(output) + 0.5
+
+
+def check_kept(gate: str, tape, x: Tensor) -> None:
+    """Compares what a part keeps with what is enough. Raises Fault."""
+    rows, element = x.numel() // x.shape[-1], x.element_size()
+    T = x.shape[1]
+    enough = {
+        "embedding": x.numel() * element,
+        "layernorm": (x.numel() + 2 * rows) * element,
+        "attention": (x.numel() + 4 * rows * T) * element,
+        "gelu": x.numel() * element,
+        "cross_entropy": (x.numel() + rows) * element,
+    }.get(gate)
+    if enough is not None and (kept := held(tape.kept)) > enough:
+        raise Fault(
+            f"{kept} bytes are kept of an input of {list(x.shape)}, {enough} are enough", "keeps-too-much"
+        )
+
+
+# ---- The tape -----------------------------------------------------------------------------------------------
+
+
+def counting(size: Callable[[Tensor], int], once: bool) -> Callable[[Sequence[Sequence[Tensor]]], int]:
+    """A wrong count: a size for each tensor, or for each address."""
+    return lambda kept: sum(
+        {t.data_ptr() if once else -i: size(t) for i, t in enumerate(chain(*kept), 1)}.values()
+    )
+
+
+COUNTS = {
+    "each-view-counted": counting(lambda t: t.nbytes, False),
+    "elements-counted": counting(lambda t: t.numel(), False),
+    "view-alone": counting(lambda t: t.nbytes, True),
+}
+"""Known mistake of the tape -> what it counts."""
+
+
+def check_tape(gate: str, module: Module) -> str:
+    """What the tape says that it holds, of tensors that share memory and of those that do not. Raises Fault."""
+    whole, other = torch.zeros(4, 6), torch.zeros(3, dtype=torch.float64)
+    story = (
+        ("nothing", {}, 0),
+        ("a tensor of 24 floats", {"a": (whole,)}, 96),
+        ("two tensors", {"a": (whole, other)}, 120),
+        ("a tensor under two names", {"a": (whole,), "b": (whole,)}, 96),
+        ("three views of one tensor", {"a": whole.chunk(3, 1)}, 96),
+        ("a row of it, for whose sake all of it stays", {"a": (whole[1],)}, 96),
+        ("an expanded one", {"a": (other[:1].expand(1000),)}, 24),
+    )
+    said = []
+    for _, kept, _ in story:
+        tape = module["Tape"]()
+        tape.kept = kept
+        said.append(tape.bytes())
+    for (words, _, right), got in zip(story, said, strict=True):
+        if got != right:
+            known = {id: [count([*kept.values()]) for _, kept, _ in story] for id, count in COUNTS.items()}
+            mistake = next((id for id, counts in known.items() if counts == said), "wrong-values")
+            raise Fault(f"of {words} the tape says {got} bytes, and holds {right}", mistake)
+    return f"{len(story)} tapes, to the byte"
+
+
+CHECKS = {
+    "tape": check_tape,
+    "clip": optimizing.check_clip,
+    "adamw": optimizing.check_adamw,
+    "step": optimizing.check_step,
+}

@@ -1,0 +1,110 @@
+"""Puzzle 27's NumPy rung as named steps, and its known mistakes as changes of one step.
+
+Shapes as in `solutions/p27/in_numpy.py`: tokens and targets [B, T]; x and dx [B, T, C]; dy [B, T, O]; W [O, C]; A [C, C]; logits
+[B, T, V]; smoothing, V: numbers. LayerNorm's and attention's steps are puzzle 22's and 23's and stand there.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from harness.spec.derivation import Derivation, Mistake, Step
+
+IGNORED = -100
+"""The target that takes no part in the loss."""
+CUBE = 0.044715
+"""In GELU's inner function, u = sqrt(2 / pi) (x + CUBE x^3)."""
+
+
+def scattered(tokens: np.ndarray, dx: np.ndarray, V: int) -> np.ndarray:
+    """The rows of dx added up by token, [V, C]."""
+    return np.tensordot(np.arange(V)[:, None, None] == tokens, dx, 2)
+
+
+STEPS = {
+    "shifted": lambda v: v.logits - v.logits.max(-1, keepdims=True),
+    "lse": lambda v: np.log(np.exp(v.shifted).sum(-1, keepdims=True)),
+    "p": lambda v: np.exp(v.shifted - v.lse),
+    "onehot": lambda v: (v.targets[..., None] == np.arange(int(v.V))) + 0 * v.logits,
+    "y": lambda v: (1 - v.smoothing) * v.onehot + v.smoothing / v.V,
+    "counted": lambda v: (v.targets != IGNORED)[..., None].astype(np.int64),
+    "count": lambda v: v.counted.sum(),
+    "loss": lambda v: (v.counted * v.y * (v.lse - v.shifted)).sum() / v.count,
+    "grad_logits": lambda v: v.counted * (v.p - v.y) / v.count,
+    "k": lambda v: np.sqrt(2 / (np.pi + 0 * v.x[:1, :1, :1])),
+    "tanh": lambda v: np.tanh(v.k * (v.x + CUBE * v.x**3)),
+    "slope": lambda v: v.k * (1 + 3 * CUBE * v.x**2),
+    "grad_gelu": lambda v: v.dx * ((1 + v.tanh) / 2 + v.x / 2 * (1 - v.tanh**2) * v.slope),
+    "grad_x": lambda v: v.dy @ v.W,
+    "grad_W": lambda v: np.tensordot(v.dy, v.x, ((0, 1), (0, 1))),
+    "grad_b": lambda v: v.dy.sum((0, 1)),
+    "grad_token": lambda v: scattered(v.tokens, v.dx, int(v.V)),
+    "grad_position": lambda v: v.dx.sum(0),
+    "grad_stream": lambda v: v.dx + v.dx @ v.A,
+    "grad_of_head": lambda v: np.tensordot(v.grad_logits, v.x, ((0, 1), (0, 1))),
+    "grad_tied": lambda v: v.grad_token + v.grad_of_head,
+}
+
+
+def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
+    """The derivation of the puzzle's input arrays, in float64; whole numbers stay so."""
+    return Derivation(STEPS, as_dtype(arrays, np.float64), changes)
+
+
+def as_dtype(arrays: Mapping[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
+    """The arrays with those of numbers in another dtype."""
+    return {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in arrays.items()}
+
+
+def last_of_each(v: Derivation) -> np.ndarray:
+    """What assigning in the place of adding leaves: for each token the gradient of its last place, [V, C]."""
+    table = np.zeros((int(v.V), v.dx.shape[-1]))
+    table[v.tokens.reshape(-1)] = v.dx.reshape(-1, v.dx.shape[-1])
+    return table
+
+
+MISTAKES = (
+    Mistake("mean-over-ignored", "with a mean over every place, the ignored ones too",
+            {"count": lambda v: np.asarray(v.targets.size)}),
+    Mistake("averaged-twice", "divided by the number of places twice",
+            {"grad_logits": lambda v: v.counted * (v.p - v.y) / v.count**2}),
+    Mistake("not-averaged", "of the sum, and the loss is a mean", {"count": lambda v: np.asarray(1)}),
+    Mistake("ignored-counted", "with the ignored places taken for others",
+            {"grad_logits": lambda v: (v.p - v.y) / v.count,
+             "loss": lambda v: (v.y * (v.lse - v.shifted)).sum() / v.count}),
+    Mistake("smoothing-forgotten", "with all of y on the target", {"y": lambda v: v.onehot}),
+    Mistake("smoothing-added", "with smoothing / V put beside a whole one, so that y adds up to more than 1",
+            {"y": lambda v: v.onehot + v.smoothing / v.V}),
+    Mistake("of-log-p", "of p, and not of its logarithm: the sum over the other logits is missing",
+            {"grad_logits": lambda v: -v.counted * v.y * (1 - v.p) / v.count}),
+    Mistake("slope-forgotten", "without u', the derivative of what stands in tanh",
+            {"slope": lambda v: np.ones_like(v.x)}),
+    Mistake("second-term-forgotten", "of the first term of the product alone",
+            {"grad_gelu": lambda v: v.dx * (1 + v.tanh) / 2}),
+    Mistake("gelu-erf", "of the other GELU, x Phi(x) with the error function",
+            {"grad_gelu": lambda v: v.dx * erf_slope(v.x)}),
+    Mistake("first-sequence-only", "of the first sequence alone: the sum over the batch is missing",
+            {"grad_W": lambda v: v.dy[0].T @ v.x[0], "grad_b": lambda v: v.dy[0].sum(0),
+             "grad_position": lambda v: v.dx[0]}),
+    Mistake("mean-over-batch", "with a mean over the batch: the loss has taken it already",
+            {"grad_position": lambda v: v.dx.mean(0), "grad_b": lambda v: v.dy.mean((0, 1))}),
+    Mistake("not-added", "of the last place of each token: a token that comes twice gets both gradients",
+            {"grad_token": last_of_each}),
+    Mistake("residual-forgotten", "of the branch alone: x itself passes too",
+            {"grad_stream": lambda v: v.dx @ v.A}, hint=1),
+    Mistake("branch-forgotten", "of the straight way alone", {"grad_stream": lambda v: v.dx}, hint=1),
+    Mistake("branch-transposed", "with A^T, which belongs to the forward pass",
+            {"grad_stream": lambda v: v.dx + v.dx @ v.A.T}),
+    Mistake("head-overwritten", "of the embedding alone: the head's gradient is lost",
+            {"grad_tied": lambda v: v.grad_token}, hint=1),
+    Mistake("embedding-forgotten", "of the head alone: the embedding reads the same table",
+            {"grad_tied": lambda v: v.grad_of_head}, hint=1),
+)  # fmt: skip
+
+
+def erf_slope(x: np.ndarray) -> np.ndarray:
+    """The derivative of x Phi(x)."""
+    import math
+
+    phi = np.vectorize(lambda one: (1 + math.erf(one / math.sqrt(2))) / 2)(x)
+    return phi + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)

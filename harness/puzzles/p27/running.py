@@ -1,0 +1,148 @@
+"""One pass of a learner's tape beside autograd's: the values of both by name, in the order from the loss backwards."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.check.gradient_checks import TOLERANCE
+from harness.puzzles.p27.autograd import Model, Tensors
+from harness.puzzles.p27.derivation import IGNORED
+
+Module = dict[str, Any]
+PARTS = ("Linear", "Embedding", "LayerNorm", "Attention", "Gelu", "CrossEntropy", "Block")
+
+
+class Fault(Exception):
+    """A verdict: words, and the name of the mistake."""
+
+    def __init__(self, words: str, mistake: str):
+        super().__init__(words)
+        self.mistake = mistake
+
+
+@contextlib.contextmanager
+def no_autograd() -> Iterator[None]:
+    """PyTorch's autograd out of reach: whatever asks it for a gradient raises RuntimeError."""
+    engine = torch.autograd.grad, torch.autograd.backward, Tensor.backward
+
+    def refuse(*arguments, **options):
+        raise RuntimeError("autograd is called: this gradient is yours to write")
+
+    torch.autograd.grad = torch.autograd.backward = Tensor.backward = refuse  # pyright: ignore[reportAttributeAccessIssue] (put back below)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.autograd.grad, torch.autograd.backward, Tensor.backward = engine
+
+
+@dataclass
+class Watched:
+    """What the parts of a file gave back, by the name of the part: outputs on the way up, gradients of inputs on the way back."""
+
+    outputs: Tensors = field(default_factory=dict)
+    gradients: Tensors = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def watching(module: Module) -> Iterator[Watched]:
+    """Notes down what every part of a file returns while the context lasts."""
+    seen, before = Watched(), {}
+
+    def noting(function, into: Tensors):
+        def run(*arguments):
+            returned = function(*arguments)
+            name = next(each for each in arguments if isinstance(each, str))
+            if isinstance(returned, Tensor):
+                into[name] = returned.clone()
+            return returned
+
+        return run
+
+    for part in PARTS:
+        kind = module[part]
+        before[kind] = kind.forward, kind.backward
+        kind.forward = staticmethod(noting(kind.forward, seen.outputs))
+        kind.backward = staticmethod(noting(kind.backward, seen.gradients))
+    try:
+        yield seen
+    finally:
+        for kind, (forward, backward) in before.items():
+            kind.forward, kind.backward = staticmethod(forward), staticmethod(backward)
+
+
+def excerpt(B: int, T: int, V: int, seed: int, ignored: bool = True) -> tuple[Tensor, Tensor]:
+    """Tokens and targets [B, T]; a third of the targets is ignored where wanted, never all."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens, targets = (torch.randint(V, (B, T), generator=generator) for _ in range(2))
+    if ignored:
+        targets.view(-1)[1::3] = IGNORED
+    return tokens, targets
+
+
+def held(kept: Mapping[str, tuple[Tensor, ...]]) -> int:
+    """Bytes of the storages that kept tensors lie in, each once."""
+    tensors = [tensor for each in kept.values() for tensor in each]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def by_autograd(
+    model: Model, output: Tensor, grad_output: Tensor | None, p: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The output, then all gradients from the loss backwards: of each part its parameters', then its input's."""
+    leaves = {f"the gradient of {name}": t for name, t in p.items()}
+    order: dict[str, Tensor] = {}
+    for part, given in reversed(model.inputs.items()):
+        of_part = [f"the gradient of {part}.{each}" for each in ("bias", "weight")]
+        order |= {name: leaves[name] for name in of_part if name in leaves}
+        order[f"the gradient of what {part} is given"] = given
+    order |= leaves
+    gradients = torch.autograd.grad(output, [*order.values()], grad_output, materialize_grads=True)
+    return {"the output": output.detach()} | dict(zip(order, gradients, strict=True))
+
+
+def by_hand(
+    output: Tensor, seen: Watched, grads: Mapping[str, Tensor], start: Mapping[str, Tensor]
+) -> Tensors:
+    """The same of a learner's file; `grads` began as `start`."""
+    of_inputs = {f"the gradient of what {part} is given": t for part, t in seen.gradients.items()}
+    of_parameters = {f"the gradient of {name}": grads[name] - start[name] for name in grads}
+    return {"the output": output, **of_inputs, **of_parameters}
+
+
+def leaves(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copies that ask for gradients."""
+    return {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+
+
+# ---- Values -------------------------------------------------------------------------------------------------
+
+
+def wrong_values(got: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Iterator[str]:
+    """The names of wrong values, in the order of the right ones; what the learner's code never computes by itself is passed over."""
+    for name, wanted in right.items():
+        if name in got and not near(got[name], wanted):
+            yield name
+
+
+def near(got: Tensor, wanted: Tensor) -> bool:
+    """Whether two tensors of one shape are the same but for the rounding of float64."""
+    if got.shape != wanted.shape or not torch.isfinite(got).all():
+        return False
+    scale = wanted.abs().max().item() if wanted.numel() else 0.0
+    return bool((got - wanted).abs().max() <= TOLERANCE * (scale or 1.0)) if wanted.numel() else True
+
+
+def one_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:
+    """What is wrong with a value, with its worst element."""
+    mine, wanted = got[name], right[name]
+    if mine.shape != wanted.shape:
+        return f"{name} has shape {list(mine.shape)}, expected {list(wanted.shape)}"
+    apart = torch.where(torch.isfinite(mine), (mine - wanted).abs(), torch.inf)
+    at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+    place = f" at {list(at)}" if at else ""
+    return f"{name} is wrong{place}: got {mine[at]:.6g}, expected {wanted[at]:.6g}"

@@ -1,0 +1,138 @@
+"""Puzzle 27, a GPT trained without `loss.backward()`: rungs, gates, and the cases of the NumPy rung.
+
+Names: B = sequences, T = tokens of each, C = channels, V = vocabulary. The tape has its own models (`checker.py`).
+"""
+
+import numpy as np
+
+from harness.puzzles.p27.derivation import IGNORED, MISTAKES, STEPS, as_dtype, derive
+from harness.spec.derivation import Derivation
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
+from harness.spec.rounding import rounded
+from harness.spec.rungs import NumpyRung, Rung
+
+DIMS = (2, 4, 6, 8)
+"""The chapter's B, T, C, V."""
+OUTPUTS = 5
+"""O of the linear layer."""
+
+FORMULAS = {
+    "loss": (("loss",), "cross-entropy: ignored places, label smoothing"),
+    "dlogits": (("grad_logits",), "p - y, shared out among the places that count"),
+    "dgelu": (("grad_gelu",), "the derivative of GELU in its tanh form"),
+    "dlinear": (("grad_x", "grad_W", "grad_b"), "a product, for every token of every sequence"),
+    "dembedding": (("grad_token", "grad_position"), "tables that are read by number"),
+    "dresidual": (("grad_stream",), "a stream and what a branch adds to it"),
+    "dtied": (("grad_tied",), "one tensor, two gradients"),
+}
+TAPE = (
+    Gate("tape", about="how many bytes are kept"),
+    Gate("embedding", about="two tables and their gradients"),
+    Gate("layernorm", about="puzzle 22's, with what it keeps"),
+    Gate("attention", about="puzzle 23's, with a causal mask"),
+    Gate("gelu", about="the tanh form"),
+    Gate("cross_entropy", about="the loss, from which all comes back"),
+    Gate("block", about="right order, residual branches added"),
+    Gate("model", about="every gradient of every parameter"),
+    Gate("clip", about="the norm of all gradients, limited"),
+    Gate("adamw", about="the optimizer, decay apart"),
+    Gate("step", about="a training step, and the next"),
+)
+
+
+def cases(dims: Dims | None = None) -> list[Case]:
+    """The chapter's case and the hard ones; with `dims`, both kinds of values at those sizes."""
+    chapter = Case("chapter", "small enough to print", dims or DIMS, "smoothed")
+    plain = Case("no smoothing", "y is 1 on the target", dims or (3, 5, 4, 7), "plain")
+    if dims:
+        return [chapter, plain]
+    return [
+        chapter,
+        plain,
+        Case("large logits", "exp(800) is infinite", (2, 3, 4, 5), "large"),
+        Case("one sequence", "no sum over the batch", (1, 7, 3, 4), "smoothed"),
+        Case("one token", "no sum over the places", (5, 1, 4, 9), "smoothed"),
+        Case("few words", "every token comes often", (4, 9, 5, 2), "smoothed"),
+    ]
+
+
+def inputs(case: Case, dtype: str, seed: int) -> Arrays:
+    """The arrays of `derivation.py`; of the targets a third is ignored, never all."""
+    B, T, C, V = case.dims
+    random = np.random.default_rng([seed, *case.dims])
+
+    def normal(*shape: int) -> np.ndarray:
+        return rounded(random.standard_normal(shape) + 0.25, dtype)
+
+    targets = random.integers(V, size=(B, T))
+    targets.reshape(-1)[1::3] = IGNORED
+    return {
+        "tokens": random.integers(V, size=(B, T)),
+        "targets": targets,
+        "x": normal(B, T, C),
+        "dx": normal(B, T, C),
+        "dy": normal(B, T, OUTPUTS),
+        "W": normal(OUTPUTS, C),
+        "A": normal(C, C),
+        "logits": normal(B, T, V) * (800 if case.values == "large" else 2),
+        "smoothing": np.asarray(0.1 if case.values == "smoothed" else 0.0),
+        "V": np.asarray(V),
+    }
+
+
+def exact(arrays: Arrays) -> Arrays:
+    """The derivation in NumPy longdouble."""
+    wide = Derivation(STEPS, as_dtype(arrays, np.longdouble))
+    return {name: np.asarray(getattr(wide, name)) for names, _ in FORMULAS.values() for name in names}
+
+
+NUMPY_RUNG = NumpyRung(
+    file="in_numpy.py",
+    title="The parts, in NumPy",
+    gates=tuple(FORMULAS),
+    returns={gate: names for gate, (names, _) in FORMULAS.items()},
+    names={"dtied.dlogits": "grad_logits"},
+)
+TAPE_RUNG = Rung(
+    id="tape",
+    file="tape.py",
+    gates=tuple(gate.id for gate in TAPE),
+    checker="harness.puzzles.p27.checker:TapeChecker",
+    title="The tape, in PyTorch without autograd",
+    # Each is run as the file has it: what it calls comes first.
+    needs={
+        "block": ("layernorm", "attention", "gelu"),
+        "model": ("embedding", "block", "layernorm", "cross_entropy"),
+        "step": ("model", "clip", "adamw"),
+    },
+)
+
+PUZZLE = Puzzle(
+    name="p27",
+    title="A GPT trained without loss.backward()",
+    subject="GPT",
+    gates=(*(Gate(id, "", names, about) for id, (names, about) in FORMULAS.items()), *TAPE),
+    rungs=(NUMPY_RUNG, TAPE_RUNG),
+    every_rung=True,
+    dims=DIMS,
+    dim_names=("B", "T", "C", "V"),
+    cases=cases,
+    inputs=inputs,
+    exact=exact,
+    derive=derive,
+    mistakes=MISTAKES,
+    demos=(
+        Demo(
+            "compare",
+            "one step by hand and one by autograd: every activation and gradient beside each other",
+            "harness.puzzles.p27.compare:main",
+            options=True,
+        ),
+        Demo(
+            "train",
+            "train a tiny GPT by hand on the book's text (--train --help: its flags)",
+            "harness.puzzles.p27.train:main",
+            options=True,
+        ),
+    ),
+)

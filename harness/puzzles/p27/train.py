@@ -1,0 +1,136 @@
+"""`p27 --train`: a tiny GPT trained by the learner's own tape on the book's text, bytes as tokens, until it writes.
+
+Nothing is fetched and nothing differentiated: every gradient comes from the file's `backward`, every update from its `adamw`.
+The same seed gives the same losses, bit for bit, on one machine.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from harness.bench.loss_curves import plot
+from harness.check.python_files import load
+from harness.console import Parser, print_lines, printable
+from harness.errors import BadUse, Unsolved
+from harness.learner.work import Work
+from harness.puzzles.p22.training import Options, Recipe, batches, read_text, training_progress
+from harness.puzzles.p27.autograd import Tensors, parameters
+from harness.puzzles.p27.running import Module, no_autograd
+from harness.puzzles.p27.spec import PUZZLE
+from harness.toolchain import roots
+
+RATE, WARM_UP = 3e-3, 20
+"""The learning rate, and the steps in which it grows to its full size."""
+SAMPLE = 300
+"""Bytes that the model writes at the end."""
+START = b"The gradient "
+TEMPERATURE = 0.7
+TINY = Options(Recipe(bytes=True, optimizer={}), steps=600, layers=3, width=96, heads=4, context=64, batch=16, seed=27)
+"""What is trained."""
+
+
+@dataclass
+class Training:
+    """A run: the model's parameters, its gradients, AdamW's means, and the losses so far."""
+
+    p: Tensors
+    grads: Tensors
+    moments: dict[str, tuple[Tensor, Tensor]]
+    losses: list[float]
+
+    @classmethod
+    def begin(cls, options: Options) -> "Training":
+        """GPT-2's first parameters."""
+        p = parameters(
+            layers=options.layers,
+            width=options.width,
+            vocabulary=256,
+            context=options.context,
+            seed=options.seed,
+            dtype=torch.float32,
+        )
+        zeros = [{name: torch.zeros_like(t) for name, t in p.items()} for _ in range(3)]
+        return cls(p, zeros[0], {name: (zeros[1][name], zeros[2][name]) for name in p}, [])
+
+    def step(self, module: Module, excerpt: Tensor) -> None:
+        """One more."""
+        number = len(self.losses) + 1
+        rate = RATE * min(1.0, number / WARM_UP)
+        loss = module["step"](excerpt, self.p, self.grads, self.moments, number, rate)
+        self.losses.append(float(loss))
+
+
+def file_of(flags) -> Module:
+    """What the solution's tape defines, or the learner's. Raises Unsolved where a blank of it is untouched."""
+    work = Work(PUZZLE, PUZZLE.rung("tape"), roots.solutions() if flags.solution else None)
+    if left := [id for id, blank in work.blanks().items() if not blank.size]:
+        raise Unsolved(f"{work.path}: {', '.join(left)} still to be written; --solution runs the solution's")
+    return load(work.path)
+
+
+def excerpts(options: Options, chapters: Path):
+    """Endless excerpts of the book's text, [batch, context + 1]."""
+    for given, wanted in batches(read_text(chapters, options).tokens, options):
+        yield torch.cat([given, wanted[:, -1:]], 1)
+
+
+def sample(module: Module, p: Tensors, count: int, seed: int) -> str:
+    """What the model writes after START, in characters that a terminal takes."""
+    generator = torch.Generator().manual_seed(seed)
+    written, context = list(START), len(p["position"])
+    for _ in range(count):
+        logits = module["logits_of"](torch.tensor([written[-context:]]), module["Tape"](), p)[0, -1]
+        shares = torch.softmax(logits / TEMPERATURE, -1)
+        written.append(int(torch.multinomial(shares, 1, generator=generator)))
+    return printable(bytes(written).decode(errors="replace"))
+
+
+def parser() -> Parser:
+    """The flags."""
+    made = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.", allow_abbrev=False)
+    which = made.add_mutually_exclusive_group()
+    which.add_argument("--problem", action="store_true", help="with your file (the default)")
+    which.add_argument("--solution", action="store_true", help="with the solution's file")
+    made.add_argument("--steps", type=int, default=TINY.steps, help="default: %(default)s")
+    made.add_argument("--seconds", type=float, default=120.0, help="stop then at the latest (default: %(default)g)")
+    made.add_argument("--seed", type=int, default=TINY.seed, help="of parameters and excerpts (default: %(default)s)")
+    return made
+
+
+def main(console: Console, arguments: Sequence[str] = (), chapters: Path = roots.CHECKOUT / "book" / "src") -> int:
+    """Trains, draws the losses, and lets the model write. Raises BadUse, Unsolved."""
+    from dataclasses import replace
+
+    flags = parser().parse_args(arguments)
+    if flags.steps < 1:
+        raise BadUse(f"--steps {flags.steps}: must be at least 1")
+    module = file_of(flags)
+    options = replace(TINY, steps=flags.steps, seconds=flags.seconds, seed=flags.seed)
+    training = Training.begin(options)
+    count = sum(t.numel() for t in training.p.values())
+    sizes = f"{options.layers} blocks of {options.width} channels, {count:,} parameters"
+    print_lines(console, [f"{sizes}; {options.batch} x {options.context} bytes of the book at every step"])
+    begun = time.monotonic()
+    with no_autograd(), training_progress(console) as progress:
+        task = progress.add_task("training by hand", total=options.steps, losses="")
+        for _, excerpt in zip(range(options.steps), excerpts(options, chapters), strict=False):
+            training.step(module, excerpt)
+            progress.update(task, advance=1, losses=f"loss {training.losses[-1]:.3f}")
+            if time.monotonic() - begun > options.seconds:
+                break
+        written = sample(module, training.p, SAMPLE, options.seed)
+    losses = training.losses
+    first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
+    lines = [
+        *plot({"by hand": losses}, height=10)[1:],
+        f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}",
+        "it writes:",
+        *(f"   {line}" for line in written.splitlines()),
+    ]
+    print_lines(console, lines)
+    return 0

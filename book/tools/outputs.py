@@ -160,6 +160,18 @@ COMMANDS = {
     "ring_balance": Command(
         "p25 --balance", ("-m", "harness", "p25", "--balance"), exact=True, anywhere=True
     ),
+    "train_by_hand": Command(
+        "p27 --train --solution --seconds 900",
+        ("-m", "harness", "p27", "--train", "--solution", "--seconds", "900"),
+        anywhere=True,
+        timed=True,
+    ),
+    "tape_gates": Command(
+        "p27 --rung tape --solution",
+        ("-m", "harness", "p27", "--rung", "tape", "--solution"),
+        exact=True,
+        anywhere=True,
+    ),
     "order_draw": order("--draw --size 6 10"),
     "order_numbers": order("--draw --size 4 4 --numbers"),
     "order_count": order("--count"),

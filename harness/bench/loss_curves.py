@@ -9,8 +9,8 @@ WINDOW = 10
 
 
 def plot(curves: dict[str, list[float]], width: int = 64, height: int = 12) -> list[str]:
-    """Loss curves as lines of text: a sign for each curve, `*` where they meet; loss upwards, steps to the right."""
-    signs = dict(zip(curves, "ox", strict=True))
+    """Loss curves as lines of text: a sign for each of one or two curves, `*` where they meet; loss upwards, steps to the right."""
+    signs = dict(zip(curves, "ox", strict=False))
     columns = min(width, len(next(iter(curves.values()))))
     averaged = {name: averages(curve, columns) for name, curve in curves.items()}
     values = [value for curve in averaged.values() for value in curve if value == value]
@@ -24,7 +24,8 @@ def plot(curves: dict[str, list[float]], width: int = 64, height: int = 12) -> l
             row = round((high - value) / span * (height - 1))
             grid[row][column] = signs[name] if grid[row][column] == " " else "*"
     labels = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
-    legend = "   ".join([f"{sign} {name}" for name, sign in signs.items()] + ["* both"])
+    both = ["* both"] * (len(curves) > 1)
+    legend = "   ".join([f"{sign} {name}" for name, sign in signs.items()] + both)
     body = [f"{labels.get(row, ''):>7} │{''.join(cells)}".rstrip() for row, cells in enumerate(grid)]
     return [
         f"{'loss':>7}   {legend}",

@@ -26,7 +26,7 @@ def wanted(targets, smoothing, V):
 
 def loss(logits, targets, smoothing):
     """The cross-entropy, a number: the mean over the places that are not ignored."""
-    # BLANK-START loss: the mean over the places that count of -sum(y * log p); take the log of no p that may be 0
+    # BLANK-START loss: the mean of -sum(y * log p) over the places that count
     shifted = logits - logits.max(-1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     counted = targets != IGNORED
@@ -37,7 +37,7 @@ def loss(logits, targets, smoothing):
 
 def dlogits(logits, targets, smoothing):
     """The gradient of the logits, [B, T, V]."""
-    # BLANK-START dlogits: p - y where the place counts, 0 where it is ignored, over the number of those that count
+    # BLANK-START dlogits: p - y where the place counts, over the number of those that do
     counted = targets != IGNORED
     y = wanted(targets, smoothing, logits.shape[-1])
     return counted[..., None] * (softmax(logits) - y) / counted.sum()
@@ -56,14 +56,14 @@ def dgelu(x, dx):
 
 def dlinear(dy, x, W):
     """The gradients of x, W and the bias of y = x W^T + b: [B, T, C], [O, C] and [O]."""
-    # BLANK-START dlinear: return all three; W and the bias serve every token of every sequence
+    # BLANK-START dlinear: return all three; W and the bias serve every token
     return dy @ W, np.einsum("bto,btc->oc", dy, x), dy.sum((0, 1))
     # BLANK-END dlinear
 
 
 def dembedding(tokens, dx, V):
     """The gradients of both tables of x = token[tokens] + position[:T]: [V, C] and [T, C]."""
-    # BLANK-START dembedding: a token that comes twice gets both gradients; a place is one for all sequences
+    # BLANK-START dembedding: return both; a token that comes twice gets both gradients
     token = np.zeros((int(V), dx.shape[-1]), dx.dtype)
     np.add.at(token, tokens, dx)
     return token, dx.sum(0)

@@ -49,7 +49,7 @@ class Tape:
 
     def bytes(self) -> int:
         """How much memory the tape holds."""
-        # BLANK-START tape: the bytes of every storage that a kept tensor lies in, each storage once (untyped_storage())
+        # BLANK-START tape: the bytes of every storage that kept tensors lie in, each once
         storages = {}
         for tensors in self.kept.values():
             for tensor in tensors:
@@ -78,7 +78,7 @@ class Linear:
 class Embedding:
     """x = token[tokens] + position[:T]; the parameters are "token" and "position"."""
 
-    # BLANK-START embedding: keep the tokens; a token that comes twice gets both gradients, a place those of all sequences
+    # BLANK-START embedding: keep the tokens, and add rows up, whatever comes twice
     @staticmethod
     def forward(tokens: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         tape.keep(name, tokens)
@@ -104,7 +104,7 @@ class Embedding:
 class LayerNorm:
     """y = (x - mean) / sqrt(variance + EPS) * weight + bias, the statistics over the last axis."""
 
-    # BLANK-START layernorm: keep x and two numbers for each row; dx = rstd (g - mean(g) - x_hat mean(g x_hat))
+    # BLANK-START layernorm: keep x and two numbers for each row; puzzle 22
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         mean = x.mean(-1, keepdim=True)
@@ -145,7 +145,7 @@ def join_heads(parts: tuple[Tensor, ...]) -> Tensor:
 class Attention:
     """softmax(q k^T / sqrt(d)) v of every head, where no place sees a later one; q, k and v lie in qkv, [B, T, 3 C]."""
 
-    # BLANK-START attention: mask before softmax; keep q, k, v and P; dS = P (dP - sum(dP P)), as in puzzle 23
+    # BLANK-START attention: keep q, k, v and P; puzzle 23, with a mask
     @staticmethod
     def forward(qkv: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         q, k, v = split_heads(qkv, 3)
@@ -179,7 +179,7 @@ class Gelu:
 
     SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
-    # BLANK-START gelu: keep x alone; tanh is cheaper to compute again than to keep
+    # BLANK-START gelu: keep x alone, and compute tanh again
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         tape.keep(name, x)
@@ -206,7 +206,7 @@ class Gelu:
 class CrossEntropy:
     """The mean of -log p[target] over the places whose target is not IGNORED; the gradient coming in is 1."""
 
-    # BLANK-START cross_entropy: keep p and the targets; take the largest logit away before an exponential
+    # BLANK-START cross_entropy: keep p and the targets; shift the logits first
     @staticmethod
     def forward(logits: Tensor, targets: Tensor, tape: Tape, name: str) -> Tensor:
         shifted = logits - logits.amax(-1, keepdim=True)
@@ -250,7 +250,8 @@ class Block:
 
     @staticmethod
     def backward(dx: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
-        # BLANK-START block: the second branch first; what a branch brings is added to what the stream brings
+        """The gradient of the stream before the block."""
+        # BLANK-START block: the second branch first; add what a branch brings to the stream
         d = Linear.backward(dx, tape, f"{name}.narrow", p, grads)
         d = Gelu.backward(d, tape, f"{name}.gelu", p, grads)
         d = Linear.backward(d, tape, f"{name}.widen", p, grads)
@@ -284,7 +285,7 @@ def forward(tokens: Tensor, targets: Tensor, tape: Tape, p: Parameters) -> Tenso
 
 def backward(tape: Tape, p: Parameters, grads: Parameters) -> None:
     """Adds the gradient of every parameter to `grads`, from the loss back to the embedding; the tape is empty at the end."""
-    # BLANK-START model: the loss, the head (its product is no part with a class), ln_f, the blocks, the embedding
+    # BLANK-START model: the loss, the head, ln_f, the blocks, the embedding
     d = CrossEntropy.backward(tape, "loss")
     (x,) = tape.take("head")
     grads["token"] += d.flatten(0, 1).T @ x.flatten(0, 1)
@@ -297,7 +298,7 @@ def backward(tape: Tape, p: Parameters, grads: Parameters) -> None:
 
 def clip(grads: Parameters, limit: float) -> Tensor:
     """Scales all gradients by one number where their common norm is above `limit`; returns the norm that they had."""
-    # BLANK-START clip: the root of the sum of all squares; in place, by limit / (norm + 1e-6), and never up
+    # BLANK-START clip: one factor for all, limit / (norm + 1e-6), and never up
     norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
     for grad in grads.values():
         grad *= (limit / (norm + 1e-6)).clamp(max=1)
@@ -316,7 +317,7 @@ def adamw(
     decay: float = 0.1,
 ) -> None:
     """One update of all parameters in place; `number` is 1 at the first, `moments` hold the means of g and of g^2."""
-    # BLANK-START adamw: decay for matrices alone; both means corrected by 1 - beta^number; eps beside the root
+    # BLANK-START adamw: decay for matrices alone, both means corrected, eps beside the root
     for name, tensor in p.items():
         g, (mean, square) = grads[name], moments[name]
         if tensor.dim() > 1:
@@ -339,7 +340,7 @@ def step(
 ) -> Tensor:
     """One training step on an excerpt of the text, [B, T + 1]; returns the loss. `grads` hold those of the step before."""
     tape = Tape()
-    # BLANK-START step: every place predicts the token after it; clear the gradients, and clip them before the update
+    # BLANK-START step: predict the next token; clear the gradients, clip before the update
     loss = forward(excerpt[:, :-1], excerpt[:, 1:], tape, p)
     for grad in grads.values():
         grad.zero_()

@@ -68,7 +68,9 @@ def check_clip(gate: str, module: Module) -> str:
                 lambda scaled=scaled, norm=norm: scaled(lambda g: (LIMIT / (norm**2 + 1e-6)).clamp(max=1)),
             ),
         }
-        compare({"the norm": returned} | {f"gradient {name}": each for name, each in mine.items()}, right, known)
+        compare(
+            {"the norm": returned} | {f"gradient {name}": each for name, each in mine.items()}, right, known
+        )
     return "norms above and below the limit"
 
 

@@ -6,7 +6,7 @@ The same seed gives the same losses, bit for bit, on one machine.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,7 +30,9 @@ SAMPLE = 300
 """Bytes that the model writes at the end."""
 START = b"The gradient "
 TEMPERATURE = 0.7
-TINY = Options(Recipe(bytes=True, optimizer={}), steps=600, layers=3, width=96, heads=4, context=64, batch=16, seed=27)
+TINY = Options(
+    Recipe(bytes=True, optimizer={}), steps=600, layers=3, width=96, heads=4, context=64, batch=16, seed=27
+)
 """What is trained."""
 
 
@@ -90,22 +92,31 @@ def sample(module: Module, p: Tensors, count: int, seed: int) -> str:
     return printable(bytes(written).decode(errors="replace"))
 
 
-def parser() -> Parser:
-    """The flags."""
-    made = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.", allow_abbrev=False)
+def add_roots(made: Parser) -> None:
+    """--problem and --solution."""
     which = made.add_mutually_exclusive_group()
     which.add_argument("--problem", action="store_true", help="with your file (the default)")
     which.add_argument("--solution", action="store_true", help="with the solution's file")
+
+
+def parser() -> Parser:
+    """The flags."""
+    made = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.", allow_abbrev=False)
+    add_roots(made)
     made.add_argument("--steps", type=int, default=TINY.steps, help="default: %(default)s")
-    made.add_argument("--seconds", type=float, default=120.0, help="stop then at the latest (default: %(default)g)")
-    made.add_argument("--seed", type=int, default=TINY.seed, help="of parameters and excerpts (default: %(default)s)")
+    made.add_argument(
+        "--seconds", type=float, default=120.0, help="stop then at the latest (default: %(default)g)"
+    )
+    made.add_argument(
+        "--seed", type=int, default=TINY.seed, help="of parameters and excerpts (default: %(default)s)"
+    )
     return made
 
 
-def main(console: Console, arguments: Sequence[str] = (), chapters: Path = roots.CHECKOUT / "book" / "src") -> int:
+def main(
+    console: Console, arguments: Sequence[str] = (), chapters: Path = roots.CHECKOUT / "book" / "src"
+) -> int:
     """Trains, draws the losses, and lets the model write. Raises BadUse, Unsolved."""
-    from dataclasses import replace
-
     flags = parser().parse_args(arguments)
     if flags.steps < 1:
         raise BadUse(f"--steps {flags.steps}: must be at least 1")
@@ -127,7 +138,7 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path = roots
     losses = training.losses
     first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
     lines = [
-        *plot({"by hand": losses}, height=10)[1:],
+        *plot({"by hand": losses}, height=10),
         f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}",
         "it writes:",
         *(f"   {line}" for line in written.splitlines()),

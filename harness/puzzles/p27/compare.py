@@ -1,0 +1,72 @@
+"""`p27 --compare`: one step by the learner's tape and one by autograd, every activation and gradient beside each other."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from rich.console import Console
+
+from harness.console import Parser, print_lines
+from harness.puzzles.p27.autograd import Model, Tensors, parameters
+from harness.puzzles.p27.running import (
+    Module,
+    by_autograd,
+    by_hand,
+    excerpt,
+    leaves,
+    near,
+    no_autograd,
+    watching,
+)
+from harness.puzzles.p27.train import add_roots, file_of
+
+SIZES = {"layers": 2, "width": 16, "vocabulary": 32, "context": 12}
+"""Of the model; float64, so that what is not ok is a mistake."""
+
+
+def both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
+    """All values by name, by hand and by autograd: activations in the order of the forward pass, gradients from the loss backwards."""
+    p = parameters(**SIZES, seed=seed)
+    tokens, targets = excerpt(3, SIZES["context"], SIZES["vocabulary"], seed)
+    grads = {name: torch.zeros_like(t) for name, t in p.items()}
+    with no_autograd(), watching(module) as seen:
+        tape = module["Tape"]()
+        loss = module["forward"](tokens, targets, tape, p).clone()
+        module["backward"](tape, p, grads)
+    zeros = {name: torch.zeros_like(t) for name, t in p.items()}
+    model, held = Model(), leaves(p)
+    right = by_autograd(model, model.loss(tokens, targets, held), None, held)
+    mine = by_hand(loss, seen, grads, zeros)
+    activations = {f"{name}, its output": t.detach() for name, t in model.outputs.items()}
+    return (
+        {f"{name}, its output": t for name, t in seen.outputs.items()} | mine,
+        activations | right,
+    )
+
+
+def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
+    """(name, largest difference, whether it is right) of each value; what a file never computes by itself has no difference."""
+    for name, wanted in right.items():
+        if name not in got:
+            yield name, "not computed by itself", True
+        elif got[name].shape != wanted.shape:
+            yield name, f"shape {list(got[name].shape)}, expected {list(wanted.shape)}", False
+        else:
+            apart = (got[name] - wanted).abs().max().item() if wanted.numel() else 0.0
+            yield name, f"{apart:.1e}", near(got[name], wanted)
+
+
+def main(console: Console, arguments: Sequence[str] = ()) -> int:
+    """Prints a line for each value; 1 where one is wrong. Raises Unsolved."""
+    made = Parser(
+        prog="p27 --compare", description="One step by hand beside one by autograd.", allow_abbrev=False
+    )
+    add_roots(made)
+    made.add_argument("--seed", type=int, default=27, help="of parameters and tokens (default: %(default)s)")
+    flags = made.parse_args(arguments)
+    listed = [*rows(*both(file_of(flags), flags.seed))]
+    width = max(len(name) for name, *_ in listed)
+    wrong = [name for name, _, ok in listed if not ok]
+    verdict = f"❌ {len(wrong)} wrong, the first is {wrong[0]}" if wrong else "✅ every value is autograd's"
+    lines = [f"{name:<{width}}  {apart:<24}{'ok' if ok else 'NOT OK'}" for name, apart, ok in listed]
+    print_lines(console, [*lines, verdict])
+    return int(bool(wrong))

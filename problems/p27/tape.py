@@ -1,0 +1,240 @@
+"""Puzzle 27 in PyTorch without autograd: a small GPT, its backward pass and its training step, on a tape of your own.
+
+Every part has a `forward`, which keeps on the tape what its `backward` will need, under the part's name, and a `backward`, which
+takes it back. `p` and `grads` hold the parameters and their gradients by name: "block0.qkv.weight" is the weight of the part
+"block0.qkv". `backward` adds to `grads`, and returns the gradient of its input. `Linear` is given, as an example.
+
+Shapes: tokens and targets [B, T], whole numbers; x [B, T, C], C divisible by HEADS; logits [B, T, V]. Parameters: token [V, C],
+position [at least T, C]; of a LayerNorm weight and bias [C]; of a Linear layer from I to O weight [O, I] and bias [O].
+`python -m harness p27 --rung tape` checks it; autograd is out of reach meanwhile.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+Parameters = dict[str, Tensor]
+
+EPS = 1e-5
+"""What LayerNorm adds to a variance."""
+IGNORED = -100
+"""The target of a place that takes no part in the loss."""
+HEADS = 4
+"""Of attention; each has C / HEADS channels."""
+
+
+class Tape:
+    """What the forward pass keeps for the backward pass, by the name of the part.
+
+    Attributes:
+        kept: Name -> the tensors under it.
+        story: (name, bytes held from then on) of each time that something was kept or taken.
+    """
+
+    def __init__(self):
+        self.kept: dict[str, tuple[Tensor, ...]] = {}
+        self.story: list[tuple[str, int]] = []
+
+    def keep(self, name: str, *tensors: Tensor) -> None:
+        """Keeps tensors until they are taken."""
+        self.kept[name] = tensors
+        self.story.append((name, self.bytes()))
+
+    def take(self, name: str) -> tuple[Tensor, ...]:
+        """The tensors under a name, which the tape gives back."""
+        tensors = self.kept.pop(name)
+        self.story.append((name, self.bytes()))
+        return tensors
+
+    def bytes(self) -> int:
+        """How much memory the tape holds."""
+        # BLANK-START tape: the bytes of every storage that kept tensors lie in, each once
+        # FILL IN (about 6 lines)
+        # BLANK-END tape
+
+
+class Linear:
+    """y = x W^T + b, for every token. Given, as an example of a part."""
+
+    @staticmethod
+    def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
+        tape.keep(name, x)
+        return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    @staticmethod
+    def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
+        (x,) = tape.take(name)
+        grads[f"{name}.weight"] += dy.flatten(0, -2).T @ x.flatten(0, -2)
+        grads[f"{name}.bias"] += dy.flatten(0, -2).sum(0)
+        return dy @ p[f"{name}.weight"]
+
+
+class Embedding:
+    """x = token[tokens] + position[:T]; the parameters are "token" and "position"."""
+
+    # BLANK-START embedding (given a6b79827): keep the tokens, and add rows up, whatever comes twice
+    @staticmethod
+    def forward(tokens: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(dx: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> None:
+        raise NotImplementedError
+    # BLANK-END embedding
+
+
+class LayerNorm:
+    """y = (x - mean) / sqrt(variance + EPS) * weight + bias, the statistics over the last axis."""
+
+    # BLANK-START layernorm (given 4ec12f7a): keep x and two numbers for each row; puzzle 22
+    @staticmethod
+    def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
+        raise NotImplementedError
+    # BLANK-END layernorm
+
+
+def split_heads(joined: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """[B, T, parts * C] -> `parts` views [B, HEADS, T, C / HEADS]. Given."""
+    return joined.unflatten(-1, (parts, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind()
+
+
+def join_heads(parts: tuple[Tensor, ...]) -> Tensor:
+    """The way back: tensors [B, HEADS, T, C / HEADS] -> [B, T, len(parts) * C]. Given."""
+    return torch.stack(parts).permute(1, 3, 0, 2, 4).flatten(2)
+
+
+class Attention:
+    """softmax(q k^T / sqrt(d)) v of every head, where no place sees a later one; q, k and v lie in qkv, [B, T, 3 C]."""
+
+    # BLANK-START attention (given b3802554): keep q, k, v and P; puzzle 23, with a mask
+    @staticmethod
+    def forward(qkv: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
+        raise NotImplementedError
+    # BLANK-END attention
+
+
+class Gelu:
+    """y = x / 2 (1 + tanh u), u = SCALE (x + CUBE x^3)."""
+
+    SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
+
+    # BLANK-START gelu (given 4ec12f7a): keep x alone, and compute tanh again
+    @staticmethod
+    def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
+        raise NotImplementedError
+    # BLANK-END gelu
+
+
+class CrossEntropy:
+    """The mean of -log p[target] over the places whose target is not IGNORED; the gradient coming in is 1."""
+
+    # BLANK-START cross_entropy (given 506c5a43): keep p and the targets; shift the logits first
+    @staticmethod
+    def forward(logits: Tensor, targets: Tensor, tape: Tape, name: str) -> Tensor:
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(tape: Tape, name: str) -> Tensor:
+        raise NotImplementedError
+    # BLANK-END cross_entropy
+
+
+class Block:
+    """x + attention(ln_1(x)), then x + mlp(ln_2(x)): two branches that are added to one stream."""
+
+    @staticmethod
+    def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
+        branch = LayerNorm.forward(x, tape, f"{name}.ln_1", p)
+        branch = Linear.forward(branch, tape, f"{name}.qkv", p)
+        branch = Attention.forward(branch, tape, f"{name}.attention", p)
+        x = x + Linear.forward(branch, tape, f"{name}.join", p)
+        branch = LayerNorm.forward(x, tape, f"{name}.ln_2", p)
+        branch = Linear.forward(branch, tape, f"{name}.widen", p)
+        branch = Gelu.forward(branch, tape, f"{name}.gelu", p)
+        return x + Linear.forward(branch, tape, f"{name}.narrow", p)
+
+    @staticmethod
+    def backward(dx: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
+        """The gradient of the stream before the block."""
+        # BLANK-START block: the second branch first; add what a branch brings to the stream
+        # FILL IN (about 8 lines)
+        # BLANK-END block
+
+
+def layers(p: Parameters) -> int:
+    """How many blocks the parameters make. Given."""
+    return sum(name.endswith(".ln_1.weight") for name in p)
+
+
+def logits_of(tokens: Tensor, tape: Tape, p: Parameters) -> Tensor:
+    """The logits [B, T, V] of the token after each place. The head reads the embedding's table: its weight is tied. Given."""
+    x = Embedding.forward(tokens, tape, "embedding", p)
+    for i in range(layers(p)):
+        x = Block.forward(x, tape, f"block{i}", p)
+    x = LayerNorm.forward(x, tape, "ln_f", p)
+    tape.keep("head", x)
+    return x @ p["token"].T
+
+
+def forward(tokens: Tensor, targets: Tensor, tape: Tape, p: Parameters) -> Tensor:
+    """The loss, with all on the tape that `backward` needs. Given."""
+    return CrossEntropy.forward(logits_of(tokens, tape, p), targets, tape, "loss")
+
+
+def backward(tape: Tape, p: Parameters, grads: Parameters) -> None:
+    """Adds the gradient of every parameter to `grads`, from the loss back to the embedding; the tape is empty at the end."""
+    # BLANK-START model: the loss, the head, ln_f, the blocks, the embedding
+    # FILL IN (about 7 lines)
+    # BLANK-END model
+
+
+def clip(grads: Parameters, limit: float) -> Tensor:
+    """Scales all gradients by one number where their common norm is above `limit`; returns the norm that they had."""
+    # BLANK-START clip: one factor for all, limit / (norm + 1e-6), and never up
+    # FILL IN (about 4 lines)
+    # BLANK-END clip
+
+
+def adamw(
+    p: Parameters,
+    grads: Parameters,
+    moments: dict[str, tuple[Tensor, Tensor]],
+    number: int,
+    rate: float,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    decay: float = 0.1,
+) -> None:
+    """One update of all parameters in place; `number` is 1 at the first, `moments` hold the means of g and of g^2."""
+    # BLANK-START adamw: decay for matrices alone, both means corrected, eps beside the root
+    # FILL IN (about 8 lines)
+    # BLANK-END adamw
+
+
+def step(
+    excerpt: Tensor,
+    p: Parameters,
+    grads: Parameters,
+    moments: dict[str, tuple[Tensor, Tensor]],
+    number: int,
+    rate: float,
+    limit: float = 1.0,
+) -> Tensor:
+    """One training step on an excerpt of the text, [B, T + 1]; returns the loss. `grads` hold those of the step before."""
+    tape = Tape()
+    # BLANK-START step: predict the next token; clear the gradients, clip before the update
+    # FILL IN (about 7 lines)
+    # BLANK-END step

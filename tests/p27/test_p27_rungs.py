@@ -1,0 +1,218 @@
+"""Puzzle 27 as a learner meets it: solutions are right, untouched files unsolved, every wrong one is rejected by its own name."""
+
+import numpy as np
+import pytest
+import torch
+
+from harness.check import zoo
+from harness.check.checkers import make_checker
+from harness.check.python_files import load
+from harness.learner import blanks, hints
+from harness.learner.work import Work
+from harness.puzzles.p27.autograd import parameters
+from harness.puzzles.p27.running import excerpt
+from harness.puzzles.p27.spec import PUZZLE, cases, inputs
+from harness.toolchain import roots
+
+WRONG = zoo.load("p27")
+SOLUTIONS = roots.solutions() / "p27"
+
+
+@pytest.fixture(scope="module")
+def checkers():
+    """One for each rung."""
+    return {rung.id: make_checker(Work(PUZZLE, rung, roots.solutions())) for rung in PUZZLE.rungs}
+
+
+@pytest.mark.parametrize("rung", PUZZLE.rungs, ids=lambda rung: rung.id)
+def test_the_solution_is_right_and_the_problem_unsolved(rung, checkers, tmp_path):
+    results = checkers[rung.id].check(SOLUTIONS / rung.file)
+    assert {r.gate.id: r.state for r in results} == dict.fromkeys(rung.gates, "correct"), [
+        r.diagnosis for r in results
+    ]
+    given = tmp_path / rung.file
+    given.write_text(blanks.skeleton((SOLUTIONS / rung.file).read_text()))
+    assert {r.state for r in checkers[rung.id].check(given)} == {"unsolved"}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_a_wrong_solution_is_rejected_by_its_own_name(wrong, checkers):
+    (result,) = checkers[wrong.rung].check(wrong.target(), [wrong.gate])
+    assert (result.state, result.mistake) == ("wrong", wrong.mistake), "\n".join(result.diagnosis)
+    assert result.hint.startswith(f"{wrong.gate}-")
+
+
+def test_the_zoo_has_a_wrong_solution_for_every_gate():
+    for rung in PUZZLE.rungs:
+        assert {wrong.gate for wrong in WRONG if wrong.rung == rung.id} == set(rung.gates)
+    assert all(len(wrong.story.splitlines()) == 1 for wrong in WRONG)
+
+
+def test_no_hint_gives_a_whole_solution_of_several_lines_away():
+    for rung in PUZZLE.rungs:
+        found = blanks.find((SOLUTIONS / rung.file).read_text())
+        for gate in rung.gates:
+            body = {line.strip() for line in found[gate].body if line.strip()}
+            for hint in hints.ladders("p27")[gate]:
+                assert not body <= {line.strip() for line in hint.code.splitlines()}, hint.id
+
+
+# ---- What judges is judged ----------------------------------------------------------------------------------
+
+
+def autograd(v) -> dict[str, torch.Tensor]:
+    """What PyTorch's own functions make of the NumPy rung's inputs."""
+    import torch.nn.functional as F
+
+    t = {name: torch.from_numpy(np.asarray(v[name])) for name in v}
+    floats = {name: t[name].clone().requires_grad_() for name in ("x", "W", "A", "logits")}
+    _, T, C = t["x"].shape
+    V = int(t["V"])
+
+    def gradients(output, grad, *wanted):
+        return torch.autograd.grad(output, wanted, grad)
+
+    x, W, A, logits = floats.values()
+    loss = F.cross_entropy(
+        logits.flatten(0, 1), t["targets"].flatten(), label_smoothing=float(t["smoothing"])
+    )
+    made = {"loss": loss.detach(), "grad_logits": gradients(loss, None, logits)[0]}
+    made["grad_gelu"] = gradients(F.gelu(x, approximate="tanh"), t["dx"], x)[0]
+    bias = torch.zeros(len(W), dtype=x.dtype, requires_grad=True)
+    linear = gradients(F.linear(x, W, bias), t["dy"], x, W, bias)
+    made |= dict(zip(("grad_x", "grad_W", "grad_b"), linear, strict=True))
+    token, position = (torch.zeros(n, C, dtype=x.dtype, requires_grad=True) for n in (V, T))
+    tables = gradients(F.embedding(t["tokens"], token) + position, t["dx"], token, position)
+    made |= dict(zip(("grad_token", "grad_position"), tables, strict=True))
+    made["grad_stream"] = gradients(x + x @ A.T, t["dx"], x)[0]
+    both = (F.embedding(t["tokens"], token) * t["dx"]).sum() + (
+        (x.detach() @ token.T) * made["grad_logits"]
+    ).sum()
+    return made | {"grad_tied": gradients(both, None, token)[0]}
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_the_derivation_is_autograd_s(case):
+    arrays = inputs(case, "float64", 0)
+    v, exact = PUZZLE.derive(arrays, {}), PUZZLE.exact(arrays)
+    for name, right in autograd(arrays).items():
+        for got in (getattr(v, name), exact[name].astype(np.float64)):
+            np.testing.assert_allclose(got, right.numpy(), rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+def test_the_tape_s_gradients_are_finite_differences():
+    """Of every parameter of the whole model, along a random direction, with no autograd anywhere."""
+    tape = load(SOLUTIONS / "tape.py")
+    p = parameters(layers=2, width=8, vocabulary=7, context=6, seed=1)
+    tokens, targets = excerpt(2, 5, 7, 1)
+    grads = {name: torch.zeros_like(t) for name, t in p.items()}
+    kept = tape["Tape"]()
+    tape["forward"](tokens, targets, kept, p)
+    tape["backward"](kept, p, grads)
+    generator, step = torch.Generator().manual_seed(2), 1e-5
+    for name, tensor in p.items():
+        along = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        up, down = (
+            tape["forward"](tokens, targets, tape["Tape"](), p | {name: tensor + sign * step * along})
+            for sign in (1, -1)
+        )
+        slope = (up - down) / (2 * step)
+        torch.testing.assert_close((grads[name] * along).sum(), slope, rtol=1e-6, atol=1e-8)
+
+
+EDITS = {
+    "autograd": (
+        "gelu",
+        "        return dy * (0.5 * (1 + tanh)",
+        "        torch.autograd.grad(x, x)\n        return dy * (0.5 * (1 + tanh)",
+        "autograd-called",
+        "RuntimeError: autograd is called: this gradient is yours to write",
+    ),
+    "an exception": ("gelu", "slope = Gelu.SCALE", "slope = Gelu.NONE", "raises", "AttributeError"),
+    "nothing returned": (
+        "gelu",
+        "        return dy * (0.5 * (1 + tanh)",
+        "        dy * (0.5 * (1 + tanh)",
+        "nothing-returned",
+        "backward() returns no tensor: the gradient of its input is wanted",
+    ),
+    "the input written": (
+        "gelu",
+        "        tanh = torch.tanh(Gelu",
+        "        x += 0 * x + 1\n        tanh = torch.tanh(Gelu",
+        "input-written",
+        "its input is another after the pass",
+    ),
+    "another shape": (
+        "gelu",
+        "        return dy * (0.5 * (1 + tanh)",
+        "        return dy[0] * (0.5 * (1 + tanh)[0]",
+        "wrong-values",
+        "",
+    ),
+    "no norm": (
+        "clip",
+        "    return norm\n",
+        "    return 1.0\n",
+        "wrong-values",
+        "clip() returns no tensor: the norm is wanted, as it was before",
+    ),
+    "no loss": ("step", "    return loss\n", "    return 1.0\n", "wrong-values", "step() returns no tensor"),
+    "elements": (
+        "tape",
+        "storages[storage.data_ptr()] = storage.nbytes()",
+        "storages[id(tensor), len(storages)] = tensor.numel()",
+        "elements-counted",
+        "of a tensor of 24 floats the tape says 24 bytes, and holds 96",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_else_may_be_wrong_is_said(edit, checkers, tmp_path):
+    gate, old, new, mistake, words = EDITS[edit]
+    text = (SOLUTIONS / "tape.py").read_text()
+    assert text.count(old) == 1
+    path = tmp_path / "tape.py"
+    path.write_text(text.replace(old, new))
+    (result,) = checkers["tape"].check(path, [gate])
+    assert (result.state, result.mistake) == ("wrong", mistake), result.diagnosis
+    assert words in result.diagnosis[0], result.diagnosis
+
+
+def test_the_first_wrong_tensor_from_the_loss_backwards_is_named(checkers):
+    wrong = next(each for each in WRONG if each.name == "block_first_residual")
+    (result,) = checkers["tape"].check(wrong.target(), ["model"])
+    assert "from the loss backwards: the gradient of what block1 is given is wrong" in result.diagnosis[0]
+
+
+def test_a_gate_whose_part_is_wrong_says_which_to_mend_first(checkers):
+    wrong = next(each for each in WRONG if each.name == "layernorm_mean_fixed")
+    *_, model = checkers["tape"].check(wrong.target(), ["layernorm", "block", "model"])
+    assert model.diagnosis == ["computed from layernorm, which is wrong: mend that first"]
+
+
+def test_parts_that_are_right_in_another_way_are_right(checkers, tmp_path):
+    text = (SOLUTIONS / "tape.py").read_text()
+    text = text.replace("tape.keep(name, q, k, v, P)", "tape.keep(name, qkv, P)")
+    text = text.replace(
+        "        q, k, v, P = tape.take(name)",
+        "        qkv, P = tape.take(name)\n        q, k, v = split_heads(qkv, 3)",
+    )
+    path = tmp_path / "tape.py"
+    path.write_text(text)
+    (result,) = checkers["tape"].check(path, ["attention"])
+    assert result.state == "correct", result.diagnosis
+
+
+def test_the_bar_of_live_bytes_is_the_file_s_own_run(checkers, tmp_path):
+    (right,) = checkers["tape"].check(SOLUTIONS / "tape.py", ["model"])
+    held = {line[:15].strip(): float(line[15:24]) for line in right.picture[1:]}
+    peak = [line for line in right.picture if line.endswith("peak")]
+    assert len(peak) == 1 and peak[0].startswith("loss ")
+    assert list(held)[-1] == "embedding back" and held["embedding back"] == 0
+    # Of 4 x 32 tokens, 32 channels, 4 heads, in float32: both LayerNorms, the inputs of four products, GELU's, qkv, P.
+    floats = 4 * 32 * (2 * (32 + 2) + 3 * 32 + 32 + 128 + 3 * 32 + 128) + 4 * 4 * 32 * 32
+    shared = 4 * 32 * 96  # what is kept of one storage by two parts
+    assert held["block1"] - held["block0"] <= 4 * floats / 1024
+    assert held["block1"] - held["block0"] == held["block2"] - held["block1"] >= 4 * (floats - shared) / 1024

@@ -1,0 +1,95 @@
+"""`p27 --train` and `--compare`: the loss falls, two runs have the same bits, gradients are autograd's at every step."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.check import zoo
+from harness.check.python_files import load
+from harness.puzzles.p27 import compare, train
+from harness.puzzles.p27.autograd import Model
+from harness.puzzles.p27.running import leaves, no_autograd
+from harness.toolchain import roots
+
+TAPE = roots.solutions() / "p27" / "tape.py"
+SMALL = replace(train.TINY, layers=2, width=32, context=32, batch=8)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A folder with a chapter."""
+    (tmp_path / "chapter.md").write_text("the gradient of the loss comes back through every part. " * 40)
+    return tmp_path
+
+
+def run(text, steps: int) -> train.Training:
+    """Some steps of the small model on a text."""
+    module, training = load(TAPE), train.Training.begin(SMALL)
+    with no_autograd():
+        for _, excerpt in zip(range(steps), train.excerpts(SMALL, text), strict=False):
+            training.step(module, excerpt)
+    return training
+
+
+def test_the_loss_falls_and_two_runs_have_the_same_bits(text):
+    one, other = run(text, 25), run(text, 25)
+    assert one.losses[0] > 5.4 and one.losses[-1] < 3.5  # log 256 is 5.55, and the text has 20 letters
+    assert one.losses == other.losses
+    assert all(torch.equal(t, other.p[name]) for name, t in one.p.items())
+
+
+def test_gradients_are_autograd_s_at_every_step(text, monkeypatch):
+    module, training = load(TAPE), train.Training.begin(SMALL)
+    monkeypatch.setitem(module, "clip", lambda grads, limit: None)  # so that they are seen as they come
+    for _, excerpt in zip(range(5), train.excerpts(SMALL, text), strict=False):
+        held = leaves({name: t.double() for name, t in training.p.items()})
+        loss = Model().loss(excerpt[:, :-1], excerpt[:, 1:], held)
+        loss.backward()
+        training.step(module, excerpt)
+        assert training.losses[-1] == pytest.approx(loss.item(), rel=1e-5)
+        largest = max(t.grad.abs().max().item() for t in held.values())
+        for name, leaf in held.items():
+            torch.testing.assert_close(training.grads[name].double(), leaf.grad, rtol=0, atol=2e-5 * largest)
+
+
+def test_the_command_trains_draws_and_lets_the_model_write(command_line):
+    finished = command_line("p27", "--train", "--solution", "--steps", "3")
+    assert finished.code == 0, finished.err
+    assert (
+        finished.lines[0]
+        == "3 blocks of 96 channels, 366,432 parameters; 16 x 64 bytes of the book at every step"
+    )
+    assert "o by hand" in finished.lines[1]
+    (said,) = [line for line in finished.lines if line.startswith("loss ")]
+    assert said.endswith("in the last ten of 3")
+    assert finished.lines[finished.lines.index("it writes:") + 1].startswith("   The gradient ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--train", "--steps", "0"), 2, "--steps 0: must be at least 1"),
+        (("--train",), 3, "tape, embedding, layernorm, attention"),
+        (("--compare",), 3, "still to be written; --solution runs the solution's"),
+    ],
+)
+def test_what_cannot_be_trained_is_said(arguments, code, words, command_line):
+    finished = command_line("p27", *arguments)
+    assert finished.code == code and words in finished.err
+
+
+def test_compare_prints_every_value_and_finds_the_first_that_is_wrong(command_line, monkeypatch):
+    finished = command_line("p27", "--compare", "--solution")
+    assert finished.code == 0 and finished.lines[-1] == "✅ every value is autograd's"
+    said = {line.split("  ")[0] for line in finished.lines}
+    assert said >= {
+        "block0.attention, its output",
+        "the gradient of block1.narrow.weight",
+        "the gradient of token",
+    }
+    wrong = next(each for each in zoo.load("p27") if each.name == "gelu_first_term")
+    monkeypatch.setattr(compare, "file_of", lambda flags: load(wrong.target()))
+    finished = command_line("p27", "--compare")
+    assert finished.code == 1
+    assert finished.lines[-1].endswith("the first is the gradient of what block1.gelu is given")

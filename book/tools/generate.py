@@ -35,6 +35,7 @@ import ramp_figures  # noqa: E402
 import ring_results  # noqa: E402
 import roofline  # noqa: E402
 import speed_table  # noqa: E402
+import tape_figures  # noqa: E402
 import times_chart  # noqa: E402
 import timing_pages  # noqa: E402
 from ledger import GPT2_SMALL  # noqa: E402
@@ -438,6 +439,7 @@ FILES: dict[str, Callable[[], str]] = {
     **backward_figures.FILES,
     **attention_figures.FILES,
     **order_figures.FILES,
+    **tape_figures.FILES,
     **{
         f"step_{name}.html": (lambda name=name: steps()[name])
         for name in ("statistics", "db", "dW", "dgamma", "dx")

@@ -583,6 +583,6 @@ FILES = {
     "racing_warps.svg": racing_warps,
     **{
         f"room_{puzzle}.svg": partial(room, puzzle)
-        for puzzle in ("p19", "p20", "p22", "p23", "p24", "p25", "p26")
+        for puzzle in ("p19", "p20", "p22", "p23", "p24", "p25", "p26", "p27")
     },
 }

@@ -13,9 +13,10 @@ import layer_figures
 import ledger
 import numpy as np
 import pytest
+import tape_figures
 from book_paths import BOOK, ROOT
 
-SETS = (layer_figures, backward_figures, attention_figures)
+SETS = (layer_figures, backward_figures, attention_figures, tape_figures)
 DRAWN = {name: draw for module in SETS for name, draw in module.FILES.items() if name.endswith(".svg")}
 PHONE = 350
 """Pixels that a page of 390 leaves for a figure."""
@@ -161,7 +162,7 @@ def test_three_views_are_those_of_the_page():
     assert found["bytes that threads ask for"] == pytest.approx(122_752 / 29_568)
 
 
-@pytest.mark.parametrize("puzzle", ["p19", "p26"])
+@pytest.mark.parametrize("puzzle", ["p19", "p26", "p27"])
 def test_a_room_counts_its_exhibits_by_gate(puzzle):
     drawn = words(layer_figures.room(puzzle))
     files = [
@@ -192,6 +193,39 @@ def test_the_compiled_pair_keeps_what_was_recorded():
     recorded = re.findall(r"([\d.]+) MB", (BOOK / "outputs" / "compile_saved.txt").read_text())
     assert [said for said in drawn if said.endswith(" MB")] == [f"{size} MB" for size in recorded]
     assert "1 kernel" in "".join(drawn)
+
+
+def test_what_the_tape_keeps_is_what_the_solution_keeps():
+    """Part by part in the order of a run, with as many tensors as the picture names."""
+    import torch
+
+    from harness.check.python_files import load
+    from harness.puzzles.p27.autograd import parameters
+    from harness.puzzles.p27.running import excerpt
+
+    tape = (module := load(ROOT / "solutions" / "p27" / "tape.py"))["Tape"]()
+    p = parameters(layers=1, width=8, vocabulary=7, context=6, seed=1, dtype=torch.float32)
+    module["forward"](*excerpt(2, 5, 7, 1), tape, p)
+    kept = [(name.removeprefix("block0."), len(tensors)) for name, tensors in tape.kept.items()]
+    assert kept == [(name, len(words.split(","))) for name, words in reversed(tape_figures.PARTS)]
+
+
+def test_the_bars_of_the_tape_are_those_of_the_record():
+    drawn, found = words(tape_figures.live_bytes()), tape_figures.live()
+    recorded = (BOOK / "outputs" / "tape_gates.txt").read_text()
+    assert len(found) == recorded.count(" KiB") == 14
+    assert [said for said in drawn if said.endswith(" KiB")] == [f"{held:g} KiB" for _, held in found]
+    assert (
+        max(found, key=lambda one: one[1])[0] == "loss"
+        and "At the loss." in (BOOK / "src" / "puzzle_27" / "tape.md").read_text()
+    )
+
+
+def test_the_losses_by_hand_are_those_of_the_record():
+    said = (BOOK / "outputs" / "train_by_hand.txt").read_text()
+    assert {"5.545", *re.findall(r"\d\.\d{3}", said.split("loss ")[-1])[:2]} < set(
+        words(tape_figures.loss_by_hand())
+    )
 
 
 # ---- Puzzles 20, 21 and 26 ----------------------------------------------------------------------------------

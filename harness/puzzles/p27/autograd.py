@@ -49,7 +49,8 @@ def joined(output: Tensor) -> Tensor:
 
 def attention(qkv: Tensor, causal: bool = True) -> Tensor:
     """Every head of it."""
-    return joined(F.scaled_dot_product_attention(*heads(qkv), is_causal=causal))
+    query, key, value = heads(qkv)
+    return joined(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
 
 
 def gelu(x: Tensor) -> Tensor:

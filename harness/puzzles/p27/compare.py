@@ -19,14 +19,14 @@ from harness.puzzles.p27.running import (
 )
 from harness.puzzles.p27.train import add_roots, file_of
 
-SIZES = {"layers": 2, "width": 16, "vocabulary": 32, "context": 12}
-"""Of the model; float64, so that what is not ok is a mistake."""
+VOCABULARY, CONTEXT = 32, 12
+"""Of the model, in float64, so that what is not ok is a mistake."""
 
 
 def both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
     """All values by name, by hand and by autograd: activations in the order of the forward pass, gradients from the loss backwards."""
-    p = parameters(**SIZES, seed=seed)
-    tokens, targets = excerpt(3, SIZES["context"], SIZES["vocabulary"], seed)
+    p = parameters(layers=2, width=16, vocabulary=VOCABULARY, context=CONTEXT, seed=seed)
+    tokens, targets = excerpt(3, CONTEXT, VOCABULARY, seed)
     grads = {name: torch.zeros_like(t) for name, t in p.items()}
     with no_autograd(), watching(module) as seen:
         tape = module["Tape"]()

@@ -10,7 +10,7 @@ from harness.check.python_files import load
 from harness.learner import blanks, hints
 from harness.learner.work import Work
 from harness.puzzles.p27.autograd import parameters
-from harness.puzzles.p27.running import excerpt
+from harness.puzzles.p27.running import excerpt, no_autograd
 from harness.puzzles.p27.spec import PUZZLE, cases, inputs
 from harness.toolchain import roots
 
@@ -121,10 +121,67 @@ def test_the_tape_s_gradients_are_finite_differences():
 
 
 EDITS = {
+    "the limit not used": (
+        "clip",
+        "grad *= (limit / (norm + 1e-6)).clamp(max=1)",
+        "grad *= (1.0 / (norm + 1e-6)).clamp(max=1)",
+        "wrong-values",
+        "gradient a is wrong",
+    ),
+    "the norm that is left": (
+        "clip",
+        "    return norm\n",
+        "    return norm.clamp(max=limit)\n",
+        "wrong-values",
+        "the norm is wrong",
+    ),
+    "betas not used": (
+        "adamw",
+        "mean.lerp_(g, 1 - betas[0])",
+        "mean.lerp_(g, 0.1)",
+        "wrong-values",
+        "is wrong",
+    ),
+    "one rate for all steps": (
+        "step",
+        "adamw(p, grads, moments, number, rate)",
+        "adamw(p, grads, moments, number, 0.01)",
+        "wrong-values",
+        "after step 2 is wrong",
+    ),
+    "a size for an address": (
+        "tape",
+        "storages[storage.data_ptr()] = storage.nbytes()",
+        "storages[storage.nbytes()] = storage.nbytes()",
+        "wrong-values",
+        "of two tensors of one size the tape says 96 bytes, and holds 192",
+    ),
+    "no output": (
+        "gelu",
+        "        return 0.5 * x * (1 + torch.tanh(Gelu",
+        "        0.5 * x * (1 + torch.tanh(Gelu",
+        "nothing-returned",
+        "forward() returns no tensor",
+    ),
+    "torch.func": (
+        "gelu",
+        "        return dy * (0.5 * (1 + tanh)",
+        "        torch.func.vjp(torch.sin, x)[1](dy)\n        return dy * (0.5 * (1 + tanh)",
+        "autograd-called",
+        "RuntimeError: autograd is called: this gradient is yours to write",
+    ),
     "autograd": (
         "gelu",
         "        return dy * (0.5 * (1 + tanh)",
         "        torch.autograd.grad(x, x)\n        return dy * (0.5 * (1 + tanh)",
+        "autograd-called",
+        "RuntimeError: autograd is called: this gradient is yours to write",
+    ),
+    "grad by another name": (
+        "gelu",
+        "        return dy * (0.5 * (1 + tanh)",
+        "        with torch.enable_grad():\n            u = x.clone().requires_grad_()\n"
+        "            u.sin().sum().backward()\n        return dy * (0.5 * (1 + tanh)",
         "autograd-called",
         "RuntimeError: autograd is called: this gradient is yours to write",
     ),
@@ -141,7 +198,7 @@ EDITS = {
         "        tanh = torch.tanh(Gelu",
         "        x += 0 * x + 1\n        tanh = torch.tanh(Gelu",
         "input-written",
-        "its input is another after the pass",
+        "the pass has changed its input",
     ),
     "another shape": (
         "gelu",
@@ -178,6 +235,13 @@ def test_what_else_may_be_wrong_is_said(edit, checkers, tmp_path):
     (result,) = checkers["tape"].check(path, [gate])
     assert (result.state, result.mistake) == ("wrong", mistake), result.diagnosis
     assert words in result.diagnosis[0], result.diagnosis
+
+
+def test_autograd_works_again_after_it_was_out_of_reach():
+    x = torch.ones(3, requires_grad=True)
+    with no_autograd(), pytest.raises(RuntimeError, match="yours to write"):
+        torch.autograd.grad(x.sin().sum(), x)
+    assert torch.equal(torch.autograd.grad(x.square().sum(), x)[0], torch.full((3,), 2.0))
 
 
 def test_the_first_wrong_tensor_from_the_loss_backwards_is_named(checkers):

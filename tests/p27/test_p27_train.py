@@ -8,6 +8,7 @@ from typed import present
 
 from harness.check import zoo
 from harness.check.python_files import load
+from harness.errors import BadUse
 from harness.puzzles.p27 import compare, train
 from harness.puzzles.p27.autograd import Model
 from harness.puzzles.p27.running import leaves, no_autograd
@@ -71,6 +72,14 @@ def test_the_command_trains_draws_and_lets_the_model_write(command_line):
     ("arguments", "code", "words"),
     [
         (("--train", "--steps", "0"), 2, "--steps 0: must be at least 1"),
+        (("--train", "--seconds", "-5"), 2, "--seconds -5: must be above 0"),
+        (("--train", "--seconds", "nan"), 2, "--seconds nan: must be above 0"),
+        (
+            ("--train", "--seed", "9" * 23),
+            2,
+            f"--seed {'9' * 23}: must be a whole number from 0 to 2**63 - 1",
+        ),
+        (("--compare", "--seed", "-1"), 2, "--seed -1: must be a whole number from 0 to 2**63 - 1"),
         (("--train",), 3, "tape, embedding, layernorm, attention"),
         (("--compare",), 3, "still to be written; --solution runs the solution's"),
     ],
@@ -90,7 +99,42 @@ def test_compare_prints_every_value_and_finds_the_first_that_is_wrong(command_li
         "the gradient of token",
     }
     wrong = next(each for each in zoo.load("p27") if each.name == "gelu_first_term")
-    monkeypatch.setattr(compare, "file_of", lambda flags: load(wrong.target()))
+    monkeypatch.setattr(compare, "file_of", lambda flags: (wrong.target(), load(wrong.target())))
     finished = command_line("p27", "--compare")
     assert finished.code == 1
     assert finished.lines[-1].endswith("the first is the gradient of what block1.gelu is given")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "        return dy * (0.5 * (1 + tanh)",
+            "        raise NotImplementedError  # ",
+            "NotImplementedError",
+        ),
+        (
+            "slope = Gelu.SCALE",
+            "slope = Gelu.NONE",
+            "AttributeError: type object 'Gelu' has no attribute 'NONE'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["--train", "--compare"])
+def test_a_file_that_raises_is_named_with_the_line(
+    command, old, new, words, command_line, monkeypatch, tmp_path
+):
+    path = tmp_path / "tape.py"
+    path.write_text(TAPE.read_text().replace(old, new))
+    for module in (train, compare):
+        monkeypatch.setattr(module, "file_of", lambda flags: (path, load(path)))
+    finished = command_line("p27", command)
+    assert finished.code == 2 and "tape.py:" in finished.err and words in finished.err, finished.err
+
+
+def test_a_loss_that_is_no_number_ends_the_training(text):
+    training = train.Training.begin(SMALL)
+    training.p["token"].fill_(torch.nan)
+    excerpt = next(iter(train.excerpts(SMALL, text)))
+    with pytest.raises(BadUse, match="the loss of step 1 is nan: see p27 --gate step"):
+        training.step(load(TAPE), excerpt)

@@ -229,7 +229,7 @@ def test_a_message_that_no_rule_knows_stands_alone(tmp_path):
 @pytest.mark.parametrize(("folder", "puzzle"), [("problems/p23/op", "p23"), ("somewhere/op", "pNN")])
 def test_reset_is_of_the_puzzle_whose_file_it_is(folder, puzzle):
     words = "module 'shared.common' does not contain 'atomic_add'"
-    sentence = explain(Diagnostic(f"/home/x/{folder}/ops.mojo", 3, 1, "error", words))
+    sentence = explain(Diagnostic(f"/home/me/{folder}/ops.mojo", 3, 1, "error", words))
     assert sentence is not None and sentence.endswith(
         f"put the file back with `{command(f'reset {puzzle}')}`."
     )

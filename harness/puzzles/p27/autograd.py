@@ -322,7 +322,7 @@ CHANGES: Mapping[str, Change] = {
         "of the embedding alone for the tied table: the head's gradient is lost", "head",
         lambda x, token: x @ token.detach().T),
     "embedding-forgotten": Change(
-        "of the head alone for the tied table: the embedding's is not added", "embedding",
+        "without the embedding's gradient for the table of tokens", "embedding",
         lambda tokens, token, position: embedding(tokens, token.detach(), position)),
 }  # fmt: skip
 

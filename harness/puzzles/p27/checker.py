@@ -109,9 +109,8 @@ def compare(ran: list[Ran], ids: tuple[str, ...]) -> None:
     if not failing:
         return
     (first, names), *_ = failing
-    lines = [
-        f"with {first.one.words}, from the loss backwards: {one_wrong(first.got, first.right, names[0])}"
-    ]
+    order = ", from the loss backwards" if len(first.right) > 6 else ""
+    lines = [f"with {first.one.words}{order}: {one_wrong(first.got, first.right, names[0])}"]
     if len(names) > 1:
         lines.append(f"{len(names)} of {len(first.right)} values are wrong, of which it is the first")
     known = next((id for id in ids if all(explains(each, id) for each, _ in failing)), None)
@@ -121,7 +120,9 @@ def compare(ran: list[Ran], ids: tuple[str, ...]) -> None:
         not torch.isfinite(each.got[wrong[0]]).all() for each, wrong in failing
     )
     if nonfinite:
-        lines.append("some are no numbers: an exponential overflows, or a division is by 0")
+        lines.append(
+            "some are no numbers: an exponential overflows, a division is by 0, a logarithm is of 0, or all of a row is -inf"
+        )
     raise Fault("\n".join(lines), "overflows" if nonfinite else "wrong-values")
 
 
@@ -189,15 +190,15 @@ def run_part(gate: str, module: Module, one: Try) -> Ran:
     tape = module["Tape"]()
     with no_autograd(), watching(module) as seen:
         if gate == "model":
-            output = module["forward"](x, targets, tape, p).clone()
+            output = tensor(module["forward"](x, targets, tape, p))
             module["backward"](tape, p, grads)
         elif gate == "cross_entropy":
-            output = module["CrossEntropy"].forward(x, targets, tape, "part").clone()
+            output = tensor(module["CrossEntropy"].forward(x, targets, tape, "part"))
             check_kept(gate, tape, x)
             check_returned(module["CrossEntropy"].backward(tape, "part"))
         else:
             kind = module[KINDS.get(gate, "Block")]
-            output = kind.forward(x, tape, "part", p).clone()
+            output = tensor(kind.forward(x, tape, "part", p))
             check_kept(gate, tape, x)
             dy = following(output)
             returned = kind.backward(dy, tape, "part", p, grads)
@@ -215,7 +216,7 @@ def run_part(gate: str, module: Module, one: Try) -> Ran:
         if not torch.equal(t, before[n])
     ]
     if changed_inputs:
-        raise Fault(f"{changed_inputs[0]} is another after the pass", "input-written")
+        raise Fault(f"the pass has changed {changed_inputs[0]}", "input-written")
     if tape.kept:
         words = f"the tape still holds {', '.join(map(repr, tape.kept))} after the backward pass: take() gives it back"
         raise Fault(words, "not-given-back")
@@ -225,6 +226,13 @@ def run_part(gate: str, module: Module, one: Try) -> Ran:
                 f"the gradient of {name} is put in the place of what was there: add to it", "overwritten"
             )
     return Ran(one, by_hand(output, seen, grads, start), right, truth)
+
+
+def tensor(output: object) -> Tensor:
+    """A copy of what a forward returns. Raises Fault where that is no tensor."""
+    if not isinstance(output, Tensor):
+        raise Fault("forward() returns no tensor", "nothing-returned")
+    return output.clone()
 
 
 def check_returned(gradient: object) -> None:
@@ -283,6 +291,7 @@ def check_tape(gate: str, module: Module) -> str:
         ("a tensor under two names", {"a": (whole,), "b": (whole,)}, 96),
         ("three views of one tensor", {"a": whole.chunk(3, 1)}, 96),
         ("a row of it, for whose sake all of it stays", {"a": (whole[1],)}, 96),
+        ("two tensors of one size", {"a": (whole, torch.ones(4, 6))}, 192),
         ("an expanded one", {"a": (other[:1].expand(1000),)}, 24),
     )
     said = []

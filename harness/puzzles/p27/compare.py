@@ -17,7 +17,7 @@ from harness.puzzles.p27.running import (
     no_autograd,
     watching,
 )
-from harness.puzzles.p27.train import add_roots, file_of
+from harness.puzzles.p27.train import add_roots, by_the_file, file_of, seed
 
 VOCABULARY, CONTEXT = 32, 12
 """Of the model, in float64, so that what is not ok is a mistake."""
@@ -61,9 +61,11 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
         prog="p27 --compare", description="One step by hand beside one by autograd.", allow_abbrev=False
     )
     add_roots(made)
-    made.add_argument("--seed", type=int, default=27, help="of parameters and tokens (default: %(default)s)")
+    made.add_argument("--seed", type=seed, default=27, help="of parameters and tokens (default: %(default)s)")
     flags = made.parse_args(arguments)
-    listed = [*rows(*both(file_of(flags), flags.seed))]
+    path, module = file_of(flags)
+    with by_the_file(path):
+        listed = [*rows(*both(module, flags.seed))]
     width = max(len(name) for name, *_ in listed)
     wrong = [name for name, _, ok in listed if not ok]
     verdict = f"❌ {len(wrong)} wrong, the first is {wrong[0]}" if wrong else "✅ every value is autograd's"

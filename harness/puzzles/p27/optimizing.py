@@ -10,8 +10,8 @@ from harness.puzzles.p27.running import Fault, Module, leaves, no_autograd, one_
 
 RATE, BETAS, EPS, DECAY = 0.01, (0.9, 0.95), 1e-8, 0.1
 """The rate of the checks, and the rest as the learner's file has it."""
-LIMIT = 1.0
-"""Of the gradients' norm."""
+OTHER_BETAS, OTHER_DECAY, LIMIT = (0.8, 0.97), 0.2, 0.7
+"""What AdamW and clipping are asked with: nothing that the learner's file has, so that an argument that is not used shows."""
 Known = Mapping[str, tuple[str, Callable[[], Tensors]]]
 """Known mistake -> words that end "these are the values ...", and the values."""
 
@@ -51,8 +51,10 @@ def check_clip(gate: str, module: Module) -> str:
         if not isinstance(returned, Tensor):
             raise Fault("clip() returns no tensor: the norm is wanted, as it was before", "wrong-values")
 
-        def scaled(factor: Callable[[Tensor], Tensor], first: Tensors = first) -> Tensors:
-            return {f"gradient {name}": factor(g) * g for name, g in first.items()}
+        def scaled(
+            factor: Callable[[Tensor], Tensor], said: Tensor = norm, first: Tensors = first
+        ) -> Tensors:
+            return {"the norm": said} | {f"gradient {name}": factor(g) * g for name, g in first.items()}
 
         known: Known = {
             "each-by-itself": (
@@ -65,7 +67,9 @@ def check_clip(gate: str, module: Module) -> str:
             ),
             "not-rooted": (
                 "of the sum of squares, without its root",
-                lambda scaled=scaled, norm=norm: scaled(lambda g: (LIMIT / (norm**2 + 1e-6)).clamp(max=1)),
+                lambda scaled=scaled, norm=norm: scaled(
+                    lambda g: (LIMIT / (norm**2 + 1e-6)).clamp(max=1), norm**2
+                ),
             ),
         }
         compare(
@@ -78,9 +82,14 @@ def check_clip(gate: str, module: Module) -> str:
 
 
 def adamw_of(
-    p: Tensors, decay: float = DECAY, everywhere: bool = False, eps: float = EPS
-) -> torch.optim.AdamW:
-    """PyTorch's, with decay for matrices alone unless it is `everywhere`."""
+    p: Tensors,
+    decay: float = OTHER_DECAY,
+    everywhere: bool = False,
+    eps: float = EPS,
+    betas: tuple[float, float] = OTHER_BETAS,
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+) -> torch.optim.Optimizer:
+    """PyTorch's, with decay for matrices alone unless it is `everywhere`; Adam adds the decay to the gradient."""
     groups = [
         {
             "params": [t for t in p.values() if (t.dim() > 1) is matrices],
@@ -88,7 +97,7 @@ def adamw_of(
         }
         for matrices in (True, False)
     ]
-    return torch.optim.AdamW(groups, lr=RATE, betas=BETAS, eps=eps)
+    return make(groups, lr=RATE, betas=betas, eps=eps)
 
 
 def updated(
@@ -112,10 +121,11 @@ def by_formula(
     for name, tensor in p.items():
         w, mean, square = tensor.clone(), torch.zeros_like(tensor), torch.zeros_like(tensor)
         for number, g in enumerate((each[name] for each in gradients), 1 + late):
-            first, second = (1 - beta**number if corrected else 1.0 for beta in BETAS)
-            mean, square = BETAS[0] * mean + (1 - BETAS[0]) * g, BETAS[1] * square + (1 - BETAS[1]) * g * g
+            first, second = (1 - beta**number if corrected else 1.0 for beta in OTHER_BETAS)
+            mean = OTHER_BETAS[0] * mean + (1 - OTHER_BETAS[0]) * g
+            square = OTHER_BETAS[1] * square + (1 - OTHER_BETAS[1]) * g * g
             root = (square / second + eps).sqrt() if inside else (square / second).sqrt() + eps
-            w = w * (1 - RATE * DECAY * (w.dim() > 1)) - RATE * mean / first / root
+            w = w * (1 - RATE * OTHER_DECAY * (w.dim() > 1)) - RATE * mean / first / root
         made[name] = w
     return made
 
@@ -134,7 +144,7 @@ def check_adamw(gate: str, module: Module) -> str:
     with no_autograd():
         for number, each in enumerate(gradients, 1):
             grads = {name: g.clone() for name, g in each.items()}
-            module["adamw"](mine, grads, moments, number, RATE, BETAS, eps, DECAY)
+            module["adamw"](mine, grads, moments, number, RATE, OTHER_BETAS, eps, OTHER_DECAY)
     known: Known = {
         "decay-everywhere": (
             "with decay on vectors too: a bias and LayerNorm's weight are not to be drawn to 0",
@@ -146,11 +156,7 @@ def check_adamw(gate: str, module: Module) -> str:
         ),
         "decay-in-gradient": (
             "with decay added to the gradient, where both means see it",
-            lambda: updated(
-                p,
-                [{n: g + DECAY * p[n] for n, g in gradients[0].items()}],
-                lambda q: adamw_of(q, 0.0, eps=eps),
-            ),
+            lambda: updated(p, gradients, lambda q: adamw_of(q, eps=eps, make=torch.optim.Adam)),
         ),
         "eps-inside-root": (
             "with eps under the root: it stands beside it",
@@ -182,10 +188,12 @@ def trained(
 ) -> Tensors:
     """Losses and parameters of a training run by autograd and PyTorch's optimizer; `junk` are the gradients that it begins with."""
     held, values = leaves(p), {}
-    optimizer = adamw_of(held)
+    optimizer = adamw_of(held, DECAY, betas=BETAS)
     for name, leaf in held.items():
         leaf.grad = junk[name].clone()
     for number, excerpt in enumerate(excerpts, 1):
+        for group in optimizer.param_groups:
+            group["lr"] = number * RATE
         if zeroed:
             optimizer.zero_grad()
         loss = Model().loss(excerpt[:, :-1], excerpt[:, 1:] if shifted else excerpt[:, :-1], held)
@@ -209,7 +217,7 @@ def check_step(gate: str, module: Module) -> str:
     got: Tensors = {}
     with no_autograd():
         for number, excerpt in enumerate(excerpts, 1):
-            loss = module["step"](excerpt, mine, grads, moments, number, RATE, LIMIT)
+            loss = module["step"](excerpt, mine, grads, moments, number, number * RATE, LIMIT)
             if not isinstance(loss, Tensor):
                 raise Fault("step() returns no tensor: the loss is wanted", "wrong-values")
             got[f"the loss of step {number}"] = loss.clone()

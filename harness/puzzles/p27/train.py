@@ -4,8 +4,10 @@ Nothing is fetched and nothing differentiated: every gradient comes from the fil
 The same seed gives the same losses, bit for bit, on one machine.
 """
 
+import contextlib
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +16,9 @@ from rich.console import Console
 from torch import Tensor
 
 from harness.bench.loss_curves import plot
-from harness.check.python_files import load
+from harness.check.python_files import describe, load
 from harness.console import Parser, print_lines, printable
-from harness.errors import BadUse, Unsolved
+from harness.errors import BadUse, DamagedFile, Unsolved, WorkbookError
 from harness.learner.work import Work
 from harness.puzzles.p22.training import Options, Recipe, batches, read_text, training_progress
 from harness.puzzles.p27.autograd import Tensors, parameters
@@ -65,14 +67,27 @@ class Training:
         rate = RATE * min(1.0, number / WARM_UP)
         loss = module["step"](excerpt, self.p, self.grads, self.moments, number, rate)
         self.losses.append(float(loss))
+        if not math.isfinite(self.losses[-1]):
+            raise BadUse(f"the loss of step {number} is {self.losses[-1]}: see p27 --gate step")
 
 
-def file_of(flags) -> Module:
-    """What the solution's tape defines, or the learner's. Raises Unsolved where a blank of it is untouched."""
+def file_of(flags) -> tuple[Path, Module]:
+    """The solution's tape, or the learner's, and what it defines. Raises Unsolved where a blank of it is untouched."""
     work = Work(PUZZLE, PUZZLE.rung("tape"), roots.solutions() if flags.solution else None)
     if left := [id for id, blank in work.blanks().items() if not blank.size]:
         raise Unsolved(f"{work.path}: {', '.join(left)} still to be written; --solution runs the solution's")
-    return load(work.path)
+    return work.path, load(work.path)
+
+
+@contextlib.contextmanager
+def by_the_file(path: Path) -> Iterator[None]:
+    """Whatever a learner's code raises is its file's: DamagedFile, in one line with the place."""
+    try:
+        yield
+    except WorkbookError:
+        raise
+    except Exception as error:
+        raise DamagedFile(describe(error, path)) from error
 
 
 def excerpts(options: Options, chapters: Path):
@@ -99,6 +114,13 @@ def add_roots(made: Parser) -> None:
     which.add_argument("--solution", action="store_true", help="with the solution's file")
 
 
+def seed(text: str) -> int:
+    """A seed as PyTorch takes it: a whole number of at most 63 bits. Raises BadUse."""
+    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
+        raise BadUse(f"--seed {text}: must be a whole number from 0 to 2**63 - 1")
+    return int(text)
+
+
 def parser() -> Parser:
     """The flags."""
     made = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.", allow_abbrev=False)
@@ -108,7 +130,7 @@ def parser() -> Parser:
         "--seconds", type=float, default=120.0, help="stop then at the latest (default: %(default)g)"
     )
     made.add_argument(
-        "--seed", type=int, default=TINY.seed, help="of parameters and excerpts (default: %(default)s)"
+        "--seed", type=seed, default=TINY.seed, help="of parameters and excerpts (default: %(default)s)"
     )
     return made
 
@@ -120,14 +142,16 @@ def main(
     flags = parser().parse_args(arguments)
     if flags.steps < 1:
         raise BadUse(f"--steps {flags.steps}: must be at least 1")
-    module = file_of(flags)
+    if not flags.seconds > 0:
+        raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
+    path, module = file_of(flags)
     options = replace(TINY, steps=flags.steps, seconds=flags.seconds, seed=flags.seed)
     training = Training.begin(options)
     count = sum(t.numel() for t in training.p.values())
     sizes = f"{options.layers} blocks of {options.width} channels, {count:,} parameters"
     print_lines(console, [f"{sizes}; {options.batch} x {options.context} bytes of the book at every step"])
     begun = time.monotonic()
-    with no_autograd(), training_progress(console) as progress:
+    with by_the_file(path), no_autograd(), training_progress(console) as progress:
         task = progress.add_task("training by hand", total=options.steps, losses="")
         for _, excerpt in zip(range(options.steps), excerpts(options, chapters), strict=False):
             training.step(module, excerpt)

@@ -4,7 +4,7 @@ import attention_times
 from attention_times import CUDNN, OURS
 from book_paths import BOOK
 
-PAGE = (BOOK / "src" / "puzzle_23" / "tensor_cores.md").read_text()
+PAGE = " ".join((BOOK / "src" / "puzzle_23" / "tensor_cores.md").read_text().split())
 TIMES = attention_times.read()
 
 

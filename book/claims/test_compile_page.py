@@ -5,7 +5,7 @@ import re
 
 from book_paths import BOOK
 
-PAGE = (BOOK / "src" / "torch_compile.md").read_text()
+PAGE = " ".join((BOOK / "src" / "torch_compile.md").read_text().split())
 SMALL, LARGE = "8", "256"  # the hidden dimensions of the two sizes
 
 

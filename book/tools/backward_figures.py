@@ -4,7 +4,6 @@ Each is at most NARROW wide, so that a phone can show it. Numbers are computed h
 needs torch.
 """
 
-import math
 import re
 from collections import Counter
 
@@ -303,7 +302,7 @@ def folds() -> str:
 
 def percent(share: float) -> str:
     """A share in percent; 100 % is all of them and nothing less."""
-    return "100%" if share == 1 else f"{math.floor(1000 * share) / 10:.1f}%"
+    return "100%" if share == 1 else f"{min(99.9, 100 * share):.1f}%"
 
 
 def symptom_kinds() -> str:

@@ -230,7 +230,11 @@ def command_tabs(body: str, tasks: dict[str, set[str]], indent: str) -> tuple[st
 
 
 def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
-    """The block for a recorded output, with a line that says which command printed it, where and when."""
+    """The block for a recorded output, with a line that says which command printed it, where and when.
+
+    `NAME 2-4` takes the lines 2 to 4 alone, counted from 1.
+    """
+    name, _, lines = name.partition(" ")
     try:
         record = outputs.load(name)
     except FileNotFoundError:
@@ -238,7 +242,12 @@ def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
         return fence[0]
     ticks = fence["ticks"]
     source = html.escape(record.source()).replace(record.command, f"<code>{record.command}</code>")
-    return f'{ticks}text\n{record.text}{ticks}\n\n<p class="output-source">{source}</p>'
+    text = record.text
+    if lines:
+        first, last = map(int, lines.split("-"))
+        text = "".join(text.splitlines(keepends=True)[first - 1 : last])
+        source = f"Lines {first} to {last} of: {source}"
+    return f'{ticks}text\n{text}{ticks}\n\n<p class="output-source">{source}</p>'
 
 
 def snippet(

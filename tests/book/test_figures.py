@@ -287,6 +287,9 @@ def test_folds_that_keep_every_bit():
     assert backward_figures.same_bits(2, 3) == 1 > backward_figures.same_bits(3, 5)
     assert 0.9 < backward_figures.same_bits(2, 0.5) < 1, "the largest overflow on the way"
     assert backward_figures.percent(0.99999) == "99.9%"
+    assert "59.0%" in words(backward_figures.folds()) and "96.8%" in words(backward_figures.folds()), (
+        "rounded"
+    )
 
 
 def test_wrong_backends_and_sizes_are_all_there():

@@ -11,6 +11,7 @@ import torch
 from book_paths import BOOK, ROOT
 from forks import Forks
 from torch import Tensor
+from typed import present
 
 
 def shown_outputs() -> set[str]:
@@ -23,6 +24,17 @@ def test_every_shown_output_has_a_command_and_none_is_left_over():
 
     assert shown_outputs() == set(outputs.COMMANDS)
     assert {file.stem for file in outputs.FOLDER.iterdir()} == set(outputs.COMMANDS)
+
+
+def test_a_page_may_show_some_lines_of_an_output():
+    import outputs
+    import preprocess
+
+    fence = present(re.match("(?P<ticks>```)", "```"))
+    shown = preprocess.printed_output(preprocess.Chapter("page.md", "", []), fence, "backend_levels 2-4")
+    lines = outputs.load("backend_levels").text.splitlines()
+    assert shown.splitlines()[1:4] == lines[1:4] and "Lines 2 to 4 of: Printed by" in shown
+    assert lines[1].startswith("Graph 0/0") and "AOTAutograd" not in shown
 
 
 @pytest.fixture(scope="module")

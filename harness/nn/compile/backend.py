@@ -3,8 +3,8 @@
 `torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Five
 options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`),
 `pictures` (a function that gets the `Rewrite` of every swap, to look at), `always` (True: swap also at sizes where Inductor's own
-code was measured to be faster), `attention` (True: put puzzle 23's kernels in the place of `scaled_dot_product_attention`; they are
-written to be read, and slower) and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
+code was measured to be faster), `attention` (True: put puzzle 23's kernels in the place of `scaled_dot_product_attention`, which
+is faster at some sizes) and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
 """
 
 import functools

@@ -10,12 +10,10 @@ import os
 import pkgutil
 import re
 import sys
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
+from harness.check.options import Options
 from harness.console import (
     Finished,
     Parser,
@@ -23,14 +21,11 @@ from harness.console import (
     output_lost,
     prepare_streams,
     printable,
-    progress,
-    write_json,
 )
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError, unknown_gate
 from harness.spec.catalogue import find_puzzle, puzzle_names
-from harness.spec.puzzle import Case, Puzzle
+from harness.spec.puzzle import Puzzle
 from harness.toolchain.bytecode import keep_bytecode, mend_bytecode
-from harness.toolchain.disk import check_target
 
 EXIT_CODES = """\
 exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks, nothing attempted is wrong; 4 the Mojo
@@ -39,6 +34,7 @@ package does not compile or lacks an op; 5 the environment; 6 nothing wrong, but
 COMMANDS = ("list", "hint", "watch", "diff", "reset", "verify", "doctor", "build-ext", "dev")
 MOST_RANKS = 16
 """More processes than that are more than a machine's cores, and start for minutes."""
+FIELDS = {field.name: field.default for field in fields(Options) if field.name != "puzzle"}
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -92,6 +88,8 @@ def parser(puzzle: Puzzle) -> Parser:
         epilog=f"sub-commands, each with its own --help: {', '.join(COMMANDS)}, vgpu; {EXIT_CODES}",
         allow_abbrev=False,
     )
+    # A flag that the puzzle has no use for is unknown, and keeps its default.
+    root.set_defaults(**{**FIELDS, "backward": False, "ops": None})
     root.add_argument("puzzle", help=puzzle.name)
     modes = root.add_mutually_exclusive_group()
     for demo in puzzle.demos:
@@ -125,6 +123,7 @@ def parser(puzzle: Puzzle) -> Parser:
     root.add_argument(
         "--gate", metavar="ID", help=f"check one gate only: {listed([gate.id for gate in puzzle.gates])}"
     )
+    root.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     return root
 
 
@@ -187,7 +186,6 @@ def add_kernel_flags(
         metavar="ORDER",
         help="block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED",
     )
-    root.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     root.add_argument("--html", type=Path, metavar="FILE", help="where --show puts its page")
     root.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
 
@@ -272,154 +270,14 @@ def run(arguments: list[str]) -> int:
 
 def run_puzzle(puzzle: Puzzle, flags: argparse.Namespace) -> int:
     """One run of one puzzle."""
-    json = getattr(flags, "json", None)
-    console = make_console(sys.stderr if json == "-" else sys.stdout)
+    console = make_console(sys.stderr if flags.json == "-" else sys.stdout)
     for demo in puzzle.demos:
         if getattr(flags, demo.flag.replace("-", "_")):
             return pkgutil.resolve_name(demo.run)(console)
     check_values(puzzle, flags)
-    in_python = flags.gate is not None and puzzle.rung_of(flags.gate).language == "Python"
-    if not puzzle.variants and (codes := run_python_rungs(console, puzzle, flags)):
-        return next(code for code in (1, 3, 0) if code in codes)
-    if not puzzle.variants or flags.rung not in (None, "mojo") or (flags.rung is None and in_python):
-        return run_rung(console, puzzle, flags)
-    from harness.check import runs
-    from harness.screens.report import Report, as_json
+    from harness.screens.checking import check
 
-    if judged_alone(puzzle, flags):
-        make_options(flags, puzzle)  # says where the flags do not go together
-        return run_gate(console, puzzle, flags)
-    options = make_options(flags, puzzle)
-    if json not in (None, "-"):
-        check_target("--json", json)
-    if flags.show is not None:
-        from harness.screens.show import show
-
-        return show(console, options, flags.show or flags.gate or "", flags.html, json)
-    if flags.html:
-        raise BadUse("--html: only --show writes a page")
-    before = run_python_rungs(console, puzzle, flags)
-    if flags.profile:
-        return run_profile(console, options)
-    with progress(console) as (on_compile, on_ready):
-        run = runs.run(options, on_compile=on_compile, on_ready=on_ready)
-    Report(console, verbose=flags.verbose).run(run)
-    note_passed(run)
-    if not options.backward and not puzzle.separate:
-        report_times(console, run)
-    if json:
-        write_json(as_json(run), json)
-    return next(code for code in (1, 3, 6, 0) if code in (*before, run.exit_code()))
-
-
-def run_python_rungs(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> list[int]:
-    """The exit codes of a puzzle's rungs in Python, where every rung is a part of it and no flag names a part; else none."""
-    parts = ("rung", "gate", "ops", "profile", "dims", "json")
-    if not puzzle.every_rung or any(getattr(flags, name, None) for name in parts):
-        return []
-    from harness.spec.rungs import MojoRung
-
-    codes = []
-    for rung in puzzle.rungs:
-        if not isinstance(rung, MojoRung):
-            console.print(Text(f"{rung.words}:", style="bold"), soft_wrap=True)
-            codes.append(run_rung(console, puzzle, argparse.Namespace(**{**vars(flags), "rung": rung.id})))
-            console.print()
-    return codes
-
-
-def judged_alone(puzzle: Puzzle, flags: argparse.Namespace) -> bool:
-    """Whether a gate of the kernels is judged by the recorded launches: all that is not asked of MAX by its flags."""
-    from harness.devices.targets import VIRTUAL_LIMIT
-
-    if flags.gate is None or not puzzle.gpu or flags.dtype == "float64":
-        return False
-    if flags.profile or flags.show is not None or flags.html or flags.json or flags.repeat != 1:
-        return False
-    if flags.blocks != "natural":
-        return False
-    small = flags.dims is None or puzzle.multiply_adds(tuple(flags.dims)) <= VIRTUAL_LIMIT
-    return flags.device == "virtual" or (flags.device == "auto" and small)
-
-
-def run_gate(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> int:
-    """One gate of the kernels, as `watch` and `verify` judge it: on the virtual GPU, without MAX."""
-    from harness import commands
-    from harness.check.runs import package_of
-    from harness.learner.progress import Progress
-    from harness.learner.work import Work, package_blanks
-    from harness.toolchain import roots
-
-    work = Work(puzzle, puzzle.rung("mojo"), roots.solutions() if flags.solution else None)
-    package = package_of(puzzle, flags.ops) if flags.ops else None
-    found = package_blanks(package, puzzle) if package else work.blanks()
-    return commands.judge_work(
-        console,
-        work,
-        Progress.load(),
-        found,
-        [flags.gate],
-        puzzle.cases(tuple(flags.dims)) if flags.dims else None,
-        flags.seed,
-        dtype=flags.dtype,
-        package=package,
-        verbose=flags.verbose,
-    )
-
-
-def run_rung(console: Console, puzzle: Puzzle, flags: argparse.Namespace) -> int:
-    """The gates of a rung in Python, or one of them."""
-    from harness import commands
-    from harness.learner.progress import Progress
-    from harness.learner.work import Work
-    from harness.spec.rungs import name_of
-    from harness.toolchain import roots
-
-    rung = puzzle.rung(flags.rung) if flags.rung else puzzle.rung_of(flags.gate or "")
-    if flags.gate is not None and flags.gate not in rung.gates:
-        whose, there = f"the {name_of(rung.id)} rung", ", ".join(rung.gates)
-        raise BadUse(f"--gate {flags.gate or repr('')}: {whose} has no gate {flags.gate!r}; there is {there}")
-    work = Work(puzzle, rung, roots.solutions() if flags.solution else None)
-    return commands.judge_work(
-        console,
-        work,
-        Progress.load(),
-        work.blanks(),
-        [flags.gate] if flags.gate else None,
-        chosen_cases(puzzle, flags),
-        flags.seed,
-    )
-
-
-def chosen_cases(puzzle: Puzzle, flags: argparse.Namespace) -> list[Case] | None:
-    """The cases of --dims and --ranks; None, for the puzzle's own, without either."""
-    dims, ranks = getattr(flags, "dims", None), getattr(flags, "ranks", None)
-    if not dims and not ranks:
-        return None
-    cases = puzzle.cases(tuple(dims) if dims else None)
-    return [replace(case, world_size=ranks) if ranks and case.world_size > 1 else case for case in cases]
-
-
-def note_passed(run) -> None:
-    """Remembers the gates of the learner's file that a run has judged right on a GPU, real or virtual."""
-    from harness.check.runs import judged_gates
-    from harness.learner.progress import Progress
-
-    options = run.options
-    if options.root != "problems" or options.dims or options.dtype != "float32":
-        return
-    progress = Progress.load()
-    for gate, correct in judged_gates(run).items():
-        progress.note(f"{options.puzzle.name} {gate}", run.blanks[gate], correct)
-
-
-def run_profile(console: Console, options) -> int:
-    """--profile: the kernels of the first case on the virtual GPU, counted."""
-    from harness.check import profile
-
-    console.print("Recording the launches (a few seconds where they are not cached) ...")
-    console.print(*profile.table(profile.profile(options)), sep="\n", soft_wrap=True, markup=False)
-    return 0
+    return check(console, make_options(flags, puzzle))
 
 
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
@@ -431,60 +289,45 @@ def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
         check_gate(puzzle, flags.rung, flags.gate)
     except BadUse as error:
         raise BadUse(f"--gate {flags.gate or repr('')}: {error}") from None
-    if getattr(flags, "dims", None):
+    if flags.dims:
         check_dims(puzzle, tuple(flags.dims))
-    ranks = getattr(flags, "ranks", None)
-    if ranks is not None and not 2 <= ranks <= MOST_RANKS:
-        raise BadUse(f"--ranks {ranks}: must be 2 to {MOST_RANKS}")
-    if getattr(flags, "repeat", 1) < 1:
+    if flags.ranks is not None and not 2 <= flags.ranks <= MOST_RANKS:
+        raise BadUse(f"--ranks {flags.ranks}: must be 2 to {MOST_RANKS}")
+    if flags.repeat < 1:
         raise BadUse(f"--repeat {flags.repeat}: must be at least 1")
     if not 0 <= flags.seed < 2**64:
         raise BadUse(
             f"--seed {flags.seed}: must {'not be negative' if flags.seed < 0 else 'fit into 64 bits'}"
         )
-    blocks = getattr(flags, "blocks", "natural")
-    if not re.fullmatch(r"natural|reversed|shuffled(:\d+)?", blocks):
-        raise BadUse(f"--blocks {blocks}: expected natural, reversed, shuffled or shuffled:SEED")
+    if not re.fullmatch(r"natural|reversed|shuffled(:\d+)?", flags.blocks):
+        raise BadUse(f"--blocks {flags.blocks}: expected natural, reversed, shuffled or shuffled:SEED")
 
 
-def make_options(flags: argparse.Namespace, puzzle: Puzzle):
-    """The `runs.Options` of a run of the kernels. Raises BadUse where the flags do not go together."""
-    from harness.check.runs import Options
-
-    gates = {gate.id: gate for gate in puzzle.kernel_gates}
-    if flags.gate is not None and flags.gate not in gates:
-        raise BadUse(f"--gate {flags.gate or repr('')}: {unknown_gate(flags.gate, gates)}")
+def make_options(flags: argparse.Namespace, puzzle: Puzzle) -> Options:
+    """The flags as a value. Raises BadUse where they do not go together."""
+    gates, gate = {gate.id: gate for gate in puzzle.kernel_gates}, flags.gate
+    of_kernels = flags.rung == "mojo" or not (flags.rung or puzzle.rung_of(gate or "").language == "Python")
+    if gate is not None and of_kernels and gate not in gates:
+        raise BadUse(f"--gate {gate or repr('')}: {unknown_gate(gate, gates)}")
     chosen = tuple(name for name in puzzle.variants if getattr(flags, name))
-    if flags.gate:
-        variant = gates[flags.gate].variant
+    gradients = False
+    if gate in gates and of_kernels:
+        variant = gates[gate].variant
         if chosen and variant not in chosen:
-            raise BadUse(
-                f"--gate {flags.gate}: a gate of the {variant} kernels; leave out --{' --'.join(chosen)}"
-            )
-        chosen = (variant,)
-    gradients = flags.gate is not None and not set(gates[flags.gate].quantities) <= set(puzzle.forward)
+            raise BadUse(f"--gate {gate}: a gate of the {variant} kernels; leave out --{' --'.join(chosen)}")
+        chosen, gradients = (variant,), not set(gates[gate].quantities) <= set(puzzle.forward)
     # A variant without a forward pass is checked by its gradients, asked for or not.
     gradients = gradients or not any(
         puzzle.writes(name) & {*puzzle.forward} for name in chosen or puzzle.variants
     )
+    given = {name: value for name, value in vars(flags).items() if name in FIELDS}
     return Options(
-        puzzle=puzzle,
-        root=str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",
-        backward=getattr(flags, "backward", False) or gradients or not puzzle.forward,
-        variants=chosen,
-        device=flags.device,
-        dims=tuple(flags.dims) if flags.dims else None,
-        dtype=flags.dtype,
-        seed=flags.seed,
-        repeat=flags.repeat,
-        gate=flags.gate,
-        blocks=flags.blocks,
+        **{
+            **given,
+            "puzzle": puzzle,
+            "root": str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",
+            "backward": flags.backward or gradients or not puzzle.forward,
+            "variants": chosen,
+            "dims": tuple(flags.dims) if flags.dims else None,
+        }
     )
-
-
-def report_times(console: Console, run) -> None:
-    """Forward time on each device and, between a CPU and a real GPU, the ratio."""
-    from harness.bench import forward_times
-
-    for line in forward_times.describe(run):
-        console.print(line, soft_wrap=True, markup=False)

@@ -13,23 +13,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.check.checkers import judge_of, tell_first
-from harness.check.results import exit_code
+from harness.check.options import Options
 from harness.console import Parser, make_console, print_lines, relative, shown
 from harness.errors import BadUse, DamagedFile, WorkbookError
 from harness.invocation import command
 from harness.learner import layout, restore
-from harness.learner.blanks import Blank
 from harness.learner.progress import BEGUN, Progress
 from harness.learner.work import Work, check_gate
-from harness.screens import gate_report
-from harness.screens.work import is_solved, list_lines, next_hint, next_step, show_difference
+from harness.screens.checking import check_gates
+from harness.screens.work import is_solved, list_lines, next_hint, show_difference
 from harness.spec.catalogue import find_puzzle, puzzle_names
-from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.puzzle import Gate, Puzzle
 from harness.spec.rungs import NAMES
 from harness.toolchain import roots
 from harness.toolchain.disk import is_full, no_room
-from harness.toolchain.packages import OpPackage
 
 
 def parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
@@ -259,7 +256,6 @@ def verify(arguments: list[str]) -> int:
     made.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
     flags = made.parse_args(arguments)
     console = make_console(sys.stdout)
-    progress = Progress.load()
     there = [work for puzzle in chosen(flags.puzzle) for work in works(puzzle)]
     wanted = [work for work in there if flags.rung in (None, work.rung.id)]
     if not wanted:
@@ -267,7 +263,7 @@ def verify(arguments: list[str]) -> int:
         raise BadUse(
             f"--rung {flags.rung}: no such rung of {flags.puzzle or 'any puzzle'}; there is {', '.join(ids)}"
         )
-    codes = [verify_work(console, work, progress, verbose=flags.verbose) for work in wanted]
+    codes = [verify_work(console, work, verbose=flags.verbose) for work in wanted]
     code = next((code for code in (5, 4, 1, 2, 3, 0) if code in codes), 3)
     words = VERDICTS[code].format(diff=command(f"diff {flags.puzzle or 'pNN'}"))
     console.print(Text(f"   {words}", style="bold"))
@@ -284,7 +280,7 @@ VERDICTS = {
 }
 
 
-def verify_work(console: Console, work: Work, progress: Progress, *, verbose: bool = False) -> int | None:
+def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int | None:
     """Checks one file and prints the verdict of each gate; returns its exit code, None where nothing was to be judged."""
     title = f"{work.puzzle.name} {work.rung.words}: {shown(work.path)}"
     try:
@@ -296,70 +292,11 @@ def verify_work(console: Console, work: Work, progress: Progress, *, verbose: bo
         console.print(Text(title, style="bold"))
         if work.in_package:
             print_lines(console, [f"   note: {relative(note)}" for note in layout.notes(work.puzzle.name)])
-        return judge_work(console, work, progress, found)
+        return check_gates(console, work, Options(work.puzzle, rung=work.rung.id))[0]
     except WorkbookError as error:
         details = getattr(error, "details", "") if verbose else ""
         print_lines(console, [f"   error: {relative(str(error))}", *relative(details).splitlines()])
         return error.exit_code
-
-
-def judge_work(
-    console: Console,
-    work: Work,
-    progress: Progress,
-    found: dict[str, Blank],
-    gates: list[str] | None = None,
-    cases: list[Case] | None = None,
-    seed: int = 0,
-    *,
-    dtype: str = "float32",
-    package: OpPackage | None = None,
-    verbose: bool = False,
-) -> int:
-    """Checks gates of one file and prints the verdict of each; returns the exit code.
-
-    What the learner's file passes in the puzzle's own cases is remembered.
-
-    Args:
-        console: Where it prints.
-        work: The file.
-        progress: What has passed.
-        found: The blanks of the file.
-        gates: Their ids, None for all.
-        cases: None for the puzzle's.
-        seed: Of the random inputs.
-        dtype: Of the kernels, where the file holds any.
-        package: Another op package in the place of the file's.
-        verbose: Print all that is known of a wrong gate.
-    """
-    options = {"dtype": dtype} if dtype != "float32" else {}
-    checker = judge_of(work, at_terminal=True, seed=seed, **options)
-    target = package.path if package else work.target
-    if gates and work.in_package:
-        ran = package or work.package
-        about = f"ran {shown(ran.path)} (hash {ran.digest[:8]}), {dtype}, seed {seed}, on the virtual GPU"
-        tell_first(checker, lambda results: print_lines(console, gate_report.first_lines(results)))
-        print_lines(console, [Text(f"   {about}", style="dim")])
-    results = checker.check(target, gates, cases)
-    wanted = gates or work.rung.gates
-    judged = {result.gate.id for result in results}
-    if silent := [id for id in wanted if id not in judged]:
-        raise WorkbookError(f"{shown(target)}: no verdict on {', '.join(silent)}")
-    source = package.path / work.puzzle.source if package else work.path
-    counts = work.root is None and package is None
-    was_solved = counts and is_solved(work, progress)
-    for result in results:
-        if counts and cases is None and dtype == "float32":
-            progress.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
-        print_lines(console, gate_report.verdict_lines(result, work.puzzle, source, found))
-        if verbose:
-            print_lines(console, gate_report.case_lines(result))
-    if counts and (cases is not None or dtype != "float32"):
-        words = "these sizes" if cases is not None else dtype
-        print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
-    elif counts and (not was_solved or not gates) and (step := next_step(work, progress)):
-        print_lines(console, [Text(f"   {step}", style="green")])
-    return exit_code(results, wanted)
 
 
 # ---- watch and doctor ---------------------------------------------------------------------------------------

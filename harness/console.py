@@ -120,7 +120,8 @@ def progress(console: Console) -> Iterator[tuple]:
     """Shows what compiles and for how long; in a pipe, one line for each compile. Yields the two callbacks."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    words = "Compiling the Mojo kernels for the {} through MAX (half a minute, on a busy machine minutes; then cached)"
+    through_max = "Compiling the Mojo kernels for the {} through MAX (half a minute, on a busy machine minutes; then cached)"
+    recorded = "Compiling the Mojo kernels for the {} (seconds, on a busy machine more; then cached)"
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -132,11 +133,12 @@ def progress(console: Console) -> Iterator[tuple]:
         tasks = {}
 
         def on_compile(target) -> None:
-            tasks[target.kind] = bars.add_task(words.format(target.label))
+            words = (recorded if target.kind == "virtual" else through_max).format(target.label)
+            tasks[target.kind] = bars.add_task(words)
             if not console.is_terminal:
-                console.print(words.format(target.label) + " ...")
+                console.print(words + " ...")
 
-        def on_ready(target, program) -> None:
+        def on_ready(target) -> None:
             if target.kind in tasks:
                 bars.remove_task(tasks.pop(target.kind))
 

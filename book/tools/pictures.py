@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 from harness import commands  # noqa: E402 (the path comes first)
 from harness.check import runs  # noqa: E402
+from harness.check.options import Options  # noqa: E402
 from harness.learner import blanks  # noqa: E402
-from harness.learner.progress import Progress  # noqa: E402
 from harness.learner.work import Work  # noqa: E402
 from harness.puzzles.p22.spec import PUZZLE  # noqa: E402
 from harness.screens.report import Report  # noqa: E402
@@ -50,7 +50,7 @@ def picture(console: Console, title: str) -> str:
 def report() -> str:
     """The solution's fused kernels on the devices of this machine."""
     console = recording()
-    run = runs.run(runs.Options(PUZZLE, root="solutions", variants=("fused",)))
+    run = runs.run(Options(PUZZLE, root="solutions", variants=("fused",)))
     Report(console).run(run)
     return picture(console, "p22 --backward --fused --solution")
 
@@ -73,7 +73,7 @@ def learner(folder: Path) -> Work:
 def wrong_gate(work: Work) -> str:
     """Every gate of the learner's kernels."""
     console = recording()
-    commands.verify_work(console, work, Progress.load())
+    commands.verify_work(console, work)
     return picture(console, "verify p22")
 
 

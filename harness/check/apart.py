@@ -25,6 +25,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from harness.check.checkers import OnFirst
 from harness.check.python_files import LEFT
 from harness.check.results import GateResult, wanted_gates
 from harness.check.upstream import blame_gates
@@ -60,7 +61,12 @@ class Apart:
         self._process: Judge | None = None
 
     def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+        self,
+        path: Path,
+        gates: Sequence[str] | None = None,
+        cases: list[Case] | None = None,
+        *,
+        on_first: OnFirst | None = None,
     ) -> list[GateResult]:
         """The verdict on each gate; one whose code ends the process, or does not end in time, is wrong.
 

@@ -10,14 +10,22 @@ from harness.learner.work import Work
 from harness.spec.puzzle import Case
 from harness.spec.rungs import MojoRung
 
+OnFirst = Callable[[list[GateResult]], None]
+"""Takes the verdicts on the first case, while the others are run."""
+
 
 class RungChecker(Protocol):
     """What `harness.spec.rungs` says that every checker can do."""
 
     def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+        self,
+        path: Path,
+        gates: Sequence[str] | None = None,
+        cases: list[Case] | None = None,
+        *,
+        on_first: OnFirst | None = None,
     ) -> list[GateResult]:
-        """The verdict on each gate."""
+        """The verdict on each gate; `on_first` is called by a checker that judges case after case."""
         ...
 
 
@@ -41,8 +49,3 @@ def make_checker(work: Work, **options) -> RungChecker:
     if isinstance(work.rung, MojoRung):
         options = {"other": "bfloat16", **options} if "dtype" not in options else options
     return pkgutil.resolve_name(work.rung.checker)(work.puzzle, work.rung, **options)
-
-
-def tell_first(checker: RungChecker, tell: Callable[[list[GateResult]], None]) -> None:
-    """Lets a checker that judges case after case tell the verdicts on the first one; any other pays no heed."""
-    setattr(checker, "on_first", tell)  # noqa: B010 (no part of what every checker has)

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from harness.check import tensors
 from harness.check.accesses import Accesses, Line, Place, Source, Thread
 from harness.check.blame import Fault, blame
 from harness.check.diagnose import FOUND
 from harness.check.gates import Checker
-from harness.check.reference import Reference, evidence
+from harness.check.ran import STEPS
+from harness.check.reference import Reference, evidence, judge_variant
 from harness.check.results import GateResult
 from harness.console import shown
 from harness.devices.recorder import Recording, record
 from harness.devices.replay import Replay
+from harness.devices.targets import VIRTUAL
 from harness.errors import BadUse, Unsolved
 from harness.learner.work import package_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
@@ -237,19 +238,16 @@ def run(
     saved = [quantity for quantity in puzzle.saved(gate.variant) if quantity not in own]
     if side.failure or all(verdict(puzzle, gate, case, checker, side, name).ok for name in saved):
         return side
-    truth = checker.reference.truth(case, checker.target)
-    given = {
-        name: torch.tensor(truth[name]).to(getattr(torch, puzzle.written_dtype(name, checker.dtype)))
-        for name in saved
-    }
+    given = checker.reference.saved(case, VIRTUAL, gate.variant)
+    given = {name: tensor for name, tensor in given.items() if name in saved}
     return replayed(puzzle, recording, gate, case, checker, source, given)
 
 
 def replayed(puzzle, recording, gate, case, checker, source, given) -> Side:
     """One recorded replay."""
-    replay = Replay(recording, puzzle, checker.dtype)
+    replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
     replay.gpu.keep_events = EVENTS
-    replay.gpu.steps = 100_000 + puzzle.multiply_adds(case.dims)
+    replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
     outputs, failure = {}, ""
     try:
         outputs = replay.run(gate.variant, case, checker.reference.inputs(case), given)
@@ -262,10 +260,7 @@ def replayed(puzzle, recording, gate, case, checker, source, given) -> Side:
 
 def verdict(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, side: Side, quantity: str):
     """The verdict on one quantity of a run."""
-    outputs = {f"{gate.variant}.{name}": tensor for name, tensor in side.outputs.items()}
-    judged = tensors.judge_variant(
-        puzzle, checker.reference, case, checker.target, gate.variant, outputs, [quantity]
-    )
+    judged = judge_variant(checker.reference, case, VIRTUAL, gate.variant, side.outputs, [quantity])
     return judged[quantity]
 
 
@@ -276,9 +271,7 @@ def wrong_elements(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, sid
         judged = verdict(puzzle, gate, case, checker, side, quantity)
         if judged.ok:
             continue
-        seen = evidence(
-            puzzle, checker.reference, case, checker.target, quantity, side.outputs[quantity], judged
-        )
+        seen = evidence(puzzle, checker.reference, case, VIRTUAL, quantity, side.outputs[quantity], judged)
         flat = np.flatnonzero(seen.wrong)
         if not len(flat):
             flat = np.array([np.abs(seen.got - seen.truth).argmax()])

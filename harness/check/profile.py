@@ -6,7 +6,7 @@ The bytes that the shapes predict are so the least that any kernel with the same
 
 from dataclasses import dataclass
 
-from harness.check.runs import Options, locate
+from harness.check.options import Options, locate
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
 from harness.vgpu import Counters
 from harness.vgpu.checks.findings import plural

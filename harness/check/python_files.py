@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from harness.check.checkers import OnFirst
 from harness.check.diagnose import Evidence, diagnose
 from harness.check.results import GateResult, right_in_all, wanted_gates
 from harness.check.upstream import blame_gates
@@ -40,9 +41,16 @@ class PythonChecker:
         return SECONDS
 
     def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+        self,
+        path: Path,
+        gates: Sequence[str] | None = None,
+        cases: list[Case] | None = None,
+        *,
+        on_first: OnFirst | None = None,
     ) -> list[GateResult]:
         """The verdict on each gate of the file at `path`; `gates` are ids, `cases` the puzzle's own where None.
+
+        All cases of a gate are judged at once, so that there is no first one to tell.
 
         Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
         """

@@ -3,14 +3,14 @@
 Needs torch, and not MAX.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from harness.check.compare import Verdict, judge
+from harness.check.compare import Repeats, Verdict, allowance, judge, spread_in_ulps
 from harness.check.diagnose import Evidence
 from harness.devices.poison import unwritten
 from harness.devices.targets import Target
@@ -91,6 +91,12 @@ class Reference:
             self._terms[case] = self.puzzle.terms(self.arrays(case))
         return self._terms[case]
 
+    def saved(self, case: Case, target: Target, variant: str) -> dict[str, torch.Tensor]:
+        """What a variant's forward pass hands to its backward pass, as it should be, in the dtypes of the run."""
+        truth = self.truth(case, target)
+        kinds = {name: self.puzzle.written_dtype(name, self.dtype) for name in self.puzzle.saved(variant)}
+        return {name: torch.tensor(truth[name]).to(getattr(torch, kind)) for name, kind in kinds.items()}
+
     def _autograd(self, arrays: Arrays, dtype: str, device: torch.device) -> Arrays:
         tensors = {
             name: strided(array, self._kind(name, array, dtype), device) for name, array in arrays.items()
@@ -152,6 +158,72 @@ def verdict_on(
         terms=reference.terms(case).get(quantity, 0.0),
         propagated=propagated,
     )
+
+
+def judge_variant(
+    reference: Reference,
+    case: Case,
+    target: Target,
+    variant: str,
+    outputs: dict[str, torch.Tensor],
+    quantities: Sequence[str],
+) -> dict[str, Verdict]:
+    """The verdict on each of some quantities that a variant has written; `outputs` holds these and what it saves.
+
+    One that is off is judged again with what the rounding of the saved quantities, where these are right, makes of it.
+    """
+    puzzle = reference.puzzle
+
+    def verdict(quantity: str, propagated: float = 0.0) -> Verdict:
+        atomic = target.kind != "cpu" and (variant, quantity) in puzzle.atomic
+        s, got = allowance(atomic, puzzle.summands(case.dims)), outputs[quantity]
+        return verdict_on(puzzle, reference, case, target, quantity, got, s, variant, propagated)
+
+    verdicts = {quantity: verdict(quantity) for quantity in quantities}
+    saved = puzzle.saved(variant)
+    wrong = [q for q in quantities if not verdicts[q].ok and not verdicts[q].nonfinite and q not in saved]
+    if wrong and all(verdict(quantity).ok for quantity in saved):
+        kept = {quantity: values(outputs[quantity]) for quantity in saved}
+        moved = puzzle.propagated(reference.arrays(case), kept)
+        verdicts |= {quantity: verdict(quantity, moved[quantity]) for quantity in wrong if quantity in moved}
+    return verdicts
+
+
+def repeat(
+    run: Callable[[], dict[str, torch.Tensor]],
+    reference: Reference,
+    case: Case,
+    target: Target,
+    variant: str,
+    quantities: Sequence[str],
+    runs: int,
+) -> dict[str, Repeats]:
+    """Runs one case again and again: per quantity, bit-equal or the spread in ulps, and how many runs were wrong.
+
+    `run` gives what the variant writes, by quantity.
+    """
+    low: dict[str, np.ndarray] = {}
+    high: dict[str, np.ndarray] = {}
+    wrong = dict.fromkeys(quantities, 0)
+    puzzle = reference.puzzle
+    for _ in range(runs):
+        outputs = run()
+        verdicts = judge_variant(reference, case, target, variant, outputs, quantities)
+        for quantity in quantities:
+            got = values(outputs[quantity])
+            low[quantity] = np.minimum(low.get(quantity, got), got)
+            high[quantity] = np.maximum(high.get(quantity, got), got)
+            wrong[quantity] += not verdicts[quantity].ok
+    return {
+        quantity: Repeats(
+            runs,
+            bool(np.array_equal(low[quantity], high[quantity])),
+            spread_in_ulps(low[quantity], high[quantity], puzzle.written_dtype(quantity, reference.dtype)),
+            wrong[quantity],
+            target.kind != "cpu" and (variant, quantity) in puzzle.atomic,
+        )
+        for quantity in quantities
+    }
 
 
 def evidence(

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.check.compare import Verdict
+from harness.check.compare import Repeats, Verdict
 from harness.errors import unknown_gate
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 
 if TYPE_CHECKING:
+    from harness.check.diagnose import Diagnosis
     from harness.vgpu import Finding
 
 
@@ -44,6 +45,7 @@ class GateResult:
         summary: What a line says behind "correct" where there are no comparisons to count.
         by_itself: Whether its values are right but for a known mistake in its own last step.
         picture: What the learner's own run looks like, line by line, below the verdict, right or wrong.
+        repeats: What repeated runs of one case showed, by quantity.
     """
 
     gate: Gate
@@ -56,6 +58,47 @@ class GateResult:
     summary: str = ""
     by_itself: bool = False
     picture: list[str] = field(default_factory=list)
+    repeats: dict[str, Repeats] = field(default_factory=dict)
+
+
+@dataclass
+class VariantResult:
+    """One variant on one device.
+
+    Attributes:
+        variant: Its name.
+        comparisons: One for each case.
+        unsolved: Quantity -> the untouched blanks that it waits for.
+        repeats: What repeated runs of one case showed, by quantity.
+        diagnoses: A wrong quantity -> what is wrong.
+        findings: All that the virtual GPU found, notes among them; `errors` those that count: while a blank is untouched,
+            the kernels after it read what it has not written, which is no mistake of the learner's.
+        failure: Why it stopped, if it did.
+        gates: The verdict on each attempted gate of its kernels.
+    """
+
+    variant: str
+    comparisons: list[Comparison] = field(default_factory=list)
+    unsolved: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    repeats: dict[str, Repeats] = field(default_factory=dict)
+    diagnoses: dict[str, "Diagnosis"] = field(default_factory=dict)
+    findings: list["Finding"] = field(default_factory=list)
+    errors: list["Finding"] = field(default_factory=list)
+    failure: str = ""
+    gates: list[GateResult] = field(default_factory=list)
+
+    def ok(self, quantity: str) -> bool:
+        """Whether a quantity is right in every case (an unsolved one is not wrong)."""
+        return all(c.verdicts[quantity].ok for c in self.comparisons if quantity in c.verdicts)
+
+    def state(self, quantities: Iterable[str]) -> str:
+        """ "wrong", "unsolved" or "correct": the verdict on several quantities together."""
+        quantities = list(quantities)
+        if self.failure or not all(self.ok(quantity) for quantity in quantities):
+            return "wrong"
+        if any(not self.repeats[q].ok for q in quantities if q in self.repeats):
+            return "wrong"
+        return "unsolved" if any(quantity in self.unsolved for quantity in quantities) else "correct"
 
 
 def exit_code(results: Iterable[GateResult], wanted: Iterable[str]) -> int:

@@ -36,18 +36,20 @@ def blame_gates(results: Sequence[GateResult], needs: Needs) -> None:
 
 
 def blame_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant: str) -> None:
-    """The same of the wrong quantities of a variant's run, which are computed from what their op reads.
-
-    One that shows the same mistake as an earlier one points there.
-    """
+    """The same of the wrong quantities of a variant's run, which are computed from what their op reads."""
     calls = puzzle.variants[variant]
     needs = {quantity: tuple(call.op.reads) for call in calls for quantity in call.op.writes}
-    named: dict[str, str] = {}
     for quantity, seen in diagnoses.items():
         before = first_wrong(quantity, needs, diagnoses)
         if before and not seen.by_itself(quantity):
             diagnoses[quantity] = Diagnosis([sentence(puzzle.printed(before))])
-        elif seen.steps and seen.mistake:
+
+
+def point_back(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
+    """Lets a quantity that shows the same mistake as an earlier one of the same run say that and nothing else."""
+    named: dict[str, str] = {}
+    for quantity, seen in diagnoses.items():
+        if seen.steps and seen.mistake:
             first = named.setdefault(seen.mistake, quantity)
             if first != quantity:
                 words = f"the mistake is the same as that in {puzzle.printed(first)}: mend that first"

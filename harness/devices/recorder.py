@@ -156,6 +156,12 @@ def record_one(order: Order, puzzle: str) -> Recording:
     return record_many([order], puzzle)[0]
 
 
+def is_recorded(order: Order, puzzle: str) -> bool:
+    """Whether an order is answered without a compiler."""
+    known = _planned(order, puzzle) is not None and not _missing(order, puzzle)
+    return whole(_cache_file(order, puzzle)) or known
+
+
 def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
     """Records one package in several dtypes; where its plans are known, its new kernels are compiled in one go.
 

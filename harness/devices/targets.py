@@ -41,6 +41,10 @@ class Target:
         return LABELS[self.kind]
 
 
+VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
+"""The virtual GPU, which replays recorded launches."""
+
+
 @dataclass(frozen=True)
 class Skipped:
     """A device that the run leaves out, with the reason in a few words."""
@@ -66,20 +70,6 @@ def gpu() -> Target | None:
     return Target("gpu", device, f"{device.api} {device.architecture_name}")
 
 
-def virtual(blocks: str = "natural") -> Target:
-    """The virtual GPU, switched on in this process. Raises EnvironmentProblem where it cannot be."""
-    from harness.vgpu import Checks
-    from harness.vgpu.driver import inprocess
-
-    inprocess.start(
-        blocks=blocks, checks=Checks(counters=False)
-    )  # `--profile` counts, in a replay of its own
-    from max.driver import Accelerator
-
-    device = Accelerator()
-    return Target("virtual", device, f"virtual GPU ({device.architecture_name})")
-
-
 def gpu_may_exist() -> bool:
     """Whether this machine may have a GPU that MAX uses. Asked without MAX, which looks for devices only once."""
     from harness.vgpu.driver import inprocess
@@ -87,19 +77,15 @@ def gpu_may_exist() -> bool:
     return platform.system() != "Linux" or inprocess.gpu_present()
 
 
-def choose(
-    wanted: str, multiply_adds: int, dtype: str, blocks: str = "natural"
-) -> tuple[list[Target], list[Skipped]]:
+def choose(wanted: str, multiply_adds: int, dtype: str) -> tuple[list[Target], list[Skipped]]:
     """The targets of a run and the devices it leaves out.
 
     Args:
         wanted: A member of KINDS. "auto" is the CPU and one GPU, real if there is one; "all" is every device.
         multiply_adds: Of the largest case; what decides whether a slow device is run without being asked for.
         dtype: float64 is for the CPU path.
-        blocks: The block order of the virtual GPU.
 
-    A process has either the real GPU or the virtual one: MAX looks for devices once. Raises BadUse where a device
-    that was asked for by name is not there.
+    Raises EnvironmentProblem where a GPU that was asked for by name is not there, BadUse for float64 on one.
     """
     targets: list[Target] = []
     skipped: list[Skipped] = []
@@ -119,13 +105,8 @@ def choose(
         targets.append(found)
     elif wanted == "gpu":
         raise EnvironmentProblem("--device gpu: MAX sees no GPU on this machine")
-    elif wanted == "virtual":
-        targets.append(virtual(blocks))
-    elif multiply_adds > VIRTUAL_LIMIT:
+    elif multiply_adds > VIRTUAL_LIMIT and wanted != "virtual":
         skipped.append(Skipped("gpu", "no GPU, and too large for the virtual one; --device virtual runs it"))
     else:
-        try:
-            targets.append(virtual(blocks))
-        except EnvironmentProblem as problem:
-            skipped.append(Skipped("gpu", f"no GPU, and no virtual one: {problem}"))
+        targets.append(VIRTUAL)
     return targets, skipped

@@ -1,12 +1,12 @@
 """What the gates of a learner's puzzle look like on a terminal: verdicts, diagnoses, progress. Computes nothing."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
-from harness.check.compare import Verdict
-from harness.check.results import GateResult
+from harness.check.compare import Repeats, Verdict
+from harness.check.results import Comparison, GateResult
 from harness.console import printable, relative, shown
 from harness.invocation import command
 from harness.learner.blanks import Blank
@@ -46,7 +46,7 @@ def verdict_lines(
     if result.state == "correct":
         counted = f" in {cases} case{'s' * (cases != 1)}; {describe_worst(hardest(result))}" if cases else ""
         yield Text(f"{head} correct{counted}{result.summary and f': {result.summary}'}", style="green")
-        yield from (Text(f"      {line}") for line in result.picture)
+        yield from (Text(f"      {line}") for line in (*repeat_lines(result, puzzle), *result.picture))
         return
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
     few = [*bad[:NAMED], *(["..."] if len(bad) > NAMED else [])]
@@ -55,7 +55,7 @@ def verdict_lines(
         f" in {'every case' if cases == 1 else f'all {cases} cases'}" if bad and len(bad) == cases else where
     )
     yield Text(f"{head} wrong{where}", style="bold red")
-    for line in (*result.diagnosis, *result.picture):
+    for line in (*result.diagnosis, *repeat_lines(result, puzzle), *result.picture):
         yield Text(f"      {printable(relative(line))}")
     if result.hint:
         # Where no mistake has a name, no rung is the one that helps: the next that was not read.
@@ -117,3 +117,91 @@ def hint_lines(hint: Hint, number: int, total: int) -> Iterator[Text]:
     yield Text(hint.text)
     for line in hint.code.splitlines():
         yield Text(f"    {line}", style="cyan")
+
+
+def repeat_lines(result: GateResult, puzzle: Puzzle) -> list[str]:
+    """What repeated runs showed of a gate's quantities, a line for each."""
+    return [f"{puzzle.printed(name)}: {repeat_words(seen)}" for name, seen in result.repeats.items()]
+
+
+def repeat_words(seen: Repeats) -> str:
+    """What repeated runs of one quantity showed, and whether it is as it must be."""
+    what = "bit-equal" if seen.bit_equal else f"spread of {seen.spread_ulps:.1f} ulp"
+    wrong = f", ❌ wrong in {seen.wrong_runs}" if seen.wrong_runs else ""
+    return f"{what} in {seen.runs} runs ({expected_spread(seen)}){wrong}"
+
+
+def expected_spread(seen: Repeats) -> str:
+    """What the spread of repeated runs should be, and whether it is."""
+    if not seen.atomic:
+        must = "it must be: the order of its sums is fixed"
+        return f"as {must}" if seen.bit_equal else f"❌ bit-equal is what {must}"
+    may = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
+    return may if seen.spread_ulps <= 1 else f"{may}, here more: terms cancel, or a sum is kept in float32"
+
+
+# ---- The same as data ---------------------------------------------------------------------------------------
+
+
+def gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -> dict:
+    """The verdicts on some gates as plain data, quantities under their printed names; `about` says of what."""
+    names = {quantity: puzzle.printed(quantity) for result in results for quantity in quantities(result)}
+    return {
+        "puzzle": puzzle.name,
+        **about,
+        "gates": {
+            result.gate.id: {
+                **gate_json(result),
+                "repeat": {names[name]: repeat_json(seen) for name, seen in result.repeats.items()},
+                "cases": cases_json(result.comparisons, names),
+            }
+            for result in results
+        },
+    }
+
+
+def gate_json(result: GateResult) -> dict:
+    """What a gate comes to, as plain data."""
+    return {
+        "state": result.state,
+        "mistake": result.mistake,
+        "hint": result.hint,
+        "lines": result.diagnosis,
+        "summary": result.summary,
+    }
+
+
+def quantities(result: GateResult) -> set[str]:
+    """What was compared for a gate."""
+    return {*result.repeats, *(name for comparison in result.comparisons for name in comparison.verdicts)}
+
+
+def repeat_json(seen: Repeats) -> dict:
+    """What repeated runs showed, as plain data."""
+    return {
+        "runs": seen.runs,
+        "bit_equal": seen.bit_equal,
+        "spread_ulps": seen.spread_ulps,
+        "wrong_runs": seen.wrong_runs,
+        "must_be_equal": not seen.atomic,
+    }
+
+
+def cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> dict:
+    """Case -> printed name -> verdict, as plain data, of the quantities that have a name."""
+    return {
+        comparison.case.name: {
+            names[quantity]: {
+                "ok": verdict.ok,
+                "error": verdict.error,
+                "pytorch_error": verdict.baseline,
+                "limit": verdict.limit,
+                "difference": verdict.difference,
+                "nonfinite": verdict.nonfinite,
+                "unwritten": verdict.unwritten,
+            }
+            for quantity, verdict in comparison.verdicts.items()
+            if quantity in names
+        }
+        for comparison in comparisons
+    }

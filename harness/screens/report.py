@@ -6,13 +6,15 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import invocation
-from harness.check.compare import Repeats, Verdict
-from harness.check.results import Comparison
-from harness.check.runs import DeviceResult, Run, VariantResult
+from harness.check.compare import Verdict
+from harness.check.results import VariantResult
+from harness.check.runs import DeviceResult, Run
 from harness.console import relative, shown
 from harness.devices.targets import LABELS
 from harness.learner import layout
 from harness.learner.blanks import Blank
+from harness.screens.gate_report import cases_json, gate_json, repeat_json, repeat_words, verdict_lines
+from harness.vgpu.checks.findings import plural
 
 RULE = "=" * 60
 THIN_RULE = "-" * 57
@@ -58,7 +60,8 @@ class Report:
                 self.line(f"   note: {relative(note)}")
         for device in run.devices:
             how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
-            self.line(f"   on {device.target.label}: {device.target.detail}, graph {how}")
+            what = "kernels" if device.target.kind == "virtual" else "graph"
+            self.line(f"   on {device.target.label}: {device.target.detail}, {what} {how}")
         if run.options.backward:
             for text in (
                 RULE,
@@ -102,7 +105,7 @@ class Report:
                 written = run.options.puzzle.writes(variant.variant)
                 for quantity in run.quantities:
                     if quantity in written:
-                        self.line(f"   {quantity}: {self.figure(variant, variant.comparisons[0], quantity)}")
+                        self.line(f"   {quantity}: {self.figure(variant, quantity)}")
                 self.wrong(run, variant)
                 self.repeats(run, variant)
             self.errors(run, *device.variants.values())
@@ -124,12 +127,11 @@ class Report:
         if device.target.kind != "cpu":
             self.line()
         self.line(f"✅ {label} {what} Implementation {what.lower()} completed")
-        chapter = variant.comparisons[0]
         outputs = [quantity for quantity in puzzle.forward if quantity in written]
         for output in outputs[:1]:
-            self.line(f"   Forward max difference: {self.figure(variant, chapter, output, tick=False)}")
+            self.line(f"   Forward max difference: {self.figure(variant, output, tick=False)}")
         for quantity in gradients or [q for q in puzzle.intermediate if q in run.quantities and q in written]:
-            self.line(f"   {puzzle.printed(quantity)}: {self.figure(variant, chapter, quantity)}")
+            self.line(f"   {puzzle.printed(quantity)}: {self.figure(variant, quantity)}")
         self.wrong(run, variant)
         self.errors(run, variant)
         self.repeats(run, variant)
@@ -140,18 +142,21 @@ class Report:
             self.line(f"   Gradients:    {STATES[variant.state([*gradients, *puzzle.intermediate])]}")
         self.line(f"   Overall:      {STATES[variant.state(run.quantities)]}")
 
-    def figure(self, variant: VariantResult, chapter: Comparison, quantity: str, tick: bool = True) -> str:
+    def figure(self, variant: VariantResult, quantity: str, tick: bool = True) -> str:
         """The published figure of a quantity: the largest difference from PyTorch in the chapter's case."""
         if quantity in variant.unsolved:
             return f"⏳ UNSOLVED (blank {', '.join(variant.unsolved[quantity])})"
-        if quantity not in chapter.verdicts:
+        chapter = variant.comparisons[0].verdicts if variant.comparisons else {}
+        if quantity not in chapter:
             return "not compared"
         mark = (" ✅" if variant.ok(quantity) else " ❌") if tick else ""
-        return f"{chapter.verdicts[quantity].difference:.2e}{mark}"
+        return f"{chapter[quantity].difference:.2e}{mark}"
 
     def wrong(self, run: Run, variant: VariantResult) -> None:
-        """One line for each quantity that is wrong in some case: where, by how much, and since when it is too much."""
+        """The quantities that are wrong in some case, where, by how much and why; the gates say why of their own."""
         names = printed_names(run)
+        gates = [result for result in variant.gates if result.state == "wrong"]
+        told = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.given)}
         for quantity in run.quantities:
             bad = [
                 (c, c.verdicts[quantity])
@@ -166,14 +171,20 @@ class Report:
                     style="red",
                 )
                 self.line(f"      {explain(verdict)}")
-                for text in variant.diagnoses[quantity].lines if quantity in variant.diagnoses else ():
+                seen = variant.diagnoses.get(quantity) if quantity not in told else None
+                for text in seen.lines if seen else ():
                     self.line(f"      {text}")
+        for result in gates:
+            for line in verdict_lines(result, run.options.puzzle, run.source, run.blanks):
+                self.console.print(Text("   ") + line, soft_wrap=True)
+        if variant.failure and not gates:
+            self.line(f"   ❌ {variant.failure}", style="red")
 
     def errors(self, run: Run, *variants: VariantResult) -> None:
         """A table of the worst case of every quantity of some variants: its error, PyTorch's, and the limit."""
         names = printed_names(run)
         cases = [comparison.case.name for comparison in variants[0].comparisons]
-        self.line(f"   {len(cases)} case{'s' * (len(cases) != 1)}: {', '.join(cases)}", style="dim")
+        self.line(f"   {plural(len(cases), 'case')}: {', '.join(cases)}", style="dim")
         row = "   {:20} {:>8} {:>10} {:>7} {:>8}  {}".format
         heading = row("error against truth", "ours", "PyTorch's", "ratio", "limit", "in the hardest case")
         for quantity in run.quantities:
@@ -201,25 +212,25 @@ class Report:
         """What repeated runs showed, a line for each gradient."""
         names = printed_names(run)
         for quantity, seen in variant.repeats.items():
-            what = "bit-equal" if seen.bit_equal else f"spread of {seen.spread_ulps:.1f} ulp"
-            wrong = f", ❌ wrong in {seen.wrong_runs}" if seen.wrong_runs else ""
-            self.line(f"   {names[quantity]}: {what} in {seen.runs} runs ({expected_spread(seen)}){wrong}")
+            self.line(f"   {names[quantity]}: {repeat_words(seen)}")
 
     def findings(self, run: Run) -> None:
-        """What the virtual GPU saw besides the values."""
+        """How much the virtual GPU found besides the values, and what of it no gate has told."""
         for device in run.devices:
             if device.target.kind != "virtual":
                 continue
-            errors = [finding for finding in run.errors() if finding in device.findings]
+            variants = device.variants.values()
+            errors = [finding for variant in variants for finding in variant.errors]
+            told = [f for variant in variants for result in variant.gates for f in result.findings]
             notes = sum(not finding.is_error for finding in device.findings)
             self.line()
             self.line(
                 f"Virtual GPU, memory and race check: {len(errors) or 'no'} finding{'s' * (len(errors) != 1)}"
-                + (f", {notes} note{'s' * (notes != 1)} on library code" if notes else ""),
+                + (f", {plural(notes, 'note')} on library code" if notes else ""),
                 style="bold",
             )
-            for finding in device.findings if self.verbose else errors:
-                for text in finding.text.splitlines():
+            for finding in device.findings if self.verbose else [f for f in errors if f not in told]:
+                for text in finding.text().splitlines():
                     self.line(f"   {relative(text)}", style="red" if finding.is_error else "dim")
 
     def unsolved(self, run: Run) -> None:
@@ -230,7 +241,7 @@ class Report:
         self.line(
             f"Unsolved blanks ({len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}):", style="bold"
         )
-        source = shown(run.package.path / run.options.puzzle.source)
+        source = shown(run.source)
         for gate in run.unsolved:
             blank: Blank = run.blanks[gate]
             self.line(f"   {gate:9}{source}:{blank.line}  {blank.task}")
@@ -314,15 +325,6 @@ def overall(run: Run) -> str:
     }[run.exit_code()]
 
 
-def expected_spread(seen: Repeats) -> str:
-    """What the spread of repeated runs should be, and whether it is."""
-    if not seen.atomic:
-        must = "it must be: the order of its sums is fixed"
-        return f"as {must}" if seen.bit_equal else f"❌ bit-equal is what {must}"
-    may = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
-    return may if seen.spread_ulps <= 1 else f"{may}, here more: terms cancel, or a sum is kept in float32"
-
-
 def explain(verdict: Verdict) -> str:
     """Why a verdict is not ok, in a line."""
     if verdict.unwritten:
@@ -341,9 +343,8 @@ def explain(verdict: Verdict) -> str:
 
 
 def printed_names(run: Run) -> dict[str, str]:
-    """Op argument -> the name that reports print."""
-    puzzle = run.options.puzzle
-    return {**puzzle.forward, **puzzle.backward, **{q: q for q in puzzle.intermediate}}
+    """Op argument -> the name that reports print, of what a run is about."""
+    return {quantity: run.options.puzzle.printed(quantity) for quantity in run.quantities}
 
 
 def describe_bytes(parts: Mapping[str, int]) -> str:
@@ -410,7 +411,13 @@ def as_json(run: Run) -> dict:
                 "cached": device.cached,
                 "compile_seconds": round(device.compile_seconds, 3),
                 "findings": [
-                    {"kind": f.kind, "error": f.is_error, "where": f.where, "count": f.count, "text": f.text}
+                    {
+                        "kind": f.kind,
+                        "error": f.is_error,
+                        "where": f.where,
+                        "count": f.count,
+                        "text": f.text(),
+                    }
                     for f in device.findings
                 ],
                 "variants": {
@@ -427,33 +434,12 @@ def variant_json(variant: VariantResult, run: Run, names: dict[str, str]) -> dic
     return {
         "state": variant.state(run.quantities),
         "unsolved": {names[quantity]: list(ids) for quantity, ids in variant.unsolved.items()},
-        "repeat": {
-            names[quantity]: {
-                "runs": seen.runs,
-                "bit_equal": seen.bit_equal,
-                "spread_ulps": seen.spread_ulps,
-                "wrong_runs": seen.wrong_runs,
-                "must_be_equal": not seen.atomic,
-            }
-            for quantity, seen in variant.repeats.items()
-        },
+        "repeat": {names[quantity]: repeat_json(seen) for quantity, seen in variant.repeats.items()},
+        "gates": {result.gate.id: gate_json(result) for result in variant.gates},
         "diagnosis": {
             names[quantity]: {"mistake": seen.mistake, "hint": seen.hint, "lines": seen.lines}
             for quantity, seen in variant.diagnoses.items()
+            if quantity in names
         },
-        "cases": {
-            comparison.case.name: {
-                names[quantity]: {
-                    "ok": verdict.ok,
-                    "error": verdict.error,
-                    "pytorch_error": verdict.baseline,
-                    "limit": verdict.limit,
-                    "difference": verdict.difference,
-                    "nonfinite": verdict.nonfinite,
-                    "unwritten": verdict.unwritten,
-                }
-                for quantity, verdict in comparison.verdicts.items()
-            }
-            for comparison in variant.comparisons
-        },
+        "cases": cases_json(variant.comparisons, names),
     }

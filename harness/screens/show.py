@@ -7,9 +7,9 @@ from rich.console import Console, RenderableType
 
 from harness.check.checkers import RungChecker
 from harness.check.gates import Checker
+from harness.check.options import Options, locate
 from harness.check.picture import Picture, take
 from harness.check.results import GateResult
-from harness.check.runs import Options, locate
 from harness.console import shown
 from harness.errors import BadUse, DamagedFile, Unsolved
 from harness.learner.progress import Progress
@@ -25,18 +25,9 @@ from harness.toolchain.packages import OpPackage
 SAID = "Recording every access of your kernels and of the solution's (a few seconds where they are not cached) ..."
 
 
-def show(
-    console: Console, options: Options, gate: str, html: Path | None = None, json: str | None = None
-) -> int:
-    """One picture; returns 0 where the gate is correct, else 1.
-
-    Args:
-        console: Where the picture is printed.
-        options: The puzzle, the root, sizes, dtype and seed of the run.
-        gate: Its id, or "" for the first that has been attempted and has not passed.
-        html: Where the page goes; None for a file in the cache.
-        json: Where the data goes, "-" for standard output; None for nowhere.
-    """
+def show(console: Console, options: Options) -> int:
+    """One picture, of the gate at hand where `options` names none; returns 0 where the gate is correct, else 1."""
+    gate, html, json = options.show or options.gate or "", options.html, options.json
     puzzle = options.puzzle
     if options.device not in ("auto", "virtual", "all"):
         raise BadUse(f"--show: pictures are made on the virtual GPU, not with --device {options.device}")
@@ -46,7 +37,7 @@ def show(
     chosen = kernel_gate(puzzle, gate) if gate else attempted(puzzle, package, options.root == "problems")
     console.print(SAID, soft_wrap=True)
     cases = puzzle.cases(options.dims) if options.dims else None
-    checker = Checker(puzzle, dtype=options.dtype, seed=options.seed)
+    checker = Checker(puzzle, dtype=options.dtype, seed=options.seed, blocks=options.blocks)
     picture = take(puzzle, package, chosen, cases=cases, checker=checker)
     for line in screen.lines(picture, write_page(picture, html)):
         console.print(line, soft_wrap=isinstance(line, str) or not console.is_terminal)

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from harness.check.checkers import RungChecker, judge_of, tell_first
+from harness.check.checkers import RungChecker, judge_of
 from harness.console import make_console, relative
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import blanks
@@ -208,8 +208,9 @@ class Watch:
         try:
             self.checker = self.checker or judge_of(self.work)
             check.blanks = self.work.blanks()
-            tell_first(self.checker, lambda results: self.show_first(check, results))
-            check.results = self.checker.check(self.work.target, [check.gate])
+            check.results = self.checker.check(
+                self.work.target, [check.gate], on_first=lambda results: self.show_first(check, results)
+            )
         except WorkbookError as error:
             check.error = str(error)
         except Exception as error:  # a file that vanishes between two looks must not end the loop

@@ -5,6 +5,7 @@ from typed import stand_in
 
 from harness.bench import forward_times
 from harness.check import runs
+from harness.check.options import Options
 from harness.devices.targets import Target, cpu
 
 
@@ -33,7 +34,7 @@ def test_the_virtual_gpu_has_no_time(monkeypatch):
         lambda run, target, variant: measured.append(target.kind) or (3.0, 1.0),
     )
     devices = [stand_in(runs.DeviceResult, target=Target(kind, None, "")) for kind in ("cpu", "virtual")]
-    options = stand_in(runs.Options, variants=("fused", "unfused"))
+    options = stand_in(Options, variants=("fused", "unfused"))
     run = stand_in(runs.Run, options=options, devices=devices)
     lines = forward_times.describe(run)
     assert measured == ["cpu", "cpu"]
@@ -47,6 +48,6 @@ def test_the_virtual_gpu_has_no_time(monkeypatch):
 
 @pytest.mark.compiler
 def test_forward_buffers_are_what_one_call_needs(puzzle, program):
-    run = stand_in(runs.Run, options=runs.Options(puzzle, root="solutions"))
+    run = stand_in(runs.Run, options=Options(puzzle, root="solutions"))
     buffers = forward_times.forward_buffers(run, program("float32"), puzzle.cases(None)[0], cpu())
     assert set(buffers) == set(program("float32").arguments)

@@ -15,8 +15,8 @@ LETTERS = {
 @pytest.fixture(scope="module")
 def counted():
     """Variant -> the launches of a forward and backward pass at the chapter's sizes, as the virtual GPU ran them."""
+    from harness.check.options import Options
     from harness.check.profile import replayed
-    from harness.check.runs import Options
     from harness.puzzles.p22.spec import PUZZLE
 
     return {variant: run.launches for variant, run in replayed(Options(PUZZLE, root="solutions")).items()}

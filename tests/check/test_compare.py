@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from harness.check import tensors
 from harness.check.compare import EPSILON, allowance, judge, relative_error, spread_in_ulps
+from harness.check.reference import Reference
 from harness.devices import poison
 from harness.devices.targets import cpu
 from harness.spec.puzzle import Case
@@ -122,7 +122,7 @@ ONE_COLUMN = Case("one column", "", (2, 3, 1, 4), "hard")
 @pytest.mark.parametrize("seed", range(10))
 def test_dx_of_one_column_is_right_with_and_without_a_fused_multiplication(puzzle, seed):
     """g - c2 is 0 where g is rounded before it is subtracted, and the rounding error of g where it is not."""
-    reference = tensors.Reference(puzzle, "float32", seed)
+    reference = Reference(puzzle, "float32", seed)
     t = correct(reference.arrays(ONE_COLUMN))
     unrounded = t["dln"].astype(np.float64) * t["gamma"]
     contracted = t["rstd"] * (unrounded - t["g"]).astype(F)
@@ -141,7 +141,7 @@ def test_dx_of_one_column_is_right_with_and_without_a_fused_multiplication(puzzl
 
 @pytest.mark.parametrize("factor", [1 + 2.0**-16, 0.999, 2.0])
 def test_dx_of_one_column_with_slightly_wrong_means_is_rejected(puzzle, factor):
-    reference = tensors.Reference(puzzle, "float32", 0)
+    reference = Reference(puzzle, "float32", 0)
     wrong = correct(reference.arrays(ONE_COLUMN), c2=lambda t: F(factor) * t["g"])["grad_input"]
     truth = reference.truth(ONE_COLUMN, cpu())["grad_input"]
     baseline = reference.baseline(ONE_COLUMN, cpu())["grad_input"]
@@ -151,7 +151,7 @@ def test_dx_of_one_column_with_slightly_wrong_means_is_rejected(puzzle, factor):
 
 def test_no_case_of_the_puzzle_cancels(puzzle):
     """So that every wrong kernel is judged by the truth's own size."""
-    reference = tensors.Reference(puzzle, "float32", 0)
+    reference = Reference(puzzle, "float32", 0)
     for case in puzzle.cases(None):
         truth = reference.truth(case, cpu())["grad_input"]
         if np.isfinite(truth).all():
@@ -408,7 +408,7 @@ def reference(puzzle):
     kept = {}
 
     def of(seed):
-        return kept.setdefault(seed, tensors.Reference(puzzle, "float32", seed))
+        return kept.setdefault(seed, Reference(puzzle, "float32", seed))
 
     return of
 

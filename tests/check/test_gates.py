@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typed import stand_in
 
-from harness.check import gates
+from harness.check import gates, places
 from harness.check.gates import Checker
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, Recording, record_many
 from harness.devices.replay import pointer
@@ -204,12 +204,12 @@ def test_a_finding_in_a_helper_is_put_at_the_learner_s_line():
         "out-of-bounds atomic", "an atomic past the end", "/x/shared/common.mojo:170:5",
         instr=stand_in(Instr, loc=inside),
     )  # fmt: skip
-    lines = gates.finding_lines(found, source, blank)
+    lines = places.finding_lines(found, source, blank)
     assert lines[0] == (
         "error: out-of-bounds atomic at /x/kernel.mojo:41:5 (in a helper, /x/shared/common.mojo:170:5)"
     )
     assert not any("called from" in line for line in lines)
-    assert gates.finding_lines(found, source, None)[0].endswith("at /x/shared/common.mojo:170:5")
+    assert places.finding_lines(found, source, None)[0].endswith("at /x/shared/common.mojo:170:5")
 
 
 def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
@@ -232,7 +232,7 @@ def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
             kernel,
             "sums_grad",
         )
-        return gates.in_the_kernels_words(
+        return places.in_the_kernels_words(
             dataclasses.replace(found, instr=stand_in(Instr, loc=at)), recording, source
         )
 
@@ -251,7 +251,7 @@ def test_a_load_that_the_compiler_has_moved_out_of_its_loop_is_put_at_its_line(t
         found = Finding(
             "out-of-bounds load", "a load past the end", f"{source}:{line}:5", tensor=tensor, instr=at
         )
-        return gates.finding_lines(found, source, blank)
+        return places.finding_lines(found, source, blank)
 
     assert said("mean")[1] == "  the compiler has moved it out of the loop: it stands in line 2"
     assert said("rstd")[1] == said("mean", line=2)[1] == "  a load past the end"
@@ -264,8 +264,7 @@ def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solut
     monkeypatch.setattr(
         checker, "_results", lambda recording, cases, *_: judged.append(len(cases)) or [len(cases)]
     )
-    monkeypatch.setattr(checker, "on_first", told.append)
-    assert checker.check(solution, ["dx"]) == [len(puzzle.cases(None))]
+    assert checker.check(solution, ["dx"], on_first=told.append) == [len(puzzle.cases(None))]
     assert told == [[1]] and judged == [1, len(puzzle.cases(None))] and "first case" in checker.spent
 
 

@@ -1,56 +1,57 @@
 """A run as data: which package and quantities, what waits for a blank, and the verdict in one number."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
-from typed import stand_in
 
 from harness.check import runs
 from harness.check.compare import Repeats, Verdict
-from harness.check.results import Comparison
-from harness.check.runs import DeviceResult, Options, Run, VariantResult
-from harness.devices.targets import Skipped, Target
-from harness.devices.virtual import Finding
+from harness.check.judge import Judge
+from harness.check.options import Options
+from harness.check.ran import Outcome
+from harness.check.reference import Reference
+from harness.check.results import Comparison, GateResult, VariantResult
+from harness.check.runs import DeviceResult, Run
+from harness.devices.targets import VIRTUAL, Skipped, Target
 from harness.errors import BadUse, DamagedFile
-from harness.learner.blanks import Blank
 from harness.learner.work import package_blanks
 from harness.spec import catalogue
-from harness.spec.puzzle import Case, Gate, Puzzle
-from harness.spec.rungs import MojoRung
-from harness.toolchain.packages import OpPackage
+from harness.spec.puzzle import Gate
+from harness.vgpu import Finding
 
 RIGHT = Verdict(True, 1e-8, 1e-8, 1e-6, 1e-8)
 WRONG = Verdict(False, 1e-2, 1e-8, 1e-6, 1e-2)
-READ = Finding("uninitialised read", True, "a.mojo:1:1", 1, "error: uninitialised read")
-RACE = Finding("global race", True, "a.mojo:2:1", 1, "error: global race")
-NOTE = Finding("global race", False, "library", 1, "note: global race")
+READ = Finding("uninitialised read", "reads what nobody wrote", "a.mojo:1:1")
+RACE = Finding("global race", "two blocks", "a.mojo:2:1")
 
 
-def variant(verdict=RIGHT, unsolved=(), repeats=None) -> VariantResult:
+def variant(verdict=RIGHT, unsolved=(), repeats=None, errors=()) -> VariantResult:
     """A variant that was compared in one case."""
-    case = stand_in(Case, name="chapter")
+    case = SimpleNamespace(name="chapter")
     verdicts = {q: verdict for q in ("output", "grad_input") if q not in unsolved}
     waiting = {quantity: ("dx",) for quantity in unsolved}
-    return VariantResult("fused", [Comparison(case, verdicts)], waiting, repeats or {})
+    result = VariantResult("fused", [Comparison(case, verdicts)], waiting, repeats or {})
+    result.findings, result.errors = list(errors), list(errors)
+    return result
 
 
 def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3, gpu=True) -> Run:
     """A run on devices of these kinds, all with the same result, of a puzzle with kernels for GPUs or without."""
-    blanks = {"dx": stand_in(Blank, body=("a line",) * size)}
+    blanks = {"dx": SimpleNamespace(size=size)}
     devices = [
         DeviceResult(
             Target(kind, None, ""),
             True,
             0.1,
             0.1,
-            {"fused": variant(verdict, unsolved, repeats)},
-            list(findings),
+            {"fused": variant(verdict, unsolved, repeats, findings)},
         )
         for kind in kinds
     ]
     waiting = ["dx"] if unsolved else []
-    gate = Gate("dx", "fused", ("grad_input",), given=("output",))
-    puzzle = stand_in(Puzzle, gpu=gpu, gates=(gate,), rungs=(stand_in(MojoRung, gates=("dx",)),))
-    options = stand_in(Options, puzzle=puzzle)
-    return Run(options, stand_in(OpPackage), [], ["output", "grad_input"], devices, [], blanks, None, waiting)
+    options = SimpleNamespace(puzzle=SimpleNamespace(gpu=gpu))
+    return Run(options, None, [], ["output", "grad_input"], devices, [], blanks, None, waiting)
 
 
 # ---- The verdict in one number ------------------------------------------------------------------------------
@@ -92,16 +93,56 @@ def test_a_spread_is_wrong_where_the_order_of_sums_is_fixed():
     assert run_of("gpu", repeats={"grad_input": Repeats(200, True, 0.0, 0)}).exit_code() == 0
 
 
-def test_a_finding_is_wrong_and_a_note_is_not():
+def test_a_finding_is_wrong():
     assert run_of("virtual", findings=[RACE]).exit_code() == 1
-    assert run_of("virtual", findings=[NOTE]).exit_code() == 0
 
 
-def test_what_an_untouched_blank_left_unwritten_may_be_read():
-    waiting = {"unsolved": ["grad_input"], "size": 0}
-    assert run_of("virtual", findings=[READ], **waiting).exit_code() == 3
-    assert run_of("virtual", findings=[READ]).exit_code() == 1, "with every blank worked on it is a mistake"
-    assert run_of("virtual", findings=[READ, RACE], **waiting).exit_code() == 1
+def test_a_variant_that_did_not_end_is_wrong():
+    result = variant()
+    result.failure = "a launch did not end"
+    assert result.state(["output"]) == "wrong"
+
+
+class Stopped:
+    """A virtual GPU that has found something in the first case, and come no further."""
+
+    target = VIRTUAL
+
+    def __init__(self, *findings):
+        self.findings = list(findings)
+
+    def outcome(self, variant, cases) -> Outcome:
+        return Outcome({}, self.findings)
+
+    def outputs(self, variant, case):
+        raise AssertionError("nothing runs again")
+
+
+def counted(puzzle, package, finding, *, empty=()) -> list[Finding]:
+    """The errors that a judge counts where a finding lies in no blank, and some blanks are untouched."""
+    found = {
+        id: replace(blank, body=()) if id in empty else blank
+        for id, blank in package_blanks(package, puzzle).items()
+    }
+    judge = Judge(puzzle, Reference(puzzle, "float32", 0), package, found)
+    return judge.variant(Stopped(finding), "fused", []).errors
+
+
+def test_what_an_untouched_blank_left_unwritten_may_be_read(puzzle, solution):
+    assert counted(puzzle, solution, READ, empty=["db"]) == []
+    assert counted(puzzle, solution, READ) == [READ], "with every blank worked on it is a mistake"
+    assert counted(puzzle, solution, RACE, empty=["db"]) == [RACE]
+
+
+def test_a_note_is_no_error_and_an_error_in_no_blank_is_every_gate_s(puzzle, solution):
+    note = Finding("global race", "two blocks", "library", is_error=False)
+    assert counted(puzzle, solution, note) == []
+    judge = Judge(puzzle, Reference(puzzle, "float32", 0), solution, package_blanks(solution, puzzle))
+    result = judge.variant(Stopped(RACE), "fused", [])
+    assert {gate.gate.id: gate.state for gate in result.gates} == dict.fromkeys(
+        ("forward", "db", "dW", "dgamma", "dx"), "wrong"
+    )
+    assert all("global race" in " ".join(gate.diagnosis) for gate in result.gates)
 
 
 def test_state_names_the_worst():
@@ -129,17 +170,22 @@ def test_quantities_follow_the_question(puzzle):
     assert runs.quantities_of(Options(puzzle, gate="dgamma")) == ["grad_ln_weight", "grad_ln_bias"]
 
 
-def test_only_gpu_kernels_wait_for_blanks(puzzle):
-    gpu, cpu = Target("gpu", None, ""), Target("cpu", None, "")
-    quantities = [*puzzle.forward, *puzzle.backward]
-    empty = {"dx", "ln"}
-    assert runs.unsolved(puzzle, "fused", cpu, quantities, empty) == {}
-    assert runs.unsolved(puzzle, "fused", gpu, quantities, empty) == {"grad_input": ("dx",)}
-    assert runs.unsolved(puzzle, "unfused", gpu, quantities, empty) == {
-        "output": ("ln",),
-        "grad_weight": ("ln",),
+def test_only_gpu_kernels_wait_for_blanks(puzzle, solution):
+    found = {
+        id: replace(blank, body=()) if id in ("dx", "ln") else blank
+        for id, blank in package_blanks(solution, puzzle).items()
     }
-    assert runs.unsolved(puzzle, "fused", gpu, quantities, set()) == {}
+    judge = Judge(puzzle, Reference(puzzle, "float32", 0), solution, found)
+    quantities = [*puzzle.forward, *puzzle.backward]
+
+    def waits(kind, variant):
+        device = Stopped()
+        device.target = Target(kind, None, "")
+        return judge.variant(device, variant, [], quantities).unsolved
+
+    assert waits("cpu", "fused") == {}
+    assert waits("gpu", "fused") == waits("virtual", "fused") == {"grad_input": ("dx",)}
+    assert waits("gpu", "unfused") == {"output": ("ln",), "grad_weight": ("ln",)}
 
 
 def test_a_package_without_the_puzzle_s_file_has_no_blanks(puzzle, solution, copied_package):
@@ -166,7 +212,7 @@ TRANSFER = {"rms_grad_input", "grad_rms_weight", "rms_grad_weight"}
 def test_a_run_on_the_cpu_judges_everything(puzzle):
     ready = []
     options = Options(puzzle, root="solutions", device="cpu", dims=(2, 3, 5, 7), seed=9, repeat=2)
-    run = runs.run(options, on_ready=lambda target, program: ready.append(target.kind))
+    run = runs.run(options, on_ready=lambda target: ready.append(target.kind))
     assert ready == ["cpu"] and run.exit_code() == 6 and run.unsolved == []
     (device,) = run.devices
     assert set(device.variants) == {"fused", "unfused"}
@@ -187,22 +233,21 @@ def test_a_skipped_device_is_no_result():
     assert run.exit_code() == 6 and run.errors() == []
 
 
-def test_kernels_that_are_chosen_by_size_are_recorded_at_every_size():
-    from harness.check.runs import Options, recorded_dims
-    from harness.puzzles.p22.spec import PUZZLE
-
-    cases = PUZZLE.cases(None)
-    assert recorded_dims(Options(puzzle=PUZZLE, variants=("fused", "unfused")), cases) == [PUZZLE.dims]
-    fast = recorded_dims(Options(puzzle=PUZZLE, variants=("fast",)), cases)
-    assert set(fast) == {PUZZLE.dims, *(case.dims for case in cases)} and len(fast) == len(set(fast))
-
-
 # ---- What counts as passed ----------------------------------------------------------------------------------
 
 
+def passed(state, *kinds) -> dict[str, bool]:
+    """The gates that a run has judged, of a puzzle with one whose verdict on every device but the CPU is given."""
+    run = run_of(*kinds)
+    gate = Gate("dx", "fused", ("grad_input",), given=("output",))
+    for device in run.devices:
+        (result,) = device.variants.values()
+        if device.target.kind != "cpu":
+            result.gates = [GateResult(gate, state, result.comparisons)]
+    return runs.judged_gates(run)
+
+
 def test_a_run_on_a_gpu_passes_its_gates_and_one_on_the_cpu_none():
-    assert runs.judged_gates(run_of("cpu", "virtual")) == runs.judged_gates(run_of("gpu")) == {"dx": True}
-    assert runs.judged_gates(run_of("cpu")) == {}, "the CPU path holds no blank"
-    assert runs.judged_gates(run_of("virtual", verdict=WRONG)) == {"dx": False}
-    assert runs.judged_gates(run_of("virtual", findings=[RACE])) == {"dx": False}
-    assert runs.judged_gates(run_of("virtual", unsolved=["grad_input"], size=0)) == {}
+    assert passed("correct", "cpu", "virtual") == passed("correct", "gpu") == {"dx": True}
+    assert passed("correct", "cpu") == {}, "the CPU path holds no blank"
+    assert passed("wrong", "virtual") == {"dx": False}

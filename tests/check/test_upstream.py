@@ -5,7 +5,7 @@ import pytest
 from harness.check.checkers import make_checker
 from harness.check.diagnose import Diagnosis
 from harness.check.results import GateResult
-from harness.check.upstream import blame_gates, blame_quantities, first_wrong
+from harness.check.upstream import blame_gates, blame_quantities, first_wrong, point_back
 from harness.learner.work import Work
 from harness.puzzles.p23.spec import PUZZLE as P23
 from harness.spec.puzzle import Gate
@@ -113,6 +113,6 @@ def test_one_mistake_in_two_quantities_is_explained_once():
         "output": Diagnosis(["O"], "largest-not-subtracted", "online-2", steps),
         "lse": Diagnosis(["lse"], "largest-not-subtracted", "online-2", steps),
     }
-    blame_quantities(seen, P23, "fused")
+    point_back(seen, P23)
     assert seen["output"].lines == ["O"]
     assert seen["lse"].lines == ["the mistake is the same as that in output: mend that first"]

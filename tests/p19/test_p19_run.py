@@ -1,7 +1,6 @@
-"""The whole ramp through MAX: the solution is right on the CPU and on the virtual GPU, the ops keep their names and arguments.
+"""The whole ramp: the solution is right on the CPU through MAX and on the virtual GPU, the ops keep their names and arguments.
 
-A process that has run MAX without the virtual GPU cannot switch it on, so that the run has one of its own; the contract of
-the ops is tested on the CPU graph that it leaves in the cache.
+The contract of the ops is tested on the CPU graph that the run leaves in the cache.
 """
 
 import json
@@ -12,6 +11,9 @@ import pytest
 import torch
 
 from harness.check import runs
+from harness.check.options import Options, locate
+from harness.check.ran import of_variant
+from harness.check.reference import Reference, judge_variant
 from harness.devices.targets import cpu
 from harness.puzzles.p19.spec import PUZZLE
 from harness.toolchain import roots
@@ -128,18 +130,17 @@ def test_another_program_loads_the_package_alone(tmp_path):
 def test_the_cpu_graph_writes_every_element(solved):
     """The graph that the run has compiled, called once more here: nothing of the poison is left at awkward sizes."""
     from harness.check import tensors
-    from harness.check.reference import Reference
     from harness.spec.puzzle import Case
 
-    options = runs.Options(PUZZLE, root="solutions")
-    program = runs.load(options, runs.locate(options), cpu(), lambda target: None)
+    options = Options(PUZZLE, root="solutions")
+    program = runs.load(options, locate(options), cpu(), lambda target: None)
     assert program.cached
     case = Case("awkward", "", (97, 5, 129), "hard")
     reference = Reference(PUZZLE, "float32", 3)
     outputs = tensors.execute(PUZZLE, program, cpu(), reference.inputs(case), case.dims)
     for gate in PUZZLE.gates:
         (quantity,) = gate.quantities
-        verdicts = tensors.judge_variant(PUZZLE, reference, case, cpu(), gate.id, outputs, [quantity])
+        verdicts = judge_variant(reference, case, cpu(), gate.id, of_variant(outputs, gate.id), [quantity])
         assert verdicts[quantity].ok, gate.id
         assert torch.isfinite(outputs[f"{gate.id}.{quantity}"].float()).all()
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.check import tensors
 from harness.check.compare import EPSILON
+from harness.check.reference import Reference, judge_variant
 from harness.devices.kernel_cache import WHAT
 from harness.devices.recorder import LAUNCHER, RecordedLaunch, RecordedTensor, Recording, parse
 from harness.devices.replay import Replay
@@ -87,7 +87,7 @@ def player_of(recording: Recording, dtype: str) -> Replay:
 
 def replayed(players, case: Case, dtype: str, blocks: str = "natural"):
     """What the fast variant writes in one case, the machine it ran on, with what it found, and the case's truth."""
-    reference = tensors.Reference(PUZZLE, dtype, seed=0)
+    reference = Reference(PUZZLE, dtype, seed=0)
     player = players(dtype)
     player.gpu.blocks, player.gpu.launches, player.gpu.findings = blocks, [], Findings()
     return player.run("fast", case, reference.inputs(case)), player.gpu, reference
@@ -98,8 +98,7 @@ def replayed(players, case: Case, dtype: str, blocks: str = "natural"):
 @pytest.mark.parametrize("case", [*PUZZLE.cases(None), *extra()], ids=lambda case: case.name)
 def test_right_on_the_virtual_gpu_without_a_finding(players, case, dtype):
     outputs, gpu, reference = replayed(players, case, dtype)
-    named = {f"fast.{name}": tensor for name, tensor in outputs.items()}
-    verdicts = tensors.judge_variant(PUZZLE, reference, case, VIRTUAL, "fast", named, QUANTITIES)
+    verdicts = judge_variant(reference, case, VIRTUAL, "fast", outputs, QUANTITIES)
     assert {name: verdict for name, verdict in verdicts.items() if not verdict.ok} == {}
     assert not gpu.findings, gpu.findings[0].text()
 

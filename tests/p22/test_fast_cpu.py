@@ -16,6 +16,8 @@ import torch
 
 from harness.check import tensors
 from harness.check.compare import EPSILON
+from harness.check.ran import Compiled, of_variant
+from harness.check.reference import Reference, judge_variant, repeat
 from harness.devices.targets import cpu
 from harness.spec.puzzle import Case
 from harness.toolchain.packages import run_mojo
@@ -44,9 +46,9 @@ def fast_program(cpu_graphs):
 
 def wrong(puzzle, program, dtype, case, seed=0) -> dict[str, tuple[float, float]]:
     """Quantity -> error and limit, of those that are not within their limit in one case."""
-    reference = tensors.Reference(puzzle, dtype, seed)
+    reference = Reference(puzzle, dtype, seed)
     outputs = tensors.execute(puzzle, program, cpu(), reference.inputs(case))
-    verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), "fast", outputs, list(QUANTITIES))
+    verdicts = judge_variant(reference, case, cpu(), "fast", of_variant(outputs, "fast"), list(QUANTITIES))
     return {name: (seen.error, seen.limit) for name, seen in verdicts.items() if not seen.ok}
 
 
@@ -81,7 +83,7 @@ def test_more_rows_than_one_chunk_of_the_packed_layernorm_output(puzzle, fast_pr
 def test_statistics_keep_their_digits_far_from_zero(puzzle, fast_program):
     """A mean 10,000 deviations away, as E[x^2] - mean^2 could not do in float32."""
     x = np.random.default_rng(0).standard_normal((1, 5, 1037)).astype(np.float32) + np.float32(1e4)
-    inputs = tensors.Reference(puzzle, "float32", 0).inputs(Case("far", "", (1, 5, 1037, 3), "hard"))
+    inputs = Reference(puzzle, "float32", 0).inputs(Case("far", "", (1, 5, 1037, 3), "hard"))
     inputs["input"] = torch.from_numpy(x)
     outputs = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
     exact = x.astype(np.longdouble)
@@ -93,7 +95,7 @@ def test_statistics_keep_their_digits_far_from_zero(puzzle, fast_program):
 
 def test_a_nan_stays_in_its_row(puzzle, fast_program):
     """Rows share tiles and packed panels, but no arithmetic."""
-    inputs = tensors.Reference(puzzle, "float32", 0).inputs(Case("nan", "", (2, 20, 40, 50), "hard"))
+    inputs = Reference(puzzle, "float32", 0).inputs(Case("nan", "", (2, 20, 40, 50), "hard"))
     clean = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
     clean = {name: tensor.clone() for name, tensor in clean.items()}
     inputs["input"][1, 3, 7] = float("nan")
@@ -105,7 +107,7 @@ def test_a_nan_stays_in_its_row(puzzle, fast_program):
 
 
 def test_without_rows_the_parameter_gradients_are_zero(puzzle, fast_program):
-    inputs = tensors.Reference(puzzle, "float32", 0).inputs(Case("some", "", (2, 3, 40, 50), "hard"))
+    inputs = Reference(puzzle, "float32", 0).inputs(Case("some", "", (2, 3, 40, 50), "hard"))
     inputs = {name: tensor[:0] if tensor.dim() == 3 else tensor for name, tensor in inputs.items()}
     outputs = tensors.execute(puzzle, fast_program("float32"), cpu(), inputs)
     for name in ("grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias"):
@@ -170,9 +172,12 @@ MANY_BLOCKS = Case("many blocks", "", (2, 350, 129, 200), "hard")
 
 
 def test_every_run_gives_the_same_bits(puzzle, fast_program):
-    reference = tensors.Reference(puzzle, "float32", 0)
+    reference = Reference(puzzle, "float32", 0)
     program = fast_program("float32")
-    seen = tensors.repeat(puzzle, program, cpu(), reference, MANY_BLOCKS, "fast", list(QUANTITIES), 20)
+    device = Compiled(program, reference, cpu())
+    seen = repeat(
+        lambda: device.outputs("fast", MANY_BLOCKS), reference, MANY_BLOCKS, cpu(), "fast", QUANTITIES, 20
+    )
     assert all(repeats.bit_equal and not repeats.wrong_runs for repeats in seen.values())
 
 
@@ -189,7 +194,7 @@ from harness.spec.puzzle import Case
 from pathlib import Path
 package = OpPackage(Path("solutions/p22/op"))
 program = load(package, PUZZLE.variants["fast"], "float32", cpu().device)
-inputs = tensors.Reference(PUZZLE, "float32", 0).inputs(Case("many blocks", "", (2, 350, 129, 200), "hard"))
+inputs = Reference(PUZZLE, "float32", 0).inputs(Case("many blocks", "", (2, 350, 129, 200), "hard"))
 outputs = tensors.execute(PUZZLE, program, cpu(), inputs)
 state = hashlib.sha256()
 for name in sorted(outputs):

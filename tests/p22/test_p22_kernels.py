@@ -18,6 +18,8 @@ import torch
 
 from harness.check import tensors
 from harness.check.compare import EPSILON, relative_error
+from harness.check.ran import of_variant
+from harness.check.reference import Reference, judge_variant
 from harness.devices import poison
 from harness.devices.targets import cpu
 from harness.puzzles.p22 import spec as p22
@@ -38,12 +40,12 @@ def judged(puzzle, program):
     """(case, dtype, seed) -> what both variants wrote, and "variant.quantity" -> verdict."""
 
     def run(case: Case, dtype: str, seed: int = 0):
-        reference = tensors.Reference(puzzle, dtype, seed)
+        reference = Reference(puzzle, dtype, seed)
         outputs = tensors.execute(puzzle, program(dtype), cpu(), reference.inputs(case))
         verdicts = {}
         for variant in puzzle.default_variants:
             quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
-            seen = tensors.judge_variant(puzzle, reference, case, cpu(), variant, outputs, quantities)
+            seen = judge_variant(reference, case, cpu(), variant, of_variant(outputs, variant), quantities)
             verdicts |= {f"{variant}.{quantity}": verdict for quantity, verdict in seen.items()}
         return outputs, verdicts
 
@@ -151,7 +153,7 @@ def test_statistics_are_bit_equal_in_both_variants(judged, dtype):
 
 @pytest.mark.parametrize("dims", [(0, 3, 5, 4), (2, 0, 5, 4)], ids=str)
 def test_no_rows_give_zero_parameter_gradients(puzzle, program, dims):
-    inputs = tensors.Reference(puzzle, "float32", 0).inputs(Case("empty", "", dims, "plain"))
+    inputs = Reference(puzzle, "float32", 0).inputs(Case("empty", "", dims, "plain"))
     outputs = tensors.execute(puzzle, program("float32"), cpu(), inputs)
     for variant in ("fused", "unfused"):
         assert outputs[f"{variant}.output"].shape == (*dims[:2], 4)
@@ -221,7 +223,7 @@ def test_hidden_and_output_of_nought_are_refused(puzzle, program, hidden, output
 def test_more_columns_than_a_grid_covers_are_refused(puzzle, program):
     too_many = 16 * 65535 + 1
     case = Case("too wide", "", (1, 1, too_many, 1), "plain")
-    inputs = tensors.Reference(puzzle, "float32", 0).inputs(case)
+    inputs = Reference(puzzle, "float32", 0).inputs(case)
     with pytest.raises(ValueError, match=f"must be at most {too_many - 1}, got {too_many} and 1"):
         tensors.execute(puzzle, program("float32"), cpu(), inputs)
 

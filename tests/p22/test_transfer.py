@@ -3,7 +3,8 @@
 import pytest
 
 from harness.check import tensors
-from harness.check.reference import Reference
+from harness.check.ran import of_variant
+from harness.check.reference import Reference, judge_variant
 from harness.devices.targets import cpu
 from harness.learner import hints
 from harness.puzzles.p22 import spec as p22
@@ -25,7 +26,9 @@ def test_the_cpu_path_is_right(cpu_graphs, dtype):
     for case in CASES:
         outputs = tensors.execute(p22.PUZZLE, program, cpu(), reference.inputs(case), case.dims)
         quantities = list(p22.TRANSFER.writes)
-        verdicts = tensors.judge_variant(p22.PUZZLE, reference, case, cpu(), "rmsnorm", outputs, quantities)
+        verdicts = judge_variant(
+            reference, case, cpu(), "rmsnorm", of_variant(outputs, "rmsnorm"), quantities
+        )
         assert list(outputs) == [f"rmsnorm.{quantity}" for quantity in quantities]
         wrong = {quantity: verdict for quantity, verdict in verdicts.items() if not verdict.ok}
         assert not wrong, case.name

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.check import tensors
+from harness.check.reference import Reference, judge_variant
 from harness.devices.recorder import Order, RecordedLaunch, record_many
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
@@ -123,11 +123,10 @@ def test_right_in_every_option_without_a_finding(recording, dtype, name):
 
 @pytest.mark.parametrize("case", PUZZLE.cases(None), ids=lambda case: case.name)
 def test_right_in_the_puzzles_cases(recording, case):
-    reference = tensors.Reference(PUZZLE, "bfloat16", seed=0)
+    reference = Reference(PUZZLE, "bfloat16", seed=0)
     player = Replay(recording("bfloat16"), PUZZLE, "bfloat16")
     outputs = player.run("fast", case, reference.inputs(case))
-    named = {f"fast.{name}": tensor for name, tensor in outputs.items()}
-    verdicts = tensors.judge_variant(PUZZLE, reference, case, VIRTUAL, "fast", named, QUANTITIES)
+    verdicts = judge_variant(reference, case, VIRTUAL, "fast", outputs, QUANTITIES)
     assert {name: verdict for name, verdict in verdicts.items() if not verdict.ok} == {}
     assert not player.gpu.findings, player.gpu.findings[0].text()
 

@@ -9,6 +9,8 @@ from cpu_graphs import DTYPES, OTHER_ALGORITHMS
 
 from harness.check import tensors
 from harness.check.gates import Checker
+from harness.check.ran import of_variant
+from harness.check.reference import Reference, judge_variant
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record_many
 from harness.devices.replay import Replay
 from harness.devices.targets import cpu
@@ -61,12 +63,11 @@ def requested():
 @pytest.mark.parametrize("variant", REQUESTED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_variants_on_request_are_right(puzzle, recorded, dtype, variant):
-    reference = tensors.Reference(puzzle, dtype, 0)
+    reference = Reference(puzzle, dtype, 0)
     player = Replay(recorded(dtype), puzzle, dtype)
     for case in requested():
         written = player.run(variant, case, reference.inputs(case))
-        outputs = {f"{variant}.{name}": tensor for name, tensor in written.items()}
-        verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), variant, outputs, list(written))
+        verdicts = judge_variant(reference, case, cpu(), variant, written, list(written))
         assert {"grad_query", "grad_attn_mask"} & set(verdicts)
         assert all(verdict.ok for verdict in verdicts.values()), (case.name, verdicts)
     assert not player.gpu.findings
@@ -132,7 +133,7 @@ def shapes_of_inputs(puzzle, dims):
 def test_two_runs_are_bit_equal(puzzle, recorded, variant):
     case = next(case for case in CASES if case.name == "many queries")
     recording = recorded("float32")
-    inputs = tensors.Reference(puzzle, "float32", 0).inputs(case)
+    inputs = Reference(puzzle, "float32", 0).inputs(case)
     first, second = (Replay(recording, puzzle, "float32").run(variant, case, inputs) for _ in range(2))
     assert all(torch.equal(first[name].view(torch.int32), second[name].view(torch.int32)) for name in first)
 
@@ -145,7 +146,7 @@ def test_the_scores_are_never_stored(puzzle, recorded):
     case = next(case for case in AWKWARD if case.dims == (1, 1, 2, 300, 8))
     recording = recorded("float32")
     replay = Replay(recording, puzzle, "float32")
-    outputs = replay.run("fused", case, tensors.Reference(puzzle, "float32", 0).inputs(case))
+    outputs = replay.run("fused", case, Reference(puzzle, "float32", 0).inputs(case))
     stored = sum(launch.counters.global_store.bytes for launch in replay.gpu.launches)
     assert stored == sum(tensor.numel() * tensor.element_size() for tensor in outputs.values())
     assert not any(launch.counters.global_atomic.bytes for launch in replay.gpu.launches)
@@ -171,24 +172,24 @@ def test_the_scores_are_never_stored(puzzle, recorded):
 @pytest.mark.parametrize("case", [*CASES, *AWKWARD], ids=lambda case: case.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cpu_path_is_right(puzzle, attention_cpu_graphs, dtype, case, seed):
-    reference = tensors.Reference(puzzle, dtype, seed)
+    reference = Reference(puzzle, dtype, seed)
     outputs = tensors.execute(puzzle, attention_cpu_graphs()[dtype], cpu(), reference.inputs(case), case.dims)
     for variant, count in (("unfused", 8), ("fused", 7)):
         quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
         assert len(quantities) == count
-        verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), variant, outputs, quantities)
+        verdicts = judge_variant(reference, case, cpu(), variant, of_variant(outputs, variant), quantities)
         assert all(verdict.ok for verdict in verdicts.values()), verdicts
 
 
 @pytest.mark.parametrize("variant", OTHER_ALGORITHMS)
 def test_the_cpu_path_is_the_same_whatever_the_algorithm(puzzle, attention_cpu_graphs, variant):
     """So their commands run where there is no GPU beside."""
-    reference, case = tensors.Reference(puzzle, "float32", 0), CASES[0]
+    reference, case = Reference(puzzle, "float32", 0), CASES[0]
     outputs = tensors.execute(
         puzzle, attention_cpu_graphs()["other"], cpu(), reference.inputs(case), case.dims
     )
     quantities = ["output", "lse", "delta", "grad_query", "grad_key", "grad_value"]
-    verdicts = tensors.judge_variant(puzzle, reference, case, cpu(), variant, outputs, quantities)
+    verdicts = judge_variant(reference, case, cpu(), variant, of_variant(outputs, variant), quantities)
     assert all(verdict.ok for verdict in verdicts.values()), verdicts
 
 
@@ -282,7 +283,7 @@ def test_sizes_that_no_kernel_covers_are_refused(puzzle, attention_cpu_graphs, d
 
 def test_float64_has_float64_digits(puzzle, attention_cpu_graphs):
     case = CASES[1]
-    reference = tensors.Reference(puzzle, "float64", 2)
+    reference = Reference(puzzle, "float64", 2)
     outputs = tensors.execute(
         puzzle, attention_cpu_graphs()["float64"], cpu(), reference.inputs(case), case.dims
     )

@@ -207,7 +207,10 @@ def test_graph_breaks_are_as_dynamo_counts_them():
 
 def test_a_plain_run_takes_every_part(monkeypatch, capsys):
     """Each part has its heading; the verdicts of the quick ones are enough here."""
-    monkeypatch.setattr(cli, "run_rung", lambda console, puzzle, flags: 3 if flags.rung == "swap" else 0)
+    monkeypatch.setattr(
+        "harness.screens.checking.check_gates",
+        lambda console, work, options, cases: (3 if work.rung.id == "swap" else 0, {}),
+    )
     assert cli.main(["p26", "--solution"]) == 3
     said = capsys.readouterr().out
     assert [rung.words + ":" in said for rung in PUZZLE.rungs] == [True] * 5

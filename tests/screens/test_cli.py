@@ -537,12 +537,12 @@ def test_problems_with_the_solution_s_blanks_pasted_in_pass(solution, full_run, 
 
 def test_the_default_root_is_problems():
     from harness import cli
-    from harness.check import runs
+    from harness.check.options import locate
 
     options = cli.make_options(cli.parse(["p22", "--backward"])[1], p22.PUZZLE)
-    assert runs.locate(options).path == ROOT / "problems" / "p22" / "op"
+    assert locate(options).path == ROOT / "problems" / "p22" / "op"
     chosen = cli.make_options(cli.parse(["p22", "--solution"])[1], p22.PUZZLE)
-    assert runs.locate(chosen).path == ROOT / "solutions" / "p22" / "op"
+    assert locate(chosen).path == ROOT / "solutions" / "p22" / "op"
 
 
 def test_2_sizes_beyond_the_memory_say_what_was_asked_for(monkeypatch, capsys):

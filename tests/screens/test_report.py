@@ -9,13 +9,15 @@ from rich.console import Console
 
 from harness import console
 from harness.check.compare import Repeats, Verdict
-from harness.check.results import Comparison
-from harness.check.runs import DeviceResult, Options, Run, VariantResult
+from harness.check.diagnose import Diagnosis
+from harness.check.options import Options
+from harness.check.results import Comparison, GateResult, VariantResult
+from harness.check.runs import DeviceResult, Run
 from harness.devices.targets import Skipped, Target
-from harness.devices.virtual import Finding
 from harness.learner.blanks import Blank
 from harness.puzzles.p22 import spec as p22
 from harness.screens import report
+from harness.vgpu import Finding
 
 RIGHT = Verdict(True, 2e-7, 1e-7, 1e-6, 1.5e-8, (0,))
 WRONG = Verdict(False, 5e-3, 1e-7, 1e-6, 2.5e-2, (1, 2))
@@ -39,8 +41,10 @@ def make_run(puzzle, solution):
                 verdicts = {q: (bad or {}).get(q, RIGHT) for q in quantities if q not in waiting}
                 comparisons = [Comparison(case, dict(verdicts)) for case in CASES]
                 variants[name] = VariantResult(name, comparisons, waiting, repeats or {})
+            first = next(iter(variants.values()))
+            first.findings, first.errors = list(findings), [f for f in findings if f.is_error]
             target = Target(kind, None, WORDS[kind])
-            devices.append(DeviceResult(target, kind == "cpu", 12.3, 0.5, variants, list(findings)))
+            devices.append(DeviceResult(target, kind == "cpu", 12.3, 0.5, variants))
         blanks = {
             id: Blank(id, f"the task of {id}", "", (), 40) for ids in (unsolved or {}).values() for id in ids
         }
@@ -156,15 +160,51 @@ def test_repeats_say_bit_equal_or_the_spread(make_run):
     assert f"   grad_ln_bias: spread of 1.0 ulp in 5 runs ({fixed})" in lines
 
 
+RACE = Finding("global race", "two blocks\n  and one element", "a.mojo:2:1")
+NOTE = Finding("global race", "within", "max/a.mojo:1:1", is_error=False)
+
+
 def test_findings_of_the_virtual_gpu(make_run):
-    race = Finding("global race", True, "a.mojo:2:1", 1, "error: global race at a.mojo:2:1\n  second line")
-    note = Finding("global race", False, "library", 1, "note: in a library")
-    run = make_run("virtual", findings=[race, note])
+    run = make_run("virtual", findings=[RACE, NOTE])
     lines = printed(run)
     assert "Virtual GPU, memory and race check: 1 finding, 1 note on library code" in lines
-    assert "   error: global race at a.mojo:2:1" in lines and "     second line" in lines
-    assert "   note: in a library" not in lines and "   note: in a library" in printed(run, verbose=True)
+    assert "   error: global race at a.mojo:2:1" in lines and "    two blocks" in " ".join(lines)
+    assert not any("note: global race" in line for line in lines)
+    assert any("note: global race" in line for line in printed(run, verbose=True))
     assert "Virtual GPU, memory and race check: no findings" in printed(make_run("virtual"))
+
+
+def test_a_wrong_gate_says_once_what_is_wrong(make_run):
+    """Its quantities are measured, its own words say why, and its findings are not listed a second time."""
+    run = make_run("virtual", bad={"grad_input": WRONG}, findings=[RACE], variants=("fused",))
+    run.blanks["dx"] = Blank("dx", "the task", "", ("x",), 40)
+    (variant,) = run.devices[0].variants.values()
+    variant.diagnoses["grad_input"] = Diagnosis(["said of the quantity"])
+    gate = next(gate for gate in run.options.puzzle.gates if gate.id == "dx")
+    variant.gates = [
+        GateResult(gate, "wrong", variant.comparisons, [RACE], ["said of the gate"], "overwritten", "dx-3")
+    ]
+    lines = printed(run)
+    at = lines.index("   ❌ dx        wrong in all 2 cases")
+    assert lines[at + 1 : at + 3] == [
+        "         said of the gate",
+        "         next: python -m harness hint p22 dx-3",
+    ]
+    assert lines[at - 1].startswith("      error 5.00e-03, 5e+04 times PyTorch's own")
+    assert "said of the quantity" not in "\n".join(lines)
+    assert "Virtual GPU, memory and race check: 1 finding" in lines
+    assert not any("error: global race" in line for line in lines)
+    data = report.as_json(run)["devices"][0]["variants"]["fused"]["gates"]["dx"]
+    assert (data["state"], data["mistake"], data["lines"]) == ("wrong", "overwritten", ["said of the gate"])
+
+
+def test_a_run_that_did_not_end_says_so(make_run):
+    run = make_run("virtual", variants=("fast",))
+    (variant,) = run.devices[0].variants.values()
+    variant.comparisons, variant.failure = [], "fast_rows did not end within 100,000 steps"
+    lines = printed(run)
+    assert "   ❌ fast_rows did not end within 100,000 steps" in lines
+    assert "   Overall:      ❌ INCORRECT" in lines and "   grad_input: not compared" in lines
 
 
 def test_the_ledger_adds_up(make_run):
@@ -193,11 +233,9 @@ def test_the_forward_check_prints_no_gradients_and_no_ledger(make_run):
 
 def test_nothing_wraps_and_nothing_is_markup(make_run):
     """In a pipe of 60 columns; case names and compiler output may hold brackets."""
-    run = make_run(
-        "cpu", "virtual", findings=[Finding("x", True, "", 1, "[bold]reads x[3, 4][/bold]" + "y" * 80)]
-    )
+    run = make_run("cpu", "virtual", findings=[Finding("trap", "[bold]reads x[3, 4][/bold]" + "y" * 80)])
     lines = printed(run)
-    assert "   [bold]reads x[3, 4][/bold]" + "y" * 80 in lines
+    assert any("[bold]reads x[3, 4][/bold]" + "y" * 80 in line for line in lines)
     assert max(map(len, lines)) > 100
 
 
@@ -251,13 +289,6 @@ def test_dims_and_paths_in_words(puzzle, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert console.shown(tmp_path / "a" / "b") == "a/b"
     assert console.shown(tmp_path.parent) == str(tmp_path.parent)
-
-
-def test_figure_of_what_was_not_compared(make_run):
-    run = make_run("cpu")
-    comparison = Comparison(run.options.puzzle.cases(None)[0], {})
-    variant = run.devices[0].variants["fused"]
-    assert report.Report(Console(file=io.StringIO())).figure(variant, comparison, "output") == "not compared"
 
 
 def test_a_variant_without_a_forward_pass_says_nothing_of_one(make_run):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from typed import present
 
-from harness.check import tensors
+from harness.check.reference import Reference, judge_variant
 from harness.devices.recorder import RecordedLaunch, record
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
@@ -44,11 +44,10 @@ def recordings():
 )
 def test_right_in_every_block_order_and_without_a_finding(recordings, dtype, dims, order, variant):
     case = Case("recorded", "", dims, "hard")
-    reference = tensors.Reference(PUZZLE, dtype, seed=0)
+    reference = Reference(PUZZLE, dtype, seed=0)
     player = Replay(recordings[dtype], PUZZLE, dtype, blocks=order)
     outputs = player.run(variant, case, reference.inputs(case))
-    named = {f"{variant}.{name}": tensor for name, tensor in outputs.items()}
-    verdicts = tensors.judge_variant(PUZZLE, reference, case, VIRTUAL, variant, named, list(outputs))
+    verdicts = judge_variant(reference, case, VIRTUAL, variant, outputs, list(outputs))
     assert {name for name, verdict in verdicts.items() if not verdict.ok} == set()
     assert {*PUZZLE.forward, *PUZZLE.backward} <= set(verdicts)
     assert not player.gpu.findings, player.gpu.findings[0].text()
@@ -58,7 +57,7 @@ def chapter_counters(recording, variant: str) -> dict[str, Counters]:
     """The counters of each launch at the chapter's size, by name; the first where a name comes twice."""
     case = PUZZLE.cases(None)[0]
     player = Replay(recording, PUZZLE, "float32")
-    player.run(variant, case, tensors.Reference(PUZZLE, "float32", 0).inputs(case))
+    player.run(variant, case, Reference(PUZZLE, "float32", 0).inputs(case))
     counters = {}
     for launch in player.gpu.launches:
         counters.setdefault(launch.name, launch.counters)
@@ -101,7 +100,7 @@ def test_forgotten_clear_is_reported(recordings):
     ]
     case = PUZZLE.cases(None)[0]
     player = Replay(replace(recording, cases={("fused", CHAPTER): events}), PUZZLE, "float32")
-    player.run("fused", case, tensors.Reference(PUZZLE, "float32", 0).inputs(case))
+    player.run("fused", case, Reference(PUZZLE, "float32", 0).inputs(case))
     errors = [finding for finding in player.gpu.findings if finding.is_error]
     assert {finding.kind for finding in errors} == {"uninitialised read"}
     assert {f.tensor for f in errors} == {"sums_ln_weight", "sums_ln_bias", "sums_weight", "sums_bias"}

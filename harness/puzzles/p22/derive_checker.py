@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.check.checkers import OnFirst
 from harness.check.numpy_rung import NumpyChecker
 from harness.check.results import GateResult
 from harness.nn.ops import EPS
@@ -55,7 +56,12 @@ class DeriveChecker(NumpyChecker):
     """Judges the functions of `derive.py`, each alone, on one row of every case whose inputs are numbers."""
 
     def check(
-        self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+        self,
+        path: Path,
+        gates: Sequence[str] | None = None,
+        cases: list[Case] | None = None,
+        *,
+        on_first: OnFirst | None = None,
     ) -> list[GateResult]:
         """The verdict on each function, as the NumPy rung's checker gives it."""
         cases = self.puzzle.cases(None) if cases is None else cases

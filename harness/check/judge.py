@@ -1,0 +1,252 @@
+"""The one judge: what a device made of a variant becomes verdicts, by quantity and by gate, whatever the device.
+
+A gate is judged on its own quantities, and every attempted gate of a variant together, so that what lies in no blank is put
+down to the right one. Of several causes the first is named, and what follows from it is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.check import reference as truth
+from harness.check.diagnose import (
+    OUTSIDE,
+    OUTSIDE_CAUSES,
+    SURE,
+    Diagnosis,
+    diagnose,
+    first_causes,
+    from_findings,
+)
+from harness.check.places import finding_lines, has_merged_line, touches
+from harness.check.ran import Device, Outcome
+from harness.check.reference import Reference, evidence, judge_variant
+from harness.check.results import Comparison, GateResult, VariantResult, right_in_all
+from harness.check.source_faults import Fault, faults
+from harness.check.upstream import blame_quantities, point_back
+from harness.learner.blanks import Blank
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.toolchain.packages import OpPackage
+from harness.vgpu import Finding
+from harness.vgpu.checks.findings import plural
+
+# Races are about the code, not the formula: the last hint helps.
+RACE_RUNG = 3
+SHOWN = 3
+# An untouched blank leaves its output unwritten: what later kernels then read is no mistake of theirs.
+UNWRITTEN = ("uninitialised read", "output never written")
+
+
+@dataclass
+class Judge:
+    """Judges what devices make of one state of a learner's package."""
+
+    puzzle: Puzzle
+    reference: Reference
+    package: OpPackage
+    blanks: Mapping[str, Blank]
+
+    def __post_init__(self):
+        self.source = (self.package.path / self.puzzle.source).resolve()
+        self.empty = {id for id, blank in self.blanks.items() if blank.size == 0}
+
+    def variant(
+        self, device: Device, name: str, cases: Sequence[Case], quantities: Sequence[str] = ()
+    ) -> VariantResult:
+        """The verdict on a variant.
+
+        Args:
+            device: What runs it.
+            name: Which.
+            cases: On what.
+            quantities: What is compared besides the quantities of attempted gates.
+
+        The CPU path has no blanks, and so no gates.
+        """
+        mine = [g for g in self.puzzle.kernel_gates if g.variant == name and device.target.kind != "cpu"]
+        attempted = [gate for gate in mine if gate.id not in self.empty]
+        waiting = {q: (gate.id,) for gate in mine if gate.id in self.empty for q in gate.own}
+        outcome = device.outcome(name, cases)
+        judged = [q for gate in attempted for q in (*gate.own, *gate.given)]
+        wanted = [q for q in dict.fromkeys((*quantities, *judged)) if q not in waiting]
+        comparisons = [
+            Comparison(case, self._verdicts(device, case, name, outcome, wanted))
+            for case in cases
+            if case.name in outcome.outputs
+        ]
+        diagnoses = self._diagnoses(device, name, outcome, comparisons, mine)
+        if not outcome.given and not outcome.failure:
+            blame_quantities(diagnoses, self.puzzle, name)
+        result = VariantResult(name, comparisons, {q: waiting[q] for q in quantities if q in waiting})
+        result.findings, result.failure = outcome.findings, str(outcome.failure or "")
+        errors = [finding for finding in result.findings if finding.is_error]
+        result.gates = [by_values(gate, comparisons, result.failure) for gate in attempted]
+        self._share(errors, result.gates, waits=bool(waiting))
+        told = [finding for gate in result.gates for finding in gate.findings]
+        result.errors = [f for f in errors if f in told or not (waiting and f.kind in UNWRITTEN)]
+        for gate in result.gates:
+            if gate.state == "wrong":
+                self._explain(gate, diagnoses, result.failure)
+        point_back(diagnoses, self.puzzle)
+        result.diagnoses = diagnoses
+        return result
+
+    def repeat(
+        self,
+        device: Device,
+        result: VariantResult,
+        cases: Sequence[Case],
+        quantities: Sequence[str],
+        runs: int,
+    ) -> None:
+        """Adds what a variant's quantities, as far as they are solved, show when one case runs again and again.
+
+        Where the order of sums is fixed the bits must be the same; a gate of which they are not is wrong.
+        """
+        name, written = result.variant, self.puzzle.writes(result.variant)
+        asked = [q for q in quantities if q in written and q not in result.unsolved]
+        hard = cases[min(1, len(cases) - 1)]  # the first is the chapter's, whose values hide a race
+        result.repeats = truth.repeat(
+            lambda: device.outputs(name, hard), self.reference, hard, device.target, name, asked, runs
+        )
+        for gate in result.gates:
+            gate.repeats = {q: seen for q, seen in result.repeats.items() if q in gate.gate.own}
+            if gate.state == "correct" and not all(seen.ok for seen in gate.repeats.values()):
+                gate.state, gate.hint = "wrong", f"{gate.gate.id}-{RACE_RUNG}"
+
+    def _verdicts(
+        self, device: Device, case: Case, variant: str, outcome: Outcome, quantities: Sequence[str]
+    ) -> dict:
+        outputs = outcome.outputs[case.name]
+        there = [quantity for quantity in quantities if quantity in outputs]
+        return judge_variant(self.reference, case, device.target, variant, outputs, there)
+
+    def _diagnoses(
+        self,
+        device: Device,
+        variant: str,
+        outcome: Outcome,
+        comparisons: Sequence[Comparison],
+        gates: Sequence[Gate],
+    ) -> dict[str, Diagnosis]:
+        """What is wrong with each wrong quantity of a variant."""
+        right, puzzle = right_in_all(comparisons), self.puzzle
+        hints = {quantity: gate.id for gate in gates for quantity in gate.own}
+        wrong = dict.fromkeys(q for c in comparisons for q, verdict in c.verdicts.items() if not verdict.ok)
+        return {
+            quantity: diagnose(
+                puzzle,
+                quantity,
+                [
+                    evidence(
+                        puzzle,
+                        self.reference,
+                        c.case,
+                        device.target,
+                        quantity,
+                        outcome.outputs[c.case.name][quantity],
+                        c.verdicts[quantity],
+                    )
+                    for c in comparisons
+                    if quantity in c.verdicts and not c.verdicts[quantity].ok
+                ],
+                name=puzzle.printed(quantity),
+                gate=hints.get(quantity),
+                right=right,
+            )
+            for quantity in wrong
+        }
+
+    def _share(self, findings: Sequence[Finding], gates: Sequence[GateResult], waits: bool) -> None:
+        """Gives every gate of a variant the findings that belong to it.
+
+        A finding belongs to the gate in whose blank it is. Where the compiler has merged lines, so that it has none, it
+        belongs with the other findings of its kernel. One in no blank belongs to the gates with wrong values, or to all
+        of them where no value is wrong.
+        """
+        blamed = [r.gate.id for r in gates if wrong_quantities(r)] or [r.gate.id for r in gates]
+        placed = [
+            (finding, [id for id, blank in self.blanks.items() if touches(finding, self.source, blank)])
+            for finding in findings
+        ]
+        for finding, owners in placed:
+            if not owners and has_merged_line(finding):
+                owners = [id for other, ids in placed for id in ids if other.kernel == finding.kernel]
+            if not owners and waits and finding.kind in UNWRITTEN:
+                continue
+            for result in gates:
+                if result.gate.id in (owners or blamed):
+                    result.findings.append(finding)
+                    result.state = "wrong"
+
+    def _explain(self, result: GateResult, diagnoses: Mapping[str, Diagnosis], failure: str) -> None:
+        """Fills in the diagnosis: what the text shows, the gate's own quantities, then findings, then given code."""
+        gate, wrong = result.gate, wrong_quantities(result)
+        blank = self.blanks.get(gate.id)
+        slips = faults(self.source, blank) if blank else []
+        result.hint = f"{gate.id}-1"
+        if failure:
+            result.diagnosis.append(failure)
+        causes = first_causes(result.findings)
+        astray = any(finding.kind in OUTSIDE for finding in causes)
+        known = {mistake.id for mistake in self.puzzle.mistakes}
+        for quantity in wrong:
+            seen, own = diagnoses[quantity], quantity in gate.own
+            if seen.steps and seen.mistake == result.mistake:
+                result.diagnosis.append(f"{self.puzzle.printed(quantity)} shows the same mistake")
+                continue
+            # What an index outside of its tensor does to values has no name of its own.
+            vague = seen.mistake not in known and (astray or bool(slips))
+            result.diagnosis += seen.lines[:-1] if vague else seen.lines
+            if not own:
+                result.diagnosis.append(
+                    f"{quantity} does not come from this blank but from code outside of it"
+                )
+            result.mistake = result.mistake or (None if vague else seen.mistake)
+            result.hint = seen.hint if own and seen.mistake and seen.hint else result.hint
+        if right := [q for q in gate.own if q not in wrong] if wrong else []:
+            result.diagnosis.append(f"{', '.join(right)} itself is right in every case")
+        self._causes(result, causes, slips, known)
+
+    def _causes(
+        self, result: GateResult, causes: Sequence[Finding], slips: Sequence[Fault], known: set[str]
+    ) -> None:
+        """Adds the causes that the text shows, else those that were found, and the hint that helps."""
+        gate, blank = result.gate, self.blanks.get(result.gate.id)
+        cause = from_findings(causes)
+        if slips and result.mistake not in known and not (cause and cause[0] in SURE):
+            result.mistake, result.hint = slips[0].mistake, f"{gate.id}-{RACE_RUNG}"
+            result.diagnosis[:0] = [f"{self.source}:{slip.line}: {slip.words}" for slip in slips[:SHOWN]]
+            result.diagnosis.append(f"see hint {result.hint}")
+            return
+        for finding in causes[:SHOWN]:
+            result.diagnosis += finding_lines(finding, self.source, blank)
+        if len(causes) > SHOWN:
+            result.diagnosis.append(f"... and {plural(len(causes) - SHOWN, 'more finding')}")
+        # A formula that gives these very values says more than that its index leaves a tensor.
+        if cause and not (result.mistake in known and cause in OUTSIDE_CAUSES):
+            summed = any((gate.variant, quantity) in self.puzzle.atomic for quantity in gate.quantities)
+            rung = (
+                2 if cause in OUTSIDE_CAUSES else 1 if cause[0] == "overwritten" and not summed else RACE_RUNG
+            )
+            result.mistake, result.hint = cause[0], f"{gate.id}-{rung}"
+            result.diagnosis.append(f"{cause[1]}: see hint {result.hint}")
+
+
+def by_values(gate: Gate, comparisons: Sequence[Comparison], failure: str) -> GateResult:
+    """The verdict on a gate by values alone."""
+    mine = (*gate.own, *gate.given)
+    result = GateResult(gate, "correct")
+    result.comparisons = [
+        Comparison(c.case, {q: c.verdicts[q] for q in mine if q in c.verdicts}) for c in comparisons
+    ]
+    if wrong_quantities(result) or failure:
+        result.state = "wrong"
+    return result
+
+
+def wrong_quantities(result: GateResult) -> list[str]:
+    """The quantities of a gate, its own first, that are wrong in some case."""
+    quantities = (*result.gate.own, *result.gate.given)
+    return [
+        q for q in quantities if any(q in c.verdicts and not c.verdicts[q].ok for c in result.comparisons)
+    ]

@@ -10,7 +10,6 @@ from harness.check.checkers import judge_of
 from harness.check.options import Options, package_of
 from harness.check.results import exit_code
 from harness.console import print_lines, progress, shown, write_json
-from harness.devices.targets import choose
 from harness.errors import BadUse, WorkbookError
 from harness.learner.progress import Progress
 from harness.learner.work import Work, package_blanks
@@ -44,7 +43,6 @@ def check(console: Console, options: Options) -> int:
     if options.profile:
         return count(console, options)
     if options.one_gate:
-        choose(options.device, 0, options.dtype)  # says where the device is not there
         cases = puzzle.cases(options.dims) if options.dims else None
         code, data = check_gates(console, options.work, options, cases)
         return written(code, data, options)
@@ -70,7 +68,7 @@ def check_gates(
     package = None if options.root in ("problems", "solutions") else package_of(puzzle, Path(options.root))
     found = package_blanks(package, puzzle) if package else work.blanks()
     more = {name: value for name, there in NATURAL.items() if (value := getattr(options, name)) != there}
-    checker = judge_of(work, seed=options.seed, **more)
+    checker = judge_of(work, at_terminal=True, seed=options.seed, **more)
     target = package.path if package else work.target
     if gates and work.in_package:
         ran = package or work.package

@@ -185,10 +185,48 @@ def test_json_to_standard_output_is_nothing_but_json(command_line):
     assert "Overall Result" in finished.err
 
 
+def test_json_of_a_rung_in_python(command_line):
+    finished = command_line("p24", "--numpy", "--solution", "--gate", "index", "--json", "-")
+    data = json.loads(finished.out)
+    assert (data["puzzle"], data["rung"], data["exit_code"]) == ("p24", "numpy", 0) and finished.code == 0
+    (gate,) = data["gates"].values()
+    assert gate["state"] == "correct" and list(data["gates"]) == ["index"] and not gate["lines"]
+    assert gate["cases"] and all(
+        seen["ok"] and seen["error"] <= seen["limit"]
+        for case in gate["cases"].values()
+        for seen in case.values()
+    )
+    assert "✅ index" in finished.err
+
+
+@pytest.mark.compiler
+def test_json_and_repeats_of_a_gate_take_the_gate_s_own_road(command_line):
+    finished = command_line(*SOLUTION, "--gate", "dx", "--json", "-", "--repeat", "2", "--blocks", "reversed")
+    data = json.loads(finished.out)
+    assert (finished.code, data["exit_code"], data["rung"]) == (0, 0, "mojo")
+    assert data["gates"]["dx"]["state"] == "correct"
+    assert data["gates"]["dx"]["repeat"]["grad_input"]["bit_equal"]
+    assert (
+        "      grad_input: bit-equal in 2 runs (as it must be: the order of its sums is fixed)"
+        in finished.err
+    )
+
+
+@pytest.mark.compiler
+def test_a_gate_never_imports_max():
+    """Nor does a whole run on the virtual GPU alone."""
+    for more in (["--gate", "dx"], ["--device", "virtual"]):
+        arguments = ["p22", "--backward", "--solution", "--fused", *more]
+        code = f"import sys; from harness.cli import main; main({arguments}); sys.exit('max' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "flag"),
     [
         (ON_CPU, "--json"),
+        (("p24", "--numpy"), "--json"),
         (("p22", "--show"), "--html"),
         (("p22", "--bench"), "--json"),
         (("p22", "--bench"), "--csv"),
@@ -213,6 +251,7 @@ def test_2_a_target_that_cannot_be_written_is_found_before_anything_runs(
 
     monkeypatch.setattr("harness.check.runs.run", too_late)
     monkeypatch.setattr("harness.check.profile.replayed", too_late)
+    monkeypatch.setattr("harness.screens.checking.check_gates", too_late)
     monkeypatch.setattr("harness.bench.runner.Bench.run", too_late)
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere/run.json")

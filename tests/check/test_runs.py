@@ -1,9 +1,9 @@
 """A run as data: which package and quantities, what waits for a blank, and the verdict in one number."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
+from typed import stand_in
 
 from harness.check import runs
 from harness.check.compare import Repeats, Verdict
@@ -15,9 +15,11 @@ from harness.check.results import Comparison, GateResult, VariantResult
 from harness.check.runs import DeviceResult, Run
 from harness.devices.targets import VIRTUAL, Skipped, Target
 from harness.errors import BadUse, DamagedFile
+from harness.learner.blanks import Blank
 from harness.learner.work import package_blanks
 from harness.spec import catalogue
-from harness.spec.puzzle import Gate
+from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding
 
 RIGHT = Verdict(True, 1e-8, 1e-8, 1e-6, 1e-8)
@@ -28,7 +30,7 @@ RACE = Finding("global race", "two blocks", "a.mojo:2:1")
 
 def variant(verdict=RIGHT, unsolved=(), repeats=None, errors=()) -> VariantResult:
     """A variant that was compared in one case."""
-    case = SimpleNamespace(name="chapter")
+    case = stand_in(Case, name="chapter")
     verdicts = {q: verdict for q in ("output", "grad_input") if q not in unsolved}
     waiting = {quantity: ("dx",) for quantity in unsolved}
     result = VariantResult("fused", [Comparison(case, verdicts)], waiting, repeats or {})
@@ -38,7 +40,7 @@ def variant(verdict=RIGHT, unsolved=(), repeats=None, errors=()) -> VariantResul
 
 def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3, gpu=True) -> Run:
     """A run on devices of these kinds, all with the same result, of a puzzle with kernels for GPUs or without."""
-    blanks = {"dx": SimpleNamespace(size=size)}
+    blanks = {"dx": stand_in(Blank, body=("a line",) * size)}
     devices = [
         DeviceResult(
             Target(kind, None, ""),
@@ -50,8 +52,8 @@ def run_of(*kinds, verdict=RIGHT, unsolved=(), repeats=None, findings=(), size=3
         for kind in kinds
     ]
     waiting = ["dx"] if unsolved else []
-    options = SimpleNamespace(puzzle=SimpleNamespace(gpu=gpu))
-    return Run(options, None, [], ["output", "grad_input"], devices, [], blanks, None, waiting)
+    options = stand_in(Options, puzzle=stand_in(Puzzle, gpu=gpu))
+    return Run(options, stand_in(OpPackage), [], ["output", "grad_input"], devices, [], blanks, None, waiting)
 
 
 # ---- The verdict in one number ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from harness.check.checkers import RungChecker, judge_of
+from harness.check.gates import Checker
 from harness.console import make_console, relative
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import blanks
@@ -410,7 +411,8 @@ def measure(work: Work, gate: str, saves: int) -> list[Measured]:
             if not watch.current.correct:
                 raise WorkbookError(watch.current.error or "the solution's gate is not correct")
             first = watch.current.first_at - saved if watch.current.first_at else whole
-            parts = {"noticing it": noticed, **getattr(watch.checker, "spent", {})}
+            spent = watch.checker.spent if isinstance(watch.checker, Checker) else {}
+            parts = {"noticing it": noticed, **spent}
             measured.append(Measured(first, whole, empty_run(Path(folder), work.rung.language), parts))
         return measured[1:]
 

@@ -6,11 +6,17 @@ A checker is a class with this protocol; a puzzle may bring its own, "harness.pu
         def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0): ...
 
         def check(
-            self, path: Path, gates: Sequence[str] | None = None, cases: list[Case] | None = None
+            self,
+            path: Path,
+            gates: Sequence[str] | None = None,
+            cases: list[Case] | None = None,
+            *,
+            on_first: OnFirst | None = None,
         ) -> list[GateResult]: ...
 
 `path` is the learner's file (of a Mojo rung its op package), read anew at every call; `gates` are ids and `cases` the
-puzzle's own where they are None. `check` returns one `harness.check.results.GateResult` for each gate, in the order of
+puzzle's own where they are None. A checker that judges case after case calls `on_first` with the verdicts on the first
+case before it runs the others; any other checker leaves it alone. `check` returns one `harness.check.results.GateResult` for each gate, in the order of
 the rung: "unsolved" where the blank is untouched, else "correct" or "wrong", with a diagnosis in lines and the id of the
 known mistake. It raises a WorkbookError where the file cannot be judged at all: DamagedFile, CompileFailed. Whatever the
 learner's code raises is a verdict, not an error. One checker serves many checks, so that it may keep truth and baseline.

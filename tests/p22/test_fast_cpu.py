@@ -186,6 +186,7 @@ import hashlib, os, sys
 if sys.argv[1] == "one":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from harness.check import tensors
+from harness.check.reference import Reference
 from harness.devices.graphs import load
 from harness.devices.targets import cpu
 from harness.toolchain.packages import OpPackage

@@ -11,6 +11,7 @@ PAGE = "glossary.html"
 TERMS = {
     "lane": r"lanes?",
     "warp": r"warps?",
+    "warpgroup": r"warpgroups?",
     "block": r"thread blocks?|blocks? of (?:\d+ )?threads|grid of blocks",
     "launch": r"(?:two|three|four|five|eight|single|more|such) launches",
     "multiprocessor": r"multiprocessors?",
@@ -26,6 +27,7 @@ TERMS = {
     "fence": r"fences?",
     "atomic": r"atomics|atomic additions?",
     "roofline": r"roofline",
+    "ledger": r"ledgers?",
     "tensor-core": r"tensor cores?",
     "tensor-memory-accelerator": r"tensor memory accelerator|TMA",
     "epilogue": r"epilogues?",
@@ -35,6 +37,7 @@ TERMS = {
     "cuda-graph": r"CUDA graphs?",
     "ptx": r"PTX",
     "virtual-gpu": r"virtual GPU",
+    "zoo": r"zoo",
 }
 """Heading of the glossary, as its anchor -> what is a use of the word."""
 USES = {term: re.compile(rf"(?<![\w-])({uses})(?![\w-])(?![^<]*</a>)") for term, uses in TERMS.items()}

@@ -151,8 +151,22 @@
         });
     }
 
+    // A table that goes on to the right says so by a fading edge, and can be scrolled by the arrow keys.
+    function cueTables() {
+        document.querySelectorAll('.table-wrapper').forEach(function (box) {
+            function cue() {
+                const hidden = box.scrollWidth - box.clientWidth;
+                box.classList.toggle('more', hidden - box.scrollLeft > 2);
+                if (hidden > 2 || box.scrollHeight > box.clientHeight + 2) { box.tabIndex = 0; } else { box.removeAttribute('tabindex'); }
+            }
+            box.addEventListener('scroll', cue, { passive: true });
+            new ResizeObserver(cue).observe(box);
+        });
+    }
+
     highlightMojo();
     enlargeFigures();
+    cueTables();
     openFoldsInPrint();
     setUpTabs();
     setUpSteppers();

@@ -175,6 +175,27 @@ def test_no_table_is_cut_off_on_paper(browser, site):
         browser.call("Emulation.setEmulatedMedia", media="")
 
 
+def test_a_table_on_a_phone_has_whole_names_a_header_that_stays_and_an_edge_that_fades(browser, site):
+    browser.resize(PHONE)
+    browser.open(site / "fast" / "benchmark.html")
+    browser.run(
+        "window.box = [...document.querySelectorAll('.table-wrapper')].find(box => "
+        "box.innerText && box.scrollHeight > box.clientHeight + 150 && box.scrollWidth > box.clientWidth + 2); true"
+    )
+    assert browser.run(
+        "[...box.querySelectorAll('td:first-child')].every(cell => { const range = document.createRange(); "
+        "range.selectNodeContents(cell); return range.getClientRects().length === 1; })"
+    )
+    more = "new Promise(done => setTimeout(done, 200)).then(() => box.classList.contains('more'))"
+    assert browser.run(more) is True
+    browser.run("box.scrollTo(1e5, 200)")
+    assert browser.run(more) is False and browser.run("box.scrollTop") > 100
+    away = "box.querySelector('th').getBoundingClientRect().top - box.getBoundingClientRect().top"
+    assert abs(browser.run(away)) < 2
+    browser.resize(DESKTOP)
+    assert browser.run(more) is False
+
+
 def test_a_formula_is_out_of_sight_and_can_be_copied(browser, site):
     browser.open(site / P22)
     spoken = "document.querySelector('#formula-dx .math-spoken')"

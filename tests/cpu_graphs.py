@@ -196,12 +196,12 @@ def attention_graphs(attention_cpu_graphs):
 
 @pytest.fixture(scope="session")
 def graphs_of_runs() -> None:
-    """Compiles graphs for the CPU that others find in the cache: those of runs of puzzles 19 to 21, those of SiLU."""
+    """Compiles graphs for the CPU that others find in the cache: those of runs of puzzles 19 to 21 and 27, those of SiLU."""
     from harness.nn import activations
     from harness.spec.catalogue import find_puzzle
     from harness.toolchain import roots
 
-    puzzles = {name: find_puzzle(name) for name in ("p19", "p20", "p21")}
+    puzzles = {name: find_puzzle(name) for name in ("p19", "p20", "p21", "p27")}
     packages = {name: roots.op_package(roots.solutions(), name) for name in puzzles}
     calls = {name: puzzle.calls_of(puzzle.default_variants) for name, puzzle in puzzles.items()}
     packages |= dict.fromkeys(activations.GRAPHS, roots.op_package(roots.solutions(), "p26"))

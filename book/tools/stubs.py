@@ -39,5 +39,8 @@ def around(text: str, blank: str) -> str:
     if whole.count("\n") < LONGEST:
         return whole
     head = HEAD.match(whole + "\n")
-    hole = lines[max(first - AROUND, start + 1) : last + 1 + AROUND]
-    return "\n".join([head[0].rstrip() if head else lines[start], "    ...", *hole]).rstrip() + "\n    ..."
+    after = min(last + 1 + AROUND, end)
+    hole = lines[max(first - AROUND, start + 1) : after]
+    more = ["    ..."] if any(line.strip() for line in lines[after:end]) else []
+    shown = "\n".join([head[0].rstrip() if head else lines[start], "    ...", *hole]).rstrip()
+    return "\n".join([shown, *more])

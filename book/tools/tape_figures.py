@@ -1,10 +1,14 @@
 """The figures of puzzle 27: what each part puts on the tape, and how many bytes lie there at each part of a step."""
 
+import itertools
 import math
 import re
 
+import numpy as np
 import outputs
 from figures import NARROW, Drawing, bars
+
+from harness.puzzles.p27.kernels import sorted_places as sorted_by_token
 
 PARTS = (
     ("loss", "p, targets"),
@@ -98,4 +102,41 @@ def loss_by_hand() -> str:
     )
 
 
-FILES = {"tape_of_gpt.svg": tape, "tape_bytes.svg": live_bytes, "loss_by_hand.svg": loss_by_hand}
+TOKENS = (2, 0, 3, 2, 3, 3, 0, 2)
+"""Of the places of the figure; nobody reads row 1."""
+
+
+def sorted_places() -> str:
+    """Places with their tokens, the same sorted, and the row of the table that each stretch belongs to."""
+    found = sorted_by_token(np.array(TOKENS), max(TOKENS) + 1)
+    order, starts = found["order"].tolist(), found["starts"].tolist()
+    stretches = [order[a:b] for a, b in itertools.pairwise(starts)]
+    label = "; ".join(
+        f"row {row} adds up the places {', '.join(map(str, s)) or 'none'}" for row, s in enumerate(stretches)
+    )
+    drawing = Drawing(
+        NARROW, 186, f"Eight places with the tokens {', '.join(map(str, TOKENS))}, sorted by token: {label}."
+    )
+    drawing.text(NARROW / 2, 18, "places, each with its token", size=13)
+    drawing.text(
+        NARROW / 2, 178, "order: the same places, sorted; below each stretch the row of the table", size=13
+    )
+    side = 52
+    for place, token in enumerate(TOKENS):
+        left, now = 32 + side * place, 32 + side * order.index(place)
+        drawing.labelled(left, 28, 44, 26, str(token), size=13, code=True)
+        drawing.arrow(left + 22, 54, now + 22, 96)
+        drawing.labelled(now, 98, 44, 26, str(place), size=13, code=True)
+    for row, (first, end) in enumerate(itertools.pairwise(starts)):
+        if first < end:
+            drawing.segment(34 + side * first, 132, 24 + side * end, 132, thick=2)
+            drawing.text(28 + side * (first + end) / 2, 150, f"row {row}", size=13)
+    return drawing.svg()
+
+
+FILES = {
+    "sorted_places.svg": sorted_places,
+    "tape_of_gpt.svg": tape,
+    "tape_bytes.svg": live_bytes,
+    "loss_by_hand.svg": loss_by_hand,
+}

@@ -210,6 +210,16 @@ def test_what_the_tape_keeps_is_what_the_solution_keeps():
     assert kept == [(name, len(words.split(","))) for name, words in reversed(tape_figures.PARTS)]
 
 
+def test_places_lie_sorted_as_the_label_says():
+    label = tape_figures.sorted_places()
+    found = dict(re.findall(r"row (\d) adds up the places ([\d, ]+|none)", label))
+    tokens = tape_figures.TOKENS
+    assert {int(row): places for row, places in found.items()} == {
+        row: ", ".join(str(place) for place, token in enumerate(tokens) if token == row) or "none"
+        for row in range(max(tokens) + 1)
+    }
+
+
 def test_the_bars_of_the_tape_are_those_of_the_record():
     drawn, found = words(tape_figures.live_bytes()), tape_figures.live()
     recorded = (BOOK / "outputs" / "tape_gates.txt").read_text()

@@ -46,6 +46,13 @@ def test_of_a_long_definition_head_and_hole_are_shown():
     ]
 
 
+def test_a_long_definition_that_ends_with_its_hole_ends_there():
+    hole = ["    # BLANK-START deep: think", "    # FILL IN (about 1 line)", "    # BLANK-END deep"]
+    lines = [*(f"    line{number}()" for number in range(60)), *hole]
+    text = "\n".join(["def long(x) -> int:", *lines, "", "", "# ---- The next part", "", "def next(): ..."])
+    assert stubs.around(text, "deep").split("\n") == ["def long(x) -> int:", "    ...", *lines[57:]]
+
+
 def test_every_ladder_of_the_book_has_its_task(site):
     """On the page, above the first hint; a hole that the page includes by itself counts."""
     for page in sorted({page for page, _, _ in LADDERS}):

@@ -1,4 +1,4 @@
-"""Puzzle 27's NumPy rung as named steps, and its known mistakes as changes of one step.
+"""Puzzle 27's NumPy rung as named steps, and its known mistakes as changes of one step; the kernels add theirs in `kernels.py`.
 
 Shapes as in `solutions/p27/in_numpy.py`: tokens and targets [B, T]; x and dx [B, T, C]; dy [B, T, O]; W [O, C]; A [C, C]; logits
 [B, T, V]; smoothing, V: numbers. LayerNorm's and attention's steps are puzzle 22's and 23's and stand there.
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from harness.spec.derivation import Derivation, Mistake, Step
+from harness.spec.derivation import Derivation, Mistake
 
 IGNORED = -100
 """The target that takes no part in the loss."""
@@ -46,11 +46,6 @@ STEPS = {
 }
 
 
-def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64; whole numbers stay so."""
-    return Derivation(STEPS, as_dtype(arrays, np.float64), changes)
-
-
 def as_dtype(arrays: Mapping[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
     """The arrays with those of numbers in another dtype."""
     return {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in arrays.items()}
@@ -67,11 +62,15 @@ MISTAKES = (
     Mistake("mean-over-ignored", "with a mean over every place, the ignored ones too",
             {"count": lambda v: np.asarray(v.targets.size)}),
     Mistake("averaged-twice", "divided by the number of places twice",
-            {"grad_logits": lambda v: v.counted * (v.p - v.y) / v.count**2}),
+            {"grad_logits": lambda v: v.counted * (v.p - v.y) / v.count**2,
+             "grad_rows": lambda v: v.counted * (v.row_p - v.onehot) / v.places**2,
+             "mean_loss": lambda v: v.row_loss.sum() / v.places**2}),
     Mistake("not-averaged", "of the sum, and the loss is a mean", {"count": lambda v: np.asarray(1)}),
     Mistake("ignored-counted", "with the ignored places taken for others",
             {"grad_logits": lambda v: (v.p - v.y) / v.count,
-             "loss": lambda v: (v.y * (v.lse - v.shifted)).sum() / v.count}),
+             "loss": lambda v: (v.y * (v.lse - v.shifted)).sum() / v.count,
+             "row_loss": lambda v: v.row_lse - np.where(v.counted[..., 0], v.row_target, v.logits[..., 0]),
+             "grad_rows": lambda v: (v.row_p - v.onehot) / v.places}),
     Mistake("smoothing-forgotten", "with all of y on the target", {"y": lambda v: v.onehot}),
     Mistake("smoothing-added", "with smoothing / V put beside a whole one, so that y adds up to more than 1",
             {"y": lambda v: v.onehot + v.smoothing / v.V}),
@@ -82,7 +81,7 @@ MISTAKES = (
     Mistake("second-term-forgotten", "of the first term of the product alone",
             {"grad_gelu": lambda v: v.dx * (1 + v.tanh) / 2}),
     Mistake("gelu-erf", "of the other GELU, x Phi(x) with the error function",
-            {"grad_gelu": lambda v: v.dx * erf_slope(v.x)}),
+            {"grad_gelu": lambda v: v.dx * erf_slope(v.x), "gelu": lambda v: v.x * phi(v.x)}),
     Mistake("first-sequence-only", "of the first sequence alone: the sum over the batch is missing",
             {"grad_W": lambda v: v.dy[0].T @ v.x[0], "grad_b": lambda v: v.dy[0].sum(0),
              "grad_position": lambda v: v.dx[0]}),
@@ -102,9 +101,13 @@ MISTAKES = (
 )  # fmt: skip
 
 
-def erf_slope(x: np.ndarray) -> np.ndarray:
-    """The derivative of x Phi(x)."""
+def phi(x: np.ndarray) -> np.ndarray:
+    """The distribution function of the normal distribution."""
     import math
 
-    phi = np.vectorize(lambda one: (1 + math.erf(one / math.sqrt(2))) / 2)(x)
-    return phi + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    return np.vectorize(lambda one: (1 + math.erf(one / math.sqrt(2))) / 2)(x)
+
+
+def erf_slope(x: np.ndarray) -> np.ndarray:
+    """The derivative of x Phi(x)."""
+    return phi(x) + x * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)

@@ -1,15 +1,17 @@
-"""Puzzle 27, a GPT trained without `loss.backward()`: rungs, gates, and the cases of the NumPy rung.
+"""Puzzle 27, a GPT trained without `loss.backward()`: rungs, gates, and the cases of NumPy and of the kernels.
 
 Names: B = sequences, T = tokens of each, C = channels, V = vocabulary. The tape has its own models (`checker.py`).
 """
 
 import numpy as np
 
-from harness.puzzles.p27.derivation import IGNORED, MISTAKES, STEPS, as_dtype, derive
+from harness.puzzles.p27 import kernels
+from harness.puzzles.p27.derivation import IGNORED, as_dtype
+from harness.spec.cases import covering, listed, tiled
 from harness.spec.derivation import Derivation
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
 from harness.spec.rounding import rounded
-from harness.spec.rungs import NumpyRung, Rung
+from harness.spec.rungs import MojoRung, NumpyRung, Rung
 
 DIMS = (2, 4, 6, 8)
 """The chapter's B, T, C, V."""
@@ -52,8 +54,29 @@ def cases(dims: Dims | None = None) -> list[Case]:
         Case("large logits", "exp(800) is infinite", (2, 3, 4, 5), "large"),
         Case("one sequence", "no sum over the batch", (1, 7, 3, 4), "smoothed"),
         Case("one token", "no sum over the places", (5, 1, 4, 9), "smoothed"),
-        Case("few words", "every token comes often", (4, 9, 5, 2), "smoothed"),
+        Case("few words", "every token comes often", (4, 9, 5, 2), "smoothed", in_16_bits=True),
+        Case(
+            "many places", "more of them than a block has threads", (2, kernels.THREADS - 40, 2, 3), "plain"
+        ),
+        *covering(AXES, ("plain",), lambda places, C, V: (*places_of[places], C, V)),
     ]
+
+
+AXES = (
+    listed("places", 1, 6),
+    tiled("channels", kernels.CHUNK),
+    tiled("vocabulary", kernels.THREADS, 3 * kernels.THREADS + 5),
+)
+"""What the kernels take by tiles: logits in rows of a block's threads, gradients in chunks."""
+places_of = {1: (1, 1), 6: (2, 3)}
+LONG = Case(
+    "long",
+    "more chunks than a block has threads",
+    (1, kernels.THREADS + 1, kernels.CHUNK, 1),
+    "plain",
+    variant="clip",
+)
+"""For the kernels alone: the norm's second stage has a loop."""
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
@@ -66,7 +89,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
     targets = random.integers(V, size=(B, T))
     targets.reshape(-1)[1::3] = IGNORED
-    return {
+    arrays: Arrays = {
         "tokens": random.integers(V, size=(B, T)),
         "targets": targets,
         "x": normal(B, T, C),
@@ -78,12 +101,15 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "smoothing": np.asarray(0.1 if case.values == "smoothed" else 0.0),
         "V": np.asarray(V),
     }
+    moments = {"mean": normal(B, T, C), "square": rounded(normal(B, T, C) ** 2, dtype)}
+    return arrays | moments | kernels.sorted_places(arrays["tokens"], V)
 
 
 def exact(arrays: Arrays) -> Arrays:
     """The derivation in NumPy longdouble."""
-    wide = Derivation(STEPS, as_dtype(arrays, np.longdouble))
-    return {name: np.asarray(getattr(wide, name)) for names, _ in FORMULAS.values() for name in names}
+    wide = Derivation(kernels.STEPS, as_dtype(arrays, np.longdouble))
+    names = (*(name for names, _ in FORMULAS.values() for name in names), *kernels.QUANTITIES)
+    return {name: np.asarray(getattr(wide, name)) for name in names}
 
 
 NUMPY_RUNG = NumpyRung(
@@ -106,21 +132,39 @@ TAPE_RUNG = Rung(
         "step": ("model", "clip", "adamw"),
     },
 )
+MOJO_RUNG = MojoRung(
+    file="op/parts.mojo",
+    gates=tuple(gate.id for gate in kernels.GATES),
+    title="The parts without a kernel so far, in Mojo",
+    needs={
+        "adamw_update": ("correction",),
+        "grad_norm": ("square_sums",),
+        "clip_gradients": ("square_sums", "grad_norm"),
+    },
+)
 
 PUZZLE = Puzzle(
     name="p27",
     title="A GPT trained without loss.backward()",
     subject="GPT",
-    gates=(*(Gate(id, "", names, about) for id, (names, about) in FORMULAS.items()), *TAPE),
-    rungs=(NUMPY_RUNG, TAPE_RUNG),
+    gates=(*(Gate(id, "", names, about) for id, (names, about) in FORMULAS.items()), *TAPE, *kernels.GATES),
+    rungs=(NUMPY_RUNG, TAPE_RUNG, MOJO_RUNG),
     every_rung=True,
     dims=DIMS,
     dim_names=("B", "T", "C", "V"),
     cases=cases,
+    gate_cases=(LONG,),
+    derived_sizes=kernels.derived_sizes,
     inputs=inputs,
+    reference=kernels.reference,
     exact=exact,
-    derive=derive,
-    mistakes=MISTAKES,
+    derive=kernels.derive,
+    mistakes=kernels.MISTAKES,
+    propagated=kernels.propagated,
+    forward={name: name for name in kernels.FORWARD},
+    backward={name: name for name in kernels.QUANTITIES if name not in kernels.FORWARD},
+    variants=kernels.VARIANTS,
+    about_variants=kernels.ABOUT_VARIANTS,
     demos=(
         Demo(
             "compare",

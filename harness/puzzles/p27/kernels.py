@@ -1,0 +1,326 @@
+"""Puzzle 27's Mojo rung: its ops, its steps in NumPy beyond those of `derivation.py`, its known mistakes, and PyTorch's answers.
+
+Shapes: logits and grad_rows [B, T, V]; row_loss and row_lse [B, T]; mean_loss, places (how many are not ignored) and norm [1]; x,
+dx, gelu, mean (of the gradient), square (of its square), new_... and clipped [B, T, C]; order [B * T], the places sorted by token;
+starts [V + 1], where each token's places begin in it; corrections [2]; square_sums [chunks].
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from harness.puzzles import formulas
+from harness.puzzles.p27 import derivation
+from harness.puzzles.p27.derivation import IGNORED, as_dtype
+from harness.spec.derivation import Derivation, Mistake, Step
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
+from harness.spec.puzzle import Arrays, Gate
+
+THREADS, CHUNK = 128, 256
+"""As in `solutions/p27/op/parts.mojo`: threads of a block, and elements that a block of the norm's first stage takes."""
+RATE, BETA1, BETA2, EPS, DECAY, STEP = 1 / 8, 7 / 8, 31 / 32, 1 / 64, 1 / 4, 3
+"""AdamW's numbers in the checks: binary fractions, and an eps that shows where it stands."""
+LIMIT = 3.0
+"""Of the norm; the cases lie on both sides of it."""
+NORM_EPS = 1e-6
+"""What is added to the norm that the limit is divided by, as in PyTorch."""
+
+ROW = Argument(("B", "T"), ACCUM)
+TARGETS = Argument(("B", "T"), "int64")
+LOGITS = Argument(("B", "T", "V"))
+STREAM = Argument(("B", "T", "C"))
+MOMENT = Argument(("B", "T", "C"), ACCUM)
+ONE = Argument((1,), ACCUM)
+
+OPS = {
+    "loss": (
+        OpSpec(
+            "cross_entropy_train", {"row_loss": ROW, "row_lse": ROW}, {"logits": LOGITS, "targets": TARGETS}
+        ),
+        OpSpec("mean_loss_train", {"mean_loss": ONE, "places": ONE}, {"row_loss": ROW, "targets": TARGETS}),
+        OpSpec(
+            "cross_entropy_backward_train",
+            {"grad_rows": LOGITS},
+            {"logits": LOGITS, "targets": TARGETS, "row_lse": ROW, "places": ONE},
+        ),
+    ),
+    "gelu": (
+        OpSpec("gelu_train", {"gelu": STREAM}, {"x": STREAM}),
+        OpSpec("gelu_backward_train", {"grad_gelu": STREAM}, {"dx": STREAM, "x": STREAM}),
+    ),
+    "embedding": (
+        OpSpec(
+            "embedding_backward_train",
+            {"grad_token": Argument(("V", "C"))},
+            {"dx": STREAM, "order": Argument(("rows",), "int32"), "starts": Argument(("ends",), "int32")},
+        ),
+    ),
+    "adamw": (
+        OpSpec(
+            "adamw_train",
+            {"new_x": STREAM, "corrections": Argument((2,), ACCUM), "new_mean": MOMENT, "new_square": MOMENT},
+            {"x": STREAM, "dx": STREAM, "mean": MOMENT, "square": MOMENT},
+            {
+                **{"rate": Scalar(RATE), "beta1": Scalar(BETA1), "beta2": Scalar(BETA2)},
+                **{"eps": Scalar(EPS), "decay": Scalar(DECAY), "step": Scalar(STEP, "int32")},
+            },
+        ),
+    ),
+    "clip": (
+        OpSpec(
+            "clip_train",
+            {"clipped": STREAM, "square_sums": Argument(("chunks",), ACCUM), "norm": ONE},
+            {"dx": STREAM},
+            {"limit": Scalar(LIMIT)},
+        ),
+    ),
+}
+"""Variant -> its ops; one for each part, so that whoever works on one compiles no other."""
+VARIANTS = {name: tuple(Call(op, (), name) for op in ops) for name, ops in OPS.items()}
+ABOUT_VARIANTS = {
+    "loss": "only cross-entropy, its mean and its gradient",
+    "gelu": "only GELU and its gradient",
+    "embedding": "only the gradient of an embedding's table",
+    "adamw": "only a step of AdamW",
+    "clip": "only the norm of all gradients, and clipping",
+}
+QUANTITIES = tuple(name for ops in OPS.values() for op in ops for name in op.writes)
+FORWARD = ("row_loss", "row_lse", "mean_loss", "places", "gelu")
+"""What belongs to the forward pass; the others are gradients, or made of them."""
+
+GATES = (
+    Gate("row_loss", "loss", ("row_loss", "row_lse"), "what each place pays, in one pass over its logits"),
+    Gate("mean_loss", "loss", ("mean_loss", "places"), "the mean over the places that count"),
+    Gate("row_gradient", "loss", ("grad_rows",), "softmax minus one-hot, from what the forward pass kept"),
+    Gate("gelu_forward", "gelu", ("gelu",), "the tanh form, with one exponential"),
+    Gate("gelu_backward", "gelu", ("grad_gelu",), "its gradient, from the input alone"),
+    Gate("token_gradient", "embedding", ("grad_token",), "many places, one row of the table, no atomics"),
+    Gate("correction", "adamw", ("corrections",), "what a running mean has seen, on the host"),
+    Gate("adamw_update", "adamw", ("new_mean", "new_square", "new_x"), "parameter and means, in one pass"),
+    Gate("square_sums", "clip", ("square_sums",), "the norm's first stage, a sum for each chunk"),
+    Gate("grad_norm", "clip", ("norm",), "its second stage, one block"),
+    Gate("clip_gradients", "clip", ("clipped",), "one factor for all, never above 1"),
+)
+
+
+def derived_sizes(dims: tuple[int, ...]) -> dict[str, int]:
+    """The sizes that follow from B, T, C and V."""
+    B, T, C, V = dims
+    return {"rows": B * T, "ends": V + 1, "chunks": -(-B * T * C // CHUNK)}
+
+
+def sorted_places(tokens: np.ndarray, V: int) -> Arrays:
+    """The places sorted by token, in their own order where a token comes twice, and where each token's begin."""
+    flat = tokens.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    return {
+        "order": order.astype(np.int32),
+        "starts": np.searchsorted(flat[order], np.arange(V + 1)).astype(np.int32),
+    }
+
+
+# ---- The mathematics ----------------------------------------------------------------------------------------
+
+
+def sums_of_chunks(v: Derivation, terms: np.ndarray | None = None) -> np.ndarray:
+    """The squares of dx, or other terms of its size, added up chunk by chunk, [chunks]."""
+    terms = (v.dx**2 if terms is None else terms).reshape(-1)
+    return np.add.reduceat(terms, np.arange(0, terms.size, CHUNK))
+
+
+def parameter(v: Derivation, step: np.ndarray, decay: float = DECAY) -> np.ndarray:
+    """x after a step."""
+    return v.x - RATE * (step + decay * v.x)
+
+
+STEPS: Mapping[str, Step] = {
+    **derivation.STEPS,
+    "row_largest": lambda v: v.logits.max(-1, keepdims=True),
+    "row_total": lambda v: np.exp(v.logits - v.row_largest).sum(-1, keepdims=True),
+    "row_lse": lambda v: (v.row_largest + np.log(v.row_total))[..., 0],
+    "row_target": lambda v: (v.onehot * v.logits).sum(-1),
+    "row_loss": lambda v: np.where(v.counted[..., 0], v.row_lse - v.row_target, 0),
+    "places": lambda v: np.reshape(v.count, 1),
+    "mean_loss": lambda v: v.row_loss.sum() / v.places,
+    "row_p": lambda v: np.exp(v.logits - v.row_lse[..., None]),
+    "grad_rows": lambda v: v.counted * (v.row_p - v.onehot) / v.places,
+    "gelu": lambda v: v.x * (1 + v.tanh) / 2,
+    "corrections": lambda v: 1 - np.asarray([BETA1, BETA2]) ** STEP + 0 * v.x[0, 0, 0],
+    "decayed_g": lambda v: v.dx,
+    "new_mean": lambda v: BETA1 * v.mean + (1 - BETA1) * v.decayed_g,
+    "new_square": lambda v: BETA2 * v.square + (1 - BETA2) * v.decayed_g**2,
+    "corrected_mean": lambda v: v.new_mean / v.corrections[0],
+    "corrected_square": lambda v: v.new_square / v.corrections[1],
+    "new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS)),
+    "square_sums": sums_of_chunks,
+    "norm": lambda v: np.sqrt(v.square_sums.sum()).reshape(1),
+    "factor": lambda v: np.minimum(1, LIMIT / (v.norm + NORM_EPS)),
+    "clipped": lambda v: v.dx * v.factor,
+}
+
+
+def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
+    """The derivation of the puzzle's input arrays, in float64; whole numbers stay so."""
+    return Derivation(STEPS, as_dtype(arrays, np.float64), changes)
+
+
+# ---- Known mistakes -----------------------------------------------------------------------------------------
+
+
+def of_threads(v: Derivation, total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The sum of what each of the threads that share a row makes of its logits [B, T, some], [B, T, 1]."""
+    own = (v.logits[..., first::THREADS] for first in range(min(THREADS, v.logits.shape[-1])))
+    return np.stack([total(logits) for logits in own], -1).sum(-1, keepdims=True)
+
+
+def overflowing(v: Derivation) -> np.ndarray:
+    """The lse of exponentials in float32 that nothing is subtracted from, [B, T]."""
+    with np.errstate(over="ignore"):
+        return np.log(np.exp(v.logits.astype(np.float32)).sum(-1)).astype(np.float64)
+
+
+def shifted_by_own(logits: np.ndarray) -> np.ndarray:
+    """A thread's total, by its own largest logit."""
+    return np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
+
+
+def shifted_by_running(logits: np.ndarray) -> np.ndarray:
+    """A thread's total, each exponential by the largest logit so far."""
+    return np.exp(logits - np.maximum.accumulate(logits, -1)).sum(-1)
+
+
+def with_decay_inside(v: Derivation) -> np.ndarray:
+    """x after a step of Adam with L2 regularisation: the decay goes through both means."""
+    return v.x - RATE * v.corrected_mean / (np.sqrt(v.corrected_square) + EPS)
+
+
+def by_order(v: Derivation, rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    """A table whose row `token` is the sum of the rows of dx that `rows(begin, end)` names, [V, C]."""
+    flat = v.dx.reshape(-1, v.dx.shape[-1])
+    return np.stack([flat[rows(a, b)].sum(0) for a, b in zip(v.starts[:-1], v.starts[1:], strict=True)])
+
+
+MISTAKES = (
+    *derivation.MISTAKES,
+    Mistake("largest-not-subtracted", "without the largest logit subtracted: an exponential overflows",
+            {"row_lse": overflowing}),
+    *formulas.sums(
+        lambda v: np.exp(v.logits - v.row_largest), THREADS, {"row_total": lambda change: change}, "exponentials-"
+    ),
+    Mistake("not-rescaled", "of totals that stay as they are when a larger logit comes: they belong to the one before",
+            {"row_total": lambda v: of_threads(
+                v, lambda z: shifted_by_running(z) * np.exp(z.max(-1) - v.row_largest[..., 0]))}),
+    Mistake("joined-without-rescaling", "of the threads' totals added as they are: each belongs to its own thread's largest",
+            {"row_total": lambda v: of_threads(v, shifted_by_own)}, 3),
+    Mistake("target-forgotten", "of the lse alone: the target's logit is not subtracted",
+            {"row_loss": lambda v: v.counted[..., 0] * v.row_lse}),
+    Mistake("first-places-only", f"of the first {THREADS} places alone, one for each thread: a loop is missing", {
+        "places": lambda v: v.counted.reshape(-1)[:THREADS].sum().reshape(1),
+        "mean_loss": lambda v: v.row_loss.reshape(-1)[:THREADS].sum() / v.counted.reshape(-1)[:THREADS].sum().reshape(1)},
+        3),
+    Mistake("onehot-forgotten", "of p alone: 1 is subtracted from the target's",
+            {"grad_rows": lambda v: v.counted * v.row_p / v.places}),
+    Mistake("cube-forgotten", "without the term of x^3 in u", {"tanh": lambda v: np.tanh(v.k * v.x)}),
+    Mistake("order-forgotten", "of the rows that stand at the sorted places: `order` says where each comes from",
+            {"grad_token": lambda v: by_order(v, lambda a, b: np.arange(a, b))}),
+    Mistake("segment-too-short", "without the last place of each token",
+            {"grad_token": lambda v: by_order(v, lambda a, b: v.order[a : max(a, b - 1)])}),
+    Mistake("correction-early", "of the step before: steps are counted from 1",
+            {"corrections": lambda v: 1 - np.asarray([BETA1, BETA2]) ** (STEP - 1)}),
+    Mistake("correction-late", "of the step after: steps are counted from 1",
+            {"corrections": lambda v: 1 - np.asarray([BETA1, BETA2]) ** (STEP + 1)}),
+    Mistake("not-subtracted", "of beta^step, which is to be subtracted from 1",
+            {"corrections": lambda v: np.asarray([BETA1, BETA2]) ** STEP}),
+    Mistake("decay-in-gradient", "with the decay added to the gradient, where both means see it",
+            {"decayed_g": lambda v: v.dx + DECAY * v.x, "new_x": with_decay_inside}),
+    Mistake("eps-inside-root", "with epsilon inside of the root",
+            {"new_x": lambda v: parameter(v, v.corrected_mean / np.sqrt(v.corrected_square + EPS))}),
+    Mistake("not-corrected", "with running means that are not corrected: they began at 0",
+            {"new_x": lambda v: parameter(v, v.new_mean / (np.sqrt(v.new_square) + EPS))}),
+    Mistake("decay-forgotten", "without decay",
+            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), 0)}),
+    Mistake("old-means", "of the means before this step",
+            {"new_x": lambda v: parameter(v, v.mean / v.corrections[0] / (np.sqrt(v.square / v.corrections[1]) + EPS))}),
+    Mistake("betas-exchanged", "with the two betas exchanged",
+            {"new_mean": lambda v: BETA2 * v.mean + (1 - BETA2) * v.dx, "new_square": lambda v: BETA1 * v.square + (1 - BETA1) * v.dx**2}),
+    Mistake("not-squared", "of the elements, not of their squares", {"square_sums": lambda v: sums_of_chunks(v, v.dx)}),
+    Mistake("first-of-each-thread", f"of the first {THREADS} elements of each chunk, one for each thread: a loop is missing", {
+        "square_sums": lambda v: sums_of_chunks(v, np.where(np.arange(v.dx.size) % CHUNK < THREADS, v.dx.reshape(-1) ** 2, 0))},
+        3),
+    Mistake("own-share-only", "of the first thread's elements alone: block.sum is missing", {
+        "square_sums": lambda v: sums_of_chunks(v, np.where(np.arange(v.dx.size) % THREADS == 0, v.dx.reshape(-1) ** 2, 0))},
+        3),
+    Mistake("own-chunks-only", "of the first thread's chunks alone: block.sum is missing",
+            {"norm": lambda v: np.sqrt(v.square_sums[::THREADS].sum()).reshape(1)}, 3),
+    Mistake("not-rooted", "of the sum of squares: its root is missing", {"norm": lambda v: v.square_sums.sum().reshape(1)}),
+    Mistake("root-of-each", "of the norms of the chunks, added: the root is of the whole sum",
+            {"norm": lambda v: np.sqrt(v.square_sums).sum().reshape(1)}),
+    Mistake("first-chunks-only", f"of the first {THREADS} chunks alone, one for each thread: a loop is missing",
+            {"norm": lambda v: np.sqrt(v.square_sums[:THREADS].sum()).reshape(1)}, 3),
+    Mistake("scaled-up", "scaled up where the norm is below the limit: the factor is at most 1",
+            {"factor": lambda v: LIMIT / (v.norm + NORM_EPS)}),
+    Mistake("each-clamped", "with each element held between -limit and limit: the direction changes",
+            {"clipped": lambda v: np.clip(v.dx, -LIMIT, LIMIT)}),
+    Mistake("norm-forgotten", "times the limit, not divided by the norm", {"clipped": lambda v: v.dx * min(1.0, LIMIT)}),
+)  # fmt: skip
+
+
+def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
+    """How far the lse as it was saved, rounded, moves the gradient: of logits in the hundreds it has few digits after the point."""
+    if "row_lse" not in saved or not np.isfinite(saved["row_lse"]).all():
+        return {}
+    whole, moved = (derive(arrays, change) for change in ({}, {"row_lse": lambda v: saved["row_lse"]}))
+    return {"grad_rows": float(np.abs(moved.grad_rows - whole.grad_rows).max(initial=0.0))}
+
+
+# ---- PyTorch's answers --------------------------------------------------------------------------------------
+
+
+def reference(tensors: dict) -> dict:
+    """PyTorch's own answers, in the dtype and on the device of the tensors, under the ops' names.
+
+    16-bit tensors are computed with in float32 and rounded once: behind PyTorch's own roundings a wrong kernel could hide.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    dtype, device = tensors["logits"].dtype, tensors["logits"].device
+    accum = getattr(torch, accum_dtype(str(dtype).removeprefix("torch.")))
+
+    def leaf(name: str):
+        return tensors[name].detach().to(accum).clone().requires_grad_(True)
+
+    logits, x, dx, targets = leaf("logits"), leaf("x"), tensors["dx"].to(accum), tensors["targets"]
+    flat, wanted = logits.flatten(0, 1), targets.flatten()
+    mean_loss = F.cross_entropy(flat, wanted, ignore_index=IGNORED)
+    gelu = F.gelu(x, approximate="tanh")
+    table = torch.zeros(int(tensors["V"]), x.shape[-1], dtype=accum, device=device, requires_grad=True)
+    moved, held = leaf("x"), leaf("dx")
+    optimizer = torch.optim.AdamW([moved], RATE, (BETA1, BETA2), EPS, DECAY, foreach=False)
+    exp_avg, exp_avg_sq = (tensors[name].to(accum).clone() for name in ("mean", "square"))
+    optimizer.state[moved] = {"step": torch.tensor(STEP - 1.0), "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    moved.grad, held.grad = dx.clone(), dx.clone()
+    optimizer.step()
+    norm = torch.nn.utils.clip_grad_norm_([held], LIMIT)
+    chunks = [part.square().sum() for part in dx.flatten().split(CHUNK)]
+    narrow = {
+        "grad_rows": torch.autograd.grad(mean_loss, logits)[0],
+        "gelu": gelu.detach(),
+        "grad_gelu": torch.autograd.grad(gelu, x, dx)[0],
+        "grad_token": torch.autograd.grad(F.embedding(tensors["tokens"], table), table, dx)[0],
+        "new_x": moved.detach(),
+        "clipped": held.grad,
+    }
+    return {name: tensor.to(dtype) for name, tensor in narrow.items()} | {
+        "row_loss": F.cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="none")
+        .detach()
+        .view_as(targets),
+        "row_lse": logits.detach().logsumexp(-1),
+        "mean_loss": mean_loss.detach().reshape(1),
+        "places": (targets != IGNORED).sum().to(accum).reshape(1),
+        "corrections": torch.tensor([1 - beta**STEP for beta in (BETA1, BETA2)], dtype=accum, device=device),
+        "new_mean": exp_avg,
+        "new_square": exp_avg_sq,
+        "square_sums": torch.stack(chunks),
+        "norm": norm.reshape(1),
+    }

@@ -1,0 +1,1 @@
+../../../solutions/p27/op/cpu_reference.mojo

@@ -1,0 +1,305 @@
+"""Puzzle 27, the parts of a GPT's training step that no earlier puzzle has as kernels.
+
+    cross-entropy  loss of a row = lse - z[target], lse = log sum exp(z)    dz = (exp(z - lse) - onehot) / places that count
+    GELU           y = x / 2 * (1 + tanh u), u = SCALE * (x + CUBE * x^3)   dx = dy * y'(x)
+    embedding      a place reads a row of a table                           a row's gradient is the sum over its readers
+    AdamW          x -= rate * (mean / c1 / (sqrt(square / c2) + eps) + decay * x)
+    clipping       all gradients times min(1, limit / norm)
+
+Places are the B * T tokens of a batch, one row of logits or channels each. Every size is a run-time argument. Sums are kept
+in `accum_type[dtype]`: float32 for the 16-bit types; no sum depends on the order in which blocks run. The launches, the CPU
+paths and the ops stand in `ops.mojo` and `cpu_reference.mojo`.
+"""
+
+from std.math import exp, log, sqrt
+from max.gpu import block_dim, block_idx, global_idx, thread_idx
+from max.gpu.primitives import block
+from layout import TileTensor
+from layout.tile_layout import row_major
+
+from .shared.common import ImmPtr, MutPtr, accum_type
+
+comptime IGNORED = -100
+"""The target of a place that takes no part in the loss."""
+comptime SCALE = 0.7978845608028654
+"""sqrt(2 / pi), in GELU's u."""
+comptime CUBE = 0.044715
+"""Of x^3, in GELU's u."""
+comptime THREADS = 128
+"""Threads of a block."""
+comptime CHUNK = 256
+"""Elements of the gradients that a block squares and adds up."""
+comptime NORM_EPS = 1e-6
+"""What is added to the norm that the limit is divided by."""
+
+
+# ---- Cross-entropy: a block owns a row of logits ------------------------------------------------------------
+
+
+def cross_entropy_kernel[
+    dtype: DType
+](
+    row_loss: MutPtr[accum_type[dtype]],  # [places]
+    lse: MutPtr[accum_type[dtype]],  # [places], log of the sum of all exponentials
+    logits: ImmPtr[dtype],  # [places, vocabulary]
+    targets: ImmPtr[DType.int64],  # [places]
+    vocabulary: Int32,
+):
+    """What every place pays, 0 where its target is IGNORED, and its lse. The row is read once ("online")."""
+    comptime accum = accum_type[dtype]
+    comptime assert accum.is_floating_point(), "logits are floating-point numbers"
+    var V = Int(vocabulary)
+    var row = block_idx.x
+    var z = TileTensor(logits.unsafe_offset(row * V), row_major(V))
+    var target = Int(targets[unsafe_offset=row])
+    # A finite one, so that largest - wider is no NaN in a thread without a column.
+    var largest = Scalar[accum].MIN_FINITE
+    var total = Scalar[accum](0)
+    # BLANK-START row_loss: keep largest and total of this thread's columns, join the threads', write lse and loss
+    for c in range(thread_idx.x, V, block_dim.x):
+        var wider = max(largest, z[c].cast[accum]())
+        total = total * exp(largest - wider) + exp(z[c].cast[accum]() - wider)
+        largest = wider
+    # Each thread's total belongs to its own largest. block.max and block.sum hold barriers: every thread calls them.
+    var widest = block.max[block_size=THREADS](largest)
+    var logarithm = log(block.sum[block_size=THREADS](total * exp(largest - widest)))
+    if thread_idx.x == 0:
+        lse[unsafe_offset=row] = widest + logarithm
+        var paid = Scalar[accum](0)
+        if target != IGNORED:
+            paid = logarithm - (z[target].cast[accum]() - widest)
+        row_loss[unsafe_offset=row] = paid
+    # BLANK-END row_loss
+
+
+def mean_loss_kernel[
+    dtype: DType
+](
+    mean_loss: MutPtr[dtype],  # [1]
+    counted: MutPtr[dtype],  # [1], how many places are not ignored
+    row_loss: ImmPtr[dtype],  # [places]
+    targets: ImmPtr[DType.int64],  # [places]
+    places: Int32,
+):
+    """The mean of what the places pay that count, and how many these are. One block."""
+    # BLANK-START mean_loss: add up losses and places that count, join the threads', write the mean and the count
+    var paid = Scalar[dtype](0)
+    var count = Scalar[dtype](0)
+    for row in range(thread_idx.x, Int(places), block_dim.x):
+        if targets[unsafe_offset=row] != IGNORED:
+            paid += row_loss[unsafe_offset=row]
+            count += 1
+    var sum_paid = block.sum[block_size=THREADS](paid)
+    var sum_count = block.sum[block_size=THREADS](count)
+    if thread_idx.x == 0:
+        mean_loss[unsafe_offset=0] = sum_paid / sum_count
+        counted[unsafe_offset=0] = sum_count
+    # BLANK-END mean_loss
+
+
+def cross_entropy_backward_kernel[
+    dtype: DType
+](
+    grad_rows: MutPtr[dtype],  # [places, vocabulary]
+    logits: ImmPtr[dtype],  # [places, vocabulary]
+    targets: ImmPtr[DType.int64],  # [places]
+    lse: ImmPtr[accum_type[dtype]],  # [places]
+    counted: ImmPtr[accum_type[dtype]],  # [1]
+    vocabulary: Int32,
+):
+    """The gradient of the mean loss by the logits, 0 in the rows that are ignored. A block owns a row."""
+    comptime accum = accum_type[dtype]
+    comptime assert accum.is_floating_point(), "logits are floating-point numbers"
+    var V = Int(vocabulary)
+    var row = block_idx.x
+    var z = TileTensor(logits.unsafe_offset(row * V), row_major(V))
+    var dz = TileTensor(grad_rows.unsafe_offset(row * V), row_major(V))
+    var target = Int(targets[unsafe_offset=row])
+    # BLANK-START row_gradient: (p - onehot) / counted in every column, or 0, with p from the logit and the row's lse
+    var share = Scalar[accum](0)
+    if target != IGNORED:
+        share = 1 / counted[unsafe_offset=0]
+    for c in range(thread_idx.x, V, block_dim.x):
+        var p = exp(z[c].cast[accum]() - lse[unsafe_offset=row])
+        var y = Scalar[accum](1 if c == target else 0)
+        dz[c] = ((p - y) * share).cast[dtype]()
+    # BLANK-END row_gradient
+
+
+# ---- GELU: a thread owns an element -------------------------------------------------------------------------
+
+
+def gelu_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], count: Int32):
+    """GELU in its tanh form. (1 + tanh u) / 2 is 1 / (1 + exp(-2 u)), which takes one exponential."""
+    comptime accum = accum_type[dtype]
+    comptime assert accum.is_floating_point(), "GELU is of floating-point numbers"
+    var i = global_idx.x
+    if i >= Int(count):
+        return
+    var x = input[unsafe_offset=i].cast[accum]()
+    # BLANK-START gelu_forward: x times half of 1 + tanh u
+    var u = Scalar[accum](SCALE) * (x + Scalar[accum](CUBE) * x * x * x)
+    output[unsafe_offset=i] = (x / (1 + exp(-2 * u))).cast[dtype]()
+    # BLANK-END gelu_forward
+
+
+def gelu_backward_kernel[
+    dtype: DType
+](grad_input: MutPtr[dtype], grad_output: ImmPtr[dtype], input: ImmPtr[dtype], count: Int32):
+    """The gradient of GELU's input, from the input alone."""
+    comptime accum = accum_type[dtype]
+    comptime assert accum.is_floating_point(), "GELU is of floating-point numbers"
+    var i = global_idx.x
+    if i >= Int(count):
+        return
+    var x = input[unsafe_offset=i].cast[accum]()
+    var dy = grad_output[unsafe_offset=i].cast[accum]()
+    # BLANK-START gelu_backward: with s for half of 1 + tanh u, s' is 2 s (1 - s) u'
+    var u = Scalar[accum](SCALE) * (x + Scalar[accum](CUBE) * x * x * x)
+    var s = 1 / (1 + exp(-2 * u))
+    var slope = Scalar[accum](SCALE) * (1 + Scalar[accum](3 * CUBE) * x * x)
+    grad_input[unsafe_offset=i] = (dy * (s + x * 2 * s * (1 - s) * slope)).cast[dtype]()
+    # BLANK-END gelu_backward
+
+
+# ---- Embedding: a block owns a row of the table -------------------------------------------------------------
+
+
+def embedding_backward_kernel[
+    dtype: DType
+](
+    grad_token: MutPtr[dtype],  # [vocabulary, channels]
+    grad_output: ImmPtr[dtype],  # [places, channels]
+    order: ImmPtr[DType.int32],  # [places]: the places, sorted by token
+    starts: ImmPtr[DType.int32],  # [vocabulary + 1]: where each token's places begin in `order`, and the end
+    channels: Int32,
+):
+    """The gradient of a table, 0 in the rows that nobody has read. A block adds up its row's readers, in their order: no
+    other block writes there.
+    """
+    comptime accum = accum_type[dtype]
+    var C = Int(channels)
+    var token = block_idx.x
+    # BLANK-START token_gradient: for each of this thread's channels add up the places of this token, and write the sum
+    for c in range(thread_idx.x, C, block_dim.x):
+        var total = Scalar[accum](0)
+        for i in range(starts[unsafe_offset=token], starts[unsafe_offset=token + 1]):
+            var place = Int(order[unsafe_offset=Int(i)])
+            total += grad_output[unsafe_offset=place * C + c].cast[accum]()
+        grad_token[unsafe_offset=token * C + c] = total.cast[dtype]()
+    # BLANK-END token_gradient
+
+
+# ---- AdamW: a thread owns an element ------------------------------------------------------------------------
+
+
+def correction(beta: Float64, step: Int32) -> Float64:
+    """What a running mean that began at 0 has seen by `step`, counted from 1. On the host, in float64: of a beta near 1
+    the difference would cancel in float32.
+    """
+    var seen = Float64(0)
+    # BLANK-START correction: how much of a gradient that is always 1 the mean holds by now
+    seen = 1 - beta ** Int(step)
+    # BLANK-END correction
+    return seen
+
+
+def adamw_kernel[
+    dtype: DType
+](
+    corrections: MutPtr[accum_type[dtype]],  # [2], of mean and of square
+    new_parameter: MutPtr[dtype],  # [count]
+    new_mean: MutPtr[accum_type[dtype]],  # [count]
+    new_square: MutPtr[accum_type[dtype]],  # [count]
+    parameter: ImmPtr[dtype],  # [count]
+    gradient: ImmPtr[dtype],  # [count]
+    mean: ImmPtr[accum_type[dtype]],  # [count], running mean of the gradient
+    square: ImmPtr[accum_type[dtype]],  # [count], running mean of the gradient's square
+    rate: Scalar[accum_type[dtype]],
+    beta1: Scalar[accum_type[dtype]],
+    beta2: Scalar[accum_type[dtype]],
+    eps: Scalar[accum_type[dtype]],
+    decay: Scalar[accum_type[dtype]],
+    correction1: Scalar[accum_type[dtype]],
+    correction2: Scalar[accum_type[dtype]],
+    count: Int32,
+):
+    """One step of AdamW in one pass: parameter, mean and square of an element are read once and written once.
+    """
+    comptime accum = accum_type[dtype]
+    var i = global_idx.x
+    if i == 0:
+        corrections[unsafe_offset=0] = correction1
+        corrections[unsafe_offset=1] = correction2
+    if i >= Int(count):
+        return
+    var x = parameter[unsafe_offset=i].cast[accum]()
+    var g = gradient[unsafe_offset=i].cast[accum]()
+    # BLANK-START adamw_update: both running means, then the step: corrected, eps beside the root, decay apart
+    var m = beta1 * mean[unsafe_offset=i] + (1 - beta1) * g
+    var v = beta2 * square[unsafe_offset=i] + (1 - beta2) * g * g
+    var step = m / correction1 / (sqrt(v / correction2) + eps)
+    new_mean[unsafe_offset=i] = m
+    new_square[unsafe_offset=i] = v
+    new_parameter[unsafe_offset=i] = (x - rate * (step + decay * x)).cast[dtype]()
+    # BLANK-END adamw_update
+
+
+# ---- Clipping: the norm in two stages -----------------------------------------------------------------------
+
+
+def square_sums_kernel[
+    dtype: DType
+](
+    square_sums: MutPtr[accum_type[dtype]],  # [ceil(count / CHUNK)]
+    gradient: ImmPtr[dtype],  # [count]: all gradients, one after the other
+    count: Int32,
+):
+    """The first stage: a block adds up the squares of its CHUNK elements."""
+    comptime accum = accum_type[dtype]
+    var first = block_idx.x * CHUNK
+    # BLANK-START square_sums: add up this thread's squares of the chunk, of which the last may be short; join the threads'
+    var partial = Scalar[accum](0)
+    for i in range(first + thread_idx.x, min(first + CHUNK, Int(count)), block_dim.x):
+        var g = gradient[unsafe_offset=i].cast[accum]()
+        partial += g * g
+    var total = block.sum[block_size=THREADS](partial)
+    if thread_idx.x == 0:
+        square_sums[unsafe_offset=block_idx.x] = total
+    # BLANK-END square_sums
+
+
+def norm_kernel[
+    dtype: DType
+](norm: MutPtr[dtype], square_sums: ImmPtr[dtype], chunks: Int32,):  # [1]  # [chunks]
+    """The second stage: one block makes the norm of the sums of all chunks."""
+    comptime assert dtype.is_floating_point(), "a root is of floating-point numbers"
+    # BLANK-START grad_norm: add up this thread's sums, join the threads', write the root
+    var partial = Scalar[dtype](0)
+    for i in range(thread_idx.x, Int(chunks), block_dim.x):
+        partial += square_sums[unsafe_offset=i]
+    var total = block.sum[block_size=THREADS](partial)
+    if thread_idx.x == 0:
+        norm[unsafe_offset=0] = sqrt(total)
+    # BLANK-END grad_norm
+
+
+def clip_kernel[
+    dtype: DType
+](
+    clipped: MutPtr[dtype],  # [count]
+    gradient: ImmPtr[dtype],  # [count]
+    norm: ImmPtr[accum_type[dtype]],  # [1]
+    limit: Scalar[accum_type[dtype]],
+    count: Int32,
+):
+    """All gradients times one factor, which is 1 where the norm is below the limit. A thread owns an element.
+    """
+    comptime accum = accum_type[dtype]
+    var i = global_idx.x
+    if i >= Int(count):
+        return
+    # BLANK-START clip_gradients: limit / (norm + NORM_EPS), and never up
+    var factor = min(Scalar[accum](1), limit / (norm[unsafe_offset=0] + Scalar[accum](NORM_EPS)))
+    clipped[unsafe_offset=i] = (gradient[unsafe_offset=i].cast[accum]() * factor).cast[dtype]()
+    # BLANK-END clip_gradients

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.compiler
 
 VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 QUANTITIES = [*PUZZLE.forward, "lse", "delta", *PUZZLE.backward]
-# B, N, S, T, d, heads of key and value, diagonal, size of the mask's blocks: 0 for no mask.
+# B, N, S, T, d, heads of key and value, diagonal, size of the mask's blocks: 0 for no mask; then the axes of the mask that have
+# the size 1, of batch, heads, queries and keys: without them batch and heads.
 OPTIONS = {
     "whole tiles": (1, 2, 128, 128, 64, 2, 128, 0),
     "whole tiles, wide, shared heads": (1, 2, 128, 256, 128, 1, 256, 0),
@@ -34,34 +35,51 @@ OPTIONS = {
     "mask of blocks, causal": (1, 1, 200, 200, 64, 1, 0, 32),
     "wide, mask": (1, 1, 40, 50, 80, 1, 50, 1),
     "odd head": (1, 1, 33, 34, 13, 1, 34, 0),
+    "padding, shared heads": (3, 4, 70, 200, 64, 2, 200, 1, 0, 1, 1, 0),
+    "padding, wide": (3, 1, 130, 72, 128, 1, 72, 1, 0, 1, 1, 0),
+    "mask of every score, causal": (2, 2, 140, 136, 64, 1, -3, 1, 0, 0, 0, 0),
+    "mask of every score, wide": (1, 2, 70, 200, 80, 2, 200, 1, 0, 0, 0, 0),
+    "mask of every head, ragged": (2, 2, 66, 75, 64, 2, 75, 1, 1, 0, 0, 0),
+    "mask of every query": (2, 1, 66, 75, 64, 1, 75, 1, 0, 1, 0, 1),
+    "mask of blocks, wide": (1, 1, 100, 130, 128, 1, 130, 16),
 }
 NARROWER = ("ragged", "mask")
 """What is tried in float16 too."""
 RUNS = [("bfloat16", name) for name in OPTIONS] + [("float16", name) for name in NARROWER]
 
 
-def mask_sizes(dims) -> dict[str, int]:
+def mask_shape(dims) -> tuple[int, ...]:
     """The axes of the mask, in blocks."""
-    side = max(1, dims[7])
-    return {"mask_b": 1, "mask_n": 1, "mask_s": -(-dims[2] // side), "mask_t": -(-dims[3] // side)}
+    side, one = max(1, dims[7]), dims[8:] or (1, 1, 0, 0)
+    sizes = (*dims[:2], -(-dims[2] // side), -(-dims[3] // side))
+    return tuple(1 if single else size for size, single in zip(sizes, one, strict=True))
+
+
+def mask_sizes(dims) -> dict[str, int]:
+    """By the names that the puzzle has for them."""
+    return dict(zip(("mask_b", "mask_n", "mask_s", "mask_t"), mask_shape(dims), strict=True))
 
 
 SIZED = replace(
-    PUZZLE, dim_names=("B", "N", "S", "T", "d", "G", "diagonal", "mask_block"), derived_sizes=mask_sizes
+    PUZZLE,
+    dim_names=("B", "N", "S", "T", "d", "G", "diagonal", "mask_block", "one_b", "one_n", "one_s", "one_t"),
+    derived_sizes=mask_sizes,
 )
 
 
 def inputs(dims, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Random tensors, and a mask of blocks, a third of them -inf; 0 where there is none."""
-    B, N, S, T, d, G, _, block = dims
+    """Random tensors, and a mask, a third of it -inf; NaN where there is none. Where it is one row for each entry of the batch, the
+    second entry has 64 keys that are seen, and the third none."""
+    B, N, S, T, d, G, _, block, *one = dims
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape):
         return (torch.randn(shape, generator=generator) + 0.25).to(dtype)
 
-    side = max(1, block)
-    mask = randn(1, 1, -(-S // side), -(-T // side))
+    mask = randn(*mask_shape(dims))
     mask[torch.rand(mask.shape, generator=generator) < 0.33] = -torch.inf
+    if one == [0, 1, 1, 0]:
+        mask[1, ..., 64:], mask[2] = -torch.inf, -torch.inf
     return {
         "query": randn(B, N, S, d),
         "key": randn(B, G, T, d),
@@ -73,13 +91,14 @@ def inputs(dims, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 def truth(dims, given) -> dict[str, torch.Tensor]:
     """PyTorch's answer in float64, with the mask written out element by element."""
-    _, _, S, T, *_, diagonal, block = dims
+    S, T, diagonal, block = dims[2], dims[3], dims[6], dims[7]
     query, key, value, grad = (given[name].double() for name in ("query", "key", "value", "grad_output"))
     mask = torch.zeros(S, T, dtype=torch.float64)
     if block:
-        mask = (
-            given["attn_mask"].double().repeat_interleave(block, 2).repeat_interleave(block, 3)[..., :S, :T]
-        )
+        mask = given["attn_mask"].double()
+        for axis, length in ((2, S), (3, T)):
+            if block > 1:
+                mask = mask.repeat_interleave(block, axis).narrow(axis, 0, length)
     hidden = ~torch.ones(S, T, dtype=torch.bool).tril(diagonal)
     mask = mask.masked_fill(hidden, -torch.inf)
     leaves = [tensor.requires_grad_() for tensor in (query, key, value)]

@@ -6,10 +6,11 @@ product in registers, so that the gradient of the query needs one kernel and tho
 in place of five, and no exchange between blocks.
 
 Exponentials are to the base 2, P = 2^(score * scale * log2(e) - lse * log2(e)), one multiply-add and one instruction each.
-`general` kernels take masks, any scale, and rows that begin at any address; the others take aligned rows without a mask,
-which is one whose blocks have size 0. `windowed` ones are among the others: in place of a mask they read a window of a grid
-(`fast_window.mojo`), which says what tiles there are to do and which of their pairs see each other.
-`whole` ones, where every tile is full and every query sees every key, have neither masks nor a second way to load a tile: they
+`masked` kernels take masks (`fast_masks.mojo`) and any scale; the others have no mask, which is one whose blocks have size 0, and
+a scale above 0. `aligned` ones take rows that begin at multiples of 16 bytes, the others rows at any address. `windowed` ones read
+a window of a grid in place of a mask (`fast_window.mojo`), which says what tiles there are to do and which of their pairs see
+each other.
+`whole` ones, where every tile is full and every query sees every key, do not ask and have one way to load a tile: more
 would take registers that products want.
 Tensors are [B, N, S, d] with strides of their own; lse and delta are [B, N, S] and contiguous.
 """
@@ -34,6 +35,7 @@ from .fast_tiles import (
     load_tile,
     store_rows,
 )
+from .fast_masks import MaskTile, Visible, hidden_tile, is_one_row, shows_none
 from .fast_window import TILE, Window, hide_far
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
@@ -52,23 +54,6 @@ comptime Strides = SIMD[DType.int64, 4]
 def start_of(head: Int, heads: Int32, strides: Strides) -> Int:
     """Where a head begins that is counted through the batch."""
     return head // Int(heads) * Int(strides[0]) + head % Int(heads) * Int(strides[1])
-
-
-@always_inline
-def hidden_tile[
-    dtype: DType, //, rows: Int, columns: Int
-](mask: ImmPtr[dtype], s0: Int, t0: Int, sizes: FlashSizes) -> Bool:
-    """Whether a mask of blocks hides every key of a tile from every query of it: then its products are left out.
-    """
-    var block = Int(sizes.mask_block)
-    if block < 16:
-        return False
-    for s in range(s0 // block, ceildiv(min(s0 + rows, Int(sizes.query_len)), block)):
-        for t in range(t0 // block, ceildiv(min(t0 + columns, Int(sizes.key_len)), block)):
-            var element = s * Int(sizes.mask_s) + t * Int(sizes.mask_t)
-            if mask[unsafe_offset=element] != Scalar[dtype].MIN:
-                return False
-    return True
 
 
 @always_inline
@@ -115,41 +100,6 @@ def hide_unseen[
 
 
 @always_inline
-def masked_score[
-    dtype: DType, //
-](score: Float32, factor: Float32, mask: ImmPtr[dtype], s: Int, t: Int, sizes: FlashSizes) -> Float32:
-    """score * factor + mask, where there is one, to the base 2; HIDDEN where the query does not see the key.
-    """
-    if not sees(s, t, sizes):
-        return HIDDEN
-    if sizes.mask_block == 0:
-        return score * factor
-    return score * factor + mask[unsafe_offset=sizes.mask_at(s, t)].cast[DType.float32]() * LOG2_E
-
-
-@always_inline
-def mask_scores[
-    dtype: DType, //, bands: Int, columns: Int, transposed: Bool = False
-](
-    mut scores: Array[Sums, bands * columns],
-    factor: Float32,
-    mask: ImmPtr[dtype],
-    first: Int,
-    start: Int,
-    sizes: FlashSizes,
-):
-    """`masked_score` of what a warp's queries from `first` on have of keys from `start` on; `transposed`, its keys of queries.
-    """
-    comptime for place in range(bands * columns):
-        comptime for e in range(4):
-            var row = first + place // columns * 16 + e // 2 * 8 + lane_id() // 4
-            var column = start + place % columns * 8 + lane_id() % 4 * 2 + e % 2
-            var s = column if transposed else row
-            var t = row if transposed else column
-            scores[place][e] = masked_score(scores[place][e], factor, mask, s, t, sizes)
-
-
-@always_inline
 def of_row(value: Float32, biggest: Bool) -> Float32:
     """The largest, or the sum, of the values of the four lanes that share a row."""
     var result = value
@@ -168,7 +118,8 @@ def of_row(value: Float32, biggest: Bool) -> Float32:
 )
 def fast_forward_kernel[
     dtype: DType,
-    general: Bool,
+    masked: Bool,
+    aligned: Bool,
     width: Int,
     bands: Int,
     warps: Int,
@@ -208,13 +159,16 @@ def fast_forward_kernel[
     var Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides))
     var K = key.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, key_strides))
     var V = value.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, value_strides))
-    var M = mask.unsafe_offset(sizes.mask_of(head))
+    var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.mask_of(head)), sizes)
+    var visible = Visible[dtype, step](mask_tile.mask)
     var queries = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
     var stages = queries.unsafe_offset(rows * width)
+    var masks = stages.unsafe_offset(4 * step * width)
     var lane = Lane[width]()
-    var first = s0 + thread_idx.x // 32 * (16 * bands)
+    var warp_rows = thread_idx.x // 32 * (16 * bands)
+    var first = s0 + warp_rows
     var end = sizes.keys_seen(min(s0 + rows, S) - 1)
     var window = Window[rows](mask)
     comptime if windowed:
@@ -225,8 +179,10 @@ def fast_forward_kernel[
     @always_inline
     def following(t: Int) -> Int:
         var next = t + step
-        comptime if general:
-            while next < end and hidden_tile[rows, step](M, s0, next, sizes):
+        comptime if masked:
+            if is_one_row(sizes):
+                return visible.following(next, end, sizes)
+            while next < end and hidden_tile[rows, step](mask, head, s0, next, sizes):
                 next += step
         elif windowed:
             next = window.following()
@@ -236,13 +192,15 @@ def fast_forward_kernel[
     @always_inline
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * step * width)
-        load_tile[step, width, threads, not general, whole](keys, K, t, T, Int(key_strides[2]), d)
-        load_tile[step, width, threads, not general, whole](
+        load_tile[step, width, threads, aligned, whole](keys, K, t, T, Int(key_strides[2]), d)
+        load_tile[step, width, threads, aligned, whole](
             keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
         )
+        comptime if masked:
+            mask_tile.load[rows, threads](masks.unsafe_offset(stage * mask_tile.elements[rows]()), s0, t, sizes)
         async_copy_commit_group()
 
-    load_tile[rows, width, threads, not general, whole](queries, Q, s0, S, Int(query_strides[2]), d)
+    load_tile[rows, width, threads, aligned, whole](queries, Q, s0, S, Int(query_strides[2]), d)
     var t0 = following(-step)
     fetch(t0, 0)
     comptime if kept:
@@ -251,8 +209,8 @@ def fast_forward_kernel[
     var own = Own[dtype, bands, width, kept](
         queries.unsafe_offset(thread_idx.x // 32 * (16 * bands * width)), lane
     )
-    # The general kernel has multiplied before it compares; a positive factor leaves the order as it is.
-    var factor = Float32(1) if general else scale * LOG2_E
+    # Scores with a mask have been multiplied before they are compared; a positive factor leaves the order as it is.
+    var factor = LOG2_E if masked else scale * LOG2_E
     var sums = Array[Sums, bands * (width // 8)](fill=0)
     var largest = Array[Float32, 2 * bands](fill=HIDDEN)
     var totals = Array[Float32, 2 * bands](fill=0)
@@ -277,9 +235,10 @@ def fast_forward_kernel[
         var scores = own.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
         comptime if windowed:
             hide_far[bands, columns](scores, seen, 0)
-        comptime if general:
-            mask_scores[bands, columns](scores, scale * LOG2_E, M, first, t0, sizes)
-        elif not windowed and not whole:
+        comptime if masked:
+            var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
+            mask_tile.add[bands, columns](scores, scale, of_stage, warp_rows, 0, sizes)
+        comptime if not windowed and not whole:
             if not all_seen(first, first + 1, t0, t0 + step, sizes):
                 hide_unseen[bands, columns](scores, HIDDEN, first, t0, sizes)
         comptime for half in range(2 * bands):
@@ -290,7 +249,8 @@ def fast_forward_kernel[
                 grown = max(grown, max(scores[band * columns + j][e], scores[band * columns + j][e + 1]))
             grown = of_row(grown, True)
             # Less -inf, a row that has seen nothing yet would be NaN; less 0, its exponentials are 0.
-            var shift = grown * factor if grown > HIDDEN else Float32(0)
+            var top = grown * factor
+            var shift = top if top > HIDDEN else Float32(0)
             var rescale = exp2(largest[half] * factor - shift)
             largest[half] = grown
             var total = Float32(0)
@@ -320,7 +280,7 @@ def fast_forward_kernel[
             lse[unsafe_offset=head * S + s] = (
                 HIDDEN if total == 0 else (largest[half] * factor + log2(total)) * LN_2
             )
-    store_rows[bands, width, not general](
+    store_rows[bands, width, aligned](
         output.unsafe_offset(start_of(head, sizes.query_heads, output_strides)),
         sums,
         factors,
@@ -358,7 +318,7 @@ def sum_of_lanes(share: Float32) -> Float32:
 
 
 def fast_delta_kernel[
-    dtype: DType, general: Bool
+    dtype: DType, aligned: Bool
 ](
     delta: MutPtr[DType.float32],  # [B, N, S]
     grad_output: ImmPtr[dtype],  # [B, N, S, d]
@@ -371,7 +331,7 @@ def fast_delta_kernel[
 ):
     """Delta = rowsum(dO * O), less the gradient of lse: its derivative along a score is P, as that of delta is -P.
     """
-    comptime width = 1 if general else CHUNK
+    comptime width = CHUNK if aligned else 1
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var row = block_idx.x * (DELTA_THREADS // DELTA_LANES) + thread_idx.x // DELTA_LANES
@@ -397,9 +357,9 @@ def fast_delta_kernel[
 
 
 @always_inline
-def row_shift[general: Bool](lse: Float32) -> Float32:
+def row_shift[masked: Bool](lse: Float32) -> Float32:
     """What is taken from the scores of a row, to the base 2. Of a row that a mask hides everywhere, 0."""
-    comptime if general:
+    comptime if masked:
         return lse * LOG2_E if lse != HIDDEN else Float32(0)
     else:
         return lse * LOG2_E
@@ -411,7 +371,8 @@ def row_shift[general: Bool](lse: Float32) -> Float32:
 )
 def fast_query_kernel[
     dtype: DType,
-    general: Bool,
+    masked: Bool,
+    aligned: Bool,
     width: Int,
     bands: Int,
     warps: Int,
@@ -454,14 +415,17 @@ def fast_query_kernel[
     var s0 = (tiles - 1 - block_idx.x % tiles) * rows
     var K = key.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, key_strides))
     var V = value.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, value_strides))
-    var M = mask.unsafe_offset(sizes.mask_of(head))
+    var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.mask_of(head)), sizes)
+    var visible = Visible[dtype, step](mask_tile.mask)
     var queries = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
     var grads = queries.unsafe_offset(rows * width)
     var stages = grads.unsafe_offset(rows * width)
+    var masks = stages.unsafe_offset(4 * step * width)
     var lane = Lane[width]()
-    var first = s0 + thread_idx.x // 32 * (16 * bands)
+    var warp_rows = thread_idx.x // 32 * (16 * bands)
+    var first = s0 + warp_rows
     var end = sizes.keys_seen(min(s0 + rows, S) - 1)
     var window = Window[rows](mask)
     comptime if windowed:
@@ -472,8 +436,10 @@ def fast_query_kernel[
     @always_inline
     def following(t: Int) -> Int:
         var next = t + step
-        comptime if general:
-            while next < end and hidden_tile[rows, step](M, s0, next, sizes):
+        comptime if masked:
+            if is_one_row(sizes):
+                return visible.following(next, end, sizes)
+            while next < end and hidden_tile[rows, step](mask, head, s0, next, sizes):
                 next += step
         elif windowed:
             next = window.following()
@@ -483,13 +449,15 @@ def fast_query_kernel[
     @always_inline
     def fetch(t: Int, stage: Int):
         var keys = stages.unsafe_offset(stage * 2 * step * width)
-        load_tile[step, width, threads, not general, whole](keys, K, t, T, Int(key_strides[2]), d)
-        load_tile[step, width, threads, not general, whole](
+        load_tile[step, width, threads, aligned, whole](keys, K, t, T, Int(key_strides[2]), d)
+        load_tile[step, width, threads, aligned, whole](
             keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
         )
+        comptime if masked:
+            mask_tile.load[rows, threads](masks.unsafe_offset(stage * mask_tile.elements[rows]()), s0, t, sizes)
         async_copy_commit_group()
 
-    load_tile[rows, width, threads, not general, whole](
+    load_tile[rows, width, threads, aligned, whole](
         queries,
         query.unsafe_offset(start_of(head, sizes.query_heads, query_strides)),
         s0,
@@ -497,7 +465,7 @@ def fast_query_kernel[
         Int(query_strides[2]),
         d,
     )
-    load_tile[rows, width, threads, not general, whole](
+    load_tile[rows, width, threads, aligned, whole](
         grads,
         grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides)),
         s0,
@@ -523,7 +491,7 @@ def fast_query_kernel[
         var row = head * S + min(first + half * 8 + lane_id() // 4, S - 1)
         shifts[half] = row_shift[True](lse[unsafe_offset=row])
         deltas[half] = delta[unsafe_offset=row]
-    var factor = Float32(1) if general else scale * LOG2_E
+    var factor = LOG2_E if masked else scale * LOG2_E
     var sums = Array[Sums, bands * (width // 8)](fill=0)
     var stage = 0
     while t0 < end:
@@ -546,9 +514,10 @@ def fast_query_kernel[
             var slopes = own_queries.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
             comptime if windowed:
                 hide_far[bands, columns](slopes, seen, (t1 - t0) // 8)
-            comptime if general:
-                mask_scores[bands, columns](slopes, scale * LOG2_E, M, first, t1, sizes)
-            elif not windowed and not whole:
+            comptime if masked:
+                var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
+                mask_tile.add[bands, columns](slopes, scale, of_stage, warp_rows, t1 - t0, sizes)
+            comptime if not windowed and not whole:
                 if not all_seen(first, first + 1, t1, t1 + part, sizes):
                     hide_unseen[bands, columns](slopes, HIDDEN, first, t1, sizes)
             comptime for place in range(bands * columns):
@@ -566,7 +535,7 @@ def fast_query_kernel[
         stage = 1 - stage
         t0 = next
 
-    store_rows[bands, width, not general](
+    store_rows[bands, width, aligned](
         grad_query.unsafe_offset(start_of(head, sizes.query_heads, gradient_strides)),
         sums,
         Array[Float32, 2 * bands](fill=scale),
@@ -592,7 +561,8 @@ struct Place(Copyable, Movable):
 )
 def fast_key_value_kernel[
     dtype: DType,
-    general: Bool,
+    masked: Bool,
+    aligned: Bool,
     width: Int,
     bands: Int,
     warps: Int,
@@ -642,12 +612,14 @@ def fast_key_value_kernel[
     var stages = values.unsafe_offset(rows * width)
     # Of each stage lse, then delta.
     var numbers = stages.unsafe_offset(4 * tile).unsafe_bitcast[Float32]()
+    var masks = numbers.unsafe_offset(4 * step).unsafe_bitcast[Scalar[dtype]]()
     var window = Window[rows](mask)
     comptime if windowed:
         comptime assert step == TILE, "a step is a tile"
         window.enter(t0 // rows)
     var lane = Lane[width]()
-    var first = t0 + thread_idx.x // 32 * (16 * bands)
+    var warp_rows = thread_idx.x // 32 * (16 * bands)
+    var first = t0 + warp_rows
     var start = sizes.first_query(t0) // step * step
     var members = sizes.group() if start < S else 0
 
@@ -659,9 +631,13 @@ def fast_key_value_kernel[
             if next.s0 >= S:
                 next = Place(next.member + 1, start)
                 continue
-            comptime if general:
-                var M = mask.unsafe_offset(sizes.mask_of(head0 + next.member))
-                if hidden_tile[step, rows](M, next.s0, t0, sizes):
+            comptime if masked:
+                var head = head0 + next.member
+                if is_one_row(sizes):
+                    if next.s0 == start and shows_none[rows](mask, head, t0, sizes):
+                        next = Place(next.member + 1, start)
+                        continue
+                elif hidden_tile[step, rows](mask, head, next.s0, t0, sizes):
                     next.s0 += step
                     continue
             elif windowed:
@@ -676,6 +652,7 @@ def fast_key_value_kernel[
     var member = 0
     var Q = query.unsafe_offset(start_of(head0, sizes.query_heads, query_strides))
     var dO = grad_output.unsafe_offset(start_of(head0, sizes.query_heads, grad_strides))
+    var mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.mask_of(head0)), sizes)
 
     @__parameter
     @always_inline
@@ -685,17 +662,23 @@ def fast_key_value_kernel[
             member = place.member
             Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides))
             dO = grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides))
+            comptime if masked:
+                mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.mask_of(head)), sizes)
         var queries = stages.unsafe_offset(stage * 2 * tile)
-        load_tile[step, width, threads, not general, whole](queries, Q, place.s0, S, Int(query_strides[2]), d)
-        load_tile[step, width, threads, not general, whole](
+        load_tile[step, width, threads, aligned, whole](queries, Q, place.s0, S, Int(query_strides[2]), d)
+        load_tile[step, width, threads, aligned, whole](
             queries.unsafe_offset(tile), dO, place.s0, S, Int(grad_strides[2]), d
         )
         load_numbers[step, threads](
             numbers.unsafe_offset(stage * 2 * step), lse, delta, head * S + place.s0, (head + 1) * S
         )
+        comptime if masked:
+            mask_tile.load[step, threads](
+                masks.unsafe_offset(stage * mask_tile.elements[step]()), place.s0, t0, sizes
+            )
         async_copy_commit_group()
 
-    load_tile[rows, width, threads, not general, whole](
+    load_tile[rows, width, threads, aligned, whole](
         keys,
         key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides)),
         t0,
@@ -703,7 +686,7 @@ def fast_key_value_kernel[
         Int(key_strides[2]),
         d,
     )
-    load_tile[rows, width, threads, not general, whole](
+    load_tile[rows, width, threads, aligned, whole](
         values,
         value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides)),
         t0,
@@ -719,7 +702,7 @@ def fast_key_value_kernel[
     var own_values = Own[dtype, bands, width, False](
         values.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
     )
-    var factor = Float32(1) if general else scale * LOG2_E
+    var factor = LOG2_E if masked else scale * LOG2_E
     var key_sums = Array[Sums, bands * (width // 8)](fill=0)
     var value_sums = Array[Sums, bands * (width // 8)](fill=0)
     var place = following(Place(0, start - step))
@@ -741,7 +724,6 @@ def fast_key_value_kernel[
             stage = 1 - stage
             place = next^
             continue
-        var M = mask.unsafe_offset(sizes.mask_of(head0 + place.member))
         for inner in range(0, step, part):
             var s1 = place.s0 + inner
             var queries = stages.unsafe_offset(stage * 2 * tile + inner * width)
@@ -750,13 +732,16 @@ def fast_key_value_kernel[
             var weights = own_keys.times_rows[columns](queries, Array[Sums, bands * columns](fill=0))
             comptime if windowed:
                 hide_far[bands, columns](weights, seen, inner // 8)
-            comptime if general:
-                mask_scores[bands, columns, transposed=True](weights, scale * LOG2_E, M, first, s1, sizes)
+            comptime if masked:
+                var of_stage = masks.unsafe_offset(stage * mask_tile.elements[step]())
+                mask_tile.add[bands, columns, transposed=True](
+                    weights, scale, of_stage, inner, warp_rows, sizes
+                )
             comptime for place in range(bands * columns):
                 var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
                 comptime for e in range(4):
-                    weights[place][e] = exp2(weights[place][e] * factor - row_shift[general](pair[e % 2]))
-            comptime if not general and not windowed and not whole:
+                    weights[place][e] = exp2(weights[place][e] * factor - row_shift[masked](pair[e % 2]))
+            comptime if not windowed and not whole:
                 if not all_seen(s1, s1 + part, first, first + 16 * bands, sizes):
                     hide_unseen[bands, columns, transposed=True](weights, 0, first, s1, sizes)
             add_product[bands, columns, width](value_sums, weights, grads, lane)
@@ -771,7 +756,7 @@ def fast_key_value_kernel[
         stage = 1 - stage
         place = next^
 
-    store_rows[bands, width, not general](
+    store_rows[bands, width, aligned](
         grad_key.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_key_strides)),
         key_sums,
         Array[Float32, 2 * bands](fill=scale),
@@ -780,7 +765,7 @@ def fast_key_value_kernel[
         Int(grad_key_strides[2]),
         d,
     )
-    store_rows[bands, width, not general](
+    store_rows[bands, width, aligned](
         grad_value.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_value_strides)),
         value_sums,
         Array[Float32, 2 * bands](fill=1),

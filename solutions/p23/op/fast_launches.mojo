@@ -32,6 +32,7 @@ from .fast_hopper import (
     query_bytes,
 )
 from .fast_hopper_keys import hopper_key_value_kernel, key_bytes
+from .fast_masks import is_one_row
 from .fast_pairs_launches import launch_backward_pairs, launch_forward_pairs, suits_pairs
 from .fast_tiles import CHUNK, WIDEST
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
@@ -128,7 +129,10 @@ def launch_forward_fast[
             var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
             plain = plain and fits_chunks(t.value, layout.value)
             plain = plain and fits_chunks(t.output.as_imm(), layout.output)
-            if sizes.mask_block != 0 or t.scale <= 0 or sizes.head_dim % CHUNK != 0 or not plain:
+            if not plain or sizes.head_dim % CHUNK != 0:
+                launch_forward_tiles[True, aligned=False](launcher, t, layout)
+                return
+            if sizes.mask_block != 0 or t.scale <= 0:
                 launch_forward_tiles[True](launcher, t, layout)
                 return
             comptime if L.wgmma:
@@ -149,27 +153,34 @@ def launch_forward_fast[
     launch_flash_forward(launcher, flash)
 
 
+def mask_bytes[dtype: DType, rows: Int, columns: Int](sizes: FlashSizes) -> Int:
+    """Shared memory for the two tiles of a mask that a kernel has at once."""
+    if sizes.mask_block == 0:
+        return 0
+    return 2 * size_of[Scalar[dtype]]() * columns * (1 if is_one_row(sizes) else rows)
+
+
 def launch_forward_tiles[
-    L: Launcher, dtype: DType, //, general: Bool
+    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool = True
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
     """The forward kernel, in tiles for the head dimension."""
-    comptime if not general:
+    comptime if not masked:
         if is_whole(t.sizes):
-            launch_forward_tiles[general, whole=True](launcher, t, layout)
+            launch_forward_tiles[masked, aligned=aligned, whole=True](launcher, t, layout)
             return
-    launch_forward_tiles[general, whole=False](launcher, t, layout)
+    launch_forward_tiles[masked, aligned=aligned, whole=False](launcher, t, layout)
 
 
 def launch_forward_tiles[
-    L: Launcher, dtype: DType, //, general: Bool, *, whole: Bool
+    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool, whole: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
     """The forward kernel, `whole` or not."""
     if t.sizes.head_dim <= 64:
-        launch_forward_tiles[general, 64, bands=2, warps=4, step=64, resident=2, whole=whole](
+        launch_forward_tiles[masked, 64, aligned=aligned, bands=2, warps=4, step=64, resident=2, whole=whole](
             launcher, t, layout
         )
     else:
-        launch_forward_tiles[general, 128, bands=2, warps=4, step=32, resident=2, whole=whole](
+        launch_forward_tiles[masked, 128, aligned=aligned, bands=2, warps=4, step=32, resident=2, whole=whole](
             launcher, t, layout
         )
 
@@ -178,9 +189,10 @@ def launch_forward_tiles[
     L: Launcher,
     dtype: DType,
     //,
-    general: Bool,
+    masked: Bool,
     width: Int,
     *,
+    aligned: Bool = True,
     bands: Int,
     warps: Int,
     step: Int,
@@ -191,7 +203,7 @@ def launch_forward_tiles[
     """The forward kernel in one tiling."""
     comptime rows = 16 * bands * warps
     launcher.launch[
-        fast_forward_kernel[dtype, general, width, bands, warps, step, resident, windowed, whole]
+        fast_forward_kernel[dtype, masked, aligned, width, bands, warps, step, resident, windowed, whole]
     ](
         "fast_forward",
         t.output,
@@ -208,7 +220,8 @@ def launch_forward_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(rows + 4 * step) * width * size_of[Scalar[dtype]](),
+        shared_bytes=(rows + 4 * step) * width * size_of[Scalar[dtype]]()
+        + (mask_bytes[dtype, rows, step](t.sizes) if masked else 0),
     )
 
 
@@ -231,7 +244,7 @@ def launch_delta_fast[
     plain = plain and sizes.head_dim % CHUNK == 0
     comptime if has_tensor_cores[dtype]() or splits[dtype]():
         if plain:
-            launch_delta_rows[False](
+            launch_delta_rows[aligned=True](
                 launcher,
                 rebind[MutPtr[DType.float32]](delta),
                 grad_output,
@@ -243,7 +256,7 @@ def launch_delta_fast[
             )
             return
     comptime if has_tensor_cores[dtype]():
-        launch_delta_rows[True](
+        launch_delta_rows[aligned=False](
             launcher,
             rebind[MutPtr[DType.float32]](delta),
             grad_output,
@@ -260,7 +273,7 @@ def launch_delta_fast[
 
 
 def launch_delta_rows[
-    L: Launcher, dtype: DType, //, general: Bool
+    L: Launcher, dtype: DType, //, *, aligned: Bool
 ](
     mut launcher: L,
     delta: MutPtr[DType.float32],
@@ -272,7 +285,7 @@ def launch_delta_rows[
     layout: Layout,
 ) raises:
     """The kernel of `launch_delta_fast`."""
-    launcher.launch[fast_delta_kernel[dtype, general]](
+    launcher.launch[fast_delta_kernel[dtype, aligned]](
         "fast_delta",
         delta,
         grad_output,
@@ -297,7 +310,10 @@ def launch_backward_fast[
     ref sizes = t.sizes
     comptime if has_tensor_cores[dtype]():
         if Int(sizes.head_dim) <= WIDEST:
-            if not is_plain(t, layout):
+            if not is_aligned(t, layout):
+                launch_backward_tiles[True, aligned=False](launcher, t, layout)
+                return
+            if sizes.mask_block != 0 or t.scale <= 0:
                 launch_backward_tiles[True](launcher, t, layout)
                 return
             comptime if L.wgmma:
@@ -338,7 +354,8 @@ def launch_gradients_fast[
             return
     comptime if has_tensor_cores[dtype]() and L.wgmma:
         if not portable and Int(t.sizes.head_dim) <= WIDEST and fits_chunks(output, layout.output):
-            if is_plain(t, layout) and suits_hopper(t, layout):
+            var plain = is_aligned(t, layout) and t.sizes.mask_block == 0 and t.scale > 0
+            if plain and suits_hopper(t, layout):
                 launch_backward_hopper(launcher, t, output, layout)
                 return
     var delta = launcher.workspace[accum_type[dtype]]("delta", t.sizes.rows())
@@ -348,15 +365,15 @@ def launch_gradients_fast[
     launch_backward_fast(launcher, with_delta, layout, portable, pairs)
 
 
-def is_plain[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:
-    """Whether the kernels that are not `general` take the tensors."""
+def is_aligned[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:
+    """Whether the `aligned` kernels take the tensors."""
     var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
     plain = plain and fits_chunks(t.value, layout.value)
     plain = plain and fits_chunks(t.grad_output, layout.grad_output)
     plain = plain and fits_chunks(t.grad_query.as_imm(), layout.grad_query)
     plain = plain and fits_chunks(t.grad_key.as_imm(), layout.grad_key)
     plain = plain and fits_chunks(t.grad_value.as_imm(), layout.grad_value)
-    return plain and t.sizes.mask_block == 0 and t.scale > 0 and t.sizes.head_dim % CHUNK == 0
+    return plain and t.sizes.head_dim % CHUNK == 0
 
 
 def suits_hopper[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:
@@ -370,36 +387,36 @@ def suits_hopper[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> B
 
 
 def launch_backward_tiles[
-    L: Launcher, dtype: DType, //, general: Bool
+    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool = True
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """Both kernels, in tiles for the head dimension, where they have something to write."""
-    comptime if not general:
+    comptime if not masked:
         if is_whole(t.sizes):
-            launch_backward_tiles[general, whole=True](launcher, t, layout)
+            launch_backward_tiles[masked, aligned=aligned, whole=True](launcher, t, layout)
             return
-    launch_backward_tiles[general, whole=False](launcher, t, layout)
+    launch_backward_tiles[masked, aligned=aligned, whole=False](launcher, t, layout)
 
 
 def launch_backward_tiles[
-    L: Launcher, dtype: DType, //, general: Bool, *, whole: Bool
+    L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool, whole: Bool
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """Both kernels, `whole` or not."""
     if t.sizes.shared_heads() and t.sizes.key_len:
         if t.sizes.head_dim <= 64:
-            launch_key_value_tiles[general, 64, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
+            launch_key_value_tiles[masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
                 launcher, t, layout
             )
         else:
-            launch_key_value_tiles[general, 128, bands=1, warps=8, step=32, part=32, resident=1, whole=whole](
+            launch_key_value_tiles[masked, 128, aligned=aligned, bands=1, warps=8, step=32, part=32, resident=1, whole=whole](
                 launcher, t, layout
             )
     if t.sizes.heads() and t.sizes.query_len:
         if t.sizes.head_dim <= 64:
-            launch_query_tiles[general, 64, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
+            launch_query_tiles[masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
                 launcher, t, layout
             )
         else:
-            launch_query_tiles[general, 128, bands=2, warps=4, step=32, part=16, resident=2, whole=whole](
+            launch_query_tiles[masked, 128, aligned=aligned, bands=2, warps=4, step=32, part=16, resident=2, whole=whole](
                 launcher, t, layout
             )
 
@@ -408,9 +425,10 @@ def launch_query_tiles[
     L: Launcher,
     dtype: DType,
     //,
-    general: Bool,
+    masked: Bool,
     width: Int,
     *,
+    aligned: Bool = True,
     bands: Int,
     warps: Int,
     step: Int,
@@ -422,7 +440,7 @@ def launch_query_tiles[
     """The kernel of the gradient of the query in one tiling."""
     comptime rows = 16 * bands * warps
     launcher.launch[
-        fast_query_kernel[dtype, general, width, bands, warps, step, part, resident, windowed, whole]
+        fast_query_kernel[dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole]
     ](
         "fast_query",
         t.grad_query,
@@ -442,7 +460,8 @@ def launch_query_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]](),
+        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]()
+        + (mask_bytes[dtype, rows, step](t.sizes) if masked else 0),
     )
 
 
@@ -450,9 +469,10 @@ def launch_key_value_tiles[
     L: Launcher,
     dtype: DType,
     //,
-    general: Bool,
+    masked: Bool,
     width: Int,
     *,
+    aligned: Bool = True,
     bands: Int,
     warps: Int,
     step: Int,
@@ -464,7 +484,7 @@ def launch_key_value_tiles[
     """The kernel of the gradients of key and value in one tiling."""
     comptime rows = 16 * bands * warps
     launcher.launch[
-        fast_key_value_kernel[dtype, general, width, bands, warps, step, part, resident, windowed, whole]
+        fast_key_value_kernel[dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole]
     ](
         "fast_key_value",
         t.grad_key,
@@ -486,7 +506,9 @@ def launch_key_value_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.key_len), rows) * t.sizes.shared_heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]() + 16 * step,
+        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]()
+        + 16 * step
+        + (mask_bytes[dtype, step, rows](t.sizes) if masked else 0),
     )
 
 

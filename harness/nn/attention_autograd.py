@@ -503,7 +503,7 @@ def four_axes(mask: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor) -
     if not fits:
         raise ValueError(f"attn_mask: shape {list(mask.shape)} does not broadcast to {list(scores)}")
     if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+        mask = mask.to(query.dtype).log()  # of 1 it is 0, of 0 -inf
     mask = mask.reshape(*(1,) * (max(len(scores), 4) - mask.dim()), *mask.shape)
     if mask.dim() > 4:
         if any(size != 1 for size in mask.shape[:-3]):
@@ -641,8 +641,13 @@ def mask_operator(
 
     The arguments are those of `backward_operator`; an element of the mask stands for one query and one key.
     """
+    empty = not query.numel() or not key.numel()
+    if not empty and (kernels := attention_direct.kernels(query.device)):
+        return kernels.mask_gradient(
+            grad_out, query, key, value, out, lse, grad_lse, attn_mask, scale, diagonal
+        )
     gradient = mask_buffer(grad_out, query, key, value, out, lse, grad_lse, attn_mask, scale, diagonal)
-    if not query.numel() or not key.numel():
+    if empty:
         return gradient.zero_()
     delta = row_sums(grad_out, out)
     arguments = {"grad_attn_mask": gradient, "grad_output": grad_out, "query": query, "key": key}

@@ -9,6 +9,7 @@ once (`AttentionPlan`), because a small attention costs its host time.
 """
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from torch.autograd import forward_ad
 
 from harness.nn import on_stream
+from harness.nn.arguments import plain
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.on_stream import KINDS, PLAIN, OnDevice, Opened, applied, contiguous_strides, is_hopper
 from harness.nn.private import (
@@ -59,6 +61,36 @@ def as_pairs(query: Tensor) -> bool:
     return query.dtype == torch.float32 and query.shape[-1] <= BOX and not torch.version.hip
 
 
+def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | None:
+    """Which argument keeps a call on a GPU from the tensor cores; None where it takes them, and for float64. With a mask, which keeps
+    that mask's gradient from them."""
+    name, d = plain(query.dtype), query.shape[-1]
+    if query.dtype == torch.float64 or torch.version.hip:
+        return None
+    if not (on_tensor_cores(query) or as_pairs(query)):
+        widest = WIDEST if query.dtype in TENSOR_CORES else BOX
+        return f"query has heads of {d} elements; of {name} they take up to {widest}"
+    if mask is None:
+        return None
+    if query.dtype not in TENSOR_CORES:
+        return f"attn_mask needs a gradient; of {name} they make none"
+    if mask.shape[-1] == 1:
+        return "attn_mask needs a gradient, and is one number for all keys"
+    return f"query has heads of {d} elements, no multiple of {CHUNK}" if d % CHUNK else None
+
+
+def warn_of(cause: str | None) -> None:
+    """Warns of the first cause in a process, and of no other."""
+    if cause is not None and not warned:
+        warned.append(cause)
+        message = f"attention takes kernels without tensor cores, many times slower: {cause}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+warned: list[str] = []
+"""The cause that has been told."""
+
+
 @contextmanager
 def taking(choice: int, on: bool = True) -> Iterator[None]:
     """Meanwhile all calls take other kernels, PORTABLE or FLASH: for comparisons."""
@@ -81,6 +113,12 @@ def readable(tensor: Tensor, any_strides: bool) -> Tensor:
     if any_strides and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
         return tensor
     return tensor.contiguous()
+
+
+def in_chunks(tensor: Tensor) -> bool:
+    """Whether every row begins where 16 bytes do, and its elements are neighbours."""
+    *strides, nearest = tensor.stride()
+    return nearest == 1 and not any(stride % CHUNK for stride in strides) and not tensor.data_ptr() % 16
 
 
 def row_strides(tensor: Tensor) -> tuple[int, ...]:
@@ -167,6 +205,7 @@ class AttentionKernels(OnDevice):
 
     def forward(self, query, key, value, mask, scale: float, diagonal: int, mask_block: int):
         """Output [B, N, S, d] and lse [B, N, S], both contiguous. None of the tensors is empty."""
+        warn_of(without_tensor_cores(query))
         any_strides = on_tensor_cores(query)
         query, key, value = (readable(tensor, any_strides) for tensor in (query, key, value))
         output = query.new_empty(query.shape)
@@ -241,6 +280,30 @@ class AttentionKernels(OnDevice):
             scratch=backward_scratch(query),
         )
         return gradients
+
+    def mask_gradient(
+        self, grad_out, query, key, value, output, lse, grad_lse, mask, scale: float, diagonal: int
+    ) -> Tensor:
+        """The gradient of a mask, in its shape. None of the tensors is empty."""
+        slow = without_tensor_cores(query, mask)
+        warn_of(slow)
+        delta = self.delta(grad_out, output, grad_lse)
+        tensors = grad_out, query, key, value
+        if slow or not (on_tensor_cores(query) and all(map(in_chunks, tensors))):
+            tensors = tuple(tensor.contiguous() for tensor in tensors)
+        grad_out, query, key, value = tensors
+        mask, output, lse = mask.contiguous(), output.contiguous(), lse.contiguous()
+        gradient = torch.empty_like(mask)
+        self.call(
+            self.module.mask_gradient,
+            query.dtype,
+            *self.sizes(query, key, mask, diagonal, 1),
+            scale,
+            *(tensor.data_ptr() for tensor in (gradient, *tensors, output, lse, delta, mask)),
+            *(stride for tensor in (query, key, value, grad_out) for stride in row_strides(tensor)),
+            choice=FLASH,
+        )
+        return gradient
 
     def gradients(
         self, grad_out, query, key, value, output, lse, scale: float, diagonal: int
@@ -483,14 +546,17 @@ kernels = Opened(
 """The kernels of a device."""
 
 
-def explain(query: Tensor) -> str:
-    """Which kernels `attention` runs for a query, and how it comes to them, in one line."""
+def explain(query: Tensor, attn_mask: Tensor | None = None) -> str:
+    """Which kernels `attention` runs for a query and a mask, and how it comes to them, in one line."""
     if query.device.type != "cuda":
         return "the plain loops of the CPU path, through a MAX graph"
     if kernels(query.device) is None:
         return "the flash kernels, through a MAX graph: there is no extension module for this GPU"
     choice = AttentionKernels.choice_for(query.dtype)
     hopper = is_hopper(query.device) and choice != PORTABLE
+    if attn_mask is not None and hopper and (on_tensor_cores(query) or as_pairs(query)):
+        pairs = " on pairs of float16" if as_pairs(query) else ""
+        return f"mma.sync{pairs}, through the extension module: wgmma takes no attn_mask"
     if on_hopper(query) and hopper:
         return "wgmma, through the extension module; where there is a mask, mma.sync"
     if on_tensor_cores(query):
@@ -498,4 +564,6 @@ def explain(query: Tensor) -> str:
     if as_pairs(query) and choice != FLASH:
         by = "wgmma" if hopper else "mma.sync"
         return f"{by} on pairs of float16, through the extension module; where there is a mask, mma.sync"
-    return "the flash kernels, through the extension module: tensor cores take 16-bit types with heads of up to 128"
+    by_choice = query.dtype == torch.float32 and choice == FLASH
+    reason = without_tensor_cores(query) or ("asked for" if by_choice else "there are no others")
+    return f"the flash kernels, through the extension module: {reason}"

@@ -18,8 +18,10 @@ from op.fast_launches import (
     launch_forward_fast,
     launch_forward_window,
     launch_gradients_fast,
+    launch_mask_gradient_fast,
 )
 from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
+from op.mask_gradient import MaskGradient
 from op.shared.common import accum_type
 from op.shared.stream_launcher import Arguments, StreamLauncher, open_gpu
 
@@ -185,12 +187,41 @@ def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLa
     launch_gradients_fast(launcher, tensors, output, layout, choice == 1, choice != FLASH)
 
 
+def run_mask_gradient[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
+    """Sizes, scale, the addresses of the mask's gradient, grad_output, query, key, value, output, lse, delta and mask, and strides:
+    query, key, value, grad_output. The gradient has the mask's strides."""
+    var sizes = sizes_of(arguments)
+    var scale = arguments.float().cast[accum_type[dtype]]()
+    var layout = Layout.without_gaps(sizes)
+    # Taken in this order.
+    var tensors = MaskGradient[dtype](
+        grad_mask=arguments.written[dtype](),
+        grad_output=arguments.read[dtype](),
+        query=arguments.read[dtype](),
+        key=arguments.read[dtype](),
+        value=arguments.read[dtype](),
+        output=arguments.read[dtype](),
+        lse=arguments.read[accum_type[dtype]](),
+        delta=arguments.read[accum_type[dtype]](),
+        mask=arguments.read[dtype](),
+        sizes=sizes^,
+        scale=scale,
+    )
+    layout.query = strides_of(arguments)
+    layout.key = strides_of(arguments)
+    layout.value = strides_of(arguments)
+    layout.grad_output = strides_of(arguments)
+    launch_mask_gradient_fast(launcher, tensors, layout)
+
+
 def run[
     part: StaticString, dtype: DType
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Runs one part of one dtype."""
     comptime if part == "delta":
         run_delta[dtype](arguments, launcher)
+    elif part == "mask_gradient":
+        run_mask_gradient[dtype](arguments, launcher)
     elif part == "gradients":
         run_gradients[dtype](arguments, launcher, choice)
     elif part == "forward" or part == "window_forward":
@@ -236,6 +267,7 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
         module.def_py_c_function(call["delta", 6 + 12 + 4 + 6], "delta")
         module.def_py_c_function(call["backward", 6 + 12 + 1 + 10 + 21], "backward")
         module.def_py_c_function(call["gradients", 6 + 12 + 1 + 10 + 12], "gradients")
+        module.def_py_c_function(call["mask_gradient", 6 + 12 + 1 + 9 + 12], "mask_gradient")
         module.def_py_c_function(call["window_forward", 6 + 12 + 1 + 6 + 12], "window_forward")
         module.def_py_c_function(call["window_backward", 6 + 12 + 1 + 10 + 21], "window_backward")
         return module.finalize()

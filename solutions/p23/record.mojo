@@ -16,7 +16,13 @@ from op.attention import (
     launch_softmax,
     launch_softmax_backward,
 )
-from op.fast_launches import Layout, launch_backward_fast, launch_delta_fast, launch_forward_fast
+from op.fast_launches import (
+    Layout,
+    launch_backward_fast,
+    launch_delta_fast,
+    launch_forward_fast,
+    launch_mask_gradient_fast,
+)
 from op.flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
 from op.mask_gradient import MaskGradient, launch_mask_gradient
@@ -166,7 +172,7 @@ def record_flash[variant: StaticString](mut recorder: Recorder, dims: List[Int])
     else:
         launch_flash_forward(recorder, forward)
         launch_delta[dtype](recorder, delta, grad_output, output.as_imm(), rows, Int32(d))
-    comptime if variant == "masked":
+    comptime if variant == "masked" or variant == "fast":
         var gradient = MaskGradient[dtype](
             grad_mask=recorder.tensor[dtype]("grad_attn_mask", elements),
             grad_output=grad_output,
@@ -180,8 +186,12 @@ def record_flash[variant: StaticString](mut recorder: Recorder, dims: List[Int])
             sizes=sizes.copy(),
             scale=scale,
         )
-        launch_mask_gradient(recorder, gradient)
-    else:
+        comptime if variant == "masked":
+            launch_mask_gradient(recorder, gradient)
+        else:
+            if len(dims) > 7 and block == 1:
+                launch_mask_gradient_fast(recorder, gradient, layout)
+    comptime if variant != "masked":
         var backward = FlashBackward[dtype](
             grad_query=recorder.tensor[dtype]("grad_query", rows * d),
             grad_key=recorder.tensor[dtype]("grad_key", keys),

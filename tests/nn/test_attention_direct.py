@@ -76,7 +76,9 @@ def test_both_ways_hand_over_as_many_arguments_as_the_module_wants(module):
     attention(*tensors, is_causal=True).sum().backward()
     direct = counts(module)
     module.calls.clear()
-    attention_autograd.attention_with_lse(*tensors)[0].sum().backward()
+    mask = torch.zeros(9, 9, dtype=torch.bfloat16, requires_grad=True)
+    attention_autograd.attention_with_lse(*tensors, mask)[0].sum().backward()
+    assert mask.grad is not None and mask.grad.shape == (9, 9)
     assert direct.keys() == {"forward", "gradients"} and direct.items() <= wanted.items()
     assert {**direct, **counts(module)} == wanted
 
@@ -238,15 +240,54 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
         assert attention_direct.explain(Query(64)).startswith("mma.sync")
     assert attention_direct.explain(Query(128)).startswith("wgmma")
     assert attention_direct.explain(Query(65)).startswith("mma.sync")
-    assert attention_direct.explain(Query(256)).startswith("the flash kernels, through the extension module")
+    assert attention_direct.explain(Query(64), object()) == (
+        "mma.sync, through the extension module: wgmma takes no attn_mask"
+    )
+    assert attention_direct.explain(Query(264)) == (
+        "the flash kernels, through the extension module: query has heads of 264 elements; of bfloat16 they take up to "
+        f"{attention_direct.WIDEST}"
+    )
     monkeypatch.setattr(Query, "dtype", torch.float32)
     assert attention_direct.explain(Query(64)).startswith("wgmma on pairs of float16")
     with attention_direct.portable_kernels():
         assert attention_direct.explain(Query(64)).startswith("mma.sync on pairs of float16")
     assert attention_direct.explain(Query(128)).startswith("the flash kernels, through the extension module")
+    assert attention_direct.explain(Query(64), object()).startswith("mma.sync on pairs of float16")
     with attention_direct.flash_kernels():
-        assert attention_direct.explain(Query(64)).startswith(
-            "the flash kernels, through the extension module"
+        assert (
+            attention_direct.explain(Query(64))
+            == "the flash kernels, through the extension module: asked for"
         )
+    monkeypatch.setattr(Query, "dtype", torch.float64)
+    assert attention_direct.explain(Query(64)).endswith("there are no others")
     monkeypatch.setattr(attention_direct, "kernels", lambda device: None)
     assert "there is no extension module" in attention_direct.explain(Query(64))
+
+
+def test_one_warning_names_the_argument_that_keeps_a_call_from_tensor_cores(module, monkeypatch):
+    monkeypatch.setattr(attention_direct, "warned", [])
+    wide = attention_direct.WIDEST + 8
+    attention(*leaves(d=64), torch.zeros(9, 9, dtype=torch.bfloat16))
+    attention(*leaves(torch.float64))
+    with pytest.warns(
+        RuntimeWarning, match=f"without tensor cores.*: query has heads of {wide} elements; of bfloat16"
+    ):
+        attention_direct.kernels(torch.device("cpu")).forward(*leaves(d=wide), None, 1.0, 0, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention_direct.kernels(torch.device("cpu")).forward(*leaves(d=wide), None, 1.0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shape", "cause"),
+    [
+        ({}, (9, 9), None),
+        ({"dtype": torch.float32}, (9, 9), "attn_mask needs a gradient; of float32 they make none"),
+        ({}, (9, 1), "attn_mask needs a gradient, and is one number for all keys"),
+        ({"d": 60}, (9, 9), "query has heads of 60 elements, no multiple of 8"),
+    ],
+    ids=str,
+)
+def test_which_gradients_of_masks_tensor_cores_make(arguments, shape, cause):
+    query, _, _ = leaves(**arguments)
+    assert attention_direct.without_tensor_cores(query, torch.zeros(shape)) == cause

@@ -37,6 +37,11 @@ CASES = {
 }
 SCALES = {"a large scale, hidden rows": 1.0}
 """Where it is not one over the root of the head dimension."""
+# The sizes; those of an additive mask; the dtype; the order of the blocks.
+MASKED = {
+    "mask of every head, ragged": ((2, 2, 70, 75, 64, 1, EVERY_KEY), (1, 2, 70, 75), "bfloat16", "natural"),
+    "padding, wide": ((2, 2, 70, 136, 128, 2, EVERY_KEY), (2, 1, 1, 136), "bfloat16", "shuffled:1"),
+}
 # Rows and columns of a grid, order, radius, tiles that a block owns, heads, d; the dtype; the order of the blocks.
 WINDOWS = {
     "Hilbert, whole tiles": ((16, 16, "hilbert", 3, 1, 2, 64), "bfloat16", "natural"),
@@ -73,11 +78,11 @@ def heads_inside(shape, dtype):
     return decode(bits, dtype).swapaxes(1, 2), on_device(bits), (length * heads * d, d, heads * d)
 
 
-def truth(Q, K, V, dO, seen, scale):
-    """Output, lse and the gradients, in float64; `seen` [S, T] says which queries see which keys."""
+def truth(Q, K, V, dO, seen, scale, mask):
+    """Output, lse and the gradients, in float64; `seen` [S, T] says which queries see which keys, and the mask is added."""
     group = Q.shape[1] // K.shape[1]
     K, V = K.repeat(group, 1), V.repeat(group, 1)
-    scores = np.where(seen, scale * Q @ K.swapaxes(2, 3), -np.inf)
+    scores = np.where(seen, scale * Q @ K.swapaxes(2, 3) + mask, -np.inf)
     largest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
     total = weights.sum(-1, keepdims=True)
@@ -90,7 +95,9 @@ def truth(Q, K, V, dO, seen, scale):
         B, _, T, d = gradient.shape
         return gradient.reshape(B, -1, group, T, d).sum(2)
 
-    return {
+    axes = tuple(axis for axis in range(mask.ndim) if mask.shape[axis] == 1)
+    of_mask = {"grad_mask": dS.sum(axes, keepdims=True)} if mask.ndim == 4 else {}
+    return of_mask | {
         "output": P @ V,
         "lse": lse,
         "grad_query": scale * dS @ K,
@@ -99,13 +106,22 @@ def truth(Q, K, V, dO, seen, scale):
     }
 
 
-def run(dims, dtype, seen, mask=0, choice=0, scale=None):
-    """Both passes; the error of each result. Of a window, its address as mask."""
+def run(dims, dtype, seen, mask=0, choice=0, scale=None, mask_sizes=()):
+    """Both passes; the error of each result. Of a window, its address as mask; or there is an additive mask of some sizes."""
     B, N, S, T, d, G, diagonal = dims
+    added = random.standard_normal(mask_sizes) if mask_sizes else np.zeros(1)
+    if mask_sizes:
+        added[random.random(mask_sizes) < 0.3] = -np.inf
+        added[..., 64:128] = -np.inf  # tiles without a key
+    bits = encode(added, dtype)
+    bias, added = on_device(bits), decode(bits, dtype)
+    pairs = zip(bits.shape, bits.strides, strict=True)
+    bias_strides = [0 if size == 1 else stride // 2 for size, stride in pairs]
     (Q, q, q_strides), (dO, g, g_strides) = (heads_inside((B, N, S, d), dtype) for _ in range(2))
     (K, k, k_strides), (V, v, v_strides) = (heads_inside((B, G, T, d), dtype) for _ in range(2))
     rows, keys = (N * S * d, S * d, d), (G * T * d, T * d, d)
-    front = (KINDS[dtype], choice, B, N, G, S, T, d, diagonal, 0, 0, 0, 0, 0)
+    of_mask = (*bias_strides, 1) if mask_sizes else (0, 0, 0, 0, 0)
+    front = (KINDS[dtype], choice, B, N, G, S, T, d, diagonal, *of_mask)
     names = ("grad_query", "grad_key", "grad_value")
     blank = {
         name: on_device(np.full(shape, 0xFFFF, np.uint16))
@@ -125,14 +141,21 @@ def run(dims, dtype, seen, mask=0, choice=0, scale=None):
     nowhere = (gpu, stream, 0, 0)
     forward = module.window_forward if mask else module.forward
     backward = module.window_backward if mask else module.backward
-    forward(*nowhere, *front, scale, at["output"], lse._data_ptr(), *inputs, mask, *given, *rows)
+    read = bias._data_ptr() if mask_sizes else mask
+    forward(*nowhere, *front, scale, at["output"], lse._data_ptr(), *inputs, read, *given, *rows)
     module.delta(*nowhere, *front, delta._data_ptr(), g._data_ptr(), at["output"], 0, *g_strides, *rows)
     backward(
         *(gpu, stream, scratch._data_ptr(), scratch.num_elements, *front, scale),
         *(at["grad_query"], at["grad_key"], at["grad_value"], g._data_ptr(), *inputs),
-        *(lse._data_ptr(), delta._data_ptr(), mask, *given, *g_strides, *rows, *keys, *keys),
+        *(lse._data_ptr(), delta._data_ptr(), read, *given, *g_strides, *rows, *keys, *keys),
     )
-    if not mask:
+    if mask_sizes:
+        blank["grad_mask"] = on_device(np.full_like(bits, 0xFFFF))
+        module.mask_gradient(
+            *(*nowhere, *front, scale, blank["grad_mask"]._data_ptr(), g._data_ptr(), *inputs, at["output"]),
+            *(lse._data_ptr(), delta._data_ptr(), read, *given, *g_strides),
+        )
+    elif not mask:
         again = {name: on_device(np.full_like(blank[name].to(CPU()).to_numpy(), 0xFFFF)) for name in names}
         scratch = on_device(np.full(scratch.num_elements, 0xFF, np.uint8))
         module.gradients(
@@ -148,7 +171,7 @@ def run(dims, dtype, seen, mask=0, choice=0, scale=None):
     got = {name: decode(buffer.to(CPU()).to_numpy(), dtype) for name, buffer in blank.items()}
     got["lse"] = lse.to(CPU()).to_numpy().astype(np.float64)
     errors = {}
-    for name, right in truth(Q, K, V, dO, seen, scale).items():
+    for name, right in truth(Q, K, V, dO, seen, scale, added).items():
         finite = np.isfinite(right)
         assert np.array_equal(finite, np.isfinite(got[name])), name
         apart = np.abs(np.where(finite, got[name], 0) - np.where(finite, right, 0))
@@ -177,6 +200,11 @@ for name, (dims, dtype, order) in CASES.items():
     s, t = np.ogrid[: dims[2], : dims[3]]
     errors[name] = run(dims, dtype, t <= s + dims[-1], scale=SCALES.get(name))
 launches = sorted({launch.name for launch in virtual.launches})
+for name, (dims, sizes, dtype, order) in MASKED.items():
+    virtual.blocks = order
+    before = len(virtual.launches)
+    errors[name] = run(dims, dtype, np.True_, mask_sizes=sizes)
+    masked = sorted({launch.name for launch in virtual.launches[before:]})
 for name, (dims, dtype, order) in WINDOWS.items():
     virtual.blocks = order
     errors[name] = run_window(dims, dtype)
@@ -187,5 +215,5 @@ for kind, d, scale in ((0, 64, 1.0), (2, 136, 1.0), (2, 64, -1.0)):
         module.window_forward(gpu, stream, 0, 0, kind, 1, *sizes, scale, *[0] * 18)
     except Exception as error:
         refused.append(str(error))
-found = {"errors": errors, "launches": launches, "refused": refused}
+found = {"errors": errors, "launches": launches, "masked": masked, "refused": refused}
 print(json.dumps(found | {"findings": [finding.text() for finding in virtual.findings]}))

@@ -22,6 +22,9 @@ def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding(module_
     kernels = ("hopper_forward", "hopper_keys_hopper_key", "hopper_numbers", "hopper_query", "fast_delta")
     assert all(any(kernel in name for name in found["launches"]) for kernel in kernels)
     assert len(found["launches"]) == len(kernels), found["launches"]
+    kernels = ("fast_delta", "fast_forward", "fast_key_value", "fast_mask_gradient", "fast_query")
+    assert all(any(kernel in name for name in found["masked"]) for kernel in kernels)
+    assert len(found["masked"]) == len(kernels), found["masked"]
     of_types, *of_sizes = found["refused"]
     assert "a window wants 16-bit types on NVIDIA's tensor cores" in of_types
     assert len(of_sizes) == 2 and all(

@@ -33,11 +33,13 @@ from .fast_hopper import (
 )
 from .fast_hopper_keys import hopper_key_value_kernel, key_bytes
 from .fast_masks import is_one_row
+from .fast_mask_gradient import launch_mask_gradient_tiles
 from .fast_pairs_launches import launch_backward_pairs, launch_forward_pairs, suits_pairs
 from .fast_tiles import CHUNK, WIDEST
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
+from .mask_gradient import MaskGradient, launch_mask_gradient
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
-from .shared.common import ImmPtr, MutPtr, accum_type
+from .shared.common import ImmPtr, MutPtr, accum_type, shared_memory
 from .shared.launcher import Launcher
 
 
@@ -45,6 +47,8 @@ comptime FEW_QUERIES = 1024
 """Up to so many, and under a causal mask, small blocks of the query's kernel leave less of a Hopper idle at the end."""
 comptime MOST_ROWS = 128
 """Of a tile of the portable kernels; all other numbers of rows divide it."""
+comptime ROOM = 115200
+"""Bytes of shared memory that the largest of the portable kernels with a mask take."""
 comptime MOST_BLOCKS = 65535
 """Of a grid along y and z."""
 comptime WINDOW_WARPS = 8
@@ -365,6 +369,25 @@ def launch_gradients_fast[
     launch_backward_fast(launcher, with_delta, layout, portable, pairs)
 
 
+def launch_mask_gradient_fast[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: MaskGradient[dtype], layout: Layout) raises:
+    """One launch: the gradient of a mask whose strides are its own and the mask's; the kernel without tensor cores takes contiguous
+    tensors."""
+    comptime if has_tensor_cores[dtype]():
+        var aligned = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
+        aligned = aligned and fits_chunks(t.value, layout.value)
+        aligned = aligned and fits_chunks(t.grad_output, layout.grad_output)
+        aligned = aligned and t.sizes.head_dim % CHUNK == 0
+        # A mask that is broadcast along the keys wants a delta of its own.
+        if aligned and Int(t.sizes.head_dim) <= WIDEST and t.sizes.mask_t != 0:
+            launch_mask_gradient_tiles(
+                launcher, t, layout.grad_output, layout.query, layout.key, layout.value
+            )
+            return
+    launch_mask_gradient(launcher, t)
+
+
 def is_aligned[dtype: DType, //](t: FlashBackward[dtype], layout: Layout) -> Bool:
     """Whether the `aligned` kernels take the tensors."""
     var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
@@ -401,13 +424,15 @@ def launch_backward_tiles[
     L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool, whole: Bool
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """Both kernels, `whole` or not."""
+    # Where tiles of a mask have no room beside those of 128 rows, blocks are half as large.
+    comptime roomy = not masked or shared_memory() >= ROOM
     if t.sizes.shared_heads() and t.sizes.key_len:
         if t.sizes.head_dim <= 64:
             launch_key_value_tiles[masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
                 launcher, t, layout
             )
         else:
-            launch_key_value_tiles[masked, 128, aligned=aligned, bands=1, warps=8, step=32, part=32, resident=1, whole=whole](
+            launch_key_value_tiles[masked, 128, aligned=aligned, bands=1, warps=8 if roomy else 4, step=32, part=32, resident=1, whole=whole](
                 launcher, t, layout
             )
     if t.sizes.heads() and t.sizes.query_len:
@@ -416,7 +441,7 @@ def launch_backward_tiles[
                 launcher, t, layout
             )
         else:
-            launch_query_tiles[masked, 128, aligned=aligned, bands=2, warps=4, step=32, part=16, resident=2, whole=whole](
+            launch_query_tiles[masked, 128, aligned=aligned, bands=2 if roomy else 1, warps=4, step=32, part=16, resident=2, whole=whole](
                 launcher, t, layout
             )
 

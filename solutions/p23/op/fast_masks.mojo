@@ -51,10 +51,8 @@ def hidden_tile[
 def key_of_row[columns: Int](row: Int) -> Int:
     """What the chunks of a row of a mask's tile are mixed with, so that eight rows that are read at once lie in different banks.
     """
-    comptime if columns >= 64:
-        return row % 8
-    else:
-        return row // 2 % 4
+    comptime chunks = min(8, columns // CHUNK)
+    return row // (8 // chunks) % chunks
 
 
 struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
@@ -172,7 +170,7 @@ def tiles_seen[
             var t = t0 + first * step + i * LANES + lane_id()
             var element = mask[unsafe_offset=min(t, Int(sizes.key_len) - 1) * Int(sizes.mask_t)]
             var seen = t < Int(sizes.key_len) and element != Scalar[dtype].MIN
-            bits |= (UInt32(1) if seen else 0) << UInt32(first + i * LANES // step)
+            bits |= (UInt32(1) if seen else 0) << UInt32(first + (i * LANES + lane_id()) // step)
     comptime for distance in range(5):
         bits |= warp.shuffle_xor(bits, UInt32(1 << distance))
     return bits

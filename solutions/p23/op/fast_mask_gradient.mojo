@@ -1,0 +1,261 @@
+"""The gradient of an additive mask of a 16-bit type on tensor cores: kernel and launch.
+
+As in `mask_gradient.mojo` a block owns a tile of the mask, and walks over the heads, and of a mask of one row over the queries, that
+share it. A warp holds its share of the sums in registers. What is added is dS = P * (dP - delta), and nobody else adds to it.
+"""
+
+from std.math import ceildiv, exp2
+from std.memory import AddressSpace
+from std.sys import size_of
+from std.utils import StaticTuple
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id, thread_idx
+from max.gpu.host import Dim
+from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
+from max.gpu.primitives import warp
+
+from .fast_kernels import LOG2_E, Strides, all_seen, hide_unseen, row_shift, start_of
+from .fast_masks import MaskTile
+from .fast_tiles import CHUNK, HIDDEN, Lane, Own, Sums, load_tile
+from .flash_tensors import FlashSizes, PackedSizes
+from .mask_gradient import MaskGradient, own_size
+from .shared.common import ImmPtr, MutPtr
+from .shared.launcher import Launcher
+
+comptime KEYS = 64
+"""Of a block's tile."""
+comptime PART = 32
+"""Keys whose scores a warp holds at once."""
+comptime WARPS = 4
+comptime BANDS = 1
+"""16 queries each that a warp owns; more would take its registers from one tile to the next."""
+comptime ROWS = 16 * BANDS * WARPS
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(32 * WARPS)),
+    `nvvm.minctasm`=SIMDLength(2),
+)
+def fast_mask_gradient_kernel[
+    dtype: DType, width: Int
+](
+    grad_mask: MutPtr[dtype],  # [B or 1, N or 1, S or 1, T]
+    grad_output: ImmPtr[dtype],  # [B, N, S, d]
+    query: ImmPtr[dtype],  # [B, N, S, d]
+    key: ImmPtr[dtype],  # [B, G, T, d]
+    value: ImmPtr[dtype],  # [B, G, T, d]
+    lse: ImmPtr[DType.float32],  # [B, N, S]
+    delta: ImmPtr[DType.float32],  # [B, N, S]
+    mask: ImmPtr[dtype],  # as grad_mask
+    grad_strides: Strides,
+    query_strides: Strides,
+    key_strides: Strides,
+    value_strides: Strides,
+    packed: PackedSizes,
+    scale: Float32,
+):
+    """The gradient of the mask. A block owns 64 keys of it and ROWS queries, or the one row that there is."""
+    comptime bands = BANDS
+    comptime rows = ROWS
+    comptime threads = 32 * WARPS
+    comptime columns = PART // 8
+    comptime places = KEYS // 8
+    var sizes = FlashSizes(packed)
+    var S = Int(sizes.query_len)
+    var T = Int(sizes.key_len)
+    var d = Int(sizes.head_dim)
+    var mask_heads = own_size(sizes.query_heads, sizes.mask_n)
+    var tiles_t = ceildiv(T, KEYS)
+    var tiles_s = ceildiv(own_size(sizes.query_len, sizes.mask_s), rows)
+    var t0 = block_idx.x % tiles_t * KEYS
+    var own_s0 = block_idx.x // tiles_t % tiles_s * rows
+    var own = block_idx.x // tiles_t // tiles_s
+    # What shares the tile: entries of the batch, heads and tiles of queries.
+    var entries = 1 if sizes.mask_b else Int(sizes.batch)
+    var heads = 1 if sizes.mask_n else Int(sizes.query_heads)
+    var walk = 1 if sizes.mask_s else ceildiv(S, rows)
+    var queries = external_memory[
+        Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
+    ]().as_unsafe_any_origin()
+    var grads = queries.unsafe_offset(rows * width)
+    var keys = grads.unsafe_offset(rows * width)
+    var values = keys.unsafe_offset(KEYS * width)
+    var masks = values.unsafe_offset(KEYS * width)
+    var lane = Lane[width]()
+    var warp_rows = thread_idx.x // 32 * (16 * bands)
+    var own_queries = Own[dtype, bands, width, False](queries.unsafe_offset(warp_rows * width), lane)
+    var own_grads = Own[dtype, bands, width, False](grads.unsafe_offset(warp_rows * width), lane)
+    var totals = Array[Sums, bands * places](fill=0)
+    for i in range(entries * heads * walk):
+        var s0 = own_s0 + i % walk * rows
+        var b = own // mask_heads + i // walk // heads
+        var head = b * Int(sizes.query_heads) + own % mask_heads + i // walk % heads
+        if t0 >= sizes.keys_seen(min(s0 + rows, S) - 1):
+            continue
+        var shared_head = sizes.shared_head(head)
+        var of_head = MaskTile[dtype, KEYS](mask.unsafe_offset(sizes.mask_of(head)), sizes)
+        # Everybody is done with the tiles of the step before.
+        barrier()
+        load_tile[rows, width, threads, True](
+            queries,
+            query.unsafe_offset(start_of(head, sizes.query_heads, query_strides)),
+            s0,
+            S,
+            Int(query_strides[2]),
+            d,
+        )
+        load_tile[rows, width, threads, True](
+            grads,
+            grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides)),
+            s0,
+            S,
+            Int(grad_strides[2]),
+            d,
+        )
+        load_tile[KEYS, width, threads, True](
+            keys,
+            key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides)),
+            t0,
+            T,
+            Int(key_strides[2]),
+            d,
+        )
+        load_tile[KEYS, width, threads, True](
+            values,
+            value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides)),
+            t0,
+            T,
+            Int(value_strides[2]),
+            d,
+        )
+        of_head.load[rows, threads](masks, s0, t0, sizes)
+        async_copy_commit_group()
+        var first = s0 + warp_rows
+        var shifts = Array[Float32, 2 * bands](fill=0)
+        var deltas = Array[Float32, 2 * bands](fill=0)
+        comptime for half in range(2 * bands):
+            var s = first + half * 8 + lane_id() // 4
+            var row = head * S + min(s, S - 1)
+            # A query that does not exist has P = 0 and dP = 0.
+            shifts[half] = row_shift[True](lse[unsafe_offset=row]) if s < S else -HIDDEN
+            deltas[half] = delta[unsafe_offset=row] if s < S else 0
+        async_copy_wait_group(0)
+        barrier()
+        comptime for part in range(KEYS // PART):
+            comptime t1 = part * PART
+            var slopes = own_queries.times_rows[columns](
+                keys.unsafe_offset(t1 * width), Array[Sums, bands * columns](fill=0)
+            )
+            of_head.add[bands, columns](slopes, scale, masks, warp_rows, t1, sizes)
+            if not all_seen(first, first + 1, t0 + t1, t0 + t1 + PART, sizes):
+                hide_unseen[bands, columns](slopes, HIDDEN, first, t0 + t1, sizes)
+            var less_delta = Array[Sums, bands * columns](fill=0)
+            comptime for place in range(bands * columns):
+                comptime half = place // columns * 2
+                less_delta[place] = Sums(-deltas[half], -deltas[half], -deltas[half + 1], -deltas[half + 1])
+                comptime for e in range(4):
+                    slopes[place][e] = exp2(slopes[place][e] * LOG2_E - shifts[half + e // 2])
+            var apart = own_grads.times_rows[columns](values.unsafe_offset(t1 * width), less_delta)
+            comptime for place in range(bands * columns):
+                comptime total = place // columns * places + part * columns + place % columns
+                totals[total] += slopes[place] * apart[place]
+
+    var target = grad_mask.unsafe_offset(
+        own // mask_heads * Int(sizes.mask_b) + own % mask_heads * Int(sizes.mask_n)
+    )
+    if sizes.mask_s:
+        store_tile[bands, places](target, totals, own_s0 + warp_rows, t0, sizes)
+        return
+    # One row: the sums of all queries, of a warp, then of all warps.
+    barrier()
+    var of_warps = queries.unsafe_bitcast[Float32]()
+    comptime for j in range(places):
+        comptime for side in range(2):
+            var sum = Float32(0)
+            comptime for band in range(bands):
+                sum += totals[band * places + j][side] + totals[band * places + j][side + 2]
+            comptime for distance in range(3):
+                sum += warp.shuffle_xor(sum, UInt32(4 << distance))
+            if lane_id() < 4:
+                of_warps[unsafe_offset=thread_idx.x // 32 * KEYS + j * 8 + lane_id() * 2 + side] = sum
+    barrier()
+    if thread_idx.x < KEYS and t0 + thread_idx.x < T:
+        var sum = Float32(0)
+        comptime for other in range(WARPS):
+            sum += of_warps[unsafe_offset=other * KEYS + thread_idx.x]
+        target[unsafe_offset=(t0 + thread_idx.x) * Int(sizes.mask_t)] = sum.cast[dtype]()
+
+
+@always_inline
+def store_tile[
+    dtype: DType, //, bands: Int, places: Int
+](target: MutPtr[dtype], totals: Array[Sums, bands * places], first: Int, t0: Int, sizes: FlashSizes):
+    """Writes a warp's sums to the rows from `first` on of a head's gradient."""
+    var pairs = sizes.mask_t == 1 and sizes.mask_s % 2 == 0 and Int(target) % 4 == 0
+    comptime for half in range(2 * bands):
+        var s = first + half * 8 + lane_id() // 4
+        if s < Int(sizes.query_len):
+            comptime for j in range(places):
+                var t = t0 + j * 8 + lane_id() % 4 * 2
+                var from_totals = totals[half // 2 * places + j]
+                var pair = SIMD[DType.float32, 2](from_totals[half % 2 * 2], from_totals[half % 2 * 2 + 1])
+                var rounded = pair.cast[dtype]()
+                var at = target.unsafe_offset(s * Int(sizes.mask_s) + t * Int(sizes.mask_t))
+                if pairs and t + 1 < Int(sizes.key_len):
+                    at.unsafe_store[alignment=4](0, rounded)
+                else:
+                    comptime for e in range(2):
+                        if t + e < Int(sizes.key_len):
+                            at[unsafe_offset=e * Int(sizes.mask_t)] = rounded[e]
+
+
+def launch_mask_gradient_tiles[
+    L: Launcher, dtype: DType, //
+](
+    mut launcher: L,
+    t: MaskGradient[dtype],
+    grad_output: Strides,
+    query: Strides,
+    key: Strides,
+    value: Strides,
+) raises:
+    """One launch: grad_mask, in tiles for the head dimension."""
+    if t.sizes.head_dim <= 64:
+        launch_mask_gradient_tiles[64](launcher, t, grad_output, query, key, value)
+    else:
+        launch_mask_gradient_tiles[128](launcher, t, grad_output, query, key, value)
+
+
+def launch_mask_gradient_tiles[
+    L: Launcher, dtype: DType, //, width: Int
+](
+    mut launcher: L,
+    t: MaskGradient[dtype],
+    grad_output: Strides,
+    query: Strides,
+    key: Strides,
+    value: Strides,
+) raises:
+    """The kernel in one tiling."""
+    ref sizes = t.sizes
+    var tiles = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS) * ceildiv(Int(sizes.key_len), KEYS)
+    var masks = own_size(sizes.batch, sizes.mask_b) * own_size(sizes.query_heads, sizes.mask_n)
+    launcher.launch[fast_mask_gradient_kernel[dtype, width]](
+        "fast_mask_gradient",
+        t.grad_mask,
+        t.grad_output,
+        t.query,
+        t.key,
+        t.value,
+        rebind[ImmPtr[DType.float32]](t.lse),
+        rebind[ImmPtr[DType.float32]](t.delta),
+        t.mask,
+        grad_output,
+        query,
+        key,
+        value,
+        sizes.packed(),
+        t.scale.cast[DType.float32](),
+        grid_dim=Dim(tiles * masks),
+        block_dim=Dim(32 * WARPS),
+        shared_bytes=((2 * ROWS + 2 * KEYS) * width + ROWS * KEYS) * size_of[Scalar[dtype]](),
+    )

@@ -173,24 +173,24 @@ def record_flash[variant: StaticString](mut recorder: Recorder, dims: List[Int])
         launch_flash_forward(recorder, forward)
         launch_delta[dtype](recorder, delta, grad_output, output.as_imm(), rows, Int32(d))
     comptime if variant == "masked" or variant == "fast":
-        var gradient = MaskGradient[dtype](
-            grad_mask=recorder.tensor[dtype]("grad_attn_mask", elements),
-            grad_output=grad_output,
-            query=query,
-            key=key,
-            value=value,
-            output=output.as_imm(),
-            lse=lse.as_imm(),
-            delta=delta.as_imm(),
-            mask=mask,
-            sizes=sizes.copy(),
-            scale=scale,
-        )
-        comptime if variant == "masked":
-            launch_mask_gradient(recorder, gradient)
-        else:
-            if len(dims) > 7 and block == 1:
+        if variant == "masked" or (len(dims) > 7 and block == 1):
+            var gradient = MaskGradient[dtype](
+                grad_mask=recorder.tensor[dtype]("grad_attn_mask", elements),
+                grad_output=grad_output,
+                query=query,
+                key=key,
+                value=value,
+                output=output.as_imm(),
+                lse=lse.as_imm(),
+                delta=delta.as_imm(),
+                mask=mask,
+                sizes=sizes.copy(),
+                scale=scale,
+            )
+            comptime if variant == "fast":
                 launch_mask_gradient_fast(recorder, gradient, layout)
+            else:
+                launch_mask_gradient(recorder, gradient)
     comptime if variant != "masked":
         var backward = FlashBackward[dtype](
             grad_query=recorder.tensor[dtype]("grad_query", rows * d),

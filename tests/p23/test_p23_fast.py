@@ -60,8 +60,11 @@ def mask_sizes(dims) -> dict[str, int]:
     return dict(zip(("mask_b", "mask_n", "mask_s", "mask_t"), mask_shape(dims), strict=True))
 
 
+FAST = (*PUZZLE.variants["fast"], PUZZLE.variants["masked"][-1])
+"""The ops of the variant, and that of the mask's gradient."""
 SIZED = replace(
     PUZZLE,
+    variants={**PUZZLE.variants, "fast": FAST},
     dim_names=("B", "N", "S", "T", "d", "G", "diagonal", "mask_block", "one_b", "one_n", "one_s", "one_t"),
     derived_sizes=mask_sizes,
 )

@@ -197,7 +197,9 @@ def fast_forward_kernel[
             keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
         )
         comptime if masked:
-            mask_tile.load[rows, threads](masks.unsafe_offset(stage * mask_tile.elements[rows]()), s0, t, sizes)
+            mask_tile.load[rows, threads](
+                masks.unsafe_offset(stage * mask_tile.elements[rows]()), s0, t, sizes
+            )
         async_copy_commit_group()
 
     load_tile[rows, width, threads, aligned, whole](queries, Q, s0, S, Int(query_strides[2]), d)
@@ -454,7 +456,9 @@ def fast_query_kernel[
             keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
         )
         comptime if masked:
-            mask_tile.load[rows, threads](masks.unsafe_offset(stage * mask_tile.elements[rows]()), s0, t, sizes)
+            mask_tile.load[rows, threads](
+                masks.unsafe_offset(stage * mask_tile.elements[rows]()), s0, t, sizes
+            )
         async_copy_commit_group()
 
     load_tile[rows, width, threads, aligned, whole](

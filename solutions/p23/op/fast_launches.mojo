@@ -184,9 +184,9 @@ def launch_forward_tiles[
             launcher, t, layout
         )
     else:
-        launch_forward_tiles[masked, 128, aligned=aligned, bands=2, warps=4, step=32, resident=2, whole=whole](
-            launcher, t, layout
-        )
+        launch_forward_tiles[
+            masked, 128, aligned=aligned, bands=2, warps=4, step=32, resident=2, whole=whole
+        ](launcher, t, layout)
 
 
 def launch_forward_tiles[
@@ -428,22 +428,38 @@ def launch_backward_tiles[
     comptime roomy = not masked or shared_memory() >= ROOM
     if t.sizes.shared_heads() and t.sizes.key_len:
         if t.sizes.head_dim <= 64:
-            launch_key_value_tiles[masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
-                launcher, t, layout
-            )
+            launch_key_value_tiles[
+                masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole
+            ](launcher, t, layout)
         else:
-            launch_key_value_tiles[masked, 128, aligned=aligned, bands=1, warps=8 if roomy else 4, step=32, part=32, resident=1, whole=whole](
-                launcher, t, layout
-            )
+            launch_key_value_tiles[
+                masked,
+                128,
+                aligned=aligned,
+                bands=1,
+                warps=8 if roomy else 4,
+                step=32,
+                part=32,
+                resident=1,
+                whole=whole,
+            ](launcher, t, layout)
     if t.sizes.heads() and t.sizes.query_len:
         if t.sizes.head_dim <= 64:
-            launch_query_tiles[masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole](
-                launcher, t, layout
-            )
+            launch_query_tiles[
+                masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole
+            ](launcher, t, layout)
         else:
-            launch_query_tiles[masked, 128, aligned=aligned, bands=2 if roomy else 1, warps=4, step=32, part=16, resident=2, whole=whole](
-                launcher, t, layout
-            )
+            launch_query_tiles[
+                masked,
+                128,
+                aligned=aligned,
+                bands=2 if roomy else 1,
+                warps=4,
+                step=32,
+                part=16,
+                resident=2,
+                whole=whole,
+            ](launcher, t, layout)
 
 
 def launch_query_tiles[
@@ -509,7 +525,9 @@ def launch_key_value_tiles[
     """The kernel of the gradients of key and value in one tiling."""
     comptime rows = 16 * bands * warps
     launcher.launch[
-        fast_key_value_kernel[dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole]
+        fast_key_value_kernel[
+            dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole
+        ]
     ](
         "fast_key_value",
         t.grad_key,

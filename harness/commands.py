@@ -6,8 +6,8 @@ Each is a function of the arguments behind its name that returns an exit code.
 import argparse
 import re
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -15,13 +15,22 @@ from rich.text import Text
 
 from harness.check.options import Options
 from harness.console import Parser, make_console, print_lines, relative, shown
-from harness.errors import BadUse, DamagedFile, WorkbookError
+from harness.errors import BadUse, WorkbookError
 from harness.invocation import command
 from harness.learner import layout, restore
 from harness.learner.progress import BEGUN, Progress
 from harness.learner.work import Work, check_gate
 from harness.screens.checking import check_gates
-from harness.screens.work import is_solved, list_lines, next_hint, show_difference
+from harness.screens.work import (
+    at_hand,
+    coming_up,
+    is_damaged,
+    list_lines,
+    next_hint,
+    puzzle_lines,
+    show_difference,
+    works,
+)
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Gate, Puzzle
 from harness.spec.rungs import NAMES
@@ -38,33 +47,21 @@ def parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
 
 def with_rung(made: argparse.ArgumentParser) -> None:
     """Adds --rung, and --numpy for `--rung numpy`."""
-    made.add_argument("--rung", metavar="ID", help="which of the puzzle's files (default: the last rung)")
+    made.add_argument(
+        "--rung",
+        metavar="ID",
+        help="which of the puzzle's files (default: the one that you are at, else the first unsolved one)",
+    )
     made.add_argument(
         "--numpy", dest="rung", action="store_const", const="numpy", help="the same as --rung numpy"
     )
 
 
 def work_of(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Work:
-    """A puzzle's file of a rung; without one, that of the last rung which holds the gate.
-
-    Where every rung is a part of the puzzle and neither is given: the first file with a gate that has not passed.
-    """
-    if puzzle.every_rung and not rung and gate is None:
-        return next((work for work in works(puzzle) if has_gates_left(work)), works(puzzle)[-1])
+    """A puzzle's file of a rung; without one, that of the last rung which holds the gate; with neither, the file at hand."""
+    if not rung and gate is None:
+        return at_hand(works(puzzle), Progress.load()) or works(puzzle)[-1]
     return Work(puzzle, puzzle.rung(rung) if rung else puzzle.rung_of(gate or ""))
-
-
-def has_gates_left(work: Work) -> bool:
-    """Whether a gate of a file has not passed; a damaged file has."""
-    try:
-        return work.next_gate(Progress.load()) is not None
-    except DamagedFile:
-        return True
-
-
-def works(puzzle: Puzzle) -> list[Work]:
-    """A puzzle's files with blanks, in the order in which they are taken."""
-    return [Work(puzzle, rung) for rung in puzzle.rungs]
 
 
 def parts(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Work]:
@@ -82,20 +79,24 @@ def chosen(name: str | None) -> list[Puzzle]:
 
 
 def list_puzzles(arguments: list[str]) -> int:
-    """Every puzzle with its gates, what has passed, and a progress bar; at the end what comes next."""
-    flags = parser("list", list_puzzles.__doc__, "?").parse_args(arguments)
-    console = make_console(sys.stdout)
-    progress = Progress.load()
-    listed = [(puzzle, works(puzzle)) for puzzle in chosen(flags.puzzle)]
-    for puzzle, files in listed:
+    """The next step; then the puzzle that you are at with its gates, and a line for each other."""
+    made = parser("list", list_puzzles.__doc__, "?")
+    made.add_argument("--all", action="store_true", help="every puzzle with its gates")
+    flags = made.parse_args(arguments)
+    console, progress, puzzles = make_console(sys.stdout), Progress.load(), chosen(flags.puzzle)
+    upcoming = at_hand([work for puzzle in puzzles for work in works(puzzle)], progress)
+    print_lines(console, [coming_up(upcoming, progress)] if upcoming else [])
+    for puzzle in puzzles:
+        whole = flags.all or flags.puzzle or (upcoming and puzzle is upcoming.puzzle)
+        if not whole:
+            print_lines(console, puzzle_lines(puzzle, progress))
+            continue
         console.print(Text(f"{puzzle.name}  {puzzle.title}", style="bold"), soft_wrap=True)
-        for work in files:
+        for work in works(puzzle):
             print_lines(console, list_lines(work, progress))
-    left = next((w for _, files in listed for w in files if not is_solved(w, progress)), None)
-    if left:
-        flag = "" if left.rung.id == left.puzzle.main_rung.id else f" --rung {left.rung.id}"
-        words = f"next: {left.puzzle.name}, {left.rung.words}: {command(f'watch {left.puzzle.name}{flag}')}"
-        print_lines(console, [Text(words, style="dim")])
+    if not (flags.all or flags.puzzle):
+        one, every = command(f"list {puzzles[-1].name}"), command("list --all")
+        print_lines(console, [Text(f"gates of another puzzle: `{one}`; of all: `{every}`", style="dim")])
     return 0
 
 
@@ -122,15 +123,13 @@ def hint(arguments: list[str]) -> int:
     wanted = named[1] if named else wanted
     check_gate(puzzle, flags.rung, None if flags.gate is None else wanted)
     work = work_of(puzzle, flags.rung, None if flags.gate is None else wanted)
-    if flags.gate is None and flags.rung is None:
-        work = file_at_hand(puzzle, progress) or work
     gate = blank_at_hand(work, progress) if flags.gate is None else work.gate(wanted)
     if gate is None:
         print("Every blank has passed: there is nothing to hint at.")
         return 0
-    print_lines(
-        make_console(sys.stdout), next_hint(work, gate.id, progress, int(named[2]) if named else None)
-    )
+    console, number = make_console(sys.stdout), int(named[2]) if named else None
+    width = console.width if console.is_terminal else 0
+    print_lines(console, next_hint(work, gate.id, progress, number, width))
     return 0
 
 
@@ -138,15 +137,6 @@ def blank_at_hand(work: Work, progress: Progress) -> Gate | None:
     """The first blank of a file that was begun and has not passed, else the first that has not; None where all have."""
     states = work.states(progress)
     return next((gate for gate in work.gates if states[gate.id] in BEGUN), work.next_gate(progress))
-
-
-def file_at_hand(puzzle: Puzzle, progress: Progress) -> Work | None:
-    """Of a puzzle's files with a blank that was begun and has not passed the one saved last; None where no file has one."""
-    begun = []
-    for work in works(puzzle):
-        with suppress(DamagedFile):
-            begun += [work] if {*work.states(progress).values()} & {*BEGUN} else []
-    return max(begun, key=lambda work: work.path.stat().st_mtime, default=None)
 
 
 # ---- diff ---------------------------------------------------------------------------------------------------
@@ -172,18 +162,17 @@ def diff(arguments: list[str]) -> int:
 
 
 def reset(arguments: list[str]) -> int:
-    """Put a puzzle's files, or one blank, back to what they were. Asks first, and keeps a copy beside each file."""
+    """Put a puzzle's damaged files, or the one that you are at, or one blank, back to what they were. Asks first, keeps copies."""
     made = parser("reset", reset.__doc__)
     with_rung(made)
-    made.add_argument(
-        "blank", nargs="?", help="one blank (default: every file of the puzzle that was changed)"
-    )
+    made.add_argument("blank", nargs="?", help="one blank (default: all of them)")
     made.add_argument("--yes", action="store_true", help="do not ask")
     flags = made.parse_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
-    changes: dict[Path, str | Path] = {}
-    for work in parts(puzzle, flags.rung, flags.blank):
-        changes |= changed_files(work, flags.blank)
+    changes = changed_files(parts(puzzle, flags.rung, flags.blank), flags.blank)
+    if not (puzzle.every_rung or flags.rung or flags.blank):
+        damaged = changed_files([work for work in works(puzzle) if is_damaged(work)], None)
+        changes = damaged or changes or changed_files([Work(puzzle, puzzle.main_rung)], None)
     if not changes:
         print("Nothing to reset: this is what the puzzle began with.")
         return 0
@@ -206,8 +195,13 @@ def reset(arguments: list[str]) -> int:
     return 0
 
 
-def changed_files(work: Work, blank: str | None) -> dict[Path, str | Path]:
-    """The paths that a reset puts back, each with the text that it writes or the file of the solution that it links to."""
+def changed_files(there: Sequence[Work], blank: str | None) -> dict[Path, str | Path]:
+    """The paths of some files that a reset puts back, each with what it writes there."""
+    return {path: content for work in there for path, content in changes_of(work, blank).items()}
+
+
+def changes_of(work: Work, blank: str | None) -> dict[Path, str | Path]:
+    """The paths of a file that a reset puts back, each with the text that it writes or the file of the solution that it links to."""
     text = restore.restored(work.path, work.solution, blank)
     changes: dict[Path, str | Path] = {} if holds(work.path, text) else {work.path: text}
     if blank is None and work.in_package:
@@ -303,7 +297,7 @@ def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int |
 
 
 def watch(arguments: list[str]) -> int:
-    """Check the current gate each time you save. Keys: n next, r run, h hint, s show, d diff, l list, q quit."""
+    """Check the current gate each time you save. Keys: n next, t stay, r run, h hint, s show, d diff, l list, q quit."""
     made = parser("watch", watch.__doc__)
     with_rung(made)
     made.add_argument(

@@ -1,4 +1,4 @@
-"""What every command shares: its parser of flags, its streams and console, progress on long work, JSON, and paths.
+"""What every command shares: its parser of flags, its streams and console, JSON, and paths.
 
 A terminal that knows no UTF-8 gets plain signs for the others: that is done here, for whatever is printed.
 """
@@ -10,8 +10,7 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -113,36 +112,6 @@ def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
         console.print(
             line if isinstance(line, Text) else Text(printable(line)), soft_wrap=not console.is_terminal
         )
-
-
-@contextmanager
-def progress(console: Console) -> Iterator[tuple]:
-    """Shows what compiles and for how long; in a pipe, one line for each compile. Yields the two callbacks."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    through_max = "Compiling the Mojo kernels for the {} through MAX (half a minute, on a busy machine minutes; then cached)"
-    recorded = "Compiling the Mojo kernels for the {} (seconds, on a busy machine more; then cached)"
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
-        tasks = {}
-
-        def on_compile(target) -> None:
-            words = (recorded if target.kind == "virtual" else through_max).format(target.label)
-            tasks[target.kind] = bars.add_task(words)
-            if not console.is_terminal:
-                console.print(words + " ...")
-
-        def on_ready(target) -> None:
-            if target.kind in tasks:
-                bars.remove_task(tasks.pop(target.kind))
-
-        yield on_compile, on_ready
 
 
 def write_json(data: dict, target: str) -> None:

@@ -16,7 +16,7 @@ from harness import console
 from harness.console import PLAIN, make_console, output_lost, plain_signs, prepare_streams
 
 ROOT = Path(__file__).resolve().parents[1]
-LIST = (sys.executable, "-m", "harness", "list")
+LIST = (sys.executable, "-m", "harness", "list", "--all")
 
 
 def spelled(text: str, encoding: str) -> str:

@@ -69,7 +69,7 @@ def replaced(old: str, new: str) -> Callable[[str], str]:
 
 
 def test_the_puzzles_are_listed_with_their_gates_and_hints(here):
-    code, listed = call("list")
+    code, listed = call("list", "--all")
     assert code == 0 and "p90  A toy: square, forward and backward" in listed
     assert "0/2  Mojo kernels" in listed and "· dsquare" in listed
     assert "0/1  NumPy rung" in listed and "0/3  PyTorch rung: problems/p91/in_torch.py" in listed
@@ -123,15 +123,15 @@ def test_gates_are_unsolved_then_wrong_then_right(here):
     assert "✅ square" not in alone and "on the virtual GPU" in alone and len(alone.splitlines()) < 15
     assert call("diff", "p90", "dsquare")[0] == 3, "what has not passed is not shown"
     solve(here, "p90/op/square.mojo")
-    assert call("p90", "--gate", "dsquare")[0] == 0 and "2/2  Mojo kernels" in call("list")[1], (
+    assert call("p90", "--gate", "dsquare")[0] == 0 and "2/2  Mojo kernels" in call("list", "--all")[1], (
         "both are noted"
     )
     code, right = call("verify", "p90")
     assert code == 0, right
-    assert "2/2  Mojo kernels" in call("list")[1]
+    assert "2/2  Mojo kernels" in call("list", "--all")[1]
     assert "the same as the solution" in call("diff", "p90", "dsquare")[1]
     assert call("reset", "p90", "dsquare", "--yes")[0] == 0
-    assert "1/2  Mojo kernels" in call("list")[1]
+    assert "1/2  Mojo kernels" in call("list", "--all")[1]
 
 
 @pytest.mark.compiler

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.check.checkers import OnFirst
+from harness.check.live import tell
 from harness.check.python_files import LEFT
 from harness.check.results import GateResult, wanted_gates
 from harness.check.upstream import blame_gates
@@ -144,6 +145,8 @@ class Judge:
                 break
             if kind == "begun":
                 self.gate, seconds = value
+                if self.gate in gates:
+                    tell(f"{self.gate}, gate {gates.index(self.gate) + 1} of {len(gates)}")
                 seconds = float(os.environ.get(SECONDS) or seconds)
             else:
                 verdicts[value.gate.id] = value

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.check.checkers import OnFirst
+from harness.check.live import tell
 from harness.check.results import GateResult, wanted_gates
 from harness.check.upstream import blame_gates
 from harness.devices.recorder import Order, Recording, record_dtypes
@@ -161,6 +162,7 @@ class Checker:
             orders.append(self.other._order(package, narrow, variants))
         pool = ThreadPoolExecutor(max_workers=1)
         try:
+            tell("compiling the kernels")
             with self._timed("compiler"):
                 recording = pool.submit(record_dtypes, orders, self.puzzle.name)
                 self._prepare(cases, recording)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from harness.check.live import tell
 from harness.check.places import in_the_kernels_words
 from harness.devices.recorder import Recording
 from harness.devices.targets import VIRTUAL, Target
@@ -65,8 +66,9 @@ class Compiled:
         self._ran: dict[Case, Tensors] = {}
 
     def outcome(self, variant: str, cases: Sequence[Case]) -> Outcome:
-        for case in cases:
+        for number, case in enumerate(cases, 1):
             if case not in self._ran:
+                tell(f"{self.target.label}: case {number} of {len(cases)} ({case.name})")
                 self._ran[case] = self._execute(case)
         return Outcome({case.name: of_variant(self._ran[case], variant) for case in cases})
 
@@ -132,7 +134,8 @@ class Simulated:
     def _replay(self, variant: str, cases: Sequence[Case], given: bool = False) -> Outcome:
         replay = self._replays[variant] = self._new_machine()
         outcome = Outcome(given=given)
-        for case in cases:
+        for number, case in enumerate(cases, 1):
+            tell(f"{variant} on the virtual GPU: case {number} of {len(cases)} ({case.name})")
             replay.gpu.steps = STEPS + self.reference.puzzle.multiply_adds(case.dims)
             saved = self.reference.saved(case, self.target, variant) if given else {}
             try:

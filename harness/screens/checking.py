@@ -1,5 +1,6 @@
 """What the commands that check a puzzle do: have it judged, print the verdicts, write the data, remember what has passed."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,12 @@ from rich.text import Text
 from harness.check.checkers import judge_of
 from harness.check.options import Options, package_of
 from harness.check.results import exit_code
-from harness.console import print_lines, progress, shown, write_json
+from harness.console import print_lines, shown, write_json
 from harness.errors import BadUse, WorkbookError
 from harness.learner.progress import Progress
 from harness.learner.work import Work, package_blanks
 from harness.screens import gate_report
+from harness.screens.live import compile_callbacks, live
 from harness.screens.work import is_solved, next_step
 from harness.spec.puzzle import Case
 from harness.spec.rungs import name_of
@@ -74,15 +76,10 @@ def check_gates(
         ran = package or work.package
         about = f"ran {shown(ran.path)} (hash {ran.digest[:8]}), {options.dtype}, seed {options.seed}, on the virtual GPU"
         print_lines(console, [Text(f"   {about}", style="dim")])
-    shows_first = bool(gates) and work.in_package
-    results = checker.check(
-        target,
-        gates,
-        cases,
-        on_first=(lambda first: print_lines(console, gate_report.first_lines(first)))
-        if shows_first
-        else None,
-    )
+    first = (lambda first: print_lines(console, gate_report.first_lines(first))) if gates else None
+    # A gate in Python may be one that prints, or that stops in a debugger: it has the terminal to itself.
+    with live(console, ticking=work.in_package) if work.in_package or not gates else nullcontext():
+        results = checker.check(target, gates, cases, on_first=first if work.in_package else None)
     wanted = gates or work.rung.gates
     judged = {result.gate.id for result in results}
     if silent := [id for id in wanted if id not in judged]:
@@ -118,7 +115,8 @@ def check_kernels(console: Console, options: Options, before: int = 0) -> int:
     from harness.check import runs
     from harness.screens.report import Report, as_json
 
-    with progress(console) as (on_compile, on_ready):
+    with live(console) as bars:
+        on_compile, on_ready = compile_callbacks(console, bars)
         run = runs.run(options, on_compile=on_compile, on_ready=on_ready)
     Report(console, verbose=options.verbose).run(run)
     if options.root == "problems" and not options.dims and options.dtype == "float32":

@@ -1,5 +1,7 @@
 """What the gates of a learner's puzzle look like on a terminal: verdicts, diagnoses, progress. Computes nothing."""
 
+import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -111,12 +113,19 @@ def progress_bar(done: int, total: int, width: int = 20) -> str:
     return f"[{'#' * filled}{'-' * (width - filled)}] {done}/{total}"
 
 
-def hint_lines(hint: Hint, number: int, total: int) -> Iterator[Text]:
-    """A rung: its name and place in the ladder, the paragraph, the code."""
+def hint_lines(hint: Hint, number: int, total: int, width: int = 0) -> Iterator[Text]:
+    """A rung: its name and place in the ladder, the paragraph, the code; `width` columns wide, or as long as it is."""
     yield Text(f"Hint {hint.id} ({number} of {total})", style="bold")
-    yield Text(hint.text)
+    yield from (Text(line) for line in (wrapped(hint.text, width) if width else [hint.text]))
     for line in hint.code.splitlines():
         yield Text(f"    {line}", style="cyan")
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """A paragraph in lines; no line ends within `code`."""
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\xa0"), text)
+    lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def repeat_lines(result: GateResult, puzzle: Puzzle) -> list[str]:

@@ -1,5 +1,7 @@
 """`watch`: checks the current gate each time one of its files is saved, in one warm process.
 
+The gate is the one whose blank was edited, and after one that has passed the next that has not.
+
 Three parts: `Watch` is the loop and its keys, `Terminal` owns the keyboard and the screen, `Files` notices saves. A
 check runs in a thread, so that keys answer while a kernel compiles. Files are compared by content, many times a second:
 that notices every way in which editors and network folders save, by renaming included.
@@ -19,18 +21,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console, RenderableType
+from rich.segment import Segment, Segments
+from rich.style import Style
 from rich.text import Text
 
 from harness.check.checkers import RungChecker, judge_of
 from harness.check.gates import Checker
+from harness.check.live import listening
 from harness.console import make_console, relative
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner import blanks
 from harness.learner.blanks import Blank
-from harness.learner.progress import FILE, Progress
+from harness.learner.progress import FILE, Progress, fingerprint
 from harness.learner.work import Work
 from harness.screens import gate_report
 from harness.screens.work import list_lines, next_hint, next_step, show_difference
+from harness.spec.puzzle import Gate
 from harness.spec.rungs import name_of
 from harness.toolchain import roots
 from harness.toolchain.cache import digest
@@ -41,7 +47,7 @@ POLL = 0.05
 DEBOUNCE = 0.2
 """Seconds for which a file must stay as it is before it is checked: editors write in several steps."""
 END_OF_INPUT = "\x04"
-KEYS = "n next · r run · h hint · s show · d diff · l list · q quit"
+KEYS = "n next · t stay · r run · h hint · s show · d diff · l list · q quit"
 
 
 class Files:
@@ -107,21 +113,40 @@ class Terminal:
             key = ""
         return "q" if key in ("", END_OF_INPUT) else key
 
-    def show(self, lines: Iterable[RenderableType], footer: str) -> None:
-        """A new screen: the lines, and the footer as the last of them."""
+    def show(self, lines: Iterable[RenderableType], footer: str, page: int = 0) -> None:
+        """A new screen: the lines, a page of those after the first where they are too many, and the footer as the last."""
+        if not self.console.is_terminal:
+            for line in lines:
+                self.console.print(line, soft_wrap=True)
+            return
+        rows = [row for line in lines for row in self.console.render_lines(line, pad=False)]
+        room = self.console.height - 1
+        if len(rows) > room:
+            size = room - 2
+            first = page % -(-(len(rows) - 1) // size) * size
+            shown = rows[1 + first :][:size]
+            words = f"... lines {first + 1} to {first + len(shown)} of {len(rows) - 1}; m shows more"
+            rows = [rows[0], *shown, [Segment(words, Style(dim=True))]]
+        self.console.clear()
+        self.console.print(Segments([part for row in rows for part in (*row, Segment.line())]), end="")
+        self.console.print(Text(footer, style="reverse"), end="")
+
+    def say(self, words: str) -> None:
+        """Writes a line over the second of the screen; everything else, and the cursor, stays."""
         if self.console.is_terminal:
-            self.console.clear()
-        for line in lines:
-            self.console.print(line, soft_wrap=not self.console.is_terminal)
-        if self.console.is_terminal:
-            self.console.print(Text(footer, style="reverse"), end="")
+            line = Text(words, style="dim", no_wrap=True, overflow="ellipsis")
+            with self.console.capture() as captured:
+                self.console.print(line, end="")
+            self.console.file.write(f"\x1b7\x1b[2;1H\x1b[2K{captured.get()}\x1b8")
+            self.console.file.flush()
 
 
 @dataclass
 class Check:
     """One check, running or done: the gate, the blanks as they were, how it came out, and how long it took.
 
-    `first` are the verdicts on the first case, where the checker gives them before it runs the others, at `first_at`.
+    `first` are the verdicts on the first case, where the checker gives them before it runs the others, at `first_at`;
+    `doing` is what the checker is at.
     """
 
     gate: str
@@ -130,6 +155,7 @@ class Check:
     first: list = field(default_factory=list)
     results: list = field(default_factory=list)
     error: str = ""
+    doing: str = ""
     first_at: float = 0.0
     seconds: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
@@ -138,6 +164,20 @@ class Check:
     def correct(self) -> bool:
         """Whether the gate has passed."""
         return bool(self.results) and all(result.state == "correct" for result in self.results)
+
+    def told(self, words: str) -> None:
+        """Takes what the checker is at, in the thread of the check."""
+        self.doing = words
+
+    @property
+    def status(self) -> str:
+        """What is going on, and from the first second on for how long."""
+        seconds = int(time.monotonic() - self.started)
+        return (
+            f"checking {self.gate}: {self.doing or 'starting'}, {seconds} s"
+            if seconds
+            else f"checking {self.gate} ..."
+        )
 
     def unread_hint(self, progress: Progress, key: str) -> int | None:
         """The number of the rung that the diagnosis names, unless it was read."""
@@ -157,12 +197,17 @@ class Watch:
         self.check: Check | None = None
         self.checker: RungChecker | None = None
         self.notes: list[RenderableType] = []
-        self.skipping = False
+        self.passed: list[Text] = []  # the verdict on the gate that has just passed
+        self.last = self.gate
+        self.bodies: dict[str, str] = {}
+        self.staying = self.skipping = False
+        self.page = 0
         self.again = False
 
     def run(self) -> int:
         """Watches until q is pressed. Returns 0; Ctrl-C ends it too."""
         self.choose_first_gate()
+        self.follow()
         files = Files(self.work)
         with Terminal(self.console) as terminal:
             self.terminal = terminal
@@ -170,12 +215,16 @@ class Watch:
             shown: Check | None = None  # the check whose first verdict is on the screen
             while True:
                 if files.saved():
+                    self.follow()
                     self.start()
                 if self.check and self.check.done.is_set() and not self.check.seconds:
                     self.finish()
                 if self.check and self.check.first_at and self.running() and shown is not self.check:
                     shown = self.check
                     self.draw()
+                if self.running() and self.current.status != self.status:
+                    self.status = self.current.status
+                    terminal.say(self.status)
                 key = terminal.key(POLL)
                 if key == "q":
                     terminal.show([], "")
@@ -192,15 +241,32 @@ class Watch:
                 upcoming = None
             self.gate = (upcoming or self.work.gates[0]).id
 
+    def follow(self) -> None:
+        """Goes to the blank that was edited since the last look; a damaged file is reported by the check that follows."""
+        try:
+            bodies = {id: fingerprint(blank) for id, blank in self.work.blanks().items()}
+        except DamagedFile:
+            return
+        edited = [
+            gate.id
+            for gate in self.work.gates
+            if self.bodies.get(gate.id, bodies[gate.id]) != bodies[gate.id]
+        ]
+        self.bodies = bodies
+        if edited and self.gate not in edited:
+            self.gate = edited[0]
+
     # ---- Checking --------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Begins a check of the current gate, or remembers to, where one is running."""
+    def start(self, passed: Sequence[Text] = ()) -> None:
+        """Begins a check of the current gate, below the verdict on one that has passed, or remembers to, where one is running."""
         if self.check and not self.check.done.is_set():
             self.again = True
             return
-        self.notes, self.skipping, self.again = [], False, False
+        self.notes, self.skipping, self.again, self.page = [], False, False, 0
+        self.passed = [*passed]
         self.check = Check(self.gate, time.monotonic())
+        self.status = self.check.status
         threading.Thread(target=self.judge, args=(self.check,), daemon=True).start()
         self.draw()
 
@@ -209,9 +275,10 @@ class Watch:
         try:
             self.checker = self.checker or judge_of(self.work)
             check.blanks = self.work.blanks()
-            check.results = self.checker.check(
-                self.work.target, [check.gate], on_first=lambda results: self.show_first(check, results)
-            )
+            with listening(check.told):
+                check.results = self.checker.check(
+                    self.work.target, [check.gate], on_first=lambda results: self.show_first(check, results)
+                )
         except WorkbookError as error:
             check.error = str(error)
         except Exception as error:  # a file that vanishes between two looks must not end the loop
@@ -229,10 +296,21 @@ class Watch:
         for result in check.results:
             id = result.gate.id
             self.progress.note(self.work.key(id), check.blanks[id], result.state == "correct")
+        upcoming = None if self.staying or not check.correct else self.upcoming()
         if self.again:
             self.start()
+        elif upcoming:
+            passed, self.last, self.gate = [*self.verdict()], self.gate, upcoming.id
+            self.start(passed)
         else:
             self.draw()
+
+    def upcoming(self) -> Gate | None:
+        """The next gate that has not passed; None where all have, or the file cannot be read."""
+        try:
+            return self.work.next_gate(self.progress, after=self.gate)
+        except DamagedFile:
+            return None
 
     # ---- Keys ------------------------------------------------------------------------------------------------
 
@@ -240,6 +318,7 @@ class Watch:
         """Goes on to the next gate that has not passed; from one that has not passed only when asked twice."""
         if self.running():
             return
+        self.staying = False
         if not self.current.correct and not self.skipping:
             self.skipping = True
             self.note([Text(f"{self.gate} has not passed; n once more goes on all the same", style="yellow")])
@@ -255,17 +334,34 @@ class Watch:
         self.gate = upcoming.id
         self.start()
 
+    def stay(self) -> None:
+        """Stays at a gate that passes, until n goes on; pressed again, goes on by itself as before."""
+        self.staying = not self.staying
+        words = (
+            "stays at a gate that passes, until n"
+            if self.staying
+            else "goes on by itself once a gate has passed"
+        )
+        self.note([Text(words, style="dim")])
+
+    def more(self) -> None:
+        """The next page of a screen that is too long."""
+        self.page += 1
+        self.draw()
+
     def hint(self) -> None:
         """The rung that the diagnosis names, once, and then the next rung of the gate's ladder."""
         named = None if self.running() else self.current.unread_hint(self.progress, self.work.key(self.gate))
-        self.note(self.safely(lambda: next_hint(self.work, self.gate, self.progress, named)))
+        width = self.console.width if self.console.is_terminal else 0
+        self.note(self.safely(lambda: next_hint(self.work, self.gate, self.progress, named, width)))
 
     def diff(self) -> None:
-        """The blank beside the solution's, once it has passed."""
+        """The blank beside the solution's, once it has passed; of a gate that has not, that of the one before."""
+        gate = self.last if self.passed and not self.current.correct else self.gate
 
         def lines() -> list[RenderableType]:
             with self.console.capture() as captured:
-                show_difference(self.console, self.work, self.progress, [self.gate])
+                show_difference(self.console, self.work, self.progress, [gate])
             return [Text.from_ansi(captured.get())]
 
         self.note(self.safely(lines))
@@ -296,8 +392,8 @@ class Watch:
             return [Text(relative(str(error)), style="red")]
 
     def note(self, lines: Sequence[RenderableType]) -> None:
-        """Shows lines below the verdict until the next check or key."""
-        self.notes = list(lines)
+        """Shows lines after the first of the verdict until the next check or key."""
+        self.notes, self.page = list(lines), 0
         self.draw()
 
     @property
@@ -313,11 +409,13 @@ class Watch:
     # ---- The screen ------------------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """The gate, the verdict or what is going on, what a key asked for, and the keys."""
-        self.terminal.show([*self.heading(), *self.verdict(), Text(""), *self.notes], KEYS)
+        """The gate, the verdict or what is going on, what a key asked for after its first line, and the keys."""
+        first, *rest = self.verdict()
+        notes = [Text(""), *self.notes, Text("")] if self.notes else []
+        self.terminal.show([self.heading(), *self.passed, first, *notes, *rest], KEYS, self.page)
 
-    def heading(self) -> Iterable[Text]:
-        """Puzzle, gate and progress."""
+    def heading(self) -> Text:
+        """Puzzle, gate and progress, in one line of the screen."""
         try:
             states = self.work.states(self.progress)
             done = gate_report.progress_bar(sum(s == "passed" for s in states.values()), len(states))
@@ -327,14 +425,15 @@ class Watch:
         rung = self.work.rung.id
         main = rung == self.work.puzzle.main_rung.id
         name = self.work.puzzle.name if main else f"{self.work.puzzle.name} in {name_of(rung)}"
-        yield Text(f"{name} · {gate.id}: {gate.about}   {done}", style="bold")
+        words = f"{name} · {gate.id}   {done}   {gate.about}"
+        return Text(words, style="bold", no_wrap=True, overflow="ellipsis")
 
     def verdict(self) -> Iterable[Text]:
         """What the check of the current gate came to."""
         check = self.current
         if self.running() or not check.seconds:
+            yield Text(check.status, style="dim")
             yield from gate_report.first_lines(check.first)
-            yield Text(f"checking {check.gate} ...", style="dim")
             return
         if check.error:
             yield Text(relative(check.error), style="red")
@@ -342,12 +441,16 @@ class Watch:
             for result in check.results:
                 yield from gate_report.verdict_lines(result, self.work.puzzle, self.work.path, check.blanks)
         yield Text(f"{check.seconds:.1f} s after the save", style="dim")
-        if check.correct:
+        if check.correct and self.upcoming() is None:
+            yield Text(next_step(self.work, self.progress), style="green")
+        elif check.correct and self.staying:
             yield Text(f"{check.gate} has passed: n goes on to the next gate", style="green")
 
 
 ACTIONS: dict[str, Callable[[Watch], None]] = {
     "n": Watch.go_on,
+    "t": Watch.stay,
+    "m": Watch.more,
     "r": Watch.start,
     "h": Watch.hint,
     "s": Watch.show,
@@ -388,6 +491,7 @@ def measure(work: Work, gate: str, saves: int) -> list[Measured]:
         skeleton, solution = blanks.read(copy.path), blanks.read(copy.solution)
         body = blanks.find(solution)[gate].body
         watch = Watch(copy, gate, Console(file=io.StringIO()))
+        watch.staying = True
         watch.terminal = Terminal(watch.console)
         watch.progress = Progress(Path(folder) / FILE)
         files = Files(copy)

@@ -1,6 +1,6 @@
 """A learner's work on the screen: the list of gates, the next hint, the lines beside the solution's."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -13,6 +13,10 @@ from harness.learner.progress import Progress
 from harness.learner.work import Work
 from harness.screens import difference, gate_report
 from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.puzzle import Puzzle
+
+DAMAGED = "red"
+"""The style of the line of a file that cannot be read."""
 
 
 def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
@@ -21,7 +25,7 @@ def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
     try:
         states = work.states(progress)
     except DamagedFile as error:
-        yield Text(f"   {title}: {error}", style="red")
+        yield Text(f"   {title}: {error}", style=DAMAGED)
         return
     done = sum(state == "passed" for state in states.values())
     yield Text(f"   {gate_report.progress_bar(done, len(states))}  {title}: {shown(work.path)}")
@@ -29,6 +33,75 @@ def list_lines(work: Work, progress: Progress) -> Iterable[Text]:
     for gate in work.gates:
         mark, words = gate_report.STATES[states[gate.id]]
         yield Text(f"      {mark} {gate.id:<{width}} {words + '':<24} {gate.about}")
+
+
+def puzzle_lines(puzzle: Puzzle, progress: Progress) -> Iterator[Text]:
+    """One puzzle in a line: how many of its gates have passed, those of optional files left out; then its damaged files."""
+    states = [
+        state for work in works(puzzle) if not work.rung.optional for state in gate_states(work, progress)
+    ]
+    bar = gate_report.progress_bar(states.count("passed"), len(states), 10)
+    yield Text(f"{puzzle.name}  {bar:<18} {puzzle.title}", no_wrap=True, overflow="ellipsis")
+    for work in works(puzzle):
+        yield from (line for line in list_lines(work, progress) if line.style == DAMAGED)
+
+
+def coming_up(work: Work, progress: Progress) -> Text:
+    """The line that says what comes next, and what to type."""
+    try:
+        gate = work.next_gate(progress)
+    except DamagedFile:
+        gate = None
+    what = f"{work.puzzle.name}, {work.rung.words}{f', {gate.id}' if gate else ''}"
+    return Text(f"next: {what}: {watching(work, progress)}", style="bold green")
+
+
+def works(puzzle: Puzzle) -> list[Work]:
+    """A puzzle's files with blanks, in the order in which they are taken."""
+    return [Work(puzzle, rung) for rung in puzzle.rungs]
+
+
+def at_hand(files: Sequence[Work], progress: Progress) -> Work | None:
+    """Of some files the one that somebody is at; None where nothing is left.
+
+    It is the one saved last of those that hold something and are not solved; else the first unsolved one after every file
+    that holds something; else one before those, unless it is optional.
+    """
+    begun = [work for work in files if is_begun(work, progress)]
+    unsolved = [work for work in begun if not is_solved(work, progress)]
+    if unsolved:
+        return max(unsolved, key=lambda work: work.path.stat().st_mtime if work.path.exists() else 0)
+    after = files.index(begun[-1]) + 1 if begun else 0
+    order = [*files[after:], *(work for work in files[:after] if not work.rung.optional)]
+    return next((work for work in order if not is_solved(work, progress)), None)
+
+
+def watching(work: Work, progress: Progress) -> str:
+    """The command that watches a file; it names the rung where it would otherwise take another."""
+    first = at_hand(works(work.puzzle), progress)
+    flag = "" if first and first.rung.id == work.rung.id else f" --rung {work.rung.id}"
+    return command(f"watch {work.puzzle.name}{flag}")
+
+
+def is_begun(work: Work, progress: Progress) -> bool:
+    """Whether a file holds anything in its blanks; one that is damaged or gone counts as begun."""
+    return {*gate_states(work, progress)} != {"unsolved"}
+
+
+def is_damaged(work: Work) -> bool:
+    """Whether a file, or a link of its op package, is gone or cannot be read."""
+    try:
+        return not work.blanks() or not work.target
+    except DamagedFile:
+        return True
+
+
+def gate_states(work: Work, progress: Progress) -> list[str]:
+    """The state of each gate of a file: "damaged" where it is gone or cannot be read."""
+    try:
+        return [*work.states(progress).values()]
+    except DamagedFile:
+        return ["damaged"] * len(work.gates)
 
 
 def next_step(work: Work, progress: Progress) -> str:
@@ -39,34 +112,35 @@ def next_step(work: Work, progress: Progress) -> str:
     if any(state != "passed" for state in work.states(progress).values()):
         return ""
     done = f"{work.puzzle.name}, {work.rung.words}: {len(work.gates)} of {len(work.gates)}, solved."
+    mine = [each for each in works(work.puzzle) if not each.rung.optional]
+    finale = next((demo for demo in work.puzzle.demos if demo.finale), None)
+    if finale and all(is_solved(each, progress) for each in mine):
+        return f"{done} What now: {finale.about}: `{command(f'{work.puzzle.name} --{finale.flag}')}`"
     order = list(steps())
     here = [(step.puzzle.name, step.rung.id) for step in order].index((work.puzzle.name, work.rung.id))
     for step in [*order[here + 1 :], *(step for step in order[:here] if not step.rung.optional)]:
         if is_solved(step, progress):
             continue
-        flag = "" if step.rung.id == step.puzzle.main_rung.id else f" --rung {step.rung.id}"
-        typed = command(f"watch {step.puzzle.name}{flag}")
-        return f"{done} What now: {step.puzzle.name}, {step.rung.words} ({shown(step.path)}): `{typed}`"
+        where = f"{step.puzzle.name}, {step.rung.words} ({shown(step.path)})"
+        return f"{done} What now: {where}: `{watching(step, progress)}`"
     return f"{done} Nothing is left: `{command('verify')}` checks all of it at once."
 
 
 def steps() -> Iterator[Work]:
     """Every file with blanks in the order in which they are taken: puzzle by puzzle, and of each its rungs."""
     for puzzle in map(find_puzzle, puzzle_names()):
-        for rung in puzzle.rungs:
-            yield Work(puzzle, rung)
+        yield from works(puzzle)
 
 
 def is_solved(work: Work, progress: Progress) -> bool:
     """Whether every gate of a file has passed; one that cannot be read counts as open."""
-    try:
-        return all(state == "passed" for state in work.states(progress).values())
-    except DamagedFile:
-        return False
+    return {*gate_states(work, progress)} == {"passed"}
 
 
-def next_hint(work: Work, gate: str, progress: Progress, number: int | None = None) -> list[Text]:
-    """The lines of a rung, the next one unless a number is given, which is then remembered as read."""
+def next_hint(
+    work: Work, gate: str, progress: Progress, number: int | None = None, width: int = 0
+) -> list[Text]:
+    """The lines of a rung, the next one unless a number is given, which is then remembered as read; `width` of a terminal."""
     ladder = hints.ladder(work.puzzle.name, work.ladder(gate))
     key = work.key(gate)
     if number is not None and not 1 <= number <= len(ladder):
@@ -74,7 +148,7 @@ def next_hint(work: Work, gate: str, progress: Progress, number: int | None = No
     number = number or min(progress.hints.get(key, 0) + 1, len(ladder))
     last = progress.hints.get(key, 0) >= len(ladder)
     progress.read_hint(key, number)
-    lines = list(gate_report.hint_lines(ladder[number - 1], number, len(ladder)))
+    lines = list(gate_report.hint_lines(ladder[number - 1], number, len(ladder), width))
     if last and number == len(ladder):
         rung = "" if work.rung.id == work.puzzle.rung_of(gate).id else f" --rung {work.rung.id}"
         spoil = command(f"diff {work.puzzle.name} {gate}{rung} --spoil")

@@ -73,12 +73,14 @@ class Demo:
 
     `run` is "module:function", imported when it is asked for; the function takes a rich Console and returns the exit
     code. Where the demonstration has `options` it takes the rest of the command line too, as a list, --help included.
+    A `finale` is what comes after the puzzle's last gate.
     """
 
     flag: str
     about: str
     run: str
     options: bool = False
+    finale: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from harness.learner import blanks, hints, progress, restore
 from harness.learner.work import Work
 from harness.puzzles.p22.spec import PUZZLE
 from harness.screens import doctor
-from harness.spec.catalogue import find_puzzle
+from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.rungs import NumpyRung
 from harness.toolchain import roots
 
@@ -173,7 +173,7 @@ def test_after_an_error_without_a_name_the_next_rung_is_offered_not_the_first_ag
         (("hint", "p22", "dx-9"), "the ladder of dx has rungs 1 to 3, not 9"),
         (("hint", "p99"), "unknown puzzle 'p99'"),
         (("hint",), "the following arguments are required: puzzle"),
-        (("list", "--all"), "unrecognized arguments: --all"),
+        (("list", "--whole"), "unrecognized arguments: --whole"),
         (("diff", "p22", "ln", "--numpy"), "unknown gate 'ln'; there is db, dW"),
         (("reset", "p22", "dy"), "unknown blank 'dy'; there is ln"),
         (("watch", "p22", "--gate", "dy"), "unknown gate 'dy'"),
@@ -246,7 +246,7 @@ def test_numpy_unsolved_then_wrong_then_right(checkout):
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
     right = checkout.run("p22", "--numpy")
     assert right.returncode == 0 and right.stdout.count("✅") == 5
-    assert "] 5/5  NumPy rung" in checkout.run("list").stdout
+    assert "] 5/5  NumPy rung" in checkout.run("list", "p22").stdout
 
 
 @pytest.mark.parametrize(
@@ -751,16 +751,54 @@ def test_doctor_goes_on_behind_a_check_that_fails(monkeypatch):
 
 
 def test_the_end_of_a_rung_says_what_now_and_the_list_says_what_is_next(checkout):
-    listed = checkout.run("list", "p22").stdout.splitlines()
-    first = find_puzzle("p22").rungs[0]
-    assert listed[-1] == f"next: p22, {first.words}: python -m harness watch p22 --rung {first.id}"
+    def upcoming() -> str:
+        return checkout.run("list", "p22").stdout.splitlines()[0]
+
+    assert upcoming() == f"next: p22, {find_puzzle('p22').rungs[0].words}, dmean: python -m harness watch p22"
     checkout.fill(checkout.numpy, "db")
     assert "What now" not in checkout.run("p22", "--numpy").stdout
+    assert upcoming() == "next: p22, NumPy rung, dW: python -m harness watch p22", "somebody is at it"
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
     said = checkout.run("p22", "--numpy").stdout.splitlines()[-1]
     assert said.startswith("   p22, NumPy rung: 5 of 5, solved. What now: p22, ")
     assert said.endswith("`python -m harness watch p22`") and "problems/p22/op/layernorm_linear.mojo" in said
+    assert upcoming() == "next: p22, Mojo kernels, ln: python -m harness watch p22", "after what is solved"
     assert "What now" not in checkout.run("p22", "--numpy", "--gate", "db").stdout, "said once"
+
+
+def test_the_list_unfolds_the_puzzle_at_hand_and_gives_each_other_a_line(checkout):
+    checkout.fill(checkout.numpy, "db")
+    assert checkout.run("p22", "--numpy", "--gate", "db").returncode == 0
+    first, *lines, last = checkout.run("list").stdout.splitlines()
+    assert first == "next: p22, NumPy rung, dW: python -m harness watch p22"
+    assert "      ✅ db        passed                   the gradient of the linear bias" in lines
+    others = [puzzle for puzzle in map(find_puzzle, puzzle_names()) if puzzle.name != "p22"]
+    for puzzle in others:
+        assert [line for line in lines if line.startswith(puzzle.name) and puzzle.title in line]
+        assert not [line for line in lines if line.startswith(f"{puzzle.name}  {puzzle.title}")]
+    assert (
+        last
+        == f"gates of another puzzle: `python -m harness list {puzzle_names()[-1]}`; of all: `python -m harness list --all`"
+    )
+    every = checkout.run("list", "--all").stdout
+    assert all(f"\n{puzzle.name}  {puzzle.title}\n" in every for puzzle in others)
+
+
+def test_after_puzzle_27_its_model_is_trained(monkeypatch, tmp_path):
+    from harness.learner.work import Work
+    from harness.screens.work import next_step
+
+    monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
+    (tmp_path / "solutions").symlink_to(ROOT / "solutions")
+    noted, puzzle = progress.Progress.load(), find_puzzle("p27")
+    for rung in puzzle.rungs:
+        work = Work(puzzle, rung)
+        work.path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(work.solution, work.path)
+        for gate in work.gates:
+            assert "--train" not in next_step(work, noted)
+            noted.note(work.key(gate.id), work.blanks()[gate.id], True)
+    assert next_step(work, noted).endswith("(--train --help: its flags): `python -m harness p27 --train`")
 
 
 def test_only_the_puzzle_s_own_cases_count_as_passed(checkout):

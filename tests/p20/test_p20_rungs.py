@@ -329,6 +329,15 @@ def test_exchanged_arguments_of_a_kernel_are_named_and_not_called_strides(tmp_pa
     ]
 
 
+def test_an_operator_that_cannot_be_called_is_not_said_to_compute_wrong_numbers(tmp_path):
+    found = verdict("register", "define", "register.py", "softmax(x: Tensor)", "softmax(x)", tmp_path)
+    assert (
+        found.state == "wrong"
+        and "must have a type annotation" in found.diagnosis[0]
+        and len(found.diagnosis) == 1
+    )
+
+
 def test_a_gradient_that_gradcheck_refuses_is_one_short_line(tmp_path):
     found = verdict(
         "register", "gradient", "register.py", "return softmax_backward(dy, y)", "return 2 * softmax_backward(dy, y)", tmp_path

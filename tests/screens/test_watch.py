@@ -1,5 +1,6 @@
 """Watch, driven as by a person: a real process behind a pseudo-terminal, files saved in all the ways that editors do."""
 
+import io
 import os
 import pty
 import re
@@ -14,24 +15,28 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
+from harness.check.live import listening, tell
 from harness.learner import blanks
+from harness.screens.watch import Check, Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS = "n next · r run · h hint · s show · d diff · l list · q quit"
+KEYS = "n next · t stay · r run · h hint · s show · d diff · l list · q quit"
 START = "import sys, pathlib; from harness.toolchain import roots; roots.CHECKOUT = pathlib.Path.cwd(); from harness.cli import main; sys.exit(main())"
 
 
 class Session:
-    """A watch process in a pseudo-terminal of 120 columns; `screen` is what the last screen holds."""
+    """A watch process in a pseudo-terminal, 120 columns wide without `size`; `screen` is what the last screen holds."""
 
-    def __init__(self, folder: Path, *arguments: str):
+    def __init__(self, folder: Path, *arguments: str, size: tuple[int, int] = (50, 120)):
         self.path = folder
         shutil.copytree(ROOT / "solutions" / "p22", folder / "solutions" / "p22")
         blanks.generate(folder / "solutions", folder / "problems")
         self.numpy = folder / "problems" / "p22" / "backward.py"
         self.kernels = folder / "problems" / "p22" / "op" / "layernorm_linear.mojo"
-        self.arguments = arguments
+        self.arguments, self.size = arguments, size
         self.pid = self.terminal = 0  # until it is started
         self.received = ""
 
@@ -43,7 +48,7 @@ class Session:
             environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
             environment.pop("COLUMNS", None)
             os.execve(sys.executable, [sys.executable, "-c", START, *self.arguments], environment)
-        ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 120, 0, 0))
+        ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *self.size, 0, 0))
 
     def press(self, key: str) -> None:
         """Presses a key; what was on the screen before no longer counts."""
@@ -73,6 +78,7 @@ class Session:
     def screen(self) -> str:
         """The last complete screen as text."""
         screens = self.received.split("\x1b[2J\x1b[H")
+        screens[-1] = re.sub(r"\x1b7.*?\x1b8", "", screens[-1])  # the line that moves
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screens[-1])
 
     def wait(self, words: str, seconds: float = 60) -> str:
@@ -122,20 +128,101 @@ RIGHT_DB = "    return dy.sum((0, 1))"
 RIGHT_DW = '    return np.einsum("bso,bsh->oh", dy, x_hat * gamma + beta)'
 
 
-def test_a_save_is_checked_and_n_goes_on_only_after_green(watch):
+def test_a_save_is_checked_and_goes_on_by_itself_only_after_green(watch):
     watch.save(watch.numpy, db=WRONG_DB)
     screen = watch.wait("❌ db")
     assert "got " in screen and "expected " in screen and "hint p22 numpy-db-2" in screen
     watch.press("n")
     assert "p22 in NumPy · db" in watch.wait("db has not passed")
     watch.save(watch.numpy, db=RIGHT_DB)
+    screen = watch.wait("⏳ dW")
+    heading, passed = screen.splitlines()[:2]
+    assert "p22 in NumPy · dW" in heading and "1/5" in heading and passed.startswith("✅ db")
+    watch.press("d")
+    watch.wait("the same as the solution")
+    watch.save(watch.numpy, db=RIGHT_DB, dW=RIGHT_DW)
+    assert "✅ dW" in watch.wait("⏳ dgamma")
+
+
+def test_t_stays_at_a_gate_that_passes_until_n(watch):
+    watch.press("t")
+    watch.wait("stays at a gate that passes")
+    watch.save(watch.numpy, db=RIGHT_DB)
     screen = watch.wait("✅ db")
-    assert "1/5" in screen and "n goes on to the next gate" in screen
-    assert "p22 in NumPy · db" in screen, "it does not go on by itself"
+    assert "p22 in NumPy · db" in screen and "n goes on to the next gate" in screen
     watch.press("n")
     watch.wait("⏳ dW")
-    watch.save(watch.numpy, dW=RIGHT_DW)
+    watch.save(watch.numpy, db=RIGHT_DB, dW=RIGHT_DW)
+    assert "✅ dW" in watch.wait("⏳ dgamma"), "n ends the stay"
+
+
+def test_the_blank_that_was_edited_is_checked(watch):
+    watch.save(watch.numpy, dW="    return dy")
+    assert "p22 in NumPy · dW" in watch.wait("❌ dW").splitlines()[0]
+    watch.save(watch.numpy, db=WRONG_DB, dW="    return dy")
+    assert "p22 in NumPy · db" in watch.wait("❌ db").splitlines()[0]
+    watch.save(watch.numpy, db=WRONG_DB, dW=RIGHT_DW)
     watch.wait("✅ dW")
+    watch.wait("⏳ dgamma")
+
+
+def test_after_the_last_gate_stands_what_now(watch):
+    body = {
+        id: blank.body for id, blank in blanks.find((ROOT / "solutions/p22/backward.py").read_text()).items()
+    }
+    watch.save(watch.numpy, **{id: "\n".join(lines) for id, lines in body.items()})
+    assert "5/5" in watch.wait("NumPy rung: 5 of 5, solved. What now: p22, ")
+
+
+def test_everything_fits_80_by_24(tmp_path):
+    session = Session(tmp_path, "watch", "p22", "--numpy", size=(24, 80))
+    session.start()
+    try:
+        session.wait("⏳ db")
+        session.save(session.numpy, db=WRONG_DB)
+        session.wait("❌ db")
+        for _ in range(4):
+            session.press("h")
+            screen = session.wait("Hint numpy-db-")
+            assert len(screen.splitlines()) <= 24 and max(map(len, screen.splitlines())) <= 80
+            assert screen.splitlines()[1].startswith("❌ db"), "the verdict stays in the first lines"
+        session.press("l")
+        session.wait("NumPy rung")
+        session.save(session.numpy, db="    print('a line')\n" * 40 + RIGHT_DB.replace("dy", "missing"))
+        session.wait("missing")
+    finally:
+        session.close()
+
+
+def test_a_screen_that_is_too_long_is_turned_by_m():
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, height=10)
+    terminal = Terminal(console)
+    lines = [Text(f"line {number}") for number in range(20)]
+
+    def page(number: int) -> list[str]:
+        console.file = io.StringIO()
+        terminal.show(lines, "keys", number)
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue()).splitlines()
+
+    assert page(0) == [*(f"line {n}" for n in range(8)), "... lines 1 to 7 of 19; m shows more", "keys"]
+    assert page(1)[:2] == ["line 0", "line 8"] and "8 to 14" in page(1)[-2]
+    assert page(2)[1:] == [
+        *(f"line {n}" for n in range(15, 20)),
+        "... lines 15 to 19 of 19; m shows more",
+        "keys",
+    ]
+    assert page(3) == page(0)
+
+
+def test_the_moving_line_says_what_and_for_how_long():
+    check = Check("dx", time.monotonic() - 75.5)
+    with listening(check.told):
+        assert check.status == "checking dx: starting, 75 s"
+        tell("fused on the virtual GPU: case 3 of 18 (wide)")
+    assert check.status == "checking dx: fused on the virtual GPU: case 3 of 18 (wide), 75 s"
+    assert Check("dx", time.monotonic()).status == "checking dx ..."
+    tell("nothing listens now")
+    assert "case 3" in check.status
 
 
 def test_n_twice_skips_a_gate(watch):

@@ -236,7 +236,7 @@ CHECKS: dict[str, tuple[Callable[[Registered], str | None], ...]] = {
 }
 """Gate -> its checks, by which a line that is left out is named."""
 IN_A_MODEL = {
-    "forward": "every layer behind it sees wrong numbers",
+    "forward": "every layer after it sees wrong numbers",
     "strided_input": "attention hands in transposed tensors all the time",
     "schema": "the compiler plans memory by what it is told, and code compiled for other shapes or strides reads wrongly",
     "compiled": "torch.compile stops at this operator, or the model computes otherwise than in eager mode",
@@ -263,13 +263,15 @@ class RegistrationChecker(PythonChecker):
         wrong, first = [], None
         module = self._taking_effect(gate, module, path)
         for check in CHECKS[gate.id]:
+            means = [f"   in a model: {IN_A_MODEL[check.__name__]}"]
             try:
                 line = check(registered(module))
             except Exception as error:  # whatever a learner's code raises is a verdict
                 line = describe(error, path, longest=400)
+                means = [] if check is forward else means  # it computes nothing, and so no wrong numbers
             if line:
                 first = first or check.__name__
-                wrong += [f"{check.__name__}: {line}", f"   in a model: {IN_A_MODEL[check.__name__]}"]
+                wrong += [f"{check.__name__}: {line}", *means]
             if line and check in (forward, gradient):  # the later checks would only say it again
                 break
         if wrong and (waiting := self._waiting(gate, path)):

@@ -177,6 +177,7 @@ PUZZLE = Puzzle(
             "train a tiny GPT by hand on the book's text (--train --help: its flags)",
             "harness.puzzles.p27.train:main",
             options=True,
+            finale=True,
         ),
     ),
 )

@@ -1,0 +1,23 @@
+"""What a check is at, told to whoever shows it: the line that moves while a check takes longer than a second."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Listener = Callable[[str], None]
+_listeners: list[Listener] = []
+
+
+def tell(words: str) -> None:
+    """Says what is being done, "case 3 of 18 (wide)". Whoever listened last hears it, in the thread that says it."""
+    if _listeners:
+        _listeners[-1](words)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Hears what is told, from any thread, until the block ends."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)

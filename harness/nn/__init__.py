@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         attention_with_lse,
     )
     from harness.nn.compile.backend import mojo_workbook
+    from harness.nn.cross_entropy import LinearCrossEntropy, linear_cross_entropy
     from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
     from harness.nn.orders import hilbert_order
     from harness.nn.patching import patch
@@ -27,6 +28,7 @@ ATTENTION = "harness.nn.attention_autograd"
 HOMES = {
     "GridWindow": "harness.nn.window",
     "LayerNormLinear": "harness.nn.layers",
+    "LinearCrossEntropy": "harness.nn.cross_entropy",
     "Part": ATTENTION,
     "attention": ATTENTION,
     "attention_backward": ATTENTION,
@@ -36,6 +38,7 @@ HOMES = {
     "attention_with_lse": ATTENTION,
     "fused_layernorm_linear": "harness.nn.layers",
     "hilbert_order": "harness.nn.orders",
+    "linear_cross_entropy": "harness.nn.cross_entropy",
     "mojo_workbook": "harness.nn.compile.backend",
     "patch": "harness.nn.patching",
     "ring_attention": "harness.nn.ring",
@@ -44,6 +47,7 @@ HOMES = {
 __all__ = [
     "GridWindow",
     "LayerNormLinear",
+    "LinearCrossEntropy",
     "Part",
     "attention",
     "attention_backward",
@@ -53,6 +57,7 @@ __all__ = [
     "attention_with_lse",
     "fused_layernorm_linear",
     "hilbert_order",
+    "linear_cross_entropy",
     "mojo_workbook",
     "patch",
     "ring_attention",

@@ -1,6 +1,6 @@
 """LayerNorm followed by Linear as one differentiable function and one module, for models that are really trained."""
 
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -91,8 +91,13 @@ def fused_layernorm_linear(
 
 def check_types(*tensors: Tensor | None) -> None:
     """Raises TypeError, naming the argument, for what is no tensor; three of the five may be None."""
-    for name, value in zip(NAMES, tensors, strict=True):
-        if not (isinstance(value, Tensor) or (name in OPTIONAL and value is None)):
+    check_dense_tensors(dict(zip(NAMES, tensors, strict=True)), OPTIONAL)
+
+
+def check_dense_tensors(named: dict[str, Any], optional: tuple[str, ...]) -> None:
+    """Raises TypeError, naming the argument, for what is no dense tensor; the `optional` ones may be None."""
+    for name, value in named.items():
+        if not (isinstance(value, Tensor) or (name in optional and value is None)):
             raise TypeError(f"{name}: expected a torch tensor, got {type(value).__name__}")
         if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_nested):
             kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
@@ -107,31 +112,26 @@ def check_eps(eps: float) -> None:
         raise TypeError(f"eps: expected a number, got {type(eps).__name__}")
 
 
-Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]
 NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
 OPTIONAL = ("ln_weight", "ln_bias", "linear_bias")
+Tensors = TypeVar("Tensors", bound=tuple[Tensor | None, ...])
 
 
 def in_autocast_dtype(tensors: Tensors) -> Tensors:
-    """The tensors as `torch.autocast` wants them on x's device; like torch's own layers it leaves float64 alone."""
+    """The tensors as `torch.autocast` wants them on the first one's device; like torch's own layers it leaves float64 alone."""
+    assert tensors[0] is not None
     device = tensors[0].device.type
     # Asked of these two only, because autocast is not defined for every device ("meta" raises).
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
 
-    def cast(tensor: Tensor) -> Tensor:
-        narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
-        return tensor.to(dtype) if narrow else tensor
+    def in_dtype(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+            return tensor
+        return tensor.to(dtype)
 
-    x, ln_weight, ln_bias, linear_weight, linear_bias = tensors
-    return (
-        cast(x),
-        None if ln_weight is None else cast(ln_weight),
-        None if ln_bias is None else cast(ln_bias),
-        cast(linear_weight),
-        None if linear_bias is None else cast(linear_bias),
-    )
+    return cast(Tensors, tuple(map(in_dtype, tensors)))
 
 
 class LayerNormLinear(nn.Module):
@@ -232,7 +232,7 @@ class LayerNormLinear(nn.Module):
         graph" is "two branches" where dW is made beside all the rest there.
         """
         weight = parameter(self.linear, "weight")
-        dtype = in_autocast_dtype((x.new_empty(0), None, None, x.new_empty(0), None))[0].dtype
+        dtype = in_autocast_dtype((x.new_empty(0),))[0].dtype
         return direct.way(x, dtype, weight, self.algorithm).explain()
 
     def extra_repr(self) -> str:

@@ -20,6 +20,7 @@ from harness.nn import (
     attention_with_lse,
     derivatives,
     fused_layernorm_linear,
+    linear_cross_entropy,
     window_attention,
 )
 
@@ -48,7 +49,17 @@ CALLS = {
     ),
     attention_delta: ("attention", SDPA, {"grad_out": X, "out": X}),
     window_attention: ("window_attention", f"{SDPA} with window.mask", {"query": X, "key": X, "value": X}),
+    linear_cross_entropy: (
+        "linear_cross_entropy",
+        "torch.nn.functional.linear and cross_entropy",
+        {"input": X, "weight": X[0, 0], "bias": ROWS[0, 0]},
+    ),
 }
+MORE = {
+    window_attention: {"window": WINDOW},
+    linear_cross_entropy: {"target": torch.zeros(1, 2, 6, dtype=torch.int64)},
+}
+"""What they want beside their floating-point tensors."""
 ARGUMENTS = [
     pytest.param(function, name, id=f"{function.__name__}-{name}")
     for function, (*_, given) in CALLS.items()
@@ -59,10 +70,9 @@ ARGUMENTS = [
 def of_one(function, name):
     """The function of one of its arguments, the others given."""
     given = CALLS[function][-1]
-    more = {"window": WINDOW} if function is window_attention else {}
 
     def call(tensor):
-        arguments = {**given, name: tensor, **more}
+        arguments = {**given, name: tensor, **MORE.get(function, {})}
         names = list(inspect.signature(function).parameters)
         results = function(*(arguments.get(each) for each in names[: max(map(names.index, arguments)) + 1]))
         return results if isinstance(results, torch.Tensor) else results[0]

@@ -1,0 +1,250 @@
+"""A linear layer with cross-entropy, chunk of rows by chunk of rows: the products, and what lies between them.
+
+The logits of one chunk lie in a buffer, in which their gradient takes their place; no others are ever stored. On an NVIDIA or
+AMD GPU the extension module of puzzle 27 makes losses and gradient of a chunk in one launch, on torch's current stream;
+anywhere else, and where the module cannot be built, torch's own operations do. All products are torch's.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from harness.nn import on_stream
+from harness.nn.on_stream import KINDS, OnDevice, Opened
+from harness.nn.private import current_device, current_stream
+from harness.nn.products import VECTOR, padded
+
+Tensor = torch.Tensor
+INPUT, WEIGHT, BIAS = 1, 2, 4
+"""Gradients that are wanted, added."""
+GPU_LOGITS, CPU_LOGITS = 2**28, 2**25
+"""Bytes that the logits of a chunk take at most, if that is more than STEP rows."""
+STEP = 128
+"""A chunk has a multiple of so many rows: a product's tiles are as high."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What `harness.nn.linear_cross_entropy` says of the loss of a row; `softcap` 0: none."""
+
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    softcap: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """The losses [rows], and the gradients that were wanted: dx [rows, H] in input's dtype, dW [V, H] and db [V].
+
+    dW and db are in the dtype of sums where they were added up over chunks, and else in input's.
+    """
+
+    losses: Tensor
+    dx: Tensor | None
+    dW: Tensor | None
+    db: Tensor | None
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Of sums, losses and scales: float64 for float64, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def rows_of_a_chunk(rows: int, classes: int, dtype: torch.dtype, device: torch.device) -> int:
+    """How many rows a chunk has, where the caller does not say: chunks are as equal as STEP lets them be."""
+    most = GPU_LOGITS if device.type == on_stream.DEVICE else CPU_LOGITS
+    limit = max(STEP, most // (padded(classes, dtype) * dtype.itemsize) // STEP * STEP)
+    chunks = max(1, math.ceil(rows / limit))
+    return max(1, math.ceil(rows / chunks / STEP)) * STEP
+
+
+# ---- Losses and gradient of the rows of a chunk -----------------------------------------------------------
+
+
+class RowKernels(OnDevice):
+    """The module of puzzle 27 on one GPU."""
+
+    def smallest_pass(self) -> None:
+        logits = torch.zeros(1, 8, device=on_stream.DEVICE)
+        target = torch.zeros(1, dtype=torch.int64, device=on_stream.DEVICE)
+        self.rows(logits, logits.new_empty(1), target, logits.new_ones(1), Loss(-100, 0.0, 0.0, 0.0), True)
+
+    def rows(
+        self,
+        logits: Tensor,
+        losses: Tensor,
+        target: Tensor,
+        scales: Tensor,
+        loss: Loss,
+        gradient_wanted: bool,
+    ) -> None:
+        """As `rows_by_torch`; each row of the logits begins at a multiple of 16 bytes, and there is room up to the next.
+
+        A target that is no class makes its row NaN.
+        """
+        if current_device() != self.index:
+            with torch.cuda.device(self.index):
+                return self.rows(logits, losses, target, scales, loss, gradient_wanted)
+        rows, classes = logits.shape
+        self.module.cross_entropy_rows(
+            self.gpu,
+            current_stream(self.index),
+            0,
+            0,
+            KINDS[logits.dtype],
+            rows,
+            classes,
+            logits.stride(0),
+            0 if len(scales) == 1 else 1,
+            int(gradient_wanted),
+            loss.ignore_index,
+            loss.label_smoothing,
+            loss.z_loss,
+            loss.softcap,
+            logits.data_ptr(),
+            losses.data_ptr(),
+            target.data_ptr(),
+            scales.data_ptr(),
+        )
+
+    def scale(self, tensor: Tensor, factor: Tensor) -> None:
+        """Multiplies a contiguous tensor in place by one number on the GPU; where that is 1, nothing is read or written."""
+        if current_device() != self.index:
+            with torch.cuda.device(self.index):
+                return self.scale(tensor, factor)
+        self.module.scale_unless_one(
+            self.gpu,
+            current_stream(self.index),
+            0,
+            0,
+            KINDS[tensor.dtype],
+            tensor.numel(),
+            tensor.data_ptr(),
+            factor.data_ptr(),
+        )
+
+
+kernels = Opened(
+    "p27", RowKernels, lambda device: "linear_cross_entropy goes through PyTorch's own operations"
+)
+"""The kernels of a device."""
+
+
+def rows_by_torch(
+    logits: Tensor, losses: Tensor, target: Tensor, scales: Tensor, loss: Loss, gradient_wanted: bool
+) -> None:
+    """Writes the losses [n] of logits [n, V], and where it is wanted the gradient over the logits.
+
+    A row's gradient is multiplied by its scale: `scales` has one element a row, or one for all, in the dtype of sums.
+    """
+    values = logits.to(wide(logits.dtype))
+    if loss.softcap:
+        values.div_(loss.softcap).tanh_().mul_(loss.softcap)
+    lse = values.logsumexp(1, keepdim=True)
+    counted = (target != loss.ignore_index).unsqueeze(1)
+    place = target.unsqueeze(1).where(counted, 0)
+    kept = 1 - loss.label_smoothing
+    row_losses = lse - kept * values.gather(1, place) + loss.z_loss * lse.square()
+    if loss.label_smoothing:
+        row_losses -= loss.label_smoothing * values.mean(1, keepdim=True)
+    losses.copy_(row_losses.where(counted, 0).squeeze(1))
+    if not gradient_wanted:
+        return
+    slope = 1 - (values / loss.softcap).square_() if loss.softcap else None
+    values.sub_(lse).exp_().mul_(1 + 2 * loss.z_loss * lse)
+    values.sub_(loss.label_smoothing / logits.shape[1])
+    values.scatter_add_(1, place, torch.full_like(lse, -kept))
+    if slope is not None:
+        values.mul_(slope)
+    values.mul_(scales.unsqueeze(1)).masked_fill_(~counted, 0)
+    if values is not logits:
+        logits.copy_(values)
+
+
+# ---- All rows -----------------------------------------------------------------------------------------------
+
+
+def compute(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    scales: Tensor,
+    loss: Loss,
+    wanted: int,
+    chunk_rows: int,
+) -> Results:
+    """Losses and gradients of input [rows, H], weight [V, H], bias [V] and target [rows], all on one device.
+
+    Args:
+        input: Of any strides, as weight.
+        weight: In input's dtype.
+        bias: Likewise, or None.
+        target: Classes, contiguous.
+        scales: What the gradients of the rows are multiplied by, [rows] or [1], in the dtype of sums.
+        loss: Of a row.
+        wanted: INPUT, WEIGHT and BIAS, added.
+        chunk_rows: Rows of a chunk; the last one may have fewer.
+    """
+    rows, classes = len(input), len(weight)
+    sums = wide(input.dtype)
+    opened = kernels(input.device)
+    make_rows = rows_by_torch if opened is None else opened.rows
+    chunked = rows > chunk_rows
+    losses = input.new_empty(rows, dtype=sums)
+    dx = input.new_empty(input.shape) if wanted & INPUT else None
+    # The first chunk is written, not added. One product needs no wide sum.
+    make = input.new_empty if rows else input.new_zeros
+    dW = make(weight.shape, dtype=sums if chunked else input.dtype) if wanted & WEIGHT else None
+    db = input.new_zeros(classes, dtype=sums) if wanted & BIAS else None
+    buffer = input.new_empty(min(rows, chunk_rows), padded(classes, input.dtype))
+    for part in parts(rows, chunk_rows):
+        x, own_target = input[part], target[part]
+        logits = buffer[: len(x), :classes]
+        own_scales = scales if len(scales) == 1 else scales[part]
+        for some in whole_vectors(classes, input):
+            if bias is None:
+                torch.mm(x, weight[some].t(), out=logits[:, some])
+            else:
+                torch.addmm(bias[some], x, weight[some].t(), out=logits[:, some])
+        make_rows(logits, losses[part], own_target, own_scales, loss, wanted != 0)
+        for some in whole_vectors(classes, input):
+            if dx is not None:
+                add_product(dx[part], logits[:, some], weight[some], first=some.start == 0)
+            if dW is not None:
+                add_product(dW[some], logits[:, some].t(), x, first=part.start == 0)
+        if db is not None:
+            db += logits.sum(0, dtype=sums)
+    return Results(losses, dx, dW, db)
+
+
+def whole_vectors(classes: int, like: Tensor) -> list[slice]:
+    """The classes in one piece, or on a GPU those that are whole vectors of 16 bits apart from the few that are left.
+
+    The library falls to a fifth of its speed where a matrix has rows that are no whole vectors, as GPT-2's 50,257 classes.
+    """
+    whole = classes // (VECTOR // like.dtype.itemsize) * (VECTOR // like.dtype.itemsize)
+    if like.device.type != on_stream.DEVICE or like.dtype.itemsize != 2 or whole in (0, classes):
+        return [slice(0, classes)]
+    return [slice(0, whole), slice(whole, classes)]
+
+
+def parts(rows: int, chunk_rows: int) -> Iterator[slice]:
+    """The rows of each chunk."""
+    for first in range(0, rows, chunk_rows):
+        yield slice(first, min(first + chunk_rows, rows))
+
+
+def add_product(sums: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
+    """sums += a b, where the sums may be wider than the factors; the `first` is written."""
+    beta = 0 if first else 1
+    if a.dtype == sums.dtype:
+        sums.addmm_(a, b, beta=beta)
+    elif a.is_cuda:
+        # The library adds to the wide sums itself.
+        torch.ops.aten.addmm.dtype_out(sums, a, b, sums.dtype, beta=beta, out=sums)
+    else:
+        sums.addmm_(a.to(sums.dtype), b.to(sums.dtype), beta=beta)

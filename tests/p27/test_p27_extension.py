@@ -1,0 +1,34 @@
+"""The extension module of puzzle 27 on the virtual GPU: cross-entropy by rows."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.toolchain import extension
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = {"few classes": 5e-3, "one scale": 1e-3, "float64": 1e-11, "many threads": 5e-3}
+LIMITS |= {"whole vectors": 3e-6, "several turns": 5e-3, "several turns under a cap": 3e-6}
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver is for Linux")
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="MAX would find the real GPU's driver")
+def test_the_module_on_the_virtual_gpu():
+    """The built file itself, through the driver's interface, in several orders of the blocks: every result, and no finding."""
+    program = Path(__file__).with_name("p27_extension_run.py")
+    command = [sys.executable, "-c", program.read_text(), str(extension.build("sm_90a", puzzle="p27").path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["findings"] == []
+    for case, found in told["cases"].items():
+        assert max(found.values()) < LIMITS.get(case, 1e-6), (case, found)
+        # A kind that computed in a wider dtype than it says would be as good as the next one.
+        assert case not in LIMITS or max(found.values()) > LIMITS[case] / 1000, (case, found)
+    launched = [sum(part in name for name in told["launches"]) for part in ("y_cross_en", "y_scale_un")]
+    assert launched == [10, 2]

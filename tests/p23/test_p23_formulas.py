@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from harness.toolchain.roots import CHECKOUT
 
 PAGES = [
-    CHECKOUT / "book" / "src" / "puzzle_23" / f"{name}.md" for name in ("softmax_jacobian", "flash_attention")
+    CHECKOUT / "book" / "src" / "puzzle_23" / f"{name}.md"
+    for name in ("softmax_jacobian", "flash_attention", "flash_engineering")
 ]
 S, T, D = 4, 6, 3
 

@@ -30,3 +30,15 @@ def test_what_the_page_says_of_cudnn_and_flash_is_what_was_measured():
     }
     for kind, (least, most, words) in said.items():
         assert (round(min(over[kind]), 2), round(max(over[kind]), 2)) == (least, most) and words in PAGE
+
+
+def test_what_the_exponentials_take_of_the_products_time():
+    for size in TIMES.sizes("graph"):
+        made = attention_times.predicted(TIMES, size)
+        share = made["exponentials"] / made["done"]
+        if size[3] == "bfloat16":
+            assert (0.5 < share < 0.6) if size[1] == 64 else (0.25 < share < 0.3), size
+    assert (
+        "a little over half of that time for heads of 64 elements" in PAGE
+        and "a little over a quarter for heads of 128" in PAGE
+    )

@@ -2,6 +2,7 @@
 
 import pytest
 import ring_results
+from book_paths import BOOK
 
 RING = ring_results.Ring([row for path in ring_results.RINGS for row in ring_results.rows_of(path)])
 
@@ -37,3 +38,18 @@ def test_the_page_s_own_claims_hold():
     assert all(
         float(row["apart"]) < 0.0067 for row in RING.rows if row["candidate"] == "one GPU" and row["apart"]
     )
+
+
+def test_what_the_page_says_of_the_hidden_share():
+    table = ring_results.pages()["ring_where.md"].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table]
+    share = {(kernels, d, length): int(hidden.strip("%")) for kernels, d, length, *_, hidden in rows}
+    sizes = [(kernels, d) for kernels, d, length in share if length == "32,768"]
+    falls = {size: share[*size, "32,768"] - share[*size, "131,072"] for size in sizes}
+    assert {size for size in sizes if falls[size] < 0} == {("cuDNN", "64")}
+    assert max(falls, key=lambda size: falls[size]) == ("cuDNN", "128")
+    page = " ".join((BOOK / "src" / "puzzle_25" / "gpus.md").read_text().split())
+    for words, size in (("the share rises", ("cuDNN", "64")), ("from", ("cuDNN", "128"))):
+        first, second = share[*size, "32,768"], share[*size, "131,072"]
+        assert f"{words}{' from' * (words != 'from')} {first} % to {second} %" in page
+    assert sum(75 <= value <= 82 for value in share.values()) >= 6, "about four fifths"

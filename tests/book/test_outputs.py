@@ -166,6 +166,16 @@ def test_numbers_that_the_fusion_page_quotes_stand_in_the_profile():
         assert number == f"{unfused:,}" or number in outputs.load("profile").text
 
 
+def test_the_plain_sum_s_error_grows_as_the_page_says():
+    """Less than n does: a thousand times the terms, fifteen times the error."""
+    import outputs
+
+    errors = [float(line.split()[1]) for line in outputs.load("compensated").text.splitlines()[1:]]
+    assert round(errors[-1] / errors[0]) == 15 and errors == sorted(errors)
+    page = " ".join((BOOK / "src" / "puzzle_22" / "unfused_backward.md").read_text().split())
+    assert "Here a thousand times as many terms make its error fifteen times as large" in page
+
+
 PROGRAM = """
 import inspect, os, sys
 print(sys.argv[1:], os.getcwd(), os.environ["WORD"], sys.path[0], __name__, sys.stdin.read())

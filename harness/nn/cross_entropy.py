@@ -75,8 +75,8 @@ def linear_cross_entropy(
         reduction: "mean" over the rows that count (NaN where none does), "sum", or "none".
         z_loss: Not negative: the weight of lse^2, which keeps logits from drifting.
         softcap: Above 0: no capped logit is larger; None for no cap.
-        chunk_rows: Rows of a chunk, at least 1; None for as many as have 256 MiB of logits on a GPU, 32 MiB elsewhere. More
-            rows take more memory and less time.
+        chunk_rows: Rows of a chunk, at least 1; None for 2,048, or H if that is more, on a GPU, and elsewhere for as many as have 32
+            MiB of logits. More rows take more memory and less time.
 
     Returns:
         The loss, a scalar, or [...] for "none"; float64 for float64, else float32.
@@ -97,7 +97,8 @@ def linear_cross_entropy(
     check(*tensors, target, reduction, chunk_rows)
     input, weight, bias = tensors
     if chunk_rows is None:
-        chunk_rows = rows_of_a_chunk(target.numel(), len(weight), input.dtype, input.device)
+        V, H = weight.shape
+        chunk_rows = rows_of_a_chunk(target.numel(), H, V, input.dtype, input.device)
     wanted = wanted_of([tensor is not None and tensor.requires_grad for tensor in tensors])
     if not torch.is_grad_enabled():
         wanted = 0
@@ -178,7 +179,8 @@ class LinearCrossEntropy(nn.Linear):
         """
         dtype = in_autocast_dtype((input.new_empty(0),))[0].dtype
         rows = input.shape[:-1].numel()
-        chunk = self.chunk_rows or rows_of_a_chunk(rows, self.out_features, dtype, input.device)
+        V, H = self.weight.shape
+        chunk = self.chunk_rows or rows_of_a_chunk(rows, H, V, dtype, input.device)
         again = self.reduction == "none"
         return {
             "rows": "PyTorch's operations" if kernels(input.device) is None else "extension module",

@@ -19,8 +19,11 @@ from harness.nn.products import VECTOR, padded
 Tensor = torch.Tensor
 INPUT, WEIGHT, BIAS = 1, 2, 4
 """Gradients that are wanted, added."""
-GPU_LOGITS, CPU_LOGITS = 2**28, 2**25
-"""Bytes that the logits of a chunk take at most, if that is more than STEP rows."""
+GPU_ROWS = 2048
+"""Rows of a chunk on a GPU, or H where that is more: fewer would add to dW's wide sum so often that it takes as long as products.
+The logits of H rows take no more than dW in input's dtype, for which there must be room beside the wide sum in the end."""
+CPU_LOGITS = 2**25
+"""Bytes that the logits of a chunk take at most elsewhere, if that is more than STEP rows."""
 STEP = 128
 """A chunk has a multiple of so many rows: a product's tiles are as high."""
 
@@ -53,10 +56,12 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def rows_of_a_chunk(rows: int, classes: int, dtype: torch.dtype, device: torch.device) -> int:
+def rows_of_a_chunk(rows: int, H: int, classes: int, dtype: torch.dtype, device: torch.device) -> int:
     """How many rows a chunk has, where the caller does not say: chunks are as equal as STEP lets them be."""
-    most = GPU_LOGITS if device.type == on_stream.DEVICE else CPU_LOGITS
-    limit = max(STEP, most // (padded(classes, dtype) * dtype.itemsize) // STEP * STEP)
+    if device.type == on_stream.DEVICE:
+        limit = max(GPU_ROWS, H // STEP * STEP)
+    else:
+        limit = max(STEP, CPU_LOGITS // (classes * dtype.itemsize) // STEP * STEP)
     chunks = max(1, math.ceil(rows / limit))
     return max(1, math.ceil(rows / chunks / STEP)) * STEP
 

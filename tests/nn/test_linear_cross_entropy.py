@@ -359,13 +359,20 @@ def test_the_same_bits_in_every_run():
 
 
 @pytest.mark.parametrize(
-    ("rows", "classes", "chunk"), [(8192, 50257, 2048), (8192, 128256, 1024), (100, 32000, 128)]
+    ("device", "rows", "features", "chunk"),
+    [
+        ("cuda", 8192, 768, 2048),
+        ("cuda", 8192, 4096, 4096),
+        ("cuda", 8193, 4100, 2816),
+        ("cuda", 100, 768, 128),
+        ("cpu", 8192, 4096, 256),
+        ("cpu", 0, 4096, 128),
+    ],
 )
-def test_chunks_of_one_size_that_fit(monkeypatch, rows, classes, chunk):
-    monkeypatch.setattr(cross_entropy_chunks, "GPU_LOGITS", 2**28)
-    device = torch.device("cuda")
-    got = cross_entropy_chunks.rows_of_a_chunk(rows, classes, torch.bfloat16, device)
-    assert got == chunk and got * classes * 2 <= 2**28
+def test_chunks_of_one_size(device, rows, features, chunk):
+    """On a GPU 2,048 rows or as many as there are features, on a CPU 32 MiB; in steps of 128, and the last no crumb."""
+    got = cross_entropy_chunks.rows_of_a_chunk(rows, features, 50257, torch.bfloat16, torch.device(device))
+    assert got == chunk
 
 
 # ---- In models ----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Who works in order is never stuck: a gate passes with its blank and those before it solved, and those after it untouched."""
 
+import re
 import shutil
 
 import pytest
@@ -42,6 +43,14 @@ def test_every_gate_in_python_passes_in_its_turn(work, tmp_path):
         path.write_text(solved_up_to(work, gate))
         wrong += said(checker.check(path, [gate]))
     assert not wrong
+
+
+@pytest.mark.parametrize("work", IN_MOJO, ids=lambda work: work.puzzle.name)
+def test_an_untouched_blank_leaves_a_function_with_a_body(work):
+    """Mojo compiles none that has nothing but its docstring, and with it no other gate; the first comes before all others."""
+    given = blanks.skeleton(work.solution.read_text())
+    bare = re.findall(r'"""\n +# BLANK-START (\w+): .*\n +# FILL IN .*\n +# BLANK-END \w+\n(?! +\S)', given)
+    assert {*bare} <= {work.rung.gates[0]}
 
 
 @pytest.mark.compiler

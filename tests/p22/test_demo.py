@@ -286,7 +286,7 @@ def test_curves_are_compared_by_windows_and_with_the_control():
         (["--width", "30", "--heads", "4"], "--width 30: must be divisible by --heads 4"),
         (["--csv", "/nonexistent/steps.csv"], "--csv /nonexistent/steps.csv: No such file"),
         (["--precision", "int8"], "invalid choice: 'int8'"),
-        (["--context", "9000"], "--demo needs more than 9001 bytes"),
+        (["--context", "9000"], "an excerpt needs more than 9001 bytes"),
     ],
 )
 def test_bad_use_names_the_flag(chapters, arguments, message):

@@ -161,14 +161,14 @@ def read_text(folder: Path, options: Options) -> Text:
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.md")))
     if not text:
         raise BadUse(
-            f"--demo trains on the workbook's chapters, and there is no Markdown file under {folder}: "
+            f"what is trained on is the workbook's chapters, and there is no Markdown file under {folder}: "
             "run it in a checkout (an installed package carries no book)"
         )
     unit = "bytes" if options.recipe.bytes else "characters"
     content = text.encode() if options.recipe.bytes else text
     if len(content) <= options.context + 1:
         raise BadUse(
-            f"--demo needs more than {options.context + 1} {unit} of text, {folder} holds {len(content)}"
+            f"an excerpt needs more than {options.context + 1} {unit} of text, {folder} holds {len(content)}"
         )
     if isinstance(content, bytes):
         return Text(torch.frombuffer(bytearray(content), dtype=torch.uint8), 256)

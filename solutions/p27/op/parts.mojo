@@ -82,6 +82,7 @@ def mean_loss_kernel[
     places: Int32,
 ):
     """The mean of what the places pay that count, and how many these are. One block."""
+    comptime assert dtype.is_floating_point(), "a mean is of floating-point numbers"
     # BLANK-START mean_loss: add up losses and places that count, join the threads', write the mean and the count
     var paid = Scalar[dtype](0)
     var count = Scalar[dtype](0)

@@ -239,7 +239,7 @@ def fast_forward_kernel[
             hide_far[bands, columns](scores, seen, 0)
         comptime if masked:
             var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
-            mask_tile.add[bands, columns](scores, scale, of_stage, warp_rows, 0, sizes)
+            mask_tile.add[bands, columns](scores, scale, of_stage, warp_rows, 0)
         comptime if not windowed and not whole:
             if not all_seen(first, first + 1, t0, t0 + step, sizes):
                 hide_unseen[bands, columns](scores, HIDDEN, first, t0, sizes)
@@ -520,7 +520,7 @@ def fast_query_kernel[
                 hide_far[bands, columns](slopes, seen, (t1 - t0) // 8)
             comptime if masked:
                 var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
-                mask_tile.add[bands, columns](slopes, scale, of_stage, warp_rows, t1 - t0, sizes)
+                mask_tile.add[bands, columns](slopes, scale, of_stage, warp_rows, t1 - t0)
             comptime if not windowed and not whole:
                 if not all_seen(first, first + 1, t1, t1 + part, sizes):
                     hide_unseen[bands, columns](slopes, HIDDEN, first, t1, sizes)
@@ -738,9 +738,7 @@ def fast_key_value_kernel[
                 hide_far[bands, columns](weights, seen, inner // 8)
             comptime if masked:
                 var of_stage = masks.unsafe_offset(stage * mask_tile.elements[step]())
-                mask_tile.add[bands, columns, transposed=True](
-                    weights, scale, of_stage, inner, warp_rows, sizes
-                )
+                mask_tile.add[bands, columns, transposed=True](weights, scale, of_stage, inner, warp_rows)
             comptime for place in range(bands * columns):
                 var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
                 comptime for e in range(4):

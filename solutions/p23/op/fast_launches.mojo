@@ -159,8 +159,6 @@ def launch_forward_fast[
 
 def mask_bytes[dtype: DType, rows: Int, columns: Int](sizes: FlashSizes) -> Int:
     """Shared memory for the two tiles of a mask that a kernel has at once."""
-    if sizes.mask_block == 0:
-        return 0
     return 2 * size_of[Scalar[dtype]]() * columns * (1 if is_one_row(sizes) else rows)
 
 

@@ -145,7 +145,7 @@ def fast_mask_gradient_kernel[
             var slopes = own_queries.times_rows[columns](
                 keys.unsafe_offset(t1 * width), Array[Sums, bands * columns](fill=0)
             )
-            of_head.add[bands, columns](slopes, scale, masks, warp_rows, t1, sizes)
+            of_head.add[bands, columns](slopes, scale, masks, warp_rows, t1)
             if not all_seen(first, first + 1, t0 + t1, t0 + t1 + PART, sizes):
                 hide_unseen[bands, columns](slopes, HIDDEN, first, t0 + t1, sizes)
             var less_delta = Array[Sums, bands * columns](fill=0)

@@ -6,7 +6,7 @@ tiles of one row, which every query reads.
 """
 
 from std.math import ceildiv
-from std.memory import AddressSpace
+from std.memory import AddressSpace, bitcast
 from max.gpu import lane_id, thread_idx
 from max.gpu.compute.mma import ld_matrix
 from max.gpu.memory import async_copy
@@ -25,8 +25,9 @@ comptime TILES_AT_ONCE = 16
 
 @always_inline
 def is_one_row(sizes: FlashSizes) -> Bool:
-    """Whether all queries of a head have one row of the mask, an element for every key."""
-    return sizes.mask_s == 0 and sizes.mask_block == 1
+    """Whether all queries of a head have one row of the mask, an element for every key; without a mask it is a row of zeros.
+    """
+    return sizes.mask_s == 0 and sizes.mask_block <= 1
 
 
 @always_inline
@@ -53,6 +54,16 @@ def key_of_row[columns: Int](row: Int) -> Int:
     """
     comptime chunks = min(8, columns // CHUNK)
     return row // (8 // chunks) % chunks
+
+
+@always_inline
+def widened[dtype: DType, //](elements: SIMD[dtype, 8]) -> SIMD[DType.float32, 8]:
+    """The same numbers in float32. Those of bfloat16 are the upper halves: a shift or a mask each."""
+    comptime if dtype == DType.bfloat16:
+        var pairs = bitcast[DType.uint32, 4](elements)
+        return bitcast[DType.float32, 8]((pairs << 16).interleave(pairs & 0xFFFF0000))
+    else:
+        return elements.cast[DType.float32]()
 
 
 struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
@@ -87,31 +98,33 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
         comptime chunks = Self.columns // CHUNK
         comptime together = threads // chunks
         comptime assert together % 8 == 0, "a thread's chunk has the same place in each of its rows"
-        if sizes.mask_block == 0:
-            return
         var count = rows if self.pitch else 1
         var S = Int(sizes.query_len)
         var T = Int(sizes.key_len)
         var row = thread_idx.x // chunks
         var t = t0 + thread_idx.x % chunks * CHUNK
         var place = target.unsafe_offset(self.chunk_of(row, thread_idx.x % chunks))
-        if self.in_chunks:
-            var source = self.mask.unsafe_offset((s0 + row) * Int(sizes.mask_s) + t)
-            var bytes = 2 * max(0, min(CHUNK, T - t))
-            comptime for i in range(ceildiv(rows, together)):
-                if row + i * together < count:
-                    var exists = s0 + row + i * together < S and bytes > 0
-                    var at = source.unsafe_offset(i * together * Int(sizes.mask_s)) if exists else self.mask
-                    async_copy[16, fill=Scalar[Self.dtype](0)](
-                        at.unsafe_address_space_cast[AddressSpace.GLOBAL](),
-                        place.unsafe_offset(i * together * Self.columns),
-                        Int32(bytes if exists else 0),
-                    )
-            return
+        var bytes = 2 * max(0, min(CHUNK, T - t))
+        # Not unrolled: the addresses would take registers that products want.
         for below in range(row, count, together):
+            var s = s0 + below
+            var target_of_row = place.unsafe_offset((below - row) * Self.columns)
+            if self.in_chunks:
+                var exists = s < S and bytes > 0
+                async_copy[16, fill=Scalar[Self.dtype](0)](
+                    self.mask.unsafe_offset(
+                        s * Int(sizes.mask_s) + t if exists else 0
+                    ).unsafe_address_space_cast[AddressSpace.GLOBAL](),
+                    target_of_row,
+                    Int32(bytes if exists else 0),
+                )
+                continue
             for e in range(CHUNK):
-                var at = sizes.mask_at(min(s0 + below, S - 1), min(t + e, T - 1))
-                place[unsafe_offset=(below - row) * Self.columns + e] = self.mask[unsafe_offset=at]
+                if sizes.mask_block == 0:
+                    target_of_row[unsafe_offset=e] = 0
+                    continue
+                var at = sizes.mask_at(min(s, S - 1), min(t + e, T - 1))
+                target_of_row[unsafe_offset=e] = self.mask[unsafe_offset=at]
 
     @staticmethod
     @always_inline
@@ -129,15 +142,10 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
         tile: SharedPtr[Self.dtype],
         row: Int,
         column: Int,
-        sizes: FlashSizes,
     ):
         """Makes products scores: times scale, with the mask. A warp's queries are the tile's rows from `row` on and the keys its
         columns from `column` on; `transposed`, its keys are those columns, and the queries those rows.
         """
-        if sizes.mask_block == 0:
-            comptime for place in range(bands * places):
-                scores[place] *= scale
-            return
         var lane = Int(lane_id())
         # The row of the four matrices that this lane points to, and its chunk.
         var below = lane % 8 + lane // 16 * 8 if transposed else lane % 16
@@ -151,7 +159,7 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
                 var at = start.unsafe_offset(
                     down * self.pitch + ((column // CHUNK + along + right) ^ key) * CHUNK
                 )
-                var elements = ld_matrix[8, transpose=transposed](at).cast[DType.float32]()
+                var elements = widened(ld_matrix[8, transpose=transposed](at))
                 comptime for side in range(2):
                     comptime place = band * places + 2 * pair + side
                     scores[place] = scores[place].fma(scale, elements.slice[4, offset=4 * side]())
@@ -164,6 +172,8 @@ def tiles_seen[
     """Of which of `count` tiles of `step` keys from t0 on a mask of one row shows a key, one bit each. All lanes of a warp ask
     together, and the loads of four tiles are on their way together.
     """
+    if sizes.mask_block == 0:
+        return 0xFFFFFFFF
     var bits = UInt32(0)
     for first in range(0, count, TOGETHER):
         comptime for i in range(min(count, TOGETHER) * step // LANES):

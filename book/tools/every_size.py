@@ -17,6 +17,8 @@ MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
 DRAWN = MEASUREMENTS / "h200_drawn_sizes.csv"
 AGAIN = MEASUREMENTS / "h200_drawn_sizes_11.csv"
 """Those of another seed."""
+MORE = MEASUREMENTS / "h200_more_sizes.csv"
+"""Sizes of other models, and small ones."""
 TIMELINE = MEASUREMENTS / "h200_timeline.csv"
 WAYS = MEASUREMENTS / "h200_products_by_size.csv"
 BRANCHES = MEASUREMENTS / "h200_backward_branches.csv"
@@ -50,6 +52,26 @@ def beside(rows: list[Row], column: str) -> Iterator[Beside]:
         if dims not in MODELS and OURS in times and peers:
             fastest = min(peers, key=peers.__getitem__)
             yield Beside(dims, times[OURS], fastest, times[OURS] / peers[fastest], tuple(peers))
+
+
+def beside_compile() -> dict[Size, float]:
+    """The layer's time over torch.compile's at every size of the newest records, both passes as CUDA graphs."""
+    return {
+        dims: float(found[OURS]["median_us"]) / float(found["compile"]["median_us"])
+        for dims, found in select(read(DRAWN, AGAIN, MORE), "both", "graph").items()
+        if OURS in found and "compile" in found
+    }
+
+
+def pays_verdict() -> str:
+    """At how many sizes the layer was timed beside torch.compile, and with what ratios."""
+    ratios = beside_compile()
+    worst = max(ratios, key=ratios.__getitem__)
+    slower = sum(ratio > 1 for ratio in ratios.values())
+    return (
+        f"At {len(ratios)} sizes the layer took {min(ratios.values()):.2f} to {ratios[worst]:.2f} of `torch.compile`'s time; the "
+        f"median is {statistics.median(ratios.values()):.2f}, and the most was at {small(worst)}. It was slower at {slower}.\n"
+    )
 
 
 def small(dims: Size) -> str:

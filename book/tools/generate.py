@@ -43,7 +43,6 @@ from markdown_table import table  # noqa: E402
 
 from harness import cli  # noqa: E402
 from harness.check import zoo  # noqa: E402
-from harness.nn.compile.measured import table as swap_times  # noqa: E402
 from harness.puzzles.p22 import spec as p22  # noqa: E402
 from harness.puzzles.p26.mistakes import FIXES  # noqa: E402
 from harness.spec.catalogue import find_puzzle, puzzle_names  # noqa: E402
@@ -237,20 +236,6 @@ def model_table() -> str:
     return table(head, rows, "lrrrrr")
 
 
-def pays_table() -> str:
-    """The sizes at which the layer was timed beside Inductor's code: the table that the backend decides by."""
-    rows = [
-        [
-            f"{timed.rows:,}",
-            f"{timed.in_features:,} → {timed.out_features:,}",
-            f"{timed.ratio:.2f}",
-            "swapped" if timed.ratio <= 1 else "left",
-        ]
-        for timed in swap_times()
-    ]
-    return table(["rows", "H → O", "of Inductor's time", "there"], rows, "rrrl")
-
-
 def backend_table() -> str:
     """The wrong backends of puzzle 26: what each does, what its gate says in a recorded run, and what to do about it."""
     said = dict(line.split(maxsplit=1) for line in outputs.load("backend_symptoms").text.splitlines())
@@ -421,7 +406,7 @@ FILES: dict[str, Callable[[], str]] = {
     "times.md": times_table,
     "compile.md": compile_table,
     "gpt2_compile.md": model_table,
-    "swap_pays.md": pays_table,
+    "swap_pays.md": every_size.pays_verdict,
     "hunt_curves.svg": hunt_chart.chart,
     "roofline.md": roofline_table,
     "ratio.svg": ratio_chart,

@@ -1,9 +1,10 @@
 """Rows on a GPU: vectors of 16 bytes, and sums over the threads that share a row.
 
-A group of threads (one or more whole warps, block_dim.x) shares a row, and a block holds block_dim.y groups. The order
-of every sum is fixed, so every run gives the same bits.
+A group of threads (block_dim.x: whole warps, or a part of one for narrow rows) shares a row, and a block holds block_dim.y
+groups. The order of every sum is fixed, so every run gives the same bits.
 """
 
+from std.bit import count_trailing_zeros
 from std.memory import AddressSpace, bitcast
 from std.sys import is_nvidia_gpu, llvm_intrinsic, size_of
 from max.gpu import WARP_SIZE, barrier, block_dim, thread_idx
@@ -35,23 +36,35 @@ def is_aligned[dtype: DType](*tensors: ImmPtr[dtype]) -> Bool:
 
 
 @always_inline
-def warp_sum[dtype: DType, width: SIMDLength, //](values: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Adds the values of the lanes of a warp, always in the same order; each lane gets the sum."""
+def warp_sum[
+    dtype: DType, width: SIMDLength, //, lanes: Int = 0
+](values: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """Adds the values of `lanes` neighbouring lanes, a power of two, or of the whole warp; always in the same order. Each of
+    them gets the sum."""
     var totals = values
-    comptime for distance in range(5 if WARP_SIZE == 32 else 6):
+    comptime for distance in range(count_trailing_zeros(lanes if lanes > 0 else WARP_SIZE)):
         comptime for i in range(Int(width)):
             totals[i] += warp.shuffle_xor(totals[i], UInt32(1 << distance))
     return totals
 
 
 @always_inline
-def row_sum[dtype: DType, width: SIMDLength, //](values: SIMD[dtype, width], slot: Int) -> SIMD[dtype, width]:
+def row_sum[
+    dtype: DType, width: SIMDLength, //, lanes: Int = 0
+](values: SIMD[dtype, width], slot: Int) -> SIMD[dtype, width]:
     """Adds the values of the block_dim.x threads that share a row; each of them gets the sum.
 
     Always in the same order. Every thread of the block must call it, with slot 0 and slot 1 in turn, so that nobody
     overwrites what a neighbour still reads.
+
+    Parameters:
+        dtype: Of the values.
+        width: How many values each thread has; each is summed by itself.
+        lanes: block_dim.x where that is less than a warp, else 0.
     """
-    var totals = warp_sum(values)
+    var totals = warp_sum[lanes](values)
+    comptime if lanes > 0:
+        return totals
     var warps = block_dim.x // WARP_SIZE
     if warps == 1:
         return totals

@@ -306,8 +306,7 @@ def test_wrong_backends_and_sizes_are_all_there():
     label = ElementTree.fromstring(backward_figures.symptom_kinds()).attrib["aria-label"]
     wrong = list((ROOT / "solutions" / "p26" / "wrong").glob("*.toml"))
     assert label.startswith(f"{len(wrong)} wrong backends")
-    assert backward_figures.swaps_chart().count("<circle") == 16
-    assert "at sixteen sizes" in (BOOK / "src" / "puzzle_26" / "real_one.md").read_text()
+    assert backward_figures.swaps_chart().count("<circle") == len(backward_figures.beside_compile()) > 40
     assert backward_figures.inductor_counts()["LayerNorm, then Linear"] == (1, 1)
 
 

@@ -10,7 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.nn import mojo_workbook
 from harness.nn.compile import backend as backend_module
-from harness.nn.compile import measured
 
 B, S, H, O = 2, 3, 8, 6
 pytestmark = pytest.mark.compiler
@@ -398,54 +397,6 @@ def test_the_name_works_without_an_import():
     found = importlib.metadata.entry_points(group="torch_dynamo_backends", name="mojo_workbook")
     assert [point.load() for point in found][:1] == [mojo_workbook]
     assert "mojo_workbook" in torch._dynamo.list_backends()
-
-
-# ---- Where a swap pays --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ((8192, 768, 3072), ""),
-        ((7000, 800, 3000 + 8), ""),  # near the one above
-        ((128, 64, 256), "took 1.27 of its time for 128 rows, 64 -> 256"),
-        ((100, 72, 200), "took 1.27 of its time for 128 rows, 64 -> 256"),
-        ((512, 256, 1024), "took 1.06 of its time"),
-        ((8192, 767, 3072), "767 -> 3072 is no multiple of 8"),
-        ((8192, 768, 3001), "768 -> 3001 is no multiple of 8"),
-        (("symbolic", 64, 256), ""),
-        ((0, 768, 3072), ""),
-        ((8192, "symbolic", 3001), ""),
-    ],
-)
-def test_the_nearest_measured_size_decides(sizes, words):
-    why = measured.why_not(*sizes)
-    assert (words in why) if words else why == ""
-
-
-def test_the_table_speaks_for_16_bits_on_a_gpu():
-    for device, dtype, speaks in (
-        ("cuda", torch.bfloat16, True),
-        ("cuda", torch.float32, False),
-        ("cpu", torch.float16, False),
-    ):
-        assert measured.applies(torch.device(device), dtype) == speaks
-    assert len(measured.table()) > 10 and {timed.ratio > 1 for timed in measured.table()} == {True, False}
-
-
-@pytest.mark.parametrize(("always", "swaps"), [(False, 0), (True, 2)])
-def test_where_inductor_is_faster_its_code_is_left_unless_asked(monkeypatch, always, swaps):
-    """The table is made to speak for the CPU: O = 6 is no multiple of 8."""
-    monkeypatch.setattr(measured, "applies", lambda device, dtype: True)
-    reports = []
-    options = {"tail": "eager", "report": reports.append, "always": always}
-    model = Pieces(lambda self, x: self.a(self.ln(x)) + self.b(self.ln(x)))
-    x = torch.randn(B, S, H)
-    compiled = torch.compile(model, backend="mojo_workbook", options=options)
-    torch.testing.assert_close(compiled(x), model(x))
-    (report,) = reports
-    assert len(report.swaps) == swaps and len(report.left) == 2 - swaps
-    assert all("no multiple of 8" in why for _, why in report.left)
 
 
 # ---- Attention, where asked for -----------------------------------------------------------------------------

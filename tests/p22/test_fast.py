@@ -35,6 +35,10 @@ TWO_WARPS = Case(
     "two warps", "a row that several warps share, and several rows a block", (3, 190, 520, 8), "hard"
 )
 LONG_ROWS = Case("long rows", "two vectors a thread backward, a large block forward", (1, 3, 4104, 8), "hard")
+# In 16 bits four, eight or sixteen threads share such rows.
+NARROW_ROWS = Case("narrow rows", "more of them than all blocks hold at a time", (5, 3440, 72, 8), "hard")
+TWO_VECTORS = Case("two vectors", "rows that four threads share, two vectors each", (3, 31, 56, 8), "hard")
+HALF_A_WARP = Case("half a warp", "rows that half of a warp shares", (3, 30, 136, 8), "hard")
 ONE_COLUMN = Case("one column", "x_hat and the gradient of the input are exactly 0", (2, 9, 1, 4), "hard")
 # More columns than 132 large tiles of a product have, one for each multiprocessor of an H100.
 LONGER_ROWS = Case("longer rows", "too long for a block's registers", (1, 2, 16904, 8), "hard")
@@ -71,7 +75,7 @@ def recording():
 
 def extra() -> list[Case]:
     """The cases above."""
-    return [SEVERAL_TURNS, TWO_WARPS, LONG_ROWS, LONGER_ROWS, ONE_COLUMN]
+    return [SEVERAL_TURNS, NARROW_ROWS, TWO_VECTORS, HALF_A_WARP, TWO_WARPS, LONG_ROWS, LONGER_ROWS, ONE_COLUMN]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +137,9 @@ def test_every_kernel_of_the_rows_is_reached(recording):
         for event in launched.cases["fast", case.dims]
         if event.name in ("ln_backward_rows", "layernorm_rows") and case is not ONE_COLUMN
     }
-    assert len(symbols) == 4, "one and two vectors a thread backward, small and large blocks forward"
+    # Forward: 4, 8, 16 and all lanes of a warp, and a large block. Backward: one vector a thread, of 4 lanes and of whole
+    # warps, and two, of 8 and 16 too.
+    assert len(symbols) == 5 + 6
 
 
 @pytest.mark.compiler

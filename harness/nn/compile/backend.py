@@ -1,14 +1,13 @@
 """The torch.compile backend "mojo_workbook": LayerNorm -> Linear becomes the workbook's operator, Inductor does the rest.
 
-`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Five
+`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Four
 options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`),
-`pictures` (a function that gets the `Rewrite` of every swap, to look at), `always` (True: swap also at sizes where Inductor's own
-code was measured to be faster), `attention` (True: put puzzle 23's kernels in the place of `scaled_dot_product_attention`, which
-is faster at some sizes) and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
+`pictures` (a function that gets the `Rewrite` of every swap, to look at), `attention` (True: put puzzle 23's kernels in the place
+of `scaled_dot_product_attention`, which is faster at some sizes) and `tail`, what compiles the rest: "inductor", "aot_eager" (no
+C++ compiler needed) or "eager".
 """
 
 import functools
-import math
 import operator
 import os
 import re
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.nn.compile import measured
 from harness.nn.compile.match import Left, Match, find, graph_modules, keeps_rows, layer_norm, shape, value
 from harness.nn.compile.picture import Rewrite, Snapshot
 
@@ -28,7 +26,7 @@ REPORT = "MOJO_WORKBOOK_REPORT"
 TAILS = ("inductor", "aot_eager", "eager")
 ALGORITHM = "fast"
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
-OWN = ("report", "pictures", "always", "attention", "tail")
+OWN = ("report", "pictures", "attention", "tail")
 """The options that are not Inductor's."""
 
 
@@ -118,9 +116,7 @@ def mojo_workbook(
         raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
     if own.get("pictures") and not callable(own["pictures"]):
         raise ValueError(f"pictures {own['pictures']!r}: a function that gets each rewrite")
-    report = rewrite(
-        gm, own.get("pictures"), always=bool(own.get("always")), attention=bool(own.get("attention"))
-    )
+    report = rewrite(gm, own.get("pictures"), attention=bool(own.get("attention")))
     tell(report, own.get("report") or os.environ.get(REPORT, "0") not in ("", "0"))
     if tail == "eager":
         return gm.forward
@@ -173,12 +169,11 @@ def rewrite(
     gm: GraphModule,
     pictures: Callable[[Rewrite], None] | None = None,
     *,
-    always: bool = True,
     attention: bool = False,
 ) -> Report:
     """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls; `pictures` gets each swap to look at.
 
-    Unless `always`, a pair stays where Inductor's own code was measured to be faster. With `attention`, attention is swapped too.
+    With `attention`, attention is swapped too.
     """
     swaps: list[Swap] = []
     left: list[tuple[str, str]] = []
@@ -187,9 +182,6 @@ def rewrite(
     for graph_module in graph_modules(gm):
         found = find(graph_module)
         for match in found.matches:
-            if not always and (why := unpaid(match)):
-                found.left.append(Left(match.linear, why))
-                continue
             before = Snapshot.of(graph_module.graph) if pictures else None
             try:
                 swaps.append(swap(graph_module, match))
@@ -229,15 +221,6 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
     node.replace_all_uses_with(output)
     gm.graph.erase_node(node)
     return done
-
-
-def unpaid(match: Match) -> str:
-    """Why a pair is better left to Inductor, "" where it is not, or where nothing was measured."""
-    result = value(match.linear)
-    if not measured.applies(result.device, result.dtype):
-        return ""
-    *rows, out_features = shape(match.linear)
-    return measured.why_not(math.prod(rows), shape(match.x)[-1], out_features)
 
 
 def swap(gm: GraphModule, match: Match) -> Swap:

@@ -77,7 +77,7 @@ def backward_blocks(vectors: Int) -> Int:
     `nvvm.minctasm`=SIMDLength(backward_blocks(vectors)),
 )
 def ln_backward_rows[
-    dtype: DType, vectors: Int, early: Bool
+    dtype: DType, vectors: Int, lanes: Int, early: Bool
 ](
     grad_input: MutPtr[dtype],  # [rows, H]
     ln_out: MutPtr[dtype],  # [rows, H], computed again for dW
@@ -104,6 +104,7 @@ def ln_backward_rows[
     Parameters:
         dtype: Of the rows.
         vectors: How many a thread owns, in each of the two tensors.
+        lanes: block_dim.x where that is less than a warp, else 0.
         early: Whether the kernel may be started before the launch in front of it is done.
     """
     comptime accum = accum_type[dtype]
@@ -186,7 +187,7 @@ def ln_backward_rows[
                 dgamma[v] = d.fma(x_hat[v], dgamma[v])
                 dbeta[v] += d
                 sums += SIMD[accum, 2]((g[v] * x_hat[v]).reduce_add(), g[v].reduce_add())
-        sums = row_sum(sums, turn % 2) * (scale * row_rstd)
+        sums = row_sum[lanes](sums, turn % 2) * (scale * row_rstd)
 
         # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`.
         comptime for v in range(vectors):

@@ -17,7 +17,19 @@ from .fast_backward import (
     ln_backward_rows,
     ln_backward_wide,
 )
-from .fast_rows import ANY_THREADS, DX, LN_OUT, SUMS, WIDE_VECTORS, starts_early, wide_room
+from .fast_rows import (
+    ANY_THREADS,
+    DX,
+    LN_OUT,
+    NARROW_LANES,
+    NARROW_VECTORS,
+    SUMS,
+    WIDE_VECTORS,
+    lanes_of_a_row,
+    starts_early,
+    whole_warps,
+    wide_room,
+)
 from .fast_sums import COLUMN_BLOCKS, Shares, launch_column_partials
 from .shared.common import (
     ImmPtr,
@@ -64,8 +76,10 @@ def backward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
     busy until the last turn: every block more leaves a partial sum more to add.
     """
     comptime width = vector_width[dtype]
-    var vectors = 1 if H <= BACKWARD_THREADS * width else MAX_BACKWARD_VECTORS
-    var group = ceildiv(H, width * vectors * lanes_of_a_warp()) * lanes_of_a_warp()
+    var lanes = lanes_of_a_row[dtype](H)
+    var most_abreast = BACKWARD_THREADS if lanes == lanes_of_a_warp() else lanes
+    var vectors = 1 if H <= most_abreast * width else MAX_BACKWARD_VECTORS
+    var group = ceildiv(H, width * vectors * lanes) * lanes
     var elements = vectors * group * width
     var constant_bytes = 2 * elements * size_of[Scalar[accum_type[dtype]]]()
     var row_bytes = 2 * BACKWARD_STAGES * elements * size_of[Scalar[dtype]]()
@@ -74,10 +88,11 @@ def backward_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
         resident = 1
     var most = resident * multiprocessors()
     var groups = min(BACKWARD_THREADS // group, (shared_memory() // resident - constant_bytes) // row_bytes)
+    groups -= groups % whole_warps(1, group)
     if groups < 1 or rows == 0:
         return RowGeometry(vectors, group, 0, 0, 0)
     var turns = ceildiv(rows, most * groups)
-    groups = ceildiv(rows, most * turns)
+    groups = whole_warps(ceildiv(rows, most * turns), group)
     var blocks = min(ceildiv(rows, groups), most)
     return RowGeometry(vectors, group, groups, blocks, constant_bytes + groups * row_bytes)
 
@@ -141,26 +156,31 @@ def launch_ln_backward_rows[
     """One launch: dx, ln_out, and partial sums of dgamma and dbeta, [geometry.blocks, 2, H]; of these, `parts`.
     """
     comptime for vectors in range(1, MAX_BACKWARD_VECTORS + 1):
-        if geometry.vectors == vectors:
-            launcher.launch[ln_backward_rows[dtype, vectors, L.wgmma]](
-                "ln_backward_rows",
-                grad_input,
-                ln_out,
-                partials,
-                dln,
-                input,
-                mean,
-                rstd,
-                ln_weight,
-                ln_bias,
-                sizes.rows(),
-                sizes.hidden_dim,
-                Int32(parts),
-                grid_dim=Dim(geometry.blocks),
-                block_dim=Dim(geometry.group, geometry.groups),
-                shared_bytes=geometry.shared_bytes,
-                early=L.wgmma and starts_early(sizes),
-            )
+        comptime for lanes in [0, NARROW_LANES[0], NARROW_LANES[1], NARROW_LANES[2]]:
+            # Fewer threads than the least, rather than one vector for each.
+            comptime needed = vectors == NARROW_VECTORS or lanes == NARROW_LANES[0]
+            comptime if lanes == 0 or needed and dtype.is_half_float():
+                var fits = geometry.group >= lanes_of_a_warp() if lanes == 0 else geometry.group == lanes
+                if geometry.vectors == vectors and fits:
+                    launcher.launch[ln_backward_rows[dtype, vectors, lanes, L.wgmma]](
+                        "ln_backward_rows",
+                        grad_input,
+                        ln_out,
+                        partials,
+                        dln,
+                        input,
+                        mean,
+                        rstd,
+                        ln_weight,
+                        ln_bias,
+                        sizes.rows(),
+                        sizes.hidden_dim,
+                        Int32(parts),
+                        grid_dim=Dim(geometry.blocks),
+                        block_dim=Dim(geometry.group, geometry.groups),
+                        shared_bytes=geometry.shared_bytes,
+                        early=L.wgmma and starts_early(sizes),
+                    )
 
 
 def launch_ln_backward_wide[

@@ -23,19 +23,24 @@ from max.gpu.memory import external_memory
 
 from .fast_rows import (
     ANY_THREADS,
+    NARROW_LANES,
+    NARROW_VECTORS,
     fetch_row,
     fill_row,
     first_of,
+    lanes_of_a_row,
     load_columns,
     load_elements,
     normalised,
     starts_early,
+    whole_warps,
 )
 from .shared.common import (
     ImmPtr,
     MutPtr,
     accum_type,
     lanes_of_a_warp,
+    multiprocessors,
     rounded_product,
     start_later_grids,
     wait_for_earlier_grids,
@@ -56,6 +61,8 @@ comptime FORWARD_VECTORS = 4
 """Vectors of a row that a thread owns in the forward kernel."""
 comptime FORWARD_RESIDENT = 1024
 """Threads of the forward kernel that share a multiprocessor: a bound on their registers."""
+comptime NARROW_THREADS = 128
+"""Threads of a block of it for rows narrower than a warp."""
 comptime SHARED_THREADS = 128
 """Threads of a block of the forward kernel for short rows that begin at any address."""
 
@@ -65,7 +72,7 @@ comptime SHARED_THREADS = 128
     `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // threads),
 )
 def layernorm_rows[
-    dtype: DType, threads: Int, width: Int, early: Bool
+    dtype: DType, threads: Int, width: Int, lanes: Int, early: Bool
 ](
     ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
     mean: MutPtr[accum_type[dtype]],  # [rows]
@@ -78,7 +85,8 @@ def layernorm_rows[
     eps: Scalar[accum_type[dtype]],
     ln_out_stride: Int32,
 ):
-    """Statistics and LayerNorm of a row that is read once. block_dim.x threads own a row, block_dim.y rows a block.
+    """Statistics and LayerNorm of a row that is read once. block_dim.x threads own a row, block_dim.y rows a block, which
+    goes on with the rows grid_dim.x * block_dim.y further.
 
     Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS, or as many elements one by one. The
     variance is the mean of squared deviations; the mean of the deviations themselves corrects the rounding of the first
@@ -88,62 +96,74 @@ def layernorm_rows[
         dtype: Of the rows.
         threads: The most threads of a block.
         width: Elements that are read and written at once: a vector, or 1 where rows begin at any address.
+        lanes: block_dim.x where that is less than a warp, else 0.
         early: Whether the kernel may be started before the launch in front of it is done.
     """
     comptime accum = accum_type[dtype]
-    comptime vectors = FORWARD_VECTORS * vector_width[dtype] // width
+    comptime vectors = NARROW_VECTORS if lanes > 0 else FORWARD_VECTORS * vector_width[dtype] // width
     comptime alignment = width * size_of[Scalar[dtype]]()
     comptime if early:
         wait_for_earlier_grids()
         start_later_grids()
     var H = Int(hidden_dim)
     var scale = 1 / Scalar[accum](H)
-    var row = block_idx.x * block_dim.y + thread_idx.y
-    # A group behind the last row goes along, for the barriers, with a row of no columns.
-    var columns = H if row < Int(rows) else 0
     var column = thread_idx.x * width
     var next_column = block_dim.x * width
-    var x_row = input.unsafe_offset(row * H)
-    var y_row = ln_out.unsafe_offset(row * Int(ln_out_stride))
+    # Narrow rows are many, and what is multiplied with them is loaded once; of others a block has one or a few.
+    var gamma = Array[SIMD[dtype, width], vectors](fill=0)
+    var beta = Array[SIMD[dtype, width], vectors](fill=0)
+    comptime if lanes > 0:
+        comptime for v in range(vectors):
+            if column + v * next_column < H:
+                gamma[v] = load_elements[width, dtype](ln_weight, column + v * next_column)
+                beta[v] = load_elements[width, dtype](ln_bias, column + v * next_column)
 
-    var x = Array[SIMD[accum, width], vectors](fill=0)
-    var total = SIMD[accum, width](0)
-    comptime for v in range(vectors):
-        if column + v * next_column < columns:
-            x[v] = load_elements[width, accum](x_row, column + v * next_column)
-    comptime for v in range(vectors):
-        total += x[v]
-    # Rounded: were it part of one operation with what it is subtracted from, but not where it is added again, the means
-    # would be off to one side, by a hundredth of their last digit, which a million rows add up.
-    var first_mean = rounded_product(row_sum(total.reduce_add(), 0), scale)
+    for first_row in range(block_idx.x * block_dim.y, Int(rows), grid_dim.x * block_dim.y):
+        var row = first_row + thread_idx.y
+        # A group behind the last row goes along, for the barriers, with a row of no columns.
+        var columns = H if row < Int(rows) else 0
+        var x_row = input.unsafe_offset(row * H)
+        var y_row = ln_out.unsafe_offset(row * Int(ln_out_stride))
 
-    var deviations = SIMD[accum, width](0)
-    var squares = SIMD[accum, width](0)
-    comptime for v in range(vectors):
-        if column + v * next_column < columns:
-            var deviation = x[v] - first_mean
-            deviations += deviation
-            squares = deviation.fma(deviation, squares)
-    var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1)
-    sums = rounded_product(sums, SIMD[accum, 2](scale))
-    var row_mean = first_mean + sums[0]
-    var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
-    if thread_idx.x == 0 and columns > 0:
-        mean[unsafe_offset=row] = row_mean
-        rstd[unsafe_offset=row] = row_rstd
+        var x = Array[SIMD[accum, width], vectors](fill=0)
+        var total = SIMD[accum, width](0)
+        comptime for v in range(vectors):
+            if column + v * next_column < columns:
+                x[v] = load_elements[width, accum](x_row, column + v * next_column)
+        comptime for v in range(vectors):
+            total += x[v]
+        # Rounded: were it part of one operation with what it is subtracted from, but not where it is added again, the
+        # means would be off to one side, by a hundredth of their last digit, which a million rows add up.
+        var first_mean = rounded_product(row_sum[lanes](total.reduce_add(), 0), scale)
 
-    comptime for v in range(vectors):
-        var h = column + v * next_column
-        if h < columns:
-            var x_hat = normalised[dtype](x[v], row_mean, row_rstd)
-            var y = x_hat.fma(
-                load_elements[width, accum](ln_weight, h), load_elements[width, accum](ln_bias, h)
-            )
-            y_row.unsafe_store[alignment=alignment](h, y.cast[dtype]())
-    comptime if width == 1:
-        if columns > 0:
-            for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
-                y_row[unsafe_offset=h] = 0
+        var deviations = SIMD[accum, width](0)
+        var squares = SIMD[accum, width](0)
+        comptime for v in range(vectors):
+            if column + v * next_column < columns:
+                var deviation = x[v] - first_mean
+                deviations += deviation
+                squares = deviation.fma(deviation, squares)
+        var sums = row_sum[lanes](SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1)
+        sums = rounded_product(sums, SIMD[accum, 2](scale))
+        var row_mean = first_mean + sums[0]
+        var row_rstd = 1 / sqrt(sums[1] - sums[0] * sums[0] + eps)
+        if thread_idx.x == 0 and columns > 0:
+            mean[unsafe_offset=row] = row_mean
+            rstd[unsafe_offset=row] = row_rstd
+
+        comptime for v in range(vectors):
+            var h = column + v * next_column
+            if h < columns:
+                comptime if lanes == 0:
+                    gamma[v] = load_elements[width, dtype](ln_weight, h)
+                    beta[v] = load_elements[width, dtype](ln_bias, h)
+                var x_hat = normalised[dtype](x[v], row_mean, row_rstd)
+                var y = x_hat.fma(gamma[v].cast[accum](), beta[v].cast[accum]())
+                y_row.unsafe_store[alignment=alignment](h, y.cast[dtype]())
+        comptime if width == 1:
+            if columns > 0:
+                for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
+                    y_row[unsafe_offset=h] = 0
 
 
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(SHARED_THREADS)))
@@ -309,12 +329,34 @@ def launch_layernorm_fast[
                 early=starts_early(sizes),
             )
             return
+    var lanes = lanes_of_a_row[dtype](Int(sizes.hidden_dim))
+    comptime if dtype.is_half_float():
+        comptime for narrow in NARROW_LANES:
+            if aligned and lanes == narrow:
+                var groups = min(whole_warps(rows, lanes), NARROW_THREADS // lanes)
+                launcher.launch[layernorm_rows[dtype, NARROW_THREADS, vector_width[dtype], narrow, L.wgmma]](
+                    "layernorm_rows",
+                    ln_out,
+                    mean,
+                    rstd,
+                    input,
+                    ln_weight,
+                    ln_bias,
+                    sizes.rows(),
+                    sizes.hidden_dim,
+                    eps,
+                    Int32(ln_out_stride),
+                    grid_dim=Dim(min(ceildiv(rows, groups), multiprocessors() * FORWARD_RESIDENT // NARROW_THREADS)),
+                    block_dim=Dim(lanes, groups),
+                    early=L.wgmma and starts_early(sizes),
+                )
+                return
     # The first size of block that holds a row.
     comptime for width in [vector_width[dtype], 1]:
         comptime for threads in [128, 512]:
             if (aligned or width == 1) and group <= threads:
                 var groups = min(rows, threads // group)
-                launcher.launch[layernorm_rows[dtype, threads, width, L.wgmma]](
+                launcher.launch[layernorm_rows[dtype, threads, width, 0, L.wgmma]](
                     "layernorm_rows",
                     ln_out,
                     mean,

@@ -11,7 +11,7 @@ from std.memory import AddressSpace
 from std.sys import size_of
 from max.gpu import WARP_SIZE, barrier, block_dim, syncwarp, thread_idx
 
-from .shared.common import ImmPtr, MutPtr
+from .shared.common import ImmPtr, MutPtr, lanes_of_a_warp
 from .shared.row_reductions import (
     VECTOR_BYTES,
     load_across,
@@ -28,6 +28,10 @@ comptime ANY_THREADS = 256
 """Threads that share a row in the kernels for any row."""
 comptime WIDE_VECTORS = 4
 """The most vectors of a row that a thread owns there."""
+comptime NARROW_LANES = [4, 8, 16]
+"""Threads that share a narrow row, fewest first,"""
+comptime NARROW_VECTORS = 2
+"""and the most vectors of it that each of them owns."""
 comptime DX = 1
 """What a row kernel of the backward pass makes, added: dx. The memory of what is left out is not touched."""
 comptime LN_OUT = 2
@@ -73,6 +77,24 @@ def copy_constants[
         var h = (v * block_dim.x + thread_idx.x) * width
         if h < columns:
             store_vector(target, v * block_dim.x * width, load_global[width, accum](source, h))
+
+
+def lanes_of_a_row[dtype: DType](H: Int) -> Int:
+    """Threads of a warp that share a row of H aligned elements: few enough that narrow rows leave none of them idle.
+
+    Of 16-bit rows alone: of others a warp's vectors are half of a row as narrow, and each kernel costs its compile time.
+    """
+    comptime if dtype.is_half_float():
+        comptime for lanes in NARROW_LANES:
+            if H <= NARROW_VECTORS * lanes * vector_width[dtype]:
+                return lanes
+    return lanes_of_a_warp()
+
+
+def whole_warps(groups: Int, lanes: Int) -> Int:
+    """Groups of `lanes` threads that fill whole warps, at least `groups`."""
+    var of_a_warp = max(1, lanes_of_a_warp() // lanes)
+    return ceildiv(groups, of_a_warp) * of_a_warp
 
 
 def starts_early(sizes: Sizes) -> Bool:

@@ -4,6 +4,7 @@ Each is at most NARROW wide, so that a phone can show it. Numbers are computed h
 needs torch.
 """
 
+import math
 import re
 from collections import Counter
 
@@ -363,7 +364,9 @@ def swaps_chart() -> str:
         x_name="multiply-adds of a product",
         y_name="time / torch.compile's",
         x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if bottom < 10.0**power},
-        y_ticks={value: f"{value:g}" for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1) if least / 1.06 < value},
+        y_ticks={
+            value: f"{value:g}" for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1) if least / 1.06 < value
+        },
     )
     _, level = drawing.place(1e9, 1.0)
     left, _ = drawing.place(drawing.x[0], 1.0)

@@ -19,6 +19,8 @@ AGAIN = MEASUREMENTS / "h200_drawn_sizes_11.csv"
 """Those of another seed."""
 MORE = MEASUREMENTS / "h200_more_sizes.csv"
 """Sizes of other models, and small ones."""
+NARROW = MEASUREMENTS / "h200_narrow_rows.csv"
+"""Rows of 48 to 192 elements, very many of them: the first stages of vision models."""
 TIMELINE = MEASUREMENTS / "h200_timeline.csv"
 WAYS = MEASUREMENTS / "h200_products_by_size.csv"
 BRANCHES = MEASUREMENTS / "h200_backward_branches.csv"
@@ -58,7 +60,7 @@ def beside_compile() -> dict[Size, float]:
     """The layer's time over torch.compile's at every size of the newest records, both passes as CUDA graphs."""
     return {
         dims: float(found[OURS]["median_us"]) / float(found["compile"]["median_us"])
-        for dims, found in select(read(DRAWN, AGAIN, MORE), "both", "graph").items()
+        for dims, found in select(read(DRAWN, AGAIN, MORE, NARROW), "both", "graph").items()
         if OURS in found and "compile" in found
     }
 

@@ -75,7 +75,16 @@ def recording():
 
 def extra() -> list[Case]:
     """The cases above."""
-    return [SEVERAL_TURNS, NARROW_ROWS, TWO_VECTORS, HALF_A_WARP, TWO_WARPS, LONG_ROWS, LONGER_ROWS, ONE_COLUMN]
+    return [
+        SEVERAL_TURNS,
+        NARROW_ROWS,
+        TWO_VECTORS,
+        HALF_A_WARP,
+        TWO_WARPS,
+        LONG_ROWS,
+        LONGER_ROWS,
+        ONE_COLUMN,
+    ]
 
 
 @pytest.fixture(scope="module")

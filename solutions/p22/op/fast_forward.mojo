@@ -346,7 +346,9 @@ def launch_layernorm_fast[
                     sizes.hidden_dim,
                     eps,
                     Int32(ln_out_stride),
-                    grid_dim=Dim(min(ceildiv(rows, groups), multiprocessors() * FORWARD_RESIDENT // NARROW_THREADS)),
+                    grid_dim=Dim(
+                        min(ceildiv(rows, groups), multiprocessors() * FORWARD_RESIDENT // NARROW_THREADS)
+                    ),
                     block_dim=Dim(lanes, groups),
                     early=L.wgmma and starts_early(sizes),
                 )

@@ -236,6 +236,29 @@ def model_table() -> str:
     return table(head, rows, "lrrrrr")
 
 
+def cross_entropy_table() -> str:
+    """A line for each size: the three bare products, PyTorch's two ways, and chunks of 2,048 and 4,096 rows."""
+    ways = ("products", "eager", "compile", "chunks of 2048", "chunks of 4096")
+    sizes: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for row in timing_pages.rows("h200_cross_entropy"):
+        sizes.setdefault((row["H"], row["V"]), {})[row["way"]] = row
+    rows = [
+        [
+            f"{int(H):,} → {int(V):,}",
+            *(
+                f"{float(each['ms']):.2f} ms, {int(each['peak_mib']):,} MiB"
+                for each in map(found.get, ways)
+                if each
+            ),
+        ]
+        for (H, V), found in sizes.items()
+    ]
+    head = ["H → V", "bare products", "eager", "`torch.compile`", "chunks of 2,048", "chunks of 4,096"]
+    facts = timing_pages.rows("h200_cross_entropy")[0]
+    where = f"{facts['device']}, {facts['date']}, PyTorch {facts['torch']}, by `{facts['command']}`"
+    return table(head, rows, "lrrrrr") + f"\n{where}.\n"
+
+
 def backend_table() -> str:
     """The wrong backends of puzzle 26: what each does, what its gate says in a recorded run, and what to do about it."""
     said = dict(line.split(maxsplit=1) for line in outputs.load("backend_symptoms").text.splitlines())
@@ -407,6 +430,7 @@ FILES: dict[str, Callable[[], str]] = {
     "compile.md": compile_table,
     "gpt2_compile.md": model_table,
     "swap_pays.md": every_size.pays_verdict,
+    "cross_entropy.md": cross_entropy_table,
     "hunt_curves.svg": hunt_chart.chart,
     "roofline.md": roofline_table,
     "ratio.svg": ratio_chart,

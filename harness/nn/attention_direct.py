@@ -1,8 +1,8 @@
 """The kernels of attention's fast variant on torch tensors, by an extension module: on torch's current stream, without MAX.
 
 Nothing waits for the GPU and nothing is allocated but the results, so that a CUDA graph can capture a step. 16-bit types are
-multiplied on tensor cores up to a head dimension of 128, at any strides whose last is 1; float32 up to 64, as pairs of float16;
-every other case runs on the flash kernels. All but 16-bit types are wanted contiguous. `explain` says which kernels a call takes, and by which way.
+multiplied on tensor cores, at any strides whose last is 1; float32 up to a head dimension of 64, as pairs of float16; every
+other case runs on the flash kernels. All but 16-bit types are wanted contiguous. `explain` says which kernels a call takes, and by which way.
 
 `call_directly` is the way of a plain call: past torch's dispatcher, with all that follows from shapes and strides worked out
 once (`AttentionPlan`), because a small attention costs its host time.
@@ -35,12 +35,14 @@ Tensor = torch.Tensor
 PUZZLE = "p23"
 
 TENSOR_CORES = (torch.bfloat16, torch.float16)
-WIDEST = 128
+WIDEST = 256
 """The largest head dimension of the kernels on tensor cores,"""
+WIDE = 128
+"""and of the one that makes a mask's gradient."""
 BOX = 64
-"""of those with wgmma, which take rows in boxes of as many,"""
+"""Rows and elements of a row that the kernels with wgmma take at once: for float32 as pairs there is no more."""
 CHUNK = 8
-"""and what it must be a multiple of there: 16 bytes."""
+"""What the head dimension must be a multiple of for wgmma: 16 bytes."""
 BEST, PORTABLE, FLASH = 0, 1, 2
 """How the module numbers what a call may take: the fastest kernels, those for every GPU on a Hopper too, or of float32 the
 flash kernels, without tensor cores."""
@@ -76,6 +78,8 @@ def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | Non
         return f"attn_mask needs a gradient; of {name} they make none"
     if mask.shape[-1] == 1:
         return "attn_mask needs a gradient, and is one number for all keys"
+    if d > WIDE:
+        return f"attn_mask needs a gradient, and query has heads of {d} elements; for that they take up to {WIDE}"
     return f"query has heads of {d} elements, no multiple of {CHUNK}" if d % CHUNK else None
 
 

@@ -141,7 +141,7 @@ def test_the_second_derivative_is_refused_on_the_direct_way_too(module):
     "arguments",
     [
         {"dtype": torch.float32},
-        {"d": 136},
+        {"d": 264},
         {"d": 0},
         {"S": 0},
         {"T": 0},
@@ -240,6 +240,8 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
         assert attention_direct.explain(Query(64)).startswith("mma.sync")
     assert attention_direct.explain(Query(128)).startswith("wgmma")
     assert attention_direct.explain(Query(65)).startswith("mma.sync")
+    assert attention_direct.explain(Query(256)).startswith("wgmma")
+    assert attention_direct.explain(Query(129)).startswith("mma.sync")
     assert attention_direct.explain(Query(64), object()) == (
         "mma.sync, through the extension module: wgmma takes no attn_mask"
     )
@@ -285,6 +287,11 @@ def test_one_warning_names_the_argument_that_keeps_a_call_from_tensor_cores(modu
         ({"dtype": torch.float32}, (9, 9), "attn_mask needs a gradient; of float32 they make none"),
         ({}, (9, 1), "attn_mask needs a gradient, and is one number for all keys"),
         ({"d": 60}, (9, 9), "query has heads of 60 elements, no multiple of 8"),
+        (
+            {"d": 136},
+            (9, 9),
+            "attn_mask needs a gradient, and query has heads of 136 elements; for that they take up to 128",
+        ),
     ],
     ids=str,
 )

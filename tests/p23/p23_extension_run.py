@@ -34,6 +34,8 @@ CASES = {
     "a large scale, hidden rows": ((1, 1, 100, 40, 8, 1, -20), "bfloat16", "natural"),
     "wide, three steps": ((1, 1, 130, 270, 128, 1, EVERY_KEY), "bfloat16", "natural"),
     "wide, ragged": ((1, 1, 70, 130, 88, 1, EVERY_KEY), "float16", "shuffled:2"),
+    "of 192, causal, shared heads": ((1, 2, 70, 200, 136, 1, 100), "bfloat16", "natural"),
+    "of 256, ragged": ((1, 1, 130, 200, 256, 1, EVERY_KEY), "float16", "shuffled:2"),
 }
 SCALES = {"a large scale, hidden rows": 1.0}
 """Where it is not one over the root of the head dimension."""

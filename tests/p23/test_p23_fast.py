@@ -42,8 +42,15 @@ OPTIONS = {
     "mask of every head, ragged": (2, 2, 66, 75, 64, 2, 75, 1, 1, 0, 0, 0),
     "mask of every query": (2, 1, 66, 75, 64, 1, 75, 1, 0, 1, 0, 1),
     "mask of blocks, wide": (1, 1, 100, 130, 128, 1, 130, 16),
+    "wider than a row of 256 bytes": (1, 2, 70, 75, 136, 1, 5, 0),
+    "of 160, odd": (1, 1, 33, 40, 129, 1, 40, 0),
+    "of 192": (1, 1, 70, 34, 192, 1, 34, 0),
+    "of 192, mask, causal": (1, 2, 40, 50, 176, 1, 10, 1),
+    "of 256, shared heads, causal": (1, 2, 66, 66, 256, 1, 0, 0),
+    "of 256, a row short": (1, 1, 40, 40, 200, 1, -10, 0),
+    "of 256, odd, mask of blocks": (1, 1, 66, 40, 251, 1, 40, 32),
 }
-NARROWER = ("ragged", "mask")
+NARROWER = ("ragged", "mask", "of 256, a row short")
 """What is tried in float16 too."""
 RUNS = [("bfloat16", name) for name in OPTIONS] + [("float16", name) for name in NARROWER]
 
@@ -163,13 +170,13 @@ def test_the_same_bits_in_whatever_order_the_blocks_run(recording, name):
 
 
 def test_tensor_cores_multiply_and_nothing_is_added_with_atomics(recording):
-    """Of heads up to 128 columns; wider ones take the flash variant's kernels, as the gradient does of a mask that is one number for all
-    keys."""
+    """In every option; but the gradient of a mask takes the flash variant's kernel where the mask is one number for all keys, and where
+    heads have more than 128 elements."""
     launched = recording("bfloat16")
-    narrow = {launch.symbol: launch.name for (_, dims), events in launched.cases.items() if dims[4] <= 128
-              for launch in events if isinstance(launch, RecordedLaunch)}  # fmt: skip
+    every = (launch for events in launched.cases.values() for launch in events)
+    names = {launch.symbol: launch.name for launch in every if isinstance(launch, RecordedLaunch)}
     products = {"fast_forward", "fast_query", "fast_key_value", "fast_mask_gradient"}
-    assert set(narrow.values()) == products | {"fast_delta", "mask_gradient"}
-    for symbol, name in narrow.items():
+    assert set(names.values()) == products | {"fast_delta", "mask_gradient"}
+    for symbol, name in names.items():
         assert ("mma.sync" in launched.ptx[symbol]) == (name in products)
     assert not any(re.search(r"\b(atom|red)\.", ptx) for ptx in launched.ptx.values())

@@ -529,7 +529,7 @@ comptime FORWARD_STAGES = 2
 def registers[groups: Int, resident: Int]() -> Int:
     """What a thread of `groups` warpgroups that multiply can have, where so many blocks share a multiprocessor.
     """
-    return 232 if resident == 2 else 240 if groups == 2 else 160
+    return 232 if resident == 2 else 240 if groups <= 2 else 160
 
 
 def forward_bytes[width: Int, groups: Int, keys: Int]() -> Int:

@@ -9,6 +9,9 @@ No branch may lie between the products of a step. Where there is one, NVIDIA's a
 of left factors that stay from step to step away, to P and dS, and every step but the first multiplies something else; 13.4
 does not. So masks are a choice of kernel, and hide without a branch. The steps that they concern come first, those of all heads,
 in a loop of their own; of wider heads all steps are such, because a second loop would want registers that there are not.
+
+Of heads above 128 elements the sums of one gradient alone fill the registers. There two warpgroups own the same keys: one makes
+P and the gradient of the value, the other takes P from it for dS and the gradient of the key.
 """
 
 from std.math import ceildiv, exp2
@@ -37,6 +40,7 @@ from .fast_hopper import (
     Sums,
     Turn,
     add_products,
+    common,
     multiply,
     own_group,
     registers,
@@ -57,19 +61,28 @@ from .shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_g
 
 comptime NUMBERS_BYTES = 2 * SIDE * 4
 """Of a stage's queries what is taken from their scores, and delta."""
+comptime HANDED_BYTES = SIDE * SIDE * 4
+"""P of 64 keys and 64 queries."""
 
 
 def key_stages[width: Int]() -> Int:
-    """A stage is free again a step late; where a multiprocessor holds but one block, a third fills that time.
+    """A stage is free again a step late; where a multiprocessor holds but one block, a third fills that time, if there is room.
     """
-    return 2 if width == SIDE else 3
+    return 3 if SIDE < width <= 3 * SIDE else 2
+
+
+def key_owners[width: Int, groups: Int]() -> Int:
+    """How many times 64 keys a block owns: of wide heads the two warpgroups own the same."""
+    return groups if width <= 2 * SIDE else groups // 2
 
 
 def key_bytes[width: Int, groups: Int]() -> Int:
     """Shared memory of a block."""
     comptime stages = key_stages[width]()
-    comptime boxes = width // SIDE * 2 * (groups + stages)
-    return boxes * BOX_BYTES + stages * NUMBERS_BYTES + 8 * (1 + 2 * stages)
+    comptime owners = key_owners[width, groups]()
+    comptime boxes = width // SIDE * 2 * (owners + stages)
+    comptime handed = 2 * HANDED_BYTES if owners < groups else 0
+    return boxes * BOX_BYTES + stages * NUMBERS_BYTES + handed + 8 * (1 + 2 * stages)
 
 
 @always_inline
@@ -81,6 +94,12 @@ def send_numbers(target: Shared[UInt8], source: ImmPtr[DType.float32], bytes: In
         constraints="r,l,r,r,~{memory}",
         has_side_effect=True,
     ](Int32(Int(target)), Int64(Int(source)), bytes, Int32(Int(full)))
+
+
+@always_inline
+def meet():
+    """Waits until both warpgroups of a pair are here."""
+    inlined_assembly["barrier.cta.sync 1, 256;", NoneType, constraints="~{memory}", has_side_effect=True]()
 
 
 struct Own[dtype: DType, width: Int](Copyable, Movable):
@@ -155,9 +174,12 @@ def hopper_key_value_kernel[
     packed: PackedSizes,
     scale: Float32,
 ):
-    """The gradients of key and value. A block owns 64 keys for each of its `groups` and walks over the queries of every head
+    """The gradients of key and value. A block owns 64 keys for each of its `key_owners` and walks over the queries of every head
     that shares them, 64 at a time."""
-    comptime ROWS = groups * SIDE
+    comptime owners = key_owners[width, groups]()
+    comptime paired = owners < groups
+    comptime assert not paired or groups == 2, "a pair are the two warpgroups of a block"
+    comptime ROWS = owners * SIDE
     comptime TILE = width // SIDE * BOX_BYTES
     comptime STAGE = 2 * TILE
     comptime STAGES = key_stages[width]()
@@ -180,9 +202,10 @@ def hopper_key_value_kernel[
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
     ]().as_unsafe_any_origin()
-    var stages = shared.unsafe_offset(2 * groups * TILE)
+    var stages = shared.unsafe_offset(2 * owners * TILE)
     var stage_numbers = stages.unsafe_offset(STAGES * STAGE)
-    var own_here = stage_numbers.unsafe_offset(STAGES * NUMBERS_BYTES).unsafe_bitcast[Int64]()
+    var handed = stage_numbers.unsafe_offset(STAGES * NUMBERS_BYTES)
+    var own_here = handed.unsafe_offset(2 * HANDED_BYTES if paired else 0).unsafe_bitcast[Int64]()
     var full = own_here.unsafe_offset(1)
     var empty = full.unsafe_offset(STAGES)
     if thread_idx.x == 0:
@@ -196,12 +219,12 @@ def hopper_key_value_kernel[
     if thread_idx.x < GROUP:
         warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
-            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * groups * TILE))
-            comptime for group in range(groups):
+            mbarrier_arrive_expect_tx_shared(own_here, Int32(2 * owners * TILE))
+            comptime for group in range(owners):
                 var at = shared.unsafe_offset(group * TILE)
                 send_tile[width, SIDE](at, key_map, own_here, t0 + group * SIDE, own_head, batch)
                 send_tile[width, SIDE](
-                    at.unsafe_offset(groups * TILE), value_map, own_here, t0 + group * SIDE, own_head, batch
+                    at.unsafe_offset(owners * TILE), value_map, own_here, t0 + group * SIDE, own_head, batch
                 )
             var turn = Turn(0, 1)
 
@@ -244,7 +267,9 @@ def hopper_key_value_kernel[
 
     warpgroup_reg_alloc[registers[groups, resident]()]()
     var group = own_group[groups]()
-    var first = t0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
+    var makes_key = paired and group == 1
+    var owner = 0 if paired else group
+    var first = t0 + owner * SIDE + thread_idx.x % GROUP // 32 * 16
     var leads = thread_idx.x % GROUP == 0
     var factor = scale * LOG2_E
     var key_sums = Sums[width](fill=HALF(0))
@@ -252,8 +277,64 @@ def hopper_key_value_kernel[
     var turn = Turn(0, 0)
     var before = -1
     wait(own_here, 0)
-    var own_keys = Own[dtype, width](shared.unsafe_offset(group * TILE))
-    var own_values = Own[dtype, width](shared.unsafe_offset((groups + group) * TILE))
+    var own_keys = Own[dtype, width](shared.unsafe_offset(owner * TILE))
+    var own_values = Own[dtype, width](shared.unsafe_offset((owners + owner) * TILE))
+    # Where this lane's share of P is: 16 bytes for each lane, then those of the next columns.
+    var handed_here = handed.unsafe_offset(thread_idx.x % GROUP * 16).unsafe_bitcast[Float32]()
+    var turn_handed = 0
+    var own_tile = common(shared.unsafe_offset((owners + owner if makes_key else owner) * TILE))
+
+    @__parameter
+    @always_inline
+    def weigh[hides: Bool](mut weights: HALF, own_numbers: Shared[Float32], s0: Int):
+        comptime for j in range(8):
+            var shifts = own_numbers.unsafe_load[width=2, alignment=8](j * 8)
+            comptime for e in range(4):
+                weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shifts[e % 2])
+        comptime if hides:
+            hide_earlier(weights, s0, first, sizes)
+
+    @__parameter
+    @always_inline
+    def advance_paired[hides: Bool](s0: Int):
+        wait(full.unsafe_offset(turn.stage), turn.parity)
+        var queries = stages.unsafe_offset(turn.stage * STAGE)
+        var grads = queries.unsafe_offset(TILE)
+        var own_numbers = (
+            stage_numbers.unsafe_offset(turn.stage * NUMBERS_BYTES)
+            .unsafe_bitcast[Float32]()
+            .unsafe_offset(lane_id() % 4 * 2)
+        )
+        wgmma_fence_aligned()
+        var products = rebind[HALF](
+            scores_from_shared[dtype, width, SIDE](own_tile, common(grads if makes_key else queries))
+        )
+        wgmma_commit_group_sync()
+        wgmma_wait_group_sync[0]()
+        settled(products)
+        settled_sums[width](value_sums)
+        if before >= 0 and leads:
+            _ = mbarrier_arrive(empty.unsafe_offset(before))
+        var here = handed_here.unsafe_offset(turn_handed * (HANDED_BYTES // 4))
+        if not makes_key:
+            weigh[hides](products, own_numbers, s0)
+            comptime for j in range(8):
+                here.unsafe_store[alignment=16](j * 4 * GROUP, products.slice[4, offset=4 * j]())
+        # One way back is enough: two steps further everybody has read what is here.
+        meet()
+        if makes_key:
+            comptime for j in range(8):
+                var weights = here.unsafe_load[width=4, alignment=16](j * 4 * GROUP)
+                var deltas = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
+                comptime for e in range(4):
+                    products[4 * j + e] = weights[e] * (products[4 * j + e] - deltas[e % 2])
+        var left = rounded[dtype, 4](products)
+        wgmma_fence_aligned()
+        add_products[dtype, 4, width](left, common(queries if makes_key else grads), value_sums)
+        wgmma_commit_group_sync()
+        turn_handed = 1 - turn_handed
+        before = turn.stage
+        turn.step[STAGES]()
 
     @__parameter
     @always_inline
@@ -277,12 +358,7 @@ def hopper_key_value_kernel[
         # Now the products of the step before are done too: its stage may be filled again.
         if before >= 0 and leads:
             _ = mbarrier_arrive(empty.unsafe_offset(before))
-        comptime for j in range(8):
-            var shifts = own_numbers.unsafe_load[width=2, alignment=8](j * 8)
-            comptime for e in range(4):
-                weights[4 * j + e] = exp2(weights[4 * j + e] * factor - shifts[e % 2])
-        comptime if hides:
-            hide_earlier(weights, s0, first, sizes)
+        weigh[hides](weights, own_numbers, s0)
         var left = rounded[dtype, 4](weights)
         wgmma_fence_aligned()
         add_products[dtype, 4, width](left, grads, value_sums)
@@ -309,7 +385,10 @@ def hopper_key_value_kernel[
         var s0 = begin * SIDE
         var left_over = members * (end - begin)
         while True:
-            advance[hides](s0)
+            comptime if paired:
+                advance_paired[hides](s0)
+            else:
+                advance[hides](s0)
             s0 += SIDE
             if s0 >= end * SIDE:
                 s0 = begin * SIDE
@@ -325,21 +404,25 @@ def hopper_key_value_kernel[
     wgmma_wait_group_sync[0]()
     settled_sums[width](key_sums)
     settled_sums[width](value_sums)
-    store_sums[width](
-        grad_key.unsafe_offset(start_of_head(batch, own_head, grad_key_strides)),
-        key_sums,
-        StaticTuple[Float32, 2](scale, scale),
-        first,
-        T,
-        Int(grad_key_strides[2]),
-        Int(sizes.head_dim),
-    )
-    store_sums[width](
-        grad_value.unsafe_offset(start_of_head(batch, own_head, grad_value_strides)),
-        value_sums,
-        StaticTuple[Float32, 2](1, 1),
-        first,
-        T,
-        Int(grad_value_strides[2]),
-        Int(sizes.head_dim),
-    )
+    comptime if paired:
+        key_sums = value_sums  # of the warpgroup that makes it
+    if not paired or makes_key:
+        store_sums[width](
+            grad_key.unsafe_offset(start_of_head(batch, own_head, grad_key_strides)),
+            key_sums,
+            StaticTuple[Float32, 2](scale, scale),
+            first,
+            T,
+            Int(grad_key_strides[2]),
+            Int(sizes.head_dim),
+        )
+    if not makes_key:
+        store_sums[width](
+            grad_value.unsafe_offset(start_of_head(batch, own_head, grad_value_strides)),
+            value_sums,
+            StaticTuple[Float32, 2](1, 1),
+            first,
+            T,
+            Int(grad_value_strides[2]),
+            Int(sizes.head_dim),
+        )

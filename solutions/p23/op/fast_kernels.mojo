@@ -28,11 +28,13 @@ from .fast_tiles import (
     HIDDEN,
     Lane,
     Own,
+    SLAB,
     SharedPtr,
     Sums,
     add_product,
     load_numbers,
     load_tile,
+    pitch_of,
     store_rows,
 )
 from .fast_masks import MaskTile, Visible, hidden_tile, is_one_row, shows_none
@@ -148,6 +150,7 @@ def fast_forward_kernel[
     comptime rows = 16 * bands * warps
     comptime threads = 32 * warps
     comptime columns = step // 8
+    comptime pitch = pitch_of[width]()
     comptime kept = width == 64
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
@@ -164,8 +167,8 @@ def fast_forward_kernel[
     var queries = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
-    var stages = queries.unsafe_offset(rows * width)
-    var masks = stages.unsafe_offset(4 * step * width)
+    var stages = queries.unsafe_offset(rows * pitch)
+    var masks = stages.unsafe_offset(4 * step * pitch)
     var lane = Lane[width]()
     var warp_rows = thread_idx.x // 32 * (16 * bands)
     var first = s0 + warp_rows
@@ -191,10 +194,10 @@ def fast_forward_kernel[
     @__parameter
     @always_inline
     def fetch(t: Int, stage: Int):
-        var keys = stages.unsafe_offset(stage * 2 * step * width)
+        var keys = stages.unsafe_offset(stage * 2 * step * pitch)
         load_tile[step, width, threads, aligned, whole](keys, K, t, T, Int(key_strides[2]), d)
         load_tile[step, width, threads, aligned, whole](
-            keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
+            keys.unsafe_offset(step * pitch), V, t, T, Int(value_strides[2]), d
         )
         comptime if masked:
             mask_tile.load[rows, threads](
@@ -209,7 +212,7 @@ def fast_forward_kernel[
         async_copy_wait_group(0)
         barrier()
     var own = Own[dtype, bands, width, kept](
-        queries.unsafe_offset(thread_idx.x // 32 * (16 * bands * width)), lane
+        queries.unsafe_offset(thread_idx.x // 32 * (16 * bands * pitch)), lane
     )
     # Scores with a mask have been multiplied before they are compared; a positive factor leaves the order as it is.
     var factor = LOG2_E if masked else scale * LOG2_E
@@ -233,7 +236,7 @@ def fast_forward_kernel[
             stage = 1 - stage
             t0 = next
             continue
-        var keys = stages.unsafe_offset(stage * 2 * step * width)
+        var keys = stages.unsafe_offset(stage * 2 * step * pitch)
         var scores = own.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
         comptime if windowed:
             hide_far[bands, columns](scores, seen, 0)
@@ -268,7 +271,7 @@ def fast_forward_kernel[
                 comptime for j in range(width // 8):
                     sums[band * (width // 8) + j][e] *= rescale
                     sums[band * (width // 8) + j][e + 1] *= rescale
-        add_product[bands, columns, width](sums, scores, keys.unsafe_offset(step * width), lane)
+        add_product[bands, columns, width](sums, scores, keys.unsafe_offset(step * pitch), lane)
         stage = 1 - stage
         t0 = next
 
@@ -407,6 +410,7 @@ def fast_query_kernel[
     comptime rows = 16 * bands * warps
     comptime threads = 32 * warps
     comptime columns = part // 8
+    comptime pitch = pitch_of[width]()
     comptime kept = width == 64
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
@@ -422,9 +426,9 @@ def fast_query_kernel[
     var queries = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
-    var grads = queries.unsafe_offset(rows * width)
-    var stages = grads.unsafe_offset(rows * width)
-    var masks = stages.unsafe_offset(4 * step * width)
+    var grads = queries.unsafe_offset(rows * pitch)
+    var stages = grads.unsafe_offset(rows * pitch)
+    var masks = stages.unsafe_offset(4 * step * pitch)
     var lane = Lane[width]()
     var warp_rows = thread_idx.x // 32 * (16 * bands)
     var first = s0 + warp_rows
@@ -450,10 +454,10 @@ def fast_query_kernel[
     @__parameter
     @always_inline
     def fetch(t: Int, stage: Int):
-        var keys = stages.unsafe_offset(stage * 2 * step * width)
+        var keys = stages.unsafe_offset(stage * 2 * step * pitch)
         load_tile[step, width, threads, aligned, whole](keys, K, t, T, Int(key_strides[2]), d)
         load_tile[step, width, threads, aligned, whole](
-            keys.unsafe_offset(step * width), V, t, T, Int(value_strides[2]), d
+            keys.unsafe_offset(step * pitch), V, t, T, Int(value_strides[2]), d
         )
         comptime if masked:
             mask_tile.load[rows, threads](
@@ -482,7 +486,7 @@ def fast_query_kernel[
     comptime if kept:
         async_copy_wait_group(0)
         barrier()
-    comptime band_of_warp = 16 * bands * width
+    comptime band_of_warp = 16 * bands * pitch
     var own_queries = Own[dtype, bands, width, kept](
         queries.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
     )
@@ -514,7 +518,7 @@ def fast_query_kernel[
             t0 = next
             continue
         for t1 in range(t0, t0 + step, part):
-            var keys = stages.unsafe_offset((stage * 2 * step + t1 - t0) * width)
+            var keys = stages.unsafe_offset((stage * 2 * step + t1 - t0) * pitch)
             var slopes = own_queries.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
             comptime if windowed:
                 hide_far[bands, columns](slopes, seen, (t1 - t0) // 8)
@@ -532,7 +536,7 @@ def fast_query_kernel[
             comptime for place in range(bands * columns):
                 comptime half = place // columns * 2
                 less_delta[place] = Sums(-deltas[half], -deltas[half], -deltas[half + 1], -deltas[half + 1])
-            var apart = own_grads.times_rows[columns](keys.unsafe_offset(step * width), less_delta)
+            var apart = own_grads.times_rows[columns](keys.unsafe_offset(step * pitch), less_delta)
             comptime for place in range(bands * columns):
                 slopes[place] *= apart[place]
             add_product[bands, columns, width](sums, slopes, keys, lane)
@@ -547,6 +551,24 @@ def fast_query_kernel[
         S,
         Int(gradient_strides[2]),
         d,
+    )
+
+
+def in_pairs[width: Int]() -> Bool:
+    """Whether the warps of `fast_key_value_kernel` work in pairs."""
+    return width > 2 * SLAB
+
+
+def handed_bytes[width: Int, rows: Int, part: Int]() -> Int:
+    """Shared memory for what the first warp of each pair hands over: P, of `rows` keys and `part` queries."""
+    return 4 * rows * part if in_pairs[width]() else 0
+
+
+@always_inline
+def meet(pair: Int):
+    """Waits until both warps of a pair are here."""
+    inlined_assembly["barrier.cta.sync $0, 64;", NoneType, constraints="r,~{memory}", has_side_effect=True](
+        Int32(pair + 1)
     )
 
 
@@ -594,13 +616,20 @@ def fast_key_value_kernel[
     packed: PackedSizes,
     scale: Float32,
 ):
-    """The gradients of key and value. A block owns 16 * bands * warps keys and walks over the queries of every head that
+    """The gradients of key and value. A block owns 16 * bands * owners keys and walks over the queries of every head that
     shares them, `step` at a time. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are.
+
+    Where the sums of one gradient fill a warp's registers two warps own the same keys (`in_pairs`): one makes P and the gradient
+    of the value, the other takes P from it for dS and the gradient of the key.
     """
-    comptime rows = 16 * bands * warps
+    comptime pairs = in_pairs[width]()
+    comptime assert not pairs or part == step, "what is handed over is read before the next step"
+    comptime owners = warps // 2 if pairs else warps
+    comptime rows = 16 * bands * owners
     comptime threads = 32 * warps
     comptime columns = part // 8
-    comptime tile = step * width
+    comptime pitch = pitch_of[width]()
+    comptime tile = step * pitch
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
@@ -612,17 +641,23 @@ def fast_key_value_kernel[
     var keys = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
-    var values = keys.unsafe_offset(rows * width)
-    var stages = values.unsafe_offset(rows * width)
+    var values = keys.unsafe_offset(rows * pitch)
+    var stages = values.unsafe_offset(rows * pitch)
     # Of each stage lse, then delta.
     var numbers = stages.unsafe_offset(4 * tile).unsafe_bitcast[Float32]()
-    var masks = numbers.unsafe_offset(4 * step).unsafe_bitcast[Scalar[dtype]]()
+    var warp_index = thread_idx.x // 32
+    var owner = warp_index // 2 if pairs else warp_index
+    var makes_key = pairs and warp_index % 2 == 1
+    # What a warp hands over to the other of its pair: a lane's sums, 16 bytes at a time.
+    var handed = numbers.unsafe_offset(4 * step + (owner * bands * columns * 32 + lane_id()) * 4)
+    comptime numbers_and_handed = 4 * step + handed_bytes[width, rows, part]() // 4
+    var masks = numbers.unsafe_offset(numbers_and_handed).unsafe_bitcast[Scalar[dtype]]()
     var window = Window[rows](mask)
     comptime if windowed:
         comptime assert step == TILE, "a step is a tile"
         window.enter(t0 // rows)
     var lane = Lane[width]()
-    var warp_rows = thread_idx.x // 32 * (16 * bands)
+    var warp_rows = owner * (16 * bands)
     var first = t0 + warp_rows
     var start = sizes.first_query(t0) // step * step
     var members = sizes.group() if start < S else 0
@@ -698,14 +733,11 @@ def fast_key_value_kernel[
         Int(value_strides[2]),
         d,
     )
-    comptime band_of_warp = 16 * bands * width
+    comptime band_of_warp = 16 * bands * pitch
     # Not kept: the sums of two gradients take the registers.
-    var own_keys = Own[dtype, bands, width, False](
-        keys.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
-    )
-    var own_values = Own[dtype, bands, width, False](
-        values.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
-    )
+    var own_keys = Own[dtype, bands, width, False](keys.unsafe_offset(owner * band_of_warp), lane)
+    var own_values = Own[dtype, bands, width, False](values.unsafe_offset(owner * band_of_warp), lane)
+    var own = Own[dtype, bands, width, False](own_values.tile if makes_key else own_keys.tile, lane)
     var factor = LOG2_E if masked else scale * LOG2_E
     var key_sums = Array[Sums, bands * (width // 8)](fill=0)
     var value_sums = Array[Sums, bands * (width // 8)](fill=0)
@@ -730,49 +762,79 @@ def fast_key_value_kernel[
             continue
         for inner in range(0, step, part):
             var s1 = place.s0 + inner
-            var queries = stages.unsafe_offset(stage * 2 * tile + inner * width)
+            var queries = stages.unsafe_offset(stage * 2 * tile + inner * pitch)
             var grads = queries.unsafe_offset(tile)
             var own_numbers = numbers.unsafe_offset(stage * 2 * step + inner + lane_id() % 4 * 2)
-            var weights = own_keys.times_rows[columns](queries, Array[Sums, bands * columns](fill=0))
-            comptime if windowed:
-                hide_far[bands, columns](weights, seen, inner // 8)
-            comptime if masked:
-                var of_stage = masks.unsafe_offset(stage * mask_tile.elements[step]())
-                mask_tile.add[bands, columns, transposed=True](weights, scale, of_stage, inner, warp_rows)
-            comptime for place in range(bands * columns):
-                var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
-                comptime for e in range(4):
-                    weights[place][e] = exp2(weights[place][e] * factor - row_shift[masked](pair[e % 2]))
-            comptime if not windowed and not whole:
-                if not all_seen(s1, s1 + part, first, first + 16 * bands, sizes):
-                    hide_unseen[bands, columns, transposed=True](weights, 0, first, s1, sizes)
-            add_product[bands, columns, width](value_sums, weights, grads, lane)
-            var less_delta = Array[Sums, bands * columns](fill=0)
-            comptime for place in range(bands * columns):
-                var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
-                less_delta[place] = Sums(-pair[0], -pair[1], -pair[0], -pair[1])
-            var slopes = own_values.times_rows[columns](grads, less_delta)
-            comptime for place in range(bands * columns):
-                slopes[place] *= weights[place]
-            add_product[bands, columns, width](key_sums, slopes, queries, lane)
+
+            @__parameter
+            @always_inline
+            def weigh(mut weights: Array[Sums, bands * columns]):
+                comptime if windowed:
+                    hide_far[bands, columns](weights, seen, inner // 8)
+                comptime if masked:
+                    var of_stage = masks.unsafe_offset(stage * mask_tile.elements[step]())
+                    mask_tile.add[bands, columns, transposed=True](weights, scale, of_stage, inner, warp_rows)
+                comptime for place in range(bands * columns):
+                    var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
+                    comptime for e in range(4):
+                        weights[place][e] = exp2(weights[place][e] * factor - row_shift[masked](pair[e % 2]))
+                comptime if not windowed and not whole:
+                    if not all_seen(s1, s1 + part, first, first + 16 * bands, sizes):
+                        hide_unseen[bands, columns, transposed=True](weights, 0, first, s1, sizes)
+
+            comptime if pairs:
+                var products = own.times_rows[columns](
+                    grads if makes_key else queries, Array[Sums, bands * columns](fill=0)
+                )
+                if not makes_key:
+                    weigh(products)
+                    comptime for place in range(bands * columns):
+                        handed.unsafe_store[alignment=16](place * 128, products[place])
+                meet(owner)
+                if makes_key:
+                    comptime for place in range(bands * columns):
+                        var weights = handed.unsafe_load[width=4, alignment=16](place * 128)
+                        var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
+                        products[place] = weights * (
+                            products[place] - Sums(pair[0], pair[1], pair[0], pair[1])
+                        )
+                add_product[bands, columns, width](
+                    value_sums, products, queries if makes_key else grads, lane
+                )
+            else:
+                var weights = own_keys.times_rows[columns](queries, Array[Sums, bands * columns](fill=0))
+                weigh(weights)
+                add_product[bands, columns, width](value_sums, weights, grads, lane)
+                var less_delta = Array[Sums, bands * columns](fill=0)
+                comptime for place in range(bands * columns):
+                    var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
+                    less_delta[place] = Sums(-pair[0], -pair[1], -pair[0], -pair[1])
+                var slopes = own_values.times_rows[columns](grads, less_delta)
+                comptime for place in range(bands * columns):
+                    slopes[place] *= weights[place]
+                add_product[bands, columns, width](key_sums, slopes, queries, lane)
         stage = 1 - stage
         place = next^
 
-    store_rows[bands, width, aligned](
-        grad_key.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_key_strides)),
-        key_sums,
-        Array[Float32, 2 * bands](fill=scale),
-        first,
-        T,
-        Int(grad_key_strides[2]),
-        d,
-    )
-    store_rows[bands, width, aligned](
-        grad_value.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_value_strides)),
-        value_sums,
-        Array[Float32, 2 * bands](fill=1),
-        first,
-        T,
-        Int(grad_value_strides[2]),
-        d,
-    )
+    comptime if pairs:
+        key_sums = value_sums.copy()  # of the warps that make it
+    if not pairs or makes_key:
+        store_rows[bands, width, aligned](
+            grad_key.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_key_strides)),
+            key_sums,
+            Array[Float32, 2 * bands](fill=scale),
+            first,
+            T,
+            Int(grad_key_strides[2]),
+            d,
+        )
+    if not makes_key:
+        store_rows[bands, width, aligned](
+            grad_value.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_value_strides)),
+            value_sums,
+            Array[Float32, 2 * bands](fill=1),
+            first,
+            T,
+            Int(grad_value_strides[2]),
+            d,
+        )

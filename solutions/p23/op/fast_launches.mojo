@@ -19,6 +19,8 @@ from .fast_kernels import (
     fast_forward_kernel,
     fast_key_value_kernel,
     fast_query_kernel,
+    handed_bytes,
+    in_pairs,
 )
 from .fast_hopper import (
     GROUP,
@@ -31,11 +33,11 @@ from .fast_hopper import (
     padded,
     query_bytes,
 )
-from .fast_hopper_keys import hopper_key_value_kernel, key_bytes
+from .fast_hopper_keys import hopper_key_value_kernel, key_bytes, key_owners
 from .fast_masks import is_one_row
 from .fast_mask_gradient import launch_mask_gradient_tiles
 from .fast_pairs_launches import launch_backward_pairs, launch_forward_pairs, suits_pairs
-from .fast_tiles import CHUNK, WIDEST
+from .fast_tiles import CHUNK, WIDEST, pitch_of
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .mask_gradient import MaskGradient, launch_mask_gradient
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
@@ -49,6 +51,8 @@ comptime MOST_ROWS = 128
 """Of a tile of the portable kernels; all other numbers of rows divide it."""
 comptime ROOM = 115200
 """Bytes of shared memory that the largest of the portable kernels with a mask take."""
+comptime WIDE = 128
+"""The largest head dimension of the kernels of a window, and of a mask's gradient."""
 comptime MOST_BLOCKS = 65535
 """Of a grid along y and z."""
 comptime WINDOW_WARPS = 8
@@ -99,10 +103,12 @@ struct Layout(Copyable, Movable):
 
 
 def is_whole(sizes: FlashSizes) -> Bool:
-    """Whether every tile of every portable kernel is full, and every query sees every key: then no kernel asks.
+    """Whether every tile of every portable kernel is full, and every query sees every key: then no kernel asks. Those of wider
+    heads ask always.
     """
     var full = sizes.query_len % MOST_ROWS == 0 and sizes.key_len % MOST_ROWS == 0
-    return full and sizes.head_dim % 64 == 0 and sizes.keys_seen(0) == Int(sizes.key_len)
+    full = full and sizes.head_dim % 64 == 0 and Int(sizes.head_dim) <= WIDE
+    return full and sizes.keys_seen(0) == Int(sizes.key_len)
 
 
 def fits_chunks[dtype: DType](tensor: ImmPtr[dtype], strides: Strides) -> Bool:
@@ -181,10 +187,23 @@ def launch_forward_tiles[
         launch_forward_tiles[masked, 64, aligned=aligned, bands=2, warps=4, step=64, resident=2, whole=whole](
             launcher, t, layout
         )
-    else:
+    elif t.sizes.head_dim <= 128:
         launch_forward_tiles[
             masked, 128, aligned=aligned, bands=2, warps=4, step=32, resident=2, whole=whole
         ](launcher, t, layout)
+    elif t.sizes.head_dim <= 160:
+        launch_forward_tiles[masked, 160, aligned=aligned, bands=1, warps=4, step=32, resident=2](
+            launcher, t, layout
+        )
+    elif t.sizes.head_dim <= 192:
+        launch_forward_tiles[masked, 192, aligned=aligned, bands=1, warps=4, step=32, resident=2](
+            launcher, t, layout
+        )
+    else:
+        comptime step = 32 if not masked or shared_memory() >= ROOM else 16
+        launch_forward_tiles[masked, WIDEST, aligned=aligned, bands=1, warps=4, step=step, resident=2](
+            launcher, t, layout
+        )
 
 
 def launch_forward_tiles[
@@ -222,7 +241,7 @@ def launch_forward_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(rows + 4 * step) * width * size_of[Scalar[dtype]]()
+        shared_bytes=(rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
         + (mask_bytes[dtype, rows, step](t.sizes) if masked else 0),
     )
 
@@ -378,7 +397,7 @@ def launch_mask_gradient_fast[
         aligned = aligned and fits_chunks(t.grad_output, layout.grad_output)
         aligned = aligned and t.sizes.head_dim % CHUNK == 0
         # A mask that is broadcast along the keys wants a delta of its own.
-        if aligned and Int(t.sizes.head_dim) <= WIDEST and t.sizes.mask_t != 0:
+        if aligned and Int(t.sizes.head_dim) <= WIDE and t.sizes.mask_t != 0:
             launch_mask_gradient_tiles(
                 launcher, t, layout.grad_output, layout.query, layout.key, layout.value
             )
@@ -424,12 +443,13 @@ def launch_backward_tiles[
     """Both kernels, `whole` or not."""
     # Where tiles of a mask have no room beside those of 128 rows, blocks are half as large.
     comptime roomy = not masked or shared_memory() >= ROOM
+    comptime of_192 = 32 if roomy else 16
     if t.sizes.shared_heads() and t.sizes.key_len:
         if t.sizes.head_dim <= 64:
             launch_key_value_tiles[
                 masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole
             ](launcher, t, layout)
-        else:
+        elif t.sizes.head_dim <= 128:
             launch_key_value_tiles[
                 masked,
                 128,
@@ -441,12 +461,24 @@ def launch_backward_tiles[
                 resident=1,
                 whole=whole,
             ](launcher, t, layout)
+        elif t.sizes.head_dim <= 160:
+            launch_key_value_tiles[
+                masked, 160, aligned=aligned, bands=1, warps=4, step=32, part=32, resident=2
+            ](launcher, t, layout)
+        elif t.sizes.head_dim <= 192:
+            launch_key_value_tiles[
+                masked, 192, aligned=aligned, bands=1, warps=4, step=32, part=32, resident=2
+            ](launcher, t, layout)
+        else:
+            launch_key_value_tiles[
+                masked, WIDEST, aligned=aligned, bands=1, warps=4, step=16, part=16, resident=2
+            ](launcher, t, layout)
     if t.sizes.heads() and t.sizes.query_len:
         if t.sizes.head_dim <= 64:
             launch_query_tiles[
                 masked, 64, aligned=aligned, bands=2, warps=4, step=64, part=32, resident=2, whole=whole
             ](launcher, t, layout)
-        else:
+        elif t.sizes.head_dim <= 128:
             launch_query_tiles[
                 masked,
                 128,
@@ -457,6 +489,19 @@ def launch_backward_tiles[
                 part=16,
                 resident=2,
                 whole=whole,
+            ](launcher, t, layout)
+        elif t.sizes.head_dim <= 160:
+            launch_query_tiles[
+                masked, 160, aligned=aligned, bands=1, warps=4, step=of_192, part=of_192, resident=2
+            ](launcher, t, layout)
+        elif t.sizes.head_dim <= 192:
+            launch_query_tiles[
+                masked, 192, aligned=aligned, bands=1, warps=4, step=of_192, part=of_192, resident=2
+            ](launcher, t, layout)
+        else:
+            comptime warps = 4 if roomy else 2
+            launch_query_tiles[
+                masked, WIDEST, aligned=aligned, bands=1, warps=warps, step=16, part=16, resident=2
             ](launcher, t, layout)
 
 
@@ -499,7 +544,7 @@ def launch_query_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]()
+        shared_bytes=(2 * rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
         + (mask_bytes[dtype, rows, step](t.sizes) if masked else 0),
     )
 
@@ -521,7 +566,7 @@ def launch_key_value_tiles[
     whole: Bool = False,
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """The kernel of the gradients of key and value in one tiling."""
-    comptime rows = 16 * bands * warps
+    comptime rows = 16 * bands * (warps // 2 if in_pairs[width]() else warps)
     launcher.launch[
         fast_key_value_kernel[
             dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole
@@ -547,8 +592,9 @@ def launch_key_value_tiles[
         t.scale.cast[DType.float32](),
         grid_dim=Dim(ceildiv(Int(t.sizes.key_len), rows) * t.sizes.shared_heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(2 * rows + 4 * step) * width * size_of[Scalar[dtype]]()
+        shared_bytes=(2 * rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
         + 16 * step
+        + handed_bytes[width, rows, part]()
         + (mask_bytes[dtype, step, rows](t.sizes) if masked else 0),
     )
 
@@ -562,9 +608,9 @@ def expect_window[dtype: DType](sizes: FlashSizes, scale: Scalar[accum_type[dtyp
         raise Error("a window wants 16-bit types on NVIDIA's tensor cores")
     var d = Int(sizes.head_dim)
     var alike = sizes.query_len == sizes.key_len and sizes.query_heads == sizes.key_heads
-    if d > WIDEST or d % CHUNK != 0 or not alike or scale <= 0:
+    if d > WIDE or d % CHUNK != 0 or not alike or scale <= 0:
         raise Error(
-            t"a window wants as many keys as queries in each head, heads of at most {WIDEST} elements in"
+            t"a window wants as many keys as queries in each head, heads of at most {WIDE} elements in"
             t" whole chunks, a scale above 0"
         )
 
@@ -627,8 +673,12 @@ def launch_forward_hopper[
     """The forward kernel with wgmma, in tiles for the head dimension."""
     if Int(t.sizes.head_dim) <= SIDE:
         launch_forward_hopper[SIDE, groups=1, keys=128, resident=2](launcher, t, layout)
+    elif Int(t.sizes.head_dim) <= 2 * SIDE:
+        launch_forward_hopper[2 * SIDE, groups=2, keys=128, resident=1](launcher, t, layout)
+    elif Int(t.sizes.head_dim) <= 3 * SIDE:
+        launch_forward_hopper[3 * SIDE, groups=2, keys=64, resident=1](launcher, t, layout)
     else:
-        launch_forward_hopper[WIDEST, groups=2, keys=128, resident=1](launcher, t, layout)
+        launch_forward_hopper[WIDEST, groups=2, keys=64, resident=1](launcher, t, layout)
 
 
 def launch_forward_hopper[
@@ -663,9 +713,17 @@ def launch_backward_hopper[
     Delta is made of the output where there is one, else it is t.delta.
     """
     ref sizes = t.sizes
-    if Int(sizes.head_dim) > SIDE:
+    if Int(sizes.head_dim) > 3 * SIDE:
         launch_backward_hopper[
-            WIDEST, key_groups=2, key_resident=1, query_groups=2, query_stages=3, query_resident=1
+            WIDEST, key_groups=2, key_resident=1, query_groups=1, query_stages=2, query_resident=1
+        ](launcher, t, output, layout)
+    elif Int(sizes.head_dim) > 2 * SIDE:
+        launch_backward_hopper[
+            3 * SIDE, key_groups=2, key_resident=1, query_groups=2, query_stages=2, query_resident=1
+        ](launcher, t, output, layout)
+    elif Int(sizes.head_dim) > SIDE:
+        launch_backward_hopper[
+            2 * SIDE, key_groups=2, key_resident=1, query_groups=2, query_stages=3, query_resident=1
         ](launcher, t, output, layout)
     elif Int(sizes.query_len) > FEW_QUERIES and sizes.keys_seen(0) == Int(sizes.key_len):
         launch_backward_hopper[
@@ -775,7 +833,11 @@ def launch_key_value_hopper[
         layout.grad_value,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(sizes.key_len), groups * SIDE), Int(sizes.key_heads), Int(sizes.batch)),
+        grid_dim=Dim(
+            ceildiv(Int(sizes.key_len), key_owners[width, groups]() * SIDE),
+            Int(sizes.key_heads),
+            Int(sizes.batch),
+        ),
         block_dim=Dim((groups + 1) * GROUP),
         shared_bytes=key_bytes[width, groups](),
         early=True,

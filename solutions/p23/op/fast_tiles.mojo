@@ -1,7 +1,7 @@
 """Tiles of the fast variant: rows of 16-bit elements in shared memory, and their products on NVIDIA's tensor cores.
 
 A tile has rows of `width` elements, in chunks of 16 bytes. Chunk c of row r lies at c ^ (r % 8), so that the eight rows which
-`ldmatrix` reads at once lie in different banks. Sums are the fragments of `mma`, four float32 to a lane for 16 x 8 elements:
+`ldmatrix` reads at once lie in different banks; rows begin at multiples of eight chunks. Sums are the fragments of `mma`, four float32 to a lane for 16 x 8 elements:
 lane l holds the elements (l / 4, 2 (l % 4)) and its right neighbour, then those 8 rows below. Two of them side by side are
 also, rounded, the left factor of the next product: what is made of the scores never leaves the registers.
 """
@@ -23,8 +23,15 @@ comptime HIDDEN = Float32.MIN
 """Minus infinity, the score of a key that a query does not see."""
 comptime CHUNK = 8
 """Elements of 16 bytes, what a thread copies at once and a row of the matrices of `ldmatrix`."""
-comptime WIDEST = 128
+comptime WIDEST = 256
 """The widest tile: the largest head dimension."""
+comptime SLAB = 64
+"""Elements of eight chunks, within which chunks change places."""
+
+
+def pitch_of[width: Int]() -> Int:
+    """Elements from one row of a tile to the next."""
+    return ceildiv(width, SLAB) * SLAB
 
 
 # ---- From memory to shared memory ---------------------------------------------------------------------------
@@ -39,38 +46,48 @@ def load_tile[
     What lies outside the matrix becomes 0; where the tile is `inside`, nothing is asked. Unless `aligned`, rows may begin at any
     address and d be any number.
     """
-    comptime chunks = width // CHUNK
+    comptime to_next = pitch_of[width]()
+    # Of wide tiles slab after slab: a row's chunks need not divide the threads then.
+    comptime slab = width if width <= 2 * SLAB else SLAB
+    comptime chunks = slab // CHUNK
     comptime together = threads // chunks
     comptime assert together % 8 == 0, "a thread's chunk has the same place in each of its rows"
+    comptime assert rows % together == 0, "every thread has as many rows"
     var chunk = thread_idx.x % chunks
     var row = thread_idx.x // chunks
-    var place = target.unsafe_offset(row * width + (chunk ^ (row % 8)) * CHUNK)
+    var place = target.unsafe_offset(row * to_next + (chunk ^ (row % 8)) * CHUNK)
     var start = (first + row) * pitch + chunk * CHUNK
-    if inside or (aligned and first + rows <= count and d == width):
-        comptime for i in range(rows // together):
-            async_copy[16](
-                source.unsafe_offset(start + i * together * pitch).unsafe_address_space_cast[
-                    AddressSpace.GLOBAL
-                ](),
-                place.unsafe_offset(i * together * width),
-            )
+    if inside or (aligned and first + rows <= count and d == to_next):
+        comptime for from_left in range(0, to_next, slab):
+            comptime for i in range(rows // together):
+                async_copy[16](
+                    source.unsafe_offset(start + i * together * pitch + from_left).unsafe_address_space_cast[
+                        AddressSpace.GLOBAL
+                    ](),
+                    place.unsafe_offset(i * together * to_next + from_left),
+                )
         return
     comptime if inside:
         return
-    comptime for i in range(rows // together):
-        var inside = first + row + i * together < count
-        var at = start + i * together * pitch
-        comptime if aligned:
-            var exists = inside and chunk * CHUNK < d
-            async_copy[16, fill=Scalar[dtype](0)](
-                source.unsafe_offset(at if exists else 0).unsafe_address_space_cast[AddressSpace.GLOBAL](),
-                place.unsafe_offset(i * together * width),
-                Int32(16) if exists else 0,
-            )
-        else:
-            for e in range(CHUNK):
-                var exists = inside and chunk * CHUNK + e < d
-                place[unsafe_offset=i * together * width + e] = source[unsafe_offset=at + e] if exists else 0
+    comptime for from_left in range(0, to_next, slab):
+        var column = chunk * CHUNK + from_left
+        comptime for i in range(rows // together):
+            var inside = first + row + i * together < count
+            var at = start + i * together * pitch + from_left
+            comptime to = i * together * to_next + from_left
+            comptime if aligned:
+                var exists = inside and column < d
+                async_copy[16, fill=Scalar[dtype](0)](
+                    source.unsafe_offset(at if exists else 0).unsafe_address_space_cast[
+                        AddressSpace.GLOBAL
+                    ](),
+                    place.unsafe_offset(to),
+                    Int32(16) if exists else 0,
+                )
+            else:
+                for e in range(CHUNK):
+                    var exists = inside and column + e < d
+                    place[unsafe_offset=to + e] = source[unsafe_offset=at + e] if exists else 0
 
 
 @always_inline
@@ -121,8 +138,10 @@ struct Lane[width: Int](Copyable, Movable):
         self._down = StaticTuple[Int32, 4]()
         self._across = StaticTuple[Int32, 4]()
         comptime for pair in range(4):
-            self._down[pair] = lane % 16 * Int32(Self.width) + ((Int32(2 * pair) + lane // 16) ^ row) * CHUNK
-            self._across[pair] = (row + lane // 16 * 8) * Int32(Self.width) + (
+            self._down[pair] = (
+                lane % 16 * Int32(pitch_of[Self.width]()) + ((Int32(2 * pair) + lane // 16) ^ row) * CHUNK
+            )
+            self._across[pair] = (row + lane // 16 * 8) * Int32(pitch_of[Self.width]()) + (
                 (Int32(2 * pair) + lane // 8 % 2) ^ row
             ) * CHUNK
 
@@ -158,7 +177,7 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
             comptime for band in range(Self.bands):
                 comptime for k in range(Self.width // 16):
                     self._fragments[band * (Self.width // 16) + k] = ld_matrix[8](
-                        tile.unsafe_offset(band * 16 * Self.width + lane.down[k]())
+                        tile.unsafe_offset(band * 16 * pitch_of[Self.width]() + lane.down[k]())
                     )
 
     @always_inline
@@ -167,7 +186,9 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
         comptime if Self.kept:
             return self._fragments[band * (Self.width // 16) + k]
         else:
-            return ld_matrix[8](self.tile.unsafe_offset(band * 16 * Self.width + self.lane.down[k]()))
+            return ld_matrix[8](
+                self.tile.unsafe_offset(band * 16 * pitch_of[Self.width]() + self.lane.down[k]())
+            )
 
     @always_inline
     def times_rows[
@@ -188,7 +209,9 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
             comptime for band in range(Self.bands):
                 left[band] = self.fragment[band, k]()
             comptime for pair in range(columns // 2):
-                var both = ld_matrix[8](right.unsafe_offset(pair * 16 * Self.width + self.lane.across[k]()))
+                var both = ld_matrix[8](
+                    right.unsafe_offset(pair * 16 * pitch_of[Self.width]() + self.lane.across[k]())
+                )
                 comptime for band in range(Self.bands):
                     comptime for side in range(2):
                         comptime place = band * columns + 2 * pair + side
@@ -214,7 +237,9 @@ def add_product[
             comptime first = band * columns + 2 * k
             rounded[band] = left[first].join(left[first + 1]).cast[dtype]()
         comptime for pair in range(width // 16):
-            var both = ld_matrix[8, transpose=True](right.unsafe_offset(k * 16 * width + lane.down[pair]()))
+            var both = ld_matrix[8, transpose=True](
+                right.unsafe_offset(k * 16 * pitch_of[width]() + lane.down[pair]())
+            )
             comptime for band in range(bands):
                 comptime for side in range(2):
                     comptime place = band * (width // 8) + 2 * pair + side

@@ -259,6 +259,25 @@ def cross_entropy_table() -> str:
     return table(head, rows, "lrrrrr") + f"\n{where}.\n"
 
 
+def cliffs_table() -> str:
+    """A line for each dtype and head dimension: attention's time over that of PyTorch's fastest kernel, by option."""
+    found = timing_pages.rows("h200_attention_cliffs")
+    options = list(dict.fromkeys(row["option"] for row in found))
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in found:
+        ratio = f"**{row['ratio']}**" if float(row["ratio"]) > 1.3 else row["ratio"]
+        lines.setdefault((row["dtype"], row["d"]), {})[row["option"]] = ratio
+    rows = [
+        [f"{dtype}, {d}", *(ratios[option] for option in options)] for (dtype, d), ratios in lines.items()
+    ]
+    where = f"{found[0]['device']}, {found[0]['date']}, PyTorch {found[0]['torch']}"
+    head = ["dtype, d", *(option.replace("S x S", "S × S") for option in options)]
+    return (
+        table(head, rows, "l" + "r" * len(options))
+        + f"\n{where}, by `python book/tools/attention_cliffs.py FILE`.\n"
+    )
+
+
 def backend_table() -> str:
     """The wrong backends of puzzle 26: what each does, what its gate says in a recorded run, and what to do about it."""
     said = dict(line.split(maxsplit=1) for line in outputs.load("backend_symptoms").text.splitlines())
@@ -431,6 +450,7 @@ FILES: dict[str, Callable[[], str]] = {
     "gpt2_compile.md": model_table,
     "swap_pays.md": every_size.pays_verdict,
     "cross_entropy.md": cross_entropy_table,
+    "cliffs.md": cliffs_table,
     "hunt_curves.svg": hunt_chart.chart,
     "roofline.md": roofline_table,
     "ratio.svg": ratio_chart,

@@ -246,7 +246,7 @@ def cross_entropy_table() -> str:
         [
             f"{int(H):,} → {int(V):,}",
             *(
-                f"{float(each['ms']):.2f} ms, {int(each['peak_mib']):,} MiB"
+                f"{float(each['ms']):.2f} / {int(each['peak_mib']):,}"
                 for each in map(found.get, ways)
                 if each
             ),

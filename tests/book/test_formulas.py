@@ -369,7 +369,7 @@ def test_layernorm_behind_the_product():
     rows, hidden, outputs, widest = 4096, 768, 3072, 256
     again = rows * hidden * outputs // widest
     assert (
-        f"{outputs // widest} blocks" in text and f"{again / 10**6:.0f} million elements in place of" in text
+        f"{outputs // widest} blocks" in text and f"{again / 10**6:.0f} million elements instead of" in text
     )
     assert f"{5 * again / (132 * 128 * 1.98e9) * 1e6:.1f} µs" in text
 

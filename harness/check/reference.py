@@ -180,10 +180,9 @@ def judge_variant(
         return verdict_on(puzzle, reference, case, target, quantity, got, s, variant, propagated)
 
     verdicts = {quantity: verdict(quantity) for quantity in quantities}
-    saved = puzzle.saved(variant)
-    wrong = [q for q in quantities if not verdicts[q].ok and not verdicts[q].nonfinite and q not in saved]
-    if wrong and all(verdict(quantity).ok for quantity in saved):
-        kept = {quantity: values(outputs[quantity]) for quantity in saved}
+    wrong = [q for q in quantities if not verdicts[q].ok and not verdicts[q].nonfinite]
+    if wrong:
+        kept = {q: values(outputs[q]) for q in puzzle.saved(variant) if verdict(q).ok}
         moved = puzzle.propagated(reference.arrays(case), kept)
         verdicts |= {quantity: verdict(quantity, moved[quantity]) for quantity in wrong if quantity in moved}
     return verdicts

@@ -243,6 +243,19 @@ def exact(arrays: Arrays) -> Arrays:
         }
 
 
+def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
+    """How far the output as it was saved, rounded, moves delta, the row sum of dO times it.
+
+    On tensor cores the probabilities are rounded before they are multiplied, so that the output is right and yet further
+    from the truth than its own rounding.
+    """
+    truth = exact(arrays)["output"]
+    if "output" not in saved or not np.isfinite(truth).all() or not np.isfinite(arrays["grad_output"]).all():
+        return {}
+    moved = (arrays["grad_output"] * (saved["output"] - truth)).sum(-1)
+    return {"delta": float(np.abs(moved).max(initial=0.0))}
+
+
 def terms(arrays: Arrays) -> dict[str, float]:
     """The size of the terms of dS = P * (dP - rowsum(dP * P)), and in dQ and dK; of one key they cancel."""
     if not all(np.isfinite(arrays[name]).all() for name in ("query", "key", "value", "grad_output")):
@@ -397,6 +410,7 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,
+    propagated=propagated,
     forward={"output": "output"},
     backward={"grad_query": "grad_query", "grad_key": "grad_key", "grad_value": "grad_value"},
     derived_sizes=lambda dims: {

@@ -320,7 +320,7 @@ def hopper_key_value_kernel[
             weigh[hides](products, own_numbers, s0)
             comptime for j in range(8):
                 here.unsafe_store[alignment=16](j * 4 * GROUP, products.slice[4, offset=4 * j]())
-        # One way back is enough: two steps further everybody has read what is here.
+        # Once is enough: the halves of this memory take turns, and both meet before the first is written again.
         meet()
         if makes_key:
             comptime for j in range(8):

@@ -357,7 +357,9 @@ def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     In a row of small deviation one unit in the last place of the mean is many of x - mean, and so of x_hat. Which unit it
     is, an accurate sum and Welford's do not agree, and both are right.
     """
-    if not saved.keys() >= set(STATED) or not all(np.isfinite(array).all() for array in (*arrays.values(), *saved.values())):
+    if not saved.keys() >= set(STATED) or not all(
+        np.isfinite(array).all() for array in (*arrays.values(), *saved.values())
+    ):
         return {}
     kept = {f"row_{name}": saved[name][..., None] for name in STATED}
     moved = derive(arrays, {name: lambda v, value=value: value for name, value in kept.items()})

@@ -38,7 +38,7 @@ TENSOR_CORES = (torch.bfloat16, torch.float16)
 WIDEST = 256
 """The largest head dimension of the kernels on tensor cores,"""
 WIDE = 128
-"""and of the one that makes a mask's gradient."""
+"""and of those that make a mask's gradient, or attention in a window."""
 BOX = 64
 """Rows and elements of a row that the kernels with wgmma take at once: for float32 as pairs there is no more."""
 CHUNK = 8

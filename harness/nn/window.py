@@ -15,7 +15,7 @@ import torch
 from harness.nn import attention_direct, orders
 from harness.nn.arguments import check_attended, check_scale
 from harness.nn.attention_autograd import attention
-from harness.nn.attention_direct import CHUNK, AttentionKernels, readable, row_strides
+from harness.nn.attention_direct import CHUNK, WIDE, AttentionKernels, readable, row_strides
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.derivatives import FirstOnly
 from harness.nn.orders import whole
@@ -168,7 +168,7 @@ def kernels_for(query: Tensor, key: Tensor, value: Tensor) -> AttentionKernels |
     """The kernels on tensor cores, where they take these tensors; None elsewhere."""
     d = query.shape[-1]
     one_kind = query.dtype == key.dtype == value.dtype and query.device == key.device == value.device
-    fits = attention_direct.on_tensor_cores(query) and d % CHUNK == 0 and query.numel() > 0
+    fits = attention_direct.on_tensor_cores(query) and d <= WIDE and d % CHUNK == 0 and query.numel() > 0
     return attention_direct.kernels(query.device) if one_kind and fits else None
 
 

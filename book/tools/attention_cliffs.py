@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from cuda_graphs import capture
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.nn import attention
@@ -66,20 +67,6 @@ def by_peer(backend: SDPBackend, *arguments, **options) -> torch.Tensor:
         return F.scaled_dot_product_attention(*arguments, **options)
 
 
-def graph_of(step: Step) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of a step, which has run on a side stream before."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
-
-
 def candidates(dtype: torch.dtype, width: int, option: str) -> Iterator[tuple[str, torch.cuda.CUDAGraph]]:
     """The graph of this project's function, "ours", and of each of PyTorch's kernels that takes the call."""
     torch.manual_seed(0)
@@ -89,10 +76,10 @@ def candidates(dtype: torch.dtype, width: int, option: str) -> Iterator[tuple[st
     ]
     options = {"attn_mask": mask_of(option, dtype), "is_causal": option == "causal"}
     gradient = torch.randn_like(leaves[0])
-    yield "ours", graph_of(both_passes(attention, leaves, gradient, **options))
+    yield "ours", capture(both_passes(attention, leaves, gradient, **options))
     for name, backend in PEERS.items():
         try:
-            yield name, graph_of(both_passes(partial(by_peer, backend), leaves, gradient, **options))
+            yield name, capture(both_passes(partial(by_peer, backend), leaves, gradient, **options))
         except RuntimeError:
             torch.cuda.synchronize()
 

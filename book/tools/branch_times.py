@@ -10,7 +10,8 @@ import random
 import statistics
 
 import torch
-from product_times import capture, graph_time, measure_all
+from cuda_graphs import capture
+from product_times import graph_time, measure_all
 
 from harness.nn import direct, products
 from harness.nn.products import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, Choice, Products

@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from cuda_graphs import capture
 
 from harness.nn import linear_cross_entropy
 
@@ -71,20 +72,12 @@ def peak_mib(step: Step) -> int:
     return round((torch.cuda.max_memory_allocated() - before) / 2**20)
 
 
-def captured(step: Step) -> torch.cuda.CUDAGraph:
-    """A step as a graph."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
-
-
 def rows_of(H: int, V: int) -> list[dict]:
     """A row for each way."""
     torch._dynamo.reset()
     ways = steps(H, V)
     peaks = {name: peak_mib(step) for name, step in ways.items()}
-    graphs = {name: captured(step) for name, step in ways.items()}
+    graphs = {name: capture(step) for name, step in ways.items()}
     taken: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
         for name in random.sample(list(graphs), len(graphs)):

@@ -12,9 +12,11 @@ import random
 import statistics
 import sys
 import time
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from cuda_graphs import capture
 
 from harness.nn.layers import fused_layernorm_linear
 from harness.puzzles.p22.triton_products import layernorm_linear
@@ -123,25 +125,11 @@ def strange_rows() -> list[dict]:
     return rows
 
 
-def capture(function, leaves, dy) -> torch.cuda.CUDAGraph:
-    """Both passes as a graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run(function, leaves, dy)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run(function, leaves, dy)
-    return graph
-
-
 def time_rows(M: int, H: int, O: int) -> list[dict]:
     """A row for each way."""
     leaves, dy = make(M, H, O, "ordinary")
     ways = {"pairs": pairs, "fast": fast, "eager": plain, "compile": compiled(), "tf32x3": layernorm_linear}
-    graphs = {name: capture(way, leaves, dy) for name, way in ways.items()}
+    graphs = {name: capture(partial(run, way, leaves, dy)) for name, way in ways.items()}
     first = run(pairs, leaves, dy)
     same = all(all(map(torch.equal, first, run(pairs, leaves, dy))) for _ in range(5))
     taken = {name: [] for name in graphs}

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import torch
+from cuda_graphs import capture
 
 from harness.nn import autograd, direct, products
 from harness.nn.layers import fused_layernorm_linear
@@ -34,20 +35,6 @@ SIZES = (
 ROUNDS = 7
 HOST_WORK = 2**33
 """Multiply-adds of a product above which the host is not what a loop waits for."""
-
-
-def capture(call) -> torch.cuda.CUDAGraph:
-    """A call as a graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph
 
 
 def graph_time(graph: torch.cuda.CUDAGraph, repeats: int) -> float:

@@ -227,7 +227,7 @@ def compute(
 
 
 def whole_vectors(classes: int, like: Tensor) -> list[slice]:
-    """The classes in one piece, or on a GPU those that are whole vectors of 16 bits apart from the few that are left.
+    """The classes in one piece, or on a GPU those that are whole vectors of 16 bytes apart from the few that are left.
 
     The library falls to a fifth of its speed where a matrix has rows that are no whole vectors, as GPT-2's 50,257 classes.
     """

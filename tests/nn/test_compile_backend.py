@@ -119,6 +119,14 @@ def shared(m, x):
         (lambda m, x: m.a(F.dropout(m.ln(x), 0.5, training=False).reshape(-1, H)), 1),
         (lambda m, x: m.a(m.ln(x * 2 + x.flip(0))), 1),
         (lambda m, x: m.a(m.ln(x.transpose(0, 1)).contiguous()), 1),
+        (lambda m, x: m.a(m.ln(x)[:, -1:]), 1),
+        (lambda m, x: m.a(m.ln(x)[:, 0]), 1),
+        (lambda m, x: m.a(m.ln(x)[1]), 1),
+        (lambda m, x: m.a(m.ln(x)[..., 1:, :]), 1),
+        (lambda m, x: m.a(m.ln(x)[None, :, ::2].reshape(-1, H)), 1),
+        (lambda m, x: m.a(m.ln(x)[:, 1:, :]) + m.ln(x)[:, :-1].sum(), 1),
+        (lambda m, x: m.a(m.ln(x)[:, :0]), 1),
+        (lambda m, x: m.a(m.ln(x)[0, 1]), 1),
     ],
 )
 def test_every_way_to_write_it_is_swapped(body, swaps):
@@ -146,7 +154,9 @@ def weight_changed_between(m, x):
     "body,reason",
     [
         (lambda m, x: m.a(F.dropout(m.ln(x), 0.5)), "dropout stands between"),
-        (lambda m, x: m.a(m.ln(x)[:, 1:]), "getitem stands between"),
+        (lambda m, x: m.a(m.ln(x)[..., torch.arange(H).flip(0)]), "getitem stands between"),
+        (lambda m, x: m.a(m.ln(x)[..., None].expand(B, S, H, H)), "stands between"),
+        (lambda m, x: m.a(m.ln(x)[torch.tensor([1, 0])]), "getitem stands between"),
         (lambda m, x: m.a(m.ln(x).relu()), "relu stands between"),
         (lambda m, x: m.a(m.ln(x).reshape(B, H, S).mT), "stands between"),
         (in_place_between, "may change a tensor in place"),

@@ -234,8 +234,13 @@ def swap(gm: GraphModule, match: Match) -> Swap:
     add = Adder(gm, match.linear)
     try:
         x = match.x
-        for reshape in match.between:
-            x = add.method("reshape", x, *reshape.args[1:])
+        for step in match.between:
+            slices = step.target is operator.getitem
+            x = (
+                add.function(operator.getitem, x, step.args[1])
+                if slices
+                else add.method("reshape", x, *step.args[1:])
+            )
         weight = add.method("t", match.weight) if match.transposed else match.weight
         tensors = [x, match.ln_weight, match.ln_bias, weight, match.linear_bias]
         # Under autocast a Linear computes in a dtype that its operands do not have yet.

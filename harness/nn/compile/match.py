@@ -58,7 +58,7 @@ class Match:
         ln_weight, ln_bias, linear_bias: Nodes, or None.
         weight: Node of the linear weight: [O, H], or [H, O] where `transposed`.
         eps: A number, or a node where it is symbolic.
-        between: The reshapes between the two, in order; they keep the last axis.
+        between: The reshapes and slices between the two, in order; they keep the last axis, so they commute with LayerNorm.
         transposed: Whether the weight lies as [H, O].
     """
 
@@ -155,7 +155,7 @@ def layer_norm(node: Any) -> Node | None:
 
 
 def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
-    """From a Linear's input towards a LayerNorm: (reshapes on the way, where it ends, what stands in the way)."""
+    """From a Linear's input towards a LayerNorm: (reshapes and slices on the way, where it ends, what stands in the way)."""
     between: list[Node] = []
     why = ""
     for _ in range(FAR):
@@ -173,11 +173,25 @@ def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
 
 
 def keeps_rows(node: Node) -> bool:
-    """Whether a node hands its input's rows on as they are: a reshape that keeps the last axis, or nothing at all."""
-    if skipped(node):
+    """Whether a node hands rows of its input on as they are: a reshape or a slice that keeps the last axis, or nothing."""
+    if skipped(node) or slices_rows(node):
         return True
     reshapes = node.op in ("call_method", "call_function") and node.target in RESHAPES
     return reshapes and shape(node)[-1:] == shape(node.all_input_nodes[0])[-1:]
+
+
+def slices_rows(node: Node) -> bool:
+    """Whether a node is `x[index]` with numbers, slices, None and ... that takes whole rows: GPT-2's `hidden[:, -1:]`."""
+    if node.op != "call_function" or node.target is not operator.getitem:
+        return False
+    axes = len(shape(node.all_input_nodes[0]))
+    given = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    if not axes or not all(part is None or part is ... or isinstance(part, int | slice) for part in given):
+        return False
+    taken = sum(part is not None and part is not ... for part in given)
+    rest = (slice(None),) * (axes - taken)
+    at = given.index(...) if ... in given else len(given)
+    return bool((given[:at] + rest + given[at + 1 :])[-1] == slice(None))
 
 
 def skipped(node: Node) -> bool:

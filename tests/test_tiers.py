@@ -2,7 +2,6 @@
 
 import ast
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import cpu_graphs
@@ -81,9 +80,8 @@ def test_what_only_nightly_tests_would_check_is_listed():
     assert tiers.only_nightly(cases(ARM) + other) == [f"{ARM}: in its place there is no {EDGES}"]
 
 
-def test_recorded_programs_of_pytorch_alone_import_nothing_else(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "book" / "tools"))
-    import outputs
+def test_recorded_programs_of_pytorch_alone_import_nothing_else():
+    from book.measure import outputs
 
     commands = [outputs.COMMANDS[name] for name in tiers.OF_PYTORCH_ALONE]
     programs = {command.arguments[0] for command in commands}

@@ -4,4 +4,3 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tests" / "book"))
-import book_paths  # noqa: F401 (puts the book's tools on the import path)

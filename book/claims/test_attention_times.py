@@ -1,8 +1,9 @@
 """No kernel of the page on attention by tensor cores beats the arithmetic, and its ratios are the measured ones."""
 
-import attention_times
-from attention_times import CUDNN, OURS
 from book_paths import BOOK
+
+from book.figures import attention_times
+from book.figures.attention_times import CUDNN, OURS
 
 PAGE = " ".join((BOOK / "src" / "puzzle_23" / "tensor_cores.md").read_text().split())
 TIMES = attention_times.read()

@@ -8,7 +8,7 @@ TRAINED = BOOK / "measurements" / "h200_training.csv"
 
 
 def test_the_gain_shrinks_as_the_product_grows():
-    import bench_results
+    from book.figures import bench_results
 
     found = bench_results.select(bench_results.read(MEASURED), "both", "graph")
     by_size = sorted(found.items(), key=lambda item: item[0][0] * item[0][1] * item[0][2])
@@ -18,7 +18,7 @@ def test_the_gain_shrinks_as_the_product_grows():
 
 def test_the_readme_s_table_is_made_from_the_records():
     """Six rows, and what the page of the layers shows."""
-    import speed_table
+    from book.figures import speed_table
 
     made = speed_table.speed_table()
     assert speed_table.MARKED.findall((ROOT / "README.md").read_text(encoding="utf-8")) == [made]
@@ -29,7 +29,7 @@ def test_the_readme_s_table_is_made_from_the_records():
 
 def test_the_measurements_are_one_run_of_every_peer_in_every_pass():
     """Transformer Engine alone is left out, with a reason."""
-    import bench_results
+    from book.figures import bench_results
 
     rows = bench_results.read(MEASURED)
     assert {(row["device"], row["torch"], row["date"]) for row in rows} == {
@@ -45,14 +45,14 @@ def test_the_measurements_are_one_run_of_every_peer_in_every_pass():
 
 
 def test_a_step_of_training_takes_less_memory():
-    import bench_results
+    from book.figures import bench_results
 
     models = bench_results.read_training(TRAINED)
     assert int(models["LayerNormLinear"][0]["peak_bytes"]) < int(models["plain PyTorch"][0]["peak_bytes"])
 
 
 def test_the_layer_s_losses_go_no_further_than_rounding_carries_them():
-    import bench_results
+    from book.figures import bench_results
 
     losses = {
         name: [float(row["loss"]) for row in rows]

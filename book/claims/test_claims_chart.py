@@ -1,7 +1,6 @@
 """The rows behind the page on attention's time and memory are those that it is about."""
 
-import claims_chart
-
+from book.figures import claims_chart
 from harness.puzzles.p23 import claim_rows, claims
 
 

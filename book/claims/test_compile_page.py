@@ -11,7 +11,7 @@ SMALL, LARGE = "8", "256"  # the hidden dimensions of the two sizes
 
 def cpu(way: str, hidden: str, column: str) -> float:
     """A number of the CPU's table."""
-    import generate
+    from book.build import generate
 
     (row,) = (
         row

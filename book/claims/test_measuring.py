@@ -7,7 +7,7 @@ PAGE = " ".join((BOOK / "src" / "fast" / "measuring.md").read_text().split())
 
 
 def test_what_the_chapter_on_measuring_says_is_what_was_measured():
-    import timing_pages
+    from book.figures import timing_pages
 
     ways = timing_pages.ways()
     product, rested = "product, ", ways["large product, rested"]
@@ -28,7 +28,7 @@ def test_what_the_chapter_on_measuring_says_is_what_was_measured():
 
 
 def test_a_gpu_loses_at_the_chapters_sizes_and_wins_at_a_models():
-    import timing_pages
+    from book.figures import timing_pages
 
     small, large = timing_pages.both_devices()[:2], timing_pages.both_devices()[2:]
     assert {dims for dims, *_ in small} == {(4, 4, 8, 16)} and {dims for dims, *_ in large} == {

@@ -4,10 +4,10 @@ import csv
 import re
 from xml.etree import ElementTree
 
-import order_figures
 import pytest
 from book_paths import BOOK
 
+from book.figures import order_figures
 from harness.nn import GridWindow, orders
 from harness.puzzles.p24.counting import count
 

@@ -1,8 +1,9 @@
 """What puzzle 25's page says of rings of several GPUs is what was measured."""
 
 import pytest
-import ring_results
 from book_paths import BOOK
+
+from book.figures import ring_results
 
 RING = ring_results.Ring([row for path in ring_results.RINGS for row in ring_results.rows_of(path)])
 

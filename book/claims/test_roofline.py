@@ -9,8 +9,8 @@ GPT2 = (8, 1024, 768, 3072)
 
 
 def test_what_the_page_says_of_the_roof():
-    import generate
-    import roofline
+    from book.build import generate
+    from book.figures import roofline
 
     work = {dtype: roofline.pair(GPT2, dtype, "forward") for dtype in roofline.PEAKS}
     assert f"{work['float32'].intensity:.0f} operations for each byte" in PAGE
@@ -40,8 +40,8 @@ def test_what_the_page_says_of_the_roof():
 
 
 def test_no_measured_point_lies_above_the_roof():
-    import generate
-    import roofline
+    from book.build import generate
+    from book.figures import roofline
 
     for dtype in roofline.PEAKS:
         for (dims, direction), times in generate.measured(dtype).items():

@@ -32,7 +32,7 @@ CHAPTER, GPT2 = (4, 4, 8, 16), (8, 1024, 768, 3072)
     ],
 )
 def test_ratios_in_the_text(words, dtype, dims, direction, slower, faster):
-    import generate
+    from book.build import generate
 
     said = re.search(words, PAGE)[1]
     times = generate.measured(dtype)[dims, direction]
@@ -41,7 +41,7 @@ def test_ratios_in_the_text(words, dtype, dims, direction, slower, faster):
 
 
 def test_how_far_times_at_the_chapters_sizes_lie_apart():
-    import generate
+    from book.build import generate
 
     said = re.search(
         r"PyTorch's forward pass took (\d+) µs in float32 and (\d+) µs in bfloat16", PAGE
@@ -51,7 +51,7 @@ def test_how_far_times_at_the_chapters_sizes_lie_apart():
 
 
 def test_every_marker_of_the_roofline_stands_in_the_table_of_times():
-    import generate
+    from book.build import generate
 
     lines = generate.times_table().splitlines()[2:]
     for dtype in ("float32", "bfloat16"):
@@ -62,7 +62,7 @@ def test_every_marker_of_the_roofline_stands_in_the_table_of_times():
 
 
 def test_fused_is_slower_from_64_columns_on():
-    import generate
+    from book.build import generate
 
     for dtype in ("float32", "bfloat16"):
         for (dims, _), times in generate.measured(dtype).items():

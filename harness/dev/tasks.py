@@ -41,7 +41,7 @@ FIXED: tuple[Task, ...] = (
         "python -m pytest --quick -n 2 --dist loadgroup",
         "Run the tests that need no compiler and no browser: a minute or two",
     ),
-    ("book", "python book/tools/build.py", "Build the book and open it"),
+    ("book", "python -m book.build", "Build the book and open it"),
     ("dev", "python -m harness dev", "Work on puzzles: dev new, dev check, dev tasks, dev generate"),
     ("generate", "python -m harness dev generate", "Write problems/ from solutions/"),
     (
@@ -49,8 +49,8 @@ FIXED: tuple[Task, ...] = (
         "python -m harness.toolchain.formatting",
         "Format Mojo and Python files (--check only says what differs)",
     ),
-    ("types", "basedpyright", "Check the types of the harness, the book's tools and the tests"),
-    ("pictures", "python book/tools/pictures.py", "Make the README's pictures from real runs"),
+    ("types", "basedpyright", "Check the types of the harness, the book's code and the tests"),
+    ("pictures", "python -m book.build.pictures", "Make the README's pictures from real runs"),
 )
 TABLES = {"pyproject.toml": ("[tool.poe.tasks]", "help"), "pixi.toml": ("[tasks]", "description")}
 """File -> the head of its table of tasks, and what it calls a description."""

@@ -11,8 +11,8 @@ from browser import DESKTOP, Browser
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
     """The built book."""
-    import build
-    import generate
+    from book.build import generate
+    from book.build import site as build
 
     folder = tmp_path_factory.mktemp("site") / "html"
     generate.main()
@@ -34,8 +34,7 @@ def browser(started, site) -> Browser:
 def write_small_book(folder: Path) -> Path:
     """A book without pages in a project of its own: the task p22 in both task tables, a Mojo file with an anchor; its folder."""
     book = folder / "book"
-    for name in ("theme", "tools"):
-        shutil.copytree(BOOK / name, book / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(BOOK / "theme", book / "theme")
     shutil.copy(BOOK / "book.toml", book)
     (book / ".cache").mkdir()
     (folder / "pyproject.toml").write_text('[tool.poe.tasks]\np22 = "x"\nonly_uv = "x"\n')
@@ -50,7 +49,7 @@ def write_small_book(folder: Path) -> Path:
 @pytest.fixture
 def small_book(tmp_path):
     """A book of one page: call it with the page's text and get the faults of a strict build."""
-    import build
+    from book.build import site as build
 
     book = write_small_book(tmp_path)
     (book / "src" / "SUMMARY.md").write_text("# Summary\n\n- [Page](page.md)\n")
@@ -71,7 +70,7 @@ def faults_of_pages(tmp_path_factory):
     What is found before mdBook runs hides what is found on the built pages: the pages that have nothing of the first kind
     are built once more without the others.
     """
-    import build
+    from book.build import site as build
 
     book = write_small_book(tmp_path_factory.mktemp("faults"))
 

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import access_pictures
-import figures
 import pytest
-import recorded_pictures
 
+from book.figures import figures, recorded_pictures
+from book.measure import access_pictures
 from harness.check import zoo
 from harness.devices.recorder import Order, record_many
 from harness.puzzles.p22 import spec as p22

@@ -3,7 +3,6 @@
 import csv
 
 import pytest
-from book_paths import BOOK  # noqa: F401 (puts the book's tools on the import path)
 
 NAMES = ("device", "torch", "date", "command", "S", "causal", "inputs", "way", "result", "error")
 NAMES += ("of_efficient", "of_math", "graph_us", "peak_bytes", "note")
@@ -13,7 +12,7 @@ MACHINE = {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-01-02"}
 @pytest.fixture
 def tables(monkeypatch, tmp_path):
     """The module, with a file of its own that is not there yet."""
-    import attention_pairs
+    from book.figures import attention_pairs
 
     monkeypatch.setattr(attention_pairs, "MEASURED", tmp_path / "measured.csv")
     return attention_pairs

@@ -2,11 +2,11 @@
 
 import re
 
-import attention_times
-import book_paths  # noqa: F401
 import pytest
-from attention_times import CUDNN, OURS, Times
 from book_paths import BOOK
+
+from book.figures import attention_times
+from book.figures.attention_times import CUDNN, OURS, Times
 
 PAGE = (BOOK / "src" / "puzzle_23" / "tensor_cores.md").read_text()
 

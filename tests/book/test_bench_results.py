@@ -5,7 +5,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from book_paths import BOOK  # noqa: F401 (puts the book's tools on the import path)
 
 from harness.bench.runner import MACHINE, MEASURED
 from harness.puzzles.p22.candidates import BENCHMARK
@@ -61,7 +60,7 @@ def write(path, *rows):
 @pytest.fixture
 def rows(tmp_path):
     """A benchmark with two columns, memory, ceilings, and a peer that was not installed."""
-    from bench_results import read
+    from book.figures.bench_results import read
 
     absent = SHARED | dict(zip("MHO", SMALL, strict=True))
     absent |= {"column": "all", "candidate": "liger", "note": "skipped: not installed"}
@@ -89,7 +88,7 @@ def words(svg):
 
 
 def test_every_candidate_has_a_name_and_a_marker():
-    import bench_results
+    from book.figures import bench_results
 
     assert set(bench_results.NAMES) == {candidate.name for candidate in BENCHMARK.candidates}
     drawn = {one.name for one in BENCHMARK.candidates if one.columns != ("waited",) and one.role != "floor"}
@@ -99,7 +98,7 @@ def test_every_candidate_has_a_name_and_a_marker():
 
 
 def test_the_table_of_times(rows):
-    import bench_results
+    from book.figures import bench_results
 
     head, *body = cells(bench_results.times_table(rows, "both", "graph"))
     assert head[2:5] == ["time", "20 to 80 %", "/ products"]
@@ -117,7 +116,7 @@ def test_the_table_of_times(rows):
 
 def test_all_peers_stand_in_one_table_and_losses_are_bold(tmp_path):
     """Forward, backward and both; 99 / 150 = 0.66. At the large size eager is made faster than the layer."""
-    import bench_results
+    from book.figures import bench_results
 
     faster = {"median_us": 1000.0, "p20_us": 990.0, "p80_us": 1020.0, "ratio_to_floor": 1.0}
     slower = [row | (faster if row["candidate"] == "eager" else {}) for row in csv_rows()]
@@ -139,7 +138,7 @@ def test_all_peers_stand_in_one_table_and_losses_are_bold(tmp_path):
 
 def test_a_backward_pass_that_was_not_timed_is_a_difference(tmp_path):
     """110 - 40 over 120 - 50 of the products, beside a peer with 150 - 60: 70 / 90."""
-    import bench_results
+    from book.figures import bench_results
 
     times = {"forward": {"bare GEMMs": 50.0, "fast": 40.0, "eager": 60.0}}
     times["both"] = {"bare GEMMs": 120.0, "fast": 110.0, "eager": 150.0}
@@ -158,7 +157,7 @@ def test_a_backward_pass_that_was_not_timed_is_a_difference(tmp_path):
 
 
 def test_a_refused_ratio_stays_refused(tmp_path):
-    import bench_results
+    from book.figures import bench_results
 
     one = next(csv_rows()) | {"candidate": "fast", "ratio_to_floor": "", "ratio_to_fastest_peer": ""}
     peer = next(csv_rows()) | {"candidate": "eager"}
@@ -169,7 +168,7 @@ def test_a_refused_ratio_stays_refused(tmp_path):
 
 
 def test_two_runs(tmp_path):
-    import bench_results
+    from book.figures import bench_results
 
     last = bench_results.read(write(tmp_path / "last.csv", *csv_rows("graph"), *csv_rows("loop")))
     slow = [
@@ -189,7 +188,7 @@ def test_two_runs(tmp_path):
 
 
 def test_memory_and_who_was_left_out(rows):
-    import bench_results
+    from book.figures import bench_results
 
     body = cells(bench_results.memory_table(rows))[1:]
     assert [line[1:3] for line in body] == [["LayerNormLinear", "6.0 MiB"], ["PyTorch eager", "12.0 MiB"]]
@@ -211,7 +210,7 @@ def test_memory_and_who_was_left_out(rows):
 
 
 def test_host_times(tmp_path):
-    import bench_results
+    from book.figures import bench_results
 
     given = [
         SHARED
@@ -230,7 +229,7 @@ def test_host_times(tmp_path):
 
 def test_bars_are_as_long_as_the_ratios(rows):
     """The bar of ratio 1.10 against the one of 1.67, and the dashed line at 1."""
-    import bench_results
+    from book.figures import bench_results
 
     svg = bench_results.ratio_chart(rows)
     root = ElementTree.fromstring(svg)
@@ -249,7 +248,7 @@ def test_bars_are_as_long_as_the_ratios(rows):
 
 
 def test_the_roofline_stands_on_the_ceilings_of_the_run(rows):
-    import bench_results
+    from book.figures import bench_results
 
     svg = bench_results.roofline_chart(rows)
     assert "large matrix product: 800 TFLOP/s" in words(svg) and "large copy: 4.0 TB/s" in words(svg)
@@ -258,7 +257,7 @@ def test_the_roofline_stands_on_the_ceilings_of_the_run(rows):
 
 
 def test_the_climb_has_a_curve_for_everybody(rows):
-    import bench_results
+    from book.figures import bench_results
 
     svg = bench_results.climb_chart(rows)
     assert {"LayerNormLinear", "PyTorch eager", "torch.compile"} <= set(words(svg))
@@ -266,7 +265,7 @@ def test_the_climb_has_a_curve_for_everybody(rows):
 
 def test_pictures_alone_are_legible_light_and_dark(rows):
     """Text and background belong together in both schemes, with the contrast that WCAG asks of small text."""
-    import bench_results
+    from book.figures import bench_results
 
     svg = bench_results.standalone(bench_results.ratio_chart(rows))
     ElementTree.fromstring(svg)
@@ -286,7 +285,7 @@ def test_pictures_alone_are_legible_light_and_dark(rows):
 
 
 def test_training(tmp_path):
-    import bench_results
+    from book.figures import bench_results
 
     path = tmp_path / "training.csv"
     lines = ["model,step,loss,step_us,peak_bytes"]
@@ -302,7 +301,7 @@ def test_training(tmp_path):
 
 
 def test_other_files_are_refused(tmp_path):
-    import bench_results
+    from book.figures import bench_results
 
     path = tmp_path / "other.csv"
     path.write_text("a,b\n1,2\n")
@@ -313,7 +312,7 @@ def test_other_files_are_refused(tmp_path):
 
 
 def test_pages_are_made_from_the_files_that_are_there(tmp_path):
-    import bench_results
+    from book.figures import bench_results
 
     nowhere = tmp_path / "nothing.csv"
     assert bench_results.pages(nowhere, nowhere, nowhere, nowhere) == {}
@@ -334,7 +333,7 @@ def test_pages_are_made_from_the_files_that_are_there(tmp_path):
 
 
 def test_the_command_writes_into_a_folder(tmp_path, monkeypatch, capsys):
-    import bench_results
+    from book.figures import bench_results
 
     monkeypatch.setattr(bench_results, "pages", lambda: {"a.md": "text", "b.svg": "<svg><g/></svg>\n"})
     assert bench_results.main([str(tmp_path / "docs")]) == 0
@@ -344,7 +343,7 @@ def test_the_command_writes_into_a_folder(tmp_path, monkeypatch, capsys):
 
 
 def test_a_ratio_of_the_readme_s_table_is_one_time_over_the_other(monkeypatch, tmp_path):
-    import speed_table
+    from book.figures import speed_table
 
     csv = tmp_path / "steps.csv"
     csv.write_text("way,median_ms\neager,40\ntorch.compile,16\nmojo_workbook,20\n")

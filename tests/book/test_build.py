@@ -2,6 +2,7 @@
 
 import html
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -163,13 +164,21 @@ def test_missing_chapter_fails(small_book):
     assert any("gone.md" in line for line in small_book("# P\n"))
 
 
+def replace(file: Path, old: str, new: str) -> None:
+    """Writes `new` for `old`, which the file has once."""
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+
+
 def test_broken_preprocessor_fails_the_build(small_book):
-    (small_book.book / "tools" / "preprocess.py").write_text("raise SystemExit('broken')\n")
+    (small_book.book / "broken.py").write_text("raise SystemExit('broken')\n")
+    replace(small_book.book / "book.toml", "-m book.build.preprocess", "broken.py")
     assert small_book("# P\n") != []
 
 
 def test_missing_preprocessor_fails_the_build(small_book):
-    (small_book.book / "tools" / "preprocess.py").unlink()
+    replace(small_book.book / "book.toml", "-m book.build.preprocess", "missing.py")
     assert small_book("# P\n") != []
 
 
@@ -387,7 +396,7 @@ def test_book_shows_code_only_from_files():
 
 
 def test_reference_has_the_options_of_the_command_line():
-    import generate
+    from book.build import generate
 
     lines = generate.options_table().splitlines()
     assert "| `--dims B S H O` |" in "\n".join(lines)
@@ -397,9 +406,7 @@ def test_reference_has_the_options_of_the_command_line():
 
 
 def test_reference_has_every_task():
-    import generate
-    import preprocess
-
+    from book.build import generate, preprocess
     from harness.spec.catalogue import puzzle_names
 
     listed = set(re.findall(r"^\| `(\S+)` \|", generate.tasks_table(), re.M))
@@ -408,7 +415,7 @@ def test_reference_has_every_task():
 
 
 def test_the_benchmark_has_results_where_there_are_measurements():
-    import generate
+    from book.build import generate
 
     assert generate.benchmark({}).strip() == ""
     assert generate.benchmark({"bench_source.md": ""}) == "{{#include ../../src/fast/_results.md}}\n"
@@ -420,7 +427,7 @@ def test_the_benchmark_has_results_where_there_are_measurements():
 
 
 def test_commands_of_the_readme_are_tasks():
-    import preprocess
+    from book.build import preprocess
 
     text = (ROOT / "README.md").read_text()
     assert preprocess.COMMAND.search(text), "the README prints no command"
@@ -479,7 +486,7 @@ def test_function_is_included_by_its_name(small_book):
 
 @pytest.mark.long
 def test_a_claim_that_is_not_what_was_measured_is_a_fault(tmp_path, monkeypatch, capsys):
-    import build
+    from book.build import site as build
 
     (tmp_path / "test_some.py").write_text(
         "def test_it_is_so(): pass\ndef test_it_is_faster(): assert 2 < 1\nimport nothing_of_this_name\n"
@@ -500,7 +507,7 @@ def test_a_claim_that_is_not_what_was_measured_is_a_fault(tmp_path, monkeypatch,
 
 
 def test_the_command_refuses_a_book_with_a_broken_claim(monkeypatch, capsys):
-    import build
+    from book.build import site as build
 
     monkeypatch.setattr(build.generate, "main", lambda: None)
     monkeypatch.setattr(build, "build", lambda book, site: [])

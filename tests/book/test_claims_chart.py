@@ -5,8 +5,7 @@ import re
 from itertools import pairwise
 from xml.etree import ElementTree
 
-import claims_chart
-
+from book.figures import claims_chart
 from harness.puzzles.p23 import claim_rows
 
 TEXT = re.compile(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)</text>')

@@ -6,7 +6,7 @@ import pytest
 
 
 def test_what_the_settings_do_is_what_the_page_says():
-    import outputs
+    from book.measure import outputs
 
     lines = outputs.load("compile_settings").text.splitlines()
     numbers = {line[:34].strip(): line[34:].split() for line in lines[1:7]}
@@ -22,9 +22,8 @@ def test_what_the_settings_do_is_what_the_page_says():
 
 def test_half_the_budget_keeps_what_the_layer_keeps():
     """The recorded run against the shapes: x and two numbers for each row, and the LayerNorm output without a budget."""
-    import outputs
-    from ledger import GPT2_SMALL
-
+    from book.measure import outputs
+    from book.measure.ledger import GPT2_SMALL
     from harness.puzzles.p22 import spec as p22
 
     account = p22.ledger(GPT2_SMALL, "float32")

@@ -3,7 +3,6 @@
 import csv
 
 import pytest
-from book_paths import BOOK  # noqa: F401 (puts the book's tools on the import path)
 
 from harness.bench.runner import MACHINE, MEASURED
 
@@ -18,7 +17,7 @@ TIMES = {
 @pytest.fixture
 def every_size(monkeypatch, tmp_path):
     """The module, with files of its own that are not there yet."""
-    import every_size
+    from book.figures import every_size
 
     for name in ("DRAWN", "AGAIN", "WAYS", "TIMELINE", "PAIRS", "BRANCHES"):
         monkeypatch.setattr(every_size, name, tmp_path / f"{name}.csv")
@@ -123,7 +122,7 @@ def test_pairs(every_size):
 
 
 def test_replays_become_one(every_size):
-    import timeline
+    from book.measure import timeline
 
     events = [
         (name, 100.0 * turn + at, 2.0 + turn) for turn in range(15) for name, at in (("a", 0), ("b", 5))
@@ -136,7 +135,7 @@ def test_replays_become_one(every_size):
 
 def test_replays_whose_branches_take_turns(every_size):
     """Now one launch is the first to begin, now the other."""
-    import timeline
+    from book.measure import timeline
 
     events = [
         (name, 100.0 * turn + (at + turn) % 10, 2.0)

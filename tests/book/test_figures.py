@@ -6,15 +6,12 @@ import re
 import tomllib
 from xml.etree import ElementTree
 
-import attention_figures
-import backward_figures
-import figures
-import layer_figures
-import ledger
 import numpy as np
 import pytest
-import tape_figures
 from book_paths import BOOK, ROOT
+
+from book.figures import attention_figures, backward_figures, figures, layer_figures, tape_figures
+from book.measure import ledger
 
 SETS = (layer_figures, backward_figures, attention_figures, tape_figures)
 DRAWN = {name: draw for module in SETS for name, draw in module.FILES.items() if name.endswith(".svg")}

@@ -48,7 +48,7 @@ def predicted(ladder, algorithm, direction, kernel) -> float:
 
 
 def test_predictions_by_hand(measured):
-    import ladder
+    from book.figures import ladder
 
     found = ladder.load(measured())
     rows, H, O = 8 * 1024, 768, 3072
@@ -73,7 +73,7 @@ def test_predictions_by_hand(measured):
 
 
 def test_tables_and_versions(measured):
-    import ladder
+    from book.figures import ladder
 
     pages = ladder.pages(measured())
     assert "a GPU, bfloat16, B = 8, S = 1,024, H = 768, O = 3,072" in pages["ladder_where.md"]
@@ -100,14 +100,14 @@ def test_tables_and_versions(measured):
     ],
 )
 def test_a_missing_or_unknown_row_is_refused(measured, change, message):
-    import ladder
+    from book.figures import ladder
 
     with pytest.raises(LookupError, match=message):
         ladder.pages(measured(PASSES | change))
 
 
 def test_without_measurements_there_are_predictions_alone(tmp_path):
-    import ladder
+    from book.figures import ladder
 
     pages = ladder.pages(tmp_path / "none.csv")
     assert "hold predictions alone" in pages["ladder_where.md"] and set(pages) == {
@@ -121,9 +121,10 @@ def test_without_measurements_there_are_predictions_alone(tmp_path):
 
 def test_what_fusing_could_gain_is_what_was_measured():
     """The page on fusing LayerNorm into the product rests on the measured forward pass and on a recorded output."""
-    import ladder
-    import outputs
     from book_paths import BOOK
+
+    from book.figures import ladder
+    from book.measure import outputs
 
     text = " ".join((BOOK / "src" / "fast" / "why_not_fused.md").read_text(encoding="utf-8").split())
     rows, product = (launch.took for launch in ladder.load().of("fast", "forward"))
@@ -138,7 +139,7 @@ def test_what_fusing_could_gain_is_what_was_measured():
 
 
 def test_a_file_without_rows_is_refused(measured):
-    import ladder
+    from book.figures import ladder
 
     with pytest.raises(LookupError, match="has no rows"):
         ladder.load(measured({}))
@@ -155,7 +156,7 @@ ROWS, GEMM = (
 
 
 def test_trace_becomes_launches_with_medians():
-    import kernel_times
+    from book.measure import kernel_times
 
     events = [
         event(ROWS, 10, 4), event(GEMM, 20, 8), event("copy", 15, 9, "gpu_memcpy"),
@@ -173,7 +174,7 @@ def test_trace_becomes_launches_with_medians():
 
 def test_names_as_the_compiler_cuts_them():
     """Taken from compiled kernels; a name that is none of ours says so."""
-    import kernel_times
+    from book.measure import kernel_times
 
     for mangled, name in {
         "op_layernorm_linear_minimal_fu6A6A6A6A_0123456789abcdef": "minimal_fu",
@@ -186,7 +187,7 @@ def test_names_as_the_compiler_cuts_them():
 
 
 def test_launches_of_a_max_graph_get_their_names_from_the_ledger():
-    import kernel_times
+    from book.measure import kernel_times
 
     assert kernel_times.kernel_name("ops_0123456789abcdef_layernorm_6A6A_3b5464cbdd42fd6a") == ""
     launches = [("other fill", 1.0), ("", 2.0), ("", 3.0), ("", 4.0)]

@@ -24,8 +24,7 @@ def counted():
 
 @pytest.mark.parametrize("variant", ["unfused", "fused"])
 def test_ledger_is_what_the_kernels_do(counted, variant):
-    import ledger
-
+    from book.measure import ledger
     from harness.puzzles.p22 import spec as p22
 
     dims = p22.PUZZLE.dims
@@ -46,7 +45,7 @@ def test_ledger_is_what_the_kernels_do(counted, variant):
 
 def test_ledger_counts_by_hand():
     """One row, one column, one output: every tensor is a single element."""
-    import ledger
+    from book.measure import ledger
 
     assert ledger.moved("forward", "fused", (1, 1, 1, 1)) == 4 * 8
     assert ledger.moved("forward", "unfused", (1, 1, 1, 1)) == 4 * (3 + 6 + 2 + 3 + 3)

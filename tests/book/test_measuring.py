@@ -13,8 +13,7 @@ def cells(table: str, row: str) -> list[str]:
 
 
 def test_the_table_of_the_ladder_has_times_shares_and_counters():
-    import ladder
-    import ladder_table
+    from book.figures import ladder, ladder_table
 
     found = ladder.found()
     pages = ladder_table.pages(found)
@@ -41,8 +40,7 @@ def test_the_table_of_the_ladder_has_times_shares_and_counters():
 
 
 def test_what_was_not_measured_says_so(tmp_path):
-    import ladder
-    import ladder_table
+    from book.figures import ladder, ladder_table
 
     pages = ladder_table.pages(ladder.found(tmp_path / "none.csv"))
     forward = pages["ladder_table_forward.html"]
@@ -54,7 +52,7 @@ def test_what_was_not_measured_says_so(tmp_path):
 
 
 def test_a_word_is_linked_where_it_is_first_used_and_nowhere_else():
-    import glossary
+    from book.build import glossary
 
     main = (
         "<h2>Warps</h2><p>Two <code>warp</code>s, a <a href='#x'>warp</a>, <em>warps</em>, a warp.</p>"
@@ -68,7 +66,7 @@ def test_a_word_is_linked_where_it_is_first_used_and_nowhere_else():
 
 
 def test_every_word_has_its_entry_and_every_entry_its_word():
-    import glossary
+    from book.build import glossary
 
     text = (BOOK / "src" / "glossary.md").read_text()
     entries = {name.lower().replace(" ", "-") for name in re.findall(r"^### (.+)$", text, re.M)}

@@ -17,7 +17,7 @@ from harness.spec.catalogue import puzzle_names
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    import museum
+    from book.build import museum
 
     return museum.pages()
 
@@ -65,7 +65,7 @@ def test_what_a_blank_is_given_with_is_the_edit(pages):
 
 
 def test_an_edit_that_no_longer_applies_stops_the_build(monkeypatch):
-    import museum
+    from book.build import museum
 
     stale = replace(zoo.load("p22")[0], old="a line that was rewritten")
     monkeypatch.setattr(zoo, "load", lambda puzzle: [stale])
@@ -96,7 +96,7 @@ def test_the_error_is_that_of_the_formula(pages):
 
 
 def test_a_source_in_words_stays_one_and_signs_of_markdown_are_escaped():
-    import museum
+    from book.build import museum
 
     assert list(museum.seen_in("texts that say a_b")) == ["*Seen in* texts that say a\\_b."]
     assert list(museum.seen_in("")) == []
@@ -114,7 +114,8 @@ def test_a_source_in_words_stays_one_and_signs_of_markdown_are_escaped():
 @pytest.mark.long
 def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
     import torch
-    import wrong_training as w
+
+    from book.measure import wrong_training as w
 
     random = np.random.default_rng(22)
     wanted, p = ({n: torch.tensor(a) for n, a in make(random).items()} for make in (w.teacher, w.start))
@@ -137,7 +138,7 @@ def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
 
 
 def test_the_recorded_losses_are_those_of_a_fresh_run():
-    import wrong_training as w
+    from book.measure import wrong_training as w
 
     recorded: dict[str, list[tuple[float, float]]] = {}
     with w.FILE.open() as file:
@@ -153,7 +154,7 @@ def test_the_recorded_losses_are_those_of_a_fresh_run():
 
 
 def test_a_wrong_run_has_the_mistake_in_what_its_gate_checks_and_nowhere_else():
-    import wrong_training as w
+    from book.measure import wrong_training as w
 
     known, spoiled = present(
         w.chosen(next(k for k in zoo.load("p22") if k.name == "dx_variance_term_dropped"))

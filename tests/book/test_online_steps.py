@@ -3,8 +3,8 @@
 import re
 
 import numpy as np
-import online_steps
 
+from book.figures import online_steps
 from harness.puzzles.p23 import spec as p23
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from book_paths import BOOK, ROOT
-from forks import Forks
 from torch import Tensor
 from typed import present
+
+from book.measure.forks import Forks
 
 
 def shown_outputs() -> set[str]:
@@ -20,15 +21,15 @@ def shown_outputs() -> set[str]:
 
 
 def test_every_shown_output_has_a_command_and_none_is_left_over():
-    import outputs
+    from book.measure import outputs
 
     assert shown_outputs() == set(outputs.COMMANDS)
     assert {file.stem for file in outputs.FOLDER.iterdir()} == set(outputs.COMMANDS)
 
 
 def test_a_page_may_show_some_lines_of_an_output():
-    import outputs
-    import preprocess
+    from book.build import preprocess
+    from book.measure import outputs
 
     fence = present(re.match("(?P<ticks>```)", "```"))
     shown = preprocess.printed_output(preprocess.Chapter("page.md", "", []), fence, "backend_levels 2-4")
@@ -56,7 +57,7 @@ THROUGH_THE_LAYER = ("opcheck", "in_autograd")
 @pytest.mark.compiler
 @pytest.mark.parametrize("name", sorted(shown_outputs() - HELD_ELSEWHERE.keys()))
 def test_recorded_output_is_what_the_command_prints(name, forks, request):
-    import outputs
+    from book.measure import outputs
 
     if sys.platform != "linux" and not outputs.COMMANDS[name].anywhere:
         pytest.skip("the virtual GPU's driver needs Linux")
@@ -89,8 +90,7 @@ class StandIn:
 @pytest.mark.long
 def test_the_table_that_decides_has_its_rows(command_line, monkeypatch):
     """Its numbers are this machine's and so are not compared; what torch.compile makes of four functions is PyTorch's."""
-    import outputs
-
+    from book.measure import outputs
     from harness.puzzles.p20 import worth
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
@@ -102,7 +102,7 @@ def test_the_table_that_decides_has_its_rows(command_line, monkeypatch):
 
 
 def test_a_changed_line_is_noticed(monkeypatch):
-    import outputs
+    from book.measure import outputs
 
     text = outputs.load("diagonal_formula").text
     monkeypatch.setattr(outputs, "run", lambda command, start: text.replace("autograd", "autodiff"))
@@ -112,7 +112,7 @@ def test_a_changed_line_is_noticed(monkeypatch):
 
 
 def test_numbers_times_and_hashes_may_differ_but_words_may_not():
-    import outputs
+    from book.measure import outputs
 
     assert outputs.machine_free("dx: 2.98e-08 in 1.23 s (a1b2c3d4)") == outputs.machine_free(
         "dx:  3.01e-08 in 10.5 s (0123abcd)"
@@ -128,7 +128,7 @@ def test_numbers_times_and_hashes_may_differ_but_words_may_not():
 
 
 def test_unknown_output_is_refused(capsys):
-    import outputs
+    from book.measure import outputs
 
     with pytest.raises(SystemExit) as exit:
         outputs.main(["nothing"])
@@ -137,14 +137,14 @@ def test_unknown_output_is_refused(capsys):
 
 
 def test_progress_lines_are_not_recorded():
-    import outputs
+    from book.measure import outputs
 
     script = "print('Compiling the Mojo kernels (once) ...'); print(); print('done ...'); print()"
     assert outputs.run(outputs.Command("x", ("-c", script))) == "done ...\n"
 
 
 def test_wrong_exit_code_is_not_recorded():
-    import outputs
+    from book.measure import outputs
 
     with pytest.raises(RuntimeError, match="exit code 3"):
         outputs.run(outputs.Command("x", ("-c", "raise SystemExit(3)")))
@@ -152,7 +152,7 @@ def test_wrong_exit_code_is_not_recorded():
 
 def test_numbers_that_the_fusion_page_quotes_stand_in_the_profile():
     """The page reads the table aloud; these are the numbers that it names."""
-    import outputs
+    from book.measure import outputs
 
     rows = [line.split() for line in outputs.load("profile").text.splitlines()]
     read = {row[0]: int(row[3].replace(",", "")) for row in rows if len(row) == 11 and row[1] != "blocks"}
@@ -168,7 +168,7 @@ def test_numbers_that_the_fusion_page_quotes_stand_in_the_profile():
 
 def test_the_plain_sum_s_error_grows_as_the_page_says():
     """Less than n does: a thousand times the terms, fifteen times the error."""
-    import outputs
+    from book.measure import outputs
 
     errors = [float(line.split()[1]) for line in outputs.load("compensated").text.splitlines()[1:]]
     assert round(errors[-1] / errors[0]) == 15 and errors == sorted(errors)
@@ -187,7 +187,7 @@ sys.exit(7)
 
 
 def test_a_forked_program_finds_what_a_fresh_interpreter_gives_it(tmp_path):
-    import outputs
+    from book.measure import outputs
 
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "WORD": "x", "WORKBOOK_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}

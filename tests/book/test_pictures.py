@@ -6,6 +6,11 @@ import re
 import pytest
 from book_paths import BOOK, ROOT
 
+TOOLS = sorted(
+    f"book.{folder}.{file.stem}"
+    for folder in ("build", "figures", "measure")
+    for file in (BOOK / folder).glob("*.py")
+)
 PICTURES = {
     "report": ["Backward Pass Test Summary:", "✅ CORRECT"],
     "wrong_gate": [
@@ -29,7 +34,7 @@ def test_a_picture_holds_the_lines_of_its_run_and_no_address(name):
     assert "@font-face" not in text and "/tmp/" not in text
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (BOOK / "tools").glob("*.py")))
+@pytest.mark.parametrize("name", TOOLS)
 def test_every_tool_finds_what_it_imports(name):
     """The tools that are run by hand, now and then, too."""
     importlib.import_module(name)

@@ -2,12 +2,13 @@
 
 import json
 
-import figures
-import outputs
 import pytest
 import torch
 import torch.nn.functional as F
 from browser import PHONE, find_browser
+
+from book.figures import figures
+from book.measure import outputs
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"

@@ -2,9 +2,9 @@
 
 import csv
 
-import book_paths  # noqa: F401
 import pytest
-import ring_results
+
+from book.figures import ring_results
 
 STEPS = (
     ("transfer", 0, 3),

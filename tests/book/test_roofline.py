@@ -7,7 +7,7 @@ GPT2 = (8, 1024, 768, 3072)
 
 def test_one_element_by_hand():
     """One row, one column, one output: every tensor is a single element."""
-    import roofline
+    from book.figures import roofline
 
     work = roofline.pair((1, 1, 1, 1), "float32", "forward")
     assert work == roofline.Work(2 + 8, 4 * 6 + 8)  # x, W, gamma, beta, bias, y; mean and rstd
@@ -18,15 +18,15 @@ def test_one_element_by_hand():
 
 def test_bytes_agree_with_the_ledger():
     """The same tensors as in the ledger of a single fused launch, where nothing is left over."""
-    import ledger
-    import roofline
+    from book.figures import roofline
+    from book.measure import ledger
 
     for dims in ((4, 4, 8, 16), GPT2):
         assert roofline.pair(dims, "float32", "forward").bytes == ledger.moved("forward", "fused", dims)
 
 
 def test_ceiling_is_the_lower_roof():
-    import roofline
+    from book.figures import roofline
 
     memory_bound = roofline.Work(operations=1e6, bytes=1e6)
     assert memory_bound.ceiling("float32") == pytest.approx(4.8e12)
@@ -36,7 +36,7 @@ def test_ceiling_is_the_lower_roof():
 
 
 def test_logarithmic_axes():
-    from charts import BOTTOM, LEFT, RIGHT, TOP, LogChart, powers
+    from book.figures.charts import BOTTOM, LEFT, RIGHT, TOP, LogChart, powers
 
     chart = LogChart((400, 300), "words", (1, 100), (1e-2, 1e2), "across", "up")
     assert chart.place(1, 1e-2) == (LEFT, 300 - BOTTOM)

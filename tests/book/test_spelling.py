@@ -1,8 +1,9 @@
 """The spelling of the prose and of the sources' comments."""
 
 import pytest
-import spelling
 from book_paths import BOOK
+
+from book.build import spelling
 
 pytestmark = pytest.mark.skipif(
     not spelling.installed(), reason="codespell is not installed (a dev dependency)"

@@ -3,8 +3,9 @@
 import re
 
 import pytest
-import stubs
 from book_paths import BOOK
+
+from book.build import stubs
 
 LADDERS = sorted({(page, *ladder) for page in (BOOK / "src").rglob("*.md")
                   for ladder in re.findall(r"\{\{#hints (\w+):([\w-]+)\}\}", page.read_text())})  # fmt: skip

@@ -10,7 +10,7 @@ UGLY = '"""A file."""\n\n\ndef  f( x:Int )->Int :\n  return x+1\n'
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """A small project as the current folder."""
-    for folder in ("solutions/p1/op", "problems/p1/op", "harness", "book/tools"):
+    for folder in ("solutions/p1/op", "problems/p1/op", "harness", "book/build"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "solutions/p1/op/a.mojo").write_text(UGLY)
     (tmp_path / "problems/p1/op/a.mojo").write_text(UGLY)

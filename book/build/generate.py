@@ -1,0 +1,516 @@
+"""Writes what the pages include but nobody should type: tables and figures made from the harness's own numbers.
+
+The strict build runs it first. Everything goes to book/.cache/generated/, so it can never be older than the code.
+"""
+
+import csv
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from book.build import museum
+from book.figures import (
+    attention_figures,
+    attention_pairs,
+    attention_times,
+    backward_figures,
+    bench_results,
+    claims_chart,
+    every_size,
+    figures,
+    hunt_chart,
+    ladder,
+    ladder_table,
+    layer_figures,
+    online_steps,
+    order_figures,
+    ramp_figures,
+    ring_results,
+    roofline,
+    speed_table,
+    tape_figures,
+    times_chart,
+    timing_pages,
+)
+from book.figures.markdown_table import table
+from book.measure import ledger, outputs
+from book.measure.ledger import GPT2_SMALL
+from harness import cli
+from harness.check import zoo
+from harness.puzzles.p22 import spec as p22
+from harness.puzzles.p26.mistakes import FIXES
+from harness.spec.catalogue import find_puzzle, puzzle_names
+
+BOOK = Path(__file__).absolute().parent.parent
+
+SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
+GATES = [gate.id for gate in p22.PUZZLE.kernel_gates]
+STEP_CASE = "hard values"
+PROSE = ("after", "all", "rows", "times")  # in the labels of the stepper
+
+
+def configuration() -> str:
+    """The table of the chapter's constants."""
+    rows = [
+        ["Batch size", "`BATCH_SIZE`", str(p22.BATCH_SIZE), "B"],
+        ["Sequence length", "`SEQ_LEN`", str(p22.SEQ_LEN), "S"],
+        ["Hidden dimension", "`HIDDEN_DIM`", str(p22.HIDDEN_DIM), "H"],
+        ["Output dimension", "`OUTPUT_DIM`", str(p22.OUTPUT_DIM), "O"],
+        ["Epsilon", "`EPS`", np.format_float_scientific(p22.EPS, trim="-", exp_digits=1), "ε"],
+        ["Data type", "", "float32", ""],
+    ]
+    return table(["what", "name", "value", "sign"], rows)
+
+
+def dims_text(dims: tuple[int, ...]) -> str:
+    """B = 4, S = 4, ..."""
+    return ", ".join(
+        f"{name}&nbsp;=&nbsp;{size:,}" for name, size in zip(p22.PUZZLE.dim_names, dims, strict=True)
+    )
+
+
+def short_dims(dims: tuple[int, ...]) -> str:
+    """4 × 4, 8 → 16, on one line."""
+    return "{:,} × {:,}, {:,} → {:,}".format(*dims).replace(" ", "&nbsp;")
+
+
+def amount(count: float) -> str:
+    """A number of bytes, as it is while small, in megabytes when large."""
+    return f"{count:,} B" if count < 100_000 else f"{count / 1e6:,.1f} MB"
+
+
+def count_text(count: int) -> str:
+    """A count, in millions or billions when large."""
+    if count >= 1e9:
+        return f"{count / 1e9:,.1f} billion"
+    return f"{count:,}" if count < 1e6 else f"{count / 1e6:,.1f} million"
+
+
+def moved_table() -> str:
+    """The floor of bytes moved, unfused and fused, at the chapter's sizes and at GPT-2 small's."""
+    rows = []
+    for dims in (p22.PUZZLE.dims, GPT2_SMALL):
+        for direction in ("forward", "backward"):
+            unfused, fused = (ledger.moved(direction, variant, dims) for variant in ("unfused", "fused"))
+            launches = "{} → {}".format(*(len(ledger.LAUNCHES[direction, v]) for v in ("unfused", "fused")))
+            rows.append(
+                [
+                    dims_text(dims),
+                    direction,
+                    launches,
+                    amount(unfused),
+                    amount(fused),
+                    f"{unfused / fused:.2f}",
+                ]
+            )
+    return table(["sizes", "pass", "launches", "unfused", "fused", "ratio"], rows, "lllrrr")
+
+
+def unfused_table() -> str:
+    """The launches of the unfused backward pass, with what each must move at the chapter's sizes and at GPT-2 small's."""
+    rows = []
+    for number, step in enumerate(ledger.LAUNCHES["backward", "unfused"], start=1):
+        touched = (*step.reads, *step.writes)
+        moved = (amount(sum(ledger.size(name, dims) for name in touched)) for dims in SIZES.values())
+        reads, writes = (", ".join(f"`{name}`" for name in names) for names in (step.reads, step.writes))
+        rows.append([str(number), f"`{step.name}`", reads, writes, *moved])
+    return table(["", "launch", "reads", "writes", *(f"moves, {name}" for name in SIZES)], rows, "llllrr")
+
+
+def unfused_lifetimes() -> str:
+    """What the launches of the unfused backward pass make, and for how long it is kept."""
+    gradients = ("dW", "db", "dx", "dgamma", "dbeta")
+    return figures.lifetimes(ledger.LAUNCHES["backward", "unfused"], gradients)
+
+
+def saved_table() -> str:
+    """The bytes kept for the backward pass, by eager PyTorch and by the workbook's layer."""
+    rows = []
+    for dims in (p22.PUZZLE.dims, GPT2_SMALL):
+        account = p22.ledger(dims, "float32")
+        eager, ours = sum(account.saved_eager.values()), sum(account.saved_ours.values())
+        rows.append([dims_text(dims), amount(eager), amount(ours), f"{eager / ours:.2f}"])
+    return table(["sizes", "two PyTorch operations", "the workbook's layer", "ratio"], rows, "lrrr")
+
+
+def recomputed_table() -> str:
+    """How often an element of x_hat is computed, and the multiply-adds that go into dln."""
+    rows = []
+    for dims in (p22.PUZZLE.dims, GPT2_SMALL):
+        B, S, H, O = dims
+        for direction in ("forward", "backward"):
+            counts = [ledger.normalisations(direction, variant, dims) for variant in ("unfused", "fused")]
+            products = {"forward": (0, 0), "backward": (B * S * H * O, 3 * B * S * H * O)}[direction]
+            rows.append([dims_text(dims), direction, *(count_text(n) for n in (*counts, *products))])
+    head = ["sizes", "pass", "`x_hat`, unfused", "`x_hat`, fused", "`dln`, unfused", "`dln`, fused"]
+    return table(head, rows, "llrrrr")
+
+
+def measured(dtype: str) -> dict[tuple, dict[str, float]]:
+    """The medians of book/measurements, in microseconds: (sizes, pass) -> who -> median."""
+    medians: dict[tuple, dict[str, float]] = {}
+    with (BOOK / "measurements" / f"h200_{dtype}.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            dims = tuple(int(row[name]) for name in p22.PUZZLE.dim_names)
+            medians.setdefault((dims, row["pass"]), {})[row["who"]] = float(row["median_us"])
+    return medians
+
+
+def duration(microseconds: float) -> str:
+    """Microseconds, or milliseconds from a thousand on."""
+    return f"{microseconds:,.0f} µs" if microseconds < 1000 else f"{microseconds / 1000:,.1f} ms"
+
+
+def times_table() -> str:
+    """What a call took on a real GPU: fused, unfused and PyTorch's own operations."""
+    rows = [
+        [
+            dtype,
+            short_dims(dims),
+            direction,
+            *(duration(times[who]) for who in ("fused", "unfused", "PyTorch")),
+            f"{times['unfused'] / times['fused']:.2g}",
+            f"{times['unfused'] / times['PyTorch']:.2g}",
+        ]
+        for dtype in roofline.PEAKS
+        for (dims, direction), times in measured(dtype).items()
+    ]
+    head = [
+        "dtype",
+        "B × S, H → O",
+        "pass",
+        "fused",
+        "unfused",
+        "PyTorch",
+        "unfused / fused",
+        "unfused / PyTorch",
+    ]
+    return table(head, rows, "lllrrrrr")
+
+
+def compile_rows() -> list[dict[str, str]]:
+    """The rows of book/measurements/compile_*.csv, one file for each machine."""
+    rows = []
+    for file in sorted((BOOK / "measurements").glob("compile_*.csv")):
+        with file.open(newline="") as source:
+            rows += csv.DictReader(source)
+    return rows
+
+
+def compile_table() -> str:
+    """What the first call and the later ones took with torch.compile and without."""
+    rows = [
+        [
+            row["machine"],
+            dims_text(tuple(int(row[name]) for name in p22.PUZZLE.dim_names)),
+            f"`{row['way']}`" if row["way"] != "eager" else "eager",
+            f"{float(row['first_s']):.3g} s",
+            duration(float(row["median_us"])),
+        ]
+        for row in compile_rows()
+    ]
+    return table(["machine", "sizes", "way", "first call", "later calls"], rows, "lllrr")
+
+
+def model_table() -> str:
+    """A training step of GPT-2 under torch.compile, and under the workbook's backend."""
+    with (BOOK / "measurements" / "h200_gpt2_compile.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    compiled = next(float(row["median_ms"]) for row in found if row["way"] == "torch.compile")
+    rows = [
+        [
+            f"`{row['way']}`" if row["way"] != "eager" else "eager",
+            f"{float(row['median_ms']):.2f} ms",
+            f"{float(row['median_ms']) / compiled:.3f}",
+            f"{int(row['peak_MiB']):,} MiB",
+            f"{float(row['first_s']):.0f} s",
+            row["loss"],
+        ]
+        for row in found
+    ]
+    head = ["way", "a step", "of `torch.compile`'s", "peak of a step", "first three steps", "loss"]
+    return table(head, rows, "lrrrrr")
+
+
+def cross_entropy_table() -> str:
+    """A line for each size: the three bare products, PyTorch's two ways, and chunks of 2,048 and 4,096 rows."""
+    ways = ("products", "eager", "compile", "chunks of 2048", "chunks of 4096")
+    sizes: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for row in timing_pages.rows("h200_cross_entropy"):
+        sizes.setdefault((row["H"], row["V"]), {})[row["way"]] = row
+    rows = [
+        [
+            f"{int(H):,} → {int(V):,}",
+            *(
+                f"{float(each['ms']):.2f} / {int(each['peak_mib']):,}"
+                for each in map(found.get, ways)
+                if each
+            ),
+        ]
+        for (H, V), found in sizes.items()
+    ]
+    head = ["H → V", "bare products", "eager", "`torch.compile`", "chunks of 2,048", "chunks of 4,096"]
+    facts = timing_pages.rows("h200_cross_entropy")[0]
+    where = f"{facts['device']}, {facts['date']}, PyTorch {facts['torch']}, by `{facts['command']}`"
+    return table(head, rows, "lrrrrr") + f"\n{where}.\n"
+
+
+def cliffs_table() -> str:
+    """A line for each dtype and head dimension: attention's time over that of PyTorch's fastest kernel, by option."""
+    found = timing_pages.rows("h200_attention_cliffs")
+    options = list(dict.fromkeys(row["option"] for row in found))
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in found:
+        ratio = f"**{row['ratio']}**" if float(row["ratio"]) > 1.3 else row["ratio"]
+        lines.setdefault((row["dtype"], row["d"]), {})[row["option"]] = ratio
+    rows = [
+        [f"{dtype}, {d}", *(ratios[option] for option in options)] for (dtype, d), ratios in lines.items()
+    ]
+    where = f"{found[0]['device']}, {found[0]['date']}, PyTorch {found[0]['torch']}"
+    head = ["dtype, d", *(option.replace("S x S", "S × S") for option in options)]
+    return (
+        table(head, rows, "l" + "r" * len(options))
+        + f"\n{where}, by `python -m book.measure.attention_cliffs FILE`.\n"
+    )
+
+
+def backend_table() -> str:
+    """The wrong backends of puzzle 26: what each does, what its gate says in a recorded run, and what to do about it."""
+    said = dict(line.split(maxsplit=1) for line in outputs.load("backend_symptoms").text.splitlines())
+    order = [gate.id for gate in find_puzzle("p26").gates]
+    rows = []
+    for wrong in sorted(zoo.load("p26"), key=lambda wrong: order.index(wrong.gate)):
+        kind, _, seen = said[wrong.name].strip().partition(": ")
+        assert kind == wrong.mistake, wrong.name
+        seen = re.sub(r"([|*_\[\]<>$])", r"\\\1", seen)
+        rows.append([wrong.story.replace("*", "\\*"), f"**{kind}**: {seen}", FIXES[kind].replace("*", "\\*")])
+    return table(["what was done", "what the gate says", "what to do"], rows)
+
+
+def roofline_table() -> str:
+    """Operations, bytes and the least time of each pass on an H200."""
+    rows = []
+    for size, dims in SIZES.items():
+        for dtype in roofline.PEAKS:
+            works = {
+                "LayerNorm alone": roofline.layernorm(dims, dtype),
+                "both, forward": roofline.pair(dims, dtype, "forward"),
+                "both, backward": roofline.pair(dims, dtype, "backward"),
+            }
+            for name, work in works.items():
+                memory, arithmetic = work.least_seconds(dtype)
+                rows.append(
+                    [
+                        size,
+                        dtype,
+                        name,
+                        count_text(int(work.operations)),
+                        amount(int(work.bytes)),
+                        f"{work.intensity:.3g}",
+                        "memory" if memory > arithmetic else "arithmetic",
+                        short_time(max(memory, arithmetic)),
+                    ]
+                )
+    head = ["sizes", "dtype", "pass", "operations", "bytes", "for each byte", "limited by", "at least"]
+    return table(head, rows, "lllrrrlr")
+
+
+def short_time(seconds: float) -> str:
+    """A time with three digits, from nanoseconds on."""
+    for unit, scale in (("ns", 1e-6), ("µs", 1e-3)):
+        if seconds < 0.9995 * scale:
+            return f"{seconds / scale * 1e3:.3g} {unit}"
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def roofline_chart() -> str:
+    """The roofline with the measured forward passes."""
+    times = {dtype: measured(dtype) for dtype in roofline.PEAKS}
+    return roofline.chart(times, SIZES)
+
+
+def ratio_chart() -> str:
+    """Unfused against fused, at all sizes that were measured in float32."""
+    times = measured("float32")
+    names = {dims: f"{dims[2]} → {dims[3]}" for dims, _ in times}
+    return times_chart.ratio(times, names)
+
+
+def tasks_table() -> str:
+    """The tasks beside the puzzles' own, in the words of the task list."""
+    pyproject = tomllib.loads((BOOK.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    tasks = pyproject["tool"]["poe"]["tasks"]
+    rows = [
+        [f"`{name}`", task["help"].replace("|", "\\|")]
+        for name, task in tasks.items()
+        if name not in puzzle_names()
+    ]
+    return table(["task", "what it does"], rows)
+
+
+def options_table() -> str:
+    """The options of `pNN`, in the words of its own help."""
+    rows = []
+    for action in cli.parser(p22.PUZZLE)._actions:
+        names = [name for name in action.option_strings if name.startswith("--") and name != "--help"]
+        if not names:
+            continue
+        values = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar
+        if values is None:
+            values = "" if action.nargs == 0 else action.dest.upper()
+        meaning = action.help or ""
+        if action.choices:
+            meaning = ", ".join(f"`{choice}`" for choice in action.choices) + (
+                f". {meaning}" if meaning else ""
+            )
+        rows.append([f"`{' '.join([*names, values]).strip()}`", meaning.replace("|", "\\|")])
+    return table(["option", "meaning"], rows)
+
+
+def steps() -> dict[str, str]:
+    """The data of the stepper: every quantity of a hard case's row of least variance, from the exact reference."""
+    case = next(case for case in p22.cases() if case.name == STEP_CASE)
+    arrays = p22.inputs(case, "float32", 0)
+    truth = {name: np.asarray(value, np.float64) for name, value in p22.exact(arrays).items()}
+    row = np.unravel_index(truth["rstd"].argmax(), truth["rstd"].shape)
+    x, dy = arrays["input"][row], arrays["grad_output"][row]
+    gamma, beta, W = arrays["ln_weight"], arrays["ln_bias"], arrays["linear_weight"]
+    mean, rstd = truth["mean"][row], truth["rstd"][row]
+    x_hat = (x - mean) * rstd
+    ln_out, dln = x_hat * gamma + beta, dy @ W
+    g = dln * gamma
+    c1, c2 = (g * x_hat).mean(), g.mean()
+    return {
+        "statistics": numbers({"input": x, "x_hat": x_hat}, f"mean = {mean:.4f}, rstd = {rstd:.4f}"),
+        "db": numbers({"dy": dy, "grad_bias after all rows": truth["grad_bias"]}),
+        "dW": numbers({"ln_out": ln_out, f"dy[0] = {dy[0]:.3f} times ln_out": dy[0] * ln_out}),
+        "dgamma": numbers({"dln": dln, "x_hat": x_hat, "dln * x_hat": dln * x_hat}),
+        "dx": numbers(
+            {"g": g, "g - c2": g - c2, "x_hat * c1": x_hat * c1, "dx": truth["grad_input"][row]},
+            f"c1 = {c1:.4f}, c2 = {c2:.4f}",
+        ),
+    }
+
+
+def numbers(rows: dict[str, np.ndarray], note: str = "") -> str:
+    """A table of vectors, one row each, for inclusion inside HTML.
+
+    The names in a row's label say which lines of the code beside it belong to the row.
+    """
+    lines = [
+        f'<tr data-names="{" ".join(code_names(name))}"><th>{name}</th>'
+        + "".join(f"<td>{round(float(value), 3) + 0.0:.3f}</td>" for value in values)
+        + "</tr>"
+        for name, values in rows.items()
+    ]
+    remark = f"<p>{note}</p>" if note else ""
+    return f'<div class="table-wrapper"><table>{"".join(lines)}</table></div>{remark}\n'
+
+
+def code_names(label: str) -> list[str]:
+    """The variables of the kernel that a label of the stepper speaks of, each once."""
+    words = re.findall(r"[A-Za-z_]\w*", label)
+    return list(dict.fromkeys("x" if word == "input" else word for word in words if word not in PROSE))
+
+
+def saved_bars() -> str:
+    """Bars of the bytes kept for the backward pass at GPT-2 small's sizes."""
+    account = p22.ledger(GPT2_SMALL, "float32")
+    kept = {"LayerNorm, then Linear": account.saved_eager, "the workbook's layer": account.saved_ours}
+    sizes = {name: sum(tensors.values()) / 1e6 for name, tensors in kept.items()}
+    label = "Bytes kept for backward: " + "; ".join(f"{name} {size:.1f} MB" for name, size in sizes.items())
+    return figures.bars([(name, size, f"{size:,.1f} MB") for name, size in sizes.items()], label)
+
+
+def saving_chart() -> str:
+    """Bytes against error of one block's activations, from the recorded run of the example."""
+    text = outputs.load("saving_less").text
+    points = re.findall(r"^(\S.*?) +([\d.]+) MB +(\S+)$", text, re.M)
+    return figures.bytes_and_error([(name, float(size), float(error)) for name, size, error in points])
+
+
+FILES: dict[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "options.md": options_table,
+    "tasks.md": tasks_table,
+    "moved.md": moved_table,
+    "saved.md": saved_table,
+    "normalisations.svg": figures.normalisations,
+    "gradient_parts.svg": figures.gradient_parts,
+    "block_orders.svg": figures.block_orders,
+    "unfused_backward.md": unfused_table,
+    "unfused_lifetimes.svg": unfused_lifetimes,
+    "recomputed.md": recomputed_table,
+    "times.md": times_table,
+    "compile.md": compile_table,
+    "gpt2_compile.md": model_table,
+    "swap_pays.md": every_size.pays_verdict,
+    "cross_entropy.md": cross_entropy_table,
+    "cliffs.md": cliffs_table,
+    "hunt_curves.svg": hunt_chart.chart,
+    "roofline.md": roofline_table,
+    "ratio.svg": ratio_chart,
+    "roofline.svg": roofline_chart,
+    "grid.svg": figures.grid,
+    "fan_in.svg": figures.fan_in,
+    "two_stage.svg": figures.two_stage,
+    "saved.svg": saved_bars,
+    "backend_table.md": backend_table,
+    "first_graph.svg": figures.first_graph,
+    "glossary.svg": figures.glossary,
+    "saving_less.svg": saving_chart,
+    **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},
+    **layer_figures.FILES,
+    **backward_figures.FILES,
+    **attention_figures.FILES,
+    **order_figures.FILES,
+    **tape_figures.FILES,
+    **{
+        f"step_{name}.html": (lambda name=name: steps()[name])
+        for name in ("statistics", "db", "dW", "dgamma", "dx")
+    },
+    **{
+        f"online_{name}.html": (lambda name=name: online_steps.pages()[name])
+        for name in ("1", "2", "3", "4", "quotient")
+    },
+    **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
+    "attention_training.md": lambda: bench_results.training_table(
+        bench_results.read_training(claims_chart.TRAINED)
+    ),
+}
+
+
+def benchmark(texts: dict[str, str]) -> str:
+    """The parts of the benchmark's page for which there are measurements, and so texts to include."""
+    parts = {"bench_source.md": "_results.md", "training.md": "_training.md"}
+    present = [part for needed, part in parts.items() if needed in texts]
+    return "\n\n".join(f"{{{{#include ../../src/fast/{part}}}}}" for part in present) + "\n"
+
+
+def main() -> None:
+    """Writes all files."""
+    folder = BOOK / ".cache" / "generated"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {name: make() for name, make in FILES.items()}
+    texts |= (
+        ladder.pages()
+        | ladder_table.pages(ladder.found())
+        | bench_results.pages()
+        | museum.pages()
+        | ring_results.pages()
+        | timing_pages.pages()
+        | every_size.pages()
+        | attention_pairs.pages()
+        | attention_times.pages()
+        | speed_table.pages()
+    )
+    texts["benchmark.md"] = benchmark(texts)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""The museum of wrong solutions: a room for each puzzle, made from `solutions/pNN/wrong/*.toml` and the code that they edit.
+
+An exhibit has its story, the public thread where one is named, the gate and the check that catch it, by how much it is
+off, the loss of a training run where there is one, and its lines. Whatever no longer applies stops the build.
+"""
+
+import ast
+import difflib
+import functools
+import html
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from book.figures import curve_chart
+from harness.check import zoo
+from harness.check.diagnose import FOUND
+from harness.learner import blanks
+from harness.puzzles.p26.mistakes import FIXES
+from harness.spec import catalogue
+from harness.spec.catalogue import puzzle_names
+from harness.spec.derivation import Derivation, Mistake
+from harness.spec.puzzle import Arrays, Case, Puzzle
+from harness.spec.rungs import MojoRung
+from harness.toolchain import roots
+
+SEEN = 4 * float(np.finfo(np.float32).eps)
+"""A relative error above this is more than a float32 kernel may have in sums of a few terms."""
+CONTEXT = 1
+"""Lines around an edit."""
+LARGEST = 2**14
+"""Multiply-adds of the largest case that a mistake's formula is tried on."""
+THREAD = re.compile(r"https://(?:github\.com/([^/]+/[^/]+)(?:/(issues|pull)/(\d+))?|([^/]+))[^,\s]*")
+
+Wrong = zoo.WrongKernel
+find_puzzle = functools.cache(catalogue.find_puzzle)
+
+
+def room(puzzle: str, keep: Callable[[Wrong], bool] = lambda wrong: True) -> str:
+    """The exhibits of a puzzle that `keep` takes, below a heading for each gate."""
+    groups = {gate: [wrong for wrong in group if keep(wrong)] for gate, group in by_gate(puzzle).items()}
+    return "\n".join(
+        f"### `{gate}`: {about(puzzle, gate)}\n\n" + "\n".join(map(exhibit, group))
+        for gate, group in groups.items()
+        if group
+    )
+
+
+def by_gate(puzzle: str) -> dict[str, list[Wrong]]:
+    """The wrong solutions of each gate, both in their order."""
+    found: dict[str, list[Wrong]] = {gate.id: [] for gate in find_puzzle(puzzle).gates}
+    for wrong in zoo.load(puzzle):
+        found[wrong.gate].append(wrong)
+    return found
+
+
+def about(puzzle: str, gate: str) -> str:
+    """What a gate checks, in the words of its spec."""
+    return plain(next(known.about for known in find_puzzle(puzzle).gates if known.id == gate) or gate)
+
+
+def exhibit(wrong: Wrong) -> str:
+    """One wrong solution: what it does, where it was seen, what catches it, its loss, its lines."""
+    curve, words = curve_chart.of(wrong)
+    facts = [caught_by(wrong), *error(wrong), *([f"*The loss:* {plain(words)}"] if words else [])]
+    return "\n".join(
+        [
+            f'<div class="exhibit" id="{wrong.name}">',
+            "",
+            " ".join([f"**{plain(wrong.story)}**", *seen_in(wrong.source)]),
+            "",
+            *(f"- {fact}" for fact in facts),
+            "",
+            *([curve, ""] if curve else []),
+            '<details class="solution-details">',
+            f"<summary>The lines of {wrong.name.replace('_', ' ')}</summary>",
+            "",
+            f"```diff\n{lines(wrong)}\n```",
+            "",
+            "</details>",
+            "</div>",
+            "",
+        ]
+    )
+
+
+def plain(words: str) -> str:
+    """Words of a file in which Markdown and TeX have no signs, as a sentence of a page."""
+    return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", words)
+
+
+def seen_in(source: str) -> Iterator[str]:
+    """Links to the threads in which a mistake was reported; a source in words stays as it is."""
+    links = [f"[{thread_name(found)}]({found[0]})" for found in THREAD.finditer(source)]
+    if source:
+        yield f"*Seen in* {', '.join(links) or plain(source)}."
+
+
+def thread_name(found: re.Match) -> str:
+    """A thread as its project calls it, "owner/name issue 12", or the name of the site."""
+    repository, kind, number, site = found.groups()
+    if not repository:
+        return site
+    return f"{repository} {'pull request' if kind == 'pull' else 'issue'} {number}" if kind else repository
+
+
+def caught_by(wrong: Wrong) -> str:
+    """The gate that rejects it, those that cannot be right either, the cases that it needs, and what it is called."""
+    also = f"; {', '.join(f'`{gate}`' for gate in wrong.also)} cannot be right either" if wrong.also else ""
+    needs = f", in the case{'s' * (len(wrong.cases) > 1)} {listed(wrong.cases)} alone" if wrong.cases else ""
+    called = f", as `{wrong.mistake}`{meaning(wrong)}" if wrong.mistake else ", by its values alone"
+    return f"*Caught by* `{wrong.gate}`{needs}{called}{also}."
+
+
+def listed(cases: tuple[str, ...]) -> str:
+    """ "a", "a" and "b"."""
+    quoted = [f"“{plain(case)}”" for case in cases]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def meaning(wrong: Wrong) -> str:
+    """What the workbook says for the name of a mistake, in brackets, or nothing."""
+    known = formula(wrong)
+    words = f"equal to the reference {known.words}" if known else ""
+    words = words or next((words for name, words in FOUND.values() if name == wrong.mistake), "")
+    words = words or (FIXES.get(wrong.mistake, "") if wrong.puzzle == "p26" else "")
+    words = words or checks().get(wrong.mistake, "")
+    return f" ({plain(words)})" if words else ""
+
+
+@functools.cache
+def checks() -> dict[str, str]:
+    """Check of a gradient -> what it holds, from the first line of its docstring; nothing is imported, torch least of all."""
+    source = roots.CHECKOUT / "harness" / "check" / "gradient_checks.py"
+    functions = [
+        node
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    ]
+    docs = {function.name: (ast.get_docstring(function) or "").split("\n")[0] for function in functions}
+    return {
+        name: "what must hold: " + doc[:1].lower() + doc[1:].rstrip(".") for name, doc in docs.items() if doc
+    }
+
+
+def formula(wrong: Wrong) -> Mistake | None:
+    """The mistake as the diagnosis knows it in NumPy, or None."""
+    known = {mistake.id: mistake for mistake in reversed(find_puzzle(wrong.puzzle).mistakes)}
+    return known.get(wrong.mistake)
+
+
+def error(wrong: Wrong) -> Iterator[str]:
+    """How far the mistake's formula is from what is right, on the chapter's own inputs and on the hardest ones."""
+    puzzle, known = find_puzzle(wrong.puzzle), formula(wrong)
+    gate = next(gate for gate in puzzle.gates if gate.id == wrong.gate)
+    if not (known and gate.quantities and puzzle.cases(None)):
+        return
+    small = [case for case in puzzle.cases(None) if puzzle.multiply_adds(case.dims) <= LARGEST]
+    errors = {case.name: off(puzzle, known, gate.quantities, case) for case in small}
+    errors = {name: error for name, error in errors.items() if error is not None}
+    if errors and max(errors.values()) > SEEN:
+        name, first = next(iter(errors.items()))
+        own, worst = (digits(error) if error > SEEN else "none" for error in (first, max(errors.values())))
+        yield f"*Error*, relative to the largest element: {own} in the case “{name}”, up to {worst} in all."
+
+
+def digits(number: float) -> str:
+    """Two digits of a number."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
+
+
+@functools.cache
+def right_steps(puzzle: str, name: str) -> tuple[Arrays, Derivation]:
+    """The inputs of a puzzle's case, and the derivation without a mistake, which all of its mistakes are compared with."""
+    found = find_puzzle(puzzle)
+    arrays = found.inputs(next(case for case in found.cases(None) if case.name == name), "float32", 0)
+    return arrays, found.derive(arrays, {})
+
+
+def off(puzzle: Puzzle, known: Mistake, quantities: tuple[str, ...], case: Case) -> float | None:
+    """The largest relative error of the mistake's formula in a case, None where there is none to be computed."""
+    arrays, right = right_steps(puzzle.name, case.name)
+    wrong = puzzle.derive(arrays, known.changes)
+    worst = None
+    with np.errstate(all="ignore"):
+        for quantity in quantities:
+            try:
+                truth, got = (np.asarray(getattr(values, quantity), np.float64) for values in (right, wrong))
+            except (AttributeError, KeyError):
+                continue  # the derivation does not name it, or its mistake needs what this case has not
+            scale = np.abs(truth).max(initial=0.0)
+            apart = np.abs(got - truth).max(initial=0.0)
+            if np.isfinite(scale) and np.isfinite(apart) and scale > 0:
+                worst = max(worst or 0.0, float(apart / scale))
+    return worst
+
+
+def lines(wrong: Wrong) -> str:
+    """The edit as changed lines, with a line around them and the file and line before. Raises DamagedFile."""
+    if isinstance(wrong.of_rung, MojoRung):
+        path = roots.op_package(roots.solutions(), wrong.puzzle).path / wrong.file
+    else:
+        path = roots.solutions() / wrong.puzzle / wrong.of_rung.file
+    before, after = (without_markers(text) for text in (path.read_text(encoding="utf-8"), wrong.edited(path)))
+    changed: list[str] = []
+    for line in list(difflib.unified_diff(before, after, n=CONTEXT, lineterm=""))[2:]:
+        if line.startswith("@@"):
+            changed += ["..."] * bool(changed)
+        else:
+            changed.append(line)
+    while changed and not changed[-1].strip():
+        changed.pop()
+    return f"# {wrong.file}\n{dedented(changed)}"
+
+
+def without_markers(text: str) -> list[str]:
+    """The lines of a solution without the markers of blanks and anchors, and without the wrong code that a blank is given."""
+    kept: list[str] = []
+    given = False
+    for line in text.splitlines():
+        given = bool(blanks.GIVEN.match(line)) or (given and not blanks.END.match(line))
+        if not given and not blanks.MARKER.match(line) and "ANCHOR" not in line:
+            kept.append(line)
+    return kept
+
+
+def dedented(changed: list[str]) -> str:
+    """The lines of a difference without the indent that all have in common."""
+    signs = [line[:1] if line != "..." else "" for line in changed]
+    bodies = textwrap.dedent("\n".join(line[1:] if line != "..." else "" for line in changed)).split("\n")
+    return "\n".join(
+        f"{sign} {body}".rstrip() if sign else "..." for sign, body in zip(signs, bodies, strict=True)
+    )
+
+
+def overview() -> str:
+    """The rooms: how many wrong solutions each puzzle has, for how many gates, and how many were seen in public."""
+    rows = ["| room | wrong solutions | gates | seen in public |", "| --- | ---: | ---: | ---: |"]
+    for puzzle in puzzle_names():
+        found = zoo.load(puzzle)
+        if found:
+            threads = sum(bool(THREAD.search(wrong.source)) for wrong in found)
+            folder = f"puzzle_{puzzle.removeprefix('p')}"
+            title = html.escape(find_puzzle(puzzle).title)
+            link = f"[Puzzle {puzzle.removeprefix('p')}: {title}]({folder}/museum.md)"
+            rows.append(f"| {link} | {len(found)} | {len({wrong.gate for wrong in found})} | {threads} |")
+    return "\n".join(rows) + "\n"
+
+
+def losses() -> str:
+    """How many of the trained wrong solutions of puzzle 22 end where the right one does, in a sentence."""
+    runs = curve_chart.runs("p22").values()
+    ends = [own[-1][1] / right[-1][1] for right, own in runs]
+    near, twice = sum(ratio < 1.1 for ratio in ends), sum(ratio > 2 for ratio in ends)
+    return (
+        f"Of the {len(ends)} wrong kernels that a small model was trained with, {near} end with a loss that is less than "
+        f"10% above the right one's, and {twice} with more than twice it. A look at the loss alone lets those pass.\n"
+    )
+
+
+def pages() -> dict[str, str]:
+    """The files of all rooms, and the overview."""
+    rooms = {f"museum_{puzzle}.md": room(puzzle) for puzzle in puzzle_names() if puzzle != "p21"}
+    hunt = {
+        "museum_given.md": room("p21", lambda wrong: wrong.rung != "catch" and not wrong.old),
+        "museum_held_back.md": room("p21", lambda wrong: wrong.rung != "catch" and bool(wrong.old)),
+        "museum_catch.md": room("p21", lambda wrong: wrong.rung == "catch"),
+    }
+    return {**rooms, **hunt, "museum.md": overview(), "museum_losses.md": losses()}

@@ -1,0 +1,393 @@
+"""The book's mdBook preprocessor: formulas, command tabs and checks, with every mistake named by file and line.
+
+mdBook hands over the book as JSON on standard input and takes it back on standard output. What is added to Markdown:
+
+- `$...$`, `$$...$$`, `\\\\(...\\\\)` and `\\\\[...\\\\]` are TeX and become SVG; `$$...$$ {#name}` names a formula;
+- a fence with the language `run` holds command lines of the workbook and becomes tabs for uv and pixi;
+- a fence with the language `output` and a name holds what a command printed, from book/outputs/;
+- in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
+- `{{#hints PUZZLE:BLANK}}` is the hint ladder of a blank, a fold for each rung, below its task where the page has not shown it;
+- an included Markdown file is treated like the page that it stands in;
+- an empty `<summary></summary>` gets a label.
+
+Checked: every included file and anchor exists, every printed command is a task, every formula is valid TeX.
+"""
+
+import hashlib
+import html
+import json
+import os
+import re
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from book.build import stubs
+from book.build.maths import BadFormula, PageMaths
+from book.measure import outputs
+from harness.errors import BadUse
+from harness.learner import blanks, hints
+from harness.spec.catalogue import find_puzzle
+
+WITHHELD = "This code appears when the book is built by its task: "
+MARKER = "<!-- workbook preprocessor -->"
+RUNNERS = {"uv": "uv run poe", "pixi": "pixi run"}
+SUMMARY = "<summary><strong>Reveal the solution</strong></summary>"
+
+# One pass over a chapter. Code and comments come first, so that nothing inside them is taken for a formula.
+TOKEN = re.compile(
+    r"""
+      (?P<comment> <!-- .*? --> )
+    | ^(?P<indent>[ \t>]*) (?P<ticks>`{3,}|~{3,}) (?P<info>[^\n]*)\n (?P<body>.*?) ^[ \t>]*(?P=ticks)[ \t]*$
+    | (?P<code> (?P<tick>`+) (?!`) .+? (?<!`) (?P=tick) (?!`) )
+    | (?P<summary> <summary>\s*</summary> )
+    | (?<!\\) \{\{\#include[ ]+(?P<snippet>[^}:\s]+\.md)\}\}
+    | \{\{\#hints[ ]+(?P<puzzle>\w+):(?P<ladder>[\w-]+)\}\}
+    | \$\$ (?P<display>.+?) \$\$ (?:[ ]?\{\#(?P<name>[\w-]+)\})?
+    | \\\\\[ (?P<display_public>.+?) \\\\\]
+    | \\\\\( (?P<inline_public>.+?) \\\\\)
+    | (?<![\\$\w]) \$ (?![\s$]) (?P<inline>[^$]+?) (?<![\s\\]) \$ (?![\w$])
+    """,
+    re.X | re.S | re.M,
+)
+INCLUDE = re.compile(r"(?<!\\)\{\{#(?:include|rustdoc_include) +([^}:\s]+)(?::([^}]*))?\}\}")
+FUNCTION = re.compile(r"\{\{#function +([^}:\s]+):(\w+)\}\}")
+LINTER_NOTE = re.compile(r"\s+# noqa.*$")
+BLANK = re.compile(r"\{\{#blank +([^}:\s]+):(\w+)\}\}")
+COMMAND = re.compile(r"(?:pixi run|uv run poe)((?: +-e +\S+| +--?[\w-]+)*) +([\w-]+)")
+
+
+@dataclass
+class Chapter:
+    """One page, or a snippet of one, while it is worked on: its path, its text, and what is wrong with it."""
+
+    path: str
+    text: str
+    faults: list[str]
+    solution: bool = False  # all of it stands inside a folded solution
+    stubs: list[str] = field(default_factory=list)  # the tasks that are on the page already
+
+    def fault(self, position: int, message: str) -> None:
+        """Notes a fault at a place of the original text."""
+        line = self.text.count("\n", 0, position) + 1
+        self.faults.append(f"{self.path}:{line}: {message}")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the chapters of a build have in common, and the formulas of the page at hand."""
+
+    book: Path
+    tasks: dict[str, set[str]]
+    maths: PageMaths
+
+
+def check_blanks(chapter: Chapter, folder: Path) -> None:
+    """Every included blank and function exists."""
+    for include in FUNCTION.finditer(chapter.text):
+        if find_function(folder / include[1], include[2]) is None:
+            chapter.fault(include.start(), f"cannot include function {include[2]} of {include[1]}")
+    for include in BLANK.finditer(chapter.text):
+        if find_blank(folder / include[1], include[2]) is None:
+            chapter.fault(include.start(), f"cannot include blank {include[2]} of {include[1]}")
+
+
+def task_names(root: Path) -> dict[str, set[str]]:
+    """The tasks that each runner knows, by the name of the runner."""
+    pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    pixi_file = root / "pixi.toml"
+    pixi = tomllib.loads(pixi_file.read_text(encoding="utf-8")) if pixi_file.is_file() else {}
+    poe_tasks = pyproject.get("tool", {}).get("poe", {}).get("tasks", {})
+    return {"uv": set(poe_tasks), "pixi": set(pixi.get("tasks", {}))}
+
+
+def unknown_commands(text: str, tasks: dict[str, set[str]]) -> Iterator[tuple[int, str]]:
+    """Place and message of every printed command whose task does not exist. Used for the README too."""
+    for command in COMMAND.finditer(text):
+        runner = "pixi" if command[0].startswith("pixi") else "uv"
+        if command[2] not in tasks[runner]:
+            yield command.start(), f"`{RUNNERS[runner]} {command[2]}`: no such task"
+
+
+def read_source(file: Path) -> str:
+    """The text of an included file. A problem file is shown as it was before anybody worked on it."""
+    parts = list(file.resolve().parts)
+    if "problems" in parts:
+        parts[parts.index("problems")] = "solutions"
+        solution = Path(*parts)
+        if solution.is_file():
+            return blanks.skeleton(solution.read_text(encoding="utf-8"), str(solution))
+    return file.read_text(encoding="utf-8")
+
+
+def check_includes(chapter: Chapter, folder: Path) -> None:
+    """Every included file exists, and an anchor in it is opened and closed once."""
+    for include in INCLUDE.finditer(chapter.text):
+        path, anchor = include[1], include[2]
+        file = folder / path
+        if not file.is_file():
+            chapter.fault(include.start(), f"cannot include {path}: no such file")
+            continue
+        if not anchor or re.fullmatch(r"[\d:]*", anchor):
+            continue
+        text = read_source(file)
+        for keyword in ("ANCHOR", "ANCHOR_END"):
+            count = len(re.findall(rf"{keyword}:\s*{re.escape(anchor)}\s*$", text, re.M))
+            if count != 1:
+                chapter.fault(include.start(), f"{path} has {count} lines `{keyword}: {anchor}`, not one")
+
+
+def paste(code: str, folder: Path) -> str:
+    """A code fence with its includes replaced by the code, without empty lines around it.
+
+    mdBook would include the same lines, but keep the empty ones that a formatter puts before an ANCHOR_END. What is
+    not found is left alone: `check_includes` has named it.
+    """
+
+    def region(include: re.Match) -> str:
+        file, anchor = folder / include[1], include[2]
+        if not file.is_file() or not re.fullmatch(r"[A-Za-z_][\w-]*", anchor or ""):
+            return include[0]
+        found = re.search(
+            rf"^[^\n]*ANCHOR:\s*{anchor}\s*\n(.*?)^[^\n]*ANCHOR_END:\s*{anchor}\s*$",
+            read_source(file),
+            re.M | re.S,
+        )
+        if not found:
+            return include[0]
+        lines = (LINTER_NOTE.sub("", line) for line in found[1].splitlines() if "ANCHOR" not in line)
+        return "\n".join(lines).strip("\n")
+
+    def body(include: re.Match) -> str:
+        found = find_blank(folder / include[1], include[2])
+        return textwrap.dedent("\n".join(found.body)) if found else include[0]
+
+    def function(include: re.Match) -> str:
+        return find_function(folder / include[1], include[2]) or include[0]
+
+    return FUNCTION.sub(function, BLANK.sub(body, INCLUDE.sub(region, code)))
+
+
+def find_function(file: Path, name: str) -> str | None:
+    """The text of a top-level function, decorators left out, or None."""
+    if not file.is_file():
+        return None
+    next_definition = r"(?=^(?:def|struct|trait|comptime|@|#|\"\"\")|\Z)"
+    found = re.search(rf"^def {name}\b.*?{next_definition}", read_source(file), re.M | re.S)
+    return found[0].rstrip() if found else None
+
+
+def find_blank(file: Path, name: str) -> blanks.Blank | None:
+    """A blank of a problem or solution file, or None."""
+    return blanks.find(file.read_text(encoding="utf-8"), str(file)).get(name) if file.is_file() else None
+
+
+def in_solution(chapter: Chapter, position: int) -> bool:
+    """Whether a place of a chapter lies inside a folded solution."""
+    opened = chapter.text.rfind('<details class="solution-details"', 0, position)
+    return chapter.solution or (opened >= 0 and "</details>" not in chapter.text[opened:position])
+
+
+def withhold(fence: str, cache: Path) -> str:
+    """A fence whose code is put aside, so that the search index never sees it; `restore` brings it back."""
+    opening, *lines, closing = fence.split("\n")
+    indent = opening[: len(opening) - len(opening.lstrip(" \t>"))]  # that of a list or a quotation
+    code = "\n".join(line.removeprefix(indent) for line in lines)
+    key = hashlib.sha256(code.encode()).hexdigest()[:16]
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / key).write_text(code, encoding="utf-8")
+    return f"{opening}\n{indent}{WITHHELD}{key}\n{closing}"
+
+
+def restore(page: str, cache: Path) -> str:
+    """A built page with the withheld solutions back in their places."""
+    return re.sub(
+        rf"{WITHHELD}(\w+)", lambda key: html.escape((cache / key[1]).read_text(encoding="utf-8")), page
+    )
+
+
+def command_tabs(body: str, tasks: dict[str, set[str]], indent: str) -> tuple[str, list[str]]:
+    """The tabs for a `run` fence, and the tasks in it that are unknown."""
+    commands = [line.strip() for line in body.splitlines() if line.strip()]
+    unknown = [c for c in commands if any(c.split()[0] not in known for known in tasks.values())]
+    buttons = "".join(f'<button type="button" class="tab-button">{runner}</button>' for runner in RUNNERS)
+    panes = []
+    for runner, prefix in RUNNERS.items():
+        lines = "\n".join(f"{prefix} {command}" for command in commands)
+        panes.append(f'<div class="tab-content" data-label="{runner}">\n\n```bash\n{lines}\n```\n\n</div>')
+    opening = (
+        f'<div class="code-tabs" data-tab-group="package-manager">\n<div class="tab-buttons">{buttons}</div>'
+    )
+    tabs = "\n".join([opening, *panes, "</div>"])
+    return "\n".join((indent + line).rstrip() for line in tabs.splitlines()), unknown
+
+
+def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
+    """The block for a recorded output, with a line that says which command printed it, where and when.
+
+    `NAME 2-4` takes the lines 2 to 4 alone, counted from 1.
+    """
+    name, _, lines = name.partition(" ")
+    try:
+        record = outputs.load(name)
+    except FileNotFoundError:
+        chapter.fault(fence.start(), f"no recorded output {name}: run book/measure/outputs.py")
+        return fence[0]
+    ticks = fence["ticks"]
+    source = html.escape(record.source()).replace(record.command, f"<code>{record.command}</code>")
+    text = record.text
+    if lines:
+        first, last = map(int, lines.split("-"))
+        text = "".join(text.splitlines(keepends=True)[first - 1 : last])
+        source = f"Lines {first} to {last} of: {source}"
+    return f'{ticks}text\n{text}{ticks}\n\n<p class="output-source">{source}</p>'
+
+
+def snippet(
+    chapter: Chapter, place: re.Match, folder: Path, setting: Setting, within: tuple[Path, ...]
+) -> str:
+    """An included Markdown file, checked and transformed like a page; its faults are named by its own lines."""
+    file = (folder / place["snippet"]).resolve()
+    if not file.is_file():
+        return place[0]  # `check_includes` has named it
+    if file in within:
+        chapter.fault(place.start(), f"{place['snippet']} includes itself")
+        return ""
+    name = os.path.relpath(file, setting.book.resolve())
+    text = file.read_text(encoding="utf-8").rstrip("\n")
+    if chapter.text[: place.start()].endswith('"'):
+        # An address: in the text it needs the brackets, in an attribute it must not have them.
+        text = text.strip("<>")
+    part = Chapter(name, text, chapter.faults, in_solution(chapter, place.start()))
+    return transform(part, file.parent, setting, (*within, file))
+
+
+def ladder_language(puzzle: str, ladder: str) -> str:
+    """ "mojo" or "python", by the rung of a puzzle whose blanks a hint ladder is for."""
+    spec = find_puzzle(puzzle)
+    rungs = (rung for rung in spec.rungs if ladder in (spec.ladder(rung, gate) for gate in rung.gates))
+    return next(rungs, spec.main_rung).language.lower()
+
+
+def task_fence(chapter: Chapter, puzzle: str, ladder: str, folder: Path, language: str) -> str:
+    """The task of a blank as a fence; nothing where the page itself includes it."""
+    code = stubs.stub(puzzle, ladder)
+    hole = re.search(r"# BLANK-START .*", code or "")
+    own = [paste(include[0], folder) for pattern in (FUNCTION, INCLUDE)
+           for include in pattern.finditer(chapter.text) if "/problems/" in include[1]]  # fmt: skip
+    if code is None or hole is None or any(hole[0] in text for text in own + chapter.stubs):
+        return ""
+    chapter.stubs.append(code)
+    return f"```{language}\n{code}\n```\n\n"
+
+
+def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Setting) -> str:
+    """The rungs of a blank's hint ladder, folded one by one; nearly-code stays out of the search index."""
+    try:
+        rungs = hints.ladder(place["puzzle"], place["ladder"])
+    except BadUse as error:
+        chapter.fault(place.start(), str(error))
+        return place[0]
+    language = ladder_language(place["puzzle"], place["ladder"])
+    folds = []
+    for rung in rungs:
+        fence = f"```{language}\n{rung.code}\n```"
+        code = f"{withhold(fence, withheld_folder(setting.book))}\n\n" if rung.code else ""
+        folds.append(
+            f'<details class="hint">\n<summary>Hint {rung.id}</summary>\n\n{rung.text}\n\n{code}</details>\n'
+        )
+    task = task_fence(chapter, place["puzzle"], place["ladder"], folder, language)
+    return f'{task}<div class="hint-ladder">\n{"".join(folds)}</div>\n'
+
+
+def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Path, ...] = ()) -> str:
+    """The chapter with its faults noted, formulas drawn, tabs made, code pasted and empty summaries labelled."""
+    check_includes(chapter, folder)
+    check_blanks(chapter, folder)
+    for position, message in unknown_commands(chapter.text, setting.tasks):
+        chapter.fault(position, message)
+
+    def replace(token: re.Match) -> str:
+        if token["summary"]:
+            return SUMMARY
+        if token["snippet"]:
+            return snippet(chapter, token, folder, setting, within)
+        if token["ladder"]:
+            return hint_ladder(chapter, token, folder, setting)
+        if token["ticks"] and token["info"].strip() == "run":
+            tabs, unknown = command_tabs(token["body"], setting.tasks, token["indent"])
+            for command in unknown:
+                chapter.fault(
+                    token.start(), f"`{command}`: no such task in both pyproject.toml and pixi.toml"
+                )
+            return tabs
+        if token["ticks"] and token["info"].startswith("output "):
+            return printed_output(chapter, token, token["info"].removeprefix("output ").strip())
+        if token["ticks"]:
+            fence = paste(token[0], folder)
+            hidden = in_solution(chapter, token.start())
+            return withhold(fence, withheld_folder(setting.book)) if hidden else fence
+        return formula(chapter, token, setting.maths)
+
+    return TOKEN.sub(replace, chapter.text)
+
+
+def formula(chapter: Chapter, token: re.Match, maths: PageMaths) -> str:
+    """A formula as SVG, or the token as it is where there is none in it."""
+    tex = token["display"] or token["display_public"] or token["inline"] or token["inline_public"]
+    if tex is None:
+        return token[0]
+    if "\n\n" in tex:
+        chapter.fault(token.start(), "a formula runs over an empty line: is a dollar sign missing its twin?")
+        return token[0]
+    display = bool(token["display"] or token["display_public"])
+    try:
+        return maths.render(re.sub(r"\n[ >]*", " ", tex), display, token["name"])
+    except BadFormula as error:
+        chapter.fault(token.start(), f"bad TeX: {error}")
+        return token[0]
+
+
+def withheld_folder(book_folder: Path) -> Path:
+    """Where the code of folded solutions waits while mdBook works."""
+    return book_folder / ".cache" / "withheld"
+
+
+def process(chapter: Chapter, book_folder: Path, tasks: dict[str, set[str]]) -> str:
+    """Checks and transforms one page; faults are collected in it."""
+    setting = Setting(book_folder, tasks, PageMaths(book_folder / ".cache" / "maths"))
+    text = transform(chapter, (book_folder / chapter.path).parent, setting)
+    return f"{text}\n\n{setting.maths.sprite()}\n{MARKER}\n"
+
+
+def chapters(items: list) -> Iterator[dict]:
+    """Every chapter of mdBook's tree that has a file; separators, part titles and drafts have none."""
+    for item in items:
+        if isinstance(item, dict) and "Chapter" in item:
+            if item["Chapter"]["path"]:
+                yield item["Chapter"]
+            yield from chapters(item["Chapter"]["sub_items"])
+
+
+def main() -> int:
+    """Runs as mdBook calls it: book in, book out, exit 1 with the list of faults if there are any."""
+    context, book = json.load(sys.stdin)
+    book_folder = Path(context["root"])
+    src = context["config"]["book"].get("src", "src")
+    tasks = task_names(book_folder.parent)
+    faults: list[str] = []
+    for entry in chapters(book["items"]):
+        chapter = Chapter(f"{src}/{entry['path']}", entry["content"], faults)
+        entry["content"] = process(chapter, book_folder, tasks)
+    if faults:
+        print("\n".join(faults), file=sys.stderr)
+        return 1
+    json.dump(book, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

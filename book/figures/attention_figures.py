@@ -1,0 +1,420 @@
+"""Figures of puzzles 23, 24 and 25: attention, attention along a curve, attention over several ranks.
+
+Each is at most NARROW wide, so that a phone can show it. Numbers are computed here with NumPy, counted by the puzzles' own code, or
+measured; nothing needs torch.
+"""
+
+import math
+
+import numpy as np
+
+from book.figures import order_figures
+from book.figures.backward_figures import LOGITS, softmax
+from book.figures.figures import LEGIBLE, NARROW, Drawing, bars
+from harness.nn import orders
+from harness.puzzles.p25 import layout
+from harness.puzzles.p25.balance import TILE
+
+RANKS = 4
+
+# ---- Puzzle 23 ----------------------------------------------------------------------------------------------
+
+
+def attention_chain() -> str:
+    """Attention forward and backward as a chain of three functions."""
+    drawing = Drawing(
+        NARROW,
+        330,
+        "Forward: Q and K make the scores S, softmax makes P of them, P and V make O. Backward: dO gives dV and dP, dP gives dS, dS "
+        "gives dQ and dK.",
+    )
+    rows = (
+        (("Q", "[S, d]"), ("K", "[T, d]"), ("S", "[S, T]")),
+        (("S", "[S, T]"), ("M", "mask"), ("P", "[S, T]")),
+        (("P", "[S, T]"), ("V", "[T, d]"), ("O", "[S, d]")),
+    )
+    functions = ("Q Kᵀ / √d", "softmax(S + M)", "P V")
+    back = (("dQ", "dK"), ("dS", ""), ("dP", "dV"))
+    arrives = ("dS", "dP", "dO")
+    drawing.text(150, 18, "forward", size=13)
+    drawing.text(420, 18, "backward", size=13)
+    for number, (given, function) in enumerate(zip(rows, functions, strict=True)):
+        y = 30 + 100 * number
+        drawing.labelled(5, y, 64, 40, *given[0])
+        drawing.labelled(5, y + 46, 64, 40, *given[1])
+        drawing.labelled(100, y + 22, 112, 42, function)
+        drawing.labelled(244, y + 23, 64, 40, *given[2], shade=0.35)
+        drawing.arrow(70, y + 20, 98, y + 36)
+        drawing.arrow(70, y + 66, 98, y + 52)
+        drawing.arrow(214, y + 43, 242, y + 43)
+        drawing.arrow(440, y + 43, 408, y + 43)
+        drawing.labelled(442, y + 26, 36, 34, arrives[number])
+        first, second = back[number]
+        if second:
+            drawing.labelled(370, y + 4, 36, 34, first, shade=0.35)
+            drawing.labelled(370, y + 48, 36, 34, second, shade=0.35)
+        else:
+            drawing.labelled(370, y + 26, 36, 34, first, shade=0.35)
+    return drawing.svg()
+
+
+def three_products() -> str:
+    """One kernel for three forms of a product: which factor changes places while its tile is loaded."""
+    drawing = Drawing(
+        NARROW,
+        250,
+        "NN: O = P V reads both factors as they lie. NT: S = Q Kᵀ turns the second while it is loaded. TN: dV = Pᵀ dO turns the first. "
+        "In shared memory all three look the same.",
+    )
+    forms = (
+        ("NN", "O = P V", False, False),
+        ("NT", "S = Q Kᵀ", False, True),
+        ("TN", "dV = Pᵀ dO", True, False),
+    )
+    for number, (name, product, left, right) in enumerate(forms):
+        x = 10 + 162 * number
+        drawing.text(x + 66, 18, f"{name}: {product}", size=13)
+        for side, turned in ((0, left), (1, right)):
+            at = x + 70 * side
+            drawing.text(at + 30, 40, "turned" if turned else "as it lies", size=13)
+            for k in range(4):
+                # The stripe that neighbouring threads read: along a row of what is stored.
+                drawing.box(at + 2, 50 + 14 * k, 56, 12, shade=0.55 if k == 1 else 0.06)
+            drawing.arrow(at + 30, 110, at + 30, 134)
+            for k in range(4):
+                if turned:
+                    drawing.box(at + 2 + 14 * k, 138, 12, 54, shade=0.55 if k == 1 else 0.06)
+                else:
+                    drawing.box(at + 2, 138 + 14 * k, 56, 12, shade=0.55 if k == 1 else 0.06)
+    drawing.text(240, 214, "above: in memory, read along rows", size=13)
+    drawing.text(240, 234, "below: in shared memory, a[row, k] and b[k, column]", size=13)
+    return drawing.svg()
+
+
+def softmax_jacobian() -> np.ndarray:
+    """dp_j/ds_i of a row, by central differences."""
+    s = np.array(LOGITS)
+    columns = []
+    for i in range(len(s)):
+        step = np.zeros_like(s)
+        step[i] = 1e-6
+        columns.append((softmax(s + step) - softmax(s - step)) / 2e-6)
+    return np.stack(columns)
+
+
+def softmax_heat() -> str:
+    """The Jacobian of a softmax of six scores, in numbers."""
+    p, J = softmax(np.array(LOGITS)), softmax_jacobian()
+    drawing = Drawing(
+        NARROW,
+        330,
+        f"p is {', '.join(f'{value:.2f}' for value in p)}. The Jacobian has positive numbers on its diagonal, negative ones elsewhere, "
+        "and each row adds up to 0.",
+    )
+    cell, left, top = 58, 92, 52
+    for j, value in enumerate(p):
+        drawing.text(left + cell * (j + 0.5), 38, f"{value:.2f}", size=13)
+    drawing.text(left - 12, 38, "p", anchor="end", size=13)
+    for i, row in enumerate(J):
+        drawing.text(left - 8, top + 42 * i + 26, f"by s{i + 1}", anchor="end", size=13)
+        for j, value in enumerate(row):
+            drawing.labelled(
+                left + cell * j, top + 42 * i, cell - 4, 38, f"{value + 0.0:.3f}".replace("-", "−"),
+                shade=0.08 + 1.6 * abs(float(value)) if i == j else min(0.5, 1.6 * abs(float(value))), thick=2 if i == j else 0.6,
+            )  # fmt: skip
+    drawing.text(240, top + 42 * 6 + 18, "each row adds up to 0: what one gains the others lose", size=13)
+    return drawing.svg()
+
+
+def two_passes() -> str:
+    """Which tiles of the scores a block of each backward kernel walks over, and what it owns."""
+    drawing = Drawing(
+        NARROW,
+        260,
+        "Scores as tiles, queries down, keys across. A block of the first kernel owns a row of tiles, all keys for 16 queries, and sums "
+        "dQ. A block of the second owns a column, all queries for 16 keys, and sums dK and dV.",
+    )
+    cell = 30
+    for number, (title, owns) in enumerate((("a block owns queries", "dQ"), ("a block owns keys", "dK, dV"))):
+        left, top = 66 + 222 * number, 56
+        drawing.text(left + 75, 18, title, size=13)
+        drawing.text(left + 75, 46, "keys →", size=13)
+        for row in range(5):
+            for column in range(5):
+                own = row == 1 if number == 0 else column == 2
+                drawing.box(
+                    left + cell * column, top + cell * row, cell - 3, cell - 3, shade=0.5 if own else 0.05
+                )
+        if number == 0:
+            drawing.arrow(left + 4, top + cell * 1.45, left + cell * 5 - 6, top + cell * 1.45)
+            drawing.arrow(left + cell * 5, top + cell * 1.45, left + cell * 5 + 26, top + cell * 1.45)
+            drawing.text(left + cell * 5 + 14, top + cell * 1.45 + 22, owns, size=13)
+        else:
+            drawing.arrow(left + cell * 2.45, top + 4, left + cell * 2.45, top + cell * 5 - 6)
+            drawing.arrow(left + cell * 2.45, top + cell * 5, left + cell * 2.45, top + cell * 5 + 22)
+            drawing.text(left + cell * 2.45, top + cell * 5 + 38, owns, size=13)
+    drawing.text(32, 132, "queries", anchor="middle", size=13)
+    drawing.text(32, 148, "↓", anchor="middle", size=13)
+    drawing.text(141, 228, "every tile is made", size=13)
+    drawing.text(141, 246, "in both kernels", size=13)
+    return drawing.svg()
+
+
+# ---- Puzzle 24 ----------------------------------------------------------------------------------------------
+
+
+def gather_and_scatter(side: int = 4, shown: int = 8) -> str:
+    """The first rows of a gather along Hilbert's curve, and where the backward pass puts their gradients."""
+    order = [int(cell) for cell in orders.hilbert(side, side)[:shown]]
+    cells = max(order) + 1
+    drawing = Drawing(
+        NARROW,
+        230,
+        f"Forward, gathered row i is row o(i) of x, o = {', '.join(map(str, order))}. Backward, the gradient of row i is written to row "
+        "o(i): the same arrows, the other way.",
+    )
+    width = 460 / cells
+    for top, words in ((0, "forward: reads x at o(i)"), (120, "backward: writes dx at o(i)")):
+        drawing.text(10, top + 16, words, anchor="start", size=13)
+        for cell in range(cells):
+            drawing.labelled(
+                10 + width * cell,
+                top + 24,
+                width - 4,
+                24,
+                str(cell),
+                shade=0.35 if cell in order else 0.03,
+                size=13,
+            )
+        for step, cell in enumerate(order):
+            x0, x1 = 10 + width * (cell + 0.45), 10 + width * (step + 0.45)
+            ends = (x0, top + 50, x1, top + 78) if top == 0 else (x1, top + 78, x0, top + 50)
+            drawing.arrow(*ends)
+            drawing.labelled(10 + width * step, top + 80, width - 4, 24, str(step), shade=0.12, size=13)
+    return drawing.svg()
+
+
+def tile_masks(side: int = 64, radius: int = 4, tile: int = 64) -> str:
+    """Which pairs of tiles a window needs, in two orders."""
+    parts = {
+        name: orders.window_tiles(orders.ORDERS[name](side, side), side, radius, tile)
+        for name in ("row-major", "hilbert")
+    }
+    count = len(parts["hilbert"])
+    drawing = Drawing(
+        NARROW,
+        280,
+        f"Pairs of tiles of {tile} positions that a window of radius {radius} needs on a grid of {side} x {side}: "
+        + ", ".join(f"{name} {int(mask.sum())} of {mask.size}" for name, mask in parts.items()),
+    )
+    cell = 216 / count
+    for number, (name, mask) in enumerate(parts.items()):
+        left = 12 + 240 * number
+        drawing.text(left + 108, 18, name, size=13)
+        drawing.box(left - 1, 27, 218, 218)
+        for row, needed in enumerate(mask):
+            edges = np.flatnonzero(np.diff(np.concatenate([[0], needed.astype(int), [0]])))
+            for first, end in edges.reshape(-1, 2):
+                drawing.box(
+                    left + cell * first,
+                    28 + cell * row,
+                    cell * (end - first),
+                    cell,
+                    shade=0.6,
+                    thick=0,
+                    radius=0,
+                )
+        drawing.text(left + 108, 266, f"{int(mask.sum())} of {mask.size} pairs", size=13)
+    return drawing.svg()
+
+
+def order_bars() -> str:
+    """Milliseconds of the kernels on tensor cores in each order, on the large grid with the smaller window, beside dense attention."""
+    found = order_figures.measured()
+    times = {name: order_figures.own(found, 128, 4, name)[0] for name in orders.ORDERS}
+    times["dense, every key"] = found[128, 4, "SDPA, every key", "both"]
+    label = "Forward and backward on a grid of 128 x 128 with a radius of 4: " + ", ".join(
+        f"{name} {time:.2f} ms" for name, time in times.items()
+    )
+    rows = [(name, time, f"{time:.2f} ms") for name, time in times.items()]
+    return bars(rows, label, width=NARROW, left=124, longest=250, size=13)
+
+
+# ---- Puzzle 25 ----------------------------------------------------------------------------------------------
+
+
+def ring() -> str:
+    """Four ranks in a circle: queries stay, blocks of keys and values go round."""
+    drawing = Drawing(
+        NARROW,
+        330,
+        "Four ranks in a circle. Each keeps its queries; at every step the blocks of keys and values move on to the next rank. At step 1 "
+        + ", ".join(f"rank {rank} has the block of rank {(rank - 1) % RANKS}" for rank in range(RANKS)),
+    )
+    middle = (240.0, 165.0)
+    places = [
+        (middle[0] - 165 * math.cos(turn), middle[1] - 112 * math.sin(turn))
+        for turn in (math.pi / 2 * rank for rank in range(RANKS))
+    ]
+    for rank, (x, y) in enumerate(places):
+        drawing.labelled(x - 68, y - 40, 136, 36, f"rank {rank}: queries {rank}")
+        drawing.labelled(x - 68, y + 2, 136, 36, f"keys, values {(rank - 1) % RANKS}", shade=0.4)
+        x1, y1 = places[(rank + 1) % RANKS]
+        drawing.arrow(x + 0.32 * (x1 - x), y + 0.40 * (y1 - y), x + 0.66 * (x1 - x), y + 0.60 * (y1 - y))
+    drawing.text(240, 160, "step 1", size=14)
+    drawing.text(240, 178, f"of {RANKS}", size=14)
+    return drawing.svg()
+
+
+SCORES = (0.4, 1.6, -0.5, 0.9, 2.2, 0.1)
+BLOCK = 3
+
+
+def merged() -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """The softmax of all six scores, the softmax of each block of three, and the share of each block."""
+    scores = np.array(SCORES)
+    blocks = [scores[:BLOCK], scores[BLOCK:]]
+    sums = np.array([np.log(np.exp(block).sum()) for block in blocks])
+    shares = np.exp(sums - np.log(np.exp(sums).sum()))
+    return softmax(scores), [softmax(block) for block in blocks], shares
+
+
+def merging() -> str:
+    """Two softmaxes of three scores, their shares, and the softmax of all six that they make."""
+    whole, parts, shares = merged()
+    drawing = Drawing(
+        NARROW,
+        300,
+        "Six scores in two blocks of three. Within the blocks the weights are "
+        + "; ".join(", ".join(f"{value:.2f}" for value in part) for part in parts)
+        + f". The shares of the blocks are {shares[0]:.2f} and {shares[1]:.2f}. Weight times share is the weight in the whole softmax: "
+        + ", ".join(f"{value:.2f}" for value in whole),
+    )
+    column, scale = 74, 80.0
+    for title, top, values in (
+        ("weights within each block", 0, np.concatenate(parts)),
+        ("times the share: the whole", 150, whole),
+    ):
+        drawing.text(12, top + 18, title, anchor="start", size=13)
+        for i, value in enumerate(values):
+            x = 12 + column * i + 12 * (i >= BLOCK)
+            size = scale * float(value)
+            drawing.box(x, top + 116 - size, column - 8, size, shade=0.5 if i >= BLOCK else 0.15)
+            drawing.text(x + (column - 8) / 2, top + 132, f"{value:.2f}", size=13)
+        if top == 0:
+            for number, share in enumerate(shares):
+                drawing.text(
+                    12 + (column * BLOCK + 12) * number + 108,
+                    150,
+                    f"block {'AB'[number]}, share {share:.2f}",
+                    size=13,
+                )
+    return drawing.svg()
+
+
+def travellers() -> str:
+    """Where the block of rank 0 and its gradients are at each step of the backward pass."""
+    drawing = Drawing(
+        NARROW,
+        265,
+        f"The block of rank 0 is at rank i at step i and stays at rank {RANKS - 1}. Its gradients go with it, take one transfer more, and "
+        "are home at rank 0.",
+    )
+    left, column, line = 96, 94, 40
+    for rank in range(RANKS):
+        drawing.text(left + column * rank + 42, 18, f"rank {rank}", size=13)
+    for step in range(RANKS + 1):
+        y = 28 + (line + 6) * step
+        drawing.text(left - 12, y + 25, f"step {step}" if step < RANKS else "home", anchor="end", size=13)
+        for rank in range(RANKS):
+            here = rank == step % RANKS
+            if not here:
+                drawing.box(left + column * rank, y, 84, line - 4, shade=0.02, thick=0.4)
+            elif step < RANKS:
+                drawing.labelled(left + column * rank, y, 84, line - 4, "K V, dK dV", shade=0.3)
+            else:
+                drawing.labelled(left + column * rank, y, 84, line - 4, "dK dV", shade=0.6)
+        if step > 0:
+            x0, x1 = (left + column * (each % RANKS) + 42 for each in (step - 1, step))
+            drawing.arrow(x0, y - 10, x1, y, faint=True)
+    return drawing.svg()
+
+
+def nobody_first() -> str:
+    """What every rank does at a step: all send first and wait for each other, or all begin both."""
+    drawing = Drawing(
+        NARROW,
+        290,
+        "Where every rank sends before it receives, each waits in send for the next one, and none ever receives. Where every rank "
+        "begins both, attends to the block that it has, and waits then, the ring moves on.",
+    )
+    drawing.text(8, 18, "send, then receive: each waits for the next", anchor="start", size=13)
+    drawing.text(8, 164, "begin both, attend, then wait", anchor="start", size=13)
+    for rank in range(RANKS):
+        for top in (26, 172):
+            drawing.text(58, top + 18 + 28 * rank, f"rank {rank}", anchor="end", size=13)
+        drawing.box(68, 28 + 28 * rank, 400, 22, shade=LEGIBLE)
+        drawing.text(268, 44 + 28 * rank, f"send, until rank {(rank + 1) % RANKS} receives", size=13)
+        y = 174 + 28 * rank
+        for x, width, words, shade in (
+            (68, 80, "begin", LEGIBLE),
+            (150, 240, f"attend to block {rank}", 0.06),
+            (392, 76, "wait", LEGIBLE),
+        ):
+            drawing.box(x, y, width, 22, shade=shade)
+            drawing.text(x + width / 2, y + 16, words, size=13)
+    return drawing.svg()
+
+
+def balances(length: int = 2048) -> dict[str, list[list[int]]]:
+    """Order -> for each rank the tiles that it computes at each step of a causal ring."""
+    return {
+        name: [layout.tiles(rank, RANKS, length, balanced, TILE) for rank in range(RANKS)]
+        for name, balanced in (("plain", False), ("zig-zag", True))
+    }
+
+
+def balance_chart() -> str:
+    """Tiles of each rank at each step, plain and zig-zag; a step lasts as long as its busiest rank."""
+    found = balances()
+    lasts = {name: sum(map(max, zip(*ranks, strict=True))) for name, ranks in found.items()}
+    drawing = Drawing(
+        NARROW,
+        300,
+        "Tiles that each of four ranks computes at each step. "
+        + "; ".join(
+            f"{name}: {', '.join(f'rank {rank} {sum(tiles):,}' for rank, tiles in enumerate(ranks))}, the ring takes the time of {lasts[name]:,}"
+            for name, ranks in found.items()
+        ),
+    )
+    scale = 350 / max(lasts.values())
+    for number, (name, ranks) in enumerate(found.items()):
+        top = 148 * number
+        drawing.text(8, top + 16, f"{name}: the time of {lasts[name]:,} tiles", anchor="start", size=13)
+        steps = [max(each) for each in zip(*ranks, strict=True)]
+        for rank, tiles in enumerate(ranks):
+            y = top + 26 + 28 * rank
+            drawing.text(62, y + 16, f"rank {rank}", anchor="end", size=13)
+            for step, count in enumerate(tiles):
+                x = 72 + scale * sum(steps[:step])
+                drawing.box(x, y, scale * steps[step] - 2, 22, shade=0)
+                if count:
+                    drawing.box(x, y, scale * count - 2, 22, shade=0.3 + 0.1 * (step % 2))
+            drawing.text(72 + scale * sum(steps) + 6, y + 16, f"{sum(tiles):,}", anchor="start", size=13)
+    return drawing.svg()
+
+
+FILES = {
+    "attention_chain.svg": attention_chain,
+    "three_products.svg": three_products,
+    "softmax_heat.svg": softmax_heat,
+    "two_passes.svg": two_passes,
+    "gather_and_scatter.svg": gather_and_scatter,
+    "tile_masks.svg": tile_masks,
+    "order_bars.svg": order_bars,
+    "ring.svg": ring,
+    "merging.svg": merging,
+    "travellers.svg": travellers,
+    "nobody_first.svg": nobody_first,
+    "balance.svg": balance_chart,
+}

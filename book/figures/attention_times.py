@@ -1,0 +1,197 @@
+"""What the page on attention by tensor cores shows: the ladder with its predictions, times, memory and host time, from
+book/measurements/h200_attention.csv, which `p23 --bench --csv` writes on a GPU."""
+
+import csv
+from pathlib import Path
+
+from book.figures.markdown_table import table
+
+MEASURED = Path(__file__).absolute().parents[1] / "measurements" / "h200_attention.csv"
+OURS, PORTABLE, FLASH, CUDNN = "attention", "portable", "flash", "cuDNN"
+HEADS = ("8", "12")
+"""Batch and heads of the sizes that are shown."""
+NEEDED, DONE = 7, 9
+"""Matrix products of a forward and a backward pass: that nobody can do without, and that two kernels backward make."""
+EXPONENTIALS = 3
+"""For each score: one forward, one in each kernel backward."""
+EXPONENTIALS_A_CLOCK = 132 * 16
+"""Of a whole H200: 132 multiprocessors with 16 units each."""
+CLOCK = 1.755e9
+"""Hertz: what the GPU runs at under such work."""
+Row = dict[str, str]
+Size = tuple[int, int, bool, str]
+"""S, d, whether causal, dtype."""
+
+
+class Times:
+    """The measured rows by size, column and candidate."""
+
+    def __init__(self, rows: list[Row]):
+        self.rows = rows
+        self.by: dict[tuple[Size, str, str], Row] = {
+            (size_of(row), row["column"], row["candidate"]): row
+            for row in rows
+            if (row["B"], row["N"], row["pass"]) == (*HEADS, "both")
+            and (row["median_us"] or row["peak_bytes"])
+        }
+
+    def microseconds(self, size: Size, column: str, candidate: str) -> float | None:
+        """The median, None where that was not measured."""
+        row = self.by.get((size, column, candidate))
+        return float(row["median_us"]) if row else None
+
+    def sizes(self, column: str) -> list[Size]:
+        """Every size in which ours was measured, small heads and short lengths first."""
+        found = {size for size, other, who in self.by if other == column and who == OURS}
+        return sorted(found, key=lambda size: (size[1], *size))
+
+    def rate(self, dtype: str) -> float:
+        """Operations a second of a large matrix product in the same run."""
+        found = [
+            row for row in self.rows if row["column"] == "ceiling" and row["dtype"] == dtype and row["tflops"]
+        ]
+        return float(found[0]["tflops"]) * 1e12
+
+
+def size_of(row: Row) -> Size:
+    """The size of a row."""
+    return int(row["S"]), int(row["d"]), row["part"] == "2", row["dtype"]
+
+
+def read(path: Path = MEASURED) -> Times:
+    """The rows of a CSV."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return Times(list(csv.DictReader(file)))
+
+
+def milliseconds(microseconds: float | None) -> str:
+    """Three digits, or nothing."""
+    return "" if microseconds is None else f"{microseconds / 1000:.3g}"
+
+
+def ratio(one: float | None, other: float | None) -> str:
+    """Two decimals, or nothing."""
+    return f"{one / other:.2f}" if one and other else ""
+
+
+# ---- Tables -------------------------------------------------------------------------------------------------
+
+
+def times_table(times: Times, d: int, causal: bool, dtype: str = "bfloat16", ragged: bool = False) -> str:
+    """Forward and backward as one CUDA graph: ours beside PyTorch's backends, at the lengths of one kind."""
+    rows = []
+    for size in times.sizes("graph"):
+        S, own_d, own_causal, own_dtype = size
+        if (own_d, own_causal, own_dtype) != (d, causal, dtype) or (S % 64 != 0) != ragged:
+            continue
+        taken = {who: times.microseconds(size, "graph", who) for who in (OURS, PORTABLE, FLASH, CUDNN)}
+        rows.append(
+            [
+                f"{S:,}",
+                *(milliseconds(taken[who]) for who in (OURS, PORTABLE, FLASH, CUDNN)),
+                ratio(taken[OURS], taken[CUDNN]),
+                ratio(taken[PORTABLE], taken[FLASH]),
+            ]
+        )
+    head = ["S", "wgmma", "mma.sync", "flash", "cuDNN", "wgmma / cuDNN", "mma.sync / flash"]
+    return table(head, rows, "rrrrrrr")
+
+
+def predicted(times: Times, size: Size) -> dict[str, float]:
+    """Microseconds of the products at the rate of a large one, and of the exponentials, of B = 8 and 12 heads."""
+    S, d, causal, dtype = size
+    scores = 8 * 12 * S * S / (2 if causal else 1)
+    product = 1e6 * 2 * scores * d / times.rate(dtype)
+    return {
+        "needed": NEEDED * product,
+        "done": DONE * product,
+        "exponentials": 1e6 * EXPONENTIALS * scores / (EXPONENTIALS_A_CLOCK * CLOCK),
+    }
+
+
+def ladder_table(times: Times) -> str:
+    """Each rung's prediction, and what was measured."""
+    rows = []
+    for size in times.sizes("graph"):
+        S, d, causal, dtype = size
+        if dtype != "bfloat16" or causal or S % 64:
+            continue
+        made = predicted(times, size)
+        taken = times.microseconds(size, "graph", OURS)
+        assert taken is not None
+        rows.append(
+            [
+                f"{S:,}",
+                str(d),
+                *(milliseconds(made[part]) for part in ("needed", "done", "exponentials")),
+                milliseconds(times.microseconds(size, "graph", PORTABLE)),
+                milliseconds(taken),
+                ratio(made["done"], taken),
+            ]
+        )
+    head = ["S", "d", "7 products", "9 products", "exponentials", "mma.sync", "wgmma", "9 products / wgmma"]
+    return table(head, rows, "rrrrrrrr")
+
+
+def memory_table(times: Times) -> str:
+    """Mebibytes at the peak of a forward and a backward pass, above what was there before."""
+    rows = []
+    for size in times.sizes("memory"):
+        S, d, causal, dtype = size
+        if causal or S % 64 or dtype != "bfloat16":
+            continue
+        peaks = {
+            who: int(times.by[size, "memory", who]["peak_bytes"])
+            for who in (OURS, FLASH, CUDNN)
+            if (size, "memory", who) in times.by
+        }
+        rows.append(
+            [f"{S:,}", str(d)]
+            + [f"{peaks[who] / 2**20:,.0f}" if who in peaks else "" for who in (OURS, FLASH, CUDNN)]
+        )
+    return table(["S", "d", "ours", "flash", "cuDNN"], rows, "rrrrr")
+
+
+def host_table(times: Times) -> str:
+    """Microseconds that a call keeps its caller."""
+    names = {
+        OURS: "`harness.nn.attention`",
+        PORTABLE: "the same, by the kernels for every GPU",
+        "SDPA": "`scaled_dot_product_attention`",
+        FLASH: "the same, its flash backend asked for",
+        CUDNN: "the same, its cuDNN backend asked for",
+    }
+    found: dict[str, dict[str, float]] = {}
+    for row in times.rows:
+        if row["column"] == "host" and row["median_us"]:
+            found.setdefault(row["candidate"], {})[row["pass"]] = float(row["median_us"])
+    rows = [
+        [words] + [f"{found[who][part]:.0f}" if part in found[who] else "" for part in ("inference", "both")]
+        for who, words in names.items()
+        if who in found
+    ]
+    return table(["", "without gradients", "forward and backward"], rows, "lrr")
+
+
+def source(times: Times) -> str:
+    """Machine, versions and date, in one line."""
+    row = times.rows[0]
+    return f"{row['device']}, driver {row['driver']}, PyTorch {row['torch']}, MAX {row['max']}, {row['date']}; B = 8, 12 heads.\n"
+
+
+def pages() -> dict[str, str]:
+    """What the page includes, by file name; nothing where there are no measurements."""
+    if not MEASURED.exists():
+        return {}
+    times = read()
+    return {
+        "attention_source.md": source(times),
+        "attention_ladder.md": ladder_table(times),
+        "attention_d64.md": times_table(times, 64, False),
+        "attention_d64_causal.md": times_table(times, 64, True),
+        "attention_d128.md": times_table(times, 128, False),
+        "attention_d128_causal.md": times_table(times, 128, True),
+        "attention_ragged.md": times_table(times, 64, False, ragged=True),
+        "attention_host.md": host_table(times),
+        "attention_peak.md": memory_table(times),
+    }

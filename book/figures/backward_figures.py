@@ -1,0 +1,393 @@
+"""Figures of puzzles 19, 20, 21 and 26: first backward passes, checks that see them or do not, and graphs that are rewritten.
+
+Each is at most NARROW wide, so that a phone can show it. Numbers are computed here with NumPy or come from recorded runs; nothing
+needs torch.
+"""
+
+import math
+import re
+from collections import Counter
+
+import numpy as np
+
+from book.figures.charts import LogChart
+from book.figures.every_size import beside_compile
+from book.figures.figures import NARROW, ROOT, Drawing
+from book.figures.layer_figures import bars_of, inductor_counts
+from book.measure import outputs
+from harness.learner import blanks
+
+# ---- Puzzles 19 and 20 ----------------------------------------------------------------------------------------------
+
+LOGITS = (1.0, 0.2, -0.6, 1.4, -1.0, 0.0)
+ARRIVES = (0.6, -0.4, 0.9, -0.8, 0.3, 0.5)
+"""A row of logits, and the gradient that arrives at its softmax."""
+
+
+def ramp_lines() -> str:
+    """How many lines the solution of each kernel of the ramp has."""
+    source = ROOT / "solutions" / "p19" / "op" / "ramp.mojo"
+    counts = {
+        name: sum(bool(line.strip()) and not line.strip().startswith("#") for line in blank.body)
+        for name, blank in blanks.find(source.read_text(encoding="utf-8"), str(source)).items()
+    }
+    drawing = Drawing(
+        NARROW,
+        28 * len(counts) + 10,
+        "Lines of code of each kernel of the ramp: "
+        + ", ".join(f"{name} {count}" for name, count in counts.items()),
+    )
+    for number, (name, count) in enumerate(counts.items()):
+        y = 6 + 28 * number
+        drawing.text(118, y + 17, name, anchor="end", size=13, code=True)
+        for k in range(count):
+            drawing.box(130 + 40 * k, y, 36, 22, shade=0.35)
+        drawing.text(138 + 40 * count, y + 17, f"{count} lines", anchor="start", size=13)
+    return drawing.svg()
+
+
+def softmax(row: np.ndarray) -> np.ndarray:
+    """The probabilities of a row."""
+    exponentials = np.exp(row - row.max())
+    return exponentials / exponentials.sum()
+
+
+def softmax_row() -> str:
+    """A row of probabilities, the gradient that arrives, and what of it reaches the logits."""
+    P, dP = softmax(np.array(LOGITS)), np.array(ARRIVES)
+    dS = P * (dP - (dP * P).sum())
+    rows = {"P, the output": P, "dP, what arrives": dP, "dS, at the logits: adds up to 0": dS}
+    drawing = Drawing(
+        NARROW,
+        342,
+        "Softmax backward on six numbers. "
+        + "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in row)}" for name, row in rows.items()),
+    )
+    for number, (name, row) in enumerate(rows.items()):
+        top = 110 * number
+        drawing.text(10, top + 18, name, anchor="start", size=13)
+        bars_of(drawing, 10, top + 74, 460, 24, row, None)
+    return drawing.svg()
+
+
+def bits_kept() -> str:
+    """Bits that ReLU keeps for each element, by way, as measured."""
+    lines = outputs.load("what_is_kept").text.splitlines()[1:]
+    found = [re.match(r"(\w+) +(.+?) +[\d,]+ +[\d,]+ +([\d.]+)  (.+)$", line) for line in lines]
+    rows = [
+        (f"{way[1]}: {way[2]}" if way[1] == "PyTorch" else way[2], float(way[3]), way[4])
+        for way in found
+        if way
+    ]
+    drawing = Drawing(
+        NARROW,
+        36 * len(rows) + 8,
+        "Bits kept for each element of a ReLU: "
+        + "; ".join(f"{name} {bits:g}, gradient {verdict}" for name, bits, verdict in rows),
+    )
+    for number, (name, bits, verdict) in enumerate(rows):
+        y = 6 + 36 * number
+        right = verdict == "right"
+        drawing.text(142, y + 18, name, anchor="end", size=13)
+        drawing.box(150, y, max(2, 200 * bits / 32), 26, shade=0.35 if right else 0)
+        words = f"{bits:g} bits" + ("" if right else ", wrong")
+        drawing.text(158 + 200 * bits / 32, y + 18, words if bits > 1 else "1 bit", anchor="start", size=13)
+    return drawing.svg()
+
+
+def ballot() -> str:
+    """Thirty-two lanes vote whether their element is above 0, and each gets the word of all answers."""
+    values = np.random.default_rng(20).standard_normal(32)
+    bits = values > 0
+    word = sum(1 << lane for lane in range(32) if bits[lane])
+    drawing = Drawing(
+        NARROW,
+        190,
+        f"32 lanes of a warp, {bits.sum()} of them with an element above 0. Their vote is one word of 32 bits, {word:#010x}, and a "
+        "bit of it is all that the backward pass needs of an element.",
+    )
+    drawing.text(240, 18, "32 lanes of a warp: is my element above 0?", size=13)
+    for lane in range(32):
+        x = 16 + 14 * lane
+        drawing.box(x, 28, 12, 26, shade=0.6 if bits[lane] else 0.04)
+        drawing.arrow(x + 6, 56, 240 + (lane - 15.5) * 4, 88, faint=True)
+    drawing.labelled(140, 90, 200, 32, f"vote: {word:#010x}", code=True, shade=0.35)
+    drawing.arrow(240, 124, 240, 144)
+    drawing.text(240, 160, "one word of 4 bytes is kept", size=13)
+    drawing.text(240, 180, "in the place of 32 floats, 128 bytes", size=13)
+    return drawing.svg()
+
+
+# ---- Puzzle 21 ----------------------------------------------------------------------------------------------
+
+
+def checks_see() -> str:
+    """How many of the wrong backward passes each common check sees, as recorded."""
+    rows = [
+        (name, int(seen), int(of))
+        for name, seen, of in re.findall(
+            r"^(.+): sees (\d+) of (\d+)$", outputs.load("hunt_matrix").text, re.M
+        )
+    ]
+    drawing = Drawing(
+        NARROW,
+        34 * len(rows) + 12,
+        "Wrong backward passes that a check sees: "
+        + ", ".join(f"{name} {seen} of {of}" for name, seen, of in rows),
+    )
+    for number, (name, seen, of) in enumerate(rows):
+        y = 8 + 34 * number
+        drawing.text(150, y + 18, name, anchor="end", size=13)
+        drawing.box(160, y, 240, 26)
+        drawing.box(160, y, 240 * seen / of, 26, shade=0.4)
+        drawing.text(408, y + 18, f"{seen} of {of}", anchor="start", size=13)
+    return drawing.svg()
+
+
+def difference_errors(dtype: type) -> list[tuple[float, float]]:
+    """(eps, error) of a central difference of tanh at 40 points, in a dtype, against its derivative in float64; the median."""
+    x = np.linspace(-2, 2, 40)
+    slope = 1 - np.tanh(x) ** 2
+    points = []
+    for power in range(-11, 0):
+        eps = 10.0**power
+        up, down = (np.tanh((x + sign * eps).astype(dtype)).astype(np.float64) for sign in (1, -1))
+        points.append((eps, float(np.median(np.abs((up - down) / (2 * eps) - slope)))))
+    return [(eps, error) for eps, error in points if error > 0]
+
+
+def difference_chart() -> str:
+    """The error of a central difference over its step: too large a step on the right, rounding on the left."""
+    found = {"float32": difference_errors(np.float32), "float64": difference_errors(np.float64)}
+    least = {name: min(points, key=lambda point: point[1]) for name, points in found.items()}
+    chosen = {name: dict(points).get(1e-6) for name, points in found.items()}
+    drawing = LogChart(
+        (NARROW, 320),
+        "Errors of central differences of tanh over the step. "
+        + "; ".join(f"{name}: least {error:.0e} at {eps:.0e}" for name, (eps, error) in least.items())
+        + f". At gradcheck's step of 1e-06 it is {chosen['float64']:.0e} in float64 and {chosen['float32']:.0e} in float32.",
+        x=(1e-12, 1),
+        y=(1e-13, 30),
+        x_name="step ε",
+        y_name="error of the difference",
+        x_ticks={10.0**power: f"1e{power}" for power in (-11, -8, -6, -4, -2)},
+        y_ticks={10.0**power: f"1e{power}" if power else "1" for power in range(-12, 1, 3)},
+    )
+    for name, points in found.items():
+        drawing.curve(points, dash="6 4" if name == "float32" else "", thick=2)
+        drawing.note(*points[2], name, dx=8, dy=-6)
+    return drawing.svg()
+
+
+def where_wrong() -> str:
+    """The model of the page: gradients behind each layer on the way back, and what gradcheck says of each layer alone."""
+    sizes = dict(
+        re.findall(
+            r"^behind (\w+) +shape \[.*\]  largest ([\d.e+-]+)$", outputs.load("debug_hooks").text, re.M
+        )
+    )
+    verdicts = dict(
+        re.findall(r"^(\w+)  +(passes|Jacobian mismatch)", outputs.load("debug_bisect").text, re.M)
+    )
+    layers = list(verdicts)
+    drawing = Drawing(
+        NARROW,
+        190,
+        "Four layers. "
+        + "; ".join(
+            f"{name}: largest gradient {float(sizes[name]):.2f}, {verdicts[name]}" for name in layers
+        ),
+    )
+    drawing.text(240, 18, "gradients come from the right", size=13)
+    for number, name in enumerate(layers):
+        x = 8 + 117 * number
+        wrong = verdicts[name] != "passes"
+        drawing.labelled(x, 60, 74, 44, name, shade=0.6 if wrong else 0.06)
+        drawing.arrow(x + 113, 82, x + 76, 82)
+        drawing.text(x + 95, 48, f"{float(sizes[name]):.2f}", size=13)
+        drawing.text(x + 37, 128, "mismatch" if wrong else "passes", size=13)
+    drawing.text(240, 160, "above: the largest element, by hooks", size=13)
+    drawing.text(240, 180, "below: gradcheck on each layer alone", size=13)
+    return drawing.svg()
+
+
+# ---- Puzzle 26 ----------------------------------------------------------------------------------------------
+
+
+def backend_path() -> str:
+    """Where a backend stands between a model and the code that runs."""
+    drawing = Drawing(
+        NARROW,
+        250,
+        "A model goes to Dynamo, which hands a graph to your backend; the rewritten graph goes on to AOTAutograd, which makes a "
+        "forward and a backward graph of it, and these to Inductor.",
+    )
+    steps = (
+        ("the model", "Python, nobody changes it", 0.06),
+        ("Dynamo's graph", "layer_norm, linear", 0.06),
+        ("your backend", "finds, checks, rewrites", 0.45),
+        ("AOTAutograd", "forward and backward graph", 0.06),
+        ("Inductor", "kernels, calls of a library", 0.06),
+    )
+    for number, (name, what, shade) in enumerate(steps):
+        y = 6 + 49 * number
+        drawing.labelled(20, y, 150, 32, name, shade=shade)
+        drawing.text(190, y + 21, what, anchor="start", size=13)
+        if number + 1 < len(steps):
+            drawing.arrow(95, y + 33, 95, y + 48)
+    return drawing.svg()
+
+
+def level_counts() -> dict[str, int]:
+    """How many nodes the pair is at each level, from the recorded graphs."""
+    text = outputs.load("backend_levels").text
+    counts = {"Dynamo": int(re.findall(r"(\d+) ops", text)[0])}
+    for title, name in (
+        ("AOTAutograd, no table", "AOTAutograd"),
+        ("AOTAutograd, Inductor's table", "Inductor's table"),
+    ):
+        part = text.split(f"{title}:")[1]
+        for direction in ("forward", "backward"):
+            nodes = re.search(rf"  {direction}: (.*?)\n    returns", part, re.S)
+            assert nodes
+            counts[f"{name}, {direction}"] = len(re.findall(r"\w+", nodes[1]))
+    return counts
+
+
+def levels_chart() -> str:
+    """The same pair at each level, in nodes."""
+    counts = level_counts()
+    drawing = Drawing(
+        NARROW,
+        36 * len(counts) + 10,
+        "Nodes of LayerNorm and Linear: " + ", ".join(f"{name} {count}" for name, count in counts.items()),
+    )
+    for number, (name, count) in enumerate(counts.items()):
+        y = 6 + 36 * number
+        drawing.text(190, y + 18, name, anchor="end", size=13)
+        drawing.box(198, y, 9.5 * count, 26, shade=0.35)
+        drawing.text(204 + 9.5 * count, y + 18, str(count), anchor="start", size=13)
+    return drawing.svg()
+
+
+PRODUCTS = ((2.0, 3.0), (3.0, 5.0), (0.1, 10.0), (2.0, 0.5))
+
+
+def same_bits(first: float, second: float) -> float:
+    """The share of all finite float16 numbers x for which x * first * second has the bits of x * (first * second)."""
+    with np.errstate(all="ignore"):
+        x = np.arange(2**16, dtype=np.uint16).view(np.float16)
+        x = x[np.isfinite(x)]
+        twice = (x * np.float16(first)) * np.float16(second)
+        once = x * np.float16(np.float16(first) * np.float16(second))
+    return float((twice.view(np.uint16) == once.view(np.uint16)).mean())
+
+
+def folds() -> str:
+    """Which pairs of constants fold without changing a bit, tried on every number of float16."""
+    shares = {f"x * {a:g} * {b:g}": same_bits(a, b) for a, b in PRODUCTS}
+    drawing = Drawing(
+        NARROW,
+        38 * len(shares) + 10,
+        "Share of all finite float16 numbers whose bits stay when two products become one: "
+        + ", ".join(f"{name} {percent(share)}" for name, share in shares.items()),
+    )
+    for number, (name, share) in enumerate(shares.items()):
+        y = 6 + 38 * number
+        drawing.text(140, y + 18, name, anchor="end", size=13, code=True)
+        drawing.box(150, y, 240, 26)
+        drawing.box(150, y, 240 * share, 26, shade=0.4)
+        drawing.text(398, y + 18, percent(share), anchor="start", size=13)
+    return drawing.svg()
+
+
+def percent(share: float) -> str:
+    """A share in percent; 100 % is all of them and nothing less."""
+    return "100%" if share == 1 else f"{min(99.9, 100 * share):.1f}%"
+
+
+def symptom_kinds() -> str:
+    """How the wrong backends show: the kinds of verdicts that came more than once, from the recorded run."""
+    found = Counter(
+        line.split()[1].rstrip(":") for line in outputs.load("backend_symptoms").text.splitlines()
+    )
+    often = [(kind, count) for kind, count in found.most_common() if count > 1]
+    once = sum(count == 1 for count in found.values())
+    drawing = Drawing(
+        NARROW,
+        34 * (len(often) + 1) + 12,
+        f"{sum(found.values())} wrong backends by what the gate calls them: "
+        + ", ".join(f"{kind} {count}" for kind, count in often)
+        + f"; {once} kinds once each",
+    )
+    largest = max(once, often[0][1])
+    for number, (kind, count) in enumerate([*often, ("others, once each", once)]):
+        y = 8 + 34 * number
+        drawing.text(170, y + 18, kind, anchor="end", size=13)
+        drawing.box(180, y, 250 * count / largest, 26, shade=0.35 if number < len(often) else 0.08)
+        drawing.text(188 + 250 * count / largest, y + 18, str(count), anchor="start", size=13)
+    return drawing.svg()
+
+
+def kernels_chart() -> str:
+    """Kernels of Inductor's and calls of a library for five functions, as counted."""
+    counts = inductor_counts()
+    drawing = Drawing(
+        NARROW,
+        32 * len(counts) + 30,
+        "Kernels for a function: "
+        + "; ".join(
+            f"{name}: {own} of Inductor's, {calls} of a library" for name, (own, calls) in counts.items()
+        ),
+    )
+    drawing.text(285, 16, "Inductor's", size=13)
+    drawing.text(405, 16, "a library's", size=13)
+    for number, (name, (own, calls)) in enumerate(counts.items()):
+        y = 24 + 32 * number
+        drawing.text(225, y + 18, name, anchor="end", size=13)
+        for x, count, shade in ((240, own, 0.35), (360, calls, 0.1)):
+            for k in range(count):
+                drawing.box(x + 96 * k, y, 90, 24, shade=shade)
+    return drawing.svg()
+
+
+def swaps_chart() -> str:
+    """The layer's time over torch.compile's at the sizes of the newest records, over the work of the product."""
+    points = [(float(math.prod(dims)), ratio) for dims, ratio in beside_compile().items()]
+    least, most = min(ratio for _, ratio in points), max(ratio for _, ratio in points)
+    bottom = min(x for x, _ in points) / 2
+    drawing = LogChart(
+        (NARROW, 300),
+        f"The layer's time over torch.compile's at {len(points)} sizes: from {least:.2f} to {most:.2f}.",
+        x=(bottom, max(x for x, _ in points) * 2),
+        y=(least / 1.06, max(most, 1) * 1.06),
+        x_name="multiply-adds of a product",
+        y_name="time / torch.compile's",
+        x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if bottom < 10.0**power},
+        y_ticks={
+            value: f"{value:g}" for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1) if least / 1.06 < value
+        },
+    )
+    _, level = drawing.place(1e9, 1.0)
+    left, _ = drawing.place(drawing.x[0], 1.0)
+    drawing.segment(left, level, drawing.width - 20, level, dash="6 4", thick=1.5)
+    for x, y in points:
+        drawing.marker(x, y, "circle", hollow=y > 1)
+    return drawing.svg()
+
+
+FILES = {
+    "ramp_lines.svg": ramp_lines,
+    "softmax_row.svg": softmax_row,
+    "bits_kept.svg": bits_kept,
+    "ballot.svg": ballot,
+    "checks_see.svg": checks_see,
+    "differences.svg": difference_chart,
+    "where_wrong.svg": where_wrong,
+    "backend_path.svg": backend_path,
+    "levels.svg": levels_chart,
+    "folds.svg": folds,
+    "symptom_kinds.svg": symptom_kinds,
+    "kernels.svg": kernels_chart,
+    "swaps.svg": swaps_chart,
+}

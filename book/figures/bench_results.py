@@ -1,0 +1,773 @@
+"""Tables and charts of the benchmark, from the CSV that `p22 --bench --csv` wrote: nothing in them is typed by hand.
+
+`python -m book.figures.bench_results [FOLDER]` writes them all (default: docs/); the SVGs then bring their own background,
+for a README. The generator of the book's pages calls `pages()`. The training results come from
+`p22 --demo gpt2 --csv`.
+"""
+
+import csv
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from book.figures import markdown_table
+from book.figures.charts import FAINT, LogChart
+from book.figures.figures import Drawing
+
+BOOK = Path(__file__).absolute().parents[1]
+MEASURED = BOOK / "measurements" / "h200_bench_bfloat16.csv"
+EARLIER = BOOK / "measurements" / "h200_bench_full_run.csv"
+"""A run of the day before, with an earlier build of the layer: only to show how far two runs lie apart."""
+CLIMB = BOOK / "measurements" / "h200_bench_climb.csv"
+TRAINED = BOOK / "measurements" / "h200_training.csv"
+
+Row = dict[str, str]
+Size = tuple[int, int, int]
+
+NAMES = {
+    "bare GEMMs": "bare matrix products",
+    "fast": "LayerNormLinear",
+    "unfused": "unfused kernels",
+    "fused": "fused kernel",
+    "unfused through MAX": "unfused kernels, no layer",
+    "fused through MAX": "fused kernel, no layer",
+    "eager": "PyTorch eager",
+    "compile": "torch.compile",
+    "compile budget 0.5": "torch.compile, memory budget 0.5",
+    "max-autotune": "torch.compile, max-autotune",
+    "liger": "Liger LayerNorm, linear",
+    "tf32x3": "LayerNorm, Triton product of three TF32",
+    "transformer-engine": "Transformer Engine",
+}
+MARKS = {
+    "fast": ("square", False),
+    "eager": ("circle", True),
+    "compile": ("triangle", True),
+    "compile budget 0.5": ("wedge", True),
+    "max-autotune": ("diamond", True),
+    "liger": ("square", True),
+    "tf32x3": ("wedge", False),
+    "transformer-engine": ("circle", False),
+    "unfused": ("triangle", False),
+    "fused": ("diamond", False),
+}
+PASSES = {"forward": "forward", "backward": "backward", "both": "forward and backward"}
+OURS, FLOOR = "fast", "bare GEMMs"
+SHORT = {
+    FLOOR: "products",
+    "eager": "eager",
+    "compile": "compile",
+    "compile budget 0.5": "budget",
+    "max-autotune": "autotune",
+    "liger": "Liger",
+    "transformer-engine": "Transformer Engine",
+}
+"""Who stands in the head of the table of all peers, which is to be seen whole."""
+NARROW = "\u00a0"
+OUR_OWN = (OURS, "unfused", "fused", "unfused through MAX", "fused through MAX")
+DIFFERENCE = "backward †"
+
+
+# ---- Rows ---------------------------------------------------------------------------------------------------
+
+
+def read(*paths: Path) -> list[Row]:
+    """The rows of some CSV files. Raises ValueError for a file that is no benchmark."""
+    rows: list[Row] = []
+    for path in paths:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if "candidate" not in (reader.fieldnames or ()):
+                raise ValueError(f"{path} is no CSV of `p22 --bench`: it has no column `candidate`")
+            rows += reader
+    return rows
+
+
+def size(row: Row) -> Size:
+    """M, H and O of a row."""
+    return int(row["M"]), int(row["H"]), int(row["O"])
+
+
+def select(rows: Iterable[Row], direction: str, column: str) -> dict[Size, dict[str, Row]]:
+    """The rows of a pass in a column that hold a measurement: size -> candidate -> row."""
+    found: dict[Size, dict[str, Row]] = {}
+    value = "saved_bytes" if column == "memory" else "median_us"
+    for row in rows:
+        if (row["pass"], row["column"]) == (direction, column) and row[value]:
+            found.setdefault(size(row), {})[row["candidate"]] = row
+    return found
+
+
+def size_text(dims: Size) -> str:
+    """4,096 rows, 768 → 3,072."""
+    M, H, O = dims
+    return f"{M:,} rows, {H:,} → {O:,}"
+
+
+def time_text(microseconds: float) -> str:
+    """Microseconds, or milliseconds from ten thousand on, with what is significant."""
+    if microseconds >= 10_000:
+        return f"{microseconds / 1000:,.1f} ms"
+    return f"{microseconds:,.0f} µs" if microseconds >= 1000 else f"{microseconds:,.1f} µs"
+
+
+def source(rows: list[Row]) -> str:
+    """One sentence about machine, versions and date."""
+    first = rows[0]
+    parts = [first["device"], first["driver"] and f"driver {first['driver']}", f"torch {first['torch']}"]
+    parts += [f"{name} {first[name]}" for name in ("triton", "max") if first[name]]
+    return f"{', '.join(part for part in parts if part)}, {first['dtype']}, {first['date']}."
+
+
+# ---- Tables -------------------------------------------------------------------------------------------------
+
+
+def table(head: list[str], body: list[list[str]], left: int = 1) -> str:
+    """A Markdown table whose first columns are aligned left, the others right."""
+    return markdown_table.table(head, body, "l" * left + "r" * (len(head) - left))
+
+
+def times_table(rows: list[Row], direction: str, column: str) -> str:
+    """A line for each size and candidate: time, spread, ratio to the products, TFLOP/s and error, the fastest first."""
+    body = []
+    for dims, found in select(rows, direction, column).items():
+        for name, row in sorted(found.items(), key=lambda item: float(item[1]["median_us"])):
+            body.append(
+                [
+                    size_text(dims),
+                    NAMES[name],
+                    time_text(float(row["median_us"])),
+                    spread(row),
+                    ratio_text(row, "ratio_to_floor"),
+                    row["tflops"] and f"{float(row['tflops']):,.0f}",
+                    row["percent_of_matmul"] and f"{float(row['percent_of_matmul']):.0f} %",
+                    row["error"] or "",
+                ]
+            )
+    head = ["sizes", "", "time", "20 to 80 %", "/ products", "TFLOP/s", "of a large product", "error"]
+    return table(head, body, left=2)
+
+
+def spread(row: Row) -> str:
+    """How far the 20 % and 80 % quantiles lie from the median, in percent."""
+    median = float(row["median_us"])
+    low, high = (100 * (float(row[name]) / median - 1) for name in ("p20_us", "p80_us"))
+    return f"{low:+.1f} % {high:+.1f} %"
+
+
+def ratio_text(row: Row, name: str) -> str:
+    """A ratio with two digits behind the point, or a dash where the benchmark refuses one."""
+    return f"{float(row[name]):.2f}" if row[name] else "–"
+
+
+def all_times(rows: list[Row], column: str) -> str:
+    """The tables of a column, one for each pass that was timed."""
+    tables = [
+        f"Everybody, {PASSES[direction]}:\n\n{times_table(rows, direction, column)}"
+        for direction in PASSES
+        if select(rows, direction, column)
+    ]
+    return "\n".join(tables)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one candidate took in a pass, and what the bare products took in the turns beside it.
+
+    Attributes:
+        time, floor: Microseconds; floor is None where the benchmark refuses a ratio.
+        words: The time with its spread, for a table.
+    """
+
+    time: float
+    floor: float | None
+    words: str
+
+    def over(self, other: "Timed") -> float | None:
+        """This time over another one, each over the products beside it; None where one has no ratio."""
+        if self.floor is None or other.floor is None:
+            return None
+        return (self.time / self.floor) / (other.time / other.floor)
+
+
+def timed(row: Row) -> Timed:
+    """The time of a row."""
+    time = float(row["median_us"])
+    floor = time / float(row["ratio_to_floor"]) if row["ratio_to_floor"] else None
+    return Timed(time, floor, f"{time_text(time)} ± {widest_spread(row):.1f} %".replace(" ", NARROW))
+
+
+def passes(rows: list[Row], column: str) -> Iterator[tuple[Size, str, dict[str, Timed]]]:
+    """Size, pass and what everybody took: forward, backward, and both.
+
+    Where the backward pass was not timed alone, it is the difference of the two others, which has no spread.
+    """
+    found = {direction: select(rows, direction, column) for direction in PASSES}
+    for dims in dict.fromkeys(dims for at in found.values() for dims in at):
+        alone = {
+            direction: {name: timed(row) for name, row in at.get(dims, {}).items()}
+            for direction, at in found.items()
+        }
+        forward, both = alone["forward"], alone["both"]
+        difference = {name: less(both[name], forward[name]) for name in both if name in forward}
+        yield dims, "forward", forward
+        yield (dims, "backward", alone["backward"]) if alone["backward"] else (dims, DIFFERENCE, difference)
+        yield dims, "both", both
+
+
+def less(both: Timed, forward: Timed) -> Timed:
+    """What is left of a time without a part of it."""
+    time = both.time - forward.time
+    floor = None if both.floor is None or forward.floor is None else both.floor - forward.floor
+    return Timed(time, floor, time_text(time))
+
+
+def peers_of(rows: list[Row], column: str) -> list[str]:
+    """Everybody to compare with, in the order of NAMES: the products first."""
+    seen = {name for _, _, found in passes(rows, column) for name in found}
+    return [name for name in NAMES if name in seen and name not in OUR_OWN]
+
+
+def peers_table(rows: list[Row], column: str) -> str:
+    """LayerNormLinear beside all peers, a line for each size and pass: its time, and that over everybody's.
+
+    The spread of a time is the larger distance of the 20 % and the 80 % quantile. Above 1 it is slower, and the ratio is bold.
+    """
+    peers, body = peers_of(rows, column), []
+    for dims, what, found in passes(rows, column):
+        if OURS in found:
+            ours = found[OURS]
+            ratios = [ours.over(found[name]) if name in found else None for name in peers]
+            size = "{:,}:\u00a0{:,}→{:,}".format(*dims)
+            body.append([size, what.replace(" ", NARROW), ours.words, *map(bold_ratio, ratios)])
+    head = ["rows: H→O", "pass", "time", *(SHORT[name] for name in peers)]
+    return table(head, body, left=2)
+
+
+def bold_ratio(ratio: float | None) -> str:
+    """A ratio with two digits, bold above 1.00, or a dash."""
+    if ratio is None:
+        return "–"
+    return f"**{ratio:.2f}**" if round(ratio, 2) > 1 else f"{ratio:.2f}"
+
+
+def losses(rows: list[Row], column: str) -> str:
+    """In how many comparisons with a peer LayerNormLinear is slower or level, pass by pass, and what the spread is."""
+    tally: dict[str, list[float]] = {}
+    peers = [name for name in peers_of(rows, column) if name != FLOOR]
+    for _, what, found in passes(rows, column):
+        ratios = [found[OURS].over(found[name]) for name in peers if {OURS, name} <= set(found)]
+        tally.setdefault(what, []).extend(round(ratio, 2) for ratio in ratios if ratio is not None)
+    counts = [
+        f"- {what}: slower in {sum(ratio > 1 for ratio in ratios)} and level in {ratios.count(1)} of {len(ratios)} "
+        f"comparisons with a peer, at {min(ratios):.2f} to {max(ratios):.2f} of its time"
+        for what, ratios in tally.items()
+        if ratios
+    ]
+    widest = max((widest_spread(row) for row in rows if row["column"] == column), default=0.0)
+    lines = "\n".join(counts)
+    derived = "† The backward pass was not timed alone: its lines are the difference of the two others. "
+    return (
+        f"{lines}\n\n{derived if DIFFERENCE in tally else ''}"
+        f"Three of five rounds of every candidate lie within {widest:.1f} % of its median.\n"
+    )
+
+
+def widest_spread(row: Row) -> float:
+    """How far the 20 % or the 80 % quantile lies from the median at most, in percent."""
+    return 100 * max(abs(float(row[name]) / float(row["median_us"]) - 1) for name in ("p20_us", "p80_us"))
+
+
+def moved(rows: list[Row], earlier: list[Row]) -> str:
+    """How far the times of two runs lie apart, a line for each size and pass; nothing where no time is in both."""
+    body = []
+    for direction in PASSES:
+        for dims in select(rows, direction, "loop"):
+            cells = [
+                apart(rows, earlier, direction, column, dims, ours)
+                for ours, column in ((False, "graph"), (False, "loop"), (True, "loop"))
+            ]
+            if cells[1]:
+                body.append([size_text(dims), PASSES[direction], *(cell or "–" for cell in cells)])
+    if not body:
+        return ""
+    head = ["sizes", "pass", "the others, graph", "the others, loop", "LayerNormLinear, loop"]
+    return (
+        "A loop is a poor measure where the host sets the pace: its times depend on what else the host does. Here is what an "
+        f"earlier run, of {earlier[0]['date']}, took over what this one took, on one kind of machine; between them the layer was "
+        f"built anew, the others were not:\n\n{table(head, body, left=2)}"
+    )
+
+
+def apart(last: list[Row], earlier: list[Row], direction: str, column: str, dims: Size, ours: bool) -> str:
+    """The least and the largest ratio of earlier to last time at a size, of the layer or of all others; may be nothing."""
+    before, after = (select(rows, direction, column).get(dims, {}) for rows in (earlier, last))
+    names = [name for name in after if name in before and (name == OURS) == ours]
+    ratios = [float(before[name]["median_us"]) / float(after[name]["median_us"]) for name in names]
+    return span(ratios) if ratios else ""
+
+
+def loop_and_graph(rows: list[Row]) -> str:
+    """How much longer the products alone take in a loop at the largest size: a sentence."""
+    graph, loop = (select(rows, "both", column) for column in ("graph", "loop"))
+    able = [dims for dims in graph if FLOOR in graph[dims] and FLOOR in loop.get(dims, {})]
+    if not able:
+        return ""
+    dims = max(able, key=lambda dims: dims[0] * dims[1] * dims[2])
+    times = [float(at[dims][FLOOR]["median_us"]) for at in (graph, loop)]
+    return (
+        f"At {size_text(dims)} the three bare products take {time_text(times[0])} in a graph after a pause and "
+        f"{time_text(times[1])} in a loop without pauses. Three launches are nothing beside such times: the GPU itself is "
+        "slower.\n"
+    )
+
+
+def memory_table(rows: list[Row]) -> str:
+    """Bytes kept for backward and the peak of forward and backward, for each size and candidate."""
+    body = []
+    for dims, found in select(rows, "both", "memory").items():
+        for name, row in found.items():
+            cells = (row["saved_bytes"], row["grown_bytes"], row["peak_bytes"])
+            body.append([size_text(dims), NAMES[name], *(mebibytes(cell) for cell in cells)])
+    return table(["sizes", "", "kept for backward", "grown by forward", "peak"], body, left=2)
+
+
+def memory_note(rows: list[Row]) -> str:
+    """How LayerNormLinear stands in what is kept and at the peak, a list item for each peer."""
+    compared: dict[str, dict[str, list[float]]] = {}
+    for found in select(rows, "both", "memory").values():
+        for name in (name for name in found if name != OURS and OURS in found):
+            for field in ("saved_bytes", "peak_bytes"):
+                if found[name][field] and found[OURS][field]:
+                    ratio = int(found[OURS][field]) / int(found[name][field])
+                    compared.setdefault(name, {}).setdefault(field, []).append(ratio)
+    lines = []
+    for name, ratios in compared.items():
+        parts = [
+            f"{word} {span(ratios[field])} times as much" for field, word in MEMORY.items() if field in ratios
+        ]
+        peaks = ratios.get("peak_bytes", [])
+        higher = (
+            f"; the layer's peak is the higher one at {sum(r > 1 for r in peaks)} of {len(peaks)} sizes"
+            if peaks
+            else ""
+        )
+        lines.append(f"- Beside {NAMES[name]}: {', '.join(parts)}{higher}.")
+    return "\n".join(lines) + "\n"
+
+
+MEMORY = {"saved_bytes": "keeps", "peak_bytes": "peaks at"}
+
+
+def span(ratios: list[float]) -> str:
+    """0.50, or 0.50 to 1.02."""
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def mebibytes(cell: str) -> str:
+    """A number of bytes in MiB."""
+    return f"{int(cell) / 2**20:,.1f} MiB" if cell else "–"
+
+
+def products_beside_ceiling(rows: list[Row]) -> str:
+    """Where the bare products of the benchmark are faster than the large one: a sentence."""
+    shares = [
+        float(row["percent_of_matmul"])
+        for row in rows
+        if row["candidate"] == FLOOR and row["percent_of_matmul"]
+    ]
+    if not shares or max(shares) <= 100:
+        return ""
+    return (
+        f"The lines are no bounds: the bare products of the benchmark reach up to {max(shares):.0f} % of the large one. "
+        "That one is called without a graph, and on other numbers.\n"
+    )
+
+
+def compared(rows: list[Row]) -> str:
+    """What LayerNormLinear takes and keeps beside torch.compile, as the benchmark has it: list items."""
+    times: dict[str, list[float]] = {}
+    for _, what, found in passes(rows, "graph"):
+        ratio = found[OURS].over(found["compile"]) if {OURS, "compile"} <= set(found) else None
+        if ratio is not None:
+            times.setdefault(what, []).append(ratio)
+    lines = [f"- {what}: {span(ratios)} of its time" for what, ratios in times.items() if what != DIFFERENCE]
+    memory = [
+        line for line in memory_note(rows).splitlines() if line.startswith(f"- Beside {NAMES['compile']}:")
+    ]
+    return (
+        "\n".join(
+            [*lines, *(line.replace(f"Beside {NAMES['compile']}", "memory").rstrip(".") for line in memory)]
+        )
+        + "\n"
+    )
+
+
+def host_table(rows: list[Row]) -> str:
+    """How long a call keeps its caller at the chapter's sizes, with the spread."""
+    passes = ("inference", "forward", "both")
+    found = {direction: next(iter(select(rows, direction, "host").values()), {}) for direction in passes}
+    names = [name for name in NAMES if name in found["forward"]]
+    body = [
+        [
+            NAMES[name],
+            *(
+                timed(found[direction][name]).words if name in found[direction] else "–"
+                for direction in passes
+            ),
+        ]
+        for name in names
+    ]
+    return table(["", "forward, no gradients", "forward", "forward and backward"], body)
+
+
+def absent(rows: list[Row]) -> str:
+    """The peers of today's benchmark of which these rows say nothing, not even why: a sentence, or nothing."""
+    present = {row["candidate"] for row in rows}
+    missing = [NAMES[name] for name in SHORT if name not in present]
+    return f"Not in these measurements: {'; '.join(missing)}.\n" if missing else ""
+
+
+def left_out(rows: list[Row]) -> str:
+    """Who was not measured and why, a list item each."""
+    seen = {}
+    for row in rows:
+        if row["candidate"] in NAMES and not row["median_us"] and not row["saved_bytes"]:
+            seen.setdefault((NAMES[row["candidate"]], row["note"]), []).append(size_text(size(row)))
+    return "".join(
+        f"- {name} ({'; '.join(dict.fromkeys(sizes))}): {note}\n" for (name, note), sizes in seen.items()
+    )
+
+
+# ---- Charts -------------------------------------------------------------------------------------------------
+
+
+def bars(
+    label: str,
+    title: str,
+    groups: dict[str, list[tuple[str, float, str, bool]]],
+    line_at: float | None = None,
+) -> str:
+    """Groups of horizontal bars from one zero.
+
+    Args:
+        label: What the picture shows, in words.
+        title: What a bar's length is.
+        groups: Heading -> (name, length, words behind the bar, whether it is the workbook's).
+        line_at: A length to mark across all groups.
+    """
+    left, right, height, gap = 250, 300, 20, 34
+    count = sum(len(group) for group in groups.values())
+    drawing = Drawing(900, 40 + gap * len(groups) + height * count, label)
+    longest = max((length for group in groups.values() for _, length, _, _ in group), default=1.0)
+    scale = (drawing.width - left - right) / max(longest, line_at or 0)
+    drawing.text(left, 18, title, anchor="start", size=12)
+    y = 28.0
+    for heading, group in groups.items():
+        drawing.text(left - 10, y + 22, heading, anchor="end", size=13)
+        y += gap
+        for name, length, words, ours in group:
+            drawing.text(left - 10, y + 14, name, anchor="end", size=12)
+            drawing.box(left, y + 2, max(1.0, scale * length), height - 5, shade=0.85 if ours else FAINT)
+            drawing.text(left + scale * length + 8, y + 14, words, anchor="start", size=12)
+            y += height
+    if line_at is not None:
+        x = left + scale * line_at
+        drawing.parts.append(
+            f'<line x1="{x:.1f}" y1="28" x2="{x:.1f}" y2="{drawing.height - 8}" stroke="currentColor"'
+            ' stroke-dasharray="4 4"/>'
+        )
+    return drawing.svg()
+
+
+def ratio_chart(rows: list[Row], direction: str = "both", column: str = "graph") -> str:
+    """Time over the bare matrix products' time, for every size and candidate."""
+    groups, spoken = {}, []
+    for dims, found in select(rows, direction, column).items():
+        able = {name: row for name, row in found.items() if row["ratio_to_floor"] and name != "bare GEMMs"}
+        group = []
+        for name, row in sorted(able.items(), key=lambda item: float(item[1]["ratio_to_floor"])):
+            ratio = float(row["ratio_to_floor"])
+            group.append(
+                (NAMES[name], ratio, f"{ratio:.2f} · {time_text(float(row['median_us']))}", name == "fast")
+            )
+            spoken.append(f"{size_text(dims)} {NAMES[name]} {ratio:.2f}")
+        if group:
+            groups[size_text(dims)] = group
+    what = f"{PASSES[direction]}: time / time of the bare matrix products"
+    return bars(f"{what}. {'; '.join(spoken)}", what, groups, line_at=1.0)
+
+
+def memory_chart(rows: list[Row], field: str, what: str) -> str:
+    """Bytes over eager PyTorch's at the same size.
+
+    Args:
+        rows: Of a benchmark.
+        field: "saved_bytes" or "peak_bytes".
+        what: What these bytes are, in words.
+    """
+    groups, spoken = {}, []
+    for dims, found in select(rows, "both", "memory").items():
+        if "eager" not in found or not found["eager"][field]:
+            continue
+        eager = int(found["eager"][field])
+        group = []
+        for name, row in found.items():
+            share = int(row[field]) / eager
+            group.append((NAMES[name], share, f"{share:.2f} · {mebibytes(row[field])}", name == OURS))
+            spoken.append(f"{size_text(dims)} {NAMES[name]} {share:.2f}")
+        groups[size_text(dims)] = group
+    title = f"{what} / PyTorch eager's"
+    return bars(f"{title}. {'; '.join(spoken)}", title, groups, line_at=1.0)
+
+
+def roofline_chart(rows: list[Row], direction: str = "both", column: str = "graph") -> str:
+    """Achieved TFLOP/s over operations for each byte, beside a large product and a large copy of the same run.
+
+    Raises ValueError where the rows hold no ceilings.
+    """
+    ceilings = {row["candidate"]: row for row in rows if row["column"] == "ceiling"}
+    if len(ceilings) != 2:
+        raise ValueError("the rows hold no ceilings: they were not measured on a GPU")
+    peak = float(ceilings["matmul ceiling"]["tflops"])
+    bandwidth = float(ceilings["copy ceiling"]["gbs"]) / 1000  # TB/s, so that operations a byte give TFLOP/s
+    found = select(rows, direction, column)
+    low, high = 30.0, 4e3
+    drawing = LogChart(
+        (720, 420),
+        f"TFLOP/s of {PASSES[direction]} over operations for each byte, beside lines of {peak:,.0f} TFLOP/s and "
+        f"{bandwidth:.1f} TB/s that a large product and a large copy reached in the same run.",
+        x=(low, high),
+        y=(30.0, 1.3 * peak),
+        x_name="operations for each byte that must move",
+        y_name="TFLOP/s",
+        x_ticks={value: f"{value:,.0f}" for value in (30.0, 100.0, 300.0, 1000.0, 3000.0)},
+        y_ticks={value: f"{value:,.0f}" for value in (30.0, 100.0, 300.0, 1000.0) if value < 1.3 * peak},
+    )
+    knee = peak / bandwidth
+    drawing.curve([(low, max(30.0, low * bandwidth)), (knee, peak), (high, peak)])
+    drawing.note(high, peak, f"large matrix product: {peak:,.0f} TFLOP/s", dx=-4, dy=-7, anchor="end")
+    drawing.note(low * 1.3, low * 1.3 * bandwidth, f"large copy: {bandwidth:.1f} TB/s", dx=12, dy=14)
+    shown = [name for name in MARKS if any(name in at for at in found.values())]
+    for at in found.values():
+        for name in shown:
+            if name in at and float(at[name]["tflops"]) > 30:
+                shape, hollow = MARKS[name]
+                tflops = float(at[name]["tflops"])
+                drawing.marker(1000 * tflops / float(at[name]["gbs"]), tflops, shape, hollow=hollow)
+    legend(drawing, shown, across=0.67, up=0.4)
+    return drawing.svg()
+
+
+def legend(drawing: LogChart, names: list[str], across: float, up: float) -> None:
+    """What the markers mean, from a place on downwards; the place in shares of the two axes."""
+    x = drawing.x[0] * (drawing.x[1] / drawing.x[0]) ** across
+    for number, name in enumerate(names):
+        y = drawing.y[0] * (drawing.y[1] / drawing.y[0]) ** (up - 0.06 * number)
+        shape, hollow = MARKS[name]
+        drawing.marker(x, y, shape, hollow=hollow)
+        drawing.note(x, y, NAMES[name])
+
+
+def climb_chart(rows: list[Row], direction: str = "both", column: str = "loop") -> str:
+    """Times from the chapter's sizes to GPT-2 small's, over the multiply-adds of one product."""
+    found = select(rows, direction, column)
+    products = {dims: float(dims[0] * dims[1] * dims[2]) for dims in found}
+    times = [float(row["median_us"]) for at in found.values() for row in at.values()]
+    drawing = LogChart(
+        (720, 400),
+        f"Time of {PASSES[direction]} over the size of the matrix product, for the workbook's variants and PyTorch.",
+        x=(min(products.values()) / 2, max(products.values()) * 2),
+        y=(min(times) / 2, max(times) * 2),
+        x_name="size of the product in multiply-adds; written below: H → O",
+        y_name="µs",
+        x_ticks={product: f"{dims[1]} → {dims[2]}" for dims, product in products.items()},
+    )
+    shown = [name for name in MARKS if any(name in at for at in found.values())]
+    legend(drawing, shown, across=0.03, up=0.95)
+    for name in shown:
+        shape, hollow = MARKS[name]
+        points = [(products[dims], float(at[name]["median_us"])) for dims, at in found.items() if name in at]
+        drawing.curve(points, dash="6 4" if hollow else "")
+        for point in points:
+            drawing.marker(*point, shape, hollow=hollow)
+    return drawing.svg()
+
+
+# ---- Training -----------------------------------------------------------------------------------------------
+
+
+def read_training(path: Path) -> dict[str, list[Row]]:
+    """The rows of a training run, by model. Raises ValueError for a file that is none."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if "loss" not in (reader.fieldnames or ()):
+            raise ValueError(f"{path} is no CSV of `p22 --demo gpt2`: it has no column `loss`")
+        found: dict[str, list[Row]] = {}
+        for row in reader:
+            found.setdefault(row["model"], []).append(row)
+        return found
+
+
+def training_table(models: dict[str, list[Row]], untimed: int = 10, window: int = 10) -> str:
+    """First and last loss, step time and peak memory of every model; the last loss is the mean of a window."""
+    plain = [float(row["step_us"]) for row in models["plain PyTorch"]][untimed:]
+    body = []
+    for name, steps in models.items():
+        losses = [float(row["loss"]) for row in steps]
+        times = [float(row["step_us"]) for row in steps][untimed:]
+        ratio = statistics.median(a / b for a, b in zip(times, plain, strict=True))
+        body.append(
+            [
+                name,
+                f"{losses[0]:.4f}",
+                f"{statistics.fmean(losses[-window:]):.4f}",
+                f"{statistics.median(times) / 1000:.2f} ms",
+                f"{ratio:.3f}",
+                mebibytes(steps[0]["peak_bytes"]),
+            ]
+        )
+    return table(["model", "first loss", "last loss", "step", "/ plain PyTorch", "peak of a step"], body)
+
+
+def training_note(models: dict[str, list[Row]], untimed: int = 10) -> str:
+    """What the layer costs or saves in a step, in time and at the peak: a sentence."""
+    ours, plain = models["LayerNormLinear"], models["plain PyTorch"]
+    steps = zip(ours[untimed:], plain[untimed:], strict=True)
+    change = 100 * (statistics.median(float(a["step_us"]) / float(b["step_us"]) for a, b in steps) - 1)
+    peaks = [int(rows[0]["peak_bytes"]) for rows in (ours, plain)]
+    return (
+        f"With the layer a step takes {abs(change):.1f} % {'longer' if change > 0 else 'less'} than with plain PyTorch "
+        f"here, and its peak is {100 * abs(1 - peaks[0] / peaks[1]):.0f} % {'lower' if peaks[0] < peaks[1] else 'higher'}.\n"
+    )
+
+
+def training_curves(models: dict[str, list[Row]]) -> str:
+    """The losses of all models over the steps, which lie on each other."""
+    losses = {name: [float(row["loss"]) for row in rows] for name, rows in models.items()}
+    plain = losses["plain PyTorch"]
+    low, high = (edge(value for curve in losses.values() for value in curve) for edge in (min, max))
+    drawing = LogChart(
+        (720, 300),
+        f"Training losses over {len(plain)} steps. All curves fall together, from {plain[0]:.1f} to {plain[-1]:.1f}, and cannot be "
+        "told apart.",
+        x=(1.0, float(len(plain))),
+        y=(0.95 * low, 1.05 * high),
+        x_name="step",
+        y_name="loss",
+        x_ticks={float(step): str(step) for step in (1, 2, 5, 10, 20, 50, 100, 200) if step <= len(plain)},
+        y_ticks={float(loss): str(loss) for loss in range(1, 20) if low < loss < high},
+    )
+    for (name, curve), (dash, thick) in zip(losses.items(), CURVES, strict=False):
+        drawing.curve(clipped(curve, low, high), dash=dash, thick=thick)
+        y = low * 1.2 / 1.1 ** list(losses).index(name)
+        drawing.curve([(1.3, y), (2.0, y)], dash=dash, thick=thick)
+        drawing.note(2.0, y, name)
+    return drawing.svg()
+
+
+CURVES = (("", 2.6), ("6 4", 1.6), ("2 3", 1.6))
+"""Dash and thickness of each model's curve."""
+APART = (1e-5, 1.0)
+"""The ends of the axis of differences."""
+
+
+def clipped(curve: list[float], low: float, high: float) -> list[tuple[float, float]]:
+    """Points of a curve over steps counted from 1, kept between two values."""
+    return [(float(step), min(max(value, low), high)) for step, value in enumerate(curve, start=1)]
+
+
+def training_apart(models: dict[str, list[Row]]) -> str:
+    """How far each loss is from plain PyTorch's, step by step: the layer's, and the control's."""
+    plain = [float(row["loss"]) for row in models["plain PyTorch"]]
+    others = {name: rows for name, rows in models.items() if name != "plain PyTorch"}
+    drawing = LogChart(
+        (720, 300),
+        "The difference of two losses from plain PyTorch's, on a logarithmic axis: that of the layer and that of plain PyTorch with "
+        "parameters moved by half a unit in their last place. Both grow in the same way.",
+        x=(1.0, float(len(plain))),
+        y=APART,
+        x_name="step",
+        y_name="difference of the losses",
+        x_ticks={float(step): str(step) for step in (1, 2, 5, 10, 20, 50, 100, 200) if step <= len(plain)},
+    )
+    for number, ((name, rows), (dash, thick)) in enumerate(zip(others.items(), CURVES, strict=False)):
+        apart = [abs(float(row["loss"]) - loss) for row, loss in zip(rows, plain, strict=True)]
+        drawing.curve(clipped(apart, *APART), dash=dash, thick=thick)
+        y = 0.5 / 2.4**number
+        drawing.curve([(1.3, y), (2.0, y)], dash=dash, thick=thick)
+        drawing.note(2.0, y, name)
+    return drawing.svg()
+
+
+# ---- Files --------------------------------------------------------------------------------------------------
+
+
+def standalone(svg: str) -> str:
+    """An SVG with a background and a text colour of its own, light or dark as the reader's system is.
+
+    An image in a README does not inherit the page's colour; with its own background it can be read on either page.
+    """
+    style = (
+        "<style>svg{color:#1f2328;background:#ffffff;font-family:system-ui,sans-serif}"
+        "@media (prefers-color-scheme:dark){svg{color:#e6edf3;background:#0d1117}}</style>"
+    )
+    opening, closing = svg.split(">", 1)
+    return f"{opening}>{style}{closing}"
+
+
+def pages(
+    measured: Path = MEASURED, climb: Path = CLIMB, trained: Path = TRAINED, earlier: Path = EARLIER
+) -> dict[str, str]:
+    """What the book's pages can include, by file name; without a file, without what is made from it."""
+    found: dict[str, str] = {}
+    if measured.is_file():
+        rows = read(measured)
+        makers: dict[str, Callable[[], str]] = {
+            "bench_source.md": lambda: source(rows) + "\n",
+            "bench_left_out.md": lambda: left_out(rows),
+            "bench_absent.md": lambda: absent(rows),
+            **{
+                f"bench_peers_{column}.md": partial(peers_table, rows, column) for column in ("graph", "loop")
+            },
+            **{f"bench_losses_{column}.md": partial(losses, rows, column) for column in ("graph", "loop")},
+            **{f"bench_{column}.md": partial(all_times, rows, column) for column in ("graph", "loop")},
+            **{f"bench_ratio_{direction}.svg": partial(ratio_chart, rows, direction) for direction in PASSES},
+            "bench_slower_loop.md": lambda: loop_and_graph(rows),
+            "bench_memory.md": lambda: memory_table(rows),
+            "bench_memory_note.md": lambda: memory_note(rows),
+            "bench_kept.svg": lambda: memory_chart(rows, "saved_bytes", "bytes kept for the backward pass"),
+            "bench_peak.svg": lambda: memory_chart(rows, "peak_bytes", "bytes in use at the peak"),
+            "bench_host.md": lambda: host_table(rows),
+            "bench_compared.md": lambda: compared(rows),
+            "bench_roofline.svg": lambda: roofline_chart(rows),
+            "bench_products.md": lambda: products_beside_ceiling(rows),
+        }
+        found |= {name: make() for name, make in makers.items()}
+        first = read(earlier) if earlier.is_file() else []
+        found["bench_moved.md"] = moved(rows, first)
+    if climb.is_file():
+        found["bench_climb.svg"] = climb_chart(read(climb))
+    if trained.is_file():
+        models = read_training(trained)
+        found |= {"training.md": training_table(models), "training_note.md": training_note(models)}
+        found |= {"training_loss.svg": training_curves(models), "training_apart.svg": training_apart(models)}
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Writes every table and chart into a folder, the charts to stand alone."""
+    folder = Path(arguments[0] if arguments else "docs")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(standalone(text) if name.endswith(".svg") else text, encoding="utf-8")
+        print(folder / name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

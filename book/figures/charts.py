@@ -1,0 +1,96 @@
+"""Charts with logarithmic axes, on the same drawing as the figures: everything in the text colour, one line of SVG."""
+
+import math
+from collections.abc import Iterable
+
+from book.figures.figures import NARROW, Drawing
+
+LEFT, RIGHT, TOP, BOTTOM = 76, 20, 16, 52  # margins, in pixels
+FAINT = 0.25
+
+
+class LogChart(Drawing):
+    """Points and lines over two logarithmic axes.
+
+    Args:
+        size: Width and height in pixels.
+        label: What the picture shows, in words.
+        x, y: The ends of the axes.
+        x_name, y_name: What the axes say.
+        x_ticks: Numbers and what to write below them; None for powers of ten.
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        label: str,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        x_name: str,
+        y_name: str,
+        x_ticks: dict[float, str] | None = None,
+        y_ticks: dict[float, str] | None = None,
+    ):
+        super().__init__(*size, label)
+        self.x, self.y = x, y
+        self.small = 13 if self.width <= NARROW else 11
+        bottom, right = self.height - BOTTOM, self.width - RIGHT
+        for value, words in (powers(*y) if y_ticks is None else y_ticks).items():
+            _, at = self.place(x[0], value)
+            self.segment(LEFT, at, right, at, opacity=FAINT)
+            self.text(LEFT - 8, at + 4, words, anchor="end", size=self.small)
+        for value, words in (powers(*x) if x_ticks is None else x_ticks).items():
+            at, _ = self.place(value, y[0])
+            self.segment(at, TOP, at, bottom, opacity=FAINT)
+            self.text(at, bottom + 18, words, size=self.small)
+        self.text((LEFT + right) / 2, self.height - 8, x_name, size=self.small + 1)
+        self.parts.append(
+            f'<g transform="translate(14 {(TOP + bottom) / 2:g}) rotate(-90)"><text text-anchor="middle"'
+            f' font-size="{self.small + 1}" fill="currentColor">{y_name}</text></g>'
+        )
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """The pixel of a point."""
+        across = math.log(x / self.x[0]) / math.log(self.x[1] / self.x[0])
+        up = math.log(y / self.y[0]) / math.log(self.y[1] / self.y[0])
+        return (
+            LEFT + across * (self.width - LEFT - RIGHT),
+            self.height - BOTTOM - up * (self.height - TOP - BOTTOM),
+        )
+
+    def curve(self, points: Iterable[tuple[float, float]], *, dash: str = "", thick: float = 1.6) -> None:
+        """Straight lines from point to point."""
+        places = " ".join("{:.1f},{:.1f}".format(*self.place(*point)) for point in points)
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        self.parts.append(
+            f'<polyline points="{places}" fill="none" stroke="currentColor" stroke-width="{thick:g}"{dashes}/>'
+        )
+
+    def marker(self, x: float, y: float, shape: str, *, hollow: bool = False) -> None:
+        """A "circle", "square", "triangle", "diamond" or "wedge" (a triangle on its tip) at a point."""
+        cx, cy = self.place(x, y)
+        corners = {
+            "square": [(-4.5, -4.5), (4.5, -4.5), (4.5, 4.5), (-4.5, 4.5)],
+            "triangle": [(0, -5.5), (5.5, 4.5), (-5.5, 4.5)],
+            "wedge": [(0, 5.5), (5.5, -4.5), (-5.5, -4.5)],
+            "diamond": [(0, -6), (6, 0), (0, 6), (-6, 0)],
+        }
+        paint = f'fill="currentColor" fill-opacity="{0 if hollow else 1:g}" stroke="currentColor" stroke-width="1.6"'
+        if shape == "circle":
+            self.parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4.8" {paint}/>')
+        else:
+            points = " ".join(f"{cx + dx:.1f},{cy + dy:.1f}" for dx, dy in corners[shape])
+            self.parts.append(f'<polygon points="{points}" {paint}/>')
+
+    def note(
+        self, x: float, y: float, words: str, *, dx: float = 9, dy: float = 4, anchor: str = "start"
+    ) -> None:
+        """Words beside a point."""
+        cx, cy = self.place(x, y)
+        self.text(cx + dx, cy + dy, words, anchor=anchor, size=self.small)
+
+
+def powers(low: float, high: float) -> dict[float, str]:
+    """The powers of ten between two numbers, and how they are written."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    return {10.0**power: f"{10.0**power:g}" for power in range(first, last + 1)}

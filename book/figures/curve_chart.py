@@ -1,0 +1,81 @@
+"""The losses of training runs with a wrong solution beside the right one's, from book/measurements/p*_curves.csv."""
+
+import csv
+import functools
+from pathlib import Path
+
+from book.figures.charts import LogChart
+from harness.check import zoo
+
+MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
+POINTS = 30
+"""A curve has at most so many points: the means of the steps between."""
+Curve = list[tuple[int, float]]
+
+
+@functools.cache
+def runs(puzzle: str) -> dict[str, tuple[Curve, Curve]]:
+    """Wrong solution -> the right run's losses and its own, each at its step; of a puzzle that was not trained, none."""
+    file = MEASUREMENTS / f"{puzzle}_curves.csv"
+    if not file.is_file():
+        return {}
+    found: dict[str, list[tuple[int, float, float]]] = {}
+    with file.open(encoding="utf-8") as source:
+        for row in csv.DictReader(source):
+            point = int(row["step"]), float(row["right"]), float(row["wrong"])
+            found.setdefault(row["bug"], []).append(point)
+    for name, run in found.items():
+        if run[0][0] == 0:  # steps are counted from 1 here
+            found[name] = [(step + 1, right, own) for step, right, own in run]
+    return {
+        name: (
+            thinned([(step, right) for step, right, _ in run]),
+            thinned([(step, own) for step, _, own in run]),
+        )
+        for name, run in found.items()
+    }
+
+
+def thinned(curve: Curve) -> Curve:
+    """Means of neighbouring points, so many that POINTS are left; each stands at the last of its steps."""
+    each = -(-len(curve) // POINTS)
+    parts = (curve[start : start + each] for start in range(0, len(curve), each))
+    return [(part[-1][0], sum(loss for _, loss in part) / len(part)) for part in parts]
+
+
+def of(wrong: zoo.WrongKernel) -> tuple[str, str]:
+    """A small picture of a wrong solution's loss beside the right one's, and a sentence about it; "" where there is none."""
+    if wrong.name not in runs(wrong.puzzle):
+        return "", wrong.curve
+    right, own = runs(wrong.puzzle)[wrong.name]
+    return drawn(right, own), wrong.curve or sentence(right[-1][1], own[-1][1])
+
+
+def sentence(right: float, own: float) -> str:
+    """How a run ends beside the right one."""
+    if 0.95 < own / right < 1.05:
+        return "it falls as the right one's does, and ends within 5% of it."
+    ratio = own / right
+    return (
+        f"it ends at {own:.2g}, {ratio:,.2g} times the right one's {right:.2g}."
+        if ratio < 100
+        else "it rises."
+    )
+
+
+def drawn(right: Curve, own: Curve) -> str:
+    """Both curves, the right one dashed; the axis of losses is logarithmic."""
+    low, high = min(loss for _, loss in right + own), max(loss for _, loss in right + own)
+    first, last = own[0][0], own[-1][0]
+    drawing = LogChart(
+        (420, 170),
+        f"Losses: the right run ends at {right[-1][1]:.2g}, the wrong one at {own[-1][1]:.2g}.",
+        x=(float(first), float(last)),
+        y=(low / 1.5, high * 1.5),
+        x_name="step",
+        y_name="loss",
+        x_ticks={float(first): f"{first}", float(last): f"{last}"},
+    )
+    drawing.curve(right, dash="3 3")
+    drawing.curve(own, thick=2)
+    return drawing.svg().strip()

@@ -1,0 +1,306 @@
+"""Tables of the page about every size: drawn sizes beside the peers, who multiplies where, float32 by pairs.
+
+Everything comes from book/measurements: `p22 --bench --sizes drawn:SEED --csv`, `product_times.py`, `branch_times.py`,
+`timeline.py`, `pairs_times.py`. The generator of the book's pages calls `pages()`.
+"""
+
+import csv
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from book.figures.bench_results import OURS, SHORT, Row, Size, read, select, source, table, time_text
+
+MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
+DRAWN = MEASUREMENTS / "h200_drawn_sizes.csv"
+AGAIN = MEASUREMENTS / "h200_drawn_sizes_11.csv"
+"""Those of another seed."""
+MORE = MEASUREMENTS / "h200_more_sizes.csv"
+"""Sizes of other models, and small ones."""
+NARROW = MEASUREMENTS / "h200_narrow_rows.csv"
+"""Rows of 48 to 192 elements, very many of them: the first stages of vision models."""
+TIMELINE = MEASUREMENTS / "h200_timeline.csv"
+WAYS = MEASUREMENTS / "h200_products_by_size.csv"
+BRANCHES = MEASUREMENTS / "h200_backward_branches.csv"
+PAIRS = MEASUREMENTS / "h200_float32_pairs.csv"
+PAIRS_PEERS = ("eager", "compile", "tf32x3")
+WORST, MEDIAN = 1.01, 0.90
+"""What the ratios to the fastest peer should not exceed."""
+MODELS = {(4096, 768, 3072), (8192, 1024, 4096), (8192, 4096, 4096), (16384, 4096, 12288)}
+"""The benchmark's four sizes, which were measured in the same run and are not drawn."""
+PEERS = ("eager", "compile", "liger")
+SOMETIMES = ("compile budget 0.5", "max-autotune")
+"""Peers that were measured at some sizes, and count there; elsewhere nothing says that they are absent."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The layer beside the fastest peer at one size, and all peers that were measured there."""
+
+    dims: Size
+    time: float
+    peer: str
+    ratio: float
+    peers: tuple[str, ...]
+
+
+def beside(rows: list[Row], column: str) -> Iterator[Beside]:
+    """Each drawn size that a column has, the ratio taken of the medians."""
+    for dims, found in select(rows, "both", column).items():
+        times = {name: float(row["median_us"]) for name, row in found.items()}
+        peers = {name: time for name, time in times.items() if name in (*PEERS, *SOMETIMES)}
+        if dims not in MODELS and OURS in times and peers:
+            fastest = min(peers, key=peers.__getitem__)
+            yield Beside(dims, times[OURS], fastest, times[OURS] / peers[fastest], tuple(peers))
+
+
+def beside_compile() -> dict[Size, float]:
+    """The layer's time over torch.compile's at every size of the newest records, both passes as CUDA graphs."""
+    return {
+        dims: float(found[OURS]["median_us"]) / float(found["compile"]["median_us"])
+        for dims, found in select(read(DRAWN, AGAIN, MORE, NARROW), "both", "graph").items()
+        if OURS in found and "compile" in found
+    }
+
+
+def pays_verdict() -> str:
+    """At how many sizes the layer was timed beside torch.compile, and with what ratios."""
+    ratios = beside_compile()
+    worst = max(ratios, key=ratios.__getitem__)
+    slower = sum(ratio > 1 for ratio in ratios.values())
+    return (
+        f"At {len(ratios)} sizes the layer took {min(ratios.values()):.2f} to {ratios[worst]:.2f} of `torch.compile`'s time; the "
+        f"median is {statistics.median(ratios.values()):.2f}, and the most was at {small(worst)}. It was slower at {slower}.\n"
+    )
+
+
+def small(dims: Size) -> str:
+    """4,096: 768 → 3,072."""
+    M, H, O = dims
+    return f"{M:,}: {H:,} → {O:,}"
+
+
+def marked(ratio: float) -> str:
+    """A ratio, in bold where the layer is slower than it should be."""
+    return f"**{ratio:.2f}**" if ratio > WORST else f"{ratio:.2f}"
+
+
+def drawn_table(rows: list[Row]) -> str:
+    """A line for each size, the ones with the least work first."""
+    loops = {one.dims: one for one in beside(rows, "loop")}
+    body = []
+    for one in sorted(beside(rows, "graph"), key=lambda one: one.dims[0] * one.dims[1] * one.dims[2]):
+        loop = loops[one.dims]
+        absent = [SHORT[name] for name in PEERS if name not in one.peers]
+        body.append(
+            [
+                small(one.dims),
+                f"without {', '.join(absent)}" if absent else "",
+                time_text(one.time),
+                SHORT[one.peer],
+                marked(one.ratio),
+                SHORT[loop.peer],
+                marked(loop.ratio),
+            ]
+        )
+    head = ["rows: H → O", "", "graph", "fastest peer", "of it", "in a loop", "of it"]
+    return table(head, body, left=2)
+
+
+def verdict(rows: list[Row]) -> str:
+    """Worst and median ratio of both columns, beside the goals."""
+    sentences = []
+    for column, where in (("graph", "As CUDA graphs"), ("loop", "In plain loops")):
+        found = list(beside(rows, column))
+        worst = max(found, key=lambda one: one.ratio)
+        median = statistics.median(one.ratio for one in found)
+        slower = sum(one.ratio > WORST for one in found)
+        sentences.append(
+            f"{where}, over {len(found)} sizes, the median ratio to the fastest peer is {median:.2f}, and the worst "
+            f"{worst.ratio:.2f}, at {small(worst.dims)}; at {slower} of them the layer is more than 1 % slower."
+        )
+    sentences.append(f"The goals were {MEDIAN:.2f} and {WORST:.2f}.")
+    return " ".join(sentences) + "\n"
+
+
+def peaks(rows: list[Row]) -> dict[Size, dict[str, int]]:
+    """Bytes at the peak of both passes, by size and candidate."""
+    return {
+        dims: {name: int(row["peak_bytes"]) for name, row in found.items()}
+        for dims, found in select(rows, "both", "memory").items()
+    }
+
+
+def peak_table(rows: list[Row]) -> str:
+    """A line for each size: mebibytes of the layer, torch.compile and eager."""
+    body = []
+    for dims, found in sorted(peaks(rows).items(), key=lambda item: item[1][OURS]):
+        compiled = found.get("compile")
+        ratio = "" if compiled is None else f"{found[OURS] / compiled:.2f}"
+        body.append(
+            [
+                small(dims),
+                *(
+                    f"{found[name] / 2**20:,.1f}" if name in found else ""
+                    for name in (OURS, "compile", "eager")
+                ),
+                f"**{ratio}**" if compiled is not None and found[OURS] > compiled else ratio,
+            ]
+        )
+    return table(["rows: H → O", "the layer", "`torch.compile`", "eager", "of `torch.compile`'s"], body)
+
+
+def peak_verdict(rows: list[Row]) -> str:
+    """At how many sizes the layer needs less than torch.compile."""
+    both = [found for found in peaks(rows).values() if "compile" in found]
+    less = sum(found[OURS] <= found["compile"] for found in both)
+    return f"At {less} of {len(both)} sizes the layer needs no more than `torch.compile`; the goal was all of them.\n"
+
+
+def ways_table(rows: list[Row]) -> str:
+    """A line for each size and way that was timed; the one that is chosen in a graph is marked."""
+    body = []
+    for row in rows:
+        names = ("output", "dln", "dW")
+        chosen = [row[f"chosen_{name}"] == row[name] for name in names]
+        forward, backward = (time_text(float(row[f"{part}_us"])) for part in ("forward", "backward"))
+        body.append(
+            [
+                small((int(row["M"]), int(row["H"]), int(row["O"]))),
+                " · ".join("padded" if "padded" in row[name] else row[name] for name in names),
+                f"**{forward}**" if chosen[0] else forward,
+                f"**{backward}**" if all(chosen[1:]) else backward,
+                "" if row["host_us"] == "nan" else time_text(float(row["host_us"])),
+            ]
+        )
+    return table(["rows: H → O", "Y · dln · dW", "forward", "backward", "host, both"], body, left=2)
+
+
+def branches_table(rows: list[Row]) -> str:
+    """A line for each size: the fastest way of one branch, the fastest of two, and the one that is chosen; each with who multiplies."""
+    sizes: dict[Size, list[Row]] = {}
+    for row in rows:
+        sizes.setdefault((int(row["M"]), int(row["H"]), int(row["O"])), []).append(row)
+    body, ratios = [], []
+    for dims, ways in sorted(sizes.items(), key=lambda item: math.prod(item[0])):
+        ranked = sorted(ways, key=lambda row: float(row["us"]))
+        one, two = (next(row for row in ranked if row["branches"] == count) for count in "12")
+        chosen = next(row for row in ways if row["chosen"])
+        ratios.append(float(chosen["us"]) / float(one["us"]))
+        body.append(
+            [small(dims), *branch_cells(one), *branch_cells(two), *branch_cells(chosen), f"{ratios[-1]:.2f}"]
+        )
+    head = ["rows: H → O", "one branch", "", "two", "", "chosen", "", "of one branch"]
+    summary = f"Over these {len(ratios)} sizes the choice takes {statistics.median(ratios):.2f} of the fastest single "
+    summary += f"branch's time in the median, {min(ratios):.2f} at best and {max(ratios):.2f} at worst."
+    return f"{table(head, body)}\n{summary}\n"
+
+
+def branch_cells(row: Row) -> tuple[str, str]:
+    """A time, and who multiplies dln and dW."""
+    return time_text(float(row["us"])), f"{row['dln']} · {row['dW']}"
+
+
+def pairs_tables(rows: list[Row]) -> str:
+    """The times by pairs, and of each kind of input the worst error over PyTorch's own."""
+    times: dict[Size, dict[str, float]] = {}
+    worst: dict[str, dict[str, float]] = {}
+    strange: dict[str, int] = {}
+    for row in rows:
+        if row["graph_us"]:
+            dims = int(row["M"]), int(row["H"]), int(row["O"])
+            times.setdefault(dims, {})[row["way"]] = float(row["graph_us"])
+        elif row["norm_error"]:
+            for error in ("norm", "largest"):
+                ratio = float(row[f"{error}_error"]) / max(float(row[f"{error}_of_torch"]), 1e-30)
+                found = worst.setdefault(row["inputs"], {})
+                found[error] = max(found.get(error, 0), ratio)
+        else:
+            strange[row["note"]] = strange.get(row["note"], 0) + 1
+    timed = table(
+        [
+            "rows: H → O",
+            "pairs",
+            "by default",
+            "eager",
+            "`torch.compile`",
+            "Triton, `tf32x3`",
+            "of the fastest peer",
+        ],
+        [
+            [
+                small(dims),
+                *(time_text(found[way]) for way in ("pairs", "fast", *PAIRS_PEERS)),
+                f"{found['pairs'] / min(found[peer] for peer in PAIRS_PEERS):.2f}",
+            ]
+            for dims, found in times.items()
+        ],
+    )
+    errors = table(
+        ["inputs", "error in the norm, of PyTorch's", "at the largest element"],
+        [[kind, f"{found['norm']:.2f}", f"{found['largest']:.2f}"] for kind, found in worst.items()],
+    )
+    places = "; ".join(f"{count} results {note}" for note, count in strange.items())
+    return (
+        f"Forward and backward in float32, IEEE, as CUDA graphs:\n\n{timed}\n"
+        f"The largest error of a result against float64, over PyTorch's own in float32:\n\n{errors}\n"
+        f"With an infinity or a NaN somewhere: {places}.\n"
+    )
+
+
+def timeline_table(rows: list[dict[str, str]]) -> str:
+    """A line for each launch of the layer at each size; of the others what their launches take, without the pauses that the
+    profiler makes between them."""
+    sizes: dict[Size, dict[str, list[dict[str, str]]]] = {}
+    for row in rows:
+        dims = int(row["M"]), int(row["H"]), int(row["O"])
+        sizes.setdefault(dims, {}).setdefault(row["candidate"], []).append(row)
+    parts = []
+    for dims, candidates in sizes.items():
+        body = [
+            [f"`{row['kernel']}`", f"{float(row['begin_us']):.1f}", f"{float(row['us']):.1f}"]
+            for row in candidates[OURS]
+        ]
+        last = candidates[OURS][-1]
+        others = ", ".join(
+            f"{SHORT[name]} {sum(float(row['us']) for row in launches):.1f} µs in {len(launches)} launches"
+            for name, launches in candidates.items()
+            if name != OURS
+        )
+        end = float(last["begin_us"]) + float(last["us"])
+        parts.append(f"{small(dims)}: the layer ends at {end:.1f} µs. Beside it, without pauses: {others}.\n")
+        parts.append(table(["launch", "begins at, µs", "takes, µs"], body))
+    return "\n".join(parts)
+
+
+def drawn_pages(path: Path, name: str) -> dict[str, str]:
+    """What is made of the drawn sizes of one seed."""
+    if not path.is_file():
+        return {}
+    rows = read(path)
+    return {
+        f"{name}_source.md": source(rows) + "\n",
+        f"{name}_drawn.md": drawn_table(rows),
+        f"{name}_verdict.md": verdict(rows),
+        f"{name}_peak.md": peak_table(rows) + "\n" + peak_verdict(rows),
+    }
+
+
+def pages() -> dict[str, str]:
+    """What the page includes, by file name; without a file, without what is made from it."""
+    found = drawn_pages(DRAWN, "sizes") | drawn_pages(AGAIN, "sizes_again")
+    if TIMELINE.is_file():
+        with TIMELINE.open(newline="", encoding="utf-8") as file:
+            found["sizes_timeline.md"] = timeline_table(list(csv.DictReader(file)))
+    if WAYS.is_file():
+        with WAYS.open(newline="", encoding="utf-8") as file:
+            found["sizes_ways.md"] = ways_table(list(csv.DictReader(file)))
+    if BRANCHES.is_file():
+        with BRANCHES.open(newline="", encoding="utf-8") as file:
+            found["sizes_branches.md"] = branches_table(list(csv.DictReader(file)))
+    if PAIRS.is_file():
+        with PAIRS.open(newline="", encoding="utf-8") as file:
+            found["sizes_pairs.md"] = pairs_tables(list(csv.DictReader(file)))
+    return found

@@ -1,0 +1,492 @@
+"""The book's figures, drawn from recorded runs and the kernels' constants, as SVG that takes the text colour.
+
+A figure is one line of SVG without empty lines, so that a page can include it; its label is its alternative text.
+"""
+
+import html
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from book.figures import recorded_pictures
+from book.measure import ledger
+from harness.check.python_files import load
+
+ROOT = Path(__file__).absolute().parents[2]
+FONT = 13
+NARROW = 480
+"""Widest drawing that is shown as it is on a page and, a little smaller, on a phone, with letters that can be read."""
+LEGIBLE = 0.3
+"""Strongest shade behind words: the contrast is above 4.5 in every theme."""
+
+
+class Drawing:
+    """A growing SVG. Coordinates are pixels of a drawing that scales with the page."""
+
+    def __init__(self, width: int, height: int, label: str):
+        self.width, self.height, self.label = width, height, label
+        self.parts: list[str] = []
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        *,
+        shade: float = 0,
+        thick: float = 1,
+        radius: float = 2,
+    ) -> None:
+        """A rectangle with its upper left corner at (x, y), filled with `shade` of the text colour."""
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="currentColor"'
+            f' fill-opacity="{shade:g}" stroke="currentColor" stroke-width="{thick:g}" rx="{radius:g}"/>'
+        )
+
+    def text(
+        self, x: float, y: float, words: str, *, anchor: str = "middle", size: int = FONT, code=False
+    ) -> None:
+        """Words with their baseline at y."""
+        family = ' font-family="Source Code Pro, monospace"' if code else ""
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="currentColor"{family}>'
+            f"{html.escape(words)}</text>"
+        )
+
+    def labelled(
+        self, x: float, y: float, width: float, height: float, *lines: str, shade: float = 0.06, size: int = FONT,
+        code: bool = False, thick: float = 1,
+    ) -> None:  # fmt: skip
+        """A box with lines of words in its middle; one that is to stand out more than words allow has a thick line."""
+        self.box(x, y, width, height, shade=min(shade, LEGIBLE), thick=2 if shade > LEGIBLE else thick)
+        step = size + 4
+        first = y + height / 2 + size * 0.36 - step * (len(lines) - 1) / 2
+        for number, words in enumerate(lines):
+            self.text(x + width / 2, first + step * number, words, size=size, code=code)
+
+    def segment(
+        self, x0: float, y0: float, x1: float, y1: float, *, opacity: float = 1, dash: str = "", thick: float = 1
+    ) -> None:  # fmt: skip
+        """A line between two pixels; `dash` as in SVG."""
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        self.parts.append(
+            f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="currentColor"'
+            f' stroke-opacity="{opacity:g}" stroke-width="{thick:g}"{dashes}/>'
+        )
+
+    def arrow(self, x0: float, y0: float, x1: float, y1: float, *, faint: bool = False) -> None:
+        """A line with a small head at (x1, y1)."""
+        length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
+        ux, uy = (x1 - x0) / length, (y1 - y0) / length
+        head = " ".join(
+            f"{x1 - 7 * ux + side * 3.5 * uy:.1f},{y1 - 7 * uy - side * 3.5 * ux:.1f}" for side in (1, -1)
+        )
+        opacity = 0.45 if faint else 1
+        self.parts.append(
+            f'<g opacity="{opacity}"><line x1="{x0:g}" y1="{y0:g}" x2="{x1 - 5 * ux:.1f}" y2="{y1 - 5 * uy:.1f}"'
+            f' stroke="currentColor"/><polygon points="{x1:g},{y1:g} {head}" fill="currentColor"/></g>'
+        )
+
+    def svg(self) -> str:
+        """The finished figure on one line."""
+        narrow = ' class="narrow"' if self.width <= NARROW else ""
+        return (
+            f'<svg{narrow} xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
+            f' width="{self.width}" height="{self.height}" role="img" aria-label="{html.escape(self.label)}">'
+            f"{''.join(self.parts)}</svg>\n"
+        )
+
+
+def kernel_constant(name: str) -> int:
+    """A compile-time constant of the solution's kernels, read from their source."""
+    folder = ROOT / "solutions" / "p22" / "op"
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.mojo")))
+    found = re.search(rf"^comptime {name} = (\d+)$", source, re.M)
+    assert found, name
+    return int(found[1])
+
+
+def glossary() -> str:
+    """Lane, warp, block, grid on the left; register, shared memory, L2, memory on the right."""
+    drawing = Drawing(
+        720,
+        300,
+        "Threads: a lane in a warp of 32, warps in a block, blocks in a grid. Memory: registers of a lane, shared memory of a "
+        "block, the L2 cache and the memory of the whole grid.",
+    )
+    levels = (
+        ("lane", "one thread", "registers", "255 of 32 bits at most for a thread"),
+        ("warp", "32 lanes, one instruction", "shuffles", "from lane to lane, no memory"),
+        ("block", "up to 1,024 threads, one multiprocessor", "shared memory", "up to 227 KB on Hopper"),
+        ("grid", "blocks in no fixed order", "L2, then memory", "50 MB, then 141 GB on an H200"),
+    )
+    for number, (threads, what, store, much) in enumerate(levels):
+        y, width = 14 + 72 * number, 90 + 70 * number
+        drawing.box(20, y, width, 40, shade=0.06)
+        cells = 1 if number == 0 else 32 if number == 1 else 8
+        for cell in range(cells):
+            step = (width - 12) / max(cells, 8)
+            drawing.box(
+                26 + cell * step, y + 8, max(step - 2, 1.5), 24, shade=0.5 if number == 0 else 0.25, thick=0.5
+            )
+        drawing.text(20, y + 56, f"{threads}: {what}", anchor="start", size=12)
+        drawing.arrow(20 + width + 6, y + 20, 416, y + 20, faint=True)
+        drawing.box(420, y, 280, 40, shade=0.06)
+        drawing.text(430, y + 25, store, anchor="start", size=13)
+        drawing.text(692, y + 25, much, anchor="end", size=10)
+    return drawing.svg()
+
+
+def first_graph() -> str:
+    """Puzzle 20's first graph with the numbers of the solution's own run: values forward, gradients back."""
+    module = load(ROOT / "solutions" / "p20" / "graph.py")
+    values = module["forward"](2.0)
+    along = module["edges"](values)
+    gradients = module["backward"](along)
+    places = {"x": (70, 120), "a": (250, 55), "b": (250, 185), "c": (430, 120), "y": (610, 120)}
+    formulas = {"x": "x", "a": "a = x^2", "b": "b = 2x", "c": "c = a + b", "y": "y = 3c"}
+    drawing = Drawing(
+        700,
+        250,
+        "A graph of five nodes, x to a and b, both to c, c to y. "
+        + "; ".join(f"{name} is {values[name]:g} with gradient {gradients[name]:g}" for name in places),
+    )
+    for edge, slope in along.items():
+        (x0, y0), (x1, y1) = (places[name] for name in edge.split("->"))
+        drawing.arrow(x0 + 62, y0, x1 - 62, y1)
+        level = y0 == y1
+        beside = 0 if level else -34 if x0 < 200 else 34
+        below = -8 if level else 14 if max(y0, y1) > 120 else -6
+        drawing.text((x0 + x1) / 2 + beside, (y0 + y1) / 2 + below, f"times {slope:g}", size=11)
+    for name, (x, y) in places.items():
+        drawing.box(x - 60, y - 30, 120, 60, shade=0.06)
+        drawing.text(x, y - 12, formulas[name], size=12, code=True)
+        drawing.text(x, y + 5, f"value {values[name]:g}", size=11)
+        drawing.text(x, y + 21, f"gradient {gradients[name]:g}", size=11)
+    return drawing.svg()
+
+
+def bytes_and_error(points: list[tuple[str, float, float]]) -> str:
+    """Ways to keep activations: megabytes to the right, error of the worst gradient upward, by powers of ten.
+
+    `points` are (name, megabytes, error).
+    """
+    label = "; ".join(f"{name}: {size:g} MB, error {error:.0e}" for name, size, error in points)
+    drawing = Drawing(720, 330, f"Bytes kept against the error of the worst gradient. {label}")
+    left, bottom, width, height = 80, 280, 430, 250
+    most = max(size for _, size, _ in points)
+    low, high = -7, -2
+
+    def place(size: float, error: float) -> tuple[float, float]:
+        return left + width * size / most, bottom - height * (math.log10(error) - low) / (high - low)
+
+    drawing.arrow(left, bottom, left + width + 30, bottom)
+    drawing.arrow(left, bottom, left, bottom - height - 20)
+    drawing.text(left + width / 2, bottom + 40, f"MB kept between the passes, to {most:g}", size=12)
+    drawing.text(left + 14, 14, "error of the worst gradient", anchor="start", size=12)
+    for power in range(low, high + 1):
+        drawing.text(
+            left - 8, bottom - height * (power - low) / (high - low) + 4, f"1e{power}", anchor="end", size=11
+        )
+    for number, (name, size, error) in enumerate(points, start=1):
+        x, y = place(size, error)
+        drawing.box(x - 5, y - 5, 10, 10, shade=0.5)
+        drawing.text(x + 14 + 14 * (number > 3), y + 4, str(number), size=11)
+        drawing.text(550, 40 + 24 * number, f"{number}  {name}", anchor="start", size=12)
+    return drawing.svg()
+
+
+def grid() -> str:
+    """Which block owns which row, and every element that one block reads and writes in the fused backward kernel.
+
+    Drawn from a recorded run of the solution, like everything that `--show` draws.
+    """
+    run = recorded_pictures.load("fused_backward")
+    columns, rows, _ = run["grid"]
+    chosen = (1, rows - 1)
+    block = str(chosen[0] + columns * chosen[1])
+    touched = {
+        kind: {name: t for name, t in run["tensors"].items() if block in t.get(kind, {})} for kind in "RWA"
+    }
+    label = "; ".join(f"{verb} {said(touched[kind], kind, block)}" for kind, verb in VERBS.items())
+    drawing = Drawing(
+        720, 262, f"A grid of {columns} by {rows} blocks, one for each row. Block {chosen} {label}."
+    )
+    cell, left, top = 34, 30, 62
+    drawing.text(left + rows * cell / 2, 22, f"grid [B, S] = [{columns}, {rows}]")
+    drawing.text(left + rows * cell / 2, 46, "block_idx.y, the position s", size=11)
+    for b in range(columns):
+        drawing.text(left - 12, top + b * cell + cell / 2 + 4, str(b), size=11)
+        for s in range(rows):
+            drawing.box(
+                left + s * cell,
+                top + b * cell,
+                cell - 4,
+                cell - 4,
+                shade=LEGIBLE if (b, s) == chosen else 0.06,
+            )
+            drawing.text(left + s * cell + cell / 2 - 2, top + b * cell + cell / 2 + 2, f"{b},{s}", size=10)
+    drawing.text(left + rows * cell / 2, top + columns * cell + 18, "one block, one thread, one row", size=11)
+    drawing.text(
+        left + rows * cell / 2, top + columns * cell + 36, f"right: what block {chosen} touches", size=11
+    )
+    places = {"R": (200, 16), "W": (200, 152), "A": (330, 152)}
+    for kind, verb in VERBS.items():
+        x, y = places[kind]
+        drawing.text(x, y, verb, anchor="start", size=12)
+        for name, tensor in sorted(touched[kind].items(), key=lambda item: -math.prod(item[1]["shape"])):
+            width = cells(drawing, x, y + 12, name, tensor["shape"], tensor[kind][block], SHADES[kind])
+            x += width
+            if x > 640:
+                x, y = places[kind][0], y + 106
+    return drawing.svg()
+
+
+VERBS = {"R": "reads", "W": "writes", "A": "adds to, with atomics"}
+SHADES = {"R": 0.35, "W": 0.85, "A": 0.6}
+SMALL_CELL = 5.5
+
+
+def cells(
+    drawing: Drawing, x: float, y: float, name: str, shape: list[int], ranges: list[list[int]], shade: float
+) -> float:
+    """A tensor as small cells, those in `ranges` filled; its last axis lies along x. Returns the width it takes."""
+    columns = shape[-1]
+    touched = {element for first, last in ranges for element in range(first, last + 1)}
+    drawing.text(x, y + 6, name.removeprefix("sums_"), anchor="start", size=10, code=True)
+    for element in range(math.prod(shape)):
+        row, column = divmod(element, columns)
+        drawing.box(
+            x + column * SMALL_CELL, y + 11 + row * SMALL_CELL, SMALL_CELL - 1, SMALL_CELL - 1,
+            shade=shade if element in touched else 0.05, thick=0.25, radius=0.5,
+        )  # fmt: skip
+    return max(columns * SMALL_CELL, 6.1 * len(name.removeprefix("sums_"))) + 14
+
+
+def said(tensors: dict[str, dict], kind: str, block: str) -> str:
+    """How much of each tensor a block touches."""
+    return ", ".join(
+        f"{count(tensor[kind][block])} of {math.prod(tensor['shape'])} elements of {name}"
+        for name, tensor in tensors.items()
+    )
+
+
+def count(ranges: list[list[int]]) -> int:
+    """How many elements are in some ranges."""
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def fan_in() -> str:
+    """All rows add to every element of dgamma, as recorded."""
+    tensor = recorded_pictures.load("fused_backward")["tensors"]["sums_ln_weight"]
+    (H,), target = tensor["shape"], 3
+    adding = [
+        b for b, ranges in tensor["A"].items() if any(first <= target <= last for first, last in ranges)
+    ]
+    rows = len(adding)
+    drawing = Drawing(
+        720,
+        190,
+        f"{rows} blocks in a line above, {H} elements of dgamma below; every block points at element {target}.",
+    )
+    width = 720 / (rows + 1)
+    cell = 46
+    left = (720 - H * cell) / 2
+    drawing.text(360, 16, f"{rows} blocks, one for each row")
+    for row in range(rows):
+        x = width * (row + 0.5) + width / 2
+        drawing.box(x - 15, 26, 30, 24, shade=0.12)
+        drawing.text(x, 42, str(row), size=11)
+        drawing.arrow(x, 52, left + target * cell + cell / 2 + (row - rows / 2) * 1.4, 128, faint=True)
+    for h in range(H):
+        drawing.box(left + h * cell, 130, cell - 3, 26, shade=LEGIBLE if h == target else 0.06)
+        drawing.text(left + h * cell + cell / 2 - 2, 147, f"h={h}", size=11)
+    drawing.text(360, 178, f"dgamma [H]: each element receives {rows} atomic additions")
+    return drawing.svg()
+
+
+def two_stage() -> str:
+    """How the unfused kernels sum a column in a fixed order."""
+    lanes = kernel_constant("COLUMN_TILE")
+    rows = 2 * lanes + 3
+    drawing = Drawing(
+        720,
+        230,
+        f"Rows are dealt out to {lanes} threads in turn; each thread adds its rows in order, then one thread adds the "
+        f"{lanes} partial sums in order.",
+    )
+    shown = [0, 1, 2, lanes - 1]
+    xs = [110, 250, 390, 600]
+    drawing.text(495, 62, "…", size=20)
+    for lane, x in zip(shown, xs, strict=True):
+        drawing.text(x, 18, f"thread {lane}", size=12)
+        mine = list(range(lane, rows, lanes))
+        for k, row in enumerate(mine):
+            drawing.box(x - 40, 28 + k * 24, 80, 20, shade=0.06)
+            drawing.text(x, 42 + k * 24, f"row {row}", size=11)
+        drawing.arrow(x, 32 + 24 * len(mine), x, 126)
+        drawing.box(x - 40, 128, 80, 24, shade=0.25)
+        drawing.text(x, 144, f"partial {lane}", size=11)
+        drawing.arrow(x, 154, 360 + (x - 360) * 0.12, 188)
+    drawing.text(495, 146, "…", size=20)
+    drawing.box(300, 190, 120, 28, shade=LEGIBLE, thick=2)
+    drawing.text(360, 208, "sum of column", size=12)
+    drawing.text(30, 80, "stage 1", anchor="start", size=11)
+    drawing.text(30, 180, "stage 2", anchor="start", size=11)
+    return drawing.svg()
+
+
+def normalisations() -> str:
+    """Which elements of a matrix of rows share their statistics: in BatchNorm, LayerNorm and RMSNorm."""
+    rows, columns, cell = 4, 8, 22
+    kinds = [
+        ("BatchNorm", "mean and variance of a column, over the batch", lambda r, h: h == 2),
+        ("LayerNorm", "mean and variance of a row", lambda r, h: r == 1),
+        ("RMSNorm", "mean square of a row, no mean taken away", lambda r, h: r == 1),
+    ]
+    drawing = Drawing(
+        720,
+        190,
+        "Three matrices of 4 rows by 8 columns. "
+        + "; ".join(
+            f"{name}: {what}, {'a column' if name == 'BatchNorm' else 'a row'} is marked"
+            for name, what, _ in kinds
+        ),
+    )
+    for i, (name, what, shares) in enumerate(kinds):
+        left, top = 30 + 240 * i, 44
+        drawing.text(left + columns * cell / 2, 22, name)
+        for row in range(rows):
+            for h in range(columns):
+                shade = 0.55 if shares(row, h) else 0.06
+                drawing.box(left + h * cell, top + row * cell, cell - 3, cell - 3, shade=shade)
+        drawing.text(left + columns * cell / 2, top + rows * cell + 18, "columns h →, rows ↓", size=11)
+        first, _, rest = what.partition(", ")
+        drawing.text(left + columns * cell / 2, top + rows * cell + 36, first, size=11)
+        drawing.text(left + columns * cell / 2, top + rows * cell + 51, rest, size=11)
+    return drawing.svg()
+
+
+def player_start() -> dict[str, list[float]]:
+    """The row and the gradient with which the page's player begins; the still picture shows the same."""
+    script = (ROOT / "book" / "theme" / "players.js").read_text(encoding="utf-8")
+    return {
+        name: [float(value) for value in values.split(",")]
+        for name, values in re.findall(r"(\w): \[([-\d., ]+)\]", script.split("START =")[1].split(";")[0])
+    }
+
+
+def gradient_parts() -> str:
+    """A gradient at x_hat, its part along 1, its part along x_hat, and the rest, which is dx / rstd."""
+    start = player_start()
+    x, g = np.array(start["x"]), np.array(start["g"])
+    x_hat = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+    c2, c1 = g.mean(), (g * x_hat).mean()
+    rows = {
+        "g": g,
+        "c2, along 1": np.full_like(g, c2),
+        "c1 x̂, along x̂": c1 * x_hat,
+        "rest = dx / rstd": g - c2 - c1 * x_hat,
+    }
+    left, column, height = 190, 60, 62
+    label = "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in row)}" for name, row in rows.items())
+    drawing = Drawing(720, height * len(rows), f"A gradient and its three parts. {label}")
+    most = max(float(np.abs(row).max()) for row in rows.values())
+    for r, (name, row) in enumerate(rows.items()):
+        middle = height * r + height / 2
+        drawing.text(20, middle + 4, name, anchor="start", size=12)
+        drawing.box(left, middle - 0.25, column * len(g), 0.5, shade=0.5, thick=0)
+        for i, value in enumerate(row):
+            size = abs(float(value)) / most * (height / 2 - 4)
+            y = middle if value < 0 else middle - size
+            drawing.box(left + column * i + 14, y, 32, size, shade=0.2 if value < 0 else 0.55)
+    return drawing.svg()
+
+
+def block_orders(blocks: int = 16) -> str:
+    """The race of a block that clears a sum to which all add 1: the sum after each block, in two orders."""
+    drawing = Drawing(
+        720,
+        190,
+        f"{blocks} blocks in natural order: the sum grows to {blocks}. In reverse order block 0 comes last, clears the sum, "
+        "and it ends at 1.",
+    )
+    cell = 42
+    for line, order in enumerate((range(blocks), range(blocks - 1, -1, -1))):
+        top = 30 + 90 * line
+        drawing.text(24, top - 10, f"{('natural', 'reversed')[line]} order", anchor="start", size=12)
+        total: int | None = None  # what the buffer holds before: nobody knows
+        for at, block in enumerate(order):
+            total = 1 if block == 0 else None if total is None else total + 1
+            x = 24 + cell * at
+            drawing.box(
+                x, top, cell - 5, 44, shade=LEGIBLE if block == 0 else 0.06, thick=2 if block == 0 else 1
+            )
+            drawing.text(x + cell / 2 - 2, top + 18, str(block), size=12)
+            drawing.text(x + cell / 2 - 2, top + 36, "?" if total is None else f"= {total}", size=11)
+    return drawing.svg()
+
+
+def lifetimes(launches: list[ledger.Launch], last: tuple[str, ...]) -> str:
+    """Which launch of a pass makes which tensor, and until when it is read; those in `last` are the results.
+
+    A launch is a line, a tensor a column: a full box writes, an open one reads.
+    """
+    made = list(dict.fromkeys(name for step in launches for name in step.writes if name not in last))
+    columns = [*made, *last]
+    left, top, cell, gap, line = 210, 74, 54, 22, 30
+    xs = {name: left + cell * (i + 0.5) + gap * (name in last) for i, name in enumerate(columns)}
+    drawing = Drawing(
+        round(left + cell * len(columns) + gap + 20),
+        top + line * len(launches) + 6,
+        "; ".join(
+            f"launch {number}, {step.name}, writes {', '.join(step.writes)}"
+            + (f" and reads {', '.join(kept)}" if (kept := [n for n in step.reads if n in made]) else "")
+            for number, step in enumerate(launches, start=1)
+        ),
+    )
+    drawing.text(left + cell * len(made) / 2, 16, "within the pass", size=12)
+    drawing.text(left + gap + cell * (len(made) + len(last) / 2), 16, "gradients", size=12)
+    for i, name in enumerate(columns):
+        drawing.text(xs[name], 40 + 16 * (i % 2), name, size=11, code=True)
+    levels = {name: [] for name in columns}
+    for number, step in enumerate(launches):
+        y = top + line * number + line / 2
+        drawing.text(10, y + 4, f"{number + 1}  {step.name}", anchor="start", size=12, code=True)
+        for name in columns:
+            if name in (*step.reads, *step.writes):
+                levels[name].append(y)
+    for name, ys in levels.items():
+        if len(ys) > 1:
+            drawing.box(xs[name] - 1.5, ys[0], 3, ys[-1] - ys[0], shade=0.35, thick=0, radius=0)
+    for number, step in enumerate(launches):
+        y = top + line * number + line / 2
+        for names, shade in ((step.writes, 0.85), (step.reads, 0.0)):
+            for name in (each for each in names if each in columns):
+                drawing.box(xs[name] - 8, y - 8, 16, 16, shade=shade, thick=1.5)
+    return drawing.svg()
+
+
+def bars(
+    rows: Sequence[tuple[str, float, str]],
+    label: str,
+    *,
+    width: int = 720,
+    left: float = 250,
+    longest: float = 340,
+    size: int = 12,
+) -> str:
+    """Horizontal bars; `rows` are a name, whose end is at `left`, a value and how it is written."""
+    drawing = Drawing(width, 34 * len(rows) + 10, label)
+    largest = max(value for _, value, _ in rows) or 1
+    for i, (name, value, written) in enumerate(rows):
+        y = 8 + 34 * i
+        drawing.text(left, y + 16, name, anchor="end", size=size)
+        length = max(1.0, longest * value / largest)
+        drawing.box(left + 10, y, length, 24, shade=0.3)
+        drawing.text(left + 18 + length, y + 16, written, anchor="start", size=size)
+    return drawing.svg()

@@ -1,0 +1,358 @@
+"""The climb from the chapter's first kernel to the fast variant: what each step promised, and what it took.
+
+Predictions come from the shapes and from what an H200 can do at most. Results come from
+book/measurements/ladder_h200.csv, which `kernel_times.py` writes on a GPU; every launch in it needs a prediction, and
+every launch that is spoken of must be in it. Without the file there are predictions only.
+"""
+
+import csv
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from book.figures import roofline
+from book.figures.charts import LogChart
+from book.measure import ledger
+
+MEASURED = Path(__file__).absolute().parent.parent / "measurements" / "ladder_h200.csv"
+DTYPE = "bfloat16"
+BARE = "bare product"
+
+MULTIPROCESSORS = 132
+CLOCK = 1.98e9  # the highest clock of the multiprocessors, in Hz
+SCHEDULERS = 4  # warp instructions that a multiprocessor can start in a clock
+WARP = 32
+
+# Arithmetic of the one-thread kernels for each pair of an output and a column. Forward: subtract, scale, multiply, add
+# (gamma and beta), multiply by W, and four for the compensated sum. Backward: multiply and add to dW, and three times
+# a multiplication and a compensated sum for dln.
+ONE_THREAD = {"minimal_fused_forward": 9, "minimal_fused_backward": 2 + 3 * 5}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: what it took in microseconds, if it was measured, and the least time that its prediction allows."""
+
+    kernel: str
+    measured: float | None
+    predicted: float
+    limit: str
+
+    @property
+    def took(self) -> float:
+        """What was measured, where something was."""
+        assert self.measured is not None
+        return self.measured
+
+
+def memory(tensors: float) -> tuple[float, str]:
+    """Microseconds for bytes, and what limits them."""
+    return tensors / roofline.BANDWIDTH * 1e6, "memory"
+
+
+def one_lane(kernel: str, dims: tuple[int, ...]) -> tuple[float, str]:
+    """An instruction of a warp takes its turn, whether one of its lanes works or all 32."""
+    B, S, H, O = dims
+    turns = ONE_THREAD[kernel] * B * S * H * O
+    return turns / (MULTIPROCESSORS * SCHEDULERS * CLOCK) * 1e6, "one lane of a warp"
+
+
+def shared_memory(dims: tuple[int, ...]) -> tuple[float, str]:
+    """Every multiply-add of the tiled product loads two values, and a load of a warp takes its multiprocessor a clock."""
+    B, S, H, O = dims
+    return 2 * B * S * H * O / WARP / (MULTIPROCESSORS * CLOCK) * 1e6, "shared memory"
+
+
+def tensor_cores(dims: tuple[int, ...]) -> tuple[float, str]:
+    """A product at the peak of the tensor cores."""
+    B, S, H, O = dims
+    return 2 * B * S * H * O / roofline.PEAKS[DTYPE] * 1e6, "tensor cores"
+
+
+# The kernels of the fast variant, and the tensors that they move; products have none here.
+FAST = {
+    "layernorm_rows": ("x", "ln_out"),
+    "ln_backward_rows": ("dln", "x", "dx", "ln_out"),
+    "column_partials": ("dy",),
+    "finish_sums": ("dgamma", "dbeta", "db"),
+    "gemm_hopper_kernel": (),
+    "gemm_kernel": (),
+}
+
+
+def full_name(cut: str, step: ledger.Launch | None) -> str:
+    """The name of a launch, of which the profiler shows only the beginning.
+
+    Args:
+        cut: What is left of it, maybe with the first letters of a type behind it.
+        step: Its place in the ledger, for the fused and the unfused kernels.
+
+    Raises LookupError for a name that does not fit.
+    """
+    known = FAST if step is None else (step.name,)
+    fitting = [name for name in known if name.startswith(cut) or cut.startswith(name)]
+    if len(fitting) != 1:
+        raise LookupError(
+            f"{MEASURED.name}: no prediction for the kernel {cut} in the place of {', '.join(known)}"
+        )
+    return fitting[0]
+
+
+def prediction(kernel: str, step: ledger.Launch | None, dims: tuple[int, ...]) -> tuple[float, str]:
+    """The least microseconds of a launch, and what limits it; `step` is its place in the ledger, if it has one."""
+    if step is not None and step.name in ONE_THREAD:
+        return one_lane(step.name, dims)
+    if step is not None and step.name == "matmul":
+        return shared_memory(dims)
+    if step is not None:
+        names = (*step.reads, *step.writes, *step.adds)
+        return memory(sum(ledger.size(name, dims, DTYPE) for name in names))
+    if kernel.startswith("gemm"):
+        return tensor_cores(dims)
+    return memory(sum(ledger.size(name, dims, DTYPE) for name in FAST[kernel]))
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """All launches by algorithm and pass, and a row that says where they were measured; without one they were not."""
+
+    launches: dict[tuple[str, str], list[Launch]]
+    dims: tuple[int, ...]
+    facts: dict[str, str] | None
+    bare: dict[str, float] = field(default_factory=dict)
+    """Pass -> microseconds of its matrix products alone, PyTorch's own, where they were measured."""
+
+    def of(self, algorithm: str, direction: str, *kernels: str) -> list[Launch]:
+        """Some launches of a pass, all without names. Raises LookupError for what the file does not have."""
+        found = self.launches.get((algorithm, direction))
+        if not found:
+            raise LookupError(f"{MEASURED.name} has no rows of {algorithm}, {direction}")
+        missing = [kernel for kernel in kernels if not any(launch.kernel == kernel for launch in found)]
+        if missing:
+            raise LookupError(f"{MEASURED.name}: {algorithm}, {direction}: no row of {', '.join(missing)}")
+        return [launch for launch in found if not kernels or launch.kernel in kernels]
+
+    def product(self) -> Launch:
+        """The one matrix product of the fast forward pass. Raises LookupError where there is none."""
+        products = [x for x in self.of("fast", "forward") if x.kernel.startswith("gemm")]
+        if len(products) != 1:
+            raise LookupError(f"{MEASURED.name}: fast, forward: {len(products)} matrix products")
+        return products[0]
+
+    def took(self, algorithm: str, direction: str, *kernels: str) -> float:
+        """The microseconds of some launches together."""
+        return sum(launch.took for launch in self.of(algorithm, direction, *kernels))
+
+
+def load(file: Path = MEASURED) -> Ladder:
+    """Reads the CSV. Raises LookupError where it lacks a launch of the ledger or has one without a prediction."""
+    with file.open(newline="") as source:
+        rows = list(csv.DictReader(source))
+    if not rows:
+        raise LookupError(f"{file.name} has no rows")
+    dims = tuple(int(rows[0][letter]) for letter in "BSHO")
+    launches = {}
+    for algorithm in ("fused", "unfused", "fast"):
+        for direction in ("forward", "backward"):
+            chosen = [row for row in rows if (row["algorithm"], row["pass"]) == (algorithm, direction)]
+            ours = without_others(chosen)
+            steps = ledger.LAUNCHES.get((direction, algorithm), [None] * len(ours))
+            if len(steps) != len(ours) or not ours:
+                raise LookupError(f"{file.name}: {algorithm}, {direction}: {len(ours)} rows")
+            found = []
+            for row, step in zip(ours, steps, strict=True):
+                name = full_name(row["kernel"], step)
+                found.append(Launch(name, float(row["median_us"]), *prediction(name, step, dims)))
+            launches[algorithm, direction] = found
+    bare: dict[str, float] = {}
+    for row in rows:
+        if row["algorithm"] == BARE:
+            bare[row["pass"]] = bare.get(row["pass"], 0) + float(row["median_us"])
+    return Ladder(launches, dims, rows[0], bare)
+
+
+def predicted(dims: tuple[int, ...]) -> Ladder:
+    """The launches of every pass with their predictions, none of them measured."""
+    fast = {
+        "forward": ("layernorm_rows", "gemm_hopper_kernel"),
+        "backward": ("gemm_hopper_kernel", "ln_backward_rows", "gemm_hopper_kernel"),
+    }
+    launches = {
+        ("fast", way): [Launch(x, None, *prediction(x, None, dims)) for x in names]
+        for way, names in fast.items()
+    }
+    for (way, algorithm), steps in ledger.LAUNCHES.items():
+        launches[algorithm, way] = [Launch(x.name, None, *prediction(x.name, x, dims)) for x in steps]
+    return Ladder(launches, dims, None)
+
+
+def without_others(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The rows of our kernels. Raises LookupError where others, such as a library's, take more than a twentieth."""
+    ours = [row for row in rows if not row["kernel"].startswith("other ")]
+    total, mine = (sum(float(row["median_us"]) for row in some) for some in (rows, ours))
+    if total - mine > total / 20:
+        names = {row["kernel"] for row in rows if row not in ours}
+        raise LookupError(
+            f"{MEASURED.name}: {', '.join(sorted(names))}: {total - mine:.0f} of {total:.0f} us"
+        )
+    return ours
+
+
+# ---- What the chapter shows ---------------------------------------------------------------------------------
+
+
+def duration(microseconds: float) -> str:
+    """Nanoseconds, microseconds or milliseconds, with three digits."""
+    if microseconds < 0.9995:
+        return f"{microseconds * 1000:#.3g}".rstrip(".") + " ns"
+    if microseconds < 999.5:
+        return f"{microseconds:#.3g}".rstrip(".") + " µs"
+    return f"{microseconds / 1000:,.4g} ms" if microseconds > 99_950 else f"{microseconds / 1000:#.3g} ms"
+
+
+def times(ratio: float) -> str:
+    """A ratio with two digits."""
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def table(launches: list[Launch], overlap: bool = False) -> str:
+    """Prediction and result of some launches, as Markdown; without measurements the predictions alone.
+
+    Args:
+        launches: In their order.
+        overlap: Whether one may begin before the one in front of it is done; their times then have no sum.
+    """
+    rows = [(f"`{x.kernel}`", x.limit, x.predicted, x.measured) for x in launches]
+    if len(launches) > 1 and not overlap:
+        rows.append(("together", "", *totals(launches)))
+    if any(x.measured is None for x in launches):
+        lines = ["| launch | limited by | predicted, at least |", "|---|---|---:|"]
+        lines += [f"| {name} | {limit} | {duration(floor)} |" for name, limit, floor, _ in rows]
+    else:
+        lines = [
+            "| launch | limited by | predicted, at least | measured | times the prediction |",
+            "|---|---|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {name} | {limit} | {duration(floor)} | {duration(took)} | {times(took / floor)} |"
+            for name, limit, floor, took in rows
+            if took is not None
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def totals(launches: list[Launch]) -> tuple[float, float | None]:
+    """The predicted and the measured microseconds of some launches together."""
+    measured = None if any(x.measured is None for x in launches) else sum(x.took for x in launches)
+    return sum(x.predicted for x in launches), measured
+
+
+def versions(ladder: Ladder) -> dict[str, tuple[float, float | None]]:
+    """The forward pass after each step: its name, and predicted and measured microseconds of its launches together.
+
+    Steps 3 and 4 exchange launches of the pass before them; their totals are sums, not runs.
+    """
+    unfused = ladder.of("unfused", "forward")
+    rows = ("row_statistics", "layernorm")
+    vectorised = [x for x in unfused if x.kernel not in rows] + ladder.of("fast", "forward", "layernorm_rows")
+    product = ladder.product()
+    (bias,) = ladder.of("unfused", "forward", "add_bias")
+    steps = {
+        "1 minimal fused": ladder.of("fused", "forward"),
+        "2 one block per row": unfused,
+        "3 vectorised rows": vectorised,
+        "4 tensor cores": [*ladder.of("fast", "forward", "layernorm_rows"), product, bias],
+        "5 epilogue": ladder.of("fast", "forward"),
+    }
+    return {name: totals(launches) for name, launches in steps.items()}
+
+
+def climb(ladder: Ladder) -> str:
+    """The forward pass after each step, predicted and measured, as a chart."""
+    steps = versions(ladder)
+    shown = {name: floor if took is None else took for name, (floor, took) in steps.items()}
+    words = "; ".join(f"{name}: {duration(time)}" for name, time in shown.items())
+    drawing = LogChart(
+        (720, 360),
+        f"Time of the forward pass after each step, on a logarithmic axis, falling from step to step. {words}.",
+        x=(1, 2 ** len(steps)),
+        y=(10, 1e6),
+        x_name="",
+        y_name="forward pass",
+        y_ticks={
+            10.0**power: duration(10.0**power).replace(".00", "").replace(".0", "") for power in range(1, 7)
+        },
+        x_ticks={2 ** (i + 0.5): name for i, name in enumerate(steps)},
+    )
+    places = [2 ** (i + 0.5) for i in range(len(steps))]
+    floors = [(x, floor) for x, (floor, _) in zip(places, steps.values(), strict=True)]
+    drawing.curve(floors, dash="5 4", thick=1)
+    for point in floors:
+        drawing.marker(*point, "circle", hollow=True)
+    drawing.marker(2**3.6, 1e5, "circle", hollow=True)
+    drawing.note(2**3.6, 1e5, "predicted, at least")
+    if ladder.facts:
+        took = list(zip(places, shown.values(), strict=True))
+        drawing.curve(took)
+        for point in [*took, (2**3.6, 2.5e5)]:
+            drawing.marker(*point, "circle")
+        drawing.note(2**3.6, 2.5e5, "measured")
+    for x, time in zip(places, shown.values(), strict=True):
+        drawing.note(x, time, duration(time), dx=9, dy=-6)
+    return drawing.svg()
+
+
+def found(file: Path = MEASURED) -> Ladder:
+    """What was measured, or the predictions alone."""
+    return load(file) if file.is_file() else predicted(ledger.GPT2_SMALL)
+
+
+def pages(file: Path = MEASURED) -> dict[str, str]:
+    """What the chapter includes, by file name. Raises LookupError where the measurements lack something."""
+    ladder = found(file)
+    said = results(ladder) if ladder.facts else {}
+    tables = {
+        "1": table(ladder.of("fused", "forward")) + "\n" + table(ladder.of("fused", "backward")),
+        "2": table(ladder.of("unfused", "forward")),
+        "3": table(ladder.of("fast", "forward", "layernorm_rows")),
+        "4": table([ladder.product()]),
+        "5": table(ladder.of("unfused", "forward", "add_bias")),
+        "6": table(ladder.of("fast", "backward"), overlap=True),
+    }
+    label = "**Result.**" if ladder.facts else "**In numbers.**"
+    return {
+        "ladder_where.md": where(ladder),
+        "ladder_6_unfused.md": table(ladder.of("unfused", "backward")),
+        "ladder_forward.md": table(ladder.of("fast", "forward")),
+        "ladder.svg": climb(ladder),
+        **{
+            f"ladder_{step}.md": f"{label}\n\n{text}\n{said.get(step, '')}\n" for step, text in tables.items()
+        },
+    }
+
+
+def where(ladder: Ladder) -> str:
+    """A paragraph about what was measured, or that nothing was."""
+    sizes = ", ".join(f"{letter} = {size:,}" for letter, size in zip("BSHO", ladder.dims, strict=True))
+    if not ladder.facts:
+        return f"The tables are for {DTYPE} and {sizes}, and hold predictions alone.\n"
+    return (
+        "The last column of each table is the measured time divided by the prediction. A number near 1 says that the guess "
+        "was right and that nothing is left to gain without another idea. A large number says that something else holds the "
+        "kernel up as well; what it is, the number does not say. "
+        f"Measured were single launches under PyTorch's profiler, on an {ladder.facts['device']}, {ladder.facts['dtype']}, "
+        f"{sizes}, medians of several calls, {ladder.facts['date']}, PyTorch {ladder.facts['torch']}.\n"
+    )
+
+
+def results(ladder: Ladder) -> dict[str, str]:
+    """What the measurements say of steps that replace launches of earlier ones."""
+    rows = ladder.took("unfused", "forward", "row_statistics", "layernorm")
+    fast = ladder.took("fast", "forward", "layernorm_rows")
+    tiled = ladder.took("unfused", "forward", "transpose", "matmul")
+    saved = ladder.took("unfused", "forward", "add_bias")
+    return {
+        "3": f"The two launches that it takes the place of needed {duration(rows)}, {times(rows / fast)} times as long.",
+        "4": f"Transpose and tiled product needed {duration(tiled)}, {times(tiled / ladder.product().took)} times as "
+        "long.",
+        "5": f"That launch of {duration(saved)} is gone. The product with the bias in it is the one measured in step 4.",
+    }

@@ -1,0 +1,22 @@
+"""The recorded runs that the book's access pictures are drawn from; access_pictures.py records them."""
+
+import json
+from pathlib import Path
+
+from harness.screens.picture_html import page_from
+
+BOOK = Path(__file__).absolute().parent.parent
+
+FOLDER = BOOK / "pictures"
+PAGE = "bug.html"
+"""The page of the wrong kernel, in the folder of the built book."""
+
+
+def load(name: str) -> dict:
+    """A record."""
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def write_page(site: Path) -> None:
+    """Writes the page of the wrong kernel into the built book."""
+    (site / PAGE).write_text(page_from(load("bug")), encoding="utf-8")

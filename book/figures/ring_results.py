@@ -1,0 +1,401 @@
+"""Puzzle 25 on several GPUs: tables and pictures of what the ring and the training run took, from book/measurements.
+
+`h200x4_ring.csv` and `h200x2_ring.csv`, with their traces, are written by `harness.puzzles.p25.gpus`, `h200x4_training.csv`
+and `h200x4_long.csv` by `harness.puzzles.p25.training`. More GPUs are simulated from the trace of two, and called that.
+"""
+
+import csv
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from book.figures.charts import LogChart
+from book.figures.figures import Drawing
+from book.figures.markdown_table import table
+
+MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
+RINGS = (MEASUREMENTS / "h200x2_ring.csv", MEASUREMENTS / "h200x4_ring.csv")
+TWO, FOUR = MEASUREMENTS / "h200x2_ring_trace.jsonl", MEASUREMENTS / "h200x4_ring_trace.jsonl"
+TRAINED, LONG = MEASUREMENTS / "h200x4_training.csv", MEASUREMENTS / "h200x4_long.csv"
+ONE, WHOLE, PARALLEL = "one GPU", "ring", "context parallel"
+Row = dict[str, str]
+Interval = tuple[float, float]
+UNTIMED = 5
+"""First steps of a training run, whose time holds compiling and connecting."""
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a CSV."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- The ring -----------------------------------------------------------------------------------------------
+
+
+class Ring:
+    """The measured rows by candidate and size."""
+
+    def __init__(self, rows: list[Row]):
+        self.rows = rows
+        self.by = {
+            (
+                row["candidate"],
+                row["kernels"],
+                int(row["ranks"]),
+                int(row["length"]),
+                int(row["d"]),
+                row["causal"] == "1",
+            ): row
+            for row in rows
+            if row["ms"] and row["rotation"] != "allgather"
+        }
+
+    def ms(
+        self, candidate: str, kernels: str, ranks: int, length: int, d: int, causal: bool = True
+    ) -> float | None:
+        """Milliseconds, None where that was not measured."""
+        row = self.by.get((candidate, kernels, ranks, length, d, causal))
+        return float(row["ms"]) if row else None
+
+    def sizes(self, causal: bool = True) -> list[tuple[str, int, int, int]]:
+        """(kernels, d, length, ranks) of every ring that was measured, in order."""
+        found = {
+            (kernels, d, length, ranks)
+            for candidate, kernels, ranks, length, d, mask in self.by
+            if candidate == WHOLE and mask == causal
+        }
+        return sorted(found, key=lambda each: (each[0] != "flash", -each[1], *each[2:]))
+
+
+def times_table(ring: Ring, causal: bool = True) -> str:
+    """What forward and backward take on one GPU and on several, beside context parallel."""
+    rows = []
+    for kernels, d, length, ranks in ring.sizes(causal):
+        one = ring.ms(ONE, kernels, 1, length, d, causal)
+        whole, peer = (ring.ms(each, kernels, ranks, length, d, causal) for each in (WHOLE, PARALLEL))
+        assert one is not None and whole is not None
+        speed = [f"{one / whole:.2f}", f"{one / whole / ranks:.1%}", f"{1e3 * length / whole:,.0f}"]
+        times = [f"{one:,.1f} ms", f"{whole:,.1f} ms"]
+        rows.append(
+            [
+                kernels,
+                str(d),
+                f"{length:,}",
+                str(ranks),
+                *times,
+                *speed,
+                f"{peer / whole:.3f}" if peer else "",
+            ]
+        )
+    head = [
+        "kernels",
+        "d",
+        "S",
+        "GPUs",
+        "one GPU",
+        "ring",
+        "times as fast",
+        "of the ideal",
+        "tokens a second",
+    ]
+    return table([*head, "context parallel / ring"], rows, "lrrrrrrrrr")
+
+
+def memory_table(ring: Ring) -> str:
+    """Gibibytes on each GPU at the peak."""
+
+    def bytes_of(candidate: str, kernels: str, ranks: int, length: int, d: int) -> str:
+        row = ring.by.get((candidate, kernels, ranks, length, d, True))
+        return f"{int(row['bytes_a_rank']) / 2**30:.2f}" if row else ""
+
+    sizes = dict.fromkeys((kernels, length, d) for kernels, d, length, ranks in ring.sizes() if ranks == 4)
+    rows = [
+        [kernels, str(d), f"{length:,}"]
+        + [
+            bytes_of(who, kernels, ranks, length, d)
+            for who, ranks in ((ONE, 1), *((WHOLE, n) for n in (2, 4)), *((PARALLEL, n) for n in (2, 4)))
+        ]
+        for kernels, length, d in sizes
+    ]
+    head = [
+        "kernels",
+        "d",
+        "S",
+        "one GPU",
+        "ring, 2",
+        "ring, 4",
+        "context parallel, 2",
+        "context parallel, 4",
+    ]
+    return table(head, rows, "lrrrrrrr")
+
+
+def ideal_chart(ring: Ring) -> str:
+    """Percent of the ideal over the length, with d = 128."""
+    lengths = sorted({length for _, _, length, _ in ring.sizes()})
+    drawing = LogChart(
+        (720, 320),
+        "Throughput of the ring on two and four GPUs in percent of the ideal, over the length of the sequence. It rises from 85 "
+        "and 60 to 75 percent at 32,768 positions to above 95 percent on two GPUs and about 90 on four.",
+        x=(lengths[0] / 1.2, lengths[-1] * 1.2),
+        y=(0.55, 1.06),
+        x_name="positions",
+        y_name="of the ideal",
+        x_ticks={float(length): f"{length // 1024}k" for length in lengths},
+        y_ticks={value: f"{value:.0%}" for value in (0.6, 0.7, 0.8, 0.9, 1.0)},
+    )
+    styles = {
+        ("flash", 2): ("circle", ""),
+        ("cuDNN", 2): ("square", "6 4"),
+        ("flash", 4): ("triangle", "2 3"),
+    }
+    styles["cuDNN", 4] = ("diamond", "8 3 2 3")
+    for number, ((kernels, ranks), (shape, dash)) in enumerate(styles.items()):
+        points = []
+        for length in lengths:
+            one, whole = (ring.ms(who, kernels, n, length, 128) for who, n in ((ONE, 1), (WHOLE, ranks)))
+            if one and whole:
+                points.append((float(length), one / whole / ranks))
+        drawing.curve(points, dash=dash)
+        for across, up in points:
+            drawing.marker(across, up, shape)
+        x, y = lengths[-1] / 3.0, 0.74 * 0.94**number
+        drawing.curve([(x, y), (x * 1.3, y)], dash=dash)
+        drawing.marker(x * 1.15, y, shape)
+        drawing.note(x * 1.3, y, f"{ranks} GPUs, {kernels}")
+    return drawing.svg()
+
+
+# ---- What the GPUs do when ----------------------------------------------------------------------------------
+
+
+def traces(path: Path) -> dict[tuple[str, int, int], list[list[tuple[str, float, float]]]]:
+    """(kernels, d, length) -> of each rank its kernels: kind, start and end in microseconds; causal rings only."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        trace = json.loads(line)
+        if trace["causal"] and "kernels_by_rank" in trace:
+            key = trace["kernels"], trace["d"], trace["length"]
+            found[key] = [
+                [(kind, start, end) for kind, start, end in rank] for rank in trace["kernels_by_rank"]
+            ]
+    return found
+
+
+def union(intervals: list[Interval]) -> list[Interval]:
+    """The same time without overlaps."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def common(one: list[Interval], other: list[Interval]) -> float:
+    """How long two unions are both under way."""
+    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
+
+
+def of_kind(kernels: list[tuple[str, float, float]], *kinds: str) -> list[Interval]:
+    """When any kernel of some kinds runs."""
+    return union([(start, end) for kind, start, end in kernels if kind in kinds])
+
+
+def length_of(intervals: list[Interval]) -> float:
+    """The sum of a union's lengths."""
+    return sum(end - start for start, end in intervals)
+
+
+def where_table() -> str:
+    """Where a GPU's time goes, of the rank that began last, and which share of the transfers runs behind computing."""
+    rows = []
+    for (kernels, d, length), ranks in sorted(
+        traces(FOUR).items(), key=lambda each: (each[0][0] != "flash", *each[0][1:])
+    ):
+        rank = min(
+            ranks, key=lambda kernels: max(end for _, _, end in kernels)
+        )  # it waited for nobody to begin
+        whole = max(end for _, _, end in rank)
+        attention, elements = (length_of(of_kind(rank, kind)) for kind in ("attention", "elements"))
+        transfers, computing = of_kind(rank, "transfer"), of_kind(rank, "attention", "elements")
+        bare = length_of(transfers) - common(transfers, computing)
+        cells = (whole, attention, elements, length_of(transfers), bare)
+        hidden = 1 - bare / length_of(transfers)
+        rows.append(
+            [kernels, str(d), f"{length:,}", *(f"{each / 1e3:,.2f}" for each in cells), f"{hidden:.0%}"]
+        )
+    head = [
+        "kernels",
+        "d",
+        "S",
+        "ms in all",
+        "attention",
+        "element by element",
+        "transfers",
+        "of these bare",
+        "hidden",
+    ]
+    return table(head, rows, "lrrrrrrrr")
+
+
+def timeline(ranks: list[list[tuple[str, float, float]]]) -> str:
+    """Two rows for each GPU: what it computes, and what travels."""
+    width, row, left = 900, 26, 110
+    last = max(end for kernels in ranks for _, _, end in kernels)
+    drawing = Drawing(
+        width, row * 2 * len(ranks) + 40, f"Kernels of {len(ranks)} GPUs within {last / 1e3:.1f} ms"
+    )
+    scale = (width - left - 10) / last
+    shades = {"attention": 0.75, "elements": 0.35, "transfer": 0.9}
+    for rank, kernels in enumerate(ranks):
+        for lane, kinds in enumerate((("attention", "elements"), ("transfer",))):
+            y = row * (2 * rank + lane) + 6
+            drawing.text(
+                left - 8, y + 13, f"GPU {rank}, {('computes', 'transfers')[lane]}", anchor="end", size=11
+            )
+            for kind, start, end in kernels:
+                if kind in kinds:
+                    x, wide = left + scale * start, max(scale * (end - start), 0.6)
+                    drawing.parts.append(
+                        f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="18" fill="currentColor" '
+                        f'fill-opacity="{shades[kind]}"/>'
+                    )
+    drawing.text(left, row * 2 * len(ranks) + 26, f"0 to {last / 1e3:.1f} ms", anchor="start", size=11)
+    return drawing.svg()
+
+
+# ---- More GPUs, simulated -----------------------------------------------------------------------------------
+
+
+def steps_of(kernels: Sequence[tuple[str, float, float]]) -> list[float]:
+    """Microseconds of a rank of two: its own block and the other's, forward and backward, and the gradients' way home.
+
+    Each of the four blocks is begun by the longest of its attention kernels; the last transfer is the way home.
+    """
+    attention = sorted((start, end) for kind, start, end in kernels if kind == "attention")
+    longest = max(end - start for start, end in attention)
+    blocks = [start for start, end in attention if end - start > longest / 8]
+    if len(blocks) != 4:
+        raise ValueError(f"expected the kernels of four blocks, found {len(blocks)}")
+    home = max(start for kind, start, _ in kernels if kind == "transfer")
+    end = max(end for _, _, end in kernels)
+    edges = [0.0, *blocks[1:], home, end]
+    return [stop - start for start, stop in itertools.pairwise(edges)]
+
+
+def simulated(ranks: Sequence[Sequence[tuple[str, float, float]]], bare: float, count: int) -> float:
+    """Milliseconds of a ring of `count` ranks, from a trace of two whose parts have the same length.
+
+    A rank's first step is its own block, and each of the others is like the second of two, the slower rank's. The first and the
+    last step are those of the rank that began last: the other's hold its wait for it. `bare` are the milliseconds that the
+    transfers of one step add where they run behind computing, measured on two.
+    """
+    owns, others, backs, others_back, homes = zip(*map(steps_of, ranks), strict=True)
+    microseconds = min(owns) + min(backs) + min(homes)
+    microseconds += (count - 1) * (max(others) + max(others_back))
+    return microseconds / 1e3 + (count - 2) * bare
+
+
+def simulated_table(ring: Ring) -> str:
+    """What four and eight GPUs would take, from the measured two; of four, what they took."""
+    rows = []
+    for (kernels, d, length), ranks in traces(TWO).items():
+        whole, blocks = (ring.ms(each, kernels, 2, length, d) for each in (WHOLE, "ring, blocks alone"))
+        if whole is None:
+            continue
+        home = min(steps_of(rank)[-1] for rank in ranks) / 1e3
+        bare = max(0.0, whole - blocks - home) if blocks else 0.0
+        for count in (4, 8):
+            S = length // 2 * count
+            one, measured = ring.ms(ONE, kernels, 1, S, d), ring.ms(WHOLE, kernels, count, S, d)
+            if one:
+                found = simulated(ranks, bare, count)
+                rows.append(
+                    [
+                        kernels,
+                        str(d),
+                        f"{S:,}",
+                        str(count),
+                        f"{found:,.1f} ms",
+                        f"{one / found / count:.1%}",
+                        f"{measured:,.1f} ms" if measured else "",
+                    ]
+                )
+    rows.sort(key=lambda row: (row[3], row[0] != "flash", -int(row[1]), len(row[2]), row[2]))
+    return table(["kernels", "d", "S", "GPUs", "simulated", "of the ideal", "measured"], rows, "lrrrrrr")
+
+
+# ---- Training -----------------------------------------------------------------------------------------------
+
+
+def training_table(path: Path) -> str:
+    """Losses, step time, percent of the ideal and memory of every way, with either layer."""
+    curves: dict[tuple[str, str], list[Row]] = {}
+    for row in rows_of(path):
+        curves.setdefault((row["way"], row["pairs"]), []).append(row)
+
+    def step(way: str, pairs: str) -> float:
+        times = [float(row["step_us"]) for row in curves[way, pairs]]
+        return statistics.median(times[UNTIMED:] or times) / 1e3
+
+    rows = []
+    for (way, pairs), found in curves.items():
+        losses = [float(row["loss"]) for row in found]
+        alone = [float(row["loss"]) for row in curves["one", pairs]]
+        apart = max(abs(a - b) / b for a, b in zip(means(losses), means(alone), strict=True))
+        ideal = step("one", pairs) / step(way, pairs) / int(found[0]["ranks"])
+        distributed = way not in ("one", "moved")
+        rows.append(
+            [
+                f"`{way}`",
+                pairs,
+                f"{losses[0]:.4f} → {losses[-1]:.4f}",
+                f"{apart:.1e}" if way != "one" else "",
+                f"{step(way, pairs):.1f} ms",
+                f"{ideal:.0%}" if distributed else "",
+                f"{int(found[-1]['peak_bytes']) / 2**20:,.0f} MiB",
+            ]
+        )
+    head = ["way", "layers", "loss", "apart from one process", "a step", "of the ideal", "peak of a step"]
+    return table(head, rows, "lllrrrr")
+
+
+def means(losses: list[float], window: int = 10) -> list[float]:
+    """The means of consecutive windows."""
+    return [statistics.fmean(losses[start : start + window]) for start in range(0, len(losses), window)]
+
+
+def source(path: Path) -> str:
+    """Where numbers are from."""
+    rows = rows_of(path)
+    first = rows[0]
+    lengths = ", ".join(
+        f"{length:,}" for length in sorted({int(row["length"]) for row in rows if row["candidate"] == WHOLE})
+    )
+    return (
+        f"{lengths} positions: {max(int(row['ranks']) for row in rows)} × {first['device']} of one host, NVLink, driver "
+        f"{first['driver']}, PyTorch {first['torch']}, {first['date']}."
+    )
+
+
+def pages() -> dict[str, Any]:
+    """What the chapter includes, by file name."""
+    ring = Ring([row for path in RINGS for row in rows_of(path)])
+    return {
+        "ring_source.md": "\n".join(map(source, RINGS)) + "\n",
+        "ring_times.md": times_table(ring),
+        "ring_full.md": times_table(ring, causal=False),
+        "ring_memory.md": memory_table(ring),
+        "ring_ideal.svg": ideal_chart(ring),
+        "ring_where.md": where_table(),
+        "ring_timeline.svg": timeline(traces(FOUR)["flash", 64, 32768]),
+        "ring_simulated.md": simulated_table(ring),
+        "ring_training.md": training_table(TRAINED),
+        "ring_long.md": training_table(LONG),
+    }

@@ -1,0 +1,75 @@
+"""The table of speed on the README and on the page of the layers: six rows of three records, none of them typed by hand.
+
+`python -m book.figures.speed_table` writes it into the README, between its two marks.
+"""
+
+import csv
+import re
+
+from book.figures import attention_times, bench_results
+from book.figures.bench_results import BOOK, bold_ratio, table, time_text
+
+GPT2 = BOOK / "measurements" / "h200_gpt2_compile.csv"
+README = BOOK.parent / "README.md"
+MARKED = re.compile(r"(?<=<!-- speed -->\n).*(?=<!-- /speed -->)", re.DOTALL)
+HEAD = ["what", "time", "eager PyTorch", "torch.compile", "the fastest other"]
+LENGTH = 2048, 64, False, "bfloat16"
+"""Of attention: S, d, causal or not, dtype."""
+
+
+def layer_rows() -> list[list[str]]:
+    """LayerNorm + Linear, forward and backward as a CUDA graph, at four sizes."""
+    record, rows = bench_results.read(bench_results.MEASURED), []
+    best = {
+        dims: at["fast"]["fastest_peer"] for dims, at in bench_results.select(record, "both", "graph").items()
+    }
+    for dims, direction, at in bench_results.passes(record, "graph"):
+        if direction == "both":
+            ratios = [bold_ratio(at["fast"].over(at[name])) for name in ("eager", "compile", best[dims])]
+            what = "LayerNorm + Linear, {:,}:\u00a0{:,}→{:,}".format(*dims)
+            fastest = f"{ratios.pop()} {bench_results.SHORT[best[dims]]}"
+            rows.append([what, time_text(at["fast"].time), *ratios, fastest])
+    return rows
+
+
+def attention_row() -> list[str]:
+    """Attention, forward and backward as a CUDA graph; eager is PyTorch's flash attention."""
+    times = attention_times.read()
+    ours, flash, cudnn = (times.microseconds(LENGTH, "graph", who)
+                          for who in ("attention", "flash", "cuDNN"))  # fmt: skip
+    if not (ours and flash and cudnn):
+        raise ValueError(f"{attention_times.MEASURED.name} holds no graphs at {LENGTH}")
+    batch, heads = attention_times.HEADS
+    what = f"attention, {batch} x {heads} heads of {LENGTH[1]}, {LENGTH[0]:,} positions"
+    return [what, time_text(ours), bold_ratio(ours / flash), "–", f"{bold_ratio(ours / cudnn)} cuDNN"]
+
+
+def gpt2_row() -> list[str]:
+    """A training step of GPT-2 (124M) under the backend, all ways as a CUDA graph."""
+    with GPT2.open(newline="", encoding="utf-8") as file:
+        ms = {row["way"]: float(row["median_ms"]) for row in csv.DictReader(file)}
+    ours = ms["mojo_workbook"]
+    compiled = bold_ratio(ours / ms["torch.compile"])
+    eager = bold_ratio(ours / ms["eager"])
+    return [
+        "GPT-2 (124M), a step, 8 x 1,024 tokens",
+        f"{ours:.1f} ms",
+        eager,
+        compiled,
+        f"{compiled} compile",
+    ]
+
+
+def speed_table() -> str:
+    """The table in Markdown."""
+    return table(HEAD, [*layer_rows(), attention_row(), gpt2_row()])
+
+
+def pages() -> dict[str, str]:
+    """What the book's pages can include."""
+    return {"speed.md": speed_table()}
+
+
+if __name__ == "__main__":
+    text = README.read_text(encoding="utf-8")
+    README.write_text(MARKED.sub(lambda _: speed_table(), text), encoding="utf-8")

@@ -1,0 +1,107 @@
+"""What the chapter on measuring shows: one product timed in several ways, and a CPU beside a GPU, from book/measurements."""
+
+import csv
+from pathlib import Path
+
+from book.figures.charts import LogChart
+from book.figures.ladder import duration
+
+MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """The rows of a measured table."""
+    with (MEASUREMENTS / f"{name}.csv").open(newline="", encoding="utf-8") as source:
+        return list(csv.DictReader(source))
+
+
+def ways() -> dict[str, float]:
+    """Way of timing -> its median in microseconds."""
+    return {row["what"]: float(row["median_us"]) for row in rows("h200_timing_ways")}
+
+
+def ways_table() -> str:
+    """Every way of timing with its median and how far its rounds lie apart."""
+    found = rows("h200_timing_ways")
+    lines = ["| what was timed | median | least to most | remark |", "| --- | ---: | ---: | --- |"]
+    for row in found:
+        median, least, most = (duration(float(row[name])) for name in ("median_us", "least_us", "most_us"))
+        apart = "" if row["rounds"] == "1" else f"{least} to {most}"
+        note = row["note"].removesuffix(", 59").removesuffix(", 49")  # the temperature, cut to a place
+        lines.append(f"| {row['what']} | {median} | {apart} | {note} |")
+    facts = found[0]
+    where = f"{facts['device']}, bfloat16, {facts['date']}, PyTorch {facts['torch']}"
+    return "\n".join(lines) + f"\n\nMeasured on an {where}, by `python -m book.measure.timing_ways FILE`.\n"
+
+
+def ways_chart() -> str:
+    """The same product by every way of timing, on a logarithmic axis."""
+    shown = {
+        "not synchronised": "product, not synchronised",
+        "synchronised": "product, synchronised",
+        "events, one": "product, events around one call",
+        "events, 100": "product, events around 100 calls",
+        "graph of 100": "product, a graph of 100",
+        "L2 flushed": "product, L2 flushed before each",
+    }
+    times = {name: ways()[what] for name, what in shown.items()}
+    words = "; ".join(f"{name} {duration(time)}" for name, time in times.items())
+    drawing = LogChart(
+        (720, 300),
+        f"What one product takes, by the way of timing it: {words}.",
+        x=(1, 2 ** len(times)),
+        y=(10, 1000),
+        x_name="",
+        y_name="for a call",
+        y_ticks={10.0: "10 µs", 100.0: "100 µs", 1000.0: "1 ms"},
+        x_ticks={2 ** (i + 0.5): name for i, name in enumerate(times)},
+    )
+    for place, time in enumerate(times.values()):
+        drawing.marker(2 ** (place + 0.5), time, "circle")
+        drawing.note(2 ** (place + 0.5), time, duration(time))
+    return drawing.svg()
+
+
+def both_devices() -> list[tuple[tuple[int, ...], str, float, float]]:
+    """Sizes, pass, and the microseconds of PyTorch on the CPU and on the GPU."""
+    gpu = {
+        (*(row[letter] for letter in "BSHO"), row["pass"]): float(row["median_us"])
+        for row in rows("h200_float32")
+        if row["who"] == "PyTorch"
+    }
+    found = []
+    for row in rows("cpu_float32"):
+        key = (*(row[letter] for letter in "BSHO"), row["pass"])
+        found.append((tuple(map(int, key[:4])), row["pass"], float(row["median_us"]), gpu[key]))
+    return found
+
+
+def devices_table() -> str:
+    """The CPU beside the GPU, with how often one goes into the other."""
+    lines = ["| B × S, H → O | pass | CPU | GPU | CPU over GPU |", "| --- | --- | ---: | ---: | ---: |"]
+    for dims, direction, cpu, gpu in both_devices():
+        sizes = "{:,} × {:,}, {:,} → {:,}".format(*dims).replace(" ", "&nbsp;")
+        lines.append(f"| {sizes} | {direction} | {duration(cpu)} | {duration(gpu)} | {cpu / gpu:,.2g} |")
+    cpu, gpu = rows("cpu_float32")[0], rows("h200_float32")[0]
+    return "\n".join(lines) + (
+        f"\n\nFloat32, PyTorch's own two operations. CPU: {cpu['machine']}, {cpu['date']}, PyTorch {cpu['torch']}, processor time, "
+        f"median of {cpu['rounds']} rounds (`python -m book.measure.cpu_times FILE`). GPU: {gpu['device']}, {gpu['date']}, PyTorch "
+        f"{gpu['torch']}, single calls by the host's clock, each waited for.\n"
+    )
+
+
+def profiler_table() -> str:
+    """The kernels of LayerNorm, then Linear, forward and backward, as PyTorch's profiler names and times them."""
+    lines = ["| kernel | calls | µs |", "| --- | ---: | ---: |"]
+    lines += [f"| `{row['kernel']}` | {row['calls']} | {row['us']} |" for row in rows("h200_profiler")]
+    return "\n".join(lines) + "\n"
+
+
+def pages() -> dict[str, str]:
+    """What the chapter includes, by file name."""
+    return {
+        "timing_ways.md": ways_table(),
+        "timing_ways.svg": ways_chart(),
+        "cpu_gpu.md": devices_table(),
+        "profiler.md": profiler_table(),
+    }

@@ -1,0 +1,136 @@
+"""Times of attention beside PyTorch's kernels where a call could fall off a cliff: `python -m book.measure.attention_cliffs FILE`.
+
+Four batches of 12 heads, 1,024 queries and keys, forward and backward pass, on a GPU. A row for each dtype, head dimension and
+option: the median time of one CUDA graph of both passes, in shuffled turns after a pause, and that of the fastest kernel of
+PyTorch's `scaled_dot_product_attention` that takes the same call, by name.
+"""
+
+import csv
+import datetime
+import random
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from book.measure.cuda_graphs import capture
+from harness.nn import attention
+
+BATCHES, HEADS, LENGTH = 4, 12, 1024
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+WIDTHS = (64, 72, 128, 160, 256)
+OPTIONS = ("none", "causal", "padding", "bool S x S", "bias", "bias with gradient")
+PEERS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+ROUNDS = 5
+Step = Callable[[], object]
+
+
+def mask_of(option: str, dtype: torch.dtype) -> torch.Tensor | None:
+    """The mask of an option: padding hides the last keys of each batch, up to three quarters of them."""
+    shape = (BATCHES, 1, LENGTH, LENGTH)
+    if option == "padding":
+        lengths = torch.linspace(LENGTH // 4, LENGTH, BATCHES, device="cuda").int()
+        return (torch.arange(LENGTH, device="cuda") < lengths[:, None])[:, None, None, :]
+    if option == "bool S x S":
+        return torch.rand(shape, device="cuda") < 0.7
+    if option.startswith("bias"):
+        bias = torch.randn(1, HEADS, LENGTH, LENGTH, device="cuda", dtype=dtype)
+        return bias.requires_grad_(option.endswith("gradient"))
+    return None
+
+
+def both_passes(function: Callable[..., torch.Tensor], leaves, gradient, **options) -> Step:
+    """A forward and a backward pass, with the gradient of a mask that needs one."""
+    mask = options.get("attn_mask")
+    wanted = [*leaves, *([mask] if mask is not None and mask.requires_grad else [])]
+
+    def step():
+        return torch.autograd.grad(function(*leaves, **options), wanted, gradient)
+
+    return step
+
+
+def by_peer(backend: SDPBackend, *arguments, **options) -> torch.Tensor:
+    """PyTorch's function by one of its kernels. Raises RuntimeError where that one does not take the call."""
+    with sdpa_kernel([backend]):
+        return F.scaled_dot_product_attention(*arguments, **options)
+
+
+def candidates(dtype: torch.dtype, width: int, option: str) -> Iterator[tuple[str, torch.cuda.CUDAGraph]]:
+    """The graph of this project's function, "ours", and of each of PyTorch's kernels that takes the call."""
+    torch.manual_seed(0)
+    leaves = [
+        torch.randn(BATCHES, HEADS, LENGTH, width, device="cuda", dtype=dtype, requires_grad=True)
+        for _ in range(3)
+    ]
+    options = {"attn_mask": mask_of(option, dtype), "is_causal": option == "causal"}
+    gradient = torch.randn_like(leaves[0])
+    yield "ours", capture(both_passes(attention, leaves, gradient, **options))
+    for name, backend in PEERS.items():
+        try:
+            yield name, capture(both_passes(partial(by_peer, backend), leaves, gradient, **options))
+        except RuntimeError:
+            torch.cuda.synchronize()
+
+
+def timed(graph: torch.cuda.CUDAGraph, count: int) -> float:
+    """Milliseconds of one replay among `count`."""
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    time.sleep(0.04)
+    first.record()
+    for _ in range(count):
+        graph.replay()
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last) / count
+
+
+def medians(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
+    """The median milliseconds of each graph, in shuffled turns of some 4 ms."""
+    counts = {name: max(1, int(4 / timed(graph, 1))) for name, graph in graphs.items()}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    names, order = list(graphs), random.Random(0)
+    for _ in range(ROUNDS):
+        order.shuffle(names)
+        for name in names:
+            times[name].append(timed(graphs[name], counts[name]))
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def main() -> None:
+    """Writes the table. Prints each row as it comes, because float32 takes its time."""
+    if len(sys.argv) != 2 or not torch.cuda.is_available():
+        sys.exit(__doc__)
+    warnings.simplefilter("ignore")
+    facts = [torch.cuda.get_device_name(), torch.__version__, datetime.datetime.now(datetime.UTC).date()]
+    with open(sys.argv[1], "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            ["device", "torch", "date", "dtype", "d", "option", "ours_ms", "peer", "peer_ms", "ratio"]
+        )
+        for dtype in DTYPES:
+            for width in WIDTHS:
+                for option in OPTIONS:
+                    found = medians(dict(candidates(dtype, width, option)))
+                    ours = found.pop("ours")
+                    peer = min(found, key=found.__getitem__)
+                    row = [str(dtype).removeprefix("torch."), width, option, f"{ours:.4f}", peer]
+                    writer.writerow([*facts, *row, f"{found[peer]:.4f}", f"{ours / found[peer]:.2f}"])
+                    print(*row, f"{ours / found[peer]:.2f}", flush=True)
+                    file.flush()
+
+
+if __name__ == "__main__":
+    main()

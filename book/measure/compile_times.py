@@ -1,0 +1,96 @@
+"""Measures what torch.compile costs and gains here: `python -m book.measure.compile_times FILE`, once on each machine.
+
+LayerNorm + Linear in float32, forward and backward. The first call compiles, with nothing taken from a cache; the later
+ones are timed one by one, in turns with the other ways. On a GPU a call is over when the GPU is done. The page
+about torch.compile shows the rows of every book/measurements/compile_*.csv.
+"""
+
+import csv
+import datetime
+import os
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = (
+    "1"  # else the second run of this file measures no compiler
+)
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZES = ((4, 4, 8, 16), (8, 128, 256, 1024))
+WAYS = {"eager": None, "compile": "default", "reduce-overhead": "reduce-overhead"}
+CALLS = 50
+
+
+def seconds(step) -> float:
+    """How long one call takes."""
+    start = time.perf_counter()
+    step()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def training_step(model, x):
+    """One forward and backward pass as a function without arguments."""
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+
+    return step
+
+
+def measure(dims: tuple[int, int, int, int]) -> list[dict]:
+    """A row for each way at sizes (B, S, H, O)."""
+    B, S, H, O = dims
+    torch.compiler.reset()
+    x = torch.randn(B, S, H, device=DEVICE)
+    steps, rows = {}, {}
+    for way, mode in WAYS.items():
+        model = nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O)).to(DEVICE)
+        steps[way] = training_step(torch.compile(model, mode=mode) if mode else model, x)
+        counters.clear()
+        rows[way] = {"way": way, "first_s": f"{seconds(steps[way]):.3f}"}
+        rows[way]["cudagraph_skips"] = counters["inductor"]["cudagraph_skips"]
+    times = {way: [] for way in WAYS}
+    for _ in range(CALLS):
+        for way, step in steps.items():
+            times[way].append(seconds(step) * 1e6)
+    for way, row in rows.items():
+        fifths = statistics.quantiles(times[way], n=5)
+        row |= {"median_us": f"{statistics.median(times[way]):.1f}", "calls": CALLS}
+        row |= {"p20_us": f"{fifths[0]:.1f}", "p80_us": f"{fifths[3]:.1f}"}
+        row |= dict(zip("BSHO", dims, strict=True))
+    return list(rows.values())
+
+
+def machine() -> str:
+    """The GPU, or the CPU with the threads that torch may use."""
+    if DEVICE == "cuda":
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} thread"
+
+
+def main(file: Path) -> None:
+    """Measures every size and writes the CSV."""
+    torch.set_num_threads(1)  # a small and steady part of a machine that others may be using
+    rows = [row for dims in SIZES for row in measure(dims)]
+    facts = {"machine": machine(), "date": datetime.date.today().isoformat(), "torch": torch.__version__}
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, [*facts, *rows[0]])
+        writer.writeheader()
+        writer.writerows(facts | row for row in rows)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

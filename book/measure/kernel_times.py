@@ -1,0 +1,182 @@
+"""Measures every kernel of a pass on a GPU: `python -m book.measure.kernel_times FILE`, for the chapter about the fast variant.
+
+Each pass of each algorithm is called a few times under PyTorch's profiler, one call at a time with a pause behind it, so
+that the GPU neither waits for the host nor gets hot. A row of the CSV is one launch: its place in the pass, the kernel
+and the median of its durations. The sizes are those of GPT-2 small's first MLP layer, the benchmark's smallest. Beside the
+algorithms stand the bare products of each pass, PyTorch's own without a bias.
+"""
+
+import csv
+import datetime
+import json
+import re
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from book.measure import ledger
+from harness.nn.layers import fused_layernorm_linear
+
+BARE = "bare product"
+DIMS = (4, 1024, 768, 3072)
+CALLS = {"fused": 3, "unfused": 12, "fast": 30, BARE: 30}
+FIELDS = [
+    "device",
+    "date",
+    "torch",
+    "max",
+    "dtype",
+    "B",
+    "S",
+    "H",
+    "O",
+    "algorithm",
+    "pass",
+    "position",
+    "kernel",
+    "median_us",
+    "calls",
+]
+
+# Mojo cuts the names of kernels: package, file and the first letters of the function, about 30 in all, then types.
+OURS = re.compile(
+    r"^op_(?:layernorm_linear|fast_(?:forward|backward|sums|few_rows|padded|ln_out)|shared_gemm_(hopper|portable))_(\w+?)_?(?:\d+A\d*A|_[0-9a-f]{16})"
+)
+# Of those in the shared folder too little is left, but the file says which one it is.
+PRODUCTS = {"hopper": "gemm_hopper_kernel", "portable": "gemm_kernel"}
+# In a MAX graph nothing is left of a kernel's name but the package and the file.
+NAMELESS = re.compile(r"^ops_[0-9a-f]{16}_")
+
+
+def kernel_name(mangled: str) -> str:
+    """What is left of a kernel's name in the source: nothing in a MAX graph; "other" and the name where it is none of
+    ours."""
+    if NAMELESS.match(mangled):
+        return ""
+    found = OURS.match(mangled)
+    if not found:
+        return f"other {mangled[:60]}"
+    return PRODUCTS[found[1]] if found[1] else found[2]
+
+
+def named(launches: list[tuple[str, float]], algorithm: str, direction: str) -> list[tuple[str, float]]:
+    """The launches, those without a name called what the ledger calls the launch in their place.
+
+    Raises RuntimeError where there are more or fewer of them than the ledger has.
+    """
+    steps = [step.name for step in ledger.LAUNCHES.get((direction, algorithm), ())]
+    nameless = sum(not kernel for kernel, _ in launches)
+    if nameless and nameless != len(steps):
+        raise RuntimeError(f"{algorithm}, {direction}: {nameless} launches, the ledger has {len(steps)}")
+    names = iter(steps)
+    return [(kernel or next(names), median) for kernel, median in launches]
+
+
+def sequence(events: list[dict], calls: int) -> list[tuple[str, float]]:
+    """The launches of one call, in order, with the median of their durations in microseconds.
+
+    Args:
+        events: Those of a chrome trace; kernels have the category "kernel", a name, and ts and dur in microseconds.
+        calls: How many equal calls they come from.
+
+    Raises RuntimeError where they are no equal calls.
+    """
+    kernels = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda event: event["ts"])
+    if not kernels or len(kernels) % calls:
+        raise RuntimeError(f"{len(kernels)} kernels in {calls} calls")
+    length = len(kernels) // calls
+    rows = [kernels[start : start + length] for start in range(0, len(kernels), length)]
+    launches = []
+    for place in zip(*rows, strict=True):
+        names = {event["name"] for event in place}
+        if len(names) > 1:
+            raise RuntimeError(f"calls differ: {sorted(names)}")
+        launches.append((kernel_name(names.pop()), statistics.median(event["dur"] for event in place)))
+    return launches
+
+
+def profile_of(step, calls: int) -> torch.profiler.profile:
+    """PyTorch's profile of what runs on the GPU in calls of a function that has been warmed up, a pause behind each."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(calls):
+            step()
+            torch.cuda.synchronize()
+            time.sleep(0.02)
+    return profile
+
+
+def profiled(step, calls: int) -> list[tuple[str, float]]:
+    """The launches of a function that is called again and again."""
+    for _ in range(3):
+        step()
+    profile = profile_of(step, calls)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        return sequence(json.loads(Path(file.name).read_text())["traceEvents"], calls)
+
+
+def passes(dtype: torch.dtype, algorithm: str) -> dict:
+    """The forward and the backward pass as functions without arguments, on random numbers."""
+    B, S, H, O = DIMS
+    torch.manual_seed(0)
+    shapes = ((B, S, H), (H,), (H,), (O, H), (O,))
+    tensors = [torch.randn(shape, device="cuda", dtype=dtype).requires_grad_() for shape in shapes]
+    x, gamma, beta, W, b = tensors
+    grad_output = torch.randn(B, S, O, device="cuda", dtype=dtype)
+    output = fused_layernorm_linear(x, gamma, beta, W, b, algorithm=algorithm)
+
+    def forward():
+        with torch.no_grad():
+            fused_layernorm_linear(x, gamma, beta, W, b, algorithm=algorithm)
+
+    def backward():
+        torch.autograd.grad(output, tensors, grad_output, retain_graph=True)
+
+    return {"forward": forward, "backward": backward}
+
+
+def bare_products(dtype: torch.dtype) -> dict:
+    """The products of both passes alone, as PyTorch multiplies: y = x W^T; dln = dy W and dW = dy^T ln."""
+    B, S, H, O = DIMS
+    torch.manual_seed(0)
+    x, W, dy = (torch.randn(s, device="cuda", dtype=dtype) for s in ((B * S, H), (O, H), (B * S, O)))
+    return {"forward": lambda: x @ W.T, "backward": lambda: (dy @ W, dy.T @ x)}
+
+
+def main(file: Path) -> None:
+    """Measures every algorithm and writes the CSV."""
+    import importlib.metadata
+
+    facts = {
+        "device": torch.cuda.get_device_name(),
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "max": importlib.metadata.version("max"),
+        "dtype": "bfloat16",
+        **dict(zip("BSHO", DIMS, strict=True)),
+    }
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, FIELDS)
+        writer.writeheader()
+        for algorithm, calls in CALLS.items():
+            bare = algorithm == BARE
+            steps = bare_products(torch.bfloat16) if bare else passes(torch.bfloat16, algorithm)
+            for direction, step in steps.items():
+                launches = profiled(step, calls)
+                launches = launches if bare else named(launches, algorithm, direction)
+                for position, (kernel, median) in enumerate(launches):
+                    writer.writerow(
+                        facts
+                        | {"algorithm": algorithm, "pass": direction, "position": position, "calls": calls}
+                        | {"kernel": kernel, "median_us": f"{median:.2f}"}
+                    )
+                out.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,114 @@
+"""Measures a training step of GPT-2, 124M, with and without the workbook's backend: `python -m book.measure.model_times FILE`.
+
+Forward and backward in bfloat16, batch 8 x 1,024, random weights, no dropout; each way recorded as one CUDA graph, replayed in
+shuffled rounds after a pause. It wants a GPU and `transformers` (the extra `models`). The page of puzzle 26 shows the rows.
+"""
+
+import csv
+import datetime
+import importlib
+import importlib.metadata
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+
+from harness.nn import mojo_workbook
+
+BATCH, CONTEXT, ROUNDS, REPLAYS = 8, 1024, 12, 4
+VOCABULARY = 50257
+
+
+def make_model() -> torch.nn.Module:
+    """GPT-2 small with a language model's head. Raises ImportError without the extra."""
+    # By its name, so that types come out alike with and without the extra.
+    transformers = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa"
+    )
+    model = transformers.GPT2LMHeadModel(config).to("cuda", torch.bfloat16).train()
+    model.loss_type = "ForCausalLM"
+    return model
+
+
+def recorded(model, forward: Callable, ids: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, dict]:
+    """One training step as a CUDA graph, and what is known of it: seconds of the first steps, loss, peak memory."""
+
+    def step() -> torch.Tensor:
+        loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return loss
+
+    start, stream = time.perf_counter(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model.zero_grad(set_to_none=True)
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    model.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before, graph = torch.cuda.memory_allocated(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    peak = (torch.cuda.max_memory_allocated() - before) >> 20
+    model.zero_grad(set_to_none=True)
+    return graph, {"first_s": f"{first:.1f}", "loss": f"{loss.item():.4f}", "peak_MiB": peak}
+
+
+def replayed(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, list[float]]:
+    """Milliseconds of a replay, a number for each round."""
+    times: dict[str, list[float]] = {way: [] for way in graphs}
+    for _ in range(ROUNDS):
+        for way in random.sample(list(graphs), len(graphs)):
+            time.sleep(0.06)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graphs[way].replay()
+            begin.record()
+            for _ in range(REPLAYS):
+                graphs[way].replay()
+            end.record()
+            torch.cuda.synchronize()
+            times[way].append(begin.elapsed_time(end) / REPLAYS)
+    return times
+
+
+def main(file: Path) -> None:
+    """Measures all ways and writes the CSV."""
+    model = make_model()
+    ids = torch.randint(0, VOCABULARY, (BATCH, CONTEXT), device="cuda")
+    ways = {
+        "eager": model,
+        "torch.compile": torch.compile(model),
+        "mojo_workbook": torch.compile(model, backend=mojo_workbook),
+    }
+    made = {way: recorded(model, forward, ids) for way, forward in ways.items()}
+    times = replayed({way: graph for way, (graph, _) in made.items()})
+    facts = {
+        "device": torch.cuda.get_device_name(),
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "transformers": importlib.metadata.version("transformers"),
+    }
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, [*facts, "way", "median_ms", "first_s", "loss", "peak_MiB"])
+        writer.writeheader()
+        for way, (_, known) in made.items():
+            writer.writerow(facts | {"way": way, "median_ms": f"{statistics.median(times[way]):.3f}"} | known)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,310 @@
+"""Records what commands really print, for the book: `python -m book.measure.outputs [NAME ...]`.
+
+Every output block of the book comes from book/outputs/NAME.txt, written here together with the machine, the date and
+the versions (NAME.json). `--check` runs the commands again and compares all that does not depend on the machine.
+"""
+
+import argparse
+import datetime
+import difflib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from book.measure.forks import Forks
+
+ROOT = Path(__file__).absolute().parents[2]
+FOLDER = ROOT / "book" / "outputs"
+PACKAGES = ("mojo", "max", "torch", "numpy")
+PROGRESS = re.compile(r"(Compiling|Recording) .*\.\.\.$")  # said only while somebody waits
+CLAIMS = "book/measurements/attention_claims_h200.csv"
+WIDTH = 100  # columns that a command believes its terminal has
+
+
+@dataclass(frozen=True)
+class Command:
+    """One recorded command: how the book shows it, what is run, and which exit code is right."""
+
+    shown: str
+    arguments: tuple[str, ...]
+    exit_code: int = 0
+    exact: bool = False  # the same on every machine, numbers and all
+    anywhere: bool = False  # also where there is no virtual GPU, which needs Linux
+    timed: bool = False  # numbers and conclusions are this machine's; the same everywhere are the rows alone
+
+
+def example(name: str, **options) -> Command:
+    """The command that runs a program of book/examples."""
+    return Command(
+        f"python book/examples/{name}.py", (f"book/examples/{name}.py",), **{"exact": True, **options}
+    )
+
+
+def part(name: str, of: str) -> Command:
+    """The command that runs a part of a program of book/examples."""
+    return Command(
+        f"python book/examples/{name}.py {of}", (f"book/examples/{name}.py", of), exact=True, anywhere=True
+    )
+
+
+def virtual(program: str, exit_code: int = 0, options: str = "", define: str = "") -> Command:
+    """A Mojo program of book/examples on the virtual GPU."""
+    run = f"-m harness vgpu exec {options}-- mojo run --debug-level=line-tables {define}book/examples/{program}.mojo"
+    return Command(f"python {run}", tuple(run.split()), exit_code, exact=True)
+
+
+def puzzle(flags: str) -> Command:
+    """The check of puzzle 22's solution on the virtual GPU, which every Linux machine has."""
+    command = f"p22 {flags} --solution --device virtual"
+    return Command(command, ("-m", "harness", *command.split()))
+
+
+def rung(name: str, **options) -> Command:
+    """The check of a rung of puzzle 20's solution, in Python."""
+    command = f"p20 --rung {name} --solution"
+    return Command(command, ("-m", "harness", *command.split()), anywhere=True, **options)
+
+
+def order(flags: str) -> Command:
+    """What puzzle 24 draws or counts of orders."""
+    return Command(f"p24 {flags}", ("-m", "harness", "p24", *flags.split()), exact=True, anywhere=True)
+
+
+COMMANDS = {
+    "autograd_graph": example("autograd_graph", anywhere=True),
+    "autograd_function": example("autograd_function", anywhere=True),
+    "opcheck": example("opcheck", anywhere=True),
+    "diagonal_formula": example("diagonal_formula", anywhere=True),
+    "compensated": example("compensated", anywhere=True),
+    "parameter_gradients": example("parameter_gradients", anywhere=True),
+    "in_autograd": example("in_autograd", anywhere=True),
+    "algebra": example("algebra", anywhere=True, exact=False),
+    "gradcheck_float32": part("gradcheck_blind", "in_float32"),
+    "gradcheck_order": part("gradcheck_blind", "in_no_order"),
+    "gradcheck_flat": part("gradcheck_blind", "at_flat_points"),
+    "gradcheck_kink": part("gradcheck_blind", "at_kinks"),
+    "gradcheck_strides": part("gradcheck_blind", "with_strides"),
+    "debug_anomaly": part("debugging", "anomaly"),
+    "debug_hooks": part("debugging", "hooks"),
+    "debug_assertions": part("debugging", "assertions"),
+    "debug_bisect": part("debugging", "bisecting"),
+    "hunt_matrix": Command("p21 --matrix", ("-m", "harness", "p21", "--matrix"), exact=True, anywhere=True),
+    "hunt_wrong": Command(
+        "python book/examples/hunted.py attention", ("book/examples/hunted.py", "attention"), 1, anywhere=True
+    ),
+    "hunt_curves": Command("p21 --curves", ("-m", "harness", "p21", "--curves"), anywhere=True),
+    "catch_first": Command(
+        "python book/examples/hunted.py check", ("book/examples/hunted.py", "check"), 1, anywhere=True
+    ),
+    "backend_levels": example("backend_levels", anywhere=True),
+    "backend_rewrites": Command(
+        "p26 --rewrites", ("-m", "harness", "p26", "--rewrites"), exact=True, anywhere=True
+    ),
+    "attention_claims": Command(
+        f"p23 --claims --read {CLAIMS}",
+        ("-m", "harness", "p23", "--claims", "--read", CLAIMS),
+        exact=True,
+        anywhere=True,
+    ),
+    "backend_symptoms": Command("p26 --symptoms", ("-m", "harness", "p26", "--symptoms"), anywhere=True),
+    "inductor_kernels": example("inductor_kernels", anywhere=True),
+    "inductor_pattern": example("inductor_pattern", anywhere=True),
+    "compile_settings": example("compile_settings", anywhere=True),
+    "compile_saved": example("compile_saved", anywhere=True),
+    "first_graph": rung("derive", exact=True),
+    "first_functions": rung("torch", exact=True),
+    "first_registration": rung("register", exact=True),
+    "what_is_kept": example("what_is_kept", anywhere=True),
+    "claims": example("claims", anywhere=True, exact=False),
+    "left_out": example("left_out", anywhere=True),
+    "saving_less": example("saving_less", anywhere=True, exact=False),
+    "first_backward": Command(
+        "p20 --backward --solution --device virtual",
+        ("-m", "harness", "p20", "--backward", "--solution", "--device", "virtual"),
+    ),
+    "worth_it": Command("p20 --worth-it", ("-m", "harness", "p20", "--worth-it"), anywhere=True, timed=True),
+    "profile": Command(
+        "p22 --profile --solution", ("-m", "harness", "p22", "--profile", "--solution"), exact=True
+    ),
+    "profile_fast": Command(
+        "p22 --profile --solution --fast",
+        ("-m", "harness", "p22", "--profile", "--solution", "--fast"),
+        exact=True,
+    ),
+    "row_largest": virtual("row_largest"),
+    "race_natural": virtual("zero_race", 1, "--blocks natural "),
+    "race_reversed": virtual("zero_race", 1, "--blocks reversed "),
+    "brightest_race": virtual("brightest", 99, "--error-exitcode 99 "),
+    "brightest_mended": virtual("brightest", 0, "--blocks shuffled:7 ", "-D MENDED "),
+    "wrong_kernels": Command(
+        "python book/examples/wrong_kernel.py dw_from_x_hat dx_diagonal_jacobian",
+        ("book/examples/wrong_kernel.py", "dw_from_x_hat", "dx_diagonal_jacobian"),
+    ),
+    "picture_of_a_bug": Command(
+        "python book/examples/picture_of_a_bug.py dw_batch_sequence_swapped",
+        ("book/examples/picture_of_a_bug.py", "dw_batch_sequence_swapped"),
+        exact=True,
+    ),
+    "ring_backward": Command(
+        "p25 --backward --solution --ranks 2",
+        ("-m", "harness", "p25", "--backward", "--solution", "--ranks", "2"),
+        anywhere=True,
+    ),
+    "ring_balance": Command(
+        "p25 --balance", ("-m", "harness", "p25", "--balance"), exact=True, anywhere=True
+    ),
+    "train_by_hand": Command(
+        "p27 --train --solution --seconds 900",
+        ("-m", "harness", "p27", "--train", "--solution", "--seconds", "900"),
+        anywhere=True,
+        timed=True,
+    ),
+    "tape_gates": Command(
+        "p27 --rung tape --solution",
+        ("-m", "harness", "p27", "--rung", "tape", "--solution"),
+        exact=True,
+        anywhere=True,
+    ),
+    "order_draw": order("--draw --size 6 10"),
+    "order_numbers": order("--draw --size 4 4 --numbers"),
+    "order_count": order("--count"),
+    "order_sectors": order("--count --sides 64 --radii 4 --dim 1 --bytes 4"),
+    "forward_fused": puzzle("--fused"),
+    "backward_solution": puzzle("--backward"),
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a command printed, and when, where and with what."""
+
+    text: str
+    command: str
+    date: str
+    machine: str
+    versions: dict[str, str]
+
+    def source(self) -> str:
+        """One line for below the block."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"Printed by {self.command} on {self.date}, {self.machine}, {versions}."
+
+
+def load(name: str) -> Record:
+    """A recorded output. Raises FileNotFoundError."""
+    facts = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return Record(text=(FOLDER / f"{name}.txt").read_text(encoding="utf-8"), **facts)
+
+
+Start = Callable[[Sequence[str], Path, Mapping[str, str]], subprocess.CompletedProcess[str]]
+"""Arguments of Python, folder and environment -> the finished program, with both its streams in `stdout`."""
+
+
+def fresh(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Starts a program in an interpreter of its own."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def run(command: Command, start: Start = fresh) -> str:
+    """What the command prints on both streams, with paths from the checkout's root.
+
+    Raises RuntimeError for another exit code than the recorded one.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = {**os.environ, "PATH": path, "COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT)}
+    done = start(command.arguments, ROOT, environment)
+    if done.returncode != command.exit_code:
+        raise RuntimeError(f"{command.shown}: exit code {done.returncode}\n{done.stdout}")
+    text = done.stdout.replace(f"{ROOT}/", "")
+    lines = [line.rstrip() for line in text.splitlines() if not PROGRESS.match(line)]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def record(name: str, start: Start = fresh) -> None:
+    """Runs a command and writes its two files."""
+    command = COMMANDS[name]
+    text = run(command, start)
+    facts = {
+        "command": command.shown,
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores, {accelerator()}",
+        "versions": {package: importlib.metadata.version(package) for package in PACKAGES},
+    }
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
+    (FOLDER / f"{name}.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def accelerator() -> str:
+    """The GPU of this machine, or that it has none."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+
+
+def machine_free(text: str) -> list[str]:
+    """The lines of an output without what differs from machine to machine: measured numbers, hashes, cache notes."""
+    text = re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", "#", text)
+    text = re.sub(r"\b[0-9a-f]{7,}\b", "#", text)
+    text = text.replace("compiled in # s", "cached")
+    # Which case is the hardest depends on PyTorch's rounding.
+    text = re.sub(r"(#x +# +)\S.*", r"\1(case)", text)
+    text = re.sub(r"^ *CPU / GPU .*\n", "", text, flags=re.M)
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def rows(text: str) -> list[str]:
+    """The first words of every line: what is in a table, and not what was measured."""
+    return [" ".join(re.findall(r"[A-Za-z]+", line)[:2]) for line in text.splitlines() if "->" not in line]
+
+
+def difference(name: str, start: Start = fresh) -> list[str]:
+    """How a fresh run of a command differs from its record, in the lines that should be the same everywhere."""
+    command = COMMANDS[name]
+    comparable = str.splitlines if command.exact else rows if command.timed else machine_free
+    recorded, fresh = comparable(load(name).text), comparable(run(command, start))
+    return list(difflib.unified_diff(recorded, fresh, f"outputs/{name}.txt", "now", lineterm="", n=1))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Records the outputs of the book, all or those named; with --check only says what would change (exit 1)."""
+    parser = argparse.ArgumentParser(prog="python -m book.measure.outputs", description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(COMMANDS)}")
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    options = parser.parse_args(arguments)
+    unknown = set(options.names) - set(COMMANDS)
+    if unknown:
+        parser.error(f"no such output: {', '.join(sorted(unknown))}")
+    different = 0
+    with Forks() as forks:
+        for name in options.names or COMMANDS:
+            if options.check:
+                lines = difference(name, forks.run)
+                different += bool(lines)
+                print(*lines, sep="\n", end="\n" if lines else "")
+            else:
+                record(name, forks.run)
+                print(f"recorded {name}")
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

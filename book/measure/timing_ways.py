@@ -1,0 +1,149 @@
+"""Times one product in several ways, right and wrong: `python -m book.measure.timing_ways FILE`, a minute on a GPU.
+
+Each row of the CSV is one way: what was timed, the median and how far the times lie apart. The last lines printed are the
+table of PyTorch's profiler for LayerNorm + Linear, forward and backward. For the chapter on measuring.
+"""
+
+import csv
+import datetime
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from harness.bench.timing import ColdClock, CudaClock, Graph
+
+M, H, O = 4096, 768, 3072
+LARGE = (16384, 4096, 12288)
+ROUNDS, MANY = 21, 100
+FIELDS = ("device", "date", "torch", "what", "median_us", "least_us", "most_us", "rounds", "note")
+
+
+def bfloat16(*shape: int) -> torch.Tensor:
+    """Random numbers."""
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def rounds(once: Callable[[], float], count: int = ROUNDS) -> list[float]:
+    """Microseconds of some rounds; the stream is empty and has rested before each."""
+    times = []
+    for _ in range(count):
+        torch.cuda.synchronize()
+        time.sleep(0.02)
+        times.append(once())
+    return times
+
+
+def wall(call: Callable, synchronize: bool) -> float:
+    """Microseconds by the host's clock, to the end of the call or to the end of the work."""
+    start = time.perf_counter()
+    call()
+    if synchronize:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e6
+
+
+def first_call(call: Callable) -> list[float]:
+    """The very first call, with whatever is loaded and chosen in it."""
+    return [wall(call, synchronize=True)]
+
+
+def smi(what: str) -> str:
+    """What the driver says about the GPU, "" where it does not."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def under_load(call: Callable, seconds: float) -> tuple[list[float], str]:
+    """Microseconds of a call after so long of nothing else, and what the driver says of power and clock meanwhile."""
+    clock, end = CudaClock(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        clock.elapsed(call, 20)
+    for _ in range(100):  # work for the time in which the driver is asked
+        call()
+    said = smi("power.draw,clocks.sm,temperature.gpu")
+    torch.cuda.synchronize()
+    return [clock.elapsed(call, 20) for _ in range(5)], said
+
+
+def measure() -> list[tuple[str, list[float], str]]:
+    """Every way: what was timed, the microseconds of each round, and a remark."""
+    x, W = bfloat16(M, H), bfloat16(O, H)
+    gamma, clock = bfloat16(H), CudaClock()
+    product = lambda: x @ W.T  # noqa: E731
+    norm = lambda: F.layer_norm(x, (H,), gamma, gamma)  # noqa: E731
+    found = [("product, the first call of the process", first_call(product), "host's clock, synchronised")]
+    found.append(("product, the second call", first_call(product), "host's clock, synchronised"))
+    for _ in range(10):
+        product()
+        norm()
+    cold = ColdClock("cuda")
+    graph = Graph(lambda: lambda: tuple(product() for _ in range(MANY)))
+    norms = Graph(lambda: lambda: tuple(norm() for _ in range(MANY)))
+    found += [
+        ("product, not synchronised", rounds(lambda: wall(product, False)), "how long the host is kept"),
+        ("product, synchronised", rounds(lambda: wall(product, True)), "host's clock"),
+        ("product, events around one call", rounds(lambda: clock.elapsed(product, 1)), ""),
+        ("product, events around 100 calls", rounds(lambda: clock.elapsed(product, MANY)), "for each"),
+        ("product, a graph of 100", rounds(lambda: clock.elapsed(graph, 1) / MANY), "for each"),
+        ("product, L2 flushed before each", rounds(lambda: cold.elapsed(product, 20)), "for each"),
+        ("LayerNorm, events around one call", rounds(lambda: clock.elapsed(norm, 1)), ""),
+        ("LayerNorm, events around 100 calls", rounds(lambda: clock.elapsed(norm, MANY)), "for each"),
+        ("LayerNorm, a graph of 100", rounds(lambda: clock.elapsed(norms, 1) / MANY), "for each"),
+        ("LayerNorm, L2 flushed before each", rounds(lambda: cold.elapsed(norm, 20)), "for each"),
+    ]
+    rows, inner, outer = LARGE
+    a, b = bfloat16(rows, inner), bfloat16(outer, inner)
+    large = lambda: a @ b.T  # noqa: E731
+    large()
+    found.append(
+        ("large product, rested", rounds(lambda: clock.elapsed(large, 2), 9), smi("power.draw,clocks.sm"))
+    )
+    found.append(("large product, after 4 s of it", *under_load(large, 4.0)))
+    a.zero_()
+    b.zero_()
+    found.append(("large product of zeros, after 4 s of it", *under_load(large, 4.0)))
+    return found
+
+
+def profile() -> str:
+    """The table of PyTorch's profiler for one forward and one backward pass of LayerNorm, then Linear."""
+    pair = torch.nn.Sequential(torch.nn.LayerNorm(H), torch.nn.Linear(H, O)).to("cuda", torch.bfloat16)
+    x, dy = bfloat16(M, H).requires_grad_(), bfloat16(M, O)
+    for _ in range(3):
+        pair(x).backward(dy)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as recorded:
+        pair(x).backward(dy)
+        torch.cuda.synchronize()
+    lines = [f"{'kernel':<60} {'calls':>5} {'us':>8}"]
+    kernels = [e for e in recorded.key_averages() if e.device_type.name == "CUDA"]
+    for event in sorted(kernels, key=lambda e: -e.self_device_time_total):
+        lines.append(f"{event.key[:60]:<60} {event.count:>5} {event.self_device_time_total:>8.1f}")
+    return "\n".join(lines)
+
+
+def main(file: Path) -> None:
+    """Measures every way and writes the CSV."""
+    facts = (torch.cuda.get_device_name(), datetime.date.today().isoformat(), torch.__version__)
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(FIELDS)
+        for what, times, note in measure():
+            shown = (statistics.median(times), min(times), max(times))
+            writer.writerow((*facts, what, *(f"{number:.2f}" for number in shown), len(times), note))
+            print(f"{what:<45} {shown[0]:>12.2f} {shown[1]:>12.2f} {shown[2]:>12.2f} {note}", flush=True)
+    print(profile())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

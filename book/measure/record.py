@@ -1,0 +1,203 @@
+"""The one form of a measured table: a CSV below lines that say what was asked, where, when, how and of which kernels.
+
+A record is `book/records/NAME.csv`. Its first lines are `# field: value`, with the fields of `Record`; then come the columns
+and the rows. The runner (`python -m book.measure NAME`) writes it, `read` reads it, and nothing else does either. A column
+that holds numbers has a unit, by the end of its name or in the field `units`. `kernels` names the puzzles whose kernels
+were timed, each with a hash of their code, comments left out: where it is no longer theirs, the record is older than what it
+speaks of, and its page says so.
+"""
+
+import csv
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).absolute().parents[2]
+FOLDER = ROOT / "book" / "records"
+FIELDS = ("question", "machine", "driver", "versions", "date", "protocol", "command", "kernels", "units")
+REQUIRED = ("question", "machine", "date", "command")
+FACTS = (
+    "device",
+    "machine",
+    "driver",
+    "torch",
+    "triton",
+    "max",
+    "transformers",
+    "date",
+    "command",
+    "protocol",
+)
+"""Columns of a script's own table that belong above the table where every row says the same."""
+UNITS = {
+    "us": "µs",
+    "ms": "ms",
+    "s": "s",
+    "bytes": "bytes",
+    "mib": "MiB",
+    "peak": "bytes",
+    "kept": "bytes",
+    "tflops": "TFLOP/s",
+    "gbs": "GB/s",
+    "percent": "%",
+}
+"""End of a column's name -> the unit of its numbers."""
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measured table, and what is known of it.
+
+    Attributes:
+        versions: Package -> version, of those that the times depend on.
+        kernels: Puzzle -> hash of its kernels when they were timed.
+        units: Column -> unit, where the column's name does not end in it.
+        rows: Column -> text, a dict for each row; the facts that all share are in each.
+    """
+
+    name: str
+    question: str
+    machine: str
+    date: str
+    command: str
+    driver: str = ""
+    protocol: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    kernels: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def changed(self) -> list[str]:
+        """The puzzles whose kernels are other ones now than those that were timed."""
+        return [puzzle for puzzle, digest in self.kernels.items() if digest != kernels_of(puzzle)]
+
+    @property
+    def source(self) -> str:
+        """One sentence about machine, versions and date."""
+        driver = [f"driver {self.driver}"] if self.driver else []
+        versions = [f"{name} {version}" for name, version in self.versions.items()]
+        return f"{', '.join([self.machine, *driver, *versions, self.date])}."
+
+    def unit(self, column: str) -> str:
+        """The unit of a column. Raises KeyError for one that has none."""
+        return self.units[column] if column in self.units else UNITS[column.lower().rpartition("_")[2]]
+
+
+# ---- Reading and writing ------------------------------------------------------------------------------------
+
+
+def pairs(text: str) -> dict[str, str]:
+    """`name value, name value` as a dict."""
+    found = (each.strip().rpartition(" ") for each in text.split(",") if each.strip())
+    return {name: value for name, _, value in found}
+
+
+def parse(name: str, lines: Iterable[str]) -> Record:
+    """The record that some lines hold. Raises ValueError, with the line, for what is no record."""
+    texts, header, known = [], True, {}
+    for number, line in enumerate(lines, 1):
+        found = re.fullmatch(r"# (\w+): (.*)\n?", line) if header else None
+        header = found is not None
+        if found is None:
+            texts.append(line)
+        elif found[1] not in FIELDS or found[1] in known:
+            raise ValueError(f"{name}.csv:{number}: no field `{found[1]}`, or there twice")
+        else:
+            known[found[1]] = found[2].strip()
+    missing = [each for each in REQUIRED if not known.get(each)]
+    if missing:
+        raise ValueError(f"{name}.csv:1: without {', '.join(missing)}")
+    versions, kernels, units = (pairs(known.pop(each, "")) for each in ("versions", "kernels", "units"))
+    shared = {each: known[each] for each in ("driver", "date", "protocol", "command") if each in known}
+    shared |= {"device": known["machine"], "machine": known["machine"], **versions}
+    rows = tuple(shared | row for row in csv.DictReader(texts))
+    if not rows or any(None in row or None in row.values() for row in rows):
+        raise ValueError(f"{name}.csv: no rows, or rows of other lengths than the head")
+    return Record(name, **known, versions=versions, kernels=kernels, units=units, rows=rows)
+
+
+@cache
+def _load(path: Path, changed_at: int) -> Record:
+    with path.open(newline="", encoding="utf-8") as file:
+        return parse(path.stem, file)
+
+
+def read(name: str, folder: Path = FOLDER) -> Record:
+    """A record by its name. Raises ValueError where it is none, FileNotFoundError where there is none."""
+    path = folder / f"{name}.csv"
+    return _load(path, path.stat().st_mtime_ns)
+
+
+def rows(name: str) -> list[Row]:
+    """The rows of a record by its name."""
+    return list(read(name).rows)
+
+
+def names(folder: Path = FOLDER) -> list[str]:
+    """Every record that there is."""
+    return sorted(path.stem for path in folder.glob("*.csv"))
+
+
+def write(record: Record, folder: Path = FOLDER) -> Path:
+    """Writes a record. Raises ValueError where a column of numbers with a decimal point has no unit."""
+    columns = [name for name in record.rows[0] if name not in {*FACTS} or not _shared(record, name)]
+    for column in columns:
+        if any(re.fullmatch(r"-?\d+\.\d+(e[+-]?\d+)?", row[column] or "") for row in record.rows):
+            try:
+                record.unit(column)
+            except KeyError:
+                raise ValueError(f"{record.name}: the column {column} has no unit") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record.name}.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        for name in FIELDS:
+            value = getattr(record, name)
+            text = (
+                ", ".join(f"{key} {each}" for key, each in value.items())
+                if isinstance(value, dict)
+                else value
+            )
+            if text:
+                file.write(f"# {name}: {text}\n")
+        table = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+        table.writeheader()
+        table.writerows(record.rows)
+    return path
+
+
+def _shared(record: Record, column: str) -> bool:
+    """Whether a column of facts says the same in every row, so that it stands above the table."""
+    return len({row[column] for row in record.rows}) == 1
+
+
+# ---- Which kernels ------------------------------------------------------------------------------------------
+
+
+def code(text: str) -> str:
+    """Mojo code without documentation, comments and empty lines."""
+    text = re.sub(r'""".*?"""', "", text, flags=re.DOTALL)
+    lines = (re.sub(r"\s*#.*", "", line).rstrip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def kernel_files(puzzle: str, root: Path) -> Iterator[Path]:
+    """The Mojo files of a puzzle's solution, with what it links to."""
+    folder = root / "solutions" / puzzle
+    for path in sorted(folder.glob("*.mojo")) + sorted((folder / "op").glob("*.mojo")):
+        if path.stem != "record":
+            yield path
+    yield from sorted((root / "solutions" / "shared").glob("*.mojo"))
+
+
+@cache
+def kernels_of(puzzle: str, root: Path = ROOT) -> str:
+    """A hash of the code of a puzzle's kernels."""
+    digest = hashlib.sha256()
+    for path in kernel_files(puzzle, root):
+        digest.update(f"{path.name}\n{code(path.read_text(encoding='utf-8'))}\n".encode())
+    return digest.hexdigest()[:12]

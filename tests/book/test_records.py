@@ -1,0 +1,105 @@
+"""Records: what is written is read again, what is none is refused by its line, and a changed kernel is noticed."""
+
+import dataclasses
+
+import pytest
+
+from book.measure import __main__ as runner
+from book.measure import record
+from book.measure.record import Record
+
+MEASURED = Record(
+    "r",
+    "How long?",
+    "A machine",
+    "2026-11-24",
+    "python -m x",
+    driver="1.2",
+    versions={"torch": "2.11.0+cu130", "max": "26.7.0"},
+    kernels={"p22": "0" * 12},
+    units={"error": "1"},
+    rows=({"M": "4", "median_us": "1.5", "error": "2.0e-03"}, {"M": "8", "median_us": "2.5", "error": ""}),
+)
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    record.write(MEASURED, tmp_path)
+    again = record.read("r", tmp_path)
+    assert dataclasses.replace(again, rows=()) == dataclasses.replace(MEASURED, rows=())
+    assert [{column: row[column] for column in ("M", "median_us", "error")} for row in again.rows] == [
+        *MEASURED.rows
+    ]
+    assert again.rows[0]["torch"] == "2.11.0+cu130" and again.rows[1]["device"] == "A machine"
+    assert (again.unit("median_us"), again.unit("error")) == ("µs", "1")
+    assert record.names(tmp_path) == ["r"]
+
+
+def test_numbers_without_a_unit_are_not_written(tmp_path):
+    with pytest.raises(ValueError, match="r: the column error has no unit"):
+        record.write(dataclasses.replace(MEASURED, units={}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "without question, machine, date, command"),
+        ("# question: q\n# nothing: x\na\n1\n", "r.csv:2: no field `nothing`"),
+        ("# question: q\n# question: q\na\n1\n", "r.csv:2: no field `question`, or there twice"),
+        ("# question: q\n# machine: m\n# date: d\n# command: c\na,b\n1\n", "rows of other lengths"),
+        ("# question: q\n# machine: m\n# date: d\n# command: c\na,b\n", "no rows"),
+    ],
+)
+def test_what_is_no_record_is_refused(tmp_path, text, message):
+    (tmp_path / "r.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        record.read("r", tmp_path)
+
+
+def test_a_changed_kernel_makes_a_record_old_and_a_changed_comment_does_not(tmp_path):
+    folder = tmp_path / "solutions" / "p1" / "op"
+    folder.mkdir(parents=True)
+    file = folder / "kernel.mojo"
+    file.write_text('def f():\n    """Says."""\n    g()  # why\n')
+    first = record.kernels_of("p1", tmp_path)
+    file.write_text('def f():\n    """Says more."""\n\n    # other\n    g()\n')
+    record.kernels_of.cache_clear()
+    assert record.kernels_of("p1", tmp_path) == first
+    file.write_text("def f():\n    h()\n")
+    record.kernels_of.cache_clear()
+    assert record.kernels_of("p1", tmp_path) != first
+    assert MEASURED.changed == ["p22"]
+    assert dataclasses.replace(MEASURED, kernels={"p22": record.kernels_of("p22")}).changed == []
+
+
+SCRIPT = """
+import sys
+with open(sys.argv[1], "w") as file:
+    file.write("device,date,way,taken_ms\\nA GPU,2026-01-01,one,1.5\\nA GPU,2026-01-01,two,2.5\\n")
+"""
+
+
+def test_the_runner_puts_what_all_rows_share_above_the_table(tmp_path, monkeypatch, capsys):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    entry = {"question": "q?", "command": f"{tmp_path}/script.py FILE", "seconds": 60}
+    monkeypatch.setattr(runner, "table", lambda: {"new": entry, "none": entry | {"command": "-c pass"}})
+    assert runner.main(["new", "none", "--output", str(tmp_path)]) == 1
+    assert "none: no rows" in capsys.readouterr().err
+    made = record.read("new", tmp_path)
+    assert (made.machine, made.date, made.command) == ("A GPU", "2026-01-01", "python -m book.measure new")
+    assert [row["taken_ms"] for row in made.rows] == ["1.5", "2.5"]
+    assert "way,taken_ms\n" in (tmp_path / "new.csv").read_text()
+
+
+def test_a_command_that_takes_too_long_or_fails_says_so(capfd):
+    assert runner.rows_of("-c import_time", 60) == [] and "exit code 1" in capfd.readouterr().err
+    assert runner.rows_of("-c while(1):pass", 1) == [] and "exit code 124" in capfd.readouterr().err
+
+
+def test_an_unknown_record_is_bad_use():
+    with pytest.raises(SystemExit, match="2"):
+        runner.main(["nothing"])
+
+
+def test_the_runner_lists_records(capsys):
+    assert runner.main(["--list"]) == 0
+    assert {line.partition(":")[0] for line in capsys.readouterr().out.splitlines()} >= {*runner.table()}

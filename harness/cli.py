@@ -6,6 +6,7 @@ kernels that there are ran nowhere, 130 interrupted.
 """
 
 import argparse
+import difflib
 import os
 import pkgutil
 import re
@@ -44,13 +45,29 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 def parse(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
     """The puzzle and the flags of a command line. Raises BadUse, with what is wrong and what was typed."""
     puzzle = named_puzzle(arguments)
+    made = parser(puzzle)
     try:
-        return puzzle, parser(puzzle).parse_args(arguments)
+        flags = made.parse_intermixed_args(arguments)
+        word = flags.gate_word
+        if word is not None and flags.gate is not None:
+            raise BadUse(f"{word} and --gate {flags.gate}: one gate at a time")
+        if f"--{word}" in flags_of(made) and word not in [gate.id for gate in puzzle.gates]:
+            raise BadUse(f"{word}: a flag begins with two dashes: --{word}")
+        flags.gate = word if flags.gate is None else flags.gate
+        return puzzle, flags
     except BadUse as error:
-        gates = [gate.id for gate in puzzle.gates]
-        if gate := next((word for word in arguments if word in gates and "--gate" not in arguments), None):
-            raise BadUse(f"{error} (did you mean `--gate {gate}`?)") from None
-        raise BadUse(f"{error}; got: {' '.join(arguments)} (--help lists the flags)") from None
+        there = flags_of(made)
+        unknown = next(
+            (word for word in arguments if word[:2] == "--" and word.split("=")[0] not in there), ""
+        )
+        near = difflib.get_close_matches(unknown.split("=")[0], there, 1)
+        words = f"did you mean {near[0]}?" if near else "--help lists the flags"
+        raise BadUse(f"{error}; got: {' '.join(arguments)} ({words})") from None
+
+
+def flags_of(made: Parser) -> list[str]:
+    """The flags that a parser knows, each as it is typed."""
+    return [flag for action in made._actions for flag in action.option_strings]
 
 
 def named_puzzle(arguments: list[str]) -> Puzzle:
@@ -91,6 +108,7 @@ def parser(puzzle: Puzzle) -> Parser:
     # A flag that the puzzle has no use for is unknown, and keeps its default.
     root.set_defaults(**{**FIELDS, "backward": False, "ops": None})
     root.add_argument("puzzle", help=puzzle.name)
+    root.add_argument("gate_word", nargs="?", metavar="gate", help="the same as --gate")
     modes = root.add_mutually_exclusive_group()
     for demo in puzzle.demos:
         modes.add_argument(f"--{demo.flag}", action="store_true", help=demo.about)

@@ -21,6 +21,8 @@ from harness.errors import BadUse, EnvironmentProblem
 from harness.toolchain.disk import write_target
 
 INTERRUPTED = 130
+NARROWEST = 20
+"""Columns; nothing can be laid out in fewer, and COLUMNS is then not obeyed."""
 PLAIN = {
     **{"✅": "ok", "❌": "FAIL", "⏳": "todo", "⏭": "skip", "✎": "edit"},
     **{"✓": "ok", "✗": "FAIL", "▶": ">", "←": "<-", "⋮": ":", "├": "+", "█": "#"},
@@ -104,6 +106,17 @@ def make_console(stream) -> Console:
     """A console that prints plain, unwrapped text where nobody looks at a terminal."""
     piped = not stream.isatty()
     return PipedConsole(file=stream, highlight=False, emoji=False, width=200 if piped else None)
+
+
+def asked_width() -> int:
+    """The columns that the environment variable COLUMNS asks for, as a pipe to a pager does; 0 where it does not."""
+    words = os.environ.get("COLUMNS", "")
+    return int(words) if words.isdecimal() and int(words) >= NARROWEST else 0
+
+
+def page_width(console: Console) -> int:
+    """The columns of what is laid out in tables and pictures: a terminal's, or those asked for; 0 for as many as it takes."""
+    return console.width if console.is_terminal else asked_width()
 
 
 def print_lines(console: Console, lines: Iterable[Text | str]) -> None:

@@ -4,6 +4,7 @@ A launch touches the bytes of every tensor that it reads or writes, once; what i
 The bytes that the shapes predict are so the least that any kernel with the same inputs and outputs could move.
 """
 
+import textwrap
 from dataclasses import dataclass
 
 from harness.check.options import Options, locate
@@ -110,34 +111,54 @@ def measured(launch, recorded: RecordedLaunch, events: list) -> LaunchProfile:
     return LaunchProfile(recorded.name, recorded.grid, recorded.block, launch.counters, read, written)
 
 
-def table(profiles: dict[str, list[LaunchProfile]]) -> list[str]:
-    """The profile as lines: one for each launch, then the variants side by side."""
-    row = "   {:24} {:>10} {:>8} {:>10} {:>10} {:>10} {:>8} {:>9} {:>8} {:>10} {:>11}".format
+def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
+    """The profile as lines: one for each launch, then the variants side by side; tables of more columns than fit into `width`
+    go on below themselves, and 0 is as wide as they are.
+    """
     lines = []
     for variant, launches in profiles.items():
         lines += ["", f"{variant}: {plural(len(launches), 'launch', 'launches')}"]
-        lines.append(
-            row(
-                "launch",
-                "blocks",
-                "threads",
-                "read B",
-                "written B",
-                "predicted",
-                "x",
-                "sect/req",
-                "bank",
-                "atomics",
-                "flops",
-            )
-        )
-        lines += [row(*cells(launch)) for launch in launches]
+        lines += aligned([HEADS, *map(cells, launches)], width)
     lines += ["", "side by side"]
-    lines.append("   {:34}".format("") + "".join(f"{variant:>14}" for variant in profiles))
-    for what, total in TOTALS.items():
-        lines.append(f"   {what:34}" + "".join(f"{total(launches):>14,}" for launches in profiles.values()))
-    lines += ["", *LEGEND]
+    totals = [[what, *(f"{total(each):,}" for each in profiles.values())] for what, total in TOTALS.items()]
+    lines += aligned([["", *profiles], *totals], width)
+    return [
+        *lines,
+        "",
+        *(line for text in LEGEND for line in (textwrap.wrap(text, width) if width else [text])),
+    ]
+
+
+def aligned(rows: list[list[str]], width: int) -> list[str]:
+    """Rows of cells as lines, the first column to the left and the others to the right, each group of columns that fits in turn."""
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines, first = [], 1
+    while first < len(sizes):
+        used, last = 3 + sizes[0], first
+        while last < len(sizes) and (not width or last == first or used + 2 + sizes[last] <= width):
+            used, last = used + 2 + sizes[last], last + 1
+        for row in rows:
+            cells = "".join(
+                f"  {cell:>{size}}" for cell, size in zip(row[first:last], sizes[first:last], strict=True)
+            )
+            lines.append(f"   {row[0]:<{sizes[0]}}{cells}")
+        first = last
     return lines
+
+
+HEADS = [
+    "launch",
+    "blocks",
+    "threads",
+    "read B",
+    "written B",
+    "predicted",
+    "x",
+    "sect/req",
+    "bank",
+    "atomics",
+    "flops",
+]
 
 
 def cells(launch: LaunchProfile) -> list[str]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from harness.check.checkers import judge_of
 from harness.check.options import Options, package_of
 from harness.check.results import exit_code
-from harness.console import print_lines, shown, write_json
+from harness.console import page_width, print_lines, shown, write_json
 from harness.errors import BadUse, WorkbookError
 from harness.learner.progress import Progress
 from harness.learner.work import Work, package_blanks
@@ -168,5 +168,6 @@ def count(console: Console, options: Options) -> int:
     from harness.check import profile
 
     console.print("Recording the launches (a few seconds where they are not cached) ...")
-    console.print(*profile.table(profile.profile(options)), sep="\n", soft_wrap=True, markup=False)
+    lines = profile.table(profile.profile(options), page_width(console))
+    console.print(*lines, sep="\n", soft_wrap=True, markup=False)
     return 0

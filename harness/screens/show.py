@@ -10,8 +10,8 @@ from harness.check.gates import Checker
 from harness.check.options import Options, locate
 from harness.check.picture import Picture, take
 from harness.check.results import GateResult
-from harness.console import shown
-from harness.errors import BadUse, DamagedFile, Unsolved
+from harness.console import page_width, shown
+from harness.errors import BadUse, DamagedFile, Unsolved, unknown_gate
 from harness.learner.progress import Progress
 from harness.learner.work import Work, package_blanks
 from harness.screens import picture as screen
@@ -35,12 +35,14 @@ def show(console: Console, options: Options) -> int:
         check_target("--html", html)
     package = locate(options)
     chosen = kernel_gate(puzzle, gate) if gate else attempted(puzzle, package, options.root == "problems")
-    console.print(SAID, soft_wrap=True)
+    width = page_width(console)
+    console.width = width or console.width
+    console.print(SAID, soft_wrap=not width)
     cases = puzzle.cases(options.dims) if options.dims else None
     checker = Checker(puzzle, dtype=options.dtype, seed=options.seed, blocks=options.blocks)
     picture = take(puzzle, package, chosen, cases=cases, checker=checker)
     for line in screen.lines(picture, write_page(picture, html)):
-        console.print(line, soft_wrap=isinstance(line, str) or not console.is_terminal)
+        console.print(line, soft_wrap=isinstance(line, str) or not width)
     if json == "-":
         print(json_format.dumps(picture_page.data(picture)))
     elif json:
@@ -78,7 +80,7 @@ def kernel_gate(puzzle: Puzzle, id: str) -> Gate:
         raise BadUse(
             f"--show {id}: a gate of the {rung} rung, which has no kernel; there is {', '.join(gates)}"
         )
-    raise BadUse(f"--show {id}: unknown gate; there is {', '.join(gates)}")
+    raise BadUse(f"--show {id}: {unknown_gate(id, gates)}")
 
 
 def attempted(puzzle: Puzzle, package: OpPackage, learners: bool) -> Gate:

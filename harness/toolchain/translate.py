@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.invocation import command
 from harness.toolchain.diagnostics import Diagnostic
+from harness.toolchain.mojo_items import NOT_CODE, Items
 
 CONVERSION = re.compile(
     r"(?:cannot be converted from '(?P<got>[^']+)' to '(?P<wanted>[^']+)'"
@@ -204,7 +205,26 @@ def explain(diagnostic: Diagnostic, notes: Sequence[str] = ()) -> str | None:
         notes: The messages and lines that the compiler printed after it.
     """
     sentence = explanation([diagnostic.message, *notes], diagnostic)
+    if sentence and sentence.startswith(SIZES):
+        sentence = sentence.replace(SIZES, sizes_at(diagnostic.file, diagnostic.line), 1)
     return sentence and pasteable(sentence, diagnostic.file)
+
+
+SIZES = "A kernel's sizes arrive as Int32"
+
+
+def sizes_at(file: str, line: int) -> str:
+    """The first words on Int32, with the names of the sizes of the kernel in which a line of a file stands, if it has any."""
+    try:
+        item = Items({file: Path(file).read_text(encoding="utf-8")}).enclosing(file, line)
+    except (OSError, UnicodeDecodeError):
+        return SIZES
+    code = NOT_CODE.sub(" ", item.text) if item else ""
+    head = code[: code.find("):")]  # the arguments
+    names = re.findall(r"\b(\w+): Int32\b", head)
+    made = re.search(rf"\bvar (\w+) = Int\(({'|'.join(names)})\)", code) if names else None
+    which = f"This kernel's sizes ({', '.join(names)}) arrive as Int32" if names else SIZES
+    return f"{which}{f' (`{made[1]}` is `{made[2]}` as an Int)' if made else ''}"
 
 
 def explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
@@ -270,10 +290,7 @@ def conversion(text: str) -> str | None:
 def integers(got: str, wanted: str) -> str | None:
     """Int against Int32 and the like."""
     if INTEGER.fullmatch(got) and INTEGER.fullmatch(wanted):
-        return (
-            f"A kernel's sizes arrive as Int32 while indices are Int, and Mojo converts neither silently: "
-            f"`{wanted}(...)`. See how the kernel's first lines make an Int of each size."
-        )
+        return f"{SIZES} while indices are Int, and Mojo converts neither silently: `{wanted}(...)`."
     return None
 
 

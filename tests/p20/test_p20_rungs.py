@@ -28,6 +28,7 @@ METHODS = """\
 DY_UNUSED = METHODS.format("ctx.saved_tensors[0].to(dy.dtype)")
 TWICE = METHODS.format("2 * dy * ctx.saved_tensors[0]")
 ON_CTX = METHODS.format("dy * (ctx.y > 0)").replace("save_for_backward(x > 0)", "y = x.clamp(min=0)")
+IN_PLACE = METHODS.format("dy * ctx.saved_tensors[0]").replace("x.clamp(", "x.clamp_(")
 
 
 def judged(rung_id, tmp_path, bodies):
@@ -112,6 +113,12 @@ def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_
 def test_what_a_learner_may_write(rung, blank, body, words, tmp_path):
     result = judged(rung, tmp_path, {blank: (body,)})[blank]
     assert result.state == "wrong" and words in "\n".join(result.diagnosis), result.diagnosis
+
+
+def test_what_changes_in_place_is_said_once_and_not_in_autograds_words_too(tmp_path):
+    found = judged("torch", tmp_path, {"relu_mask": tuple(IN_PLACE.split("\n"))})["relu_mask"]
+    assert found.mistake == "inputs_unchanged" and len(found.diagnosis) == 1
+    assert found.diagnosis[0].startswith("inputs_unchanged: an input is changed in place: whoever reads it")
 
 
 def test_a_missing_class_and_a_register_that_returns_nothing_are_named(tmp_path):

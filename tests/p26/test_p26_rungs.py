@@ -244,6 +244,17 @@ def test_what_a_graph_raises_has_the_line_that_wrote_it(tmp_path, checkers):
     )
 
 
+def test_what_the_graph_raises_that_a_pass_has_left_has_the_line_of_the_blank(tmp_path, checkers):
+    """No line of the file is running when the graph's own code fails."""
+    path = tmp_path / "fold.py"
+    text = (roots.solutions() / "p26" / "fold.py").read_text()
+    body = "    for node in gm.graph.nodes:\n        if node.op == 'call_function':\n            node.target = math.comb\n    return 0"
+    path.write_text(blanks.join(blanks.split(text), {"sweep": tuple(body.split("\n"))}))
+    line = blanks.find(path.read_text())["sweep"].line
+    (result,) = checkers["fold"].check(path, ["sweep"])
+    assert f"{path}:{line}: in what it left: TypeError" in result.diagnosis[0]
+
+
 @pytest.mark.parametrize(
     ("rung", "part", "body", "gate"),
     [

@@ -10,6 +10,7 @@ import pytest
 from harness.check.checkers import make_checker
 from harness.check.reference import Reference
 from harness.check.results import GateResult
+from harness.cli import parse
 from harness.console import printable
 from harness.devices.targets import cpu
 from harness.errors import DamagedFile
@@ -69,7 +70,14 @@ def test_an_unknown_gate_is_answered_by_the_gates_of_every_rung(command_line, pu
     [
         (("p24", "--gate", "inde"), "unknown gate 'inde' (did you mean index?); there is index, "),
         (("hint", "p26", "swp"), "unknown gate 'swp' (did you mean swap?); there is "),
-        (("p19", "map"), "unrecognized arguments: map (did you mean `--gate map`?)"),
+        (("p19", "mapp"), "unknown gate 'mapp' (did you mean map?); there is map, "),
+        (("p22", "dx", "--gate", "db"), "dx and --gate db: one gate at a time"),
+        (
+            ("p22", "--bakward"),
+            "unrecognized arguments: --bakward; got: p22 --bakward (did you mean --backward?)",
+        ),
+        (("p22", "backward"), "backward: a flag begins with two dashes: --backward"),
+        (("p22", "--show", "dxx"), "--show dxx: unknown gate 'dxx' (did you mean dx?)"),
         (
             ("verify", "p24", "--rung", "nope"),
             "--rung nope: no such rung of p24; there is numpy, torch, mojo",
@@ -79,6 +87,17 @@ def test_an_unknown_gate_is_answered_by_the_gates_of_every_rung(command_line, pu
 )
 def test_what_was_meant(command_line, arguments, words):
     assert words in said(command_line(*arguments), 2)
+
+
+@pytest.mark.parametrize(
+    "words", [("p24", "index"), ("p24", "--rung", "numpy", "index"), ("p24", "--gate", "index")]
+)
+def test_a_gate_is_named_with_and_without_its_flag(words):
+    assert parse([*words])[1].gate == "index"
+
+
+def test_a_flag_s_name_that_is_a_gate_s_too_is_the_gate():
+    assert parse(["p19", "map"])[1].gate == "map" and not parse(["p19", "map"])[1].map
 
 
 @pytest.mark.parametrize("more", [(), ("--gate", "dx"), ("--show", "dx"), ("--profile",)])

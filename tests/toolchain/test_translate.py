@@ -6,7 +6,7 @@ from kernel_slips import SLIPS
 from harness.invocation import command
 from harness.toolchain.diagnostics import Diagnostic
 from harness.toolchain.packages import compile_failed, run_mojo
-from harness.toolchain.translate import explain
+from harness.toolchain.translate import SIZES, explain, sizes_at
 
 KERNEL = """\
 from layout import TileTensor
@@ -311,3 +311,13 @@ def test_further_errors_are_listed_a_line_each_and_counted_beyond_three():
         "a.mojo:1:5: error: no 1", "    x = y", "    ^", "also a.mojo:2:5: error: no 2",
     ]  # fmt: skip
     assert failure_text(errors, "").splitlines()[-2:] == ["also a.mojo:4:5: error: no 4", "(and 2 more)"]
+
+
+def test_the_sizes_of_the_very_kernel_are_named(tmp_path):
+    path = tmp_path / "kernel.mojo"
+    path.write_text(KERNEL_HEAD.format(number=1) + "    if row < rows:\n        return\n")
+    line = path.read_text().count("\n") - 1
+    assert sizes_at(str(path), line) == (
+        "This kernel's sizes (rows, hidden_dim) arrive as Int32 (`H` is `hidden_dim` as an Int)"
+    )
+    assert sizes_at(str(tmp_path / "gone.mojo"), 1) == SIZES

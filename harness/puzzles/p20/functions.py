@@ -127,21 +127,18 @@ class FunctionsChecker(PythonChecker):
             return GateResult(gate, "wrong", diagnosis=[words], hint=hint)
         what = subject(gate.id, function)
         wanted = RELU if gate.id.startswith("relu") else COMMON
-        wrong: list[str] = []
-        first = None
+        lines: dict[str, str] = {}
         for check in wanted:
             if line := check(what):
-                first = first or check.__name__
-                if check is checks.against_autograd:
-                    wrong += wrong_gradients(self.puzzle, what, function, path) or [
-                        f"{check.__name__}: {line}"
-                    ]
+                lines[check.__name__] = line
+                if check in (checks.forward, checks.against_autograd):
                     break
-                wrong.append(f"{check.__name__}: {line}")
-                if check is checks.forward:
-                    break
+        lines = checks.without_echoes(lines)
+        wrong = [f"{name}: {line}" for name, line in lines.items()]
+        if checks.against_autograd.__name__ in lines:
+            wrong[-1:] = wrong_gradients(self.puzzle, what, function, path) or wrong[-1:]
         if wrong:
-            return GateResult(gate, "wrong", diagnosis=wrong, mistake=first, hint=hint)
+            return GateResult(gate, "wrong", diagnosis=wrong, mistake=next(iter(lines)), hint=hint)
         return GateResult(gate, "correct", summary=f"{len(wanted)} checks; keeps {kept_words(what)}")
 
 

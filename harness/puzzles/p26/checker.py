@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from harness.check.python_files import PythonChecker, describe, line_of, load
+from harness.check.python_files import PythonChecker, line_of, load
 from harness.check.results import GateResult
 from harness.check.upstream import sentence
+from harness.learner import blanks
 from harness.puzzles.p26 import composing, folding, matching, models, printing, swapping
 from harness.puzzles.p26.mistakes import FIXES
 from harness.puzzles.p26.trying import Check, Fault, Module, cause_of, tries
@@ -104,21 +105,28 @@ def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
             try:
                 check(module)
             except Fault as fault:
-                return with_line(fault, path)
+                return with_line(fault, path, gate)
             except Exception as error:  # whatever a learner's code raises is a verdict
                 inner = cause_of(error)
                 if isinstance(inner, Fault):
-                    return with_line(inner, path)
-                words = describe(inner, path)[:300]
+                    return with_line(inner, path, gate)
+                words = (
+                    f"{where(inner, path, gate)}{type(inner).__name__}: {' '.join(str(inner).split())[:300]}"
+                )
                 return Fault("erased-in-use" if "Tried to erase Node" in words else "raises", words)
             finally:
                 torch._dynamo.reset()
     return None
 
 
-def with_line(fault: Fault, path: Path) -> Fault:
-    """A fault, with the line of the learner's file in front where an exception of that file is behind it."""
+def with_line(fault: Fault, path: Path, gate: str) -> Fault:
+    """A fault, with the line of the learner's file in front where an exception is behind it."""
     error = fault.__cause__ and cause_of(fault.__cause__)
-    if error is None or isinstance(error, Fault):  # no exception of the learner's, but a verdict
+    if error is None or isinstance(error, Fault):  # no exception, but a verdict
         return fault
-    return Fault(fault.kind, f"{line_of(error, path)}{fault}")
+    return Fault(fault.kind, f"{where(error, path, gate)}{fault}")
+
+
+def where(error: BaseException, path: Path, gate: str) -> str:
+    """The line of the learner's file that raised an exception, "PATH:12: "; else that of the blank whose graph did."""
+    return line_of(error, path) or f"{path}:{blanks.find(blanks.read(path))[gate].line}: in what it left: "

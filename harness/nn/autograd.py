@@ -48,12 +48,13 @@ def layernorm_linear(
     linear_bias: Tensor | None,
     eps: float,
     algorithm: str,
+    memory: str = direct.AUTO,
 ) -> tuple[Tensor, Tensor]:
     """Returns output [..., O], and mean and rstd of the rows of x [..., H] as [2, ...], in float32 or wider.
 
-    Raises TypeError, ValueError or NotImplementedError where `check` does.
+    `memory` is for the backward pass. Raises TypeError, ValueError or NotImplementedError where `check` does.
     """
-    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm)
+    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory)
     H, O = x.shape[-1], linear_weight.shape[0]
     tensors = with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias)
     algorithm, kernels, plan = direct.way(x, x.dtype, linear_weight, algorithm)
@@ -97,9 +98,9 @@ def with_absent(x, ln_weight, ln_bias, linear_weight, linear_bias) -> tuple[Tens
 
 
 @layernorm_linear.register_fake
-def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm):
+def forward_buffers(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory=direct.AUTO):
     """Checks the arguments and allocates what the forward operator returns."""
-    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm)
+    check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     return (
         x.new_empty((*x.shape[:-1], linear_weight.shape[0])),
@@ -117,6 +118,7 @@ def layernorm_linear_backward(
     linear_weight: Tensor,
     wanted: int,
     algorithm: str,
+    memory: str = direct.AUTO,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O] from grad_output [..., O].
 
@@ -126,7 +128,7 @@ def layernorm_linear_backward(
     H, O = x.shape[-1], linear_weight.shape[0]
     ln_weight = x.new_ones(H) if ln_weight is None else ln_weight
     ln_bias = x.new_zeros(H) if ln_bias is None else ln_bias
-    algorithm, kernels, plan = direct.way(x, x.dtype, linear_weight, algorithm)
+    algorithm, kernels, plan = direct.way(x, x.dtype, linear_weight, algorithm, memory)
     if kernels and plan:
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
         gradients = kernels.backward(plan, wanted, *as_kernels_read(tensors, weight=5))
@@ -158,7 +160,9 @@ def layernorm_linear_backward(
 
 
 @layernorm_linear_backward.register_fake
-def backward_buffers(grad_output, x, statistics, ln_weight, ln_bias, linear_weight, wanted, algorithm):
+def backward_buffers(
+    grad_output, x, statistics, ln_weight, ln_bias, linear_weight, wanted, algorithm, memory=direct.AUTO
+):
     """Allocates what the backward operator returns; dW lies as the weight does, row by row or transposed."""
     O, H = linear_weight.shape
     dW = x.new_empty((H, O)).t() if direct.lies_transposed(linear_weight) else x.new_empty((O, H))
@@ -179,7 +183,7 @@ def pruned(
 
 def keep_for_backward(ctx, inputs, output):
     """Keeps five tensors; the statistics are no differentiable outputs."""
-    x, ln_weight, ln_bias, linear_weight, _, _, ctx.algorithm = inputs
+    x, ln_weight, ln_bias, linear_weight, _, _, ctx.algorithm, ctx.memory = inputs
     _, statistics = output
     ctx.mark_non_differentiable(statistics)
     ctx.save_for_backward(x, statistics, ln_weight, ln_bias, linear_weight)
@@ -189,8 +193,8 @@ def backward(ctx, grad_output, grad_statistics):
     """The gradient of every input of the forward operator, None where none is needed."""
     needed = ctx.needs_input_grad
     wanted = wanted_of(needed)
-    gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, ctx.algorithm)
-    return (*only(gradients, needed), None, None)
+    gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, ctx.algorithm, ctx.memory)
+    return (*only(gradients, needed), None, None, None)
 
 
 def wanted_of(needed: tuple[bool, ...]) -> int:
@@ -233,8 +237,8 @@ class Direct(torch.autograd.Function):
         needed = ctx.needs_input_grad
         wanted = wanted_of(needed)
         if torch.is_grad_enabled():  # create_graph=True: the operator is there to refuse a second derivative
-            algorithm = "pairs" if ctx.plan.pairs else "fast"
-            gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, algorithm)
+            asked = "pairs" if ctx.plan.pairs else "fast", direct.LEAST if ctx.plan.lean else direct.AUTO
+            gradients = layernorm_linear_backward(grad_output, *ctx.saved_tensors, wanted, *asked)
             return (*only(gradients, needed), None, None, None)
         x, statistics, ln_weight, ln_bias, linear_weight = ctx.saved_tensors
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
@@ -271,6 +275,7 @@ def call_directly(
     linear_bias: Tensor | None,
     eps: float,
     pairs: bool = False,
+    lean: bool = False,
 ) -> Tensor | None:
     """The output [..., O] by the direct way; None where the registered operator must do it, or must say what is wrong.
 
@@ -313,6 +318,7 @@ def call_directly(
         transposed,
         kernels.hopper,
         pairs,
+        lean,
         x.shape,
         ln_weight.shape,
         ln_bias.shape,
@@ -350,6 +356,7 @@ def checked_plan(
     transposed: bool,
     hopper: bool,
     pairs: bool,
+    lean: bool,
     x,
     ln_weight,
     ln_bias,
@@ -369,22 +376,23 @@ def checked_plan(
         check(*tensors, algorithm="fast")
     except (TypeError, ValueError):
         return None
-    return direct.plan(x, linear_weight[0], dtype, transposed, hopper, pairs)
+    return direct.plan(x, linear_weight[0], dtype, transposed, hopper, pairs, lean)
 
 
 # ---- Checks -------------------------------------------------------------------------------------------------
 
 
-def check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm) -> None:
+def check(x, ln_weight, ln_bias, linear_weight, linear_bias, algorithm, memory=direct.AUTO) -> None:
     """Raises where the forward operator cannot take its arguments; the message names the first one at fault.
 
     Raises:
         TypeError: A dtype that has no kernel, or that is not x's.
-        ValueError: A rank or size that does not fit the others, H or O of zero, an unknown algorithm, tensors on
-            different devices.
+        ValueError: A rank or size that does not fit the others, H or O of zero, an unknown algorithm or memory, tensors
+            on different devices.
         NotImplementedError: A device that has no kernel.
     """
     check_algorithm(algorithm)
+    check_memory(memory)
     if x.dtype not in DTYPES:
         raise TypeError(f"x: expected {', '.join(DTYPES.values())}, got {plain(x.dtype)}")
     if x.device.type not in ("cpu", "cuda", "meta"):
@@ -410,6 +418,12 @@ def check_algorithm(algorithm: str) -> None:
     """Raises ValueError for an algorithm that there is not."""
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm: expected {' or '.join(map(repr, ALGORITHMS))}, got {algorithm!r}")
+
+
+def check_memory(memory: str) -> None:
+    """Raises ValueError for a choice of memory that there is not."""
+    if memory not in direct.MEMORY:
+        raise ValueError(f"memory: expected {' or '.join(map(repr, direct.MEMORY))}, got {memory!r}")
 
 
 def check_parameter(name: str, tensor: Tensor, rank: int, x: Tensor) -> None:

@@ -61,6 +61,9 @@ MOST_FEW_ROWS = 64
 """The most rows that are few: of more, adding columns row by row takes longer than a launch."""
 THROUGH_MODULE = ("fast", "pairs")
 """The algorithms of the module; without one, both are a MAX graph of the fast kernels."""
+AUTO, LEAST = "auto", "least"
+MEMORY = (AUTO, LEAST)
+"""What a backward pass is made for: time, and the least memory only where there is no room otherwise; or the least memory."""
 NOWHERE = (0, 0, 0, 0)
 """In the place of GPU, stream and scratch memory: launches nothing, and only counts the scratch memory."""
 
@@ -93,6 +96,8 @@ class Plan:
     output_strides: tuple[int, ...]
     statistics_size: tuple[int, ...]
     statistics_strides: tuple[int, ...]
+    lean: bool = False
+    """Whether the backward pass makes dW first and gives its ln_out back before it makes dln."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -103,9 +108,10 @@ def plan(
     transposed: bool = False,
     hopper: bool = False,
     pairs: bool = False,
+    lean: bool = False,
 ) -> Plan:
     """The plan for x of a shape [..., H] and linear_weight [O, H], which may lie transposed, on a GPU that may be a Hopper;
-    with pairs of float16 where they are asked for and suit.
+    with pairs of float16 where they are asked for and suit; `lean` for the least memory.
 
     Raises ValueError where a size is beyond the 32-bit integers that the kernels take.
     """
@@ -133,6 +139,7 @@ def plan(
         contiguous_strides(output_size),
         statistics_size,
         contiguous_strides(statistics_size),
+        lean,
     )
 
 
@@ -232,21 +239,14 @@ class LayerNormKernels(OnDevice):
                 return self.forward(plan, eps, keep, x, ln_weight, ln_bias, linear_weight, linear_bias)
         graph = plan.choice.graph
         products = graph if captured(plan) else plan.choice.loop
+        tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
         if graph is not products and self.is_first(plan) and graph.output is not products.output:
-            tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
             self.forward_with_library(plan, graph.output is PADDED, eps, *tensors)
         if products.output is not OWN:
-            tensors = (x, ln_weight, ln_bias, linear_weight, linear_bias)
             return self.forward_with_library(plan, products.output is PADDED, eps, *tensors)
         rows, H, O = plan.rows, plan.H, plan.O
         kind = kind_of(plan.dtype, plan.pairs)
-        given = (
-            x.data_ptr(),
-            ln_weight.data_ptr(),
-            ln_bias.data_ptr(),
-            linear_weight.data_ptr(),
-            linear_bias.data_ptr(),
-        )
+        given = tuple(map(Tensor.data_ptr, tensors))
         need = self.scratch(None, kind, rows, H, O)
         if (given[0] | given[1] | given[2] | given[3] | given[4]) % VECTOR:
             need = max(need, self.launch_forward(*NOWHERE, kind, rows, H, O, eps, 0, 0, 0, *given))
@@ -297,12 +297,38 @@ class LayerNormKernels(OnDevice):
         """dx [..., H], dgamma [H], dbeta [H], dW [O, H] and db [O], None for those that `wanted` leaves out.
 
         `statistics` is what `forward` kept. All tensors are contiguous, but for linear_weight where the plan says so, and
-        on this GPU. Raises torch.OutOfMemoryError with the bytes that were needed.
+        on this GPU. dW comes first where the plan is lean or memory is short. Raises torch.OutOfMemoryError with the bytes
+        that were needed.
         """
         tensors = (grad_output, x, statistics, ln_weight, ln_bias, linear_weight)
         if current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self.backward(plan, wanted, *tensors)
+        splits = wanted & WEIGHT != 0 and wanted & (INPUT | NORM) != 0
+        if splits and plan.lean:
+            return self.backward_weight_first(plan, wanted, *tensors)
+        try:
+            return self.backward_at_once(plan, wanted, *tensors)
+        except torch.OutOfMemoryError as error:
+            if not splits:
+                raise
+            short = str(error)  # the error itself holds on to what its frames have allocated
+        try:
+            return self.backward_weight_first(plan, wanted, *tensors)
+        except torch.OutOfMemoryError:
+            raise torch.OutOfMemoryError(short) from None
+
+    def backward_weight_first(self, plan: Plan, wanted: int, *tensors: Tensor) -> Gradients:
+        """As `backward`, with less memory at the peak and x read once more: dW, and then the rest.
+
+        ln_out is given back before dln is made; made at once, both are there.
+        """
+        dW = self.backward_at_once(plan, WEIGHT, *tensors)[3]
+        dx, dgamma, dbeta, _, db = self.backward_at_once(plan, wanted & ~WEIGHT, *tensors)
+        return dx, dgamma, dbeta, dW, db
+
+    def backward_at_once(self, plan: Plan, wanted: int, *tensors: Tensor) -> Gradients:
+        """As `backward`, in as few launches as there can be."""
         rows, H, O, dtype = plan.rows, plan.H, plan.O, plan.dtype
         choice = plan.choice
         in_graph = captured(plan)
@@ -351,6 +377,7 @@ class LayerNormKernels(OnDevice):
         ln_weight: Tensor,
         ln_bias: Tensor,
         linear_weight: Tensor,
+        *,
         stream: int = 0,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Launches what the module makes of a backward pass; returns dgamma, dbeta and db, which it allocates, and the scratch
@@ -647,17 +674,18 @@ class Way(NamedTuple):
         """In words: see `LayerNormLinear.explain`."""
         if self.plan is None:
             return {"way": f"MAX graph, {self.algorithm}", **ALL_OWN._asdict()}
-        way = "extension module, pairs of float16" if self.plan.pairs else "extension module"
+        way = "extension module" + (", pairs of float16" if self.plan.pairs else "")
+        way += ", dW first" if self.plan.lean else ""
         choice = self.plan.choice
         words = {"way": way, **choice.loop._asdict()}
         if choice.graph != choice.loop:
             words |= {f"{name} in a CUDA graph": who for name, who in choice.graph._asdict().items()}
-        if choice.forked:
+        if choice.forked and not self.plan.lean:
             words["backward in a CUDA graph"] = "two branches"
         return words
 
 
-def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str) -> Way:
+def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str, memory: str = AUTO) -> Way:
     """Who computes both passes of a call, of x [..., H] taken in a dtype and linear_weight [O, H]. The one place that decides it."""
     if algorithm not in THROUGH_MODULE:
         return Way(algorithm)
@@ -665,5 +693,6 @@ def way(x: Tensor, dtype: torch.dtype, linear_weight: Tensor, algorithm: str) ->
     if opened is None:
         return Way(graph_algorithm(x.device))
     transposed = lies_transposed(linear_weight)
-    planned = plan(x.shape, len(linear_weight), dtype, transposed, opened.hopper, algorithm == "pairs")
+    pairs, lean = algorithm == "pairs", memory == LEAST
+    planned = plan(x.shape, len(linear_weight), dtype, transposed, opened.hopper, pairs, lean)
     return Way(algorithm, opened, planned)

@@ -24,6 +24,7 @@ def fused_layernorm_linear(
     eps: float = EPS,
     *,
     algorithm: str = "fast",
+    memory: str = direct.AUTO,
 ) -> Tensor:
     """`linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
 
@@ -51,6 +52,9 @@ def fused_layernorm_linear(
             "fused" is the chapter's single kernel: one thread for each row, parameter gradients by atomics on a GPU.
             All but "fused" give the same bits in every run; a CUDA graph may multiply otherwise than plain calls (see
             `LayerNormLinear.explain`), and then has bits of its own.
+        memory: Of the backward pass through the extension module. "auto" makes dln and dW side by side, and dW first where
+            there is no room for that. "least" always makes dW first, and gives the memory of the LayerNorm output back
+            before it makes dln: one matrix of x's size less at the peak, x read once more, the same bits.
 
     Returns:
         Shape [..., O], contiguous, in x's dtype.
@@ -59,7 +63,7 @@ def fused_layernorm_linear(
         TypeError: An argument is no dense tensor, eps is no number, x has a dtype without a kernel, or a parameter has
             another dtype.
         ValueError: A rank or a size does not fit the others, H or O is zero, tensors lie on different devices, or
-            the algorithm is unknown.
+            the algorithm or the choice of memory is unknown.
         NotImplementedError: x lies on a device without a kernel (MPS), its gradient is differentiated again, or
             a tensor has a tangent of forward-mode differentiation.
         RuntimeError: A CUDA graph is being captured, and not the fast algorithm's extension module is used; or the
@@ -76,16 +80,16 @@ def fused_layernorm_linear(
         tensors = in_autocast_dtype(tensors)
     if forward_ad._current_level >= 0:
         FIRST_ONLY.refuse_tangents(**dict(zip(NAMES, tensors, strict=True)))
-    if algorithm in direct.THROUGH_MODULE and not compiling:
-        output = call_directly(*tensors, eps, algorithm == "pairs")
+    if algorithm in direct.THROUGH_MODULE and memory in direct.MEMORY and not compiling:
+        output = call_directly(*tensors, eps, algorithm == "pairs", memory == direct.LEAST)
         if output is not None:
             return output
     check_types(*tensors)
     if not compiling and transforms_active():
         from harness.nn.transforms import Transformed  # few models need it
 
-        return Transformed.apply(*tensors, eps, algorithm)[0]
-    output, _ = layernorm_linear(*tensors, eps, algorithm)
+        return Transformed.apply(*tensors, eps, algorithm, memory)[0]
+    output, _ = layernorm_linear(*tensors, eps, algorithm, memory)
     return output
 
 
@@ -148,7 +152,7 @@ class LayerNormLinear(nn.Module):
         elementwise_affine: Whether LayerNorm has a weight, and a bias if `ln_bias` says so.
         ln_bias: Whether LayerNorm has a bias.
         bias: Whether Linear has a bias.
-        algorithm: As in `fused_layernorm_linear`.
+        algorithm, memory: As in `fused_layernorm_linear`.
         device: Where the parameters are made.
         dtype: Of the parameters.
     """
@@ -163,19 +167,20 @@ class LayerNormLinear(nn.Module):
         ln_bias: bool = True,
         bias: bool = True,
         algorithm: str = "fast",
+        memory: str = direct.AUTO,
         device=None,
         dtype=None,
     ):
         super().__init__()
         ln = nn.LayerNorm(in_features, eps, elementwise_affine, ln_bias, device=device, dtype=dtype)
         linear = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
-        self.algorithm = algorithm
+        self.algorithm, self.memory = algorithm, memory
         self.add_module("0", ln)
         self.add_module("1", linear)
 
     @classmethod
     def from_modules(
-        cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "fast"
+        cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "fast", memory: str = direct.AUTO
     ) -> "LayerNormLinear":
         """A layer around two existing ones. It shares them: an optimizer that holds their parameters goes on.
 
@@ -190,7 +195,8 @@ class LayerNormLinear(nn.Module):
                 f"ln: expected normalized_shape ({linear.in_features},), the in_features of linear, "
                 f"got {tuple(ln.normalized_shape)}"
             )
-        layer = cls(linear.in_features, linear.out_features, algorithm=algorithm, device="meta")
+        sizes = linear.in_features, linear.out_features
+        layer = cls(*sizes, algorithm=algorithm, memory=memory, device="meta")
         layer.training = ln.training
         layer.add_module("0", ln)
         layer.add_module("1", linear)
@@ -220,6 +226,7 @@ class LayerNormLinear(nn.Module):
             parameter(linear, "bias"),
             ln.eps,
             algorithm=self.algorithm,
+            memory=self.memory,
         )
 
     def explain(self, x: Tensor) -> dict[str, str]:
@@ -233,10 +240,10 @@ class LayerNormLinear(nn.Module):
         """
         weight = parameter(self.linear, "weight")
         dtype = in_autocast_dtype((x.new_empty(0),))[0].dtype
-        return direct.way(x, dtype, weight, self.algorithm).explain()
+        return direct.way(x, dtype, weight, self.algorithm, self.memory).explain()
 
     def extra_repr(self) -> str:
-        return f"algorithm={self.algorithm!r}"
+        return f"algorithm={self.algorithm!r}, memory={self.memory!r}"
 
 
 def parameter(module: nn.Module, name: str) -> Any:

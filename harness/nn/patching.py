@@ -20,7 +20,8 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from harness.nn.arguments import DTYPES
-from harness.nn.autograd import check_algorithm
+from harness.nn.autograd import check_algorithm, check_memory
+from harness.nn.direct import AUTO
 from harness.nn.layers import fused_layernorm_linear, parameter
 from harness.nn.on_stream import PLAIN
 from harness.nn.private import (
@@ -44,6 +45,7 @@ class Part:
 
     name: str
     algorithm: str
+    memory: str
     swapped: dict[str, None] = field(default_factory=dict)
 
 
@@ -77,9 +79,8 @@ class Patch:
         lines += [f"  swapped  {ln} -> {linear}" for ln, linear in self.swapped]
         return "\n".join(lines + [f"  left     {name}: {why}" for name, why in self.left])
 
-    def give(self, module: nn.Module, name: str, algorithm: str) -> None:
+    def give(self, module: nn.Module, part: Part) -> None:
         """Makes one module a patched one."""
-        part = Part(name, algorithm)
         vars(module)["_part"] = part
         module.__class__ = patched(type(module))
         self._modules.append((module, part))
@@ -91,7 +92,7 @@ class Patch:
                 give_back(module)
 
 
-def patch(model: nn.Module, *, algorithm: str = "fast") -> Patch:
+def patch(model: nn.Module, *, algorithm: str = "fast", memory: str = AUTO) -> Patch:
     """Lets the workbook's kernels compute the LayerNorm -> Linear pairs of a model, in place.
 
     Parameters, state dict, hooks and optimizer stay; a patched module is of a subclass with its class's name. A pair is
@@ -104,18 +105,19 @@ def patch(model: nn.Module, *, algorithm: str = "fast") -> Patch:
 
     Args:
         model: Any module; it is changed.
-        algorithm: As in `fused_layernorm_linear`.
+        algorithm, memory: As in `fused_layernorm_linear`.
 
     Returns:
         A `Patch` with `report` and `undo()`.
 
     Raises:
         TypeError: `model` is no module.
-        ValueError: The model is patched already, or the algorithm is unknown.
+        ValueError: The model is patched already, or the algorithm or the choice of memory is unknown.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected nn.Module, got {type(model).__name__}")
     check_algorithm(algorithm)
+    check_memory(memory)
     modules = dict(model.named_modules())
     if any(isinstance(module, Noting | Taking) for module in modules.values()):
         raise ValueError("model: it is patched already; undo() that patch first")
@@ -136,7 +138,7 @@ def patch(model: nn.Module, *, algorithm: str = "fast") -> Patch:
         if why:
             done.left.append((name, why))
         else:
-            done.give(module, name, algorithm)
+            done.give(module, Part(name, algorithm, memory))
     return done
 
 
@@ -332,7 +334,8 @@ class Taking(Patched):
             return super().forward(input)
         part = self._part
         part.swapped[name] = None
-        return fused_layernorm_linear(x, gamma, beta, weight, bias, eps, algorithm=part.algorithm)
+        how = {"algorithm": part.algorithm, "memory": part.memory}
+        return fused_layernorm_linear(x, gamma, beta, weight, bias, eps, **how)
 
     def takes(self, origin: Origin, input: Tensor) -> bool:
         """Whether the LayerNorm's input says all about what this Linear is given, gradient included."""

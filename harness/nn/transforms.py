@@ -27,8 +27,8 @@ class Transformed(Function):
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm):
-        return layernorm_linear(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm)
+    def forward(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory):
+        return layernorm_linear(x, ln_weight, ln_bias, linear_weight, linear_bias, eps, algorithm, memory)
 
     setup_context = staticmethod(keep_for_backward)
 
@@ -36,9 +36,9 @@ class Transformed(Function):
     def backward(ctx, grad_output, grad_statistics):
         needed = ctx.needs_input_grad
         gradients = TransformedBackward.apply(
-            grad_output, *ctx.saved_tensors, wanted_of(needed), ctx.algorithm
+            grad_output, *ctx.saved_tensors, wanted_of(needed), ctx.algorithm, ctx.memory
         )
-        return (*only(gradients, needed), None, None)
+        return (*only(gradients, needed), None, None, None)
 
     @staticmethod
     def jvp(ctx, *tangents):

@@ -52,7 +52,7 @@ def pairs(monkeypatch):
     """The algorithms of the pairs that were computed, one after the other; no kernel is compiled."""
     calls = []
 
-    def compute(*arguments, algorithm):
+    def compute(*arguments, algorithm, memory):
         calls.append(algorithm)
         return Pair.apply(*arguments)
 
@@ -805,19 +805,26 @@ def test_the_algorithm_reaches_the_kernels(pairs):
 
 @pytest.mark.compiler
 def test_the_real_kernels():
-    """Values and every gradient as near to float64's as PyTorch's own, with a LayerNorm that three Linear layers and a sum read."""
+    """Values and every gradient as near to float64's as PyTorch's own, with a LayerNorm that three Linear layers and a sum read.
+
+    Of eight inputs: a single error of a few numbers is the luck of one rounding.
+    """
     model = fresh(nn.Sequential(sequential(nn.GELU()), attention_block()))
-    x, weights = seeded(2, 5, H), seeded(2, 5, H)
 
     def results(m, dtype):
-        given = x.to(dtype).requires_grad_()
-        output = m(given)
-        return [output, *torch.autograd.grad(output, (given, *m.parameters()), weights.to(dtype))]
+        torch.manual_seed(0)
+        batches = [(seeded(2, 5, H).to(dtype).requires_grad_(), seeded(2, 5, H).to(dtype)) for _ in range(8)]
+        outputs = [m(x) for x, _ in batches]
+        gradients = [
+            torch.autograd.grad(output, (x, *m.parameters()), weights)
+            for output, (x, weights) in zip(outputs, batches, strict=True)
+        ]
+        return [torch.stack(outputs).detach(), *map(torch.stack, zip(*gradients, strict=True))]
 
     truth = results(model, torch.float64)
     plain = results(model.float(), torch.float32)
     done = patch(model)
     for ours, theirs, exact in zip(results(model, torch.float32), plain, truth, strict=True):
-        far, near = ((found.double() - exact).abs().max() / exact.abs().max() for found in (ours, theirs))
-        assert far <= 4 * near + 4 * torch.finfo(torch.float32).eps
+        far, near = ((one.double() - exact).norm() / exact.norm() for one in (ours, theirs))
+        assert far <= 2 * near + torch.finfo(torch.float32).eps
     assert len(done.swapped) == 4

@@ -19,7 +19,17 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from harness.nn.compile.match import Left, Match, find, graph_modules, keeps_rows, layer_norm, shape, value
+from harness.nn.compile.match import (
+    Left,
+    Match,
+    find,
+    graph_modules,
+    keeps_rows,
+    layer_norm,
+    shape,
+    slices_rows,
+    value,
+)
 from harness.nn.compile.picture import Rewrite, Snapshot
 
 REPORT = "MOJO_WORKBOOK_REPORT"
@@ -308,7 +318,9 @@ def drop(gm: GraphModule, linear: Node) -> None:
 
 def leads(node: Node) -> bool:
     """Whether a node is one of those that stand between a LayerNorm and a Linear, or the LayerNorm."""
-    return layer_norm(node) is not None or (bool(node.all_input_nodes) and keeps_rows(node))
+    if layer_norm(node) is not None:
+        return True
+    return bool(node.all_input_nodes) and (keeps_rows(node) or slices_rows(node))
 
 
 def name_of(node: Node) -> str:

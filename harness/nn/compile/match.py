@@ -163,7 +163,7 @@ def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
             break
         if node.target in PRODUCTS:
             break
-        if keeps_rows(node):
+        if keeps_rows(node) or slices_rows(node):
             if not skipped(node):
                 between.append(node)
         else:
@@ -173,8 +173,8 @@ def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
 
 
 def keeps_rows(node: Node) -> bool:
-    """Whether a node hands rows of its input on as they are: a reshape or a slice that keeps the last axis, or nothing."""
-    if skipped(node) or slices_rows(node):
+    """Whether a node hands its input's rows on as they are: a reshape that keeps the last axis, or nothing at all."""
+    if skipped(node):
         return True
     reshapes = node.op in ("call_method", "call_function") and node.target in RESHAPES
     return reshapes and shape(node)[-1:] == shape(node.all_input_nodes[0])[-1:]

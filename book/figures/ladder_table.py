@@ -189,8 +189,10 @@ def moved(step: Step) -> str:
 def profiled(variant: str) -> list[tuple[int, int]]:
     """The bytes moved and predicted of each launch of a variant, in order, from the recorded profiles."""
     text = outputs.load("profile_fast" if variant == "fast" else "profile").text
-    section = text.split(f"{variant}: ")[1].split("\n\n")[0].splitlines()[2:]
-    cells = [line.replace(",", "").split() for line in section]
+    section = text.split(f"{variant}: ")[1].split("\n\n")[0]
+    # A table wider than the recorded page goes on below itself; the bytes stand in its first part.
+    first = section.split("   launch ")[1].splitlines()[1:]
+    cells = [line.replace(",", "").split() for line in first]
     return [(int(row[3]) + int(row[4]), int(row[5])) for row in cells]
 
 

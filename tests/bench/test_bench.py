@@ -305,6 +305,13 @@ def test_a_size_without_room_is_named():
     assert "can't allocate memory" in str(run.rows[0]["note"]) and len(run.rows) == 1
 
 
+def test_least_memory_is_a_choice_of_the_extension_module_alone():
+    least = next(candidate for candidate in candidates.CANDIDATES if candidate.name == "least memory")
+    run = a_bench(least, columns=("loop",))
+    run.run()
+    assert "only the extension module chooses between time and memory" in str(run.rows[0]["note"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

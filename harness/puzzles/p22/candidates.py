@@ -128,8 +128,8 @@ class Products(TorchCalls):
         return {"backward": backward, "both": both}.get(direction, forward)
 
 
-def ours(algorithm: str) -> Callable[[Problem], Differentiable]:
-    """The workbook's layer with one algorithm."""
+def ours(algorithm: str, memory: str = "auto") -> Callable[[Problem], Differentiable]:
+    """The workbook's layer with one algorithm, and what its backward pass is made for (`LayerNormLinear` explains `memory`)."""
 
     def build(problem: Problem) -> Differentiable:
         refuse_large(problem, algorithm)
@@ -139,9 +139,11 @@ def ours(algorithm: str) -> Callable[[Problem], Differentiable]:
             raise Unavailable(f"{error}; the workbook's kernels need MAX") from error
         on_gpu = problem.device.type == "cuda"
         detour = algorithm == "fast" and on_gpu and direct.kernels(problem.device) is None
+        if memory != direct.AUTO and (detour or not on_gpu):
+            raise Unavailable("only the extension module chooses between time and memory")
 
         def function(*leaves: Tensor) -> Tensor:
-            return layers.fused_layernorm_linear(*leaves, eps=EPS, algorithm=algorithm)
+            return layers.fused_layernorm_linear(*leaves, eps=EPS, algorithm=algorithm, memory=memory)
 
         note = "no extension module: a MAX graph" if detour else ""
         return Differentiable(function, problem.leaves, problem.grad_output, note=note)
@@ -293,6 +295,7 @@ CANDIDATES = (
     Candidate("fast", "ours", ours("fast")),
     Candidate("unfused", "ours", ours("unfused")),
     Candidate("fused", "ours", ours("fused")),
+    Candidate("least memory", "ours", ours("fast", "least")),
     *(
         Candidate(f"{name} through MAX", "ours", through_max(name), 30, columns=("waited",))
         for name in IN_MAX

@@ -43,8 +43,13 @@ UNITS = {
     "tflops": "TFLOP/s",
     "gbs": "GB/s",
     "percent": "%",
+    "error": "1",
+    "ratio": "1",
+    "loss": "nats",
 }
 """End of a column's name -> the unit of its numbers."""
+BEGINNINGS = {"of": "1", "ratio": "1", "percent": "%"}
+"""The same for how its name begins."""
 Row = dict[str, str]
 
 
@@ -85,7 +90,10 @@ class Record:
 
     def unit(self, column: str) -> str:
         """The unit of a column. Raises KeyError for one that has none."""
-        return self.units[column] if column in self.units else UNITS[column.lower().rpartition("_")[2]]
+        if column in self.units:
+            return self.units[column]
+        first, _, last = column.lower().partition("_")
+        return BEGINNINGS.get(first) or UNITS[last.rpartition("_")[2] or first]
 
 
 # ---- Reading and writing ------------------------------------------------------------------------------------

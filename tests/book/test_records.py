@@ -17,8 +17,8 @@ MEASURED = Record(
     driver="1.2",
     versions={"torch": "2.11.0+cu130", "max": "26.7.0"},
     kernels={"p22": "0" * 12},
-    units={"error": "1"},
-    rows=({"M": "4", "median_us": "1.5", "error": "2.0e-03"}, {"M": "8", "median_us": "2.5", "error": ""}),
+    units={"apart": "1"},
+    rows=({"M": "4", "median_us": "1.5", "apart": "2.0e-03"}, {"M": "8", "median_us": "2.5", "apart": ""}),
 )
 
 
@@ -26,16 +26,16 @@ def test_what_is_written_is_read_again(tmp_path):
     record.write(MEASURED, tmp_path)
     again = record.read("r", tmp_path)
     assert dataclasses.replace(again, rows=()) == dataclasses.replace(MEASURED, rows=())
-    assert [{column: row[column] for column in ("M", "median_us", "error")} for row in again.rows] == [
+    assert [{column: row[column] for column in ("M", "median_us", "apart")} for row in again.rows] == [
         *MEASURED.rows
     ]
     assert again.rows[0]["torch"] == "2.11.0+cu130" and again.rows[1]["device"] == "A machine"
-    assert (again.unit("median_us"), again.unit("error")) == ("µs", "1")
+    assert (again.unit("median_us"), again.unit("apart")) == ("µs", "1")
     assert record.names(tmp_path) == ["r"]
 
 
 def test_numbers_without_a_unit_are_not_written(tmp_path):
-    with pytest.raises(ValueError, match="r: the column error has no unit"):
+    with pytest.raises(ValueError, match="r: the column apart has no unit"):
         record.write(dataclasses.replace(MEASURED, units={}), tmp_path)
 
 

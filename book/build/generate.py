@@ -3,10 +3,10 @@
 The strict build runs it first. Everything goes to book/.cache/generated/, so it can never be older than the code.
 """
 
-import csv
+import json
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ from book.figures import (
     timing_pages,
 )
 from book.figures.markdown_table import table
-from book.measure import ledger, outputs
+from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
 from harness import cli
 from harness.check import zoo
@@ -46,6 +46,7 @@ from harness.spec.catalogue import find_puzzle, puzzle_names
 
 BOOK = Path(__file__).absolute().parent.parent
 
+FUSION_SIZES = ((4, 4, 8, 16), (4, 64, 64, 64), (8, 128, 256, 256), (8, 512, 768, 768), GPT2_SMALL)
 SIZES = {"chapter": p22.PUZZLE.dims, "GPT-2 small": GPT2_SMALL}
 GATES = [gate.id for gate in p22.PUZZLE.kernel_gates]
 STEP_CASE = "hard values"
@@ -150,12 +151,14 @@ def recomputed_table() -> str:
 
 
 def measured(dtype: str) -> dict[tuple, dict[str, float]]:
-    """The medians of book/measurements, in microseconds: (sizes, pass) -> who -> median."""
+    """The medians of the record `fusion`, in microseconds: (sizes, pass) -> who -> median."""
     medians: dict[tuple, dict[str, float]] = {}
-    with (BOOK / "measurements" / f"h200_{dtype}.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            dims = tuple(int(row[name]) for name in p22.PUZZLE.dim_names)
-            medians.setdefault((dims, row["pass"]), {})[row["who"]] = float(row["median_us"])
+    batches = {(B * S, H, O): (B, S, H, O) for B, S, H, O in FUSION_SIZES}
+    for row in record.rows("fusion"):
+        if row["dtype"] == dtype:
+            dims = batches[int(row["M"]), int(row["H"]), int(row["O"])]
+            who = "PyTorch" if row["candidate"] == "eager" else row["candidate"]
+            medians.setdefault((dims, row["pass"]), {})[who] = float(row["median_us"])
     return medians
 
 
@@ -191,15 +194,6 @@ def times_table() -> str:
     return table(head, rows, "lllrrrrr")
 
 
-def compile_rows() -> list[dict[str, str]]:
-    """The rows of book/measurements/compile_*.csv, one file for each machine."""
-    rows = []
-    for file in sorted((BOOK / "measurements").glob("compile_*.csv")):
-        with file.open(newline="") as source:
-            rows += csv.DictReader(source)
-    return rows
-
-
 def compile_table() -> str:
     """What the first call and the later ones took with torch.compile and without."""
     rows = [
@@ -210,22 +204,21 @@ def compile_table() -> str:
             f"{float(row['first_s']):.3g} s",
             duration(float(row["median_us"])),
         ]
-        for row in compile_rows()
+        for row in record.rows("compile_times")
     ]
     return table(["machine", "sizes", "way", "first call", "later calls"], rows, "lllrr")
 
 
 def model_table() -> str:
     """A training step of GPT-2 under torch.compile, and under the workbook's backend."""
-    with (BOOK / "measurements" / "h200_gpt2_compile.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
+    found = record.rows("gpt2_step")
     compiled = next(float(row["median_ms"]) for row in found if row["way"] == "torch.compile")
     rows = [
         [
             f"`{row['way']}`" if row["way"] != "eager" else "eager",
             f"{float(row['median_ms']):.2f} ms",
             f"{float(row['median_ms']) / compiled:.3f}",
-            f"{int(row['peak_MiB']):,} MiB",
+            f"{int(row['peak_mib']):,} MiB",
             f"{float(row['first_s']):.0f} s",
             row["loss"],
         ]
@@ -239,7 +232,7 @@ def cross_entropy_table() -> str:
     """A line for each size: the three bare products, PyTorch's two ways, and chunks of 2,048 and 4,096 rows."""
     ways = ("products", "eager", "compile", "chunks of 2048", "chunks of 4096")
     sizes: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
-    for row in timing_pages.rows("h200_cross_entropy"):
+    for row in record.rows("cross_entropy"):
         sizes.setdefault((row["H"], row["V"]), {})[row["way"]] = row
     rows = [
         [
@@ -253,14 +246,14 @@ def cross_entropy_table() -> str:
         for (H, V), found in sizes.items()
     ]
     head = ["H → V", "bare products", "eager", "`torch.compile`", "chunks of 2,048", "chunks of 4,096"]
-    facts = timing_pages.rows("h200_cross_entropy")[0]
+    facts = record.rows("cross_entropy")[0]
     where = f"{facts['device']}, {facts['date']}, PyTorch {facts['torch']}, by `{facts['command']}`"
     return table(head, rows, "lrrrrr") + f"\n{where}.\n"
 
 
 def cliffs_table() -> str:
     """A line for each dtype and head dimension: attention's time over that of PyTorch's fastest kernel, by option."""
-    found = timing_pages.rows("h200_attention_cliffs")
+    found = record.rows("attention_options")
     options = list(dict.fromkeys(row["option"] for row in found))
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for row in found:
@@ -273,7 +266,7 @@ def cliffs_table() -> str:
     head = ["dtype, d", *(option.replace("S x S", "S × S") for option in options)]
     return (
         table(head, rows, "l" + "r" * len(options))
-        + f"\n{where}, by `python -m book.measure.attention_cliffs FILE`.\n"
+        + f"\n{where}, by `python -m book.measure attention_options`.\n"
     )
 
 
@@ -478,38 +471,39 @@ FILES: dict[str, Callable[[], str]] = {
     },
     **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
     "attention_training.md": lambda: bench_results.training_table(
-        bench_results.read_training(claims_chart.TRAINED)
+        bench_results.training("attention_training")
     ),
 }
 
 
-def benchmark(texts: dict[str, str]) -> str:
-    """The parts of the benchmark's page for which there are measurements, and so texts to include."""
-    parts = {"bench_source.md": "_results.md", "training.md": "_training.md"}
-    present = [part for needed, part in parts.items() if needed in texts]
-    return "\n\n".join(f"{{{{#include ../../src/fast/{part}}}}}" for part in present) + "\n"
+PAGES: tuple[Callable[[], Mapping[str, str | Callable[[], str]]], ...] = (
+    lambda: ladder.pages(ladder.found()),
+    lambda: ladder_table.pages(ladder.found()),
+    bench_results.pages,
+    bench_results.training_pages,
+    museum.pages,
+    ring_results.pages,
+    timing_pages.pages,
+    every_size.pages,
+    attention_pairs.pages,
+    attention_times.pages,
+    speed_table.pages,
+)
+"""What makes several files at once."""
 
 
 def main() -> None:
-    """Writes all files."""
+    """Writes all files, and beside them which records each was made from."""
     folder = BOOK / ".cache" / "generated"
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {name: make() for name, make in FILES.items()}
-    texts |= (
-        ladder.pages()
-        | ladder_table.pages(ladder.found())
-        | bench_results.pages()
-        | museum.pages()
-        | ring_results.pages()
-        | timing_pages.pages()
-        | every_size.pages()
-        | attention_pairs.pages()
-        | attention_times.pages()
-        | speed_table.pages()
-    )
-    texts["benchmark.md"] = benchmark(texts)
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    made_from: dict[str, list[str]] = {}
+    for make in (*(lambda name=name, make=make: {name: make()} for name, make in FILES.items()), *PAGES):
+        record.used.clear()
+        for name, text in make().items():
+            text = text if isinstance(text, str) else text()
+            (folder / name).write_text(text, encoding="utf-8")
+            made_from[name] = sorted(record.used)
+    (folder / "records.json").write_text(json.dumps(made_from, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

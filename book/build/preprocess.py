@@ -7,10 +7,12 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
 - in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
 - `{{#hints PUZZLE:BLANK}}` is the hint ladder of a blank, a fold for each rung, below its task where the page has not shown it;
+- `{{= EXPRESSION | FORMAT }}` is a number of a record, `{{check EXPRESSION}}` a statement that must hold (`references.py`);
 - an included Markdown file is treated like the page that it stands in;
 - an empty `<summary></summary>` gets a label.
 
-Checked: every included file and anchor exists, every printed command is a task, every formula is valid TeX.
+Checked: every included file and anchor exists, every printed command is a task, every formula is valid TeX,
+no measured number beside a measured table is typed by hand. A page ends with the records that its numbers are from.
 """
 
 import hashlib
@@ -24,8 +26,9 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from book.build import stubs
+from book.build import references, stubs
 from book.build.maths import BadFormula, PageMaths
 from book.measure import outputs
 from harness.errors import BadUse
@@ -83,6 +86,9 @@ class Setting:
     book: Path
     tasks: dict[str, set[str]]
     maths: PageMaths
+    known: dict[str, Any] = field(default_factory=dict)  # what a reference to a record may use
+    made_from: dict[str, list[str]] = field(default_factory=dict)  # generated file -> its records
+    records: set[str] = field(default_factory=set)  # those that the page at hand shows
 
 
 def check_blanks(chapter: Chapter, folder: Path) -> None:
@@ -309,6 +315,9 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
     check_blanks(chapter, folder)
     for position, message in unknown_commands(chapter.text, setting.tasks):
         chapter.fault(position, message)
+    for position, message in references.typed_numbers(chapter.text, setting.made_from):
+        chapter.fault(position, message)
+    setting.records.update(references.records_of(chapter.text, setting.made_from, setting.known))
 
     def replace(token: re.Match) -> str:
         if token["summary"]:
@@ -332,7 +341,8 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
             return withhold(fence, withheld_folder(setting.book)) if hidden else fence
         return formula(chapter, token, setting.maths)
 
-    return TOKEN.sub(replace, chapter.text)
+    text = TOKEN.sub(replace, chapter.text)
+    return references.resolve(text, setting.known, lambda source, message: chapter.fault(max(chapter.text.find(source), 0), message))
 
 
 def formula(chapter: Chapter, token: re.Match, maths: PageMaths) -> str:
@@ -358,9 +368,11 @@ def withheld_folder(book_folder: Path) -> Path:
 
 def process(chapter: Chapter, book_folder: Path, tasks: dict[str, set[str]]) -> str:
     """Checks and transforms one page; faults are collected in it."""
-    setting = Setting(book_folder, tasks, PageMaths(book_folder / ".cache" / "maths"))
+    made_from = references.sources(book_folder / ".cache" / "generated")
+    known = references.names() if made_from else {}
+    setting = Setting(book_folder, tasks, PageMaths(book_folder / ".cache" / "maths"), known, made_from)
     text = transform(chapter, (book_folder / chapter.path).parent, setting)
-    return f"{text}\n\n{setting.maths.sprite()}\n{MARKER}\n"
+    return f"{text}\n\n{references.note(sorted(setting.records))}\n\n{setting.maths.sprite()}\n{MARKER}\n"
 
 
 def chapters(items: list) -> Iterator[dict]:

@@ -1,15 +1,12 @@
 """Tables of float32 attention by pairs of float16: times beside PyTorch's kernel, errors beside it, and where nothing is finite.
 
-Everything comes from the file in book/measurements that `attention_pairs_times.py` has written. The generator of the book's
+Everything comes from the record `attention_pairs`. The generator of the book's
 pages calls `pages()`.
 """
 
-import csv
-from pathlib import Path
-
 from book.figures.bench_results import table, time_text
+from book.measure import record
 
-MEASURED = Path(__file__).absolute().parents[1] / "measurements" / "h200_attention_float32.csv"
 WAYS = {"pairs": "`wgmma`", "pairs, portable": "`mma.sync`"}
 PEER = "efficient"
 Row = dict[str, str]
@@ -77,11 +74,8 @@ def sentences(rows: list[Row]) -> str:
 
 
 def pages() -> dict[str, str]:
-    """What the page includes, by file name; nothing without the file."""
-    if not MEASURED.is_file():
-        return {}
-    with MEASURED.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    """What the page includes, by file name."""
+    rows = record.rows("attention_pairs")
     first = rows[0]
     return {
         "attention_pairs.md": (

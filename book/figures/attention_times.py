@@ -1,12 +1,9 @@
 """What the page on attention by tensor cores shows: the ladder with its predictions, times, memory and host time, from
-book/measurements/h200_attention.csv, which `p23 --bench --csv` writes on a GPU."""
-
-import csv
-from pathlib import Path
+the record `attention`."""
 
 from book.figures.markdown_table import table
+from book.measure import record
 
-MEASURED = Path(__file__).absolute().parents[1] / "measurements" / "h200_attention.csv"
 OURS, PORTABLE, FLASH, CUDNN = "attention", "portable", "flash", "cuDNN"
 HEADS = ("8", "12")
 """Batch and heads of the sizes that are shown."""
@@ -58,10 +55,9 @@ def size_of(row: Row) -> Size:
     return int(row["S"]), int(row["d"]), row["part"] == "2", row["dtype"]
 
 
-def read(path: Path = MEASURED) -> Times:
-    """The rows of a CSV."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return Times(list(csv.DictReader(file)))
+def read() -> Times:
+    """The rows of the record."""
+    return Times(record.rows("attention"))
 
 
 def milliseconds(microseconds: float | None) -> str:
@@ -180,9 +176,7 @@ def source(times: Times) -> str:
 
 
 def pages() -> dict[str, str]:
-    """What the page includes, by file name; nothing where there are no measurements."""
-    if not MEASURED.exists():
-        return {}
+    """What the page includes, by file name."""
     times = read()
     return {
         "attention_source.md": source(times),

@@ -1,30 +1,15 @@
-"""Tables and charts of the benchmark, from the CSV that `p22 --bench --csv` wrote: nothing in them is typed by hand.
+"""Tables and charts of the records `bench` and `training`: nothing in them is typed by hand."""
 
-`python -m book.figures.bench_results [FOLDER]` writes them all (default: docs/); the SVGs then bring their own background,
-for a README. The generator of the book's pages calls `pages()`. The training results come from
-`p22 --demo gpt2 --csv`.
-"""
-
-import csv
 import statistics
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 from book.figures import markdown_table
 from book.figures.charts import FAINT, LogChart
 from book.figures.figures import Drawing
+from book.measure import record
+from book.measure.record import Row
 
-BOOK = Path(__file__).absolute().parents[1]
-MEASURED = BOOK / "measurements" / "h200_bench_bfloat16.csv"
-EARLIER = BOOK / "measurements" / "h200_bench_full_run.csv"
-"""A run of the day before, with an earlier build of the layer: only to show how far two runs lie apart."""
-CLIMB = BOOK / "measurements" / "h200_bench_climb.csv"
-TRAINED = BOOK / "measurements" / "h200_training.csv"
-
-Row = dict[str, str]
 Size = tuple[int, int, int]
 
 NAMES = {
@@ -72,18 +57,6 @@ DIFFERENCE = "backward †"
 
 
 # ---- Rows ---------------------------------------------------------------------------------------------------
-
-
-def read(*paths: Path) -> list[Row]:
-    """The rows of some CSV files. Raises ValueError for a file that is no benchmark."""
-    rows: list[Row] = []
-    for path in paths:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            if "candidate" not in (reader.fieldnames or ()):
-                raise ValueError(f"{path} is no CSV of `p22 --bench`: it has no column `candidate`")
-            rows += reader
-    return rows
 
 
 def size(row: Row) -> Size:
@@ -279,35 +252,6 @@ def losses(rows: list[Row], column: str) -> str:
 def widest_spread(row: Row) -> float:
     """How far the 20 % or the 80 % quantile lies from the median at most, in percent."""
     return 100 * max(abs(float(row[name]) / float(row["median_us"]) - 1) for name in ("p20_us", "p80_us"))
-
-
-def moved(rows: list[Row], earlier: list[Row]) -> str:
-    """How far the times of two runs lie apart, a line for each size and pass; nothing where no time is in both."""
-    body = []
-    for direction in PASSES:
-        for dims in select(rows, direction, "loop"):
-            cells = [
-                apart(rows, earlier, direction, column, dims, ours)
-                for ours, column in ((False, "graph"), (False, "loop"), (True, "loop"))
-            ]
-            if cells[1]:
-                body.append([size_text(dims), PASSES[direction], *(cell or "–" for cell in cells)])
-    if not body:
-        return ""
-    head = ["sizes", "pass", "the others, graph", "the others, loop", "LayerNormLinear, loop"]
-    return (
-        "A loop is a poor measure where the host sets the pace: its times depend on what else the host does. Here is what an "
-        f"earlier run, of {earlier[0]['date']}, took over what this one took, on one kind of machine; between them the layer was "
-        f"built anew, the others were not:\n\n{table(head, body, left=2)}"
-    )
-
-
-def apart(last: list[Row], earlier: list[Row], direction: str, column: str, dims: Size, ours: bool) -> str:
-    """The least and the largest ratio of earlier to last time at a size, of the layer or of all others; may be nothing."""
-    before, after = (select(rows, direction, column).get(dims, {}) for rows in (earlier, last))
-    names = [name for name in after if name in before and (name == OURS) == ours]
-    ratios = [float(before[name]["median_us"]) / float(after[name]["median_us"]) for name in names]
-    return span(ratios) if ratios else ""
 
 
 def loop_and_graph(rows: list[Row]) -> str:
@@ -573,44 +517,15 @@ def legend(drawing: LogChart, names: list[str], across: float, up: float) -> Non
         drawing.note(x, y, NAMES[name])
 
 
-def climb_chart(rows: list[Row], direction: str = "both", column: str = "loop") -> str:
-    """Times from the chapter's sizes to GPT-2 small's, over the multiply-adds of one product."""
-    found = select(rows, direction, column)
-    products = {dims: float(dims[0] * dims[1] * dims[2]) for dims in found}
-    times = [float(row["median_us"]) for at in found.values() for row in at.values()]
-    drawing = LogChart(
-        (720, 400),
-        f"Time of {PASSES[direction]} over the size of the matrix product, for the workbook's variants and PyTorch.",
-        x=(min(products.values()) / 2, max(products.values()) * 2),
-        y=(min(times) / 2, max(times) * 2),
-        x_name="size of the product in multiply-adds; written below: H → O",
-        y_name="µs",
-        x_ticks={product: f"{dims[1]} → {dims[2]}" for dims, product in products.items()},
-    )
-    shown = [name for name in MARKS if any(name in at for at in found.values())]
-    legend(drawing, shown, across=0.03, up=0.95)
-    for name in shown:
-        shape, hollow = MARKS[name]
-        points = [(products[dims], float(at[name]["median_us"])) for dims, at in found.items() if name in at]
-        drawing.curve(points, dash="6 4" if hollow else "")
-        for point in points:
-            drawing.marker(*point, shape, hollow=hollow)
-    return drawing.svg()
-
-
 # ---- Training -----------------------------------------------------------------------------------------------
 
 
-def read_training(path: Path) -> dict[str, list[Row]]:
-    """The rows of a training run, by model. Raises ValueError for a file that is none."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if "loss" not in (reader.fieldnames or ()):
-            raise ValueError(f"{path} is no CSV of `p22 --demo gpt2`: it has no column `loss`")
-        found: dict[str, list[Row]] = {}
-        for row in reader:
-            found.setdefault(row["model"], []).append(row)
-        return found
+def training(name: str) -> dict[str, list[Row]]:
+    """The rows of a training run's record, by model."""
+    found: dict[str, list[Row]] = {}
+    for row in record.rows(name):
+        found.setdefault(row["model"], []).append(row)
+    return found
 
 
 def training_table(models: dict[str, list[Row]], untimed: int = 10, window: int = 10) -> str:
@@ -707,67 +622,38 @@ def training_apart(models: dict[str, list[Row]]) -> str:
 # ---- Files --------------------------------------------------------------------------------------------------
 
 
-def standalone(svg: str) -> str:
-    """An SVG with a background and a text colour of its own, light or dark as the reader's system is.
-
-    An image in a README does not inherit the page's colour; with its own background it can be read on either page.
-    """
-    style = (
-        "<style>svg{color:#1f2328;background:#ffffff;font-family:system-ui,sans-serif}"
-        "@media (prefers-color-scheme:dark){svg{color:#e6edf3;background:#0d1117}}</style>"
-    )
-    opening, closing = svg.split(">", 1)
-    return f"{opening}>{style}{closing}"
-
-
-def pages(
-    measured: Path = MEASURED, climb: Path = CLIMB, trained: Path = TRAINED, earlier: Path = EARLIER
-) -> dict[str, str]:
-    """What the book's pages can include, by file name; without a file, without what is made from it."""
-    found: dict[str, str] = {}
-    if measured.is_file():
-        rows = read(measured)
-        makers: dict[str, Callable[[], str]] = {
-            "bench_source.md": lambda: source(rows) + "\n",
-            "bench_left_out.md": lambda: left_out(rows),
-            "bench_absent.md": lambda: absent(rows),
-            **{
-                f"bench_peers_{column}.md": partial(peers_table, rows, column) for column in ("graph", "loop")
-            },
-            **{f"bench_losses_{column}.md": partial(losses, rows, column) for column in ("graph", "loop")},
-            **{f"bench_{column}.md": partial(all_times, rows, column) for column in ("graph", "loop")},
-            **{f"bench_ratio_{direction}.svg": partial(ratio_chart, rows, direction) for direction in PASSES},
-            "bench_slower_loop.md": lambda: loop_and_graph(rows),
-            "bench_memory.md": lambda: memory_table(rows),
-            "bench_memory_note.md": lambda: memory_note(rows),
-            "bench_kept.svg": lambda: memory_chart(rows, "saved_bytes", "bytes kept for the backward pass"),
-            "bench_peak.svg": lambda: memory_chart(rows, "peak_bytes", "bytes in use at the peak"),
-            "bench_host.md": lambda: host_table(rows),
-            "bench_compared.md": lambda: compared(rows),
-            "bench_roofline.svg": lambda: roofline_chart(rows),
-            "bench_products.md": lambda: products_beside_ceiling(rows),
-        }
-        found |= {name: make() for name, make in makers.items()}
-        first = read(earlier) if earlier.is_file() else []
-        found["bench_moved.md"] = moved(rows, first)
-    if climb.is_file():
-        found["bench_climb.svg"] = climb_chart(read(climb))
-    if trained.is_file():
-        models = read_training(trained)
-        found |= {"training.md": training_table(models), "training_note.md": training_note(models)}
-        found |= {"training_loss.svg": training_curves(models), "training_apart.svg": training_apart(models)}
-    return found
+def pages() -> dict[str, str]:
+    """What the book's pages can include, by file name."""
+    rows = record.rows("bench")
+    texts = {
+        "source.md": source(rows) + "\n",
+        "left_out.md": left_out(rows),
+        "absent.md": absent(rows),
+        "ratio_forward.svg": ratio_chart(rows, "forward"),
+        "ratio_both.svg": ratio_chart(rows),
+        "slower_loop.md": loop_and_graph(rows),
+        "memory.md": memory_table(rows),
+        "memory_note.md": memory_note(rows),
+        "kept.svg": memory_chart(rows, "saved_bytes", "bytes kept for the backward pass"),
+        "peak.svg": memory_chart(rows, "peak_bytes", "bytes in use at the peak"),
+        "host.md": host_table(rows),
+        "compared.md": compared(rows),
+        "roofline.svg": roofline_chart(rows),
+        "products.md": products_beside_ceiling(rows),
+    }
+    for column in ("graph", "loop"):
+        texts[f"peers_{column}.md"] = peers_table(rows, column)
+        texts[f"losses_{column}.md"] = losses(rows, column)
+        texts[f"{column}.md"] = all_times(rows, column)
+    return {f"bench_{name}": text for name, text in texts.items()}
 
 
-def main(arguments: list[str]) -> int:
-    """Writes every table and chart into a folder, the charts to stand alone."""
-    folder = Path(arguments[0] if arguments else "docs")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in pages().items():
-        (folder / name).write_text(standalone(text) if name.endswith(".svg") else text, encoding="utf-8")
-        print(folder / name)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def training_pages() -> dict[str, str]:
+    """The same of the training run."""
+    models = training("training")
+    return {
+        "training.md": training_table(models),
+        "training_note.md": training_note(models),
+        "training_loss.svg": training_curves(models),
+        "training_apart.svg": training_apart(models),
+    }

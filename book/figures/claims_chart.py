@@ -1,20 +1,9 @@
-"""Time and memory of attention by sequence length, from the rows that `p23 --claims --csv` kept.
-
-The build of the book draws both charts in the colour of its text. `python -m book.figures.claims_chart [FOLDER]` writes them
-for the README (default: docs/), light or dark as the reader's system is.
-"""
-
-import sys
-from pathlib import Path
+"""Time and memory of attention by sequence length, from the record `attention_claims`."""
 
 from book.figures.charts import LogChart
+from book.measure import record
 from harness.puzzles.p23 import claim_rows
 
-BOOK = Path(__file__).absolute().parent.parent
-
-MEASURED = BOOK / "measurements" / "attention_claims_h200.csv"
-TRAINED = BOOK / "measurements" / "attention_training_h200.csv"
-"""What `p22 --demo gpt2 --attention --csv` wrote."""
 LINES = {
     claim_rows.AUTOGRAD: ("autograd", "circle", ""),
     claim_rows.CUSTOM: ("custom backward pass", "square", "6 4"),
@@ -23,10 +12,6 @@ LINES = {
 }
 LINE = 14
 """Pixels between two names."""
-STYLE = (
-    "<style>svg{color:#24292f;background:#ffffff}@media (prefers-color-scheme:dark){svg{color:#e6edf3;background:#0d1117}}"
-    "</style>"
-)
 
 
 def chart(rows: list[claim_rows.Row], unit: str, value, label: str) -> str:
@@ -62,28 +47,16 @@ def chart(rows: list[claim_rows.Row], unit: str, value, label: str) -> str:
 
 def time() -> str:
     """Milliseconds of a forward and a backward pass."""
-    rows = claim_rows.read(MEASURED)
+    rows = [claim_rows.row_of(row) for row in record.rows("attention_claims")]
     label = "Milliseconds of a forward and a backward pass of attention over the sequence length, four implementations."
     return chart(rows, "ms", lambda row: row.ms, label)
 
 
 def memory() -> str:
     """The peak of memory above the inputs."""
-    rows = claim_rows.read(MEASURED)
+    rows = [claim_rows.row_of(row) for row in record.rows("attention_claims")]
     label = "Peak memory in GiB of a forward and a backward pass over the sequence length: two curves grow with its square."
     return chart(rows, "GiB at the peak", lambda row: row.peak / 2**30, label)
 
 
 PICTURES = {"time": time, "memory": memory}
-
-
-def write(folder: Path) -> None:
-    """Both charts as files of their own."""
-    for name, draw in PICTURES.items():
-        text = draw()
-        head, _, rest = text.partition(">")
-        (folder / f"attention_{name}.svg").write_text(f"{head}>{STYLE}{rest}\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else BOOK.parent / "docs")

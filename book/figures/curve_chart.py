@@ -1,13 +1,12 @@
-"""The losses of training runs with a wrong solution beside the right one's, from book/measurements/p*_curves.csv."""
+"""The losses of training runs with a wrong solution beside the right one's, from the records of curves."""
 
-import csv
 import functools
-from pathlib import Path
 
 from book.figures.charts import LogChart
+from book.measure import record
 from harness.check import zoo
 
-MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
+RECORDS = {"p21": "hunt_curves", "p22": "museum_curves"}
 POINTS = 30
 """A curve has at most so many points: the means of the steps between."""
 Curve = list[tuple[int, float]]
@@ -16,14 +15,12 @@ Curve = list[tuple[int, float]]
 @functools.cache
 def runs(puzzle: str) -> dict[str, tuple[Curve, Curve]]:
     """Wrong solution -> the right run's losses and its own, each at its step; of a puzzle that was not trained, none."""
-    file = MEASUREMENTS / f"{puzzle}_curves.csv"
-    if not file.is_file():
+    if puzzle not in RECORDS:
         return {}
     found: dict[str, list[tuple[int, float, float]]] = {}
-    with file.open(encoding="utf-8") as source:
-        for row in csv.DictReader(source):
-            point = int(row["step"]), float(row["right"]), float(row["wrong"])
-            found.setdefault(row["bug"], []).append(point)
+    for row in record.rows(RECORDS[puzzle]):
+        point = int(row["step"]), float(row["right"]), float(row["wrong"])
+        found.setdefault(row["bug"], []).append(point)
     for name, run in found.items():
         if run[0][0] == 0:  # steps are counted from 1 here
             found[name] = [(step + 1, right, own) for step, right, own in run]

@@ -1,30 +1,16 @@
 """Tables of the page about every size: drawn sizes beside the peers, who multiplies where, float32 by pairs.
 
-Everything comes from book/measurements: `p22 --bench --sizes drawn:SEED --csv`, `product_times.py`, `branch_times.py`,
-`timeline.py`, `pairs_times.py`. The generator of the book's pages calls `pages()`.
+Everything comes from the records `sizes`, `products`, `branches`, `timeline` and `pairs`. The generator of the book's pages calls `pages()`.
 """
 
-import csv
 import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from book.figures.bench_results import OURS, SHORT, Row, Size, read, select, source, table, time_text
+from book.figures.bench_results import OURS, SHORT, Row, Size, select, source, table, time_text
+from book.measure import record
 
-MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
-DRAWN = MEASUREMENTS / "h200_drawn_sizes.csv"
-AGAIN = MEASUREMENTS / "h200_drawn_sizes_11.csv"
-"""Those of another seed."""
-MORE = MEASUREMENTS / "h200_more_sizes.csv"
-"""Sizes of other models, and small ones."""
-NARROW = MEASUREMENTS / "h200_narrow_rows.csv"
-"""Rows of 48 to 192 elements, very many of them: the first stages of vision models."""
-TIMELINE = MEASUREMENTS / "h200_timeline.csv"
-WAYS = MEASUREMENTS / "h200_products_by_size.csv"
-BRANCHES = MEASUREMENTS / "h200_backward_branches.csv"
-PAIRS = MEASUREMENTS / "h200_float32_pairs.csv"
 PAIRS_PEERS = ("eager", "compile", "tf32x3")
 WORST, MEDIAN = 1.01, 0.90
 """What the ratios to the fastest peer should not exceed."""
@@ -60,7 +46,7 @@ def beside_compile() -> dict[Size, float]:
     """The layer's time over torch.compile's at every size of the newest records, both passes as CUDA graphs."""
     return {
         dims: float(found[OURS]["median_us"]) / float(found["compile"]["median_us"])
-        for dims, found in select(read(DRAWN, AGAIN, MORE, NARROW), "both", "graph").items()
+        for dims, found in select(record.rows("sizes"), "both", "graph").items()
         if OURS in found and "compile" in found
     }
 
@@ -92,7 +78,7 @@ def drawn_table(rows: list[Row]) -> str:
     loops = {one.dims: one for one in beside(rows, "loop")}
     body = []
     for one in sorted(beside(rows, "graph"), key=lambda one: one.dims[0] * one.dims[1] * one.dims[2]):
-        loop = loops[one.dims]
+        loop = loops.get(one.dims)
         absent = [SHORT[name] for name in PEERS if name not in one.peers]
         body.append(
             [
@@ -101,8 +87,7 @@ def drawn_table(rows: list[Row]) -> str:
                 time_text(one.time),
                 SHORT[one.peer],
                 marked(one.ratio),
-                SHORT[loop.peer],
-                marked(loop.ratio),
+                *((SHORT[loop.peer], marked(loop.ratio)) if loop else ("", "–")),
             ]
         )
     head = ["rows: H → O", "", "graph", "fastest peer", "of it", "in a loop", "of it"]
@@ -275,32 +260,16 @@ def timeline_table(rows: list[dict[str, str]]) -> str:
     return "\n".join(parts)
 
 
-def drawn_pages(path: Path, name: str) -> dict[str, str]:
-    """What is made of the drawn sizes of one seed."""
-    if not path.is_file():
-        return {}
-    rows = read(path)
-    return {
-        f"{name}_source.md": source(rows) + "\n",
-        f"{name}_drawn.md": drawn_table(rows),
-        f"{name}_verdict.md": verdict(rows),
-        f"{name}_peak.md": peak_table(rows) + "\n" + peak_verdict(rows),
-    }
-
-
 def pages() -> dict[str, str]:
-    """What the page includes, by file name; without a file, without what is made from it."""
-    found = drawn_pages(DRAWN, "sizes") | drawn_pages(AGAIN, "sizes_again")
-    if TIMELINE.is_file():
-        with TIMELINE.open(newline="", encoding="utf-8") as file:
-            found["sizes_timeline.md"] = timeline_table(list(csv.DictReader(file)))
-    if WAYS.is_file():
-        with WAYS.open(newline="", encoding="utf-8") as file:
-            found["sizes_ways.md"] = ways_table(list(csv.DictReader(file)))
-    if BRANCHES.is_file():
-        with BRANCHES.open(newline="", encoding="utf-8") as file:
-            found["sizes_branches.md"] = branches_table(list(csv.DictReader(file)))
-    if PAIRS.is_file():
-        with PAIRS.open(newline="", encoding="utf-8") as file:
-            found["sizes_pairs.md"] = pairs_tables(list(csv.DictReader(file)))
-    return found
+    """What the page includes, by file name."""
+    rows = record.rows("sizes")
+    return {
+        "sizes_source.md": source(rows) + "\n",
+        "sizes_drawn.md": drawn_table(rows),
+        "sizes_verdict.md": verdict(rows),
+        "sizes_peak.md": peak_table(rows) + "\n" + peak_verdict(rows),
+        "sizes_timeline.md": timeline_table(record.rows("timeline")),
+        "sizes_ways.md": ways_table(record.rows("products")),
+        "sizes_branches.md": branches_table(record.rows("branches")),
+        "sizes_pairs.md": pairs_tables(record.rows("pairs")),
+    }

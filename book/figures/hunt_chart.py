@@ -1,12 +1,10 @@
-"""Losses of puzzle 21's training runs with wrong backward passes, from book/measurements/p21_curves.csv."""
+"""Losses of puzzle 21's training runs with wrong backward passes, from the record `hunt_curves`."""
 
-import csv
 from collections.abc import Iterator
-from pathlib import Path
 
 from book.figures.charts import LogChart
+from book.measure import record
 
-FILE = Path(__file__).absolute().parents[1] / "measurements" / "p21_curves.csv"
 WINDOW = 5
 """A point of a curve is the mean of so many steps."""
 DASHES = {
@@ -20,11 +18,10 @@ DASHES = {
 def losses() -> dict[str, list[float]]:
     """The losses step by step of "right" and of each wrong one."""
     found: dict[str, list[float]] = {"right": []}
-    with FILE.open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            found.setdefault(row["bug"], []).append(float(row["wrong"]))
-            if row["bug"] == next(iter(DASHES)):
-                found["right"].append(float(row["right"]))
+    for row in record.rows("hunt_curves"):
+        found.setdefault(row["bug"], []).append(float(row["wrong"]))
+        if row["bug"] == next(iter(DASHES)):
+            found["right"].append(float(row["right"]))
     return found
 
 

@@ -1,19 +1,17 @@
 """The climb from the chapter's first kernel to the fast variant: what each step promised, and what it took.
 
 Predictions come from the shapes and from what an H200 can do at most. Results come from
-book/measurements/ladder_h200.csv, which `kernel_times.py` writes on a GPU; every launch in it needs a prediction, and
-every launch that is spoken of must be in it. Without the file there are predictions only.
+the record `ladder`; every launch in it needs a prediction, and every launch that is spoken of must be in it.
 """
 
-import csv
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from book.figures import roofline
 from book.figures.charts import LogChart
-from book.measure import ledger
+from book.measure import ledger, record
+from book.measure.record import Row
 
-MEASURED = Path(__file__).absolute().parent.parent / "measurements" / "ladder_h200.csv"
+RECORD = "ladder"
 DTYPE = "bfloat16"
 BARE = "bare product"
 
@@ -92,7 +90,7 @@ def full_name(cut: str, step: ledger.Launch | None) -> str:
     fitting = [name for name in known if name.startswith(cut) or cut.startswith(name)]
     if len(fitting) != 1:
         raise LookupError(
-            f"{MEASURED.name}: no prediction for the kernel {cut} in the place of {', '.join(known)}"
+            f"{RECORD}: no prediction for the kernel {cut} in the place of {', '.join(known)}"
         )
     return fitting[0]
 
@@ -113,11 +111,11 @@ def prediction(kernel: str, step: ledger.Launch | None, dims: tuple[int, ...]) -
 
 @dataclass(frozen=True)
 class Ladder:
-    """All launches by algorithm and pass, and a row that says where they were measured; without one they were not."""
+    """All launches by algorithm and pass, and a row that says where they were measured."""
 
     launches: dict[tuple[str, str], list[Launch]]
     dims: tuple[int, ...]
-    facts: dict[str, str] | None
+    facts: Row
     bare: dict[str, float] = field(default_factory=dict)
     """Pass -> microseconds of its matrix products alone, PyTorch's own, where they were measured."""
 
@@ -125,17 +123,17 @@ class Ladder:
         """Some launches of a pass, all without names. Raises LookupError for what the file does not have."""
         found = self.launches.get((algorithm, direction))
         if not found:
-            raise LookupError(f"{MEASURED.name} has no rows of {algorithm}, {direction}")
+            raise LookupError(f"{RECORD} has no rows of {algorithm}, {direction}")
         missing = [kernel for kernel in kernels if not any(launch.kernel == kernel for launch in found)]
         if missing:
-            raise LookupError(f"{MEASURED.name}: {algorithm}, {direction}: no row of {', '.join(missing)}")
+            raise LookupError(f"{RECORD}: {algorithm}, {direction}: no row of {', '.join(missing)}")
         return [launch for launch in found if not kernels or launch.kernel in kernels]
 
     def product(self) -> Launch:
         """The one matrix product of the fast forward pass. Raises LookupError where there is none."""
         products = [x for x in self.of("fast", "forward") if x.kernel.startswith("gemm")]
         if len(products) != 1:
-            raise LookupError(f"{MEASURED.name}: fast, forward: {len(products)} matrix products")
+            raise LookupError(f"{RECORD}: fast, forward: {len(products)} matrix products")
         return products[0]
 
     def took(self, algorithm: str, direction: str, *kernels: str) -> float:
@@ -143,12 +141,8 @@ class Ladder:
         return sum(launch.took for launch in self.of(algorithm, direction, *kernels))
 
 
-def load(file: Path = MEASURED) -> Ladder:
-    """Reads the CSV. Raises LookupError where it lacks a launch of the ledger or has one without a prediction."""
-    with file.open(newline="") as source:
-        rows = list(csv.DictReader(source))
-    if not rows:
-        raise LookupError(f"{file.name} has no rows")
+def load(rows: list[Row]) -> Ladder:
+    """Of the rows of a record. Raises LookupError where they lack a launch of the ledger or have one without a prediction."""
     dims = tuple(int(rows[0][letter]) for letter in "BSHO")
     launches = {}
     for algorithm in ("fused", "unfused", "fast"):
@@ -157,7 +151,7 @@ def load(file: Path = MEASURED) -> Ladder:
             ours = without_others(chosen)
             steps = ledger.LAUNCHES.get((direction, algorithm), [None] * len(ours))
             if len(steps) != len(ours) or not ours:
-                raise LookupError(f"{file.name}: {algorithm}, {direction}: {len(ours)} rows")
+                raise LookupError(f"{RECORD}: {algorithm}, {direction}: {len(ours)} rows")
             found = []
             for row, step in zip(ours, steps, strict=True):
                 name = full_name(row["kernel"], step)
@@ -170,21 +164,6 @@ def load(file: Path = MEASURED) -> Ladder:
     return Ladder(launches, dims, rows[0], bare)
 
 
-def predicted(dims: tuple[int, ...]) -> Ladder:
-    """The launches of every pass with their predictions, none of them measured."""
-    fast = {
-        "forward": ("layernorm_rows", "gemm_hopper_kernel"),
-        "backward": ("gemm_hopper_kernel", "ln_backward_rows", "gemm_hopper_kernel"),
-    }
-    launches = {
-        ("fast", way): [Launch(x, None, *prediction(x, None, dims)) for x in names]
-        for way, names in fast.items()
-    }
-    for (way, algorithm), steps in ledger.LAUNCHES.items():
-        launches[algorithm, way] = [Launch(x.name, None, *prediction(x.name, x, dims)) for x in steps]
-    return Ladder(launches, dims, None)
-
-
 def without_others(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """The rows of our kernels. Raises LookupError where others, such as a library's, take more than a twentieth."""
     ours = [row for row in rows if not row["kernel"].startswith("other ")]
@@ -192,7 +171,7 @@ def without_others(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     if total - mine > total / 20:
         names = {row["kernel"] for row in rows if row not in ours}
         raise LookupError(
-            f"{MEASURED.name}: {', '.join(sorted(names))}: {total - mine:.0f} of {total:.0f} us"
+            f"{RECORD}: {', '.join(sorted(names))}: {total - mine:.0f} of {total:.0f} us"
         )
     return ours
 
@@ -290,26 +269,24 @@ def climb(ladder: Ladder) -> str:
         drawing.marker(*point, "circle", hollow=True)
     drawing.marker(2**3.6, 1e5, "circle", hollow=True)
     drawing.note(2**3.6, 1e5, "predicted, at least")
-    if ladder.facts:
-        took = list(zip(places, shown.values(), strict=True))
-        drawing.curve(took)
-        for point in [*took, (2**3.6, 2.5e5)]:
-            drawing.marker(*point, "circle")
-        drawing.note(2**3.6, 2.5e5, "measured")
+    took = list(zip(places, shown.values(), strict=True))
+    drawing.curve(took)
+    for point in [*took, (2**3.6, 2.5e5)]:
+        drawing.marker(*point, "circle")
+    drawing.note(2**3.6, 2.5e5, "measured")
     for x, time in zip(places, shown.values(), strict=True):
         drawing.note(x, time, duration(time), dx=9, dy=-6)
     return drawing.svg()
 
 
-def found(file: Path = MEASURED) -> Ladder:
-    """What was measured, or the predictions alone."""
-    return load(file) if file.is_file() else predicted(ledger.GPT2_SMALL)
+def found() -> Ladder:
+    """What was measured."""
+    return load(record.rows(RECORD))
 
 
-def pages(file: Path = MEASURED) -> dict[str, str]:
+def pages(ladder: Ladder) -> dict[str, str]:
     """What the chapter includes, by file name. Raises LookupError where the measurements lack something."""
-    ladder = found(file)
-    said = results(ladder) if ladder.facts else {}
+    said = results(ladder)
     tables = {
         "1": table(ladder.of("fused", "forward")) + "\n" + table(ladder.of("fused", "backward")),
         "2": table(ladder.of("unfused", "forward")),
@@ -318,7 +295,7 @@ def pages(file: Path = MEASURED) -> dict[str, str]:
         "5": table(ladder.of("unfused", "forward", "add_bias")),
         "6": table(ladder.of("fast", "backward"), overlap=True),
     }
-    label = "**Result.**" if ladder.facts else "**In numbers.**"
+    label = "**Result.**"
     return {
         "ladder_where.md": where(ladder),
         "ladder_6_unfused.md": table(ladder.of("unfused", "backward")),
@@ -331,10 +308,8 @@ def pages(file: Path = MEASURED) -> dict[str, str]:
 
 
 def where(ladder: Ladder) -> str:
-    """A paragraph about what was measured, or that nothing was."""
+    """A paragraph about what was measured."""
     sizes = ", ".join(f"{letter} = {size:,}" for letter, size in zip("BSHO", ladder.dims, strict=True))
-    if not ladder.facts:
-        return f"The tables are for {DTYPE} and {sizes}, and hold predictions alone.\n"
     return (
         "The last column of each table is the measured time divided by the prediction. A number near 1 says that the guess "
         "was right and that nothing is left to gain without another idea. A large number says that something else holds the "

@@ -1,10 +1,9 @@
 """The ladder as one table for each pass: what a step changes, who reads what, the prediction with its arithmetic, what it took.
 
-Times come from book/measurements/ladder_h200.csv, the benchmark's from h200_bench_bfloat16.csv where it has the same size,
+Times come from the record `ladder`, the benchmark's from the record `bench` where it has the same size,
 the counter from the recorded runs of `--profile`. What was not measured says so.
 """
 
-import csv
 import html
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +21,8 @@ from book.figures.ladder import (
     totals,
 )
 from book.figures.roofline import BANDWIDTH, PEAKS
-from book.measure import outputs
+from book.measure import outputs, record
 
-BENCH = outputs.ROOT / "book" / "measurements" / "h200_bench_bfloat16.csv"
 GHZ, TB = CLOCK / 1e9, BANDWIDTH / 1e12
 RUN, SUM = "a run", "a sum: its launches come from two runs"
 
@@ -171,12 +169,11 @@ def bench_times(ladder: Ladder, direction: str) -> dict[str, float]:
     """Candidate -> microseconds of a pass in the benchmark's graph column at the ladder's size, empty where it has none."""
     B, S, H, O = ladder.dims
     wanted = (str(B * S), str(H), str(O), direction, "graph")
-    with BENCH.open(newline="", encoding="utf-8") as source:
-        return {
-            row["candidate"]: float(row["median_us"])
-            for row in csv.DictReader(source)
-            if (row["M"], row["H"], row["O"], row["pass"], row["column"]) == wanted
-        }
+    return {
+        row["candidate"]: float(row["median_us"])
+        for row in record.rows("bench")
+        if (row["M"], row["H"], row["O"], row["pass"], row["column"]) == wanted and row["median_us"]
+    }
 
 
 def moved(step: Step) -> str:

@@ -5,7 +5,6 @@ needs torch.
 """
 
 import ast
-import csv
 import math
 import re
 from collections import Counter
@@ -14,10 +13,9 @@ from functools import partial
 import numpy as np
 
 from book.figures import every_size
-from book.figures.bench_results import read
 from book.figures.charts import LogChart
 from book.figures.figures import LEGIBLE, NARROW, ROOT, Drawing, bars, player_start
-from book.measure import ledger, outputs
+from book.measure import ledger, outputs, record
 from book.measure.ledger import GPT2_SMALL
 from harness.check import zoo
 from harness.spec.catalogue import find_puzzle, puzzle_names
@@ -427,7 +425,7 @@ def drawn_sizes() -> str:
     found = {
         column: [
             (float(math.prod(one.dims)), one.ratio)
-            for one in every_size.beside(read(every_size.DRAWN), column)
+            for one in every_size.beside(record.rows("sizes"), column)
         ]
         for column in ("graph", "loop")
     }
@@ -472,12 +470,13 @@ def fused_over_unfused() -> dict[str, float]:
     asked = re.search(r"bytes moved +([\d,]+) +([\d,]+)", outputs.load("profile").text)
     assert asked
     fused, unfused = (int(count.replace(",", "")) for count in asked.groups())
-    with (ROOT / "book" / "measurements" / "h200_float32.csv").open(newline="", encoding="utf-8") as file:
-        times = {
-            row["who"]: float(row["median_us"])
-            for row in csv.DictReader(file)
-            if row["pass"] == "forward" and tuple(int(row[name]) for name in "BSHO") == GPT2_SMALL
-        }
+    B, S, H, O = GPT2_SMALL
+    wanted = (str(B * S), str(H), str(O), "forward", "float32")
+    times = {
+        row["candidate"]: float(row["median_us"])
+        for row in record.rows("fusion")
+        if (row["M"], row["H"], row["O"], row["pass"], row["dtype"]) == wanted
+    }
     return {
         "bytes that must move": moved[0] / moved[1],
         "bytes that threads ask for": fused / unfused,

@@ -1,22 +1,19 @@
 """Pictures and tables of puzzle 24: orders of a grid, what a tile of queries reads, and the times of attention in a window in each order.
 
-The pictures are drawn from the orders themselves, by the code behind `p24 --draw`; the times come from book/measurements.
+The pictures are drawn from the orders themselves, by the code behind `p24 --draw`; the times come from the record `orders`.
 """
 
-import csv
 import functools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from book.measure import record
 from harness.nn import orders
 from harness.puzzles.p24 import drawing
 from harness.puzzles.p24.counting import count, sectors
 from harness.puzzles.p24.spec import ledger
 
-MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
-MEASURED = MEASUREMENTS / "h200_orders.csv"
 GAP, TEXT = 24, 20
 """Units between two panels, and for the line of text below each."""
 SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
@@ -100,17 +97,13 @@ def ratios() -> str:
     return "\n".join(lines) + "\n"
 
 
-def measured(path: Path = MEASURED) -> Times:
+def measured() -> Times:
     """Of the candidates that ran; of two runs the later one."""
-    with path.open(encoding="utf-8") as file:
-        return {
-            (int(each["side"]), int(each["radius"]), each["candidate"], each["pass"]): float(
-                each["median_us"]
-            )
-            / 1e3
-            for each in csv.DictReader(file)
-            if each["median_us"]
-        }
+    return {
+        (int(each["side"]), int(each["radius"]), each["candidate"], each["pass"]): float(each["median_us"]) / 1e3
+        for each in record.rows("orders")
+        if each["median_us"]
+    }
 
 
 def own(found: Times, side: int, radius: int, name: str) -> tuple[float, int]:

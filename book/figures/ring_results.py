@@ -1,10 +1,8 @@
-"""Puzzle 25 on several GPUs: tables and pictures of what the ring and the training run took, from book/measurements.
+"""Puzzle 25 on several GPUs: tables and pictures of what the ring and the training run took, from the records.
 
-`h200x4_ring.csv` and `h200x2_ring.csv`, with their traces, are written by `harness.puzzles.p25.gpus`, `h200x4_training.csv`
-and `h200x4_long.csv` by `harness.puzzles.p25.training`. More GPUs are simulated from the trace of two, and called that.
+`harness.puzzles.p25.gpus` times the rings and traces them, `harness.puzzles.p25.training` trains. More GPUs are simulated from the trace of two, and called that.
 """
 
-import csv
 import itertools
 import json
 import statistics
@@ -15,22 +13,16 @@ from typing import Any
 from book.figures.charts import LogChart
 from book.figures.figures import Drawing
 from book.figures.markdown_table import table
+from book.measure import record
 
-MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
-RINGS = (MEASUREMENTS / "h200x2_ring.csv", MEASUREMENTS / "h200x4_ring.csv")
-TWO, FOUR = MEASUREMENTS / "h200x2_ring_trace.jsonl", MEASUREMENTS / "h200x4_ring_trace.jsonl"
-TRAINED, LONG = MEASUREMENTS / "h200x4_training.csv", MEASUREMENTS / "h200x4_long.csv"
+RINGS = ("ring_two", "ring_four")
+TWO, FOUR = (record.FOLDER / f"{name}_trace.jsonl" for name in RINGS)
+"""Beside the records: what each GPU does when, a line of JSON for each ring."""
 ONE, WHOLE, PARALLEL = "one GPU", "ring", "context parallel"
 Row = dict[str, str]
 Interval = tuple[float, float]
 UNTIMED = 5
 """First steps of a training run, whose time holds compiling and connecting."""
-
-
-def rows_of(path: Path) -> list[Row]:
-    """The rows of a CSV."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 # ---- The ring -----------------------------------------------------------------------------------------------
@@ -334,10 +326,10 @@ def simulated_table(ring: Ring) -> str:
 # ---- Training -----------------------------------------------------------------------------------------------
 
 
-def training_table(path: Path) -> str:
+def training_table(name: str) -> str:
     """Losses, step time, percent of the ideal and memory of every way, with either layer."""
     curves: dict[tuple[str, str], list[Row]] = {}
-    for row in rows_of(path):
+    for row in record.rows(name):
         curves.setdefault((row["way"], row["pairs"]), []).append(row)
 
     def step(way: str, pairs: str) -> float:
@@ -371,9 +363,9 @@ def means(losses: list[float], window: int = 10) -> list[float]:
     return [statistics.fmean(losses[start : start + window]) for start in range(0, len(losses), window)]
 
 
-def source(path: Path) -> str:
+def source(name: str) -> str:
     """Where numbers are from."""
-    rows = rows_of(path)
+    rows = record.rows(name)
     first = rows[0]
     lengths = ", ".join(
         f"{length:,}" for length in sorted({int(row["length"]) for row in rows if row["candidate"] == WHOLE})
@@ -386,7 +378,7 @@ def source(path: Path) -> str:
 
 def pages() -> dict[str, Any]:
     """What the chapter includes, by file name."""
-    ring = Ring([row for path in RINGS for row in rows_of(path)])
+    ring = Ring([row for name in RINGS for row in record.rows(name)])
     return {
         "ring_source.md": "\n".join(map(source, RINGS)) + "\n",
         "ring_times.md": times_table(ring),
@@ -396,6 +388,6 @@ def pages() -> dict[str, Any]:
         "ring_where.md": where_table(),
         "ring_timeline.svg": timeline(traces(FOUR)["flash", 64, 32768]),
         "ring_simulated.md": simulated_table(ring),
-        "ring_training.md": training_table(TRAINED),
-        "ring_long.md": training_table(LONG),
+        "ring_training.md": training_table("ring_training"),
+        "ring_long.md": training_table("ring_long"),
     }

@@ -3,14 +3,13 @@
 `python -m book.figures.speed_table` writes it into the README, between its two marks.
 """
 
-import csv
 import re
 
 from book.figures import attention_times, bench_results
-from book.figures.bench_results import BOOK, bold_ratio, table, time_text
+from book.figures.bench_results import bold_ratio, table, time_text
+from book.measure import record
 
-GPT2 = BOOK / "measurements" / "h200_gpt2_compile.csv"
-README = BOOK.parent / "README.md"
+README = record.ROOT / "README.md"
 MARKED = re.compile(r"(?<=<!-- speed -->\n).*(?=<!-- /speed -->)", re.DOTALL)
 HEAD = ["what", "time", "eager PyTorch", "torch.compile", "the fastest other"]
 LENGTH = 2048, 64, False, "bfloat16"
@@ -19,11 +18,11 @@ LENGTH = 2048, 64, False, "bfloat16"
 
 def layer_rows() -> list[list[str]]:
     """LayerNorm + Linear, forward and backward as a CUDA graph, at four sizes."""
-    record, rows = bench_results.read(bench_results.MEASURED), []
+    measured, rows = record.rows("bench"), []
     best = {
-        dims: at["fast"]["fastest_peer"] for dims, at in bench_results.select(record, "both", "graph").items()
+        dims: at["fast"]["fastest_peer"] for dims, at in bench_results.select(measured, "both", "graph").items()
     }
-    for dims, direction, at in bench_results.passes(record, "graph"):
+    for dims, direction, at in bench_results.passes(measured, "graph"):
         if direction == "both":
             ratios = [bold_ratio(at["fast"].over(at[name])) for name in ("eager", "compile", best[dims])]
             what = "LayerNorm + Linear, {:,}:\u00a0{:,}→{:,}".format(*dims)
@@ -38,7 +37,7 @@ def attention_row() -> list[str]:
     ours, flash, cudnn = (times.microseconds(LENGTH, "graph", who)
                           for who in ("attention", "flash", "cuDNN"))  # fmt: skip
     if not (ours and flash and cudnn):
-        raise ValueError(f"{attention_times.MEASURED.name} holds no graphs at {LENGTH}")
+        raise ValueError(f"the record attention holds no graphs at {LENGTH}")
     batch, heads = attention_times.HEADS
     what = f"attention, {batch} x {heads} heads of {LENGTH[1]}, {LENGTH[0]:,} positions"
     return [what, time_text(ours), bold_ratio(ours / flash), "–", f"{bold_ratio(ours / cudnn)} cuDNN"]
@@ -46,8 +45,7 @@ def attention_row() -> list[str]:
 
 def gpt2_row() -> list[str]:
     """A training step of GPT-2 (124M) under the backend, all ways as a CUDA graph."""
-    with GPT2.open(newline="", encoding="utf-8") as file:
-        ms = {row["way"]: float(row["median_ms"]) for row in csv.DictReader(file)}
+    ms = {row["way"]: float(row["median_ms"]) for row in record.rows("gpt2_step")}
     ours = ms["mojo_workbook"]
     compiled = bold_ratio(ours / ms["torch.compile"])
     eager = bold_ratio(ours / ms["eager"])

@@ -1,28 +1,18 @@
-"""What the chapter on measuring shows: one product timed in several ways, and a CPU beside a GPU, from book/measurements."""
-
-import csv
-from pathlib import Path
+"""What the chapter on measuring shows: one product timed in several ways, and a CPU beside a GPU, from the records."""
 
 from book.figures.charts import LogChart
 from book.figures.ladder import duration
-
-MEASUREMENTS = Path(__file__).absolute().parents[1] / "measurements"
-
-
-def rows(name: str) -> list[dict[str, str]]:
-    """The rows of a measured table."""
-    with (MEASUREMENTS / f"{name}.csv").open(newline="", encoding="utf-8") as source:
-        return list(csv.DictReader(source))
+from book.measure.record import rows
 
 
 def ways() -> dict[str, float]:
     """Way of timing -> its median in microseconds."""
-    return {row["what"]: float(row["median_us"]) for row in rows("h200_timing_ways")}
+    return {row["what"]: float(row["median_us"]) for row in rows("timing_ways")}
 
 
 def ways_table() -> str:
     """Every way of timing with its median and how far its rounds lie apart."""
-    found = rows("h200_timing_ways")
+    found = rows("timing_ways")
     lines = ["| what was timed | median | least to most | remark |", "| --- | ---: | ---: | --- |"]
     for row in found:
         median, least, most = (duration(float(row[name])) for name in ("median_us", "least_us", "most_us"))
@@ -31,7 +21,7 @@ def ways_table() -> str:
         lines.append(f"| {row['what']} | {median} | {apart} | {note} |")
     facts = found[0]
     where = f"{facts['device']}, bfloat16, {facts['date']}, PyTorch {facts['torch']}"
-    return "\n".join(lines) + f"\n\nMeasured on an {where}, by `python -m book.measure.timing_ways FILE`.\n"
+    return "\n".join(lines) + f"\n\nMeasured on an {where}, by `python -m book.measure timing_ways`.\n"
 
 
 def ways_chart() -> str:
@@ -65,14 +55,14 @@ def ways_chart() -> str:
 def both_devices() -> list[tuple[tuple[int, ...], str, float, float]]:
     """Sizes, pass, and the microseconds of PyTorch on the CPU and on the GPU."""
     gpu = {
-        (*(row[letter] for letter in "BSHO"), row["pass"]): float(row["median_us"])
-        for row in rows("h200_float32")
-        if row["who"] == "PyTorch"
+        (int(row["M"]), int(row["H"]), int(row["O"]), row["pass"]): float(row["median_us"])
+        for row in rows("fusion")
+        if (row["candidate"], row["dtype"]) == ("eager", "float32")
     }
     found = []
-    for row in rows("cpu_float32"):
-        key = (*(row[letter] for letter in "BSHO"), row["pass"])
-        found.append((tuple(map(int, key[:4])), row["pass"], float(row["median_us"]), gpu[key]))
+    for row in rows("cpu_times"):
+        B, S, H, O = (int(row[letter]) for letter in "BSHO")
+        found.append(((B, S, H, O), row["pass"], float(row["median_us"]), gpu[B * S, H, O, row["pass"]]))
     return found
 
 
@@ -82,10 +72,10 @@ def devices_table() -> str:
     for dims, direction, cpu, gpu in both_devices():
         sizes = "{:,} × {:,}, {:,} → {:,}".format(*dims).replace(" ", "&nbsp;")
         lines.append(f"| {sizes} | {direction} | {duration(cpu)} | {duration(gpu)} | {cpu / gpu:,.2g} |")
-    cpu, gpu = rows("cpu_float32")[0], rows("h200_float32")[0]
+    cpu, gpu = rows("cpu_times")[0], rows("fusion")[0]
     return "\n".join(lines) + (
         f"\n\nFloat32, PyTorch's own two operations. CPU: {cpu['machine']}, {cpu['date']}, PyTorch {cpu['torch']}, processor time, "
-        f"median of {cpu['rounds']} rounds (`python -m book.measure.cpu_times FILE`). GPU: {gpu['device']}, {gpu['date']}, PyTorch "
+        f"median of {cpu['rounds']} rounds (`python -m book.measure cpu_times`). GPU: {gpu['device']}, {gpu['date']}, PyTorch "
         f"{gpu['torch']}, single calls by the host's clock, each waited for.\n"
     )
 
@@ -93,7 +83,7 @@ def devices_table() -> str:
 def profiler_table() -> str:
     """The kernels of LayerNorm, then Linear, forward and backward, as PyTorch's profiler names and times them."""
     lines = ["| kernel | calls | µs |", "| --- | ---: | ---: |"]
-    lines += [f"| `{row['kernel']}` | {row['calls']} | {row['us']} |" for row in rows("h200_profiler")]
+    lines += [f"| `{row['kernel']}` | {row['calls']} | {row['us']} |" for row in rows("profiler")]
     return "\n".join(lines) + "\n"
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).absolute().parents[2]
 FOLDER = ROOT / "book" / "outputs"
 PACKAGES = ("mojo", "max", "torch", "numpy")
 PROGRESS = re.compile(r"(Compiling|Recording) .*\.\.\.$")  # said only while somebody waits
-CLAIMS = "book/measurements/attention_claims_h200.csv"
+CLAIMS = "book/records/attention_claims.csv"
 WIDTH = 100  # columns that a command believes its terminal has
 
 

@@ -135,8 +135,13 @@ def _load(path: Path, changed_at: int) -> Record:
         return parse(path.stem, file)
 
 
+used: set[str] = set()
+"""The names of the records that were read since somebody cleared it: what a page was made from."""
+
+
 def read(name: str, folder: Path = FOLDER) -> Record:
     """A record by its name. Raises ValueError where it is none, FileNotFoundError where there is none."""
+    used.add(name)
     path = folder / f"{name}.csv"
     return _load(path, path.stat().st_mtime_ns)
 

@@ -1,7 +1,7 @@
 """Which kernels multiply in LayerNorm + Linear: this project's, torch's library, or the library on padded rows, by size.
 
 The three products are Y = ln_out W^T, dln = dY W and dW = dY^T ln_out. The choice compares estimates, whose constants come
-from an H200 (book/measurements/h200_products_by_size.csv holds the times of both ways, and every kernel's):
+from an H200 (book/records/products.csv holds the times of both ways, and every kernel's):
 
 - This project's kernel for Hopper cuts a product into tiles that its multiprocessors take in rounds; `own_time` counts them
   as `plan_tiles` in `solutions/shared/gemm_hopper.mojo` does. Few tiles leave most of the GPU idle. Its products make the
@@ -14,7 +14,7 @@ A plain loop of small calls waits for the host, to whom this project's path is t
 GPU. So where they disagree, both choices are kept.
 
 In a graph the backward pass may also be two branches, dln with what follows from it and dW from an ln_out of its own
-(book/measurements/h200_backward_branches.csv): dW then waits for nobody, and each fills the multiprocessors that the other leaves
+(book/records/branches.csv): dW then waits for nobody, and each fills the multiprocessors that the other leaves
 idle, for the price of reading the input once more.
 """
 

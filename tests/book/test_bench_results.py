@@ -1,7 +1,5 @@
 """Tables and charts of the benchmark say what the CSV says, refuse what it refuses, and can be read light and dark."""
 
-import csv
-import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -48,32 +46,24 @@ def ceiling_rows():
         yield SHARED | {"M": 8192, "H": 8192, "O": 8192, "column": "ceiling", "candidate": name, key: value}
 
 
-def write(path, *rows):
-    """A CSV with the benchmark's fields."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, (*MACHINE, *BENCHMARK.size_names, *MEASURED))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+def strings(*rows):
+    """Rows as a record has them: every column of the benchmark, as text."""
+    names = (*MACHINE, *BENCHMARK.size_names, *MEASURED)
+    return [dict.fromkeys(names, "") | {name: str(value) for name, value in row.items()} for row in rows]
 
 
 @pytest.fixture
-def rows(tmp_path):
+def rows():
     """A benchmark with two columns, memory, ceilings, and a peer that was not installed."""
-    from book.figures.bench_results import read
-
     absent = SHARED | dict(zip("MHO", SMALL, strict=True))
     absent |= {"column": "all", "candidate": "liger", "note": "skipped: not installed"}
-    return read(
-        write(
-            tmp_path / "bench.csv",
+    return strings(
             *csv_rows("graph"),
             *csv_rows("loop"),
             *memory_rows(),
             *ceiling_rows(),
             absent,
         )
-    )
 
 
 def cells(markdown):
@@ -114,16 +104,14 @@ def test_the_table_of_times(rows):
     assert cells(bench_results.times_table(rows, "forward", "graph"))[1:] == []
 
 
-def test_all_peers_stand_in_one_table_and_losses_are_bold(tmp_path):
+def test_all_peers_stand_in_one_table_and_losses_are_bold():
     """Forward, backward and both; 99 / 150 = 0.66. At the large size eager is made faster than the layer."""
     from book.figures import bench_results
 
     faster = {"median_us": 1000.0, "p20_us": 990.0, "p80_us": 1020.0, "ratio_to_floor": 1.0}
     slower = [row | (faster if row["candidate"] == "eager" else {}) for row in csv_rows()]
     timed_alone = list(csv_rows(direction="backward"))
-    rows = bench_results.read(
-        write(tmp_path / "bench.csv", *slower, *csv_rows(direction="forward"), *timed_alone)
-    )
+    rows = strings(*slower, *csv_rows(direction="forward"), *timed_alone)
     head, *body = cells(bench_results.peers_table(rows, "graph"))
     assert head[3:] == ["products", "eager", "compile"]
     assert [line[1] for line in body] == ["forward", "backward", "both"] * 2
@@ -136,7 +124,7 @@ def test_all_peers_stand_in_one_table_and_losses_are_bold(tmp_path):
     assert "within 2.0 % of its median" in words
 
 
-def test_a_backward_pass_that_was_not_timed_is_a_difference(tmp_path):
+def test_a_backward_pass_that_was_not_timed_is_a_difference():
     """110 - 40 over 120 - 50 of the products, beside a peer with 150 - 60: 70 / 90."""
     from book.figures import bench_results
 
@@ -150,41 +138,21 @@ def test_a_backward_pass_that_was_not_timed_is_a_difference(tmp_path):
         for direction, at in times.items()
         for name, time in at.items()
     ]
-    rows = bench_results.read(write(tmp_path / "bench.csv", *given))
+    rows = strings(*given)
     line = cells(bench_results.peers_table(rows, "graph"))[2]
     assert line[1:] == ["backward\u00a0†", "70.0 µs", "1.00", "0.78"]
     assert "not timed alone: its lines are the difference" in bench_results.losses(rows, "graph")
 
 
-def test_a_refused_ratio_stays_refused(tmp_path):
+def test_a_refused_ratio_stays_refused():
     from book.figures import bench_results
 
     one = next(csv_rows()) | {"candidate": "fast", "ratio_to_floor": "", "ratio_to_fastest_peer": ""}
     peer = next(csv_rows()) | {"candidate": "eager"}
-    rows = bench_results.read(write(tmp_path / "refused.csv", one, peer))
+    rows = strings(one, peer)
     assert cells(bench_results.peers_table(rows, "graph"))[-1][3:] == ["–"]
     assert cells(bench_results.times_table(rows, "both", "graph"))[1][4] in ("–", "1.00")
     assert "LayerNormLinear" not in words(bench_results.ratio_chart(rows))
-
-
-def test_two_runs(tmp_path):
-    from book.figures import bench_results
-
-    last = bench_results.read(write(tmp_path / "last.csv", *csv_rows("graph"), *csv_rows("loop")))
-    slow = [
-        row
-        | {
-            "date": "2026-01-01",
-            "median_us": float(row["median_us"]) * (2 if row["candidate"] == "eager" else 1.5),
-        }
-        for row in csv_rows("loop")
-    ]
-    earlier = bench_results.read(write(tmp_path / "first.csv", *slow, *csv_rows("graph")))
-    words, table = bench_results.moved(last, earlier).split("\n\n")
-    assert "an earlier run, of 2026-01-01, took" in words
-    body = cells(table)[1:]
-    assert body[0] == ["4,096 rows, 768 → 3,072", "forward and backward", "1.00", "1.50 to 2.00", "1.50"]
-    assert len(body) == 2 and bench_results.moved(last, []) == ""
 
 
 def test_memory_and_who_was_left_out(rows):
@@ -209,7 +177,7 @@ def test_memory_and_who_was_left_out(rows):
     )
 
 
-def test_host_times(tmp_path):
+def test_host_times():
     from book.figures import bench_results
 
     given = [
@@ -220,7 +188,7 @@ def test_host_times(tmp_path):
         for name, times in {"fast": (9.0, 13.0, 80.0), "eager": (17.0, 21.0, 156.0)}.items()
         for direction, time in zip(("inference", "forward", "both"), times, strict=True)
     ]
-    body = cells(bench_results.host_table(bench_results.read(write(tmp_path / "host.csv", *given))))[1:]
+    body = cells(bench_results.host_table(strings(*given)))[1:]
     assert body == [
         ["LayerNormLinear", *(f"{time}\u00a0µs\u00a0±\u00a020.0\u00a0%" for time in ("9.0", "13.0", "80.0"))],
         ["PyTorch eager", *(f"{time}\u00a0µs\u00a0±\u00a020.0\u00a0%" for time in ("17.0", "21.0", "156.0"))],
@@ -256,96 +224,31 @@ def test_the_roofline_stands_on_the_ceilings_of_the_run(rows):
         bench_results.roofline_chart([row for row in rows if row["column"] != "ceiling"])
 
 
-def test_the_climb_has_a_curve_for_everybody(rows):
+def test_training():
     from book.figures import bench_results
 
-    svg = bench_results.climb_chart(rows)
-    assert {"LayerNormLinear", "PyTorch eager", "torch.compile"} <= set(words(svg))
-
-
-def test_pictures_alone_are_legible_light_and_dark(rows):
-    """Text and background belong together in both schemes, with the contrast that WCAG asks of small text."""
-    from book.figures import bench_results
-
-    svg = bench_results.standalone(bench_results.ratio_chart(rows))
-    ElementTree.fromstring(svg)
-    pairs = re.findall(r"svg\{color:#(\w{6});background:#(\w{6})", svg)
-    assert len(pairs) == 2 and "prefers-color-scheme:dark" in svg
-
-    def luminance(colour):
-        channels = [int(colour[at : at + 2], 16) / 255 for at in (0, 2, 4)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    for pair in pairs:
-        low, high = sorted(map(luminance, pair))
-        assert (high + 0.05) / (low + 0.05) > 7
-    assert set(re.findall(r'(?:fill|stroke)="([^"]*)"', svg)) == {"currentColor"}
-    assert re.findall(r"//[\w.]+", svg) == ["//www.w3.org"], "the name of the format, which nothing fetches"
-
-
-def test_training(tmp_path):
-    from book.figures import bench_results
-
-    path = tmp_path / "training.csv"
-    lines = ["model,step,loss,step_us,peak_bytes"]
-    for name, time, last in (("LayerNormLinear", 900, 2.5), ("plain PyTorch", 1000, 2.4)):
-        for step in range(30):
-            lines.append(f"{name},{step},{5.0 if step < 20 else last},{time if step >= 10 else 1e6},{2**20}")
-    path.write_text("\n".join(lines))
-    ours, plain = cells(bench_results.training_table(bench_results.read_training(path)))[1:]
+    models = {
+        name: [
+            {
+                "loss": "5.0" if step < 20 else last,
+                "step_us": str(time if step >= 10 else 1e6),
+                "peak_bytes": str(2**20),
+            }
+            for step in range(30)
+        ]
+        for name, time, last in (("LayerNormLinear", 900, "2.5"), ("plain PyTorch", 1000, "2.4"))
+    }
+    ours, plain = cells(bench_results.training_table(models))[1:]
     assert ours == ["LayerNormLinear", "5.0000", "2.5000", "0.90 ms", "0.900", "1.0 MiB"]
     assert plain[2:5] == ["2.4000", "1.00 ms", "1.000"]
-    note = bench_results.training_note(bench_results.read_training(path))
+    note = bench_results.training_note(models)
     assert "a step takes 10.0 % less than with plain PyTorch here, and its peak is 0 % higher" in note
 
 
-def test_other_files_are_refused(tmp_path):
-    from book.figures import bench_results
-
-    path = tmp_path / "other.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="no column `candidate`"):
-        bench_results.read(path)
-    with pytest.raises(ValueError, match="no column `loss`"):
-        bench_results.read_training(path)
-
-
-def test_pages_are_made_from_the_files_that_are_there(tmp_path):
-    from book.figures import bench_results
-
-    nowhere = tmp_path / "nothing.csv"
-    assert bench_results.pages(nowhere, nowhere, nowhere, nowhere) == {}
-    measured = write(
-        tmp_path / "bench.csv", *csv_rows("graph"), *csv_rows("loop"), *memory_rows(), *ceiling_rows()
-    )
-    found = bench_results.pages(measured, measured, nowhere, nowhere)
-    assert {
-        "bench_peers_graph.md",
-        "bench_ratio_both.svg",
-        "bench_kept.svg",
-        "bench_peak.svg",
-        "bench_roofline.svg",
-        "bench_climb.svg",
-    } <= set(found)
-    assert "NVIDIA H200, driver 580.1, torch 2.11.0" in found["bench_source.md"]
-    assert all(text.count("\n") == 1 for name, text in found.items() if name.endswith(".svg"))
-
-
-def test_the_command_writes_into_a_folder(tmp_path, monkeypatch, capsys):
-    from book.figures import bench_results
-
-    monkeypatch.setattr(bench_results, "pages", lambda: {"a.md": "text", "b.svg": "<svg><g/></svg>\n"})
-    assert bench_results.main([str(tmp_path / "docs")]) == 0
-    assert (tmp_path / "docs" / "a.md").read_text() == "text"
-    assert "prefers-color-scheme" in (tmp_path / "docs" / "b.svg").read_text()
-    assert capsys.readouterr().out.count("\n") == 2
-
-
-def test_a_ratio_of_the_readme_s_table_is_one_time_over_the_other(monkeypatch, tmp_path):
+def test_a_ratio_of_the_readme_s_table_is_one_time_over_the_other(monkeypatch):
     from book.figures import speed_table
 
-    csv = tmp_path / "steps.csv"
-    csv.write_text("way,median_ms\neager,40\ntorch.compile,16\nmojo_workbook,20\n")
-    monkeypatch.setattr(speed_table, "GPT2", csv)
+    times = {"eager": "40", "torch.compile": "16", "mojo_workbook": "20"}
+    steps = [{"way": way, "median_ms": time} for way, time in times.items()]
+    monkeypatch.setattr(speed_table.record, "rows", lambda name: steps)
     assert speed_table.gpt2_row()[1:] == ["20.0 ms", "0.50", "**1.25**", "**1.25** compile"]

@@ -414,18 +414,6 @@ def test_reference_has_every_task():
     assert "generated/tasks.md" in (BOOK / "src" / "reference.md").read_text()
 
 
-def test_the_benchmark_has_results_where_there_are_measurements():
-    from book.build import generate
-
-    assert generate.benchmark({}).strip() == ""
-    assert generate.benchmark({"bench_source.md": ""}) == "{{#include ../../src/fast/_results.md}}\n"
-    everything = generate.benchmark({"training.md": "", "bench_source.md": ""})
-    for name in re.findall(r"src/(\S+\.md)", everything):
-        assert (BOOK / "src" / name).is_file()
-    assert everything.count("include") == 2
-    assert "generated/benchmark.md" in (BOOK / "src" / "fast" / "benchmark.md").read_text()
-
-
 def test_commands_of_the_readme_are_tasks():
     from book.build import preprocess
 

@@ -1,9 +1,8 @@
-"""The charts of attention's time and memory: a line for each candidate, names apart, and files that follow the reader's theme."""
+"""The charts of attention's time and memory: a line for each candidate, and names apart."""
 
 import html
 import re
 from itertools import pairwise
-from xml.etree import ElementTree
 
 from book.figures import claims_chart
 from harness.puzzles.p23 import claim_rows
@@ -36,13 +35,3 @@ def test_a_line_and_a_name_for_each_and_no_two_names_on_each_other():
     assert all(below - above >= claims_chart.LINE - 0.1 for above, below in pairwise(heights))
     markers = len(re.findall(r"<circle|<polygon", svg))
     assert markers == 7, "what ran out of memory, and the other method, are not drawn"
-
-
-def test_the_files_are_whole_and_know_both_themes(tmp_path, monkeypatch):
-    claim_rows.kept_as_measured(rows(), tmp_path / "rows.csv")
-    monkeypatch.setattr(claims_chart, "MEASURED", tmp_path / "rows.csv")
-    claims_chart.write(tmp_path)
-    for name in ("time", "memory"):
-        root = ElementTree.parse(tmp_path / f"attention_{name}.svg").getroot()
-        assert root.tag.endswith("svg") and "prefers-color-scheme:dark" in str(root[0].text)
-        assert "over the sequence length" in root.get("aria-label", "")

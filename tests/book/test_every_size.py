@@ -1,9 +1,8 @@
-"""The tables of the page about every size say what their CSV files say."""
-
-import csv
+"""The tables of the page about every size say what their records say."""
 
 import pytest
 
+from book.figures import every_size
 from harness.bench.runner import MACHINE, MEASURED
 
 MACHINE_ROW = {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-01-02", "dtype": "bfloat16"}
@@ -14,24 +13,12 @@ TIMES = {
 }
 
 
-@pytest.fixture
-def every_size(monkeypatch, tmp_path):
-    """The module, with files of its own that are not there yet."""
-    from book.figures import every_size
-
-    for name in ("DRAWN", "AGAIN", "WAYS", "TIMELINE", "PAIRS", "BRANCHES"):
-        monkeypatch.setattr(every_size, name, tmp_path / f"{name}.csv")
-    return every_size
+def strings(rows):
+    """Rows as a record has them."""
+    return [{name: str(value) for name, value in row.items()} for row in rows]
 
 
-def write(path, rows):
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def write_drawn(path):
+def drawn():
     names = (*MACHINE, "M", "H", "O", *MEASURED)
     rows = []
     for dims, times in TIMES.items():
@@ -43,22 +30,17 @@ def write_drawn(path):
             )
             memory = {"fast": 3, "eager": 4, "compile": 2}[name] * 2**20
             rows.append(at | {"column": "memory", "candidate": name, "saved_bytes": 1, "peak_bytes": memory})
-    write(path, [{name: row.get(name, "") for name in names} for row in rows])
+    return strings({name: row.get(name, "") for name in names} for row in rows)
 
 
-def test_without_files_there_is_nothing(every_size):
-    assert every_size.pages() == {}
-
-
-def test_drawn_sizes_beside_their_fastest_peers(every_size):
-    write_drawn(every_size.DRAWN)
-    pages = every_size.pages()
-    lines = pages["sizes_drawn.md"].splitlines()[2:]
+def test_drawn_sizes_beside_their_fastest_peers():
+    rows = drawn()
+    lines = every_size.drawn_table(rows).splitlines()[2:]
     assert lines == [
         "| 512: 96 → 33 | without compile, Liger | 9.0 µs | eager | 0.50 | eager | **2.00** |",
         "| 64: 128 → 256 | without Liger | 30.0 µs | compile | **1.20** | eager | **2.00** |",
     ], "the benchmark's own sizes are not drawn; the least work first; slower is bold"
-    verdict = pages["sizes_verdict.md"]
+    verdict = every_size.verdict(rows)
     assert (
         "As CUDA graphs, over 2 sizes, the median ratio to the fastest peer is 0.85, and the worst 1.20"
         in verdict
@@ -67,19 +49,11 @@ def test_drawn_sizes_beside_their_fastest_peers(every_size):
     assert "The goals were 0.90 and 1.01." in verdict
 
 
-def test_the_sizes_of_another_seed(every_size):
-    write_drawn(every_size.AGAIN)
-    pages = every_size.pages()
-    assert {name for name in pages if "again" in name} == set(pages)
-    assert "over 2 sizes" in pages["sizes_again_verdict.md"]
-
-
-def test_a_timeline(every_size):
+def test_a_timeline():
     names = ("M", "H", "O", "candidate", "kernel", "begin_us", "us")
     rows = [(5, 6, 7, "bare GEMMs", "other gemm", 0, 30), (5, 6, 7, "fast", "layernorm_rows", 0, 4)]
     rows += [(5, 6, 7, "fast", "gemm_hopper_kernel", 3.25, 31.5)]
-    write(every_size.TIMELINE, [dict(zip(names, row, strict=True)) for row in rows])
-    text = every_size.pages()["sizes_timeline.md"]
+    text = every_size.timeline_table(strings(dict(zip(names, row, strict=True)) for row in rows))
     assert (
         "5: 6 → 7: the layer ends at 34.8 µs. Beside it, without pauses: products 30.0 µs in 1 launches."
         in text
@@ -87,27 +61,26 @@ def test_a_timeline(every_size):
     assert "| `gemm_hopper_kernel` | 3.2 | 31.5 |" in text
 
 
-def test_memory_at_the_peak(every_size):
-    write_drawn(every_size.DRAWN)
-    text = every_size.pages()["sizes_peak.md"]
+def test_memory_at_the_peak():
+    text = every_size.peak_table(drawn()) + every_size.peak_verdict(drawn())
     assert "| 64: 128 → 256 | 3.0 | 2.0 | 4.0 | **1.50** |" in text
     assert "| 512: 96 → 33 | 3.0 |  | 4.0 |  |" in text and "At 0 of 2 sizes the layer needs no more" in text
 
 
-def test_who_multiplies(every_size):
+def test_who_multiplies():
     names = ("output", "dln", "dW")
     way = dict(zip(names, ("library on padded rows", "own", "library"), strict=True))
     chosen = {f"chosen_{name}": who for name, who in way.items()} | {"chosen_dW": "own"}
     row = {"M": 5, "H": 6, "O": 7, **way, "forward_us": 3.0, "backward_us": 1234.0, "host_us": "nan"} | chosen
-    write(every_size.WAYS, [row, row | chosen | {"dW": "own", "host_us": 45}])
-    lines = every_size.pages()["sizes_ways.md"].splitlines()[2:]
+    rows = strings([row, row | chosen | {"dW": "own", "host_us": 45}])
+    lines = every_size.ways_table(rows).splitlines()[2:]
     assert lines == [
         "| 5: 6 → 7 | padded · own · library | **3.0 µs** | 1,234 µs |  |",
         "| 5: 6 → 7 | padded · own · own | **3.0 µs** | **1,234 µs** | 45.0 µs |",
     ]
 
 
-def test_pairs(every_size):
+def test_pairs():
     names = ("inputs", "result", "norm_error", "norm_of_torch", "largest_error", "largest_of_torch", "way")
     empty = dict.fromkeys((*names, "graph_us", "note"), "") | {"M": 4096, "H": 768, "O": 3072}
     rows = [empty | {"way": way, "graph_us": time} for way, time in
@@ -115,13 +88,12 @@ def test_pairs(every_size):
     error = {"inputs": "tiny", "norm_of_torch": "1e-7", "largest_of_torch": "1e-6"}
     rows += [empty | error | {"norm_error": norm, "largest_error": "2e-6"} for norm in ("5e-8", "1.5e-7")]
     rows += [empty | {"inputs": "nan in x", "note": "as PyTorch"}] * 3
-    write(every_size.PAIRS, rows)
-    text = every_size.pages()["sizes_pairs.md"]
+    text = every_size.pairs_tables(strings(rows))
     assert "| 4,096: 768 → 3,072 | 300.0 µs | 1,100 µs | 1,200 µs | 1,100 µs | 1,000 µs | 0.30 |" in text
     assert "| tiny | 1.50 | 2.00 |" in text and "3 results as PyTorch." in text
 
 
-def test_replays_become_one(every_size):
+def test_replays_become_one():
     from book.measure import timeline
 
     events = [
@@ -133,7 +105,7 @@ def test_replays_become_one(every_size):
             timeline.replays_of(some)
 
 
-def test_replays_whose_branches_take_turns(every_size):
+def test_replays_whose_branches_take_turns():
     """Now one launch is the first to begin, now the other."""
     from book.measure import timeline
 
@@ -149,7 +121,7 @@ def test_replays_whose_branches_take_turns(every_size):
         timeline.replays_of([("c", *events[0][1:]), *events[1:]])
 
 
-def test_one_branch_and_two(every_size):
+def test_one_branch_and_two():
     """The fastest of each, and what is chosen beside the fastest of one."""
     names = ("M", "H", "O", "dln", "dW", "branches", "us", "chosen")
     rows = [
@@ -160,8 +132,7 @@ def test_one_branch_and_two(every_size):
         (5, 6, 7, "own", "own", 1, 4, "yes"),
         (5, 6, 7, "own", "own", 2, 5, ""),
     ]
-    write(every_size.BRANCHES, [dict(zip(names, row, strict=True)) for row in rows])
-    text = every_size.pages()["sizes_branches.md"]
+    text = every_size.branches_table(strings(dict(zip(names, row, strict=True)) for row in rows))
     assert text.splitlines()[2:4] == [
         "| 5: 6 → 7 | 4.0 µs | own · own | 5.0 µs | own · own | 4.0 µs | own · own | 1.00 |",
         "| 50: 6 → 7 | 10.0 µs | own · library | 8.0 µs | library · own | 9.0 µs | own · own | 0.90 |",

@@ -1,7 +1,6 @@
 """Figures of the pages: what is drawn is what was computed, recorded or measured, and a phone can show it."""
 
 import ast
-import csv
 import re
 import tomllib
 from xml.etree import ElementTree
@@ -11,7 +10,7 @@ import pytest
 from book_paths import BOOK, ROOT
 
 from book.figures import attention_figures, backward_figures, figures, layer_figures, tape_figures
-from book.measure import ledger
+from book.measure import ledger, record
 
 SETS = (layer_figures, backward_figures, attention_figures, tape_figures)
 DRAWN = {name: draw for module in SETS for name, draw in module.FILES.items() if name.endswith(".svg")}
@@ -138,10 +137,14 @@ def test_the_chart_of_errors_has_the_recorded_numbers():
 
 def test_sizes_that_are_drawn_were_measured():
     svg = layer_figures.drawn_sizes()
-    with (BOOK / "measurements" / "h200_drawn_sizes.csv").open() as file:
-        sizes = {(row["M"], row["H"], row["O"]) for row in csv.DictReader(file) if row["median_us"]}
-    models = {tuple(map(str, size)) for size in layer_figures.every_size.MODELS} | {("", "", "")}
-    assert svg.count("<circle") == svg.count("<polygon") == len(sizes - models) > 15
+    for column, mark in (("graph", "<circle"), ("loop", "<polygon")):
+        sizes = {
+            (row["M"], row["H"], row["O"])
+            for row in record.rows("sizes")
+            if row["median_us"] and row["column"] == column and row["candidate"] == "fast"
+        }
+        models = {tuple(map(str, size)) for size in layer_figures.every_size.MODELS}
+        assert svg.count(mark) == len(sizes - models) > 10
 
 
 def test_as_many_wrong_solutions_as_there_are_files():
@@ -324,12 +327,11 @@ def test_pairs_of_tiles_and_times_of_orders():
     for name in ("row-major", "hilbert"):
         found = count(orders.ORDERS[name](64, 64), 64, 4, 64)
         assert drawn[drawn.index(name) + 1] == f"{found.pairs} of {found.all_pairs} pairs"
-    with (BOOK / "measurements" / "h200_orders.csv").open() as file:
-        rows = [
-            row
-            for row in csv.DictReader(file)
-            if (row["side"], row["radius"], row["pass"]) == ("128", "4", "both")
-        ]
+    rows = [
+        row
+        for row in record.rows("orders")
+        if (row["side"], row["radius"], row["pass"]) == ("128", "4", "both")
+    ]
     times = {row["candidate"]: f"{float(row['median_us']) / 1e3:.2f} ms" for row in rows if row["median_us"]}
     drawn = words(attention_figures.order_bars())
     assert drawn[drawn.index("hilbert") + 1] == times["Mojo, hilbert, 64"]

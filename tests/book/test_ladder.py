@@ -1,7 +1,5 @@
 """The ladder's predictions by hand, what its tables show, and what it refuses; the reading of a profiler's trace."""
 
-import csv
-
 import pytest
 
 DIMS = (8, 1024, 768, 3072)
@@ -18,28 +16,19 @@ PASSES = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def measured(tmp_path):
-    """Writes a CSV in which the i-th launch of a pass took i + 1 microseconds; `passes` may be other ones."""
+def measured(passes=PASSES):
+    """A ladder in which the i-th launch of a pass took i + 1 microseconds; `passes` may be other ones."""
+    from book.figures import ladder
 
-    def write(passes=PASSES):
-        file = tmp_path / "ladder_h200.csv"
-        facts = dict(zip("BSHO", DIMS, strict=True)) | {
-            "device": "a GPU",
-            "date": "a day",
-            "torch": "2",
-            "dtype": "bfloat16",
-        }
-        with file.open("w", newline="") as out:
-            writer = csv.DictWriter(out, [*facts, "algorithm", "pass", "kernel", "median_us"])
-            writer.writeheader()
-            for (algorithm, direction), kernels in passes.items():
-                for i, kernel in enumerate(kernels):
-                    row = {"algorithm": algorithm, "pass": direction, "kernel": kernel, "median_us": i + 1}
-                    writer.writerow(facts | row)
-        return file
-
-    return write
+    facts = {letter: str(size) for letter, size in zip("BSHO", DIMS, strict=True)}
+    facts |= {"device": "a GPU", "date": "a day", "torch": "2", "dtype": "bfloat16"}
+    return ladder.load(
+        [
+            facts | {"algorithm": algorithm, "pass": direction, "kernel": kernel, "median_us": str(i + 1)}
+            for (algorithm, direction), kernels in passes.items()
+            for i, kernel in enumerate(kernels)
+        ]
+    )
 
 
 def predicted(ladder, algorithm, direction, kernel) -> float:
@@ -47,10 +36,8 @@ def predicted(ladder, algorithm, direction, kernel) -> float:
     return next(x.predicted for x in ladder.of(algorithm, direction) if x.kernel == kernel)
 
 
-def test_predictions_by_hand(measured):
-    from book.figures import ladder
-
-    found = ladder.load(measured())
+def test_predictions_by_hand():
+    found = measured()
     rows, H, O = 8 * 1024, 768, 3072
     lanes = 132 * 4 * 1.98e9  # warp instructions a second
     assert predicted(found, "fused", "forward", "minimal_fused_forward") == pytest.approx(
@@ -72,7 +59,7 @@ def test_predictions_by_hand(measured):
     )
 
 
-def test_tables_and_versions(measured):
+def test_tables_and_versions():
     from book.figures import ladder
 
     pages = ladder.pages(measured())
@@ -80,7 +67,7 @@ def test_tables_and_versions(measured):
     assert "| `gemm_hopper_kernel` | tensor cores | 39.1 µs | 2.00 µs | 0.051 |" in pages["ladder_4.md"]
     assert "| together |  |" in pages["ladder_6_unfused.md"] and "together" not in pages["ladder_4.md"]
     assert "together" not in pages["ladder_6.md"], "the launches overlap: their times have no sum"
-    totals = {name: took for name, (_, took) in ladder.versions(ladder.load(measured())).items()}
+    totals = {name: took for name, (_, took) in ladder.versions(measured()).items()}
     # Launches took 1, 2, ... in their pass: unfused 1 to 5, fast 1 and 2.
     assert list(totals.values()) == [1, 15, 15 - 3 + 1, 1 + 2 + 5, 3]
     svg = pages["ladder.svg"]
@@ -99,24 +86,11 @@ def test_tables_and_versions(measured):
         ({("fast", "forward"): ["layernorm_rows", "other cublas"]}, "other cublas: 2 of 3 us"),
     ],
 )
-def test_a_missing_or_unknown_row_is_refused(measured, change, message):
+def test_a_missing_or_unknown_row_is_refused(change, message):
     from book.figures import ladder
 
     with pytest.raises(LookupError, match=message):
         ladder.pages(measured(PASSES | change))
-
-
-def test_without_measurements_there_are_predictions_alone(tmp_path):
-    from book.figures import ladder
-
-    pages = ladder.pages(tmp_path / "none.csv")
-    assert "hold predictions alone" in pages["ladder_where.md"] and set(pages) == {
-        "ladder_where.md", "ladder_6_unfused.md", "ladder_forward.md", "ladder.svg", *(f"ladder_{step}.md" for step in range(1, 7)),
-    }  # fmt: skip
-    assert not any("measured" in text for text in pages.values())
-    assert "| `gemm_hopper_kernel` | tensor cores | 39.1 µs |" in pages["ladder_4.md"]
-    assert "| `ln_backward_rows` | memory | 10.5 µs |" in pages["ladder_6.md"]  # four tensors through memory
-    assert "together" not in pages["ladder_6.md"], "the launches overlap"
 
 
 def test_what_fusing_could_gain_is_what_was_measured():
@@ -127,7 +101,7 @@ def test_what_fusing_could_gain_is_what_was_measured():
     from book.measure import outputs
 
     text = " ".join((BOOK / "src" / "fast" / "why_not_fused.md").read_text(encoding="utf-8").split())
-    rows, product = (launch.took for launch in ladder.load().of("fast", "forward"))
+    rows, product = (launch.took for launch in ladder.found().of("fast", "forward"))
     assert f"below {rows:.1f} µs" in text and f"the {rows:.1f} µs of the launch" in text
     assert "a seventh of the pass" in text and round((rows + product) / rows) == 7
     found = [line.split() for line in outputs.load("algebra").text.splitlines()[1:]]
@@ -136,13 +110,6 @@ def test_what_fusing_could_gain_is_what_was_measured():
     for offset in (10, 100, 1000):
         in_order, behind, *_ = errors["float32", offset]
         assert 2.5 < behind / in_order < 5.5, "three to five times"
-
-
-def test_a_file_without_rows_is_refused(measured):
-    from book.figures import ladder
-
-    with pytest.raises(LookupError, match="has no rows"):
-        ladder.load(measured({}))
 
 
 def event(name: str, ts: float, dur: float, cat: str = "kernel") -> dict:

@@ -39,15 +39,6 @@ def test_the_table_of_the_ladder_has_times_shares_and_counters():
     assert "36.1 µs" in pages["ladder_beside.md"], "the benchmark has this size"
 
 
-def test_what_was_not_measured_says_so(tmp_path):
-    from book.figures import ladder, ladder_table
-
-    pages = ladder_table.pages(ladder.found(tmp_path / "none.csv"))
-    forward = pages["ladder_table_forward.html"]
-    assert set(cells(forward, "took")) == set(cells(forward, "of the bare product")) == {"not measured"}
-    assert "no row of this size" in pages["ladder_beside.md"]
-
-
 # ---- The glossary -------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """The museum: every wrong solution has its exhibit, made from its file and the code; its curves are those of a fresh run."""
 
-import csv
 import re
 from dataclasses import replace
 
@@ -138,12 +137,12 @@ def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
 
 
 def test_the_recorded_losses_are_those_of_a_fresh_run():
+    from book.measure import record
     from book.measure import wrong_training as w
 
     recorded: dict[str, list[tuple[float, float]]] = {}
-    with w.FILE.open() as file:
-        for row in csv.DictReader(file):
-            recorded.setdefault(row["bug"], []).append((float(row["right"]), float(row["wrong"])))
+    for row in record.rows("museum_curves"):
+        recorded.setdefault(row["bug"], []).append((float(row["right"]), float(row["wrong"])))
     kernels = {wrong.name: pair for wrong in zoo.load("p22") if (pair := w.chosen(wrong))}
     seen = {name for name, pair in kernels.items() if w.losses(*pair, steps=3) != w.losses(steps=3)}
     assert seen == set(recorded)

@@ -1,10 +1,9 @@
 """Puzzle 25's tables of several GPUs: they say what the measurements say, and a simulation is made of measured steps."""
 
-import csv
-
 import pytest
 
 from book.figures import ring_results
+from book.measure import record
 
 STEPS = (
     ("transfer", 0, 3),
@@ -48,11 +47,10 @@ def test_unions_and_what_they_have_in_common():
 
 
 def test_the_table_has_the_numbers_of_the_file():
-    with ring_results.RINGS[1].open(newline="") as file:
-        rows = {
-            (r["candidate"], r["kernels"], r["ranks"], r["length"], r["d"], r["causal"]): r
-            for r in csv.DictReader(file)
-        }
+    rows = {
+        (r["candidate"], r["kernels"], r["ranks"], r["length"], r["d"], r["causal"]): r
+        for r in record.rows("ring_four")
+    }
     one, four = (
         float(rows[*who, "131072", "64", "1"]["ms"])
         for who in (("one GPU", "flash", "1"), ("ring", "flash", "4"))

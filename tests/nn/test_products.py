@@ -1,41 +1,35 @@
 """Who multiplies: the choice beside the times that were measured, what it never does, and that its constants are the kernel's."""
 
-import csv
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from typed import present
 
+from book.measure import record
 from harness.nn import products
 from harness.nn.products import ALL_LIBRARY, ALL_OWN, LIBRARY, OWN, PADDED, choose
 from harness.toolchain.roots import solutions
 
-BOOK = Path(__file__).resolve().parents[2] / "book"
-MEASURED = BOOK / "measurements" / "h200_products_by_size.csv"
-BRANCHES = BOOK / "measurements" / "h200_backward_branches.csv"
 half = torch.bfloat16
 
 
 def measured():
     """size -> way -> microseconds of each pass, from the table."""
     found: dict[tuple[int, int, int], dict] = {}
-    with MEASURED.open(newline="") as file:
-        for row in csv.DictReader(file):
-            size = int(row["M"]), int(row["H"]), int(row["O"])
-            way = row["output"], row["dln"], row["dW"]
-            found.setdefault(size, {})[way] = float(row["forward_us"]), float(row["backward_us"])
+    for row in record.rows("products"):
+        size = int(row["M"]), int(row["H"]), int(row["O"])
+        way = row["output"], row["dln"], row["dW"]
+        found.setdefault(size, {})[way] = float(row["forward_us"]), float(row["backward_us"])
     return found
 
 
 def branches_measured():
     """size -> (who multiplies dln, dW, on how many branches) -> microseconds of both passes in a graph."""
     found: dict[tuple[int, int, int], dict] = {}
-    with BRANCHES.open(newline="") as file:
-        for row in csv.DictReader(file):
-            size = int(row["M"]), int(row["H"]), int(row["O"])
-            found.setdefault(size, {})[row["dln"], row["dW"], int(row["branches"])] = float(row["us"])
+    for row in record.rows("branches"):
+        size = int(row["M"]), int(row["H"]), int(row["O"])
+        found.setdefault(size, {})[row["dln"], row["dW"], int(row["branches"])] = float(row["us"])
     return found
 
 

@@ -78,18 +78,23 @@ def kept_as_measured(rows: Iterable[Row], path: Path | None) -> list[Row]:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a CSV. Raises BadUse where it is none of these."""
+    """The rows of a CSV, or of a record of the book with its lines of facts. Raises BadUse where it is none of these."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            return [row_of(texts) for texts in csv.DictReader(file)]
+            lines = file.read().splitlines()
+        facts = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
+        shared = {"device": facts["machine"], "date": facts["date"]} if facts else {}
+        table = csv.DictReader(line for line in lines if not line.startswith("# "))
+        return [row_of(shared | texts) for texts in table]
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise BadUse(f"--read {path}: no rows of p23 --claims ({error})") from error
 
 
 def row_of(texts: dict[str, str]) -> Row:
-    """A row from the texts of a CSV."""
-    numbers: dict[str, Any] = {"ms": float(texts.pop("ms"))}
+    """A row from the texts of a CSV; columns that are no field are left out."""
+    numbers: dict[str, Any] = {"ms": float(texts["ms"])}
     for name in ("length", "peak", "kept", "batch", "heads", "dim"):
-        numbers[name] = int(texts.pop(name))
-    rest: dict[str, Any] = texts
+        numbers[name] = int(texts[name])
+    names = {field.name for field in fields(Row)} - numbers.keys()
+    rest: dict[str, Any] = {name: text for name, text in texts.items() if name in names}
     return Row(**numbers, **rest)

@@ -1,0 +1,152 @@
+"""What a page says of measurements, by reference: `{{= EXPRESSION | FORMAT }}` stands for a number of a record, and
+`{{check EXPRESSION}}` for a statement that must hold.
+
+An expression is Python. Each record is a function by its name: `fusion("median_us", M=16, candidate="fused")` is the one
+number that has these values in these columns (`pass_` for the column `pass`), `fusion.all(...)` the list of all; what
+several pages derive stands in `book/figures/said.py`. FORMAT is Python's (`.1f`, `.0%`), `us` for a time in microseconds, or
+`words` for a share in words. On a page with a measured table a number with a unit or a ratio must come from a reference; a
+paragraph that ends in `<!-- typed: WHY -->` may have numbers of its own.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from book.measure import record
+from book.measure.record import Record
+
+REFERENCE = re.compile(r"\{\{(?P<kind>=|check )\s*(?P<expression>.+?)\s*(?:\|\s*(?P<format>[^|{}]+?)\s*)?\}\}", re.S)
+GENERATED = re.compile(r"\{\{#include [^}]*?generated/([\w.]+)\}\}")
+TYPED = re.compile(r"<!-- typed: \S.*?-->", re.S)
+NO_PROSE = re.compile(
+    r"^[ >]*(?P<ticks>`{3,})[^\n]*\n.*?^[ >]*(?P=ticks)[ ]*$|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]+\$|\]\([^)]*\)", re.S | re.M
+)
+MEASURED = re.compile(
+    r"(?<![\w.,])\d(?:[\d.,]*\d)?(?:&nbsp;|\s)?(?:µs|ms|ns|s|MiB|GiB|[KMGT]B|[KMGT]B/s|TFLOP/s|%|times)(?![\w/])"
+    r"|(?<![\w.,])\d+\.\d\d(?![\w.])"
+)
+"""A number with a unit of what is measured, or a ratio with two decimals."""
+SHARES = {
+    1 / 10: "a tenth", 1 / 8: "an eighth", 1 / 7: "a seventh", 1 / 6: "a sixth", 1 / 5: "a fifth", 1 / 4: "a quarter",
+    1 / 3: "a third", 2 / 5: "two fifths", 1 / 2: "half", 3 / 5: "three fifths", 2 / 3: "two thirds",
+    3 / 4: "three quarters", 4 / 5: "four fifths", 1: "all",
+}  # fmt: skip
+CLOSE = 0.06
+"""How far a share may be from the words for it, of it."""
+
+
+class Rows:
+    """A record in an expression: its numbers by column and by the values of other columns."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def all(self, column: str, **where: object) -> list[float]:
+        """The numbers of every row with these values, rows without a number left out. Raises LookupError where none is."""
+        wanted = {key.rstrip("_"): str(value) for key, value in where.items()}
+        rows = record.rows(self.name)
+        if unknown := {column, *wanted} - rows[0].keys():
+            raise LookupError(f"{self.name} has no column {', '.join(sorted(unknown))}")
+        found = [float(row[column]) for row in rows if row[column] and all(row[k] == v for k, v in wanted.items())]
+        if not found:
+            raise LookupError(f"{self.name}: no row with {', '.join(f'{k} = {v}' for k, v in wanted.items())}")
+        return found
+
+    def __call__(self, column: str, **where: object) -> float:
+        """The one number with these values. Raises LookupError where there is none or more than one."""
+        found = self.all(column, **where)
+        if len(found) > 1:
+            raise LookupError(f"{self.name}: {len(found)} rows with these values, not one")
+        return found[0]
+
+
+def words(share: float) -> str:
+    """A share as one says it: 0.34 is a third. Raises ValueError for one that is near no such words."""
+    near = min(SHARES, key=lambda known: abs(share / known - 1))
+    if abs(share / near - 1) > CLOSE:
+        raise ValueError(f"{share:.3f} is near no share with a name")
+    return SHARES[near]
+
+
+def us(microseconds: float) -> str:
+    """A time as the tables write it."""
+    from book.figures.bench_results import time_text
+
+    return time_text(microseconds)
+
+
+FORMATS: dict[str, Callable[[float], str]] = {"words": words, "us": us}
+
+
+def names() -> dict[str, Any]:
+    """What an expression may use."""
+    from book.figures import said
+
+    return {**{name: Rows(name) for name in record.names()}, **vars(said)}
+
+
+def resolve(text: str, known: dict[str, Any], fault: Callable[[str, str], None]) -> str:
+    """The text with its references replaced; `fault` takes a reference and what is wrong with it."""
+
+    def value(found: re.Match) -> str:
+        try:
+            made = eval(found["expression"], dict(known))  # an expression of the book's own page
+            if found["kind"] != "=":
+                if not made:
+                    fault(found[0], f"is not so: {found['expression']}")
+                return ""
+            form = found["format"] or ""
+            return FORMATS[form](made) if form in FORMATS else format(made, form)
+        except Exception as error:  # whatever a page's expression raises is a fault of the page
+            fault(found[0], f"{found['expression']}: {type(error).__name__}: {error}")
+            return found[0]
+
+    return REFERENCE.sub(value, text)
+
+
+def sources(generated: Path) -> dict[str, list[str]]:
+    """Generated file -> the records that it was made from."""
+    file = generated / "records.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def records_of(text: str, made_from: dict[str, list[str]], known: dict[str, Any]) -> list[str]:
+    """The records whose numbers a page shows: by its tables and pictures, and by its references."""
+    found = {name for include in GENERATED.findall(text) for name in made_from.get(include, ())}
+    said = " ".join(reference["expression"] for reference in REFERENCE.finditer(text))
+    return sorted(found | {name for name in re.findall(r"\w+", said) if isinstance(known.get(name), Rows)})
+
+
+def typed_numbers(text: str, made_from: dict[str, list[str]]) -> Iterator[tuple[int, str]]:
+    """Place and message of each measured number in the prose of a page with a measured table that somebody typed."""
+    if not any(include.endswith(".md") and made_from.get(include) for include in GENERATED.findall(text)):
+        return
+    blank = lambda found: re.sub(r"[^\n]", " ", found[0])  # noqa: E731
+    prose = REFERENCE.sub(blank, NO_PROSE.sub(blank, text))
+    for paragraph in re.finditer(r"(?:^(?![|<#]).+\n?)+", prose, re.M):
+        if not TYPED.search(paragraph[0]) and (number := MEASURED.search(paragraph[0])):
+            yield (
+                paragraph.start() + number.start(),
+                f"`{number[0]}` is typed beside a measured table: take it from the record, {{{{= ... }}}}, or end the "
+                "paragraph with <!-- typed: why -->",
+            )
+
+
+def note(names: Iterable[str]) -> str:
+    """Where the numbers of a page are from, folded; what is older than its kernels is named in the open."""
+    found = [record.read(name) for name in names]
+    if not found:
+        return ""
+    old = [each.question for each in found if each.changed]
+    said = f"Measured: {len(found)} record{'s' * (len(found) != 1)}"
+    said += f", {len(old)} of kernels that have changed since" if old else ""
+    items = "".join(f"<li>{line(each)}</li>" for each in found)
+    return f'<details class="records">\n<summary>{said}</summary>\n<ul>{items}</ul>\n</details>'
+
+
+def line(one: Record) -> str:
+    """One record: its question, where and when, how, and whether its kernels are other ones now."""
+    changed = f" <strong>The kernels of {', '.join(one.changed)} have changed since.</strong>" if one.changed else ""
+    return f"{one.question} {one.source} <code>{one.command}</code>.{changed}"

@@ -11,6 +11,7 @@ import html
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -260,12 +261,12 @@ def losses() -> str:
     )
 
 
-def pages() -> dict[str, str]:
-    """The files of all rooms, and the overview."""
-    rooms = {f"museum_{puzzle}.md": room(puzzle) for puzzle in puzzle_names() if puzzle != "p21"}
+def pages() -> dict[str, Callable[[], str]]:
+    """What makes the files of all rooms, and the overview."""
+    rooms = {f"museum_{puzzle}.md": partial(room, puzzle) for puzzle in puzzle_names() if puzzle != "p21"}
     hunt = {
-        "museum_given.md": room("p21", lambda wrong: wrong.rung != "catch" and not wrong.old),
-        "museum_held_back.md": room("p21", lambda wrong: wrong.rung != "catch" and bool(wrong.old)),
-        "museum_catch.md": room("p21", lambda wrong: wrong.rung == "catch"),
+        "museum_given.md": partial(room, "p21", lambda wrong: wrong.rung != "catch" and not wrong.old),
+        "museum_held_back.md": partial(room, "p21", lambda wrong: wrong.rung != "catch" and bool(wrong.old)),
+        "museum_catch.md": partial(room, "p21", lambda wrong: wrong.rung == "catch"),
     }
-    return {**rooms, **hunt, "museum.md": overview(), "museum_losses.md": losses()}
+    return {**rooms, **hunt, "museum.md": overview, "museum_losses.md": losses}

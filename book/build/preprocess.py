@@ -342,7 +342,9 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
         return formula(chapter, token, setting.maths)
 
     text = TOKEN.sub(replace, chapter.text)
-    return references.resolve(text, setting.known, lambda source, message: chapter.fault(max(chapter.text.find(source), 0), message))
+    return references.resolve(
+        text, setting.known, lambda source, message: chapter.fault(max(chapter.text.find(source), 0), message)
+    )
 
 
 def formula(chapter: Chapter, token: re.Match, maths: PageMaths) -> str:

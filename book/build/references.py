@@ -14,14 +14,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from book.figures import bench_results, said
 from book.measure import record
 from book.measure.record import Record
 
-REFERENCE = re.compile(r"\{\{(?P<kind>=|check )\s*(?P<expression>.+?)\s*(?:\|\s*(?P<format>[^|{}]+?)\s*)?\}\}", re.S)
+REFERENCE = re.compile(
+    r"\{\{(?P<kind>=|check )\s*(?P<expression>.+?)\s*(?:\|\s*(?P<format>[^|{}]+?)\s*)?\}\}", re.S
+)
 GENERATED = re.compile(r"\{\{#include [^}]*?generated/([\w.]+)\}\}")
 TYPED = re.compile(r"<!-- typed: \S.*?-->", re.S)
 NO_PROSE = re.compile(
-    r"^[ >]*(?P<ticks>`{3,})[^\n]*\n.*?^[ >]*(?P=ticks)[ ]*$|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]+\$|\]\([^)]*\)", re.S | re.M
+    r"^[ >]*(?P<ticks>`{3,})[^\n]*\n.*?^[ >]*(?P=ticks)[ ]*$|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]+\$|\]\([^)]*\)",
+    re.S | re.M,
 )
 MEASURED = re.compile(
     r"(?<![\w.,])\d(?:[\d.,]*\d)?(?:&nbsp;|\s)?(?:µs|ms|ns|s|MiB|GiB|[KMGT]B|[KMGT]B/s|TFLOP/s|%|times)(?![\w/])"
@@ -37,31 +41,6 @@ CLOSE = 0.06
 """How far a share may be from the words for it, of it."""
 
 
-class Rows:
-    """A record in an expression: its numbers by column and by the values of other columns."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def all(self, column: str, **where: object) -> list[float]:
-        """The numbers of every row with these values, rows without a number left out. Raises LookupError where none is."""
-        wanted = {key.rstrip("_"): str(value) for key, value in where.items()}
-        rows = record.rows(self.name)
-        if unknown := {column, *wanted} - rows[0].keys():
-            raise LookupError(f"{self.name} has no column {', '.join(sorted(unknown))}")
-        found = [float(row[column]) for row in rows if row[column] and all(row[k] == v for k, v in wanted.items())]
-        if not found:
-            raise LookupError(f"{self.name}: no row with {', '.join(f'{k} = {v}' for k, v in wanted.items())}")
-        return found
-
-    def __call__(self, column: str, **where: object) -> float:
-        """The one number with these values. Raises LookupError where there is none or more than one."""
-        found = self.all(column, **where)
-        if len(found) > 1:
-            raise LookupError(f"{self.name}: {len(found)} rows with these values, not one")
-        return found[0]
-
-
 def words(share: float) -> str:
     """A share as one says it: 0.34 is a third. Raises ValueError for one that is near no such words."""
     near = min(SHARES, key=lambda known: abs(share / known - 1))
@@ -72,9 +51,7 @@ def words(share: float) -> str:
 
 def us(microseconds: float) -> str:
     """A time as the tables write it."""
-    from book.figures.bench_results import time_text
-
-    return time_text(microseconds)
+    return bench_results.time_text(microseconds)
 
 
 FORMATS: dict[str, Callable[[float], str]] = {"words": words, "us": us}
@@ -82,9 +59,7 @@ FORMATS: dict[str, Callable[[float], str]] = {"words": words, "us": us}
 
 def names() -> dict[str, Any]:
     """What an expression may use."""
-    from book.figures import said
-
-    return {**{name: Rows(name) for name in record.names()}, **vars(said)}
+    return {**vars(said), **{name: said.Rows(name) for name in record.names()}}
 
 
 def resolve(text: str, known: dict[str, Any], fault: Callable[[str, str], None]) -> str:
@@ -115,8 +90,10 @@ def sources(generated: Path) -> dict[str, list[str]]:
 def records_of(text: str, made_from: dict[str, list[str]], known: dict[str, Any]) -> list[str]:
     """The records whose numbers a page shows: by its tables and pictures, and by its references."""
     found = {name for include in GENERATED.findall(text) for name in made_from.get(include, ())}
-    said = " ".join(reference["expression"] for reference in REFERENCE.finditer(text))
-    return sorted(found | {name for name in re.findall(r"\w+", said) if isinstance(known.get(name), Rows)})
+    expressions = " ".join(reference["expression"] for reference in REFERENCE.finditer(text))
+    return sorted(
+        found | {name for name in re.findall(r"\w+", expressions) if isinstance(known.get(name), said.Rows)}
+    )
 
 
 def typed_numbers(text: str, made_from: dict[str, list[str]]) -> Iterator[tuple[int, str]]:
@@ -125,7 +102,7 @@ def typed_numbers(text: str, made_from: dict[str, list[str]]) -> Iterator[tuple[
         return
     blank = lambda found: re.sub(r"[^\n]", " ", found[0])  # noqa: E731
     prose = REFERENCE.sub(blank, NO_PROSE.sub(blank, text))
-    for paragraph in re.finditer(r"(?:^(?![|<#]).+\n?)+", prose, re.M):
+    for paragraph in re.finditer(r"(?:^(?![|#]|<(?!!--)).+\n?)+", prose, re.M):
         if not TYPED.search(paragraph[0]) and (number := MEASURED.search(paragraph[0])):
             yield (
                 paragraph.start() + number.start(),
@@ -148,5 +125,9 @@ def note(names: Iterable[str]) -> str:
 
 def line(one: Record) -> str:
     """One record: its question, where and when, how, and whether its kernels are other ones now."""
-    changed = f" <strong>The kernels of {', '.join(one.changed)} have changed since.</strong>" if one.changed else ""
+    changed = (
+        f" <strong>The kernels of {', '.join(one.changed)} have changed since.</strong>"
+        if one.changed
+        else ""
+    )
     return f"{one.question} {one.source} <code>{one.command}</code>.{changed}"

@@ -67,11 +67,12 @@ class LogChart(Drawing):
         )
 
     def marker(self, x: float, y: float, shape: str, *, hollow: bool = False) -> None:
-        """A "circle", "square", "triangle", "diamond" or "wedge" (a triangle on its tip) at a point."""
+        """A "circle", "square", "triangle", "diamond", "bar" or "wedge" (a triangle on its tip) at a point."""
         cx, cy = self.place(x, y)
         corners = {
             "square": [(-4.5, -4.5), (4.5, -4.5), (4.5, 4.5), (-4.5, 4.5)],
             "triangle": [(0, -5.5), (5.5, 4.5), (-5.5, 4.5)],
+            "bar": [(-6, -2), (6, -2), (6, 2), (-6, 2)],
             "wedge": [(0, 5.5), (5.5, -4.5), (-5.5, -4.5)],
             "diamond": [(0, -6), (6, 0), (0, 6), (-6, 0)],
         }

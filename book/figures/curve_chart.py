@@ -1,7 +1,5 @@
 """The losses of training runs with a wrong solution beside the right one's, from the records of curves."""
 
-import functools
-
 from book.figures.charts import LogChart
 from book.measure import record
 from harness.check import zoo
@@ -12,7 +10,6 @@ POINTS = 30
 Curve = list[tuple[int, float]]
 
 
-@functools.cache
 def runs(puzzle: str) -> dict[str, tuple[Curve, Curve]]:
     """Wrong solution -> the right run's losses and its own, each at its step; of a puzzle that was not trained, none."""
     if puzzle not in RECORDS:

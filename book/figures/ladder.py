@@ -89,9 +89,7 @@ def full_name(cut: str, step: ledger.Launch | None) -> str:
     known = FAST if step is None else (step.name,)
     fitting = [name for name in known if name.startswith(cut) or cut.startswith(name)]
     if len(fitting) != 1:
-        raise LookupError(
-            f"{RECORD}: no prediction for the kernel {cut} in the place of {', '.join(known)}"
-        )
+        raise LookupError(f"{RECORD}: no prediction for the kernel {cut} in the place of {', '.join(known)}")
     return fitting[0]
 
 
@@ -170,9 +168,7 @@ def without_others(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     total, mine = (sum(float(row["median_us"]) for row in some) for some in (rows, ours))
     if total - mine > total / 20:
         names = {row["kernel"] for row in rows if row not in ours}
-        raise LookupError(
-            f"{RECORD}: {', '.join(sorted(names))}: {total - mine:.0f} of {total:.0f} us"
-        )
+        raise LookupError(f"{RECORD}: {', '.join(sorted(names))}: {total - mine:.0f} of {total:.0f} us")
     return ours
 
 

@@ -424,8 +424,7 @@ def drawn_sizes() -> str:
     """The layer's time over the fastest peer's at the drawn sizes, over the work of one product."""
     found = {
         column: [
-            (float(math.prod(one.dims)), one.ratio)
-            for one in every_size.beside(record.rows("sizes"), column)
+            (float(math.prod(one.dims)), one.ratio) for one in every_size.beside(record.rows("sizes"), column)
         ]
         for column in ("graph", "loop")
     }

@@ -100,7 +100,8 @@ def ratios() -> str:
 def measured() -> Times:
     """Of the candidates that ran; of two runs the later one."""
     return {
-        (int(each["side"]), int(each["radius"]), each["candidate"], each["pass"]): float(each["median_us"]) / 1e3
+        (int(each["side"]), int(each["radius"]), each["candidate"], each["pass"]): float(each["median_us"])
+        / 1e3
         for each in record.rows("orders")
         if each["median_us"]
     }

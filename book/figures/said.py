@@ -1,2 +1,233 @@
-"""What the pages say of records and is more than one number of one: ratios over sizes, extremes, sums. Pages name these
-functions in references (`book/build/references.py`)."""
+"""What pages say of records: each record as a function of columns, and what is derived from several numbers of one.
+
+A page calls these functions in its references (`book/build/references.py`), so that its sentences cannot say anything else
+than its tables.
+"""
+
+from book.figures import attention_times, bench_results, every_size, order_figures, ring_results, roofline
+from book.measure import record
+from book.measure.ledger import GPT2_SMALL
+from harness.nn import orders as grid_orders
+from harness.puzzles.p24.counting import count
+
+
+class Rows:
+    """A record in an expression: its numbers by column and by the values of other columns."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def all(self, column: str, **where: object) -> list[float]:
+        """The numbers of every row with these values, rows without a number left out. Raises LookupError where none is."""
+        wanted = {key.rstrip("_"): str(value) for key, value in where.items()}
+        rows = record.rows(self.name)
+        if unknown := {column, *wanted} - rows[0].keys():
+            raise LookupError(f"{self.name} has no column {', '.join(sorted(unknown))}")
+        found = [
+            float(row[column]) for row in rows if row[column] and all(row[k] == v for k, v in wanted.items())
+        ]
+        if not found:
+            raise LookupError(
+                f"{self.name}: no row with {', '.join(f'{k} = {v}' for k, v in wanted.items())}"
+            )
+        return found
+
+    def __call__(self, column: str, **where: object) -> float:
+        """The one number with these values. Raises LookupError where there is none or more than one."""
+        found = self.all(column, **where)
+        if len(found) > 1:
+            raise LookupError(f"{self.name}: {len(found)} rows with these values, not one")
+        return found[0]
+
+
+# ---- Fusion and the roofline --------------------------------------------------------------------------------
+
+CHAPTER, GPT2 = 16, 8192
+"""Rows of the chapter's sizes and of GPT-2 small's: they tell the sizes of the record `fusion` apart."""
+
+
+def times_faster(
+    slow: str, fast: str, rows: int, direction: str = "forward", dtype: str = "float32"
+) -> float:
+    """How many times as long one candidate takes as the other."""
+    fusion = Rows("fusion")
+    taken = [fusion("median_us", candidate=who, M=rows, pass_=direction, dtype=dtype) for who in (slow, fast)]
+    return taken[0] / taken[1]
+
+
+def layernorm_at_least(dtype: str) -> float:
+    """Microseconds of LayerNorm alone at GPT-2 small's sizes, by the roof."""
+    return max(roofline.layernorm(GPT2_SMALL, dtype).least_seconds(dtype)) * 1e6
+
+
+def product_at_least(dtype: str) -> float:
+    """The same of the product."""
+    return max(roofline.pair(GPT2_SMALL, dtype, "forward").least_seconds(dtype)) * 1e6
+
+
+def of_the_roof(who: str) -> float:
+    """The share of the float32 roof that a forward pass reaches at GPT-2 small's sizes."""
+    work = roofline.pair(GPT2_SMALL, "float32", "forward")
+    taken = Rows("fusion")("median_us", candidate=who, M=GPT2, pass_="forward", dtype="float32")
+    return work.operations / (taken * 1e-6) / work.ceiling("float32")
+
+
+def nothing_above_the_roof() -> bool:
+    """Whether no time of the record `fusion` is below what the roof allows."""
+    fusion, sizes = Rows("fusion"), {CHAPTER: (4, 4, 8, 16), GPT2: GPT2_SMALL}
+    return all(
+        roofline.pair(dims, dtype, way).operations
+        / (min(fusion.all("median_us", M=rows, dtype=dtype, pass_=way)) * 1e-6)
+        < roofline.pair(dims, dtype, way).ceiling(dtype)
+        for rows, dims in sizes.items()
+        for dtype in roofline.PEAKS
+        for way in ("forward", "backward")
+    )
+
+
+# ---- Training and every size --------------------------------------------------------------------------------
+
+
+def beside(column: str = "graph") -> list[float]:
+    """The layer's time over its fastest peer's at every size of the record `sizes`."""
+    return [one.ratio for one in every_size.beside(record.rows("sizes"), column)]
+
+
+def of_compile(*size: int) -> float:
+    """The layer's time over torch.compile's at a size of the record `sizes`, as graphs."""
+    return every_size.beside_compile()[size[0], size[1], size[2]]
+
+
+def of_products(*size: int) -> float:
+    """The layer's time over the three bare products' at one of the benchmark's sizes, as graphs."""
+    found = bench_results.select(record.rows("bench"), "both", "graph")[size[0], size[1], size[2]]
+    return float(found["fast"]["ratio_to_floor"])
+
+
+def gains_shrink() -> bool:
+    """Whether the layer gains less over plain PyTorch the larger the product is, in the record `bench`."""
+    found = bench_results.select(record.rows("bench"), "both", "graph")
+    by_size = sorted(found.items(), key=lambda item: item[0][0] * item[0][1] * item[0][2])
+    gains = [float(at["eager"]["median_us"]) / float(at["fast"]["median_us"]) for _, at in by_size]
+    return gains == sorted(gains, reverse=True)
+
+
+def apart(model: str) -> float:
+    """How far the losses of a training run are from plain PyTorch's on average."""
+    models = {
+        name: [float(row["loss"]) for row in rows]
+        for name, rows in bench_results.training("training").items()
+    }
+    plain = models["plain PyTorch"]
+    return sum(abs(a - b) for a, b in zip(models[model], plain, strict=True)) / len(plain)
+
+
+# ---- Attention ----------------------------------------------------------------------------------------------
+
+
+def of_peer(
+    peer: str, d: int, causal: bool = False, who: str = "attention", ragged: bool = False
+) -> list[float]:
+    """Attention's time over a peer's, forward and backward as a graph, at every length with such heads."""
+    times = attention_times.read()
+    found = []
+    for size in times.sizes("graph"):
+        S, own_d, own_causal, dtype = size
+        taken = [times.microseconds(size, "graph", name) for name in (who, peer)]
+        if (own_d, own_causal, dtype, S % 64 != 0) == (d, causal, "bfloat16", ragged) and all(taken):
+            found.append((taken[0] or 0) / (taken[1] or 1))
+    return found
+
+
+def of_nine_products(length: int, d: int, who: str = "attention") -> float:
+    """Time over that of the nine products that the kernels make, at a large product's rate."""
+    times, size = attention_times.read(), (length, d, False, "bfloat16")
+    return (times.microseconds(size, "graph", who) or 0) / attention_times.predicted(times, size)["done"]
+
+
+def exponentials(d: int) -> list[float]:
+    """The time of the exponentials over that of the nine products, at every length."""
+    times = attention_times.read()
+    made = [attention_times.predicted(times, size) for size in times.sizes("graph") if size[1] == d]
+    return [one["exponentials"] / one["done"] for one in made]
+
+
+# ---- Orders -------------------------------------------------------------------------------------------------
+
+
+def windowed(name: str, side: int, radius: int, tile: int = 64) -> float:
+    """Milliseconds of the kernels for windows in an order, forward and backward."""
+    return order_figures.measured()[side, radius, f"Mojo, {name}, {tile}", "both"]
+
+
+def longer(name: str) -> list[float]:
+    """How many times as long blocks of 128 positions take as blocks of 64, at every size."""
+    return [windowed(name, *size, 128) / windowed(name, *size) for size in order_figures.SIZES]
+
+
+def kept_of_the_count(flex: bool = False) -> list[float]:
+    """How much of the counted ratio of row-major over Hilbert order the time keeps; FlexAttention with its best masks."""
+    found = order_figures.measured()
+    taken = (lambda *at: order_figures.flex(found, at[1], at[2], at[0])) if flex else windowed
+    return [
+        taken("row-major", *size) / taken("hilbert", *size) / order_figures.ratio(*size, 128 if flex else 64)
+        for size in order_figures.SIZES
+    ]
+
+
+def beside_flex(name: str, side: int, radius: int) -> float:
+    """FlexAttention's time over these kernels' in the same order."""
+    return order_figures.flex(order_figures.measured(), side, radius, name) / windowed(name, side, radius)
+
+
+def by_arithmetic(name: str, side: int, radius: int) -> float:
+    """FlexAttention's time with a mask that computes rows and columns over that with a table."""
+    found = order_figures.measured()
+    ways = (found[side, radius, f"Flex, {name}{how}, 128", "both"] for how in (" by arithmetic", ""))
+    return next(ways) / next(ways)
+
+
+def tile_pairs(name: str, side: int, radius: int, tile: int) -> int:
+    """Counted pairs of tiles."""
+    return count(grid_orders.ORDERS[name](side, side), side, radius, tile).pairs
+
+
+def more_pairs() -> list[float]:
+    """How many times as many pairs of cells tiles of 128 hold as tiles of 64, in Hilbert order."""
+    return [
+        4 * tile_pairs("hilbert", *size, 128) / tile_pairs("hilbert", *size, 64)
+        for size in order_figures.SIZES
+    ]
+
+
+def moved(side: int) -> float:
+    """Milliseconds to bring a grid into Hilbert order and back, forward and backward."""
+    found = order_figures.measured()
+    return 2 * sum(
+        found[side, 4, f"{what}, hilbert", "forward"] for what in ("gather of Q, K and V", "scatter of O")
+    )
+
+
+def saved(side: int, radius: int) -> float:
+    """Milliseconds that Hilbert order saves over row-major."""
+    return windowed("row-major", side, radius) - windowed("hilbert", side, radius)
+
+
+# ---- The ring -----------------------------------------------------------------------------------------------
+
+
+def ring_speedup(kernels: str, d: int, length: int, ranks: int) -> float:
+    """How many times as fast a ring is as one GPU."""
+    ring = ring_results.Ring([row for name in ring_results.RINGS for row in record.rows(name)])
+    one, whole = (ring.ms(who, kernels, n, length, d) for who, n in (("one GPU", 1), ("ring", ranks)))
+    if not one or not whole:
+        raise LookupError(f"no ring of {ranks} with {kernels}, d = {d}, {length} positions")
+    return one / whole
+
+
+def hidden(kernels: str, d: int, length: int) -> float:
+    """The share of a ring's transfers that runs behind computing."""
+    lines = ring_results.where_table().splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    found = {tuple(row[:3]): int(row[-1].rstrip("%")) / 100 for row in rows}
+    return found[kernels, str(d), f"{length:,}"]

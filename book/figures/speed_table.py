@@ -20,7 +20,8 @@ def layer_rows() -> list[list[str]]:
     """LayerNorm + Linear, forward and backward as a CUDA graph, at four sizes."""
     measured, rows = record.rows("bench"), []
     best = {
-        dims: at["fast"]["fastest_peer"] for dims, at in bench_results.select(measured, "both", "graph").items()
+        dims: at["fast"]["fastest_peer"]
+        for dims, at in bench_results.select(measured, "both", "graph").items()
     }
     for dims, direction, at in bench_results.passes(measured, "graph"):
         if direction == "both":

@@ -2,7 +2,7 @@
 
 LayerNorm + Linear in float32, forward and backward. The first call compiles, with nothing taken from a cache; the later
 ones are timed one by one, in turns with the other ways. On a GPU a call is over when the GPU is done. The page
-about torch.compile shows the rows of every book/measurements/compile_*.csv.
+about torch.compile shows the record `compile_times`.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """Times LayerNorm + Linear on one core of a CPU: `python -m book.measure.cpu_times FILE`, for the chapter on measuring.
 
 PyTorch's own operations in float32, one thread, in processor time, so that other programs on the machine count as little as
-can be; medians of several rounds, at the sizes of book/measurements/h200_float32.csv's first and GPT-2 small's.
+can be; medians of several rounds, at the sizes of the chapter and GPT-2 small's.
 """
 
 import csv

@@ -66,7 +66,7 @@ def recorded(model, forward: Callable, ids: torch.Tensor) -> tuple[torch.cuda.CU
     torch.cuda.synchronize()
     peak = (torch.cuda.max_memory_allocated() - before) >> 20
     model.zero_grad(set_to_none=True)
-    return graph, {"first_s": f"{first:.1f}", "loss": f"{loss.item():.4f}", "peak_MiB": peak}
+    return graph, {"first_s": f"{first:.1f}", "loss": f"{loss.item():.4f}", "peak_mib": peak}
 
 
 def replayed(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, list[float]]:
@@ -104,7 +104,7 @@ def main(file: Path) -> None:
         "transformers": importlib.metadata.version("transformers"),
     }
     with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, [*facts, "way", "median_ms", "first_s", "loss", "peak_MiB"])
+        writer = csv.DictWriter(out, [*facts, "way", "median_ms", "first_s", "loss", "peak_mib"])
         writer.writeheader()
         for way, (_, known) in made.items():
             writer.writerow(facts | {"way": way, "median_ms": f"{statistics.median(times[way]):.3f}"} | known)

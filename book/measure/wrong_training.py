@@ -1,12 +1,13 @@
-"""Trains a small model with each wrong kernel of puzzle 22: `python -m book.measure.wrong_training`, ten seconds, no torch.
+"""Trains a small model with each wrong kernel of puzzle 22: `python -m book.measure museum_curves`, ten seconds, no torch.
 
 A student learns what a teacher of the same form makes of random numbers: a matrix, then LayerNorm + Linear, by Adam in
 float64. All students begin alike and see the same batches. A wrong one has the mistake's formula, which the diagnosis
 finds equal to the wrong kernel, in the place of what its gate checks; everything else stays right. The losses go to
-book/measurements/p22_curves.csv, means of so many steps.
+the record `museum_curves`, means of so many steps.
 """
 
 import csv
+import sys
 from collections.abc import Set
 from pathlib import Path
 
@@ -17,9 +18,6 @@ from harness.puzzles.p22.mistakes import derive
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.derivation import Mistake
 
-ROOT = Path(__file__).absolute().parents[2]
-
-FILE = ROOT / "book" / "measurements" / "p22_curves.csv"
 FIELDS = ("bug", "step", "right", "wrong")
 B, S, D, H, O = 4, 9, 12, 24, 10
 """Batch, sequence, width of the input of the matrix, of LayerNorm, of the output."""
@@ -130,7 +128,7 @@ def curves() -> dict[str, tuple[list[float], list[float]]]:
 
 def main() -> None:
     """Trains with each and writes the table."""
-    with FILE.open("w", newline="", encoding="utf-8") as file:
+    with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(FIELDS)
         for name, (right, wrong) in curves().items():

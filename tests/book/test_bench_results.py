@@ -58,12 +58,12 @@ def rows():
     absent = SHARED | dict(zip("MHO", SMALL, strict=True))
     absent |= {"column": "all", "candidate": "liger", "note": "skipped: not installed"}
     return strings(
-            *csv_rows("graph"),
-            *csv_rows("loop"),
-            *memory_rows(),
-            *ceiling_rows(),
-            absent,
-        )
+        *csv_rows("graph"),
+        *csv_rows("loop"),
+        *memory_rows(),
+        *ceiling_rows(),
+        absent,
+    )
 
 
 def cells(markdown):

@@ -472,33 +472,14 @@ def test_function_is_included_by_its_name(small_book):
     assert "src/page.md:4: cannot include function gone of ../../f.mojo" in faults
 
 
-@pytest.mark.long
-def test_a_claim_that_is_not_what_was_measured_is_a_fault(tmp_path, monkeypatch, capsys):
+def test_a_readme_with_other_numbers_than_the_records_is_a_fault(monkeypatch, tmp_path, capsys):
     from book.build import site as build
 
-    (tmp_path / "test_some.py").write_text(
-        "def test_it_is_so(): pass\ndef test_it_is_faster(): assert 2 < 1\nimport nothing_of_this_name\n"
-    )
-    (unreadable,) = build.broken_claims(tmp_path)
-    assert unreadable.endswith("test_some.py")
-    (tmp_path / "test_some.py").write_text(
-        "def test_it_is_so(): pass\ndef test_it_is_faster(): assert 2 < 1\n"
-    )
-    (fault,) = build.broken_claims(tmp_path)
-    assert "test_some.py::test_it_is_faster - " in fault
-    assert build.broken_claims(tmp_path / "nothing")[0].startswith(
-        "the claims of the book cannot be checked: "
-    )
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert build.broken_claims(tmp_path) == []
-    assert "was not checked: that needs pytest and torch" in capsys.readouterr().out
-
-
-def test_the_command_refuses_a_book_with_a_broken_claim(monkeypatch, capsys):
-    from book.build import site as build
-
+    assert build.old_readme() == []
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- speed -->\n| 1 |\n<!-- /speed -->\n")
+    monkeypatch.setattr(build.speed_table, "README", readme)
     monkeypatch.setattr(build.generate, "main", lambda: None)
     monkeypatch.setattr(build, "build", lambda book, site: [])
-    monkeypatch.setattr(build, "broken_claims", lambda: ["claims/test_some.py::test_it_is_faster"])
     assert build.main(["--no-open"]) == 1
-    assert "test_it_is_faster\nerror: the book has 1 fault\n" in capsys.readouterr().err
+    assert "README.md:1: its table of speed is not that of the records" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from book_paths import BOOK, ROOT
 
-from book.figures import attention_figures, backward_figures, figures, layer_figures, tape_figures
+from book.figures import attention_figures, backward_figures, figures, layer_figures, said, tape_figures
 from book.measure import ledger, record
 
 SETS = (layer_figures, backward_figures, attention_figures, tape_figures)
@@ -158,7 +158,8 @@ def test_three_views_are_those_of_the_page():
     found = layer_figures.fused_over_unfused()
     page = (BOOK / "src" / "fusion.md").read_text()
     assert found["bytes that must move"] < 1 / 3 and "less than a third of the bytes" in page
-    assert f"they are {found['time on an H200']:.0f} times slower forward" in page
+    assert "times_faster('fused', 'unfused', GPT2)" in page
+    assert said.times_faster("fused", "unfused", said.GPT2) == pytest.approx(found["time on an H200"])
     assert found["bytes that threads ask for"] == pytest.approx(122_752 / 29_568)
 
 

@@ -18,7 +18,7 @@ from harness.spec.catalogue import puzzle_names
 def pages() -> dict[str, str]:
     from book.build import museum
 
-    return museum.pages()
+    return {name: make() for name, make in museum.pages().items()}
 
 
 def test_every_wrong_solution_is_in_the_room_of_its_puzzle(pages):

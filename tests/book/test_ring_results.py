@@ -63,3 +63,28 @@ def test_the_table_has_the_numbers_of_the_file():
     assert (
         f"| {one:,.1f} ms | {four:,.1f} ms | {one / four:.2f} |" in line and f"{one / four / 4:.1%}" in line
     )
+
+
+RING = ring_results.Ring([row for name in ring_results.RINGS for row in record.rows(name)])
+
+
+def test_two_simulated_gpus_are_the_measured_two():
+    """The trace of two, put together again, against the times without a profiler."""
+    for (kernels, d, length), ranks in ring_results.traces(ring_results.TWO).items():
+        measured = RING.ms("ring", kernels, 2, length, d)
+        assert ring_results.simulated(ranks, 0.0, 2) == pytest.approx(measured, rel=0.12), (
+            kernels,
+            d,
+            length,
+        )
+
+
+def test_simulated_four_are_the_measured_four():
+    """To 5 %: the page names both."""
+    lines = [line.split(" | ") for line in ring_results.simulated_table(RING).splitlines()[2:]]
+    both = [
+        (float(one.split()[0]), float(other.split()[0]))
+        for *_, one, _, other in lines
+        if other.split()[0] != "|"
+    ]
+    assert len(both) == 4 and all(one == pytest.approx(other, rel=0.05) for one, other in both), both

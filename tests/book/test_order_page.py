@@ -1,0 +1,60 @@
+"""What puzzle 24's pages say in words is what was counted."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from book_paths import BOOK
+
+from book.figures import order_figures
+from harness.nn import GridWindow, orders
+
+PAGES = BOOK / "src" / "puzzle_24"
+
+
+def page(name: str) -> str:
+    """A page's text in one line."""
+    return " ".join((PAGES / f"{name}.md").read_text(encoding="utf-8").split())
+
+
+def test_the_patterns_of_a_grid():
+    """Of 128 x 128 cells and a radius of 4."""
+    found = {}
+    for name in ("hilbert", "tiled", "row-major"):
+        numbers, patterns = GridWindow(orders.ORDERS[name](128, 128), 128, 4).patterns
+        found[name] = ((numbers >= 0).sum(), len(patterns))
+    assert [count for _, count in found.values()] == [25, 9, 3]
+    text = page("block_sparsity")
+    assert f"the {found['hilbert'][0]:,} pairs of tiles in Hilbert order have 25 patterns" in text
+    assert "Squares of 8 x 8 have 9, rows 3." in text
+
+
+def test_what_is_said_of_small_grids_and_short_rows():
+    text = (BOOK / "outputs" / "order_count.txt").read_text()
+    first = re.findall(r"^(\S+) +\S+ +(\S+)%", text.split("\n\n")[1], re.M)
+    assert dict(first) == {"row-major": "62.5", "z-order": "100.0", "hilbert": "100.0", "tiled": "100.0"}
+    lines = (BOOK / "outputs" / "order_sectors.txt").read_text().splitlines()[3:]
+    asked = {line.split()[0]: float(line.split()[-1]) for line in lines[1:]}
+    assert asked.pop("hilbert") == 6 and set(asked.values()) == {4}
+
+
+def test_the_claims_have_a_number_and_a_verdict_each():
+    rows = [line.split(" | ") for line in order_figures.claims().splitlines()[2:]]
+    assert len(rows) == 7
+    assert all(re.search(r"\d", counted) and verdict.startswith("**") for _, counted, verdict in rows)
+
+
+@pytest.mark.parametrize("name", [name for name in order_figures.FILES if name.endswith(".svg")])
+def test_a_picture_is_a_line_of_svg_with_a_label(name):
+    text = order_figures.FILES[name]()
+    assert text.count("\n") == 1 and ElementTree.fromstring(text).attrib["aria-label"]
+    assert f"generated/{name}" in "".join(path.read_text() for path in PAGES.glob("*.md"))
+
+
+def test_what_texts_print_is_no_curve():
+    """Steps 1 and 2 of the printed sequence are not beside each other, nor are most of the picture of eight cells."""
+    from harness.puzzles.p24.mistakes import PRINTED
+
+    assert sorted(PRINTED) == list(range(16)) and order_figures.neighbours(PRINTED, 4) < 15
+    assert order_figures.neighbours(PRINTED[1:3], 4) == 0
+    assert order_figures.neighbours(orders.hilbert(4, 4).tolist(), 4) == 15

@@ -1,0 +1,111 @@
+"""References of pages to records: a number, a statement, a share in words; what is refused, and what typed numbers are seen."""
+
+import pytest
+
+from book.build import references
+from book.figures import said
+from book.measure import record
+from book.measure.record import Record
+
+ROWS = (
+    {"M": "4", "pass": "both", "who": "fast", "median_us": "10.0"},
+    {"M": "4", "pass": "both", "who": "eager", "median_us": "30.0"},
+    {"M": "8", "pass": "both", "who": "fast", "median_us": ""},
+)
+MADE_FROM = {"table.md": ["taken"], "chart.svg": ["taken"], "other.md": []}
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """A record `taken` of three rows, one without a number."""
+    monkeypatch.setattr(record, "rows", lambda name: list(ROWS))
+    return {"taken": said.Rows("taken")}
+
+
+def resolved(text, known):
+    """The text after its references, and the faults."""
+    faults = []
+    return references.resolve(text, known, lambda source, message: faults.append((source, message))), faults
+
+
+def test_a_reference_is_the_number_of_the_record(known):
+    text = (
+        "It took {{= taken('median_us', M=4, pass_='both', who='fast') | .1f }} µs, {{= taken('median_us', who='fast') | us }}, "
+        "{{= taken('median_us', who='fast') / taken('median_us', who='eager') | words }}, {{= 1/4 | .0% }}."
+        "{{check taken('median_us', who='fast') < 11}}"
+    )
+    assert resolved(text, known) == ("It took 10.0 µs, 10.0 µs, a third, 25%.", [])
+    assert taken_all(known) == [10.0, 30.0]
+
+
+def taken_all(known):
+    return known["taken"].all("median_us", pass_="both")
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("{{= taken('median_us', M=5) }}", "LookupError: taken: no row with M = 5"),
+        ("{{= taken('median_us', M=4) }}", "LookupError: taken: 2 rows with these values, not one"),
+        ("{{= taken('ms') }}", "LookupError: taken has no column ms"),
+        ("{{= taken('median_us', how=1) }}", "LookupError: taken has no column how"),
+        ("{{= gone }}", "NameError: name 'gone' is not defined"),
+        ("{{= 0.45 | words }}", "ValueError: 0.450 is near no share with a name"),
+        ("{{check 2 < 1}}", "is not so: 2 < 1"),
+    ],
+)
+def test_what_is_not_so_or_not_there_is_a_fault(known, reference, message):
+    _, ((source, said_of_it),) = resolved(f"It is {reference} here.", known)
+    assert source == reference and message in said_of_it
+
+
+PAGE = "# A page\n\n{{#include ../.cache/generated/table.md}}\n\n%s\n"
+
+
+@pytest.mark.parametrize(
+    "number", ["12.5 µs", "3 ms", "85 %", "15&nbsp;%", "1.4 times", "0.93", "4.8 TB/s", "1,024 MiB", "270 ns"]
+)
+def test_a_measured_number_typed_beside_a_table_is_seen(number):
+    ((position, message),) = references.typed_numbers(PAGE % f"It is {number} here.", MADE_FROM)
+    assert f"`{number}` is typed beside a measured table" in message
+    assert (PAGE % f"It is {number} here.")[position:].startswith(number)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is 12.5 µs here. <!-- typed: the data sheet -->",
+        "It is 12.5 µs here.\n<!-- typed: the data sheet -->",
+        "It is {{= taken('median_us', M=4) | .1f }} µs here.",
+        "```text\n12.5 µs\n```",
+        "| 12.5 µs | a table |",
+        "`12.5 µs` and $0.25$ and [a link](https://example.org/0.25)",
+        "Sizes 4,096: 768 → 3,072, 64 lanes, 2026, version 2.11.0, 16 x 16.",
+    ],
+)
+def test_what_is_no_measured_number_or_is_marked_passes(text):
+    assert list(references.typed_numbers(PAGE % text, MADE_FROM)) == []
+
+
+def test_a_page_without_a_measured_table_may_have_any_number():
+    for include in ("other.md", "chart.svg", "gone.md"):
+        page = f"{{{{#include ../.cache/generated/{include}}}}}\n\nIt is 12.5 µs here.\n"
+        assert list(references.typed_numbers(page, MADE_FROM)) == []
+
+
+def test_a_page_ends_with_its_records_and_says_which_are_old(monkeypatch, known):
+    page = "{{#include ../.cache/generated/chart.svg}} {{= other('median_us') }}"
+    used = references.records_of(page, MADE_FROM, known | {"other": said.Rows("other")})
+    assert used == ["other", "taken"]
+    kept = {
+        name: Record(
+            name, f"What of {name}?", "A GPU", "2026-01-02", f"python -m book.measure {name}", kernels=kernels
+        )
+        for name, kernels in (("other", {}), ("taken", {"p22": "0" * 12}))
+    }
+    monkeypatch.setattr(record, "read", kept.__getitem__)
+    note = references.note(used)
+    assert "Measured: 2 records, 1 of kernels that have changed since" in note
+    assert note.count("The kernels of p22 have changed since.") == 1
+    assert "What of other? A GPU, 2026-01-02. <code>python -m book.measure other</code>." in note
+    assert references.note([]) == ""

@@ -29,6 +29,7 @@ pytest_plugins = [
     "compiles",
     "cpu_graphs",
     "folder_times",
+    "old_records",
     "gpu_runs",
     "order",
     "tiers",

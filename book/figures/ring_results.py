@@ -1,6 +1,6 @@
 """Puzzle 25 on several GPUs: tables and pictures of what the ring and the training run took, from the records.
 
-`harness.puzzles.p25.gpus` times the rings and traces them, `harness.puzzles.p25.training` trains. More GPUs are simulated from the trace of two, and called that.
+`book.measure.ring` times the rings and traces them, `book.measure.ring_training` trains. More GPUs are simulated from the trace of two, and called that.
 """
 
 import itertools

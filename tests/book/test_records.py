@@ -1,6 +1,7 @@
 """Records: what is written is read again, what is none is refused by its line, and a changed kernel is noticed."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,3 +104,17 @@ def test_an_unknown_record_is_bad_use():
 def test_the_runner_lists_records(capsys):
     assert runner.main(["--list"]) == 0
     assert {line.partition(":")[0] for line in capsys.readouterr().out.splitlines()} >= {*runner.table()}
+
+
+@pytest.mark.parametrize(("tier", "listed"), [("nightly", True), ("not nightly", False)])
+def test_the_nightly_tests_end_with_the_records_that_are_old(tier, listed, monkeypatch, tmp_path):
+    import old_records
+
+    record.write(MEASURED, tmp_path)
+    old = record.read("r", tmp_path)
+    monkeypatch.setattr(record, "names", lambda: ["r"])
+    monkeypatch.setattr(record, "read", lambda name: old)
+    lines: list[str] = []
+    reporter = SimpleNamespace(section=lines.append, line=lines.append)
+    old_records.pytest_terminal_summary(reporter, SimpleNamespace(option=SimpleNamespace(markexpr=tier)))
+    assert ("r: A machine, 2026-11-24; kernels have changed: p22" in lines) == listed == bool(lines)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.puzzles.p24 import timing
+from book.measure import orders as timing
 
 pytestmark = pytest.mark.long  # PyTorch's FlexAttention takes long to import
 

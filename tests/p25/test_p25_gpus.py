@@ -17,6 +17,9 @@ from process_groups import assert_gone
 from rich.console import Console
 from typed import three
 
+from book.measure import ring as gpus
+from book.measure import ring_training as training
+from book.measure.ring import ONE, PARALLEL, RING, Job, Own, Table
 from harness import cli
 from harness.devices.processes import run_ranks
 from harness.errors import BadUse
@@ -24,8 +27,7 @@ from harness.nn import ring_attention
 from harness.nn.ring_blocks import joined, ring_with
 from harness.puzzles.p22 import training as alone
 from harness.puzzles.p22.demo import PRESETS
-from harness.puzzles.p25 import gpus, layout, training
-from harness.puzzles.p25.gpus import ONE, PARALLEL, RING, Job, Own, Table
+from harness.puzzles.p25 import layout
 from harness.puzzles.p25.spec import EVERY, PUZZLE, reference
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
@@ -166,7 +168,7 @@ def torchrun(*arguments, **options):
 def test_the_bench_rehearsed_on_gloo(tmp_path):
     target = tmp_path / "ring.csv"
     sizes = ("--lengths", 64, "--dims", 8, "--seconds", 0.01, "--trace", tmp_path / "trace")
-    run = torchrun("harness.puzzles.p25.gpus", "--device", "cpu", *sizes, "--csv", target)
+    run = torchrun("book.measure.ring", "--device", "cpu", *sizes, "--csv", target)
     said, err = run.communicate(timeout=300)
     assert run.returncode == 0, said + err
     rows = list(csv.DictReader(target.open()))
@@ -348,9 +350,7 @@ def test_presets_are_puzzle_22_s():
 
 @pytest.mark.long
 def test_ctrl_c_ends_every_rank_of_a_training_run(tmp_path):
-    run = torchrun(
-        "harness.puzzles.p25.training", "--device", "cpu", "--pairs", alone.PLAIN, "--steps", 100000
-    )
+    run = torchrun("book.measure.ring_training", "--device", "cpu", "--pairs", alone.PLAIN, "--steps", 100000)
     assert run.stdout is not None
     assert "on 2 ranks" in run.stdout.readline()
     time.sleep(1)

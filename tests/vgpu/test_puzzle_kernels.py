@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from typed import present
 
+from book.measure import virtual_speed as speed
 from harness.check.reference import Reference, judge_variant
 from harness.devices.recorder import RecordedLaunch, record
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
-from harness.puzzles.p22 import virtual_speed as speed
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.puzzle import Case
 from harness.toolchain import roots

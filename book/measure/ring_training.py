@@ -1,6 +1,6 @@
 """Puzzle 22's transformer trained on several GPUs or processes, in each of the ways that PyTorch has, and over the ring.
 
-    torchrun --standalone --nproc-per-node 4 -m harness.puzzles.p25.training gpt2 --csv training.csv
+    torchrun --standalone --nproc-per-node 4 -m book.measure.ring_training gpt2 --csv training.csv
 
 Every way sees the same batches from the same parameters, so that its losses are those of one process but for rounding:
 
@@ -217,7 +217,7 @@ def line(way: str, pairs: str, size: int, curve: Curve, alone: Curve | None) -> 
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    made = argparse.ArgumentParser(prog="harness.puzzles.p25.training", description="Train on several ranks.")
+    made = argparse.ArgumentParser(prog="book.measure.ring_training", description="Train on several ranks.")
     made.add_argument("preset", nargs="?", choices=PRESETS, default="small", help="default: small")
     for name in SIZES:
         made.add_argument(f"--{name}", type=int, help="default: the preset's")

@@ -1,7 +1,7 @@
 """What an order of positions buys on a GPU: attention in a window by this project's kernels on tensor cores and by PyTorch's compiled
 FlexAttention, in each order and tile.
 
-    python -m harness.puzzles.p24.timing --csv orders.csv
+    python -m book.measure.orders --csv orders.csv
 
 Every candidate computes the same function of the same cells, forward and backward, in bfloat16; each gets its tensors in
 its own order, so that no gather is timed with it. Before it is timed, its output and gradients are compared with those of
@@ -355,7 +355,7 @@ COLUMNS = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures every size, prints a line for each candidate, and writes a CSV. 1 where a candidate is wrong."""
-    made = argparse.ArgumentParser(prog="harness.puzzles.p24.timing", description=main.__doc__)
+    made = argparse.ArgumentParser(prog="book.measure.orders", description=main.__doc__)
     made.add_argument(
         "--sizes", nargs="+", default=[f"{side}:{radius}" for side, radius in SIZES], metavar="S:R"
     )

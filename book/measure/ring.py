@@ -1,6 +1,6 @@
 """The ring on the GPUs of one host, beside one GPU and beside PyTorch's context parallel, as a CSV that grows row by row.
 
-    torchrun --standalone --nproc-per-node 4 -m harness.puzzles.p25.gpus --csv ring.csv
+    torchrun --standalone --nproc-per-node 4 -m book.measure.ring --csv ring.csv
 
 bfloat16, one sequence, 16 heads, zig-zag where causal; forward and backward together. One command measures 1, 2, 4, ... of the ranks
 that torchrun has started. Times are by CUDA events, behind an all-reduce that lets all ranks begin together; of each run
@@ -426,7 +426,7 @@ def kind_of(kernel: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    made = argparse.ArgumentParser(prog="harness.puzzles.p25.gpus", description=main.__doc__)
+    made = argparse.ArgumentParser(prog="book.measure.ring", description=main.__doc__)
     made.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(15, 20)])
     made.add_argument("--dims", type=int, nargs="+", default=[128, 64], help="elements of a head")
     made.add_argument("--seconds", type=float, default=0.5, help="of runs for a row, 1 to 9 runs")

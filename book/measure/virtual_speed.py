@@ -1,4 +1,4 @@
-"""Measures the virtual GPU: `python -m harness.puzzles.p22.virtual_speed`. All checks on, after compilation.
+"""Measures the virtual GPU: `python -m book.measure.virtual_speed`. All checks on, after compilation.
 
 What is measured: all kernels of puzzle 22 (unfused and fused, forward and backward) at the chapter's size and at a
 larger one, the tiled matmul of the unfused path at B=2, S=64, H=64, O=128, and a 256 x 256 x 256 tiled matmul.
@@ -60,7 +60,7 @@ def matmul(recording: Recording, m: int, k: int, n: int, checks: Checks) -> tupl
 def main(argv: list[str] | None = None) -> int:
     """Print the measurements. Returns 1 if a kernel had a finding."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.puzzles.p22.virtual_speed",
+        prog="python -m book.measure.virtual_speed",
         description="Measure the virtual GPU on the puzzle's kernels.",
     )
     parser.add_argument(

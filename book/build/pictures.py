@@ -1,7 +1,7 @@
-"""Makes the pictures of the README from real runs: the report, a wrong gate with its diagnosis, and the watch screen.
+"""Makes the picture of the README from a real run: a wrong gate with its diagnosis.
 
-`python -m book.build.pictures [FOLDER]` writes three SVG files (default: docs/). A learner's folder is made in a temporary
-place, in which everything is solved but dx, whose mean term is missing. Nothing is fetched when a picture is shown.
+`python -m book.build.pictures [FOLDER]` writes it as SVG (default: docs/). A learner's folder is made in a temporary
+place, in which everything is solved but dx, whose mean term is missing. Nothing is fetched when it is shown.
 """
 
 import io
@@ -16,13 +16,9 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import commands
-from harness.check import runs
-from harness.check.options import Options
 from harness.learner import blanks
 from harness.learner.work import Work
 from harness.puzzles.p22.spec import PUZZLE
-from harness.screens.report import Report
-from harness.screens.watch import Terminal, Watch
 from harness.toolchain import roots
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,14 +40,6 @@ def recording() -> Console:
 def picture(console: Console, title: str) -> str:
     """What was printed since the last picture, as SVG."""
     return console.export_svg(title=title, code_format=FORMAT, unique_id="workbook")
-
-
-def report() -> str:
-    """The solution's fused kernels on the devices of this machine."""
-    console = recording()
-    run = runs.run(Options(PUZZLE, root="solutions", variants=("fused",)))
-    Report(console).run(run)
-    return picture(console, "p22 --backward --fused --solution")
 
 
 def learner(folder: Path) -> Work:
@@ -76,36 +64,19 @@ def wrong_gate(work: Work) -> str:
     return picture(console, "verify p22")
 
 
-def watching(work: Work) -> str:
-    """The watch screen after a save, with the hint that the diagnosis names."""
-    console = recording()
-    watch = Watch(work, "dx", console)
-    watch.terminal = Terminal(console)
-    watch.start()
-    watch.current.done.wait()
-    watch.finish()
-    console.export_text()  # forgets the screens before the last
-    watch.hint()
-    return picture(console, "watch p22")
-
-
 def main(folder: Path) -> None:
-    """Writes the pictures."""
+    """Writes the picture."""
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {"report": report()}
     with tempfile.TemporaryDirectory() as name:
         here = Path(name).resolve()
         os.chdir(here)  # paths are shown as from a learner's checkout
         checkout, roots.CHECKOUT = roots.CHECKOUT, here
         roots.solutions = lambda: checkout / "solutions"
-        work = learner(here)
-        pictures["wrong_gate"] = wrong_gate(work)
-        pictures["watch"] = watching(work)
+        text = wrong_gate(learner(here))
         os.chdir(checkout)
-    for name, text in pictures.items():
-        (folder / f"{name}.svg").write_text(text)
-        Console().print(Text(f"wrote {folder / name}.svg"))
+    (folder / "wrong_gate.svg").write_text(text)
+    Console().print(Text(f"wrote {folder / 'wrong_gate.svg'}"))
 
 
 if __name__ == "__main__":

@@ -12,14 +12,12 @@ TOOLS = sorted(
     for file in (BOOK / folder).glob("*.py")
 )
 PICTURES = {
-    "report": ["Backward Pass Test Summary:", "✅ CORRECT"],
     "wrong_gate": [
         "❌ dx",
         "grad_input[0, 0, 0] got",
         "without the mean term",
         "problems/p22/op/layernorm_linear.mojo",
     ],
-    "watch": ["❌ dx", "Hint dx-", "n next · r run · h hint · s show · d diff · l list · q quit"],
 }
 
 

@@ -1,6 +1,7 @@
 """What the page on attention by tensor cores shows: the ladder with its predictions, times, memory and host time, from
 the record `attention`."""
 
+from book.figures.bench_results import bars
 from book.figures.markdown_table import table
 from book.measure import record
 
@@ -148,6 +149,20 @@ def memory_table(times: Times) -> str:
     return table(["S", "d", "ours", "flash", "cuDNN"], rows, "rrrrr")
 
 
+def over_chart(times: Times) -> str:
+    """Bars of the time over cuDNN's, by heads, mask and length."""
+    groups: dict[str, list[tuple[str, float, str, bool]]] = {}
+    for size in times.sizes("graph"):
+        S, d, causal, dtype = size
+        ours, peer = (times.microseconds(size, "graph", who) for who in (OURS, CUDNN))
+        if dtype == "bfloat16" and S % 64 == 0 and ours and peer:
+            heading = f"heads of {d}{', causal' if causal else ''}"
+            bar = (f"{S:,}", ours / peer, f"{ours / peer:.2f} · {milliseconds(ours)} ms", True)
+            groups.setdefault(heading, []).append(bar)
+    spoken = "; ".join(f"{kind}: {', '.join(bar[2] for bar in bars_)}" for kind, bars_ in groups.items())
+    return bars(f"Time over cuDNN's. {spoken}", "time / cuDNN's", groups, line_at=1.0)
+
+
 def host_table(times: Times) -> str:
     """Microseconds that a call keeps its caller."""
     names = {
@@ -188,4 +203,5 @@ def pages() -> dict[str, str]:
         "attention_ragged.md": times_table(times, 64, False, ragged=True),
         "attention_host.md": host_table(times),
         "attention_peak.md": memory_table(times),
+        "attention_over.svg": over_chart(times),
     }

@@ -17,14 +17,14 @@ class Rows:
     def __init__(self, name: str):
         self.name = name
 
-    def all(self, column: str, **where: object) -> list[float]:
+    def all(self, number: str, /, **where: object) -> list[float]:
         """The numbers of every row with these values, rows without a number left out. Raises LookupError where none is."""
         wanted = {key.rstrip("_"): str(value) for key, value in where.items()}
         rows = record.rows(self.name)
-        if unknown := {column, *wanted} - rows[0].keys():
+        if unknown := {number, *wanted} - rows[0].keys():
             raise LookupError(f"{self.name} has no column {', '.join(sorted(unknown))}")
         found = [
-            float(row[column]) for row in rows if row[column] and all(row[k] == v for k, v in wanted.items())
+            float(row[number]) for row in rows if row[number] and all(row[k] == v for k, v in wanted.items())
         ]
         if not found:
             raise LookupError(
@@ -32,9 +32,9 @@ class Rows:
             )
         return found
 
-    def __call__(self, column: str, **where: object) -> float:
+    def __call__(self, number: str, /, **where: object) -> float:
         """The one number with these values. Raises LookupError where there is none or more than one."""
-        found = self.all(column, **where)
+        found = self.all(number, **where)
         if len(found) > 1:
             raise LookupError(f"{self.name}: {len(found)} rows with these values, not one")
         return found[0]

@@ -29,7 +29,7 @@ def row(candidate: str, microseconds: float, **other) -> dict[str, str]:
 
 
 def test_the_page_includes_every_table_and_no_other():
-    included = set(re.findall(r"generated/(attention_\w+\.md)", PAGE))
+    included = set(re.findall(r"generated/(attention_\w+\.\w+)", PAGE))
     assert included == set(attention_times.pages())
 
 

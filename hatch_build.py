@@ -1,5 +1,6 @@
-"""The build hook: the solution kernels travel inside the wheel, so that the layers work without a checkout.
+"""The build hook: what a wheel carries beside the code, so that layers and `workbook init` work without a checkout.
 
+That is the solutions, the book's chapters, and the built book where there is one (`python -m book.build --no-open`).
 Every op package gets the shared folder that it links to: a wheel holds no links, and hatchling by itself takes a folder
 only once, however many links lead to it.
 """
@@ -8,18 +9,28 @@ import os
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+CARRIED = {
+    "solutions": os.path.join("harness", "_solutions"),
+    os.path.join("book", "src"): os.path.join("harness", "_book", "src"),
+    os.path.join("book", "html"): os.path.join("harness", "_book", "html"),
+}
+"""Folder of a checkout -> its place in a wheel; a source distribution, from which a wheel is made, keeps its place."""
 
-class Solutions(BuildHookInterface):
-    """Adds `solutions/` to a wheel, as `harness/_solutions/`, and to a source distribution, from which a wheel is made."""
+
+class Carried(BuildHookInterface):
+    """Adds what is carried, links followed, to a wheel and to a source distribution."""
 
     def initialize(self, version: str, build_data: dict) -> None:
         if version == "editable":
             return
-        target = os.path.join("harness", "_solutions") if self.target_name == "wheel" else "solutions"
-        solutions = os.path.join(self.root, "solutions")
-        for folder, folders, names in os.walk(solutions, followlinks=True):
+        for source, place in CARRIED.items():
+            self.add(source, place if self.target_name == "wheel" else source, build_data["force_include"])
+
+    def add(self, source: str, target: str, included: dict[str, str]) -> None:
+        """Maps each file of a folder, which may be missing, to its path in what is built."""
+        top = os.path.join(self.root, source)
+        for folder, folders, names in os.walk(top, followlinks=True):
             folders[:] = [name for name in folders if name != "__pycache__"]
-            inside = os.path.relpath(folder, solutions)
             for name in names:
-                path = os.path.normpath(os.path.join(target, inside, name))
-                build_data["force_include"][os.path.join(folder, name)] = path
+                inside = os.path.relpath(os.path.join(folder, name), top)
+                included[os.path.join(folder, name)] = os.path.join(target, inside)

@@ -26,13 +26,16 @@ from harness.console import (
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError, unknown_gate
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.puzzle import Puzzle
+from harness.toolchain import roots
 from harness.toolchain.bytecode import keep_bytecode, mend_bytecode
 
 EXIT_CODES = """\
 exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks, nothing attempted is wrong; 4 the Mojo
 package does not compile or lacks an op; 5 the environment; 6 nothing wrong, but GPU kernels ran nowhere;
 130 interrupted"""
-COMMANDS = ("list", "hint", "watch", "diff", "reset", "verify", "doctor", "build-ext", "dev")
+COMMANDS = (
+    "init", "list", "hint", "watch", "diff", "reset", "verify", "update", "doctor", "build-ext", "dev"
+)  # fmt: skip
 MOST_RANKS = 16
 """More processes than that are more than a machine's cores, and start for minutes."""
 FIELDS = {field.name: field.default for field in fields(Options) if field.name != "puzzle"}
@@ -226,6 +229,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare_streams()
     try:
         check_folder()
+        roots.enter(Path.cwd())
         code = run(arguments)
         sys.stdout.flush()
         return code

@@ -1,10 +1,11 @@
-"""The sub-commands of the workbench: list, hint, watch, diff, reset, verify, doctor, build-ext.
+"""The sub-commands of the workbench: init, update, list, hint, watch, diff, reset, verify, doctor, build-ext.
 
 Each is a function of the arguments behind its name that returns an exit code.
 """
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from harness.check.options import Options
 from harness.console import Parser, make_console, print_lines, relative, shown
 from harness.errors import BadUse, WorkbookError
 from harness.invocation import command
-from harness.learner import layout, restore
+from harness.learner import layout, restore, workspace
 from harness.learner.progress import BEGUN, Progress
 from harness.learner.work import Work, check_gate
 from harness.screens.checking import check_gates
@@ -75,6 +76,56 @@ def chosen(name: str | None) -> list[Puzzle]:
     return [find_puzzle(each) for each in (puzzle_names() if name is None else [name])]
 
 
+# ---- init and update ----------------------------------------------------------------------------------------
+
+
+def init(arguments: list[str]) -> int:
+    """Write a folder of your own to solve puzzles in: problems/, and the solutions that it links to. No clone is needed."""
+    made = Parser(prog="python -m harness init", description=init.__doc__, allow_abbrev=False)
+    made.add_argument(
+        "folder",
+        nargs="?",
+        metavar="DIR",
+        default="workbook",
+        help="a new or empty folder (default: workbook)",
+    )
+    made.add_argument("--book", action="store_true", help="the built book too, as book/html/index.html")
+    flags = made.parse_args(arguments)
+    folder = Path(flags.folder)
+    count = workspace.create(folder, book=flags.book)
+    inside = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    lines = [
+        f"wrote {shown(folder)}: {count} files with blanks under problems/, their solutions under solutions/"
+    ]
+    if flags.book:
+        lines.append(f"the book: open {shown(folder / workspace.BOOK / 'index.html')} in a browser")
+    print_lines(make_console(sys.stdout), [*lines, f"next: {inside}{command('list')}"])
+    return 0
+
+
+def update(arguments: list[str]) -> int:
+    """Renew a folder that init made from the package that is installed now; what you wrote into blanks stays."""
+    made = Parser(prog="python -m harness update", description=update.__doc__, allow_abbrev=False)
+    made.add_argument("--book", action="store_true", help="the built book too, where the folder has none yet")
+    flags = made.parse_args(arguments)
+    before, now = workspace.version_of(roots.CHECKOUT), workspace.version()
+    if before is None:
+        raise BadUse(
+            f"this is no folder that `{command('init')}` made: change into one, or `git pull` in a clone"
+        )
+    renewed = workspace.update(roots.CHECKOUT, book=flags.book)
+    lines = [
+        f"{shown(file.path)}: renewed"
+        + (f", your {', '.join(file.kept)} stays" if file.kept else "")
+        + (f"; the old file is {shown(file.copy)}, for lines outside of blanks" if file.copy else "")
+        for file in renewed
+    ]
+    print_lines(
+        make_console(sys.stdout), [*lines, f"{roots.CHECKOUT} is as version {now} has it; it was of {before}"]
+    )
+    return 0
+
+
 # ---- list ---------------------------------------------------------------------------------------------------
 
 
@@ -84,8 +135,11 @@ def list_puzzles(arguments: list[str]) -> int:
     made.add_argument("--all", action="store_true", help="every puzzle with its gates")
     flags = made.parse_args(arguments)
     console, progress, puzzles = make_console(sys.stdout), Progress.load(), chosen(flags.puzzle)
+    roots.problems()  # outside of a workbook that is the whole answer
     upcoming = at_hand([work for puzzle in puzzles for work in works(puzzle)], progress)
     print_lines(console, [coming_up(upcoming, progress)] if upcoming else [])
+    if old := workspace.out_of_date(roots.CHECKOUT):
+        print_lines(console, [f"note: {old}"])
     for puzzle in puzzles:
         whole = flags.all or flags.puzzle or (upcoming and puzzle is upcoming.puzzle)
         if not whole:
@@ -423,12 +477,14 @@ def dev(arguments: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "init": init,
     "list": list_puzzles,
     "hint": hint,
     "watch": watch,
     "diff": diff,
     "reset": reset,
     "verify": verify,
+    "update": update,
     "doctor": doctor,
     "build-ext": build_ext,
     "dev": dev,

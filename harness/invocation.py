@@ -4,23 +4,34 @@ Whoever came by `uv run poe pNN` has no `python` that knows the harness; a comma
 be pasted.
 """
 
+import json
 import os
+import re
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 TASK_NAMES = {"build-ext": "extension"}
 """Sub-command -> the task of poe and pixi, where the names differ."""
 WITHOUT_TASK = ("vgpu",)
+UVX = re.compile(r"[/\\](archive|environments)-v\d+[/\\]")
+"""What a path inside uv's cache holds: there lies the environment that `uvx` makes for one command."""
 
 
-def command(words: str, environment: Mapping[str, str] = os.environ, program: str | None = None) -> str:
+def command(
+    words: str,
+    environment: Mapping[str, str] = os.environ,
+    program: str | None = None,
+    prefix: str = sys.prefix,
+) -> str:
     """The whole command line for a sub-command or puzzle with its arguments, as "hint pNN dx-2".
 
     Args:
         words: What stands behind `python -m harness`.
         environment: Tells who started this process: `uv run`, poe and pixi each leave their mark.
         program: What this process was started as; `sys.argv[0]` unless given.
+        prefix: The folder of this Python's environment.
     """
     name, *rest = words.split(" ")
     program = Path(sys.argv[0] if program is None else program).name
@@ -31,5 +42,19 @@ def command(words: str, environment: Mapping[str, str] = os.environ, program: st
     if name not in WITHOUT_TASK and "POE_ACTIVE" in environment:
         return " ".join([f"{runner}poe {TASK_NAMES.get(name, name)}", *rest])
     if program == "workbook":
-        return f"{runner}workbook {words}"
+        return f"{uvx(prefix) or runner}workbook {words}"
     return f"{runner}python -m harness {words}"
+
+
+def uvx(prefix: str) -> str:
+    """What stands before `workbook` where uvx started this process, with the package or the address it was given; else ""."""
+    if not UVX.search(f"{prefix}{os.sep}"):
+        return ""
+    name = "mojo-gpu-workbook"
+    try:
+        address = json.loads(metadata.distribution(name).read_text("direct_url.json") or "{}").get(
+            "url", name
+        )
+    except (metadata.PackageNotFoundError, ValueError, AttributeError):
+        address = name
+    return f"uvx --from {address} "

@@ -78,3 +78,16 @@ def test_no_message_spells_a_command_out():
         and not line.strip().startswith(("`", '"""', ">>>"))
     ]  # fmt: skip
     assert [line for line in spelled if '"' in line] == []
+
+
+def test_uvx_is_named_with_what_it_was_given(monkeypatch):
+    cache = "/home/me/.cache/uv/archive-v0/hiRBvEoNb3"
+    asked = invocation.command("list", {}, "workbook", cache)
+    assert asked.startswith("uvx --from ") and asked.endswith(" workbook list")
+
+    def missing(name):
+        raise invocation.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(invocation.metadata, "distribution", missing)
+    assert invocation.command("list", {}, "workbook", cache) == "uvx --from mojo-gpu-workbook workbook list"
+    assert invocation.command("list", {}, "workbook", "/home/me/.local/share/uv/tools/x") == "workbook list"

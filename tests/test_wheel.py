@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.learner import blanks
 from harness.toolchain import extension
 from harness.toolchain.packages import mojo_files
 from harness.toolchain.roots import CHECKOUT
@@ -89,11 +90,14 @@ def test_wheel_carries_the_solutions(wheel):
     assert {"layernorm_linear.mojo", "shared/launcher.mojo"} <= files
     assert {f"harness/_solutions/p22/op/{file}" for file in files} <= names
     assert not any(name.startswith(("tests/", "problems/", "solutions/")) for name in names)
+    built = (CHECKOUT / "book" / "html" / "index.html").is_file()
+    assert "harness/_book/src/SUMMARY.md" in names and ("harness/_book/html/index.html" in names) == built
 
 
 EXTENSION = """
 import sys
 from pathlib import Path
+from harness.learner import blanks
 from harness.toolchain import extension
 from harness.toolchain.packages import mojo_files
 
@@ -124,3 +128,16 @@ def test_a_training_step_outside_the_checkout(installed, tmp_path):
 @pytest.mark.long
 def test_the_command_line_is_installed(installed, tmp_path):
     assert "--backward" in run(installed.parent / "workbook", "p22", "--help", cwd=tmp_path)
+
+
+@pytest.mark.long
+def test_a_start_without_a_clone(installed, tmp_path):
+    """`workbook init` from the installed package: a rung is solved in the folder, and noted there."""
+    workbook, folder = installed.parent / "workbook", tmp_path / "mine"
+    assert "next: cd mine && workbook list" in run(workbook, "init", "mine", cwd=tmp_path)
+    problem, solution = folder / "problems" / "p20" / "graph.py", folder / "solutions" / "p20" / "graph.py"
+    problem.write_text(blanks.fill(problem.read_text(), solution.read_text()))
+    assert "correct" in run(workbook, "p20", "--rung", "derive", cwd=folder)
+    assert run(workbook, "list", cwd=folder).startswith("next: p20")
+    assert "passed" in run(workbook, "list", "p20", cwd=folder)
+    assert "renewed" not in run(workbook, "update", cwd=folder)

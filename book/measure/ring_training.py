@@ -56,7 +56,7 @@ from harness.puzzles.p22.training import (
     training_progress,
 )
 from harness.puzzles.p25 import layout
-from harness.toolchain.roots import CHECKOUT
+from harness.toolchain import roots
 
 PAIRS = {PLAIN: plain_pair, OURS: LayerNormLinear}
 UNTIMED = 5
@@ -233,7 +233,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(arguments: list[str] | None = None, chapters: Path = CHECKOUT / "book" / "src") -> int:
+def main(arguments: list[str] | None = None, chapters: Path | None = None) -> int:
     """Trains in each way on the ranks that torchrun has started; rank 0 reports. The exit code is 1 where losses part."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a rank that waits for another one hears no exception
     flags = parser().parse_args(arguments)
@@ -245,7 +245,9 @@ def main(arguments: list[str] | None = None, chapters: Path = CHECKOUT / "book" 
     check(options, ranks.size, wanted)
     console = Console(highlight=False, quiet=ranks.rank != 0)
     try:
-        right = compare(console, options, ranks, wanted, flags, read_text(chapters, options))
+        right = compare(
+            console, options, ranks, wanted, flags, read_text(chapters or roots.book() / "src", options)
+        )
     finally:
         dist.destroy_process_group()
     return int(not right)

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     made_from.add_argument("--check", action="store_true", help="write nothing, print the difference")
     made_from.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
     flags = made.parse_args(arguments)
-    if not (roots.CHECKOUT / "solutions").is_dir():
+    if not (roots.CHECKOUT / "solutions").is_dir() or (roots.CHECKOUT / roots.MARK).exists():
         raise BadUse("dev works on a checkout of the workbook, and this is an installed package")
     verb = {"new": write_new, "check": say_faults, "tasks": write_tasks, "generate": generate}[flags.verb]
     return verb(roots.CHECKOUT, flags)

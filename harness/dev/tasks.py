@@ -14,6 +14,8 @@ Task = tuple[str, str, str]
 """Name, command and description."""
 
 FIXED: tuple[Task, ...] = (
+    ("init", "python -m harness init", "A folder of your own to solve puzzles in: init DIR"),
+    ("update", "python -m harness update", "Renew a folder that init made; your blanks stay"),
     ("list", "python -m harness list", "Puzzles, gates and progress"),
     ("hint", "python -m harness hint", "The next hint: hint pNN dx"),
     ("watch", "python -m harness watch", "Check the current gate on every save: watch pNN"),

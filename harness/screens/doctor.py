@@ -20,11 +20,11 @@ from rich.text import Text
 
 from harness import invocation
 from harness.errors import WorkbookError
+from harness.learner import workspace
+from harness.toolchain import roots
 from harness.toolchain.bytecode import spoiled
 from harness.toolchain.cache import VARIABLE, cache_folder, whole
-from harness.toolchain.roots import CHECKOUT, INSTALLED_SOLUTIONS
 
-DISTRIBUTION = "mojo-gpu-workbook"
 INSTALL = "run `uv sync` or `pixi install`, and start through `uv run poe ...` or `pixi run ...`"
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?P<versions>.*)")
 COMPARE = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
@@ -66,11 +66,15 @@ def findings() -> Iterator[Finding]:
 
 def wanted() -> dict[str, str]:
     """Distribution -> the versions that the workbook is tested with, as ">=2,<3": from pyproject.toml, else the metadata."""
-    project = CHECKOUT / "pyproject.toml"
+    project = roots.HERE.parent / "pyproject.toml"
     if project.is_file():
         lines = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
     else:
-        lines = [r.split(";")[0].strip() for r in metadata.requires(DISTRIBUTION) or [] if "extra" not in r]
+        lines = [
+            r.split(";")[0].strip()
+            for r in metadata.requires(workspace.DISTRIBUTION) or []
+            if "extra" not in r
+        ]
     found = (REQUIREMENT.fullmatch(line) for line in lines)
     return {one["name"]: one["versions"] for one in found if one}
 
@@ -236,22 +240,27 @@ def c_compiler() -> Iterator[Finding]:
 
 
 def files() -> Iterator[Finding]:
-    """The checkout's own folders."""
-    problems, solutions = CHECKOUT / "problems", CHECKOUT / "solutions"
-    if problems.is_dir() and solutions.is_dir():
-        yield Finding("checkout", "good", str(CHECKOUT))
-    else:
-        carried = (
-            "the solutions inside the package are used"
-            if INSTALLED_SOLUTIONS.is_dir()
-            else "no solutions either"
-        )
+    """The learner's folder, which version wrote it, and the book."""
+    folder = roots.CHECKOUT
+    if not ((folder / "problems").is_dir() and (folder / "solutions").is_dir()):
+        remedy = f"`{invocation.command('init')}` makes a folder to solve puzzles in"
         yield Finding(
-            "checkout",
-            "note",
-            f"no problems/ beside {CHECKOUT}: {carried}",
-            "clone the repository to solve puzzles",
+            "workbook", "note", "not in this folder: the solutions inside the package are used", remedy
         )
+        return
+    old = workspace.out_of_date(folder)
+    yield Finding("workbook", "note" if old else "good", f"{folder}: {old}" if old else str(folder))
+    page = folder / "book" / "html" / "index.html"
+    if page.is_file():
+        yield Finding("book", "good", str(page))
+    else:
+        inited = (folder / roots.MARK).exists()
+        remedy = (
+            f"`{invocation.command('update --book')}` puts it there"
+            if inited
+            else "the task `book` builds it"
+        )
+        yield Finding("book", "note", "not built here", remedy)
 
 
 PARTS: dict[str, Callable[[], Iterator[Finding]]] = {
@@ -263,5 +272,5 @@ PARTS: dict[str, Callable[[], Iterator[Finding]]] = {
     "virtual GPU": virtual_gpu,
     "caches": caches,
     "C compiler": c_compiler,
-    "checkout": files,
+    "workbook": files,
 }

@@ -1,29 +1,60 @@
-"""Where op packages are found: `solutions/` and `problems/` of a checkout, or the solutions inside the wheel."""
+"""Where the learner's files and the solutions are found: in a checkout, in a folder that `init` made, or inside the wheel."""
 
+import os
 from pathlib import Path
 
 from harness.errors import BadUse
+from harness.invocation import command
 from harness.toolchain.packages import OpPackage
 
 HERE = Path(__file__).resolve().parents[1]
-CHECKOUT = HERE.parent
-INSTALLED_SOLUTIONS = HERE / "_solutions"
+MARK = ".workbook.json"
+"""The file by which a folder that `init` made is known."""
+FOLDER = "WORKBOOK_FOLDER"
+"""The variable by which a command tells the processes that it starts which folder it works in."""
+CHECKOUT = Path(os.environ.get(FOLDER) or HERE.parent)
+"""What holds problems/ and solutions/: the checkout that this file lies in, or the folder that `enter` found."""
+CARRIED = HERE / "_solutions"
+CARRIED_BOOK = HERE / "_book"
+
+
+def enter(folder: Path) -> None:
+    """Makes the nearest folder that `init` made, this one or one above it, the one that this process works in."""
+    global CHECKOUT
+    for place in (folder, *folder.parents):
+        if (place / MARK).is_file():
+            CHECKOUT = place  # pyright: ignore[reportConstantRedefinition]
+            os.environ[FOLDER] = str(place)
+            return
+
+
+def origin() -> Path:
+    """The solutions that this program came with: of its checkout, else those that the wheel carries."""
+    folder = HERE.parent / "solutions"
+    return folder if folder.is_dir() else CARRIED
 
 
 def solutions() -> Path:
-    """The solutions: of the checkout that this file lies in, else those that the wheel carries."""
+    """The solutions: beside the learner's files, else those that this program came with."""
     folder = CHECKOUT / "solutions"
-    return folder if folder.is_dir() else INSTALLED_SOLUTIONS
+    return folder if folder.is_dir() else CARRIED
 
 
 def problems() -> Path:
-    """The learner's files; only a checkout has them. Where the folder is gone, `reset` makes it anew."""
+    """The learner's files. Where the folder is gone, `reset` makes it anew. Raises BadUse outside of a workbook."""
     folder = CHECKOUT / "problems"
     if not (folder.is_dir() or (CHECKOUT / "solutions").is_dir()):
         raise BadUse(
-            "there is no problems/ folder here: run inside a checkout of the workbook, or use --solution"
+            f"this folder is no workbook: `{command('init')}` makes one in ./workbook, `cd` leads into it; --solution "
+            "runs the solutions anywhere"
         )
     return folder
+
+
+def book() -> Path:
+    """The book's folder: beside the learner's files, else what the wheel carries of it."""
+    folder = CHECKOUT / "book"
+    return folder if (folder / "src").is_dir() else CARRIED_BOOK
 
 
 def op_package(root: Path, puzzle: str) -> OpPackage:

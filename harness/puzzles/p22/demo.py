@@ -38,7 +38,7 @@ from harness.puzzles.p22.training import (
     read_text,
     train,
 )
-from harness.toolchain.roots import CHECKOUT
+from harness.toolchain import roots
 
 TAIL = 10
 """The final loss of the small preset is the mean over this many steps."""
@@ -124,10 +124,10 @@ def make_options(flags) -> Options:
     )
 
 
-def run(console: Console, arguments: Sequence[str] = (), chapters: Path = CHECKOUT / "book" / "src") -> int:
-    """Trains, reports and writes the CSV; the exit code is 1 where the curves part. Raises BadUse."""
+def run(console: Console, arguments: Sequence[str] = (), chapters: Path | None = None) -> int:
+    """Trains on the chapters, the book's unless given, reports and writes the CSV; 1 where the curves part. Raises BadUse."""
     flags = make_parser().parse_args(arguments)
-    return demonstrate(console, make_options(flags), flags.csv, chapters)
+    return demonstrate(console, make_options(flags), flags.csv, chapters or roots.book() / "src")
 
 
 def demonstrate(console: Console, options: Options, target: Path | None, chapters: Path) -> int:

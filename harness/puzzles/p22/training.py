@@ -161,8 +161,7 @@ def read_text(folder: Path, options: Options) -> Text:
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.md")))
     if not text:
         raise BadUse(
-            f"what is trained on is the workbook's chapters, and there is no Markdown file under {folder}: "
-            "run it in a checkout (an installed package carries no book)"
+            f"what is trained on is the workbook's chapters, and there is no Markdown file under {folder}"
         )
     unit = "bytes" if options.recipe.bytes else "characters"
     content = text.encode() if options.recipe.bytes else text

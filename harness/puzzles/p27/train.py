@@ -135,10 +135,8 @@ def parser() -> Parser:
     return made
 
 
-def main(
-    console: Console, arguments: Sequence[str] = (), chapters: Path = roots.CHECKOUT / "book" / "src"
-) -> int:
-    """Trains, draws the losses, and lets the model write. Raises BadUse, Unsolved."""
+def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None = None) -> int:
+    """Trains on the chapters, the book's unless given, draws the losses, and lets the model write. Raises BadUse, Unsolved."""
     flags = parser().parse_args(arguments)
     if flags.steps < 1:
         raise BadUse(f"--steps {flags.steps}: must be at least 1")
@@ -153,7 +151,9 @@ def main(
     begun = time.monotonic()
     with by_the_file(path), no_autograd(), training_progress(console) as progress:
         task = progress.add_task("training by hand", total=options.steps, losses="")
-        for _, excerpt in zip(range(options.steps), excerpts(options, chapters), strict=False):
+        for _, excerpt in zip(
+            range(options.steps), excerpts(options, chapters or roots.book() / "src"), strict=False
+        ):
             training.step(module, excerpt)
             progress.update(task, advance=1, losses=f"loss {training.losses[-1]:.3f}")
             if time.monotonic() - begun > options.seconds:

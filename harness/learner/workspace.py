@@ -1,0 +1,186 @@
+"""A learner's folder made from the installed package, without a checkout: `init` writes it, `update` renews it.
+
+It looks like a checkout's learning half: problems/, the solutions that problems/ links to, and the book where it is asked
+for. Everything is a copy, so that the folder outlives the environment that wrote it.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from harness.errors import BadUse, EnvironmentProblem
+from harness.invocation import command
+from harness.learner import blanks, layout, restore
+from harness.toolchain import roots
+from harness.toolchain.disk import is_full, no_room, write_whole
+
+DISTRIBUTION = "mojo-gpu-workbook"
+BOOK = Path("book") / "html"
+"""Where the built book lies in the learner's folder."""
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """One problem file after an update: what was kept of it, and the copy of the old one where lines of it were not."""
+
+    path: Path
+    kept: tuple[str, ...]
+    copy: Path | None
+
+
+def version() -> str:
+    """The version of this program."""
+    return metadata.version(DISTRIBUTION)
+
+
+def version_of(folder: Path) -> str | None:
+    """The version that wrote a learner's folder; None where `init` did not make it."""
+    try:
+        return str(json.loads((folder / roots.MARK).read_text(encoding="utf-8"))["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def out_of_date(folder: Path) -> str | None:
+    """What to say where another version of this program wrote the folder; None where there is nothing to say."""
+    before, now = version_of(folder), version()
+    if before in (None, now):
+        return None
+    return f"written by version {before}, this is {now}: `{command('update')}` renews the folder, your blanks stay"
+
+
+def create(folder: Path, *, book: bool) -> int:
+    """Writes a learner's folder and returns the number of files with blanks.
+
+    Raises BadUse where something else is there already, or a book is asked for that this package has not.
+    """
+    if (folder / roots.MARK).exists():
+        raise BadUse(f"{folder} is a workbook already: inside it, `{command('update')}` renews it")
+    if above := next((place for place in folder.resolve().parents if (place / roots.MARK).exists()), None):
+        raise BadUse(f"{folder} would lie inside the workbook {above}: name a folder outside of it")
+    if folder.exists() and not folder.is_dir():
+        raise BadUse(f"{folder} is a file: name a new folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise BadUse(f"{folder} is not empty: name a new folder, for example `{command('init workbook')}`")
+    built = built_book() if book else None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_solutions(folder)
+        blanks.generate(folder / "solutions", folder / "problems")
+        put_book(folder, built)
+        put_mark(folder)
+    except OSError as error:
+        raise not_written(folder, error) from error
+    return len(layout.layout(folder / "solutions").edited)
+
+
+def update(folder: Path, *, book: bool) -> list[Renewed]:
+    """Renews a learner's folder from this package; what stands in blanks stays. Returns the problem files that changed.
+
+    Raises DamagedFile, before anything is written, where the blanks of a file cannot be told from its rest.
+    """
+    built = built_book() if book or (folder / BOOK).is_dir() else None
+    old, new = folder / "solutions", roots.origin()
+    texts: dict[Path, tuple[str, str]] = {}
+    for relative in layout.layout(new).edited:
+        path, source = folder / "problems" / relative, blanks.read(new / relative)
+        fresh = blanks.skeleton(source, str(new / relative))
+        present = blanks.read(path) if path.exists() else fresh
+        texts[relative] = present, with_work(present, fresh, str(path))
+    try:
+        renewed = [
+            renew(folder, relative, present, text, skeleton_of(old / relative))
+            for relative, (present, text) in texts.items()
+            if text != present.replace("\r\n", "\n") or not (folder / "problems" / relative).exists()
+        ]
+        copy_solutions(folder)
+        mend_links(folder / "solutions", folder / "problems")
+        put_book(folder, built)
+        put_mark(folder)
+    except OSError as error:
+        raise not_written(folder, error) from error
+    return renewed
+
+
+def with_work(present: str, fresh: str, name: str) -> str:
+    """The new skeleton with what somebody wrote into the blanks of the old file."""
+    there = blanks.find(present, name)
+    worked = {id: blank.body for id, blank in there.items() if blank.size}
+    return blanks.join(blanks.split(fresh), worked)
+
+
+def skeleton_of(solution: Path) -> str:
+    """What a problem file held when it was written; "" where it is new."""
+    return blanks.skeleton(blanks.read(solution), str(solution)) if solution.is_file() else ""
+
+
+def renew(folder: Path, relative: Path, present: str, text: str, before: str) -> Renewed:
+    """Writes one problem file; a copy of it stays where lines outside of blanks were changed, or a blank is no more."""
+    path = folder / "problems" / relative
+    worked = [id for id, blank in blanks.find(present).items() if blank.size]
+    lost = set(worked) - {*blanks.find(text)}
+    own = path.exists() and (lost or blanks.outside(present) != blanks.outside(before or present))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    copy = restore.backup(path) if own else None
+    write_whole(path, text)
+    return Renewed(path, tuple(id for id in worked if id not in lost), copy)
+
+
+def mend_links(solutions: Path, problems: Path) -> None:
+    """Takes away links that lead nowhere and puts those that are missing; a file in the place of one stays."""
+    for path in [path for path in problems.rglob("*") if path.is_symlink() and not path.exists()]:
+        path.unlink()
+    for relative in layout.layout(solutions).linked:
+        if not os.path.lexists(problems / relative):
+            layout.put_link(solutions / relative, problems / relative)
+
+
+# ---- What is copied -----------------------------------------------------------------------------------------
+
+
+def copy_solutions(folder: Path) -> None:
+    """Puts this package's solutions in the place of those of the folder."""
+    fresh, target = folder / f".solutions.{os.getpid()}.tmp", folder / "solutions"
+    ignored = shutil.ignore_patterns("__pycache__")
+    try:
+        shutil.copytree(roots.origin(), fresh, ignore=ignored)  # links followed: some lead out of it
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def built_book() -> Path:
+    """The built book that this program came with. Raises BadUse where it has none."""
+    checkout = roots.HERE.parent / "book"
+    place = (checkout if checkout.is_dir() else roots.CARRIED_BOOK) / "html"
+    if not (place / "index.html").is_file():
+        remedy = (
+            "the task `book` builds it"
+            if checkout.is_dir()
+            else "this package was made without one; leave out --book"
+        )
+        raise BadUse(f"--book: there is no built book; {remedy}")
+    return place
+
+
+def put_book(folder: Path, built: Path | None) -> None:
+    """Copies the built book into the folder, in the place of an older one."""
+    if built:
+        shutil.rmtree(folder / BOOK, ignore_errors=True)
+        shutil.copytree(built, folder / BOOK)
+
+
+def put_mark(folder: Path) -> None:
+    """Notes which version wrote the folder: the last thing, so that one half written is not taken for whole."""
+    write_whole(folder / roots.MARK, json.dumps({"version": version()}) + "\n")
+
+
+def not_written(folder: Path, error: OSError) -> BadUse | EnvironmentProblem:
+    """The error for a folder that cannot be written."""
+    if is_full(error):
+        return no_room(str(folder), folder if folder.is_dir() else folder.parent)
+    return BadUse(f"{error.filename or folder}: {error.strerror or error}")

@@ -1,0 +1,28 @@
+"""The devcontainer and the tasks that it starts name what there is: tasks of pyproject.toml, one port, a built book."""
+
+import json
+import re
+import tomllib
+
+from harness.spec.catalogue import puzzle_names
+from harness.toolchain.roots import CHECKOUT
+
+
+def test_the_devcontainer_starts_what_the_project_has():
+    container = json.loads((CHECKOUT / ".devcontainer" / "devcontainer.json").read_text())
+    tasks = json.loads((CHECKOUT / ".vscode" / "tasks.json").read_text())["tasks"]
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    commands = [container["postCreateCommand"], *(task["command"] for task in tasks)]
+    named = re.findall(r"\bpoe (\w+)(?: (p\d+))?", "\n".join(commands))
+    assert {task for task, _ in named} == {"doctor", "watch"} <= set(project["tool"]["poe"]["tasks"])
+    assert {puzzle for _, puzzle in named if puzzle} <= set(puzzle_names())
+    assert (
+        "uv sync" in container["postCreateCommand"]
+        and "book.build --no-open" in container["postCreateCommand"]
+    )
+    served = next(task["command"] for task in tasks if task["label"] == "book")
+    (port,) = container["forwardPorts"]
+    assert f"http.server {port} " in served and container["portsAttributes"][str(port)]["onAutoForward"]
+    assert all(task["runOptions"] == {"runOn": "folderOpen"} for task in tasks)
+    python = container["image"].rsplit(":", 1)[1]
+    assert f"<{project['project']['requires-python'].split('<')[1]}" > f"<{python}"

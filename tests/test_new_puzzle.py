@@ -83,7 +83,7 @@ def test_the_puzzles_are_listed_with_their_gates_and_hints(here):
         (("p90", "--numpy"), "unrecognized arguments: --numpy"),
         (("p90", "--rung", "numpy"), "--rung: invalid choice: 'numpy'"),
         (("hint", "p90", "--numpy"), "p90 has no NumPy rung"),
-        (("p90", "--dims", "4", "8", "2", "2"), "unrecognized arguments: 2 2"),
+        (("p90", "--dims", "4", "8", "2", "2"), "unrecognized arguments: 2; got: p90 --dims 4 8 2 2"),
         (("p90", "--dims", "4"), "--dims: expected 2 arguments"),
         (("p90", "--fused"), "unrecognized arguments: --fused"),
         (("p90", "--demo"), "unrecognized arguments: --demo"),

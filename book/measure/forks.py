@@ -73,13 +73,15 @@ def serve(modules: Sequence[str]) -> list[str]:
 
     Returns in the forks alone, with the arguments of the program that each is to run.
     """
+    before = {**os.environ}
     for name in modules:
         import_module(name)
+    set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
     for line in sys.stdin:
         output, folder, environment, arguments = json.loads(line)
         child = os.fork()
         if child == 0:
-            become(output, folder, environment)
+            become(output, folder, {**set_by_imports, **environment})
             return arguments
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     sys.exit()

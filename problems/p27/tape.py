@@ -81,6 +81,7 @@ class Embedding:
     @staticmethod
     def backward(dx: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> None:
         raise NotImplementedError
+
     # BLANK-END embedding
 
 
@@ -95,6 +96,7 @@ class LayerNorm:
     @staticmethod
     def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
         raise NotImplementedError
+
     # BLANK-END layernorm
 
 
@@ -119,6 +121,7 @@ class Attention:
     @staticmethod
     def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
         raise NotImplementedError
+
     # BLANK-END attention
 
 
@@ -135,6 +138,7 @@ class Gelu:
     @staticmethod
     def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
         raise NotImplementedError
+
     # BLANK-END gelu
 
 
@@ -149,6 +153,7 @@ class CrossEntropy:
     @staticmethod
     def backward(tape: Tape, name: str) -> Tensor:
         raise NotImplementedError
+
     # BLANK-END cross_entropy
 
 

@@ -155,11 +155,13 @@ def test_numbers_that_the_fusion_page_quotes_stand_in_the_profile():
     from book.measure import outputs
 
     rows = [line.split() for line in outputs.load("profile").text.splitlines()]
-    read = {row[0]: int(row[3].replace(",", "")) for row in rows if len(row) == 11 and row[1] != "blocks"}
-    forward = ("row_statistics", "layernorm", "transpose", "add_bias")
-    first_matmul = next(row for row in rows if row[:1] == ["matmul"])
-    first = {row[0]: int(row[3].replace(",", "")) for row in reversed(rows) if row[:1] and row[0] in forward}
-    unfused = sum(first.values()) + int(first_matmul[3].replace(",", ""))
+    launches = [
+        (row[0], int(row[3].replace(",", ""))) for row in rows if len(row) == 9 and row[0] != "launch"
+    ]
+    read = dict(reversed(launches))
+    unfused = sum(
+        read[kernel] for kernel in ("row_statistics", "layernorm", "transpose", "matmul", "add_bias")
+    )
     page = (BOOK / "src" / "fusion.md").read_text()
     for number in (f"{read['minimal_fused_forward']:,}", f"{unfused:,}", "24,868", "1,176", "2,560", "15.6"):
         assert number in page
@@ -207,3 +209,13 @@ def test_a_forked_program_may_die_but_not_what_forks_it(tmp_path):
         assert forks.run(("itself.py",), tmp_path, os.environ).returncode == -signal.SIGKILL
         with pytest.raises(RuntimeError, match=r"parent\.py: the process that should run it has ended"):
             forks.run(("parent.py",), tmp_path, os.environ)
+
+
+def test_a_forked_program_has_what_the_imports_put_into_the_environment(tmp_path):
+    """As MAX does, which looks there for its compiler; the program's own value wins."""
+    (tmp_path / "sets.py").write_text("import os\nos.environ.update(FROM_IMPORT='import', BOTH='import')\n")
+    (tmp_path / "program.py").write_text("import os\nprint(os.environ['FROM_IMPORT'], os.environ['BOTH'])\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with Forks(("sets",)) as forks:
+        assert forks.run(("program.py",), tmp_path, environment).stdout == "import import\n"
+        assert forks.run(("program.py",), tmp_path, environment | {"BOTH": "own"}).stdout == "import own\n"

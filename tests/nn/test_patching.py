@@ -803,17 +803,23 @@ def test_the_algorithm_reaches_the_kernels(pairs):
     assert pairs == ["unfused"]
 
 
+def median_error(ours, exact):
+    """The median over the first axis of each part's relative error."""
+    parts = (ours.double() - exact).flatten(1).norm(dim=1) / exact.flatten(1).norm(dim=1)
+    return parts.median()
+
+
 @pytest.mark.compiler
 def test_the_real_kernels():
     """Values and every gradient as near to float64's as PyTorch's own, with a LayerNorm that three Linear layers and a sum read.
 
-    Of eight inputs: a single error of a few numbers is the luck of one rounding.
+    By the median over 32 inputs: the error of a single one is the luck of a few roundings.
     """
     model = fresh(nn.Sequential(sequential(nn.GELU()), attention_block()))
 
     def results(m, dtype):
         torch.manual_seed(0)
-        batches = [(seeded(2, 5, H).to(dtype).requires_grad_(), seeded(2, 5, H).to(dtype)) for _ in range(8)]
+        batches = [(seeded(2, 5, H).to(dtype).requires_grad_(), seeded(2, 5, H).to(dtype)) for _ in range(32)]
         outputs = [m(x) for x, _ in batches]
         gradients = [
             torch.autograd.grad(output, (x, *m.parameters()), weights)
@@ -825,6 +831,6 @@ def test_the_real_kernels():
     plain = results(model.float(), torch.float32)
     done = patch(model)
     for ours, theirs, exact in zip(results(model, torch.float32), plain, truth, strict=True):
-        far, near = ((one.double() - exact).norm() / exact.norm() for one in (ours, theirs))
+        far, near = (median_error(one, exact) for one in (ours, theirs))
         assert far <= 2 * near + torch.finfo(torch.float32).eps
     assert len(done.swapped) == 4

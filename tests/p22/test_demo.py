@@ -114,7 +114,9 @@ def test_demo_stops_at_the_time_limit(chapters):
 
 
 def test_no_chapters(tmp_path):
-    with pytest.raises(BadUse, match=r"there is no Markdown file under .*: run it in a checkout .* no book"):
+    with pytest.raises(
+        BadUse, match="trained on is the workbook's chapters, and there is no Markdown file under .*nowhere"
+    ):
         demo.run(text_console(), [], chapters=tmp_path / "nowhere")
 
 

@@ -252,7 +252,7 @@ def test_what_the_graph_raises_that_a_pass_has_left_has_the_line_of_the_blank(tm
     path.write_text(blanks.join(blanks.split(text), {"sweep": tuple(body.split("\n"))}))
     line = blanks.find(path.read_text())["sweep"].line
     (result,) = checkers["fold"].check(path, ["sweep"])
-    assert f"{path}:{line}: in what it left: TypeError" in result.diagnosis[0]
+    assert f"{path}:{line}: in the graph that it leaves: TypeError" in result.diagnosis[0]
 
 
 @pytest.mark.parametrize(

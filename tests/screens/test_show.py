@@ -160,7 +160,7 @@ def test_what_the_recorder_left_out_is_said(picture):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("p90", "--show", "cube"), 2, "--show cube: unknown gate; there is square, dsquare"),
+        (("p90", "--show", "cube"), 2, "--show cube: unknown gate 'cube'; there is square, dsquare"),
         (("p91", "--show"), 2, "unrecognized arguments: --show"),
         (("p90", "--show", "--dims", "80", "80"), 2, "has 6,400 elements, 4,096 can be drawn"),
         (("p90", "--show", "--device", "cpu"), 2, "pictures are made on the virtual GPU"),

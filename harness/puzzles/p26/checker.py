@@ -129,4 +129,7 @@ def with_line(fault: Fault, path: Path, gate: str) -> Fault:
 
 def where(error: BaseException, path: Path, gate: str) -> str:
     """The line of the learner's file that raised an exception, "PATH:12: "; else that of the blank whose graph did."""
-    return line_of(error, path) or f"{path}:{blanks.find(blanks.read(path))[gate].line}: in what it left: "
+    return (
+        line_of(error, path)
+        or f"{path}:{blanks.find(blanks.read(path))[gate].line}: in the graph that it leaves: "
+    )

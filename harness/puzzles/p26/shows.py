@@ -81,4 +81,4 @@ def show_symptoms(console: Console) -> int:
 
 def symptom(name: str, words: str, path: Path) -> str:
     """The line of a wrong backend: what its gate says of its file, without the graph and cut to a line's length."""
-    return f"{name:<28} {words.split(' graph(): ')[0].replace(str(path), path.name)[:SHOWN]}"
+    return f"{name:<28} {words.split(' graph(): ')[0].replace(str(path), path.name)[:SHOWN].rstrip()}"

@@ -115,7 +115,7 @@ def test_demo_stops_at_the_time_limit(chapters):
 
 def test_no_chapters(tmp_path):
     with pytest.raises(
-        BadUse, match="trained on is the workbook's chapters, and there is no Markdown file under .*nowhere"
+        BadUse, match=r"trained on is the workbook's chapters, and there is no Markdown file under .*nowhere"
     ):
         demo.run(text_console(), [], chapters=tmp_path / "nowhere")
 

@@ -207,12 +207,25 @@ class AttentionKernels(OnDevice):
         """Where the mask lies, or the 0 that stands for none."""
         return (self.no_mask[dtype] if mask is None else mask).data_ptr()
 
-    def forward(self, query, key, value, mask, scale: float, diagonal: int, mask_block: int):
-        """Output [B, N, S, d] and lse [B, N, S], both contiguous. None of the tensors is empty."""
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        mask,
+        scale: float,
+        diagonal: int,
+        mask_block: int,
+        output: Tensor | None = None,
+    ):
+        """Output [B, N, S, d] and lse [B, N, S]. None of the tensors is empty.
+
+        Both are contiguous, unless a 16-bit `output` is given, of any strides whose last is 1.
+        """
         warn_of(without_tensor_cores(query))
         any_strides = on_tensor_cores(query)
         query, key, value = (readable(tensor, any_strides) for tensor in (query, key, value))
-        output = query.new_empty(query.shape)
+        output = query.new_empty(query.shape) if output is None else output
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         lse = query.new_empty(query.shape[:-1], dtype=wide)
         self.call(
@@ -254,15 +267,30 @@ class AttentionKernels(OnDevice):
         return delta if rows is not None or grad_lse is None else delta - grad_lse
 
     def backward(
-        self, grad_out, query, key, value, lse, delta, mask, scale: float, diagonal: int, mask_block: int
+        self,
+        grad_out,
+        query,
+        key,
+        value,
+        lse,
+        delta,
+        mask,
+        scale: float,
+        diagonal: int,
+        mask_block: int,
+        gradients: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of query, key and value, contiguous. None of the tensors is empty."""
+        """The gradients of query, key and value. None of the tensors is empty.
+
+        They are contiguous, unless 16-bit `gradients` are given, of any strides whose last is 1.
+        """
         any_strides = on_tensor_cores(query)
         grad_out, query, key, value = (
             readable(tensor, any_strides) for tensor in (grad_out, query, key, value)
         )
         lse, delta = lse.contiguous(), delta.contiguous()
-        gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+        if gradients is None:
+            gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
         self.call(
             self.module.backward,
             query.dtype,

@@ -6,6 +6,7 @@ autograd differentiates into it: with a term detached, or with the value of one 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -37,19 +38,19 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
 
 
-def heads(qkv: Tensor) -> tuple[Tensor, ...]:
-    """Query, key and value [B, HEADS, T, C / HEADS] of [B, T, 3 C]."""
-    return tuple(t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
+def heads(qkv: Tensor, count: int = HEADS) -> tuple[Tensor, ...]:
+    """Query, key and value [B, count, T, C / count] of [B, T, 3 C]."""
+    return tuple(t.unflatten(-1, (count, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
 
 
 def joined(output: Tensor) -> Tensor:
-    """[B, HEADS, T, d] -> [B, T, C]."""
+    """[B, heads, T, d] -> [B, T, C]."""
     return output.transpose(1, 2).flatten(2)
 
 
-def attention(qkv: Tensor, causal: bool = True) -> Tensor:
+def attention(qkv: Tensor, causal: bool = True, count: int = HEADS) -> Tensor:
     """Every head of it."""
-    query, key, value = heads(qkv)
+    query, key, value = heads(qkv, count)
     return joined(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
 
 
@@ -59,8 +60,9 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean over the places whose target is not -100."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    """The mean over the places whose target is not -100, in float32 at least."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
 
 
 def fork(x: Tensor) -> Tensor:
@@ -92,6 +94,11 @@ PARTS: Mapping[str, Part] = MappingProxyType(
 )
 
 
+def parts_with_heads(count: int) -> Mapping[str, Part]:
+    """The parts of a model with another number of heads."""
+    return {**PARTS, "attention": partial(attention, count=count)}
+
+
 @dataclass
 class Model:
     """The model of some parts, run on tensors that ask for gradients.
@@ -99,26 +106,38 @@ class Model:
     Attributes:
         outputs: Part of the learner's file -> what it returned, in the order of the forward pass.
         inputs: Part -> what it was given; their gradients are what its `backward` returns.
+        noting: Whether both are noted down; they stay in memory then.
     """
 
     parts: Mapping[str, Part] = field(default_factory=lambda: PARTS)
+    noting: bool = True
     outputs: Tensors = field(default_factory=dict)
     inputs: Tensors = field(default_factory=dict)
 
     def run(self, name: str, kind: str, x: Tensor, *rest: Tensor) -> Tensor:
         """One part, noted down. Its input is made a tensor of its own, so that its gradient is this part's alone."""
         if x.is_floating_point():
-            x = self.inputs[name] = x.view_as(x)
-            if x.requires_grad:
-                x.retain_grad()
-        self.outputs[name] = F.linear(x, *rest) if kind == "linear" else self.parts[kind](x, *rest)
-        return self.outputs[name]
+            x = self.given(name, x)
+        return self.noted(name, F.linear(x, *rest) if kind == "linear" else self.parts[kind](x, *rest))
 
-    def block(self, x: Tensor, name: str, p: Mapping[str, Tensor]) -> Tensor:
-        """Both branches."""
+    def given(self, name: str, x: Tensor) -> Tensor:
+        """What a part is given, noted down."""
+        if not self.noting:
+            return x
         x = self.inputs[name] = x.view_as(x)
         if x.requires_grad:
             x.retain_grad()
+        return x
+
+    def noted(self, name: str, output: Tensor) -> Tensor:
+        """What a part returns, noted down."""
+        if self.noting:
+            self.outputs[name] = output
+        return output
+
+    def block(self, x: Tensor, name: str, p: Mapping[str, Tensor]) -> Tensor:
+        """Both branches."""
+        x = self.given(name, x)
 
         def part(kind: str, id: str, given: Tensor) -> Tensor:
             weights = [p[f"{name}.{id}.{each}"] for each in ("weight", "bias") if f"{name}.{id}.{each}" in p]
@@ -130,8 +149,7 @@ class Model:
         )
         branch = part("linear", "widen", part("layernorm", "ln_2", self.parts["fork"](x)))
         x = self.parts["residual"](x, part("linear", "narrow", part("gelu", "gelu", branch)), "mlp")
-        self.outputs[name] = x
-        return x
+        return self.noted(name, x)
 
     def loss(self, tokens: Tensor, targets: Tensor, p: Mapping[str, Tensor]) -> Tensor:
         """Of the whole model."""

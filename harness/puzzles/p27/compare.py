@@ -6,7 +6,9 @@ import torch
 from rich.console import Console
 
 from harness.console import Parser, print_lines
+from harness.puzzles.p27 import compare_gpt
 from harness.puzzles.p27.autograd import Model, Tensors, parameters
+from harness.puzzles.p27.gpt import SIZES
 from harness.puzzles.p27.running import (
     Module,
     by_autograd,
@@ -17,7 +19,8 @@ from harness.puzzles.p27.running import (
     no_autograd,
     watching,
 )
-from harness.puzzles.p27.train import add_roots, by_the_file, file_of, seed
+from harness.puzzles.p27.train import add_roots, add_size, by_the_file, check_size, file_of, seed
+from harness.puzzles.p27.train_gpt import device_of
 
 VOCABULARY, CONTEXT = 32, 12
 """Of the model, in float64, so that what is not ok is a mistake."""
@@ -62,7 +65,13 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     )
     add_roots(made)
     made.add_argument("--seed", type=seed, default=27, help="of parameters and tokens (default: %(default)s)")
+    add_size(made)
     flags = made.parse_args(arguments)
+    check_size(flags)
+    if flags.size:
+        values = compare_gpt.compare(SIZES[flags.size], flags.seed, device_of(flags.device))
+        print_lines(console, compare_gpt.lines_of(values))
+        return int(bool(compare_gpt.wrong_of(values)))
     path, module = file_of(flags)
     with by_the_file(path):
         listed = [*rows(*both(module, flags.seed))]

@@ -17,21 +17,22 @@ from torch import Tensor
 
 from harness.bench.loss_curves import plot
 from harness.check.python_files import describe, load
-from harness.console import Parser, print_lines, printable
+from harness.console import Parser, print_lines
 from harness.errors import BadUse, DamagedFile, Unsolved, WorkbookError
 from harness.learner.work import Work
 from harness.puzzles.p22.training import Options, Recipe, batches, read_text, training_progress
+from harness.puzzles.p27 import train_gpt
 from harness.puzzles.p27.autograd import Tensors, parameters
+from harness.puzzles.p27.gpt import SIZES
 from harness.puzzles.p27.running import Module, no_autograd
 from harness.puzzles.p27.spec import PUZZLE
+from harness.puzzles.p27.writing import write
 from harness.toolchain import roots
 
 RATE, WARM_UP = 3e-3, 20
 """The learning rate, and the steps in which it grows to its full size."""
 SAMPLE = 300
 """Bytes that the model writes at the end."""
-START = b"The gradient "
-TEMPERATURE = 0.7
 TINY = Options(
     Recipe(bytes=True, optimizer={}), steps=600, layers=3, width=96, heads=4, context=64, batch=16, seed=27
 )
@@ -96,17 +97,6 @@ def excerpts(options: Options, chapters: Path):
         yield torch.cat([given, wanted[:, -1:]], 1)
 
 
-def sample(module: Module, p: Tensors, count: int, seed: int) -> str:
-    """What the model writes after START, in characters that a terminal takes."""
-    generator = torch.Generator().manual_seed(seed)
-    written, context = list(START), len(p["position"])
-    for _ in range(count):
-        logits = module["logits_of"](torch.tensor([written[-context:]]), module["Tape"](), p)[0, -1]
-        shares = torch.softmax(logits / TEMPERATURE, -1)
-        written.append(int(torch.multinomial(shares, 1, generator=generator)))
-    return printable(bytes(written).decode(errors="replace"))
-
-
 def add_roots(made: Parser) -> None:
     """--problem and --solution."""
     which = made.add_mutually_exclusive_group()
@@ -125,25 +115,61 @@ def parser() -> Parser:
     """The flags."""
     made = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.", allow_abbrev=False)
     add_roots(made)
-    made.add_argument("--steps", type=int, default=TINY.steps, help="default: %(default)s")
+    made.add_argument(
+        "--steps", type=int, help=f"default: {TINY.steps}, of GPT-2 {train_gpt.PLANS['gpt2'].steps}"
+    )
     made.add_argument(
         "--seconds", type=float, default=120.0, help="stop then at the latest (default: %(default)g)"
     )
     made.add_argument(
         "--seed", type=seed, default=TINY.seed, help="of parameters and excerpts (default: %(default)s)"
     )
+    add_size(made)
+    made.add_argument(
+        "--by",
+        choices=(train_gpt.HAND, train_gpt.AUTOGRAD),
+        help="with --size: the step by hand (the default), or PyTorch's",
+    )
     return made
+
+
+def add_size(made: Parser) -> None:
+    """--size and --device."""
+    made.add_argument(
+        "--size",
+        choices=SIZES,
+        help="in place of your tape: the step of the workbook's layers, for a GPT of this size",
+    )
+    made.add_argument(
+        "--device", choices=("cpu", "gpu"), help="with --size: where (default: a GPU where torch sees one)"
+    )
+
+
+def check_size(flags, *of_size: str) -> None:
+    """Raises BadUse for flags that belong to --size, without it, and for a file of yours beside it."""
+    if flags.size and flags.problem:
+        raise BadUse("--problem: with --size no file of yours takes part")
+    for name in () if flags.size else ("device", *of_size):
+        if getattr(flags, name) is not None:
+            raise BadUse(f"--{name}: only with --size")
 
 
 def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None = None) -> int:
     """Trains on the chapters, the book's unless given, draws the losses, and lets the model write. Raises BadUse, Unsolved."""
     flags = parser().parse_args(arguments)
-    if flags.steps < 1:
+    check_size(flags, "by")
+    if flags.steps is not None and flags.steps < 1:
         raise BadUse(f"--steps {flags.steps}: must be at least 1")
     if not flags.seconds > 0:
         raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
+    chapters = chapters or roots.book() / "src"
+    if flags.size:
+        flags.by = flags.by or train_gpt.HAND
+        train_gpt.train(console, flags, chapters, SAMPLE)
+        return 0
     path, module = file_of(flags)
-    options = replace(TINY, steps=flags.steps, seconds=flags.seconds, seed=flags.seed)
+    steps = TINY.steps if flags.steps is None else flags.steps
+    options = replace(TINY, steps=steps, seconds=flags.seconds, seed=flags.seed)
     training = Training.begin(options)
     count = sum(t.numel() for t in training.p.values())
     sizes = f"{options.layers} blocks of {options.width} channels, {count:,} parameters"
@@ -151,14 +177,17 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
     begun = time.monotonic()
     with by_the_file(path), no_autograd(), training_progress(console) as progress:
         task = progress.add_task("training by hand", total=options.steps, losses="")
-        for _, excerpt in zip(
-            range(options.steps), excerpts(options, chapters or roots.book() / "src"), strict=False
-        ):
+        for _, excerpt in zip(range(options.steps), excerpts(options, chapters), strict=False):
             training.step(module, excerpt)
             progress.update(task, advance=1, losses=f"loss {training.losses[-1]:.3f}")
             if time.monotonic() - begun > options.seconds:
                 break
-        written = sample(module, training.p, SAMPLE, options.seed)
+        written = write(
+            lambda tokens: module["logits_of"](tokens, module["Tape"](), training.p)[0, -1],
+            options.context,
+            SAMPLE,
+            options.seed,
+        )
     losses = training.losses
     first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
     lines = [

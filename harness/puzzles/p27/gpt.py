@@ -1,0 +1,109 @@
+"""GPT-2 as the step of kernels trains it: its sizes, and all of its numbers, each kind in one piece of memory.
+
+Names of parameters are the tape's. Matrices come first, vectors after them, so that AdamW, the norm of all gradients and a
+copy in another dtype are one pass over one piece, and weight decay ends at one place.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.puzzles.p27.autograd import Tensors, parameters
+
+RUN = 16
+"""A tensor begins at a multiple of so many elements of its piece: the kernels' wide loads want 16 bytes."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a GPT and of what it sees in a step: `batch` excerpts of `context` tokens."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    context: int
+    batch: int
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.batch * self.context
+
+
+SIZES = {
+    "tiny": Sizes(layers=3, width=96, heads=4, vocabulary=256, context=64, batch=16),
+    # 50,257 tokens and as many unused ones as make rows of logits begin at multiples of 128 bytes.
+    "gpt2": Sizes(layers=12, width=768, heads=12, vocabulary=50304, context=1024, batch=16),
+}
+
+
+def working_dtype(device: torch.device) -> torch.dtype:
+    """Of activations, gradients and products: bfloat16 on a GPU, beside float32 parameters, and float32 elsewhere."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+class Pieces:
+    """Where each tensor of a model lies in a piece of memory.
+
+    Attributes:
+        count: Elements of a piece; between tensors there may be some that belong to none, and stay 0.
+        decayed: How many of them belong to matrices, which decay.
+    """
+
+    def __init__(self, like: Mapping[str, Tensor]):
+        ordered = sorted(like, key=lambda name: like[name].dim() < 2)
+        self.places: dict[str, tuple[int, torch.Size]] = {}
+        self.count = self.decayed = 0
+        for name in ordered:
+            self.places[name] = self.count, like[name].shape
+            self.count += -(-like[name].numel() // RUN) * RUN
+            if like[name].dim() > 1:
+                self.decayed = self.count
+
+    def views(self, piece: Tensor) -> Tensors:
+        """The tensors of a piece [count] by name."""
+        return {name: piece[at : at + shape.numel()].view(shape) for name, (at, shape) in self.places.items()}
+
+
+@dataclass
+class State:
+    """A training run between two steps: float32 parameters, AdamW's two means, and how many steps were made.
+
+    Attributes:
+        sizes: Of the model.
+        pieces: Where each tensor lies in the three pieces.
+        master, mean, square: [count], float32: the parameters, and the running means of gradients and their squares.
+        steps: Made so far.
+    """
+
+    sizes: Sizes
+    pieces: Pieces
+    master: Tensor
+    mean: Tensor
+    square: Tensor
+    steps: int = 0
+
+    @classmethod
+    def begin(cls, sizes: Sizes, seed: int, device: torch.device) -> "State":
+        """GPT-2's first parameters; the same on every device."""
+        first = parameters(
+            layers=sizes.layers,
+            width=sizes.width,
+            vocabulary=sizes.vocabulary,
+            context=sizes.context,
+            seed=seed,
+            dtype=torch.float32,
+        )
+        pieces = Pieces(first)
+        master, mean, square = (torch.zeros(pieces.count, device=device) for _ in range(3))
+        for name, view in pieces.views(master).items():
+            view.copy_(first[name])
+        return cls(sizes, pieces, master, mean, square)
+
+    @property
+    def parameters(self) -> Tensors:
+        """By name, float32."""
+        return self.pieces.views(self.master)

@@ -1,0 +1,49 @@
+"""The training step of the same GPT by PyTorch: autograd, its AdamW, and on a GPU autocast; as it is, or by torch.compile.
+
+It trains the very memory of a `State`, so that a run by hand can go on by autograd, and the other way round.
+"""
+
+import torch
+from torch import Tensor
+
+from harness.puzzles.p27.autograd import Model, parts_with_heads
+from harness.puzzles.p27.gpt import State
+from harness.puzzles.p27.gpt_step import ADAM_EPS, BETAS, DECAY, LIMIT
+
+
+class ByAutograd:
+    """Trains a state by autograd.
+
+    Args:
+        state: What is trained.
+        compiled: Whether the loss goes through torch.compile.
+    """
+
+    def __init__(self, state: State, compiled: bool = False):
+        self.state = state
+        self.device = state.master.device
+        self.p = {name: view.detach().requires_grad_() for name, view in state.parameters.items()}
+        matrices = [t for t in self.p.values() if t.dim() > 1]
+        vectors = [t for t in self.p.values() if t.dim() < 2]
+        groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, betas=BETAS, eps=ADAM_EPS, fused=True)
+        means, squares = state.pieces.views(state.mean), state.pieces.views(state.square)
+        for name, leaf in self.p.items():
+            done = torch.tensor(float(state.steps), device=self.device)
+            self.optimizer.state[leaf] = {"step": done, "exp_avg": means[name], "exp_avg_sq": squares[name]}
+        model = Model(parts_with_heads(state.sizes.heads), noting=False)
+        self.loss = torch.compile(model.loss, dynamic=False) if compiled else model.loss
+
+    def step(self, excerpt: Tensor, rate: float) -> Tensor:
+        """One training step; returns the loss before it, on the device."""
+        self.state.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        gpu = self.device.type == "cuda"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=gpu):
+            loss = self.loss(excerpt[:, :-1], excerpt[:, 1:], self.p)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.p.values(), LIMIT)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()

@@ -1,0 +1,245 @@
+"""One training step of GPT-2 by hand, from the workbook's layers: no autograd, and little that is kept.
+
+The LayerNorm before a product is one layer with it, attention keeps its output and lse, GELU is computed again, and
+the head with its loss makes its gradients in the forward pass, chunk by chunk. The stream between the blocks, [rows, C]
+with rows = batch * T, is in the working dtype; parameters are float32, AdamW updates them, and the products read a
+copy in the working dtype, which is made where the parameters are updated.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.nn import cross_entropy
+from harness.nn.autograd import layernorm_linear, layernorm_linear_backward
+from harness.nn.cross_entropy_chunks import INPUT, WEIGHT, Loss, rows_of_a_chunk
+from harness.nn.direct import ALL_GRADIENTS
+from harness.nn.ops import EPS
+from harness.puzzles.p27 import step_parts as parts
+from harness.puzzles.p27.autograd import Tensors
+from harness.puzzles.p27.derivation import IGNORED
+from harness.puzzles.p27.gpt import Sizes, State, working_dtype
+
+BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
+"""Of AdamW, and the norm that gradients are clipped to; as in the tape's file."""
+PLAIN_LOSS = Loss(IGNORED, 0.0, 0.0, 0.0)
+ALGORITHM = "fast"
+
+
+def ignore(name: str, value: Tensor) -> None:
+    """Looks at no value."""
+
+
+@dataclass
+class Pass:
+    """The forward and the backward pass of one model.
+
+    Args:
+        sizes: Of the model.
+        p: Its parameters in the working dtype, by the tape's names.
+        note: Is shown every activation, "block0.qkv, its output", and every gradient of an input, by name.
+
+    Attributes:
+        grads: The gradients of the parameters, after `backward`.
+        kept: Name of a part -> what its backward pass will need, and takes.
+    """
+
+    sizes: Sizes
+    p: Tensors
+    note: Callable[[str, Tensor], None] = ignore
+    grads: Tensors = field(default_factory=dict)
+    kept: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def shown(self, part: str, output: Tensor) -> Tensor:
+        """An output, noted down."""
+        self.note(f"{part}, its output", output)
+        return output
+
+    def back(self, part: str, gradient: Tensor) -> Tensor:
+        """The gradient of what a part was given, noted down."""
+        self.note(f"the gradient of what {part} is given", gradient)
+        return gradient
+
+    # ---- Parts --------------------------------------------------------------------------------------------------
+
+    def embedding(self, tokens: Tensor) -> Tensor:
+        """The stream at its beginning, [rows, C]."""
+        token, position = self.p["token"], self.p["position"]
+        x = F.embedding(tokens, token) + position[: tokens.shape[1]]
+        self.kept["embedding"] = (tokens,)
+        return self.shown("embedding", x.flatten(0, 1))
+
+    def embedding_backward(self, dx: Tensor, of_head: Tensor) -> None:
+        """The gradients of both tables; that of the tokens' also holds the head's, [V, C]."""
+        (tokens,) = self.kept.pop("embedding")
+        self.grads["token"] = parts.token_gradient(of_head, dx, tokens.flatten())
+        self.grads["position"] = torch.zeros_like(self.p["position"])
+        self.grads["position"][: tokens.shape[1]] = dx.view(*tokens.shape, -1).sum(0)
+
+    def norm_linear(self, x: Tensor, ln: str, linear: str) -> Tensor:
+        """A LayerNorm and the product after it; x and two numbers a row are kept."""
+        gamma, beta, W, b = (self.p[f"{part}.{each}"] for part in (ln, linear) for each in ("weight", "bias"))
+        y, statistics = layernorm_linear(x, gamma, beta, W, b, EPS, ALGORITHM)
+        self.kept[ln] = (x, statistics)
+        return self.shown(linear, y)
+
+    def norm_linear_backward(self, dx: Tensor, dy: Tensor, ln: str, linear: str) -> Tensor:
+        """The stream's gradient with what the branch brings to it."""
+        x, statistics = self.kept.pop(ln)
+        gamma, beta, W = (self.p[name] for name in (f"{ln}.weight", f"{ln}.bias", f"{linear}.weight"))
+        branch, dgamma, dbeta, dW, db = layernorm_linear_backward(
+            dy, x, statistics, gamma, beta, W, ALL_GRADIENTS, ALGORITHM
+        )
+        self.grads |= {f"{ln}.weight": dgamma, f"{ln}.bias": dbeta}
+        self.grads |= {f"{linear}.weight": dW, f"{linear}.bias": db}
+        return dx.add_(self.back(ln, branch))
+
+    def linear_backward(self, dy: Tensor, x: Tensor, name: str) -> Tensor:
+        """The gradient of what a plain linear layer was given, x."""
+        self.weight_gradients(dy, x, name)
+        return self.back(name, dy @ self.p[f"{name}.weight"])
+
+    def weight_gradients(self, dy: Tensor, x: Tensor, name: str) -> None:
+        """Those of a plain linear layer."""
+        self.grads[f"{name}.weight"] = dy.T @ x
+        self.grads[f"{name}.bias"] = dy.sum(0)
+
+    def add_linear(self, x: Tensor, branch: Tensor, name: str) -> Tensor:
+        """The stream with a linear layer of a branch added to it."""
+        y = F.linear(branch, self.p[f"{name}.weight"], self.p[f"{name}.bias"])
+        return x + self.shown(name, y)
+
+    # ---- Blocks -------------------------------------------------------------------------------------------------
+
+    def block(self, x: Tensor, name: str, batch: int) -> Tensor:
+        """Both branches. Kept: the stream twice, qkv, attention's output and lse, and what GELU is given."""
+        qkv = self.norm_linear(x, f"{name}.ln_1", f"{name}.qkv")
+        output, lse = parts.attention(qkv, batch, self.sizes.heads)
+        self.kept[f"{name}.attention"] = (qkv, self.shown(f"{name}.attention", output), lse)
+        x = self.add_linear(x, output, f"{name}.join")
+        wide = self.norm_linear(x, f"{name}.ln_2", f"{name}.widen")
+        self.kept[f"{name}.gelu"] = (wide,)
+        x = self.add_linear(x, self.shown(f"{name}.gelu", parts.gelu(wide)), f"{name}.narrow")
+        return self.shown(name, x)
+
+    def block_backward(self, dx: Tensor, name: str, batch: int) -> Tensor:
+        """The gradient of the stream before the block; dx is written over."""
+        (wide,) = self.kept.pop(f"{name}.gelu")
+        d = self.back(f"{name}.narrow", dx @ self.p[f"{name}.narrow.weight"])
+        again, d = parts.gelu_backward(wide, d)
+        self.weight_gradients(dx, again, f"{name}.narrow")
+        del wide, again
+        dx = self.norm_linear_backward(dx, self.back(f"{name}.gelu", d), f"{name}.ln_2", f"{name}.widen")
+        qkv, output, lse = self.kept.pop(f"{name}.attention")
+        d = self.linear_backward(dx, output, f"{name}.join")
+        d = parts.attention_gradient(d, qkv, output, lse, batch, self.sizes.heads)
+        dx = self.norm_linear_backward(dx, self.back(f"{name}.attention", d), f"{name}.ln_1", f"{name}.qkv")
+        return self.back(name, dx)
+
+    # ---- The model ----------------------------------------------------------------------------------------------
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss, float32. The head's gradients are made here, and kept."""
+        x = self.stream(tokens)
+        self.kept["ln_f"] = (x,)
+        y, statistics = parts.layernorm(x, self.p["ln_f.weight"], self.p["ln_f.bias"])
+        rows, token = targets.flatten(), self.p["token"]
+        vocabulary, width = token.shape
+        chunk = rows_of_a_chunk(len(rows), width, vocabulary, token.dtype, token.device)
+        loss, results, _ = cross_entropy.forward(
+            self.shown("ln_f", y), token, None, rows, PLAIN_LOSS, "mean", INPUT | WEIGHT, chunk
+        )
+        assert results.dx is not None and results.dW is not None  # they are wanted
+        self.kept["head"] = (statistics, results.dx, results.dW)
+        return loss
+
+    def stream(self, tokens: Tensor) -> Tensor:
+        """The stream after the last block, [rows, C]."""
+        x = self.embedding(tokens)
+        for i in range(self.sizes.layers):
+            x = self.block(x, f"block{i}", len(tokens))
+        return x
+
+    def backward(self) -> Tensors:
+        """All gradients by name; nothing stays kept."""
+        batch = len(self.kept["embedding"][0])
+        statistics, dy, of_head = self.kept.pop("head")
+        (x,) = self.kept.pop("ln_f")
+        dx, dgamma, dbeta = parts.layernorm_backward(dy, x, statistics, self.p["ln_f.weight"])
+        self.grads |= {"ln_f.weight": dgamma, "ln_f.bias": dbeta}
+        dx = self.back("ln_f", dx)
+        del dy, x
+        for i in reversed(range(self.sizes.layers)):
+            dx = self.block_backward(dx, f"block{i}", batch)
+        self.embedding_backward(dx, of_head)
+        return self.grads
+
+
+# All of a list by few launches.
+copy_each: Callable = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+
+
+class ByHand:
+    """Trains a state by hand.
+
+    Attributes:
+        state: What is trained.
+        working: The parameters in the working dtype, in one piece; the state's own where that is float32.
+        gradients: [count], of the last step, in the working dtype.
+        numbers: What AdamW is told at each step: the rate and both corrections, float32 [3].
+        norm: Of all gradients of the last step, float32 [1].
+    """
+
+    def __init__(self, state: State):
+        device = state.master.device
+        dtype = working_dtype(device)
+        self.state = state
+        self.working = state.master if dtype == torch.float32 else state.master.to(dtype)
+        self.gradients = torch.zeros_like(self.working)
+        self.numbers = torch.zeros(3, device=device)
+        self.norm = torch.zeros(1, device=device)
+        self.p = state.pieces.views(self.working)
+        self.grads = state.pieces.views(self.gradients)
+
+    def passes(self, excerpt: Tensor) -> Tensor:
+        """Forward and backward over an excerpt [batch, context + 1]: the loss; the gradients lie in their piece."""
+        model = Pass(self.state.sizes, self.p)
+        loss = model.forward(excerpt[:, :-1], excerpt[:, 1:])
+        made = model.backward()
+        copy_each([self.grads[name] for name in made], [*made.values()])
+        return loss
+
+    def update(self) -> None:
+        """Clips, and AdamW's one pass."""
+        state = self.state
+        parts.norm_of(self.norm, self.gradients)
+        parts.adamw(
+            state.master,
+            self.working,
+            self.gradients,
+            state.mean,
+            state.square,
+            self.numbers,
+            self.norm,
+            decayed=state.pieces.decayed,
+            options=parts.AdamW(*BETAS, ADAM_EPS, DECAY, LIMIT),
+        )
+
+    def whole(self, excerpt: Tensor) -> Tensor:
+        """All of a step that happens on the device."""
+        loss = self.passes(excerpt)
+        self.update()
+        return loss
+
+    def step(self, excerpt: Tensor, rate: float) -> Tensor:
+        """One training step; returns the loss before it, on the device."""
+        self.state.steps += 1
+        self.tell(self.state.steps, rate)
+        return self.whole(excerpt)
+
+    def tell(self, step: int, rate: float) -> None:
+        """Sets what AdamW is told at a step, counted from 1."""
+        self.numbers.copy_(torch.tensor([rate, *(1 - beta**step for beta in BETAS)]))

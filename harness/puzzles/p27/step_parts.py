@@ -1,0 +1,162 @@
+"""What the step by hand needs beside the layers of `harness.nn`: GELU, LayerNorm alone, the residual stream's matrices.
+
+Everything takes rows: matrices [rows, channels]. Nothing asks autograd for anything.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.nn import attention_direct
+from harness.nn.attention_autograd import attention_backward, attention_with_lse
+from harness.nn.ops import EPS
+
+SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
+"""In GELU's u = SCALE (x + CUBE x^3)."""
+
+
+# ---- GELU -----------------------------------------------------------------------------------------------------
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x / 2 (1 + tanh u), rounded once."""
+    return F.gelu(x, approximate="tanh")
+
+
+def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU of x again, and the gradient of x; both may take the memory of what they are made from."""
+    wide = x.float()
+    s = torch.sigmoid(2 * SCALE * (wide + CUBE * wide**3))
+    slope = SCALE * (1 + 3 * CUBE * wide.square())
+    dx = dy.float() * (s + 2 * wide * s * (1 - s) * slope)
+    return (wide * s).to(x.dtype), dx.to(x.dtype)
+
+
+# ---- LayerNorm alone, before the head ---------------------------------------------------------------------------
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The output, and mean and rstd [2, rows] in float32, of x [rows, C]."""
+    wide = x.float()
+    mean = wide.mean(-1)
+    rstd = ((wide - mean[:, None]).square().mean(-1) + EPS).rsqrt()
+    x_hat = (wide - mean[:, None]) * rstd[:, None]
+    return (x_hat * weight + bias).to(x.dtype), torch.stack((mean, rstd))
+
+
+def layernorm_backward(
+    dy: Tensor, x: Tensor, statistics: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, weight and bias: puzzle 22's dx = rstd (g - c2 - x_hat c1)."""
+    mean, rstd = statistics[:, :, None]
+    x_hat = (x.float() - mean) * rstd
+    wide = dy.float()
+    g = wide * weight
+    c1, c2 = (g * x_hat).mean(-1, keepdim=True), g.mean(-1, keepdim=True)
+    dx = rstd * (g - c2 - x_hat * c1)
+    return dx.to(x.dtype), (wide * x_hat).sum(0).to(weight.dtype), wide.sum(0).to(weight.dtype)
+
+
+# ---- Attention between matrices of rows -------------------------------------------------------------------------
+
+
+def heads(rows: Tensor, batch: int, count: int) -> Tensor:
+    """[batch * T, C] as [batch, count, T, C / count], without a copy."""
+    return rows.view(batch, -1, count, rows.shape[1] // count).transpose(1, 2)
+
+
+def attention(qkv: Tensor, batch: int, count: int) -> tuple[Tensor, Tensor]:
+    """Causal attention of qkv [rows, 3 C]: the output [rows, C] and lse [batch, count, T]."""
+    query, key, value = (heads(part, batch, count) for part in qkv.chunk(3, 1))
+    output = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+    into = heads(output, batch, count)
+    if kernels := attention_direct.kernels(qkv.device):
+        _, lse = kernels.forward(query, key, value, None, query.shape[-1] ** -0.5, 0, 1, output=into)
+    else:
+        made, lse = attention_with_lse(query, key, value, is_causal=True)
+        into.copy_(made)
+    return output, lse
+
+
+def attention_gradient(
+    dy: Tensor, qkv: Tensor, output: Tensor, lse: Tensor, batch: int, count: int
+) -> Tensor:
+    """The gradient of qkv [rows, 3 C] from that of the output [rows, C]."""
+    dqkv = torch.empty_like(qkv)
+    query, key, value = (heads(part, batch, count) for part in qkv.chunk(3, 1))
+    dQ, dK, dV = (heads(part, batch, count) for part in dqkv.chunk(3, 1))
+    dO, out = heads(dy, batch, count), heads(output, batch, count)
+    if kernels := attention_direct.kernels(qkv.device):
+        delta = kernels.delta(dO, out, None)
+        scale = query.shape[-1] ** -0.5
+        kernels.backward(dO, query, key, value, lse, delta, None, scale, 0, 1, gradients=(dQ, dK, dV))
+    else:
+        made = attention_backward(dO, query, key, value, out, lse, is_causal=True)
+        for view, gradient in zip((dQ, dK, dV), made, strict=True):
+            view.copy_(gradient)
+    return dqkv
+
+
+# ---- The embedding's table --------------------------------------------------------------------------------------
+
+
+def token_gradient(of_head: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
+    """The tied table's gradient in dx's dtype: the head's [V, C], and the rows of dx [rows, C] added where each token [rows] is."""
+    total = of_head.float()
+    total.index_put_((tokens,), dx.float(), accumulate=True)  # sorted, so that the sums have one order
+    return total.to(dx.dtype)
+
+
+# ---- AdamW ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Its constants, and the norm that gradients are clipped to."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float
+    limit: float
+
+
+def norm_of(norm: Tensor, gradients: Tensor) -> None:
+    """Writes the norm of all gradients to [1]."""
+    torch.linalg.vector_norm(gradients, dtype=torch.float32, out=norm[0])
+
+
+def adamw(
+    master: Tensor,
+    working: Tensor,
+    gradients: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    numbers: Tensor,
+    norm: Tensor,
+    *,
+    decayed: int,
+    options: AdamW,
+) -> None:
+    """One update in place: both means, the parameters, and their copy in the working dtype, which may be the same memory.
+
+    Args:
+        master, mean, square: [count], float32.
+        working, gradients: [count], in the working dtype.
+        numbers: Rate, and the corrections 1 - beta^step of both means, float32 [3].
+        norm: Of all gradients, float32 [1]: they are clipped on the way.
+        decayed: The first so many elements decay.
+        options: What stays the same at every step.
+    """
+    rate, correction1, correction2 = numbers
+    factor = (options.limit / (norm + 1e-6)).clamp(max=1)
+    g = gradients.float() * factor
+    mean.lerp_(g, 1 - options.beta1)
+    square.lerp_(g.square(), 1 - options.beta2)
+    master[:decayed] *= 1 - rate * options.decay
+    master -= rate * (mean / correction1) / ((square / correction2).sqrt() + options.eps)
+    if working is not master:
+        working.copy_(master)

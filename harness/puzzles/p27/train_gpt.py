@@ -1,0 +1,138 @@
+"""`p27 --train --size`: a GPT of some size trained by the step of the workbook's layers, or by autograd, on the book's text.
+
+Tokens are bytes, of which GPT-2 has 256 among its 50,304. The same seed gives the same losses, bit for bit, on one machine.
+"""
+
+import math
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from harness.bench.loss_curves import plot
+from harness.console import print_lines
+from harness.errors import BadUse
+from harness.puzzles.p22.training import Options, Recipe, batches, read_text, training_progress
+from harness.puzzles.p27 import step_parts
+from harness.puzzles.p27.gpt import SIZES, Sizes, State
+from harness.puzzles.p27.gpt_autograd import ByAutograd
+from harness.puzzles.p27.gpt_step import ByHand, Pass
+from harness.puzzles.p27.running import no_autograd
+from harness.puzzles.p27.writing import write
+
+HAND, AUTOGRAD = "hand", "autograd"
+WARM_UP = 20
+"""Steps in which the learning rate grows to its full size."""
+BYTES = 256
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a size is trained unless told otherwise."""
+
+    steps: int
+    rate: float
+
+
+PLANS = {"tiny": Plan(600, 3e-3), "gpt2": Plan(300, 6e-4)}
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device of a name, "cpu" or "gpu"; without one a GPU if torch has it. Raises BadUse where it has none."""
+    if name == "gpu" and not torch.cuda.is_available():
+        raise BadUse("--device gpu: torch sees no GPU here; --device cpu runs the same step")
+    return torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda:0")
+
+
+def excerpts(sizes: Sizes, seed: int, device: torch.device, chapters: Path) -> Iterator[Tensor]:
+    """Endless excerpts of the text, [batch, context + 1]."""
+    options = Options(
+        Recipe(bytes=True, optimizer={}),
+        steps=1,
+        layers=sizes.layers,
+        width=sizes.width,
+        heads=sizes.heads,
+        context=sizes.context,
+        batch=sizes.batch,
+        seed=seed,
+        device=device,
+    )
+    for given, wanted in batches(read_text(chapters, options).tokens, options):
+        yield torch.cat([given, wanted[:, -1:]], 1)
+
+
+def rate_of(plan: Plan, step: int) -> float:
+    """The learning rate of a step, counted from 1."""
+    return plan.rate * min(1.0, step / WARM_UP)
+
+
+def written(state: State, count: int, seed: int) -> str:
+    """What the model writes."""
+    trained = ByHand(state)
+
+    def logits_of(tokens: Tensor) -> Tensor:
+        p = trained.p
+        last = Pass(state.sizes, p).stream(tokens.to(state.master.device))[-1:]
+        y, _ = step_parts.layernorm(last, p["ln_f.weight"], p["ln_f.bias"])
+        return (y @ p["token"][:BYTES].T)[0].float().cpu()
+
+    with no_autograd():
+        return write(logits_of, state.sizes.context, count, seed)
+
+
+def train(
+    console: Console, flags: Namespace, chapters: Path, sample: int, sizes: Sizes | None = None
+) -> list[float]:
+    """Trains, draws the losses, and lets the model write. Raises BadUse where the loss is no number."""
+    device, plan = device_of(flags.device), PLANS[flags.size]
+    sizes = sizes or SIZES[flags.size]
+    state = State.begin(sizes, flags.seed, device)
+    steps = plan.steps if flags.steps is None else flags.steps
+    count = sum(t.numel() for t in state.parameters.values())
+    shape = f"{sizes.layers} blocks of {sizes.width} channels, {count:,} parameters"
+    print_lines(
+        console,
+        [f"{shape}; {sizes.batch} x {sizes.context} bytes of the book at every step, on {device.type}"],
+    )
+    losses = run(console, state, flags, plan, steps, excerpts(sizes, flags.seed, device, chapters))
+    first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
+    lines = [
+        *plot({f"by {flags.by}": losses}, height=10),
+        f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}",
+        "it writes:",
+        *(f"   {line}" for line in written(state, sample, flags.seed).splitlines()),
+    ]
+    print_lines(console, lines)
+    return losses
+
+
+def run(
+    console: Console, state: State, flags: Namespace, plan: Plan, steps: int, texts: Iterator[Tensor]
+) -> list[float]:
+    """The losses of some steps, fewer where the time is over."""
+    trained = ByHand(state) if flags.by == HAND else ByAutograd(state)
+    begun, losses = time.monotonic(), []
+    with training_progress(console) as progress:
+        task = progress.add_task(f"training by {flags.by}", total=steps, losses="")
+        for _, excerpt in zip(range(steps), texts, strict=False):
+            loss = one_step(trained, excerpt, rate_of(plan, state.steps + 1))
+            losses.append(loss)
+            if not math.isfinite(loss):
+                raise BadUse(f"the loss of step {state.steps} is {loss}")
+            progress.update(task, advance=1, losses=f"loss {loss:.3f}")
+            if time.monotonic() - begun > flags.seconds:
+                break
+    return losses
+
+
+def one_step(trained: ByHand | ByAutograd, excerpt: Tensor, rate: float) -> float:
+    """A step by hand with autograd out of reach, or one by autograd."""
+    if isinstance(trained, ByAutograd):
+        return float(trained.step(excerpt, rate))
+    with no_autograd():
+        return float(trained.step(excerpt, rate))

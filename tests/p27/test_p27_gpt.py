@@ -1,0 +1,195 @@
+"""GPT-2's step by hand from the workbook's layers: every value is autograd's, AdamW is PyTorch's, a run learns and has one set of bits."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from rich.console import Console
+
+from harness.errors import BadUse
+from harness.puzzles.p27 import compare_gpt, step_parts, train, train_gpt
+from harness.puzzles.p27.gpt import SIZES, State
+from harness.puzzles.p27.gpt_autograd import ByAutograd
+from harness.puzzles.p27.gpt_step import ByHand
+
+CPU = torch.device("cpu")
+SMALL = replace(SIZES["tiny"], layers=2, width=32, vocabulary=256, context=24, batch=3)
+ODD = replace(SIZES["tiny"], layers=1, width=20, heads=5, vocabulary=37, context=7, batch=2)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A folder with a chapter."""
+    (tmp_path / "chapter.md").write_text("the gradient of the loss comes back through every part. " * 40)
+    return tmp_path
+
+
+def excerpts(text, count: int) -> list[torch.Tensor]:
+    """The first excerpts of SMALL."""
+    return [each for _, each in zip(range(count), train_gpt.excerpts(SMALL, 5, CPU, text), strict=False)]
+
+
+@pytest.mark.parametrize("sizes", [SMALL, ODD])
+def test_every_value_of_a_step_is_autograd_s(sizes):
+    values = compare_gpt.compare(sizes, 3, CPU)
+    assert compare_gpt.wrong_of(values) == []
+    names = {value.name for value in values if isinstance(value, compare_gpt.Compared)}
+    assert names >= {
+        "block0.join, its output",
+        "the output",
+        "the gradient of token",
+        "the gradient of position",
+    }
+    untold = {value for value in values if isinstance(value, str)}
+    assert untold <= {name for i in range(2) for name in untold_of_block(i)}
+
+
+def untold_of_block(i: int) -> set[str]:
+    """What a block does not compute by itself: outputs of LayerNorms, which the products are fused with; and the logits."""
+    inside = {f"block{i}.{part}" for part in ("qkv", "widen")}
+    outputs = {f"block{i}.{norm}, its output" for norm in ("ln_1", "ln_2")}
+    return outputs | {f"the gradient of what {part} is given" for part in (*inside, "loss")}
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "first"),
+    [
+        (
+            "gelu_backward",
+            lambda x, dy: (step_parts.gelu(x), dy),
+            "the gradient of what block1.gelu is given",
+        ),
+        (
+            "layernorm_backward",
+            lambda dy, x, statistics, weight: (dy, (dy * x).sum(0), dy.sum(0)),
+            "the gradient of ln_f.weight",
+        ),
+        ("token_gradient", lambda of_head, dx, tokens: of_head, "the gradient of token"),
+        ("gelu", lambda x: x, "block0.gelu, its output"),
+    ],
+)
+def test_a_wrong_part_is_the_first_that_is_not_ok(part, wrong, first, monkeypatch):
+    monkeypatch.setattr(step_parts, part, wrong)
+    values = compare_gpt.compare(SMALL, 3, CPU)
+    assert compare_gpt.wrong_of(values)[0] == first
+    assert compare_gpt.lines_of(values)[-1].endswith(f"the first is {first}")
+
+
+@pytest.mark.parametrize("size", [1e-4, 10.0])
+def test_adamw_is_pytorch_s_with_clipping(size):
+    """Two steps, of gradients below the limit and of such that are clipped."""
+    state = State.begin(ODD, 1, CPU)
+    generator = torch.Generator().manual_seed(2)
+    leaves = {name: t.clone().requires_grad_() for name, t in state.parameters.items()}
+    groups = [[t for t in leaves.values() if (t.dim() > 1) is matrices] for matrices in (True, False)]
+    optimizer = torch.optim.AdamW(
+        [{"params": group, "weight_decay": 0.1 * (1 - i)} for i, group in enumerate(groups)],
+        lr=0.01,
+        betas=(0.9, 0.95),
+    )
+    by_hand = ByHand(state)
+    for number in (1, 2):
+        for name, leaf in leaves.items():
+            leaf.grad = gradient = size * torch.randn(leaf.shape, generator=generator)
+            by_hand.grads[name].copy_(gradient)
+        torch.nn.utils.clip_grad_norm_(leaves.values(), 1.0)
+        optimizer.step()
+        by_hand.tell(number, 0.01)
+        by_hand.update()
+    for name, leaf in leaves.items():
+        torch.testing.assert_close(by_hand.p[name], leaf.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_the_step_by_hand_trains_as_autograd_and_two_runs_have_the_same_bits(text):
+    runs = []
+    for kind in (ByHand, ByHand, ByAutograd):
+        trained = kind(State.begin(SMALL, 7, CPU))
+        losses = [train_gpt.one_step(trained, excerpt, 3e-3) for excerpt in excerpts(text, 25)]
+        runs.append((losses, trained.state.master))
+    assert runs[0][0][0] > 5.4 and runs[0][0][-1] < 4.2  # log 256 is 5.55
+    assert runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1])
+    assert runs[0][0] == pytest.approx(runs[2][0], rel=2e-4)
+
+
+def test_autograd_is_out_of_reach_of_a_step_by_hand(text, monkeypatch):
+    def asks(x, dy):
+        leaf = x.clone().requires_grad_()
+        with torch.enable_grad():
+            return x, torch.autograd.grad(step_parts.gelu(leaf), leaf, dy)[0]
+
+    monkeypatch.setattr(step_parts, "gelu_backward", asks)
+    with pytest.raises(RuntimeError, match="autograd is called"):
+        train_gpt.one_step(ByHand(State.begin(SMALL, 7, CPU)), excerpts(text, 1)[0], 1e-3)
+
+
+def test_a_state_has_no_gap_and_decays_matrices_alone():
+    state = State.begin(ODD, 1, CPU)
+    places = sorted((at, shape.numel(), len(shape)) for at, shape in state.pieces.places.values())
+    assert all(at % 16 == 0 for at, *_ in places)
+    assert all(at + size <= after for (at, size, _), (after, *_) in pairwise(places))
+    assert {rank for at, _, rank in places if at < state.pieces.decayed} == {2}
+    assert {rank for at, _, rank in places if at >= state.pieces.decayed} == {1}
+
+
+# ---- Commands ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The commands' tiny model made smaller."""
+    monkeypatch.setitem(SIZES, "tiny", SMALL)
+
+
+def test_compare_of_a_size_prints_every_value(command_line, small):
+    finished = command_line("p27", "--compare", "--size", "tiny", "--device", "cpu")
+    assert finished.code == 0 and finished.lines[-1] == "✅ every value is autograd's"
+    said = {line.split("  ")[0]: line.split()[-1] for line in finished.lines}
+    assert said["the gradient of token"] == said["block1.attention, its output"] == "ok"
+
+
+def test_compare_of_a_size_ends_with_1_where_a_value_is_wrong(command_line, small, monkeypatch):
+    monkeypatch.setattr(step_parts, "gelu", lambda x: x * torch.nan)
+    finished = command_line("p27", "--compare", "--size", "tiny", "--device", "cpu")
+    assert finished.code == 1 and finished.lines[-1].endswith("the first is block0.gelu, its output")
+
+
+@pytest.mark.parametrize("by", ["hand", "autograd"])
+def test_a_size_trains_draws_and_writes(by, command_line, small):
+    finished = command_line("p27", "--train", "--size", "tiny", "--device", "cpu", "--steps", "2", "--by", by)
+    assert finished.code == 0, finished.err
+    assert finished.lines[0].startswith("2 blocks of 32 channels, 3")
+    assert finished.lines[0].endswith("3 x 24 bytes of the book at every step, on cpu")
+    assert f"o by {by}" in finished.lines[1]
+    assert finished.lines[finished.lines.index("it writes:") + 1].startswith("   The gradient ")
+
+
+def test_training_stops_when_the_time_is_over(text):
+    flags = train.parser().parse_args(
+        ["--size", "tiny", "--device", "cpu", "--by", "hand", "--seconds", "1e-9"]
+    )
+    losses = train_gpt.train(Console(quiet=True), flags, text, 1, SMALL)
+    assert len(losses) == 1
+
+
+def test_a_loss_that_is_no_number_ends_the_training(text, monkeypatch):
+    flags = train.parser().parse_args(["--size", "tiny", "--device", "cpu", "--by", "hand"])
+    monkeypatch.setattr(step_parts, "gelu", lambda x: x * torch.nan)
+    with pytest.raises(BadUse, match="the loss of step 1 is nan"):
+        train_gpt.train(Console(quiet=True), flags, text, 1, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--train", "--size", "tiny", "--problem"), "--problem: with --size no file of yours takes part"),
+        (("--train", "--by", "autograd"), "--by: only with --size"),
+        (("--compare", "--device", "cpu"), "--device: only with --size"),
+        (("--train", "--size", "tiny", "--device", "gpu"), "--device gpu: torch sees no GPU here"),
+        (("--train", "--size", "tiny", "--steps", "0"), "--steps 0: must be at least 1"),
+    ],
+)
+def test_what_a_size_cannot_do_is_said(arguments, words, command_line, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    finished = command_line("p27", *arguments)
+    assert finished.code == 2 and words in finished.err

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.check import zoo
+from harness.dev import recording
 from harness.errors import BadUse, DamagedFile
 from harness.learner import blanks, hints, layout
 from harness.spec.puzzle import Puzzle
@@ -34,6 +35,8 @@ def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     yield from faults_of_zoo(checkout, puzzle)
     yield from faults_of_hints(checkout, puzzle)
     yield from faults_of_problem(checkout, puzzle)
+    for path in recording.out_of_step(checkout, [puzzle]):
+        yield recording.words_for(path.relative_to(checkout))
     yield from faults_of_chapter(checkout, puzzle)
     if not list((checkout / "tests" / puzzle.name).glob("test_*.py")):
         yield f"tests/{puzzle.name} holds no test_*.py"

@@ -45,7 +45,11 @@ FIXED: tuple[Task, ...] = (
     ),
     ("book", "python -m book.build", "Build the book and open it"),
     ("dev", "python -m harness dev", "Work on puzzles: dev new, dev check, dev tasks, dev generate"),
-    ("generate", "python -m harness dev generate", "Write problems/ from solutions/"),
+    (
+        "generate",
+        "python -m harness dev generate",
+        "Write problems/ from solutions/, and each record.mojo from the ops",
+    ),
     (
         "format",
         "python -m harness.toolchain.formatting",

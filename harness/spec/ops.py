@@ -59,9 +59,12 @@ class Call:
     """One call of an op in a graph.
 
     `prefix` comes before the names of what the call writes ("fused" makes "fused.output"), and of what it reads
-    and an earlier call of the same prefix has written.
+    and an earlier call of the same prefix has written. `launch` is how a recording makes the call, in Mojo, with the
+    abbreviations of `harness/dev/recording.py`; `when` is a condition on `dims` and sizes under which it does.
     """
 
     op: OpSpec
     parameters: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
+    launch: str = ""
+    when: str = ""

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from harness.spec.ops import Call
+
 NAMES = {
     "derive": "derivation",
     "numpy": "NumPy",
@@ -139,11 +141,19 @@ class TorchRung(Rung):
 
 @dataclass(frozen=True, kw_only=True)
 class MojoRung(Rung):
-    """The kernels of an op package: `file` is "op/NAME.mojo"."""
+    """The kernels of an op package: `file` is "op/NAME.mojo".
+
+    Attributes:
+        sizes: Name -> Mojo expression of what shapes and launches use beyond the sizes of a case, in order; a recording
+            evaluates them. `dims` is the list of the sizes.
+        recorded: Variant -> calls that a recording alone has.
+    """
 
     id: str = "mojo"
     checker: str = "harness.check.gates:Checker"
     title: str = "Mojo kernels"
+    sizes: Mapping[str, str] = field(default_factory=dict[str, str])
+    recorded: Mapping[str, tuple[Call, ...]] = field(default_factory=dict[str, tuple[Call, ...]])
 
     @property
     def source(self) -> str:

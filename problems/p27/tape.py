@@ -81,7 +81,6 @@ class Embedding:
     @staticmethod
     def backward(dx: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> None:
         raise NotImplementedError
-
     # BLANK-END embedding
 
 
@@ -96,7 +95,6 @@ class LayerNorm:
     @staticmethod
     def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
         raise NotImplementedError
-
     # BLANK-END layernorm
 
 
@@ -121,7 +119,6 @@ class Attention:
     @staticmethod
     def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
         raise NotImplementedError
-
     # BLANK-END attention
 
 
@@ -138,7 +135,6 @@ class Gelu:
     @staticmethod
     def backward(dy: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
         raise NotImplementedError
-
     # BLANK-END gelu
 
 
@@ -153,7 +149,6 @@ class CrossEntropy:
     @staticmethod
     def backward(tape: Tape, name: str) -> Tensor:
         raise NotImplementedError
-
     # BLANK-END cross_entropy
 
 

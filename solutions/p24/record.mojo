@@ -1,10 +1,10 @@
 """Records the launches of puzzle 24 in one case, whose sizes are B, N, H, W, d, r, T.
 
-The dtype and the variants are defined at compile time, as `-D DTYPE=float32 -D VARIANT_curve`; without a VARIANT_ flag all
-three are taken.
+`poe generate` writes this file from the ops of the spec. The dtype and the variants are compile-time names, as in
+`-D DTYPE=float32 -D VARIANT_curve`; without a VARIANT_ name, the default variants are recorded.
 """
 
-from std.math import ceildiv
+from std.bit import next_power_of_two
 from std.sys import get_defined_dtype, is_defined
 
 from op.launches import (
@@ -24,73 +24,70 @@ comptime accum = accum_type[dtype]
 comptime CURVE = is_defined["VARIANT_curve"]()
 comptime PERMUTE = is_defined["VARIANT_permute"]()
 comptime WINDOW = is_defined["VARIANT_window"]()
-comptime ALL = not (CURVE or PERMUTE or WINDOW)
+comptime DEFAULT = not CURVE and not PERMUTE and not WINDOW
 
 
 def record_launches(mut recorder: Recorder, dims: List[Int]) raises:
-    comptime if CURVE or ALL:
+    comptime if CURVE or DEFAULT:
         record_curve(recorder, dims)
-    comptime if PERMUTE or ALL:
+    comptime if PERMUTE or DEFAULT:
         record_permute(recorder, dims)
-    comptime if WINDOW or ALL:
+    comptime if WINDOW or DEFAULT:
         record_window(recorder, dims)
 
 
-def named(variant: String, dims: List[Int]) -> String:
-    """What a case is called."""
-    var name = variant
-    for i in range(len(dims)):
-        name += String(t" {dims[i]}")
-    return name
-
-
 def record_curve(mut recorder: Recorder, dims: List[Int]) raises:
-    """The curve through the smallest square of a power of two that holds the grid."""
-    recorder.case(named("curve", dims))
-    var side = 1
-    while side < max(dims[2], dims[3]):
-        side *= 2
-    var index = recorder.tensor[DType.int32]("index", side * side)
-    var inverse = recorder.tensor[DType.int32]("inverse", side * side)
+    recorder.case("curve", dims)
+    var H = dims[2]
+    var W = dims[3]
+    var side = next_power_of_two(max(H, W))
+    var cells = side * side
+    var index = recorder.tensor[DType.int32]("index", cells)
+    var inverse = recorder.tensor[DType.int32]("inverse", cells)
     launch_curve(recorder, index, inverse, side)
 
 
 def record_permute(mut recorder: Recorder, dims: List[Int]) raises:
-    """Gather, and its backward pass."""
-    recorder.case(named("permute", dims))
-    var batches = dims[0] * dims[1]
-    var L = dims[2] * dims[3]
+    recorder.case("permute", dims)
+    var B = dims[0]
+    var N = dims[1]
+    var H = dims[2]
+    var W = dims[3]
     var d = dims[4]
-    var input = recorder.tensor[dtype]("input", batches * L * d).as_imm()
-    var grad_gathered = recorder.tensor[dtype]("grad_gathered", batches * L * d).as_imm()
+    var L = H * W
+    var input = recorder.tensor[dtype]("input", B * N * L * d).as_imm()
     var order = recorder.tensor[DType.int32]("order", L).as_imm()
-    var gathered = recorder.tensor[dtype]("gathered", batches * L * d)
-    var grad_input = recorder.tensor[dtype]("grad_input", batches * L * d)
-    launch_gather[dtype](recorder, gathered, input, order, batches, L, d)
-    launch_scatter[dtype](recorder, grad_input, grad_gathered, order, batches, L, d)
+    var grad_gathered = recorder.tensor[dtype]("grad_gathered", B * N * L * d).as_imm()
+    var gathered = recorder.tensor[dtype]("gathered", B * N * L * d)
+    var grad_input = recorder.tensor[dtype]("grad_input", B * N * L * d)
+    launch_gather[dtype](recorder, gathered, input, order, B * N, L, d)
+    launch_scatter[dtype](recorder, grad_input, grad_gathered, order, B * N, L, d)
 
 
 def record_window(mut recorder: Recorder, dims: List[Int]) raises:
-    """The tiles of a window, and attention within it, forward and backward."""
-    recorder.case(named("window", dims))
-    var rows = dims[0] * dims[1] * dims[2] * dims[3]
-    var L = dims[2] * dims[3]
+    recorder.case("window", dims)
+    var B = dims[0]
+    var N = dims[1]
+    var H = dims[2]
+    var W = dims[3]
     var d = dims[4]
-    var sizes = WindowSizes(
-        Int32(dims[0] * dims[1]), Int32(L), Int32(d), Int32(dims[3]), Int32(dims[5]), Int32(dims[6])
-    )
+    var r = dims[5]
+    var T = dims[6]
+    var L = H * W
+    var sizes = WindowSizes(Int32(B * N), Int32(L), Int32(d), Int32(W), Int32(r), Int32(T))
+    var t = sizes.tiles()
     var order = recorder.tensor[DType.int32]("order", L).as_imm()
-    var query = recorder.tensor[dtype]("query", rows * d).as_imm()
-    var key = recorder.tensor[dtype]("key", rows * d).as_imm()
-    var value = recorder.tensor[dtype]("value", rows * d).as_imm()
-    var grad_output = recorder.tensor[dtype]("grad_output", rows * d).as_imm()
-    var tiles = recorder.tensor[DType.int32]("tiles", sizes.tiles() * sizes.tiles())
-    var output = recorder.tensor[dtype]("output", rows * d)
-    var lse = recorder.tensor[accum]("lse", rows)
-    var delta = recorder.tensor[accum]("delta", rows)
-    var grad_query = recorder.tensor[dtype]("grad_query", rows * d)
-    var grad_key = recorder.tensor[dtype]("grad_key", rows * d)
-    var grad_value = recorder.tensor[dtype]("grad_value", rows * d)
+    var query = recorder.tensor[dtype]("query", B * N * L * d).as_imm()
+    var key = recorder.tensor[dtype]("key", B * N * L * d).as_imm()
+    var value = recorder.tensor[dtype]("value", B * N * L * d).as_imm()
+    var grad_output = recorder.tensor[dtype]("grad_output", B * N * L * d).as_imm()
+    var tiles = recorder.tensor[DType.int32]("tiles", t * t)
+    var output = recorder.tensor[dtype]("output", B * N * L * d)
+    var lse = recorder.tensor[accum]("lse", B * N * L)
+    var grad_query = recorder.tensor[dtype]("grad_query", B * N * L * d)
+    var grad_key = recorder.tensor[dtype]("grad_key", B * N * L * d)
+    var grad_value = recorder.tensor[dtype]("grad_value", B * N * L * d)
+    var delta = recorder.tensor[accum]("delta", B * N * L)
     launch_tiles(recorder, tiles, order, sizes)
     launch_window_forward(
         recorder,

@@ -1,7 +1,7 @@
-"""Records the launches of puzzle 27 in one case, whose sizes are B, T, C and V.
+"""Records the launches of puzzle 27 in one case, whose sizes are B, T, C, V.
 
-The dtype and the variants are defined at compile time, as `-D DTYPE=float32 -D VARIANT_gelu`; without a VARIANT_ flag all are
-taken.
+`poe generate` writes this file from the ops of the spec. The dtype and the variants are compile-time names, as in
+`-D DTYPE=float32 -D VARIANT_loss`; without a VARIANT_ name, the default variants are recorded.
 """
 
 from std.math import ceildiv
@@ -28,72 +28,121 @@ comptime GELU = is_defined["VARIANT_gelu"]()
 comptime EMBEDDING = is_defined["VARIANT_embedding"]()
 comptime ADAMW = is_defined["VARIANT_adamw"]()
 comptime CLIP = is_defined["VARIANT_clip"]()
-comptime ALL = not (LOSS or GELU or EMBEDDING or ADAMW or CLIP)
+comptime DEFAULT = not LOSS and not GELU and not EMBEDDING and not ADAMW and not CLIP
 
 
-def record_launches(mut recorder: Recorder, sizes: List[Int]) raises:
-    """Each variant on tensors with the names of the spec."""
-    var places = sizes[0] * sizes[1]
-    var C = sizes[2]
-    var V = sizes[3]
-    var dims = String(t"{sizes[0]} {sizes[1]} {C} {V}")
-    comptime if LOSS or ALL:
-        recorder.case(String("loss ", dims))
-        record_loss(recorder, places, V)
-    comptime if GELU or ALL:
-        recorder.case(String("gelu ", dims))
-        var x = recorder.tensor[dtype]("x", places * C).as_imm()
-        var dx = recorder.tensor[dtype]("dx", places * C).as_imm()
-        launch_gelu[dtype](recorder, recorder.tensor[dtype]("gelu", places * C), x, places * C)
-        launch_gelu_backward[dtype](
-            recorder, recorder.tensor[dtype]("grad_gelu", places * C), dx, x, places * C
-        )
-    comptime if EMBEDDING or ALL:
-        recorder.case(String("embedding ", dims))
-        var dx = recorder.tensor[dtype]("dx", places * C).as_imm()
-        var order = recorder.tensor[DType.int32]("order", places).as_imm()
-        var starts = recorder.tensor[DType.int32]("starts", V + 1).as_imm()
-        var grad_token = recorder.tensor[dtype]("grad_token", V * C)
-        launch_embedding_backward[dtype](recorder, grad_token, dx, order, starts, V, C)
-    comptime if ADAMW or ALL:
-        recorder.case(String("adamw ", dims))
-        record_adamw(recorder, places * C)
-    comptime if CLIP or ALL:
-        recorder.case(String("clip ", dims))
-        var dx = recorder.tensor[dtype]("dx", places * C).as_imm()
-        var square_sums = recorder.tensor[accum]("square_sums", ceildiv(places * C, CHUNK))
-        var norm = recorder.tensor[accum]("norm", 1)
-        var clipped = recorder.tensor[dtype]("clipped", places * C)
-        launch_clip[dtype](recorder, square_sums, norm, clipped, dx, 3, places * C)
+def record_launches(mut recorder: Recorder, dims: List[Int]) raises:
+    comptime if LOSS or DEFAULT:
+        record_loss(recorder, dims)
+    comptime if GELU or DEFAULT:
+        record_gelu(recorder, dims)
+    comptime if EMBEDDING or DEFAULT:
+        record_embedding(recorder, dims)
+    comptime if ADAMW or DEFAULT:
+        record_adamw(recorder, dims)
+    comptime if CLIP or DEFAULT:
+        record_clip(recorder, dims)
 
 
-def record_loss(mut recorder: Recorder, places: Int, V: Int) raises:
-    """Cross-entropy, its mean and its gradient."""
-    var logits = recorder.tensor[dtype]("logits", places * V).as_imm()
-    var targets = recorder.tensor[DType.int64]("targets", places).as_imm()
-    var row_loss = recorder.tensor[accum]("row_loss", places)
-    var row_lse = recorder.tensor[accum]("row_lse", places)
+def record_loss(mut recorder: Recorder, dims: List[Int]) raises:
+    recorder.case("loss", dims)
+    var B = dims[0]
+    var T = dims[1]
+    var V = dims[3]
+    var rows = B * T
+    var logits = recorder.tensor[dtype]("logits", B * T * V).as_imm()
+    var targets = recorder.tensor[DType.int64]("targets", B * T).as_imm()
+    var row_loss = recorder.tensor[accum]("row_loss", B * T)
+    var row_lse = recorder.tensor[accum]("row_lse", B * T)
     var mean_loss = recorder.tensor[accum]("mean_loss", 1)
-    var counted = recorder.tensor[accum]("places", 1)
-    var grad_rows = recorder.tensor[dtype]("grad_rows", places * V)
-    launch_cross_entropy[dtype](recorder, row_loss, row_lse, logits, targets, places, V)
-    launch_mean_loss[accum](recorder, mean_loss, counted, row_loss.as_imm(), targets, places)
+    var places = recorder.tensor[accum]("places", 1)
+    var grad_rows = recorder.tensor[dtype]("grad_rows", B * T * V)
+    launch_cross_entropy[dtype](recorder, row_loss, row_lse, logits, targets, rows, V)
+    launch_mean_loss[accum](recorder, mean_loss, places, row_loss.as_imm(), targets, rows)
     launch_cross_entropy_backward[dtype](
-        recorder, grad_rows, logits, targets, row_lse.as_imm(), counted.as_imm(), places, V
+        recorder,
+        grad_rows,
+        logits,
+        targets,
+        row_lse.as_imm(),
+        places.as_imm(),
+        rows,
+        V,
     )
 
 
-def record_adamw(mut recorder: Recorder, count: Int) raises:
-    """A step of AdamW with the numbers of the spec."""
-    var x = recorder.tensor[dtype]("x", count).as_imm()
-    var dx = recorder.tensor[dtype]("dx", count).as_imm()
-    var mean = recorder.tensor[accum]("mean", count).as_imm()
-    var square = recorder.tensor[accum]("square", count).as_imm()
+def record_gelu(mut recorder: Recorder, dims: List[Int]) raises:
+    recorder.case("gelu", dims)
+    var B = dims[0]
+    var T = dims[1]
+    var C = dims[2]
+    var rows = B * T
+    var x = recorder.tensor[dtype]("x", B * T * C).as_imm()
+    var dx = recorder.tensor[dtype]("dx", B * T * C).as_imm()
+    var gelu = recorder.tensor[dtype]("gelu", B * T * C)
+    var grad_gelu = recorder.tensor[dtype]("grad_gelu", B * T * C)
+    launch_gelu[dtype](recorder, gelu, x, rows * C)
+    launch_gelu_backward[dtype](recorder, grad_gelu, dx, x, rows * C)
+
+
+def record_embedding(mut recorder: Recorder, dims: List[Int]) raises:
+    recorder.case("embedding", dims)
+    var B = dims[0]
+    var T = dims[1]
+    var C = dims[2]
+    var V = dims[3]
+    var rows = B * T
+    var ends = V + 1
+    var dx = recorder.tensor[dtype]("dx", B * T * C).as_imm()
+    var order = recorder.tensor[DType.int32]("order", rows).as_imm()
+    var starts = recorder.tensor[DType.int32]("starts", ends).as_imm()
+    var grad_token = recorder.tensor[dtype]("grad_token", V * C)
+    launch_embedding_backward[dtype](recorder, grad_token, dx, order, starts, V, C)
+
+
+def record_adamw(mut recorder: Recorder, dims: List[Int]) raises:
+    recorder.case("adamw", dims)
+    var B = dims[0]
+    var T = dims[1]
+    var C = dims[2]
+    var rows = B * T
+    var x = recorder.tensor[dtype]("x", B * T * C).as_imm()
+    var dx = recorder.tensor[dtype]("dx", B * T * C).as_imm()
+    var mean = recorder.tensor[accum]("mean", B * T * C).as_imm()
+    var square = recorder.tensor[accum]("square", B * T * C).as_imm()
+    var new_x = recorder.tensor[dtype]("new_x", B * T * C)
     var corrections = recorder.tensor[accum]("corrections", 2)
-    var new_x = recorder.tensor[dtype]("new_x", count)
-    var new_mean = recorder.tensor[accum]("new_mean", count)
-    var new_square = recorder.tensor[accum]("new_square", count)
+    var new_mean = recorder.tensor[accum]("new_mean", B * T * C)
+    var new_square = recorder.tensor[accum]("new_square", B * T * C)
     launch_adamw[dtype](
-        recorder, corrections, new_x, new_mean, new_square, x, dx, mean, square,
-        0.125, 0.875, 0.96875, 0.015625, 0.25, 3, count,
-    )  # fmt: skip
+        recorder,
+        corrections,
+        new_x,
+        new_mean,
+        new_square,
+        x,
+        dx,
+        mean,
+        square,
+        0.125,
+        0.875,
+        0.96875,
+        0.015625,
+        0.25,
+        3,
+        rows * C,
+    )
+
+
+def record_clip(mut recorder: Recorder, dims: List[Int]) raises:
+    recorder.case("clip", dims)
+    var B = dims[0]
+    var T = dims[1]
+    var C = dims[2]
+    var rows = B * T
+    var chunks = ceildiv(B * T * C, CHUNK)
+    var dx = recorder.tensor[dtype]("dx", B * T * C).as_imm()
+    var clipped = recorder.tensor[dtype]("clipped", B * T * C)
+    var square_sums = recorder.tensor[accum]("square_sums", chunks)
+    var norm = recorder.tensor[accum]("norm", 1)
+    launch_clip[dtype](recorder, square_sums, norm, clipped, dx, 3.0, rows * C)

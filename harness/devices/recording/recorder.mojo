@@ -44,6 +44,13 @@ struct Recorder(Launcher):
         self.next_address = FIRST_ADDRESS
         print("//@ case", name)
 
+    def case(mut self, variant: String, dims: List[Int]):
+        """The case of a variant at some sizes."""
+        var name = variant
+        for i in range(len(dims)):
+            name += String(t" {dims[i]}")
+        self.case(name)
+
     def tensor[dtype: DType](mut self, name: StaticString, count: Int) -> MutPtr[dtype]:
         """A made-up address for a tensor of `count` elements."""
         return self.memory[dtype]("tensor", name, count)

@@ -35,6 +35,12 @@ OPS = {
     "stages": OpSpec("ramp_stages", {"staged_sums": Argument(("columns",), ACCUM)}, MATRIX),
     "rmsnorm": OpSpec("ramp_rmsnorm", {"normalised": MATRIX["matrix"]}, {**MATRIX, "weight": BY_COLUMN}),
 }
+LAUNCHES = {
+    **{id: f"launch_{id}[dtype](..., n)" for id in ("map", "tile")},
+    **{id: f"launch_{id}[dtype](..., rows, columns)" for id in ("index", "reduce", "atomic", "stages")},
+    "cast": "launch_cast(..., rows, columns)",
+    "rmsnorm": "launch_rmsnorm[dtype](..., rows, columns, Scalar[accum](EPS))",
+}
 ABOUT = {
     "map": "a thread for each element, with a guard",
     "index": "rows and columns of a matrix",
@@ -171,7 +177,7 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     forward={quantity: quantity for op in OPS.values() for quantity in op.writes},
-    variants={id: (Call(op, (), id),) for id, op in OPS.items()},
+    variants={id: (Call(op, (), id, LAUNCHES[id]),) for id, op in OPS.items()},
     about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
     atomic=frozenset({("atomic", "column_sums")}),
     summands=lambda dims: dims[1],

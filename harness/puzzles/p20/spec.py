@@ -48,8 +48,22 @@ CALLS = (
     ),
 )
 
+SIZES = {
+    "relu_mask_train": "rows * columns",
+    "relu_mask_backward_train": "rows * columns",
+    "layernorm_train": "rows, columns, Scalar[accum](1e-5)",
+}
+"""Op -> what its launch takes behind the tensors; of the others rows and columns."""
+
+
+def call(op: OpSpec, variant: str) -> Call:
+    """The call of an op, and its launch."""
+    launch = f"launch_{op.name.removesuffix('_train')}[dtype](..., {SIZES.get(op.name, 'rows, columns')})"
+    return Call(op, (), variant, launch)
+
+
 VARIANTS = {
-    name: tuple(Call(op, (), name) for op in CALLS if op.name.startswith(name))
+    name: tuple(call(op, name) for op in CALLS if op.name.startswith(name))
     for name in ("relu", "softmax", "layernorm")
 }
 """One for each pair of kernels, so that whoever works on one compiles no other."""
@@ -97,7 +111,11 @@ RUNGS = (
         gates=tuple(gate.id for gate in FUNCTIONS),
         checker="harness.puzzles.p20.functions:FunctionsChecker",
     ),
-    MojoRung(file="op/first_backward.mojo", gates=tuple(gate.id for gate in KERNELS)),
+    MojoRung(
+        file="op/first_backward.mojo",
+        gates=tuple(gate.id for gate in KERNELS),
+        sizes={"words": "ceildiv(rows * columns, WORD)"},
+    ),
     Rung(
         id="register",
         file="register.py",

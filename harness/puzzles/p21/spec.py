@@ -39,6 +39,13 @@ CALLS = (
     ),
 )
 
+
+def call(op: OpSpec) -> Call:
+    """The call of an op, and its launch."""
+    sizes = "batch, sequence, width" if op.name == "bias_gradient_train" else "batch * sequence, width"
+    return Call(op, (), VARIANT, f"launch_{op.name.removesuffix('_train')}[dtype](..., {sizes})")
+
+
 HUNT = (
     Gate("softmax", about="softmax along the last axis"),
     Gate("logsoftmax", about="log softmax along the last axis"),
@@ -180,7 +187,7 @@ PUZZLE = Puzzle(
         "grad_logits": "grad_logits",
         "grad_input": "grad_input",
     },
-    variants={VARIANT: tuple(Call(op, (), VARIANT) for op in CALLS)},
+    variants={VARIANT: tuple(map(call, CALLS))},
     atomic=frozenset({(VARIANT, "grad_scale")}),
     summands=lambda dims: dims[0] * dims[1],
     every_rung=True,

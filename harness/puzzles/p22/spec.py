@@ -39,15 +39,27 @@ TRANSFER = OpSpec(
 def variant(algorithm: str) -> tuple[Call, ...]:
     """The forward and backward call of one algorithm."""
     parameters = (("algorithm", algorithm),)
-    return Call(FORWARD, parameters, algorithm), Call(BACKWARD, parameters, algorithm)
+    forward = "recorder, ForwardTensors[dtype](=, sizes=sizes.copy(), eps=Scalar[accum](EPS))"
+    backward = "recorder, BackwardTensors[dtype](=, sizes=sizes.copy())"
+    return (
+        Call(FORWARD, parameters, algorithm, f"launch_forward_{algorithm}({forward})"),
+        Call(BACKWARD, parameters, algorithm, f"launch_backward_{algorithm}({backward})"),
+    )
 
 
 VARIANTS = {
     "fused": variant("fused"),
     # The row sums are an intermediate of the unfused backward pass; this call makes them visible.
-    "unfused": (*variant("unfused"), Call(ROW_SUMS, (), "unfused")),
+    "unfused": (*variant("unfused"), Call(ROW_SUMS, (), "unfused", "launch_row_sums[dtype](..., sizes)")),
     "fast": variant("fast"),
-    "rmsnorm": (Call(TRANSFER, (), "rmsnorm"),),
+    "rmsnorm": (
+        Call(
+            TRANSFER,
+            (),
+            "rmsnorm",
+            "launch_rmsnorm_linear_backward[dtype](..., sizes, Scalar[accum](EPS))",
+        ),
+    ),
 }
 
 
@@ -473,7 +485,11 @@ PUZZLE = Puzzle(
     rungs=(
         derive_rung.RUNG,
         NUMPY_RUNG,
-        MojoRung(file="op/layernorm_linear.mojo", gates=tuple(gate.id for gate in GATES)),
+        MojoRung(
+            file="op/layernorm_linear.mojo",
+            gates=tuple(gate.id for gate in GATES),
+            sizes={"rows": "B * S", "sizes": "Sizes(Int32(B), Int32(S), Int32(H), Int32(O))"},
+        ),
     ),
     dims=(BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM),
     dim_names=("B", "S", "H", "O"),

@@ -55,15 +55,73 @@ PRODUCT = OpSpec(
     reads={"query": QUERY, "grad_output": QUERY},
 )
 """What no step is, and a recording alone has: the product whose loads are those that the scores leave out."""
-VARIANTS = {
-    "unfused": tuple(Call(op, (), "unfused") for op in (*STEPS, PRODUCT)),
-    "fused": tuple(Call(op, (), "fused") for op in (FORWARD, DELTA, BACKWARD)),
-    "atomic": (
-        *(Call(op, (), "atomic") for op in (FORWARD, DELTA)),
-        Call(BACKWARD, (("algorithm", "atomic"),), "atomic"),
+STEP_LAUNCHES = {
+    "attention_softmax": "launch_softmax[dtype](..., steps, Int32(S))",
+    "attention_transposed_product": (
+        'launch_matmul[transpose_a=True](recorder, "transposed_product", transposed_product, query, grad_output, '
+        "batches=steps.batches, m=steps.head_dim, n=steps.head_dim, k=steps.query_len)"
     ),
-    "masked": tuple(Call(op, (), "masked") for op in (FORWARD, DELTA, MASK_BACKWARD)),
-    "fast": tuple(Call(op, (("algorithm", "fast"),), "fast") for op in (FORWARD, DELTA, BACKWARD)),
+}
+"""Step -> its launch, where that is not its name on the tensors and sizes."""
+FLASH = "mask=attn_mask, sizes=sizes.copy(), scale=steps.scale().cast[accum]())"
+FLASH_LAUNCHES = {
+    "attention_train": f"launch_flash_forward(recorder, FlashForward[dtype](=, {FLASH})",
+    "attention_delta": "launch_delta[dtype](..., B * N * S, Int32(d))",
+    "attention_train_backward": f"launch_flash_backward(recorder, FlashBackward[dtype](=, {FLASH})",
+    "attention_train_mask_backward": (
+        f"launch_mask_gradient(recorder, MaskGradient[dtype](=, grad_mask=grad_attn_mask, {FLASH})"
+    ),
+}
+FAST_LAUNCHES = {
+    "attention_train": f"launch_forward_fast(recorder, FlashForward[dtype](=, {FLASH}, layout)",
+    "attention_delta": "launch_delta_fast[dtype](..., lse.as_imm(), False, sizes, layout)",
+    "attention_train_backward": f"launch_backward_fast(recorder, FlashBackward[dtype](=, {FLASH}, layout)",
+    "attention_train_mask_backward": (
+        f"launch_mask_gradient_fast(recorder, MaskGradient[dtype](=, grad_mask=grad_attn_mask, {FLASH}, layout)"
+    ),
+}
+MOJO_SIZES = {
+    "steps": "Sizes(Int32(B * N), Int32(S), Int32(T), Int32(d))",
+    "sizes": "recorded_sizes(dims)",
+    "layout": "Layout.without_gaps(sizes)",
+    "G": "size_or(dims, 5, N)",
+    **{f"mask_{axis}": f"mask_axis(dims, {place})" for place, axis in enumerate("bnst")},
+}
+
+
+def step(op: OpSpec) -> Call:
+    """The call of a step, and its launch."""
+    launch = f"launch_{op.name.removeprefix('attention_')}[dtype](..., steps)"
+    return Call(op, (), "unfused", STEP_LAUNCHES.get(op.name, launch))
+
+
+def flash(variant: str, *ops: OpSpec) -> tuple[Call, ...]:
+    """The calls of flash ops in a variant, and their launches."""
+    return tuple(Call(op, (), variant, FLASH_LAUNCHES[op.name]) for op in ops)
+
+
+ATOMIC = "launch_one_pass" + FLASH_LAUNCHES[BACKWARD.name].removeprefix("launch_flash_backward")
+FAST = (("algorithm", "fast"),)
+VARIANTS = {
+    "unfused": tuple(map(step, (*STEPS, PRODUCT))),
+    "fused": flash("fused", FORWARD, DELTA, BACKWARD),
+    "atomic": (
+        *flash("atomic", FORWARD, DELTA),
+        Call(BACKWARD, (("algorithm", "atomic"),), "atomic", ATOMIC),
+    ),
+    "masked": flash("masked", FORWARD, DELTA, MASK_BACKWARD),
+    "fast": tuple(Call(op, FAST, "fast", FAST_LAUNCHES[op.name]) for op in (FORWARD, DELTA, BACKWARD)),
+}
+RECORDED = {
+    "fast": (
+        Call(
+            MASK_BACKWARD,
+            FAST,
+            "fast",
+            FAST_LAUNCHES[MASK_BACKWARD.name],
+            "size_or(dims, 7, 0) == 1",
+        ),
+    )
 }
 
 GATES = (
@@ -398,6 +456,8 @@ PUZZLE = Puzzle(
             gates=tuple(gate.id for gate in GATES),
             # The product's kernel is one for all of them, and its blank is the first gate's.
             needs=dict.fromkeys(("output", "dV", "dP", "dQ", "dK"), ("matmul",)),
+            sizes=MOJO_SIZES,
+            recorded=RECORDED,
         ),
     ),
     dims=DIMS,

@@ -63,7 +63,15 @@ OPS = {
         ),
     ),
 }
-VARIANTS = {name: tuple(Call(op, (), name) for op in ops) for name, ops in OPS.items()}
+LAUNCHES = {
+    "hilbert_curve_train": "launch_curve(..., side)",
+    "hilbert_gather_train": "launch_gather[dtype](..., B * N, L, d)",
+    "hilbert_scatter_train": "launch_scatter[dtype](..., B * N, L, d)",
+    "window_tiles_train": "launch_tiles(..., sizes)",
+    "window_attention_train": "launch_window_forward(recorder, WindowForward[dtype](=, sizes=sizes.copy()))",
+    "window_attention_train_backward": "launch_window_backward(recorder, WindowBackward[dtype](=, sizes=sizes.copy()))",
+}
+VARIANTS = {name: tuple(Call(op, (), name, LAUNCHES[op.name]) for op in ops) for name, ops in OPS.items()}
 """One for each part of the puzzle, so that whoever works on one compiles no other."""
 
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
@@ -327,6 +335,13 @@ def describe_dims(dims: Dims) -> str:
 
 # ---- Rungs --------------------------------------------------------------------------------------------------
 
+MOJO_SIZES = {
+    "L": "H * W",
+    "side": "next_power_of_two(max(H, W))",
+    "cells": "side * side",
+    "sizes": "WindowSizes(Int32(B * N), Int32(L), Int32(d), Int32(W), Int32(r), Int32(T))",
+    "t": "sizes.tiles()",
+}
 NUMPY_RUNG = NumpyRung(
     file="in_numpy.py",
     about="the curve, the permutation and the tiles, on arrays",
@@ -363,7 +378,7 @@ PUZZLE = Puzzle(
     title="Hilbert-ordered attention: what an order of positions can and cannot buy",
     subject="Hilbert-Ordered Attention",
     gates=GATES,
-    rungs=(NUMPY_RUNG, TORCH_RUNG, MojoRung(file="op/hilbert.mojo", gates=MOJO)),
+    rungs=(NUMPY_RUNG, TORCH_RUNG, MojoRung(file="op/hilbert.mojo", gates=MOJO, sizes=MOJO_SIZES)),
     dims=DIMS,
     dim_names=("B", "N", "H", "W", "d", "r", "T"),
     cases=cases,

@@ -76,7 +76,22 @@ OPS = {
     ),
 }
 """Variant -> its ops; one for each part, so that whoever works on one compiles no other."""
-VARIANTS = {name: tuple(Call(op, (), name) for op in ops) for name, ops in OPS.items()}
+SIZES = {"rows": "B * T", "ends": "V + 1", "chunks": "ceildiv(B * T * C, CHUNK)"}
+"""The sizes that follow from B, T, C and V, in Mojo."""
+LAUNCHES = {
+    "cross_entropy_train": "launch_cross_entropy[dtype](..., rows, V)",
+    "mean_loss_train": "launch_mean_loss[accum](..., rows)",
+    "cross_entropy_backward_train": "launch_cross_entropy_backward[dtype](..., rows, V)",
+    "gelu_train": "launch_gelu[dtype](..., rows * C)",
+    "gelu_backward_train": "launch_gelu_backward[dtype](..., rows * C)",
+    "embedding_backward_train": "launch_embedding_backward[dtype](..., V, C)",
+    "adamw_train": (
+        "launch_adamw[dtype](recorder, corrections, new_x, new_mean, new_square, x, dx, mean, square, "
+        f"{RATE}, {BETA1}, {BETA2}, {EPS}, {DECAY}, {STEP}, rows * C)"
+    ),
+    "clip_train": f"launch_clip[dtype](recorder, square_sums, norm, clipped, dx, {LIMIT}, rows * C)",
+}
+VARIANTS = {name: tuple(Call(op, (), name, LAUNCHES[op.name]) for op in ops) for name, ops in OPS.items()}
 ABOUT_VARIANTS = {
     "loss": "only cross-entropy, its mean and its gradient",
     "gelu": "only GELU and its gradient",

@@ -136,6 +136,7 @@ MOJO_RUNG = MojoRung(
     file="op/parts.mojo",
     gates=tuple(gate.id for gate in kernels.GATES),
     title="The parts without a kernel so far, in Mojo",
+    sizes=kernels.SIZES,
     needs={
         "adamw_update": ("correction",),
         "grad_norm": ("square_sums",),

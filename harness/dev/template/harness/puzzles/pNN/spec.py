@@ -67,7 +67,12 @@ PUZZLE = Puzzle(
     name="pNN",
     title="A stand-in: square, forward and backward",
     subject="Square",
-    variants={"plain": (Call(FORWARD, (), "plain"), Call(BACKWARD, (), "plain"))},
+    variants={
+        "plain": (
+            Call(FORWARD, (), "plain", "launch_square[dtype](..., Int32(rows), Int32(columns))"),
+            Call(BACKWARD, (), "plain", "launch_square_backward[dtype](..., Int32(rows), Int32(columns))"),
+        )
+    },
     gates=GATES,
     rungs=(MojoRung(file="op/kernels.mojo", gates=("square", "dsquare")),),
     forward={"output": "output"},

@@ -1,0 +1,196 @@
+"""Writes `solutions/pNN/record.mojo` from the ops of a puzzle's spec: sizes, tensors, and one launch for each call.
+
+`Call.launch` is the Mojo text of a call, with two abbreviations: `...` stands for the recorder and the op's tensors in order,
+`=` for the tensors as named arguments. A tensor that the text names itself is left out of both.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from harness.errors import DamagedFile
+from harness.spec.ops import ACCUM, RUN, Argument, Call
+from harness.spec.puzzle import Puzzle
+from harness.spec.rungs import MojoRung
+from harness.toolchain.formatting import LINE_LENGTH
+
+STANDARD = {"ceildiv": "std.math", "next_power_of_two": "std.bit", "accum_type": "op.shared.common"}
+"""Names that an expression may use besides those of the op package, and the modules that define them."""
+
+
+def out_of_step(checkout: Path, puzzles: Iterable[Puzzle]) -> dict[Path, str]:
+    """The recording programs that are not what the specs say, with what they should hold."""
+    wanted = {}
+    for puzzle in puzzles:
+        path = checkout / "solutions" / puzzle.name / "record.mojo"
+        if puzzle.mojo_rung and path.is_file():
+            text = program(puzzle, path.parent / "op")
+            if path.read_text("utf-8") != text:
+                wanted[path] = text
+    return wanted
+
+
+def words_for(path: Path) -> str:
+    """The message for a recording program that is out of step; its path relative to the checkout."""
+    return f"{path} is out of step with the ops of the spec; `python -m harness dev generate`"
+
+
+def program(puzzle: Puzzle, package: Path) -> str:
+    """The text of `record.mojo`; `package` holds the modules that the launches are imported from.
+
+    Raises DamagedFile for a launch or a size that uses a name which nothing defines.
+    """
+    rung = puzzle.mojo_rung
+    assert rung, puzzle.name
+    bodies = {variant: body(puzzle, rung, variant) for variant in puzzle.variants}
+    flags = {variant: f"VARIANT_{variant}" for variant in puzzle.variants}
+    constants = [
+        'comptime dtype = get_defined_dtype["DTYPE", DType.float32]()',
+        "comptime accum = accum_type[dtype]",
+        *(f'comptime {variant.upper()} = is_defined["{flag}"]()' for variant, flag in flags.items()),
+        f"comptime DEFAULT = {' and '.join(f'not {variant.upper()}' for variant in bodies)}",
+    ]
+    if "accum" not in words(str(bodies)):
+        del constants[1]
+    calls = [
+        line
+        for variant in bodies
+        for line in (
+            f"    comptime if {variant.upper()}{'' if variant in puzzle.on_request else ' or DEFAULT'}:",
+            f"        record_{variant}(recorder, dims)",
+        )
+    ]
+    functions = [
+        line
+        for variant, lines in bodies.items()
+        for line in ("", "", *head(f"record_{variant}"), *(text for line in lines for text in wrapped(line)))
+    ]
+    text = [
+        f'"""Records the launches of puzzle {puzzle.name[1:]} in one case, whose sizes are {", ".join(puzzle.dim_names)}.',
+        "",
+        "`poe generate` writes this file from the ops of the spec. The dtype and the variants are compile-time names, as in",
+        f"`-D DTYPE=float32 -D {next(iter(flags.values()))}`; without a VARIANT_ name, the default variants are recorded.",
+        '"""',
+        "",
+        *imports(package, rung, {*words("\n".join([*constants, *functions]))} - {"dtype", "accum"}),
+        "from recorder import Recorder",
+        "",
+        *constants,
+        "",
+        "",
+        *head("record_launches"),
+        *calls,
+        *functions,
+    ]
+    return "\n".join(text) + "\n"
+
+
+def head(name: str) -> list[str]:
+    """The first line of a function."""
+    return [f"def {name}(mut recorder: Recorder, dims: List[Int]) raises:"]
+
+
+def words(text: str) -> set[str]:
+    """The identifiers of a Mojo text, without those that follow a dot and those in quotes."""
+    return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", re.sub(r'"[^"]*"', "", text)))
+
+
+def body(puzzle: Puzzle, rung: MojoRung, variant: str) -> list[str]:
+    """The statements that record one variant: its sizes, its tensors, its launches."""
+    calls = (*puzzle.variants[variant], *rung.recorded.get(variant, ()))
+    written = {name: shape for call in calls for name, shape in call.op.writes.items()}
+    read = {n: shape for call in calls for n, shape in call.op.reads.items() if n not in written}
+    tensors = [f"    var {name} = {tensor(name, argument)}.as_imm()" for name, argument in read.items()]
+    tensors += [f"    var {name} = {tensor(name, argument)}" for name, argument in written.items()]
+    launches = []
+    for call in calls:
+        text = expanded(call, written)
+        launches += [f"    if {call.when}:", f"        {text}"] if call.when else [f"    {text}"]
+    return [
+        f'    recorder.case("{variant}", dims)',
+        *sizes(puzzle, rung, "\n".join([*tensors, *launches])),
+        *tensors,
+        *launches,
+    ]
+
+
+def tensor(name: str, argument: Argument) -> str:
+    """A tensor of as many elements as its shape has."""
+    kind = {RUN: "dtype", ACCUM: "accum"}.get(argument.dtype, f"DType.{argument.dtype}")
+    return f'recorder.tensor[{kind}]("{name}", {" * ".join(map(str, argument.shape))})'
+
+
+def sizes(puzzle: Puzzle, rung: MojoRung, text: str) -> Iterator[str]:
+    """The sizes that a text uses, and those that these use."""
+    known = {name: f"dims[{i}]" for i, name in enumerate(puzzle.dim_names)} | dict(rung.sizes)
+    used = words(text)
+    for name in reversed(known):
+        used |= words(known[name]) if name in used else set()
+    yield from (f"    var {name} = {value}" for name, value in known.items() if name in used)
+
+
+def expanded(call: Call, written: Mapping[str, Argument]) -> str:
+    """The launch of a call, its abbreviations written out."""
+    named = words(call.launch)
+    read = {name: f"{name}.as_imm()" if name in written else name for name in call.op.reads}
+    tensors = {n: text for n, text in ({n: n for n in call.op.writes} | read).items() if n not in named}
+    text = call.launch.replace("...", ", ".join(["recorder", *tensors.values()]))
+    return text.replace("(=", "(" + ", ".join(f"{name}={text}" for name, text in tensors.items()))
+
+
+def imports(package: Path, rung: MojoRung, names: set[str]) -> list[str]:
+    """The imports of what the package and the standard library define, in the order of the modules' names."""
+    modules: dict[str, set[str]] = {"std.sys": {"get_defined_dtype", "is_defined"}}
+    for name in names & STANDARD.keys():
+        modules.setdefault(STANDARD[name], set()).add(name)
+    # A name of the file with the blanks comes before the same name elsewhere.
+    files = sorted(package.glob("*.mojo"), key=lambda path: (path.name != Path(rung.file).name, path.name))
+    missing = {name for name in names if name.startswith("launch_")}
+    left = set(names)
+    for path in files:
+        defined = re.findall(r"^(?:def|struct|comptime) (\w+)", path.read_text("utf-8"), re.MULTILINE)
+        if here := left & set(defined):
+            modules.setdefault(f"op.{path.stem}", set()).update(here)
+            left -= here
+    if missing := sorted(missing & left):
+        raise DamagedFile(f"{package.parent.name}: no file of its op package defines {', '.join(missing)}")
+    lines = []
+    for module in sorted(modules, key=lambda name: (not name.startswith("std"), name)):
+        if module.startswith("op.") and lines and lines[-1].startswith("from std."):
+            lines.append("")
+        ordered = sorted(modules[module], key=lambda name: (not name.isupper(), name.islower(), name))
+        lines += wrapped(f"from {module} import {', '.join(ordered)}", bare=True)
+    return lines
+
+
+def wrapped(line: str, *, bare: bool = False) -> list[str]:
+    """A line as the formatter leaves it: a call that is too long has an argument a line, and so have calls in it.
+
+    `bare` is for an import, whose names get brackets then.
+    """
+    if len(line) <= LINE_LENGTH:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    if bare:
+        start, inner = line.split("import ")
+        return [f"{start}import (", *(f"    {name}," for name in inner.split(", ")), ")"]
+    opening = line.index("(")
+    closing = line.rindex(")")
+    inner = [
+        text
+        for argument in arguments(line[opening + 1 : closing])
+        for text in wrapped(f"{indent}    {argument},")
+    ]
+    return [line[: opening + 1], *inner, indent + line[closing:]]
+
+
+def arguments(text: str) -> list[str]:
+    """The arguments of a call, split at the commas outside of brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]

@@ -1,4 +1,4 @@
-"""Builds the book strictly and opens it: `python -m book.build [--no-open]`.
+"""Builds the book strictly and opens it: `python -m book.build [--no-open] [--pdf]`.
 
 mdBook exits 0 on much that leaves a broken page. Here every warning is an error, the preprocessor must have run on
 every page, and the built pages are checked before anybody sees them; what they say of
@@ -16,7 +16,7 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from book.build import check_site, generate, glossary, maths, preprocess
+from book.build import check_site, generate, glossary, maths, pdf, preprocess
 from book.figures import recorded_pictures, speed_table
 
 BOOK = Path(__file__).absolute().parents[1]
@@ -115,26 +115,30 @@ INDEX = re.compile(r"(JSON\.parse\(')(.*)('\))", re.S)
 """The search index as mdBook writes it: JSON inside a JavaScript string."""
 
 
-FREQUENCY = re.compile(r'"tf":(\d+\.\d+)')
+NUMBERS = re.compile(r"(?:(?<=\s)[-+]?\d[\d.,/:]*(?:e[-+]?\d+)?[x%]?\s+){3,}")
+"""A row of a table: numbers that nobody searches for."""
 
 
 def shrink_search_index(site: Path) -> None:
-    """Takes the headings above a section out of the search index, half of its bytes: each stands there as a title anyway.
-
-    How often a word stands in a section, is kept to three digits: sixteen are a tenth of what is left.
-    """
+    """Leaves of the search index the texts alone, a third of it: theme/search.js makes the rest of it where it is read."""
+    maker = (BOOK / "theme" / "search.js").read_text(encoding="utf-8")
     for file in site.glob("searchindex*.js"):
         found = INDEX.search(file.read_text(encoding="utf-8"))
         assert found, file  # mdBook writes it so
-        head, text, tail = found.groups()
-        search = json.loads(re.sub(r"\\(['\\])", r"\1", text))
-        del search["search_options"]["fields"]["breadcrumbs"], search["index"]["index"]["breadcrumbs"]
-        search["index"]["fields"].remove("breadcrumbs")
-        packed = json.dumps(search, ensure_ascii=False, separators=(",", ":"))
-        packed = FREQUENCY.sub(lambda found: f'"tf":{float(found[1]):.3g}', packed)
-        packed = re.sub(r"(['\\])", r"\\\1", packed)
+        search = json.loads(re.sub(r"\\(['\\])", r"\1", found[2]))
+        documents = search.pop("index")["documentStore"]["docs"]
+        del search["search_options"]["fields"]["breadcrumbs"]
+        texts = [
+            [address, text["title"], text["breadcrumbs"], NUMBERS.sub("… ", text["body"])]
+            for number, address in enumerate(search.pop("doc_urls"))
+            for text in [documents[str(number)]]
+        ]
+        options, packed = (
+            json.dumps(part, ensure_ascii=False, separators=(",", ":")) for part in (search, texts)
+        )
         file.write_text(
-            f"window.search = Object.assign(window.search, {head}{packed}{tail});", encoding="utf-8"
+            f"{maker}window.search = Object.assign(window.search, makeSearch({options}, {packed}));",
+            encoding="utf-8",
         )
 
 
@@ -161,10 +165,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--no-open", action="store_true", help="only build, and print the path of the first page"
     )
+    parser.add_argument("--pdf", action="store_true", help="print it too, with Chromium, into html/book.pdf")
     options = parser.parse_args(arguments)
     site = BOOK / "html"
     generate.main()
     faults = build(BOOK, site) or old_readme()
+    if options.pdf and not faults:
+        faults = pdf.print_book(site, site / "book.pdf")
     if faults:
         print("\n".join(faults), file=sys.stderr)
         print(f"error: the book has {len(faults)} fault{'s' * (len(faults) != 1)}", file=sys.stderr)

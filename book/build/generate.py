@@ -367,7 +367,7 @@ def steps() -> dict[str, str]:
     """The data of the stepper: every quantity of a hard case's row of least variance, from the exact reference."""
     case = next(case for case in p22.cases() if case.name == STEP_CASE)
     arrays = p22.inputs(case, "float32", 0)
-    truth = {name: np.asarray(value, np.float64) for name, value in p22.exact(arrays).items()}
+    truth = {name: np.asarray(value, np.float64) for name, value in p22.PUZZLE.exact(arrays).items()}
     row = np.unravel_index(truth["rstd"].argmax(), truth["rstd"].shape)
     x, dy = arrays["input"][row], arrays["grad_output"][row]
     gamma, beta, W = arrays["ln_weight"], arrays["ln_bias"], arrays["linear_weight"]

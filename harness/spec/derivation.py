@@ -8,6 +8,7 @@ Only the steps that a quantity needs are computed, so that asking for many mista
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -44,6 +45,27 @@ class Derivation:
     def original(self, name: str) -> np.ndarray:
         """An input as it was given, for a change of that input."""
         return self._arrays[name]
+
+
+class Derive(Protocol):
+    """What makes a puzzle's derivation of its input arrays, with the numbers in `dtype` and some steps changed."""
+
+    def __call__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        changes: Mapping[str, Step] | None = None,
+        dtype: type = np.float64,
+    ) -> Derivation: ...
+
+
+def as_dtype(arrays: Mapping[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
+    """The arrays with floating-point numbers in another dtype; whole numbers and truth values stay as they are."""
+    return {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in arrays.items()}
+
+
+def derive_by(steps: Mapping[str, Step]) -> Derive:
+    """The derivation that has these steps, of a puzzle whose input arrays are taken as they come."""
+    return lambda arrays, changes=None, dtype=np.float64: Derivation(steps, as_dtype(arrays, dtype), changes)
 
 
 @dataclass(frozen=True)

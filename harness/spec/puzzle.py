@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from harness.errors import BadUse
-from harness.spec.derivation import Derivation, Mistake, Step
+from harness.spec.derivation import Derive, Mistake
 from harness.spec.ops import Argument, Call, Shape
-from harness.spec.rungs import MojoRung, Rung, name_of
+from harness.spec.rungs import MojoRung, NumpyRung, Rung, TorchRung, name_of
 
 if TYPE_CHECKING:  # torch takes seconds, and a list of puzzles needs none
     from torch import Tensor
@@ -104,7 +104,7 @@ class Symptom:
     words: str
 
 
-def not_given(*_: object) -> NoReturn:
+def not_given(*_: object, **__: object) -> NoReturn:
     """Stands for a function that a puzzle's spec leaves out."""
     raise NotImplementedError("the puzzle's spec leaves this function out")
 
@@ -132,8 +132,8 @@ class Puzzle:
             have names; they come here.
         reference: input tensors (torch, any dtype and device) -> outputs and gradients by autograd. Where a variant keeps
             less than autograd does, "variant.quantity" is what PyTorch makes of the same: that variant's baseline.
-        exact: input arrays -> outputs and gradients in NumPy longdouble.
-        derive: input arrays and changed steps -> the puzzle's mathematics in NumPy, for the diagnosis.
+        derive: input arrays, changed steps and a dtype -> the puzzle's mathematics in NumPy, for the diagnosis and, in
+            longdouble, for `exact`.
         mistakes: Known mistakes, as changes of the derivation, the likeliest first.
         symptom: quantity, input arrays, what was got, what it should be -> what a wrong result looks like, or None.
         propagated: input arrays, what a variant saved -> how far at most the rounding of the latter moves a quantity that
@@ -174,8 +174,7 @@ class Puzzle:
     inputs: Callable[[Case, str, int], Arrays] = not_given
     derived_sizes: Callable[[Dims], Mapping[str, int]] = lambda dims: {}
     reference: "Callable[[dict[str, Tensor]], dict[str, Tensor]]" = not_given
-    exact: Callable[[Arrays], Arrays] = not_given
-    derive: Callable[[Arrays, Mapping[str, Step]], Derivation] = not_given
+    derive: Derive = not_given
     mistakes: tuple[Mistake, ...] = ()
     symptom: Callable[[str, Arrays, np.ndarray, np.ndarray], Symptom | None] = (
         lambda name, arrays, got, right: None
@@ -248,6 +247,26 @@ class Puzzle:
         """The gate whose blank makes a quantity in a variant's kernel, or None where given code does."""
         gates = (g.id for g in self.kernel_gates if g.variant == variant and quantity in g.quantities)
         return next(gates, None)
+
+    # ---- Mathematics ----------------------------------------------------------------------------------------
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """What ops and gates make and functions of rungs in Python return: the steps of the derivation that are judged."""
+        names = [name for call in self.calls for name in call.op.writes]
+        names += [name for gate in self.gates for name in gate.own]
+        for rung in self.rungs:
+            if isinstance(rung, NumpyRung):
+                names += [name for returned in rung.returns.values() for name in returned]
+            if isinstance(rung, TorchRung):
+                for function in rung.functions.values():
+                    names += [*function.returns, *function.gradients.values()]
+        return tuple(dict.fromkeys(names))
+
+    def exact(self, arrays: Arrays) -> Arrays:
+        """Every quantity in NumPy longdouble, by the steps of the derivation."""
+        v = self.derive(arrays, dtype=np.longdouble)
+        return {name: np.asarray(getattr(v, name)) for name in self.quantities}
 
     # ---- Variants and ops -----------------------------------------------------------------------------------
 

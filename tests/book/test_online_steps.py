@@ -11,7 +11,7 @@ from harness.puzzles.p23 import spec as p23
 def test_the_last_step_is_the_row_of_the_exact_answer():
     """The sums are made tile by tile; the answer they are compared with, of the whole row at once."""
     place, last = online_steps.row(), online_steps.tiles()[-1]
-    exact = p23.exact(online_steps.arrays())
+    exact = p23.PUZZLE.exact(online_steps.arrays())
     np.testing.assert_allclose(last.sums / last.total, np.float64(exact["output"][place]), rtol=1e-12)
     np.testing.assert_allclose(last.largest + np.log(last.total), float(exact["lse"][place]), rtol=1e-12)
 

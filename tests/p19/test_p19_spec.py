@@ -11,7 +11,7 @@ from harness.check.compare import judge
 from harness.check.reference import Reference
 from harness.devices.targets import cpu
 from harness.puzzles.p19 import mistakes
-from harness.puzzles.p19.spec import GATES, OPS, PUZZLE, derive, exact, reference
+from harness.puzzles.p19.spec import GATES, OPS, PUZZLE, derive, reference
 from harness.toolchain import roots
 from tests.known_mistakes import said
 
@@ -23,7 +23,7 @@ QUANTITIES = list(PUZZLE.forward)
 def test_reference_truth_and_derivation_agree(case):
     arrays = PUZZLE.inputs(case, "float64", 0)
     found = reference({name: torch.tensor(array) for name, array in arrays.items()})
-    truth = exact(arrays)
+    truth = PUZZLE.exact(arrays)
     assert set(truth) == set(found) == set(QUANTITIES)
     for name, expected in truth.items():
         wanted = expected.astype(float)
@@ -35,7 +35,7 @@ def test_rmsnorm_is_pytorchs():
     arrays = PUZZLE.inputs(CASES[1], "float64", 0)
     x, gamma = torch.tensor(arrays["matrix"]), torch.tensor(arrays["weight"])
     wanted = torch.nn.functional.rms_norm(x, gamma.shape, gamma, mistakes.EPS)
-    np.testing.assert_allclose(exact(arrays)["normalised"].astype(float), wanted.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(PUZZLE.exact(arrays)["normalised"].astype(float), wanted.numpy(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("mistake", mistakes.MISTAKES, ids=lambda mistake: mistake.id)

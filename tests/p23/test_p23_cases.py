@@ -49,7 +49,7 @@ def answers(arrays) -> dict:
 @names(EVERY)
 def test_exact_agrees_with_autograd_in_float64(case):
     arrays = p23.inputs(case, "float64", 1)
-    exact, by_torch = p23.exact(arrays), answers(arrays)
+    exact, by_torch = p23.PUZZLE.exact(arrays), answers(arrays)
     assert set(exact) == {name.split(".")[-1] for name in by_torch}
     cancelling = p23.terms(arrays)
     for label, tensor in by_torch.items():
@@ -92,7 +92,7 @@ def test_exact_agrees_with_central_differences(gradient):
     """Five points, so that the error falls with the fourth power of the step; a row and some keys are masked."""
     arrays = p23.inputs(Case("small", "", (1, 2, 4, 5, 3), "hard"), "float64", 7)
     wide = {name: np.array(array, np.longdouble) for name, array in arrays.items()}
-    exact = p23.exact(arrays)[gradient]
+    exact = p23.PUZZLE.exact(arrays)[gradient]
     name, step = DIFFERENTIATED[gradient], np.longdouble(1e-4)
     differences = np.zeros_like(exact)
     for index in np.ndindex(exact.shape):
@@ -140,7 +140,7 @@ def test_the_fused_baseline_has_the_rounding_of_what_is_kept_and_no_other(dtype)
 def test_identities_that_need_no_reference(case):
     """What the learner can check alone: each would catch some mistake, and a right backward pass has all of them."""
     arrays = p23.inputs(case, "float64", 3)
-    found = p23.exact(arrays)
+    found = p23.PUZZLE.exact(arrays)
     P, dS, dK, dV, dQ = (
         found[name] for name in ("probabilities", "grad_scores", "grad_key", "grad_value", "grad_query")
     )
@@ -161,8 +161,8 @@ def test_a_common_part_of_the_keys_changes_nothing():
     """Every score of a row grows by the same, which softmax does not see: dK adds up to nought along a common part of Q."""
     arrays = p23.inputs(Case("common", "", (1, 2, 6, 7, 4), "unmasked"), "float64", 0)
     moved = {**arrays, "key": arrays["key"] + np.array([0.5, -1.0, 2.0, 0.25])}
-    assert np.allclose(p23.exact(arrays)["output"], p23.exact(moved)["output"], rtol=1e-12)
-    assert np.abs(p23.exact(arrays)["grad_key"].sum(-2)).max() < 1e-12
+    assert np.allclose(p23.PUZZLE.exact(arrays)["output"], p23.PUZZLE.exact(moved)["output"], rtol=1e-12)
+    assert np.abs(p23.PUZZLE.exact(arrays)["grad_key"].sum(-2)).max() < 1e-12
 
 
 # ---- The cases ----------------------------------------------------------------------------------------------

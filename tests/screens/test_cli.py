@@ -348,7 +348,7 @@ def test_1_a_wrong_gradient_is_shown_with_its_case(command_line, monkeypatch):
     assert "   Overall Result: ❌ INCORRECT" in finished.lines
     (line,) = [line for line in finished.lines if "is wrong in" in line]
     cases = p22.cases()
-    truths = [p22.exact(p22.inputs(case, "float32", 0))["grad_weight"] for case in cases]
+    truths = [p22.PUZZLE.exact(p22.inputs(case, "float32", 0))["grad_weight"] for case in cases]
     count = sum(bool(np.isfinite(truth).any()) for truth in truths)  # a thousandth more of NaN is NaN
     assert line.startswith(f"   ❌ grad_linear_weight is wrong in {count} of {len(cases)} cases, most in '")
     assert (

@@ -3,12 +3,10 @@
 Shapes: vector [n], matrix and half_matrix [rows, columns], offset, half_vector and weight [columns].
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from harness.puzzles import formulas
-from harness.spec.derivation import Derivation, Mistake, Step
+from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 from harness.spec.rounding import rounded
 
 EPS = 1e-5
@@ -42,11 +40,7 @@ STEPS = {
     "rstd": lambda v: 1 / np.sqrt(squares_mean(v) + EPS),
     "normalised": lambda v: v.matrix * v.rstd * v.weight,
 }
-
-
-def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64."""
-    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
+derive = derive_by(STEPS)
 
 
 def offset_by_row(v: Derivation) -> np.ndarray:

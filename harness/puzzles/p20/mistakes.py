@@ -4,12 +4,10 @@ Shapes: input, logits, grad_output and all that follows them elementwise [rows, 
 [rows, 1]; weight and bias [columns]; mask [words], 32 elements to a word.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from harness.puzzles import formulas
-from harness.spec.derivation import Derivation, Mistake, Step
+from harness.spec.derivation import Mistake, derive_by
 
 EPS = 1e-5
 """What LayerNorm adds to the variance."""
@@ -80,11 +78,7 @@ STEPS = {
     "grad_weight": lambda v: (v.grad_output * v.x_hat).sum(0),
     "grad_bias": lambda v: v.grad_output.sum(0),
 }
-
-
-def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64."""
-    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
+derive = derive_by(STEPS)
 
 
 def first_rows(array: np.ndarray, count: int) -> np.ndarray:

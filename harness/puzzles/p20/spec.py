@@ -6,7 +6,7 @@ operator of kernels. Matrices are [rows, columns]; a row is what softmax and Lay
 
 import numpy as np
 
-from harness.puzzles.p20.mistakes import EPS, MISTAKES, ROW_THREADS, STEPS, WORD, derive
+from harness.puzzles.p20.mistakes import EPS, MISTAKES, ROW_THREADS, WORD, derive
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import cancelling, covering, listed, not_finite, odd_place, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
@@ -292,15 +292,6 @@ def packed(passes):
     return (bits * weights).sum(1).to(torch.int32)
 
 
-def exact(arrays: Arrays) -> Arrays:
-    """The derivation in NumPy longdouble."""
-    from harness.spec.derivation import Derivation
-
-    wide = Derivation(STEPS, {name: np.asarray(array, np.longdouble) for name, array in arrays.items()})
-    with np.errstate(invalid="ignore"):  # a case may hold NaN and infinity
-        return {name: getattr(wide, name) for call in CALLS for name in call.writes}
-
-
 def terms(arrays: Arrays) -> dict[str, float]:
     """The size of the terms that cancel: of softmax with one column and of LayerNorm with one, nothing is left."""
     if not all(np.isfinite(arrays[name]).all() for name in NOT_FINITE):
@@ -340,7 +331,6 @@ PUZZLE = Puzzle(
     cases=cases,
     inputs=inputs,
     reference=reference,
-    exact=exact,
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,

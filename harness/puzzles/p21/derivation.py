@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from harness.puzzles import formulas
-from harness.spec.derivation import Derivation, Mistake, Step
+from harness.spec.derivation import Mistake, Step, derive_by
 
 EPS = 1e-5
 """What is added to the variance."""
@@ -66,8 +66,4 @@ MISTAKES = (
         {"grad_scale": lambda v: v.grad_output[0, 0] * v.input[0, 0]},
     ),
 )
-
-
-def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64."""
-    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
+derive = derive_by(STEPS)

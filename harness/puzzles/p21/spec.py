@@ -6,8 +6,7 @@ right and wrong backward passes. The kernels have no forward pass: what they com
 
 import numpy as np
 
-from harness.puzzles.p21.derivation import EPS, MISTAKES, STEPS, derive
-from harness.spec.derivation import Derivation
+from harness.puzzles.p21.derivation import EPS, MISTAKES, derive
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
 from harness.spec.rounding import rounded
@@ -152,12 +151,6 @@ def reference(tensors: dict) -> dict:
     }
 
 
-def exact(arrays: Arrays) -> Arrays:
-    """The derivation in NumPy longdouble."""
-    wide = Derivation(STEPS, {name: np.asarray(array, np.longdouble) for name, array in arrays.items()})
-    return {name: getattr(wide, name) for call in CALLS for name in call.writes}
-
-
 def terms(arrays: Arrays) -> dict[str, float]:
     """The size of the terms that cancel: of rows with one column, and of a constant dy, nothing is left."""
     v = derive(arrays)
@@ -177,7 +170,6 @@ PUZZLE = Puzzle(
     cases=cases,
     inputs=inputs,
     reference=reference,
-    exact=exact,
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,

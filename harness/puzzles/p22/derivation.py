@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.nn.ops import EPS
 from harness.puzzles.p22 import derive_rung
-from harness.spec.derivation import Derivation, Step
+from harness.spec.derivation import Derivation, Step, as_dtype
 
 
 def row_sums(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -55,9 +55,11 @@ STEPS = {
 }
 
 
-def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64."""
-    given = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+def derive(
+    arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None, dtype: type = np.float64
+) -> Derivation:
+    """The derivation of the puzzle's input arrays, in float64 or another dtype."""
+    given = as_dtype(arrays, dtype)
     given["given_dln"] = given.pop("dln")
     return Derivation(STEPS, given, changes)
 

@@ -300,63 +300,13 @@ def row_sums(dln, x, gamma):
     return torch.stack([(g * x_hat).mean(-1), g.mean(-1)], -1).reshape(-1, 2)
 
 
-def exact(arrays: Arrays) -> Arrays:
-    """The same function and its gradients in NumPy longdouble, from the formulas of the book's derivation."""
-    wide = {name: np.asarray(array, np.longdouble) for name, array in arrays.items()}
-    with np.errstate(invalid="ignore"):  # a case may hold NaN and infinity
-        return _exact(wide)
-
-
-def _exact(wide: Arrays) -> Arrays:
-    x, gamma, beta, W, b, dy = (
-        wide[name]
-        for name in ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias", "grad_output")
-    )
-    mean = x.mean(-1)
-    centred = x - mean[..., None]
-    rstd = 1 / np.sqrt((centred**2).mean(-1) + np.longdouble(EPS))
-    x_hat = centred * rstd[..., None]
-    ln_out = x_hat * gamma + beta
-    dln = dy @ W
-    g = dln * gamma
-    c1 = (g * x_hat).mean(-1, keepdims=True)
-    c2 = g.mean(-1, keepdims=True)
-    given = wide["dln"] * gamma
-    rms_rstd = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + np.longdouble(EPS))
-    rms_x_hat = x * rms_rstd
-    rms_c = (g * rms_x_hat).mean(-1, keepdims=True)
-    return {
-        "rms_grad_input": rms_rstd * (g - rms_x_hat * rms_c),
-        "grad_rms_weight": (dln * rms_x_hat).sum((0, 1)),
-        "rms_grad_weight": np.einsum("bso,bsh->oh", dy, rms_x_hat * gamma),
-        "output": ln_out @ W.T + b,
-        "mean": mean,
-        "rstd": rstd,
-        "grad_input": rstd[..., None] * (g - c2 - x_hat * c1),
-        "grad_ln_weight": (dln * x_hat).sum((0, 1)),
-        "grad_ln_bias": dln.sum((0, 1)),
-        "grad_weight": np.einsum("bso,bsh->oh", dy, ln_out),
-        "grad_bias": dy.sum((0, 1)),
-        "row_sums": np.stack([(given * x_hat).mean(-1), given.mean(-1)], -1).reshape(-1, 2),
-    }
-
-
 def terms(arrays: Arrays) -> dict[str, float]:
     """The size of the three terms of dx = rstd * (g - c2 - x_hat * c1); of H = 1 they cancel, and dx is 0."""
-    x, gamma, W, dy = (arrays[name] for name in ("input", "ln_weight", "linear_weight", "grad_output"))
-    if not all(np.isfinite(array).all() for array in (x, gamma, dy)):
+    if not all(np.isfinite(arrays[name]).all() for name in NOT_FINITE):
         return {}
-    centred = x - x.mean(-1, keepdims=True)
-    rstd = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
-    x_hat = centred * rstd
-    g = dy @ W * gamma
-    c1 = (g * x_hat).mean(-1, keepdims=True)
-    c2 = g.mean(-1, keepdims=True)
-    sizes = rstd * (np.abs(g) + np.abs(c2) + np.abs(x_hat * c1))
-    # Of RMSNorm the two terms of dx = rstd * (g - x_hat * c).
-    rms_rstd = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + EPS)
-    along = x * rms_rstd * (g * x * rms_rstd).mean(-1, keepdims=True)
-    rms_sizes = rms_rstd * (np.abs(g) + np.abs(along))
+    v = derive(arrays)
+    sizes = v.row_rstd * (np.abs(v.g) + np.abs(v.c2) + np.abs(v.x_hat * v.c1))
+    rms_sizes = v.rms_rstd * (np.abs(v.g) + np.abs(v.rms_x_hat * v.rms_c))
     return {
         "grad_input": float(sizes.max(initial=0.0)),
         "rms_grad_input": float(rms_sizes.max(initial=0.0)),
@@ -497,7 +447,6 @@ PUZZLE = Puzzle(
     inputs=inputs,
     derived_sizes=lambda dims: {"rows": rows(dims)},
     reference=reference,
-    exact=exact,
     derive=derive,
     mistakes=(*MISTAKES, *transfer_mistakes.MISTAKES, *derive_rung.MISTAKES),
     symptom=cancellation,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from harness.spec.derivation import Derivation, Step
+from harness.spec.derivation import Derivation, Step, as_dtype
 
 
 def transposed(array: np.ndarray) -> np.ndarray:
@@ -28,7 +28,7 @@ def share(weights: np.ndarray, total: np.ndarray) -> np.ndarray:
 
 
 STEPS = {
-    "scale": lambda v: np.asarray(1 / np.sqrt(v.query.shape[-1])),
+    "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
     "scores": lambda v: v.scale * (v.query @ transposed(v.key)),
     "masked": lambda v: v.scores + v.mask,
     "largest": lambda v: v.masked.max(-1, keepdims=True),
@@ -64,9 +64,11 @@ def gathered(gradient: np.ndarray, key: np.ndarray) -> np.ndarray:
     return gradient.reshape(*lead, G, heads // G, T, d).sum(-3)
 
 
-def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64."""
-    wide = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+def derive(
+    arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None, dtype: type = np.float64
+) -> Derivation:
+    """The derivation of the puzzle's input arrays, in float64 or another dtype."""
+    wide = as_dtype(arrays, dtype)
     shared = {name: wide[name] for name in ("key", "value")}
     wide["group"] = np.asarray(wide["query"].shape[1] // wide["key"].shape[1])
     wide |= {name: repeated(array, wide["query"]) for name, array in shared.items()}

@@ -7,7 +7,7 @@ import numpy as np
 
 from harness.nn.attention_ops import BACKWARD, DELTA, FORWARD, MASK_BACKWARD
 from harness.puzzles.p23.baseline import reference
-from harness.puzzles.p23.derivation import derive, gathered, repeated, share, shift, transposed
+from harness.puzzles.p23.derivation import derive, gathered, repeated, transposed
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.spec.cases import covering, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype
@@ -269,45 +269,13 @@ def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
 # ---- Reference ----------------------------------------------------------------------------------------------
 
 
-def exact(arrays: Arrays) -> Arrays:
-    """The same function and its gradients in NumPy longdouble, from the formulas of the book's derivation."""
-    query, key, value, mask, grad = (
-        np.asarray(arrays[name], np.longdouble) for name in ("query", "key", "value", "mask", "grad_output")
-    )
-    scale = 1 / np.sqrt(np.longdouble(query.shape[-1]))
-    shared, key, value = key, repeated(key, query), repeated(value, query)
-    with np.errstate(invalid="ignore", over="ignore"):  # a case may hold NaN and infinity
-        scores = scale * (query @ transposed(key))
-        weights = np.exp(scores + mask - shift((scores + mask).max(-1, keepdims=True)))
-        P = share(weights, weights.sum(-1, keepdims=True))
-        dP = grad @ transposed(value)
-        largest = shift((scores + mask).max(-1, keepdims=True))
-        total = np.exp(scores + mask - largest).sum(-1)
-        dS = P * (dP - (dP * P).sum(-1, keepdims=True))
-        return {
-            "scores": scores,
-            "probabilities": P,
-            "lse": np.where(total == 0, -np.inf, largest[..., 0] + np.log(np.where(total == 0, 1, total))),
-            "delta": (dP * P).sum(-1),
-            "output": P @ value,
-            "grad_value": gathered(transposed(P) @ grad, shared),
-            "grad_probabilities": dP,
-            "grad_scores": dS,
-            "grad_query": scale * (dS @ key),
-            "grad_key": gathered(scale * (transposed(dS) @ query), shared),
-            "grad_mask": dS.sum((0, 1)),
-            "grad_attn_mask": dS.sum((0, 1), keepdims=True),
-            "transposed_product": transposed(query) @ grad,
-        }
-
-
 def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     """How far the output as it was saved, rounded, moves delta, the row sum of dO times it.
 
     On tensor cores the probabilities are rounded before they are multiplied, so that the output is right and yet further
     from the truth than its own rounding.
     """
-    truth = exact(arrays)["output"]
+    truth = derive(arrays, dtype=np.longdouble).output
     if "output" not in saved or not np.isfinite(truth).all() or not np.isfinite(arrays["grad_output"]).all():
         return {}
     moved = (arrays["grad_output"] * (saved["output"] - truth)).sum(-1)
@@ -466,7 +434,6 @@ PUZZLE = Puzzle(
     gate_cases=GATE_CASES,
     inputs=inputs,
     reference=reference,
-    exact=exact,
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from harness.nn import orders
-from harness.spec.derivation import Derivation, Step
+from harness.spec.derivation import Step, derive_by
 
 
 def gathered(array: np.ndarray, order: np.ndarray, axis: int = 2) -> np.ndarray:
@@ -95,13 +95,4 @@ STEPS: Mapping[str, Step] = {
     "grad_key": lambda v: placed(v.dK, v.order),
     "grad_value": lambda v: placed(v.dV, v.order),
 }
-
-
-def derive(
-    arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None, dtype: type = np.float64
-) -> Derivation:
-    """The derivation of the puzzle's input arrays, numbers in `dtype`, whole numbers as they are."""
-    wide = {
-        name: np.asarray(array, dtype) if array.dtype.kind == "f" else array for name, array in arrays.items()
-    }
-    return Derivation(STEPS, wide, changes)
+derive = derive_by(STEPS)

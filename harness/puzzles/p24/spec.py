@@ -277,13 +277,6 @@ def from_what_is_kept(tensors: dict, order) -> dict:
     }
 
 
-def exact(arrays: Arrays) -> Arrays:
-    """The derivation in NumPy longdouble."""
-    wide = derive(arrays, dtype=np.longdouble)
-    names = ("index", "inverse", "tiles", "gathered", "grad_input", "output", "lse", "delta", *GRADIENTS)
-    return {name: getattr(wide, name) for name in names}
-
-
 def terms(arrays: Arrays) -> dict[str, float]:
     """The size of the terms of dS = P * (dP - delta) in dQ and dK; where a cell sees one key they cancel."""
     v = derive(arrays)
@@ -384,7 +377,6 @@ PUZZLE = Puzzle(
     cases=cases,
     inputs=inputs,
     reference=reference,
-    exact=exact,
     derive=derive,
     mistakes=MISTAKES,
     symptom=curve_symptom,

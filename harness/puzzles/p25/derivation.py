@@ -5,13 +5,13 @@ of keys alone: block_lse and share [blocks, B, N, S], block_output [blocks, B, N
 holds a position and where; `block` [S] is the block that a key is attended to in: all that a rank holds, or one of its ranges.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from harness.puzzles.p25.layout import cut, locals_, owners
-from harness.spec.derivation import Derivation, Mistake, Step
+from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 from harness.spec.rounding import rounded
 
 
@@ -64,7 +64,7 @@ STEPS = {
     "owner": lambda v: owners(int(v.ranks), v.query.shape[2], bool(v.balanced)),
     "index": lambda v: locals_(int(v.ranks), v.query.shape[2], bool(v.balanced)),
     "block": lambda v: v.owner,
-    "scale": lambda v: np.asarray(1 / np.sqrt(v.query.shape[-1])),
+    "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
     "scores": lambda v: v.scale * (v.query @ heads(v.key, v).swapaxes(-1, -2)),
     "seen": lambda v: np.tri(len(v.owner), dtype=bool) | (v.causal == 0),
     "masked": lambda v: np.where(v.seen, v.scores, -np.inf),
@@ -86,11 +86,7 @@ STEPS = {
     "grad_key": lambda v: folded(v.scale * (v.grad_scores.swapaxes(-1, -2) @ v.query), v),
     "grad_value": lambda v: folded(v.probabilities.swapaxes(-1, -2) @ v.grad_output, v),
 }
-
-
-def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64."""
-    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
+derive = derive_by(STEPS)
 
 
 def distance(v: Derivation) -> np.ndarray:

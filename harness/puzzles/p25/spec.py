@@ -8,9 +8,8 @@ import functools
 
 import numpy as np
 
-from harness.puzzles.p25.derivation import MISTAKES, STEPS, derive
+from harness.puzzles.p25.derivation import MISTAKES, derive
 from harness.spec.baseline import unluckiest
-from harness.spec.derivation import Derivation
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, Symptom
 from harness.spec.rounding import rounded
 from harness.spec.rungs import Rung
@@ -145,12 +144,6 @@ def by_autograd(tensors: dict, order) -> dict:
     return {name: tensor.detach()[..., back] for name, tensor in found.items()}
 
 
-def exact(arrays: Arrays) -> Arrays:
-    """The derivation in NumPy longdouble."""
-    wide = Derivation(STEPS, {name: np.asarray(array, np.longdouble) for name, array in arrays.items()})
-    return {name: getattr(wide, name) for name in EVERY}
-
-
 def symptom(waits: bool, quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
     """What values that are no numbers come from; `waits` says whether the code receives blocks, which are NaN before they come."""
     if np.isfinite(got).all():
@@ -205,7 +198,6 @@ PUZZLE = Puzzle(
     cases=cases,
     inputs=inputs,
     reference=reference,
-    exact=exact,
     derive=derive,
     mistakes=MISTAKES,
     symptom=functools.partial(symptom, False),

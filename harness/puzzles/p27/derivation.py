@@ -4,8 +4,6 @@ Shapes as in `solutions/p27/in_numpy.py`: tokens and targets [B, T]; x and dx [B
 [B, T, V]; smoothing, V: numbers. LayerNorm's and attention's steps are puzzle 22's and 23's and stand there.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from harness.spec.derivation import Derivation, Mistake
@@ -44,11 +42,6 @@ STEPS = {
     "grad_of_head": lambda v: np.tensordot(v.grad_logits, v.x, ((0, 1), (0, 1))),
     "grad_tied": lambda v: v.grad_token + v.grad_of_head,
 }
-
-
-def as_dtype(arrays: Mapping[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
-    """The arrays with those of numbers in another dtype."""
-    return {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in arrays.items()}
 
 
 def last_of_each(v: Derivation) -> np.ndarray:

@@ -11,8 +11,8 @@ import numpy as np
 
 from harness.puzzles import formulas
 from harness.puzzles.p27 import derivation
-from harness.puzzles.p27.derivation import IGNORED, as_dtype
-from harness.spec.derivation import Derivation, Mistake, Step
+from harness.puzzles.p27.derivation import IGNORED
+from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
 from harness.spec.puzzle import Arrays, Gate
 
@@ -172,11 +172,7 @@ STEPS: Mapping[str, Step] = {
     "factor": lambda v: np.minimum(1, LIMIT / (v.norm + NORM_EPS)),
     "clipped": lambda v: v.dx * v.factor,
 }
-
-
-def derive(arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None) -> Derivation:
-    """The derivation of the puzzle's input arrays, in float64; whole numbers stay so."""
-    return Derivation(STEPS, as_dtype(arrays, np.float64), changes)
+derive = derive_by(STEPS)
 
 
 # ---- Known mistakes -----------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ Names: B = sequences, T = tokens of each, C = channels, V = vocabulary. The tape
 import numpy as np
 
 from harness.puzzles.p27 import kernels
-from harness.puzzles.p27.derivation import IGNORED, as_dtype
+from harness.puzzles.p27.derivation import IGNORED
 from harness.spec.cases import covering, listed, tiled
-from harness.spec.derivation import Derivation
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, Rung
@@ -105,13 +104,6 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     return arrays | moments | kernels.sorted_places(arrays["tokens"], V)
 
 
-def exact(arrays: Arrays) -> Arrays:
-    """The derivation in NumPy longdouble."""
-    wide = Derivation(kernels.STEPS, as_dtype(arrays, np.longdouble))
-    names = (*(name for names, _ in FORMULAS.values() for name in names), *kernels.QUANTITIES)
-    return {name: np.asarray(getattr(wide, name)) for name in names}
-
-
 NUMPY_RUNG = NumpyRung(
     file="in_numpy.py",
     title="The parts, in NumPy",
@@ -158,7 +150,6 @@ PUZZLE = Puzzle(
     derived_sizes=kernels.derived_sizes,
     inputs=inputs,
     reference=kernels.reference,
-    exact=exact,
     derive=kernels.derive,
     mistakes=kernels.MISTAKES,
     propagated=kernels.propagated,

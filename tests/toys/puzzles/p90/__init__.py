@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from harness.spec.derivation import Derivation, Mistake
+from harness.spec.derivation import Derivation, Mistake, derive_by
 from harness.spec.ops import Argument, Call, OpSpec, Scalar
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import MojoRung
@@ -79,16 +79,7 @@ def reference(tensors: dict) -> dict:
     return {"output": y.detach(), "kept": mask, "grad_input": dx}
 
 
-def derive(arrays: Arrays, changes=None) -> Derivation:
-    """The steps in float64."""
-    return Derivation(STEPS, arrays, changes)
-
-
-def exact(arrays: Arrays) -> Arrays:
-    """In longdouble."""
-    wide = {name: np.asarray(arrays[name], np.longdouble) for name in ("input", "grad_output")}
-    v = Derivation(STEPS, {**arrays, **wide})
-    return {"output": v.output, "kept": v.kept, "grad_input": v.grad_input}
+derive = derive_by(STEPS)
 
 
 def calls(variant: str) -> tuple[Call, ...]:
@@ -107,7 +98,6 @@ PUZZLE = Puzzle(
     cases=cases,
     inputs=inputs,
     reference=reference,
-    exact=exact,
     derive=derive,
     mistakes=MISTAKES,
     forward={"output": "output", "kept": "kept"},

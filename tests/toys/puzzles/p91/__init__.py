@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from harness.spec.derivation import Derivation, Mistake
+from harness.spec.derivation import Mistake, derive_by
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung, TorchFunction, TorchRung
 
@@ -59,15 +59,7 @@ def reference(tensors: dict) -> dict:
     return {"output": y.detach(), "grad_input": dx, "tripled": 3 * x.detach()}
 
 
-def derive(arrays: Arrays, changes=None) -> Derivation:
-    """The steps in float64."""
-    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
-
-
-def exact(arrays: Arrays) -> Arrays:
-    """In longdouble."""
-    x, dy = (np.asarray(arrays[name], np.longdouble) for name in ("input", "grad_output"))
-    return {"output": x**3, "grad_input": 3 * x**2 * dy, "tripled": 3 * x}
+derive = derive_by(STEPS)
 
 
 PUZZLE = Puzzle(
@@ -87,7 +79,6 @@ PUZZLE = Puzzle(
     cases=cases,
     inputs=inputs,
     reference=reference,
-    exact=exact,
     derive=derive,
     mistakes=MISTAKES,
     forward={"output": "output", "tripled": "tripled"},

@@ -2,14 +2,14 @@
 
 import numpy as np
 import torch
-from harness.puzzles.pNN.spec import MISTAKES, PUZZLE, derive, exact, reference
+from harness.puzzles.pNN.spec import MISTAKES, PUZZLE, derive, reference
 
 
 def test_reference_and_derivation_agree_with_the_formulas():
     for case in PUZZLE.cases(None):
         arrays = PUZZLE.inputs(case, "float64", 0)
         tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-        truth, found = exact(arrays), reference(tensors)
+        truth, found = PUZZLE.exact(arrays), reference(tensors)
         for name, expected in truth.items():
             np.testing.assert_allclose(found[name].numpy(), expected.astype(float), rtol=1e-12)
             np.testing.assert_allclose(getattr(derive(arrays), name), expected.astype(float), rtol=1e-12)
@@ -20,5 +20,5 @@ def test_every_mistake_changes_its_quantity():
     for mistake in MISTAKES:
         for name in mistake.changes:
             assert not np.allclose(
-                getattr(derive(arrays, mistake.changes), name), exact(arrays)[name].astype(float)
+                getattr(derive(arrays, mistake.changes), name), PUZZLE.exact(arrays)[name].astype(float)
             )

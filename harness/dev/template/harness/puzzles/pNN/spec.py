@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from harness.spec.derivation import Derivation, Mistake
+from harness.spec.derivation import Mistake, derive_by
 from harness.spec.ops import Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import MojoRung
@@ -52,15 +52,7 @@ def reference(tensors: dict) -> dict:
     return {"output": y.detach(), "grad_input": torch.autograd.grad(y, x, tensors["grad_output"])[0]}
 
 
-def derive(arrays: Arrays, changes=None) -> Derivation:
-    """The two steps in float64."""
-    return Derivation(STEPS, {name: np.asarray(array, np.float64) for name, array in arrays.items()}, changes)
-
-
-def exact(arrays: Arrays) -> Arrays:
-    """In longdouble."""
-    x, dy = (np.asarray(arrays[name], np.longdouble) for name in ("input", "grad_output"))
-    return {"output": x * x, "grad_input": 2 * x * dy}
+derive = derive_by(STEPS)
 
 
 PUZZLE = Puzzle(
@@ -82,7 +74,6 @@ PUZZLE = Puzzle(
     cases=cases,
     inputs=inputs,
     reference=reference,
-    exact=exact,
     derive=derive,
     mistakes=MISTAKES,
 )

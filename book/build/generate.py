@@ -21,6 +21,7 @@ from book.figures import (
     claims_chart,
     every_size,
     figures,
+    heroes,
     hunt_chart,
     ladder,
     ladder_table,
@@ -461,6 +462,7 @@ FILES: dict[str, Callable[[], str]] = {
     **attention_figures.FILES,
     **order_figures.FILES,
     **tape_figures.FILES,
+    **heroes.FILES,
     **{
         f"step_{name}.html": (lambda name=name: steps()[name])
         for name in ("statistics", "db", "dW", "dgamma", "dx")

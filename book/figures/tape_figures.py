@@ -64,20 +64,6 @@ def live() -> list[tuple[str, float]]:
     ]
 
 
-def live_bytes() -> str:
-    """The bars of the recorded run."""
-    found = live()
-    most = max(held for _, held in found)
-    label = "KiB on the tape after each part: " + ", ".join(f"{name} {held:g}" for name, held in found)
-    drawing = Drawing(NARROW, 24 * len(found) + 8, label)
-    for number, (name, held) in enumerate(found):
-        y = 4 + 24 * number
-        drawing.text(124, y + 15, name, anchor="end", size=13, code=True)
-        drawing.box(132, y, 250 * held / most, 18, shade=0.35 if held == most else 0.15)
-        drawing.text(140 + 250 * held / most, y + 15, f"{held:g} KiB", anchor="start", size=13)
-    return drawing.svg()
-
-
 def loss_by_hand() -> str:
     """The losses that the recorded training run names."""
     said = re.search(
@@ -137,6 +123,5 @@ def sorted_places() -> str:
 FILES = {
     "sorted_places.svg": sorted_places,
     "tape_of_gpt.svg": tape,
-    "tape_bytes.svg": live_bytes,
     "loss_by_hand.svg": loss_by_hand,
 }

@@ -101,28 +101,68 @@
         });
     }
 
+    // Back and Next, and a slider where there are many steps; the arrow keys, Home and End do the same anywhere inside, and do
+    // not turn to the next chapter. Each step is announced. `show` is called with a step's number and returns its words.
+    function addControls(place, count, show) {
+        const controls = document.createElement('div');
+        controls.className = 'stepper-controls';
+        controls.innerHTML = '<button type="button">Back</button><button type="button">Next</button>' +
+            (count > 8 ? '<input type="range" min="0" step="1" aria-label="step">' : '') + '<span role="status" aria-live="polite"></span>';
+        const [back, next] = controls.querySelectorAll('button');
+        const slider = controls.querySelector('input'), status = controls.querySelector('span');
+        let current = 0;
+        function go(index) {
+            current = Math.min(Math.max(index, 0), count - 1);
+            back.disabled = current === 0;
+            next.disabled = current === count - 1;
+            if (slider) { slider.value = current; }
+            status.textContent = 'Step ' + (current + 1) + ' of ' + count + '. ' + show(current);
+        }
+        back.addEventListener('click', function () { go(current - 1); });
+        next.addEventListener('click', function () { go(current + 1); });
+        if (slider) {
+            slider.max = count - 1;
+            slider.addEventListener('input', function () { go(slider.valueAsNumber); });
+        }
+        place.addEventListener('keydown', function (event) {
+            const to = { ArrowLeft: current - 1, ArrowRight: current + 1, Home: 0, End: count - 1 }[event.key];
+            if (to === undefined) { return; }
+            event.stopPropagation();
+            event.preventDefault();
+            go(to);
+        });
+        place.prepend(controls);
+        if (!place.hasAttribute('tabindex')) { place.tabIndex = 0; }
+        place.classList.add('stepper-ready');
+        go(0);
+    }
+
     function setUpSteppers() {
         document.querySelectorAll('.stepper').forEach(function (stepper) {
             const steps = Array.from(stepper.querySelectorAll('.step'));
-            const controls = document.createElement('div');
-            controls.className = 'stepper-controls';
-            controls.innerHTML = '<button type="button">Back</button><button type="button">Next</button>' +
-                '<span role="status"></span>';
-            const [back, next] = controls.querySelectorAll('button');
-            let current = 0;
-            function show(index) {
-                current = index;
-                steps.forEach(function (step, i) { step.hidden = i !== index; });
-                back.disabled = index === 0;
-                next.disabled = index === steps.length - 1;
-                controls.querySelector('span').textContent = 'Step ' + (index + 1) + ' of ' + steps.length;
-            }
-            back.addEventListener('click', function () { show(current - 1); });
-            next.addEventListener('click', function () { show(current + 1); });
-            stepper.prepend(controls);
             steps.forEach(linkRowsToCode);
-            stepper.classList.add('stepper-ready');
-            show(0);
+            addControls(stepper, steps.length, function (index) {
+                steps.forEach(function (step, i) { step.hidden = i !== index; });
+                const title = steps[index].querySelector('strong');
+                return title ? title.textContent : '';
+            });
+        });
+    }
+
+    // A drawing in steps: a group is shown from its data-from to its data-to, and the step's words stand beside the buttons.
+    function setUpHeroes() {
+        document.querySelectorAll('.hero').forEach(function (hero) {
+            const words = Array.from(hero.querySelectorAll('.hero-steps > li'), function (li) { return li.textContent; });
+            const groups = Array.from(hero.querySelectorAll('svg [data-from]'), function (group) {
+                return [group, Number(group.dataset.from), Number(group.dataset.to)];
+            });
+            addControls(hero, words.length, function (index) {
+                groups.forEach(function ([group, from, to]) {
+                    group.setAttribute('visibility', from <= index && index <= to ? 'visible' : 'hidden');
+                });
+                hero.dataset.step = index;
+                return words[index];
+            });
         });
     }
 
@@ -170,4 +210,5 @@
     openFoldsInPrint();
     setUpTabs();
     setUpSteppers();
+    setUpHeroes();
 })();

@@ -221,17 +221,6 @@ def test_places_lie_sorted_as_the_label_says():
     }
 
 
-def test_the_bars_of_the_tape_are_those_of_the_record():
-    drawn, found = words(tape_figures.live_bytes()), tape_figures.live()
-    recorded = (BOOK / "outputs" / "tape_gates.txt").read_text()
-    assert len(found) == recorded.count(" KiB") == 14
-    assert [said for said in drawn if said.endswith(" KiB")] == [f"{held:g} KiB" for _, held in found]
-    assert (
-        max(found, key=lambda one: one[1])[0] == "loss"
-        and "At the loss." in (BOOK / "src" / "puzzle_27" / "tape.md").read_text()
-    )
-
-
 def test_the_losses_by_hand_are_those_of_the_record():
     said = (BOOK / "outputs" / "train_by_hand.txt").read_text()
     assert {"5.545", *re.findall(r"\d\.\d{3}", said.split("loss ")[-1])[:2]} < set(

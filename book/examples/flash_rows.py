@@ -1,0 +1,51 @@
+"""Flash attention's backward pass in NumPy: tiles of the scores, one number a query, and nothing of length times length."""
+
+import numpy as np
+
+# ANCHOR: setting
+rng = np.random.default_rng(0)
+L, d, tile = 64, 16, 16
+Q, K, V, dO = rng.standard_normal((4, L, d))
+scale = 1 / np.sqrt(d)
+# ANCHOR_END: setting
+
+# ANCHOR: plain
+S = scale * Q @ K.T
+P = np.exp(S - S.max(1, keepdims=True))
+P /= P.sum(1, keepdims=True)
+O = P @ V
+dP = dO @ V.T
+dS = P * (dP - (dP * P).sum(1, keepdims=True))
+plain = scale * dS @ K, scale * dS.T @ Q, P.T @ dO
+# ANCHOR_END: plain
+
+lse = S.max(1) + np.log(np.exp(S - S.max(1, keepdims=True)).sum(1))
+pieces = []
+
+
+# ANCHOR: tiles
+def backward(Q, K, V, O, lse, dO):
+    dQ, dK, dV = np.zeros_like(Q), np.zeros_like(K), np.zeros_like(V)
+    delta = (dO * O).sum(1)  # one number a query, and no keys
+    for s in range(0, L, tile):
+        for t in range(0, L, tile):
+            q, k = slice(s, s + tile), slice(t, t + tile)
+            P = np.exp(scale * Q[q] @ K[k].T - lse[q, None])
+            dS = P * (dO[q] @ V[k].T - delta[q, None])
+            dQ[q] += scale * dS @ K[k]
+            dK[k] += scale * dS.T @ Q[q]
+            dV[k] += P.T @ dO[q]
+            pieces.append(P.size)
+    return dQ, dK, dV
+
+
+# ANCHOR_END: tiles
+
+
+for name, mine, theirs in zip(("dQ", "dK", "dV"), backward(Q, K, V, O, lse, dO), plain, strict=True):
+    same = "the same" if np.allclose(mine, theirs, rtol=1e-10, atol=1e-12) else "different"
+    print(f"{name}: {same} to ten digits")
+print(f"kept for the backward pass beside Q, K, V and O: {lse.size} numbers, where P has {P.size:,}")
+print(f"the largest piece of P that existed at once: {max(pieces)} numbers, of {len(pieces)} pieces")
+delta, collapsed = (dO * O).sum(1), (dP * P).sum(1)
+print(f"delta two ways, query 0: {delta[0]:.6f} and {collapsed[0]:.6f}")

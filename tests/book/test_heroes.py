@@ -1,0 +1,144 @@
+"""The drawings in steps: they show what the runs say, keys and fingers move them, and without scripts one step stands still."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from book_paths import BOOK
+from browser import PHONE, find_browser
+
+from book.figures import heroes, tape_figures
+from book.measure import outputs
+
+PLACES = {
+    "clock": "puzzle_19/puzzle_19.html",
+    "tiles": "essays/flash_attention_backward.html",
+    "walk": "puzzle_24/curve.html",
+    "ring_steps": "puzzle_25/backward.html",
+    "rewriting": "puzzle_26/rewriting.html",
+    "tape_steps": "puzzle_27/tape.html",
+}
+needs_browser = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
+)
+
+
+def words(name: str) -> list[str]:
+    return re.findall(r"<li>(.*?)</li>", heroes.HEROES[name]())
+
+
+def test_every_hero_has_its_page():
+    assert set(PLACES) == set(heroes.HEROES)
+    for name, page in PLACES.items():
+        assert f"hero_{name}.html" in (BOOK / "src" / page).with_suffix(".md").read_text(), name
+
+
+@pytest.mark.parametrize("name", heroes.HEROES)
+def test_a_hero_is_complete_without_scripts(name):
+    """One step is visible, the words of all stand below, and no part is shown at a step that there is not."""
+    made = heroes.HEROES[name]()
+    groups = re.findall(r'data-from="(\d+)" data-to="(\d+)" visibility="(\w+)"', made)
+    count = len(words(name))
+    assert {"visible", "hidden"} == {shown for *_, shown in groups}
+    assert all(0 <= int(first) <= int(last) < count for first, last, _ in groups)
+    assert made.count("\n") == 1, "a page includes it as one line"
+
+
+def test_the_clock_has_the_virtual_gpu_s_sectors():
+    text = outputs.load("profile").text
+    assert re.search(r"row_statistics .* 16\.0 +\d+$", text, re.M) and heroes.sectors("row_statistics") == 16
+    assert heroes.sectors("layernorm") == 1 and len(words("clock")) == 17
+
+
+def test_the_ring_ends_with_one_device_s_output_and_gradients():
+    errors, where, backward, back_errors = heroes.ring_run()
+    assert min(errors[:-1]) > 0.1 and errors[-1] < 1e-12
+    assert min(back_errors[:-2]) > 0.1 and max(back_errors[-2:]) < 1e-12
+    assert where[1] == [3, 0, 1, 2], "the block of the rank before"
+    assert all(sorted(parts) == [0, 1, 2, 3] for parts in backward[-1])
+    assert backward[-1][0] == backward[-2][3], "the last transfer brings the sum of rank 0 from rank 3"
+
+
+def test_a_tile_s_weights_are_the_softmax_s_and_its_owner_s_sum_ends_exact():
+    exact = heroes.head()["probabilities"]
+    walk = list(heroes.tiles_walk())
+    assert len(walk) == 32
+    for what, s, t, weights, error in walk:
+        np.testing.assert_allclose(weights, exact[s : s + 2, t : t + 2], atol=1e-6)
+        ends = t == 6 if what == "dQ" else s == 6
+        assert (error < 1e-5) >= ends, (what, s, t, error)
+    assert max(error for *_, error in walk) > 0.1
+
+
+def test_the_walk_ends_in_a_square_patch():
+    assert "row-major, 2 x 8 cells; Hilbert, 4 x 4 cells" in words("walk")[-1]
+
+
+def test_the_rewrite_is_the_printed_one():
+    before, after = heroes.printed_graphs("gelu: with x**3")
+    assert [name for name, *_ in after] == ["x", "gelu", "output"] and len(before) == 10
+    told = " ".join(words("rewriting"))
+    assert all(name in told for name, _, _, sign in before if sign == "-")
+
+
+def test_the_pile_is_the_recorded_tape():
+    run, told = tape_figures.live(), words("tape_steps")
+    assert len(run) == len(told) == 14
+    assert all(f"{held:g} KiB" in said for (_, held), said in zip(run, told, strict=True))
+    assert "peak" in told[6] and run[6][0] == "loss"
+
+
+@needs_browser
+@pytest.mark.parametrize("name", PLACES)
+def test_keys_move_a_hero_and_stay_in_the_chapter(browser, site, name):
+    browser.open(site / PLACES[name])
+    place = browser.run("location.href")
+    hero = "document.querySelector('.hero')"
+    browser.run(f"{hero}.focus()")
+    browser.press("ArrowRight")
+    browser.press("ArrowRight")
+    assert browser.run("location.href") == place and browser.run(f"{hero}.dataset.step") == "2"
+    said = browser.run(f"{hero}.querySelector('[aria-live=polite]').textContent")
+    assert said == f"Step 3 of {len(words(name))}. " + browser.run(
+        f"{hero}.querySelectorAll('.hero-steps > li')[2].textContent"
+    )
+    shown = f"""[...{hero}.querySelectorAll('[data-from]')].every(g => (g.getAttribute('visibility') === 'visible') ===
+        (g.dataset.from <= 2 && 2 <= g.dataset.to))"""
+    assert browser.run(shown)
+    browser.run(f"{hero}.dispatchEvent(new KeyboardEvent('keydown', {{key: 'End', bubbles: true}}))")
+    assert browser.run(f"{hero}.querySelectorAll('button')[1].disabled")
+    browser.run(f"{hero}.querySelectorAll('button')[0].click()")
+    assert browser.run(f"{hero}.dataset.step") == str(len(words(name)) - 2)
+    slider = f"{hero}.querySelector('input')"
+    browser.run(f"(() => {{ const s = {slider}; s.value = 1; s.dispatchEvent(new Event('input')); }})()")
+    assert browser.run(f"{hero}.dataset.step") == "1" and browser.errors == []
+
+
+@needs_browser
+@pytest.mark.parametrize("name", PLACES)
+def test_a_hero_fits_a_phone_whole(browser, site, name):
+    browser.resize(PHONE)
+    browser.open(site / PLACES[name])
+    assert json.loads(
+        browser.run(
+            "JSON.stringify([...document.querySelectorAll('.hero, .hero *')].map(e => e.getBoundingClientRect().right)"
+            ".filter(right => right > document.documentElement.clientWidth + 1))"
+        )
+    ) == []  # fmt: skip
+
+
+@needs_browser
+def test_the_online_softmax_stands_before_the_solution_and_its_keys_stay(browser, site):
+    browser.open(site / "puzzle_23/flash_attention.html")
+    stepper = "document.querySelector('.stepper')"
+    assert browser.run(f"{stepper}.closest('details') === null && {stepper}.offsetParent !== null")
+    assert browser.run(f"{stepper}.querySelector('pre').closest('details.solution-details') !== null")
+    place = browser.run("location.href")
+    browser.run(f"{stepper}.focus()")
+    browser.press("ArrowRight")
+    assert browser.run("location.href") == place
+    assert (
+        browser.run(f"{stepper}.querySelector('[aria-live=polite]').textContent")
+        == "Step 2 of 5. Keys 2 and 3."
+    )

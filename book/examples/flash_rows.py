@@ -4,8 +4,8 @@ import numpy as np
 
 # ANCHOR: setting
 rng = np.random.default_rng(0)
-L, d, tile = 64, 16, 16
-Q, K, V, dO = rng.standard_normal((4, L, d))
+n, d, tile = 64, 16, 16
+Q, K, V, dO = rng.standard_normal((4, n, d))
 scale = 1 / np.sqrt(d)
 # ANCHOR_END: setting
 
@@ -27,8 +27,8 @@ pieces = []
 def backward(Q, K, V, O, lse, dO):
     dQ, dK, dV = np.zeros_like(Q), np.zeros_like(K), np.zeros_like(V)
     delta = (dO * O).sum(1)  # one number a query, and no keys
-    for s in range(0, L, tile):
-        for t in range(0, L, tile):
+    for s in range(0, n, tile):
+        for t in range(0, n, tile):
             q, k = slice(s, s + tile), slice(t, t + tile)
             P = np.exp(scale * Q[q] @ K[k].T - lse[q, None])
             dS = P * (dO[q] @ V[k].T - delta[q, None])

@@ -28,6 +28,7 @@ def test_every_page_opens_clean_and_fits(browser, site):
         assert browser.run("[...document.querySelectorAll('main details')].every(d => !d.open)"), page
         for size, what in ((DESKTOP, ".table-wrapper"), (PHONE, "main figure")):
             browser.resize(size)
+            browser.wait_for("document.querySelector('main').clientWidth > 300")  # the sidebar takes its time
             assert browser.run("document.documentElement.scrollWidth <= window.innerWidth"), (page, size)
             assert browser.run(wide.format(what)) == [], (page, size)
     assert browser.errors == []

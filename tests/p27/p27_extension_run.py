@@ -13,6 +13,7 @@ import torch
 from harness.nn.cross_entropy_chunks import Loss, rows_by_torch, wide
 from harness.nn.on_stream import KINDS
 from harness.nn.products import padded
+from harness.puzzles.p27 import step_parts
 from harness.toolchain import extension
 from harness.vgpu.driver import inprocess
 
@@ -89,6 +90,76 @@ def run_scale(count, factor):
     return {"values": error_of(from_device(given[0], values.dtype), (values.float() * factor).bfloat16())}
 
 
+# ---- The step --------------------------------------------------------------------------------------------------
+
+
+def run_step(function, *arguments, scratch=0):
+    """Tensors and numbers in the function's order; what the tensors hold afterwards."""
+    given = [on_device(each) if isinstance(each, torch.Tensor) else each for each in arguments]
+    lent = on_device(torch.zeros(scratch, dtype=torch.uint8))
+    flat = [each._data_ptr() if isinstance(each, Buffer) else each for each in given]
+    function(gpu, stream, lent._data_ptr() if scratch else 0, scratch, *flat)
+    tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+    buffers = [each for each in given if isinstance(each, Buffer)]
+    return [
+        from_device(buffer, each.dtype).view(each.shape)
+        for buffer, each in zip(buffers, tensors, strict=True)
+    ]
+
+
+def normal(*shape, dtype=torch.float32, scale=1.0):
+    """The same numbers for the same shape."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (scale * torch.randn(shape, generator=generator)).to(dtype)
+
+
+def run_gelu(count):
+    """Both passes, beside torch's in float64."""
+    x, dy = normal(count, dtype=torch.bfloat16, scale=3), normal(count + 8, dtype=torch.bfloat16)[:count]
+    y, _ = run_step(module.gelu, torch.full_like(x, torch.nan), x, count)
+    again, dx = run_step(module.gelu_backward, x, dy, count)
+    exact, slope = step_parts.gelu_backward(x.double(), dy.double())
+    return {"output": error_of(y, exact), "again": error_of(again, exact), "gradient": error_of(dx, slope)}
+
+
+def run_token_gradient(vocabulary, channels, places):
+    """Tokens that come often, once and never."""
+    virtual.blocks = "reversed"
+    generator = torch.Generator().manual_seed(places)
+    tokens = torch.randint(0, vocabulary - 1, (places,), generator=generator)
+    tokens[: places // 2] = 1
+    of_head, dx = normal(vocabulary, channels), normal(places, channels, dtype=torch.bfloat16)
+    order, starts = step_parts.places_of_tokens(tokens, vocabulary)
+    table = torch.full((vocabulary, channels), torch.nan, dtype=torch.bfloat16)
+    table, *_ = run_step(module.token_gradient, table, of_head, dx, order, starts, vocabulary, channels)
+    exact = of_head.double().index_add(0, tokens, dx.double())
+    return {"table": error_of(table, exact)}
+
+
+def run_norm(count):
+    """The norm of many elements."""
+    gradient = normal(count, dtype=torch.bfloat16)
+    room = module.norm(0, 0, 0, 0, 0, 0, 2**31)
+    norm, _ = run_step(module.norm, torch.zeros(1), gradient, count, scratch=room)
+    return {"norm": error_of(norm, gradient.double().norm()[None])}
+
+
+def run_adamw(count, decayed, norm):
+    """One update beside the one that torch's operations make of the same tensors, which another test holds to PyTorch's."""
+    master, mean, square = normal(count), normal(count + 8)[:count] / 9, normal(count + 16)[:count].square()
+    working, gradient = master.bfloat16(), normal(count + 24, dtype=torch.bfloat16)[:count]
+    numbers, norms = torch.tensor([0.01, 0.19, 0.0975]), torch.tensor([norm])
+    constants = (0.9, 0.95, 1e-8, 0.1, 1.0)
+    tensors = (master, working, mean, square, gradient, numbers, norms)
+    after = run_step(module.adamw, *constants, decayed, count, *tensors)
+    options = step_parts.AdamW(*constants)
+    step_parts.adamw(
+        master, working, gradient, mean, square, numbers, norms, decayed=decayed, options=options
+    )
+    names = ("master", "working", "mean", "square")
+    return {name: error_of(*pair) for name, *pair in zip(names, after, tensors, strict=False)}
+
+
 PLAIN = Loss(IGNORED, 0.0, 0.0, 0.0)
 ALL = Loss(IGNORED, 0.1, 0.01, 4.0)
 bfloat16, float16, float32, float64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -105,6 +176,12 @@ cases = {
     "no gradient": run_rows(3, 90, float32, ALL, wanted=False),
     "scaled": run_scale(4107, 0.75),
     "not scaled": run_scale(4107, 1.0),
+    "GELU": run_gelu(4104),
+    "a table": run_token_gradient(9, 1032, 50),
+    "a norm": run_norm(2104),
+    "a norm of many turns": run_norm(1_200_008),
+    "AdamW, clipped": run_adamw(4112, 2064, 3.0),
+    "AdamW": run_adamw(64, 0, 0.5),
 }
 launches = [launch.name for launch in virtual.launches]
 print(json.dumps({"cases": cases, "launches": launches, "findings": [f.text() for f in virtual.findings]}))

@@ -1,21 +1,55 @@
-"""What the step by hand needs beside the layers of `harness.nn`: GELU, LayerNorm alone, the residual stream's matrices.
+"""What the step by hand needs beside the layers of `harness.nn`: GELU, LayerNorm alone, attention between matrices of rows, the
+table's gradient, AdamW.
 
-Everything takes rows: matrices [rows, channels]. Nothing asks autograd for anything.
+Activations are rows: matrices [rows, channels]. Nothing asks autograd for anything. On a GPU, in bfloat16, the kernels of
+`solutions/p27/op/fast_step.mojo` do the work, on torch's current stream; LayerNorm alone, and all elsewhere, is torch's own
+operations.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.nn import attention_direct
+from harness.nn import attention_direct, on_stream
 from harness.nn.attention_autograd import attention_backward, attention_with_lse
+from harness.nn.direct import NOWHERE
+from harness.nn.on_stream import OnDevice, Opened
 from harness.nn.ops import EPS
+from harness.nn.private import current_stream
 
 SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 """In GELU's u = SCALE (x + CUBE x^3)."""
+
+
+class StepKernels(OnDevice):
+    """The module of puzzle 27 on one GPU.
+
+    Attributes:
+        room_for_norm: Bytes of scratch memory that the norm of any count takes.
+    """
+
+    def __init__(self, module: ModuleType, device: torch.device):
+        super().__init__(module, device)
+        self.room_for_norm: int = module.norm(*NOWHERE, 0, 0, 2**31)
+
+    def launch(self, function: Callable[..., int], *arguments: Tensor | float, scratch: int = 0) -> None:
+        """Launches on torch's current stream; tensors lie on this GPU without gaps, and their addresses are handed over."""
+        given = (each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
+        lent = torch.empty(scratch, dtype=torch.uint8, device=f"cuda:{self.index}")
+        function(self.gpu, current_stream(self.index), lent.data_ptr(), scratch, *given)
+
+    def smallest_pass(self) -> None:
+        ones = torch.ones(8, dtype=torch.bfloat16, device=on_stream.DEVICE)
+        self.launch(self.module.gelu, torch.empty_like(ones), ones, 8)
+
+
+kernels = Opened("p27", StepKernels, lambda device: "the training step goes through PyTorch's own operations")
+"""The kernels of a device."""
 
 
 # ---- GELU -----------------------------------------------------------------------------------------------------
@@ -23,15 +57,22 @@ SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 def gelu(x: Tensor) -> Tensor:
     """x / 2 (1 + tanh u), rounded once."""
+    if opened := kernels(x.device):
+        y = torch.empty_like(x)
+        opened.launch(opened.module.gelu, y, x, x.numel())
+        return y
     return F.gelu(x, approximate="tanh")
 
 
 def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """GELU of x again, and the gradient of x; both may take the memory of what they are made from."""
-    wide = x.float()
+    """GELU of x again, and the gradient of x; on a GPU in the memory of x and of dy."""
+    if opened := kernels(x.device):
+        opened.launch(opened.module.gelu_backward, x, dy, x.numel())
+        return x, dy
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     s = torch.sigmoid(2 * SCALE * (wide + CUBE * wide**3))
     slope = SCALE * (1 + 3 * CUBE * wide.square())
-    dx = dy.float() * (s + 2 * wide * s * (1 - s) * slope)
+    dx = dy.to(wide.dtype) * (s + 2 * wide * s * (1 - s) * slope)
     return (wide * s).to(x.dtype), dx.to(x.dtype)
 
 
@@ -103,8 +144,21 @@ def attention_gradient(
 # ---- The embedding's table --------------------------------------------------------------------------------------
 
 
+def places_of_tokens(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The places of tokens [rows] in the order of the tokens, and where each token's begin [vocabulary + 1]; int64."""
+    order = tokens.argsort(stable=True)
+    every = torch.arange(vocabulary + 1, device=tokens.device)
+    return order, torch.searchsorted(tokens[order], every)
+
+
 def token_gradient(of_head: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
     """The tied table's gradient in dx's dtype: the head's [V, C], and the rows of dx [rows, C] added where each token [rows] is."""
+    if opened := kernels(dx.device):
+        order, starts = places_of_tokens(tokens, len(of_head))
+        table = torch.empty_like(of_head, dtype=dx.dtype)
+        sizes = of_head.shape
+        opened.launch(opened.module.token_gradient, table, of_head.float(), dx, order, starts, *sizes)
+        return table
     total = of_head.float()
     total.index_put_((tokens,), dx.float(), accumulate=True)  # sorted, so that the sums have one order
     return total.to(dx.dtype)
@@ -126,6 +180,9 @@ class AdamW:
 
 def norm_of(norm: Tensor, gradients: Tensor) -> None:
     """Writes the norm of all gradients to [1]."""
+    if opened := kernels(gradients.device):
+        opened.launch(opened.module.norm, norm, gradients, gradients.numel(), scratch=opened.room_for_norm)
+        return
     torch.linalg.vector_norm(gradients, dtype=torch.float32, out=norm[0])
 
 
@@ -151,6 +208,11 @@ def adamw(
         decayed: The first so many elements decay.
         options: What stays the same at every step.
     """
+    if opened := kernels(master.device):
+        constants = (options.beta1, options.beta2, options.eps, options.decay, options.limit)
+        tensors = (master, working, mean, square, gradients, numbers, norm)
+        opened.launch(opened.module.adamw, *constants, decayed, master.numel(), *tensors)
+        return
     rate, correction1, correction2 = numbers
     factor = (options.limit / (norm + 1e-6)).clamp(max=1)
     g = gradients.float() * factor

@@ -1,0 +1,1 @@
+../../../solutions/p27/op/fast_step.mojo

@@ -193,3 +193,60 @@ def test_what_a_size_cannot_do_is_said(arguments, words, command_line, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     finished = command_line("p27", *arguments)
     assert finished.code == 2 and words in finished.err
+
+
+# ---- State files ------------------------------------------------------------------------------------------------
+
+
+def trained(text, kind, state, first, count):
+    """Some steps of SMALL from a state on, and their losses."""
+    by = kind(state)
+    return [train_gpt.one_step(by, each, 3e-3) for each in excerpts(text, first + count)[first:]]
+
+
+@pytest.mark.parametrize(("writer", "reader"), [(ByHand, ByAutograd), (ByAutograd, ByHand)])
+def test_a_state_written_by_one_is_read_by_the_other(writer, reader, text, tmp_path):
+    state = State.begin(SMALL, 7, CPU)
+    trained(text, writer, state, 0, 5)
+    state.save(tmp_path / "state.pt")
+    read = State.load(tmp_path / "state.pt", SMALL, CPU)
+    assert read.steps == 5
+    for name in ("master", "mean", "square"):
+        assert torch.equal(getattr(read, name), getattr(state, name)) and getattr(read, name).any()
+    mine = trained(text, writer, state, 5, 5)
+    assert trained(text, reader, read, 5, 5) == pytest.approx(mine, rel=2e-4)
+    assert read.steps == 10
+
+
+def test_a_run_that_goes_on_has_the_bits_of_one_that_never_stopped(command_line, small, tmp_path):
+    whole, half, rest = (tmp_path / name for name in ("whole.pt", "half.pt", "rest.pt"))
+    base = ("p27", "--train", "--size", "tiny", "--device", "cpu")
+    for arguments in (
+        ("--steps", "4", "--save", str(whole)),
+        ("--steps", "2", "--save", str(half)),
+        ("--steps", "2", "--load", str(half), "--save", str(rest)),
+    ):
+        assert command_line(*base, *arguments).code == 0
+    one, other = (State.load(path, SMALL, CPU) for path in (whole, rest))
+    assert one.steps == other.steps == 4 and torch.equal(one.master, other.master)
+    compared = command_line("p27", "--compare", "--size", "tiny", "--device", "cpu", "--load", str(rest))
+    assert compared.code == 0 and compared.lines[-1] == "✅ every value is autograd's"
+
+
+def test_what_cannot_be_saved_or_loaded_is_said(command_line, small, tmp_path):
+    state, junk = tmp_path / "state.pt", tmp_path / "junk.pt"
+    State.begin(ODD, 1, CPU).save(state)
+    junk.write_text("no state")
+    with pytest.raises(BadUse, match=r"--save .*: No such file or directory"):
+        State.begin(ODD, 1, CPU).save(tmp_path / "nowhere" / "state.pt")
+    finished = command_line("p27", "--train", "--size", "tiny", "--save", str(tmp_path / "no" / "state.pt"))
+    assert finished.code == 2 and not any("it writes" in line for line in finished.lines)
+    for path, words in (
+        (tmp_path / "none.pt", "No such file or directory"),
+        (junk, "no state file of p27 --train --save"),
+        (state, "holds Sizes(layers=1, width=20"),
+    ):
+        finished = command_line("p27", "--train", "--size", "tiny", "--device", "cpu", "--load", str(path))
+        assert finished.code == 2 and words in finished.err, finished.err
+    assert "--load: only with --size" in command_line("p27", "--compare", "--load", str(state)).err
+    assert "--save: only with --size" in command_line("p27", "--train", "--save", str(state)).err

@@ -8,7 +8,7 @@ from rich.console import Console
 from harness.console import Parser, print_lines
 from harness.puzzles.p27 import compare_gpt
 from harness.puzzles.p27.autograd import Model, Tensors, parameters
-from harness.puzzles.p27.gpt import SIZES
+from harness.puzzles.p27.gpt import SIZES, State
 from harness.puzzles.p27.running import (
     Module,
     by_autograd,
@@ -69,7 +69,9 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     flags = made.parse_args(arguments)
     check_size(flags)
     if flags.size:
-        values = compare_gpt.compare(SIZES[flags.size], flags.seed, device_of(flags.device))
+        sizes, device = SIZES[flags.size], device_of(flags.device)
+        state = State.load(flags.load, sizes, device) if flags.load else None
+        values = compare_gpt.compare(sizes, flags.seed, device, state)
         print_lines(console, compare_gpt.lines_of(values))
         return int(bool(compare_gpt.wrong_of(values)))
     path, module = file_of(flags)

@@ -5,11 +5,13 @@ copy in another dtype are one pass over one piece, and weight decay ends at one 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from harness.errors import BadUse
 from harness.puzzles.p27.autograd import Tensors, parameters
 
 RUN = 16
@@ -98,7 +100,7 @@ class State:
             dtype=torch.float32,
         )
         pieces = Pieces(first)
-        master, mean, square = (torch.zeros(pieces.count, device=device) for _ in range(3))
+        master, mean, square = zeros(pieces.count, device)
         for name, view in pieces.views(master).items():
             view.copy_(first[name])
         return cls(sizes, pieces, master, mean, square)
@@ -107,3 +109,44 @@ class State:
     def parameters(self) -> Tensors:
         """By name, float32."""
         return self.pieces.views(self.master)
+
+    # ---- State files --------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Writes all of it, each tensor under its name, as torch.load reads it. Raises BadUse where the file cannot be written."""
+        pieces = {"parameters": self.master, "mean": self.mean, "square": self.square}
+        by_name = {
+            kind: {name: view.cpu() for name, view in self.pieces.views(piece).items()}
+            for kind, piece in pieces.items()
+        }
+        try:
+            with path.open("wb") as file:
+                torch.save({"sizes": asdict(self.sizes), "steps": self.steps, **by_name}, file)
+        except OSError as error:
+            raise BadUse(f"--save {path}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: Path, sizes: Sizes, device: torch.device) -> "State":
+        """What `save` wrote, by whoever trained it. Raises BadUse where there is no such file, or it is of another model."""
+        try:
+            with path.open("rb") as file:
+                told = torch.load(file, map_location="cpu", weights_only=True)
+            written = Sizes(**told["sizes"])
+            pieces = Pieces(told["parameters"])
+            state = cls(written, pieces, *zeros(pieces.count, device), told["steps"])
+            for kind, piece in (("parameters", state.master), ("mean", state.mean), ("square", state.square)):
+                for name, view in state.pieces.views(piece).items():
+                    view.copy_(told[kind][name])
+        except OSError as error:
+            raise BadUse(f"--load {path}: {error.strerror}") from error
+        except Exception as error:  # of zip, pickle, or what is missing in it
+            raise BadUse(f"--load {path}: no state file of p27 --train --save") from error
+        if replace(written, batch=sizes.batch) != sizes:
+            raise BadUse(f"--load {path}: holds {written}, and --size has {sizes}")
+        return replace(state, sizes=sizes)
+
+
+def zeros(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Three pieces."""
+    one, two, three = torch.zeros(3, count, device=device)
+    return one, two, three

@@ -130,6 +130,12 @@ def parser() -> Parser:
         choices=(train_gpt.HAND, train_gpt.AUTOGRAD),
         help="with --size: the step by hand (the default), or PyTorch's",
     )
+    made.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="with --size: writes parameters and AdamW's means at the end",
+    )
     return made
 
 
@@ -143,13 +149,19 @@ def add_size(made: Parser) -> None:
     made.add_argument(
         "--device", choices=("cpu", "gpu"), help="with --size: where (default: a GPU where torch sees one)"
     )
+    made.add_argument(
+        "--load",
+        type=Path,
+        metavar="FILE",
+        help="with --size: begins with what --save wrote, by hand or by autograd",
+    )
 
 
 def check_size(flags, *of_size: str) -> None:
     """Raises BadUse for flags that belong to --size, without it, and for a file of yours beside it."""
     if flags.size and flags.problem:
         raise BadUse("--problem: with --size no file of yours takes part")
-    for name in () if flags.size else ("device", *of_size):
+    for name in () if flags.size else ("device", "load", *of_size):
         if getattr(flags, name) is not None:
             raise BadUse(f"--{name}: only with --size")
 
@@ -157,7 +169,7 @@ def check_size(flags, *of_size: str) -> None:
 def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None = None) -> int:
     """Trains on the chapters, the book's unless given, draws the losses, and lets the model write. Raises BadUse, Unsolved."""
     flags = parser().parse_args(arguments)
-    check_size(flags, "by")
+    check_size(flags, "by", "save")
     if flags.steps is not None and flags.steps < 1:
         raise BadUse(f"--steps {flags.steps}: must be at least 1")
     if not flags.seconds > 0:

@@ -8,6 +8,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -91,7 +92,7 @@ def train(
     """Trains, draws the losses, and lets the model write. Raises BadUse where the loss is no number."""
     device, plan = device_of(flags.device), PLANS[flags.size]
     sizes = sizes or SIZES[flags.size]
-    state = State.begin(sizes, flags.seed, device)
+    state = State.load(flags.load, sizes, device) if flags.load else State.begin(sizes, flags.seed, device)
     steps = plan.steps if flags.steps is None else flags.steps
     count = sum(t.numel() for t in state.parameters.values())
     shape = f"{sizes.layers} blocks of {sizes.width} channels, {count:,} parameters"
@@ -99,7 +100,13 @@ def train(
         console,
         [f"{shape}; {sizes.batch} x {sizes.context} bytes of the book at every step, on {device.type}"],
     )
-    losses = run(console, state, flags, plan, steps, excerpts(sizes, flags.seed, device, chapters))
+    if flags.save:
+        state.save(flags.save)  # now, so that a path that cannot be written is said before the training
+    # A run that goes on sees what it would have seen.
+    texts = islice(excerpts(sizes, flags.seed, device, chapters), state.steps, None)
+    losses = run(console, state, flags, plan, steps, texts)
+    if flags.save:
+        state.save(flags.save)
     first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
     lines = [
         *plot({f"by {flags.by}": losses}, height=10),

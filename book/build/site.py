@@ -16,8 +16,8 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from book.build import check_site, generate, glossary, maths, pdf, preprocess
-from book.figures import recorded_pictures, speed_table
+from book.build import check_site, generate, glossary, maths, pdf, preprocess, share
+from book.figures import figures, recorded_pictures, speed_table
 
 BOOK = Path(__file__).absolute().parents[1]
 TROUBLE = re.compile(r"\b(ERROR|WARN)\b|Traceback")
@@ -81,6 +81,7 @@ def build(book: Path, site: Path) -> list[str]:
         shrink_search_index(site)
         glossary.link(site)
         recorded_pictures.write_page(site)
+        share.write_cards(site, book / ".cache" / "share", figures.player_start()["g"])
     return faults or check_site.site_faults(site, src)
 
 

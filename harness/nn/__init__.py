@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harness.nn.orders import hilbert_order
     from harness.nn.patching import patch
     from harness.nn.ring import ring_attention
+    from harness.nn.varlen import attention_varlen
     from harness.nn.window import GridWindow, window_attention
 
 ATTENTION = "harness.nn.attention_autograd"
@@ -35,6 +36,7 @@ HOMES = {
     "attention_block": ATTENTION,
     "attention_block_backward": ATTENTION,
     "attention_delta": ATTENTION,
+    "attention_varlen": "harness.nn.varlen",
     "attention_with_lse": ATTENTION,
     "fused_layernorm_linear": "harness.nn.layers",
     "hilbert_order": "harness.nn.orders",
@@ -54,6 +56,7 @@ __all__ = [
     "attention_block",
     "attention_block_backward",
     "attention_delta",
+    "attention_varlen",
     "attention_with_lse",
     "fused_layernorm_linear",
     "hilbert_order",

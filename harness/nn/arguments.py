@@ -35,7 +35,9 @@ def check_dense(name: str, tensor, query, anywhere: bool = False) -> None:
         raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; packed sequences are not built")
+        raise TypeError(
+            f"{name}: expected a dense tensor, got a {kind} one; `attention_varlen` takes sequences of unequal lengths"
+        )
     if tensor.device != query.device and not anywhere:
         raise ValueError(f"{name}: expected it on {query.device}, as query, got {tensor.device}")
 

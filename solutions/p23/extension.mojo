@@ -20,6 +20,7 @@ from op.fast_launches import (
     launch_gradients_fast,
     launch_mask_gradient_fast,
 )
+from op.fast_varlen_launches import launch_backward_varlen, launch_forward_varlen
 from op.flash_tensors import FlashBackward, FlashForward, FlashSizes
 from op.mask_gradient import MaskGradient
 from op.shared.common import accum_type
@@ -60,11 +61,12 @@ def strides_of(mut arguments: Arguments) -> Strides:
 
 
 def run_forward[
-    windowed: Bool, dtype: DType
+    part: StaticString, dtype: DType
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of output, lse, query, key, value and mask, and strides: query, key, value, output.
 
     `choice` is 1 for the portable kernels, FLASH for the flash kernels in float32, 0 for the fastest; of a window, how many times 64 queries a block owns.
+    Where there are several sequences the mask is their offsets, and the size of its blocks their number.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -84,13 +86,15 @@ def run_forward[
     layout.key = strides_of(arguments)
     layout.value = strides_of(arguments)
     layout.output = strides_of(arguments)
-    comptime if not windowed:
+    comptime if part == "forward":
         launch_forward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
-        return
-    if choice == 1:
-        launch_forward_window[tiles=1](launcher, tensors, layout)
+    elif part == "varlen_forward":
+        launch_forward_varlen(launcher, tensors, layout)
     else:
-        launch_forward_window[tiles=2](launcher, tensors, layout)
+        if choice == 1:
+            launch_forward_window[tiles=1](launcher, tensors, layout)
+        else:
+            launch_forward_window[tiles=2](launcher, tensors, layout)
 
 
 def run_delta[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
@@ -110,7 +114,7 @@ def run_delta[dtype: DType](mut arguments: Arguments, mut launcher: StreamLaunch
 
 
 def run_backward[
-    windowed: Bool, dtype: DType
+    part: StaticString, dtype: DType
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of the three gradients, grad_output, query, key, value, lse, delta and mask, and strides:
     query, key, value, grad_output, and the three gradients. `choice` is that of the forward pass."""
@@ -139,13 +143,15 @@ def run_backward[
     layout.grad_query = strides_of(arguments)
     layout.grad_key = strides_of(arguments)
     layout.grad_value = strides_of(arguments)
-    comptime if not windowed:
+    comptime if part == "backward":
         launch_backward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
-        return
-    if choice == 1:
-        launch_backward_window[tiles=1](launcher, tensors, layout)
+    elif part == "varlen_backward":
+        launch_backward_varlen(launcher, tensors, layout)
     else:
-        launch_backward_window[tiles=2](launcher, tensors, layout)
+        if choice == 1:
+            launch_backward_window[tiles=1](launcher, tensors, layout)
+        else:
+            launch_backward_window[tiles=2](launcher, tensors, layout)
 
 
 def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
@@ -224,10 +230,10 @@ def run[
         run_mask_gradient[dtype](arguments, launcher)
     elif part == "gradients":
         run_gradients[dtype](arguments, launcher, choice)
-    elif part == "forward" or part == "window_forward":
-        run_forward[part == "window_forward", dtype](arguments, launcher, choice)
+    elif part == "forward" or part == "window_forward" or part == "varlen_forward":
+        run_forward[part, dtype](arguments, launcher, choice)
     else:
-        run_backward[part == "window_backward", dtype](arguments, launcher, choice)
+        run_backward[part, dtype](arguments, launcher, choice)
 
 
 def call[
@@ -270,6 +276,8 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
         module.def_py_c_function(call["mask_gradient", 6 + 12 + 1 + 9 + 12], "mask_gradient")
         module.def_py_c_function(call["window_forward", 6 + 12 + 1 + 6 + 12], "window_forward")
         module.def_py_c_function(call["window_backward", 6 + 12 + 1 + 10 + 21], "window_backward")
+        module.def_py_c_function(call["varlen_forward", 6 + 12 + 1 + 6 + 12], "varlen_forward")
+        module.def_py_c_function(call["varlen_backward", 6 + 12 + 1 + 10 + 21], "varlen_backward")
         return module.finalize()
     except error:
         abort(String(error))

@@ -429,12 +429,12 @@ ERRORS = {
     "no tensor": (TypeError, "key: expected a torch tensor, got list", {"key": [1.0]}),
     "sparse": (
         TypeError,
-        "value: .* got a sparse_coo one; packed",
+        "value: .* got a sparse_coo one; `attention_varlen`",
         {"value": torch.ones(2, 2, 7, 8).to_sparse()},
     ),
     "nested": (
         TypeError,
-        "query: expected a dense tensor, got a nested one; packed sequences are not built",
+        "query: expected a dense tensor, got a nested one; `attention_varlen` takes sequences",
         {"query": torch.nested.nested_tensor([torch.ones(2, 5, 8), torch.ones(2, 4, 8)])},
     ),
     "integers": (

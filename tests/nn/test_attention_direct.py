@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from harness.errors import EnvironmentProblem
-from harness.nn import attention, attention_autograd, attention_direct, on_stream
+from harness.nn import attention, attention_autograd, attention_direct, attention_varlen, on_stream
 from harness.nn.window import GridWindow, WindowAttention
 from harness.toolchain import extension
 
 WINDOWS = {"window_forward", "window_backward"}
-"""What attention in a window calls alone."""
+"""What attention in a window calls alone,"""
+VARLEN = {"varlen_forward", "varlen_backward"}
+"""and of unequal lengths."""
 CPU_INDEX = -1
 """What torch calls the device of a tensor on the CPU: the GPU of these tests."""
 
@@ -72,7 +74,7 @@ def counts(module):
 
 def test_both_ways_hand_over_as_many_arguments_as_the_module_wants(module):
     tensors = leaves()
-    wanted = {name: count for name, count in expected_counts().items() if name not in WINDOWS}
+    wanted = {name: count for name, count in expected_counts().items() if name not in WINDOWS | VARLEN}
     attention(*tensors, is_causal=True).sum().backward()
     direct = counts(module)
     module.calls.clear()
@@ -89,6 +91,21 @@ def test_a_window_hands_over_as_many_arguments_as_the_module_wants(module):
     WindowAttention.apply(*tensors, window, 0.125, 1, kernels).sum().backward()
     wanted = expected_counts()
     assert counts(module).keys() >= WINDOWS and counts(module).items() <= wanted.items()
+
+
+def test_unequal_lengths_hand_over_as_many_arguments_as_the_module_wants(module):
+    """Heads lie within rows, gradients and output too; three elements are padded to a chunk."""
+    query, key, value = (torch.zeros(9, 4, d, dtype=torch.bfloat16).requires_grad_() for d in (3, 3, 3))
+    offsets = torch.tensor([0, 5, 9], dtype=torch.int32)
+    attention_varlen(query, key, value, offsets, offsets, is_causal=True).sum().backward()
+    wanted = expected_counts()
+    assert counts(module).keys() == VARLEN | {"delta"} and counts(module).items() <= wanted.items()
+    (_, forward), _, (_, backward) = module.calls
+    sizes = (1, 4, 4, 9, 9, 8, 0, 0, 0, 0, 0, 2)
+    assert forward[6:18] == backward[6:18] == sizes
+    # There is one batch, and so nothing to its stride.
+    assert forward[26::3] == (8,) * 4 and forward[27::3] == (32,) * 4
+    assert backward[30::3] == (8,) * 7 and backward[31::3] == (32,) * 7
 
 
 def test_a_plain_call_goes_past_the_dispatcher_with_the_same_arguments(module):

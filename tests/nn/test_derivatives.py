@@ -17,6 +17,7 @@ from harness.nn import (
     attention_block,
     attention_block_backward,
     attention_delta,
+    attention_varlen,
     attention_with_lse,
     derivatives,
     fused_layernorm_linear,
@@ -26,6 +27,7 @@ from harness.nn import (
 
 X = torch.randn(1, 2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 ROWS = X[..., 0]
+OFFSETS = torch.tensor([0, 2], dtype=torch.int32)
 WINDOW = GridWindow(torch.arange(6), 3, 1)
 LAYER = LayerNormLinear(4, 5, dtype=torch.float64)
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
@@ -48,6 +50,11 @@ CALLS = {
         {"grad_out": X, "query": X, "key": X, "value": X, "lse": ROWS, "delta": ROWS},
     ),
     attention_delta: ("attention", SDPA, {"grad_out": X, "out": X}),
+    attention_varlen: (
+        "attention_varlen",
+        f"{SDPA} of each sequence",
+        {"query": X[0], "key": X[0], "value": X[0]},
+    ),
     window_attention: ("window_attention", f"{SDPA} with window.mask", {"query": X, "key": X, "value": X}),
     linear_cross_entropy: (
         "linear_cross_entropy",
@@ -56,6 +63,7 @@ CALLS = {
     ),
 }
 MORE = {
+    attention_varlen: {"offsets_q": OFFSETS, "offsets_k": OFFSETS},
     window_attention: {"window": WINDOW},
     linear_cross_entropy: {"target": torch.zeros(1, 2, 6, dtype=torch.int64)},
 }

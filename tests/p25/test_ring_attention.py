@@ -170,7 +170,7 @@ BAD = {
     "sparse": (
         {"query": ONE["query"].to_sparse()},
         TypeError,
-        "query: expected a dense tensor, got a sparse_coo one; packed sequences are not built",
+        "query: expected a dense tensor, got a sparse_coo one; `attention_varlen` takes sequences of unequal lengths",
     ),
     "a group by name": ({"group": "x"}, TypeError, "group: expected a process group, got 'x'"),
     "a group of others": (

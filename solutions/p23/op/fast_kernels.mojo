@@ -10,6 +10,7 @@ Exponentials are to the base 2, P = 2^(score * scale * log2(e) - lse * log2(e)),
 a scale above 0. `aligned` ones take rows that begin at multiples of 16 bytes, the others rows at any address. `windowed` ones read
 a window of a grid in place of a mask (`fast_window.mojo`), which says what tiles there are to do and which of their pairs see
 each other.
+`varlen` ones read offsets in place of a mask; a block works on one of the sequences that they bound (`fast_varlen.mojo`).
 `whole` ones, where every tile is full and every query sees every key, do not ask and have one way to load a tile: more
 would take registers that products want.
 Tensors are [B, N, S, d] with strides of their own; lse and delta are [B, N, S] and contiguous.
@@ -38,6 +39,7 @@ from .fast_tiles import (
     store_rows,
 )
 from .fast_masks import MaskTile, Visible, hidden_tile, is_one_row, shows_none
+from .fast_varlen import Sequence, slots
 from .fast_window import TILE, Window, hide_far
 from .flash_tensors import FlashSizes, PackedSizes
 from .shared.common import ImmPtr, MutPtr
@@ -53,9 +55,9 @@ comptime Strides = SIMD[DType.int64, 4]
 
 
 @always_inline
-def start_of(head: Int, heads: Int32, strides: Strides) -> Int:
-    """Where a head begins that is counted through the batch."""
-    return head // Int(heads) * Int(strides[0]) + head % Int(heads) * Int(strides[1])
+def start_of(head: Int, heads: Int32, strides: Strides, row: Int = 0) -> Int:
+    """Where a row of a head begins that is counted through the batch."""
+    return head // Int(heads) * Int(strides[0]) + head % Int(heads) * Int(strides[1]) + row * Int(strides[2])
 
 
 @always_inline
@@ -129,13 +131,14 @@ def fast_forward_kernel[
     resident: Int,
     windowed: Bool,
     whole: Bool,
+    varlen: Bool,
 ](
     output: MutPtr[dtype],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
     query: ImmPtr[dtype],  # [B, N, S, d]
     key: ImmPtr[dtype],  # [B, G, T, d]
     value: ImmPtr[dtype],  # [B, G, T, d]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window, or offsets
     output_strides: Strides,
     query_strides: Strides,
     key_strides: Strides,
@@ -153,15 +156,27 @@ def fast_forward_kernel[
     comptime pitch = pitch_of[width]()
     comptime kept = width == 64
     var sizes = FlashSizes(packed)
+    var all_queries = Int(sizes.query_len)
+    var tiles = slots(all_queries, Int(sizes.mask_block), rows) if varlen else ceildiv(all_queries, rows)
+    var head = block_idx.x // tiles
+    var tile = tiles - 1 - block_idx.x % tiles
+    var sequence = Sequence.whole()
+    comptime if varlen:
+        sequence = Sequence.of_slot[rows, False](mask, tile, sizes)
+        if sequence.row >= Int(sizes.query_len):
+            return
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
     var d = Int(sizes.head_dim)
-    var tiles = ceildiv(S, rows)
-    var head = block_idx.x // tiles
-    var s0 = (tiles - 1 - block_idx.x % tiles) * rows
-    var Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides))
-    var K = key.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, key_strides))
-    var V = value.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, value_strides))
+    var s0 = sequence.row if varlen else tile * rows
+    var row0 = head * all_queries + sequence.first_query
+    var Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides, sequence.first_query))
+    var K = key.unsafe_offset(
+        start_of(sizes.shared_head(head), sizes.key_heads, key_strides, sequence.first_key)
+    )
+    var V = value.unsafe_offset(
+        start_of(sizes.shared_head(head), sizes.key_heads, value_strides, sequence.first_key)
+    )
     var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.mask_of(head)), sizes)
     var visible = Visible[dtype, step](mask_tile.mask)
     var queries = external_memory[
@@ -282,11 +297,11 @@ def fast_forward_kernel[
         factors[half] = 1 / total if total != 0 else 1
         var s = first + half * 8 + lane_id() // 4
         if s < S and lane_id() % 4 == 0:
-            lse[unsafe_offset=head * S + s] = (
+            lse[unsafe_offset=row0 + s] = (
                 HIDDEN if total == 0 else (largest[half] * factor + log2(total)) * LN_2
             )
     store_rows[bands, width, aligned](
-        output.unsafe_offset(start_of(head, sizes.query_heads, output_strides)),
+        output.unsafe_offset(start_of(head, sizes.query_heads, output_strides, sequence.first_query)),
         sums,
         factors,
         first,
@@ -386,6 +401,7 @@ def fast_query_kernel[
     resident: Int,
     windowed: Bool,
     whole: Bool,
+    varlen: Bool,
 ](
     grad_query: MutPtr[dtype],  # [B, N, S, d]
     grad_output: ImmPtr[dtype],  # [B, N, S, d]
@@ -394,7 +410,7 @@ def fast_query_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window, or offsets
     gradient_strides: Strides,
     grad_strides: Strides,
     query_strides: Strides,
@@ -413,14 +429,26 @@ def fast_query_kernel[
     comptime pitch = pitch_of[width]()
     comptime kept = width == 64
     var sizes = FlashSizes(packed)
+    var all_queries = Int(sizes.query_len)
+    var tiles = slots(all_queries, Int(sizes.mask_block), rows) if varlen else ceildiv(all_queries, rows)
+    var head = block_idx.x // tiles
+    var tile = tiles - 1 - block_idx.x % tiles
+    var sequence = Sequence.whole()
+    comptime if varlen:
+        sequence = Sequence.of_slot[rows, False](mask, tile, sizes)
+        if sequence.row >= Int(sizes.query_len):
+            return
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
     var d = Int(sizes.head_dim)
-    var tiles = ceildiv(S, rows)
-    var head = block_idx.x // tiles
-    var s0 = (tiles - 1 - block_idx.x % tiles) * rows
-    var K = key.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, key_strides))
-    var V = value.unsafe_offset(start_of(sizes.shared_head(head), sizes.key_heads, value_strides))
+    var s0 = sequence.row if varlen else tile * rows
+    var row0 = head * all_queries + sequence.first_query
+    var K = key.unsafe_offset(
+        start_of(sizes.shared_head(head), sizes.key_heads, key_strides, sequence.first_key)
+    )
+    var V = value.unsafe_offset(
+        start_of(sizes.shared_head(head), sizes.key_heads, value_strides, sequence.first_key)
+    )
     var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.mask_of(head)), sizes)
     var visible = Visible[dtype, step](mask_tile.mask)
     var queries = external_memory[
@@ -467,7 +495,7 @@ def fast_query_kernel[
 
     load_tile[rows, width, threads, aligned, whole](
         queries,
-        query.unsafe_offset(start_of(head, sizes.query_heads, query_strides)),
+        query.unsafe_offset(start_of(head, sizes.query_heads, query_strides, sequence.first_query)),
         s0,
         S,
         Int(query_strides[2]),
@@ -475,7 +503,7 @@ def fast_query_kernel[
     )
     load_tile[rows, width, threads, aligned, whole](
         grads,
-        grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides)),
+        grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides, sequence.first_query)),
         s0,
         S,
         Int(grad_strides[2]),
@@ -496,7 +524,7 @@ def fast_query_kernel[
     var shifts = Array[Float32, 2 * bands](fill=0)
     var deltas = Array[Float32, 2 * bands](fill=0)
     comptime for half in range(2 * bands):
-        var row = head * S + min(first + half * 8 + lane_id() // 4, S - 1)
+        var row = row0 + min(first + half * 8 + lane_id() // 4, S - 1)
         shifts[half] = row_shift[True](lse[unsafe_offset=row])
         deltas[half] = delta[unsafe_offset=row]
     var factor = LOG2_E if masked else scale * LOG2_E
@@ -544,7 +572,7 @@ def fast_query_kernel[
         t0 = next
 
     store_rows[bands, width, aligned](
-        grad_query.unsafe_offset(start_of(head, sizes.query_heads, gradient_strides)),
+        grad_query.unsafe_offset(start_of(head, sizes.query_heads, gradient_strides, sequence.first_query)),
         sums,
         Array[Float32, 2 * bands](fill=scale),
         first,
@@ -597,6 +625,7 @@ def fast_key_value_kernel[
     resident: Int,
     windowed: Bool,
     whole: Bool,
+    varlen: Bool,
 ](
     grad_key: MutPtr[dtype],  # [B, G, T, d]
     grad_value: MutPtr[dtype],  # [B, G, T, d]
@@ -606,7 +635,7 @@ def fast_key_value_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window
+    mask: ImmPtr[dtype],  # [B, N, S, T], at its own strides, where there is one; or a window, or offsets
     grad_key_strides: Strides,
     grad_value_strides: Strides,
     grad_strides: Strides,
@@ -631,12 +660,20 @@ def fast_key_value_kernel[
     comptime pitch = pitch_of[width]()
     comptime tile = step * pitch
     var sizes = FlashSizes(packed)
+    var all_queries = Int(sizes.query_len)
+    var all_keys = Int(sizes.key_len)
+    var tiles = slots(all_keys, Int(sizes.mask_block), rows) if varlen else ceildiv(all_keys, rows)
+    var shared_head = block_idx.x // tiles
+    var tile_index = block_idx.x % tiles
+    var sequence = Sequence.whole()
+    comptime if varlen:
+        sequence = Sequence.of_slot[rows, True](mask, tile_index, sizes)
+        if sequence.row >= Int(sizes.key_len):
+            return
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
     var d = Int(sizes.head_dim)
-    var tiles = ceildiv(T, rows)
-    var shared_head = block_idx.x // tiles
-    var t0 = block_idx.x % tiles * rows
+    var t0 = sequence.row if varlen else tile_index * rows
     var head0 = shared_head * sizes.group()
     var keys = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
@@ -689,8 +726,8 @@ def fast_key_value_kernel[
 
     # Where the queries' head begins; found anew where another head follows, because a division is long.
     var member = 0
-    var Q = query.unsafe_offset(start_of(head0, sizes.query_heads, query_strides))
-    var dO = grad_output.unsafe_offset(start_of(head0, sizes.query_heads, grad_strides))
+    var Q = query.unsafe_offset(start_of(head0, sizes.query_heads, query_strides, sequence.first_query))
+    var dO = grad_output.unsafe_offset(start_of(head0, sizes.query_heads, grad_strides, sequence.first_query))
     var mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.mask_of(head0)), sizes)
 
     @__parameter
@@ -699,8 +736,10 @@ def fast_key_value_kernel[
         var head = head0 + place.member
         if not windowed and place.member != member:
             member = place.member
-            Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides))
-            dO = grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides))
+            Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides, sequence.first_query))
+            dO = grad_output.unsafe_offset(
+                start_of(head, sizes.query_heads, grad_strides, sequence.first_query)
+            )
             comptime if masked:
                 mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.mask_of(head)), sizes)
         var queries = stages.unsafe_offset(stage * 2 * tile)
@@ -708,8 +747,9 @@ def fast_key_value_kernel[
         load_tile[step, width, threads, aligned, whole](
             queries.unsafe_offset(tile), dO, place.s0, S, Int(grad_strides[2]), d
         )
+        var row0 = head * all_queries + sequence.first_query
         load_numbers[step, threads](
-            numbers.unsafe_offset(stage * 2 * step), lse, delta, head * S + place.s0, (head + 1) * S
+            numbers.unsafe_offset(stage * 2 * step), lse, delta, row0 + place.s0, row0 + S
         )
         comptime if masked:
             mask_tile.load[step, threads](
@@ -719,7 +759,7 @@ def fast_key_value_kernel[
 
     load_tile[rows, width, threads, aligned, whole](
         keys,
-        key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides)),
+        key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides, sequence.first_key)),
         t0,
         T,
         Int(key_strides[2]),
@@ -727,7 +767,7 @@ def fast_key_value_kernel[
     )
     load_tile[rows, width, threads, aligned, whole](
         values,
-        value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides)),
+        value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides, sequence.first_key)),
         t0,
         T,
         Int(value_strides[2]),
@@ -820,7 +860,9 @@ def fast_key_value_kernel[
         key_sums = value_sums.copy()  # of the warps that make it
     if not pairs or makes_key:
         store_rows[bands, width, aligned](
-            grad_key.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_key_strides)),
+            grad_key.unsafe_offset(
+                start_of(shared_head, sizes.key_heads, grad_key_strides, sequence.first_key)
+            ),
             key_sums,
             Array[Float32, 2 * bands](fill=scale),
             first,
@@ -830,7 +872,9 @@ def fast_key_value_kernel[
         )
     if not makes_key:
         store_rows[bands, width, aligned](
-            grad_value.unsafe_offset(start_of(shared_head, sizes.key_heads, grad_value_strides)),
+            grad_value.unsafe_offset(
+                start_of(shared_head, sizes.key_heads, grad_value_strides, sequence.first_key)
+            ),
             value_sums,
             Array[Float32, 2 * bands](fill=1),
             first,

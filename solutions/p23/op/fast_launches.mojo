@@ -38,6 +38,7 @@ from .fast_masks import is_one_row
 from .fast_mask_gradient import launch_mask_gradient_tiles
 from .fast_pairs_launches import launch_backward_pairs, launch_forward_pairs, suits_pairs
 from .fast_tiles import CHUNK, WIDEST, pitch_of
+from .fast_varlen import slots
 from .flash_launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .mask_gradient import MaskGradient, launch_mask_gradient
 from .flash_tensors import FlashBackward, FlashForward, FlashSizes
@@ -168,6 +169,13 @@ def mask_bytes[dtype: DType, rows: Int, columns: Int](sizes: FlashSizes) -> Int:
     return 2 * size_of[Scalar[dtype]]() * columns * (1 if is_one_row(sizes) else rows)
 
 
+def tiles_of[varlen: Bool](sizes: FlashSizes, length: Int32, rows: Int) -> Int:
+    """Blocks of so many rows for each head."""
+    comptime if varlen:
+        return slots(Int(length), Int(sizes.mask_block), rows)
+    return ceildiv(Int(length), rows)
+
+
 def launch_forward_tiles[
     L: Launcher, dtype: DType, //, masked: Bool, *, aligned: Bool = True
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
@@ -220,11 +228,14 @@ def launch_forward_tiles[
     resident: Int,
     windowed: Bool = False,
     whole: Bool = False,
+    varlen: Bool = False,
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
     """The forward kernel in one tiling."""
     comptime rows = 16 * bands * warps
     launcher.launch[
-        fast_forward_kernel[dtype, masked, aligned, width, bands, warps, step, resident, windowed, whole]
+        fast_forward_kernel[
+            dtype, masked, aligned, width, bands, warps, step, resident, windowed, whole, varlen
+        ]
     ](
         "fast_forward",
         t.output,
@@ -239,7 +250,7 @@ def launch_forward_tiles[
         layout.value,
         t.sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
+        grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.query_len, rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
         shared_bytes=(rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
         + (mask_bytes[dtype, rows, step](t.sizes) if masked else 0),
@@ -520,11 +531,14 @@ def launch_query_tiles[
     resident: Int,
     windowed: Bool = False,
     whole: Bool = False,
+    varlen: Bool = False,
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """The kernel of the gradient of the query in one tiling."""
     comptime rows = 16 * bands * warps
     launcher.launch[
-        fast_query_kernel[dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole]
+        fast_query_kernel[
+            dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole, varlen
+        ]
     ](
         "fast_query",
         t.grad_query,
@@ -542,7 +556,7 @@ def launch_query_tiles[
         layout.value,
         t.sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(t.sizes.query_len), rows) * t.sizes.heads()),
+        grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.query_len, rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
         shared_bytes=(2 * rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
         + (mask_bytes[dtype, rows, step](t.sizes) if masked else 0),
@@ -564,12 +578,13 @@ def launch_key_value_tiles[
     resident: Int,
     windowed: Bool = False,
     whole: Bool = False,
+    varlen: Bool = False,
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
     """The kernel of the gradients of key and value in one tiling."""
     comptime rows = 16 * bands * (warps // 2 if in_pairs[width]() else warps)
     launcher.launch[
         fast_key_value_kernel[
-            dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole
+            dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole, varlen
         ]
     ](
         "fast_key_value",
@@ -590,7 +605,7 @@ def launch_key_value_tiles[
         layout.value,
         t.sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(ceildiv(Int(t.sizes.key_len), rows) * t.sizes.shared_heads()),
+        grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.key_len, rows) * t.sizes.shared_heads()),
         block_dim=Dim(32 * warps),
         shared_bytes=(2 * rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
         + 16 * step

@@ -1,0 +1,274 @@
+"""Attention of sequences of unequal lengths: against the attention of each by itself, on the CPU and on a GPU, and what is refused.
+The kernels themselves run on the virtual GPU in tests/p23/test_p23_varlen.py."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_checks import NAMES, output_and_gradients
+
+from harness.nn import attention_direct, attention_varlen, varlen
+
+compiled = pytest.mark.usefixtures("attention_graphs")
+LENGTHS_Q, LENGTHS_K = (3, 0, 5, 1), (4, 2, 7, 0)
+"""Of a sequence without queries, and of one without keys, too; behind the last, SPARE rows belong to none."""
+SPARE = 2
+
+
+def offsets(lengths, device="cpu"):
+    """Where sequences of such lengths begin, and the last ends."""
+    return torch.tensor([0, *lengths], device=device).cumsum(0).int()
+
+
+OFFSETS = offsets(LENGTHS_Q), offsets(LENGTHS_K)
+
+
+def packed(
+    *,
+    N=2,
+    G=None,
+    d=8,
+    dv=None,
+    dtype=torch.float32,
+    lengths=(LENGTHS_Q, LENGTHS_K),
+    spare=SPARE,
+    device="cpu",
+):
+    """Query [total, N, d], key and value of sequences behind one another."""
+    generator = torch.Generator().manual_seed(0)
+    of_query, of_key = (sum(each) + spare for each in lengths)
+    shapes = (of_query, N, d), (of_key, G or N, d), (of_key, G or N, dv or d)
+    return [
+        (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.25).to(device, dtype)
+        for shape in shapes
+    ]
+
+
+def attend(tensors, given=OFFSETS, **options):
+    """Attention of query, key and value; `given` are the offsets of both."""
+    query, key, value = tensors
+    return attention_varlen(query, key, value, *given, **options)
+
+
+def one_by_one(tensors, given, **options):
+    """PyTorch's attention of each sequence, behind one another, and 0 for the rows of none."""
+    query, key, value = tensors
+    output = query.new_zeros(*query.shape[:2], value.shape[2])
+    for (s0, s1), (t0, t1) in zip(*(itertools.pairwise(each.tolist()) for each in given), strict=True):
+        if s1 > s0 and t1 > t0:
+            q, k, v = (t.transpose(0, 1) for t in (query[s0:s1], key[t0:t1], value[t0:t1]))
+            output[s0:s1] = F.scaled_dot_product_attention(q, k, v, **options).transpose(0, 1)
+    return output
+
+
+def close(tensors, given=OFFSETS, grad_out=None, limit=None, **options):
+    """Output and gradients are those of each sequence by itself, in float64."""
+    got = output_and_gradients(lambda *t: attend(t, given, **options), tensors, grad_out)
+    doubles = [tensor.double() for tensor in tensors]
+    right = output_and_gradients(lambda *t: one_by_one(t, given, **options), doubles, grad_out)
+    limit = limit or 32 * torch.finfo(tensors[0].dtype).eps
+    for name, ours, truth in zip(("output", *NAMES), got, right, strict=True):
+        assert ours.dtype == tensors[0].dtype and ours.shape == truth.shape, name
+        assert (ours.double() - truth).abs().max() <= limit * max(1, float(truth.abs().max())), name
+    return got
+
+
+@pytest.mark.compiler
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ({}, {}),
+        ({"d": 5, "dv": 9}, {"is_causal": True}),
+        ({"N": 4, "G": 2}, {"enable_gqa": True, "is_causal": True}),
+        ({"d": 256}, {"scale": -0.1}),
+    ],
+    ids=str,
+)
+def test_it_is_the_attention_of_each_sequence(dtype, sizes, options):
+    close(
+        packed(dtype=dtype, **sizes),
+        limit=8 * torch.finfo(dtype).eps if dtype.itemsize == 2 else None,
+        **options,
+    )
+
+
+@pytest.mark.compiler
+@compiled
+def test_rows_of_no_sequence_and_queries_without_keys_give_nought_and_take_no_gradient():
+    """NaN and infinities there reach nobody."""
+    tensors = packed()
+    for tensor in tensors:
+        tensor[-SPARE:] = torch.nan
+    output, *gradients = output_and_gradients(lambda *t: attend(t), tensors)
+    assert output[:8].all() and not output[8:].any()
+    assert all(not gradient[-SPARE:].any() and gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.compiler
+@compiled
+@pytest.mark.parametrize("where", range(3), ids=NAMES)
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_nan_and_inf_stay_in_their_sequence_and_go_where_torchs_go(where, number):
+    tensors = packed(dtype=torch.float64)
+    tensors[where][2, 0, 3] = number
+    got = output_and_gradients(lambda *t: attend(t), tensors)
+    right = output_and_gradients(lambda *t: one_by_one(t, OFFSETS), tensors)
+    assert not got[0].isfinite().all() and got[0][3:].isfinite().all()
+    assert all(torch.equal(one.isfinite(), other.isfinite()) for one, other in zip(got, right, strict=True))
+
+
+@pytest.mark.compiler
+@compiled
+def test_documents_within_the_rows_of_a_batch_are_a_mask_of_blocks():
+    """Two rows of 9 positions: documents of 4 and 5, and of 2, 6 and 1."""
+    documents = torch.tensor([[0] * 4 + [1] * 5, [0] * 2 + [1] * 6 + [2]])
+    own = offsets((4, 5, 2, 6, 1))
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randn(2, 9, 3, 8, generator=generator) for _ in range(3)]
+    got = attend((t.flatten(0, 1) for t in rows), (own, own), is_causal=True).view(2, 9, 3, 8)
+    seen = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+    right = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in rows), attn_mask=seen)
+    torch.testing.assert_close(got, right.transpose(1, 2))
+
+
+@pytest.mark.compiler
+@compiled
+def test_any_strides():
+    """One tensor for all three, as a model's projection makes it; a gradient of stride 0."""
+    total = sum(LENGTHS_Q)
+    whole = torch.randn(total, 3, 2, 8, generator=torch.Generator().manual_seed(2))
+    close(whole.unbind(1), (OFFSETS[0],) * 2, grad_out=torch.tensor(1.25).expand(total, 2, 8))
+
+
+@pytest.mark.compiler
+@compiled
+def test_gradcheck_and_opcheck():
+    tensors = [tensor.requires_grad_() for tensor in packed(dtype=torch.float64, N=2, G=1)]
+    assert torch.autograd.gradcheck(lambda *t: attend(t, is_causal=True, enable_gqa=True), tensors)
+    both = torch.stack(OFFSETS)
+    torch.library.opcheck(varlen.varlen_operator, (*tensors, both, 0.3, 0))
+    with torch.no_grad():
+        out, lse = varlen.varlen_operator(*tensors, both, 0.3, 0)
+    plain = [tensor.detach() for tensor in tensors]
+    torch.library.opcheck(varlen.varlen_backward_operator, (out, *plain, out, lse, both, 0.3, 0))
+
+
+@pytest.mark.compiler
+@compiled
+def test_compiles_as_one_graph():
+    def function(*tensors):
+        return attend(tensors, is_causal=True).square()
+
+    expected = output_and_gradients(function, packed())
+    torch._dynamo.reset()
+    got = output_and_gradients(torch.compile(function, fullgraph=True, backend="aot_eager"), packed())
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.compiler
+@compiled
+def test_two_calls_give_the_same_bits_and_autocast_its_dtype():
+    first, second = (output_and_gradients(lambda *t: attend(t), packed()) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attend(packed()).dtype == torch.bfloat16
+
+
+@pytest.mark.compiler
+@compiled
+def test_second_derivatives_are_refused():
+    query, key, value = (tensor.requires_grad_() for tensor in packed())
+    (grad,) = torch.autograd.grad(attend((query, key, value)).sum(), query, create_graph=True)
+    with pytest.raises(NotImplementedError, match="attention_varlen has no double backward"):
+        grad.sum().backward()
+
+
+def test_vmap_is_refused():
+    query, key, value = packed()
+    with pytest.raises(
+        NotImplementedError, match=r"^query: attention_varlen has no rule for torch\.func\.vmap$"
+    ):
+        torch.func.vmap(lambda query: attend((query, key, value)))(query[None])
+
+
+PLAIN = dict(zip((*NAMES, "offsets_q", "offsets_k"), (*packed(), *OFFSETS), strict=True))
+ERRORS = {
+    "axes": (ValueError, r"query: expected \[total, heads, dim\], got shape \[1, 11, 2, 8\]", {"query": packed()[0][None]}),
+    "no tensor": (TypeError, "key: expected a torch tensor, got NoneType", {"key": None}),
+    "dtype": (TypeError, "value: expected float32, as query, got float64", {"value": packed()[2].double()}),
+    "heads": (ValueError, "key, value: expected the 2 heads of query, got 1 and 2; enable_gqa", {"key": packed(G=1)[1]}),
+    "groups": (ValueError, "enable_gqa: the heads of key", {"key": packed(G=3)[1], "value": packed(G=3)[2], "enable_gqa": True}),
+    "wide": (NotImplementedError, "256 elements at most, got 264", dict(zip(NAMES, packed(d=264), strict=True))),
+    "scale": (TypeError, "scale: expected a number or None, got str", {"scale": "x"}),
+    "offsets of another dtype": (ValueError, r"offsets_q: expected int32 \[sequences \+ 1\], got int64 \[5\]", {"offsets_q": OFFSETS[0].long()}),
+    "offsets of no sequence": (ValueError, r"offsets_k: expected int32 .* got int32 \[1\]", {"offsets_k": OFFSETS[1][:1]}),
+    "two axes of offsets": (ValueError, r"offsets_k: expected int32 .* got int32 \[1, 5\]", {"offsets_k": OFFSETS[1][None]}),
+    "no offsets": (TypeError, "offsets_q: expected a torch tensor, got list", {"offsets_q": [0, 3]}),
+    "offsets elsewhere": (ValueError, "offsets_q: expected it on cpu, as query, got meta", {"offsets_q": OFFSETS[0].to("meta")}),
+    "numbers of offsets": (ValueError, "offsets_k: expected 5 of them, as offsets_q, got 4", {"offsets_k": OFFSETS[1][:4]}),
+    "falling": (ValueError, r"offsets_k: expected numbers from 0 to 15 that never fall, got \[0, 4, 3, 13, 13\]", {"offsets_k": torch.tensor([0, 4, 3, 13, 13]).int()}),
+    "below 0": (ValueError, "offsets_q: expected numbers from 0 to 11", {"offsets_q": OFFSETS[0] - 1}),
+    "past the end": (ValueError, "offsets_q: expected numbers from 0 to 11", {"offsets_q": OFFSETS[0] + SPARE + 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "words", "changed"), ERRORS.values(), ids=ERRORS)
+def test_errors_name_the_argument(kind, words, changed):
+    with pytest.raises(kind, match=words) as error:
+        attention_varlen(**{**PLAIN, **changed})
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("d", "scale", "taken"), [(64, 1.0, True), (128, 1.0, True), (136, 1.0, False), (64, -1.0, False)]
+)
+def test_the_kernels_take_heads_up_to_128_elements_and_a_positive_scale(monkeypatch, d, scale, taken):
+    module = object()
+    monkeypatch.setattr(attention_direct, "kernels", lambda device: module)
+    assert varlen.kernels_for(torch.zeros(4, 1, d, dtype=torch.bfloat16), scale) is (
+        module if taken else None
+    )
+    assert varlen.kernels_for(torch.zeros(4, 1, d), scale) is None
+
+
+# ---- On a GPU -----------------------------------------------------------------------------------------------
+
+GPU_LENGTHS = (130, 1, 0, 700, 64), (70, 33, 9, 640, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("sizes", [{"d": 64}, {"d": 128, "N": 4, "G": 2}, {"d": 60}, {"d": 160}], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gpu_kernels(dtype, sizes, is_causal):
+    tensors = packed(lengths=GPU_LENGTHS, dtype=dtype, device="cuda", **sizes)
+    given = [offsets(lengths, "cuda") for lengths in GPU_LENGTHS]
+    limit = 2 * torch.finfo(dtype).eps if dtype.itemsize == 2 else None
+    options = {"is_causal": is_causal, "enable_gqa": "G" in sizes}
+    first, second = (close(tensors, given, limit=limit, **options) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.gpu
+def test_gpu_graph_is_replayed_with_other_offsets():
+    """Nothing comes to the host: the lengths of a captured step are whatever the offsets say when it is replayed."""
+    lengths = (300, 20), (300, 20)
+    leaves = [t.requires_grad_() for t in packed(lengths=lengths, d=64, dtype=torch.bfloat16, device="cuda")]
+    own = offsets(lengths[0], "cuda")
+
+    def step():
+        output = attend(leaves, (own, own), is_causal=True)
+        return [output, *torch.autograd.grad(output.sum(), leaves)]
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for changed in ((100, 220), (0, 5)):
+        own.copy_(offsets(changed, "cuda"))
+        graph.replay()
+        assert all(torch.equal(one, other) for one, other in zip(captured, step(), strict=True))

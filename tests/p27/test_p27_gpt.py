@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from harness.errors import BadUse
-from harness.puzzles.p27 import compare_gpt, step_parts, train, train_gpt
+from harness.puzzles.p27 import bench_gpt, compare_gpt, step_parts, train, train_gpt
 from harness.puzzles.p27.gpt import SIZES, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
 from harness.puzzles.p27.gpt_step import ByHand
@@ -184,6 +184,7 @@ def test_a_loss_that_is_no_number_ends_the_training(text, monkeypatch):
     [
         (("--train", "--size", "tiny", "--problem"), "--problem: with --size no file of yours takes part"),
         (("--train", "--by", "autograd"), "--by: only with --size"),
+        (("--train", "--time"), "--time: only with --size"),
         (("--compare", "--device", "cpu"), "--device: only with --size"),
         (("--train", "--size", "tiny", "--device", "gpu"), "--device gpu: torch sees no GPU here"),
         (("--train", "--size", "tiny", "--steps", "0"), "--steps 0: must be at least 1"),
@@ -193,6 +194,19 @@ def test_what_a_size_cannot_do_is_said(arguments, words, command_line, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     finished = command_line("p27", *arguments)
     assert finished.code == 2 and words in finished.err
+
+
+def test_the_bench_times_steps_beside_autograd(command_line, small, monkeypatch):
+    monkeypatch.delitem(bench_gpt.CANDIDATES, "torch.compile")  # which calls a C++ compiler for half a minute
+    finished = command_line("p27", "--train", "--size", "tiny", "--device", "cpu", "--time", "--steps", "3")
+    assert finished.code == 0 and finished.lines[0] == "3 x 24 tokens at every step, on the CPU; medians"
+    assert [line.strip()[:8] for line in finished.lines[1:]] == ["by hand ", "autograd"]
+    assert all(line.endswith("tokens a second") for line in finished.lines[1:])
+
+
+def test_a_rate_is_of_the_median():
+    (line,) = bench_gpt.lines_of({"by hand": [1000.0, 2000.0, 9000.0]}, 500)
+    assert line.split() == ["by", "hand", "2.00", "ms", "a", "step", "250,000", "tokens", "a", "second"]
 
 
 # ---- State files ------------------------------------------------------------------------------------------------

@@ -180,9 +180,9 @@ class Bench:
                 self.leave_out(problem.sizes, candidate, "all", self.spent())
                 continue
             with self.show.step(f"{problem.sizes}: preparing and checking {candidate.name}"):
-                found = self.prepare_one(candidate, problem, truth, own)
-            if found:
-                ready.append(found)
+                prepared = self.prepare_one(candidate, problem, truth, own)
+            if prepared:
+                ready.append(prepared)
         return ready
 
     def prepare_one(self, candidate: Candidate, problem: Problem, truth, own: Errors) -> Ready | None:
@@ -191,20 +191,20 @@ class Bench:
             calls = candidate.build(problem)
             if candidate.role == "floor":
                 return Ready(candidate, calls, {})
-            found = errors(self.benchmark.results(calls), truth)
+            measured = errors(self.benchmark.results(calls), truth)
         except Unavailable as reason:
             self.leave_out(problem.sizes, candidate, "all", f"skipped: {reason}")
             return None
         except Exception as error:  # whatever a peer or a half-installed package raises is its own fault
             self.fail(problem.sizes, candidate, error)
             return None
-        faults = wrong(found, own, problem.dtype)
+        faults = wrong(measured, own, problem.dtype)
         if faults:
             self.faults += 1
-            worst = max(pair[0] for pair in found.values())
+            worst = max(pair[0] for pair in measured.values())
             self.leave_out(problem.sizes, candidate, "all", f"WRONG: {'; '.join(faults)}", error=worst)
             return None
-        return Ready(candidate, calls, found)
+        return Ready(candidate, calls, measured)
 
     def fail(self, sizes: Sizes, candidate: Candidate, error: Exception) -> None:
         """Notes a candidate that raises. A peer may; one of ours that does is a fault of the run."""
@@ -429,9 +429,9 @@ def waiting(call: Call, calls: Calls) -> Call:
     return waited
 
 
-def times_fields(found: Summary) -> Row:
+def times_fields(summary: Summary) -> Row:
     """The summary as CSV fields."""
-    return {f"{name}_us": f"{getattr(found, name):.2f}" for name in ("median", "p20", "p80")}
+    return {f"{name}_us": f"{getattr(summary, name):.2f}" for name in ("median", "p20", "p80")}
 
 
 def ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -> Row:

@@ -97,20 +97,26 @@ def pulled_back(
 ) -> list[Tensor]:
     """The same from outputs that there are already, whose graph may be needed again."""
     outputs = tuple(t for t in outputs if t.requires_grad)
-    found = torch.autograd.grad(
+    gradients_or_none = torch.autograd.grad(
         outputs, leaves(inputs), incoming(outputs), allow_unused=True, retain_graph=again
     )
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves(inputs), found, strict=True)]
+    return [
+        torch.zeros_like(t) if g is None else g
+        for t, g in zip(leaves(inputs), gradients_or_none, strict=True)
+    ]
 
 
 def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
     """The gradients of a random sum of the gradients: with respect to the inputs, then to the gradients coming in."""
     outputs = tuple(t for t in outputs_of(function, inputs) if t.requires_grad)
     incoming = [g.requires_grad_() for g in random_like(outputs)]
-    found = torch.autograd.grad(outputs, leaves(inputs), incoming, create_graph=True, allow_unused=True)
+    gradients_or_none = torch.autograd.grad(
+        outputs, leaves(inputs), incoming, create_graph=True, allow_unused=True
+    )
     weights = random_like(tuple(leaves(inputs)), 2)
     total = sum(
-        ((g * w).sum() for g, w in zip(found, weights, strict=True) if g is not None), torch.zeros(())
+        ((g * w).sum() for g, w in zip(gradients_or_none, weights, strict=True) if g is not None),
+        torch.zeros(()),
     )
     if total.requires_grad:
         total.backward()  # unlike grad it runs all that there is: once_differentiable then refuses
@@ -277,8 +283,8 @@ def random_directions(subject: Subject) -> str | None:
         asking = [t.requires_grad for t in made]  # what has no gradient is no part of the slope
         incoming = random_like(tuple(t for t in made if t.requires_grad), seed)
         directions = random_like(tuple(leaves(inputs)), 100 + seed)
-        found = gradients(subject.function, inputs, lambda out, given=incoming: given[: len(out)])
-        slope = float(sum((g.detach() * d).sum() for g, d in zip(found, directions, strict=True)))
+        grads = gradients(subject.function, inputs, lambda out, given=incoming: given[: len(out)])
+        slope = float(sum((g.detach() * d).sum() for g, d in zip(grads, directions, strict=True)))
 
         def along(
             sign: float, inputs=inputs, directions=directions, incoming=incoming, asking=asking
@@ -365,7 +371,7 @@ def frozen_inputs(subject: Subject) -> str | None:
         itertools.combinations(range(count), some) for some in range(1, count)
     ):
 
-        def found(function: Function, kept=kept) -> list[Tensor]:
+        def grads_of(function: Function, kept=kept) -> list[Tensor]:
             inputs = subject.inputs()
             for i, leaf in enumerate(leaves(inputs)):
                 leaf.requires_grad_(i in kept)
@@ -373,7 +379,7 @@ def frozen_inputs(subject: Subject) -> str | None:
 
         only = f"only input{'s' * (len(kept) > 1)} {' and '.join(map(str, kept))}"
         if words := off(
-            furthest(found(subject.function), found(subject.reference)),
+            furthest(grads_of(subject.function), grads_of(subject.reference)),
             f"with {only} asking for a gradient (the others frozen), a gradient is wrong",
         ):
             return words
@@ -385,8 +391,8 @@ def after_another_call(subject: Subject, call: Function) -> float:
     inputs, other = subject.inputs(seed=0), subject.inputs(seed=1)
     outputs = outputs_of(call, inputs)
     outputs_of(subject.function, other)
-    found = pulled_back(outputs, inputs, random_like)
-    return furthest(found, gradients(subject.reference, subject.inputs(seed=0), random_like))
+    grads = pulled_back(outputs, inputs, random_like)
+    return furthest(grads, gradients(subject.reference, subject.inputs(seed=0), random_like))
 
 
 @guarded
@@ -431,10 +437,10 @@ def second_backward(subject: Subject) -> str | None:
     inputs = subject.inputs()
     outputs = outputs_of(subject.function, inputs)
     pulled_back(outputs, inputs, random_like, again=True)
-    found = pulled_back(outputs, inputs, random_like)
+    grads = pulled_back(outputs, inputs, random_like)
     expected = gradients(subject.reference, subject.inputs(), random_like)
     return off(
-        furthest(found, expected),
+        furthest(grads, expected),
         "a second backward pass of the same call differs: the first changes what is kept",
     )
 
@@ -448,14 +454,14 @@ def written_between(subject: Subject) -> str | None:
         for tensor in (*inputs, *outputs):
             tensor.zero_()
     try:
-        found = pulled_back(outputs, inputs, random_like)
+        grads = pulled_back(outputs, inputs, random_like)
     except RuntimeError as error:
         if "modified by an inplace operation" in str(error):
             return None
         raise
     expected = gradients(subject.reference, subject.inputs(), random_like)
     return off(
-        furthest(found, expected),
+        furthest(grads, expected),
         "what is written to an input or a result after the call changes the gradients in silence "
         "(what save_for_backward keeps is watched, what ctx holds otherwise is not)",
     )
@@ -465,11 +471,11 @@ def written_between(subject: Subject) -> str | None:
 def second_derivatives(subject: Subject) -> str | None:
     """The gradients can be differentiated again, as for a gradient penalty, with PyTorch's result; or that is refused."""
     try:
-        found = second_gradients(subject.function, subject.inputs())
+        grads = second_gradients(subject.function, subject.inputs())
     except RuntimeError:
         return None  # once_differentiable and the like: nobody trains on a wrong number
     return off(
-        furthest(found, second_gradients(subject.reference, subject.inputs())),
+        furthest(grads, second_gradients(subject.reference, subject.inputs())),
         "the gradient of a gradient is wrong in silence (what is kept and is neither an input nor an output counts as constant)",
     )
 
@@ -539,14 +545,14 @@ def far_from_zero(subject: Subject) -> str | None:
     """All inputs moved up or down so far that exp of them is infinite or 0; errors relative to 1 where gradients are small."""
     for far in (FAR, -FAR):
 
-        def found(function: Function, far=far) -> list[Tensor]:
+        def grads_of(function: Function, far=far) -> list[Tensor]:
             inputs = subject.inputs()
             with torch.no_grad():
                 for leaf in leaves(inputs):
                     leaf += far
             return gradients(function, inputs, random_like)
 
-        error = furthest(found(subject.function), found(subject.reference), least=1.0)
+        error = furthest(grads_of(subject.function), grads_of(subject.reference), least=1.0)
         if words := off(error, f"with inputs near {far:g}, where exp is {'infinite' if far > 0 else '0'}"):
             return words
     return None
@@ -574,13 +580,13 @@ def rounding(subject: Subject, sizes: str, narrow: torch.dtype) -> tuple[float, 
     """The errors in a dtype against float64 on the same rounded numbers: the function's, and PyTorch's own."""
     made = subject.make(sizes, 0)
 
-    def found(function: Function, dtype: torch.dtype) -> list[Tensor]:
+    def grads_of(function: Function, dtype: torch.dtype) -> list[Tensor]:
         inputs = [t.to(narrow).to(dtype) if t.is_floating_point() else t for t in made]
         inputs = [t.requires_grad_(t.is_floating_point()) for t in inputs]
         return gradients(function, inputs, lambda out: [g.to(narrow).to(dtype) for g in random_like(out)])
 
-    truth = found(subject.reference, torch.float64)
-    ours, baseline = (furthest(found(f, narrow), truth) for f in (subject.function, subject.reference))
+    truth = grads_of(subject.reference, torch.float64)
+    ours, baseline = (furthest(grads_of(f, narrow), truth) for f in (subject.function, subject.reference))
     return ours, baseline
 
 

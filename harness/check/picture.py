@@ -126,7 +126,7 @@ class Picture:
     def launch_of(self, finding: Finding) -> int | None:
         """The number of the launch in which something was found."""
         for number_, launch in enumerate(self.mine.accesses.launches):
-            if any(found.where == finding.where and found.kind == finding.kind for found in launch.findings):
+            if any(other.where == finding.where and other.kind == finding.kind for other in launch.findings):
                 return number_
         return None
 
@@ -179,16 +179,16 @@ def take(
             f"{largest_tensor(puzzle, case, seed):,} elements, {LARGEST:,} can be drawn; --dims takes smaller sizes"
         )
     source = package.path / puzzle.source
-    found = package_blanks(package, puzzle)
-    if gate.id in found and found[gate.id].size == 0:
+    by_gate = package_blanks(package, puzzle)
+    if gate.id in by_gate and by_gate[gate.id].size == 0:
         raise Unsolved(
-            f"--show {gate.id}: nothing to show yet: the blank at {shown(source)}:{found[gate.id].line} is untouched"
+            f"--show {gate.id}: nothing to show yet: the blank at {shown(source)}:{by_gate[gate.id].line} is untouched"
         )
     checker = checker or Checker(puzzle, seed=seed)
     result = result or checker.check(package.path, [gate.id], cases)[0]
     dims = list(dict.fromkeys(case.dims for case in cases))
     recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
-    here = Source(source.resolve(), found)
+    here = Source(source.resolve(), by_gate)
     for case in preferred(puzzle, small, result, checker.reference):
         mine = run(puzzle, recording, gate, case, checker, here)
         wrong = wrong_elements(puzzle, gate, case, checker, mine)
@@ -309,8 +309,8 @@ def explained(picture: Picture) -> Picture:
     lend_shapes(picture)
     if picture.right:
         return picture
-    found = causes(picture.mine.findings, picture.result, symptoms=not picture.wrong)
-    picture.finding = next(iter(found), None)
+    known = causes(picture.mine.findings, picture.result, symptoms=not picture.wrong)
+    picture.finding = next(iter(known), None)
     if picture.wrong:
         first = picture.wrong[0]
         picture.fault = blame(run, picture.theirs.accesses, Place(first.quantity, first.element))

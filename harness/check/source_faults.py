@@ -42,7 +42,7 @@ def faults(path: Path, blank: Blank) -> list[Fault]:
     if item is None:
         return []
     scope = Scope(item)
-    found = []
+    located = []
     for number, line in enumerate(blank.body, start=blank.line):
         code = NOT_CODE.sub("", line)
         bounds = scope.bounds(number - item.line)
@@ -51,8 +51,8 @@ def faults(path: Path, blank: Blank) -> list[Fault]:
             lambda code, bounds=bounds: scope.axes(code, bounds),
             lambda code: exchanged_arguments(code, items, scope),
         ):
-            found += [Fault(mistake, number, words) for mistake, words in check(code)]
-    return found
+            located += [Fault(mistake, number, words) for mistake, words in check(code)]
+    return located
 
 
 class Scope:
@@ -62,8 +62,8 @@ class Scope:
         text = NOT_CODE.sub(blanked, item.text)
         self.lines = text.split("\n")
         self.tensors = {
-            found[1]: parts(bracketed(text, text.find("(", found.end() - 1)))
-            for found in TENSOR.finditer(text)
+            match[1]: parts(bracketed(text, text.find("(", match.end() - 1)))
+            for match in TENSOR.finditer(text)
         }
         self.sizes = dict(SIZE.findall(text))
         # A bound that measures no tensor, as the end of a block's part, may be anything.
@@ -74,7 +74,7 @@ class Scope:
 
         A name that an `if` of its loop guards may stop earlier.
         """
-        found: dict[str, str] = {}
+        bound_of: dict[str, str] = {}
         indent = indentation(self.lines[at])
         for number in range(at - 1, -1, -1):
             line = self.lines[number]
@@ -82,42 +82,42 @@ class Scope:
                 continue
             indent = indentation(line)
             loop = LOOP.search(line)
-            if loop and loop[1] not in found:
+            if loop and loop[1] not in bound_of:
                 arguments = parts(bracketed("\n".join(self.lines[number:]), loop.end() - 1))
                 bound = arguments[0] if len(arguments) == 1 else arguments[1] if len(arguments) > 1 else ""
                 guarded = re.search(rf"\bif [^:]*\b{loop[1]}\b", "\n".join(self.lines[number + 1 : at + 1]))
-                found[loop[1]] = "" if guarded else bound
-        return found
+                bound_of[loop[1]] = "" if guarded else bound
+        return bound_of
 
     def double_index(self, code: str) -> Iterator[tuple[str, str]]:
         """`x[row][h]` where `x[row, h]` is meant."""
-        for found in ACCESS.finditer(code):
-            first = bracketed(code, found.end() - 1)
-            end = found.end() + len(first) + 1
-            if len(self.tensors.get(found[1], ())) > len(parts(first)) and code[end : end + 1] == "[":
+        for match in ACCESS.finditer(code):
+            first = bracketed(code, match.end() - 1)
+            end = match.end() + len(first) + 1
+            if len(self.tensors.get(match[1], ())) > len(parts(first)) and code[end : end + 1] == "[":
                 second = bracketed(code, end)
                 yield (
                     "double-index",
                     (
-                        f"`{found[1]}[{first}][{second}]` takes element {first} and then a part of that one value: a tensor of "
-                        f"two axes takes both indices at once, `{found[1]}[{first}, {second}]`"
+                        f"`{match[1]}[{first}][{second}]` takes element {first} and then a part of that one value: a tensor of "
+                        f"two axes takes both indices at once, `{match[1]}[{first}, {second}]`"
                     ),
                 )
 
     def axes(self, code: str, bounds: dict[str, str]) -> Iterator[tuple[str, str]]:
         """An index whose loop runs over another size than its axis has."""
-        for found in ACCESS.finditer(code):
-            axes, indices = self.tensors.get(found[1], []), parts(bracketed(code, found.end() - 1))
+        for match in ACCESS.finditer(code):
+            axes, indices = self.tensors.get(match[1], []), parts(bracketed(code, match.end() - 1))
             runs = [bounds.get(index, "") for index in indices]
             if len(axes) != len(indices):
                 continue
-            shown = f"`{found[1]}[{', '.join(indices)}]`"
+            shown = f"`{match[1]}[{', '.join(indices)}]`"
             if len(axes) == 2 and axes[0] != axes[1] and runs == axes[::-1]:
                 yield (
                     "indices-exchanged",
                     (
-                        f"{shown}: the indices are exchanged, {found[1]} is [{', '.join(axes)}] and "
-                        f"`{indices[0]}` runs over {runs[0]}: `{found[1]}[{', '.join(indices[::-1])}]`"
+                        f"{shown}: the indices are exchanged, {match[1]} is [{', '.join(axes)}] and "
+                        f"`{indices[0]}` runs over {runs[0]}: `{match[1]}[{', '.join(indices[::-1])}]`"
                     ),
                 )
                 continue
@@ -127,7 +127,7 @@ class Scope:
                     yield (
                         "part-of-an-axis" if part else "other-axis",
                         (
-                            f"{shown}: `{index}` runs over {bound}, and this axis of {found[1]} is {axis}"
+                            f"{shown}: `{index}` runs over {bound}, and this axis of {match[1]} is {axis}"
                             + (": an index of its own goes there" if part else "")
                         ),
                     )
@@ -135,12 +135,12 @@ class Scope:
 
 def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple[str, str]]:
     """Two sizes given to a function of this file in each other's place."""
-    for found in CALL.finditer(code):
-        callee = next((item for item in items.by_name.get(found[1], ())), None)
+    for match in CALL.finditer(code):
+        callee = next((item for item in items.by_name.get(match[1], ())), None)
         if callee is None:
             continue
         declared = arguments_of(callee)
-        given = parts(bracketed(code, found.end() - 1))
+        given = parts(bracketed(code, match.end() - 1))
         meant = [scope.sizes.get(argument, argument) for argument in given]
         for k, (name, other) in enumerate(zip(declared, meant, strict=False)):
             at = declared.index(other) if other in declared and other != name else -1
@@ -148,7 +148,7 @@ def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple
                 yield (
                     "arguments-exchanged",
                     (
-                        f"`{found[1]}(... {', '.join(given[k : at + 1])})`: `{given[k]}` stands where {name} belongs and "
+                        f"`{match[1]}(... {', '.join(given[k : at + 1])})`: `{given[k]}` stands where {name} belongs and "
                         f"`{given[at]}` where {other} does"
                     ),
                 )
@@ -161,9 +161,9 @@ def arguments_of(function: Item) -> list[str]:
     return [part.partition(":")[0].strip() for part in parts(bracketed(text, head.end() - 1))] if head else []
 
 
-def blanked(found: re.Match) -> str:
+def blanked(match: re.Match) -> str:
     """What stands for text or a comment: nothing, in as many lines."""
-    return " " + "\n" * found[0].count("\n")
+    return " " + "\n" * match[0].count("\n")
 
 
 def indentation(line: str) -> int:

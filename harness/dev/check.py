@@ -63,12 +63,12 @@ def faults_of_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
         return
     where = path.relative_to(checkout)
     try:
-        found = blanks.find(blanks.read(path), str(where))
+        present = blanks.find(blanks.read(path), str(where))
     except DamagedFile as error:
         yield str(error)
         return
-    yield from (f"{where} has no blank {id}" for id in rung.gates if id not in found)
-    yield from (f"{where}: blank {id} is no gate of the rung" for id in found if id not in rung.gates)
+    yield from (f"{where} has no blank {id}" for id in rung.gates if id not in present)
+    yield from (f"{where}: blank {id} is no gate of the rung" for id in present if id not in rung.gates)
 
 
 def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:

@@ -56,20 +56,20 @@ def say_faults(checkout: Path, flags: argparse.Namespace) -> int:
         return say_survivors(names, flags)
     if flags.rung or flags.most is not None or flags.seed:
         raise BadUse("--rung, --most and --seed belong to --mutants")
-    found = [fault for name in names for fault in check.faults(checkout, find_puzzle(name))]
+    faults = [fault for name in names for fault in check.faults(checkout, find_puzzle(name))]
     if flags.puzzle == "all":
-        found += check.strangers(checkout, names)
+        faults += check.strangers(checkout, names)
     for path in out_of_step(checkout):
-        found.append(
+        faults.append(
             f"{path.relative_to(checkout)}: its tasks are out of step; `python -m harness dev tasks`"
         )
-    print(*found, sep="\n", end="\n" if found else "")
+    print(*faults, sep="\n", end="\n" if faults else "")
     print(
-        f"{', '.join(names)}: {plural(len(found), 'fault')}"
-        if found
+        f"{', '.join(names)}: {plural(len(faults), 'fault')}"
+        if faults
         else f"{', '.join(names)}: every file is there"
     )
-    return int(bool(found))
+    return int(bool(faults))
 
 
 def say_survivors(names: list[str], flags: argparse.Namespace) -> int:

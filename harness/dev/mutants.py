@@ -298,28 +298,28 @@ def indent(line: str) -> int:
 
 def line_edits(code: str) -> Iterator[Edit]:
     """The edits of one line of Mojo."""
-    for found in TOKEN.finditer(code):
-        old = found[1]
+    for match in TOKEN.finditer(code):
+        old = match[1]
         if old in ("+=", "-="):
-            yield found.start(), found.end(), {"+=": "-=", "-=": "+="}[old]
-            yield found.start(), found.end(), "="
+            yield match.start(), match.end(), {"+=": "-=", "-=": "+="}[old]
+            yield match.start(), match.end(), "="
         else:
-            yield found.start(), found.end(), (OPERATORS | COMPARISONS)[old]
-    for found in NUMBER.finditer(code):
-        value = found[0]
+            yield match.start(), match.end(), (OPERATORS | COMPARISONS)[old]
+    for match in NUMBER.finditer(code):
+        value = match[0]
         yield (
-            found.start(),
-            found.end(),
+            match.start(),
+            match.end(),
             repr(2 * float(value) or 1.0) if "." in value else str(int(value) + 1),
         )
-    for found in NAME.finditer(code):
-        if found[1] not in "xy" or code[: found.start()].endswith(("_idx.", "_dim.")):
-            yield found.start(), found.end(), MOJO_NAMES[found[1]]
-    for found in PAIR.finditer(code):
-        yield found.start(1), found.end(2), f"{found[2]}, {found[1]}"
+    for match in NAME.finditer(code):
+        if match[1] not in "xy" or code[: match.start()].endswith(("_idx.", "_dim.")):
+            yield match.start(), match.end(), MOJO_NAMES[match[1]]
+    for match in PAIR.finditer(code):
+        yield match.start(1), match.end(2), f"{match[2]}, {match[1]}"
     for old, new in ((" and ", " or "), (" or ", " and "), ("True", "False"), ("False", "True")):
-        for found in re.finditer(rf"(?<!\w){old}(?!\w)" if old.strip() == old else old, code):
-            yield found.start(), found.end(), new
+        for match in re.finditer(rf"(?<!\w){old}(?!\w)" if old.strip() == old else old, code):
+            yield match.start(), match.end(), new
     if guard := GUARD.match(code):
         yield *guard.span("test"), f"not ({guard['test']})"
         yield *guard.span("test"), "True" if " while " not in f" {code.strip()}" else "False"

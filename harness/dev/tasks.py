@@ -80,10 +80,10 @@ def with_tasks(text: str, file: str, tasks: Iterable[Task]) -> str:
     Raises DamagedFile where there is no such table.
     """
     head, description = TABLES[file]
-    found = re.search(rf"^{re.escape(head)}\n((?:[^\n\[]+\n)*)", text, re.MULTILINE)
-    if not found:
+    match = re.search(rf"^{re.escape(head)}\n((?:[^\n\[]+\n)*)", text, re.MULTILINE)
+    if not match:
         raise DamagedFile(f"{file}: the table {head} is missing")
-    return text[: found.start(1)] + table(tasks, description) + text[found.end(1) :]
+    return text[: match.start(1)] + table(tasks, description) + text[match.end(1) :]
 
 
 def out_of_step(checkout: Path, puzzles: Iterable[Puzzle]) -> dict[Path, str]:

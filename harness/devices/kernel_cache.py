@@ -56,9 +56,9 @@ class Instance:
 def marked(text: str) -> str:
     """Launch code that also prints which kernel it launches, with the values of its parameters; lines stay in place."""
 
-    def mark(found: re.Match) -> str:
-        values = "".join(f", {part}" for part in parts(found["parameters"] or ""))
-        return f'{found["indent"]}print("{MARK}instance", "{found["function"]}"{values}); {found["call"]}'
+    def mark(match: re.Match) -> str:
+        values = "".join(f", {part}" for part in parts(match["parameters"] or ""))
+        return f'{match["indent"]}print("{MARK}instance", "{match["function"]}"{values}); {match["call"]}'
 
     return LAUNCH.sub(mark, text)
 
@@ -270,9 +270,9 @@ def moved_lines(ptx: str, moved: dict[tuple[str, int], int]) -> str:
         for number, path in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', ptx, re.MULTILINE)
     }
 
-    def place(found: re.Match) -> str:
-        line = moved.get((files.get(found[2], ""), int(found[3])))
-        return f"{found[1]}{found[2]} {line if line else found[3]}"
+    def place(match: re.Match) -> str:
+        line = moved.get((files.get(match[2], ""), int(match[3])))
+        return f"{match[1]}{match[2]} {line if line else match[3]}"
 
     text = re.sub(r"(\.loc\s+)(\d+) (\d+)", place, ptx)
     return re.sub(r"(inlined_at )(\d+) (\d+)", place, text)

@@ -141,7 +141,7 @@ def answers(
     ranks: Sequence[tuple[BaseProcess, Connection]], seconds: float, folder: str, source: Path | None
 ) -> list[Any]:
     """One answer of every rank, in order. Raises RankFailed where one fails, or does not come in time."""
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     failed: dict[int, str] = {}
     deadline = time.monotonic() + seconds
     waiting = {connection: rank for rank, (_, connection) in enumerate(ranks)}
@@ -155,7 +155,7 @@ def answers(
                 process = ranks[rank][0]
                 process.join()
                 good, value = False, f"ended without an answer (exit code {process.exitcode})"
-            (found if good else failed)[rank] = value
+            (results if good else failed)[rank] = value
             deadline = deadline if good else min(deadline, time.monotonic() + GRACE)
     size = len(ranks)
     if failed:
@@ -166,7 +166,7 @@ def answers(
             f"rank {rank} of {size} hangs{place(ranks[rank][0], rank, folder, source)}" for rank in hanging
         ]
         raise RankFailed(f"{'; '.join(words)} (stopped after {seconds:g} s)")
-    return [found[rank] for rank in range(size)]
+    return [results[rank] for rank in range(size)]
 
 
 def place(process: BaseProcess, rank: int, folder: str, source: Path | None) -> str:

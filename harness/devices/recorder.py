@@ -188,14 +188,14 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str = "") -> list[R
     orders = [replace(order, dtype=dtype or order.dtype) for order in orders]
     kept = {order: _cache_file(order, puzzle) for order in orders}
     missing = [order for order, file in kept.items() if not whole(file)]
-    found: dict[Order, Recording] = {}
+    recordings: dict[Order, Recording] = {}
     for small in (False, True):
         together = [order for order in missing if order.variants and order.small_grid == small]
         if len(together) > 1:
-            found |= _put_together(together, puzzle)
+            recordings |= _put_together(together, puzzle)
     rest: dict[tuple[str, ...], list[Order]] = {}
     for order in missing:
-        if order not in found:
+        if order not in recordings:
             rest.setdefault(order.defines, []).append(order)
     texts: dict[Order, str] = {}
     for alike in rest.values():
@@ -209,10 +209,10 @@ def record_many(orders: Sequence[Order], puzzle: str, dtype: str = "") -> list[R
         staged.write_text(text, encoding="utf-8")
 
     for order, file in kept.items():
-        if order not in found:
+        if order not in recordings:
             keep(file, partial(make, order=order), WHAT)
-            found[order] = parse(file.read_text(encoding="utf-8"))
-    return [found[order] for order in orders]
+            recordings[order] = parse(file.read_text(encoding="utf-8"))
+    return [recordings[order] for order in orders]
 
 
 def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording]:
@@ -386,7 +386,9 @@ def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = F
             str(_write_program(folder, orders, puzzle, marks, plan)),
         )  # fmt: skip
         output = result.stdout + result.stderr
-        refused = marks and any(f"{MARK}instance" in found.text for found in parse_diagnostics(output))
+        refused = marks and any(
+            f"{MARK}instance" in diagnostic.text for diagnostic in parse_diagnostics(output)
+        )
         if result.returncode != 0 and (plan or (len(orders) == 1 and not refused)):
             path = orders[0].package.path
             raise compile_failed(path, _named(output, folder, path), cache)

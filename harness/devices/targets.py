@@ -100,9 +100,9 @@ def choose(wanted: str, multiply_adds: int, dtype: str) -> tuple[list[Target], l
         if wanted in ("gpu", "virtual"):
             raise BadUse(f"--dtype float64 is for the CPU path; --device {wanted} does not run it")
         return targets, [*skipped, Skipped("gpu", "float64 is for the CPU path")]
-    found = gpu() if wanted != "virtual" and gpu_may_exist() else None
-    if found:
-        targets.append(found)
+    device = gpu() if wanted != "virtual" and gpu_may_exist() else None
+    if device:
+        targets.append(device)
     elif wanted == "gpu":
         raise EnvironmentProblem("--device gpu: MAX sees no GPU on this machine")
     elif multiply_adds > VIRTUAL_LIMIT and wanted != "virtual":

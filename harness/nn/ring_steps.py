@@ -61,10 +61,10 @@ def hidden(queries, keys):
 def scores(q, k, queries, keys, scale, causal):
     """scale * q k^T, -inf where a key is hidden, [B, N, s, t]; a head of k serves N / M heads of q."""
     heads = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    found = scale * (q @ heads.mT)
+    masked = scale * (q @ heads.mT)
     if causal:
-        found = found.masked_fill(hidden(queries, keys).to(q.device), -torch.inf)
-    return found
+        masked = masked.masked_fill(hidden(queries, keys).to(q.device), -torch.inf)
+    return masked
 
 
 def finite(lse):
@@ -72,29 +72,29 @@ def finite(lse):
     return lse.masked_fill(lse == -torch.inf, 0)[..., None]
 
 
-def probabilities(found, lse):
+def probabilities(masked, lse):
     """exp(scores - lse) [B, N, s, t], 0 in a row that sees no key."""
-    return torch.exp(found - finite(lse))
+    return torch.exp(masked - finite(lse))
 
 
 def block_forward(q, k, v, queries, keys, scale, causal):
     """The attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
     q, k, v = wide(q), wide(k), wide(v)
-    found = scores(q, k, queries, keys, scale, causal)
-    lse = torch.logsumexp(found, -1)
-    P = probabilities(found, lse)
+    masked = scores(q, k, queries, keys, scale, causal)
+    lse = torch.logsumexp(masked, -1)
+    P = probabilities(masked, lse)
     return P @ v.repeat_interleave(q.shape[1] // v.shape[1], 1), lse
 
 
 def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
     """What one block adds to dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is the row sum of dO * out, [B, N, s]."""
     dO, q, k, v = wide(dO), wide(q), wide(k), wide(v)
-    found = scores(q, k, queries, keys, scale, causal)
+    masked = scores(q, k, queries, keys, scale, causal)
     M, groups = k.shape[1], q.shape[1] // k.shape[1]
     K, V = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     dQ = dK = dV = None
     # BLANK-START recompute: P from lse, dP, dS; then dQ, dK and dV of every head of q
-    P = probabilities(found, lse)
+    P = probabilities(masked, lse)
     dP = dO @ V.mT
     dS = P * (dP - delta[..., None])
     dQ, dK, dV = scale * (dS @ K), scale * (dS.mT @ q), P.mT @ dO
@@ -175,10 +175,10 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group):
     def attend(k, v, origin):
         """Merges what this rank's queries find among the keys of rank `origin`."""
         for queries, rows, keys, columns in pairs(mine, chunks(origin, size, length, balanced), causal):
-            found = block_forward(
+            part = block_forward(
                 q[:, :, rows], k[:, :, columns], v[:, :, columns], queries, keys, scale, causal
             )
-            out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *found)
+            out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *part)
 
     # BLANK-START steps: whose block is here at each step; the next one travels while this one is attended to
     block = [k, v]
@@ -207,10 +207,10 @@ def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
         of_rows = (tensor[:, :, rows] for tensor in (dO, q))
         of_columns = (tensor[:, :, columns] for tensor in (k, v))
         saved = lse[:, :, rows], delta[:, :, rows]
-        found = block_backward(*of_rows, *of_columns, *saved, queries, keys, scale, causal)
-        dQ[:, :, rows] += found[0]
-        dK[:, :, columns] += found[1]
-        dV[:, :, columns] += found[2]
+        part = block_backward(*of_rows, *of_columns, *saved, queries, keys, scale, causal)
+        dQ[:, :, rows] += part[0]
+        dK[:, :, columns] += part[1]
+        dV[:, :, columns] += part[2]
     return dQ, dK, dV
 
 

@@ -75,8 +75,8 @@ def wanted() -> dict[str, str]:
             for r in metadata.requires(workspace.DISTRIBUTION) or []
             if "extra" not in r
         ]
-    found = (REQUIREMENT.fullmatch(line) for line in lines)
-    return {one["name"]: one["versions"] for one in found if one}
+    matches = (REQUIREMENT.fullmatch(line) for line in lines)
+    return {one["name"]: one["versions"] for one in matches if one}
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -91,9 +91,9 @@ def satisfies(version: str, versions: str) -> bool:
     def filled(numbers_: tuple[int, ...]) -> tuple[int, ...]:
         return (*numbers_, 0, 0, 0, 0)[:4]
 
-    found = filled(numbers(version))
+    given = filled(numbers(version))
     bounds = [re.fullmatch(r"(==|>=|<)\s*(.+)", part.strip()) for part in versions.split(",")]
-    return all(COMPARE[bound[1]](found, filled(numbers(bound[2]))) for bound in bounds if bound)
+    return all(COMPARE[bound[1]](given, filled(numbers(bound[2]))) for bound in bounds if bound)
 
 
 def python() -> Iterator[Finding]:
@@ -112,13 +112,13 @@ def packages() -> Iterator[Finding]:
     """Each distribution that is needed against what is installed."""
     for name, versions in wanted().items():
         try:
-            found = metadata.version(name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             yield Finding(name, "broken", f"not installed, {versions} is wanted", INSTALL)
             continue
-        good = satisfies(found, versions)
+        good = satisfies(installed, versions)
         yield Finding(
-            name, "good" if good else "broken", found, "" if good else f"{versions} is wanted: {INSTALL}"
+            name, "good" if good else "broken", installed, "" if good else f"{versions} is wanted: {INSTALL}"
         )
 
 
@@ -141,9 +141,9 @@ def gpu() -> Iterator[Finding]:
             "GPU", "note", "none: no NVIDIA or AMD driver on this machine; kernels run on the virtual GPU"
         )
         return
-    found = targets.gpu()
-    if found:
-        yield Finding("GPU", "good", found.detail)
+    device = targets.gpu()
+    if device:
+        yield Finding("GPU", "good", device.detail)
     else:
         yield Finding(
             "GPU",
@@ -212,8 +212,12 @@ def caches() -> Iterator[Finding]:
     compiler = Path.home() / ".cache" / "modular"
     if compiler.is_dir():
         writable = os.access(compiler, os.W_OK)
-        found = size_of("compiler cache", compiler, "all of it can be deleted")
-        yield found if writable else Finding(found.part, "broken", found.words, f"make {compiler} writable")
+        finding = size_of("compiler cache", compiler, "all of it can be deleted")
+        yield (
+            finding
+            if writable
+            else Finding(finding.part, "broken", finding.words, f"make {compiler} writable")
+        )
 
 
 def size_of(part: str, folder: Path, note: str) -> Finding:
@@ -226,10 +230,10 @@ def size_of(part: str, folder: Path, note: str) -> Finding:
 
 def c_compiler() -> Iterator[Finding]:
     """Only extension modules and standalone programs are linked by one."""
-    found = next((path for name in ("cc", "clang", "gcc") if (path := shutil.which(name))), None)
+    compiler = next((path for name in ("cc", "clang", "gcc") if (path := shutil.which(name))), None)
     plus = next((path for name in ("c++", "clang++", "g++") if (path := shutil.which(name))), None)
-    if found:
-        yield Finding("C compiler", "good", f"{found}" + (f", C++: {plus}" if plus else ", no C++"))
+    if compiler:
+        yield Finding("C compiler", "good", f"{compiler}" + (f", C++: {plus}" if plus else ", no C++"))
     else:
         yield Finding(
             "C compiler",

@@ -17,6 +17,11 @@ def accum_dtype(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
+def bytes_of(dtype: str) -> int:
+    """The bytes of an element of a floating-point dtype."""
+    return {"float64": 8, "float32": 4}.get(dtype, 2)
+
+
 @dataclass(frozen=True)
 class Argument:
     """A tensor that an op reads or writes: its symbolic shape, and its dtype.

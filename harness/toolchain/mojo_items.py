@@ -82,9 +82,9 @@ def read(file: str, text: str) -> Source:
     for start, end in pairwise(starts):
         body = tuple(lines[start:end])
         code = NOT_CODE.sub(" ", "\n".join(body)).strip()
-        found = IMPORT.match(code)
-        if found:
-            source.imports.append(make_import(file, found, start + 1, end - start))
+        match = IMPORT.match(code)
+        if match:
+            source.imports.append(make_import(file, match, start + 1, end - start))
         else:
             named = NAMED.search(code)
             source.items.append(Item(file, named[1] if named else "", body, start + 1))
@@ -105,14 +105,14 @@ def statements(lines: list[str]) -> Iterator[int]:
         at = 0
         while at < len(line):
             if text_ends:
-                found = line.find(text_ends, at)
-                at = len(line) if found < 0 else found + len(text_ends)
-                text_ends = text_ends if found < 0 else ""
+                end = line.find(text_ends, at)
+                at = len(line) if end < 0 else end + len(text_ends)
+                text_ends = text_ends if end < 0 else ""
             elif line.startswith(('"""', "'''"), at):
                 text_ends, at = line[at : at + 3], at + 3
             elif line[at] in "\"'":
-                found = NOT_CODE.match(line, at)
-                at = found.end() if found else len(line)
+                match = NOT_CODE.match(line, at)
+                at = match.end() if match else len(line)
             elif line[at] == "#":
                 break
             else:
@@ -120,16 +120,16 @@ def statements(lines: list[str]) -> Iterator[int]:
                 at += 1
 
 
-def make_import(file: str, found: re.Match[str], line: int, length: int) -> Import:
+def make_import(file: str, match: re.Match[str], line: int, length: int) -> Import:
     """The import that IMPORT has matched."""
-    if found["whole"]:
-        return Import(file, "", ((found["whole"], found["whole"]),), line, length)
+    if match["whole"]:
+        return Import(file, "", ((match["whole"], match["whole"]),), line, length)
     names: list[tuple[str, str]] = []
-    for part in re.sub(r"[()]", " ", found["names"]).split(","):
+    for part in re.sub(r"[()]", " ", match["names"]).split(","):
         words = part.split()
         if words:
             names.append((words[0], words[-1]))
-    return Import(file, found["module"], tuple(names), line, length)
+    return Import(file, match["module"], tuple(names), line, length)
 
 
 class Items:
@@ -151,7 +151,7 @@ class Items:
     def needed(self, names: Iterable[str], but: Iterable[str] = ()) -> list[Item]:
         """The items of these names and all that they need, in the order of the files, those called `but` left out."""
         waiting, seen = list(names), set(but)
-        found: list[Item] = []
+        items: list[Item] = []
         while waiting:
             name = waiting.pop()
             if name in seen:
@@ -159,9 +159,9 @@ class Items:
             seen.add(name)
             waiting += self.renamed.get(name, ())
             for item in self.by_name.get(name, ()):
-                found.append(item)
+                items.append(item)
                 waiting += item.words - seen
-        return sorted(found, key=lambda item: (item.file, item.line))
+        return sorted(items, key=lambda item: (item.file, item.line))
 
     def imports_of(self, items: Iterable[Item]) -> dict[str, list[str]]:
         """File -> the imports that these items of it use, each in one line."""
@@ -205,11 +205,11 @@ class Items:
 
 def parts(text: str) -> list[str]:
     """What commas part, those inside brackets left alone: "dtype, accum_type[a, b]"; spaces made one."""
-    found, depth = [""], 0
+    pieces, depth = [""], 0
     for sign in text:
         depth += (sign in "([{") - (sign in ")]}")
         if sign == "," and depth == 0:
-            found.append("")
+            pieces.append("")
         else:
-            found[-1] += sign
-    return [" ".join(part.split()) for part in found if part.strip()]
+            pieces[-1] += sign
+    return [" ".join(part.split()) for part in pieces if part.strip()]

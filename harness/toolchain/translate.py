@@ -237,8 +237,8 @@ def explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
             if re.search(pattern, diagnostic.text):
                 return sentence
     for pattern, code, sentence in BY_CODE:
-        if re.search(pattern, "\n".join(texts)) and (found := re.search(code, diagnostic.text)):
-            return sentence.format(*found.groups())
+        if re.search(pattern, "\n".join(texts)) and (match := re.search(code, diagnostic.text)):
+            return sentence.format(*match.groups())
     if not vague(diagnostic.message):
         return conversion(diagnostic.message) or by_message(diagnostic.message)
     # The reason is in a note: that the left side may not be written beats a type that does not fit.
@@ -257,8 +257,8 @@ def vague(message: str) -> bool:
 def by_message(text: str) -> str | None:
     """The sentence of the first rule that knows the message."""
     for pattern, sentence in MESSAGES:
-        if found := re.search(pattern, text):
-            return sentence.format(*found.groups())
+        if match := re.search(pattern, text):
+            return sentence.format(*match.groups())
     return None
 
 
@@ -270,17 +270,17 @@ def pasteable(sentence: str, file: str) -> str:
     puzzle = next((inside for folder, inside in pairwise(Path(file).parts) if folder == "problems"), "pNN")
     return re.sub(
         r"python -m harness ([\w-]+(?: pNN)?)",
-        lambda found: command(found[1].replace("pNN", puzzle)),
+        lambda match: command(match[1].replace("pNN", puzzle)),
         sentence,
     )
 
 
 def conversion(text: str) -> str | None:
     """The sentence on two types that do not fit each other: integers, floats of two dtypes, generic vectors."""
-    found = CONVERSION.search(text)
-    if not found or "unresolved parameter" in text:
+    match = CONVERSION.search(text)
+    if not match or "unresolved parameter" in text:
         return None
-    got, wanted = found["got"] or found["got2"], found["wanted"] or found["wanted2"]
+    got, wanted = match["got"] or match["got2"], match["wanted"] or match["wanted2"]
     for describe in (integers, float_from_integer, generic_dtype, dtypes):
         if sentence := describe(got, wanted):
             return sentence

@@ -9,7 +9,7 @@ import numpy as np
 from harness.puzzles.p20.mistakes import EPS, MISTAKES, ROW_THREADS, WORD, derive
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import cancelling, covering, listed, not_finite, odd_place, tiled, with_not_finite
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, Rung
@@ -309,8 +309,8 @@ def terms(arrays: Arrays) -> dict[str, float]:
 def ledger(dims: Dims, dtype: str) -> Ledger:
     """Bytes kept for the backward pass, parameters and gradients left out. PyTorch's ReLU keeps its output."""
     R, C = dims
-    element = {"float64": 8, "float32": 4}.get(dtype, 2)
-    statistics = 2 * R * (8 if accum_dtype(dtype) == "float64" else 4)
+    element = bytes_of(dtype)
+    statistics = 2 * R * bytes_of(accum_dtype(dtype))
     others = {"softmax": R * C * element, "layernorm": R * C * element + statistics}
     return Ledger(
         saved_eager={"relu": R * C * element, **others},

@@ -10,7 +10,7 @@ from harness.puzzles.p22 import derive_rung, transfer_mistakes
 from harness.puzzles.p22.mistakes import MISTAKES, derive, packed
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import cancelling, not_finite, with_not_finite
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung
@@ -361,8 +361,7 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     """
     B, S, H, O = dims
     rows = B * S
-    element = {"float64": 8, "float32": 4}.get(dtype, 2)
-    accum = 8 if accum_dtype(dtype) == "float64" else 4
+    element, accum = bytes_of(dtype), bytes_of(accum_dtype(dtype))
     statistics = {"mean": rows * accum, "rstd": rows * accum}
     # The sums of the fused backward pass: float32 for 16 bits, else float64.
     atomic = 4 if element == 2 else 8

@@ -85,16 +85,16 @@ def in_orders(tensors: dict, by_key: "Tensor", by_element: "Tensor") -> "dict[st
             tensor = along(tensor, -2, by_key)
         moved[name] = along(tensor, -1, by_key if name == "mask" else by_element)
     moved["mask"] = moved["mask"][:, None, None]
-    found = {**by_autograd(moved), **recomputed(moved)}
+    answers = {**by_autograd(moved), **recomputed(moved)}
     key_back, element_back = by_key.argsort(-1), by_element.argsort(-1)
-    for name, tensor in found.items():
+    for name, tensor in answers.items():
         quantity = name.split(".")[-1]
         if quantity in KEYS_BEFORE_ELEMENTS:
             tensor = along(tensor, -2, key_back)
         if quantity in (*KEYS_LAST, *ELEMENTS_LAST):
             tensor = along(tensor, -1, key_back if quantity in KEYS_LAST else element_back)
-        found[name] = tensor
-    return found
+        answers[name] = tensor
+    return answers
 
 
 def accum_of(tensors: Mapping):
@@ -167,14 +167,14 @@ def recomputed(tensors: dict) -> "dict[str, Tensor]":
     dS = P * (grad_output @ value.mT - (grad_output * output).sum(-1, keepdim=True))
 
     def gradients(P, dS) -> "dict[str, Tensor]":
-        found = {
+        grads = {
             "grad_query": scale * (dS @ key),
             "grad_key": scale * (dS.mT @ query),
             "grad_value": P.mT @ grad_output,
         }
         for name in ("grad_key", "grad_value"):
-            found[name] = found[name].unflatten(2, (shared, each)).sum(3)
-        return {name: tensor.to(dtype) for name, tensor in found.items()}
+            grads[name] = grads[name].unflatten(2, (shared, each)).sum(3)
+        return {name: tensor.to(dtype) for name, tensor in grads.items()}
 
     def narrowed(factor):
         return factor.to(dtype).to(accum)
@@ -184,10 +184,10 @@ def recomputed(tensors: dict) -> "dict[str, Tensor]":
     weights = torch.exp(masked - largest.masked_fill(largest.isinf(), 0))
     total = weights.sum(-1, keepdim=True)
     rounded_output = narrowed(weights) @ value / total.masked_fill(total == 0, 1)
-    found = {**gradients(P, dS), "grad_attn_mask": dS.sum((1, 2), keepdim=True).to(dtype)}
+    all_grads = {**gradients(P, dS), "grad_attn_mask": dS.sum((1, 2), keepdim=True).to(dtype)}
     fast = {"output": rounded_output.to(dtype), **gradients(narrowed(P), narrowed(dS))}
     return {
-        **{f"{variant}.{name}": tensor for variant in RECOMPUTING for name, tensor in found.items()},
+        **{f"{variant}.{name}": tensor for variant in RECOMPUTING for name, tensor in all_grads.items()},
         **{f"fast.{name}": tensor for name, tensor in fast.items()},
     }
 

@@ -10,7 +10,7 @@ from harness.puzzles.p23.baseline import reference
 from harness.puzzles.p23.derivation import derive, gathered, repeated, transposed
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.spec.cases import covering, not_finite, tiled, with_not_finite
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
@@ -322,8 +322,7 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     another: nothing of S * T elements.
     """
     B, N, S, T, d = dims
-    element = {"float64": 8, "float32": 4}.get(dtype, 2)
-    accum = 8 if accum_dtype(dtype) == "float64" else 4
+    element, accum = bytes_of(dtype), bytes_of(accum_dtype(dtype))
     scores = B * N * S * T
     operands = {
         "query": B * N * S * d * element,

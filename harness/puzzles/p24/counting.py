@@ -120,16 +120,16 @@ def report(flags) -> Iterator[str]:
                 name: count(make(side, side), side, radius, flags.tile)
                 for name, make in orders.ORDERS.items()
             }
-            for name, found in counts.items():
+            for name, traffic in counts.items():
                 yield line(
                     name,
-                    f"{found.pairs:,}",
-                    f"{found.share:.1%}",
-                    f"{found.pairs / counts['hilbert'].pairs:.2f} x",
-                    f"{found.needed:,.0f}",
-                    f"{found.runs:.1f}",
-                    f"{found.needed * row:,.0f}",
-                    f"{found.loaded * row:,.0f}",
+                    f"{traffic.pairs:,}",
+                    f"{traffic.share:.1%}",
+                    f"{traffic.pairs / counts['hilbert'].pairs:.2f} x",
+                    f"{traffic.needed:,.0f}",
+                    f"{traffic.runs:.1f}",
+                    f"{traffic.needed * row:,.0f}",
+                    f"{traffic.loaded * row:,.0f}",
                     f"{sectors(orders.ORDERS[name](side, side), flags.dim, flags.bytes):.1f}",
                 )
 

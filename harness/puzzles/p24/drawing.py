@@ -62,9 +62,9 @@ def steps(order: np.ndarray, width: int) -> Iterator[tuple[list[int], list[int]]
 
 def numbers(order: np.ndarray, width: int) -> Iterator[str]:
     """The step at which each cell comes, as a grid of numbers."""
-    found = orders.inverse(order).reshape(-1, width)
-    digits = len(str(found.max()))
-    for row in found.tolist():
+    steps = orders.inverse(order).reshape(-1, width)
+    digits = len(str(steps.max()))
+    for row in steps.tolist():
         yield " ".join(f"{step:>{digits}}" for step in row)
 
 

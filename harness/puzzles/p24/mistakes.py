@@ -375,11 +375,11 @@ def curve_symptom(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndar
     outside = numbers[(numbers < 0) | (numbers >= len(numbers))]
     if len(outside):
         return Symptom("outside", f"names {what} {outside[0]}, which is outside of the grid's {len(numbers)}")
-    found, count = np.unique(numbers, return_counts=True)
-    if len(found) < len(numbers):
-        twice = found[count > 1][0]
+    distinct, count = np.unique(numbers, return_counts=True)
+    if len(distinct) < len(numbers):
+        twice = distinct[count > 1][0]
         places = " and ".join(str(place) for place in np.flatnonzero(numbers == twice)[:2])
-        never = np.setdiff1d(np.arange(len(numbers)), found)[0]
+        never = np.setdiff1d(np.arange(len(numbers)), distinct)[0]
         times = "twice" if count[count > 1][0] == 2 else f"{count[count > 1][0]} times"
         return Symptom(
             "comes-twice",

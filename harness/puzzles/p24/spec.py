@@ -12,7 +12,7 @@ from harness.puzzles.p24.derivation import derive
 from harness.puzzles.p24.mistakes import MISTAKES, curve_symptom
 from harness.spec.baseline import unluckiest
 from harness.spec.cases import covering, listed
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
@@ -197,12 +197,12 @@ def whole_numbers(tensors: dict) -> dict:
     side, width, radius, tile = (int(tensors[name]) for name in ("side", "width", "radius", "tile"))
     index = orders.hilbert(side, side)
     order = tensors["order"].cpu().numpy()
-    found = {
+    indices = {
         "index": index,
         "inverse": orders.inverse(index),
         "tiles": orders.window_tiles(order, width, radius, tile),
     }
-    return {name: torch.tensor(array.astype(np.int32)) for name, array in found.items()}
+    return {name: torch.tensor(array.astype(np.int32)) for name, array in indices.items()}
 
 
 def permuted(tensors: dict) -> dict:
@@ -236,13 +236,13 @@ def by_autograd(tensors: dict) -> dict:
     scores = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(hidden(tensors), -torch.inf)
     output = torch.softmax(scores, -1) @ value
     grads = torch.autograd.grad(output, (query, key, value), tensors["grad_output"])
-    found = {
+    answers = {
         "output": output,
         "lse": torch.logsumexp(scores, -1),
         "delta": (tensors["grad_output"] * output).sum(-1),
         **dict(zip(GRADIENTS, grads, strict=True)),
     }
-    return {name: tensor.detach() for name, tensor in found.items()}
+    return {name: tensor.detach() for name, tensor in answers.items()}
 
 
 def from_what_is_kept(tensors: dict, order) -> dict:
@@ -302,8 +302,7 @@ def ledger(dims: Dims, dtype: str) -> Ledger:
     The fused kernels keep the tensors as they came, the output, a number for each row, and order and tiles once.
     """
     B, N, H, W, d, _, tile = dims
-    element = {"float64": 8, "float32": 4}.get(dtype, 2)
-    accum = 8 if accum_dtype(dtype) == "float64" else 4
+    element, accum = bytes_of(dtype), bytes_of(accum_dtype(dtype))
     rows, L = B * N * H * W, H * W
     kept = {"output": rows * d * element, "lse": rows * accum, "order": 4 * L}
     operands = ("query", "key", "value")

@@ -218,14 +218,14 @@ def check_merge(merge: Callable, path: Path, tensor: Callable) -> None:
     try:
         with np.errstate(all="ignore"):
             results = merge(out[..., None], lse, block_out[..., None], block_lse)
-            found = [np.asarray(result, np.float64).ravel() for result in results]
+            merged = [np.asarray(result, np.float64).ravel() for result in results]
     except Exception as error:  # whatever a learner's code raises is a verdict
         raise Failed(f"merge: {describe(error, path)}") from error
-    if [len(values) for values in found] != [len(ROWS)] * 2:
+    if [len(values) for values in merged] != [len(ROWS)] * 2:
         raise Failed(
-            f"merge of {len(ROWS)} rows: expected an out and an lse for each, got {list(map(len, found))}"
+            f"merge of {len(ROWS)} rows: expected an out and an lse for each, got {list(map(len, merged))}"
         )
-    for row, *got in zip(ROWS, *found, strict=True):
+    for row, *got in zip(ROWS, *merged, strict=True):
         for name, value, right in zip(("out", "lse"), got, row.right, strict=True):
             if np.isclose(value, right, rtol=1e-12, atol=0, equal_nan=True):
                 continue
@@ -265,12 +265,12 @@ class ListChecker(RingChecker):
                     gradients = module["ring_backward"](
                         parts["grad_output"], *qkv, output, lse, ranges, scale, causal
                     )
-                found: dict[str, list[np.ndarray]] = dict(zip(EVERY, (output, *gradients), strict=True))
-                check_shapes(found, parts)
+                by_rank: dict[str, list[np.ndarray]] = dict(zip(EVERY, (output, *gradients), strict=True))
+                check_shapes(by_rank, parts)
                 for name, own in parts.items():
                     if not all(map(np.array_equal, own, given[name])):
                         raise Failed(f"in case '{case.name}': {changed_input(name)}", "changed-input")
-                whole = {name: layout.joined(each, balanced) for name, each in found.items()}
+                whole = {name: layout.joined(each, balanced) for name, each in by_rank.items()}
             except Failed:
                 raise
             except Exception as error:  # whatever a learner's code raises is a verdict
@@ -279,12 +279,12 @@ class ListChecker(RingChecker):
                 yield case, {name: array.astype(np.float32) for name, array in whole.items()}
 
 
-def check_shapes(found: dict[str, list[np.ndarray]], parts: dict[str, list[np.ndarray]]) -> None:
+def check_shapes(by_rank: dict[str, list[np.ndarray]], parts: dict[str, list[np.ndarray]]) -> None:
     """Raises ValueError where a rank's part of a result has not the shape of what it belongs to."""
     for name, own in zip(EVERY, ("query", "query", "key", "value"), strict=True):
-        if found[name] is None or len(found[name]) != len(parts[own]):
+        if by_rank[name] is None or len(by_rank[name]) != len(parts[own]):
             raise ValueError(f"{name} should be a list with an array for each rank")
-        for rank, (got, like) in enumerate(zip(found[name], parts[own], strict=True)):
+        for rank, (got, like) in enumerate(zip(by_rank[name], parts[own], strict=True)):
             if np.shape(got) != like.shape:
                 raise ValueError(
                     f"{name} of rank {rank} has shape {list(np.shape(got))}, expected {list(like.shape)}"

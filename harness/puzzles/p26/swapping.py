@@ -29,18 +29,18 @@ def finding(m: Module) -> None:
     for pattern in models.PATTERNS:
         model, x = models.Pieces(pattern.body), models.rows(models.B, models.S)
         gm = captured(model, x)
-        found = list(m["find"](gm))
-        if len(found) != pattern.pairs:
-            kind = "not-rewritten" if len(found) < pattern.pairs else "false-match"
-            raise wrong(kind, f"{pattern.words}: {len(found)} pairs found, expected {pattern.pairs}")
-        for match in found:
+        pairs = list(m["find"](gm))
+        if len(pairs) != pattern.pairs:
+            kind = "not-rewritten" if len(pairs) < pattern.pairs else "false-match"
+            raise wrong(kind, f"{pattern.words}: {len(pairs)} pairs found, expected {pattern.pairs}")
+        for match in pairs:
             for field in ("x", "ln", "linear", "weight"):
                 if not isinstance(getattr(match, field), torch.fx.Node):
                     raise wrong(
                         "value", f"{pattern.words}: {field} is {getattr(match, field)!r}, expected a node"
                     )
-        if found:
-            got = found[0].transposed, len(found[0].between)
+        if pairs:
+            got = pairs[0].transposed, len(pairs[0].between)
             wanted = pattern.transposed, pattern.between
             expect(got, wanted, f"{pattern.words}: (transposed, reshapes in between)", "value")
             attempt(Try(f"{pattern.words}, swapped as found", model, (x,)), swapped_as(m["find"]))

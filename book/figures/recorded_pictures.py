@@ -19,4 +19,7 @@ def load(name: str) -> dict:
 
 def write_page(site: Path) -> None:
     """Writes the page of the wrong kernel into the built book."""
-    (site / PAGE).write_text(page_from(load("bug")), encoding="utf-8")
+    page = page_from(load("bug"))
+    assert "<body>" in page  # harness/screens/picture_page.html
+    back = '<p><a href="wrong_kernels.html">Back to the book: wrong kernels</a></p>'
+    (site / PAGE).write_text(page.replace("<body>", f"<body>\n{back}", 1), encoding="utf-8")

@@ -62,3 +62,9 @@ def test_the_page_is_written_beside_the_book(tmp_path):
     page = (tmp_path / recorded_pictures.PAGE).read_text()
     assert page.startswith("<!doctype html>") and "@DATA@" not in page and str(Path.home()) not in page
     assert "dy[seq * B + Int(block_idx.x), o]" in page
+
+
+def test_the_page_of_the_wrong_kernel_leads_back_to_the_book(tmp_path):
+    recorded_pictures.write_page(tmp_path)
+    page = (tmp_path / recorded_pictures.PAGE).read_text(encoding="utf-8")
+    assert page.index("<body>") < page.index('<a href="wrong_kernels.html">') < page.index("</body>")

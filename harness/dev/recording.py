@@ -143,8 +143,11 @@ def imports(package: Path, rung: MojoRung, names: set[str]) -> list[str]:
     modules: dict[str, set[str]] = {"std.sys": {"get_defined_dtype", "is_defined"}}
     for name in names & STANDARD.keys():
         modules.setdefault(STANDARD[name], set()).add(name)
-    # A name of the file with the blanks comes before the same name elsewhere.
-    files = sorted(package.glob("*.mojo"), key=lambda path: (path.name != Path(rung.file).name, path.name))
+    # Of modules that define the same name, the one with the blanks comes first, and those of a fast variant last.
+    source = Path(rung.file).name
+    files = sorted(
+        package.glob("*.mojo"), key=lambda p: (p.name != source, p.name.startswith("fast"), p.name)
+    )
     missing = {name for name in names if name.startswith("launch_")}
     left = set(names)
     for path in files:

@@ -6,6 +6,7 @@ Graphs come from and go to the workbook's own cache, so that a test run compiles
 import functools
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ keep_bytecode()  # of all that the hundreds of processes import which the tests 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Mojo's compiler, which the tests start hundreds of times, takes some 6% less processor time on huge pages.
 os.environ.setdefault("MALLOC_CONF", "thp:always")
+# A shell starts a run in the background with SIGINT ignored, and all that a test starts would inherit that and be deaf to Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # A command that a message names has the form of the one that started the process: here the plain one, whoever runs the tests.
 for mark in ("POE_ACTIVE", "PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
     os.environ.pop(mark, None)

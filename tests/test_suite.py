@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -217,3 +218,21 @@ def test_a_stand_in_has_only_what_its_class_has():
     assert isinstance(target, Target) and target.label == "GPU"
     with pytest.raises(AttributeError, match="a Target has no in_mux"):
         stand_in(Target, kind="cpu", in_mux=None)
+
+
+@pytest.mark.parametrize("inherited", [signal.SIG_IGN, signal.SIG_DFL])
+def test_what_a_run_in_the_background_starts_hears_ctrl_c(inherited):
+    """A shell ignores SIGINT for what it runs in the background; without the tests' own mend, a child is deaf to it as well."""
+    child = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGINT)"]
+    code = (
+        f"import conftest, subprocess; print(subprocess.run({child!r}, stderr=subprocess.DEVNULL).returncode)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=TESTS,
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, inherited),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{-signal.SIGINT}\n", done.stderr

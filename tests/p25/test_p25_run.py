@@ -179,7 +179,6 @@ def late_ring():
     started = subprocess.Popen(
         [sys.executable, *command], cwd=roots.CHECKOUT, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(roots.CHECKOUT)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # deaf to it where the tests run in the background
     )  # fmt: skip
     assert started.stdout is not None
     while "processes on gloo" not in started.stdout.readline():

@@ -6,6 +6,7 @@ Every program here is a process of its own, because switching the device on last
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +22,10 @@ from harness.vgpu.driver.kernel_names import KernelCatalogue, fingerprint, reada
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GRAPH = str(HERE / "graph_program.py")
+SECONDS, MEMORY = (
+    120,
+    20 << 30,
+)  # bounds of a program that Ctrl-C ends; 16 GB of it are address space that the simulator reserves
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
 
 # Opens the device by the driver API on the main thread, with a kernel that does not end.
@@ -100,14 +105,28 @@ def python(*arguments: str, **env: str) -> subprocess.CompletedProcess:
 
 def interrupt(*arguments: str) -> tuple[int, str, str]:
     """Run a program until it says "spinning", press Ctrl-C, and wait: (exit code, output, errors)."""
-    process = subprocess.Popen(
-        [sys.executable, *arguments], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert present(process.stdout).readline() == "spinning\n", process.communicate()[1]
-    time.sleep(0.5)  # until the kernel runs; much later its step budget would end it
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=limit,
+    ) as process:
+        try:
+            assert present(process.stdout).readline() == "spinning\n", process.communicate()[1]
+            time.sleep(0.5)  # until the kernel runs; much later its step budget would end it
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     return process.returncode, out, err
+
+
+def limit() -> None:
+    """Bounds a program whose kernel does not end, should it be deaf to Ctrl-C: processor seconds and bytes of its own."""
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from harness.spec.catalogue import find_puzzle, puzzle_names
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PIXI = tomllib.loads((ROOT / "pixi.toml").read_text())
@@ -229,6 +231,14 @@ def test_readme_has_its_two_commands_and_their_twins_on_lines_of_their_own():
     assert lines[twin + 1] == "pixi run tests"
     assert first < 20, "they stand near the top"
     assert len(lines) <= 120, "one page"
+
+
+def test_readme_s_table_has_each_puzzle_with_the_rungs_that_its_command_takes():
+    row = re.compile(r"^\| `(p\d\d)` .* \| ([^|]+) \|$", re.MULTILINE)
+    printed = {
+        name: re.findall(r"`(\w+)`", rungs) for name, rungs in row.findall((ROOT / "README.md").read_text())
+    }
+    assert printed == {name: [rung.id for rung in find_puzzle(name).rungs] for name in puzzle_names()}
 
 
 def test_the_two_tiers_together_are_every_test():

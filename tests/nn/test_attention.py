@@ -1,12 +1,14 @@
 """`harness.nn.attention` against PyTorch's own function: values, gradients, options, torch's checks, errors by name."""
 
 import gc
+from typing import Any
 
 import attention_checks as checks
 import pytest
 import torch
 import torch.nn.functional as F
 from attention_checks import NAMES, assert_as_exact_as_torch, inputs, output_and_gradients
+from typed import present, three
 
 from harness.nn import attention, attention_autograd, attention_backward, attention_delta, attention_with_lse
 
@@ -138,7 +140,8 @@ def test_causal_is_from_the_top_left_and_says_how_to_have_the_other():
     assert torch.equal(first, value[..., 0, :])
     last = attention(query, key, value, attn_mask=causal("lower_right", 3, 5))[..., -1, :]
     assert torch.equal(last, attention(query, key, value)[..., -1, :])
-    assert "top left" in attention.__doc__ and "bottom right" in attention.__doc__
+    says = present(attention.__doc__)
+    assert "top left" in says and "bottom right" in says
 
 
 @pytest.mark.compiler
@@ -200,7 +203,7 @@ def test_any_strides():
     assert not any(tensor.is_contiguous() for tensor in tensors)
     leaf = whole.clone().requires_grad_()
     outputs = [
-        function(*(leaf[:, :, i].transpose(1, 2) for i in range(3)))
+        function(*three(leaf[:, :, i].transpose(1, 2) for i in range(3)))
         for function in (attention, F.scaled_dot_product_attention)
     ]
     ours, theirs = (torch.autograd.grad(output.sum(), leaf)[0] for output in outputs)
@@ -239,7 +242,7 @@ def test_empty_tensors(of_query, of_key):
 @compiled
 @pytest.mark.parametrize("needed", range(3), ids=NAMES)
 def test_gradients_only_where_needed(needed):
-    tensors = inputs()
+    tensors = three(inputs())
     tensors[needed].requires_grad_()
     attention(*tensors).sum().backward()
     assert [tensor.grad is not None for tensor in tensors] == [i == needed for i in range(3)]
@@ -293,7 +296,7 @@ def test_two_calls_give_the_same_bits():
 @compiled
 def test_what_is_kept_is_of_the_size_of_the_inputs():
     """Beside query, key, value and the output one number for each row: nothing of S * T elements."""
-    tensors = [tensor.requires_grad_() for tensor in inputs(B=1, N=1, S=64, T=96, d=8)]
+    tensors = three(tensor.requires_grad_() for tensor in inputs(B=1, N=1, S=64, T=96, d=8))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         attention(*tensors, is_causal=True)
@@ -371,7 +374,7 @@ def test_autocast():
         expected = F.scaled_dot_product_attention(*tensors, attn_mask=additive(5, 7))
     torch.testing.assert_close(output, expected, rtol=0.02, atol=0.02)
     with torch.autocast("cpu", torch.bfloat16):
-        assert attention(*inputs(dtype=torch.float64)).dtype == torch.float64
+        assert attention(*three(inputs(dtype=torch.float64))).dtype == torch.float64
 
 
 @pytest.mark.compiler
@@ -517,7 +520,12 @@ def test_errors_of_the_backward_pass(changed, words):
 
 @pytest.mark.parametrize("name", ["grad_out", "query", "key", "value", "out", "lse"])
 def test_the_backward_pass_wants_dense_tensors_in_one_place(name):
-    right = {"grad_out": PLAIN["query"], **PLAIN, "out": PLAIN["query"], "lse": torch.ones(2, 2, 5)}
+    right: dict[str, Any] = {
+        "grad_out": PLAIN["query"],
+        **PLAIN,
+        "out": PLAIN["query"],
+        "lse": torch.ones(2, 2, 5),
+    }
     with pytest.raises(TypeError, match=f"^{name}: expected a torch tensor, got NoneType$"):
         attention_backward(**{**right, name: None})
     with pytest.raises(ValueError, match="expected it on"):

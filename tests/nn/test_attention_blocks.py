@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_checks import inputs
+from typed import three
 
 from harness.nn import Part, attention_block, attention_block_backward, attention_delta
 
@@ -30,7 +31,7 @@ def put_together(parts):
     """The whole output and lse, from the (output, lse) of parts with the same queries and different keys."""
     lse = torch.logsumexp(torch.stack([lse for _, lse in parts]), 0)
     shares = [torch.exp(part - lse.masked_fill(lse == -torch.inf, 0))[..., None] for _, part in parts]
-    return sum(share * out for share, (out, _) in zip(shares, parts, strict=True)), lse
+    return torch.stack([share * out for share, (out, _) in zip(shares, parts, strict=True)]).sum(0), lse
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -102,7 +103,7 @@ def test_blocks(size, as_pairs):
 
 
 def test_no_block_is_seen():
-    output, lse = attention_block(*inputs(), Part(blocks=[], block_size=4))
+    output, lse = attention_block(*three(inputs()), Part(blocks=[], block_size=4))
     assert not output.any() and torch.isneginf(lse).all()
 
 
@@ -145,7 +146,7 @@ ERRORS = {
 @pytest.mark.parametrize(("options", "words"), ERRORS.values(), ids=ERRORS)
 def test_errors_of_a_part(options, words):
     with pytest.raises(ValueError, match=words):
-        attention_block(*inputs(), Part(**options))
+        attention_block(*three(inputs()), Part(**options))
 
 
 SHAPES = {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from attention_checks import assert_as_exact_as_torch, inputs, output_and_gradients
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from typed import three
 
 from harness.nn import attention
 from harness.puzzles.p23 import claim_methods
@@ -115,7 +116,7 @@ def test_gpu_memory_is_constant_over_a_thousand_steps():
 @pytest.mark.gpu
 def test_gpu_peak_memory_has_no_matrix_of_scores():
     """Above the inputs a step needs the output, the gradients and a few numbers a row."""
-    leaves = [tensor.requires_grad_() for tensor in on_gpu(B=1, N=4, S=4096, T=4096, d=64)]
+    leaves = three(tensor.requires_grad_() for tensor in on_gpu(B=1, N=4, S=4096, T=4096, d=64))
     attention(*leaves).sum().backward()
     for leaf in leaves:
         leaf.grad = None

@@ -1,11 +1,13 @@
 """PyTorch's own samples of scaled_dot_product_attention through `harness.nn.attention`: right, or refused in words."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from attention_checks import assert_as_exact_as_torch
+from typed import three
 
 from harness.nn import attention
 
@@ -19,10 +21,10 @@ OP = next(info for info in op_db if info.name == "nn.functional.scaled_dot_produ
 OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
-def with_names(sample) -> tuple[list[torch.Tensor], dict]:
+def with_names(sample) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], dict]:
     """Query, key and value, and the options by name."""
-    query, key, value, *options = (sample.input, *sample.args)
-    return [query, key, value], dict(zip(OPTIONS, options, strict=False)) | sample.kwargs
+    given = (sample.input, *sample.args)
+    return three(given[:3]), dict(zip(OPTIONS, given[3:], strict=False)) | sample.kwargs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -47,10 +49,11 @@ def test_samples(dtype):
 def test_what_torch_refuses_is_refused():
     """PyTorch's samples of errors, where this version has any, and two that its documentation names."""
     query = torch.ones(2, 3, 4)
-    for options in (
+    refused: tuple[dict[str, Any], ...] = (
         {"attn_mask": torch.ones(3, 3), "is_causal": True},
         {"attn_mask": torch.ones(3, 3).int()},
-    ):
+    )
+    for options in refused:
         for function in (F.scaled_dot_product_attention, attention):
             with pytest.raises((RuntimeError, TypeError, ValueError)):
                 function(query, query, query, **options)

@@ -2,6 +2,8 @@
 
 import ast
 
+from typed import present
+
 from harness.toolchain.roots import CHECKOUT
 
 ALLOWED = ("harness.nn", "harness.devices.graphs", "harness.errors", "harness.spec.ops", "harness.toolchain")
@@ -11,7 +13,8 @@ def imported(path):
     """The harness's modules that a file names in an import, wherever it stands."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
-            yield f"{node.module}.{node.names[0].name}" if node.module == "harness" else node.module
+            module = present(node.module)  # imports are absolute
+            yield f"{module}.{node.names[0].name}" if module == "harness" else module
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
 

@@ -6,6 +6,7 @@ stands in `measurements.toml`.
 
 import argparse
 import csv
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -56,7 +57,7 @@ def rows_of(command: str, seconds: float) -> list[Row]:
     """The rows that a command writes within some seconds; it says where it was stopped or failed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.csv"
-        words = [str(file) if word == "FILE" else word for word in command.split()]
+        words = [str(file) if word == "FILE" else word for word in shlex.split(command)]
         try:
             code = subprocess.run([sys.executable, *words], cwd=record.ROOT, timeout=seconds).returncode
         except subprocess.TimeoutExpired:

@@ -553,7 +553,8 @@ def forward_operator(
 @forward_operator.register_fake
 def forward_buffers(query, key, value, attn_mask, scale, diagonal, mask_block):
     """Allocates what the forward operator returns."""
-    return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=accum(query.dtype))
+    lse = query.new_empty(query.shape[:-1], dtype=accum(query.dtype))
+    return attention_direct.empty_in_order(query), lse
 
 
 @torch.library.custom_op("mojo_workbook::attention_backward", mutates_args=())
@@ -594,7 +595,7 @@ def backward_operator(
 @backward_operator.register_fake
 def backward_buffers(grad_out, query, key, value, *rest):
     """Allocates what the backward operator returns."""
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    return tuple(map(attention_direct.empty_in_order, (query, key, value)))
 
 
 def backward_of_rows(
@@ -708,8 +709,12 @@ def options(
 
 
 def launch(direction: str, like: Tensor, arguments: dict[str, Tensor]) -> None:
-    """Runs one op for the dtype and on the device of a tensor."""
-    run(program(direction, like), arguments, like.device, "attention", "")
+    """Runs one op for the dtype and on the device of a tensor. MAX writes contiguous tensors; others are copied from one."""
+    whole = {name: tensor.contiguous() for name, tensor in arguments.items()}
+    run(program(direction, like), whole, like.device, "attention", "")
+    for name, tensor in arguments.items():
+        if whole[name] is not tensor and name in GRAPHS[direction][0].op.writes:
+            tensor.copy_(whole[name])
 
 
 GRAPHS = {

@@ -125,6 +125,23 @@ def in_chunks(tensor: Tensor) -> bool:
     return nearest == 1 and not any(stride % CHUNK for stride in strides) and not tensor.data_ptr() % 16
 
 
+def dense_strides(size: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a result [B, N, S, d] without gaps, in the order of a tensor with other strides: where that has the heads of a row side by
+    side, as models split them, the result has them so too, and joining them copies nothing."""
+    if strides[1] >= strides[2]:
+        return contiguous_strides(size)
+    _, N, S, d = size
+    return (N * S * d, d, N * d, 1)
+
+
+def empty_in_order(tensor: Tensor) -> Tensor:
+    """A tensor of the same size and dtype for results, without gaps. On a GPU's tensor cores the strides are `dense_strides`;
+    other kernels write contiguous tensors."""
+    if tensor.device.type != on_stream.DEVICE or not on_tensor_cores(tensor):
+        return tensor.new_empty(tensor.shape)
+    return tensor.new_empty_strided(tensor.shape, dense_strides(tensor.shape, tensor.stride()))
+
+
 def row_strides(tensor: Tensor) -> tuple[int, ...]:
     """How far apart batches, heads and rows are, in elements."""
     return tensor.stride()[:3]
@@ -207,25 +224,12 @@ class AttentionKernels(OnDevice):
         """Where the mask lies, or the 0 that stands for none."""
         return (self.no_mask[dtype] if mask is None else mask).data_ptr()
 
-    def forward(
-        self,
-        query,
-        key,
-        value,
-        mask,
-        scale: float,
-        diagonal: int,
-        mask_block: int,
-        output: Tensor | None = None,
-    ):
-        """Output [B, N, S, d] and lse [B, N, S]. None of the tensors is empty.
-
-        Both are contiguous, unless a 16-bit `output` is given, of any strides whose last is 1.
-        """
+    def forward(self, query, key, value, mask, scale: float, diagonal: int, mask_block: int):
+        """Output [B, N, S, d], in the order of query, and lse [B, N, S], contiguous. None of the tensors is empty."""
         warn_of(without_tensor_cores(query))
         any_strides = on_tensor_cores(query)
+        output = empty_in_order(query)
         query, key, value = (readable(tensor, any_strides) for tensor in (query, key, value))
-        output = query.new_empty(query.shape) if output is None else output
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         lse = query.new_empty(query.shape[:-1], dtype=wide)
         self.call(
@@ -280,17 +284,18 @@ class AttentionKernels(OnDevice):
         mask_block: int,
         gradients: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of query, key and value. None of the tensors is empty.
+        """The gradients of query, key and value, each in the order of its tensor. None of the tensors is empty.
 
-        They are contiguous, unless 16-bit `gradients` are given, of any strides whose last is 1.
+        Args:
+            gradients: Where to write them, of 16-bit tensors: any strides whose last is 1.
         """
         any_strides = on_tensor_cores(query)
+        if gradients is None:
+            gradients = empty_in_order(query), empty_in_order(key), empty_in_order(value)
         grad_out, query, key, value = (
             readable(tensor, any_strides) for tensor in (grad_out, query, key, value)
         )
         lse, delta = lse.contiguous(), delta.contiguous()
-        if gradients is None:
-            gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
         self.call(
             self.module.backward,
             query.dtype,
@@ -352,7 +357,11 @@ class AttentionKernels(OnDevice):
             scale,
             *(tensor.data_ptr() for tensor in (*gradients, grad_out, query, key, value, output, lse)),
             self.mask_address(None, query.dtype),
-            *(stride for tensor in (query, key, value, grad_out) for stride in row_strides(tensor)),
+            *(
+                stride
+                for tensor in (query, key, value, grad_out, output, *gradients)
+                for stride in row_strides(tensor)
+            ),
         )
         return gradients
 
@@ -370,16 +379,19 @@ class AttentionPlan:
 
     dtype: torch.dtype
     size: tuple[int, ...]
-    """Of the output; it and the gradients are contiguous."""
+    """Of the output; it and the gradients lie in the order of query, key and value."""
     strides: tuple[int, ...]
     rows: tuple[int, int, int]
     row_strides: tuple[int, int, int]
     key_size: tuple[int, ...]
-    key_strides: tuple[int, ...]
+    key_strides: tuple[tuple[int, ...], tuple[int, ...]]
+    """Of the gradients of key and value."""
     front: tuple[float, ...]
     """Kind, sizes and scale."""
     given: tuple[int, ...]
-    """The strides of query, key and value."""
+    """The strides of query, key and value,"""
+    written: tuple[int, ...]
+    """and of the output and the three gradients."""
     scratch: int
     """Bytes that the backward pass may want: delta, and what goes with it on a Hopper."""
 
@@ -415,17 +427,20 @@ def plan(
     shares = N == G or (enable_gqa and G and N % G == 0)
     if not (shares and (B, d) == (key[0], key[3]) and 0 < d <= WIDEST and B * N * S * T):
         return None
+    output_strides = dense_strides(query, query_strides)
+    gradient_strides = dense_strides(key, key_strides), dense_strides(key, value_strides)
     sizes = (B, N, G, S, T, d, 0 if is_causal else EVERY_KEY, 0, 0, 0, 0, 0)
     return AttentionPlan(
         query_dtype,
         tuple(query),
-        contiguous_strides(query),
+        output_strides,
         (B, N, S),
         (N * S, S, 1),
         tuple(key),
-        contiguous_strides(key),
+        gradient_strides,
         (KINDS[query_dtype], choice, *sizes, d**-0.5 if scale is None else float(scale)),
         (*query_strides[:3], *key_strides[:3], *value_strides[:3]),
+        (*output_strides[:3], *output_strides[:3], *gradient_strides[0][:3], *gradient_strides[1][:3]),
         numbers_of_queries(B, N, S),
     )
 
@@ -458,8 +473,7 @@ def backward_of(plan: AttentionPlan, kernels: AttentionKernels, grad_out, query,
         grad_out = grad_out.contiguous()
     scratch = empty_strided((plan.scratch,), (1,), torch.uint8)
     grad_query = empty_strided(plan.size, plan.strides, plan.dtype)
-    grad_key = empty_strided(plan.key_size, plan.key_strides, plan.dtype)
-    grad_value = empty_strided(plan.key_size, plan.key_strides, plan.dtype)
+    grad_key, grad_value = (empty_strided(plan.key_size, strides, plan.dtype) for strides in plan.key_strides)
     kernels.module.gradients(
         kernels.gpu,
         current_stream(kernels.index),
@@ -478,6 +492,7 @@ def backward_of(plan: AttentionPlan, kernels: AttentionKernels, grad_out, query,
         0,
         *plan.given,
         *grad_out.stride()[:3],
+        *plan.written,
     )
     return grad_query, grad_key, grad_value
 

@@ -156,7 +156,8 @@ def run_backward[
 
 def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Delta and the backward pass without a mask: sizes, scale, the addresses of the three gradients, grad_output, query, key,
-    value, output, lse and a single 0, which the flash kernels read for a mask, and strides: query, key, value, grad_output. Output and gradients have no gaps.
+    value, output, lse and a single 0, which the flash kernels read for a mask, and strides: query, key, value, grad_output, output,
+    and the three gradients. In float32 output and gradients have no gaps.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -176,6 +177,10 @@ def run_gradients[dtype: DType](mut arguments: Arguments, mut launcher: StreamLa
     layout.key = strides_of(arguments)
     layout.value = strides_of(arguments)
     layout.grad_output = strides_of(arguments)
+    layout.output = strides_of(arguments)
+    layout.grad_query = strides_of(arguments)
+    layout.grad_key = strides_of(arguments)
+    layout.grad_value = strides_of(arguments)
     var tensors = FlashBackward[dtype](
         grad_query=grad_query,
         grad_key=grad_key,
@@ -272,7 +277,7 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
         module.def_py_c_function(call["forward", 6 + 12 + 1 + 6 + 12], "forward")
         module.def_py_c_function(call["delta", 6 + 12 + 4 + 6], "delta")
         module.def_py_c_function(call["backward", 6 + 12 + 1 + 10 + 21], "backward")
-        module.def_py_c_function(call["gradients", 6 + 12 + 1 + 10 + 12], "gradients")
+        module.def_py_c_function(call["gradients", 6 + 12 + 1 + 10 + 24], "gradients")
         module.def_py_c_function(call["mask_gradient", 6 + 12 + 1 + 9 + 12], "mask_gradient")
         module.def_py_c_function(call["window_forward", 6 + 12 + 1 + 6 + 12], "window_forward")
         module.def_py_c_function(call["window_backward", 6 + 12 + 1 + 10 + 21], "window_backward")

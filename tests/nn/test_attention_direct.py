@@ -122,7 +122,7 @@ def test_a_plain_call_goes_past_the_dispatcher_with_the_same_arguments(module):
     assert direct[addresses][2:5] == tuple(tensor.data_ptr() for tensor in tensors)
     assert direct[4:19] == (2, 0, 2, 4, 2, 9, 12, 64, 0, 0, 0, 0, 0, 0, 0.3)
     assert direct[25:34] == (2304, 64, 256, 1536, 64, 128, 1536, 64, 128)
-    assert direct[34:] == (2304, 576, 64)
+    assert direct[34:] == (2304, 64, 256)
 
 
 def test_the_first_call_goes_the_way_of_the_second(module, monkeypatch):
@@ -138,6 +138,31 @@ def test_the_first_call_goes_the_way_of_the_second(module, monkeypatch):
     outputs = [attention(query, key, value) for _ in range(2)]
     assert opened == [torch.device("cpu")] and [name for name, _ in module.calls] == ["forward"] * 2
     assert [type(output.grad_fn).__name__ for output in outputs] == ["DirectBackward"] * 2
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_heads_side_by_side_stay_so_and_contiguous_tensors_too(module, masked):
+    """As PyTorch's attention: joining the heads of the output, or the gradients of separate Linear layers, copies nothing."""
+    mask = torch.zeros(9, 9, dtype=torch.bfloat16) if masked else None
+    for tensors in (leaves(), [tensor.detach().contiguous().requires_grad_() for tensor in leaves()]):
+        inside = tensors[0].stride(1) < tensors[0].stride(2)
+        output = attention(*tensors, mask)
+        gradients = torch.autograd.grad(output.sum(), tensors)
+        for result in (output, *gradients):
+            assert result.transpose(1, 2).is_contiguous() == inside and result.is_contiguous() != inside
+        kinds = [name for name, _ in module.calls]
+        assert kinds == (["forward", "delta", "backward"] if masked else ["forward", "gradients"])
+        written = module.calls[-1][1][-12:] if not masked else module.calls[-1][1][-9:]
+        assert {written[at : at + 3] for at in range(0, len(written), 3)} == {result.stride()[:3]}
+        module.calls.clear()
+
+
+def test_other_dtypes_and_devices_get_contiguous_results(module, monkeypatch):
+    assert attention_direct.empty_in_order(leaves(torch.float32)[0]).is_contiguous()
+    query = leaves()[0]
+    assert not attention_direct.empty_in_order(query).is_contiguous()
+    monkeypatch.setattr(on_stream, "DEVICE", "cuda")
+    assert attention_direct.empty_in_order(query).is_contiguous()
 
 
 def test_only_wanted_gradients_are_returned(module):

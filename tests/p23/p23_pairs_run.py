@@ -64,7 +64,7 @@ def run(dims, choice, given):
         call(
             *(module.gradients, choice, *sizes, scale, at["grad_query"], at["grad_key"], at["grad_value"]),
             *(at["grad_output"], *factors, at["output"], at["lse"], at["attn_mask"]),
-            *(*rows, *keys, *keys, *rows),
+            *(*rows, *keys, *keys, *rows, *rows, *rows, *keys, *keys),
         )
         gradients = {name: blank[name].to(CPU()).to_numpy() for name in blank if name.startswith("grad")}
     call(

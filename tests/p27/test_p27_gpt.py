@@ -11,7 +11,7 @@ from harness.errors import BadUse
 from harness.puzzles.p27 import bench_gpt, compare_gpt, step_parts, train, train_gpt
 from harness.puzzles.p27.gpt import SIZES, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
-from harness.puzzles.p27.gpt_step import ByHand
+from harness.puzzles.p27.gpt_step import ByHand, Graphed
 
 CPU = torch.device("cpu")
 SMALL = replace(SIZES["tiny"], layers=2, width=32, vocabulary=256, context=24, batch=3)
@@ -205,8 +205,28 @@ def test_the_bench_times_steps_beside_autograd(command_line, small, monkeypatch)
 
 
 def test_a_rate_is_of_the_median():
-    (line,) = bench_gpt.lines_of({"by hand": [1000.0, 2000.0, 9000.0]}, 500)
+    timed = bench_gpt.Timed(lambda: 0.0, [], 0, [1000.0, 2000.0, 9000.0])
+    (line,) = bench_gpt.lines_of({"by hand": timed}, 500)
     assert line.split() == ["by", "hand", "2.00", "ms", "a", "step", "250,000", "tokens", "a", "second"]
+    timed.peak = 3 << 29
+    assert next(bench_gpt.lines_of({"by hand": timed}, 500)).endswith(
+        "tokens a second    1.50 GiB at the peak"
+    )
+
+
+@pytest.mark.gpu
+def test_gpu_the_graphed_step_trains_as_launches_do_and_twice_alike(text):
+    runs = []
+    for kind in (ByHand, Graphed, Graphed):
+        state = State.begin(SMALL, 7, torch.device("cuda:0"))
+        by = kind(state)
+        losses = [train_gpt.one_step(by, each.cuda(), 3e-3) for each in excerpts(text, 12)]
+        runs.append((losses, state))
+    (plain, launched), (losses, graphed), (again, twice) = runs
+    assert losses == again and torch.equal(graphed.master, twice.master) and graphed.steps == 12
+    assert losses[-1] < losses[0] and torch.allclose(torch.tensor(losses), torch.tensor(plain), atol=0.05)
+    apart = (graphed.master - launched.master).norm() / launched.master.norm()
+    assert apart < 0.02
 
 
 # ---- State files ------------------------------------------------------------------------------------------------

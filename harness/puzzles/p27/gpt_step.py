@@ -243,3 +243,46 @@ class ByHand:
     def tell(self, step: int, rate: float) -> None:
         """Sets what AdamW is told at a step, counted from 1."""
         self.numbers.copy_(torch.tensor([rate, *(1 - beta**step for beta in BETAS)]))
+
+
+class Graphed(ByHand):
+    """`ByHand` on a GPU with the workbook's kernels: the first step is recorded as one CUDA graph, every step replays it.
+
+    The products of a graph may be others than those of single launches (`harness.nn.products`), so the last bits differ from
+    ByHand's; two runs have the same.
+    """
+
+    def __init__(self, state: State):
+        super().__init__(state)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def whole(self, excerpt: Tensor) -> Tensor:
+        """Replays the step."""
+        if self.graph is None:
+            self.graph = self.record(excerpt)
+        self.excerpt.copy_(excerpt)
+        self.graph.replay()
+        return self.loss.clone()
+
+    def record(self, excerpt: Tensor) -> torch.cuda.CUDAGraph:
+        """The graph. Two steps come before it, which load and choose what a recording cannot; the state is as it was after them."""
+        written = (self.state.master, self.state.mean, self.state.square, self.working, self.numbers)
+        before = [tensor.cpu() for tensor in written]
+        self.excerpt, stream = excerpt.clone(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                super().whole(self.excerpt)
+        torch.cuda.current_stream().wait_stream(stream)
+        for tensor, value in zip(written, before, strict=True):
+            tensor.copy_(value)
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.loss = super().whole(self.excerpt)
+        return graph
+
+
+def by_hand(state: State) -> ByHand:
+    """As one CUDA graph where the workbook's kernels have a module for the state's GPU, else launch by launch."""
+    return Graphed(state) if parts.kernels(state.master.device) else ByHand(state)

@@ -22,7 +22,7 @@ from harness.puzzles.p22.training import Options, Recipe, batches, read_text, tr
 from harness.puzzles.p27 import step_parts
 from harness.puzzles.p27.gpt import SIZES, Sizes, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
-from harness.puzzles.p27.gpt_step import ByHand, Pass
+from harness.puzzles.p27.gpt_step import ByHand, Pass, by_hand
 from harness.puzzles.p27.running import no_autograd
 from harness.puzzles.p27.writing import write
 
@@ -122,7 +122,7 @@ def run(
     console: Console, state: State, flags: Namespace, plan: Plan, steps: int, texts: Iterator[Tensor]
 ) -> list[float]:
     """The losses of some steps, fewer where the time is over."""
-    trained = ByHand(state) if flags.by == HAND else ByAutograd(state)
+    trained = by_hand(state) if flags.by == HAND else ByAutograd(state)
     begun, losses = time.monotonic(), []
     with training_progress(console) as progress:
         task = progress.add_task(f"training by {flags.by}", total=steps, losses="")

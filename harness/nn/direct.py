@@ -584,6 +584,8 @@ class LayerNormKernels(OnDevice):
             except torch.OutOfMemoryError as error:
                 scratch = rows * H * dtype.itemsize
                 raise out_of_memory("backward", plan, result_bytes(plan, wanted), scratch, error) from error
+            if not sides:
+                kept.clear()  # in one stream what dW took is free for dln
             rest = wanted & ~WEIGHT & ~apart
             dx, dgamma, dbeta, _, other = self.backward_with_library(plan, products, rest, *tensors)
         finally:

@@ -229,6 +229,21 @@ def model_table() -> str:
     return table(head, rows, "lrrrrr")
 
 
+def step_table() -> str:
+    """GPT-2's step by hand: the whole beside PyTorch's, then its kinds of kernels with their floors."""
+    milliseconds = lambda us: f"{float(us) / 1e3:.2f} ms" if us else ""  # noqa: E731
+    rows = [
+        [
+            row["what"] if row["what"] != "torch.compile" else "`torch.compile`",
+            milliseconds(row["median_us"]),
+            milliseconds(row["floor_us"]),
+            f"{int(row['peak_bytes']) / 2**30:.2f} GiB" if row["peak_bytes"] else "",
+        ]
+        for row in record.rows("step_by_hand")
+    ]
+    return table(["a step, or a kind of kernel of the step by hand", "time", "floor", "peak"], rows, "lrrr")
+
+
 def cross_entropy_table() -> str:
     """A line for each size: the three bare products, PyTorch's two ways, and chunks of 2,048 and 4,096 rows."""
     ways = ("products", "eager", "compile", "chunks of 2048", "chunks of 4096")
@@ -443,6 +458,7 @@ FILES: dict[str, Callable[[], str]] = {
     "gpt2_compile.md": model_table,
     "swap_pays.md": every_size.pays_verdict,
     "cross_entropy.md": cross_entropy_table,
+    "step_by_hand.md": step_table,
     "cliffs.md": cliffs_table,
     "hunt_curves.svg": hunt_chart.chart,
     "roofline.md": roofline_table,

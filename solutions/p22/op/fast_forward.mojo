@@ -60,7 +60,8 @@ from .tensors import Sizes
 comptime FORWARD_VECTORS = 4
 """Vectors of a row that a thread owns in the forward kernel."""
 comptime FORWARD_RESIDENT = 1024
-"""Threads of the forward kernel that share a multiprocessor: a bound on their registers."""
+"""Threads of the forward kernel that share a multiprocessor: a bound on their registers. Without vectors half as many, because
+a thread then holds its elements, gamma and beta one by one."""
 comptime NARROW_THREADS = 128
 """Threads of a block of it for rows narrower than a warp."""
 comptime SHARED_THREADS = 128
@@ -69,7 +70,7 @@ comptime SHARED_THREADS = 128
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)),
-    `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // threads),
+    `nvvm.minctasm`=SIMDLength(FORWARD_RESIDENT // (2 if width == 1 else 1) // threads),
 )
 def layernorm_rows[
     dtype: DType, threads: Int, width: Int, lanes: Int, early: Bool
@@ -85,8 +86,8 @@ def layernorm_rows[
     eps: Scalar[accum_type[dtype]],
     ln_out_stride: Int32,
 ):
-    """Statistics and LayerNorm of a row that is read once. block_dim.x threads own a row, block_dim.y rows a block, which
-    goes on with the rows grid_dim.x * block_dim.y further.
+    """Statistics and LayerNorm of a row that is read once. block_dim.x threads own a row, block_dim.y rows a block. Of rows
+    narrower than a warp a block goes on with those grid_dim.x * block_dim.y further; else the grid holds all.
 
     Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS, or as many elements one by one. The
     variance is the mean of squared deviations; the mean of the deviations themselves corrects the rounding of the first
@@ -164,6 +165,10 @@ def layernorm_rows[
             if columns > 0:
                 for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
                     y_row[unsafe_offset=h] = 0
+        # Said at compile time: out of a loop gamma and beta would be loaded before it, and without vectors they do not fit into
+        # the registers beside x.
+        comptime if lanes == 0:
+            break
 
 
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(SHARED_THREADS)))

@@ -21,5 +21,5 @@ def write_page(site: Path) -> None:
     """Writes the page of the wrong kernel into the built book."""
     page = page_from(load("bug"))
     assert "<body>" in page  # harness/screens/picture_page.html
-    back = '<p><a href="wrong_kernels.html">Back to the book: wrong kernels</a></p>'
+    back = '<p><a href="index.html">Back to the book</a></p>'
     (site / PAGE).write_text(page.replace("<body>", f"<body>\n{back}", 1), encoding="utf-8")

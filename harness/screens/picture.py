@@ -65,7 +65,8 @@ def lines(picture: Picture, page: Path | None = None) -> Iterator[RenderableType
     if dropped:
         yield Text(f"cut: {dropped:,} further accesses are not recorded", style="yellow")
     if page:
-        yield Text(f"step by step, in a browser: {shown(page)}", style="dim")
+        # Whole, so that a terminal makes a link of it.
+        yield Text(f"step by step, in a browser: {shown(page)}", style="dim", no_wrap=True)
 
 
 def sentence_lines(sentence: Sentence, said: Line | None) -> Iterator[Text]:

@@ -67,4 +67,4 @@ def test_the_page_is_written_beside_the_book(tmp_path):
 def test_the_page_of_the_wrong_kernel_leads_back_to_the_book(tmp_path):
     recorded_pictures.write_page(tmp_path)
     page = (tmp_path / recorded_pictures.PAGE).read_text(encoding="utf-8")
-    assert page.index("<body>") < page.index('<a href="wrong_kernels.html">') < page.index("</body>")
+    assert page.index("<body>") < page.index('<a href="index.html">') < page.index("</body>")

@@ -42,7 +42,9 @@ def show(console: Console, options: Options) -> int:
     checker = Checker(puzzle, dtype=options.dtype, seed=options.seed, blocks=options.blocks)
     picture = take(puzzle, package, chosen, cases=cases, checker=checker)
     for line in screen.lines(picture, write_page(picture, html)):
-        console.print(line, soft_wrap=isinstance(line, str) or bool(getattr(line, "no_wrap", False)) or not width)
+        console.print(
+            line, soft_wrap=isinstance(line, str) or bool(getattr(line, "no_wrap", False)) or not width
+        )
     if json == "-":
         print(json_format.dumps(picture_page.data(picture)))
     elif json:

@@ -36,6 +36,7 @@ pytest_plugins = [
     "old_records",
     "gpu_runs",
     "order",
+    "public_ops",
     "tiers",
     "quick_run",
 ]

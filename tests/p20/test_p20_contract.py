@@ -5,10 +5,8 @@ Everything here is spelled out, not taken from the puzzle's spec, because other 
 
 import pytest
 import torch
-from public_ops import load_public_ops
 
 from harness.puzzles.p20 import worth
-from harness.toolchain.roots import CHECKOUT
 
 pytestmark = pytest.mark.compiler
 
@@ -24,29 +22,16 @@ def tensors():
     return x, dy
 
 
-@pytest.fixture(scope="module")
-def ops(tensors):
-    x, mask = tensors[0], torch.empty(2, dtype=torch.int32)
-
-    def calls(ops):
-        ops.relu_mask(x, mask, x)
-        ops.relu_mask_backward(x, x, mask)
-        ops.softmax(x, x)
-        ops.softmax_backward(x, x, x)
-
-    return load_public_ops(CHECKOUT / "solutions/p20/op", calls)
-
-
 def assert_near(got, exact):
     assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
-def test_relu_mask_and_its_backward(ops, tensors):
+def test_relu_mask_and_its_backward(public_ops, tensors):
     x, dy = tensors
     y, dx = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
     mask = torch.full((2,), -1, dtype=torch.int32)
-    ops.relu_mask(y, mask, x)
-    ops.relu_mask_backward(grad_input=dx, grad_output=dy, mask=mask)
+    public_ops.relu_mask(y, mask, x)
+    public_ops.relu_mask_backward(grad_input=dx, grad_output=dy, mask=mask)
     leaf = x.double().requires_grad_()
     (expected,) = torch.autograd.grad(leaf.relu(), leaf, dy.double())
     assert torch.equal(y, x.relu()) and torch.equal(dx.double(), expected)
@@ -54,21 +39,21 @@ def test_relu_mask_and_its_backward(ops, tensors):
     assert bits[:45] == (x > 0).int().flatten().tolist() and not any(bits[45:])
 
 
-def test_softmax_and_its_backward(ops, tensors):
+def test_softmax_and_its_backward(public_ops, tensors):
     x, dy = tensors
     y, dx = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
-    ops.softmax(output=y, input=x)
-    ops.softmax_backward(dx, dy, y)
+    public_ops.softmax(output=y, input=x)
+    public_ops.softmax_backward(dx, dy, y)
     leaf = x.double().requires_grad_()
     exact = leaf.softmax(-1)
     assert_near(y, exact.detach())
     assert_near(dx, torch.autograd.grad(exact, leaf, dy.double())[0])
 
 
-def test_what_the_table_of_times_calls_custom(ops, tensors, monkeypatch):
+def test_what_the_table_of_times_calls_custom(public_ops, tensors, monkeypatch):
     """The kernels as `--worth-it` calls them, on the shapes that are compiled here."""
     x, dy = tensors
-    monkeypatch.setattr("max.experimental.torch.CustomOpLibrary", lambda path: ops)
+    monkeypatch.setattr("max.experimental.torch.CustomOpLibrary", lambda path: public_ops)
     kernels = worth.MojoKernels()
     leaf = x.clone().requires_grad_()
     (dx,) = torch.autograd.grad(worth.relu_of(kernels)(leaf), leaf, dy)

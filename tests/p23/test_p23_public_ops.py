@@ -6,9 +6,6 @@ Everything here is spelled out, not taken from the package's spec, because other
 import pytest
 import torch
 import torch.nn.functional as F
-from public_ops import load_public_ops
-
-from harness.toolchain.roots import CHECKOUT
 
 pytestmark = pytest.mark.compiler
 
@@ -23,48 +20,36 @@ def tensors():
     return tuple(torch.randn(B, N, length, D, generator=generator) for length in lengths)
 
 
-@pytest.fixture(scope="module")
-def ops(tensors):
-    query, key, value, grad_output = tensors
-
-    def calls(ops):
-        ops.attention(grad_output, query, key, value)
-        ops.attention(grad_output, query, key[:, :, :6].contiguous(), value)
-        ops.attention_backward(query, key, value, grad_output, query, key, value)
-
-    return load_public_ops(CHECKOUT / "solutions" / "p23" / "op", calls)
-
-
 def assert_near(got, exact):
     assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
-def test_forward(ops, tensors):
+def test_forward(public_ops, tensors):
     query, key, value, _ = tensors
     output = torch.full((B, N, S, D), float("nan"))
-    ops.attention(output, query, key, value)
+    public_ops.attention(output, query, key, value)
     assert_near(output, F.scaled_dot_product_attention(query.double(), key.double(), value.double()))
 
 
-def test_backward_by_argument_name(ops, tensors):
+def test_backward_by_argument_name(public_ops, tensors):
     leaves = [tensor.double().requires_grad_() for tensor in tensors[:3]]
     exact = torch.autograd.grad(F.scaled_dot_product_attention(*leaves), leaves, tensors[3].double())
     names = ("grad_query", "grad_key", "grad_value")
     gradients = {name: torch.full_like(t, float("nan")) for name, t in zip(names, tensors[:3], strict=True)}
     arguments = dict(zip(("query", "key", "value"), tensors[:3], strict=True))
-    ops.attention_backward(**gradients, grad_output=tensors[3], **arguments)
+    public_ops.attention_backward(**gradients, grad_output=tensors[3], **arguments)
     for got, truth in zip(gradients.values(), exact, strict=True):
         assert_near(got, truth)
 
 
-def test_backward_by_position(ops, tensors):
+def test_backward_by_position(public_ops, tensors):
     query, key, value, grad_output = tensors
     gradients = [torch.full_like(tensor, float("nan")) for tensor in tensors[:3]]
-    ops.attention_backward(*gradients, grad_output, query, key, value)
+    public_ops.attention_backward(*gradients, grad_output, query, key, value)
     assert not any(gradient.isnan().any() for gradient in gradients)
 
 
-def test_shapes_are_checked_against_each_other(ops, tensors):
+def test_shapes_are_checked_against_each_other(public_ops, tensors):
     query, key, value, _ = tensors
     with pytest.raises(Exception, match=r"value has size 7 along axis 2, expected 6"):
-        ops.attention(torch.empty(B, N, S, D), query, key[:, :, :6].contiguous(), value)
+        public_ops.attention(torch.empty(B, N, S, D), query, key[:, :, :6].contiguous(), value)

@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from harness.toolchain.cache import cache_folder, digest, keep
+from harness.toolchain.packages import mojo_version
 from harness.vgpu import VirtualGPU
 from harness.vgpu.machine import Launch
 
 KERNELS = Path(__file__).parent / "kernels"
 
 
-def kept(name: str, sources: list[Path], make) -> str:
-    """make(), kept in the temporary folder as long as the source files stay the same."""
-    digest = hashlib.sha256(b"".join(str(p).encode() + p.read_bytes() for p in sources)).hexdigest()[:16]
-    file = Path(tempfile.gettempdir()) / f"vgpu-test-ptx-{os.getuid()}" / f"{name}-{digest}.txt"
-    if not file.exists():
-        text = make()
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(text)
-        part.replace(file)
-    return file.read_text()
-
-
 @functools.cache
 def compiled(file: str) -> dict[str, str]:
-    """Kernel name -> PTX for one file of tests/vgpu/kernels, which prints them all after lines `//==NAME`."""
+    """Kernel name -> PTX for one file of tests/vgpu/kernels, which prints them all after lines `//==NAME`; from the cache."""
     source = (KERNELS / file).resolve()
 
-    def make() -> str:
+    def make(staged: Path) -> None:
         mojo = shutil.which("mojo") or str(Path(sys.executable).parent / "mojo")
         done = subprocess.run([mojo, "run", "-g1", str(source)], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        staged.write_text(done.stdout)
 
-    parts = (part.partition("\n") for part in kept(source.stem, [source], make).split("//==")[1:])
+    name = f"{source.stem}-{digest([mojo_version(), str(source), source.read_bytes()])}.txt"
+    text = keep(cache_folder("tests") / name, make, "PTX of the tests' kernels").read_text()
+    parts = (part.partition("\n") for part in text.split("//==")[1:])
     return {name.strip(): ptx for name, _, ptx in parts}
 
 

@@ -9,7 +9,7 @@ from typed import present
 
 from book.measure import virtual_speed as speed
 from harness.check.reference import Reference, judge_variant
-from harness.devices.recorder import RecordedLaunch, record
+from harness.devices.recorder import Order, RecordedLaunch, record_many
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
 from harness.puzzles.p22.spec import PUZZLE
@@ -20,7 +20,7 @@ from harness.vgpu.checks.counters import Counters
 pytestmark = pytest.mark.compiler
 
 CHAPTER = PUZZLE.dims
-ODD = (3, 5, 33, 17)  # every tile edge is ragged
+WIDE, TALL = (3, 7, 131, 5), (2, 33, 12, 20)  # of the puzzle's cases; between them every tile edge is ragged
 VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 
 
@@ -28,7 +28,9 @@ VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 def recordings():
     """The solution's launches by dtype."""
     package = roots.op_package(roots.solutions(), "p22")
-    return {dtype: record(package, "p22", dtype, [CHAPTER, ODD]) for dtype in ("float32", "bfloat16")}
+    sizes = {"float32": (CHAPTER, WIDE, TALL), "bfloat16": (CHAPTER,)}
+    orders = [Order(package, sizes[dtype], PUZZLE.default_variants, True, dtype) for dtype in sizes]
+    return dict(zip(sizes, record_many(orders, "p22"), strict=True))
 
 
 @pytest.mark.parametrize("variant", PUZZLE.default_variants)
@@ -39,7 +41,8 @@ def recordings():
         ("float32", CHAPTER, "reversed"),
         ("float32", CHAPTER, "shuffled:1"),
         ("bfloat16", CHAPTER, "natural"),
-        ("float32", ODD, "natural"),
+        ("float32", WIDE, "natural"),
+        ("float32", TALL, "natural"),
     ],
 )
 def test_right_in_every_block_order_and_without_a_finding(recordings, dtype, dims, order, variant):
@@ -117,7 +120,7 @@ def test_speed_command(monkeypatch, capsys):
         return seconds, error, gpu
 
     monkeypatch.setattr(speed, "matmul", small)
-    monkeypatch.setattr(speed, "SIZES", [CHAPTER, ODD])
+    monkeypatch.setattr(speed, "SIZES", [CHAPTER, TALL])
     assert speed.main(["--repeat", "1"]) == 0
     assert max(errors) < 1e-5
     assert "tiled matmul M=256 K=256 N=256" in capsys.readouterr().out

@@ -431,6 +431,61 @@ class LayerNormKernels(OnDevice):
             )
         return dgamma, dbeta, db, scratch
 
+    def layernorm(self, x: Tensor, ln_weight: Tensor, ln_bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """A LayerNorm alone: its output, and mean and rstd [2, rows], of a contiguous x [rows, H] on this GPU."""
+        return self.forward_rows(plan(x.shape, x.shape[1], x.dtype), x.shape[1], eps, x, ln_weight, ln_bias)
+
+    def layernorm_backward(
+        self, dy: Tensor, x: Tensor, statistics: Tensor, ln_weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dx [rows, H], dgamma and dbeta [H] of a LayerNorm alone."""
+        H, dx = x.shape[1], torch.empty_like(x)
+        unread = (ln_weight, ln_weight)
+        dgamma, dbeta = self.launch_gradients(
+            plan(x.shape, H, x.dtype),
+            INPUT | NORM | DLN_GIVEN,
+            dx,
+            None,
+            dy.data_ptr(),
+            0,
+            H,
+            dy,
+            x,
+            statistics,
+            ln_weight,
+            *unread,
+        )[:2]
+        assert dgamma is not None and dbeta is not None  # they are wanted
+        return dx, dgamma, dbeta
+
+    def forward_rows(
+        self, plan: Plan, stride: int, eps: float, x: Tensor, ln_weight: Tensor, ln_bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The LayerNorm's output [rows, stride], zeros from column H on, and mean and rstd."""
+        rows, H, dtype = plan.rows, plan.H, plan.dtype
+        statistics = empty_strided(plan.statistics_size, plan.statistics_strides, plan.wide)
+        ln_out = empty_strided((rows, stride), (stride, 1), dtype)
+        mean = statistics.data_ptr()
+        self.module.forward_rows(
+            self.gpu,
+            current_stream(self.index),
+            0,
+            0,
+            KINDS[dtype],
+            rows,
+            H,
+            plan.O,
+            eps,
+            ln_out.data_ptr(),
+            mean,
+            mean + rows * plan.wide.itemsize,
+            x.data_ptr(),
+            ln_weight.data_ptr(),
+            ln_bias.data_ptr(),
+            stride,
+        )
+        return ln_out, statistics
+
     def forward_with_library(
         self, plan: Plan, pads: bool, eps, x, ln_weight, ln_bias, linear_weight, linear_bias
     ) -> tuple[Tensor, Tensor]:
@@ -439,27 +494,7 @@ class LayerNormKernels(OnDevice):
         stride, columns = (padded(H, dtype), padded(O, dtype)) if pads else (H, O)
         try:
             with plain_torch():
-                statistics = empty_strided(plan.statistics_size, plan.statistics_strides, plan.wide)
-                ln_out = empty_strided((rows, stride), (stride, 1), dtype)
-                mean = statistics.data_ptr()
-                self.module.forward_rows(
-                    self.gpu,
-                    current_stream(self.index),
-                    0,
-                    0,
-                    KINDS[dtype],
-                    rows,
-                    H,
-                    O,
-                    eps,
-                    ln_out.data_ptr(),
-                    mean,
-                    mean + rows * plan.wide.itemsize,
-                    x.data_ptr(),
-                    ln_weight.data_ptr(),
-                    ln_bias.data_ptr(),
-                    stride,
-                )
+                ln_out, statistics = self.forward_rows(plan, stride, eps, x, ln_weight, ln_bias)
                 if pads:
                     linear_weight = with_padding(linear_weight, columns, stride)
                     linear_bias = torch.constant_pad_nd(linear_bias, (0, columns - O))

@@ -2,8 +2,8 @@
 what a training step in bfloat16 takes beside its layers.
 
 `harness.toolchain.extension` builds this file for one GPU architecture and loads it. Every function takes addresses and
-sizes as integers, and launches on the stream whose handle it is given. Nothing is allocated on the GPU; the norm alone wants
-scratch memory. Arguments are not checked here.
+sizes as integers, and launches on the stream whose handle it is given, and returns the bytes of scratch memory that it takes, which are the caller's.
+Nothing is allocated on the GPU. Arguments are not checked here.
 """
 
 from std.os import abort
@@ -20,6 +20,7 @@ from op.fast_step import (
     NARROW,
     WIDE,
     AdamW,
+    launch_add_with_sums,
     launch_adamw,
     launch_gelu,
     launch_gelu_backward,
@@ -100,8 +101,8 @@ def call[
 
 
 def run_of_step[part: StaticString](mut arguments: Arguments, mut launcher: StreamLauncher) raises:
-    """GELU and its gradient: the two tensors, the count. The table's gradient: table, the head's gradient, rows, order, starts,
-    vocabulary, channels. The norm: the norm, gradients, the count. AdamW: the five constants, how many decay, the
+    """GELU and its gradient: the two tensors, the count. The stream's gradient: stream, sums, branch, rows, channels. The table's:
+    table, the head's gradient, rows, tokens, order, starts, places, vocabulary, channels. The norm: the norm, gradients, the count. AdamW: the five constants, how many decay, the
     count; master, working, mean, square, gradients, numbers, norm."""
     comptime if part == "gelu":
         var output = arguments.written[NARROW]()
@@ -111,15 +112,25 @@ def run_of_step[part: StaticString](mut arguments: Arguments, mut launcher: Stre
         var input = arguments.written[NARROW]()
         var gradient = arguments.written[NARROW]()
         launch_gelu_backward(launcher, input, gradient, arguments.integer())
+    elif part == "add_with_sums":
+        var stream = arguments.written[NARROW]()
+        var sums = arguments.written[NARROW]()
+        var branch = arguments.read[NARROW]()
+        var rows = arguments.integer()
+        launch_add_with_sums(launcher, stream, sums, branch, rows, arguments.integer())
     elif part == "token_gradient":
         var table = arguments.written[NARROW]()
         var of_head = arguments.read[WIDE]()
         var gradient = arguments.read[NARROW]()
+        var tokens = arguments.read[DType.int64]()
         var order = arguments.read[DType.int64]()
         var starts = arguments.read[DType.int64]()
+        var places = arguments.integer()
         var vocabulary = arguments.integer()
         var channels = arguments.integer()
-        launch_token_gradient(launcher, table, of_head, gradient, order, starts, vocabulary, channels)
+        launch_token_gradient(
+            launcher, table, of_head, gradient, tokens, order, starts, places, vocabulary, channels
+        )
     elif part == "norm":
         var norm = arguments.written[WIDE]()
         var gradient = arguments.read[NARROW]()
@@ -173,7 +184,8 @@ def PyInit_workbook_p27() abi("C") -> PythonObject:
         module.def_py_c_function(call["scale", 5 + 3], "scale_unless_one")
         module.def_py_c_function(call_of_step["gelu", 4 + 3], "gelu")
         module.def_py_c_function(call_of_step["gelu_backward", 4 + 3], "gelu_backward")
-        module.def_py_c_function(call_of_step["token_gradient", 4 + 7], "token_gradient")
+        module.def_py_c_function(call_of_step["add_with_sums", 4 + 5], "add_with_sums")
+        module.def_py_c_function(call_of_step["token_gradient", 4 + 9], "token_gradient")
         module.def_py_c_function(call_of_step["norm", 4 + 3], "norm")
         module.def_py_c_function(call_of_step["adamw", 4 + 14], "adamw")
         return module.finalize()

@@ -93,11 +93,12 @@ def run_scale(count, factor):
 # ---- The step --------------------------------------------------------------------------------------------------
 
 
-def run_step(function, *arguments, scratch=0):
+def run_step(function, *arguments):
     """Tensors and numbers in the function's order; what the tensors hold afterwards."""
     given = [on_device(each) if isinstance(each, torch.Tensor) else each for each in arguments]
-    lent = on_device(torch.zeros(scratch, dtype=torch.uint8))
     flat = [each._data_ptr() if isinstance(each, Buffer) else each for each in given]
+    scratch = function(0, 0, 0, 0, *flat)
+    lent = on_device(torch.full((scratch,), 255, dtype=torch.uint8))  # NaN, in float32
     function(gpu, stream, lent._data_ptr() if scratch else 0, scratch, *flat)
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     buffers = [each for each in given if isinstance(each, Buffer)]
@@ -122,16 +123,28 @@ def run_gelu(count):
     return {"output": error_of(y, exact), "again": error_of(again, exact), "gradient": error_of(dx, slope)}
 
 
-def run_token_gradient(vocabulary, channels, places):
-    """Tokens that come often, once and never."""
+def run_add_with_sums(rows, channels):
+    """The stream's gradient, and the sums of its columns."""
+    virtual.blocks = "natural"
+    stream, branch = (normal(rows + i, channels, dtype=torch.bfloat16)[:rows] for i in (0, 1))
+    after, sums, _ = run_step(
+        module.add_with_sums, stream, torch.full_like(stream[0], torch.nan), branch, rows, channels
+    )
+    exact = stream.double() + branch.double()
+    return {"stream": error_of(after, exact), "sums": error_of(sums, exact.sum(0))}
+
+
+def run_token_gradient(vocabulary, channels, places, often):
+    """Tokens that come `often`, now and then, and never."""
     virtual.blocks = "reversed"
     generator = torch.Generator().manual_seed(places)
     tokens = torch.randint(0, vocabulary - 1, (places,), generator=generator)
-    tokens[: places // 2] = 1
+    tokens[torch.randperm(places, generator=generator)[:often]] = 1
     of_head, dx = normal(vocabulary, channels), normal(places, channels, dtype=torch.bfloat16)
     order, starts = step_parts.places_of_tokens(tokens, vocabulary)
     table = torch.full((vocabulary, channels), torch.nan, dtype=torch.bfloat16)
-    table, *_ = run_step(module.token_gradient, table, of_head, dx, order, starts, vocabulary, channels)
+    tensors = (table, of_head, dx, tokens, order, starts)
+    table, *_ = run_step(module.token_gradient, *tensors, places, vocabulary, channels)
     exact = of_head.double().index_add(0, tokens, dx.double())
     return {"table": error_of(table, exact)}
 
@@ -139,8 +152,7 @@ def run_token_gradient(vocabulary, channels, places):
 def run_norm(count):
     """The norm of many elements."""
     gradient = normal(count, dtype=torch.bfloat16)
-    room = module.norm(0, 0, 0, 0, 0, 0, 2**31)
-    norm, _ = run_step(module.norm, torch.zeros(1), gradient, count, scratch=room)
+    norm, _ = run_step(module.norm, torch.zeros(1), gradient, count)
     return {"norm": error_of(norm, gradient.double().norm()[None])}
 
 
@@ -177,7 +189,11 @@ cases = {
     "scaled": run_scale(4107, 0.75),
     "not scaled": run_scale(4107, 1.0),
     "GELU": run_gelu(4104),
-    "a table": run_token_gradient(9, 1032, 50),
+    "a stream": run_add_with_sums(130, 520),
+    "a table": run_token_gradient(9, 1032, 50, often=25),
+    "a table of one chunk's places": run_token_gradient(5, 8, 32, often=32),
+    "a table of many places": run_token_gradient(40, 264, 330, often=190),
+    "a table of few places": run_token_gradient(5, 8, 3, often=1),
     "a norm": run_norm(2104),
     "a norm of many turns": run_norm(1_200_008),
     "AdamW, clipped": run_adamw(4112, 2064, 3.0),

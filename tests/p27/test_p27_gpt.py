@@ -65,7 +65,8 @@ def untold_of_block(i: int) -> set[str]:
             lambda dy, x, statistics, weight: (dy, (dy * x).sum(0), dy.sum(0)),
             "the gradient of ln_f.weight",
         ),
-        ("token_gradient", lambda of_head, dx, tokens: of_head, "the gradient of token"),
+        ("token_gradient", lambda table, of_head, dx, tokens: table.copy_(of_head), "the gradient of token"),
+        ("add_with_sums", lambda stream, branch: stream.sum(0), "the gradient of block1.join.bias"),
         ("gelu", lambda x: x, "block0.gelu, its output"),
     ],
 )

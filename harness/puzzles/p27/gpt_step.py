@@ -41,6 +41,7 @@ class Pass:
         sizes: Of the model.
         p: Its parameters in the working dtype, by the tape's names.
         note: Is shown every activation, "block0.qkv, its output", and every gradient of an input, by name.
+        places: Where gradients of parameters are wanted, by name; those that a product makes are written there.
 
     Attributes:
         grads: The gradients of the parameters, after `backward`.
@@ -50,6 +51,7 @@ class Pass:
     sizes: Sizes
     p: Tensors
     note: Callable[[str, Tensor], None] = ignore
+    places: Tensors = field(default_factory=dict)
     grads: Tensors = field(default_factory=dict)
     kept: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
@@ -75,7 +77,8 @@ class Pass:
     def embedding_backward(self, dx: Tensor, of_head: Tensor) -> None:
         """The gradients of both tables; that of the tokens' also holds the head's, [V, C]."""
         (tokens,) = self.kept.pop("embedding")
-        self.grads["token"] = parts.token_gradient(of_head, dx, tokens.flatten())
+        table = self.places.get("token", torch.empty_like(self.p["token"]))
+        self.grads["token"] = parts.token_gradient(table, of_head, dx, tokens.flatten())
         self.grads["position"] = torch.zeros_like(self.p["position"])
         self.grads["position"][: tokens.shape[1]] = dx.view(*tokens.shape, -1).sum(0)
 
@@ -86,8 +89,9 @@ class Pass:
         self.kept[ln] = (x, statistics)
         return self.shown(linear, y)
 
-    def norm_linear_backward(self, dx: Tensor, dy: Tensor, ln: str, linear: str) -> Tensor:
-        """The stream's gradient with what the branch brings to it."""
+    def norm_linear_backward(self, dx: Tensor, dy: Tensor, ln: str, linear: str, before: str) -> Tensor:
+        """The stream's gradient with what the branch brings to it; its sum over rows is the gradient of the bias of the linear
+        layer `before`, if there is one, which adds to the stream."""
         x, statistics = self.kept.pop(ln)
         gamma, beta, W = (self.p[name] for name in (f"{ln}.weight", f"{ln}.bias", f"{linear}.weight"))
         branch, dgamma, dbeta, dW, db = layernorm_linear_backward(
@@ -95,17 +99,16 @@ class Pass:
         )
         self.grads |= {f"{ln}.weight": dgamma, f"{ln}.bias": dbeta}
         self.grads |= {f"{linear}.weight": dW, f"{linear}.bias": db}
-        return dx.add_(self.back(ln, branch))
+        self.back(ln, branch)
+        if not before:
+            return dx.add_(branch)
+        self.grads[f"{before}.bias"] = parts.add_with_sums(dx, branch)
+        return dx
 
-    def linear_backward(self, dy: Tensor, x: Tensor, name: str) -> Tensor:
-        """The gradient of what a plain linear layer was given, x."""
-        self.weight_gradients(dy, x, name)
-        return self.back(name, dy @ self.p[f"{name}.weight"])
-
-    def weight_gradients(self, dy: Tensor, x: Tensor, name: str) -> None:
-        """Those of a plain linear layer."""
-        self.grads[f"{name}.weight"] = dy.T @ x
-        self.grads[f"{name}.bias"] = dy.sum(0)
+    def weight_gradient(self, dy: Tensor, x: Tensor, name: str) -> None:
+        """That of a plain linear layer which was given x."""
+        weight = f"{name}.weight"
+        self.grads[weight] = torch.mm(dy.T, x, out=self.places.get(weight))
 
     def add_linear(self, x: Tensor, branch: Tensor, name: str) -> Tensor:
         """The stream with a linear layer of a branch added to it."""
@@ -125,18 +128,23 @@ class Pass:
         x = self.add_linear(x, self.shown(f"{name}.gelu", parts.gelu(wide)), f"{name}.narrow")
         return self.shown(name, x)
 
-    def block_backward(self, dx: Tensor, name: str, batch: int) -> Tensor:
-        """The gradient of the stream before the block; dx is written over."""
+    def block_backward(self, dx: Tensor, i: int, batch: int) -> Tensor:
+        """The gradient of the stream before block i; dx is written over. The bias of the linear layer that came last has its
+        gradient already."""
+        name, before = f"block{i}", f"block{i - 1}.narrow" if i else ""
         (wide,) = self.kept.pop(f"{name}.gelu")
         d = self.back(f"{name}.narrow", dx @ self.p[f"{name}.narrow.weight"])
         again, d = parts.gelu_backward(wide, d)
-        self.weight_gradients(dx, again, f"{name}.narrow")
+        self.weight_gradient(dx, again, f"{name}.narrow")
         del wide, again
-        dx = self.norm_linear_backward(dx, self.back(f"{name}.gelu", d), f"{name}.ln_2", f"{name}.widen")
+        self.back(f"{name}.gelu", d)
+        dx = self.norm_linear_backward(dx, d, f"{name}.ln_2", f"{name}.widen", f"{name}.join")
         qkv, output, lse = self.kept.pop(f"{name}.attention")
-        d = self.linear_backward(dx, output, f"{name}.join")
+        self.weight_gradient(dx, output, f"{name}.join")
+        d = self.back(f"{name}.join", dx @ self.p[f"{name}.join.weight"])
         d = parts.attention_gradient(d, qkv, output, lse, batch, self.sizes.heads)
-        dx = self.norm_linear_backward(dx, self.back(f"{name}.attention", d), f"{name}.ln_1", f"{name}.qkv")
+        self.back(f"{name}.attention", d)
+        dx = self.norm_linear_backward(dx, d, f"{name}.ln_1", f"{name}.qkv", before)
         return self.back(name, dx)
 
     # ---- The model ----------------------------------------------------------------------------------------------
@@ -172,8 +180,9 @@ class Pass:
         self.grads |= {"ln_f.weight": dgamma, "ln_f.bias": dbeta}
         dx = self.back("ln_f", dx)
         del dy, x
+        self.grads[f"block{self.sizes.layers - 1}.narrow.bias"] = dx.sum(0)
         for i in reversed(range(self.sizes.layers)):
-            dx = self.block_backward(dx, f"block{i}", batch)
+            dx = self.block_backward(dx, i, batch)
         self.embedding_backward(dx, of_head)
         return self.grads
 
@@ -206,10 +215,10 @@ class ByHand:
 
     def passes(self, excerpt: Tensor) -> Tensor:
         """Forward and backward over an excerpt [batch, context + 1]: the loss; the gradients lie in their piece."""
-        model = Pass(self.state.sizes, self.p)
+        model = Pass(self.state.sizes, self.p, places=self.grads)
         loss = model.forward(excerpt[:, :-1], excerpt[:, 1:])
-        made = model.backward()
-        copy_each([self.grads[name] for name in made], [*made.values()])
+        elsewhere = {name: grad for name, grad in model.backward().items() if grad is not self.grads[name]}
+        copy_each([self.grads[name] for name in elsewhere], [*elsewhere.values()])
         return loss
 
     def update(self) -> None:

@@ -1,21 +1,19 @@
-"""What the step by hand needs beside the layers of `harness.nn`: GELU, LayerNorm alone, attention between matrices of rows, the
-table's gradient, AdamW.
+"""What the step by hand needs beside the layers of `harness.nn`: GELU, LayerNorm alone, the stream's gradient, attention between
+matrices of rows, the table's gradient, AdamW.
 
 Activations are rows: matrices [rows, channels]. Nothing asks autograd for anything. On a GPU, in bfloat16, the kernels of
-`solutions/p27/op/fast_step.mojo` do the work, on torch's current stream; LayerNorm alone, and all elsewhere, is torch's own
-operations.
+puzzle 22 and of `solutions/p27/op/fast_step.mojo` do the work, on torch's current stream; elsewhere torch's own operations do.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.nn import attention_direct, on_stream
+from harness.nn import attention_direct, direct, on_stream
 from harness.nn.attention_autograd import attention_backward, attention_with_lse
 from harness.nn.direct import NOWHERE
 from harness.nn.on_stream import OnDevice, Opened
@@ -27,19 +25,12 @@ SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 class StepKernels(OnDevice):
-    """The module of puzzle 27 on one GPU.
+    """The module of puzzle 27 on one GPU."""
 
-    Attributes:
-        room_for_norm: Bytes of scratch memory that the norm of any count takes.
-    """
-
-    def __init__(self, module: ModuleType, device: torch.device):
-        super().__init__(module, device)
-        self.room_for_norm: int = module.norm(*NOWHERE, 0, 0, 2**31)
-
-    def launch(self, function: Callable[..., int], *arguments: Tensor | float, scratch: int = 0) -> None:
+    def launch(self, function: Callable[..., int], *arguments: Tensor | float) -> None:
         """Launches on torch's current stream; tensors lie on this GPU without gaps, and their addresses are handed over."""
-        given = (each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
+        given = [each.data_ptr() if isinstance(each, Tensor) else each for each in arguments]
+        scratch = function(*NOWHERE, *given)
         lent = torch.empty(scratch, dtype=torch.uint8, device=f"cuda:{self.index}")
         function(self.gpu, current_stream(self.index), lent.data_ptr(), scratch, *given)
 
@@ -81,6 +72,8 @@ def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and mean and rstd [2, rows] in float32, of x [rows, C]."""
+    if opened := direct.kernels(x.device):
+        return opened.layernorm(x, weight, bias, EPS)
     wide = x.float()
     mean = wide.mean(-1)
     rstd = ((wide - mean[:, None]).square().mean(-1) + EPS).rsqrt()
@@ -92,6 +85,8 @@ def layernorm_backward(
     dy: Tensor, x: Tensor, statistics: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias: puzzle 22's dx = rstd (g - c2 - x_hat c1)."""
+    if opened := direct.kernels(x.device):
+        return opened.layernorm_backward(dy, x, statistics, weight)
     mean, rstd = statistics[:, :, None]
     x_hat = (x.float() - mean) * rstd
     wide = dy.float()
@@ -99,6 +94,19 @@ def layernorm_backward(
     c1, c2 = (g * x_hat).mean(-1, keepdim=True), g.mean(-1, keepdim=True)
     dx = rstd * (g - c2 - x_hat * c1)
     return dx.to(x.dtype), (wide * x_hat).sum(0).to(weight.dtype), wide.sum(0).to(weight.dtype)
+
+
+# ---- The stream's gradient --------------------------------------------------------------------------------------
+
+
+def add_with_sums(stream: Tensor, branch: Tensor) -> Tensor:
+    """Adds what a branch brings to the stream's gradient, both [rows, C], in place; the sums of its columns [C], which are the
+    gradient of a bias that was added to the stream."""
+    if opened := kernels(stream.device):
+        sums = stream.new_empty(stream.shape[1])
+        opened.launch(opened.module.add_with_sums, stream, sums, branch, *stream.shape)
+        return sums
+    return stream.add_(branch).sum(0)
 
 
 # ---- Attention between matrices of rows -------------------------------------------------------------------------
@@ -145,17 +153,16 @@ def places_of_tokens(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     return order, torch.searchsorted(tokens[order], every)
 
 
-def token_gradient(of_head: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
-    """The tied table's gradient in dx's dtype: the head's [V, C], and the rows of dx [rows, C] added where each token [rows] is."""
+def token_gradient(table: Tensor, of_head: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
+    """Writes and returns the tied table's gradient [V, C]: the head's, and the rows of dx [rows, C] added where each token [rows] is."""
     if opened := kernels(dx.device):
         order, starts = places_of_tokens(tokens, len(of_head))
-        table = torch.empty_like(of_head, dtype=dx.dtype)
-        sizes = of_head.shape
-        opened.launch(opened.module.token_gradient, table, of_head.float(), dx, order, starts, *sizes)
+        tensors = (table, of_head.float(), dx, tokens, order, starts)
+        opened.launch(opened.module.token_gradient, *tensors, len(tokens), *table.shape)
         return table
     total = of_head.float()
     total.index_put_((tokens,), dx.float(), accumulate=True)  # sorted, so that the sums have one order
-    return total.to(dx.dtype)
+    return table.copy_(total)
 
 
 # ---- AdamW ------------------------------------------------------------------------------------------------------
@@ -175,7 +182,7 @@ class AdamW:
 def norm_of(norm: Tensor, gradients: Tensor) -> None:
     """Writes the norm of all gradients to [1]."""
     if opened := kernels(gradients.device):
-        opened.launch(opened.module.norm, norm, gradients, gradients.numel(), scratch=opened.room_for_norm)
+        opened.launch(opened.module.norm, norm, gradients, gradients.numel())
         return
     torch.linalg.vector_norm(gradients, dtype=torch.float32, out=norm[0])
 

@@ -1,14 +1,18 @@
-"""What a training step on a GPU takes beside products, LayerNorms, attention and the loss: GELU and its gradient, the gradient of
-a table of tokens, the norm of all gradients, and AdamW in one pass over all parameters.
+"""What a training step on a GPU takes beside products, LayerNorms, attention and the loss: GELU and its gradient, the stream's
+gradient with the sums of its columns, the gradient of a table of tokens, the norm of all gradients, and AdamW in one pass over
+all parameters.
 
 All in bfloat16, with sums and parameters in float32. Every sum has one order, so that every run gives the same bits. Counts
 are multiples of WIDTH, and tensors begin at multiples of 16 bytes.
 """
 
 from std.math import ceildiv, sqrt
-from max.gpu import block_dim, block_idx, grid_dim, thread_idx
+from std.memory import AddressSpace
+from max.gpu import barrier, block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import Dim
 from max.gpu.primitives import block
+from layout.tile_layout import row_major
+from layout.tile_tensor import stack_allocation
 
 from .fast_cross_entropy import exponential_of
 from .shared.common import ImmPtr, MutPtr, multiprocessors
@@ -30,6 +34,14 @@ comptime ROWS_ABREAST = 8
 """Rows of a token that are loaded at a time: one alone would wait for memory longer than it is added."""
 comptime ROW_THREADS = 128
 """Threads of a token's row."""
+comptime CHUNK_PLACES = 32
+"""Places of a chunk, whose rows one block adds where they are all of one token."""
+comptime SUM_LANES = 32
+"""Threads side by side in a sum of columns; in its first stage each owns WIDTH columns, in its second one."""
+comptime SUM_ROWS = 8
+"""Threads that share a column."""
+comptime SLICE_ROWS = 64
+"""Rows that a block of the first stage adds."""
 comptime BLOCKS_OF_SUMS = 4
 """Blocks of the sum of squares on a multiprocessor."""
 
@@ -91,35 +103,144 @@ def gelu_backward_vectors(
     store(input, i, x * s)
 
 
+# ---- The stream's gradient, and the sums of its columns, in two stages ---------------------------------------
+
+
+def add_with_partials(
+    stream: MutPtr[NARROW],  # [rows, channels], the sum is written over it
+    partials: MutPtr[WIDE],  # [slices, channels]
+    branch: ImmPtr[NARROW],  # [rows, channels]
+    rows: Int32,
+    channels: Int32,
+):
+    """stream += branch, and the sums of the columns of SLICE_ROWS rows of what is written."""
+    var C = Int(channels)
+    var column = (block_idx.x * SUM_LANES + thread_idx.x) * WIDTH
+    var first = block_idx.y * SLICE_ROWS + thread_idx.y
+    comptime turns = SLICE_ROWS // SUM_ROWS
+    var total = Vector(0)
+    if column < C:
+        # All loads first, so that they wait for memory together.
+        var a = Array[SIMD[NARROW, WIDTH], turns](fill=0)
+        var b = Array[SIMD[NARROW, WIDTH], turns](fill=0)
+        comptime for k in range(turns):
+            if first + k * SUM_ROWS < Int(rows):
+                var at = (first + k * SUM_ROWS) * C + column
+                a[k] = stream.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at)
+                b[k] = branch.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at)
+        comptime for k in range(turns):
+            if first + k * SUM_ROWS < Int(rows):
+                var sum = (a[k].cast[WIDE]() + b[k].cast[WIDE]()).cast[NARROW]()
+                var at = (first + k * SUM_ROWS) * C + column
+                stream.unsafe_store[alignment=VECTOR_BYTES](at, sum)
+                total += sum.cast[WIDE]()
+    comptime tile = SUM_LANES * WIDTH
+    var shares = stack_allocation[dtype=WIDE, address_space=AddressSpace.SHARED](row_major[SUM_ROWS, tile]())
+    comptime for i in range(WIDTH):
+        shares[thread_idx.y, thread_idx.x * WIDTH + i] = total[i]
+    barrier()
+    var c = thread_idx.y * SUM_LANES + thread_idx.x
+    if block_idx.x * tile + c < C:
+        var sum = Float32(0)
+        comptime for row in range(SUM_ROWS):
+            sum += shares[row, c]
+        partials[unsafe_offset=block_idx.y * C + block_idx.x * tile + c] = sum
+
+
+def finish_columns(
+    sums: MutPtr[NARROW],  # [channels]
+    partials: ImmPtr[WIDE],  # [slices, channels]
+    slices: Int32,
+    channels: Int32,
+):
+    """Adds the slices."""
+    var C = Int(channels)
+    var column = block_idx.x * SUM_LANES + thread_idx.x
+    var total = Float32(0)
+    if column < C:
+        for slice in range(thread_idx.y, Int(slices), SUM_ROWS):
+            total += partials[unsafe_offset=slice * C + column]
+    var shares = stack_allocation[dtype=WIDE, address_space=AddressSpace.SHARED](
+        row_major[SUM_ROWS, SUM_LANES]()
+    )
+    shares[thread_idx.y, thread_idx.x] = total
+    barrier()
+    if thread_idx.y == 0 and column < C:
+        total = 0
+        comptime for row in range(SUM_ROWS):
+            total += shares[row, thread_idx.x]
+        sums[unsafe_offset=column] = total.cast[NARROW]()
+
+
 # ---- The table of tokens: a block owns a row ----------------------------------------------------------------
+
+
+@always_inline
+def with_rows[
+    dtype: DType, //, sorted_places: Bool
+](
+    var total: Vector, rows: ImmPtr[dtype], order: ImmPtr[DType.int64], first: Int, end: Int, C: Int, c: Int
+) -> Vector:
+    """The total with a vector of rows `first` to `end` added, ROWS_ABREAST of them loaded at a time; of the rows at the
+    places that `order` names in that range with `sorted_places`."""
+    var i = first
+    while i < end:
+        var vectors = Array[Vector, ROWS_ABREAST](fill=0)
+        comptime for k in range(ROWS_ABREAST):
+            if i + k < end:
+                var row = i + k
+                comptime if sorted_places:
+                    row = Int(order[unsafe_offset=row])
+                vectors[k] = rows.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](row * C + c).cast[WIDE]()
+        comptime for k in range(ROWS_ABREAST):
+            total += vectors[k]
+        i += ROWS_ABREAST
+    return total
+
+
+def token_sums_of_chunks(
+    sums: MutPtr[WIDE],  # [chunks, channels], written where all places of a chunk are of one token
+    gradient: ImmPtr[NARROW],  # [places, channels]
+    tokens: ImmPtr[DType.int64],  # [places]
+    order: ImmPtr[DType.int64],  # [places]: the places, sorted by token
+    channels: Int32,
+):
+    """The sum of the rows of a chunk: CHUNK_PLACES neighbours in `order`."""
+    var first = block_idx.x * CHUNK_PLACES
+    var end = first + CHUNK_PLACES
+    var of_first = tokens[unsafe_offset=Int(order[unsafe_offset=first])]
+    if of_first != tokens[unsafe_offset=Int(order[unsafe_offset=end - 1])]:
+        return
+    var C = Int(channels)
+    for c in range(thread_idx.x * WIDTH, C, ROW_THREADS * WIDTH):
+        var total = with_rows[True](Vector(0), gradient, order, first, end, C, c)
+        sums.unsafe_store[alignment=VECTOR_BYTES](block_idx.x * C + c, total)
 
 
 def token_gradient_rows(
     table: MutPtr[NARROW],  # [vocabulary, channels]
     of_head: ImmPtr[WIDE],  # [vocabulary, channels], the gradient from where the table is the head's weight
     gradient: ImmPtr[NARROW],  # [places, channels], of the rows that were read
+    sums: ImmPtr[WIDE],  # [chunks, channels], of the chunks that have one token
     order: ImmPtr[DType.int64],  # [places]: the places, sorted by token
     starts: ImmPtr[DType.int64],  # [vocabulary + 1]: where each token's places begin in `order`, and the end
     channels: Int32,
 ):
-    """The gradient of a tied table: the head's, and each place's in the order of the places."""
+    """The gradient of a tied table: the head's, and each place's in the order of the places, whole chunks of them at once.
+
+    A token that comes at every sixth place, as the space does in a text, would else keep one block at work for long.
+    """
     var C = Int(channels)
     var token = block_idx.x
     var first = Int(starts[unsafe_offset=token])
     var end = Int(starts[unsafe_offset=token + 1])
+    var chunk = ceildiv(first, CHUNK_PLACES)
+    var last_chunk = max(chunk, end // CHUNK_PLACES)
     for c in range(thread_idx.x * WIDTH, C, ROW_THREADS * WIDTH):
         var total = load_wide(of_head, token * C + c)
-        var i = first
-        while i + ROWS_ABREAST <= end:
-            var rows = Array[Vector, ROWS_ABREAST](fill=0)
-            comptime for k in range(ROWS_ABREAST):
-                rows[k] = load(gradient, Int(order[unsafe_offset=i + k]) * C + c)
-            comptime for k in range(ROWS_ABREAST):
-                total += rows[k]
-            i += ROWS_ABREAST
-        while i < end:
-            total += load(gradient, Int(order[unsafe_offset=i]) * C + c)
-            i += 1
+        total = with_rows[True](total, gradient, order, first, min(end, chunk * CHUNK_PLACES), C, c)
+        total = with_rows[False](total, sums, order, chunk, last_chunk, C, c)
+        total = with_rows[True](total, gradient, order, max(first, last_chunk * CHUNK_PLACES), end, C, c)
         store(table, token * C + c, total)
 
 
@@ -231,6 +352,40 @@ def launch_gelu_backward[
     )
 
 
+def launch_add_with_sums[
+    L: Launcher, //
+](
+    mut launcher: L,
+    stream: MutPtr[NARROW],
+    sums: MutPtr[NARROW],
+    branch: ImmPtr[NARROW],
+    rows: Int,
+    channels: Int,
+) raises:
+    """Two launches, with a row of sums for each slice of the rows between them; see the kernels."""
+    var slices = ceildiv(rows, SLICE_ROWS)
+    var partials = launcher.workspace[WIDE]("sums of columns", slices * channels)
+    launcher.launch[add_with_partials](
+        "add_with_partials",
+        stream,
+        partials,
+        branch,
+        Int32(rows),
+        Int32(channels),
+        grid_dim=Dim(ceildiv(channels, SUM_LANES * WIDTH), slices),
+        block_dim=Dim(SUM_LANES, SUM_ROWS),
+    )
+    launcher.launch[finish_columns](
+        "finish_columns",
+        sums,
+        partials.as_imm(),
+        Int32(slices),
+        Int32(channels),
+        grid_dim=Dim(ceildiv(channels, SUM_LANES)),
+        block_dim=Dim(SUM_LANES, SUM_ROWS),
+    )
+
+
 def launch_token_gradient[
     L: Launcher, //
 ](
@@ -238,17 +393,33 @@ def launch_token_gradient[
     table: MutPtr[NARROW],
     of_head: ImmPtr[WIDE],
     gradient: ImmPtr[NARROW],
+    tokens: ImmPtr[DType.int64],
     order: ImmPtr[DType.int64],
     starts: ImmPtr[DType.int64],
+    places: Int,
     vocabulary: Int,
     channels: Int,
 ) raises:
-    """One launch; see the kernel."""
+    """One launch, after one for the chunks if there are any; see the kernels."""
+    var chunks = places // CHUNK_PLACES
+    var sums = launcher.workspace[WIDE]("sums of chunks", chunks * channels)
+    if chunks > 0:
+        launcher.launch[token_sums_of_chunks](
+            "token_sums",
+            sums,
+            gradient,
+            tokens,
+            order,
+            Int32(channels),
+            grid_dim=Dim(chunks),
+            block_dim=Dim(ROW_THREADS),
+        )
     launcher.launch[token_gradient_rows](
         "token_gradient",
         table,
         of_head,
         gradient,
+        sums.as_imm(),
         order,
         starts,
         Int32(channels),

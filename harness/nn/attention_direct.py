@@ -48,6 +48,13 @@ BEST, PORTABLE, FLASH = 0, 1, 2
 flash kernels, without tensor cores."""
 
 
+MEASURED_LENGTH = 512
+"""The fewest queries and keys for which the time of both passes is on record,"""
+FASTER_HEADS = (range(64, 65), range(129, 193))
+"""and the head dimensions for which they are as fast there as the fastest of PyTorch's kernels: `attention` and
+`attention_options` in book/records."""
+
+
 def on_tensor_cores(query: Tensor) -> bool:
     """Whether there are tiles for query's dtype and head dimension, where the GPU has tensor cores for them."""
     return query.dtype in TENSOR_CORES and query.shape[-1] <= WIDEST and not torch.version.hip
@@ -614,3 +621,20 @@ def explain(query: Tensor, attn_mask: Tensor | None = None) -> str:
     by_choice = query.dtype == torch.float32 and choice == FLASH
     reason = without_tensor_cores(query) or ("asked for" if by_choice else "there are no others")
     return f"the flash kernels, through the extension module: {reason}"
+
+
+def may_be_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_p: float) -> str | None:
+    """Why PyTorch's own attention may be the faster one for both passes of a call, by what was measured; None where it is not."""
+    d = query.shape[-1]
+    if not on_hopper(query):
+        return "it is faster only in 16 bits on a Hopper"
+    if attn_mask is not None or dropout_p:
+        return "PyTorch's takes attn_mask and dropout_p in less time"
+    if not any(d in heads for heads in FASTER_HEADS):
+        return f"PyTorch's takes heads of {d} elements in less time"
+    lengths = query.shape[-2], key.shape[-2]
+    if not all(isinstance(length, int) for length in lengths):
+        return "its lengths are known only when it is called"
+    if min(lengths) < MEASURED_LENGTH:
+        return f"it is measured from {MEASURED_LENGTH} queries and keys on"
+    return None

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from harness.nn import mojo_workbook
+from book.measure import record
+from harness.nn import attention_direct, mojo_workbook, on_stream
 from harness.nn.compile import backend as backend_module
 
 B, S, H, O = 2, 3, 8, 6
@@ -409,7 +410,7 @@ def test_the_name_works_without_an_import():
     assert "mojo_workbook" in torch._dynamo.list_backends()
 
 
-# ---- Attention, where asked for -----------------------------------------------------------------------------
+# ---- Attention ----------------------------------------------------------------------------------------------
 
 
 class Attends(nn.Module):
@@ -450,9 +451,77 @@ def test_attention_is_swapped_where_asked():
     lines = report.lines()
     assert "mojo_workbook: 3 of 3 attentions swapped" in lines
     assert any(line.endswith("attention of [2, 4, 5, 4] to [2, 2, 5, 4], float32") for line in lines)
+    for asked in ({}, {"attention": False}):
+        torch._dynamo.reset()
+        got, report = attended(model, x, **asked)
+        assert report.attentions == () and "attentions" not in "".join(report.lines()), (
+            "nobody asked, on a CPU"
+        )
+
+
+@pytest.mark.usefixtures("attention_graphs")
+def test_attention_is_swapped_without_being_asked_where_it_is_faster(monkeypatch):
+    """On a GPU of the kind that was measured: what the measurements favour, and only if gradients are wanted."""
+    monkeypatch.setattr(on_stream, "is_hopper", lambda device: True)
+    model, x = Attends(), torch.randn(2, 5, 16, requires_grad=True)
+    _, report = attended(model, x)
+    assert [why for _, why in report.attentions_left] == ["it is faster only in 16 bits on a Hopper"] * 3
+    monkeypatch.setattr(
+        attention_direct, "may_be_slower", lambda query, key, *_: "few" if query.shape[1] == 4 else None
+    )
     torch._dynamo.reset()
-    got, report = attended(model, x)
-    assert report.attentions == () and "attentions" not in "".join(report.lines()), "only where asked for"
+    _, report = attended(model, x)
+    assert [why for _, why in report.attentions_left] == ["few"] * 3 and not report.attentions
+    monkeypatch.setattr(attention_direct, "may_be_slower", lambda *_: None)
+    torch._dynamo.reset()
+    _, report = attended(model, x)
+    assert len(report.attentions) == 3
+    torch._dynamo.reset()
+    reports = []
+    with torch.no_grad():
+        torch.compile(
+            model, backend="mojo_workbook", options={"report": reports.append, "tail": "aot_eager"}
+        )(x)
+    assert [why for _, why in reports[0].attentions_left] == [
+        "without gradients PyTorch's is the faster one"
+    ] * 3
+
+
+def called(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=None, dropout_p=0.0):
+    """The arguments of `may_be_slower` for such a call."""
+    query, key = (torch.empty(1, 2, length, heads, dtype=dtype, device="meta") for length in (queries, keys))
+    return query, key, mask, dropout_p
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (called(), None),
+        (called(torch.float16, heads=160, queries=4096), None),
+        (called(torch.float32), "it is faster only in 16 bits on a Hopper"),
+        (called(heads=60), "it is faster only in 16 bits on a Hopper"),
+        (called(mask=torch.ones(512)), "PyTorch's takes attn_mask and dropout_p in less time"),
+        (called(dropout_p=0.1), "PyTorch's takes attn_mask and dropout_p in less time"),
+        (called(heads=128), "PyTorch's takes heads of 128 elements in less time"),
+        (called(keys=511), "it is measured from 512 queries and keys on"),
+    ],
+)
+def test_which_attention_is_faster_than_pytorch_s(call, why, monkeypatch):
+    monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
+    assert attention_direct.may_be_slower(*call) == why
+
+
+def test_an_attention_that_is_swapped_unasked_is_faster_on_record(monkeypatch):
+    """In every row of the record without a mask that the choice favours."""
+    monkeypatch.setattr(attention_direct, "is_hopper", lambda device: True)
+    favoured = [
+        row
+        for row in record.rows("attention_options")
+        if row["option"] in ("none", "causal")
+        and attention_direct.may_be_slower(*called(getattr(torch, row["dtype"]), heads=int(row["d"]))) is None
+    ]
+    assert {int(row["d"]) for row in favoured} == {64, 160}
+    assert max(float(row["ratio"]) for row in favoured) <= 1
 
 
 @pytest.mark.usefixtures("attention_graphs")

@@ -2,9 +2,9 @@
 
 `torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Four
 options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`),
-`pictures` (a function that gets the `Rewrite` of every swap, to look at), `attention` (True: put puzzle 23's kernels in the place
-of `scaled_dot_product_attention`, which is faster at some sizes) and `tail`, what compiles the rest: "inductor", "aot_eager" (no
-C++ compiler needed) or "eager".
+`pictures` (a function that gets the `Rewrite` of every swap, to look at), `attention` (whether puzzle 23's kernels take the place
+of `scaled_dot_product_attention`: True wherever they can, False nowhere; else where gradients are wanted and measurements say
+that they are faster) and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
 """
 
 import functools
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from harness.nn import on_stream
 from harness.nn.compile.match import (
     Left,
     Match,
@@ -71,7 +72,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Report:
-    """What happened to one graph: the swaps, and (name, reason) of what stayed as it was; attention, where asked for, apart."""
+    """What happened to one graph: the swaps, and (name, reason) of what stayed as it was; attention apart."""
 
     swaps: tuple[Swap, ...]
     left: tuple[tuple[str, str], ...]
@@ -126,7 +127,7 @@ def mojo_workbook(
         raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
     if own.get("pictures") and not callable(own["pictures"]):
         raise ValueError(f"pictures {own['pictures']!r}: a function that gets each rewrite")
-    report = rewrite(gm, own.get("pictures"), attention=bool(own.get("attention")))
+    report = rewrite(gm, own.get("pictures"), attention=own.get("attention"))
     tell(report, own.get("report") or os.environ.get(REPORT, "0") not in ("", "0"))
     if tail == "eager":
         return gm.forward
@@ -179,11 +180,11 @@ def rewrite(
     gm: GraphModule,
     pictures: Callable[[Rewrite], None] | None = None,
     *,
-    attention: bool = False,
+    attention: bool | None = None,
 ) -> Report:
     """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls; `pictures` gets each swap to look at.
 
-    With `attention`, attention is swapped too.
+    Attention is swapped everywhere, nowhere, or, where `attention` is None, if that is faster.
     """
     swaps: list[Swap] = []
     left: list[tuple[str, str]] = []
@@ -201,7 +202,11 @@ def rewrite(
                 if pictures and before:
                     pictures(Rewrite(str(swaps[-1]), before, Snapshot.of(graph_module.graph)).near())
         left += [(name_of(one.linear), one.why) for one in found.left]
-        for node in [n for n in graph_module.graph.nodes if n.target is ATTENTION] if attention else []:
+        for node in attentions_of(graph_module, attention):
+            slower = None if attention else may_be_slower(node)
+            if slower:
+                attentions_left.append((name_of(node), slower))
+                continue
             try:
                 attentions.append(swap_attention(graph_module, node))
             except (TypeError, ValueError, NotImplementedError) as error:
@@ -210,6 +215,27 @@ def rewrite(
             graph_module.graph.lint()
             graph_module.recompile()
     return Report(tuple(swaps), tuple(left), tuple(attentions), tuple(attentions_left))
+
+
+def attentions_of(gm: GraphModule, asked: bool | None) -> list[Node]:
+    """Those that may be swapped: all or none where it was asked for or forbidden, else those on a Hopper, of which there are measurements."""
+    nodes = [] if asked is False else [node for node in gm.graph.nodes if node.target is ATTENTION]
+    return [node for node in nodes if asked or on_stream.is_hopper(value(node).device)]
+
+
+def may_be_slower(node: Node) -> str | None:
+    """Why an attention is left to PyTorch where nobody has asked for a swap; None where the swap is faster."""
+    from harness.nn import (
+        attention_direct,
+    )  # with the kernels' module, which a model without attention does not need
+
+    names = ("query", "key", "value", "attn_mask", "dropout_p")
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    tensors = [value(given[name]) for name in names[:3]]
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return "without gradients PyTorch's is the faster one"
+    mask = given.get("attn_mask")
+    return attention_direct.may_be_slower(*tensors[:2], mask and value(mask), given.get("dropout_p") or 0.0)
 
 
 def swap_attention(gm: GraphModule, node: Node) -> Attention:

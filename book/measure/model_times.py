@@ -94,6 +94,9 @@ def main(file: Path) -> None:
         "eager": model,
         "torch.compile": torch.compile(model),
         "mojo_workbook": torch.compile(model, backend=mojo_workbook),
+        "mojo_workbook, LayerNorms alone": torch.compile(
+            model, backend=mojo_workbook, options={"attention": False}
+        ),
     }
     made = {way: recorded(model, forward, ids) for way, forward in ways.items()}
     times = replayed({way: graph for way, (graph, _) in made.items()})

@@ -121,6 +121,9 @@ def plan(
             raise ValueError(f"{name}: the kernels take at most {LARGEST:,}, got {size:,}")
     whole = H % PAIR_ELEMENTS == 0 == output_dim % PAIR_ELEMENTS
     pairs = pairs and hopper and whole and not transposed and dtype == torch.float32
+    # Rows of 16 bits that are not aligned are copied, and both halves would need copies beside dW.
+    aligned = padded(H, dtype) == H and padded(output_dim, dtype) == output_dim
+    lean = lean and (aligned or dtype.itemsize > 2)
     output_size = (*shape[:-1], output_dim)
     statistics_size = (2, *shape[:-1])
     return Plan(

@@ -53,8 +53,9 @@ def fused_layernorm_linear(
             All but "fused" give the same bits in every run; a CUDA graph may multiply otherwise than plain calls (see
             `LayerNormLinear.explain`), and then has bits of its own.
         memory: Of the backward pass through the extension module. "auto" makes dln and dW side by side, and dW first where
-            there is no room for that. "least" always makes dW first, and gives the memory of the LayerNorm output back
-            before it makes dln: one matrix of x's size less at the peak, x read once more, the same bits.
+            there is no room for that. "least" makes dW first, and gives the memory of the LayerNorm output back
+            before it makes dln: one matrix of x's size less at the peak, x read once more, the same bits. In 16 bits it
+            needs H and O that are multiples of 8; else it is as "auto".
 
     Returns:
         Shape [..., O], contiguous, in x's dtype.

@@ -144,6 +144,7 @@ def test_gpu_less_memory_and_the_same_gradients(kernels, dtype, sizes):  # noqa:
         peaks.append(peak)
         gradients.append(results)
         del output, results
-    assert peaks[0] - peaks[1] >= rows * width * dtype.itemsize // 2
+    copied = dtype is torch.bfloat16 and width % 8 != 0  # then both ways are the same
+    assert peaks[0] - peaks[1] >= (0 if copied else rows * width * dtype.itemsize // 2)
     for quick, lean in zip(*gradients, strict=True):
         assert_near(lean, quick, 1e-5 if dtype is torch.float32 else 1e-2)

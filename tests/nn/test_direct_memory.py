@@ -42,8 +42,15 @@ def launched(module) -> list[int]:  # noqa: F811
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_dW_comes_first(module, chosen, no_operator, dtype, way):  # noqa: F811
     chosen(*way)
-    assert_as_good_as_torch(least, make_inputs(dtype))
+    assert_as_good_as_torch(least, make_inputs(dtype, H=8, O=16))
     assert launched(module) == [1 if way[2] == OWN else 0, REST]
+
+
+@pytest.mark.parametrize(("H", "O"), [(7, 16), (8, 15)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_16_bits_that_are_not_aligned_stay_together(module, no_operator, dtype, H, O):  # noqa: F811
+    assert_as_good_as_torch(least, make_inputs(dtype, H=H, O=O))
+    assert launched(module) == ([1, REST] if dtype is torch.float32 else [1 + REST])
 
 
 @pytest.mark.parametrize("number", range(1, 32))

@@ -469,7 +469,6 @@ FILES: dict[str, Callable[[], str]] = {
     "two_stage.svg": figures.two_stage,
     "saved.svg": saved_bars,
     "backend_table.md": backend_table,
-    "first_graph.svg": figures.first_graph,
     "glossary.svg": figures.glossary,
     "saving_less.svg": saving_chart,
     **{f"ramp_{name}.svg": draw for name, draw in ramp_figures.PICTURES.items()},

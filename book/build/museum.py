@@ -63,15 +63,19 @@ def about(puzzle: str, gate: str) -> str:
 
 
 def exhibit(wrong: Wrong) -> str:
-    """One wrong solution: what it does, where it was seen, what catches it, its loss, its lines."""
+    """One wrong solution, folded to what it does: where it was seen, what catches it, its loss, its lines.
+
+    The address is inside of the fold, so that a browser opens the fold for whoever follows a link to it.
+    """
     curve, words = curve_chart.of(wrong)
     facts = [caught_by(wrong), *error(wrong), *([f"*The loss:* {plain(words)}"] if words else [])]
     return "\n".join(
         [
+            '<details class="exhibit-fold">',
+            f"<summary>{in_html(wrong.story)}</summary>",
             f'<div class="exhibit" id="{wrong.name}">',
             "",
-            " ".join([f"**{plain(wrong.story)}**", *seen_in(wrong.source)]),
-            "",
+            *(f"{where}\n" for where in seen_in(wrong.source)),
             *(f"- {fact}" for fact in facts),
             "",
             *([curve, ""] if curve else []),
@@ -82,9 +86,15 @@ def exhibit(wrong: Wrong) -> str:
             "",
             "</details>",
             "</div>",
+            "</details>",
             "",
         ]
     )
+
+
+def in_html(words: str) -> str:
+    """Words of a file inside of a tag, where nothing is Markdown but a dollar sign would still begin a formula."""
+    return re.sub(r"[`$]", lambda sign: f"&#{ord(sign[0])};", html.escape(words))
 
 
 def plain(words: str) -> str:

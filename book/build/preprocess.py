@@ -6,6 +6,7 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - a fence with the language `run` holds command lines of the workbook and becomes tabs for uv and pixi;
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
 - in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
+- `{{#wrong PUZZLE}}` lists, folded, the wrong solutions that the gates of the page's hint ladders reject;
 - `{{#hints PUZZLE:BLANK}}` is the hint ladder of a blank, a fold for each rung, below its task where the page has not shown it;
 - `{{= EXPRESSION | FORMAT }}` is a number of a record, `{{check EXPRESSION}}` a statement that must hold (`references.py`);
 - an included Markdown file is treated like the page that it stands in;
@@ -28,9 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from book.build import references, stubs
+from book.build import museum, references, rungs, stubs
 from book.build.maths import BadFormula, PageMaths
 from book.measure import outputs
+from harness.check import zoo
 from harness.errors import BadUse
 from harness.learner import blanks, hints
 from harness.spec.catalogue import find_puzzle
@@ -49,6 +51,7 @@ TOKEN = re.compile(
     | (?P<summary> <summary>\s*</summary> )
     | (?<!\\) \{\{\#include[ ]+(?P<snippet>[^}:\s]+\.md)\}\}
     | \{\{\#hints[ ]+(?P<puzzle>\w+):(?P<ladder>[\w-]+)\}\}
+    | \{\{\#wrong[ ]+(?P<zoo>\w+)\}\}
     | \$\$ (?P<display>.+?) \$\$ (?:[ ]?\{\#(?P<name>[\w-]+)\})?
     | \\\\\[ (?P<display_public>.+?) \\\\\]
     | \\\\\( (?P<inline_public>.+?) \\\\\)
@@ -309,6 +312,25 @@ def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Settin
     return f'{task}<div class="hint-ladder">\n{"".join(folds)}</div>\n'
 
 
+def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
+    """The stories of the wrong solutions that this page's gates reject, each a link to its exhibit."""
+    spec = find_puzzle(place["zoo"])
+    ladders = re.findall(rf"\{{\{{#hints {spec.name}:([\w-]+)\}}\}}", chapter.text)
+    kernels = [wrong for wrong in zoo.load(spec.name) if spec.ladder(wrong.of_rung, wrong.gate) in ladders]
+    if not kernels:
+        chapter.fault(
+            place.start(), f"no wrong solution of {spec.name} belongs to a hint ladder of this page"
+        )
+        return ""
+    kernels.sort(key=lambda wrong: ladders.index(spec.ladder(wrong.of_rung, wrong.gate)))
+    lines = (
+        f"- `{wrong.gate}`: [{museum.plain(wrong.story)}](./museum.md#{wrong.name})" for wrong in kernels
+    )
+    count = "The wrong solution" if len(kernels) == 1 else f"All {len(kernels)} wrong solutions"
+    summary = f"<summary>{count} that the gates of this page reject</summary>"
+    return "\n".join(['<details class="wrong">', summary, "", *lines, "", "</details>\n"])
+
+
 def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Path, ...] = ()) -> str:
     """The chapter with its faults noted, formulas drawn, tabs made, code pasted and empty summaries labelled."""
     check_includes(chapter, folder)
@@ -324,6 +346,8 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
             return SUMMARY
         if token["snippet"]:
             return snippet(chapter, token, folder, setting, within)
+        if token["zoo"]:
+            return wrong_solutions(chapter, token)
         if token["ladder"]:
             return hint_ladder(chapter, token, folder, setting)
         if token["ticks"] and token["info"].strip() == "run":
@@ -395,6 +419,9 @@ def main() -> int:
     faults: list[str] = []
     for entry in chapters(book["items"]):
         chapter = Chapter(f"{src}/{entry['path']}", entry["content"], faults)
+        faults += (
+            f"{chapter.path}:1: {missing}" for missing in rungs.missing(entry["path"], entry["content"])
+        )
         entry["content"] = process(chapter, book_folder, tasks)
     if faults:
         print("\n".join(faults), file=sys.stderr)

@@ -13,7 +13,6 @@ import numpy as np
 
 from book.figures import recorded_pictures
 from book.measure import ledger
-from harness.check.python_files import load
 
 ROOT = Path(__file__).absolute().parents[2]
 FONT = 13
@@ -138,35 +137,6 @@ def glossary() -> str:
         drawing.box(420, y, 280, 40, shade=0.06)
         drawing.text(430, y + 25, store, anchor="start", size=13)
         drawing.text(692, y + 25, much, anchor="end", size=10)
-    return drawing.svg()
-
-
-def first_graph() -> str:
-    """Puzzle 20's first graph with the numbers of the solution's own run: values forward, gradients back."""
-    module = load(ROOT / "solutions" / "p20" / "graph.py")
-    values = module["forward"](2.0)
-    along = module["edges"](values)
-    gradients = module["backward"](along)
-    places = {"x": (70, 120), "a": (250, 55), "b": (250, 185), "c": (430, 120), "y": (610, 120)}
-    formulas = {"x": "x", "a": "a = x^2", "b": "b = 2x", "c": "c = a + b", "y": "y = 3c"}
-    drawing = Drawing(
-        700,
-        250,
-        "A graph of five nodes, x to a and b, both to c, c to y. "
-        + "; ".join(f"{name} is {values[name]:g} with gradient {gradients[name]:g}" for name in places),
-    )
-    for edge, slope in along.items():
-        (x0, y0), (x1, y1) = (places[name] for name in edge.split("->"))
-        drawing.arrow(x0 + 62, y0, x1 - 62, y1)
-        level = y0 == y1
-        beside = 0 if level else -34 if x0 < 200 else 34
-        below = -8 if level else 14 if max(y0, y1) > 120 else -6
-        drawing.text((x0 + x1) / 2 + beside, (y0 + y1) / 2 + below, f"times {slope:g}", size=11)
-    for name, (x, y) in places.items():
-        drawing.box(x - 60, y - 30, 120, 60, shade=0.06)
-        drawing.text(x, y - 12, formulas[name], size=12, code=True)
-        drawing.text(x, y + 5, f"value {values[name]:g}", size=11)
-        drawing.text(x, y + 21, f"gradient {gradients[name]:g}", size=11)
     return drawing.svg()
 
 

@@ -119,6 +119,133 @@ def clock() -> str:
     )
 
 
+# ---- Puzzle 20: a graph of five nodes -------------------------------------------------------------------------
+
+
+def graph() -> str:
+    """Puzzle 20's graph, walked there and back by the solution's own functions; at x the two paths add up."""
+    module = load(ROOT / "solutions" / "p20" / "graph.py")
+    values = module["forward"](2.0)
+    along = module["edges"](values)
+    gradients = module["backward"](along)
+    places = {"x": (66, 120), "a": (186, 50), "b": (186, 190), "c": (306, 120), "y": (420, 120)}
+    formulas = {"x": "x", "a": "a = x^2", "b": "b = 2x", "c": "c = a + b", "y": "y = 3c"}
+    forward, back = list(places), ["y", "c", "b", "a"]
+    last = len(forward) + len(back) + 1
+    drawing = Steps(
+        NARROW,
+        250,
+        "A graph of five nodes, x to a and b, both to c, c to y. "
+        + "; ".join(f"{name} is {values[name]:g} with gradient {gradients[name]:g}" for name in places),
+        still=last,
+    )
+    for edge in along:
+        (x0, y0), (x1, y1) = (places[name] for name in edge.split("->"))
+        drawing.arrow(x0 + 48, y0, x1 - 48, y1)
+    for number, (name, (x, y)) in enumerate(places.items()):
+        drawing.box(x - 46, y - 32, 92, 64, shade=0.06)
+        drawing.text(x, y - 14, formulas[name], size=13, code=True)
+        with drawing.during(number, last):
+            drawing.text(x, y + 5, f"{values[name]:g}", size=13)
+        drawing.words.append(
+            f"Forward. {formulas[name]}{' goes in with' if name == 'x' else ' is'} {values[name]:g}."
+        )
+    into = {name: [edge for edge in along if edge.endswith(f"->{name}")] for name in places}
+    arrived: dict[str, list[float]] = {name: [] for name in places}
+    for number, name in enumerate(back, start=len(forward)):
+        x, y = places[name]
+        with drawing.during(number, last):
+            drawing.text(x, y + 23, f"gradient {gradients[name]:g}", size=12)
+        for edge in into[name]:
+            source = edge.split("->")[0]
+            x0, y0 = places[source]
+            arrived[source].append(gradients[name] * along[edge])
+            with drawing.during(number, last):
+                level = y == y0
+                aside = 0 if level else -24 if x0 < x - 100 and y != 120 else 16
+                above = -9 if level else 16 if max(y, y0) > 120 else -11
+                drawing.text((x + x0) / 2 + aside, (y + y0) / 2 + above, f"×{along[edge]:g}", size=13)
+        parts = ", ".join(
+            f"{gradients[name]:g} times {along[edge]:g} is {gradients[name] * along[edge]:g} at {edge.split('->')[0]}"
+            for edge in into[name]
+        )
+        start = (
+            "The walk begins with gradient 1" if name == "y" else f"The gradient here is {gradients[name]:g}"
+        )
+        drawing.words.append(f"Backward, {name}. {start}, and each edge into {name} multiplies it: {parts}.")
+    x, y = places["x"]
+    one, other = arrived["x"]
+    with drawing.during(last - 1, last - 1):
+        drawing.text(x, y + 23, f"gradient {other:g}?", size=12)
+    with drawing.during(last):
+        drawing.text(x, y + 23, f"gradient {gradients['x']:g}", size=12)
+    drawing.words += [
+        f"x. Two parts have arrived, {one:g} and {other:g}. Whoever assigns keeps only the last to come, {other:g}.",
+        f"Added up they are {gradients['x']:g}, and that is the gradient of x.",
+    ]
+    return drawing.hero("The graph with the numbers of the solution's own run at x = 2, forward and back.")
+
+
+# ---- Puzzle 21: which check sees what -------------------------------------------------------------------------
+
+
+def seen_by_checks() -> dict[str, list[bool]]:
+    """Check -> whether it sees each wrong backward pass, from the recorded matrix of `p21 --matrix`."""
+    head, *lines = outputs.load("hunt_matrix").text.splitlines()
+    names = re.split(r"  +", head)[1:]
+    rows = [re.findall(r"seen|·", line) for line in lines if not re.search(r": sees \d", line)]
+    assert all(len(row) == len(names) for row in rows)
+    return {name: [row[number] == "seen" for row in rows] for number, name in enumerate(names)}
+
+
+def checks() -> str:
+    """The wrong backward passes as nameless cells: what each check sees, and what the checks so far have seen together."""
+    matrix = seen_by_checks()
+    count, across, cell = len(next(iter(matrix.values()))), 10, 40
+    drawing = Steps(
+        NARROW,
+        250,
+        f"{count} wrong backward passes and {len(matrix)} checks, one check after the other. "
+        + "; ".join(f"{name} sees {sum(seen)}" for name, seen in matrix.items()),
+        still=len(matrix) + 1,
+    )
+    last, so_far = len(matrix) + 1, [False] * count
+    places = [
+        (40 + cell * (number % across), 36 + (cell + 6) * (number // across)) for number in range(count)
+    ]
+    drawing.words = [f"Each cell is a wrong backward pass, {count} in all. No check has run yet."]
+    for x, y in places:
+        drawing.box(x, y, cell - 6, cell - 2, shade=0.03, thick=0.5)
+    for step, (name, seen) in enumerate(matrix.items(), start=1):
+        new = 0
+        for number, (x, y) in enumerate(places):
+            if seen[number] and not so_far[number]:
+                new, so_far[number] = new + 1, True
+                with drawing.during(step, last):
+                    drawing.box(x, y, cell - 6, cell - 2, shade=0.25, thick=0)
+            if seen[number]:
+                with drawing.during(step):
+                    drawing.box(x, y, cell - 6, cell - 2, thick=3)
+        with drawing.during(step):
+            drawing.text(NARROW / 2, 20, name, size=14, code=True)
+        more = (
+            f"{new} of them no check before it saw"
+            if new
+            else "and not one that the checks before it had missed"
+        )
+        drawing.words.append(
+            f"{name} sees {sum(seen)}, with a thick line, {more}. Shaded: {sum(so_far)} so far."
+        )
+    with drawing.during(last):
+        drawing.text(NARROW / 2, 20, f"seen by none: {so_far.count(False)}", size=14)
+    drawing.words.append(
+        f"All {len(matrix)} checks together see {sum(so_far)}. {so_far.count(False)} of {count} go through every one of them."
+    )
+    return drawing.hero(
+        "Seven checks in common use, one after the other. The cells are the rows of the recorded matrix."
+    )
+
+
 # ---- Puzzle 23: the backward pass in tiles ------------------------------------------------------------------------
 
 TILE = 2
@@ -506,6 +633,8 @@ def tape() -> str:
 
 HEROES: dict[str, Callable[[], str]] = {
     "clock": clock,
+    "graph": graph,
+    "checks": checks,
     "tiles": tiles,
     "walk": walk,
     "ring_steps": ring,

@@ -83,6 +83,7 @@ COMMANDS = {
     "opcheck": example("opcheck", anywhere=True),
     "diagonal_formula": example("diagonal_formula", anywhere=True),
     "one_row": example("one_row", anywhere=True),
+    "rms_row": example("rms_row", anywhere=True),
     "flash_rows": example("flash_rows", anywhere=True),
     "compensated": example("compensated", anywhere=True),
     "parameter_gradients": example("parameter_gradients", anywhere=True),

@@ -16,7 +16,7 @@ def forward(x):
 
 
 def edges(v):
-    """The derivative along every edge, at the values v of the nodes: how much the end moves for each bit of the start."""
+    """The derivative along every edge, at the values v of the nodes: how fast the end changes with the start."""
     # BLANK-START edges: return a dict with "x->a", "x->b", "a->c", "b->c" and "c->y"
     # FILL IN (about 1 line)
     # BLANK-END edges

@@ -13,6 +13,8 @@ from book.measure import outputs
 
 PLACES = {
     "clock": "puzzle_19/puzzle_19.html",
+    "graph": "puzzle_20/graph.html",
+    "checks": "puzzle_21/puzzle_21.html",
     "tiles": "essays/flash_attention_backward.html",
     "walk": "puzzle_24/curve.html",
     "ring_steps": "puzzle_25/backward.html",
@@ -49,6 +51,23 @@ def test_the_clock_has_the_virtual_gpu_s_sectors():
     text = outputs.load("profile").text
     assert re.search(r"row_statistics .* 16\.0 +\d+$", text, re.M) and heroes.sectors("row_statistics") == 16
     assert heroes.sectors("layernorm") == 1 and len(words("clock")) == 17
+
+
+def test_the_walk_over_the_graph_has_the_slope_of_its_function():
+    slope = (6 * 2.0 + 6) * 1.0  # of 3 (x^2 + 2x) at 2
+    assert (
+        f"Added up they are {slope:g}" in words("graph")[-1] and "keeps only the last" in words("graph")[-2]
+    )
+    assert len(words("graph")) == 5 + 4 + 2
+
+
+def test_the_cells_are_the_matrix_s():
+    text = outputs.load("hunt_matrix").text
+    totals = {name: int(seen) for name, seen in re.findall(r"^(.+): sees (\d+) of 40$", text, re.M)}
+    matrix = heroes.seen_by_checks()
+    assert {name: sum(seen) for name, seen in matrix.items()} == totals and len(totals) == 7
+    unseen = sum("seen" not in line for line in text.splitlines() if "·" in line)
+    assert words("checks")[-1].endswith(f"{unseen} of 40 go through every one of them.")
 
 
 def test_the_ring_ends_with_one_device_s_output_and_gradients():
@@ -95,6 +114,7 @@ def test_keys_move_a_hero_and_stay_in_the_chapter(browser, site, name):
     browser.open(site / PLACES[name])
     place = browser.run("location.href")
     hero = "document.querySelector('.hero')"
+    browser.run(f"{hero}.closest('details')?.setAttribute('open', '')")  # puzzle 21's waits for a prediction
     browser.run(f"{hero}.focus()")
     browser.press("ArrowRight")
     browser.press("ArrowRight")

@@ -32,13 +32,15 @@ def test_every_wrong_solution_is_in_the_room_of_its_puzzle(pages):
 
 
 def exhibit(page: str, name: str) -> str:
-    return page.split(f'id="{name}"')[1].split('class="exhibit"')[0]
+    """From its summary to the next one's."""
+    (own,) = [part for part in page.split('<details class="exhibit-fold">') if f'id="{name}"' in part]
+    return own
 
 
 def test_an_exhibit_has_story_thread_check_error_and_folded_lines(pages):
     shown = exhibit(pages["museum_p22.md"], "dx_mean_term_doubled")
     words, lines = shown.split("<details")
-    assert "**The mean term c2 is subtracted twice.**" in words
+    assert "<summary>The mean term c2 is subtracted twice.</summary>" in words
     assert "[tenstorrent/tt-metal issue 53204](https://github.com/tenstorrent/tt-metal/issues/53204)" in words
     assert (
         "`dx`, as `mean-term-doubled` (equal to the reference with the mean term c2 subtracted twice)"
@@ -105,6 +107,7 @@ def test_a_source_in_words_stays_one_and_signs_of_markdown_are_escaped():
         "[stackoverflow.com](https://stackoverflow.com/questions/2/x)."
     ]
     assert museum.plain("g_j * <x> | $") == r"g\_j \* \<x\> \| \$"
+    assert museum.in_html("`a` < $b$ & c") == "&#96;a&#96; &lt; &#36;b&#36; &amp; c"
 
 
 # ---- The training runs --------------------------------------------------------------------------------------

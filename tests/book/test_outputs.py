@@ -17,7 +17,7 @@ from book.measure.forks import Forks
 
 def shown_outputs() -> set[str]:
     pages = (page.read_text() for page in (BOOK / "src").rglob("*.md"))
-    return {name for page in pages for name in re.findall(r"^```output (\S+)$", page, re.M)}
+    return {name for page in pages for name in re.findall(r"^```output (\S+)(?: \d+-\d+)?$", page, re.M)}
 
 
 def test_every_shown_output_has_a_command_and_none_is_left_over():

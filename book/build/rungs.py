@@ -1,0 +1,39 @@
+"""The template of a page with tasks: why, with a picture; the tasks; what goes wrong; what was measured; a question.
+
+A page belongs to a rung where it has a hint ladder. Puzzle 21's keeps its hints to the command line and counts too.
+"""
+
+import re
+from collections.abc import Iterator
+
+LADDER = re.compile(r"\{\{#hints [\w:-]+\}\}")
+HUNT = "puzzle_21/puzzle_21.md"
+PICTURE = re.compile(r"<figure|generated/hero_")
+EVIDENCE = re.compile(r"^```output |generated/|pictures/|\{\{= ", re.M)
+SECTIONS = {
+    "What goes wrong": re.compile(r"\{\{#wrong \w+\}\}|museum\.md"),
+    "Measured": EVIDENCE,
+    "Predict, then reveal": re.compile(r'<details class="reveal">\n<summary>\S'),
+}
+"""The sections after the last task, in their order (a heading may go on after a colon), and what each must hold."""
+
+
+def missing(path: str, text: str) -> Iterator[str]:
+    """What a page of a puzzle lacks of the template; nothing for a page without tasks."""
+    ladders = list(LADDER.finditer(text))
+    if not path.startswith("puzzle_") or not (ladders or path == HUNT):
+        return
+    first, last = (ladders[0].start(), ladders[-1].end()) if ladders else (text.index("\n## "), 0)
+    if not PICTURE.search(text, 0, first):
+        yield "no picture before the first task"
+    if "```run" not in text:
+        yield "no command that checks the tasks"
+    for name, holds in SECTIONS.items():
+        heading = re.compile(rf"^## {name}(?::.*| \{{#.*)?$", re.M).search(text, last)
+        if heading is None:
+            yield f'no section "{name}" in its place: after the tasks come {", ".join(SECTIONS)}'
+            continue
+        end = text.find("\n## ", heading.end())
+        if not holds.search(text, heading.end(), end if end >= 0 else len(text)):
+            yield f'its section "{name}" holds nothing of {holds.pattern}'
+        last = heading.end()

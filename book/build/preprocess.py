@@ -38,6 +38,8 @@ from harness.learner import blanks, hints
 from harness.spec.catalogue import find_puzzle
 
 WITHHELD = "This code appears when the book is built by its task: "
+REJECTED = "that the gates of this page reject"
+"""Ends the title of a list of wrong solutions, the last thing of its section; the search index has them from the museum."""
 MARKER = "<!-- workbook preprocessor -->"
 RUNNERS = {"uv": "uv run poe", "pixi": "pixi run"}
 SUMMARY = "<summary><strong>Reveal the solution</strong></summary>"
@@ -327,7 +329,7 @@ def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
         f"- `{wrong.gate}`: [{museum.plain(wrong.story)}](./museum.md#{wrong.name})" for wrong in kernels
     )
     count = "The wrong solution" if len(kernels) == 1 else f"All {len(kernels)} wrong solutions"
-    summary = f"<summary>{count} that the gates of this page reject</summary>"
+    summary = f"<summary>{count} {REJECTED}</summary>"
     return "\n".join(['<details class="wrong">', summary, "", *lines, "", "</details>\n"])
 
 

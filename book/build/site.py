@@ -120,6 +120,12 @@ NUMBERS = re.compile(r"(?:(?<=\s)[-+]?\d[\d.,/:]*(?:e[-+]?\d+)?[x%]?\s+){3,}")
 """A row of a table: numbers that nobody searches for."""
 
 
+PRINTED = re.compile(r"(?:Lines \d+ to \d+ of: )?Printed by .{0,300}?numpy \d[\d.]*\s*")
+"""The source of a recorded output."""
+LISTS = re.compile(rf"{preprocess.REJECTED}|Measured: \d+ records?\b")
+"""Begins what ends a section and stands elsewhere too: stories of the museum, the records of a page."""
+
+
 def shrink_search_index(site: Path) -> None:
     """Leaves of the search index the texts alone, a third of it: theme/search.js makes the rest of it where it is read."""
     maker = (BOOK / "theme" / "search.js").read_text(encoding="utf-8")
@@ -130,7 +136,12 @@ def shrink_search_index(site: Path) -> None:
         documents = search.pop("index")["documentStore"]["docs"]
         del search["search_options"]["fields"]["breadcrumbs"]
         texts = [
-            [address, text["title"], text["breadcrumbs"], NUMBERS.sub("… ", text["body"])]
+            [
+                address,
+                text["title"],
+                text["breadcrumbs"],
+                NUMBERS.sub("… ", PRINTED.sub("", LISTS.split(text["body"])[0])),
+            ]
             for number, address in enumerate(search.pop("doc_urls"))
             for text in [documents[str(number)]]
         ]

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from book_paths import BOOK
+from typed import present
 
 from book.build import preprocess, rungs
 from harness.check import zoo
@@ -76,7 +77,7 @@ def test_sections_have_an_order_and_pages_without_tasks_none():
 
 def test_a_page_lists_the_wrong_solutions_of_its_own_gates():
     chapter = preprocess.Chapter("puzzle_20/graph.md", WHOLE, [])
-    place = preprocess.TOKEN.search(WHOLE, WHOLE.index("{{#wrong"))
+    place = present(preprocess.TOKEN.search(WHOLE, WHOLE.index("{{#wrong")))
     shown = preprocess.wrong_solutions(chapter, place)
     own = {wrong.name for wrong in zoo.load("p20") if (wrong.rung, wrong.gate) == ("derive", "edges")}
     assert own and set(re.findall(r"museum\.md#(\w+)", shown)) == own and chapter.faults == []
@@ -84,5 +85,5 @@ def test_a_page_lists_the_wrong_solutions_of_its_own_gates():
 
 def test_a_list_without_a_gate_is_a_fault():
     chapter = preprocess.Chapter("src/page.md", "# P\n\n{{#wrong p20}}\n", [])
-    assert preprocess.wrong_solutions(chapter, preprocess.TOKEN.search(chapter.text)) == ""
+    assert preprocess.wrong_solutions(chapter, present(preprocess.TOKEN.search(chapter.text))) == ""
     assert chapter.faults == ["src/page.md:3: no wrong solution of p20 belongs to a hint ladder of this page"]

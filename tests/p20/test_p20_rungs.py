@@ -115,6 +115,27 @@ def test_what_a_learner_may_write(rung, blank, body, words, tmp_path):
     assert result.state == "wrong" and words in "\n".join(result.diagnosis), result.diagnosis
 
 
+SECOND = """\
+    def refuse(ctx, grad):
+        {}
+
+    softmax_backward.register_autograd(refuse)"""
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("raise RuntimeError('softmax has no second derivative')", ""),
+        ("raise RuntimeError", "a second derivative is refused, and no word says what is refused"),
+        ("return grad @ grad.reshape(-1), None", "a second derivative ends in torch's words, not in yours: "),
+    ],
+    ids=["refused", "without words", "an accident"],
+)
+def test_a_second_derivative_is_refused_by_whatever_words_are_raised(body, words, tmp_path):
+    result = judged("register", tmp_path, {"second": (SECOND.format(body),)})["second"]
+    assert result.state == ("wrong" if words else "correct") and words in "\n".join(result.diagnosis)
+
+
 def test_what_changes_in_place_is_said_once_and_not_in_autograds_words_too(tmp_path):
     found = judged("torch", tmp_path, {"relu_mask": tuple(IN_PLACE.split("\n"))})["relu_mask"]
     assert found.mistake == "inputs_unchanged" and len(found.diagnosis) == 1

@@ -143,6 +143,27 @@ def test_what_a_merge_may_do_wrong(old, new, words, checkers, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("P * dP - delta[..., None]", "with the row sum subtracted from P * dP, outside of the bracket"),
+        ("dP - delta[..., None]", "without the factor P"),
+        ("P * (dP * P - delta[..., None])", "with P multiplied twice: P * (dP * P - sum(dP * P))"),
+        ("P * (dP + delta[..., None])", "with the row sum added, not subtracted"),
+    ],
+)
+@pytest.mark.parametrize("rung", ["numpy", pytest.param("torch", marks=pytest.mark.long)])
+def test_softmax_s_backward_pass_is_named_here_too(rung, wrong, words, checkers, tmp_path):
+    """In NumPy blocks that a query cannot see are masked, in PyTorch they are left out."""
+    text = (roots.solutions() / "p25" / PUZZLE.rung(rung).file).read_text()
+    right = "P * (dP - delta[..., None])"
+    assert text.count(right) == 1
+    path = tmp_path / PUZZLE.rung(rung).file
+    path.write_text(text.replace(right, wrong))
+    (result,) = checkers[rung].check(path, ["recompute"])
+    assert words in "\n".join(result.diagnosis), result.diagnosis
+
+
 RIGHT = {
     "numpy": {
         "merge": """

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from harness.puzzles import formulas
 from harness.puzzles.p25.layout import cut, locals_, owners
 from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 from harness.spec.rounding import rounded
@@ -285,8 +286,28 @@ def by_range(mistakes: tuple[Mistake, ...]) -> Iterator[Mistake]:
             yield replace(mistake, changes={**mistake.changes, "block": ranges})
 
 
+def where_blocks_meet(mistake: Mistake) -> Mistake:
+    """The same where ranges of keys that stand wholly behind a range of queries are left out, not masked."""
+
+    def grad_scores(v: Derivation) -> np.ndarray:
+        number = ranges(v)
+        meets = (number <= number[:, None]) | (v.causal == 0)
+        return np.where(meets, mistake.changes["grad_scores"](v), 0.0)
+
+    return replace(mistake, changes={"grad_scores": grad_scores})
+
+
+SOFTMAX_BACKWARD = tuple(
+    mistake
+    for mistake in formulas.softmax_backward("grad_scores", "probabilities", "grad_probabilities", "delta", 1)
+    if "grad_scores" in mistake.changes  # how delta is added up is given here
+)
+
+
 MISTAKES = (
     *by_range(RINGS),
+    *SOFTMAX_BACKWARD,
+    *map(where_blocks_meet, SOFTMAX_BACKWARD),
     Mistake(
         "last-block-only",
         "with the block that came last alone",

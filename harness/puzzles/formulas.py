@@ -120,6 +120,41 @@ def softmax_backward(
     return with_hints(mistakes, hints)
 
 
+def layernorm_dx(dy: str, gamma: str) -> tuple[Mistake, ...]:
+    """Of grad_input = row_rstd * (g - c2 - x_hat * c1), with g = dy * gamma: a term, a factor or a sign."""
+
+    def dx(v: Derivation, g: np.ndarray, times2: float = 1, times1: float = 1) -> np.ndarray:
+        return v.row_rstd * (g - times2 * v.c2 - times1 * v.x_hat * v.c1)
+
+    def of_dy(v: Derivation) -> np.ndarray:
+        return getattr(v, dy)
+
+    def mean(terms: np.ndarray) -> np.ndarray:
+        return terms.mean(-1, keepdims=True)
+
+    return (
+        Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: np.zeros(())}),
+        Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: np.zeros(())}),
+        Mistake("both-terms-dropped", "without both correction terms, c2 and x_hat * c1", {"grad_input": lambda v: v.row_rstd * v.g}),
+        Mistake("mean-term-doubled", "with the mean term c2 subtracted twice", {"grad_input": lambda v: dx(v, v.g, times2=2)}),
+        Mistake("mean-term-added", "with the mean term c2 added, not subtracted", {"grad_input": lambda v: dx(v, v.g, times2=-1)}),
+        Mistake("variance-term-added", "with the variance term x_hat * c1 added, not subtracted", {"grad_input": lambda v: dx(v, v.g, times1=-1)}),
+        Mistake("x-hat-forgotten", "with c1 not multiplied by x_hat", {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.c1)}),
+        Mistake("x-hat-forgotten-in-c1", "with x_hat forgotten in c1, the mean of g * x_hat", {"c1": lambda v: mean(v.g)}),
+        Mistake("terms-exchanged", "with c1 and c2 exchanged", {"grad_input": lambda v: v.row_rstd * (v.g - v.c1 - v.x_hat * v.c2)}),
+        Mistake("rstd-factor-forgotten", "without the factor rstd", {"grad_input": lambda v: v.g - v.c2 - v.x_hat * v.c1}),
+        Mistake("rstd-factor-twice", "with the factor rstd twice", {"grad_input": lambda v: v.row_rstd * dx(v, v.g)}),
+        Mistake("rstd-on-g-only", "with rstd on g alone, not on the correction terms", {"grad_input": lambda v: v.row_rstd * v.g - v.c2 - v.x_hat * v.c1}),
+        Mistake("gamma-forgotten-in-g", "with gamma in c1 and c2 but not in g", {"grad_input": lambda v: dx(v, of_dy(v))}),
+        Mistake("gamma-forgotten-in-sums", "with gamma in g but not in c1 and c2", {"c1": lambda v: mean(of_dy(v) * v.x_hat), "c2": lambda v: mean(of_dy(v))}),
+        Mistake(
+            "gamma-outside",
+            "with gamma applied to the whole of dx, not to g",
+            {"grad_input": lambda v: v.row_rstd * getattr(v, gamma) * (of_dy(v) - mean(of_dy(v)) - v.x_hat * mean(of_dy(v) * v.x_hat))},
+        ),
+    )  # fmt: skip
+
+
 def layernorm_means(threads: int) -> tuple[Mistake, ...]:
     """Of grad_input = row_rstd * (g - c2 - x_hat * c1): the two means taken over something else."""
 

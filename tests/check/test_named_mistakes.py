@@ -184,6 +184,28 @@ NAMED = {
         ),
         "equals the reference with every thread's own share in c1 and c2: block.sum is missing",
     ),
+    **{
+        f"{name}: g - c2 - c1": (
+            puzzle, "grad_input", lambda v: v.row_rstd * (v.g - v.c2 - v.c1),
+            "equals the reference with c1 not multiplied by x_hat",
+        )
+        for name, puzzle in (("dlayernorm", P20), ("dx", P22))
+    },
+    **{
+        f"{name}: c1 from g alone": (
+            puzzle, "grad_input", lambda v: layernorm_dx(v, v.x_hat, v.g.mean(-1, keepdims=True)),
+            "equals the reference with x_hat forgotten in c1, the mean of g * x_hat",
+        )
+        for name, puzzle in (("dlayernorm", P20), ("dx", P22))
+    },
+    "dlayernorm: + x_hat * c1": (
+        P20, "grad_input", lambda v: v.row_rstd * (v.g - v.c2 + v.x_hat * v.c1),
+        "equals the reference with the variance term x_hat * c1 added, not subtracted",
+    ),
+    "dlayernorm: dy for g in front": (
+        P20, "grad_input", lambda v: v.row_rstd * (v.grad_output - v.c2 - v.x_hat * v.c1),
+        "equals the reference with gamma in c1 and c2 but not in g",
+    ),
     "dweight: dy * x": (
         P20, "grad_weight", lambda v: (v.grad_output * v.input).sum(0),
         "equals the reference with the input itself, without mean and rstd, in x_hat",
@@ -212,6 +234,26 @@ NAMED = {
     "p21 dsoftmax: no block.sum": (
         P21, "grad_logits", lambda v: v.P * (v.grad_output - by_thread(v.grad_output * v.P, 128)),
         "equals the reference with every thread's own share of the sum: block.sum is missing",
+    ),
+    "p21 dsoftmax: the dot product of dy and exp": (
+        P21, "grad_logits",
+        lambda v: v.P * (v.grad_output - row_sum(v.grad_output * np.exp(v.input - v.input.max(-1, keepdims=True)))),
+        "equals the reference with exp(x - largest), not divided by its sum, in the row sum of dy * P",
+    ),
+    "dstandardise: deviation * mean_products": (
+        P21, "grad_input", lambda v: v.rstd * (v.grad_output - v.mean_dy - v.deviation * v.mean_products),
+        "equals the reference with rstd left out in the term of the variance",
+    ),
+    "dstandardise: + through_variance": (
+        P21, "grad_input", lambda v: v.rstd * (v.grad_output - v.mean_dy + v.through_variance),
+        "equals the reference with the wrong sign in the term of the variance",
+    ),
+    "dbias: the last position": (
+        P21, "grad_bias", lambda v: v.grad_output[:, -1].sum(0),
+        "equals the reference summed over the batch alone, for the last position",
+    ),
+    "dscale: no x": (
+        P21, "grad_scale", lambda v: v.grad_output.sum((0, 1)), "equals the reference without the factor x",
     ),
     # Puzzle 22
     "dx: c2 not divided": (

@@ -137,13 +137,7 @@ MISTAKES = (
     ),
     *formulas.softmax("weights", "total", "softmax", "logits", ROW_THREADS),
     # LayerNorm.
-    Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: np.zeros(())}),
-    Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: np.zeros(())}),
-    Mistake(
-        "both-terms-dropped",
-        "without both correction terms",
-        {"grad_input": lambda v: v.row_rstd * v.g},
-    ),
+    *formulas.layernorm_dx("grad_output", "weight"),
     Mistake(
         "diagonal-jacobian",
         "by the diagonal of the Jacobian alone",
@@ -166,11 +160,6 @@ MISTAKES = (
         {"grad_weight": lambda v: (v.g * v.x_hat).sum(0), "grad_bias": lambda v: v.g.sum(0)},
     ),
     Mistake("weight-forgotten", "without the weight in g", {"g": lambda v: v.grad_output}),
-    Mistake(
-        "rstd-forgotten",
-        "without rstd in front",
-        {"grad_input": lambda v: v.g - v.c2 - v.x_hat * v.c1},
-    ),
     Mistake(
         "x-hat-forgotten",
         "without x_hat in the sum",

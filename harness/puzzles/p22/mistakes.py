@@ -286,38 +286,7 @@ MISTAKES = (
         3,
     ),
     # dx.
-    Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: np.zeros(())}),
-    Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: np.zeros(())}),
-    Mistake(
-        "both-terms-dropped",
-        "without both correction terms, c2 and x_hat * c1",
-        {"grad_input": lambda v: v.row_rstd * v.g},
-    ),
-    Mistake(
-        "mean-term-doubled",
-        "with the mean term c2 subtracted twice",
-        {"grad_input": lambda v: v.row_rstd * (v.g - 2 * v.c2 - v.x_hat * v.c1)},
-    ),
-    Mistake(
-        "mean-term-added",
-        "with the mean term c2 added, not subtracted",
-        {"grad_input": lambda v: v.row_rstd * (v.g + v.c2 - v.x_hat * v.c1)},
-    ),
-    Mistake(
-        "variance-term-added",
-        "with the variance term x_hat * c1 added, not subtracted",
-        {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 + v.x_hat * v.c1)},
-    ),
-    Mistake(
-        "x-hat-forgotten",
-        "with c1 not multiplied by x_hat",
-        {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.c1)},
-    ),
-    Mistake(
-        "terms-exchanged",
-        "with c1 and c2 exchanged",
-        {"grad_input": lambda v: v.row_rstd * (v.g - v.c1 - v.x_hat * v.c2)},
-    ),
+    *formulas.layernorm_dx("dln", "ln_weight"),
     Mistake(
         "sums-not-means",
         "with sums over H in c1 and c2, not means",
@@ -360,16 +329,6 @@ MISTAKES = (
     ),
     Mistake("diagonal-jacobian", "with the diagonal of the Jacobian alone", {"grad_input": diagonal}, 1),
     Mistake(
-        "rstd-factor-forgotten",
-        "without the factor rstd",
-        {"grad_input": lambda v: v.g - v.c2 - v.x_hat * v.c1},
-    ),
-    Mistake(
-        "rstd-factor-twice",
-        "with the factor rstd twice",
-        {"grad_input": lambda v: v.row_rstd**2 * (v.g - v.c2 - v.x_hat * v.c1)},
-    ),
-    Mistake(
         "gamma-forgotten-in-dx",
         "without gamma in g",
         {
@@ -378,34 +337,6 @@ MISTAKES = (
                 (v.given_dln * v.x_hat).mean(-1, keepdims=True), v.given_dln.mean(-1, keepdims=True)
             ),
         },
-    ),
-    Mistake(
-        "gamma-forgotten-in-sums",
-        "with gamma in g but not in c1 and c2",
-        {
-            "c1": lambda v: (v.dln * v.x_hat).mean(-1, keepdims=True),
-            "c2": lambda v: v.dln.mean(-1, keepdims=True),
-        },
-    ),
-    Mistake(
-        "gamma-outside",
-        "with gamma applied to the whole of dx, not to g",
-        {
-            "grad_input": lambda v: (
-                v.row_rstd
-                * v.ln_weight
-                * (
-                    v.dln
-                    - v.dln.mean(-1, keepdims=True)
-                    - v.x_hat * (v.dln * v.x_hat).mean(-1, keepdims=True)
-                )
-            ),
-        },
-    ),
-    Mistake(
-        "gamma-forgotten-in-g",
-        "with gamma in c1 and c2 but not in g",
-        {"grad_input": lambda v: v.row_rstd * (v.dln - v.c2 - v.x_hat * v.c1)},
     ),
     Mistake(
         "gamma-forgotten-in-c1",
@@ -434,11 +365,6 @@ MISTAKES = (
             ),
             "row_sums": lambda v: values(v) / (values(v) - 1) * packed(*row_sums(v, v.given_dln)),
         },
-    ),
-    Mistake(
-        "rstd-on-g-only",
-        "with rstd on g alone, not on the correction terms",
-        {"grad_input": lambda v: v.row_rstd * v.g - v.c2 - v.x_hat * v.c1},
     ),
     Mistake(
         "rstd-forgotten-in-terms",

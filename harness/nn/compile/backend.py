@@ -230,12 +230,13 @@ def may_be_slower(node: Node) -> str | None:
     )  # with the kernels' module, which a model without attention does not need
 
     names = ("query", "key", "value", "attn_mask", "dropout_p")
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    tensors = [value(given[name]) for name in names[:3]]
-    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    query, key, values = (value(given[name]) for name in names[:3])
+    if not (torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, values))):
         return "without gradients PyTorch's is the faster one"
     mask = given.get("attn_mask")
-    return attention_direct.may_be_slower(*tensors[:2], mask and value(mask), given.get("dropout_p") or 0.0)
+    dropout_p = given.get("dropout_p") or 0.0
+    return attention_direct.may_be_slower(query, key, None if mask is None else value(mask), dropout_p)
 
 
 def swap_attention(gm: GraphModule, node: Node) -> Attention:

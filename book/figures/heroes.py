@@ -180,7 +180,7 @@ def graph() -> str:
     with drawing.during(last):
         drawing.text(x, y + 23, f"gradient {gradients['x']:g}", size=12)
     drawing.words += [
-        f"x. Two parts have arrived, {one:g} and {other:g}. Whoever assigns keeps only the last to come, {other:g}.",
+        f"x. Two parts have arrived, {one:g} and {other:g}. If you assign in place of adding, only the last to come survives: {other:g}.",
         f"Added up they are {gradients['x']:g}, and that is the gradient of x.",
     ]
     return drawing.hero("The graph with the numbers of the solution's own run at x = 2, forward and back.")

@@ -56,7 +56,8 @@ def test_the_clock_has_the_virtual_gpu_s_sectors():
 def test_the_walk_over_the_graph_has_the_slope_of_its_function():
     slope = (6 * 2.0 + 6) * 1.0  # of 3 (x^2 + 2x) at 2
     assert (
-        f"Added up they are {slope:g}" in words("graph")[-1] and "keeps only the last" in words("graph")[-2]
+        f"Added up they are {slope:g}" in words("graph")[-1]
+        and "only the last to come survives: 12." in words("graph")[-2]
     )
     assert len(words("graph")) == 5 + 4 + 2
 

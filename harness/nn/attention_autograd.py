@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 
 from harness.devices.graphs import Program, load_each
-from harness.nn import attention_direct
+from harness.nn import attention_direct, attention_dropout
 from harness.nn.arguments import DTYPES, check_attended, check_dense, check_scale, plain
+from harness.nn.attention_direct import CHUNK, FIRST_ONLY
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_BACKWARD
 from harness.nn.autograd import compiling, max_device, programs, refuse_after_fork, run
-from harness.nn.derivatives import FirstOnly
 from harness.spec.ops import Call
 from harness.toolchain.roots import op_package, solutions
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 LARGEST_HEAD = 256
 """The largest head dimension that the kernels take."""
-FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 Blocks = Tensor | Iterable[tuple[int, int]]
 
 
@@ -71,7 +70,10 @@ def attention(
         value: Shape [..., N, T, dv]; [..., G, T, dv] with `enable_gqa`.
         attn_mask: Broadcastable to [..., N, S, T]. Of bool: True where a query sees a key. Else of query's dtype, added
             to the scores; then it may need a gradient, for which scores and dO value^T are computed once more.
-        dropout_p: Must be 0.
+        dropout_p: The share of probabilities that become 0, in steps of 1 / 65,536; the others grow by as much. 0 outside of training:
+            nobody asks for the mode of a module. From PyTorch's generator of the device. On an NVIDIA GPU, in 16-bit types, heads of up
+            to 128 elements, and of a mask without a gradient, kernels draw it; PyTorch's own function computes every other call with
+            dropout.
         is_causal: Must be False where there is a mask.
         scale: None for 1 / sqrt(d).
         enable_gqa: Whether N query heads may share G of key and value, where G divides N.
@@ -81,8 +83,8 @@ def attention(
 
     Raises:
         TypeError: An argument is no dense tensor, or has a dtype without a kernel or another one than query.
-        ValueError: Ranks, sizes or devices do not fit, or there is a mask and `is_causal`.
-        NotImplementedError: Dropout, a head dimension above 256, a second or a forward-mode derivative, or a gradient by a
+        ValueError: Ranks, sizes or devices do not fit, dropout_p is no probability, or there is a mask and `is_causal`.
+        NotImplementedError: A head dimension above 256, a second or a forward-mode derivative, or a gradient by a
             transform of torch.func.
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
@@ -90,7 +92,42 @@ def attention(
         output = attention_direct.call_directly(query, key, value, is_causal, scale, enable_gqa)
         if output is not None:
             return output
-    return attention_with_lse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
+    kept = attention_dropout.kept_of(dropout_p)
+    if kept == attention_dropout.ONE:
+        return attention_with_lse(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)[0]
+    folded, diagonal = prepared(query, key, value, attn_mask, is_causal, enable_gqa)
+    *tensors, mask = folded.tensors
+    if attention_direct.without_dropout(tensors[0], mask) is None:
+        # Zeros behind query and key leave the scores as they are; the kernels take whole chunks.
+        tensors = [F.pad(tensor, (0, -tensor.shape[-1] % CHUNK)) for tensor in tensors]
+        state = attention_dropout.new_state(query.device)
+        output, _ = torch.ops.mojo_workbook.attention_dropout(
+            *tensors, mask, state, factor(scale, query), diagonal, kept
+        )
+    else:
+        output = torchs_own(*tensors, mask, dropout_p, factor(scale, query), diagonal)
+    return output[..., : value.shape[-1]].reshape(*folded.lead, query.shape[-2], value.shape[-1])
+
+
+def torchs_own(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    scale: float,
+    diagonal: int,
+) -> Tensor:
+    """PyTorch's attention of query [B, N, S, d], key and value [B, G, T, d], and the mask of `fold`."""
+    S, T = query.shape[2], key.shape[2]
+    if diagonal not in (0, EVERY_KEY):
+        mask = torch.ones(S, T, dtype=torch.bool, device=query.device).tril(diagonal)
+    if mask is not None:
+        mask = mask.expand(*mask.shape[:3], T)  # PyTorch's fused kernels want an element for each key
+    shared = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, dropout_p, diagonal == 0, scale=scale, enable_gqa=shared
+    )
 
 
 def attention_with_lse(
@@ -107,15 +144,26 @@ def attention_with_lse(
 
     lse is float32, float64 for float64; -inf for a row that sees no key.
     """
-    refuse_options(dropout_p, is_causal, attn_mask)
+    if dropout_p:
+        raise NotImplementedError(
+            f"dropout_p: attention_with_lse has no dropout, expected 0, got {dropout_p}; attention has"
+        )
+    folded, diagonal = prepared(query, key, value, attn_mask, is_causal, enable_gqa)
+    output, lse = torch.ops.mojo_workbook.attention(*folded.tensors, factor(scale, query), diagonal, 1)
+    rows = (*folded.lead, query.shape[-2])
+    return output[..., : value.shape[-1]].reshape(*rows, value.shape[-1]), lse.reshape(rows)
+
+
+def prepared(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, enable_gqa: bool
+) -> "tuple[Folded, int]":
+    """The arguments of `attention`, checked, in autocast's dtype, with four axes; and how many keys past its own place a query sees."""
+    refuse_options(is_causal, attn_mask)
     FIRST_ONLY.refuse(query=query, key=key, value=value, attn_mask=attn_mask)
     query, key, value, attn_mask = in_autocast_dtype(query, key, value, attn_mask)
     check(query, key, value, attn_mask, enable_gqa)
     attn_mask, diagonal = without_bias(attn_mask, is_causal, query, key)
-    folded = fold(query, key, value, attn_mask, enable_gqa)
-    output, lse = torch.ops.mojo_workbook.attention(*folded.tensors, factor(scale, query), diagonal, 1)
-    rows = (*folded.lead, query.shape[-2])
-    return output[..., : value.shape[-1]].reshape(*rows, value.shape[-1]), lse.reshape(rows)
+    return fold(query, key, value, attn_mask, enable_gqa), diagonal
 
 
 def attention_backward(
@@ -141,7 +189,7 @@ def attention_backward(
 
     Raises what `attention` raises.
     """
-    refuse_options(0.0, is_causal, attn_mask)
+    refuse_options(is_causal, attn_mask)
     FIRST_ONLY.refuse(
         grad_out=grad_out, query=query, key=key, value=value, out=out, lse=lse, attn_mask=attn_mask
     )
@@ -353,10 +401,8 @@ def check_pair(grad_out: Tensor, out: Tensor) -> None:
 # ---- Checks, and how the arguments become four axes ---------------------------------------------------------
 
 
-def refuse_options(dropout_p: float, is_causal: bool, attn_mask: Tensor | None) -> None:
-    """Raises for options that are not built."""
-    if dropout_p:
-        raise NotImplementedError(f"dropout_p: attention has no dropout, expected 0, got {dropout_p}")
+def refuse_options(is_causal: bool, attn_mask: Tensor | None) -> None:
+    """Raises for options that do not go together."""
     if is_causal and attn_mask is not None:
         raise ValueError(
             "is_causal: expected False where there is an attn_mask; put the triangle into the mask"

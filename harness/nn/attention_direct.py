@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from harness.nn import on_stream
 from harness.nn.arguments import plain
 from harness.nn.attention_ops import EVERY_KEY
+from harness.nn.derivatives import FirstOnly
 from harness.nn.on_stream import KINDS, PLAIN, OnDevice, Opened, applied, contiguous_strides, is_hopper
 from harness.nn.private import (
     any_autocast,
@@ -33,12 +34,13 @@ from harness.nn.private import (
 
 Tensor = torch.Tensor
 PUZZLE = "p23"
+FIRST_ONLY = FirstOnly("attention", "torch.nn.functional.scaled_dot_product_attention")
 
 TENSOR_CORES = (torch.bfloat16, torch.float16)
 WIDEST = 256
 """The largest head dimension of the kernels on tensor cores,"""
 WIDE = 128
-"""and of those that make a mask's gradient, or attention in a window."""
+"""and of those that make a mask's gradient, attention in a window, or with dropout."""
 BOX = 64
 """Rows and elements of a row that the kernels with wgmma take at once: for float32 as pairs there is no more."""
 CHUNK = 8
@@ -90,6 +92,18 @@ def without_tensor_cores(query: Tensor, mask: Tensor | None = None) -> str | Non
     return f"query has heads of {d} elements, no multiple of {CHUNK}" if d % CHUNK else None
 
 
+def without_dropout(query: Tensor, mask: Tensor | None = None) -> str | None:
+    """Which argument keeps a call from the kernels with dropout; None where they take it."""
+    if query.device.type != on_stream.DEVICE or torch.version.hip:
+        return f"query is on {query.device}; dropout has kernels on NVIDIA's GPUs alone"
+    if query.dtype not in TENSOR_CORES:
+        return f"query is of {plain(query.dtype)}; dropout has kernels of bfloat16 and float16 alone"
+    if query.shape[-1] > WIDE:
+        return f"query has heads of {query.shape[-1]} elements; with dropout the kernels take up to {WIDE}"
+    needs = mask is not None and mask.requires_grad
+    return "attn_mask needs a gradient; with dropout the kernels make none" if needs else None
+
+
 def warn_of(cause: str | None) -> None:
     """Warns of the first cause in a process, and of no other."""
     if cause is not None and not warned:
@@ -130,6 +144,13 @@ def in_chunks(tensor: Tensor) -> bool:
     """Whether every row begins where 16 bytes do, and its elements are neighbours."""
     *strides, nearest = tensor.stride()
     return nearest == 1 and not any(stride % CHUNK for stride in strides) and not tensor.data_ptr() % 16
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy whose rows all begin at multiples of 16 bytes."""
+    tensor = readable(tensor, True)
+    at_chunks = tensor.data_ptr() % 16 == 0 and all(stride % CHUNK == 0 for stride in row_strides(tensor))
+    return tensor if at_chunks else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def dense_strides(size: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -600,8 +621,14 @@ kernels = Opened(
 """The kernels of a device."""
 
 
-def explain(query: Tensor, attn_mask: Tensor | None = None) -> str:
-    """Which kernels `attention` runs for a query and a mask, and how it comes to them, in one line."""
+def explain(query: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0) -> str:
+    """Which kernels `attention` runs for a query, a mask and dropout, and how it comes to them, in one line."""
+    if dropout_p and (cause := without_dropout(query, attn_mask)):
+        return f"PyTorch's own scaled_dot_product_attention: {cause}"
+    if dropout_p and kernels(query.device) is None:
+        return "PyTorch's products and a mask of all pairs: there is no extension module for this GPU"
+    if dropout_p:
+        return "mma.sync, through the extension module: wgmma has no dropout"
     if query.device.type != "cuda":
         return "the plain loops of the CPU path, through a MAX graph"
     if kernels(query.device) is None:

@@ -15,7 +15,7 @@ import torch
 from harness.nn import attention_direct, orders
 from harness.nn.arguments import check_attended, check_scale
 from harness.nn.attention_autograd import attention
-from harness.nn.attention_direct import CHUNK, WIDE, AttentionKernels, readable, row_strides
+from harness.nn.attention_direct import CHUNK, WIDE, AttentionKernels, aligned, row_strides
 from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.derivatives import FirstOnly
 from harness.nn.orders import whole
@@ -170,13 +170,6 @@ def kernels_for(query: Tensor, key: Tensor, value: Tensor) -> AttentionKernels |
     one_kind = query.dtype == key.dtype == value.dtype and query.device == key.device == value.device
     fits = attention_direct.on_tensor_cores(query) and d <= WIDE and d % CHUNK == 0 and query.numel() > 0
     return attention_direct.kernels(query.device) if one_kind and fits else None
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy whose rows all begin at multiples of 16 bytes."""
-    tensor = readable(tensor, True)
-    at_chunks = tensor.data_ptr() % 16 == 0 and all(stride % CHUNK == 0 for stride in row_strides(tensor))
-    return tensor if at_chunks else tensor.clone(memory_format=torch.contiguous_format)
 
 
 class WindowAttention(torch.autograd.Function):

@@ -9,6 +9,8 @@ from std.os import abort
 from std.python import Python, PythonObject
 from std.python.bindings import PyObjectPtr, PythonModuleBuilder, _set_python_error
 
+from op.fast_dropout import Draws
+from op.fast_dropout_launches import launch_backward_dropout, launch_forward_dropout
 from op.fast_kernels import Strides
 from op.fast_launches import (
     Layout,
@@ -60,13 +62,20 @@ def strides_of(mut arguments: Arguments) -> Strides:
     return strides
 
 
+def draws_of(mut arguments: Arguments) -> Draws:
+    """The next two arguments: the address of the state that is drawn from, and how many elements of 65,536 are kept.
+    """
+    var state = arguments.read[DType.uint32]()
+    return Draws(state, Int32(arguments.integer()))
+
+
 def run_forward[
     part: StaticString, dtype: DType
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of output, lse, query, key, value and mask, and strides: query, key, value, output.
 
     `choice` is 1 for the portable kernels, FLASH for the flash kernels in float32, 0 for the fastest; of a window, how many times 64 queries a block owns.
-    Where there are several sequences the mask is their offsets, and the size of its blocks their number.
+    Where there are several sequences the mask is their offsets, and the size of its blocks their number. With dropout, `draws_of` are last.
     """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
@@ -90,6 +99,8 @@ def run_forward[
         launch_forward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
     elif part == "varlen_forward":
         launch_forward_varlen(launcher, tensors, layout)
+    elif part == "dropout_forward":
+        launch_forward_dropout(launcher, tensors, layout, draws_of(arguments))
     else:
         if choice == 1:
             launch_forward_window[tiles=1](launcher, tensors, layout)
@@ -117,7 +128,8 @@ def run_backward[
     part: StaticString, dtype: DType
 ](mut arguments: Arguments, mut launcher: StreamLauncher, choice: Int) raises:
     """Sizes, scale, the addresses of the three gradients, grad_output, query, key, value, lse, delta and mask, and strides:
-    query, key, value, grad_output, and the three gradients. `choice` is that of the forward pass."""
+    query, key, value, grad_output, and the three gradients; with dropout, `draws_of`. `choice` is that of the forward pass.
+    """
     var sizes = sizes_of(arguments)
     var scale = arguments.float().cast[accum_type[dtype]]()
     var layout = Layout.without_gaps(sizes)
@@ -147,6 +159,8 @@ def run_backward[
         launch_backward_fast(launcher, tensors, layout, choice == 1, choice != FLASH)
     elif part == "varlen_backward":
         launch_backward_varlen(launcher, tensors, layout)
+    elif part == "dropout_backward":
+        launch_backward_dropout(launcher, tensors, layout, draws_of(arguments))
     else:
         if choice == 1:
             launch_backward_window[tiles=1](launcher, tensors, layout)
@@ -235,7 +249,7 @@ def run[
         run_mask_gradient[dtype](arguments, launcher)
     elif part == "gradients":
         run_gradients[dtype](arguments, launcher, choice)
-    elif part == "forward" or part == "window_forward" or part == "varlen_forward":
+    elif part == "forward" or part.endswith("_forward"):
         run_forward[part, dtype](arguments, launcher, choice)
     else:
         run_backward[part, dtype](arguments, launcher, choice)
@@ -283,6 +297,8 @@ def PyInit_workbook_p23() abi("C") -> PythonObject:
         module.def_py_c_function(call["window_backward", 6 + 12 + 1 + 10 + 21], "window_backward")
         module.def_py_c_function(call["varlen_forward", 6 + 12 + 1 + 6 + 12], "varlen_forward")
         module.def_py_c_function(call["varlen_backward", 6 + 12 + 1 + 10 + 21], "varlen_backward")
+        module.def_py_c_function(call["dropout_forward", 6 + 12 + 1 + 6 + 12 + 2], "dropout_forward")
+        module.def_py_c_function(call["dropout_backward", 6 + 12 + 1 + 10 + 21 + 2], "dropout_backward")
         return module.finalize()
     except error:
         abort(String(error))

@@ -11,6 +11,7 @@ a scale above 0. `aligned` ones take rows that begin at multiples of 16 bytes, t
 a window of a grid in place of a mask (`fast_window.mojo`), which says what tiles there are to do and which of their pairs see
 each other.
 `varlen` ones read offsets in place of a mask; a block works on one of the sequences that they bound (`fast_varlen.mojo`).
+`dropout` ones make some probabilities 0 (`fast_dropout.mojo`); the others do not read `state` and `keep`.
 `whole` ones, where every tile is full and every query sees every key, do not ask and have one way to load a tile: more
 would take registers that products want.
 Tensors are [B, N, S, d] with strides of their own; lse and delta are [B, N, S] and contiguous.
@@ -38,6 +39,7 @@ from .fast_tiles import (
     pitch_of,
     store_rows,
 )
+from .fast_dropout import Dropout
 from .fast_masks import MaskTile, Visible, hidden_tile, is_one_row, shows_none
 from .fast_varlen import Sequence, slots
 from .fast_window import TILE, Window, hide_far
@@ -113,6 +115,31 @@ def of_row(value: Float32, biggest: Bool) -> Float32:
     return result
 
 
+@always_inline
+def drop[count: Int](mut weights: Array[Sums, count]):
+    """Makes weights 0 that are marked; NaN stays."""
+    comptime for place in range(count):
+        comptime for e in range(4):
+            var weight = weights[place][e]
+            weights[place][e] = 0 if weight < 0 else weight
+
+
+@always_inline
+def of_rows[half: Int](numbers: Array[Float32, _]) -> Sums:
+    """A lane's sums that are, in each of two rows, one number of that row's."""
+    return Sums(numbers[half], numbers[half], numbers[half + 1], numbers[half + 1])
+
+
+@always_inline
+def slopes_of(weights: Sums, of_weights: Sums, deltas: Sums) -> Sums:
+    """The gradients of scores, P * (dP - delta), from weights P and their gradients dP, which is 0 for marked ones.
+    """
+    var slopes = abs(weights)
+    comptime for e in range(4):
+        slopes[e] *= (0 if weights[e] < 0 else of_weights[e]) - deltas[e]
+    return slopes
+
+
 # ---- Forward ------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +159,7 @@ def fast_forward_kernel[
     windowed: Bool,
     whole: Bool,
     varlen: Bool,
+    dropout: Bool,
 ](
     output: MutPtr[dtype],  # [B, N, S, d]
     lse: MutPtr[DType.float32],  # [B, N, S]
@@ -145,6 +173,8 @@ def fast_forward_kernel[
     value_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
+    state: ImmPtr[DType.uint32],  # of the draws, four words
+    keep: Int32,  # so many elements of 65,536
 ):
     """Output and lse. A block owns 16 * bands * warps queries and walks over the keys, `step` at a time.
 
@@ -231,6 +261,7 @@ def fast_forward_kernel[
     )
     # Scores with a mask have been multiplied before they are compared; a positive factor leaves the order as it is.
     var factor = LOG2_E if masked else scale * LOG2_E
+    var draws = Dropout(state, keep, head)
     var sums = Array[Sums, bands * (width // 8)](fill=0)
     var largest = Array[Float32, 2 * bands](fill=HIDDEN)
     var totals = Array[Float32, 2 * bands](fill=0)
@@ -286,6 +317,9 @@ def fast_forward_kernel[
                 comptime for j in range(width // 8):
                     sums[band * (width // 8) + j][e] *= rescale
                     sums[band * (width // 8) + j][e + 1] *= rescale
+        comptime if dropout:
+            draws.mark[bands, columns](scores, first, t0)
+            drop[bands * columns](scores)
         add_product[bands, columns, width](sums, scores, keys.unsafe_offset(step * pitch), lane)
         stage = 1 - stage
         t0 = next
@@ -295,6 +329,8 @@ def fast_forward_kernel[
         var total = of_row(totals[half], False)
         # A row that sees no key: total and sums are 0.
         factors[half] = 1 / total if total != 0 else 1
+        comptime if dropout:
+            factors[half] *= draws.rescale()
         var s = first + half * 8 + lane_id() // 4
         if s < S and lane_id() % 4 == 0:
             lse[unsafe_offset=row0 + s] = (
@@ -402,6 +438,7 @@ def fast_query_kernel[
     windowed: Bool,
     whole: Bool,
     varlen: Bool,
+    dropout: Bool,
 ](
     grad_query: MutPtr[dtype],  # [B, N, S, d]
     grad_output: ImmPtr[dtype],  # [B, N, S, d]
@@ -418,6 +455,8 @@ def fast_query_kernel[
     value_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
+    state: ImmPtr[DType.uint32],  # of the draws, four words
+    keep: Int32,  # so many elements of 65,536
 ):
     """The gradient of the query. A block owns 16 * bands * warps queries and walks over the keys, `step` at a time.
 
@@ -521,12 +560,15 @@ def fast_query_kernel[
     var own_grads = Own[dtype, bands, width, kept](
         grads.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
     )
+    var draws = Dropout(state, keep, head)
     var shifts = Array[Float32, 2 * bands](fill=0)
     var deltas = Array[Float32, 2 * bands](fill=0)
     comptime for half in range(2 * bands):
         var row = row0 + min(first + half * 8 + lane_id() // 4, S - 1)
         shifts[half] = row_shift[True](lse[unsafe_offset=row])
         deltas[half] = delta[unsafe_offset=row]
+        comptime if dropout:
+            deltas[half] *= draws.keep
     var factor = LOG2_E if masked else scale * LOG2_E
     var sums = Array[Sums, bands * (width // 8)](fill=0)
     var stage = 0
@@ -561,12 +603,19 @@ def fast_query_kernel[
                     comptime half = place // columns * 2 + e // 2
                     slopes[place][e] = exp2(slopes[place][e] * factor - shifts[half])
             var less_delta = Array[Sums, bands * columns](fill=0)
-            comptime for place in range(bands * columns):
-                comptime half = place // columns * 2
-                less_delta[place] = Sums(-deltas[half], -deltas[half], -deltas[half + 1], -deltas[half + 1])
+            comptime if dropout:
+                draws.mark[bands, columns](slopes, first, t1)
+            else:
+                comptime for place in range(bands * columns):
+                    less_delta[place] = -of_rows[place // columns * 2](deltas)
             var apart = own_grads.times_rows[columns](keys.unsafe_offset(step * pitch), less_delta)
             comptime for place in range(bands * columns):
-                slopes[place] *= apart[place]
+                comptime if dropout:
+                    slopes[place] = slopes_of(
+                        slopes[place], apart[place], of_rows[place // columns * 2](deltas)
+                    )
+                else:
+                    slopes[place] *= apart[place]
             add_product[bands, columns, width](sums, slopes, keys, lane)
         stage = 1 - stage
         t0 = next
@@ -574,7 +623,7 @@ def fast_query_kernel[
     store_rows[bands, width, aligned](
         grad_query.unsafe_offset(start_of(head, sizes.query_heads, gradient_strides, sequence.first_query)),
         sums,
-        Array[Float32, 2 * bands](fill=scale),
+        Array[Float32, 2 * bands](fill=scale * draws.rescale() if dropout else scale),
         first,
         S,
         Int(gradient_strides[2]),
@@ -626,6 +675,7 @@ def fast_key_value_kernel[
     windowed: Bool,
     whole: Bool,
     varlen: Bool,
+    dropout: Bool,
 ](
     grad_key: MutPtr[dtype],  # [B, G, T, d]
     grad_value: MutPtr[dtype],  # [B, G, T, d]
@@ -644,6 +694,8 @@ def fast_key_value_kernel[
     value_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
+    state: ImmPtr[DType.uint32],  # of the draws, four words
+    keep: Int32,  # so many elements of 65,536
 ):
     """The gradients of key and value. A block owns 16 * bands * owners keys and walks over the queries of every head that
     shares them, `step` at a time. Scores are transposed, [keys, queries]: so P^T and dS^T are left factors as they are.
@@ -653,6 +705,7 @@ def fast_key_value_kernel[
     """
     comptime pairs = in_pairs[width]()
     comptime assert not pairs or part == step, "what is handed over is read before the next step"
+    comptime assert not pairs or not dropout, "who makes the gradient of the key draws nothing"
     comptime owners = warps // 2 if pairs else warps
     comptime rows = 16 * bands * owners
     comptime threads = 32 * warps
@@ -781,6 +834,7 @@ def fast_key_value_kernel[
     var factor = LOG2_E if masked else scale * LOG2_E
     var key_sums = Array[Sums, bands * (width // 8)](fill=0)
     var value_sums = Array[Sums, bands * (width // 8)](fill=0)
+    var draws = Dropout(state, keep, head0)
     var place = following(Place(0, start - step))
     if place.member < members:
         fetch(place, 0)
@@ -844,14 +898,29 @@ def fast_key_value_kernel[
             else:
                 var weights = own_keys.times_rows[columns](queries, Array[Sums, bands * columns](fill=0))
                 weigh(weights)
-                add_product[bands, columns, width](value_sums, weights, grads, lane)
+                comptime if dropout:
+                    draws.head = UInt32(head0 + place.member)
+                    draws.mark[bands, columns, transposed=True](weights, first, s1)
+                    var left = weights.copy()
+                    drop[bands * columns](left)
+                    add_product[bands, columns, width](value_sums, left, grads, lane)
+                else:
+                    add_product[bands, columns, width](value_sums, weights, grads, lane)
                 var less_delta = Array[Sums, bands * columns](fill=0)
-                comptime for place in range(bands * columns):
-                    var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
-                    less_delta[place] = Sums(-pair[0], -pair[1], -pair[0], -pair[1])
+                comptime if not dropout:
+                    comptime for place in range(bands * columns):
+                        var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
+                        less_delta[place] = Sums(-pair[0], -pair[1], -pair[0], -pair[1])
                 var slopes = own_values.times_rows[columns](grads, less_delta)
                 comptime for place in range(bands * columns):
-                    slopes[place] *= weights[place]
+                    comptime if dropout:
+                        var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
+                        pair *= draws.keep
+                        slopes[place] = slopes_of(
+                            weights[place], slopes[place], Sums(pair[0], pair[1], pair[0], pair[1])
+                        )
+                    else:
+                        slopes[place] *= weights[place]
                 add_product[bands, columns, width](key_sums, slopes, queries, lane)
         stage = 1 - stage
         place = next^
@@ -864,7 +933,7 @@ def fast_key_value_kernel[
                 start_of(shared_head, sizes.key_heads, grad_key_strides, sequence.first_key)
             ),
             key_sums,
-            Array[Float32, 2 * bands](fill=scale),
+            Array[Float32, 2 * bands](fill=scale * draws.rescale() if dropout else scale),
             first,
             T,
             Int(grad_key_strides[2]),
@@ -876,7 +945,7 @@ def fast_key_value_kernel[
                 start_of(shared_head, sizes.key_heads, grad_value_strides, sequence.first_key)
             ),
             value_sums,
-            Array[Float32, 2 * bands](fill=1),
+            Array[Float32, 2 * bands](fill=draws.rescale() if dropout else Float32(1)),
             first,
             T,
             Int(grad_value_strides[2]),

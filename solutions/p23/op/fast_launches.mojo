@@ -34,6 +34,7 @@ from .fast_hopper import (
     query_bytes,
 )
 from .fast_hopper_keys import hopper_key_value_kernel, key_bytes, key_owners
+from .fast_dropout import Draws
 from .fast_masks import is_one_row
 from .fast_mask_gradient import launch_mask_gradient_tiles
 from .fast_pairs_launches import launch_backward_pairs, launch_forward_pairs, suits_pairs
@@ -229,12 +230,14 @@ def launch_forward_tiles[
     windowed: Bool = False,
     whole: Bool = False,
     varlen: Bool = False,
-](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
+    dropout: Bool = False,
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
     """The forward kernel in one tiling."""
     comptime rows = 16 * bands * warps
+    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # else not read
     launcher.launch[
         fast_forward_kernel[
-            dtype, masked, aligned, width, bands, warps, step, resident, windowed, whole, varlen
+            dtype, masked, aligned, width, bands, warps, step, resident, windowed, whole, varlen, dropout
         ]
     ](
         "fast_forward",
@@ -250,6 +253,8 @@ def launch_forward_tiles[
         layout.value,
         t.sizes.packed(),
         t.scale.cast[DType.float32](),
+        drawn.state,
+        drawn.kept,
         grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.query_len, rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
         shared_bytes=(rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
@@ -532,12 +537,26 @@ def launch_query_tiles[
     windowed: Bool = False,
     whole: Bool = False,
     varlen: Bool = False,
-](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    dropout: Bool = False,
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
     """The kernel of the gradient of the query in one tiling."""
     comptime rows = 16 * bands * warps
+    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # else not read
     launcher.launch[
         fast_query_kernel[
-            dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole, varlen
+            dtype,
+            masked,
+            aligned,
+            width,
+            bands,
+            warps,
+            step,
+            part,
+            resident,
+            windowed,
+            whole,
+            varlen,
+            dropout,
         ]
     ](
         "fast_query",
@@ -556,6 +575,8 @@ def launch_query_tiles[
         layout.value,
         t.sizes.packed(),
         t.scale.cast[DType.float32](),
+        drawn.state,
+        drawn.kept,
         grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.query_len, rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
         shared_bytes=(2 * rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
@@ -579,12 +600,26 @@ def launch_key_value_tiles[
     windowed: Bool = False,
     whole: Bool = False,
     varlen: Bool = False,
-](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
+    dropout: Bool = False,
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
     """The kernel of the gradients of key and value in one tiling."""
     comptime rows = 16 * bands * (warps // 2 if in_pairs[width]() else warps)
+    var drawn = draws.copy().or_else(Draws(t.query.unsafe_bitcast[UInt32](), 0))  # else not read
     launcher.launch[
         fast_key_value_kernel[
-            dtype, masked, aligned, width, bands, warps, step, part, resident, windowed, whole, varlen
+            dtype,
+            masked,
+            aligned,
+            width,
+            bands,
+            warps,
+            step,
+            part,
+            resident,
+            windowed,
+            whole,
+            varlen,
+            dropout,
         ]
     ](
         "fast_key_value",
@@ -605,6 +640,8 @@ def launch_key_value_tiles[
         layout.value,
         t.sizes.packed(),
         t.scale.cast[DType.float32](),
+        drawn.state,
+        drawn.kept,
         grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.key_len, rows) * t.sizes.shared_heads()),
         block_dim=Dim(32 * warps),
         shared_bytes=(2 * rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()

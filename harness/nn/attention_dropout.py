@@ -1,0 +1,219 @@
+"""Dropout in attention: which probabilities become 0 follows from two random integers, and is worked out anew in each pass.
+
+`keep_mask` says which are kept, by the same Philox as puzzle 23's kernels (`fast_dropout.mojo`), which store no mask. The state,
+two integers from PyTorch's generator, lies where the kernels read it: nobody waits for it, and a CUDA graph draws another for each
+replay. Two operators are registered, `mojo_workbook::attention_dropout` and its backward pass. Where there is no extension module they
+take PyTorch's products and the whole mask.
+"""
+
+import torch
+
+from harness.nn import attention_direct
+from harness.nn.attention_direct import (
+    FIRST_ONLY,
+    AttentionKernels,
+    aligned,
+    empty_in_order,
+    row_strides,
+    without_dropout,
+)
+
+Tensor = torch.Tensor
+ONE = 65536
+"""Values of 16 bits: so many elements a probability is a share of."""
+ROUNDS = 7
+WORD = 2**32 - 1
+"""All bits of a word."""
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+STEPS = (0x9E3779B9, 0xBB67AE85)
+"""What Philox4x32 multiplies by, and adds to its key from round to round."""
+
+
+def kept_of(dropout_p: float) -> int:
+    """How many elements of ONE are kept. Raises TypeError for what is no number, ValueError for no probability."""
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float):
+        raise TypeError(f"dropout_p: expected a number, got {type(dropout_p).__name__}")
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"dropout_p: expected a probability from 0 to 1, got {dropout_p}")
+    return ONE - round(dropout_p * ONE)
+
+
+def rescale(kept: int) -> float:
+    """What the probabilities that are kept are multiplied by."""
+    return ONE / kept if kept else 0.0
+
+
+# ---- The draws ----------------------------------------------------------------------------------------------
+
+
+def new_state(device: torch.device) -> Tensor:
+    """Two random integers, int64 [2], from PyTorch's generator of a device."""
+    return torch.randint(2**62, (2,), device=device)
+
+
+def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Philox4x32 (Salmon et al., 2011), of ROUNDS rounds: four random words of four words and a key of two.
+
+    Words are int64 from 0 to 2**32 - 1, in any shapes that broadcast. Products lose what lies above 64 bits, which nobody reads.
+    """
+    c0, c1, c2, c3 = counter
+    for turn in range(ROUNDS):
+        key0, key1 = ((word + turn * step) & WORD for word, step in zip(key, STEPS, strict=True))
+        first, second = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1 = (second >> 32 & WORD) ^ c1 ^ key0, second & WORD
+        c2, c3 = (first >> 32 & WORD) ^ c3 ^ key1, first & WORD
+    return c0, c1, c2, c3
+
+
+def keep_mask(state: Tensor, size: tuple[int, int, int, int], kept: int) -> Tensor:
+    """Which probabilities of a size [B, N, S, T] are kept: bool.
+
+    Eight share a draw, 16 bits each: the queries q, q + 8, q + 16, q + 24 of a 32 and the keys k, k + 8 of a 16.
+    """
+    B, N, S, T = size
+    query, key = (torch.arange(length, device=state.device) for length in (-(-S // 32) * 8, -(-T // 16) * 8))
+    head = torch.arange(B * N, device=state.device)[:, None, None]
+    halves = state[0] & WORD, state[0] >> 32 & WORD
+    words = philox((key, query[:, None], head, state[1] & WORD), halves)
+    numbers = torch.stack([part for word in words for part in (word & ONE - 1, word >> 16)])
+    # [query of a 32, key of a 16, head, 32, query of its 8, 16, key of its 8]
+    numbers = numbers.reshape(4, 2, B * N, len(query) // 8, 8, len(key) // 8, 8)
+    whole = numbers.permute(2, 3, 0, 4, 5, 1, 6).reshape(B, N, len(query) * 4, len(key) * 2)
+    return whole[:, :, :S, :T] < kept
+
+
+# ---- The operators ------------------------------------------------------------------------------------------
+
+
+def kernels_for(query: Tensor, key: Tensor) -> AttentionKernels | None:
+    """The kernels with dropout, where they take these tensors; None elsewhere."""
+    fits = query.numel() and key.numel() and without_dropout(query) is None
+    return attention_direct.kernels(query.device) if fits else None
+
+
+def probabilities(query, key, attn_mask, scale: float, diagonal: int) -> tuple[Tensor, Tensor]:
+    """All probabilities [B, N, S, T], 0 in a row that sees no key, and lse [B, N, S], in wide types; as many heads of key."""
+    scores = scale * query @ key.mT
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    s, t = (torch.arange(length, device=query.device) for length in scores.shape[2:])
+    scores = scores.masked_fill(t > s[:, None] + diagonal, -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    return torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0)[..., None]), lse
+
+
+def widened(query: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """Tensors in the type of sums, those [B, G, T, d] with a head for each of query [B, N, S, d]."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    N = query.shape[1]
+    return [tensor.to(wide).repeat_interleave(N // tensor.shape[1], 1) for tensor in (query, *tensors)]
+
+
+@torch.library.custom_op("mojo_workbook::attention_dropout", mutates_args=())
+def forward_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    state: Tensor,
+    scale: float,
+    diagonal: int,
+    kept: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns output [B, N, S, d], of probabilities with dropout, and lse [B, N, S], of all of them.
+
+    The arguments are those of `mojo_workbook::attention`, whose mask has no blocks, with the state, int64 [2], and how many elements of
+    ONE are kept, fewer than all.
+    """
+    output, lse = forward_buffers(query, key, value, attn_mask, state, scale, diagonal, kept)
+    kernels = kernels_for(query, key)
+    if kernels is None:
+        Q, K, V = widened(query, key, value)
+        P, sums = probabilities(Q, K, attn_mask, scale, diagonal)
+        kept_ones = keep_mask(state, P.shape, kept).to(P.dtype) * rescale(kept)
+        return output.copy_(P * kept_ones @ V), lse.copy_(sums)
+    query, key, value = (aligned(tensor) for tensor in (query, key, value))
+    kernels.call(
+        kernels.module.dropout_forward,
+        query.dtype,
+        *kernels.sizes(query, key, attn_mask, diagonal, 1),
+        scale,
+        *(tensor.data_ptr() for tensor in (output, lse, query, key, value)),
+        kernels.mask_address(attn_mask, query.dtype),
+        *(stride for tensor in (query, key, value, output) for stride in row_strides(tensor)),
+        state.data_ptr(),
+        kept,
+    )
+    return output, lse
+
+
+@forward_operator.register_fake
+def forward_buffers(query, key, value, attn_mask, state, scale, diagonal, kept):
+    """Allocates what the forward operator returns."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return empty_in_order(query), query.new_empty(query.shape[:-1], dtype=wide)
+
+
+@torch.library.custom_op("mojo_workbook::attention_dropout_backward", mutates_args=())
+def backward_operator(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    attn_mask: Tensor | None,
+    state: Tensor,
+    scale: float,
+    diagonal: int,
+    kept: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of query, key and value; the arguments are those of the forward operator and its results."""
+    gradients = backward_buffers(grad_out, query, key, value)
+    kernels = kernels_for(query, key)
+    if kernels is None:
+        Q, K, V, dO, O = widened(query, key, value, grad_out, out)
+        P, _ = probabilities(Q, K, attn_mask, scale, diagonal)
+        kept_ones = keep_mask(state, P.shape, kept).to(P.dtype) * rescale(kept)
+        dS = P * (dO @ V.mT * kept_ones - (dO * O).sum(-1, keepdim=True))
+        shares = scale * dS @ K, scale * dS.mT @ Q, (P * kept_ones).mT @ dO
+        for gradient, share in zip(gradients, shares, strict=True):
+            gradient.copy_(share.unflatten(1, (gradient.shape[1], -1)).sum(2))
+        return gradients
+    grad_out, query, key, value = (aligned(tensor) for tensor in (grad_out, query, key, value))
+    delta = kernels.delta(grad_out, out, None)
+    kernels.call(
+        kernels.module.dropout_backward,
+        query.dtype,
+        *kernels.sizes(query, key, attn_mask, diagonal, 1),
+        scale,
+        *(tensor.data_ptr() for tensor in (*gradients, grad_out, query, key, value, lse, delta)),
+        kernels.mask_address(attn_mask, query.dtype),
+        *(stride for t in (query, key, value, grad_out, *gradients) for stride in row_strides(t)),
+        state.data_ptr(),
+        kept,
+    )
+    return gradients
+
+
+@backward_operator.register_fake
+def backward_buffers(grad_out, query, key, value, *rest):
+    """Allocates what the backward operator returns."""
+    return tuple(map(empty_in_order, (query, key, value)))
+
+
+def keep_for_backward(ctx, inputs, output) -> None:
+    """Keeps query, key, value, the mask, the state, the output and lse."""
+    query, key, value, attn_mask, state, ctx.scale, ctx.diagonal, ctx.kept = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(query, key, value, *output, attn_mask, state)
+
+
+def backward(ctx, grad_out, grad_lse):
+    """The gradients of query, key and value."""
+    gradients = backward_operator(grad_out, *ctx.saved_tensors, ctx.scale, ctx.diagonal, ctx.kept)
+    return *gradients, None, None, None, None, None
+
+
+forward_operator.register_autograd(backward, setup_context=keep_for_backward)
+backward_operator.register_autograd(FIRST_ONLY.refuse_double_backward)

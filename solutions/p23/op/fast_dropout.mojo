@@ -1,0 +1,126 @@
+"""Dropout for the kernels of `fast_kernels.mojo`: which probabilities become 0, drawn anew wherever they are computed anew.
+
+Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) makes four random words of a counter and a key, and
+nothing is kept between draws. Eight elements of the scores share a draw, 16 bits each: the queries q, q + 8, q + 16, q + 24 of a 32 and
+the keys k, k + 8 of a 16. One lane holds all eight, in the fragments of the scores as in those of the transposed scores.
+`harness/nn/attention_dropout.py` draws the same in PyTorch.
+"""
+
+from std.math import ceildiv
+from std.sys import inlined_assembly
+from max.gpu import lane_id
+
+from .fast_tiles import Sums
+from .shared.common import ImmPtr
+
+comptime ROUNDS = 7
+"""The fewest with which Philox4x32 passes the tests of its paper; FlashAttention-2 takes as many."""
+comptime ONE = 65536
+"""Values of 16 bits."""
+
+
+@fieldwise_init
+struct Draws(ImplicitlyCopyable):
+    """What a launch with dropout takes."""
+
+    @__allow_legacy_any_origin_fields
+    var state: ImmPtr[DType.uint32]
+    """Four words, of which the last is not read."""
+    var kept: Int32
+    """So many of ONE elements are kept, 0 to ONE - 1."""
+
+
+@always_inline
+def philox(counter: SIMD[DType.uint32, 4], key: SIMD[DType.uint32, 2]) -> SIMD[DType.uint32, 4]:
+    """Four random words."""
+    var words = counter
+    comptime for turn in range(ROUNDS):
+        var first = words[0].cast[DType.uint64]() * 0xD2511F53
+        var second = words[2].cast[DType.uint64]() * 0xCD9E8D57
+        var key0 = key[0] + UInt32(turn * 0x9E3779B9 % 2**32)
+        var key1 = key[1] + UInt32(turn * 0xBB67AE85 % 2**32)
+        words[0] = (second >> 32).cast[DType.uint32]() ^ words[1] ^ key0
+        words[2] = (first >> 32).cast[DType.uint32]() ^ words[3] ^ key1
+        words[1] = second.cast[DType.uint32]()
+        words[3] = first.cast[DType.uint32]()
+    return words
+
+
+@always_inline
+def here(key: SIMD[DType.uint32, 2]) -> SIMD[DType.uint32, 2]:
+    """The key, of which the compiler does not know that it is the same in each step: else the keys of all rounds would stay in
+    registers that products want.
+    """
+    var own = key
+    comptime for word in range(2):
+        own[word] = inlined_assembly["", UInt32, constraints="=r,0", has_side_effect=True](key[word])
+    return own
+
+
+struct Dropout(Copyable, Movable):
+    """The draws for one head."""
+
+    var key: SIMD[DType.uint32, 2]
+    var head: UInt32
+    """Counted through the batch."""
+    var call: UInt32
+    """What tells this call from others with the same key."""
+    var limit: UInt32
+    """An element is kept if its 16 bits, as the upper ones of a word, are below."""
+    var keep: Float32
+    """The share that is kept."""
+
+    @always_inline
+    def __init__(out self, state: ImmPtr[DType.uint32], kept: Int32, head: Int):
+        """As `Draws` has them."""
+        self.key = SIMD[DType.uint32, 2](state[unsafe_offset=0], state[unsafe_offset=1])
+        self.call = state[unsafe_offset=2]
+        self.head = UInt32(head)
+        self.limit = UInt32(kept) << 16
+        self.keep = Float32(kept) / ONE
+
+    @always_inline
+    def rescale(self) -> Float32:
+        """What the probabilities that are kept are multiplied by."""
+        return 1 / self.keep if self.keep != 0 else 0
+
+    @always_inline
+    def mark[
+        bands: Int, columns: Int, transposed: Bool = False
+    ](self, mut weights: Array[Sums, bands * columns], row: Int, column: Int):
+        """Makes the weights negative that are dropped: of a warp's queries from `row` on and the keys from `column` on; `transposed`, of
+        its keys from `row` on and the queries from `column` on.
+        """
+        comptime queries = columns if transposed else 2 * bands  # eights of them
+        comptime keys = 2 * bands if transposed else columns
+        comptime assert keys % 2 == 0 and (queries == 2 or queries % 4 == 0), "a draw is used as a whole"
+        var down = UInt32(lane_id()) // 4
+        var right = UInt32(lane_id()) % 4 * 2
+        var first_query = UInt32(column if transposed else row)
+        var first_key = UInt32(row if transposed else column)
+        comptime for draw in range(keys // 2 * ceildiv(queries, 4)):
+            comptime eight = draw // (keys // 2) * 4
+            comptime pair = draw % (keys // 2) * 2
+            comptime for side in range(2):
+                var query_place = (right + UInt32(side)) if transposed else down
+                var key_place = down if transposed else right + UInt32(side)
+                var counter = SIMD[DType.uint32, 4](
+                    first_key // 16 * 8 + UInt32(pair * 4) + key_place,
+                    first_query // 32 * 8 + UInt32(eight * 2) + query_place,
+                    self.head,
+                    self.call,
+                )
+                var words = philox(counter, here(self.key))
+                comptime if queries == 2:
+                    # Half a draw: the first or the second 16 of its 32 queries.
+                    if first_query // 16 % 2 == 1:
+                        words = words.rotate_left[2]()
+                comptime for at in range(min(queries, 4)):
+                    comptime for behind in range(2):
+                        comptime i = pair + behind if transposed else eight + at
+                        comptime j = eight + at if transposed else pair + behind
+                        comptime place = i // 2 * columns + j
+                        comptime e = i % 2 * 2 + side
+                        var bits = words[at] if behind == 1 else words[at] << 16
+                        var weight = weights[place][e]
+                        weights[place][e] = -weight if bits >= self.limit else weight

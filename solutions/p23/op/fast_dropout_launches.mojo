@@ -1,0 +1,90 @@
+"""How attention with dropout is launched: the kernels of `fast_kernels.mojo` that draw which probabilities become 0."""
+
+from .fast_dropout import ONE, Draws
+from .fast_launches import (
+    ROOM,
+    WIDE,
+    Layout,
+    fits_chunks,
+    has_tensor_cores,
+    is_aligned,
+    launch_forward_tiles,
+    launch_key_value_tiles,
+    launch_query_tiles,
+)
+from .fast_tiles import CHUNK
+from .flash_tensors import FlashBackward, FlashForward, FlashSizes
+from .shared.common import shared_memory
+from .shared.launcher import Launcher
+
+comptime ROOMY = shared_memory() >= ROOM
+"""Whether tiles of a mask have room beside those of 128 rows."""
+
+
+def expect_dropout[dtype: DType](aligned: Bool, sizes: FlashSizes, draws: Draws) raises:
+    """Raises an error for what the kernels with dropout do not take."""
+    comptime if not has_tensor_cores[dtype]():
+        raise Error("dropout wants 16-bit types on NVIDIA's tensor cores")
+    if not aligned or Int(sizes.head_dim) > WIDE or sizes.head_dim % CHUNK != 0:
+        raise Error(
+            t"dropout wants heads of at most {WIDE} elements in whole chunks, in rows that begin with one"
+        )
+    if draws.kept < 0 or draws.kept >= ONE:
+        raise Error(t"dropout wants to keep 0 to {ONE - 1} elements of {ONE}, got {draws.kept}")
+
+
+def launch_forward_dropout[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws) raises:
+    """One launch: output, of probabilities with dropout, and lse, of all of them."""
+    var plain = fits_chunks(t.query, layout.query) and fits_chunks(t.key, layout.key)
+    plain = plain and fits_chunks(t.value, layout.value) and fits_chunks(t.output.as_imm(), layout.output)
+    expect_dropout[dtype](plain, t.sizes, draws)
+    comptime if has_tensor_cores[dtype]():
+        if t.sizes.rows() == 0:
+            return
+        if t.sizes.head_dim > 64:
+            launch_forward_tiles[True, WIDE, bands=2, warps=4, step=32, resident=2, dropout=True](
+                launcher, t, layout, draws
+            )
+        elif t.sizes.mask_block != 0 or t.scale <= 0:
+            launch_forward_tiles[True, 64, bands=2, warps=4, step=64, resident=2, dropout=True](
+                launcher, t, layout, draws
+            )
+        else:
+            launch_forward_tiles[False, 64, bands=2, warps=4, step=64, resident=2, dropout=True](
+                launcher, t, layout, draws
+            )
+
+
+def launch_backward_dropout[
+    L: Launcher, dtype: DType, //
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Draws) raises:
+    """Two launches: grad_key and grad_value, then grad_query."""
+    expect_dropout[dtype](is_aligned(t, layout), t.sizes, draws)
+    comptime if has_tensor_cores[dtype]():
+        if t.sizes.rows() == 0 or t.sizes.key_len == 0:
+            return
+        if t.sizes.head_dim > 64:
+            launch_key_value_tiles[
+                True, WIDE, bands=1, warps=8 if ROOMY else 4, step=32, part=32, resident=1, dropout=True
+            ](launcher, t, layout, draws)
+            launch_query_tiles[
+                True, WIDE, bands=2 if ROOMY else 1, warps=4, step=32, part=16, resident=2, dropout=True
+            ](launcher, t, layout, draws)
+        elif t.sizes.mask_block != 0 or t.scale <= 0:
+            launch_backward_dropout[True](launcher, t, layout, draws)
+        else:
+            launch_backward_dropout[False](launcher, t, layout, draws)
+
+
+def launch_backward_dropout[
+    L: Launcher, dtype: DType, //, masked: Bool
+](mut launcher: L, t: FlashBackward[dtype], layout: Layout, draws: Draws) raises:
+    """Both kernels for heads of up to 64 elements."""
+    launch_key_value_tiles[masked, 64, bands=2, warps=4, step=64, part=32, resident=2, dropout=True](
+        launcher, t, layout, draws
+    )
+    launch_query_tiles[masked, 64, bands=2, warps=4, step=64, part=32, resident=2, dropout=True](
+        launcher, t, layout, draws
+    )

@@ -1,0 +1,147 @@
+"""Runs attention with dropout on the virtual GPU: `p23_dropout_run.py MODULE ARCHITECTURE`. A process has one GPU, real or virtual.
+
+Prints, as JSON, the largest error of every result over the largest value, by case, the names of the launches, what is refused, and the
+findings. The truth is NumPy's, in float64, of the mask that PyTorch draws from the same state. Results are memory full of NaN before.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from harness.nn.attention_dropout import keep_mask
+from harness.toolchain import extension
+from harness.vgpu.driver import inprocess
+
+virtual = inprocess.start(arch=sys.argv[2])
+
+from max.driver import CPU, Accelerator, Buffer  # noqa: E402
+
+module = extension.load(Path(sys.argv[1]), "p23")
+device, random = Accelerator(), np.random.default_rng(0)
+gpu = module.open(0)
+EVERY_KEY = 2**31 - 2**20
+ONE = 65536
+STATE = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], np.int64)
+# B, N, G, S, T, d, diagonal; the axes of a mask; elements of ONE that are kept; the dtype; the order of the blocks; the scale, 0 for the usual one.
+CASES = {
+    "two batches, shared heads, causal": ((2, 2, 1, 70, 90, 64, 0), "", 58982, "bfloat16", "natural", 0),
+    "several blocks": ((1, 1, 1, 200, 330, 40, EVERY_KEY), "", 32768, "float16", "shuffled:1", 0),
+    "a mask of every head": ((1, 2, 2, 70, 75, 64, EVERY_KEY), "nst", 58982, "bfloat16", "natural", 0),
+    "padding": ((2, 2, 1, 65, 130, 24, EVERY_KEY), "bt", 52429, "float16", "shuffled:2", 0),
+    "a scale below 0": ((1, 1, 1, 33, 20, 8, EVERY_KEY), "", 49152, "bfloat16", "natural", -0.5),
+    "wide, causal": ((1, 2, 1, 140, 130, 128, 0), "", 58982, "bfloat16", "natural", 0),
+    "wide, padding": ((1, 1, 1, 130, 200, 72, EVERY_KEY), "t", 39322, "float16", "shuffled:3", 0),
+    "nothing is kept": ((1, 1, 1, 20, 20, 64, 0), "", 0, "bfloat16", "natural", 0),
+}  # fmt: skip
+
+
+def encode(array, dtype):
+    """The bits of values in a dtype; NumPy has no bfloat16, whose bits are the upper half of a float32's."""
+    if dtype == "float16":
+        return array.astype(np.float16).view(np.uint16)
+    return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def decode(bits, dtype):
+    """The values of such bits, in float64."""
+    if dtype == "float16":
+        return bits.view(np.float16).astype(np.float64)
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def on_device(array):
+    """A buffer on the virtual GPU."""
+    return Buffer.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def truth(Q, K, V, dO, seen, scale, mask, left):
+    """Output, lse and the gradients of [B, N or G, length, d]; `left` [B, N, S, T] is what probabilities are multiplied by."""
+    group = Q.shape[1] // K.shape[1]
+    K, V = K.repeat(group, 1), V.repeat(group, 1)
+    scores = np.where(seen, scale * Q @ K.swapaxes(2, 3) + mask, -np.inf)
+    largest = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - largest)
+    total = weights.sum(-1, keepdims=True)
+    P = weights / total
+    of_weights = dO @ V.swapaxes(2, 3) * left
+    dS = P * (of_weights - (of_weights * P).sum(-1, keepdims=True))
+
+    def shared(gradient):
+        return gradient.reshape(gradient.shape[0], -1, group, *gradient.shape[2:]).sum(2)
+
+    return {
+        "output": P * left @ V,
+        "lse": (largest + np.log(total))[..., 0],
+        "grad_query": scale * dS @ K,
+        "grad_key": shared(scale * dS.swapaxes(2, 3) @ Q),
+        "grad_value": shared((P * left).swapaxes(2, 3) @ dO),
+    }
+
+
+def run(dims, axes, kept, dtype, scale):
+    """Both passes; the error of each result."""
+    B, N, G, S, T, d, diagonal = dims
+    scale = scale or d**-0.5
+    shapes = {"q": (B, N, S, d), "k": (B, G, T, d), "v": (B, G, T, d), "g": (B, N, S, d)}
+    bits = {name: encode(random.standard_normal(shape) + 0.25, dtype) for name, shape in shapes.items()}
+    mask = np.zeros([size if axis in axes else 1 for axis, size in zip("bnst", (B, N, S, T), strict=True)])
+    if axes:
+        mask[random.random(mask.shape) < 0.3] = -np.inf
+        mask[..., 64:128] = -np.inf  # tiles without a key
+        mask[..., :1] = 0
+    bias = on_device(encode(mask, dtype))
+    bias_strides = [
+        0 if size == 1 else stride // 8 for size, stride in zip(mask.shape, mask.strides, strict=True)
+    ]
+    given = {name: on_device(each) for name, each in bits.items()}
+    like = {"output": "q", "grad_query": "q", "grad_key": "k", "grad_value": "v"}
+    written = {name: on_device(np.full(shapes[of], 0xFFFF, np.uint16)) for name, of in like.items()}
+    lse, delta = (on_device(np.full((B, N, S), np.nan, np.float32)) for _ in range(2))
+    state = on_device(STATE)
+    at = {name: buffer._data_ptr() for name, buffer in (written | given).items()}
+    inputs = [at[name] for name in "qkv"]
+    sizes = (B, N, G, S, T, d, diagonal, *bias_strides, 1 if axes else 0)
+    nowhere = (gpu, 0, 0, 0, 2 if dtype == "bfloat16" else 3, 0, *sizes)
+    rows, keys = (N * S * d, S * d, d), (G * T * d, T * d, d)
+    drawn = (state._data_ptr(), kept)
+    module.dropout_forward(
+        *(*nowhere, scale, at["output"], lse._data_ptr(), *inputs, bias._data_ptr()),
+        *(*rows, *keys, *keys, *rows, *drawn),
+    )
+    module.delta(*nowhere, delta._data_ptr(), at["g"], at["output"], 0, *rows, *rows)
+    module.dropout_backward(
+        *(*nowhere, scale, at["grad_query"], at["grad_key"], at["grad_value"], at["g"], *inputs),
+        *(lse._data_ptr(), delta._data_ptr(), bias._data_ptr()),
+        *(*rows, *keys, *keys, *rows, *rows, *keys, *keys, *drawn),
+    )
+    device.synchronize()
+    s, t = np.ogrid[:S, :T]
+    left = keep_mask(torch.from_numpy(STATE), (B, N, S, T), kept).numpy() * (ONE / kept if kept else 0)
+    values = (decode(bits[name], dtype) for name in "qkvg")
+    errors = {}
+    for name, right in truth(*values, t <= s + diagonal, scale, mask, left).items():
+        found = (lse if name == "lse" else written[name]).to(CPU()).to_numpy()
+        found = found.astype(np.float64) if name == "lse" else decode(found, dtype)
+        errors[name] = float(np.abs(found - right).max() / max(np.abs(right).max(), 1e-9))
+    return errors
+
+
+errors = {}
+for name, (dims, axes, kept, dtype, order, scale) in CASES.items():
+    virtual.blocks = order
+    errors[name] = run(dims, axes, kept, dtype, scale)
+names = sorted({launch.name for launch in virtual.launches})
+refused = []
+# The dtype's number, elements of a head, elements that are kept.
+for kind, d, kept in ((0, 64, 1), (2, 136, 1), (2, 60, 1), (2, 64, -1), (2, 64, ONE)):
+    for part, addresses in (("forward", 6 + 12), ("backward", 10 + 21)):
+        try:
+            sizes = (1, 1, 1, 64, 64, d, EVERY_KEY, 0, 0, 0, 0, 0)
+            getattr(module, f"dropout_{part}")(gpu, 0, 0, 0, kind, 0, *sizes, 1.0, *[0] * addresses, 0, kept)
+        except Exception as error:
+            refused.append(str(error))
+report = {"errors": errors, "launches": names, "refused": refused}
+print(json.dumps(report | {"findings": [finding.text() for finding in virtual.findings]}))

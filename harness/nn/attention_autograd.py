@@ -121,7 +121,7 @@ def torchs_own(
     """PyTorch's attention of query [B, N, S, d], key and value [B, G, T, d], and the mask of `fold`."""
     S, T = query.shape[2], key.shape[2]
     if diagonal not in (0, EVERY_KEY):
-        mask = torch.ones(S, T, dtype=torch.bool, device=query.device).tril(diagonal)
+        mask = torch.ones(1, 1, S, T, dtype=torch.bool, device=query.device).tril(diagonal)
     if mask is not None:
         mask = mask.expand(*mask.shape[:3], T)  # PyTorch's fused kernels want an element for each key
     shared = query.shape[1] != key.shape[1]

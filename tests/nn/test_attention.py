@@ -419,11 +419,6 @@ def test_shapes_without_memory():
 
 PLAIN = dict(zip(NAMES, inputs(), strict=True))
 ERRORS = {
-    "dropout": (
-        NotImplementedError,
-        "dropout_p: attention has no dropout, expected 0, got 0.1",
-        {"dropout_p": 0.1},
-    ),
     "mask and causal": (
         ValueError,
         "is_causal: expected False",

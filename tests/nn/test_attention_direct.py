@@ -11,13 +11,16 @@ import torch
 
 from harness.errors import EnvironmentProblem
 from harness.nn import attention, attention_autograd, attention_direct, attention_varlen, on_stream
+from harness.nn.attention_ops import EVERY_KEY
 from harness.nn.window import GridWindow, WindowAttention
 from harness.toolchain import extension
 
 WINDOWS = {"window_forward", "window_backward"}
 """What attention in a window calls alone,"""
 VARLEN = {"varlen_forward", "varlen_backward"}
-"""and of unequal lengths."""
+"""and of unequal lengths,"""
+DROPOUT = {"dropout_forward", "dropout_backward"}
+"""and with dropout."""
 CPU_INDEX = -1
 """What torch calls the device of a tensor on the CPU: the GPU of these tests."""
 
@@ -74,7 +77,8 @@ def counts(module):
 
 def test_both_ways_hand_over_as_many_arguments_as_the_module_wants(module):
     tensors = leaves()
-    wanted = {name: count for name, count in expected_counts().items() if name not in WINDOWS | VARLEN}
+    own = WINDOWS | VARLEN | DROPOUT
+    wanted = {name: count for name, count in expected_counts().items() if name not in own}
     attention(*tensors, is_causal=True).sum().backward()
     direct = counts(module)
     module.calls.clear()
@@ -106,6 +110,21 @@ def test_unequal_lengths_hand_over_as_many_arguments_as_the_module_wants(module)
     # There is one batch, and so nothing to its stride.
     assert forward[26::3] == (8,) * 4 and forward[27::3] == (32,) * 4
     assert backward[30::3] == (8,) * 7 and backward[31::3] == (32,) * 7
+
+
+def test_dropout_hands_over_as_many_arguments_as_the_module_wants(module):
+    """The state's address and how many of 65,536 are kept come last; three elements are padded to a chunk; rows begin with one."""
+    query, key, value = leaves(d=3, G=2)
+    mask = torch.zeros(9, dtype=torch.bfloat16)
+    attention(query, key, value, mask, 0.25, enable_gqa=True).sum().backward()
+    wanted = expected_counts()
+    assert counts(module).keys() == DROPOUT | {"delta"} and counts(module).items() <= wanted.items()
+    (_, forward), _, (_, backward) = module.calls
+    sizes = (2, 4, 2, 9, 9, 8, EVERY_KEY, 0, 0, 0, 1, 1)
+    assert forward[6:18] == backward[6:18] == sizes and forward[18] == backward[18] == 1 / 3**0.5
+    assert forward[-2:] == backward[-2:] and forward[-1] == 49152
+    assert all(stride % 8 == 0 for stride in (*forward[25:37], *backward[29:50]))
+    assert forward[24] == backward[28] == mask.data_ptr()
 
 
 def test_a_plain_call_goes_past_the_dispatcher_with_the_same_arguments(module):

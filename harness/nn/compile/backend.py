@@ -242,10 +242,17 @@ def may_be_slower(node: Node) -> str | None:
 def swap_attention(gm: GraphModule, node: Node) -> Attention:
     """Puts the workbook's attention, which takes the same arguments, in the place of PyTorch's.
 
-    Nothing is changed where it refuses them (TypeError, ValueError or NotImplementedError).
+    Nothing is changed where it refuses them (TypeError, ValueError or NotImplementedError), nor where there is dropout that it would
+    leave to PyTorch's.
     """
     from harness.nn.attention_autograd import attention
+    from harness.nn.attention_direct import without_dropout
 
+    options = dict(zip(("attn_mask", "dropout_p"), node.args[3:], strict=False)) | dict(node.kwargs)
+    mask = options.get("attn_mask")
+    cause = without_dropout(value(node), value(mask) if isinstance(mask, Node) else None)
+    if options.get("dropout_p") and cause:
+        raise NotImplementedError(f"dropout_p: attention leaves it to PyTorch's own function: {cause}")
     add = Adder(gm, node)
     try:
         output = add.function(attention, *node.args, **node.kwargs)

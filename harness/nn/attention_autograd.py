@@ -9,7 +9,8 @@ position on, and blocks of them that are left out. `attention_backward` is the b
 
 Three operators are registered, `mojo_workbook::attention`, `mojo_workbook::attention_backward` and, for a mask that needs a
 gradient, `mojo_workbook::attention_mask_backward`. On a GPU an extension module launches the kernels of the first two
-(`harness.nn.attention_direct`). Everything else runs as MAX graphs on the memory of the torch tensors; a graph is compiled when a
+(`harness.nn.attention_direct`). With dropout there are two others, and PyTorch's own function for what they do not take
+(`harness.nn.attention_dropout`). Everything else runs as MAX graphs on the memory of the torch tensors; a graph is compiled when a
 dtype is first used on a device, and cached.
 """
 

@@ -67,8 +67,8 @@ struct Dropout(Copyable, Movable):
     """What tells this call from others with the same key."""
     var limit: UInt32
     """An element is kept if its 16 bits, as the upper ones of a word, are below."""
-    var keep: Float32
-    """The share that is kept."""
+    var share: Float32
+    """Of the elements that are kept."""
 
     @always_inline
     def __init__(out self, state: ImmPtr[DType.uint32], kept: Int32, head: Int):
@@ -77,12 +77,12 @@ struct Dropout(Copyable, Movable):
         self.call = state[unsafe_offset=2]
         self.head = UInt32(head)
         self.limit = UInt32(kept) << 16
-        self.keep = Float32(kept) / ONE
+        self.share = Float32(kept) / ONE
 
     @always_inline
     def rescale(self) -> Float32:
         """What the probabilities that are kept are multiplied by."""
-        return 1 / self.keep if self.keep != 0 else 0
+        return 1 / self.share if self.share != 0 else 0
 
     @always_inline
     def mark[

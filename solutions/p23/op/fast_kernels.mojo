@@ -568,7 +568,7 @@ def fast_query_kernel[
         shifts[half] = row_shift[True](lse[unsafe_offset=row])
         deltas[half] = delta[unsafe_offset=row]
         comptime if dropout:
-            deltas[half] *= draws.keep
+            deltas[half] *= draws.share
     var factor = LOG2_E if masked else scale * LOG2_E
     var sums = Array[Sums, bands * (width // 8)](fill=0)
     var stage = 0
@@ -915,7 +915,7 @@ def fast_key_value_kernel[
                 comptime for place in range(bands * columns):
                     comptime if dropout:
                         var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
-                        pair *= draws.keep
+                        pair *= draws.share
                         slopes[place] = slopes_of(
                             weights[place], slopes[place], Sums(pair[0], pair[1], pair[0], pair[1])
                         )

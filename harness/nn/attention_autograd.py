@@ -97,16 +97,16 @@ def attention(
     if kept == attention_dropout.ONE:
         return attention_with_lse(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)[0]
     folded, diagonal = prepared(query, key, value, attn_mask, is_causal, enable_gqa)
-    *tensors, mask = folded.tensors
-    if attention_direct.without_dropout(tensors[0], mask) is None:
+    q, k, v, mask = folded.tensors
+    if attention_direct.without_dropout(q, mask) is None:
         # Zeros behind query and key leave the scores as they are; the kernels take whole chunks.
-        tensors = [F.pad(tensor, (0, -tensor.shape[-1] % CHUNK)) for tensor in tensors]
+        tensors = (F.pad(tensor, (0, -tensor.shape[-1] % CHUNK)) for tensor in (q, k, v))
         state = attention_dropout.new_state(query.device)
         output, _ = torch.ops.mojo_workbook.attention_dropout(
             *tensors, mask, state, factor(scale, query), diagonal, kept
         )
     else:
-        output = torchs_own(*tensors, mask, dropout_p, factor(scale, query), diagonal)
+        output = torchs_own(q, k, v, mask, dropout_p, factor(scale, query), diagonal)
     return output[..., : value.shape[-1]].reshape(*folded.lead, query.shape[-2], value.shape[-1])
 
 

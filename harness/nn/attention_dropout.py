@@ -65,7 +65,7 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Ten
     return c0, c1, c2, c3
 
 
-def keep_mask(state: Tensor, size: tuple[int, int, int, int], kept: int) -> Tensor:
+def keep_mask(state: Tensor, size: tuple[int, ...], kept: int) -> Tensor:
     """Which probabilities of a size [B, N, S, T] are kept: bool.
 
     Eight share a draw, 16 bits each: the queries q, q + 8, q + 16, q + 24 of a 32 and the keys k, k + 8 of a 16.

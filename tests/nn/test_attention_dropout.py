@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from attention_checks import inputs, output_and_gradients
 from torch.nn.attention import bias
+from typed import three
 
 from harness.nn import attention, attention_direct, attention_dropout, attention_with_lse, on_stream
 from harness.nn.attention_dropout import ONE, keep_mask, kept_of, philox, rescale
@@ -177,8 +178,8 @@ def test_opcheck():
 def test_gradcheck_and_no_second_derivative():
     tensors = [tensor.requires_grad_() for tensor in inputs(dtype=torch.float64, N=4, G=2, S=3, T=4, d=3)]
 
-    def function(*tensors):
-        return attention_dropout.forward_operator(*tensors, None, STATE, 0.5, EVERY_KEY, ONE // 2)[0]
+    def function(query, key, value):
+        return attention_dropout.forward_operator(query, key, value, None, STATE, 0.5, EVERY_KEY, ONE // 2)[0]
 
     assert torch.autograd.gradcheck(function, tensors)
     (gradient,) = torch.autograd.grad(function(*tensors).sum(), tensors[0], create_graph=True)
@@ -241,7 +242,7 @@ def test_a_call_without_kernels_is_pytorch_s_own_with_its_draws(sizes, options):
 
 
 def test_a_causal_mask_from_the_bottom_right_is_left_to_pytorch_as_numbers():
-    tensors = inputs()
+    tensors = three(inputs())
     triangle = torch.ones(5, 7, dtype=torch.bool).tril(2)
     for mask in (bias.causal_lower_right(5, 7), triangle):
         torch.manual_seed(5)

@@ -120,9 +120,9 @@ def run(dims, axes, kept, dtype, scale):
     device.synchronize()
     s, t = np.ogrid[:S, :T]
     left = keep_mask(torch.from_numpy(STATE), (B, N, S, T), kept).numpy() * (ONE / kept if kept else 0)
-    values = (decode(bits[name], dtype) for name in "qkvg")
+    Q, K, V, dO = (decode(bits[name], dtype) for name in "qkvg")
     errors = {}
-    for name, right in truth(*values, t <= s + diagonal, scale, mask, left).items():
+    for name, right in truth(Q, K, V, dO, t <= s + diagonal, scale, mask, left).items():
         found = (lse if name == "lse" else written[name]).to(CPU()).to_numpy()
         found = found.astype(np.float64) if name == "lse" else decode(found, dtype)
         errors[name] = float(np.abs(found - right).max() / max(np.abs(right).max(), 1e-9))

@@ -6,6 +6,11 @@ mistakes that compile (tests/p22/mojo_mistakes.toml) they are one list.
 
 SLIPS = {
     "a literal begins the sum": ("var total = 0.0\ntotal += x[row, 0].cast[accum]()", "`var total = Scalar[accum](0)`"),
+    "an integer begins the sum": ("var total = 0\ntotal += x[row, 0].cast[accum]()", "a sum of floats begins as `var total = Scalar"),
+    "an integer begins the largest": ("var largest = 0\nlargest = max(largest, x[row, 0].cast[accum]())", "a sum of floats begins as"),
+    "a slice of a tensor": ("var t = x[row, :].cast[accum]()", "`x[row, :]` is a slice"),
+    "a slice of an address": ("var q = mean[:] * 2", "`mean[:]` is a slice"),
+    "a row in one line": ("dx[row, :] = x[row, :]", "`dx[row, :]` is a slice"),
     "an address with two indices": ("grad_bias[0, 1] = 3", "not a tensor with axes"),
     "total forgotten in a division": (
         "var s = CompensatedSum[accum]()\nvar c = s / Scalar[accum](H)", "is its `.total`",

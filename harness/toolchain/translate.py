@@ -163,6 +163,12 @@ CODE: tuple[tuple[str, str], ...] = (
 # The message together with the line of code: (message or note, code, sentence); the code's groups are {0}, {1}, ...
 BY_CODE: tuple[tuple[str, str, str], ...] = (
     (
+        r"'__[gs]etitem__'|Slice'|value to 'TileTensor\[",
+        r"\b(\w+\[[^\[\]:]*:[^\[\]]*\])",
+        "`{0}` is a slice, and nothing is computed with slices: a loop takes one element at a time, as `x[row, c]` for c in "
+        "`range(columns)`.",
+    ),
+    (
         r"'__[gs]etitem__'(?:.|\n)*unsafe_offset",
         r"(\w+)\[([^\[\],]+), *([^\[\]]+)\]",
         "`{0}` is an address, not a tensor with axes: it takes one index, computed from both and named, "
@@ -281,7 +287,7 @@ def conversion(text: str) -> str | None:
     if not match or "unresolved parameter" in text:
         return None
     got, wanted = match["got"] or match["got2"], match["wanted"] or match["wanted2"]
-    for describe in (integers, float_from_integer, generic_dtype, dtypes):
+    for describe in (integers, float_from_integer, integer_from_float, generic_dtype, dtypes):
         if sentence := describe(got, wanted):
             return sentence
     return f"A `{wanted}` is wanted here and a `{got}` given; Mojo converts nothing silently."
@@ -298,6 +304,16 @@ def float_from_integer(got: str, wanted: str) -> str | None:
     """An Int beside a float."""
     if INTEGER.fullmatch(got) and FLOAT.fullmatch(wanted):
         return f"An integer does not become a float by itself: `{spelled(wanted)}(...)`, as in `Scalar[accum](columns)`."
+    return None
+
+
+def integer_from_float(got: str, wanted: str) -> str | None:
+    """A float beside an Int, as a sum has it that begins with 0."""
+    if FLOAT.fullmatch(got) and INTEGER.fullmatch(wanted):
+        return (
+            f"A float is given where `{wanted}` is wanted. If this is a sum: `var total = 0` is an Int and stays one, and a sum of "
+            f"floats begins as `var total = Scalar[accum](0)`. Else a float becomes an integer by `{wanted}(...)`."
+        )
     return None
 
 

@@ -50,6 +50,8 @@ def longest_jump(program: Program) -> int:
     longest = 0
     for index, block in enumerate(program.blocks):
         products = [i for i in block.instrs if is_product(i) and factors(i)]
+        if not products:
+            continue
         loop = {other for other in behind(program, index) if index in behind(program, other)}
         inside = [i for other in loop for i in program.blocks[other].instrs]
         written = {register for i in inside if not is_product(i) for register in reads_and_writes(i)[1]}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from players import anew
 
 from harness.check.reference import Reference, judge_variant
 from harness.devices.recorder import Order, RecordedLaunch, record_many
@@ -130,16 +131,28 @@ def recording(solution):
     )
 
 
-def run(recording, dims, dtype: str, blocks: str = "natural"):
+@pytest.fixture(scope="module")
+def puzzle_player(recording):
+    """What replays the puzzle's own cases."""
+    return Replay(recording("bfloat16"), PUZZLE, "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def players(recording):
+    """dtype -> what replays the recording."""
+    return functools.cache(lambda dtype: Replay(recording(dtype), SIZED, dtype))
+
+
+def run(players, dims, dtype: str, blocks: str = "natural"):
     """What the fast variant wrote at some sizes, and the machine."""
-    player = Replay(recording(dtype), SIZED, dtype, blocks=blocks)
+    player = anew(players(dtype), blocks)
     return player.run("fast", Case("options", "", dims, ""), inputs(dims, getattr(torch, dtype))), player.gpu
 
 
 @pytest.mark.parametrize(("dtype", "name"), RUNS)
-def test_right_in_every_option_without_a_finding(recording, dtype, name):
+def test_right_in_every_option_without_a_finding(players, dtype, name):
     dims = OPTIONS[name]
-    written, gpu = run(recording, dims, dtype)
+    written, gpu = run(players, dims, dtype)
     assert not gpu.findings, gpu.findings[0].text()
     limit = torch.finfo(getattr(torch, dtype)).eps
     for quantity, right in truth(dims, inputs(dims, getattr(torch, dtype))).items():
@@ -151,9 +164,9 @@ def test_right_in_every_option_without_a_finding(recording, dtype, name):
 
 
 @pytest.mark.parametrize("case", PUZZLE.cases(None), ids=lambda case: case.name)
-def test_right_in_the_puzzles_cases(recording, case):
+def test_right_in_the_puzzles_cases(puzzle_player, case):
     reference = Reference(PUZZLE, "bfloat16", seed=0)
-    player = Replay(recording("bfloat16"), PUZZLE, "bfloat16")
+    player = anew(puzzle_player)
     outputs = player.run("fast", case, reference.inputs(case))
     verdicts = judge_variant(reference, case, VIRTUAL, "fast", outputs, QUANTITIES)
     assert {name: verdict for name, verdict in verdicts.items() if not verdict.ok} == {}
@@ -161,9 +174,9 @@ def test_right_in_the_puzzles_cases(recording, case):
 
 
 @pytest.mark.parametrize("name", ["ragged", "causal from the bottom right, shared heads"])
-def test_the_same_bits_in_whatever_order_the_blocks_run(recording, name):
-    first, gpu = run(recording, OPTIONS[name], "bfloat16")
-    second, _ = run(recording, OPTIONS[name], "bfloat16", blocks="shuffled:5")
+def test_the_same_bits_in_whatever_order_the_blocks_run(players, name):
+    first, gpu = run(players, OPTIONS[name], "bfloat16")
+    second, _ = run(players, OPTIONS[name], "bfloat16", blocks="shuffled:5")
     for quantity, tensor in first.items():
         assert torch.equal(tensor.view(torch.uint8), second[quantity].view(torch.uint8)), quantity
     assert any(launch.grid[0] > 1 for launch in gpu.launches)

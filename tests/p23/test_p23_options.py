@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from players import anew
 from tiers import chosen
 
 from harness.devices.recorder import Order, record, record_many
@@ -159,13 +160,13 @@ def truth(dims, tensors, grad_lse: float = 0) -> dict[str, torch.Tensor]:
     return {"output": output.detach(), **gradients}
 
 
-def errors(recording, dims, variant="fused") -> dict[str, float]:
+def errors(player, dims, variant="fused") -> dict[str, float]:
     """What the kernels wrote, each error in units of the largest value, or of 1; infinite for a finding.
 
     Without a gradient of lse that of a mask that is the same for all keys is 0: every score of a row grows by the same.
     """
     tensors = inputs(dims)
-    player = Replay(recording, MASKED if variant == "masked" else SIZED, "float32")
+    anew(player)
     case, grad_lse = Case("options", "", dims, ""), 0.25 if variant == "masked" else 0
     written = player.run(variant, case, tensors)
     if grad_lse:
@@ -182,8 +183,8 @@ def errors(recording, dims, variant="fused") -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def recordings(solution, tmp_path_factory, request):
-    """Variant and name -> recording, of the solution under "" and of the chosen wrong kernels; all recorded by one Mojo program."""
+def players(solution, tmp_path_factory, request):
+    """Variant and name -> what replays the solution, under "", and the chosen wrong kernels; all recorded by one Mojo program."""
 
     def changed(name: str, file: str, old: str, new: str) -> OpPackage:
         folder = tmp_path_factory.mktemp("wrong") / "op"
@@ -202,7 +203,11 @@ def recordings(solution, tmp_path_factory, request):
             **{name: changed(name, *edit) for name, edit in wrong.items() if name in names},
         }.items()
     }
-    return dict(zip(orders, record_many(list(orders.values()), "p23", "float32"), strict=True))
+    recordings = record_many(list(orders.values()), "p23", "float32")
+    return {
+        (variant, name): Replay(recording, MASKED if variant == "masked" else SIZED, "float32")
+        for (variant, name), recording in zip(orders, recordings, strict=True)
+    }
 
 
 def sizes_of(variant: str) -> dict[str, tuple[int, ...]]:
@@ -218,20 +223,20 @@ def recorded_at(variant: str) -> tuple[tuple[int, ...], ...]:
 
 @pytest.mark.parametrize("variant", ["fused", "atomic"])
 @pytest.mark.parametrize("dims", OPTIONS.values(), ids=OPTIONS)
-def test_the_options_are_right(recordings, dims, variant):
-    assert max(errors(recordings[variant, ""], dims, variant).values()) < 3e-6
+def test_the_options_are_right(players, dims, variant):
+    assert max(errors(players[variant, ""], dims, variant).values()) < 3e-6
 
 
 @pytest.mark.parametrize("dims", MASKS.values(), ids=MASKS)
-def test_the_gradient_of_a_mask_is_summed_over_what_it_was_broadcast_to(recordings, dims):
-    found = errors(recordings["masked", ""], dims, "masked")
+def test_the_gradient_of_a_mask_is_summed_over_what_it_was_broadcast_to(players, dims):
+    found = errors(players["masked", ""], dims, "masked")
     assert set(found) == {"output", "grad_attn_mask"} and max(found.values()) < 3e-6
 
 
 @pytest.mark.parametrize("dims", BROADCAST_ALONG_KEYS.values(), ids=BROADCAST_ALONG_KEYS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_gradient_of_a_mask_broadcast_along_the_keys_is_0_whatever_was_rounded(
-    solution, recordings, dims, dtype
+    solution, players, dims, dtype
 ):
     """Every score of a row grows by the same. What is left of P * dP less P * delta must have neither the rounding of the output,
     of 16 bits, nor that of lse, as another kernel's may have it."""
@@ -256,17 +261,17 @@ def test_the_gradient_of_a_mask_broadcast_along_the_keys_is_0_whatever_was_round
         *(("masked", name) for name in WRONG_MASKED),
     ],
 )
-def test_a_wrong_index_is_noticed(recordings, variant, name):
-    wrong = recordings[variant, name]
+def test_a_wrong_index_is_noticed(players, variant, name):
+    wrong = players[variant, name]
     assert any(max(errors(wrong, dims, variant).values()) > 1e-3 for dims in sizes_of(variant).values())
 
 
-def test_only_the_pass_with_atomics_adds_in_an_order_of_its_own(recordings):
+def test_only_the_pass_with_atomics_adds_in_an_order_of_its_own(players):
     """Blocks in another order: the same bits of every gradient, but of the query's where atomics add it up."""
     dims, bits = OPTIONS["five tiles of keys"], {}  # two terms would add up alike in any order
     for variant in ("fused", "atomic"):
         for blocks in ("natural", "reversed"):
-            player = Replay(recordings[variant, ""], SIZED, "float32", blocks=blocks)
+            player = Replay(players[variant, ""].recording, SIZED, "float32", blocks=blocks)
             bits[variant, blocks] = player.run(variant, Case("order", "", dims, ""), inputs(dims))
     for variant, differ in (("fused", set()), ("atomic", {"grad_query"})):
         first, second = bits[variant, "natural"], bits[variant, "reversed"]
@@ -275,16 +280,16 @@ def test_only_the_pass_with_atomics_adds_in_an_order_of_its_own(recordings):
     assert [name for name, count in one_pass.items() if count] == ["one_pass"]
 
 
-def test_hidden_tiles_cost_nothing(recordings):
+def test_hidden_tiles_cost_nothing(players):
     """Of a mask that hides every second block the kernels load fewer keys than of one that says so element by element."""
     by_block, by_element = OPTIONS["blocks of two tiles, causal"], OPTIONS["one head for all, causal"]
     assert by_block[-1] % 16 == 0 and by_element[-1] == 1
-    loads = []
+    loads, recording = [], players["fused", ""].recording
     for hide in (False, True):
         tensors = inputs(by_block)
         tensors["attn_mask"] = torch.zeros_like(tensors["attn_mask"])
         tensors["attn_mask"][..., :, 0] = -torch.inf if hide else 0.0
-        player = Replay(recordings["fused", ""], SIZED, "float32")
+        player = Replay(recording, SIZED, "float32")
         player.run("fused", Case("hidden", "", by_block, ""), tensors)
         loads.append(sum(launch.counters.global_load.bytes for launch in player.gpu.launches))
     assert loads[1] < 0.75 * loads[0]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from players import anew
 from tiers import chosen
 
-from harness.devices.recorder import Order, record, record_many
+from harness.devices.recorder import Order, record_many
 from harness.devices.replay import Replay
 from harness.puzzles.p23.spec import PUZZLE
 from harness.spec.puzzle import Case
@@ -184,7 +184,7 @@ def errors(player, dims, variant="fused") -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def players(solution, tmp_path_factory, request):
-    """Variant and name -> what replays the solution, under "", and the chosen wrong kernels; all recorded by one Mojo program."""
+    """Variant and name -> what replays the solution, under "" or a dtype, and the chosen wrong kernels, all recorded together."""
 
     def changed(name: str, file: str, old: str, new: str) -> OpPackage:
         folder = tmp_path_factory.mktemp("wrong") / "op"
@@ -203,10 +203,12 @@ def players(solution, tmp_path_factory, request):
             **{name: changed(name, *edit) for name, edit in wrong.items() if name in names},
         }.items()
     }
-    recordings = record_many(list(orders.values()), "p23", "float32")
+    narrow = Order(solution, tuple(BROADCAST_ALONG_KEYS.values()), ("masked",), True, "bfloat16")
+    orders["masked", narrow.dtype] = narrow
+    recordings = record_many(list(orders.values()), "p23")
     return {
-        (variant, name): Replay(recording, MASKED if variant == "masked" else SIZED, "float32")
-        for (variant, name), recording in zip(orders, recordings, strict=True)
+        key: Replay(recording, MASKED if key[0] == "masked" else SIZED, orders[key].dtype)
+        for key, recording in zip(orders, recordings, strict=True)
     }
 
 
@@ -235,15 +237,11 @@ def test_the_gradient_of_a_mask_is_summed_over_what_it_was_broadcast_to(players,
 
 @pytest.mark.parametrize("dims", BROADCAST_ALONG_KEYS.values(), ids=BROADCAST_ALONG_KEYS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_gradient_of_a_mask_broadcast_along_the_keys_is_0_whatever_was_rounded(
-    solution, players, dims, dtype
-):
+def test_the_gradient_of_a_mask_broadcast_along_the_keys_is_0_whatever_was_rounded(players, dims, dtype):
     """Every score of a row grows by the same. What is left of P * dP less P * delta must have neither the rounding of the output,
     of 16 bits, nor that of lse, as another kernel's may have it."""
     tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in inputs(dims).items()}
-    sizes = BROADCAST_ALONG_KEYS.values()
-    recording = record(solution, "p23", dtype, sizes, ("masked",), small_grid=True)
-    player = Replay(recording, MASKED, dtype)
+    player = anew(players["masked", dtype if dtype == "bfloat16" else ""])
     case = Case("broadcast", "", dims, "")
     lse = player.run("masked", case, tensors)["lse"]
     for factor in (1, 1 + 1e-6):

@@ -21,7 +21,7 @@ SECTIONS = {
 def missing(path: str, text: str) -> Iterator[str]:
     """What a page of a puzzle lacks of the template; nothing for a page without tasks."""
     ladders = list(LADDER.finditer(text))
-    if not path.startswith("puzzle_") or not (ladders or path == HUNT):
+    if not path.startswith("puzzle_") or not (ladders or (path == HUNT and "```run" in text)):
         return
     first, last = (ladders[0].start(), ladders[-1].end()) if ladders else (text.index("\n## "), 0)
     if not PICTURE.search(text, 0, first):

@@ -100,7 +100,7 @@ COMMANDS = {
     "debug_bisect": part("debugging", "bisecting"),
     "hunt_matrix": Command("p21 --matrix", ("-m", "harness", "p21", "--matrix"), exact=True, anywhere=True),
     "hunt_wrong": Command(
-        "python book/examples/hunted.py attention", ("book/examples/hunted.py", "attention"), 1, anywhere=True
+        "python book/examples/hunted.py attention", ("book/examples/hunted.py", "attention"), 3, anywhere=True
     ),
     "hunt_curves": Command("p21 --curves", ("-m", "harness", "p21", "--curves"), anywhere=True),
     "catch_first": Command(

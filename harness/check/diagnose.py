@@ -4,6 +4,7 @@ The learner's values are compared with what each known mistake of the puzzle wou
 inputs of the failing cases. A mistake is named only where it explains every failing case.
 """
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from harness.check.evidence import NEARER, Evidence, largest, severity
 from harness.check.families import family
 from harness.spec.derivation import Mistake
 from harness.spec.ops import Shape
-from harness.spec.puzzle import Puzzle, Symptom
+from harness.spec.puzzle import Dims, Puzzle, Symptom
 from harness.vgpu import Finding
 
 SHOWN = 4
@@ -91,18 +92,19 @@ def diagnose(
         right: Other quantities of the same run that are right in every case.
     """
     name = name or quantity
-    worst = most_telling(evidence)
+    worst = most_telling(evidence, puzzle.dims)
     axes = puzzle.axes(quantity, worst.got.ndim)
-    lines = [*elements(worst, name), f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
+    lines = [*elements(worst, name, axes), f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
     known = explanation(puzzle, quantity, evidence, right)
-    rung = known.mistakes[0].hint if known else 1
+    symptom = None if known else unexplained(puzzle, quantity, evidence, worst)
+    rung = known.mistakes[0].hint if known else 2 if symptom and symptom.mistake in NO_NUMBERS else 1
     hint = f"{gate}-{rung}" if gate else None
     see = f": see hint {hint}" if hint else ""
     if known:
         first = known.mistakes[0]
         lines.append(f"your {name} equals the reference {known.words}{see}")
         return Diagnosis(lines, first.id, hint, frozenset(first.changes))
-    if symptom := unexplained(puzzle, quantity, evidence, worst):
+    if symptom:
         words = "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
         lines.append(words.format(name, symptom.words) + see)
         return Diagnosis(lines, symptom.mistake, hint)
@@ -111,6 +113,8 @@ def diagnose(
     return Diagnosis(lines, None, hint)
 
 
+NO_NUMBERS = ("not-finite", "nan-swallowed", "nan-at-infinity", "nan-spread")
+"""Symptoms of a shift or a guard that is missing: of the part that is most often missed, which is a ladder's second rung."""
 UNWRITTEN = Symptom("never-written", "is in part never written")
 
 
@@ -138,24 +142,36 @@ def unexplained(
     return family(puzzle, quantity, evidence)
 
 
-def most_telling(evidence: Sequence[Evidence]) -> Evidence:
-    """The case that is shown: of finite truth, with what is unwritten or no number, and the smallest that is plainly wrong."""
+def most_telling(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
+    """The case that is shown: one of finite numbers, with what is unwritten or no number, and the smallest that is plainly wrong.
+
+    `dims` are the chapter's, which come before any other; where another case has a size of 1 and the chapter has not,
+    there is little to see.
+    """
     plain = min(PLAIN, max(severity(e) for e in evidence))
 
     def rank(e: Evidence) -> tuple:
-        shown = bool(largest(e.truth)) and e.got.size > SHOWN and severity(e) >= plain
+        narrow = any(size == 1 != usual for size, usual in zip(e.case.dims, dims, strict=False))
+        shown = bool(largest(e.truth)) and e.got.size > SHOWN and severity(e) >= plain and not narrow
+        broken = bool(e.verdict.nonfinite or e.verdict.unwritten)
+        size = sum(array.size for array in e.arrays.values())
         return (
             bool(np.isfinite(e.truth).all()),
-            bool(e.verdict.nonfinite or e.verdict.unwritten),
+            (shown or broken) and not any_unusual(e),
+            broken,
             shown,
-            -e.got.size if shown else severity(e),
+            shown and e.case.dims == dims,
+            -size if shown else severity(e),
         )
 
     return max(evidence, key=rank)
 
 
-def elements(evidence: Evidence, name: str) -> Iterator[str]:
-    """The first few wrong elements, with what was got and what was expected, and what kind of wrong they are."""
+def elements(evidence: Evidence, name: str, axes: Shape) -> Iterator[str]:
+    """The first few wrong elements: what was got, what was expected, how many times that it is, and what kind of wrong they are.
+
+    The index of the first is given in words too, by the names of the `axes`.
+    """
     wrong = np.argwhere(evidence.wrong)
     if evidence.verdict.unwritten:
         count = int(evidence.unwritten.sum())
@@ -164,12 +180,32 @@ def elements(evidence: Evidence, name: str) -> Iterator[str]:
     if nonfinite.any():
         kinds = "NaN" if np.isnan(evidence.got[nonfinite]).all() else "infinite or NaN"
         yield f"{int(nonfinite.sum())} of {evidence.got.size} elements of {name} are {kinds}"
-    for index in wrong[:SHOWN].tolist():
+    for number, index in enumerate(wrong[:SHOWN].tolist()):
         at = tuple(index)
         got = "never written" if evidence.unwritten[at] else f"got {evidence.got[at]:.7g}"
-        yield f"{name}{index} {got}, expected {evidence.truth[at]:.7g}"
+        line = f"{name}{index} {got}, expected {evidence.truth[at]:.7g}{times(evidence, at)}"
+        words = index_words(index, axes)
+        yield f"{line} ({words})" if words and not number else line
     if len(wrong) > SHOWN:
         yield f"... {len(wrong)} of {evidence.got.size} elements are wrong"
+
+
+def times(evidence: Evidence, at: tuple[int, ...]) -> str:
+    """How many times what it should be an element is; "" where that says nothing."""
+    got, truth = float(evidence.got[at]), float(evidence.truth[at])
+    whole = "float" not in evidence.dtype  # of masks and indices
+    if whole or evidence.unwritten[at] or not (got and truth and np.isfinite([got, truth]).all()):
+        return ""
+    words = f"{got / truth:.4g}"
+    return "" if words == "1" else f": {words} times that"
+
+
+def index_words(index: Sequence[int], axes: Shape) -> str:
+    """An index by the names of its axes, "row 1, column 2"; "" where they have none."""
+    if not all(isinstance(name, str) for name in axes):
+        return ""
+    names = [re.sub(r"(?<=[a-z]{2})s$", "", str(name)) for name in axes]
+    return ", ".join(f"{name} {at}" for name, at in zip(names, index, strict=True))
 
 
 def place(wrong: np.ndarray, axes: Shape) -> str:
@@ -343,10 +379,11 @@ FIRST = [
     *(kind for kind in FOUND if kind.startswith(("misaligned", "null pointer"))),
 ]
 """Kinds that are the cause, whatever else was found."""
+FIRST_CAUSES = {FOUND[kind][0] for kind in FIRST}
+"""And the mistakes behind them, which decide over what the values look like too."""
 
 
 OUTSIDE = tuple(kind for kind in FOUND if kind.startswith("out-of-bounds"))
-OUTSIDE_CAUSES = [FOUND[kind] for kind in OUTSIDE]
 FOLLOWS = ("uninitialised read", "output never written", "global race", "race inside a block", "shared race")
 """What threads that go astray bring about: memory left unwritten, and threads that meet where none should be."""
 

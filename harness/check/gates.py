@@ -6,7 +6,7 @@ runs: this module itself is light. A gate whose blank is untouched is not run.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from harness.check.checkers import OnFirst
 from harness.check.live import tell
-from harness.check.results import GateResult, wanted_gates
+from harness.check.results import GateResult, judged_as_given, leave_unsolved, wanted_gates
 from harness.check.upstream import blame_gates
 from harness.devices.recorder import Order, Recording, record_dtypes
 from harness.devices.targets import VIRTUAL
@@ -91,17 +91,18 @@ class Checker:
             cases = [*self.puzzle.cases(None), *self.puzzle.gate_cases]
         cases = [case for case in cases if case.world_size == 1]
         found = package_blanks(package, self.puzzle)
-        empty = {id for id, blank in found.items() if blank.size == 0}
+        given = judged_as_given(gates, found)
+        empty = {id for id, blank in found.items() if blank.size == 0} - given
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         self.spent = {}
         narrow = [case for case in cases if case.in_16_bits] if self.other else []
         recording, *others = self._recorded(package, cases, variants, narrow)
         if on_first and variants and len(cases) > 1:
             with self._timed("first case"):
-                first = self._results(recording, cases[:1], wanted, variants, package, found)
+                first = self._results(recording, cases[:1], wanted, variants, package, found, given)
             on_first(first)
         with self._timed("all cases"):
-            results = self._results(recording, cases, wanted, variants, package, found, self.repeat)
+            results = self._results(recording, cases, wanted, variants, package, found, given, self.repeat)
         if not (self.other and others):
             return results
         right = [result.gate for result in results if result.state == "correct"]
@@ -120,13 +121,14 @@ class Checker:
         variants: list[str],
         package: OpPackage,
         found: dict[str, Blank],
+        given: Collection[str] = (),
         repeat: int = 1,
     ) -> list[GateResult]:
         """The verdict on each wanted gate in these cases."""
         from harness.check.judge import Judge
         from harness.check.ran import Simulated
 
-        judge = Judge(self.puzzle, self.reference, package, found)
+        judge = Judge(self.puzzle, self.reference, package, found, given)
         device = Simulated(recording, self.reference, judge.source, self.blocks)
         judged: dict[str, GateResult] = {}
         for name in variants:
@@ -136,6 +138,8 @@ class Checker:
                 judge.repeat(device, variant, mine, [q for gate in wanted for q in gate.own], repeat)
             judged |= {result.gate.id: result for result in variant.gates}
         blame_gates(list(judged.values()), self.rung.needs)
+        for id in given:
+            leave_unsolved(judged[id])
         return [judged.get(gate.id) or GateResult(gate, "unsolved") for gate in wanted]
 
     @contextmanager

@@ -8,7 +8,7 @@ which mistake which check sees. All run on the CPU, on inputs made from a seed.
 import itertools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -124,17 +124,39 @@ def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(t) if t.grad is None else t.grad for t in every]
 
 
-def furthest(got: list[Tensor], expected: list[Tensor], least: float = CANCELLED) -> float:
+class Distance(float):
+    """How far some gradients are from others; `element` says where they are farthest apart, and what stands there."""
+
+    element: str = ""
+
+
+def furthest(
+    got: list[Tensor],
+    expected: list[Tensor],
+    least: float = CANCELLED,
+    names: Sequence[str] = (),
+) -> Distance:
     """The largest difference, relative to the largest expected element of its tensor, or to `least`; inf where shapes differ or a value
-    is none.
+    is none. `names` says what the gradients are of, where it is not input 0, input 1 and so on.
     """
-    worst = 0.0
-    for one, other in zip(got, expected, strict=True):
+    worst = Distance(0.0)
+    names = names or [f"input {number}" for number in range(len(got))]
+    for name, one, other in zip(names, got, expected, strict=True):
         if one.shape != other.shape:
-            return float("inf")
-        scale = other.double().abs().max().item() if other.numel() else 0.0
-        error = (one.double() - other.double()).abs().max().item() if other.numel() else 0.0
-        worst = max(worst, float("inf") if error != error else error / max(scale, least))
+            worst = Distance("inf")
+            worst.element = (
+                f"the gradient of {name} has shape {list(one.shape)}, expected {list(other.shape)}"
+            )
+            return worst
+        if not other.numel():
+            continue
+        apart = (one.double() - other.double()).abs().nan_to_num(nan=math.inf)
+        error = apart.max().item() / max(other.double().abs().max().item(), least)
+        if error > worst:
+            at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+            worst = Distance(error)
+            values = f"got {one[at].item():.6g}, expected {other[at].item():.6g}"
+            worst.element = f"the gradient of {name} at {list(at)}: {values}"
     return worst
 
 
@@ -143,7 +165,7 @@ def compare(
     sizes: str = "odd",
     seed: int = 0,
     incoming: Callable[[tuple[Tensor, ...]], list[Tensor]] = random_like,
-) -> float:
+) -> Distance:
     """How far the gradients in float64 are from PyTorch's."""
     return furthest(
         gradients(subject.function, subject.inputs(sizes, seed), incoming),
@@ -176,15 +198,12 @@ def without_echoes(lines: dict[str, str]) -> dict[str, str]:
     return {name: line for name, line in lines.items() if not any(echo in line for echo in ECHOES)}
 
 
-def off(error: float, what: str) -> str | None:
+def off(error: Distance, what: str) -> str | None:
     """A line where an error in float64 is too large."""
     if error <= TOLERANCE:
         return None
-    return f"{what}: " + (
-        "a gradient has no numbers, or another shape"
-        if error == math.inf
-        else f"off by {error:.1e} of the largest element"
-    )
+    far = "" if math.isinf(error) else f", off by {error:.1e} of the largest element"
+    return f"{what}: {error.element}{far}"
 
 
 # ---- The checks ---------------------------------------------------------------------------------------------
@@ -379,14 +398,18 @@ def frozen_inputs(subject: Subject) -> str | None:
 
         only = f"only input{'s' * (len(kept) > 1)} {' and '.join(map(str, kept))}"
         if words := off(
-            furthest(grads_of(subject.function), grads_of(subject.reference)),
+            furthest(
+                grads_of(subject.function),
+                grads_of(subject.reference),
+                names=[f"input {number}" for number in kept],
+            ),
             f"with {only} asking for a gradient (the others frozen), a gradient is wrong",
         ):
             return words
     return None
 
 
-def after_another_call(subject: Subject, call: Function) -> float:
+def after_another_call(subject: Subject, call: Function) -> Distance:
     """How far the gradients of `call` are off where the function runs on other inputs before their backward pass."""
     inputs, other = subject.inputs(seed=0), subject.inputs(seed=1)
     outputs = outputs_of(call, inputs)
@@ -474,8 +497,10 @@ def second_derivatives(subject: Subject) -> str | None:
         grads = second_gradients(subject.function, subject.inputs())
     except RuntimeError:
         return None  # once_differentiable and the like: nobody trains on a wrong number
+    count = len(leaves(subject.inputs()))
+    of = [f"input {number}" if number < count else "what comes in" for number in range(len(grads))]
     return off(
-        furthest(grads, second_gradients(subject.reference, subject.inputs())),
+        furthest(grads, second_gradients(subject.reference, subject.inputs()), names=of),
         "the gradient of a gradient is wrong in silence (what is kept and is neither an input nor an output counts as constant)",
     )
 
@@ -528,15 +553,14 @@ def infinite_gradient(subject: Subject) -> str | None:
                 gradient[0] = torch.inf
         return gradients
 
-    pairs = zip(
-        gradients(subject.function, subject.inputs(), incoming),
-        gradients(subject.reference, subject.inputs(), incoming),
-        strict=True,
-    )
-    finite = [(got[expected.isfinite()], expected[expected.isfinite()]) for got, expected in pairs]
-    error = max(furthest([got], [expected]) for got, expected in finite)
+    got = gradients(subject.function, subject.inputs(), incoming)
+    expected = gradients(subject.reference, subject.inputs(), incoming)
+    finite = [
+        [torch.where(right.isfinite(), t, 0.0) for t, right in zip(each, expected, strict=True)]
+        for each in (got, expected)
+    ]
     return off(
-        error, "infinity coming in reaches gradients that PyTorch keeps finite (infinity times 0 is NaN)"
+        furthest(*finite), "infinity coming in reaches gradients that PyTorch keeps finite (infinity times 0 is NaN)"
     )
 
 
@@ -576,7 +600,7 @@ def at_no_numbers(subject: Subject) -> str | None:
     return None
 
 
-def rounding(subject: Subject, sizes: str, narrow: torch.dtype) -> tuple[float, float]:
+def rounding(subject: Subject, sizes: str, narrow: torch.dtype) -> tuple[Distance, Distance]:
     """The errors in a dtype against float64 on the same rounded numbers: the function's, and PyTorch's own."""
     made = subject.make(sizes, 0)
 
@@ -596,7 +620,7 @@ def many_rows_bfloat16(subject: Subject) -> str | None:
     ours, baseline = rounding(subject, "tall", torch.bfloat16)
     if ours <= FACTOR * baseline + 2.0**-8:
         return None
-    return f"in bfloat16 over many rows the error is {ours:.1e}, PyTorch's own {baseline:.1e}"
+    return f"in bfloat16 over many rows the error is {ours:.1e}, PyTorch's own {baseline:.1e}; {ours.element}"
 
 
 @guarded
@@ -606,7 +630,8 @@ def narrow_dtypes(subject: Subject) -> str | None:
         ours, baseline = rounding(subject, sizes, narrow)
         if not ours <= FACTOR * baseline + UNITS * torch.finfo(narrow).eps:
             name = str(narrow).removeprefix("torch.")
-            return f"in {name} at {sizes} sizes the error is {ours:.1e}, PyTorch's own {baseline:.1e}"
+            words = f"in {name} at {sizes} sizes the error is {ours:.1e}, PyTorch's own {baseline:.1e}"
+            return f"{words}; {ours.element}"
     return None
 
 

@@ -4,13 +4,13 @@ A gate is judged on its own quantities, and every attempted gate of a variant to
 down to the right one. Of several causes the first is named, and what follows from it is left out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.check import reference as truth
 from harness.check.diagnose import (
+    FIRST_CAUSES,
     OUTSIDE,
-    OUTSIDE_CAUSES,
     SURE,
     Diagnosis,
     diagnose,
@@ -29,8 +29,8 @@ from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding
 from harness.vgpu.checks.findings import plural
 
-# Races are about the code, not the formula: the last hint helps.
-RACE_RUNG = 3
+# Of mistakes in the code rather than in the formula a ladder's second rung speaks: a guard, a barrier, an atomic, a cast.
+CODE_RUNG = 2
 SHOWN = 3
 # An untouched blank leaves its output unwritten: what later kernels then read is no mistake of theirs.
 UNWRITTEN = ("uninitialised read", "output never written")
@@ -38,16 +38,17 @@ UNWRITTEN = ("uninitialised read", "output never written")
 
 @dataclass
 class Judge:
-    """Judges what devices make of one state of a learner's package."""
+    """Judges what devices make of one state of a learner's package; of `given` gates the code that was given too."""
 
     puzzle: Puzzle
     reference: Reference
     package: OpPackage
     blanks: Mapping[str, Blank]
+    given: Collection[str] = ()
 
     def __post_init__(self):
         self.source = (self.package.path / self.puzzle.source).resolve()
-        self.empty = {id for id, blank in self.blanks.items() if blank.size == 0}
+        self.empty = {id for id, blank in self.blanks.items() if blank.size == 0} - {*self.given}
 
     def variant(
         self, device: Device, name: str, cases: Sequence[Case], quantities: Sequence[str] = ()
@@ -111,7 +112,7 @@ class Judge:
         for gate in result.gates:
             gate.repeats = {q: seen for q, seen in result.repeats.items() if q in gate.gate.own}
             if gate.state == "correct" and not all(seen.ok for seen in gate.repeats.values()):
-                gate.state, gate.hint = "wrong", f"{gate.gate.id}-{RACE_RUNG}"
+                gate.state, gate.hint = "wrong", f"{gate.gate.id}-{CODE_RUNG}"
 
     def _verdicts(
         self, device: Device, case: Case, variant: str, outcome: Outcome, quantities: Sequence[str]
@@ -195,7 +196,7 @@ class Judge:
                 result.diagnosis.append(f"{self.puzzle.printed(quantity)} shows the same mistake")
                 continue
             # What an index outside of its tensor does to values has no name of its own.
-            vague = seen.mistake not in known and (astray or bool(slips))
+            vague = seen.mistake not in known and (astray or bool(slips)) or gate.id in self.given
             result.diagnosis += seen.lines[:-1] if vague else seen.lines
             if not own:
                 result.diagnosis.append(
@@ -205,7 +206,8 @@ class Judge:
             result.hint = seen.hint if own and seen.mistake and seen.hint else result.hint
         if right := [q for q in gate.own if q not in wrong] if wrong else []:
             result.diagnosis.append(f"{', '.join(right)} itself is right in every case")
-        self._causes(result, causes, slips, known)
+        if gate.id not in self.given:  # what is wrong is what a learner is to find out
+            self._causes(result, causes, slips, known)
 
     def _causes(
         self, result: GateResult, causes: Sequence[Finding], slips: Sequence[Fault], known: set[str]
@@ -214,7 +216,7 @@ class Judge:
         gate, blank = result.gate, self.blanks.get(result.gate.id)
         cause = from_findings(causes)
         if slips and result.mistake not in known and not (cause and cause[0] in SURE):
-            result.mistake, result.hint = slips[0].mistake, f"{gate.id}-{RACE_RUNG}"
+            result.mistake, result.hint = slips[0].mistake, f"{gate.id}-{CODE_RUNG}"
             result.diagnosis[:0] = [f"{self.source}:{slip.line}: {slip.words}" for slip in slips[:SHOWN]]
             result.diagnosis.append(f"see hint {result.hint}")
             return
@@ -222,14 +224,16 @@ class Judge:
             result.diagnosis += finding_lines(finding, self.source, blank)
         if len(causes) > SHOWN:
             result.diagnosis.append(f"... and {plural(len(causes) - SHOWN, 'more finding')}")
-        # A formula that gives these very values says more than that its index leaves a tensor.
-        if cause and not (result.mistake in known and cause in OUTSIDE_CAUSES):
-            summed = any((gate.variant, quantity) in self.puzzle.atomic for quantity in gate.quantities)
-            rung = (
-                2 if cause in OUTSIDE_CAUSES else 1 if cause[0] == "overwritten" and not summed else RACE_RUNG
-            )
-            result.mistake, result.hint = cause[0], f"{gate.id}-{rung}"
-            result.diagnosis.append(f"{cause[1]}: see hint {result.hint}")
+        if not cause:
+            return
+        # A formula that gives these very values says more than what it does to memory.
+        if result.mistake in known and cause[0] not in FIRST_CAUSES:
+            result.diagnosis.append(cause[1])
+            return
+        summed = any((gate.variant, quantity) in self.puzzle.atomic for quantity in gate.quantities)
+        rung = 1 if cause[0] == "overwritten" and not summed else CODE_RUNG
+        result.mistake, result.hint = cause[0], f"{gate.id}-{rung}"
+        result.diagnosis.append(f"{cause[1]}: see hint {result.hint}")
 
 
 def by_values(gate: Gate, comparisons: Sequence[Comparison], failure: str) -> GateResult:

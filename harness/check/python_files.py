@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.check.checkers import OnFirst
 from harness.check.diagnose import Evidence, diagnose
-from harness.check.results import GateResult, right_in_all, wanted_gates
+from harness.check.results import GateResult, judged_as_given, leave_unsolved, right_in_all, wanted_gates
 from harness.check.upstream import blame_gates
 from harness.errors import DamagedFile
 from harness.learner import blanks
@@ -56,16 +56,16 @@ class PythonChecker:
         """
         wanted = wanted_gates(self.puzzle, self.rung, gates)
         found = rung_blanks(path, self.rung)
+        given = judged_as_given(gates, found)
         cases = self.puzzle.cases(None) if cases is None else cases
         self.on_step("begun", (None, self.limit(cases)))
         module = load(path)
         results = []
         for gate in wanted:
             self.on_step("begun", (gate.id, self.limit(cases)))
-            empty = found[gate.id].size == 0
-            results.append(
-                GateResult(gate, "unsolved") if empty else self._verdict_on(gate, module, path, cases)
-            )
+            judged = found[gate.id].size or gate.id in given
+            result = self._verdict_on(gate, module, path, cases) if judged else GateResult(gate, "unsolved")
+            results.append(leave_unsolved(result) if gate.id in given else result)
             self.on_step("judged", results[-1])
         blame_gates(results, self.rung.needs)
         return results

@@ -1,11 +1,12 @@
 """What a check comes to, whatever it checked: verdicts by case and by gate. Loads neither torch nor MAX."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from harness.check.compare import Repeats, Verdict
 from harness.errors import unknown_gate
+from harness.learner.blanks import Blank
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 
@@ -39,7 +40,7 @@ class GateResult:
         state: "unsolved" (the blank is untouched), "wrong" or "correct".
         comparisons: One for each case, with the verdicts of the gate's quantities; empty where nothing was compared.
         findings: The virtual GPU's memory, race and barrier findings that belong to the gate, errors only.
-        diagnosis: What is wrong, line by line; empty unless wrong.
+        diagnosis: What is wrong, line by line; empty unless wrong, or unsolved with wrong code that was given.
         mistake: The id of the known mistake that the result equals, or None.
         hint: The hint to read next, as "dx-2"; None unless wrong.
         summary: What a line says behind "correct" where there are no comparisons to count.
@@ -99,6 +100,18 @@ class VariantResult:
         if any(not self.repeats[q].ok for q in quantities if q in self.repeats):
             return "wrong"
         return "unsolved" if any(quantity in self.unsolved for quantity in quantities) else "correct"
+
+
+def judged_as_given(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> set[str]:
+    """The gates whose untouched code is judged all the same: one that is asked for alone and was given with wrong code."""
+    return {id for id in gates if id in blanks and blanks[id].is_given} if gates and len(gates) == 1 else set()
+
+
+def leave_unsolved(result: GateResult) -> GateResult:
+    """The verdict on code as it was given: what is wrong with it, which is nobody's mistake; the first hint comes next."""
+    result.state, result.mistake = "unsolved", None
+    result.hint = result.hint and f"{result.hint.rpartition('-')[0]}-1"
+    return result
 
 
 def exit_code(results: Iterable[GateResult], wanted: Iterable[str]) -> int:

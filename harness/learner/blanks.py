@@ -70,8 +70,12 @@ class Blank:
     @property
     def size(self) -> int:
         """How many lines of code somebody has written there: comments and empty lines left out, 0 for what was given."""
-        code = code_lines(self.body)
-        return 0 if self.mark and mark_of(code) == self.mark else len(code)
+        return 0 if self.is_given else len(code_lines(self.body))
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it holds the wrong code that it was given with, and nothing else."""
+        return bool(self.mark) and mark_of(self.body) == self.mark
 
 
 def code_lines(body: Iterable[str]) -> list[str]:

@@ -43,6 +43,9 @@ def verdict_lines(
         blank = found[gate.id]
         yield Text(f"{head} unsolved   {shown(source)}:{blank.line}")
         yield Text(f"             {blank.task}", style="dim")
+        if result.diagnosis:
+            yield Text(f"      what is given is wrong{where_wrong(result)}:")
+            yield from explanation_lines(result, puzzle)
         return
     cases = len(result.comparisons)
     if result.state == "correct":
@@ -50,13 +53,22 @@ def verdict_lines(
         yield Text(f"{head} correct{counted}{result.summary and f': {result.summary}'}", style="green")
         yield from (Text(f"      {line}") for line in (*repeat_lines(result, puzzle), *result.picture))
         return
+    yield Text(f"{head} wrong{where_wrong(result)}", style="bold red")
+    yield from explanation_lines(result, puzzle)
+
+
+def where_wrong(result: GateResult) -> str:
+    """In how many cases a gate is wrong, and in which; empty where nothing was compared."""
+    cases = len(result.comparisons)
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
+    if bad and len(bad) == cases:
+        return f" in {'every case' if cases == 1 else f'all {cases} cases'}"
     few = [*bad[:NAMED], *(["..."] if len(bad) > NAMED else [])]
-    where = f" in {len(bad)} of {cases} cases ({', '.join(few)})" if bad else ""
-    where = (
-        f" in {'every case' if cases == 1 else f'all {cases} cases'}" if bad and len(bad) == cases else where
-    )
-    yield Text(f"{head} wrong{where}", style="bold red")
+    return f" in {len(bad)} of {cases} cases ({', '.join(few)})" if bad else ""
+
+
+def explanation_lines(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:
+    """What is wrong with a gate, and the command for the hint."""
     for line in (*result.diagnosis, *repeat_lines(result, puzzle), *result.picture):
         yield Text(f"      {printable(relative(line))}")
     if result.hint:

@@ -213,9 +213,36 @@ def test_the_first_wrong_elements_with_index_got_and_expected():
     got[2, 0, 5] += 1
     lines = d.diagnose(PUZZLE, "grad_input", [evidence(case, "grad_input", got)], name="dx").lines
     right = truth(case)
-    assert lines[0] == f"dx[1, 2, 3] got {np.float32(got[1, 2, 3]):.7g}, expected {right[1, 2, 3]:.7g}"
-    assert lines[1].startswith("dx[2, 0, 5] got")
+    values = f"got {np.float32(got[1, 2, 3]):.7g}, expected {right[1, 2, 3]:.7g}"
+    ratio = got[1, 2, 3] / right[1, 2, 3]
+    assert lines[0] == f"dx[1, 2, 3] {values}: {ratio:.4g} times that (B 1, S 2, H 3)"
+    assert lines[1].startswith("dx[2, 0, 5] got") and lines[1].endswith(" times that")
     assert not any("... " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (("one row", "chapter", "NaN in x"), "chapter"),
+        (("one row", "square", "odd sizes"), "square"),
+        (("hard values", "chapter"), "hard values"),  # the first of these sizes that was run
+        (("one row", "NaN in x"), "one row"),
+    ],
+)
+def test_the_smallest_case_that_shows_it_plainly_is_shown(names, shown):
+    """Not one row, in which most axes have one element, while the chapter's sizes show it as well."""
+    there = {case.name: case for case in p22.cases()}
+    wrong = [evidence(there[name], "grad_input", truth(there[name], "grad_input") * 3) for name in names]
+    assert d.most_telling(wrong, PUZZLE.dims).case.name == shown
+
+
+def test_the_ratio_is_left_out_where_it_says_nothing():
+    case = CASES[0]
+    got = truth(case)
+    got[0, 0, 0], got[0, 0, 1], got[0, 0, 3] = 0.0, np.nan, -2 * got[0, 0, 3]
+    got[0, 0, 2] *= 1 + 1e-6
+    e = evidence(case, "grad_input", got)
+    assert [d.times(e, (0, 0, k)) for k in range(4)] == ["", "", "", ": -2 times that"]
 
 
 def test_more_wrong_elements_than_are_shown():

@@ -18,8 +18,9 @@ from harness.check import zoo
 from harness.check.python_files import PythonChecker, describe, load
 from harness.check.results import GateResult
 from harness.devices.processes import START, RankFailed, run_ranks
-from harness.puzzles.p21.hunt import function_of
+from harness.puzzles.p21.hunt import DECISIVE, decisive, function_of
 from harness.puzzles.p21.rights import Op, op_of, right_ones
+from harness.puzzles.p21.subjects import WANTED
 from harness.spec.puzzle import Case, Gate
 from harness.toolchain import roots
 
@@ -29,6 +30,8 @@ TOGETHER = 300.0
 """For which it may run on all."""
 SHOWN = 3
 """How many false alarms are quoted."""
+KINDS_SHOWN = 6
+"""How many kinds of call are named in which one that was not caught is wrong."""
 LONGEST = 80
 """Characters of an exception or an answer that are quoted."""
 
@@ -51,6 +54,7 @@ class Try:
         held_back: Whether it is wrong, and not among those that the learner is given.
         said: What `check` had against it; "" for nothing.
         late: Whether it had to be stopped.
+        kind: In which kind of call a wrong op is wrong that `check` has nothing against.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Try:
     held_back: bool = False
     said: str = ""
     late: bool = False
+    kind: str = ""
 
 
 def verdict(check: Callable[[Op], object], op: Op, path: Path, seconds: float) -> tuple[str, bool]:
@@ -89,13 +94,19 @@ def verdict(check: Callable[[Op], object], op: Op, path: Path, seconds: float) -
     )
 
 
-def wrong_ones(puzzle: str) -> list[tuple[Op, bool]]:
-    """Every wrong backward pass of the first rung, and whether it is held back: it has an edit of its own."""
+def wrong_ones(puzzle: str) -> list[tuple[Op, str, bool]]:
+    """Every wrong backward pass of the first rung, its gate, and whether it is held back: it has an edit of its own."""
     return [
-        (op_of(bug.gate, function_of(bug.gate, load(bug.target())).apply, bug.name), bool(bug.old))
+        (op_of(bug.gate, function_of(bug.gate, load(bug.target())).apply, bug.name), bug.gate, bool(bug.old))
         for bug in zoo.load(puzzle)
         if bug.rung == "torch"
     ]
+
+
+def kind_of_call(op: Op, gate: str) -> str:
+    """In which kind of call a wrong op of a gate is wrong."""
+    subject = WANTED[gate].subject(op.function)
+    return next(DECISIVE[check] for check in decisive(gate) if check(subject))
 
 
 def tries(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Try]:
@@ -106,13 +117,13 @@ def tries(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Try]:
         if not callable(check):
             raise NoTest(f"{path}: there is no function check")
         solution = load(roots.solutions() / puzzle / "hunt.py")
-        todo = [(op, True, False) for op in right_ones(solution)]
-        todo += [(op, False, held_back) for op, held_back in wrong_ones(puzzle)]
+        todo = [(op, "", False) for op in right_ones(solution)] + wrong_ones(puzzle)
         done = []
-        for op, right, held_back in todo:
+        for op, gate, held_back in todo:
             torch.manual_seed(0)
             said, late = verdict(check, op, path, seconds)
-            done.append(Try(op.name, right, held_back, said, late))
+            kind = kind_of_call(op, gate) if gate and not said else ""
+            done.append(Try(op.name, not gate, held_back, said, late, kind))
             if late:
                 break  # what hangs on one hangs on the next
         return done
@@ -170,10 +181,22 @@ def explain(result: GateResult, done: Sequence[Try], ladder: str) -> None:
     if len(alarms) > SHOWN:
         result.diagnosis.append(f"... and {len(alarms) - SHOWN} more false alarms in {len(right)} right ones")
     result.diagnosis.append(f"{caught}: {parts}")
-    if names := [each.name for each in missed if not each.held_back]:
-        result.diagnosis.append(f"not caught: {', '.join(names)}")
-    if hidden := [each for each in missed if each.held_back]:
-        result.diagnosis.append(f"not caught either: {len(hidden)} whose names you are not told")
+    result.diagnosis += kind_lines(missed)
+
+
+def kind_lines(missed: Sequence[Try]) -> list[str]:
+    """The wrong ones that were not caught, by the kind of call in which they are wrong; those held back without names."""
+    kinds = [kind for kind in DECISIVE.values() if any(each.kind == kind for each in missed)]
+    lines = []
+    for kind in kinds[:KINDS_SHOWN]:
+        names = [each.name for each in missed if each.kind == kind and not each.held_back]
+        hidden = sum(each.held_back for each in missed if each.kind == kind)
+        lines.append(
+            f"not caught, wrong {kind}: {', '.join([*names, *([f'{hidden} held back'] if hidden else [])])}"
+        )
+    if more := sum(each.kind in kinds[KINDS_SHOWN:] for each in missed):
+        lines.append(f"... and {more} that are wrong in other kinds of call")
+    return lines
 
 
 def count(tried: Sequence[Try]) -> str:

@@ -555,12 +555,13 @@ def infinite_gradient(subject: Subject) -> str | None:
 
     got = gradients(subject.function, subject.inputs(), incoming)
     expected = gradients(subject.reference, subject.inputs(), incoming)
-    finite = [
-        [torch.where(right.isfinite(), t, 0.0) for t, right in zip(each, expected, strict=True)]
-        for each in (got, expected)
-    ]
+
+    def finite(grads: list[Tensor]) -> list[Tensor]:
+        return [torch.where(right.isfinite(), t, 0.0) for t, right in zip(grads, expected, strict=True)]
+
     return off(
-        furthest(*finite), "infinity coming in reaches gradients that PyTorch keeps finite (infinity times 0 is NaN)"
+        furthest(finite(got), finite(expected)),
+        "infinity coming in reaches gradients that PyTorch keeps finite (infinity times 0 is NaN)",
     )
 
 

@@ -196,7 +196,7 @@ class Judge:
                 result.diagnosis.append(f"{self.puzzle.printed(quantity)} shows the same mistake")
                 continue
             # What an index outside of its tensor does to values has no name of its own.
-            vague = seen.mistake not in known and (astray or bool(slips)) or gate.id in self.given
+            vague = (seen.mistake not in known and (astray or bool(slips))) or gate.id in self.given
             result.diagnosis += seen.lines[:-1] if vague else seen.lines
             if not own:
                 result.diagnosis.append(

@@ -20,6 +20,7 @@ FIXED: tuple[Task, ...] = (
     ("hint", "python -m harness hint", "The next hint: hint pNN dx"),
     ("watch", "python -m harness watch", "Check the current gate on every save: watch pNN"),
     ("diff", "python -m harness diff", "Your blanks beside the solution's: diff pNN"),
+    ("score", "python -m harness score", "Your path through a puzzle, and a card: score pNN"),
     ("reset", "python -m harness reset", "Put a puzzle or one blank back, keeping a copy: reset pNN dx"),
     ("verify", "python -m harness verify", "Check all of your work"),
     ("doctor", "python -m harness doctor", "What this machine has and lacks"),

@@ -10,6 +10,7 @@ from harness.errors import BadUse, DamagedFile
 from harness.invocation import command
 from harness.learner import blanks, hints
 from harness.learner.progress import Progress
+from harness.learner.score import score_of
 from harness.learner.work import Work
 from harness.screens import difference, gate_report
 from harness.spec.catalogue import find_puzzle, puzzle_names
@@ -114,7 +115,11 @@ def next_step(work: Work, progress: Progress) -> str:
     done = f"{work.puzzle.name}, {work.rung.words}: {len(work.gates)} of {len(work.gates)}, solved."
     mine = [each for each in works(work.puzzle) if not each.rung.optional]
     finale = next((demo for demo in work.puzzle.demos if demo.finale), None)
-    if finale and all(is_solved(each, progress) for each in mine):
+    whole = all(is_solved(each, progress) for each in mine)
+    if whole and any(work.key(gate.id) in progress.tries for gate in work.gates):
+        path = score_of(mine, progress).words
+        done = f"{done} Your path: {path}; `{command(f'score {work.puzzle.name}')}` draws it."
+    if finale and whole:
         return f"{done} What now: {finale.about}: `{command(f'{work.puzzle.name} --{finale.flag}')}`"
     order = list(steps())
     here = [(step.puzzle.name, step.rung.id) for step in order].index((work.puzzle.name, work.rung.id))

@@ -83,7 +83,9 @@ def test_a_test_that_says_nothing_catches_nothing(tmp_path):
         "caught 0 of 40 wrong ones: 0 of 13 of those in your folder, 0 of 27 held back"
     )
     assert any(
-        line.startswith("not caught, wrong for a random gradient, at some of its sizes: addbias_reduced_twice, ")
+        line.startswith(
+            "not caught, wrong for a random gradient, at some of its sizes: addbias_reduced_twice, "
+        )
         and line.endswith(" held back")
         for line in result.diagnosis
     )

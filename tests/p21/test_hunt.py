@@ -60,9 +60,13 @@ def test_what_is_given_shows_its_failing_verdict_where_it_is_asked_for_alone(che
     (result,) = checker.check(path, ["addbias"])
     assert (result.state, result.mistake, result.hint) == ("unsolved", None, "addbias-1")
     found = re.search(r"the gradient of input 1 at \[\d\]: got (\S+), expected (\S+), ", result.diagnosis[0])
-    assert found and float(found[1]) == pytest.approx(15 * float(found[2]), rel=1e-4), "15 rows, added up twice"
+    assert found and float(found[1]) == pytest.approx(15 * float(found[2]), rel=1e-4), (
+        "15 rows, added up twice"
+    )
     assert result.diagnosis[2].startswith("seen by: gradcheck float64, ")
-    assert not any(r.diagnosis for r in checker.check(path, ["addbias", "scale"])), "a list is not read one by one"
+    assert not any(r.diagnosis for r in checker.check(path, ["addbias", "scale"])), (
+        "a list is not read one by one"
+    )
 
 
 @pytest.mark.parametrize("bug", IN_PYTORCH, ids=lambda bug: bug.name)

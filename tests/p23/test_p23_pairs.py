@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from players import anew
 from test_p23_fast import SIZED, truth
 from test_p23_fast import inputs as masked_inputs
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -72,10 +73,15 @@ def recording(solution):
     return record_many([order], "p23", "float32")[0]
 
 
-def run(recording, dims, given, variant="fast", blocks="natural", rows=None):
+@pytest.fixture(scope="module")
+def player(recording):
+    """What replays it."""
+    return Replay(recording, SIZED, "float32")
+
+
+def run(player, dims, given, variant="fast", blocks="natural", rows=None):
     """What a variant wrote, the backward pass from the lse and delta in `rows` if they are given; there are no findings."""
-    player = Replay(recording, SIZED, "float32", blocks=blocks)
-    written = player.run(variant, Case("pairs", "", dims, ""), given, rows)
+    written = anew(player, blocks).run(variant, Case("pairs", "", dims, ""), given, rows)
     assert not player.gpu.findings, player.gpu.findings[0].text()
     return written
 
@@ -86,9 +92,9 @@ def apart(got: torch.Tensor, right: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("dims", OPTIONS.values(), ids=OPTIONS)
-def test_as_exact_as_pytorch_in_every_option(recording, dims):
+def test_as_exact_as_pytorch_in_every_option(player, dims):
     given = inputs(dims)
-    written, right, theirs = run(recording, dims, given), truth(dims, given), torch_answer(dims, given)
+    written, right, theirs = run(player, dims, given), truth(dims, given), torch_answer(dims, given)
     for name, tensor in theirs.items():
         assert apart(written[name], right[name]) < 1.5 * apart(tensor, right[name]) + EPS, name
     some = right["lse"].isfinite()
@@ -96,10 +102,10 @@ def test_as_exact_as_pytorch_in_every_option(recording, dims):
     assert apart(written["lse"][some], right["lse"][some]) < 2 * EPS
 
 
-def test_as_exact_as_pytorch_on_hard_inputs(recording):
+def test_as_exact_as_pytorch_on_hard_inputs(player):
     """As the worse of its two ways: as here, one computes the probabilities from lse."""
     given = hard()
-    written, right = run(recording, HARD, given), truth(HARD, given)
+    written, right = run(player, HARD, given), truth(HARD, given)
     theirs = [torch_answer(HARD, given, way) for way in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)]
     for name in theirs[0]:
         for head in range(HARD[1]):
@@ -108,7 +114,7 @@ def test_as_exact_as_pytorch_on_hard_inputs(recording):
             assert apart(ours, truly) < 2 * bound + 2 * EPS, (name, head, apart(ours, truly), bound)
 
 
-def test_what_pairs_are_no_good_for_takes_the_plain_path(recording):
+def test_what_pairs_are_no_good_for_takes_the_plain_path(player):
     """Its bits are those of the flash kernels; ordinary inputs have others."""
     given = inputs(ONE)
     for name, factor in (
@@ -119,38 +125,38 @@ def test_what_pairs_are_no_good_for_takes_the_plain_path(recording):
         ("value", 1),
     ):
         changed = {**given, name: given[name] * factor}
-        fused = run(recording, ONE, changed, "fused")
-        fast = run(recording, ONE, changed, rows={key: fused[key] for key in ("lse", "delta")})
+        fused = run(player, ONE, changed, "fused")
+        fast = run(player, ONE, changed, rows={key: fused[key] for key in ("lse", "delta")})
         assert [torch.equal(fast[key], fused[key]) for key in GRADIENTS] == [factor != 1] * 3, name
         forward_pairs = factor == 1 or name == "grad_output"
         assert torch.equal(fast["output"], fused["output"]) != forward_pairs, name
 
 
-def test_infinities_and_nans_are_where_pytorch_has_them(recording):
+def test_infinities_and_nans_are_where_pytorch_has_them(player):
     given = inputs(HARD)
     strange = (("query", torch.nan), ("key", torch.inf), ("value", -torch.inf))
     strange += (("grad_output", torch.nan), ("grad_output", torch.inf))
     for head, (name, value) in enumerate(strange):
         given[name][0, head, 9, 3] = value
-    written, theirs = run(recording, HARD, given), torch_answer(HARD, given)
+    written, theirs = run(player, HARD, given), torch_answer(HARD, given)
     for name, tensor in theirs.items():
         assert not tensor.isfinite().all() and tensor.isfinite().any()
         for kind in (torch.isnan, torch.isposinf, torch.isneginf):
             assert torch.equal(kind(written[name]), kind(tensor)), (name, kind)
 
 
-def test_zeros_are_zeros(recording):
+def test_zeros_are_zeros(player):
     given = inputs(ONE)
     given |= {name: torch.zeros_like(given[name]) for name in ("key", "grad_output")}
-    written = run(recording, ONE, given)
+    written = run(player, ONE, given)
     assert all(not written[name].any() for name in GRADIENTS)
     assert apart(written["output"], truth(ONE, given)["output"]) < EPS
 
 
-def test_the_same_bits_in_whatever_order_the_blocks_run(recording):
+def test_the_same_bits_in_whatever_order_the_blocks_run(player):
     dims = OPTIONS["causal from the bottom right, shared heads"]
     given = inputs(dims)
-    first, second = run(recording, dims, given), run(recording, dims, given, blocks="shuffled:5")
+    first, second = run(player, dims, given), run(player, dims, given, blocks="shuffled:5")
     assert all(torch.equal(first[name], second[name]) for name in ("output", "lse", *GRADIENTS))
 
 

@@ -41,8 +41,8 @@ MASKS = {
 }
 """The same, and for each axis of the mask whether it is broadcast. The block is of one element."""
 BROADCAST_ALONG_KEYS = {
-    "(40, 1)": (2, 2, 40, 50, 64, 2, 50, 1, 1, 1, 0, 1),
-    "(1,)": (2, 2, 40, 50, 64, 2, 50, 1, 1, 1, 1, 1),
+    "(20, 1)": (1, 2, 20, 33, 64, 2, 33, 1, 1, 1, 0, 1),
+    "(1,)": (2, 1, 20, 33, 64, 1, 33, 1, 1, 1, 1, 1),
 }
 OF_MASK = ("mask_b", "mask_n", "mask_s", "mask_t")
 SIZED = replace(

@@ -5,8 +5,9 @@ replayed on the virtual GPU. What needs torch is imported, and PyTorch asked for
 runs: this module itself is light. A gate whose blank is untouched is not run.
 """
 
+import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -19,6 +20,7 @@ from harness.check.results import GateResult, judged_as_given, leave_unsolved, w
 from harness.check.upstream import blame_gates
 from harness.devices.recorder import Order, Recording, record_dtypes
 from harness.devices.targets import VIRTUAL
+from harness.errors import CompileFailed
 from harness.learner.blanks import Blank
 from harness.learner.work import package_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
@@ -96,7 +98,10 @@ class Checker:
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         self.spent = {}
         narrow = [case for case in cases if case.in_16_bits] if self.other else []
-        recording, *others = self._recorded(package, cases, variants, narrow)
+        try:
+            recording, *others = self._recorded(package, cases, variants, narrow)
+        except CompileFailed as error:
+            raise with_owner(error, package.path / self.puzzle.source, found, gates or [*found]) from error
         if on_first and variants and len(cases) > 1:
             with self._timed("first case"):
                 first = self._results(recording, cases[:1], wanted, variants, package, found, given)
@@ -188,3 +193,18 @@ class Checker:
     def _order(self, package: OpPackage, cases: Sequence[Case], variants: list[str]) -> Order:
         dims = tuple(dict.fromkeys(case.dims for case in cases))
         return Order(package, dims, tuple(variants), small_grid=True, dtype=self.dtype)
+
+
+def with_owner(
+    error: CompileFailed, source: Path, found: Mapping[str, Blank], asked: Sequence[str]
+) -> CompileFailed:
+    """The error; where its line is in the blank of a gate that was not asked about, it says whose."""
+    at = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
+    line = int(at[1]) if at else 0
+    for id, blank in found.items():
+        if id not in asked and 0 <= line - blank.line < len(blank.body):
+            words = (
+                f"the line is in the blank of {id}, and its kernel is compiled as a whole: mend {id} first"
+            )
+            return CompileFailed(f"{error}\n   -> {words}", error.details)
+    return error

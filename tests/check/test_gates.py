@@ -271,3 +271,29 @@ def test_the_first_case_is_told_before_the_others_are_run(checker, puzzle, solut
 def test_this_module_is_light_until_it_is_asked():
     code = "import sys, harness.check.gates; sys.exit('torch' in sys.modules or 'max' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=roots.CHECKOUT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "owner"),
+    [(["dx"], "db"), (["dx", "dW"], "db"), (["db"], None), (None, None)],
+    ids=["another's", "another's of two", "its own", "all"],
+)
+def test_an_error_of_the_compiler_in_another_s_blank_says_whose_it_is(asked, owner, puzzle, solution):
+    source = solution.path / puzzle.source
+    line = blanks.find(source.read_text())["db"].line
+
+    class Broken(Checker):
+        def _recorded(self, *_, **__):
+            raise CompileFailed(f"it does not compile\n{source}:{line}:9: error: no such name", "all of it")
+
+    with pytest.raises(CompileFailed) as caught:
+        Broken(puzzle).check(solution, asked)
+    said = str(caught.value).splitlines()
+    words = f"   -> the line is in the blank of {owner}, and its kernel is compiled as a whole: mend {owner} first"
+    assert said[2:] == ([words] if owner else []) and caught.value.details == "all of it"
+
+
+def test_an_error_outside_of_blanks_is_nobody_s(puzzle, solution):
+    error = CompileFailed(f"{solution.path / puzzle.source}:1:1: error: no such name")
+    found = blanks.find((solution.path / puzzle.source).read_text())
+    assert gates.with_owner(error, solution.path / puzzle.source, found, ["dx"]) is error

@@ -25,7 +25,8 @@ from harness.nn import attention
 BATCHES, HEADS, LENGTH = 4, 12, 1024
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDTHS = (64, 72, 128, 160, 256)
-OPTIONS = ("none", "causal", "padding", "bool S x S", "bias", "bias with gradient")
+OPTIONS = ("none", "causal", "causal, dropout", "padding", "bool S x S", "bias", "bias with gradient")
+DROPOUT = 0.1
 PEERS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -74,7 +75,9 @@ def candidates(dtype: torch.dtype, width: int, option: str) -> Iterator[tuple[st
         torch.randn(BATCHES, HEADS, LENGTH, width, device="cuda", dtype=dtype, requires_grad=True)
         for _ in range(3)
     ]
-    options = {"attn_mask": mask_of(option, dtype), "is_causal": option == "causal"}
+    options = {"attn_mask": mask_of(option, dtype), "is_causal": option.startswith("causal")}
+    if option.endswith("dropout"):
+        options["dropout_p"] = DROPOUT
     gradient = torch.randn_like(leaves[0])
     yield "ours", capture(both_passes(attention, leaves, gradient, **options))
     for name, backend in PEERS.items():

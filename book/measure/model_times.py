@@ -1,7 +1,7 @@
 """Measures a training step of GPT-2, 124M, with and without the workbook's backend: `python -m book.measure.model_times FILE`.
 
-Forward and backward in bfloat16, batch 8 x 1,024, random weights, no dropout; each way recorded as one CUDA graph, replayed in
-shuffled rounds after a pause. It wants a GPU and `transformers` (the extra `models`). The page of puzzle 26 shows the rows.
+Forward and backward, random weights, no dropout, in two settings: all in bfloat16, and as one trains, with float32 parameters
+under autocast. Each way is recorded as one CUDA graph, replayed in shuffled rounds after a pause. It wants a GPU and `transformers` (the extra `models`). The page of puzzle 26 shows the rows.
 """
 
 import csv
@@ -13,7 +13,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -22,11 +22,13 @@ import torch
 
 from harness.nn import mojo_workbook
 
-BATCH, CONTEXT, ROUNDS, REPLAYS = 8, 1024, 12, 4
+CONTEXT, ROUNDS, REPLAYS = 1024, 12, 4
 VOCABULARY = 50257
+SETTINGS = {"bfloat16": (8, torch.bfloat16), "autocast": (16, torch.float32)}
+"""Name -> batch, and the dtype of the parameters; those in float32 are taken in bfloat16 under autocast."""
 
 
-def make_model() -> torch.nn.Module:
+def make_model(dtype: torch.dtype) -> torch.nn.Module:
     """GPT-2 small with a language model's head. Raises ImportError without the extra."""
     # By its name, so that types come out alike with and without the extra.
     transformers = importlib.import_module("transformers")
@@ -34,7 +36,7 @@ def make_model() -> torch.nn.Module:
     config = transformers.GPT2Config(
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa"
     )
-    model = transformers.GPT2LMHeadModel(config).to("cuda", torch.bfloat16).train()
+    model = transformers.GPT2LMHeadModel(config).to("cuda", dtype).train()
     model.loss_type = "ForCausalLM"
     return model
 
@@ -43,7 +45,10 @@ def recorded(model, forward: Callable, ids: torch.Tensor) -> tuple[torch.cuda.CU
     """One training step as a CUDA graph, and what is known of it: seconds of the first steps, loss, peak memory."""
 
     def step() -> torch.Tensor:
-        loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
+        wide = next(model.parameters()).dtype == torch.float32
+        # Without its cache: a graph would hold copies that it does not make again.
+        with torch.autocast("cuda", torch.bfloat16, enabled=wide, cache_enabled=False):
+            loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         return loss
 
@@ -86,10 +91,12 @@ def replayed(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, list[float]]:
     return times
 
 
-def main(file: Path) -> None:
-    """Measures all ways and writes the CSV."""
-    model = make_model()
-    ids = torch.randint(0, VOCABULARY, (BATCH, CONTEXT), device="cuda")
+def rows(setting: str) -> Iterator[dict[str, object]]:
+    """A row for each way in a setting."""
+    batch, dtype = SETTINGS[setting]
+    torch._dynamo.reset()
+    model = make_model(dtype)
+    ids = torch.randint(0, VOCABULARY, (batch, CONTEXT), device="cuda")
     ways = {
         "eager": model,
         "torch.compile": torch.compile(model),
@@ -98,19 +105,27 @@ def main(file: Path) -> None:
             model, backend=mojo_workbook, options={"attention": False}
         ),
     }
-    made = {way: recorded(model, forward, ids) for way, forward in ways.items()}
-    times = replayed({way: graph for way, (graph, _) in made.items()})
+    steps = {way: recorded(model, forward, ids) for way, forward in ways.items()}
+    times = replayed({way: graph for way, (graph, _) in steps.items()})
+    for way, (_, known) in steps.items():
+        median = f"{statistics.median(times[way]):.3f}"
+        yield {"setting": setting, "batch": batch, "way": way, "median_ms": median} | known
+
+
+def main(file: Path) -> None:
+    """Measures all ways in all settings and writes the CSV."""
     facts = {
         "device": torch.cuda.get_device_name(),
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
         "transformers": importlib.metadata.version("transformers"),
     }
+    columns = ("setting", "batch", "way", "median_ms", "first_s", "loss", "peak_mib")
     with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, [*facts, "way", "median_ms", "first_s", "loss", "peak_mib"])
+        writer = csv.DictWriter(out, [*facts, *columns])
         writer.writeheader()
-        for way, (_, known) in made.items():
-            writer.writerow(facts | {"way": way, "median_ms": f"{statistics.median(times[way]):.3f}"} | known)
+        for row in (row for setting in SETTINGS for row in rows(setting)):
+            writer.writerow(facts | row)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
+import torch.nn.functional as F
 
 from harness.nn import mojo_workbook
 
@@ -28,13 +29,21 @@ SETTINGS = {"bfloat16": (8, torch.bfloat16), "autocast": (16, torch.float32)}
 """Name -> batch, and the dtype of the parameters; those in float32 are taken in bfloat16 under autocast."""
 
 
+def causal(module, query, key, value, mask, scaling=None, **options) -> tuple[torch.Tensor, None]:
+    """Attention as training code calls it; `transformers` itself hands it a mask when it is compiled."""
+    output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    return output.transpose(1, 2), None
+
+
 def make_model(dtype: torch.dtype) -> torch.nn.Module:
     """GPT-2 small with a language model's head. Raises ImportError without the extra."""
     # By its name, so that types come out alike with and without the extra.
     transformers = importlib.import_module("transformers")
+    transformers.AttentionInterface.register("causal", causal)
+    transformers.AttentionMaskInterface.register("causal", lambda *arguments, **options: None)
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa"
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="causal"
     )
     model = transformers.GPT2LMHeadModel(config).to("cuda", dtype).train()
     model.loss_type = "ForCausalLM"

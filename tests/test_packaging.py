@@ -196,6 +196,24 @@ def test_the_workflow_runs_the_script_and_publishes_what_the_page_builds():
     assert command in workflow and command in (ROOT / "book" / "src" / "install.md").read_text()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
+@pytest.mark.parametrize(("seconds", "tiers"), [("0", ["tests", "nightly"]), ("4200", ["tests"])])
+def test_continuous_integration_says_which_tier_it_has_no_time_for(tmp_path, seconds, tiers):
+    """With commands that only write down how they were called, and a script that began so many seconds ago."""
+    log = tmp_path / "called"
+    for name in ("uv", "python3", "apt-get", "chromium"):
+        command = tmp_path / name
+        command.write_text(f'#!/bin/sh\necho "$@" >>"{log}"\n')
+        command.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SECONDS": seconds}
+    environment.pop("WORKBOOK_CI_MINUTES", None)
+    script = str(ROOT / ".ci" / "run")
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [tier for tier in ("tests", "nightly") if f"run poe {tier}\n" in log.read_text()] == tiers
+    assert ("poe nightly: SKIPPED, because 70 minutes have gone by" in done.stdout) == (tiers == ["tests"])
+
+
 def printed_tasks() -> list[tuple[str, str, str]]:
     """(page, runner, task) of every command in the texts that calls a task.
 

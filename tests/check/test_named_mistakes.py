@@ -454,7 +454,7 @@ def test_memory_that_was_never_cleared_is_among_the_causes_of_nan():
     assert diagnosis.mistake == "not-finite"
     assert diagnosis.lines[-1] == (
         "your grad_weight holds values that are no numbers: a division by 0, an overflow, or a sum added to memory that "
-        "nothing has cleared: see hint G-1"
+        "nothing has cleared: see hint G-2"
     )
 
 
@@ -469,7 +469,7 @@ def test_nan_where_only_a_mask_is_infinite_has_several_causes():
     assert diagnosis.lines[-1] == (
         "your probabilities is NaN or infinite where PyTorch's is finite, and only where an input is -inf: a guard is missing "
         "(-inf - -inf, 0 / 0), a sign or an axis is wrong, or an element is read that is not needed (0 * inf) or that nothing has "
-        "written: see hint G-1"
+        "written: see hint G-2"
     )
 
 
@@ -478,7 +478,7 @@ def test_nan_beside_infinite_inputs_has_several_causes():
     assert diagnosis.mistake == "nan-spread"
     assert diagnosis.lines[-1] == (
         "your grad_relu is NaN or infinite where PyTorch's is finite: an element is read that is not needed (0 * NaN), a value is "
-        "multiplied by 0 that should be left out (0 * inf), or a guard is missing (inf - inf, inf / inf): see hint G-1"
+        "multiplied by 0 that should be left out (0 * inf), or a guard is missing (inf - inf, inf / inf): see hint G-2"
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from harness.check.checkers import OnFirst
 from harness.check.live import tell
 from harness.check.results import GateResult, judged_as_given, leave_unsolved, wanted_gates
+from harness.check.source_faults import faults
 from harness.check.upstream import blame_gates
 from harness.devices.recorder import Order, Recording, record_dtypes
 from harness.devices.targets import VIRTUAL
@@ -198,11 +199,16 @@ class Checker:
 def with_owner(
     error: CompileFailed, source: Path, found: Mapping[str, Blank], asked: Sequence[str]
 ) -> CompileFailed:
-    """The error; where its line is in the blank of a gate that was not asked about, it says whose."""
+    """The error; where its line is in the blank of a gate that was not asked about, it says whose. Where it has no line, the line of
+    an index by parts, which breaks the compiler."""
     at = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
     line = int(at[1]) if at else 0
     for id, blank in found.items():
-        if id not in asked and 0 <= line - blank.line < len(blank.body):
+        if not line:
+            for fault in faults(source, blank):
+                if fault.mistake == "double-index":
+                    return CompileFailed(f"{error}\n   -> line {fault.line}: {fault.words}", error.details)
+        elif id not in asked and 0 <= line - blank.line < len(blank.body):
             words = (
                 f"the line is in the blank of {id}, and its kernel is compiled as a whole: mend {id} first"
             )

@@ -293,6 +293,21 @@ def test_an_error_of_the_compiler_in_another_s_blank_says_whose_it_is(asked, own
     assert said[2:] == ([words] if owner else []) and caught.value.details == "all of it"
 
 
+def test_an_error_without_a_line_is_explained_by_an_index_by_parts(puzzle, solution, tmp_path):
+    """For `y[row][column] = ...` the compiler says no more than that it failed."""
+    package = solved(
+        solution, tmp_path / "op", "db", change=("grad_bias, o, dy[row, o]", "grad_bias, o, dy[row][o]")
+    )
+    source = package.path / puzzle.source
+    found = blanks.find(source.read_text())
+    error = CompileFailed("it does not compile\nerror: failed to run the pass manager", "all of it")
+    said = gates.with_owner(error, source, found, ["db"])
+    assert str(said).splitlines()[-1].endswith("takes both indices at once, `dy[row, o]`")
+    assert f"   -> line {found['db'].line + 1}: " in str(said) and said.details == "all of it"
+    right = solution.path / puzzle.source
+    assert gates.with_owner(error, right, blanks.find(right.read_text()), ["db"]) is error
+
+
 def test_an_error_outside_of_blanks_is_nobody_s(puzzle, solution):
     error = CompileFailed(f"{solution.path / puzzle.source}:1:1: error: no such name")
     found = blanks.find((solution.path / puzzle.source).read_text())

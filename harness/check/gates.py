@@ -199,18 +199,19 @@ class Checker:
 def with_owner(
     error: CompileFailed, source: Path, found: Mapping[str, Blank], asked: Sequence[str]
 ) -> CompileFailed:
-    """The error; where its line is in the blank of a gate that was not asked about, it says whose. Where it has no line, the line of
-    an index by parts, which breaks the compiler."""
+    """The error; where its line is in the blank of a gate that was not asked about, it says whose. Where it is in no blank, the
+    line of an index by parts, which breaks the compiler elsewhere."""
     at = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
     line = int(at[1]) if at else 0
-    for id, blank in found.items():
-        if not line:
-            for fault in faults(source, blank):
-                if fault.mistake == "double-index":
-                    return CompileFailed(f"{error}\n   -> line {fault.line}: {fault.words}", error.details)
-        elif id not in asked and 0 <= line - blank.line < len(blank.body):
-            words = (
-                f"the line is in the blank of {id}, and its kernel is compiled as a whole: mend {id} first"
-            )
-            return CompileFailed(f"{error}\n   -> {words}", error.details)
+    owners = [id for id, blank in found.items() if 0 <= line - blank.line < len(blank.body)]
+    words = [
+        f"the line is in the blank of {id}, and its kernel is compiled as a whole: mend {id} first"
+        for id in owners
+        if id not in asked
+    ]
+    if not owners:
+        slips = (fault for blank in found.values() for fault in faults(source, blank))
+        words = [f"line {slip.line}: {slip.words}" for slip in slips if slip.mistake == "double-index"]
+    if words:
+        return CompileFailed(f"{error}\n   -> {words[0]}", error.details)
     return error

@@ -293,14 +293,15 @@ def test_an_error_of_the_compiler_in_another_s_blank_says_whose_it_is(asked, own
     assert said[2:] == ([words] if owner else []) and caught.value.details == "all of it"
 
 
-def test_an_error_without_a_line_is_explained_by_an_index_by_parts(puzzle, solution, tmp_path):
+def test_an_error_outside_of_blanks_is_explained_by_an_index_by_parts(puzzle, solution, tmp_path):
     """For `y[row][column] = ...` the compiler says no more than that it failed."""
     package = solved(
         solution, tmp_path / "op", "db", change=("grad_bias, o, dy[row, o]", "grad_bias, o, dy[row][o]")
     )
     source = package.path / puzzle.source
     found = blanks.find(source.read_text())
-    error = CompileFailed("it does not compile\nerror: failed to run the pass manager", "all of it")
+    words = f"it does not compile\nerror: failed to run the pass manager\nalso {source}:1:4: error: function instantiation failed"
+    error = CompileFailed(words, "all of it")
     said = gates.with_owner(error, source, found, ["db"])
     assert str(said).splitlines()[-1].endswith("takes both indices at once, `dy[row, o]`")
     assert f"   -> line {found['db'].line + 1}: " in str(said) and said.details == "all of it"

@@ -55,7 +55,7 @@ def gpt2_row() -> list[str]:
     compiled = bold_ratio(ours / ms["torch.compile"])
     eager = bold_ratio(ours / ms["eager"])
     return [
-        "GPT-2 (124M), a step, 16 x 1,024 tokens",
+        "GPT-2 (124M), both passes, 16 x 1,024 tokens",
         f"{ours:.1f} ms",
         eager,
         compiled,
@@ -63,9 +63,23 @@ def gpt2_row() -> list[str]:
     ]
 
 
+def step_by_hand_row() -> list[str]:
+    """A whole training step of GPT-2 (124M) by hand, AdamW included, beside PyTorch's."""
+    us = {row["what"]: float(row["median_us"]) for row in record.rows("step_by_hand")}
+    ours = us["by hand"]
+    compiled = bold_ratio(ours / us["torch.compile"])
+    return [
+        "GPT-2 (124M), a whole step by hand (`p27`)",
+        f"{ours / 1e3:.1f} ms",
+        bold_ratio(ours / us["autograd"]),
+        compiled,
+        f"{compiled} compile",
+    ]
+
+
 def speed_table() -> str:
     """The table in Markdown."""
-    return table(HEAD, [*layer_rows(), attention_row(), gpt2_row()])
+    return table(HEAD, [*layer_rows(), attention_row(), gpt2_row(), step_by_hand_row()])
 
 
 def pages() -> dict[str, str]:

@@ -249,6 +249,10 @@ def test_a_ratio_of_the_readme_s_table_is_one_time_over_the_other(monkeypatch):
     from book.figures import speed_table
 
     times = {"eager": "40", "torch.compile": "16", "mojo_workbook": "20"}
-    steps = [{"way": way, "median_ms": time} for way, time in times.items()]
+    steps = [{"setting": "autocast", "way": way, "median_ms": time} for way, time in times.items()]
+    steps.append({"setting": "bfloat16", "way": "mojo_workbook", "median_ms": "1"})
     monkeypatch.setattr(speed_table.record, "rows", lambda name: steps)
     assert speed_table.gpt2_row()[1:] == ["20.0 ms", "0.50", "**1.25**", "**1.25** compile"]
+    times = {"autograd": "40", "torch.compile": "25", "by hand": "20", "products": "10"}
+    steps[:] = [{"what": what, "median_us": f"{time}000"} for what, time in times.items()]
+    assert speed_table.step_by_hand_row()[1:] == ["20.0 ms", "0.50", "0.80", "0.80 compile"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_checks import NAMES, output_and_gradients
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.nn import attention_direct, attention_varlen, varlen
 
@@ -115,7 +116,9 @@ def test_nan_and_inf_stay_in_their_sequence_and_go_where_torchs_go(where, number
     tensors = packed(dtype=torch.float64)
     tensors[where][2, 0, 3] = number
     got = output_and_gradients(lambda *t: attend(t), tensors)
-    right = output_and_gradients(lambda *t: one_by_one(t, OFFSETS), tensors)
+    # Of PyTorch's, the one that has no maximum of its own: on some processors its fused one loses a NaN of the query.
+    with sdpa_kernel([SDPBackend.MATH]):
+        right = output_and_gradients(lambda *t: one_by_one(t, OFFSETS), tensors)
     assert not got[0].isfinite().all() and got[0][3:].isfinite().all()
     assert all(torch.equal(one.isfinite(), other.isfinite()) for one, other in zip(got, right, strict=True))
 

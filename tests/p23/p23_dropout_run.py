@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sixteen_bits import decode, encode
 
 from harness.nn.attention_dropout import keep_mask
 from harness.toolchain import extension
@@ -36,20 +37,6 @@ CASES = {
     "wide, padding": ((1, 1, 1, 130, 200, 72, EVERY_KEY), "t", 39322, "float16", "shuffled:3", 0),
     "nothing is kept": ((1, 1, 1, 20, 20, 64, 0), "", 0, "bfloat16", "natural", 0),
 }  # fmt: skip
-
-
-def encode(array, dtype):
-    """The bits of values in a dtype; NumPy has no bfloat16, whose bits are the upper half of a float32's."""
-    if dtype == "float16":
-        return array.astype(np.float16).view(np.uint16)
-    return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-
-
-def decode(bits, dtype):
-    """The values of such bits, in float64."""
-    if dtype == "float16":
-        return bits.view(np.float16).astype(np.float64)
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def on_device(array):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from sixteen_bits import decode, encode
 
 from harness.nn import orders
 from harness.toolchain import extension
@@ -52,20 +53,6 @@ WINDOWS = {
     "wide heads": ((11, 16, "hilbert", 3, 1, 1, 128), "bfloat16", "shuffled:2"),
     "wide heads, two tiles": ((11, 16, "row-major", 3, 2, 1, 72), "float16", "natural"),
 }
-
-
-def encode(array, dtype):
-    """The bits of values in a dtype; NumPy has no bfloat16, whose bits are the upper half of a float32's."""
-    if dtype == "float16":
-        return array.astype(np.float16).view(np.uint16)
-    return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-
-
-def decode(bits, dtype):
-    """The values of such bits, in float64."""
-    if dtype == "float16":
-        return bits.view(np.float16).astype(np.float64)
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def on_device(array):

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from sixteen_bits import decode, encode
 
 from harness.toolchain import extension
 from harness.vgpu.driver import inprocess
@@ -33,20 +34,6 @@ CASES = {
     "wide, causal": ((1, 1, 72, 0), (140, 33), (140, 33), (0, 0), "float16", "natural"),
     "more sequences than lanes": ((1, 1, 8, 0), (7,) * 40 + (0,) * 30 + (3,), (7,) * 40 + (0,) * 30 + (3,), (1, 1), "bfloat16", "natural"),
 }  # fmt: skip
-
-
-def encode(array, dtype):
-    """The bits of values in a dtype; NumPy has no bfloat16, whose bits are the upper half of a float32's."""
-    if dtype == "float16":
-        return array.astype(np.float16).view(np.uint16)
-    return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-
-
-def decode(bits, dtype):
-    """The values of such bits, in float64."""
-    if dtype == "float16":
-        return bits.view(np.float16).astype(np.float64)
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def on_device(array):

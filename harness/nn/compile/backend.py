@@ -225,18 +225,26 @@ def attentions_of(gm: GraphModule, asked: bool | None) -> list[Node]:
 
 def may_be_slower(node: Node) -> str | None:
     """Why an attention is left to PyTorch where nobody has asked for a swap; None where the swap is faster."""
-    from harness.nn import (
-        attention_direct,
-    )  # with the kernels' module, which a model without attention does not need
+    # Here, because a model without attention does not need the kernels' module.
+    from harness.nn import attention_direct
 
-    names = ("query", "key", "value", "attn_mask", "dropout_p")
-    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    query, key, values = (value(given[name]) for name in names[:3])
+    given = attention_arguments(node)
+    query, key, values = (value(given[name]) for name in ("query", "key", "value"))
     if not (torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, values))):
         return "without gradients PyTorch's is the faster one"
+    return attention_direct.may_be_slower(query, key, mask_of(given), given.get("dropout_p") or 0.0)
+
+
+def attention_arguments(node: Node) -> dict[str, Any]:
+    """What a scaled_dot_product_attention is given, by name."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p")
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def mask_of(given: dict[str, Any]) -> torch.Tensor | None:
+    """The mask among these arguments, as a fake tensor."""
     mask = given.get("attn_mask")
-    dropout_p = given.get("dropout_p") or 0.0
-    return attention_direct.may_be_slower(query, key, None if mask is None else value(mask), dropout_p)
+    return value(mask) if isinstance(mask, Node) else None
 
 
 def swap_attention(gm: GraphModule, node: Node) -> Attention:
@@ -248,10 +256,9 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
     from harness.nn.attention_autograd import attention
     from harness.nn.attention_direct import without_dropout
 
-    options = dict(zip(("attn_mask", "dropout_p"), node.args[3:], strict=False)) | dict(node.kwargs)
-    mask = options.get("attn_mask")
-    cause = without_dropout(value(node), value(mask) if isinstance(mask, Node) else None)
-    if options.get("dropout_p") and cause:
+    given = attention_arguments(node)
+    cause = without_dropout(value(node), mask_of(given))
+    if given.get("dropout_p") and cause:
         raise NotImplementedError(f"dropout_p: attention leaves it to PyTorch's own function: {cause}")
     add = Adder(gm, node)
     try:
@@ -259,7 +266,6 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
     except Exception:
         add.undo()
         raise
-    given: dict[str, Any] = dict(zip(("query", "key"), node.args, strict=False)) | dict(node.kwargs)
     dtype = str(value(node).dtype).removeprefix("torch.")
     done = Attention(name_of(node), shape(given["query"]), shape(given["key"]), dtype)
     node.replace_all_uses_with(output)

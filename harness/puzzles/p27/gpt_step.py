@@ -77,7 +77,7 @@ class Pass:
     def embedding_backward(self, dx: Tensor, of_head: Tensor) -> None:
         """The gradients of both tables; that of the tokens' also holds the head's, [V, C]."""
         (tokens,) = self.kept.pop("embedding")
-        table = self.places.get("token", torch.empty_like(self.p["token"]))
+        table = self.places["token"] if self.places else torch.empty_like(self.p["token"])
         self.grads["token"] = parts.token_gradient(table, of_head, dx, tokens.flatten())
         self.grads["position"] = torch.zeros_like(self.p["position"])
         self.grads["position"][: tokens.shape[1]] = dx.view(*tokens.shape, -1).sum(0)

@@ -355,15 +355,15 @@ def swaps_chart() -> str:
     """The layer's time over torch.compile's at the sizes of the newest records, over the work of the product."""
     points = [(float(math.prod(dims)), ratio) for dims, ratio in beside_compile().items()]
     least, most = min(ratio for _, ratio in points), max(ratio for _, ratio in points)
-    bottom = min(x for x, _ in points) / 2
+    bottom, top = min(x for x, _ in points) / 2, max(x for x, _ in points) * 2
     drawing = LogChart(
         (NARROW, 300),
         f"The layer's time over torch.compile's at {len(points)} sizes: from {least:.2f} to {most:.2f}.",
-        x=(bottom, max(x for x, _ in points) * 2),
+        x=(bottom, top),
         y=(least / 1.06, max(most, 1) * 1.06),
         x_name="multiply-adds of a product",
         y_name="time / torch.compile's",
-        x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if bottom < 10.0**power},
+        x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if bottom < 10.0**power < top},
         y_ticks={
             value: f"{value:g}" for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1) if least / 1.06 < value
         },

@@ -430,6 +430,7 @@ def drawn_sizes() -> str:
     }
     below = {column: sum(ratio <= 1 for _, ratio in points) for column, points in found.items()}
     everything = [point for points in found.values() for point in points]
+    bottom, top = min(x for x, _ in everything) / 2, max(x for x, _ in everything) * 2
     drawing = LogChart(
         (NARROW, 330),
         "The layer's time over the fastest peer's at sizes drawn at random. "
@@ -437,11 +438,11 @@ def drawn_sizes() -> str:
             f"{'as CUDA graphs' if column == 'graph' else 'in plain loops'} it is at most 1 at {below[column]} of {len(points)} sizes"
             for column, points in found.items()
         ),
-        x=(min(x for x, _ in everything) / 2, max(x for x, _ in everything) * 2),
+        x=(bottom, top),
         y=(min(y for _, y in everything) / 1.1, max(y for _, y in everything) * 1.1),
         x_name="multiply-adds of a product",
         y_name="time / fastest peer's time",
-        x_ticks={10.0**power: f"1e{power}" for power in range(8, 13, 2)},
+        x_ticks={10.0**power: f"1e{power}" for power in range(2, 14, 2) if bottom < 10.0**power < top},
         y_ticks={value: f"{value:g}" for value in (0.5, 0.7, 1.0, 1.5)},
     )
     _, level = drawing.place(1e9, 1.0)

@@ -182,7 +182,7 @@ def test_no_table_is_cut_off_on_paper(browser, site):
 
 def test_a_table_on_a_phone_has_whole_names_a_header_that_stays_and_an_edge_that_fades(browser, site):
     browser.resize(PHONE)
-    browser.open(site / "fast" / "benchmark.html")
+    browser.open(site / "fast" / "sizes.html")
     browser.run("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
     browser.run(
         "window.box = [...document.querySelectorAll('.table-wrapper')].find(box => "

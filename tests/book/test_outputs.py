@@ -63,7 +63,9 @@ def test_recorded_output_is_what_the_command_prints(name, forks, request):
         pytest.skip("the virtual GPU's driver needs Linux")
     if name in THROUGH_THE_LAYER:
         request.getfixturevalue("layer_graphs")
-    assert outputs.difference(name, forks.run) == []
+    assert outputs.difference(name, forks.run) == [], (
+        f"`python -m book.measure.outputs {name}` records it anew"
+    )
 
 
 class StandIn:

@@ -1,4 +1,4 @@
-"""Figures of puzzles 19, 20, 21 and 26: first backward passes, checks that see them or do not, and graphs that are rewritten.
+"""Figures of puzzles 20, 21 and 26: first backward passes, checks that see them or do not, and graphs that are rewritten.
 
 Each is at most NARROW wide, so that a phone can show it. Numbers are computed here with NumPy or come from recorded runs; nothing
 needs torch.
@@ -12,38 +12,15 @@ import numpy as np
 
 from book.figures.charts import LogChart
 from book.figures.every_size import beside_compile
-from book.figures.figures import NARROW, ROOT, Drawing
+from book.figures.figures import NARROW, Drawing
 from book.figures.layer_figures import bars_of, inductor_counts
 from book.measure import outputs
-from harness.learner import blanks
 
-# ---- Puzzles 19 and 20 ----------------------------------------------------------------------------------------------
+# ---- Puzzle 20 ----------------------------------------------------------------------------------------------
 
 LOGITS = (1.0, 0.2, -0.6, 1.4, -1.0, 0.0)
 ARRIVES = (0.6, -0.4, 0.9, -0.8, 0.3, 0.5)
 """A row of logits, and the gradient that arrives at its softmax."""
-
-
-def ramp_lines() -> str:
-    """How many lines the solution of each kernel of the ramp has."""
-    source = ROOT / "solutions" / "p19" / "op" / "ramp.mojo"
-    counts = {
-        name: sum(bool(line.strip()) and not line.strip().startswith("#") for line in blank.body)
-        for name, blank in blanks.find(source.read_text(encoding="utf-8"), str(source)).items()
-    }
-    drawing = Drawing(
-        NARROW,
-        28 * len(counts) + 10,
-        "Lines of code of each kernel of the ramp: "
-        + ", ".join(f"{name} {count}" for name, count in counts.items()),
-    )
-    for number, (name, count) in enumerate(counts.items()):
-        y = 6 + 28 * number
-        drawing.text(118, y + 17, name, anchor="end", size=13, code=True)
-        for k in range(count):
-            drawing.box(130 + 40 * k, y, 36, 22, shade=0.35)
-        drawing.text(138 + 40 * count, y + 17, f"{count} lines", anchor="start", size=13)
-    return drawing.svg()
 
 
 def softmax(row: np.ndarray) -> np.ndarray:
@@ -377,7 +354,6 @@ def swaps_chart() -> str:
 
 
 FILES = {
-    "ramp_lines.svg": ramp_lines,
     "softmax_row.svg": softmax_row,
     "bits_kept.svg": bits_kept,
     "ballot.svg": ballot,

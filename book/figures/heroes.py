@@ -7,7 +7,7 @@ group is shown from its step `data-from` to its step `data-to`; theme/workbook.j
 import html
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
@@ -55,7 +55,99 @@ class Steps(Drawing):
         )
 
 
-# ---- Puzzle 19: what a warp's load costs ------------------------------------------------------------------------
+# ---- Puzzle 19: a barrier, and what a warp's load costs -----------------------------------------------------------
+
+
+def opposite() -> list[int]:
+    """Whose numbers each warp took, as the recorded run of `mirrored_row` printed it."""
+    text = outputs.load("mirrored_mended").text
+    return [int(other) for other in re.findall(r"^warp \d+ took the numbers of warp (\d+) ", text, re.M)]
+
+
+def arrivals(order: Sequence[int], opposite: Sequence[int]) -> tuple[list[list[str]], list[list[str]]]:
+    """What each warp has, tick by tick, without the barrier and with it, where the warps come in this order.
+
+    A warp stores at one tick. Without a barrier it loads at the next, and what it takes is right if the opposite warp has stored.
+    """
+    count = len(order)
+    bare, held = [[""] * count], [[""] * count]
+    for number, warp in enumerate(order):
+        bare.append([*bare[-1]])
+        bare[-1][warp] = "stores"
+        bare.append([*bare[-1]])
+        bare[-1][warp] = "right" if opposite[warp] in order[: number + 1] else "wrong"
+        held.append([*held[-1]])
+        held[-1][warp] = "stores"
+        held.append(["waits" if state == "stores" else state for state in held[-1]])
+    held[-1] = ["right"] * count
+    return bare, held
+
+
+def one_barrier() -> str:
+    """Four warps reverse a row, one after the other: without a barrier between storing and loading, and with it."""
+    others = opposite()
+    count = len(others)
+    sides = arrivals(range(count), others)
+    last = 2 * count
+    wrong = 32 * sides[0][-1].count("wrong")
+    drawing = Steps(
+        NARROW,
+        226,
+        f"{count} warps store 32 numbers each in a tile and take those of the opposite warp. Without a barrier {wrong} of "
+        f"{32 * count} numbers are wrong in this order of the warps, with it none.",
+        still=last,
+    )
+    for number, (side, title) in enumerate(zip(sides, ("without a barrier", "with a barrier"), strict=True)):
+        left = 58 + 214 * number
+        drawing.text(left + 102, 16, title, size=17)
+        for warp in range(count):
+            drawing.text(left + 52 * warp + 24, 42, str(warp), size=16)
+            drawing.box(left + 52 * warp, 94, 48, 32, shade=0.04)
+            drawing.box(left + 52 * warp, 184, 48, 32, shade=0.04)
+        for tick, states in enumerate(side):
+            with drawing.during(tick):
+                for warp, state in enumerate(states):
+                    x, taken = left + 52 * warp, state in ("right", "wrong")
+                    if state:
+                        drawing.labelled(x, 50, 48, 30, "takes" if taken else state, size=15)
+                        drawing.labelled(x, 94, 48, 32, str(warp), size=16, shade=0.3)
+                    if taken:
+                        drawing.arrow(left + 52 * others[warp] + 24, 128, x + 24, 182, faint=True)
+                        right = state == "right"
+                        drawing.labelled(
+                            x,
+                            184,
+                            48,
+                            32,
+                            str(others[warp]) if right else "?",
+                            size=16,
+                            shade=0.3 if right else 0,
+                        )
+    for y, words in ((42, "warp"), (70, "does"), (115, "tile"), (205, "result")):
+        drawing.text(52, y, words, anchor="end", size=16)
+    drawing.words = [
+        "Nothing has run. The tile is in memory that all four warps share; the result is what they take out of it."
+    ]
+    for tick in range(1, last + 1):
+        warp = (tick - 1) // 2
+        if tick % 2:
+            drawing.words.append(f"Warp {warp} comes and stores its numbers, on both sides.")
+            continue
+        taken = (
+            f"Without a barrier warp {warp} goes on to the place of warp {others[warp]}"
+            + (" and finds its numbers." if sides[0][tick][warp] == "right" else ", where nobody has stored yet.")
+        )  # fmt: skip
+        with_it = (
+            "With one it waits."
+            if tick < last
+            else "With one it is the last to arrive, and all four take the right numbers."
+        )
+        drawing.words.append(f"{taken} {with_it}")
+    return drawing.hero(
+        "A row reversed by four warps. Who takes whose numbers is from a recorded run; the order, one warp after the other, is "
+        "one of those that a GPU may choose."
+    )
+
 
 ROWS, COLUMNS = 16, 8
 """Of the chapter's x: a row of eight float32 values is one sector of 32 bytes."""
@@ -632,6 +724,7 @@ def tape() -> str:
 
 
 HEROES: dict[str, Callable[[], str]] = {
+    "barrier": one_barrier,
     "clock": clock,
     "graph": graph,
     "checks": checks,

@@ -148,42 +148,6 @@ def reduce_picture() -> str:
     return drawing.svg()
 
 
-def tile_picture() -> str:
-    """The last tile of the vector goes into shared memory and comes out turned round."""
-    threads, n = constant("THREADS"), DIMS[0]
-    count, start = n % threads, n // threads * threads
-    drawing = Drawing(
-        720,
-        260,
-        f"The last tile of the vector, {count} elements from {start} on. Thread t stores element t in shared memory; behind the "
-        f"barrier it reads element {count - 1} - t. The threads from {count} on wait at the barrier like all others.",
-    )
-    size, left = 56, 150
-    shown = count + 2
-    for t in range(shown):
-        x = left + t * size
-        drawing.text(x + size / 2, 18, f"thread {t}", size=11)
-        if t < count:
-            drawing.box(x, 28, size - 6, 24, shade=0.06)
-            drawing.text(x + size / 2 - 3, 44, str(start + t), size=11)
-            drawing.arrow(x + size / 2 - 3, 54, x + size / 2 - 3, 82)
-        drawing.box(x, 84, size - 6, 24, shade=0.3 if t < count else 0)
-        if t < count:
-            drawing.text(x + size / 2 - 3, 100, str(start + t), size=11)
-            x1 = left + (count - 1 - t) * size + size / 2 - 3
-            drawing.arrow(x + size / 2 - 3, 132, x1, 192, faint=True)
-            drawing.box(x, 194, size - 6, 24, shade=0.06)
-            drawing.text(x + size / 2 - 3, 210, str(start + count - 1 - t), size=11)
-    drawing.text(left + shown * size + 8, 100, "…", size=18)
-    drawing.box(left - 10, 117, shown * size + 40, 8, shade=0.6)
-    for y, words in ((44, "vector"), (100, "tile, shared"), (125, "barrier()"), (210, "mirrored")):
-        drawing.text(left - 20, y, words, anchor="end", size=12, code=words == "barrier()")
-    drawing.text(
-        left, 246, f"count = {count}: the last tile is shorter than {threads}", anchor="start", size=12
-    )
-    return drawing.svg()
-
-
 def atomic_picture() -> str:
     """All rows add to every column's sum."""
     _, rows, columns = DIMS
@@ -284,7 +248,6 @@ PICTURES = {
     "index": index_picture,
     "cast": cast_picture,
     "reduce": reduce_picture,
-    "tile": tile_picture,
     "atomic": atomic_picture,
     "stages": stages_picture,
     "rmsnorm": rmsnorm_picture,

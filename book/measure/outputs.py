@@ -142,6 +142,8 @@ COMMANDS = {
         exact=True,
     ),
     "row_largest": virtual("row_largest"),
+    "mirrored_race": virtual("mirrored_row", 1),
+    "mirrored_mended": virtual("mirrored_row", define="-D MENDED "),
     "race_natural": virtual("zero_race", 1, "--blocks natural "),
     "race_reversed": virtual("zero_race", 1, "--blocks reversed "),
     "brightest_race": virtual("brightest", 99, "--error-exitcode 99 "),

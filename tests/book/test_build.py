@@ -332,8 +332,9 @@ def test_whatever_a_solution_uses_stands_in_the_book_or_in_the_problem_file():
     op = (ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo").read_text()
     code = "\n".join(line.split("#")[0] for blank in blanks.find(op).values() for line in blank.body)
     own = set(re.findall(r"(?:var|for) (\w+)", code))
-    files = [BOOK / "src" / "puzzle_19" / "puzzle_19.md", *(BOOK / "src" / "puzzle_22").glob("*.md")]
-    pages = [page.read_text() for page in files]
+    pages = [
+        page.read_text() for number in (19, 22) for page in (BOOK / "src" / f"puzzle_{number}").glob("*.md")
+    ]
     known = set(re.findall(r"\w+", "\n".join(pages) + blanks.skeleton(op)))
     assert len(own) > 5
     assert set(re.findall(r"[A-Za-z_]\w*", code)) - own - known == set()

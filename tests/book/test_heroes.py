@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from book.figures import heroes, tape_figures
 from book.measure import outputs
 
 PLACES = {
-    "clock": "puzzle_19/puzzle_19.html",
+    "barrier": "puzzle_19/puzzle_19.html",
+    "clock": "puzzle_19/each_alone.html",
     "graph": "puzzle_20/graph.html",
     "checks": "puzzle_21/puzzle_21.html",
     "tiles": "essays/flash_attention_backward.html",
@@ -45,6 +47,19 @@ def test_a_hero_is_complete_without_scripts(name):
     assert {"visible", "hidden"} == {shown for *_, shown in groups}
     assert all(0 <= int(first) <= int(last) < count for first, last, _ in groups)
     assert made.count("\n") == 1, "a page includes it as one line"
+
+
+def test_without_a_barrier_half_of_the_numbers_are_wrong_in_every_order_and_with_it_none():
+    """As the page says; and the recorded runs: one race more, and the same numbers."""
+    others = heroes.opposite()
+    assert others == [3, 2, 1, 0]
+    for order in permutations(range(4)):
+        bare, held = heroes.arrivals(order, others)
+        assert bare[-1].count("wrong") == 2 and held[-1] == ["right"] * 4 and len(bare) == len(held) == 9
+        assert all("right" not in states for states in held[:-1]), "nobody passes before the last has arrived"
+    race, mended = outputs.load("mirrored_race").text, outputs.load("mirrored_mended").text
+    assert race.count("32 of 32 are right") == mended.count("32 of 32 are right") == 4
+    assert "shared race" in race and "0 errors" in mended and len(words("barrier")) == 9
 
 
 def test_the_clock_has_the_virtual_gpu_s_sectors():

@@ -10,7 +10,6 @@ import math
 import operator
 
 import torch
-from torch.fx import Node
 
 from harness.puzzles.p26.nodes import is_tensor, mutates, pointwise, value, written_between
 
@@ -20,7 +19,7 @@ MUL = (operator.mul, torch.mul, "mul")
 
 def factor(node):
     """(x, c) where a node is the product of a tensor x and a number c, on whichever side; None for any other node."""
-    # BLANK-START factor: two arguments, no keywords; a number is an int or a float, neither a bool nor a node
+    # BLANK-START factor: no keywords; a number is an int or a float, neither a bool nor a node
     # FILL IN (about 6 lines)
     # BLANK-END factor
 

@@ -24,7 +24,7 @@ from harness.nn.compile.match import (
     scaled,
     skipped,
 )
-from harness.puzzles.p26.nodes import bound, is_tensor, layer_norm, shape, value, written_between
+from harness.puzzles.p26.nodes import bound, layer_norm, shape, value, written_between
 
 
 def find(gm):

@@ -96,9 +96,9 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
 def merge(out, lse, block_out, block_lse):
     """The attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
     # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
-    with np.errstate(over="ignore"):
-        share = np.where(lse == -np.inf, 1, 1 / (1 + np.exp(finite(lse)[..., 0] - block_lse)))[..., None]
-    return out + share * (block_out - out), np.logaddexp(lse, block_lse)
+    both = np.logaddexp(lse, block_lse)
+    share = np.exp(block_lse[..., None] - finite(both))
+    return out + share * (block_out - out), both
     # BLANK-END merge
 
 

@@ -88,6 +88,7 @@ def functions_of(path: Path, solution: Path, gate: str) -> dict[str, Any]:
 def run_cases(path: Path, solution: Path, gate: str, parts: list[Part], patience: float) -> list[Answer]:
     """A rank's answers, up to the first case in which any rank has failed or has waited `patience` seconds for another."""
     module = functions_of(path, solution, gate)
+    module["finish"] = with_a_step(module["finish"])
     world = dist.get_world_size()
     # A rank outside of a group gets a mark that it is none, which no case of its own asks for.
     groups: dict[int, Any] = {world: dist.group.WORLD}
@@ -102,6 +103,21 @@ def run_cases(path: Path, solution: Path, gate: str, parts: list[Part], patience
         if any(failed):
             break
     return answers
+
+
+def with_a_step(finish: Callable[..., None]) -> Callable[..., None]:
+    """`finish`, which must be told the step: where a neighbour is gone, its words are all that says when."""
+
+    def checked(works: list[Any], step: object, group: object) -> None:
+        if not isinstance(step, int):
+            raise Broken(
+                "step-not-named",
+                f"finish(works, step, group) is given a {type(step).__name__} for the step: where a neighbour is gone, "
+                "nobody would learn at which step",
+            )
+        finish(works, step, group)
+
+    return checked
 
 
 def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, patience: float) -> Answer:

@@ -9,6 +9,7 @@ FIXES = {
     "count": "a pass returns how often it has changed the graph: whoever calls it makes the code anew where it has",
     "dead-nodes": "erase what nobody uses any more; lint() does not look for it",
     "dtype": "a rewrite that changes the dtype of a result is another function: compare dtypes first",
+    "direction": "compile_fx_inner(..., is_backward=True) for the backward graph: Inductor treats the two differently",
     "erased-in-use": "erase a node only when node.users is empty",
     "exact-gelu": "the exact and the tanh form are 5e-4 apart: compare below that, and ask for approximate='tanh'",
     "factor": "a product has a tensor on one side and a number on the other; nothing in place",

@@ -295,13 +295,31 @@ def test_two_columns(first, second):
     assert f"{2 * np.sqrt(EPS):.4f}" == present(re.search(r"2\\sqrt\\varepsilon = ([\d.]+)", page))[1]
 
 
-def test_the_derivation_comes_before_the_formulas_the_steps_and_the_kernels():
+def test_derivation_numpy_kernels_and_notes_come_in_this_order_and_the_kernels_page_has_each_formula_once():
     contents = (BOOK / "src" / "SUMMARY.md").read_text(encoding="utf-8")
-    assert contents.index("puzzle_22/derivation.md") < contents.index("puzzle_22/backward_pass.md")
-    headings = ["The formulas", "Step through it", "Key concepts", "Solution"]
+    places = [
+        contents.index(f"puzzle_22/{name}.md")
+        for name in (
+            "derivation",
+            "parameter_gradients",
+            "backward_pass",
+            "backward_notes",
+            "unfused_backward",
+        )
+    ]
+    assert places == sorted(places)
+    headings = ["The formulas", "Unfused: the row sums", "Fused: all five gradients", "Solution"]
     places = [PAGE.index(f"\n## {heading}\n") for heading in headings]
     assert places == sorted(places)
-    assert places[1] < PAGE.index('<div class="stepper">') < places[2]
+    assert places[0] < PAGE.index('<div class="stepper">') < places[1]
+    for gradient in (
+        r"\mathrm{dx}_h",
+        r"\mathrm{dW}_{oh}",
+        r"\mathrm{db}_o",
+        r"\mathrm{d\gamma}_h",
+        r"\mathrm{d\beta}_h",
+    ):
+        assert PAGE.count(f"{gradient} =") == 1, gradient
 
 
 def test_the_formula_of_the_last_gate():

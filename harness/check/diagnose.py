@@ -113,7 +113,7 @@ def diagnose(
     return Diagnosis(lines, None, hint)
 
 
-NO_NUMBERS = ("not-finite", "nan-swallowed", "nan-at-infinity", "nan-spread")
+NO_NUMBERS = ("not-finite", "infinite-at-first", "nan-swallowed", "nan-at-infinity", "nan-spread")
 """Symptoms of a shift or a guard that is missing: of the part that is most often missed, which is a ladder's second rung."""
 UNWRITTEN = Symptom("never-written", "is in part never written")
 

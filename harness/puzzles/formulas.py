@@ -5,14 +5,17 @@ Matrices are [..., columns], a row is the last axis; what stands for a whole row
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.spec.derivation import Derivation, Mistake, Step
+from harness.spec.puzzle import Symptom
 
 EPS = 1e-5
 """What LayerNorm adds to the variance."""
+LARGEST_EXPONENT = 80
+"""Of which no exponential overflows in float32."""
 Terms = Callable[[Derivation], np.ndarray]
 """What a sum adds up, [..., columns]."""
 
@@ -86,6 +89,113 @@ def softmax(weights: str, whole: str, result: str, scores: str, threads: int) ->
         Mistake("largest-for-sum", "divided by the largest exponential, not by the sum", {whole: lambda v: v_weights(v).max(-1, keepdims=True)}),
         *sums(v_weights, threads, {whole: lambda change: change}),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Online:
+    """Rows of scores as an online softmax takes them; arrays are [..., threads, steps, width], -inf behind a row's end.
+
+    In each step the first thread takes the next `width` columns, the second those behind them, and so on.
+
+    Attributes:
+        scores: The scores.
+        before, after: The thread's largest score before a step and after it, the first -inf at first, [..., threads, steps, 1].
+        last: Its largest score of all, [..., threads, 1, 1].
+        columns: How many a row has.
+    """
+
+    scores: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    last: np.ndarray
+    columns: int
+
+    @staticmethod
+    def of(scores: np.ndarray, threads: int, width: int) -> "Online":
+        """That of rows [..., columns]."""
+        *rows, columns = scores.shape
+        step = threads * width
+        whole = np.full((*rows, -(-columns // step) * step), -np.inf)
+        whole[..., :columns] = scores
+        steps = whole.reshape(*rows, -1, threads, width).swapaxes(-3, -2)
+        after = np.maximum.accumulate(steps.max(-1, keepdims=True), -2)
+        before = np.concatenate([np.full_like(after[..., :1, :], -np.inf), after[..., :-1, :]], -2)
+        return Online(steps, before, or_0(after), or_0(after[..., -1:, :]), columns)
+
+    def rows(self, weights: np.ndarray) -> np.ndarray:
+        """Weights of the exponentials as rows [..., columns]."""
+        return weights.swapaxes(-3, -2).reshape(*weights.shape[:-3], -1)[..., : self.columns]
+
+
+def or_0(largest: np.ndarray) -> np.ndarray:
+    """What is subtracted from scores: the largest, and 0 where that is -inf."""
+    return np.where(np.isneginf(largest), 0.0, largest)
+
+
+def later(factors: np.ndarray) -> np.ndarray:
+    """Of a factor for each step the product of those behind it, [..., steps, 1]."""
+    shifted = np.concatenate([factors[..., 1:, :], np.ones_like(factors[..., :1, :])], -2)
+    return np.flip(np.cumprod(np.flip(shifted, -2), -2), -2)
+
+
+def online(
+    what: str,
+    score: str,
+    changes: Callable[[Callable[[Online], np.ndarray]], Mapping[str, Step]],
+    name: str = "",
+) -> tuple[Mistake, ...]:
+    """An online softmax whose sums are not brought to the new largest score as they should.
+
+    Args:
+        what: What has been added up so far, "the total".
+        score: What the row holds, "score".
+        changes: With what each exponential counts in the end -> the steps that this changes.
+        name: Begins the ids, "total-" for one.
+    """
+
+    def wrong(id: str, words: str, weights: Callable[[Online], np.ndarray]) -> Mistake:
+        return Mistake(f"{name}{id}", f"with {what} {words}", changes(weights))
+
+    return (
+        wrong("not-rescaled", f"so far not made smaller when a larger {score} comes", lambda o: np.exp(o.scores - o.after)),
+        wrong(
+            "old-largest",
+            f"of exponentials less the largest {score} before this step: the new one belongs there, with what is so far rescaled to it",
+            lambda o: np.exp(o.scores - or_0(o.before)),
+        ),
+        wrong(
+            "old-largest-rescaled",
+            f"rescaled to the new largest {score}, of exponentials less the one before",
+            lambda o: np.exp(o.scores - or_0(o.before)) * np.exp(o.after - o.last),
+        ),
+        wrong(
+            "step-rescaled-too",
+            "rescaled together with what this step adds: that is less the new largest already",
+            lambda o: np.exp(o.scores - o.after) * np.exp(o.before - o.last),
+        ),
+        wrong(
+            "step-rescaled-instead",
+            "left as it is and what this step adds rescaled: it is the other way round",
+            lambda o: np.exp(o.scores - o.after) * np.exp(o.before - o.after),
+        ),
+        wrong(
+            "rescaled-by-old-alone",
+            f"so far multiplied by exp(largest), without the new largest {score} subtracted",
+            lambda o: np.exp(o.scores - o.after) * later(np.exp(o.before)),
+        ),
+    )  # fmt: skip
+
+
+def infinite_at_first(scores: np.ndarray, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
+    """What an lse is that is infinite wherever it should be a number, of scores whose exponentials are far from an overflow."""
+    finite = np.isfinite(truth) & (truth != 0)
+    if not finite.any() or not np.isposinf(got[finite]).all() or scores.max() > LARGEST_EXPONENT:
+        return None
+    return Symptom(
+        "infinite-at-first",
+        "is infinite, and no score is so large: the exponentials are less the largest before this step, and before the first "
+        "that is the lowest number there is; the new largest belongs there",
+    )
 
 
 def softmax_backward(

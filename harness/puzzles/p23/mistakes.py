@@ -37,10 +37,10 @@ def apart(mistakes: Iterable[Mistake]) -> Iterator[Mistake]:
             yield replace(mistake, changes={step: change})
 
 
-def tiles(v: Derivation) -> Iterator[tuple[slice, np.ndarray]]:
-    """The online softmax: each tile of keys, and what is subtracted from its scores, the largest so far [B, N, S, 1]."""
-    for t0 in range(0, v.masked.shape[-1], TILE):
-        yield slice(t0, t0 + TILE), shift(v.masked[..., : t0 + TILE].max(-1, keepdims=True))
+def by_tiles(v: Derivation, weights: Callable[[formulas.Online], np.ndarray]) -> np.ndarray:
+    """What stands in the place of the exponentials [B, N, S, T] in an online softmax over the tiles of keys."""
+    online = formulas.Online.of(v.masked, 1, TILE)
+    return online.rows(weights(online))
 
 
 def tile_transposed(array: np.ndarray) -> np.ndarray:
@@ -197,6 +197,21 @@ SOFTMAX = (
     Mistake("softmax-over-queries", "taken over the queries, not the keys", {"probabilities": by_query}, 1),
     *formulas.softmax("weights", "total", "probabilities", "masked", BLOCK),
     Mistake("mask-forgotten", "without the mask", {"masked": lambda v: v.scores}),
+    Mistake(
+        "mask-as-factor",
+        "with the scores multiplied by the mask, not added to it",
+        {"masked": lambda v: v.scores * v.mask},
+    ),
+    Mistake(
+        "mask-exponential",
+        "with the scores multiplied by exp(mask): what is added to a score multiplies its exponential, and 0 hides nothing",
+        {"masked": lambda v: v.scores * np.exp(v.mask)},
+    ),
+    Mistake(
+        "mask-hides-alone",
+        "with the mask's -inf alone: its other numbers are added too",
+        {"masked": lambda v: np.where(np.isneginf(v.mask), -np.inf, v.scores)},
+    ),
     Mistake("mask-subtracted", "with the mask subtracted", {"masked": lambda v: v.scores - v.mask}),
     Mistake(
         "mask-after-softmax",
@@ -307,26 +322,26 @@ CHAIN = (
 )
 
 FLASH = (
-    Mistake(
-        "total-not-rescaled",
-        "with the total so far not made smaller when a larger score comes",
-        {
-            "total": lambda v: np.sum(
-                [np.exp(v.masked[..., tile] - below).sum(-1, keepdims=True) for tile, below in tiles(v)], 0
-            )
+    *formulas.online(
+        "the total",
+        "score",
+        lambda weights: {
+            "output": lambda v: v.weights / or_1(formulas.total(by_tiles(v, weights))) @ v.value,
+            "lse": lambda v: lse_of(v, formulas.total(by_tiles(v, weights))),
         },
+        "total-",
     ),
-    Mistake(
-        "sums-not-rescaled",
-        "with the sums so far not made smaller when a larger score comes",
-        {
-            "output": lambda v: np.sum(
-                [
-                    share(np.exp(v.masked[..., tile] - below), v.total) @ v.value[..., tile, :]
-                    for tile, below in tiles(v)
-                ],
-                0,
-            )
+    *formulas.online(
+        "the sums",
+        "score",
+        lambda weights: {"output": lambda v: share(by_tiles(v, weights), v.total) @ v.value},
+        "sums-",
+    ),
+    *formulas.online(
+        "total and sums",
+        "score",
+        lambda weights: {
+            "output": lambda v: (tiled := by_tiles(v, weights)) / or_1(formulas.total(tiled)) @ v.value
         },
     ),
     Mistake(
@@ -508,6 +523,11 @@ def in_float32(function: Callable, array: np.ndarray) -> np.ndarray:
 def lse_or_0(v: Derivation) -> np.ndarray:
     """[B, N, S, 1]: lse, and 0 for a row that sees no key."""
     return shift(v.lse[..., None])
+
+
+def lse_of(v: Derivation, total: np.ndarray) -> np.ndarray:
+    """[B, N, S]: the lse with another total [B, N, S, 1]."""
+    return np.where(total == 0, -np.inf, shift(v.largest) + np.log(or_1(total)))[..., 0]
 
 
 def or_1(total: np.ndarray) -> np.ndarray:

@@ -6,12 +6,13 @@ Names: B = batch, N = heads, S = query length, T = key length, d = head dimensio
 import numpy as np
 
 from harness.nn.attention_ops import BACKWARD, DELTA, FORWARD, MASK_BACKWARD
+from harness.puzzles import formulas
 from harness.puzzles.p23.baseline import reference
 from harness.puzzles.p23.derivation import derive, gathered, repeated, transposed
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
 from harness.spec.cases import covering, not_finite, tiled, with_not_finite
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Ledger, Puzzle, Symptom
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
@@ -302,6 +303,11 @@ def terms(arrays: Arrays) -> dict[str, float]:
 # ---- What reports say ---------------------------------------------------------------------------------------
 
 
+def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
+    """What a wrong lse looks like that is infinite."""
+    return formulas.infinite_at_first(derive(arrays).masked, got, truth) if name == "lse" else None
+
+
 def multiply_adds(dims: tuple[int, ...]) -> int:
     """Of the two products of the forward pass."""
     B, N, S, T, d, *_ = dims
@@ -435,6 +441,7 @@ PUZZLE = Puzzle(
     reference=reference,
     derive=derive,
     mistakes=MISTAKES,
+    symptom=symptom,
     terms=terms,
     propagated=propagated,
     forward={"output": "output"},

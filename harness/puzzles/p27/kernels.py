@@ -14,7 +14,7 @@ from harness.puzzles.p27 import derivation
 from harness.puzzles.p27.derivation import IGNORED
 from harness.spec.derivation import Derivation, Mistake, Step, derive_by
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
-from harness.spec.puzzle import Arrays, Gate
+from harness.spec.puzzle import Arrays, Gate, Symptom
 
 THREADS, CHUNK = 128, 256
 """As in `solutions/p27/op/parts.mojo`: threads of a block, and elements that a block of the norm's first stage takes."""
@@ -195,9 +195,18 @@ def shifted_by_own(logits: np.ndarray) -> np.ndarray:
     return np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
 
 
-def shifted_by_running(logits: np.ndarray) -> np.ndarray:
-    """A thread's total, each exponential by the largest logit so far."""
-    return np.exp(logits - np.maximum.accumulate(logits, -1)).sum(-1)
+def first_largest(v: Derivation) -> np.ndarray:
+    """The largest logit of the first thread of a row, [B, T, 1]."""
+    return v.logits[..., ::THREADS].max(-1, keepdims=True)
+
+
+def by_steps(v: Derivation, weights: Callable[[formulas.Online], np.ndarray]) -> np.ndarray:
+    """The row's total [B, T, 1] of an online softmax whose threads take a column in each step, and whose totals are joined right."""
+    online = formulas.Online.of(v.logits, THREADS, 1)
+    own = weights(online)
+    # A thread without a column has no largest logit, and no share.
+    joined = np.where(own == 0, 0, own * np.exp(online.last - v.row_largest[..., None, None]))
+    return formulas.total(online.rows(joined))
 
 
 def with_decay_inside(v: Derivation) -> np.ndarray:
@@ -218,11 +227,17 @@ MISTAKES = (
     *formulas.sums(
         lambda v: np.exp(v.logits - v.row_largest), THREADS, {"row_total": lambda change: change}, "exponentials-"
     ),
-    Mistake("not-rescaled", "of totals that stay as they are when a larger logit comes: they belong to the one before",
-            {"row_total": lambda v: of_threads(
-                v, lambda z: shifted_by_running(z) * np.exp(z.max(-1) - v.row_largest[..., 0]))}),
+    *formulas.online("a thread's total", "logit", lambda weights: {"row_total": lambda v: by_steps(v, weights)}),
     Mistake("joined-without-rescaling", "of the threads' totals added as they are: each belongs to its own thread's largest",
             {"row_total": lambda v: of_threads(v, shifted_by_own)}, 3),
+    Mistake("joined-by-first", "of the threads' totals rescaled by the first thread's largest logit: each belongs to its own thread's",
+            {"row_total": lambda v: of_threads(v, shifted_by_own) * np.exp(first_largest(v) - v.row_largest)}, 3),
+    Mistake("joined-the-other-way", "of the threads' totals multiplied by exp(widest - largest): to the widest it is exp(largest - widest)",
+            {"row_total": lambda v: of_threads(v, lambda z: shifted_by_own(z) * np.exp(v.row_largest[..., 0] - z.max(-1)))}, 3),
+    Mistake("largest-of-first-thread", "with the first thread's largest logit for the row's",
+            {"row_lse": lambda v: (first_largest(v) + np.log(v.row_total))[..., 0]}, 3),
+    Mistake("lse-without-largest", "without the largest logit, which every exponential is less",
+            {"row_lse": lambda v: np.log(v.row_total)[..., 0]}),
     Mistake("target-forgotten", "of the lse alone: the target's logit is not subtracted",
             {"row_loss": lambda v: v.counted[..., 0] * v.row_lse}),
     Mistake("first-places-only", f"of the first {THREADS} places alone, one for each thread: a loop is missing", {
@@ -274,6 +289,13 @@ MISTAKES = (
             {"clipped": lambda v: np.clip(v.dx, -LIMIT, LIMIT)}),
     Mistake("norm-forgotten", "times the limit, not divided by the norm", {"clipped": lambda v: v.dx * min(1.0, LIMIT)}),
 )  # fmt: skip
+
+
+def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
+    """What a wrong lse looks like that is infinite."""
+    return (
+        formulas.infinite_at_first(arrays["logits"], got, truth) if name in ("row_lse", "row_loss") else None
+    )
 
 
 def propagated(arrays: Arrays, saved: Arrays) -> dict[str, float]:

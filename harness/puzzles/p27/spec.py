@@ -152,6 +152,7 @@ PUZZLE = Puzzle(
     reference=kernels.reference,
     derive=kernels.derive,
     mistakes=kernels.MISTAKES,
+    symptom=kernels.symptom,
     propagated=kernels.propagated,
     forward={name: name for name in kernels.FORWARD},
     backward={name: name for name in kernels.QUANTITIES if name not in kernels.FORWARD},

@@ -1,4 +1,4 @@
-"""LayerNorm behind the product: what the algebra that makes it possible costs in accuracy.
+"""LayerNorm after the product: what the algebra that makes it possible costs in accuracy.
 
 Four ways to the same output, each with inputs of one dtype and float32 sums, against float64.
 """
@@ -15,7 +15,7 @@ def in_order(x, gamma, W):
     return F.linear(F.layer_norm(x, [H], gamma, eps=EPS), W)
 
 
-def behind(x, gamma, W, *, rounded_sum=True, two_passes=True):
+def after(x, gamma, W, *, rounded_sum=True, two_passes=True):
     """Multiply the raw x by gamma W, subtract mean times the row sums of gamma W, scale by rstd."""
     exact = W.float() * gamma.float()
     factor = exact.to(x.dtype)  # what the tensor core multiplies with
@@ -34,9 +34,9 @@ def behind(x, gamma, W, *, rounded_sum=True, two_passes=True):
 
 WAYS = {
     "in order": in_order,
-    "behind": behind,
-    "sum of unrounded": lambda *inputs: behind(*inputs, rounded_sum=False),
-    "one-pass variance": lambda *inputs: behind(*inputs, two_passes=False),
+    "after": after,
+    "sum of unrounded": lambda *inputs: after(*inputs, rounded_sum=False),
+    "one-pass variance": lambda *inputs: after(*inputs, two_passes=False),
 }
 
 

@@ -1,6 +1,6 @@
 """What each level of torch.compile hands over for LayerNorm -> Linear in training: Dynamo's graph, then AOTAutograd's two.
 
-The printer is puzzle 26's. Nothing is compiled: behind AOTAutograd stands a compiler that runs the graphs as they are.
+The printer is puzzle 26's. Nothing is compiled: after AOTAutograd comes a compiler that runs the graphs as they are.
 """
 
 import textwrap

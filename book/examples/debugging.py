@@ -97,7 +97,7 @@ def hooks():
         layer.register_forward_hook(watch(name))
     net(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
     for name, gradient in seen.items():
-        print(f"behind {name:6} shape {list(gradient.shape)}  largest {gradient.abs().max():.2e}")
+        print(f"after {name:6} shape {list(gradient.shape)}  largest {gradient.abs().max():.2e}")
 
 
 # ANCHOR_END: hooks

@@ -132,7 +132,7 @@ class Doubled(Function):
 def with_strides():
     x = leaf(3, 3)
     print("gradcheck:                 ", verdict(Doubled.apply, x))
-    print("with a transpose behind it:", verdict(lambda x: Doubled.apply(x).T.cos(), x))
+    print("with a transpose after it:", verdict(lambda x: Doubled.apply(x).T.cos(), x))
 
 
 # ANCHOR_END: layout

@@ -91,7 +91,7 @@ def ballot() -> str:
     drawing.labelled(140, 90, 200, 32, f"vote: {word:#010x}", code=True, shade=0.35)
     drawing.arrow(240, 124, 240, 144)
     drawing.text(240, 160, "one word of 4 bytes is kept", size=13)
-    drawing.text(240, 180, "in the place of 32 floats, 128 bytes", size=13)
+    drawing.text(240, 180, "instead of 32 floats, 128 bytes", size=13)
     return drawing.svg()
 
 
@@ -157,10 +157,10 @@ def difference_chart() -> str:
 
 
 def where_wrong() -> str:
-    """The model of the page: gradients behind each layer on the way back, and what gradcheck says of each layer alone."""
+    """The model of the page: gradients after each layer on the way back, and what gradcheck says of each layer alone."""
     sizes = dict(
         re.findall(
-            r"^behind (\w+) +shape \[.*\]  largest ([\d.e+-]+)$", outputs.load("debug_hooks").text, re.M
+            r"^after (\w+) +shape \[.*\]  largest ([\d.e+-]+)$", outputs.load("debug_hooks").text, re.M
         )
     )
     verdicts = dict(

@@ -210,7 +210,7 @@ def backward_flow() -> str:
     drawing.text(120, 18, "in each row by itself", size=13)
     drawing.text(395, 18, "sums over all rows", size=13)
     steps = (("dy", "O numbers"), ("dln", "H numbers"), ("g", "H numbers"), ("dx", "H numbers"))
-    ways = ("times W", "times γ", "less two means, times rstd")
+    ways = ("times W", "times γ", "minus two means, times rstd")
     for number, (name, size) in enumerate(steps):
         y = 32 + 76 * number
         drawing.labelled(10, y, 130, 44, name, size, shade=0.4 if name == "dx" else 0.06)
@@ -380,7 +380,7 @@ def compiled_pair() -> str:
     return drawing.svg()
 
 
-WAYS = {"in order": "", "behind": "7 4", "one-pass variance": "2 3"}
+WAYS = {"in order": "", "after": "7 4", "one-pass variance": "2 3"}
 """Columns of the recorded run that the chart shows -> how they are dashed."""
 
 
@@ -398,7 +398,7 @@ def algebra_errors(dtype: str) -> dict[str, list[tuple[float, float]]]:
 
 
 def cancellation() -> str:
-    """The error of the product with LayerNorm behind it, over the mean of the rows, in float32."""
+    """The error of the product with LayerNorm after it, over the mean of the rows, in float32."""
     found = algebra_errors("float32")
     drawing = LogChart(
         (NARROW, 310),
@@ -415,7 +415,7 @@ def cancellation() -> str:
         drawing.curve(found[way], dash=dash, thick=2)
         x, y = found[way][-1]
         drawing.note(
-            x, y, {"in order": "in order", "behind": "behind", "one-pass variance": "one pass"}[way], dx=6
+            x, y, {"in order": "in order", "after": "after", "one-pass variance": "one pass"}[way], dx=6
         )
     return drawing.svg()
 

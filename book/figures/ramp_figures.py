@@ -114,7 +114,7 @@ def cast_picture() -> str:
         drawing.text(90, y + 12, name, anchor="end", size=12, code=True)
         for start, count, shade in ((0, 1, 0.45), (1, 8, 0.06), (9, fraction, 0.25)):
             cells(drawing, 100 + start * 13, y, count, 13, shade=shade, height=18)
-        drawing.text(100 + 13 * (9 + fraction / 2), y + 32, f"{fraction} digits behind the first", size=11)
+        drawing.text(100 + 13 * (9 + fraction / 2), y + 32, f"{fraction} digits after the first", size=11)
         drawing.text(540, y + 13, f"256 + 1 = {result}", anchor="start", size=13, code=True)
     drawing.text(100 + 13 / 2, 24, "sign", size=11)
     drawing.text(100 + 13 * 5, 24, "exponent", size=11)

@@ -1,4 +1,4 @@
-"""Puzzle 25 in NumPy: ring attention in one process, with a list in the place of the ranks.
+"""Puzzle 25 in NumPy: ring attention in one process, with a list instead of ranks.
 
 `queries[rank]` is the query that a rank holds, [B, N, s, d]; keys and values likewise, [B, M, s, d], where N is a multiple
 of M. The positions s may differ by rank. A rank holds one range of positions, or two of them behind each other

@@ -372,9 +372,9 @@ def test_the_four_factors_of_the_parameters():
     assert F.layer_norm(x, [3]).numpy().round(3).tolist() == [[-1.225, 0, 1.225], [-0.707, -0.707, 1.414]]
 
 
-def test_layernorm_behind_the_product():
-    """The algebra of the page on fusing, {#behind} and {#dw-behind}, and the numbers that it takes from shapes."""
-    text = page("fast/why_not_fused.md", "behind", "dw-behind")
+def test_layernorm_after_the_product():
+    """The algebra of the page on fusing, {#after} and {#dw-after}, and the numbers that it takes from shapes."""
+    text = page("fast/why_not_fused.md", "after", "dw-after")
     s = Sample(4)
     folded = s.gamma * s.W
     bracket = np.einsum("bsh,oh->bso", s.x, folded) - s.mean[..., None] * folded.sum(1)

@@ -322,7 +322,7 @@ NAMED = {
         lambda v: scores_to(
             v, v.probabilities * (v.grad_probabilities - np.where(np.isneginf(v.lse), LOWEST, v.lse)[..., None])
         ),
-        "equals the reference with lse in the place of the row sum of dP * P",
+        "equals the reference with lse instead of the row sum of dP * P",
     ),
     "flash_dKdV: key_sums[chunk] = key_sum": (
         P23, "grad_value", last_queries,

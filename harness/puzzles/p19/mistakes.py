@@ -99,7 +99,7 @@ MISTAKES = (
         {"mapped": lambda v: 2 * np.resize(v.vector[:TILE], len(v.vector)) + 1},
     ),
     Mistake("offset-forgotten", "without the offset", {"shifted": lambda v: v.matrix}, hint=1),
-    Mistake("offset-by-row", "with b[row] in the place of b[column]", {"shifted": offset_by_row}),
+    Mistake("offset-by-row", "with b[row] instead of b[column]", {"shifted": offset_by_row}),
     Mistake(
         "offset-once",
         "with b[0] in every column",
@@ -168,7 +168,7 @@ MISTAKES = (
     ),
     Mistake(
         "not-divided",
-        "with the sum of the squares in the place of their mean",
+        "with the sum of the squares instead of their mean",
         {"rstd": lambda v: 1 / np.sqrt((v.matrix**2).sum(-1, keepdims=True) + EPS)},
     ),
     Mistake(
@@ -189,12 +189,12 @@ MISTAKES = (
     ),
     Mistake(
         "square-forgotten",
-        "with the sum of the elements in the place of the sum of their squares",
+        "with the sum of the elements instead of the sum of their squares",
         {"rstd": lambda v: 1 / np.sqrt(v.matrix.mean(-1, keepdims=True) + EPS)},
     ),
     Mistake(
         "own-share-only",
-        "with every thread's own share of the squares in the place of the row's sum",
+        "with every thread's own share of the squares instead of the row's sum",
         {"rstd": lambda v: 1 / np.sqrt(own_shares(v) / v.matrix.shape[-1] + EPS)},
     ),
     Mistake("gamma-forgotten", "without gamma", {"normalised": lambda v: v.matrix * v.rstd}, hint=1),

@@ -104,7 +104,7 @@ def strided_input(it: Registered) -> str | None:
     x = example().detach()
     for what in (x.mT, x[:, :1].expand(3, 5, 7)):
         if differs(it.op(what), what.softmax(-1)):
-            return "a tensor that is not contiguous reaches the kernel as it lies, and nothing says so"
+            return "a tensor that is not contiguous reaches the kernel as it is, and nothing says so"
     return None
 
 
@@ -157,7 +157,7 @@ def expanded_gradient(it: Registered) -> str | None:
         (got,) = torch.autograd.grad(it.op(x), x, weight)
         (expected,) = torch.autograd.grad(x.softmax(-1), x, weight)
         if differs(got, expected):
-            return "a gradient that is not contiguous reaches the kernel as it lies, and nothing says so"
+            return "a gradient that is not contiguous reaches the kernel as it is, and nothing says so"
     return None
 
 

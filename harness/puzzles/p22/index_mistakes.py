@@ -99,7 +99,7 @@ def without_tail(v: Derivation, array: np.ndarray, width: int) -> np.ndarray:
 def tails() -> Iterator[Mistake]:
     """What is left out behind the last whole vector of 2, 4, ... elements."""
     for w in (2, 4, 8, 16, 32, 128):
-        behind = f"behind the last whole {w} elements"
+        behind = f"past the last full {w} elements"
         yield Mistake(
             f"product-tail-{w}",
             f"without the columns h {behind} in the product with W",

@@ -166,7 +166,7 @@ MISTAKES = (
     ),
     Mistake(
         "padding-counted",
-        "with zeros behind the row, up to a power of two, counted in the variance",
+        "with zeros after the row, up to a power of two, counted in the variance",
         {
             "variance": lambda v: (
                 ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True) + padding(v) * v.row_mean**2
@@ -210,7 +210,7 @@ MISTAKES = (
     Mistake("bias-forgotten", "without the linear bias", {"output": lambda v: v.product}),
     Mistake(
         "bias-forgotten-behind-block",
-        "without the linear bias behind the first 128 columns",
+        "without the linear bias past the first 128 columns",
         {"linear_bias": lambda v: v.original("linear_bias") * (np.arange(v.linear_weight.shape[0]) < 128)},
         3,
     ),
@@ -494,7 +494,7 @@ MISTAKES = (
     *(
         Mistake(
             f"rows-tail-{w}",
-            f"without the rows behind the last whole {w}",
+            f"without the rows past the last full {w}",
             only_rows(lambda b, s, B, S, w=w: b * S + s < B * S // w * w),
             3,
         )

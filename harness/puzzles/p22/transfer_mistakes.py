@@ -43,7 +43,7 @@ MISTAKES = (
     ),
     Mistake(
         "rms-weight-from-x-hat",
-        "with x_hat in the place of x_hat * gamma, which is what Linear has got",
+        "with x_hat instead of x_hat * gamma, which is what Linear gets",
         {"rms_grad_weight": lambda v: np.einsum("bso,bsh->oh", v.grad_output, v.rms_x_hat)},
     ),
     Mistake(

@@ -247,7 +247,7 @@ SOFTMAX_BACKWARD = (
     *formulas.softmax_backward("grad_scores", "probabilities", "grad_probabilities", "dot", BLOCK),
     Mistake(
         "lse-for-delta",
-        "with lse in the place of the row sum of dP * P",
+        "with lse instead of the row sum of dP * P",
         {"dot": lambda v: lse_or_0(v)},
     ),
 )
@@ -279,7 +279,7 @@ CHAIN = (
     ),
     Mistake(
         "value-for-key",
-        "with the value in the place of the key",
+        "with the value instead of the key",
         {
             "scores": lambda v: v.scale * (v.query @ transposed(v.value)),
             "grad_query": lambda v: v.scale * (v.grad_scores @ v.value),
@@ -287,7 +287,7 @@ CHAIN = (
     ),
     Mistake(
         "key-for-value",
-        "with the key in the place of the value",
+        "with the key instead of the value",
         {
             "output": lambda v: v.probabilities @ v.key,
             "grad_probabilities": lambda v: v.grad_output @ transposed(v.key),
@@ -295,12 +295,12 @@ CHAIN = (
     ),
     Mistake(
         "grad-output-for-query",
-        "with dO in the place of the query",
+        "with dO instead of the query",
         {"grad_key": lambda v: v.scale * (transposed(v.grad_scores) @ v.grad_output)},
     ),
     Mistake(
         "query-for-grad-output",
-        "with the query in the place of dO",
+        "with the query instead of dO",
         {
             "grad_value": lambda v: transposed(v.probabilities) @ v.query,
             "grad_probabilities": lambda v: v.query @ transposed(v.value),
@@ -482,7 +482,7 @@ FLASH = (
     ),
     Mistake(
         "slopes-for-weights",
-        "with scale * dS in the place of P",
+        "with scale * dS instead of P",
         {"grad_value": lambda v: v.scale * (transposed(v.grad_scores) @ v.grad_output)},
     ),
     Mistake(

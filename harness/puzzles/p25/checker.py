@@ -249,7 +249,7 @@ def ring_arguments(case: Case, arrays: Arrays) -> tuple[int, float, bool, bool]:
 
 
 class ListChecker(RingChecker):
-    """The NumPy rung: a list in the place of the ranks."""
+    """The NumPy rung: a list instead of ranks."""
 
     def tensor(self, values: object):
         return np.asarray(values, np.float64)

@@ -157,7 +157,7 @@ RINGS = (
     ),
     Mistake(
         "backwards",
-        "with the blocks taken for those of other ranks: they travel the other way round than the steps count",
+        "with the blocks taken for those of other ranks: they travel in the opposite direction to the steps' count",
         {
             "seen": lambda v: seen_through(
                 v, ((2 * v.owner[:, None] - v.owner[None, :]) % int(v.ranks)).astype(int)
@@ -176,7 +176,7 @@ RINGS = (
     ),
     Mistake(
         "lse-for-delta",
-        "with lse in the place of delta: dS = P * (dP - delta)",
+        "with lse instead of delta: dS = P * (dP - delta)",
         {"delta": lambda v: v.lse[..., None]},
     ),
     Mistake(

@@ -49,7 +49,7 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         Case("four ranks", "more steps than one", (1, 2, 2, 16, 4), "full", 4),
         Case("causal", "a query sees the keys up to its own place", (1, 2, 2, 16, 4), "causal", 4),
         Case("balanced", "zig-zag", (1, 2, 2, 16, 4), "causal balanced", 4),
-        Case("one rank", "no ring: nobody to talk to", (2, 2, 2, 5, 4), "causal", 1),
+        Case("one rank", "no ring: no one to talk to", (2, 2, 2, 5, 4), "causal", 1),
         Case("three ranks", "in a group whose ranks are not those of the world", (2, 2, 2, 9, 4), "full", 3),
         Case(
             "grouped heads",
@@ -176,7 +176,7 @@ RUNGS = (
         file="in_numpy.py",
         gates=ids("exchange"),
         checker="harness.puzzles.p25.checker:ListChecker",
-        about="a list in the place of the ranks",
+        about="a list instead of ranks",
     ),
     Rung(
         id="torch",

@@ -100,7 +100,7 @@ class Wire:
         if not tensor.is_contiguous():
             raise Broken(
                 "not-contiguous",
-                "a tensor that is not contiguous is sent or received into: a transfer takes memory as it lies, from "
+                "a tensor that is not contiguous is sent or received into: a transfer takes memory as it is, from "
                 "the first element to the last",
             )
         for before in self.pending:

@@ -83,7 +83,7 @@ def rewriting(m: Module) -> None:
     if torch.equal(got, *old):
         raise wrong("stale-code", "the graph has changed, and what runs has not")
     if not torch.equal(got, cosine(X)):
-        raise wrong("value", "behind the pass the graph computes something else")
+        raise wrong("value", "after the pass the graph computes something else")
     expect(count, 1, "what rewrite returns", "value")
     gm = with_code(captured(checkpointed, X.clone().requires_grad_()))
     expect(

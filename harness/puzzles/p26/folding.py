@@ -206,9 +206,9 @@ def item_written(x: Tensor) -> Tensor:
 
 
 SWEEP = (
-    bits("sin(x) * 2 and cos of it, which nobody uses", unused, ("add",), count=3),
+    bits("sin(x) * 2 and cos of it, which nothing uses", unused, ("add",), count=3),
     bits(
-        "y.add_(1), whose result nobody uses",
+        "y.add_(1), whose result nothing uses",
         written_and_unused,
         None,
         kind="mutation-dropped",

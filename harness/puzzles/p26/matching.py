@@ -47,7 +47,7 @@ SILUS = (
     Try("torch.mul(F.sigmoid(x), x)", lambda x: torch.mul(F.sigmoid(x), x), (numbers(),), (SILU,)),
     Try("sin(x * sigmoid(x)) + x", lambda x: (x * torch.sigmoid(x)).sin() + x, (numbers(),), (SILU, "sin", "add"), "rest-dropped"),
     Try(
-        "two of them, with more behind",
+        "two of them, with more after them",
         two_silus,
         (numbers(),),
         (SILU, SILU, "add"),
@@ -108,7 +108,7 @@ GELUS = (
     gelu("with x * x * x", lambda x: 0.5 * x * (1 + torch.tanh(K * (x + 0.044715 * x * x * x)))),
     gelu("with torch.pow", lambda x: 0.5 * x * (1 + torch.tanh(K * (x + 0.044715 * torch.pow(x, 3.0))))),
     gelu("with its constants written out", lambda x: 0.5 * x * (1 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))),
-    gelu("with constants behind", lambda x: x * (torch.tanh((x.pow(3) * 0.044715 + x) * 0.7978845608) + 1) * 0.5),
+    gelu("with constants after it", lambda x: x * (torch.tanh((x.pow(3) * 0.044715 + x) * 0.7978845608) + 1) * 0.5),
     gelu("with x / 2", lambda x: x / 2 * (1 + (K * (x + 0.044715 * x**3)).tanh())),
     gelu("of a sum that is used again", plus_residual, ("sin", "mul", "add", "gelu", "add"), count=1),
     gelu("twice, one of the other", lambda x: tanh_gelu(tanh_gelu(x)), ("gelu", "gelu"), count=2),
@@ -161,11 +161,11 @@ def replacing(m: Module) -> None:
         try:
             gm.graph.lint()
         except RuntimeError as error:
-            raise wrong("out-of-order", f"{words}: the new node stands behind one that uses it") from error
+            raise wrong("out-of-order", f"{words}: the new node comes after one that uses it") from error
         left = [n for n in gm.graph.nodes if n.op in CALLS]
         new = next((n for n in left if n.target is torch.cos), None)
         if new is None or (not new.users):
-            raise wrong("not-rewritten", f"{words}: nobody uses a new node")
+            raise wrong("not-rewritten", f"{words}: nothing uses a new node")
         if new.meta.get("example_value") is not known:
             raise wrong(
                 "meta-lost", f"{words}: the new node has no example_value, so shape and dtype are lost"

@@ -188,7 +188,7 @@ def swaps() -> Sequence[Try]:
         one("without parameters", lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), PAIR),
         one("with an eps of 0", no_eps, ("mul", *PAIR)),
         one("with two reshapes in between", reshaped_twice, ("reshape", "reshape", *PAIR)),
-        one("with more behind it", lambda m, x: (m.a(m.ln(x)).tanh() * 2, x), (*PAIR, "tanh", "mul")),
+        one("with more after it", lambda m, x: (m.a(m.ln(x)).tanh() * 2, x), (*PAIR, "tanh", "mul")),
         one("a frozen LayerNorm", frozen(), PAIR, "no-gradient"),
         *(
             Try(f"in {dtype}".replace("torch.", ""), Pieces(lambda m, x: m.a(m.ln(x))).to(dtype), (rows(B, S).to(dtype),), PAIR)

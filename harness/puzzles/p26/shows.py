@@ -46,7 +46,7 @@ def pictures() -> Iterator[Rewrite]:
         for pair in swap["find"](gm):
             swap["swap"](gm, pair)
 
-    yield rewritten("swap: GPT-2's Conv1D behind a LayerNorm", captured(model, models.rows(2, 3)), put_in)
+    yield rewritten("swap: GPT-2's Conv1D after a LayerNorm", captured(model, models.rows(2, 3)), put_in)
 
 
 def show_rewrites(console: Console, arguments: list[str]) -> int:

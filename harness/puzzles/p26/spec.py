@@ -19,7 +19,7 @@ FOLD = (
     Gate("sweep", about="dead code, and no write among it"),
 )
 MATCH = (
-    Gate("replace", about="one node in the place of another"),
+    Gate("replace", about="one node instead of another"),
     Gate("silu", about="sigmoid(x) * x becomes an operator"),
     Gate("values", about="what a part of a graph computes"),
     Gate("gelu", about="the tanh form of GELU, however spelled"),
@@ -27,12 +27,12 @@ MATCH = (
 COMPOSE = (
     Gate("rewrite", about="passes, lint, recompile"),
     Gate("backend", about="on to Inductor, with mode and options"),
-    Gate("aot", about="the two graphs behind AOTAutograd"),
+    Gate("aot", about="the two graphs after AOTAutograd"),
 )
 SWAP = (
     Gate("find", about="LayerNorm -> Linear in a graph"),
     Gate("refuse", about="pairs that have to stay"),
-    Gate("swap", about="the operator in the place of both"),
+    Gate("swap", about="the operator instead of both"),
     Gate("whole", about="the backend, with its report"),
 )
 

@@ -278,7 +278,7 @@ def compare_graph(wanted: Sequence[str], probe: Probe) -> None:
     if list(wanted) == probe.left:
         return
     if probe.dead:
-        words = f"{', '.join(probe.dead)} stay in the graph, and nobody uses their results"
+        words = f"{', '.join(probe.dead)} stay in the graph, and nothing uses their results"
         raise Fault("dead-nodes", words)
     kind = "not-rewritten" if len(probe.left) >= len(wanted) else "rewritten-too-much"
     expected = ", ".join(wanted) or "nothing"

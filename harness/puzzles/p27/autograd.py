@@ -289,9 +289,9 @@ def all_but(stays: str | None) -> Part:
 
 
 CHANGES: Mapping[str, Change] = {
-    "mean-held-fixed": Change("with the mean taken for a constant", "layernorm", held(True, False)),
-    "variance-held-fixed": Change("with 1 / sqrt(variance) taken for a constant", "layernorm", held(False, True)),
-    "statistics-held-fixed": Change("with mean and variance taken for constants", "layernorm", held(True, True)),
+    "mean-held-fixed": Change("with the mean treated as a constant", "layernorm", held(True, False)),
+    "variance-held-fixed": Change("with 1 / sqrt(variance) treated as a constant", "layernorm", held(False, True)),
+    "statistics-held-fixed": Change("with mean and variance treated as constants", "layernorm", held(True, True)),
     "weight-from-input": Change(
         "with the sum of dy * x for LayerNorm's weight: x_hat belongs there", "layernorm", weight_from("input")),
     "weight-from-output": Change(

@@ -222,9 +222,7 @@ def run_part(gate: str, module: Module, one: Try) -> Ran:
         raise Fault(words, "not-given-back")
     for name, grad in grads.items():
         if near(grad, right[f"the gradient of {name}"]) and not near(grad - start[name], grad):
-            raise Fault(
-                f"the gradient of {name} is put in the place of what was there: add to it", "overwritten"
-            )
+            raise Fault(f"the gradient of {name} replaces what was there: add to it", "overwritten")
     return Ran(one, by_hand(output, seen, grads, start), right, truth)
 
 

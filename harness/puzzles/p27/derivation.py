@@ -59,7 +59,7 @@ MISTAKES = (
              "grad_rows": lambda v: v.counted * (v.row_p - v.onehot) / v.places**2,
              "mean_loss": lambda v: v.row_loss.sum() / v.places**2}),
     Mistake("not-averaged", "of the sum, and the loss is a mean", {"count": lambda v: np.asarray(1)}),
-    Mistake("ignored-counted", "with the ignored places taken for others",
+    Mistake("ignored-counted", "with the ignored places counted like the others",
             {"grad_logits": lambda v: (v.p - v.y) / v.count,
              "loss": lambda v: (v.y * (v.lse - v.shifted)).sum() / v.count,
              "row_loss": lambda v: v.row_lse - np.where(v.counted[..., 0], v.row_target, v.logits[..., 0]),

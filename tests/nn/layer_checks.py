@@ -1,7 +1,10 @@
 """What the tests of the layer's two ways to its kernels share: inputs, PyTorch's own function, and comparisons with it."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from harness.nn.layers import fused_layernorm_linear
 
@@ -39,7 +42,7 @@ def random_gradient(output, seed=1):
     return (torch.randn(output.shape, generator=generator) + 1).to(output)
 
 
-def plain_torch(x, ln_weight, ln_bias, linear_weight, linear_bias, eps=EPS):
+def plain_torch(x, ln_weight, ln_bias, linear_weight, linear_bias, eps: Any = EPS) -> Tensor:
     """The same function from PyTorch's own operations."""
     return F.linear(F.layer_norm(x, x.shape[-1:], ln_weight, ln_bias, eps), linear_weight, linear_bias)
 

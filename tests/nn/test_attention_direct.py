@@ -5,9 +5,11 @@ The module here writes down its arguments; the kernels behind the real one are c
 
 import re
 import warnings
+from types import ModuleType
 
 import pytest
 import torch
+from typed import loosely, present, three
 
 from harness.errors import EnvironmentProblem
 from harness.nn import attention, attention_autograd, attention_direct, attention_varlen, on_stream
@@ -25,10 +27,11 @@ CPU_INDEX = -1
 """What torch calls the device of a tensor on the CPU: the GPU of these tests."""
 
 
-class Module:
+class Module(ModuleType):
     """Writes down every call."""
 
     def __init__(self):
+        super().__init__("workbook_p23")
         self.calls = []
 
     def open(self, index):
@@ -57,10 +60,10 @@ def module(monkeypatch):
 
 def leaves(dtype=torch.bfloat16, S=9, T=9, N=4, G=4, d=64):
     """Query, key and value as a model makes them: heads inside of rows."""
-    return [
+    return three(
         torch.randn(2, length, heads, d).to(dtype).transpose(1, 2).requires_grad_()
         for length, heads in ((S, N), (T, G), (T, G))
-    ]
+    )
 
 
 def expected_counts():
@@ -163,7 +166,7 @@ def test_the_first_call_goes_the_way_of_the_second(module, monkeypatch):
 def test_heads_side_by_side_stay_so_and_contiguous_tensors_too(module, masked):
     """As PyTorch's attention: joining the heads of the output, or the gradients of separate Linear layers, copies nothing."""
     mask = torch.zeros(9, 9, dtype=torch.bfloat16) if masked else None
-    for tensors in (leaves(), [tensor.detach().contiguous().requires_grad_() for tensor in leaves()]):
+    for tensors in (leaves(), three(tensor.detach().contiguous().requires_grad_() for tensor in leaves())):
         inside = tensors[0].stride(1) < tensors[0].stride(2)
         output = attention(*tensors, mask)
         gradients = torch.autograd.grad(output.sum(), tensors)
@@ -293,38 +296,36 @@ def test_explain_says_which_kernels_and_which_way(monkeypatch):
         def __init__(self, d):
             self.shape = (1, 1, 8, d)
 
+    explain = loosely(attention_direct.explain)
     monkeypatch.setattr(attention_direct, "kernels", lambda device: object())
     monkeypatch.setattr(on_stream, "capability", lambda device: (9, 0))
-    assert attention_direct.explain(torch.zeros(1, 1, 8, 8)).startswith("the plain loops of the CPU path")
-    assert attention_direct.explain(Query(64)).startswith("wgmma")
+    assert explain(torch.zeros(1, 1, 8, 8)).startswith("the plain loops of the CPU path")
+    assert explain(Query(64)).startswith("wgmma")
     with attention_direct.portable_kernels():
-        assert attention_direct.explain(Query(64)).startswith("mma.sync")
-    assert attention_direct.explain(Query(128)).startswith("wgmma")
-    assert attention_direct.explain(Query(65)).startswith("mma.sync")
-    assert attention_direct.explain(Query(256)).startswith("wgmma")
-    assert attention_direct.explain(Query(129)).startswith("mma.sync")
-    assert attention_direct.explain(Query(64), object()) == (
+        assert explain(Query(64)).startswith("mma.sync")
+    assert explain(Query(128)).startswith("wgmma")
+    assert explain(Query(65)).startswith("mma.sync")
+    assert explain(Query(256)).startswith("wgmma")
+    assert explain(Query(129)).startswith("mma.sync")
+    assert explain(Query(64), object()) == (
         "mma.sync, through the extension module: wgmma takes no attn_mask"
     )
-    assert attention_direct.explain(Query(264)) == (
+    assert explain(Query(264)) == (
         "the flash kernels, through the extension module: query has heads of 264 elements; of bfloat16 they take up to "
         f"{attention_direct.WIDEST}"
     )
     monkeypatch.setattr(Query, "dtype", torch.float32)
-    assert attention_direct.explain(Query(64)).startswith("wgmma on pairs of float16")
+    assert explain(Query(64)).startswith("wgmma on pairs of float16")
     with attention_direct.portable_kernels():
-        assert attention_direct.explain(Query(64)).startswith("mma.sync on pairs of float16")
-    assert attention_direct.explain(Query(128)).startswith("the flash kernels, through the extension module")
-    assert attention_direct.explain(Query(64), object()).startswith("mma.sync on pairs of float16")
+        assert explain(Query(64)).startswith("mma.sync on pairs of float16")
+    assert explain(Query(128)).startswith("the flash kernels, through the extension module")
+    assert explain(Query(64), object()).startswith("mma.sync on pairs of float16")
     with attention_direct.flash_kernels():
-        assert (
-            attention_direct.explain(Query(64))
-            == "the flash kernels, through the extension module: asked for"
-        )
+        assert explain(Query(64)) == "the flash kernels, through the extension module: asked for"
     monkeypatch.setattr(Query, "dtype", torch.float64)
-    assert attention_direct.explain(Query(64)).endswith("there are no others")
+    assert explain(Query(64)).endswith("there are no others")
     monkeypatch.setattr(attention_direct, "kernels", lambda device: None)
-    assert "there is no extension module" in attention_direct.explain(Query(64))
+    assert "there is no extension module" in explain(Query(64))
 
 
 def test_one_warning_names_the_argument_that_keeps_a_call_from_tensor_cores(module, monkeypatch):
@@ -335,10 +336,10 @@ def test_one_warning_names_the_argument_that_keeps_a_call_from_tensor_cores(modu
     with pytest.warns(
         RuntimeWarning, match=f"without tensor cores.*: query has heads of {wide} elements; of bfloat16"
     ):
-        attention_direct.kernels(torch.device("cpu")).forward(*leaves(d=wide), None, 1.0, 0, 1)
+        present(attention_direct.kernels(torch.device("cpu"))).forward(*leaves(d=wide), None, 1.0, 0, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        attention_direct.kernels(torch.device("cpu")).forward(*leaves(d=wide), None, 1.0, 0, 1)
+        present(attention_direct.kernels(torch.device("cpu"))).forward(*leaves(d=wide), None, 1.0, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,11 @@ from layer_checks import (
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from typed import loosely
 
-from harness.nn import autograd
-from harness.nn.layers import fused_layernorm_linear
+from harness.nn import autograd, layers
+
+fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
 
 # Rounding, in float32, of rows of deviation 0.02 is what the limits here are for.
 make_inputs = functools.partial(layer_checks.make_inputs, deviation=0.02)

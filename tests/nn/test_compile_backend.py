@@ -1,6 +1,7 @@
 """The torch.compile backend: what it swaps, what it leaves alone and why, and that values and gradients are eager's."""
 
 import importlib.metadata
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,8 @@ def results(call, inputs, of=None) -> list:
     out = call(*leaves)
     outputs = list(out) if isinstance(out, tuple) else [out]
     wanted = [*leaves, *(of or call).parameters()]
-    loss = sum((o.float() * (o.detach().float().sin() + 0.3)).sum() for o in outputs)
+    losses = [(o.float() * (o.detach().float().sin() + 0.3)).sum() for o in outputs]
+    loss = torch.stack(losses).sum()
     return [[o.detach() for o in outputs], torch.autograd.grad(loss, wanted, allow_unused=True)]
 
 
@@ -371,7 +373,7 @@ def test_report_names_layers_as_the_model_does(capfd, monkeypatch):
 
 def test_no_report_where_nobody_asks_and_where_there_is_nothing(capfd, monkeypatch):
     monkeypatch.delenv(backend_module.REPORT, raising=False)
-    options = {"tail": "eager"}
+    options: dict[str, Any] = {"tail": "eager"}
     torch.compile(Pieces(shared), backend=mojo_workbook, options=options)(torch.randn(B, S, H))
     torch.compile(nn.Linear(H, O), backend=mojo_workbook, options=options | {"report": True})(
         torch.randn(B, H)

@@ -6,16 +6,19 @@ until that one is waited for, so that memory which was let go too early is writt
 
 import contextlib
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from layer_checks import ROWS, H, O, assert_as_good_as_torch, assert_near, make_inputs, plain_torch
 from test_direct import DTYPES, TorchModule, bits, forget_plans, gpu_inputs, kernels, stand_in  # noqa: F401
+from typed import loosely
 
-from harness.nn import direct, products
-from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
+from harness.nn import direct, layers, products
+from harness.nn.layers import LayerNormLinear
 from harness.nn.products import LIBRARY, OWN
 
+fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
 MAIN, DW, DB = TorchModule.STREAM, 1001, 1002
 """Streams: the current one, and those of the branches beside it."""
 WAYS = [(OWN, OWN), (OWN, LIBRARY), (LIBRARY, OWN), (LIBRARY, LIBRARY)]
@@ -38,10 +41,11 @@ class LateModule(TorchModule):
 
     def __init__(self):
         super().__init__()
-        self.log = []
+        self.log: list[tuple[int, int]] = []
         self.main, *self.sides = (Stream(number, self.log) for number in (MAIN, DW, DB))
         self.all = {stream.cuda_stream: stream for stream in (self.main, *self.sides)}
         self.streams = set(self.all)
+        self.on = self.main
 
     def backward(self, gpu, stream, *rest):
         if gpu == 0 or stream == self.STREAM:
@@ -56,7 +60,6 @@ class LateModule(TorchModule):
 def late(monkeypatch):
     """The module, in a graph that is being captured."""
     module = stand_in(LateModule(), monkeypatch)
-    module.on = module.main
 
     @contextlib.contextmanager
     def on(stream):
@@ -297,6 +300,6 @@ def test_gpu_graphed_callables(kernels):  # noqa: F811
     leaves = [x, *layer.parameters()]
     grad_output = torch.randn(512, 1024, device="cuda", dtype=torch.bfloat16)
     plain = [tensor.double() for tensor in torch.autograd.grad(layer(x), leaves, grad_output)]
-    graphed = torch.cuda.make_graphed_callables(layer, (x.detach().clone().requires_grad_(),))
+    graphed: Any = torch.cuda.make_graphed_callables(layer, (x.detach().clone().requires_grad_(),))
     for _ in range(5):
         assert_right(torch.autograd.grad(graphed(x), leaves, grad_output), plain)

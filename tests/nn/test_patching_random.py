@@ -7,6 +7,7 @@ operators, views, changes in place, hooks, slices of Sequentials, checkpoints. I
 import copy
 import pickle
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ LAYERS = {
     "ln": lambda: nn.LayerNorm(H),
     "ln without bias": lambda: nn.LayerNorm(H, bias=False),
     "bare ln": lambda: nn.LayerNorm(H, elementwise_affine=False),
-    "ln of two axes": lambda: nn.LayerNorm((3, H)),
+    "ln of two axes": lambda: nn.LayerNorm([3, H]),
     "derived ln": lambda: Scaled(H),
     "linear": lambda: nn.Linear(H, H),
     "linear without bias": lambda: nn.Linear(H, H, bias=False),
@@ -59,7 +60,7 @@ class Drawn(nn.Module):
         super().__init__()
         self.substituted = False
         kinds = [*draw.choices(list(LAYERS), WEIGHTS, k=5), "ln", "linear"]
-        self.pool = nn.ModuleList(LAYERS[kind]() for kind in kinds)
+        self.pool: nn.ModuleList = nn.ModuleList(LAYERS[kind]() for kind in kinds)
         for module in self.pool.modules():
             if draw.random() < 0.1 and not hasattr(module, "parametrizations"):
                 module.requires_grad_(False)
@@ -78,9 +79,9 @@ class Drawn(nn.Module):
         for kind, what, first, second in self.steps:
             a, b = values[first % len(values)], values[second % len(values)]
             if kind == "operator":
-                values.append(OPERATORS[what](a, b))
+                values.append(OPERATORS[str(what)](a, b))
                 continue
-            layer = self.pool[what]
+            layer = self.pool[int(what)]
             if kind == "part" and isinstance(layer, nn.Sequential):
                 layer = layer[: 1 + second % 2]
             if (
@@ -99,14 +100,19 @@ class Drawn(nn.Module):
         return sum((value.cos() * (i + 1) for i, value in enumerate(values)), torch.zeros(()))
 
 
+def larger(module: nn.Module, given: Any, output: Any) -> Any:
+    """A forward hook that changes the output."""
+    return 1.5 * output
+
+
 def hook_some(model: nn.Module, seed: int) -> None:
     """The same hooks on a patched model and its copy."""
     draw = random.Random(seed)
-    for module in model.pool.modules():
+    for module in model.get_submodule("pool").modules():
         if isinstance(module, nn.LayerNorm | nn.Linear) and draw.random() < 0.25:
             kind = draw.randrange(4)
             if kind == 0:
-                module.register_forward_hook(lambda m, given, out: out * 1.5)
+                module.register_forward_hook(larger)
             elif kind == 1:
                 module.register_forward_pre_hook(lambda m, given: (given[0].tanh(),))
             elif kind == 2:

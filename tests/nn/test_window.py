@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from typed import loosely, three
 
 from harness.nn import GridWindow, attention_direct, orders, window, window_attention
 
@@ -20,10 +21,10 @@ def grid_window(order="hilbert"):
 
 def tensors(dtype=torch.float64, length=HEIGHT * WIDTH, d=8):
     generator = torch.Generator().manual_seed(0)
-    return [
+    return three(
         torch.randn(2, 3, length, d, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
         for _ in range(3)
-    ]
+    )
 
 
 def seen_by_hand(order):
@@ -71,8 +72,8 @@ def test_what_the_kernels_read(blocks):
     assert np.array_equal(seen[:length, :length], made.mask(torch.device("cpu")).numpy())
     assert not seen[length:].any() and not seen[:, length:].any()
     needed = np.pad(made.tiles, ((0, -len(made.tiles) % blocks), (0, 0)))
-    needed = needed.reshape(-1, blocks, len(made.tiles)).any(axis=1)
-    assert visits == [np.flatnonzero(row).tolist() for row in needed]
+    needed = needed.reshape(-1, blocks, len(made.tiles))
+    assert visits == [np.flatnonzero(rows.any(axis=0)).tolist() for rows in needed]
 
 
 def test_a_grid_has_few_patterns():
@@ -153,7 +154,7 @@ def bad_call(**changed):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: GridWindow(None, 4, 1), "order: expected a tensor or an array, got NoneType"),
+        (lambda: loosely(GridWindow)(None, 4, 1), "order: expected a tensor or an array, got NoneType"),
         (lambda: GridWindow(np.arange(4.0), 4, 1), "order: expected whole numbers, got float64"),
         (lambda: bad_call(window=None), "window: expected a GridWindow, got NoneType"),
         (lambda: bad_call(query=None), "query: expected a torch tensor, got NoneType"),
@@ -195,15 +196,15 @@ def test_gpu_kernels(order, d, blocks, dtype):
     made = GridWindow(orders.ORDERS[order](40, 56), 56, 5)
     generator = torch.Generator("cuda").manual_seed(0)
     shape = (2, 40 * 56, 3, d)
-    given = [
+    grad, *rest = (
         torch.randn(shape, generator=generator, device="cuda").to(dtype).transpose(1, 2).requires_grad_()
         for _ in range(4)
-    ]
-    *leaves, grad = given
+    )
+    leaves = three(rest)
     assert attention_direct.kernels(leaves[0].device) is not None
     got = window_attention(*leaves, made, blocks=blocks)
     gradients = torch.autograd.grad(got, leaves, grad)
-    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    doubles = three(leaf.detach().double().requires_grad_() for leaf in leaves)
     right = F.scaled_dot_product_attention(*doubles, attn_mask=made.mask(leaves[0].device))
     expected = torch.autograd.grad(right, doubles, grad.double())
     limit = 2 * torch.finfo(dtype).eps

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from book.figures.bench_results import OURS, SHORT, Row, Size, select, source, table, time_text
+from book.figures.bench_results import OURS, SHORT, Row, Size, select, table, time_text
 from book.measure import record
 
 PAIRS_PEERS = ("eager", "compile", "tf32x3")
@@ -264,7 +264,6 @@ def pages() -> dict[str, str]:
     """What the page includes, by file name."""
     rows = record.rows("sizes")
     return {
-        "sizes_source.md": source(rows) + "\n",
         "sizes_drawn.md": drawn_table(rows),
         "sizes_verdict.md": verdict(rows),
         "sizes_peak.md": peak_table(rows) + "\n" + peak_verdict(rows),

@@ -30,7 +30,7 @@ ROW = 30
 
 def tape() -> str:
     """The whole model: gradients come down on the right in the order in which values went up on the left."""
-    height = ROW * len(PARTS) + 44
+    height = ROW * len(PARTS) + 58
     label = "From the embedding up to the loss each part keeps what its way back needs: " + "; ".join(
         f"{name} keeps {kept}" for name, kept in reversed(PARTS)
     )

@@ -25,10 +25,9 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from harness.check.checkers import OnFirst
 from harness.check.live import tell
 from harness.check.python_files import LEFT
-from harness.check.results import GateResult, wanted_gates
+from harness.check.results import GateResult, OnFirst, wanted_gates
 from harness.check.upstream import blame_gates
 from harness.devices.processes import PRELOADED, start_server
 from harness.errors import DamagedFile, WorkbookError

@@ -1,17 +1,14 @@
 """What judges a learner's file: the checker that its rung names, imported when it is asked for."""
 
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from harness.check.results import GateResult
+from harness.check.results import GateResult, OnFirst
 from harness.learner.work import Work
 from harness.spec.puzzle import Case
 from harness.spec.rungs import MojoRung
-
-OnFirst = Callable[[list[GateResult]], None]
-"""Takes the verdicts on the first case, while the others are run."""
 
 
 class RungChecker(Protocol):

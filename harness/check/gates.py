@@ -14,9 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.check.checkers import OnFirst
 from harness.check.live import tell
-from harness.check.results import GateResult, judged_as_given, leave_unsolved, wanted_gates
+from harness.check.results import GateResult, OnFirst, judged_as_given, leave_unsolved, wanted_gates
 from harness.check.source_faults import faults
 from harness.check.upstream import blame_gates
 from harness.devices.recorder import Order, Recording, record_dtypes

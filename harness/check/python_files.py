@@ -5,9 +5,15 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from harness.check.checkers import OnFirst
 from harness.check.diagnose import Evidence, diagnose
-from harness.check.results import GateResult, judged_as_given, leave_unsolved, right_in_all, wanted_gates
+from harness.check.results import (
+    GateResult,
+    OnFirst,
+    judged_as_given,
+    leave_unsolved,
+    right_in_all,
+    wanted_gates,
+)
 from harness.check.upstream import blame_gates
 from harness.errors import DamagedFile
 from harness.learner import blanks

@@ -1,6 +1,6 @@
 """What a check comes to, whatever it checked: verdicts by case and by gate. Loads neither torch nor MAX."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,10 @@ class GateResult:
     by_itself: bool = False
     picture: list[str] = field(default_factory=list)
     repeats: dict[str, Repeats] = field(default_factory=dict)
+
+
+OnFirst = Callable[[list[GateResult]], None]
+"""Takes the verdicts on the first case, while the others are run."""
 
 
 @dataclass

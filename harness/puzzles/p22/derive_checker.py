@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.check.checkers import OnFirst
 from harness.check.numpy_rung import NumpyChecker
-from harness.check.results import GateResult
+from harness.check.results import GateResult, OnFirst
 from harness.nn.ops import EPS
 from harness.spec.derivation import Derivation
 from harness.spec.puzzle import Arrays, Case

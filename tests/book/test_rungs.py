@@ -1,6 +1,7 @@
 """Pages with tasks keep the template, and a page that does not stops the build."""
 
 import re
+from itertools import pairwise
 
 import pytest
 from book_paths import BOOK
@@ -87,3 +88,13 @@ def test_a_list_without_a_gate_is_a_fault():
     chapter = preprocess.Chapter("src/page.md", "# P\n\n{{#wrong p20}}\n", [])
     assert preprocess.wrong_solutions(chapter, present(preprocess.TOKEN.search(chapter.text))) == ""
     assert chapter.faults == ["src/page.md:3: no wrong solution of p20 belongs to a hint ladder of this page"]
+
+
+def test_every_page_of_the_path_leads_on_to_the_next():
+    """From the first chapter to the last page of the capstone, by its last "Next:"."""
+    contents = re.findall(r"\]\(([^)]+)\)", (BOOK / "src" / "SUMMARY.md").read_text())
+    path = contents[contents.index("autograd.md") : contents.index("puzzle_27/kernels.md") + 1]
+    for page, following in pairwise(path):
+        last = (BOOK / "src" / page).read_text().rpartition("\nNext: ")[2]
+        target = present(re.search(r"\]\(([^)#]+)", last))[1]
+        assert (BOOK / "src" / page).parent.joinpath(target).resolve() == BOOK / "src" / following, page

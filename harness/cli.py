@@ -48,18 +48,18 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 def parse(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
     """The puzzle and the flags of a command line. Raises BadUse, with what is wrong and what was typed."""
     puzzle = named_puzzle(arguments)
-    made = parser(puzzle)
+    own_parser = parser(puzzle)
     try:
-        flags = made.parse_intermixed_args(arguments)
+        flags = own_parser.parse_intermixed_args(arguments)
         word = flags.gate_word
         if word is not None and flags.gate is not None:
             raise BadUse(f"{word} and --gate {flags.gate}: one gate at a time")
-        if f"--{word}" in flags_of(made) and word not in [gate.id for gate in puzzle.gates]:
+        if f"--{word}" in flags_of(own_parser) and word not in [gate.id for gate in puzzle.gates]:
             raise BadUse(f"{word}: a flag begins with two dashes: --{word}")
         flags.gate = word if flags.gate is None else flags.gate
         return puzzle, flags
     except BadUse as error:
-        there = flags_of(made)
+        there = flags_of(own_parser)
         unknown = next(
             (word for word in arguments if word[:2] == "--" and word.split("=")[0] not in there), ""
         )
@@ -68,9 +68,9 @@ def parse(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
         raise BadUse(f"{error}; got: {' '.join(arguments)} ({words})") from None
 
 
-def flags_of(made: Parser) -> list[str]:
+def flags_of(parser: Parser) -> list[str]:
     """The flags that a parser knows, each as it is typed."""
-    return [flag for action in made._actions for flag in action.option_strings]
+    return [flag for action in parser._actions for flag in action.option_strings]
 
 
 def named_puzzle(arguments: list[str]) -> Puzzle:
@@ -89,15 +89,15 @@ def named_puzzle(arguments: list[str]) -> Puzzle:
 
 def general_parser() -> Parser:
     """What `--help` shows where no puzzle is named."""
-    made = Parser(
+    parser = Parser(
         prog="python -m harness",
         description="Run a puzzle's kernels and compare every output and gradient with PyTorch autograd.",
         epilog=f"`python -m harness pNN --help` lists a puzzle's flags; sub-commands, each with its own --help: "
         f"{', '.join(COMMANDS)}, vgpu; {EXIT_CODES}",
         allow_abbrev=False,
     )
-    made.add_argument("puzzle", help=f"which puzzle: {', '.join(puzzle_names())}")
-    return made
+    parser.add_argument("puzzle", help=f"which puzzle: {', '.join(puzzle_names())}")
+    return parser
 
 
 def parser(puzzle: Puzzle) -> Parser:

@@ -42,21 +42,21 @@ from harness.toolchain import roots
 from harness.toolchain.disk import is_full, no_room, write_target
 
 
-def parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
+def command_parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
     """A parser for one sub-command; `puzzle` is "?" where the puzzle may be left out."""
-    made = Parser(prog=f"python -m harness {name}", description=about, allow_abbrev=False)
-    made.add_argument("puzzle", nargs=puzzle, help="for example p20")
-    return made
+    parser = Parser(prog=f"python -m harness {name}", description=about, allow_abbrev=False)
+    parser.add_argument("puzzle", nargs=puzzle, help="for example p20")
+    return parser
 
 
-def with_rung(made: argparse.ArgumentParser) -> None:
+def with_rung(parser: argparse.ArgumentParser) -> None:
     """Adds --rung, and --numpy for `--rung numpy`."""
-    made.add_argument(
+    parser.add_argument(
         "--rung",
         metavar="ID",
         help="which of the puzzle's files (default: the one that you are at, else the first unsolved one)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--numpy", dest="rung", action="store_const", const="numpy", help="the same as --rung numpy"
     )
 
@@ -84,16 +84,16 @@ def chosen(name: str | None) -> list[Puzzle]:
 
 def init(arguments: list[str]) -> int:
     """Write a folder of your own to solve puzzles in: problems/, and the solutions that it links to. No clone is needed."""
-    made = Parser(prog="python -m harness init", description=init.__doc__, allow_abbrev=False)
-    made.add_argument(
+    parser = Parser(prog="python -m harness init", description=init.__doc__, allow_abbrev=False)
+    parser.add_argument(
         "folder",
         nargs="?",
         metavar="DIR",
         default="workbook",
         help="a new or empty folder (default: workbook)",
     )
-    made.add_argument("--book", action="store_true", help="the built book too, as book/html/index.html")
-    flags = made.parse_args(arguments)
+    parser.add_argument("--book", action="store_true", help="the built book too, as book/html/index.html")
+    flags = parser.parse_args(arguments)
     folder = Path(flags.folder)
     count = workspace.create(folder, book=flags.book)
     inside = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
@@ -108,9 +108,11 @@ def init(arguments: list[str]) -> int:
 
 def update(arguments: list[str]) -> int:
     """Renew a folder that init made from the package that is installed now; what you wrote into blanks stays."""
-    made = Parser(prog="python -m harness update", description=update.__doc__, allow_abbrev=False)
-    made.add_argument("--book", action="store_true", help="the built book too, where the folder has none yet")
-    flags = made.parse_args(arguments)
+    parser = Parser(prog="python -m harness update", description=update.__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--book", action="store_true", help="the built book too, where the folder has none yet"
+    )
+    flags = parser.parse_args(arguments)
     before, now = workspace.version_of(roots.CHECKOUT), workspace.version()
     if before is None:
         raise BadUse(
@@ -134,9 +136,9 @@ def update(arguments: list[str]) -> int:
 
 def list_puzzles(arguments: list[str]) -> int:
     """The next step; then the puzzle that you are at with its gates, and a line for each other."""
-    made = parser("list", list_puzzles.__doc__, "?")
-    made.add_argument("--all", action="store_true", help="every puzzle with its gates")
-    flags = made.parse_args(arguments)
+    parser = command_parser("list", list_puzzles.__doc__, "?")
+    parser.add_argument("--all", action="store_true", help="every puzzle with its gates")
+    flags = parser.parse_args(arguments)
     console, progress, puzzles = make_console(sys.stdout), Progress.load(), chosen(flags.puzzle)
     roots.problems()  # outside of a workbook that is the whole answer
     upcoming = at_hand([work for puzzle in puzzles for work in works(puzzle)], progress)
@@ -162,14 +164,14 @@ def list_puzzles(arguments: list[str]) -> int:
 
 def hint(arguments: list[str]) -> int:
     """The next rung of a blank's hint ladder; a rung by its name (dx-2) as often as you like."""
-    made = parser("hint", hint.__doc__)
-    with_rung(made)
-    made.add_argument(
+    parser = command_parser("hint", hint.__doc__)
+    with_rung(parser)
+    parser.add_argument(
         "gate",
         nargs="?",
         help="a blank (dx), or a rung (dx-2); left out: the one you are at, else the first that has not passed",
     )
-    flags = made.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
     progress = Progress.load()
     wanted = flags.gate or ""
@@ -201,11 +203,11 @@ def blank_at_hand(work: Work, progress: Progress) -> Gate | None:
 
 def diff(arguments: list[str]) -> int:
     """Your blanks beside those of the solution: of the gates that have passed, or of all with --spoil."""
-    made = parser("diff", diff.__doc__)
-    with_rung(made)
-    made.add_argument("gate", nargs="?", help="one blank (default: all)")
-    made.add_argument("--spoil", action="store_true", help="also of gates that have not passed")
-    flags = made.parse_args(arguments)
+    parser = command_parser("diff", diff.__doc__)
+    with_rung(parser)
+    parser.add_argument("gate", nargs="?", help="one blank (default: all)")
+    parser.add_argument("--spoil", action="store_true", help="also of gates that have not passed")
+    flags = parser.parse_args(arguments)
     console, progress, shown_any = make_console(sys.stdout), Progress.load(), False
     puzzle = find_puzzle(flags.puzzle)
     check_gate(puzzle, flags.rung, flags.gate)
@@ -220,11 +222,11 @@ def diff(arguments: list[str]) -> int:
 
 def score(arguments: list[str]) -> int:
     """Your path through a puzzle gate by gate, what your kernels move beside the solution's, and, solved, a card to keep."""
-    made = parser("score", score.__doc__)
-    made.add_argument(
+    parser = command_parser("score", score.__doc__)
+    parser.add_argument(
         "--svg", type=Path, metavar="FILE", help="where the card goes (default: pNN_card.svg in the workbook)"
     )
-    flags = made.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     from harness.screens import score as screen
 
     puzzle, progress, console = find_puzzle(flags.puzzle), Progress.load(), make_console(sys.stdout)
@@ -247,11 +249,11 @@ def score(arguments: list[str]) -> int:
 
 def reset(arguments: list[str]) -> int:
     """Put a puzzle's damaged files, or the one that you are at, or one blank, back to what they were. Asks first, keeps copies."""
-    made = parser("reset", reset.__doc__)
-    with_rung(made)
-    made.add_argument("blank", nargs="?", help="one blank (default: all of them)")
-    made.add_argument("--yes", action="store_true", help="do not ask")
-    flags = made.parse_args(arguments)
+    parser = command_parser("reset", reset.__doc__)
+    with_rung(parser)
+    parser.add_argument("blank", nargs="?", help="one blank (default: all of them)")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    flags = parser.parse_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
     changes = changed_files(parts(puzzle, flags.rung, flags.blank), flags.blank)
     if not (puzzle.every_rung or flags.rung or flags.blank):
@@ -329,10 +331,10 @@ def agreed() -> bool:
 
 def verify(arguments: list[str]) -> int:
     """Check all of your work: every gate of every puzzle, in every rung, with every case."""
-    made = parser("verify", verify.__doc__, "?")
-    with_rung(made)
-    made.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
-    flags = made.parse_args(arguments)
+    parser = command_parser("verify", verify.__doc__, "?")
+    with_rung(parser)
+    parser.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
+    flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
     there = [work for puzzle in chosen(flags.puzzle) for work in works(puzzle)]
     wanted = [work for work in there if flags.rung in (None, work.rung.id)]
@@ -362,9 +364,9 @@ def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int |
     """Checks one file and prints the verdict of each gate; returns its exit code, None where nothing was to be judged."""
     title = f"{work.puzzle.name} {work.rung.words}: {shown(work.path)}"
     try:
-        found = work.blanks()
+        blanks = work.blanks()
         # An optional rung is an offer: left untouched, it keeps nobody from having solved the puzzle.
-        if work.rung.optional and not any(blank.size for blank in found.values()):
+        if work.rung.optional and not any(blank.size for blank in blanks.values()):
             console.print(Text(f"{title}: untouched (it is optional)", style="dim"))
             return None
         console.print(Text(title, style="bold"))
@@ -382,15 +384,15 @@ def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int |
 
 def watch(arguments: list[str]) -> int:
     """Check the current gate each time you save. Keys: n next, t stay, r run, h hint, s show, d diff, l list, q quit."""
-    made = parser("watch", watch.__doc__)
-    with_rung(made)
-    made.add_argument(
+    parser = command_parser("watch", watch.__doc__)
+    with_rung(parser)
+    parser.add_argument(
         "--gate", metavar="ID", help="begin with this gate (default: the first that has not passed)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--measure", type=int, metavar="N", help="time N saves of a solved copy, from save to verdict"
     )
-    flags = made.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
     check_gate(puzzle, flags.rung, flags.gate)
     work = work_of(puzzle, flags.rung, flags.gate)
@@ -429,8 +431,8 @@ def measure_watch(work: Work, gate: str, saves: int) -> int:
 
 def doctor(arguments: list[str]) -> int:
     """What this machine has of what the workbook needs, a line each, with the remedy where something is missing."""
-    made = Parser(prog="python -m harness doctor", description=doctor.__doc__, allow_abbrev=False)
-    made.parse_args(arguments)
+    parser = Parser(prog="python -m harness doctor", description=doctor.__doc__, allow_abbrev=False)
+    parser.parse_args(arguments)
     from harness.screens.doctor import examine
 
     return examine(make_console(sys.stdout))
@@ -447,28 +449,28 @@ def build_ext(arguments: list[str]) -> int:
     """
     from harness.toolchain import extension
 
-    made = Parser(
+    parser = Parser(
         prog="python -m harness build-ext",
         description=build_ext.__doc__,
         epilog="exit codes: 0 built, or there already; 2 bad use; 4 the kernels do not compile; 5 the environment",
         allow_abbrev=False,
     )
-    made.add_argument(
+    parser.add_argument(
         "puzzle", nargs="?", choices=extension.puzzles(), help="whose module (default: each that there is)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--arch",
         action="append",
         metavar="NAME",
         help="for example sm_90a or gfx942; may be repeated (default: the GPUs that PyTorch sees here)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
         help=f"where to put it (default: {extension.VARIABLE}, else the workbook's cache)",
     )
-    flags = made.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
     wanted = [extension.canonical(name) for name in flags.arch] if flags.arch else extension.present()
     for architecture in dict.fromkeys(wanted):

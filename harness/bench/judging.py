@@ -15,15 +15,15 @@ Errors = dict[str, tuple[float, float]]
 
 def errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Errors:
     """Of each quantity the relative Frobenius error, and the largest error over the largest value."""
-    found = {}
+    by_quantity = {}
     for name, result in results.items():
         difference = result.double() - truth[name]
         norms = ((difference.norm(), truth[name].norm()), (difference.abs().max(), truth[name].abs().max()))
-        found[name] = tuple((top / bottom if bottom else top).item() for top, bottom in norms)
-    return found
+        by_quantity[name] = tuple((top / bottom if bottom else top).item() for top, bottom in norms)
+    return by_quantity
 
 
-def wrong(found: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
+def wrong(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
     """What is wrong with a candidate, one sentence for each quantity whose error is too large.
 
     Either error may be twice PyTorch's own in the same dtype, plus the floor that every verdict of the workbook has.
@@ -31,7 +31,7 @@ def wrong(found: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
     floor = torch.finfo(dtype).eps * {torch.float32: 4, torch.float64: 64}.get(dtype, 0.5)
     return [
         f"{name} is off by {error:.1e} of its {kind}, PyTorch by {own:.1e}"
-        for name, pair in found.items()
+        for name, pair in measured.items()
         for kind, error, own in zip(("norm", "largest value"), pair, baseline[name], strict=True)
         if not error <= 2 * own + floor
     ]

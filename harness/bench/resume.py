@@ -41,11 +41,11 @@ def rows_of_whole_sizes(path: Path, options: Options) -> tuple[list[Row], list[S
 
 def is_whole(rows: list[Row], options: Options) -> bool:
     """Whether the rows of a size are all that this run would measure of it."""
-    found = {(row["column"], row["pass"]) for row in rows if row["median_us"] or row["saved_bytes"]}
+    measured = {(row["column"], row["pass"]) for row in rows if row["median_us"] or row["saved_bytes"]}
     asked = {
         (column, "both" if column == "memory" else direction)
         for column in options.columns
         if column != "host"
         for direction in options.passes
     }
-    return asked <= found and not any(str(row["note"]).startswith(LEFT_OUT) for row in rows)
+    return asked <= measured and not any(str(row["note"]).startswith(LEFT_OUT) for row in rows)

@@ -250,15 +250,17 @@ def serve(
             leave(1)  # a copy of this process that the learner's code has made
         connection.send((kind, value))
 
-    made: list[Any] = []
+    checkers: list[Any] = []
 
     def check(path: Path, gates: list[str], cases: list[Case] | None, folder: str) -> list[GateResult]:
         os.chdir(folder)
-        if not made:
+        if not checkers:
             asked = find_puzzle(puzzle)
-            made.append(pkgutil.resolve_name(asked.rung(rung).checker)(asked, asked.rung(rung), **options))
-            made[0].on_step = say
-        return made[0].check(path, gates, cases)
+            checkers.append(
+                pkgutil.resolve_name(asked.rung(rung).checker)(asked, asked.rung(rung), **options)
+            )
+            checkers[0].on_step = say
+        return checkers[0].check(path, gates, cases)
 
     with stack.open("w") as file:
         faulthandler.enable(file)

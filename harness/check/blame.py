@@ -89,11 +89,11 @@ class Search:
     # -- the way back ---------------------------------------------------------------------------------------
     def run(self, place: Place) -> Fault | None:
         """The fault behind a wrong place, None where nobody in either run writes it."""
-        seen = set()
+        visited = set()
         before = len(self.mine.steps)
         other = len(self.theirs.steps)
-        while place not in seen and len(self.hops) < LONGEST:
-            seen.add(place)
+        while place not in visited and len(self.hops) < LONGEST:
+            visited.add(place)
             fault, hop, until = self.writers(place, before, other)
             if hop is None:
                 return fault

@@ -277,9 +277,9 @@ def explanation(
         and not (mistake.together and not mistake.changes.keys().isdisjoint(right))
     ]
     small_first = sorted(evidence, key=lambda e: e.got.size)
-    found = fitting(puzzle, quantity, small_first, asked, numbers_only=False)
-    if found or not any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence):
-        return found
+    fit = fitting(puzzle, quantity, small_first, asked, numbers_only=False)
+    if fit or not any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence):
+        return fit
     numbers = sum(int((e.wrong & np.isfinite(e.got)).sum()) for e in evidence)
     return fitting(puzzle, quantity, small_first, asked, numbers_only=True) if numbers >= NUMBERS else None
 

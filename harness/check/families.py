@@ -35,8 +35,8 @@ def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Sympt
     with np.errstate(all="ignore"):
         if all(not e.got.any() for e in evidence):
             return Symptom("zero", "is 0 in every element")
-        found = constant_ratio(puzzle, evidence) or other_step(puzzle, quantity, evidence)
-        return found or constant_offset(evidence) or by_axis(puzzle, quantity, evidence) or moved(
+        symptom = constant_ratio(puzzle, evidence) or other_step(puzzle, quantity, evidence)
+        return symptom or constant_offset(evidence) or by_axis(puzzle, quantity, evidence) or moved(
             puzzle, quantity, evidence
         )  # fmt: skip
 
@@ -237,9 +237,9 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
             if explains(fit, evidence):
                 if what == "factor" and all(is_a_part(values(e)) for e in matrices):
                     return None  # which elements are 0 is said already
-                found = values(matrices[0])
-                size = np.abs(found).max()
-                low, high = (size * np.round(end / size, 6) + 0.0 for end in (found.min(), found.max()))
+                each_one = values(matrices[0])
+                size = np.abs(each_one).max()
+                low, high = (size * np.round(end / size, 6) + 0.0 for end in (each_one.min(), each_one.max()))
                 return Symptom(
                     f"{what}-of-each-{one}",
                     f"is in each {one} a constant {words}, from {low:.4g} to {high:.4g} in '{matrices[0].case.name}': a {what} "

@@ -92,27 +92,27 @@ class Checker:
         if cases is None:
             cases = [*self.puzzle.cases(None), *self.puzzle.gate_cases]
         cases = [case for case in cases if case.world_size == 1]
-        found = package_blanks(package, self.puzzle)
-        given = judged_as_given(gates, found)
-        empty = {id for id, blank in found.items() if blank.size == 0} - given
+        blanks = package_blanks(package, self.puzzle)
+        given = judged_as_given(gates, blanks)
+        empty = {id for id, blank in blanks.items() if blank.size == 0} - given
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         self.spent = {}
         narrow = [case for case in cases if case.in_16_bits] if self.other else []
         try:
             recording, *others = self._recorded(package, cases, variants, narrow)
         except CompileFailed as error:
-            raise with_owner(error, package.path / self.puzzle.source, found, gates or [*found]) from error
+            raise with_owner(error, package.path / self.puzzle.source, blanks, gates or [*blanks]) from error
         if on_first and variants and len(cases) > 1:
             with self._timed("first case"):
-                first = self._results(recording, cases[:1], wanted, variants, package, found, given)
+                first = self._results(recording, cases[:1], wanted, variants, package, blanks, given)
             on_first(first)
         with self._timed("all cases"):
-            results = self._results(recording, cases, wanted, variants, package, found, given, self.repeat)
+            results = self._results(recording, cases, wanted, variants, package, blanks, given, self.repeat)
         if not (self.other and others):
             return results
         right = [result.gate for result in results if result.state == "correct"]
         with self._timed(f"in {self.other.dtype}"):
-            again = self.other._results(others[0], narrow, right, variants, package, found)
+            again = self.other._results(others[0], narrow, right, variants, package, blanks)
         wrong = {result.gate.id: result for result in again if result.state == "wrong"}
         for result in wrong.values():
             result.diagnosis.insert(0, f"right in {self.dtype}, and wrong in {self.other.dtype}:")
@@ -125,7 +125,7 @@ class Checker:
         wanted: list[Gate],
         variants: list[str],
         package: OpPackage,
-        found: dict[str, Blank],
+        blanks: dict[str, Blank],
         given: Collection[str] = (),
         repeat: int = 1,
     ) -> list[GateResult]:
@@ -133,7 +133,7 @@ class Checker:
         from harness.check.judge import Judge
         from harness.check.ran import Simulated
 
-        judge = Judge(self.puzzle, self.reference, package, found, given)
+        judge = Judge(self.puzzle, self.reference, package, blanks, given)
         device = Simulated(recording, self.reference, judge.source, self.blocks)
         judged: dict[str, GateResult] = {}
         for name in variants:
@@ -196,20 +196,20 @@ class Checker:
 
 
 def with_owner(
-    error: CompileFailed, source: Path, found: Mapping[str, Blank], asked: Sequence[str]
+    error: CompileFailed, source: Path, blanks: Mapping[str, Blank], asked: Sequence[str]
 ) -> CompileFailed:
     """The error; where its line is in the blank of a gate that was not asked about, it says whose. Where it is in no blank, the
     line of an index by parts, which breaks the compiler elsewhere."""
     at = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
     line = int(at[1]) if at else 0
-    owners = [id for id, blank in found.items() if 0 <= line - blank.line < len(blank.body)]
+    owners = [id for id, blank in blanks.items() if 0 <= line - blank.line < len(blank.body)]
     words = [
         f"the line is in the blank of {id}, and its kernel is compiled as a whole: mend {id} first"
         for id in owners
         if id not in asked
     ]
     if not owners:
-        slips = (fault for blank in found.values() for fault in faults(source, blank))
+        slips = (fault for blank in blanks.values() for fault in faults(source, blank))
         words = [f"line {slip.line}: {slip.words}" for slip in slips if slip.mistake == "double-index"]
     if words:
         return CompileFailed(f"{error}\n   -> {words[0]}", error.details)

@@ -52,11 +52,11 @@ class Subject:
 
     def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
         """Fresh leaves of a problem; those with a gradient ask for it."""
-        made = [
+        tensors = [
             t.to(dtype) if t.is_floating_point() else t for t in self.make(sizes, seed)
         ]  # masks and indices stay what they are
-        wanted = self.differentiable or [i for i, t in enumerate(made) if t.is_floating_point()]
-        return [t.detach().clone().requires_grad_(i in wanted) for i, t in enumerate(made)]
+        wanted = self.differentiable or [i for i, t in enumerate(tensors) if t.is_floating_point()]
+        return [t.detach().clone().requires_grad_(i in wanted) for i, t in enumerate(tensors)]
 
 
 Check = Callable[[Subject], str | None]
@@ -274,12 +274,12 @@ def gradcheck_float32(subject: Subject) -> str | None:
 @guarded
 def allclose_on_ones(subject: Subject) -> str | None:
     """allclose at 1e-4 after loss = sum of the output, on inputs of ones: what many texts show."""
-    made = [torch.ones_like(t) if t.is_floating_point() else t for t in subject.make("odd", 0)]
+    ones = [torch.ones_like(t) if t.is_floating_point() else t for t in subject.make("odd", 0)]
     pairs = []
     for function in (subject.function, subject.reference):
         inputs = [
             t.clone().float().requires_grad_(t.is_floating_point()) if t.is_floating_point() else t
-            for t in made
+            for t in ones
         ]
         pairs.append(gradients(function, inputs, lambda out: [torch.ones_like(t) for t in out]))
     close = all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*pairs, strict=True))
@@ -298,9 +298,9 @@ def random_directions(subject: Subject) -> str | None:
     step = 1e-6
     for seed in range(3):
         inputs = subject.inputs("odd", seed)
-        made = outputs_of(subject.function, inputs)
-        asking = [t.requires_grad for t in made]  # what has no gradient is no part of the slope
-        incoming = random_like(tuple(t for t in made if t.requires_grad), seed)
+        results = outputs_of(subject.function, inputs)
+        asking = [t.requires_grad for t in results]  # what has no gradient is no part of the slope
+        incoming = random_like(tuple(t for t in results if t.requires_grad), seed)
         directions = random_like(tuple(leaves(inputs)), 100 + seed)
         grads = gradients(subject.function, inputs, lambda out, given=incoming: given[: len(out)])
         slope = float(sum((g.detach() * d).sum() for g, d in zip(grads, directions, strict=True)))
@@ -603,10 +603,10 @@ def at_no_numbers(subject: Subject) -> str | None:
 
 def rounding(subject: Subject, sizes: str, narrow: torch.dtype) -> tuple[Distance, Distance]:
     """The errors in a dtype against float64 on the same rounded numbers: the function's, and PyTorch's own."""
-    made = subject.make(sizes, 0)
+    tensors = subject.make(sizes, 0)
 
     def grads_of(function: Function, dtype: torch.dtype) -> list[Tensor]:
-        inputs = [t.to(narrow).to(dtype) if t.is_floating_point() else t for t in made]
+        inputs = [t.to(narrow).to(dtype) if t.is_floating_point() else t for t in tensors]
         inputs = [t.requires_grad_(t.is_floating_point()) for t in inputs]
         return gradients(function, inputs, lambda out: [g.to(narrow).to(dtype) for g in random_like(out)])
 
@@ -641,20 +641,20 @@ def kept_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]
 
     Inputs count too: what is kept of them cannot be freed.
     """
-    seen: dict[int, int] = {}
+    bytes_at: dict[int, int] = {}
     lines: list[str] = []
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         size = tensor.numel() * tensor.element_size()
-        if storage.data_ptr() not in seen:
-            seen[storage.data_ptr()] = size
+        if storage.data_ptr() not in bytes_at:
+            bytes_at[storage.data_ptr()] = size
             lines.append(f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}, {size} bytes")
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         function(*inputs)
-    return sum(seen.values()), lines
+    return sum(bytes_at.values()), lines
 
 
 @guarded

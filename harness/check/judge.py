@@ -110,8 +110,8 @@ class Judge:
             lambda: device.outputs(name, hard), self.reference, hard, device.target, name, asked, runs
         )
         for gate in result.gates:
-            gate.repeats = {q: seen for q, seen in result.repeats.items() if q in gate.gate.own}
-            if gate.state == "correct" and not all(seen.ok for seen in gate.repeats.values()):
+            gate.repeats = {q: repeats for q, repeats in result.repeats.items() if q in gate.gate.own}
+            if gate.state == "correct" and not all(repeats.ok for repeats in gate.repeats.values()):
                 gate.state, gate.hint = "wrong", f"{gate.gate.id}-{CODE_RUNG}"
 
     def _verdicts(
@@ -191,19 +191,19 @@ class Judge:
         astray = any(finding.kind in OUTSIDE for finding in causes)
         known = {mistake.id for mistake in self.puzzle.mistakes}
         for quantity in wrong:
-            seen, own = diagnoses[quantity], quantity in gate.own
-            if seen.steps and seen.mistake == result.mistake:
+            diagnosis, own = diagnoses[quantity], quantity in gate.own
+            if diagnosis.steps and diagnosis.mistake == result.mistake:
                 result.diagnosis.append(f"{self.puzzle.printed(quantity)} shows the same mistake")
                 continue
             # What an index outside of its tensor does to values has no name of its own.
-            vague = (seen.mistake not in known and (astray or bool(slips))) or gate.id in self.given
-            result.diagnosis += seen.lines[:-1] if vague else seen.lines
+            vague = (diagnosis.mistake not in known and (astray or bool(slips))) or gate.id in self.given
+            result.diagnosis += diagnosis.lines[:-1] if vague else diagnosis.lines
             if not own:
                 result.diagnosis.append(
                     f"{quantity} does not come from this blank but from code outside of it"
                 )
-            result.mistake = result.mistake or (None if vague else seen.mistake)
-            result.hint = seen.hint if own and seen.mistake and seen.hint else result.hint
+            result.mistake = result.mistake or (None if vague else diagnosis.mistake)
+            result.hint = diagnosis.hint if own and diagnosis.mistake and diagnosis.hint else result.hint
         if right := [q for q in gate.own if q not in wrong] if wrong else []:
             result.diagnosis.append(f"{', '.join(right)} itself is right in every case")
         if gate.id not in self.given:  # what is wrong is what a learner is to find out

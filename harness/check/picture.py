@@ -271,15 +271,17 @@ def wrong_elements(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, sid
         judged = verdict(puzzle, gate, case, checker, side, quantity)
         if judged.ok:
             continue
-        seen = evidence(puzzle, checker.reference, case, VIRTUAL, quantity, side.outputs[quantity], judged)
-        flat = np.flatnonzero(seen.wrong)
+        compared = evidence(
+            puzzle, checker.reference, case, VIRTUAL, quantity, side.outputs[quantity], judged
+        )
+        flat = np.flatnonzero(compared.wrong)
         if not len(flat):
-            flat = np.array([np.abs(seen.got - seen.truth).argmax()])
-        index = tuple(int(i) for i in np.unravel_index(flat[0], seen.got.shape))
+            flat = np.array([np.abs(compared.got - compared.truth).argmax()])
+        index = tuple(int(i) for i in np.unravel_index(flat[0], compared.got.shape))
         out.append(
             Wrong(
-                quantity, index, float(seen.got[index]), float(seen.truth[index]),
-                bool(seen.unwritten[index]), seen.got.size, tuple(flat.tolist()),
+                quantity, index, float(compared.got[index]), float(compared.truth[index]),
+                bool(compared.unwritten[index]), compared.got.size, tuple(flat.tolist()),
             )
         )  # fmt: skip
     return sorted(out, key=lambda wrong: first_write(side.accesses, wrong))

@@ -67,12 +67,12 @@ def used_in_the_loop(finding: Finding, source: Path) -> int | None:
         return None
     uses = re.compile(rf"\b{re.escape(finding.tensor)}\[")
     depth = len(text[number - 1]) - len(text[number - 1].lstrip())
-    found = []
+    using = []
     for line, code in enumerate(text[number:], start=number + 1):
         if code.strip() and len(code) - len(code.lstrip()) <= depth:
             break
-        found += [line] if uses.search(code) else []
-    return found[0] if len(found) == 1 and not uses.search(text[number - 1]) else None
+        using += [line] if uses.search(code) else []
+    return using[0] if len(using) == 1 and not uses.search(text[number - 1]) else None
 
 
 def within(at: Location, source: Path, blank: Blank) -> bool:

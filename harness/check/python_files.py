@@ -61,15 +61,15 @@ class PythonChecker:
         Raises DamagedFile, naming file and line, where the file cannot be read, has broken markers or is no Python.
         """
         wanted = wanted_gates(self.puzzle, self.rung, gates)
-        found = rung_blanks(path, self.rung)
-        given = judged_as_given(gates, found)
+        by_id = rung_blanks(path, self.rung)
+        given = judged_as_given(gates, by_id)
         cases = self.puzzle.cases(None) if cases is None else cases
         self.on_step("begun", (None, self.limit(cases)))
         module = load(path)
         results = []
         for gate in wanted:
             self.on_step("begun", (gate.id, self.limit(cases)))
-            judged = found[gate.id].size or gate.id in given
+            judged = by_id[gate.id].size or gate.id in given
             result = self._verdict_on(gate, module, path, cases) if judged else GateResult(gate, "unsolved")
             results.append(leave_unsolved(result) if gate.id in given else result)
             self.on_step("judged", results[-1])
@@ -148,16 +148,16 @@ def explain(
     result: GateResult, puzzle: Puzzle, evidence: Mapping[str, Sequence[Evidence]], ladder: str
 ) -> None:
     """Marks a result as wrong where a quantity is, and says what is; `ladder` is the gate's hint ladder."""
-    for quantity, found in evidence.items():
-        seen = diagnose(
+    for quantity, by_case in evidence.items():
+        diagnosis = diagnose(
             puzzle,
             quantity,
-            found,
+            by_case,
             name=puzzle.printed(quantity),
             gate=ladder,
             right=right_in_all(result.comparisons),
         )
-        result.by_itself = seen.by_itself(quantity) and result.state != "wrong"
+        result.by_itself = diagnosis.by_itself(quantity) and result.state != "wrong"
         result.state = "wrong"
-        result.diagnosis += seen.lines
-        result.mistake, result.hint = result.mistake or seen.mistake, result.hint or seen.hint
+        result.diagnosis += diagnosis.lines
+        result.mistake, result.hint = result.mistake or diagnosis.mistake, result.hint or diagnosis.hint

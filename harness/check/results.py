@@ -123,8 +123,8 @@ def leave_unsolved(result: GateResult) -> GateResult:
 def exit_code(results: Iterable[GateResult], wanted: Iterable[str]) -> int:
     """1 where a gate is wrong, or one of those that were wanted has no verdict; 3 where one is unsolved, 0 where all are correct."""
     states = {result.gate.id: result.state for result in results}
-    found = {states.get(id, "wrong") for id in wanted} | {*states.values()}
-    return 1 if found - {"correct", "unsolved"} else 3 if "unsolved" in found else 0
+    outcomes = {states.get(id, "wrong") for id in wanted} | {*states.values()}
+    return 1 if outcomes - {"correct", "unsolved"} else 3 if "unsolved" in outcomes else 0
 
 
 def wanted_gates(puzzle: Puzzle, rung: Rung, ids: Sequence[str] | None) -> list[Gate]:

@@ -115,7 +115,7 @@ def run(
     """
     puzzle = options.puzzle
     package = locate(options)
-    found = package_blanks(package, puzzle)
+    by_id = package_blanks(package, puzzle)
     cases = [case for case in puzzle.cases(options.dims) if case.world_size == 1]
     largest = max(puzzle.multiply_adds(case.dims) for case in cases)
     targets, skipped = choose(options.device if puzzle.gpu else "cpu", largest, options.dtype)
@@ -129,7 +129,7 @@ def run(
         from harness.check.judge import Judge
         from harness.check.reference import Reference
 
-        judge = Judge(puzzle, Reference(puzzle, options.dtype, options.seed), package, found)
+        judge = Judge(puzzle, Reference(puzzle, options.dtype, options.seed), package, by_id)
         results = []
         for target, compiled in zip(targets, compiling, strict=True):
             ready = compiled.result()
@@ -139,7 +139,7 @@ def run(
         pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compile
     ledger = puzzle.ledger(cases[0].dims, options.dtype) if puzzle.ledger else None
     waiting = [gate.id for gate in asked_gates(options) if gate.id in judge.empty]
-    return Run(options, package, cases, quantities_of(options), results, skipped, found, ledger, waiting)
+    return Run(options, package, cases, quantities_of(options), results, skipped, by_id, ledger, waiting)
 
 
 def asked_gates(options: Options) -> list[Gate]:

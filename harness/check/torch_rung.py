@@ -60,10 +60,10 @@ class TorchChecker(PythonChecker):
                 }
                 result.comparisons.append(Comparison(case, verdicts))
                 for name in (name for name, verdict in verdicts.items() if not verdict.ok):
-                    seen = evidence(
+                    compared = evidence(
                         self.puzzle, self.reference, case, CPU, name, outputs[name], verdicts[name]
                     )
-                    wrong.setdefault(name, []).append(seen)
+                    wrong.setdefault(name, []).append(compared)
             if not wrong:
                 case = min(cases, key=self._elements)
                 where = f"by torch.autograd.gradcheck in case '{case.name}'"
@@ -156,12 +156,12 @@ def registered(name: str) -> torch._ops.OpOverload:
 
 def function_of(path: Path, asked: TorchFunction) -> Callable:
     """What is called for a gate. Raises ValueError where the file does not define it."""
-    found = load(path).get(asked.name)
-    if isinstance(found, type) and issubclass(found, torch.autograd.Function):
-        return found.apply
-    if not callable(found):
+    defined = load(path).get(asked.name)
+    if isinstance(defined, type) and issubclass(defined, torch.autograd.Function):
+        return defined.apply
+    if not callable(defined):
         raise ValueError(f"there is no function and no torch.autograd.Function {asked.name!r}")
-    return found
+    return defined
 
 
 def called(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:

@@ -39,18 +39,18 @@ def blame_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant: s
     """The same of the wrong quantities of a variant's run, which are computed from what their op reads."""
     calls = puzzle.variants[variant]
     needs = {quantity: tuple(call.op.reads) for call in calls for quantity in call.op.writes}
-    for quantity, seen in diagnoses.items():
+    for quantity, diagnosis in diagnoses.items():
         before = first_wrong(quantity, needs, diagnoses)
-        if before and not seen.by_itself(quantity):
+        if before and not diagnosis.by_itself(quantity):
             diagnoses[quantity] = Diagnosis([sentence(puzzle.printed(before))])
 
 
 def point_back(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
     """Lets a quantity that shows the same mistake as an earlier one of the same run say that and nothing else."""
     named: dict[str, str] = {}
-    for quantity, seen in diagnoses.items():
-        if seen.steps and seen.mistake:
-            first = named.setdefault(seen.mistake, quantity)
+    for quantity, diagnosis in diagnoses.items():
+        if diagnosis.steps and diagnosis.mistake:
+            first = named.setdefault(diagnosis.mistake, quantity)
             if first != quantity:
                 words = f"the mistake is the same as that in {puzzle.printed(first)}: mend that first"
                 diagnoses[quantity] = Diagnosis([words])

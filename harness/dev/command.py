@@ -14,8 +14,8 @@ from harness.vgpu.checks.findings import plural
 
 def main(arguments: list[str]) -> int:
     """Work on puzzles. Exit codes: 0 done, or nothing to say; 1 something is missing or out of step; 2 bad use."""
-    made = Parser(prog="python -m harness dev", description=main.__doc__, allow_abbrev=False)
-    verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+    parser = Parser(prog="python -m harness dev", description=main.__doc__, allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     new = verbs.add_parser("new", help=write_new.__doc__, description=write_new.__doc__)
     new.add_argument("puzzle", help="its name, for example p27")
     checked = verbs.add_parser("check", help=say_faults.__doc__, description=say_faults.__doc__)
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     made_from = verbs.add_parser("generate", help=generate.__doc__, description=generate.__doc__)
     made_from.add_argument("--check", action="store_true", help="write nothing, print the difference")
     made_from.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
-    flags = made.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     if not (roots.CHECKOUT / "solutions").is_dir() or (roots.CHECKOUT / roots.MARK).exists():
         raise BadUse("dev works on a checkout of the workbook, and this is an installed package")
     verb = {"new": write_new, "check": say_faults, "tasks": write_tasks, "generate": generate}[flags.verb]

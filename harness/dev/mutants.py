@@ -66,13 +66,13 @@ def mutants(work: Work) -> list[Mutant]:
     """Every mutant of a rung's blanks, in the order of the file."""
     text = blanks.read(work.solution)
     edits = python_edits if work.rung.language == "Python" else mojo_edits
-    made: dict[str, Mutant] = {}
+    by_text: dict[str, Mutant] = {}
     for blank in blanks.find(text).values():
         for edit in sorted(edits(text, blank)):
             mutant = mutant_of(text, blank, edit)
             if mutant.text != text and (work.rung.language == "Mojo" or is_python(mutant.text)):
-                made.setdefault(mutant.text, mutant)
-    return list(made.values())
+                by_text.setdefault(mutant.text, mutant)
+    return list(by_text.values())
 
 
 def mutant_of(text: str, blank: Blank, edit: Edit) -> Mutant:

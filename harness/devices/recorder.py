@@ -247,13 +247,13 @@ def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording
         for order, text in zip(planned, texts, strict=True):
             _keep_parts(order, puzzle, text)
     wanted: list[tuple[Kernels, list[Instance]]] = []
-    seen: set[Path | None] = {None}
+    listed: set[Path | None] = {None}
     for order in orders:
         kernels = _kernels(order)
         files = {kernel: kernels.file_of(kernel) for kernel in _missing(order, puzzle)}
-        if new := [kernel for kernel, file in files.items() if file not in seen]:
+        if new := [kernel for kernel, file in files.items() if file not in listed]:
             wanted.append((kernels, new))
-        seen.update(files.values())
+        listed.update(files.values())
     if wanted:
         compile_together(wanted)
     parts = {order: _from_parts(order, puzzle) for order in orders}

@@ -41,7 +41,7 @@ class Replay:
         """
         written: dict[str, int] = {}
         stood = {name: raw(tensor) for name, tensor in (given or {}).items()}
-        made: dict[str, np.ndarray] = {}
+        computed: dict[str, np.ndarray] = {}
         real: dict[RecordedTensor, int] = {}
         shapes = self.puzzle.shapes(case.dims)
         events = self.recording.cases[variant, case.dims]
@@ -54,7 +54,9 @@ class Replay:
                 for name in [name for name in stood if name in taken]:
                     now = self.gpu.read(written[name], stood[name].nbytes)
                     # The first launch that takes a tensor makes it; of a later one only what it writes anew counts.
-                    made[name] = np.where(now != stood[name], now, made[name]) if name in made else now
+                    computed[name] = (
+                        np.where(now != stood[name], now, computed[name]) if name in computed else now
+                    )
                     self.gpu.write(written[name], stood[name])
                 continue
             address = self.gpu.allocate(event.nbytes, event.name)
@@ -67,7 +69,7 @@ class Replay:
                 dtype = self.puzzle.written_dtype(event.name, self.dtype)
                 self._place(address, event, poisoned(shapes[event.name], dtype))
                 written[event.name] = address
-        for name, values in made.items():
+        for name, values in computed.items():
             self.gpu.write(written[name], values)
         outputs = {name: self._read(name, address, shapes[name]) for name, address in written.items()}
         for address in real.values():

@@ -95,7 +95,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
     malformed, unpaired, nested or repeated.
     """
     pieces: list[str | Blank] = []
-    seen: set[str] = set()
+    ids: set[str] = set()
     opened: re.Match[str] | None = None
     opened_at = 0
     body: list[str] = []
@@ -110,7 +110,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
             raise damaged(number, f"damaged blank marker {line.strip()!r}")
         if start and opened:
             raise damaged(number, f"blank {start['id']} starts inside blank {opened['id']}")
-        if start and start["id"] in seen:
+        if start and start["id"] in ids:
             raise damaged(number, f"blank {start['id']} stands twice")
         if end and (not opened or end["id"] != opened["id"]):
             raise damaged(number, f"BLANK-END {end['id']} without its BLANK-START")
@@ -118,7 +118,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
             raise damaged(number, f"BLANK-GIVEN {middle['id']} without its BLANK-START")
         if start:
             opened, opened_at, body, given = start, number, [], None
-            seen.add(start["id"])
+            ids.add(start["id"])
             pieces.append(line)
         elif end and opened:
             pieces.append(
@@ -188,15 +188,15 @@ def unreadable(path: Path) -> str:
     return ""
 
 
-def complete(found: dict[str, Blank], wanted: Iterable[str], name: str) -> dict[str, Blank]:
+def complete(blanks: dict[str, Blank], wanted: Iterable[str], name: str) -> dict[str, Blank]:
     """The blanks that were found. Raises DamagedFile, naming those that are wanted and whose markers are gone."""
-    missing = [id for id in wanted if id not in found]
+    missing = [id for id in wanted if id not in blanks]
     if missing:
         raise DamagedFile(
             f"{name}: the markers of blank {', '.join(missing)} are gone (# BLANK-START {missing[0]}: ... and "
             f"# BLANK-END {missing[0]}); {repair(name)}"
         )
-    return found
+    return blanks
 
 
 def find(text: str, name: str = "the file") -> dict[str, Blank]:

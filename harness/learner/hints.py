@@ -51,7 +51,7 @@ def make(id: str, rung: dict[str, str]) -> Hint:
 
 def ladder(puzzle: str, name: str) -> list[Hint]:
     """One ladder. Raises BadUse, naming those there are."""
-    found = ladders(puzzle)
-    if name not in found:
-        raise BadUse(f"no hints for {name!r}; there is {', '.join(found)}")
-    return found[name]
+    by_name = ladders(puzzle)
+    if name not in by_name:
+        raise BadUse(f"no hints for {name!r}; there is {', '.join(by_name)}")
+    return by_name[name]

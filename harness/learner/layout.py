@@ -134,8 +134,8 @@ def fault_of_link(path: Path, solution: Path) -> Fault | None:
 
 def notes(puzzle: str, problems: Path | None = None) -> list[str]:
     """A line for each fault in a learner's folder of one puzzle. Raises DamagedFile where one keeps it from compiling."""
-    found = list(faults(roots.solutions() / puzzle, (problems or roots.problems()) / puzzle))
-    for fault in found:
+    all_faults = list(faults(roots.solutions() / puzzle, (problems or roots.problems()) / puzzle))
+    for fault in all_faults:
         if fault.broken:
             raise DamagedFile(f"{fault}; `{command(f'reset {puzzle}')}` puts it back")
-    return [str(fault) for fault in found]
+    return [str(fault) for fault in all_faults]

@@ -78,8 +78,8 @@ class Work:
 
     def states(self, progress: Progress) -> dict[str, str]:
         """Gate -> "passed", "changed", "begun" or "unsolved"."""
-        found = self.blanks()
-        return {gate.id: progress.state(self.key(gate.id), found[gate.id]) for gate in self.gates}
+        blanks = self.blanks()
+        return {gate.id: progress.state(self.key(gate.id), blanks[gate.id]) for gate in self.gates}
 
     def next_gate(self, progress: Progress, after: str | None = None) -> Gate | None:
         """The first gate that has not passed, looking from behind `after` and round again; None where all have."""
@@ -115,5 +115,5 @@ def package_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, Blank]:
     source = package.path / puzzle.source
     if not source.exists():
         return {}
-    found = blanks.find(blanks.read(source), str(source))
-    return blanks.complete(found, [gate.id for gate in puzzle.kernel_gates], str(source)) if found else found
+    by_id = blanks.find(blanks.read(source), str(source))
+    return blanks.complete(by_id, [gate.id for gate in puzzle.kernel_gates], str(source)) if by_id else by_id

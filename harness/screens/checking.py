@@ -68,7 +68,7 @@ def check_gates(
     """
     puzzle, gates = work.puzzle, [options.gate] if options.gate else None
     package = None if options.root in ("problems", "solutions") else package_of(puzzle, Path(options.root))
-    found = package_blanks(package, puzzle) if package else work.blanks()
+    blanks = package_blanks(package, puzzle) if package else work.blanks()
     more = {name: value for name, there in NATURAL.items() if (value := getattr(options, name)) != there}
     checker = judge_of(work, at_terminal=True, seed=options.seed, **more)
     target = package.path if package else work.target
@@ -89,8 +89,8 @@ def check_gates(
     was_solved = counts and is_solved(work, noted)
     for result in results:
         if counts and cases is None and options.dtype == "float32":
-            noted.note(work.key(result.gate.id), found[result.gate.id], result.state == "correct")
-        print_lines(console, gate_report.verdict_lines(result, puzzle, source, found))
+            noted.note(work.key(result.gate.id), blanks[result.gate.id], result.state == "correct")
+        print_lines(console, gate_report.verdict_lines(result, puzzle, source, blanks))
         if options.verbose:
             print_lines(console, gate_report.case_lines(result))
     if counts and (cases is not None or options.dtype != "float32"):

@@ -27,7 +27,7 @@ STATES = {
 
 
 def verdict_lines(
-    result: GateResult, puzzle: Puzzle, source: Path, found: Mapping[str, Blank]
+    result: GateResult, puzzle: Puzzle, source: Path, blanks: Mapping[str, Blank]
 ) -> Iterator[Text]:
     """One gate: a line with the verdict, then what is wrong, then the command for the hint.
 
@@ -35,12 +35,12 @@ def verdict_lines(
         result: The verdict.
         puzzle: The puzzle.
         source: The file with the blanks.
-        found: Its blanks.
+        blanks: Its blanks.
     """
     gate = result.gate
     head = f"{MARKS[result.state]} {gate.id:<{name_width(puzzle)}}"
     if result.state == "unsolved":
-        blank = found[gate.id]
+        blank = blanks[gate.id]
         yield Text(f"{head} unsolved   {shown(source)}:{blank.line}")
         yield Text(f"             {blank.task}", style="dim")
         if result.diagnosis:
@@ -142,23 +142,23 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def repeat_lines(result: GateResult, puzzle: Puzzle) -> list[str]:
     """What repeated runs showed of a gate's quantities, a line for each."""
-    return [f"{puzzle.printed(name)}: {repeat_words(seen)}" for name, seen in result.repeats.items()]
+    return [f"{puzzle.printed(name)}: {repeat_words(repeats)}" for name, repeats in result.repeats.items()]
 
 
-def repeat_words(seen: Repeats) -> str:
+def repeat_words(repeats: Repeats) -> str:
     """What repeated runs of one quantity showed, and whether it is as it must be."""
-    what = "bit-equal" if seen.bit_equal else f"spread of {seen.spread_ulps:.1f} ulp"
-    wrong = f", ❌ wrong in {seen.wrong_runs}" if seen.wrong_runs else ""
-    return f"{what} in {seen.runs} runs ({expected_spread(seen)}){wrong}"
+    what = "bit-equal" if repeats.bit_equal else f"spread of {repeats.spread_ulps:.1f} ulp"
+    wrong = f", ❌ wrong in {repeats.wrong_runs}" if repeats.wrong_runs else ""
+    return f"{what} in {repeats.runs} runs ({expected_spread(repeats)}){wrong}"
 
 
-def expected_spread(seen: Repeats) -> str:
+def expected_spread(repeats: Repeats) -> str:
     """What the spread of repeated runs should be, and whether it is."""
-    if not seen.atomic:
+    if not repeats.atomic:
         must = "it must be: the order of its sums is fixed"
-        return f"as {must}" if seen.bit_equal else f"❌ bit-equal is what {must}"
+        return f"as {must}" if repeats.bit_equal else f"❌ bit-equal is what {must}"
     may = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
-    return may if seen.spread_ulps <= 1 else f"{may}, here more: terms cancel, or a sum is kept in float32"
+    return may if repeats.spread_ulps <= 1 else f"{may}, here more: terms cancel, or a sum is kept in float32"
 
 
 # ---- The same as data ---------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -
         "gates": {
             result.gate.id: {
                 **gate_json(result),
-                "repeat": {names[name]: repeat_json(seen) for name, seen in result.repeats.items()},
+                "repeat": {names[name]: repeat_json(repeats) for name, repeats in result.repeats.items()},
                 "cases": cases_json(result.comparisons, names),
             }
             for result in results
@@ -197,14 +197,14 @@ def quantities(result: GateResult) -> set[str]:
     return {*result.repeats, *(name for comparison in result.comparisons for name in comparison.verdicts)}
 
 
-def repeat_json(seen: Repeats) -> dict:
+def repeat_json(repeats: Repeats) -> dict:
     """What repeated runs showed, as plain data."""
     return {
-        "runs": seen.runs,
-        "bit_equal": seen.bit_equal,
-        "spread_ulps": seen.spread_ulps,
-        "wrong_runs": seen.wrong_runs,
-        "must_be_equal": not seen.atomic,
+        "runs": repeats.runs,
+        "bit_equal": repeats.bit_equal,
+        "spread_ulps": repeats.spread_ulps,
+        "wrong_runs": repeats.wrong_runs,
+        "must_be_equal": not repeats.atomic,
     }
 
 

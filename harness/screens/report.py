@@ -171,8 +171,8 @@ class Report:
                     style="red",
                 )
                 self.line(f"      {explain(verdict)}")
-                seen = variant.diagnoses.get(quantity) if quantity not in told else None
-                for text in seen.lines if seen else ():
+                diagnosis = variant.diagnoses.get(quantity) if quantity not in told else None
+                for text in diagnosis.lines if diagnosis else ():
                     self.line(f"      {text}")
         for result in gates:
             for line in verdict_lines(result, run.options.puzzle, run.source, run.blanks):
@@ -211,8 +211,8 @@ class Report:
     def repeats(self, run: Run, variant: VariantResult) -> None:
         """What repeated runs showed, a line for each gradient."""
         names = printed_names(run)
-        for quantity, seen in variant.repeats.items():
-            self.line(f"   {names[quantity]}: {repeat_words(seen)}")
+        for quantity, repeats in variant.repeats.items():
+            self.line(f"   {names[quantity]}: {repeat_words(repeats)}")
 
     def findings(self, run: Run) -> None:
         """How much the virtual GPU found besides the values, and what of it no gate has told."""
@@ -434,11 +434,11 @@ def variant_json(variant: VariantResult, run: Run, names: dict[str, str]) -> dic
     return {
         "state": variant.state(run.quantities),
         "unsolved": {names[quantity]: list(ids) for quantity, ids in variant.unsolved.items()},
-        "repeat": {names[quantity]: repeat_json(seen) for quantity, seen in variant.repeats.items()},
+        "repeat": {names[quantity]: repeat_json(repeats) for quantity, repeats in variant.repeats.items()},
         "gates": {result.gate.id: gate_json(result) for result in variant.gates},
         "diagnosis": {
-            names[quantity]: {"mistake": seen.mistake, "hint": seen.hint, "lines": seen.lines}
-            for quantity, seen in variant.diagnoses.items()
+            names[quantity]: {"mistake": diagnosis.mistake, "hint": diagnosis.hint, "lines": diagnosis.lines}
+            for quantity, diagnosis in variant.diagnoses.items()
             if quantity in names
         },
         "cases": cases_json(variant.comparisons, names),

@@ -90,8 +90,8 @@ def attempted(puzzle: Puzzle, package: OpPackage, learners: bool) -> Gate:
 
     Raises Unsolved where no blank has been attempted.
     """
-    found = package_blanks(package, puzzle)
-    gates = [gate for gate in puzzle.kernel_gates if gate.id not in found or found[gate.id].size]
+    blanks = package_blanks(package, puzzle)
+    gates = [gate for gate in puzzle.kernel_gates if gate.id not in blanks or blanks[gate.id].size]
     if not gates:
         raise Unsolved(
             f"--show: nothing to show yet: no blank of {shown(package.path / puzzle.source)} has been attempted"

@@ -55,9 +55,9 @@ class Files:
 
     def __init__(self, work: Work):
         self.work = work
-        self.seen = self.fingerprint()
+        self.reported = self.fingerprint()
         self.changed_at: float | None = None
-        self.settled = self.seen
+        self.settled = self.reported
 
     def fingerprint(self) -> str:
         """A hash of the names and contents; a file that cannot be read right now counts as empty."""
@@ -73,8 +73,8 @@ class Files:
     def saved(self) -> bool:
         """Whether the contents differ from those last reported, and have not changed for DEBOUNCE seconds."""
         now = self.fingerprint()
-        if now != self.seen:
-            self.seen, self.changed_at = now, time.monotonic()
+        if now != self.reported:
+            self.reported, self.changed_at = now, time.monotonic()
         rested = self.changed_at is None or time.monotonic() - self.changed_at >= DEBOUNCE
         if now == self.settled or not rested:
             return False

@@ -11,8 +11,8 @@ PUZZLES = "harness.puzzles"
 
 def puzzle_names() -> list[str]:
     """Every puzzle that the harness knows, in order."""
-    found = pkgutil.iter_modules(importlib.import_module(PUZZLES).__path__)
-    return sorted(module.name for module in found if module.name.startswith("p"))
+    modules = pkgutil.iter_modules(importlib.import_module(PUZZLES).__path__)
+    return sorted(module.name for module in modules if module.name.startswith("p"))
 
 
 def find_puzzle(name: str) -> Puzzle:

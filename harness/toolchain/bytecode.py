@@ -55,13 +55,13 @@ def mend_bytecode() -> None:
 
 def spoiled(folder: Path) -> list[Path]:
     """The files of bytecode in a folder that are none."""
-    found: list[Path] = []
+    broken: list[Path] = []
     for path in folder.rglob("*.pyc"):
         try:
             marshal.loads(path.read_bytes()[HEADER:])
         except SPOILED:
-            found.append(path)
-    return found
+            broken.append(path)
+    return broken
 
 
 def keep_bytecode() -> None:

@@ -21,13 +21,13 @@ class Diagnostic:
 
 def parse_diagnostics(output: str) -> list[Diagnostic]:
     """The located messages of a compiler run with `--diagnostic-format json`; anything else is passed over."""
-    found: list[Diagnostic] = []
+    messages: list[Diagnostic] = []
     for line in output.splitlines():
         try:
             entry = json.loads(line)
             place = entry["diagnostic"]
             where = place["location"]
-            found.append(
+            messages.append(
                 Diagnostic(
                     place["file"],
                     where["line"],
@@ -39,4 +39,4 @@ def parse_diagnostics(output: str) -> list[Diagnostic]:
             )
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return messages

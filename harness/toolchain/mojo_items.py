@@ -150,17 +150,17 @@ class Items:
 
     def needed(self, names: Iterable[str], but: Iterable[str] = ()) -> list[Item]:
         """The items of these names and all that they need, in the order of the files, those called `but` left out."""
-        waiting, seen = list(names), set(but)
+        waiting, taken = list(names), set(but)
         items: list[Item] = []
         while waiting:
             name = waiting.pop()
-            if name in seen:
+            if name in taken:
                 continue
-            seen.add(name)
+            taken.add(name)
             waiting += self.renamed.get(name, ())
             for item in self.by_name.get(name, ()):
                 items.append(item)
-                waiting += item.words - seen
+                waiting += item.words - taken
         return sorted(items, key=lambda item: (item.file, item.line))
 
     def imports_of(self, items: Iterable[Item]) -> dict[str, list[str]]:

@@ -67,13 +67,13 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
     Hidden names are left out: editors lock files with links of such names that lead nowhere.
     """
-    seen: set[str] = set()
+    visited: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if (real := os.path.realpath(parent)) in seen:
+        if (real := os.path.realpath(parent)) in visited:
             folders.clear()
             continue
-        seen.add(real)
+        visited.add(real)
         yield parent, folders, [name for name in names if not name.startswith(".")]
 
 

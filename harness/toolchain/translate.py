@@ -228,9 +228,9 @@ def sizes_at(file: str, line: int) -> str:
     code = NOT_CODE.sub(" ", item.text) if item else ""
     head = code[: code.find("):")]  # the arguments
     names = re.findall(r"\b(\w+): Int32\b", head)
-    made = re.search(rf"\bvar (\w+) = Int\(({'|'.join(names)})\)", code) if names else None
+    converted = re.search(rf"\bvar (\w+) = Int\(({'|'.join(names)})\)", code) if names else None
     which = f"This kernel's sizes ({', '.join(names)}) arrive as Int32" if names else SIZES
-    return f"{which}{f' (`{made[1]}` is `{made[2]}` as an Int)' if made else ''}"
+    return f"{which}{f' (`{converted[1]}` is `{converted[2]}` as an Int)' if converted else ''}"
 
 
 def explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:

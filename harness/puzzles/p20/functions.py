@@ -180,7 +180,7 @@ QUANTITIES = {
 
 def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]:
     """For each wrong gradient that the puzzle's derivation has, the known mistake that gives its values at all sizes."""
-    found: dict[str, list[Evidence]] = {}
+    by_quantity: dict[str, list[Evidence]] = {}
     for sizes in what.sizes:
         inputs = what.inputs(sizes)
         try:
@@ -199,10 +199,12 @@ def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]
             if not verdict.ok:
                 case, nothing = Case(sizes, "", ours.shape, ""), np.zeros(ours.shape, bool)
                 one = Evidence(case, arrays, ours, theirs, nothing, verdict, "float64")
-                found.setdefault(quantity, []).append(one)
-    known = {quantity: explanation(puzzle, quantity, each) for quantity, each in found.items()}
+                by_quantity.setdefault(quantity, []).append(one)
+    known = {quantity: explanation(puzzle, quantity, each) for quantity, each in by_quantity.items()}
     return [
-        f"your {puzzle.printed(q)} equals the reference {seen.words}" for q, seen in known.items() if seen
+        f"your {puzzle.printed(q)} equals the reference {mistake.words}"
+        for q, mistake in known.items()
+        if mistake
     ]
 
 

@@ -52,8 +52,8 @@ def right_gradients(d: Numbers) -> dict[str, float]:
     a, b = d["x->a"] * leaf, d["x->b"] * leaf
     c = d["a->c"] * a + d["b->c"] * b
     y = d["c->y"] * c
-    found = torch.autograd.grad(y, (y, c, a, b, leaf))
-    return {name: gradient.item() for name, gradient in zip(NODES, found, strict=True)}
+    gradients = torch.autograd.grad(y, (y, c, a, b, leaf))
+    return {name: gradient.item() for name, gradient in zip(NODES, gradients, strict=True)}
 
 
 def difference(got: object, expected: Numbers, what: str) -> str | None:
@@ -114,14 +114,14 @@ def known_mistake(gate: str, module: dict) -> str | None:
     """The known mistake that the numbers show, those of an edge at all points; None where they show none, or a function raises."""
     try:
         if gate == "edges":
-            found = [module["edges"](dict(module["forward"](x)))["x->a"] for x in POINTS]
-            if np.allclose(found, POINTS):
+            slopes = [module["edges"](dict(module["forward"](x)))["x->a"] for x in POINTS]
+            if np.allclose(slopes, POINTS):
                 return "value-for-derivative"
-            return "constant-edge" if np.ptp(found) == 0 else None
+            return "constant-edge" if np.ptp(slopes) == 0 else None
         along = right_edges(module["forward"](POINTS[0]))
-        found = module["backward"](dict(along))["x"]
+        at_x = module["backward"](dict(along))["x"]
         for id, node in (("one-path-only", "b"), ("other-path-only", "a")):
-            if math.isclose(found, along["c->y"] * along[f"{node}->c"] * along[f"x->{node}"], rel_tol=1e-6):
+            if math.isclose(at_x, along["c->y"] * along[f"{node}->c"] * along[f"x->{node}"], rel_tol=1e-6):
                 return id
     except Exception:  # the verdict says it in words
         pass

@@ -299,5 +299,5 @@ class RegistrationChecker(PythonChecker):
 
     def _waiting(self, gate: Gate, path: Path) -> list[str]:
         """The parts before a gate's that are not written yet."""
-        found = rung_blanks(path, self.rung)
-        return [id for id in self.rung.gates[: self.rung.gates.index(gate.id)] if found[id].size == 0]
+        by_id = rung_blanks(path, self.rung)
+        return [id for id in self.rung.gates[: self.rung.gates.index(gate.id)] if by_id[id].size == 0]

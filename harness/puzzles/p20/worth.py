@@ -86,11 +86,11 @@ def mojo_lines(*names: str) -> int:
     """Lines of kernels and launches of the solution, by the names of their functions."""
     files = (solutions() / "p20" / "op" / name for name in ("first_backward.mojo", "ops.mojo"))
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    found = (
+    matches = (
         re.search(rf"^def {name}[\[(].*?(?=^(?:def |#|@)|\Z)", text, re.DOTALL | re.MULTILINE)
         for name in names
     )
-    return sum(source_lines(match[0]) for match in found if match)
+    return sum(source_lines(match[0]) for match in matches if match)
 
 
 class MojoKernels:

@@ -58,10 +58,10 @@ def parameters(seed: int) -> dict[str, Tensor]:
         "value": (WIDTH, WIDTH),
         "out": (SYMBOLS, WIDTH),
     }
-    made = {
+    tensors = {
         name: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for name, shape in shapes.items()
     }
-    return {name: tensor.requires_grad_(name != "frozen") for name, tensor in made.items()}
+    return {name: tensor.requires_grad_(name != "frozen") for name, tensor in tensors.items()}
 
 
 def batch(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,12 +116,12 @@ def pairs(steps: int, seed: int = 21) -> dict[str, Pair]:
     right = {name: solution[name] for name in classes} | {"right Softmax": solution["Softmax"]}
     bugs = {bug.name: bug for bug in zoo.load("p21") if bug.name in BUGS}
     baseline = train(right, steps, seed)
-    made = {}
+    curves = {}
     for name in BUGS:
         changed = WANTED[bugs[name].gate].name
         wrong = {**right, changed: load(bugs[name].target())[changed]}
-        made[name] = Pair(baseline, train(wrong, steps, seed))
-    return made
+        curves[name] = Pair(baseline, train(wrong, steps, seed))
+    return curves
 
 
 def show_curves(console: Console, arguments: Sequence[str] = ()) -> int:
@@ -136,8 +136,8 @@ def show_curves(console: Console, arguments: Sequence[str] = ()) -> int:
     given = flags.parse_args(arguments)
     if given.steps < TAIL:
         raise BadUse(f"--steps {given.steps}: must be at least {TAIL}")
-    made = pairs(given.steps)
-    for name, pair in made.items():
+    curves = pairs(given.steps)
+    for name, pair in curves.items():
         right, wrong = pair.final()
         print_lines(
             console,
@@ -149,17 +149,17 @@ def show_curves(console: Console, arguments: Sequence[str] = ()) -> int:
             ],
         )
     if given.csv:
-        write(given.csv, made)
+        write(given.csv, curves)
     return 0
 
 
-def write(path: Path, made: Mapping[str, Pair]) -> None:
+def write(path: Path, curves: Mapping[str, Pair]) -> None:
     """The losses as a table. Raises BadUse where it cannot be written."""
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(FIELDS)
-            for name, pair in made.items():
+            for name, pair in curves.items():
                 for step, (right, wrong) in enumerate(zip(pair.right, pair.wrong, strict=True)):
                     table.writerow((name, step, f"{right:.6f}", f"{wrong:.6f}"))
     except OSError as error:

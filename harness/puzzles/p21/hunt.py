@@ -60,8 +60,8 @@ def opcheck(subject: Subject) -> str | None:
     )
     operator.register_fake(function.forward)
     operator.register_autograd(function.backward, setup_context=function.setup_context)
-    found = torch.library.opcheck(operator, tuple(subject.inputs()), raise_exception=False)
-    failed = [test for test, words in found.items() if words != "SUCCESS"]
+    verdicts = torch.library.opcheck(operator, tuple(subject.inputs()), raise_exception=False)
+    failed = [test for test, words in verdicts.items() if words != "SUCCESS"]
     return f"{', '.join(failed)} failed" if failed else None
 
 
@@ -115,9 +115,11 @@ class HuntChecker(PythonChecker):
         shown = [f"{first}: {lines[first]}"]
         if others:
             shown.append(f"{', '.join(others)} fail{'s' * (len(others) == 1)} too")
-        seen = seen_by(subject)
+        catches = seen_by(subject)
         for words, wanted_value in (("seen by", True), ("not seen by", False)):
-            shown.append(f"{words}: {', '.join(n for n, s in seen.items() if s is wanted_value) or 'none'}")
+            shown.append(
+                f"{words}: {', '.join(n for n, s in catches.items() if s is wanted_value) or 'none'}"
+            )
         return GateResult(gate, "wrong", diagnosis=shown, mistake=first, hint=f"{ladder}-2")
 
 
@@ -148,11 +150,11 @@ def show_matrix(console: Console) -> int:
     table.add_column("wrong backward pass")
     for name in USUAL:
         table.add_column(name, justify="center")
-    found = matrix()
-    for name, seen in found.items():
-        table.add_row(name.replace("_", " "), *("seen" if seen[column] else "·" for column in USUAL))
+    rows = matrix()
+    for name, catches in rows.items():
+        table.add_row(name.replace("_", " "), *("seen" if catches[column] else "·" for column in USUAL))
     console.print(table, soft_wrap=not console.is_terminal)
     for column in USUAL:
-        count = sum(seen[column] for seen in found.values())
-        console.print(Text(f"{column}: sees {count} of {len(found)}"))
+        count = sum(catches[column] for catches in rows.values())
+        console.print(Text(f"{column}: sees {count} of {len(rows)}"))
     return 0

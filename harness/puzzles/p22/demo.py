@@ -244,11 +244,13 @@ def verdict_by_control(trainees: dict[str, Trainee], options: Options) -> tuple[
         f"{'tokens/s':>10}"
     ]
     for name, one in trainees.items():
-        found = summary(one.times[UNTIMED:] or one.times)
-        times = "".join(f"{t / 1e3:>{w}.2f}" for t, w in ((found.median, 10), (found.p20, 9), (found.p80, 9)))
+        timing = summary(one.times[UNTIMED:] or one.times)
+        times = "".join(
+            f"{t / 1e3:>{w}.2f}" for t, w in ((timing.median, 10), (timing.p20, 9), (timing.p80, 9))
+        )
         peak = f"{one.peak / 2**20:,.0f}" if one.peak else "-"
         lines += [f"   {name:<22}{one.losses[0]:>11.4f}{windows(one.losses)[-1]:>9.4f}{times}{peak:>10}"]
-        lines[-1] += f"{options.batch * options.context / found.median * 1e6:>10,.0f}"
+        lines[-1] += f"{options.batch * options.context / timing.median * 1e6:>10,.0f}"
     if (steps := len(plain.times) - UNTIMED) > 0:
         for name in mine(trainees):
             speed = ratio(trainees[name].times[UNTIMED:], plain.times[UNTIMED:])

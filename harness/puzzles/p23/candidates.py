@@ -43,8 +43,8 @@ class Sizes:
     part: int = 1
 
     def __str__(self) -> str:
-        seen = ", causal" if self.causal else ""
-        return f"[{self.B}, {self.N}, {self.S:,}, {self.d}]{seen}"
+        suffix = ", causal" if self.causal else ""
+        return f"[{self.B}, {self.N}, {self.S:,}, {self.d}]{suffix}"
 
     @property
     def causal(self) -> bool:

@@ -137,13 +137,13 @@ def one_pass(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def candidates(device: torch.device) -> dict[str, Function]:
     """Those of the fair method; the two kinds of flash kernels are the same on a CPU, and left out there."""
-    found: dict[str, Function] = {
+    methods: dict[str, Function] = {
         AUTOGRAD: eager,
         CUSTOM: lambda query, key, value: ByHand.apply(query, key, value, 1 / math.sqrt(query.shape[-1])),
         LAYER: attention,
         SDPA: F.scaled_dot_product_attention,
     }
-    return found | ({TWO_PASSES: two_passes, ONE_PASS: one_pass} if device.type == "cuda" else {})
+    return methods | ({TWO_PASSES: two_passes, ONE_PASS: one_pass} if device.type == "cuda" else {})
 
 
 # ---- Both methods -------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def on(row: Row, facts: dict[str, str], sizes: dict[str, int]) -> Row:
     return replace(row, **own, **sizes)
 
 
-def found(rows: Iterable[Row], length: int, method: str, who: str) -> Row | None:
+def candidate_row(rows: Iterable[Row], length: int, method: str, who: str) -> Row | None:
     """The row of a candidate, or None."""
     chosen = (r for r in rows if (r.length, r.method, r.who) == (length, method, who))
     return next(chosen, None)

@@ -25,7 +25,7 @@ from harness.puzzles.p23.claim_rows import (
     SMALL,
     TWO_PASSES,
     Row,
-    found,
+    candidate_row,
     kept_as_measured,
     read,
 )
@@ -116,7 +116,7 @@ def times_faster(slow: float | None, fast: float | None) -> str:
 
 def pair(rows: Iterable[Row], length: int, method: str) -> list[str]:
     """Autograd, custom, and how many times faster, by a method."""
-    both = [found(rows, length, method, who) for who in (AUTOGRAD, CUSTOM)]
+    both = [candidate_row(rows, length, method, who) for who in (AUTOGRAD, CUSTOM)]
     return [*map(milliseconds, both), times_faster(*(row.ms if row else None for row in both))]
 
 
@@ -144,7 +144,7 @@ def times(rows: list[Row]) -> list[str]:
     for length in dict.fromkeys(row.length for row in rows):
         cells = [*published(length), *pair(rows, length, OWN), *pair(rows, length, FAIR)]
         text = "".join(f"{cell:>{width}}" for cell, width in zip(cells, (9, 8, 8) * 3, strict=True))
-        rest = "".join(f"{milliseconds(found(rows, length, FAIR, who)):>11}" for who in others)
+        rest = "".join(f"{milliseconds(candidate_row(rows, length, FAIR, who)):>11}" for who in others)
         lines.append(f"{length:>7}{text}{rest}")
     return lines
 
@@ -159,7 +159,7 @@ def passes(rows: list[Row]) -> list[str]:
     )
     lines += [f"{'length':>7}{TWO_PASSES:>12}{'':>5}{ONE_PASS:>12}"] if lengths else []
     for length in lengths:
-        both = [found(rows, length, FAIR, who) for who in (TWO_PASSES, ONE_PASS)]
+        both = [candidate_row(rows, length, FAIR, who) for who in (TWO_PASSES, ONE_PASS)]
         cells = "".join(f"{milliseconds(row):>12}{row.same_bits if row else '':>5}" for row in both)
         lines.append(f"{length:>7}{cells}".rstrip())
     return lines
@@ -181,8 +181,8 @@ def memory(rows: list[Row]) -> list[str]:
         sizes = next(row for row in rows if row.length == length)
         printed = [f"{value:g}" for value in PUBLISHED_GB.get(length, ())] or ["-", "-"]
         formulas = [gib(value) for value in formula(length, sizes.batch, sizes.heads, sizes.dim)]
-        own = [peak_of(found(rows, length, OWN, who)) for who in (AUTOGRAD, CUSTOM)]
-        fair = [peak_of(found(rows, length, FAIR, who)) for who in SHOWN]
+        own = [peak_of(candidate_row(rows, length, OWN, who)) for who in (AUTOGRAD, CUSTOM)]
+        fair = [peak_of(candidate_row(rows, length, FAIR, who)) for who in SHOWN]
         widths = (9, 7) * 3 + WIDTHS
         lines.append(f"{length:>7}" + aligned([*printed, *formulas, *own, *fair], widths))
     return lines
@@ -195,8 +195,8 @@ def kept(rows: list[Row]) -> list[str]:
         f"{'length':>7}{names_shown()}",
     ]
     for length in dict.fromkeys(row.length for row in rows):
-        found_rows = [found(rows, length, FAIR, who) for who in SHOWN]
-        cells = [f"{row.kept / 2**20:.4g}" if row and row.kept else "-" for row in found_rows]
+        candidate_rows = [candidate_row(rows, length, FAIR, who) for who in SHOWN]
+        cells = [f"{row.kept / 2**20:.4g}" if row and row.kept else "-" for row in candidate_rows]
         lines.append(f"{length:>7}" + aligned(cells, WIDTHS))
     return lines
 

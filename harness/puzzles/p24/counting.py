@@ -47,13 +47,13 @@ class Count:
 def count(order: np.ndarray, width: int, radius: int, tile: int) -> Count:
     """Counts one order, [cells]."""
     tiles = orders.window_tiles(order, width, radius, tile)
-    seen = keys_of_tiles(order, width, radius, tile)
-    starts = seen[:, :1].sum() + (seen[:, 1:] & ~seen[:, :-1]).sum()
+    visible = keys_of_tiles(order, width, radius, tile)
+    starts = visible[:, :1].sum() + (visible[:, 1:] & ~visible[:, :-1]).sum()
     sizes = np.bincount(np.arange(len(order)) // tile)
     return Count(
         pairs=int(tiles.sum()),
         all_pairs=tiles.size,
-        needed=float(seen.sum() / len(tiles)),
+        needed=float(visible.sum() / len(tiles)),
         runs=float(starts / len(tiles)),
         loaded=float((tiles @ sizes).mean()),
     )
@@ -62,10 +62,10 @@ def count(order: np.ndarray, width: int, radius: int, tile: int) -> Count:
 def keys_of_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.ndarray:
     """Which keys some query of a tile sees, by the step at which they come: bool [tiles, cells]."""
     step = orders.inverse(order)
-    seen = np.zeros((-(-len(order) // tile), len(order)), bool)
+    visible = np.zeros((-(-len(order) // tile), len(order)), bool)
     for there, here in orders.shifted(step.reshape(-1, width), radius):
-        seen[here // tile, there] = True
-    return seen
+        visible[here // tile, there] = True
+    return visible
 
 
 def sectors(order: np.ndarray, dim: int, size: int) -> float:
@@ -84,15 +84,17 @@ def sectors(order: np.ndarray, dim: int, size: int) -> float:
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Prints what each order costs over grids and radii. Raises BadUse."""
-    made = Parser(prog="p24 --count", description=main.__doc__, allow_abbrev=False)
-    made.add_argument(
+    parser = Parser(prog="p24 --count", description=main.__doc__, allow_abbrev=False)
+    parser.add_argument(
         "--sides", type=int, nargs="+", default=[16, 32, 64, 128], metavar="S", help="sides of square grids"
     )
-    made.add_argument("--radii", type=int, nargs="+", default=[4, 8], metavar="R", help="radii of the window")
-    made.add_argument("--tile", type=int, default=64, metavar="T", help="positions in a tile: %(default)s")
-    made.add_argument("--dim", type=int, default=64, metavar="D", help="elements of a row: %(default)s")
-    made.add_argument("--bytes", type=int, default=2, metavar="E", help="bytes of an element: %(default)s")
-    flags = made.parse_args(arguments)
+    parser.add_argument(
+        "--radii", type=int, nargs="+", default=[4, 8], metavar="R", help="radii of the window"
+    )
+    parser.add_argument("--tile", type=int, default=64, metavar="T", help="positions in a tile: %(default)s")
+    parser.add_argument("--dim", type=int, default=64, metavar="D", help="elements of a row: %(default)s")
+    parser.add_argument("--bytes", type=int, default=2, metavar="E", help="bytes of an element: %(default)s")
+    flags = parser.parse_args(arguments)
     for side in flags.sides:
         if not 1 <= side <= LARGEST:
             raise BadUse(f"--sides {side}: must be 1 to {LARGEST}")

@@ -96,11 +96,13 @@ def accesses(order: np.ndarray, width: int, radius: int, tile: int, which: int) 
     Cells of one kind that are beside each other are one bar.
     """
     step = orders.inverse(order)
-    seen = keys_of_tiles(order, width, radius, tile)[which]
-    loaded = np.isin(np.arange(len(order)) // tile, np.flatnonzero(seen) // tile)
+    visible = keys_of_tiles(order, width, radius, tile)[which]
+    loaded = np.isin(np.arange(len(order)) // tile, np.flatnonzero(visible) // tile)
 
     def kind(at: int) -> str:
-        return "query" if at // tile == which else "seen" if seen[at] else "loaded" if loaded[at] else "other"
+        return (
+            "query" if at // tile == which else "seen" if visible[at] else "loaded" if loaded[at] else "other"
+        )
 
     for row, steps_of_row in enumerate(step.reshape(-1, width).tolist()):
         column = 0
@@ -127,21 +129,21 @@ def svg(parts: Iterator[str], height: int, width: int, title: str) -> str:
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Draws an order of a grid. Raises BadUse."""
-    made = Parser(prog="p24 --draw", description=main.__doc__, allow_abbrev=False)
-    made.add_argument("--order", default="hilbert", choices=orders.ORDERS, help="default: %(default)s")
-    made.add_argument(
+    parser = Parser(prog="p24 --draw", description=main.__doc__, allow_abbrev=False)
+    parser.add_argument("--order", default="hilbert", choices=orders.ORDERS, help="default: %(default)s")
+    parser.add_argument(
         "--size", type=int, nargs=2, default=[8, 8], metavar=("H", "W"), help="rows and columns: 8 8"
     )
-    made.add_argument("--numbers", action="store_true", help="print the step of each cell, not the line")
-    made.add_argument("--svg", metavar="FILE", help="write an SVG")
-    made.add_argument(
+    parser.add_argument("--numbers", action="store_true", help="print the step of each cell, not the line")
+    parser.add_argument("--svg", metavar="FILE", help="write an SVG")
+    parser.add_argument(
         "--radius", type=int, metavar="R", help="in the SVG, what a window of this radius reads"
     )
-    made.add_argument("--tile", type=int, default=64, metavar="T", help="positions in a tile: %(default)s")
-    made.add_argument(
+    parser.add_argument("--tile", type=int, default=64, metavar="T", help="positions in a tile: %(default)s")
+    parser.add_argument(
         "--which", type=int, metavar="I", help="the tile of queries that is shown: the middle one"
     )
-    flags = made.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     height, width = flags.size
     if not (1 <= height <= LARGEST and 1 <= width <= LARGEST):
         raise BadUse(f"--size {height} {width}: sides must be 1 to {LARGEST}")

@@ -13,10 +13,12 @@ TILE = 16
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Prints both tables. Raises BadUse."""
-    made = Parser(prog="p25 --balance", description=main.__doc__, allow_abbrev=False)
-    made.add_argument("--ranks", type=int, default=4, metavar="N", help="default: %(default)s")
-    made.add_argument("--length", type=int, default=2048, metavar="S", help="positions, default: %(default)s")
-    flags = made.parse_args(arguments)
+    parser = Parser(prog="p25 --balance", description=main.__doc__, allow_abbrev=False)
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--length", type=int, default=2048, metavar="S", help="positions, default: %(default)s"
+    )
+    flags = parser.parse_args(arguments)
     if not 1 <= flags.ranks <= 16:
         raise BadUse(f"--ranks {flags.ranks}: must be 1 to 16")
     if flags.length < 1:

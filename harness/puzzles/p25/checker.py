@@ -102,8 +102,8 @@ class RingChecker(PythonChecker):
         result.comparisons.append(Comparison(case, verdicts))
         for name, verdict in verdicts.items():
             if not verdict.ok:
-                seen = evidence(self.puzzle, reference, case, CPU, name, tensors[name], verdict)
-                wrong.setdefault(name, []).append(seen)
+                compared = evidence(self.puzzle, reference, case, CPU, name, tensors[name], verdict)
+                wrong.setdefault(name, []).append(compared)
 
     def tensor(self, values: object):
         """An array of the kind that the rung computes with."""

@@ -145,8 +145,8 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
     except Exception as error:  # whatever a learner's code raises is a verdict
         return Answer(words=describe(error, path, longest=300), mistake=named(str(error)))
     names = ("output", "grad_query", "grad_key", "grad_value")
-    found = zip(names, (output, *gradients), strict=True)
-    values = {name: tensor.detach().float().numpy() for name, tensor in found}
+    pairs = zip(names, (output, *gradients), strict=True)
+    values = {name: tensor.detach().float().numpy() for name, tensor in pairs}
     return Answer(values, kept=kept)
 
 

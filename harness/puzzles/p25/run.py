@@ -113,8 +113,8 @@ def one_rank(job: Job) -> Done:
             group
         )  # so that those who wait for this rank need not wait for their limit
         raise Broken(words) from error
-    found = zip(EVERY, (output, *gradients), strict=True)
-    return Done({name: tensor.detach().numpy() for name, tensor in found}, kept, events)
+    pairs = zip(EVERY, (output, *gradients), strict=True)
+    return Done({name: tensor.detach().numpy() for name, tensor in pairs}, kept, events)
 
 
 def part_of(rank: int, size: int, length: int, balanced: bool) -> int:
@@ -148,34 +148,34 @@ def say(error: Exception, path: Path) -> str:
 
 def parser() -> Parser:
     """The flags."""
-    made = Parser(
+    parser = Parser(
         prog="p25 --backward",
         description="Start the ring in several processes and compare output and gradients with one device.",
         epilog="exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks; "
         "5 a rank died, was late or had other tensors, or there is no room for so many; 130 interrupted",
         allow_abbrev=False,
     )
-    made.add_argument("--solution", action="store_true", help="run solutions/")
-    made.add_argument("--problem", action="store_true", help="run problems/, your file (the default)")
-    made.add_argument("--ranks", type=int, default=4, metavar="N", help="processes (default: %(default)s)")
-    made.add_argument("--dims", type=int, nargs=5, default=DIMS, metavar=PUZZLE.dim_names, help="sizes")
-    made.add_argument("--full", action="store_true", help="every query sees every key (default: causal)")
-    made.add_argument("--plain", action="store_true", help="one range for each rank (default: zig-zag)")
-    made.add_argument(
+    parser.add_argument("--solution", action="store_true", help="run solutions/")
+    parser.add_argument("--problem", action="store_true", help="run problems/, your file (the default)")
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--dims", type=int, nargs=5, default=DIMS, metavar=PUZZLE.dim_names, help="sizes")
+    parser.add_argument("--full", action="store_true", help="every query sees every key (default: causal)")
+    parser.add_argument("--plain", action="store_true", help="one range for each rank (default: zig-zag)")
+    parser.add_argument(
         "--blocks",
         choices=[blocks for blocks in BLOCKS if blocks != "cuDNN"],
         default="solution",
         help="with --solution, what computes a block: its own code, puzzle 23's kernels, or PyTorch's flash attention",
     )
-    made.add_argument("--seed", type=int, default=0, help="of the random inputs")
-    made.add_argument(
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    parser.add_argument(
         "--seconds", type=float, default=30.0, metavar="S", help="wait for a neighbour (default: %(default)g)"
     )
-    made.add_argument("--timeline", type=Path, metavar="FILE", help="draw what each rank does when, as SVG")
-    made.add_argument(
+    parser.add_argument("--timeline", type=Path, metavar="FILE", help="draw what each rank does when, as SVG")
+    parser.add_argument(
         "--break", dest="fault", metavar="RANK:TRANSFER:HOW", help=f"spoil a rank: {', '.join(FAULTS)}"
     )
-    return made
+    return parser
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
@@ -237,12 +237,12 @@ def check(flags) -> tuple[int, int, str] | None:
         check_target("--timeline", flags.timeline)
     if flags.fault is None:
         return None
-    found = re.fullmatch(rf"(\d+):(\d+):({'|'.join(FAULTS)})", flags.fault)
-    if not found or int(found[1]) >= flags.ranks:
+    match = re.fullmatch(rf"(\d+):(\d+):({'|'.join(FAULTS)})", flags.fault)
+    if not match or int(match[1]) >= flags.ranks:
         raise BadUse(
             f"--break {flags.fault}: expected RANK:TRANSFER:HOW, a rank below {flags.ranks} and {', '.join(FAULTS)}"
         )
-    return int(found[1]), int(found[2]), found[3]
+    return int(match[1]), int(match[2]), match[3]
 
 
 def available() -> int:
@@ -251,8 +251,8 @@ def available() -> int:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return 2**63
-    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
-    return int(found[1]) * 1024 if found else 2**63
+    match = re.search(r"MemAvailable:\s+(\d+) kB", text)
+    return int(match[1]) * 1024 if match else 2**63
 
 
 def heading(case: Case, path: Path, flags) -> list[str]:

@@ -140,8 +140,8 @@ def by_autograd(tensors: dict, order) -> dict:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
         output = torch.softmax(scores.masked_fill(later & causal, -torch.inf), -1) @ values
     grads = torch.autograd.grad(output, (query, key, value), grad)
-    found = {"output": output, **dict(zip(GRADIENTS, grads, strict=True))}
-    return {name: tensor.detach()[..., back] for name, tensor in found.items()}
+    results = {"output": output, **dict(zip(GRADIENTS, grads, strict=True))}
+    return {name: tensor.detach()[..., back] for name, tensor in results.items()}
 
 
 def symptom(waits: bool, quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:

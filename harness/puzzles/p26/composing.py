@@ -30,14 +30,14 @@ from harness.puzzles.p26.trying import (
 
 def sine_to_cosine(gm: GraphModule) -> int:
     """A pass: sin becomes cos, so that one sees whether it has run."""
-    found = [n for n in gm.graph.nodes if called(n) == "sin"]
-    for node in found:
+    sines = [n for n in gm.graph.nodes if called(n) == "sin"]
+    for node in sines:
         with gm.graph.inserting_before(node):
             new = gm.graph.call_function(torch.cos, node.args)
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         gm.graph.erase_node(node)
-    return len(found)
+    return len(sines)
 
 
 def out_of_order(gm: GraphModule) -> int:
@@ -190,7 +190,7 @@ def by_inductor(m: Module) -> None:
 
 def both_graphs(m: Module) -> None:
     """Behind AOTAutograd: a forward and a backward graph of ATen, both compiled by Inductor."""
-    seen: list[tuple[str, list[str]]] = []
+    graphs: list[tuple[str, list[str]]] = []
     backwards: list[bool] = []
     real, compiles = inductor.compile_fx_inner, has_compiler()
 
@@ -203,10 +203,10 @@ def both_graphs(m: Module) -> None:
     leaves = [x, model.ln.weight, model.ln.bias]
     try:
         with standing_in(m, "compile_fx_inner", inner):
-            got = outputs_of(lambda gm, inputs: m["aot"](gm, inputs, seen), model, x)
+            got = outputs_of(lambda gm, inputs: m["aot"](gm, inputs, graphs), model, x)
             gradients = torch.autograd.grad(got.sum(), leaves)
     except Exception as error:
-        if seen and any(name.startswith("native_layer_norm") for name in seen[0][1]):
+        if graphs and any(name.startswith("native_layer_norm") for name in graphs[0][1]):
             words = (
                 "LayerNorm arrives whole, and Inductor refuses it: its table of decompositions was not used"
             )
@@ -215,13 +215,16 @@ def both_graphs(m: Module) -> None:
     if not torch.allclose(got, model(x), atol=1e-5):
         raise wrong("value", "what the forward graph computes is something else")
     expect(
-        [direction for direction, _ in seen], ["forward", "backward"], "the directions of the graphs", "value"
+        [direction for direction, _ in graphs],
+        ["forward", "backward"],
+        "the directions of the graphs",
+        "value",
     )
     for ours, theirs in zip(gradients, torch.autograd.grad(model(x).sum(), leaves), strict=True):
         if not torch.allclose(ours, theirs, atol=1e-4):
             raise wrong("gradient", "a gradient is wrong")
     expect(backwards, [False, True], "is_backward of the two graphs", "direction")
-    forward, backward = ({name.split(".")[0] for name in names} for _, names in seen)
+    forward, backward = ({name.split(".")[0] for name in names} for _, names in graphs)
     if "layer_norm" in forward:
         raise wrong("value", "the forward graph is Dynamo's, not that of ATen's operations")
     if "sin" not in forward or "cos" not in backward:

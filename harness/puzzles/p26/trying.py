@@ -78,16 +78,16 @@ class Probe:
         results = gm.graph.output_node().args[0]
         assert isinstance(results, tuple | list)  # Dynamo's graphs return tuples
         wanted = len(results)
-        made = self.backend(gm, example_inputs)
-        if not callable(made):
-            raise Fault("not-callable", f"the backend returns {type(made).__name__}, expected a function")
+        compiled = self.backend(gm, example_inputs)
+        if not callable(compiled):
+            raise Fault("not-callable", f"the backend returns {type(compiled).__name__}, expected a function")
         modules = list(graph_modules(gm))
         self.left = [called(n) for m in modules for n in m.graph.nodes if n.op in CALLS]
         unused = [n for m in modules for n in m.graph.nodes if n.op in CALLS and not n.users]
         self.dead = [called(n) for n in unused if not mutates(n) and not n.is_impure()]
 
         def checked(*args):
-            outputs = made(*args)
+            outputs = compiled(*args)
             if not isinstance(outputs, tuple | list):
                 kind = type(outputs).__name__
                 raise Fault("not-a-tuple", f"the compiled function returns a {kind}, expected a tuple")
@@ -167,12 +167,12 @@ def attempt(one: Try, backend: Backend) -> Probe:
 
 def cause_of(error: BaseException) -> BaseException:
     """What a backend really raised. Dynamo wraps it, and may stumble over the half-changed graph and hide it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        inner = getattr(seen, "inner_exception", seen)
+    current: BaseException | None = error
+    while current is not None:
+        inner = getattr(current, "inner_exception", current)
         if isinstance(inner, Fault):
             return inner
-        seen = seen.__cause__ or seen.__context__
+        current = current.__cause__ or current.__context__
     return getattr(error, "inner_exception", error)
 
 
@@ -230,10 +230,10 @@ def compare_outputs(one: Try, got: Outcome, eager: Outcome, truth: Outcome) -> N
     rest = list(got.outputs)
     for theirs in eager.outputs:
         alike = [k for k, t in enumerate(rest) if t.shape == theirs.shape and t.dtype == theirs.dtype]
-        found = [k for k in alike if torch.allclose(rest[k].double(), theirs.double())]
-        if not found:
+        equal = [k for k in alike if torch.allclose(rest[k].double(), theirs.double())]
+        if not equal:
             raise faults[0]
-        rest.pop(found[0])
+        rest.pop(equal[0])
     if len(eager.outputs) > 1:
         raise Fault("output-order", "the outputs are right and come in another order")
     raise faults[0]

@@ -175,19 +175,19 @@ def parameters(
     def normal(*shape: int, deviation: float = 0.02) -> Tensor:
         return (0.3 if checked else deviation) * torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    made = {"token": normal(vocabulary, width), "position": normal(context, width)}
+    tensors = {"token": normal(vocabulary, width), "position": normal(context, width)}
     for i in range(layers):
         adds = 0.02 / (2 * layers) ** 0.5
         sizes = {"qkv": (3 * width, width), "join": (width, width)}
         sizes |= {"widen": (4 * width, width), "narrow": (width, 4 * width)}
         for first, norm in (("qkv", "ln_1"), ("widen", "ln_2")):
             second = "join" if first == "qkv" else "narrow"
-            made |= vectors(f"block{i}.{norm}", width, normal, checked)
+            tensors |= vectors(f"block{i}.{norm}", width, normal, checked)
             for id, deviation in ((first, 0.02), (second, adds)):
-                made[f"block{i}.{id}.weight"] = normal(*sizes[id], deviation=deviation)
-                made[f"block{i}.{id}.bias"] = normal(sizes[id][0]) * checked
-    made |= vectors("ln_f", width, normal, checked)
-    return {name: tensor.to(dtype) for name, tensor in made.items()}
+                tensors[f"block{i}.{id}.weight"] = normal(*sizes[id], deviation=deviation)
+                tensors[f"block{i}.{id}.bias"] = normal(sizes[id][0]) * checked
+    tensors |= vectors("ln_f", width, normal, checked)
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
 def vectors(name: str, width: int, normal: Callable[..., Tensor], checked: bool) -> Tensors:

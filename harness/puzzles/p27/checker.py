@@ -188,7 +188,7 @@ def run_part(gate: str, module: Module, one: Try) -> Ran:
     grads = {name: torch.full_like(tensor, 0.5) for name, tensor in p.items()}
     start = {name: grad.clone() for name, grad in grads.items()}
     tape = module["Tape"]()
-    with no_autograd(), watching(module) as seen:
+    with no_autograd(), watching(module) as watched:
         if gate == "model":
             output = tensor(module["forward"](x, targets, tape, p))
             module["backward"](tape, p, grads)
@@ -223,7 +223,7 @@ def run_part(gate: str, module: Module, one: Try) -> Ran:
     for name, grad in grads.items():
         if near(grad, right[f"the gradient of {name}"]) and not near(grad - start[name], grad):
             raise Fault(f"the gradient of {name} replaces what was there: add to it", "overwritten")
-    return Ran(one, by_hand(output, seen, grads, start), right, truth)
+    return Ran(one, by_hand(output, watched, grads, start), right, truth)
 
 
 def tensor(output: object) -> Tensor:

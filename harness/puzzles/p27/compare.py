@@ -31,17 +31,17 @@ def both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
     p = parameters(layers=2, width=16, vocabulary=VOCABULARY, context=CONTEXT, seed=seed)
     tokens, targets = excerpt(3, CONTEXT, VOCABULARY, seed)
     grads = {name: torch.zeros_like(t) for name, t in p.items()}
-    with no_autograd(), watching(module) as seen:
+    with no_autograd(), watching(module) as watched:
         tape = module["Tape"]()
         loss = module["forward"](tokens, targets, tape, p).clone()
         module["backward"](tape, p, grads)
     zeros = {name: torch.zeros_like(t) for name, t in p.items()}
     model, held = Model(), leaves(p)
     right = by_autograd(model, model.loss(tokens, targets, held), None, held)
-    mine = by_hand(loss, seen, grads, zeros)
+    mine = by_hand(loss, watched, grads, zeros)
     activations = {f"{name}, its output": t.detach() for name, t in model.outputs.items()}
     return (
-        {f"{name}, its output": t for name, t in seen.outputs.items()} | mine,
+        {f"{name}, its output": t for name, t in watched.outputs.items()} | mine,
         activations | right,
     )
 
@@ -60,13 +60,15 @@ def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Prints a line for each value; 1 where one is wrong. Raises Unsolved."""
-    made = Parser(
+    parser = Parser(
         prog="p27 --compare", description="One step by hand beside one by autograd.", allow_abbrev=False
     )
-    add_roots(made)
-    made.add_argument("--seed", type=seed, default=27, help="of parameters and tokens (default: %(default)s)")
-    add_size(made)
-    flags = made.parse_args(arguments)
+    add_roots(parser)
+    parser.add_argument(
+        "--seed", type=seed, default=27, help="of parameters and tokens (default: %(default)s)"
+    )
+    add_size(parser)
+    flags = parser.parse_args(arguments)
     check_size(flags)
     if flags.size:
         sizes, device = SIZES[flags.size], device_of(flags.device)

@@ -117,7 +117,7 @@ def by_formula(
     p: Tensors, gradients: list[Tensors], eps: float, late: int, corrected: bool, inside: bool
 ) -> Tensors:
     """AdamW with the bias corrected for another step, not at all, or with eps under the root."""
-    made = {}
+    updated = {}
     for name, tensor in p.items():
         w, mean, square = tensor.clone(), torch.zeros_like(tensor), torch.zeros_like(tensor)
         for number, g in enumerate((each[name] for each in gradients), 1 + late):
@@ -126,8 +126,8 @@ def by_formula(
             square = OTHER_BETAS[1] * square + (1 - OTHER_BETAS[1]) * g * g
             root = (square / second + eps).sqrt() if inside else (square / second).sqrt() + eps
             w = w * (1 - RATE * OTHER_DECAY * (w.dim() > 1)) - RATE * mean / first / root
-        made[name] = w
-    return made
+        updated[name] = w
+    return updated
 
 
 def check_adamw(gate: str, module: Module) -> str:

@@ -55,7 +55,7 @@ class Watched:
 @contextlib.contextmanager
 def watching(module: Module) -> Iterator[Watched]:
     """Notes down what every part of a file returns while the context lasts."""
-    seen, before = Watched(), {}
+    watched, before = Watched(), {}
 
     def noting(function, into: Tensors):
         def run(*arguments):
@@ -70,10 +70,10 @@ def watching(module: Module) -> Iterator[Watched]:
     for part in PARTS:
         kind = module[part]
         before[kind] = kind.forward, kind.backward
-        kind.forward = staticmethod(noting(kind.forward, seen.outputs))
-        kind.backward = staticmethod(noting(kind.backward, seen.gradients))
+        kind.forward = staticmethod(noting(kind.forward, watched.outputs))
+        kind.backward = staticmethod(noting(kind.backward, watched.gradients))
     try:
-        yield seen
+        yield watched
     finally:
         for kind, (forward, backward) in before.items():
             kind.forward, kind.backward = staticmethod(forward), staticmethod(backward)
@@ -110,10 +110,10 @@ def by_autograd(
 
 
 def by_hand(
-    output: Tensor, seen: Watched, grads: Mapping[str, Tensor], start: Mapping[str, Tensor]
+    output: Tensor, watched: Watched, grads: Mapping[str, Tensor], start: Mapping[str, Tensor]
 ) -> Tensors:
     """The same of a learner's file; `grads` began as `start`."""
-    of_inputs = {f"the gradient of what {part} is given": t for part, t in seen.gradients.items()}
+    of_inputs = {f"the gradient of what {part} is given": t for part, t in watched.gradients.items()}
     of_parameters = {f"the gradient of {name}": grads[name] - start[name] for name in grads}
     return {"the output": output, **of_inputs, **of_parameters}
 

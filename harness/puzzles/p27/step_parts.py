@@ -137,8 +137,8 @@ def attention_gradient(
         scale = query.shape[-1] ** -0.5
         kernels.backward(dO, query, key, value, lse, delta, None, scale, 0, 1, gradients=(dQ, dK, dV))
     else:
-        made = attention_backward(dO, query, key, value, out, lse, is_causal=True)
-        for view, gradient in zip((dQ, dK, dV), made, strict=True):
+        gradients = attention_backward(dO, query, key, value, out, lse, is_causal=True)
+        for view, gradient in zip((dQ, dK, dV), gradients, strict=True):
             view.copy_(gradient)
     return dqkv
 

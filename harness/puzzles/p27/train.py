@@ -97,9 +97,9 @@ def excerpts(options: Options, chapters: Path):
         yield torch.cat([given, wanted[:, -1:]], 1)
 
 
-def add_roots(made: Parser) -> None:
+def add_roots(parser: Parser) -> None:
     """--problem and --solution."""
-    which = made.add_mutually_exclusive_group()
+    which = parser.add_mutually_exclusive_group()
     which.add_argument("--problem", action="store_true", help="with your file (the default)")
     which.add_argument("--solution", action="store_true", help="with the solution's file")
 
@@ -113,49 +113,49 @@ def seed(text: str) -> int:
 
 def parser() -> Parser:
     """The flags."""
-    made = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.", allow_abbrev=False)
-    add_roots(made)
-    made.add_argument(
+    parser = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.", allow_abbrev=False)
+    add_roots(parser)
+    parser.add_argument(
         "--steps", type=int, help=f"default: {TINY.steps}, of GPT-2 {train_gpt.PLANS['gpt2'].steps}"
     )
-    made.add_argument(
+    parser.add_argument(
         "--seconds", type=float, default=120.0, help="stop then at the latest (default: %(default)g)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--seed", type=seed, default=TINY.seed, help="of parameters and excerpts (default: %(default)s)"
     )
-    add_size(made)
-    made.add_argument(
+    add_size(parser)
+    parser.add_argument(
         "--by",
         choices=(train_gpt.HAND, train_gpt.AUTOGRAD),
         help="with --size: the step by hand (the default), or PyTorch's",
     )
-    made.add_argument(
+    parser.add_argument(
         "--time",
         action="store_true",
         default=None,
         help="with --size: no training, but the times of steps by hand, by autograd and by torch.compile",
     )
-    made.add_argument(
+    parser.add_argument(
         "--save",
         type=Path,
         metavar="FILE",
         help="with --size: writes parameters and AdamW's means at the end",
     )
-    return made
+    return parser
 
 
-def add_size(made: Parser) -> None:
+def add_size(parser: Parser) -> None:
     """--size and --device."""
-    made.add_argument(
+    parser.add_argument(
         "--size",
         choices=SIZES,
         help="in place of your tape: the step of the workbook's layers, for a GPT of this size",
     )
-    made.add_argument(
+    parser.add_argument(
         "--device", choices=("cpu", "gpu"), help="with --size: where (default: a GPU where torch sees one)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--load",
         type=Path,
         metavar="FILE",

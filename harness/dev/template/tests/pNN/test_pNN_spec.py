@@ -9,9 +9,9 @@ def test_reference_and_derivation_agree_with_the_formulas():
     for case in PUZZLE.cases(None):
         arrays = PUZZLE.inputs(case, "float64", 0)
         tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-        truth, found = PUZZLE.exact(arrays), reference(tensors)
+        truth, outputs = PUZZLE.exact(arrays), reference(tensors)
         for name, expected in truth.items():
-            np.testing.assert_allclose(found[name].numpy(), expected.astype(float), rtol=1e-12)
+            np.testing.assert_allclose(outputs[name].numpy(), expected.astype(float), rtol=1e-12)
             np.testing.assert_allclose(getattr(derive(arrays), name), expected.astype(float), rtol=1e-12)
 
 

@@ -75,8 +75,8 @@ def compared(run) -> None:
     run.launch.counters = numpy_counters
     name = f"{run.kernel.name} {run.grid} {run.block}"
     if not native:
-        found = run.launch.findings or stopped
-        COUNTS["left to NumPy with findings" if found else "left to NumPy without findings"] += 1
+        left = run.launch.findings or stopped
+        COUNTS["left to NumPy with findings" if left else "left to NumPy without findings"] += 1
         assert all(
             (a[0] == b[0]).all() and (a[1] == b[1]).all()
             for a, b in zip(before.values(), mine.values(), strict=True)

@@ -73,11 +73,11 @@ def pytest_collection_modifyitems(items):
     marked = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu"))]
     if not marked:
         return
-    seen = len(gpus())
+    present = len(gpus())
     for item, mark in marked:
         wanted = mark.kwargs.get("count", 1)
-        if seen < wanted:
-            reason = "no GPU that torch sees" if not seen else f"torch sees {seen} of {wanted} GPUs"
+        if present < wanted:
+            reason = "no GPU that torch sees" if not present else f"torch sees {present} of {wanted} GPUs"
             item.add_marker(pytest.mark.skip(reason=reason))
 
 

@@ -29,9 +29,9 @@ import checkout as toys  # noqa: E402
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A checkout with the toys."""
-    made = tmp_path_factory.mktemp("checkout")
-    toys.make(made)
-    return made
+    checkout = tmp_path_factory.mktemp("checkout")
+    toys.make(checkout)
+    return checkout
 
 
 @pytest.fixture

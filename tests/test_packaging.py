@@ -221,14 +221,14 @@ def printed_tasks() -> list[tuple[str, str, str]]:
     """
     command = re.compile(r"(uv run(?: --no-sync)? poe|pixi run) ([a-z]\w*)")
     fence = re.compile(r"^```run$(.*?)^```$", re.MULTILINE | re.DOTALL)
-    found = set()
+    tasks = set()
     for page in PAGES:
         text, name = page.read_text(), str(page.relative_to(ROOT))
-        found |= {(name, runner.split()[0], task) for runner, task in command.findall(text)}
+        tasks |= {(name, runner.split()[0], task) for runner, task in command.findall(text)}
         for line in "\n".join(fence.findall(text)).split("\n"):
             if line.strip():
-                found |= {(name, runner, line.split()[0]) for runner in ("uv", "pixi")}
-    return sorted(found)
+                tasks |= {(name, runner, line.split()[0]) for runner in ("uv", "pixi")}
+    return sorted(tasks)
 
 
 @pytest.mark.parametrize(("page", "runner", "task"), printed_tasks())
@@ -293,13 +293,13 @@ def test_no_machine_and_no_registry_stands_in_a_tracked_file():
         r"|index-url"
     )
     own = Path(__file__).resolve()
-    found = [
+    lines = [
         f"{file.relative_to(ROOT)}: {match.group()}"
         for file in tracked_files()
         if file.is_file() and file != own
         for match in place.finditer(file.read_bytes().decode(errors="ignore"))
     ]
-    assert not found
+    assert not lines
 
 
 def test_built_and_private_files_are_not_tracked():

@@ -27,15 +27,15 @@ def test_the_lists_name_tests_that_there_are(request):
 def cases(test: str, marks: tuple[str, ...] = (), **values) -> list:
     """Stand-ins of a test's cases, one for each value of its one argument; without arguments the test alone."""
     (argument, of_each), *_ = [*values.items(), ("", [None])]
-    found = []
+    stand_ins = []
     for value in of_each:
         params = {argument: value} if argument else {}
         ending = f"[{getattr(value, 'name', value)}]" if argument else ""
         item = SimpleNamespace(nodeid=f"tests/{test}{ending}", get_closest_marker=lambda mark: mark in marks)
-        found.append(
+        stand_ins.append(
             SimpleNamespace(**vars(item), callspec=SimpleNamespace(params=params)) if params else item
         )
-    return found
+    return stand_ins
 
 
 def wrongs(gates: str) -> list[WrongKernel]:

@@ -78,12 +78,12 @@ def name_of(item: pytest.Item) -> str:
 
 def nightly(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Those that `poe tests` leaves out."""
-    ids, seen = {item.nodeid for item in items}, Counter()
-    return [item for item in items if leaves(item, ids, seen)]
+    ids, counts = {item.nodeid for item in items}, Counter()
+    return [item for item in items if leaves(item, ids, counts)]
 
 
-def leaves(item: pytest.Item, ids: set[str], seen: Counter) -> bool:
-    """Whether a test is nightly: `ids` are those of all, `seen` counts the cases that were asked about before."""
+def leaves(item: pytest.Item, ids: set[str], counts: Counter) -> bool:
+    """Whether a test is nightly: `ids` are those of all, `counts` counts the cases that were asked about before."""
     name, case = name_of(item), getattr(item, "callspec", None)
     if name in ALONE or any(re.search(pattern, item.nodeid) for pattern in ELSEWHERE):
         return True
@@ -95,11 +95,11 @@ def leaves(item: pytest.Item, ids: set[str], seen: Counter) -> bool:
         return True
     if name in FIRST:
         list_of_cases = name, case.params.get("variant")
-        seen[list_of_cases] += 1
-        return seen[list_of_cases] > FIRST[name]
+        counts[list_of_cases] += 1
+        return counts[list_of_cases] > FIRST[name]
     if wrong := wrong_of(item):
-        seen[name, wrong.rung, wrong.gate] += 1
-        return seen[name, wrong.rung, wrong.gate] > WRONG_OF_A_GATE
+        counts[name, wrong.rung, wrong.gate] += 1
+        return counts[name, wrong.rung, wrong.gate] > WRONG_OF_A_GATE
     return False
 
 

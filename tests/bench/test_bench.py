@@ -154,8 +154,8 @@ def test_saved_bytes_leave_out_parameters_and_output():
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
     calls = EAGER.build(problem)
     M, H = TINY.M, TINY.H
-    found = judging.saved_bytes(calls.prepare("forward"), problem.leaves[1:])
-    assert found == 4 * (2 * M * H + 2 * M), "x, the LayerNorm output, mean and rstd"
+    saved = judging.saved_bytes(calls.prepare("forward"), problem.leaves[1:])
+    assert saved == 4 * (2 * M * H + 2 * M), "x, the LayerNorm output, mean and rstd"
 
 
 def test_counting_saved_bytes_keeps_no_graph():
@@ -423,8 +423,8 @@ def test_waited_calls_are_measured_on_request(command_line, layer_graphs, tmp_pa
     rows = rows_of(target)
     who = {"bare GEMMs", "fast", "fused", "unfused", "fused through MAX", "unfused through MAX", "eager"}
     for direction in ("forward", "backward", "both"):
-        found = {r["candidate"]: r for r in rows if (r["pass"], r["column"]) == (direction, "waited")}
-        assert found.keys() == who and all(float(row["median_us"]) > 0 for row in found.values())
+        waited = {r["candidate"]: r for r in rows if (r["pass"], r["column"]) == (direction, "waited")}
+        assert waited.keys() == who and all(float(row["median_us"]) > 0 for row in waited.values())
     assert {row["candidate"] for row in rows if row["column"] == "memory"} == {
         "fast",
         "fused",
@@ -510,12 +510,14 @@ def test_a_run_goes_on_where_another_one_stopped(command_line, tmp_path):
         writer.writerows(rows)
     finished = command_line(*asked, "8,4,4;8,4,8;8,4,16", "--resume")
     assert finished.code == 0 and f"{target} holds 4 rows; 2 sizes are measured" in finished.out
-    found = rows_of(target)
-    assert [row["O"] for row in found] == ["4"] * 4 + ["8"] * 4 + ["16"] * 4
-    assert found[0]["median_us"] == "12345.00" and not any(row["note"].startswith("left") for row in found)
+    measured = rows_of(target)
+    assert [row["O"] for row in measured] == ["4"] * 4 + ["8"] * 4 + ["16"] * 4
+    assert measured[0]["median_us"] == "12345.00" and not any(
+        row["note"].startswith("left") for row in measured
+    )
     assert command_line(*asked, "8,4,4", "--resume", "--dtype", "float64").code == 2
     again = command_line(*asked, "8,4,4;8,4,8;8,4,16", "--resume")
-    assert "0 sizes are measured" in again.out and rows_of(target) == found
+    assert "0 sizes are measured" in again.out and rows_of(target) == measured
 
 
 def test_help_has_the_flags_of_the_benchmark(command_line):
@@ -676,27 +678,27 @@ def test_the_columns_of_a_gpu(pretend_gpu):
     run.options = dataclasses.replace(run.options, device=PretendDevice(), cold=True)
     run.run()
     assert run.faults == 0, printed(run)
-    found = {(row["candidate"], row["pass"], row["column"]): row for row in run.rows}
+    cells = {(row["candidate"], row["pass"], row["column"]): row for row in run.rows}
     for direction in ("forward", "backward", "both"):
         for name in ("bare GEMMs", "eager"):
-            graph = found[name, direction, "graph"]
+            graph = cells[name, direction, "graph"]
             assert float(graph["median_us"]) == pytest.approx(50.0) and graph["device"] == "Pretend GPU"
             assert graph["driver"] == "1.2" and "60-80 ms idle" in str(graph["protocol"])
             assert "L2 emptied" in str(graph["protocol"]) and graph["percent_of_matmul"]
             assert float(graph["ratio_to_floor"]) == pytest.approx(1)
-        refused = found["mine", direction, "graph"]
+        refused = cells["mine", direction, "graph"]
         assert refused["note"] == "cannot be captured: RuntimeError: cannot be captured in a CUDA graph"
         assert refused["median_us"] == ""
-        assert float(found["mine", direction, "loop"]["median_us"]) == pytest.approx(50.0)
-        assert found["mine", direction, "loop"]["note"] == "a detour"
+        assert float(cells["mine", direction, "loop"]["median_us"]) == pytest.approx(50.0)
+        assert cells["mine", direction, "loop"]["note"] == "a detour"
     assert gradients == {"inference": False, "forward": True, "backward": True, "both": True}
     for direction in ("inference", "forward", "both"):
-        host = found["eager", direction, "host"]
+        host = cells["eager", direction, "host"]
         assert (host["M"], host["H"], host["O"]) == (3, 2, 4) and float(host["median_us"]) > 0
         assert host["ratio_to_floor"] == host["tflops"] == "" and "L2" not in str(host["protocol"])
-    memory = found["eager", "both", "memory"]
+    memory = cells["eager", "both", "memory"]
     assert memory["peak_bytes"] == 1600 and memory["grown_bytes"] == -4 * TINY.M * TINY.O
-    ceiling, copy = (found[name, "", "ceiling"] for name in ("matmul ceiling", "copy ceiling"))
+    ceiling, copy = (cells[name, "", "ceiling"] for name in ("matmul ceiling", "copy ceiling"))
     # Every burst takes the same time here, so the largest product is the fastest.
     assert ceiling["note"] == "8 rows, 8 -> 16" and ceiling["M"] == copy["note"] == ""
     for row, rate, work in ((ceiling, "tflops", 2 * 8 * 8 * 16 / 1e12), (copy, "gbs", 2 * 2**10 / 1e9)):

@@ -87,9 +87,9 @@ def test_a_slow_candidate_sits_out_after_a_few_rounds_and_the_others_go_on():
 
 
 def test_rounds_are_announced():
-    seen = []
-    timing.take_turns(named("a"), MadeUpClock({"a": 1.0}), Protocol(3, 1.0), on_round=seen.append)
-    assert seen == [1, 2, 3]
+    rounds = []
+    timing.take_turns(named("a"), MadeUpClock({"a": 1.0}), Protocol(3, 1.0), on_round=rounds.append)
+    assert rounds == [1, 2, 3]
 
 
 def test_the_collector_stands_still_and_goes_on_even_after_an_error():

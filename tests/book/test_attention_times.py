@@ -24,8 +24,8 @@ def row(candidate: str, microseconds: float, **other) -> dict[str, str]:
         "column": "graph",
         "peak_bytes": "",
     }
-    made = {**size, "candidate": candidate, "median_us": str(microseconds), "tflops": "", **other}
-    return {name: str(value) for name, value in made.items()}
+    cells = {**size, "candidate": candidate, "median_us": str(microseconds), "tflops": "", **other}
+    return {name: str(value) for name, value in cells.items()}
 
 
 def test_the_page_includes_every_table_and_no_other():
@@ -43,8 +43,8 @@ def test_a_table_has_the_ratio_of_what_was_measured():
 def test_the_prediction_counts_products_and_exponentials():
     """96 heads at S = 1024: 2 * 96 * 1024**2 * 64 operations a product, at 100 TFLOP/s 128.8 us; nine of them."""
     ceiling = row("matmul ceiling", 1, column="ceiling", B="", S="", tflops=100)
-    made = attention_times.predicted(Times([ceiling]), (1024, 64, False, "bfloat16"))
-    assert made["done"] == pytest.approx(9 * 128.85, rel=1e-3) and made["needed"] == pytest.approx(
-        made["done"] * 7 / 9
-    )
-    assert made["exponentials"] == pytest.approx(3 * 96 * 1024**2 / (132 * 16 * 1.755e9) * 1e6)
+    prediction = attention_times.predicted(Times([ceiling]), (1024, 64, False, "bfloat16"))
+    assert prediction["done"] == pytest.approx(9 * 128.85, rel=1e-3) and prediction[
+        "needed"
+    ] == pytest.approx(prediction["done"] * 7 / 9)
+    assert prediction["exponentials"] == pytest.approx(3 * 96 * 1024**2 / (132 * 16 * 1.755e9) * 1e6)

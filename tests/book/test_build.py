@@ -89,7 +89,7 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def found(faults_of_pages) -> list[str]:
+def faults_of_book(faults_of_pages) -> list[str]:
     """The faults of a book in which every one of FAULTS is on a page of its own."""
     return faults_of_pages({page_of(fault): text for fault, (text, _) in FAULTS.items()})
 
@@ -100,13 +100,13 @@ def page_of(fault: str) -> str:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_named_with_file_and_line(found, fault):
+def test_fault_is_named_with_file_and_line(faults_of_book, fault):
     message = FAULTS[fault][1].replace("page", page_of(fault), 1)
-    assert any(re.search(message, line) for line in found), found
+    assert any(re.search(message, line) for line in faults_of_book), faults_of_book
 
 
-def test_a_page_without_a_fault_is_not_named(found):
-    named = {line.split(":")[0] for line in found if line.startswith("src/")}
+def test_a_page_without_a_fault_is_not_named(faults_of_book):
+    named = {line.split(":")[0] for line in faults_of_book if line.startswith("src/")}
     assert named == {f"src/{page_of(fault)}.md" for fault in FAULTS}
 
 
@@ -360,7 +360,7 @@ def test_formula_is_spoken_as_mathml_and_takes_the_text_colour(small_book):
         small_book("# P\n\n| a | b |\n|---|---|\n| $\\hat x | y$ | $a_b*c*$ |\n\n$$x < y$$ {#named}\n") == []
     )
     html = (small_book.html / "page.html").read_text()
-    spoken = [ElementTree.fromstring(found) for found in re.findall(r"<math .*?</math>", html)]
+    spoken = [ElementTree.fromstring(formula) for formula in re.findall(r"<math .*?</math>", html)]
     assert ["".join(maths.itertext()) for maths in spoken] == ["x\u0302∣y", "ab∗c∗", "x<y"]
     assert 'id="formula-named"' in html and 'href="#formula-named"' in html
     assert (

@@ -45,10 +45,10 @@ def test_the_compilers_own_backend_keeps_as_little():
     parameters = {parameter.data_ptr() for parameter in pair.parameters()}
 
     def kept(budget: float) -> list[int]:
-        found = {}
+        saved = {}
 
         def pack(tensor):
-            found[tensor.data_ptr()] = tensor
+            saved[tensor.data_ptr()] = tensor
             return tensor
 
         torch.compiler.reset()
@@ -56,7 +56,7 @@ def test_the_compilers_own_backend_keeps_as_little():
             compiled = torch.compile(pair)
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 compiled(x)
-        return sorted(tensor.numel() for at, tensor in found.items() if at not in parameters)
+        return sorted(tensor.numel() for at, tensor in saved.items() if at not in parameters)
 
     assert kept(1.0) == [512, 512, 512 * 64, 512 * 64]
     assert kept(0.5) == [512, 512, 512 * 64]

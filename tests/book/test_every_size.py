@@ -114,9 +114,9 @@ def test_replays_whose_branches_take_turns():
         for turn in range(15)
         for name, at in (("a", 0), ("b", 5))
     ]
-    found = timeline.replays_of(events)
-    assert {name for name, *_ in found} == {"a", "b"} and all(0 <= begin <= 5 for _, begin, _ in found)
-    assert found[0][1] <= found[1][1]
+    launches = timeline.replays_of(events)
+    assert {name for name, *_ in launches} == {"a", "b"} and all(0 <= begin <= 5 for _, begin, _ in launches)
+    assert launches[0][1] <= launches[1][1]
     with pytest.raises(RuntimeError, match="different launches in 15 replays"):
         timeline.replays_of([("c", *events[0][1:]), *events[1:]])
 

@@ -77,16 +77,16 @@ def test_the_introduction_draws_a_gradient_for_each_thing_that_went_in():
 
 
 def test_gradients_on_the_graph_are_products_of_what_stands_on_its_edges():
-    found = layer_figures.recorded_graph()
-    x, w, b = found["x"][0], found["w"][0], found["b"][0]
+    graph = layer_figures.recorded_graph()
+    x, w, b = graph["x"][0], graph["w"][0], graph["b"][0]
     difference = {
         "x": ((w * (x + 1e-6) + b) ** 2 - (w * (x - 1e-6) + b) ** 2) / 2e-6,
         "w": (((w + 1e-6) * x + b) ** 2 - ((w - 1e-6) * x + b) ** 2) / 2e-6,
     }
     drawn = layer_figures.autograd_nodes()
     for name, slope in difference.items():
-        assert abs(found[name][1] - slope) < 1e-6
-        assert f"gradient {found[name][1]:g}" in words(drawn)
+        assert abs(graph[name][1] - slope) < 1e-6
+        assert f"gradient {graph[name][1]:g}" in words(drawn)
     assert {"×2", "×3", "×1", "×14"} <= set(words(drawn))
 
 
@@ -98,13 +98,13 @@ def test_the_launches_in_the_picture_are_those_of_the_ledger():
 
 def test_boxes_of_lifetimes_stand_in_the_order_of_the_names():
     """Names in the order of a set would make another file in each process."""
-    made, read = "pqrstuvw", "wqvpusrt"
-    steps = [ledger.launch("first", "", " ".join(made)), ledger.launch("second", " ".join(read), "out")]
+    written, read = "pqrstuvw", "wqvpusrt"
+    steps = [ledger.launch("first", "", " ".join(written)), ledger.launch("second", " ".join(read), "out")]
     svg = figures.lifetimes(steps, ("out",))
     boxes = re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="16"', svg)
-    assert [float(x) for x in boxes[: len(made)]] == sorted(float(x) for x in boxes[: len(made)])
-    at = dict(zip(made, boxes, strict=False))
-    assert boxes[len(made) + 1 :] == [at[name] for name in read]
+    assert [float(x) for x in boxes[: len(written)]] == sorted(float(x) for x in boxes[: len(written)])
+    at = dict(zip(written, boxes, strict=False))
+    assert boxes[len(written) + 1 :] == [at[name] for name in read]
 
 
 def test_one_column_of_the_jacobian():
@@ -131,9 +131,9 @@ def test_what_is_kept_is_what_the_operator_saves():
 
 
 def test_the_chart_of_errors_has_the_recorded_numbers():
-    found = layer_figures.algebra_errors("float32")
-    assert found["in order"][-1] == (1000, 8.3e-5) and found["one-pass variance"][-1] == (1000, 0.16)
-    assert set(layer_figures.WAYS) <= set(found) and all(len(points) == 4 for points in found.values())
+    errors = layer_figures.algebra_errors("float32")
+    assert errors["in order"][-1] == (1000, 8.3e-5) and errors["one-pass variance"][-1] == (1000, 0.16)
+    assert set(layer_figures.WAYS) <= set(errors) and all(len(points) == 4 for points in errors.values())
 
 
 def test_sizes_that_are_drawn_were_measured():
@@ -156,12 +156,12 @@ def test_as_many_wrong_solutions_as_there_are_files():
 
 
 def test_three_views_are_those_of_the_page():
-    found = layer_figures.fused_over_unfused()
+    ratios = layer_figures.fused_over_unfused()
     page = (BOOK / "src" / "fusion.md").read_text()
-    assert found["bytes that must move"] < 1 / 3 and "less than a third of the bytes" in page
+    assert ratios["bytes that must move"] < 1 / 3 and "less than a third of the bytes" in page
     assert "times_faster('fused', 'unfused', GPT2)" in page
-    assert said.times_faster("fused", "unfused", said.GPT2) == pytest.approx(found["time on an H200"])
-    assert found["bytes that threads ask for"] == pytest.approx(122_752 / 29_568)
+    assert said.times_faster("fused", "unfused", said.GPT2) == pytest.approx(ratios["time on an H200"])
+    assert ratios["bytes that threads ask for"] == pytest.approx(122_752 / 29_568)
 
 
 @pytest.mark.parametrize("puzzle", ["p19", "p26", "p27"])
@@ -214,9 +214,9 @@ def test_what_the_tape_keeps_is_what_the_solution_keeps():
 
 def test_places_lie_sorted_as_the_label_says():
     label = tape_figures.sorted_places()
-    found = dict(re.findall(r"row (\d) adds up the places ([\d, ]+|none)", label))
+    by_row = dict(re.findall(r"row (\d) adds up the places ([\d, ]+|none)", label))
     tokens = tape_figures.TOKENS
-    assert {int(row): places for row, places in found.items()} == {
+    assert {int(row): places for row, places in by_row.items()} == {
         row: ", ".join(str(place) for place, token in enumerate(tokens) if token == row) or "none"
         for row in range(max(tokens) + 1)
     }
@@ -263,16 +263,16 @@ def test_the_vote_is_a_word_of_the_lanes_answers():
 
 
 def test_errors_of_differences_fall_and_rise_again():
-    found = {
+    errors = {
         name: dict(backward_figures.difference_errors(dtype))
         for name, dtype in (("32", np.float32), ("64", np.float64))
     }
-    assert found["64"][1e-6] < 1e-9 < 1e-3 < found["32"][1e-6]
-    assert found["64"][0.1] > found["64"][1e-3] > found["64"][1e-5] < found["64"][1e-9]
+    assert errors["64"][1e-6] < 1e-9 < 1e-3 < errors["32"][1e-6]
+    assert errors["64"][0.1] > errors["64"][1e-3] > errors["64"][1e-5] < errors["64"][1e-9]
     # The formula's own error at a large step is eps^2 / 6 times the third derivative.
     x = np.linspace(-2, 2, 40)
     third = (6 * np.tanh(x) ** 2 - 2) * (1 - np.tanh(x) ** 2)
-    np.testing.assert_allclose(found["64"][1e-3], np.median(np.abs(third)) * 1e-6 / 6, rtol=0.01)
+    np.testing.assert_allclose(errors["64"][1e-3], np.median(np.abs(third)) * 1e-6 / 6, rtol=0.01)
 
 
 def test_the_layer_that_is_wrong_is_the_one_that_gradcheck_names():
@@ -321,8 +321,8 @@ def test_pairs_of_tiles_and_times_of_orders():
 
     drawn = words(attention_figures.tile_masks())
     for name in ("row-major", "hilbert"):
-        found = count(orders.ORDERS[name](64, 64), 64, 4, 64)
-        assert drawn[drawn.index(name) + 1] == f"{found.pairs} of {found.all_pairs} pairs"
+        counts = count(orders.ORDERS[name](64, 64), 64, 4, 64)
+        assert drawn[drawn.index(name) + 1] == f"{counts.pairs} of {counts.all_pairs} pairs"
     rows = [
         row
         for row in record.rows("orders")

@@ -41,12 +41,12 @@ def test_every_hero_has_its_page():
 @pytest.mark.parametrize("name", heroes.HEROES)
 def test_a_hero_is_complete_without_scripts(name):
     """One step is visible, the words of all stand below, and no part is shown at a step that there is not."""
-    made = heroes.HEROES[name]()
-    groups = re.findall(r'data-from="(\d+)" data-to="(\d+)" visibility="(\w+)"', made)
+    drawing = heroes.HEROES[name]()
+    groups = re.findall(r'data-from="(\d+)" data-to="(\d+)" visibility="(\w+)"', drawing)
     count = len(words(name))
     assert {"visible", "hidden"} == {shown for *_, shown in groups}
     assert all(0 <= int(first) <= int(last) < count for first, last, _ in groups)
-    assert made.count("\n") == 1, "a page includes it as one line"
+    assert drawing.count("\n") == 1, "a page includes it as one line"
 
 
 def test_without_a_barrier_half_of_the_numbers_are_wrong_in_every_order_and_with_it_none():
@@ -79,9 +79,9 @@ def test_the_walk_over_the_graph_has_the_slope_of_its_function():
 
 def test_the_cells_are_the_matrix_s():
     text = outputs.load("hunt_matrix").text
-    totals = {name: int(seen) for name, seen in re.findall(r"^(.+): sees (\d+) of 40$", text, re.M)}
+    totals = {name: int(checks) for name, checks in re.findall(r"^(.+): sees (\d+) of 40$", text, re.M)}
     matrix = heroes.seen_by_checks()
-    assert {name: sum(seen) for name, seen in matrix.items()} == totals and len(totals) == 7
+    assert {name: sum(checks) for name, checks in matrix.items()} == totals and len(totals) == 7
     unseen = sum("seen" not in line for line in text.splitlines() if "·" in line)
     assert words("checks")[-1].endswith(f"{unseen} of 40 go through every one of them.")
 

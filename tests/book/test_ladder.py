@@ -37,24 +37,28 @@ def predicted(ladder, algorithm, direction, kernel) -> float:
 
 
 def test_predictions_by_hand():
-    found = measured()
+    machine = measured()
     rows, H, O = 8 * 1024, 768, 3072
     lanes = 132 * 4 * 1.98e9  # warp instructions a second
-    assert predicted(found, "fused", "forward", "minimal_fused_forward") == pytest.approx(
+    assert predicted(machine, "fused", "forward", "minimal_fused_forward") == pytest.approx(
         9 * rows * H * O / lanes * 1e6
     )
-    assert predicted(found, "fused", "backward", "minimal_fused_backward") == pytest.approx(
+    assert predicted(machine, "fused", "backward", "minimal_fused_backward") == pytest.approx(
         17 * rows * H * O / lanes * 1e6
     )
     loads = 2 * rows * H * O / 32  # of a warp, from shared memory
-    assert predicted(found, "unfused", "forward", "matmul") == pytest.approx(loads / (132 * 1.98e9) * 1e6)
-    assert predicted(found, "unfused", "forward", "add_bias") == pytest.approx((2 * rows * O + O) * 2 / 4.8e6)
-    assert predicted(found, "fused", "backward", "clear_gradients") == pytest.approx(
+    assert predicted(machine, "unfused", "forward", "matmul") == pytest.approx(loads / (132 * 1.98e9) * 1e6)
+    assert predicted(machine, "unfused", "forward", "add_bias") == pytest.approx(
+        (2 * rows * O + O) * 2 / 4.8e6
+    )
+    assert predicted(machine, "fused", "backward", "clear_gradients") == pytest.approx(
         (O * H + 2 * H + O) * 4 / 4.8e6
     )
-    assert predicted(found, "fast", "forward", "layernorm_rows") == pytest.approx(2 * rows * H * 2 / 4.8e6)
-    assert predicted(found, "fast", "backward", "ln_backward_rows") == pytest.approx(4 * rows * H * 2 / 4.8e6)
-    assert predicted(found, "fast", "forward", "gemm_hopper_kernel") == pytest.approx(
+    assert predicted(machine, "fast", "forward", "layernorm_rows") == pytest.approx(2 * rows * H * 2 / 4.8e6)
+    assert predicted(machine, "fast", "backward", "ln_backward_rows") == pytest.approx(
+        4 * rows * H * 2 / 4.8e6
+    )
+    assert predicted(machine, "fast", "forward", "gemm_hopper_kernel") == pytest.approx(
         2 * rows * H * O / 989e6
     )
 
@@ -100,8 +104,8 @@ def test_what_fusing_could_gain_is_what_was_measured():
     from book.measure import outputs
 
     text = " ".join((BOOK / "src" / "fast" / "why_not_fused.md").read_text(encoding="utf-8").split())
-    found = [line.split() for line in outputs.load("algebra").text.splitlines()[1:]]
-    errors = {(dtype, int(offset)): list(map(float, values)) for dtype, offset, *values in found}
+    rows = [line.split() for line in outputs.load("algebra").text.splitlines()[1:]]
+    errors = {(dtype, int(offset)): list(map(float, values)) for dtype, offset, *values in rows}
     assert f"{errors['bfloat16', 100][2]:.0%}".replace("%", " %") in text  # the sum of unrounded weights
     for offset in (10, 100, 1000):
         in_order, after, *_ = errors["float32", offset]

@@ -8,20 +8,20 @@ from book_paths import BOOK
 
 
 def cells(table: str, row: str) -> list[str]:
-    (found,) = re.findall(rf"<tr><th>{row}</th>(.*?)</tr>", table)
-    return re.findall(r"<td>(.*?)</td>", found)
+    (cells_of_row,) = re.findall(rf"<tr><th>{row}</th>(.*?)</tr>", table)
+    return re.findall(r"<td>(.*?)</td>", cells_of_row)
 
 
 def test_the_table_of_the_ladder_has_times_shares_and_counters():
     from book.figures import ladder, ladder_table
     from book.measure import record
 
-    found = ladder.found()
-    pages = ladder_table.pages(found)
+    rungs = ladder.found()
+    pages = ladder_table.pages(rungs)
     forward, backward = pages["ladder_table_forward.html"], pages["ladder_table_backward.html"]
-    total = found.took("fast", "forward")
+    total = rungs.took("fast", "forward")
     assert cells(forward, "took")[-1] == ladder.duration(total)
-    assert cells(forward, "of the bare product")[-1] == f"{found.bare['forward'] / total:.0%}"
+    assert cells(forward, "of the bare product")[-1] == f"{rungs.bare['forward'] / total:.0%}"
     assert [words.split(":")[0] for words in cells(forward, "which is")] == [
         "a run",
         "a run",
@@ -36,7 +36,7 @@ def test_the_table_of_the_ladder_has_times_shares_and_counters():
         and moved[1] == f"{(1152 + 3072 + 1024 + 2048 + 3072) / (640 + 1216 + 1024 + 2048 + 2112):.1f}"
     )
     assert moved[4] == f"{(2176 + 3072) / (1216 + 2112):.1f}"
-    B, S, H, O = found.dims
+    B, S, H, O = rungs.dims
     sizes = str(B * S), str(H), str(O)
     times = {
         row["pass"]: ladder.duration(float(row["median_us"]))

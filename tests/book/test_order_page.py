@@ -19,13 +19,13 @@ def page(name: str) -> str:
 
 def test_the_patterns_of_a_grid():
     """Of 128 x 128 cells and a radius of 4."""
-    found = {}
+    patterns_of = {}
     for name in ("hilbert", "tiled", "row-major"):
         numbers, patterns = GridWindow(orders.ORDERS[name](128, 128), 128, 4).patterns
-        found[name] = ((numbers >= 0).sum(), len(patterns))
-    assert [count for _, count in found.values()] == [25, 9, 3]
+        patterns_of[name] = ((numbers >= 0).sum(), len(patterns))
+    assert [count for _, count in patterns_of.values()] == [25, 9, 3]
     text = page("block_sparsity")
-    assert f"the {found['hilbert'][0]:,} pairs of tiles in Hilbert order have 25 patterns" in text
+    assert f"the {patterns_of['hilbert'][0]:,} pairs of tiles in Hilbert order have 25 patterns" in text
     assert "Squares of 8 x 8 have 9, rows 3." in text
 
 

@@ -85,9 +85,13 @@ def test_the_runner_puts_what_all_rows_share_above_the_table(tmp_path, monkeypat
     monkeypatch.setattr(runner, "table", lambda: {"new": entry, "none": entry | {"command": "-c pass"}})
     assert runner.main(["new", "none", "--output", str(tmp_path)]) == 1
     assert "none: no rows" in capsys.readouterr().err
-    made = record.read("new", tmp_path)
-    assert (made.machine, made.date, made.command) == ("A GPU", "2026-01-01", "python -m book.measure new")
-    assert [row["taken_ms"] for row in made.rows] == ["1.5", "2.5"]
+    written = record.read("new", tmp_path)
+    assert (written.machine, written.date, written.command) == (
+        "A GPU",
+        "2026-01-01",
+        "python -m book.measure new",
+    )
+    assert [row["taken_ms"] for row in written.rows] == ["1.5", "2.5"]
     assert "way,taken_ms\n" in (tmp_path / "new.csv").read_text()
 
 

@@ -26,8 +26,8 @@ def letters(text: str) -> set[str]:
     text = re.sub(r"```.*?```", "", text, flags=re.S)
     return {
         letter
-        for found in MATHS.finditer(text)
-        for letter in LETTER.findall(WORDS.sub(" ", found[1] or found[2]))
+        for formula in MATHS.finditer(text)
+        for letter in LETTER.findall(WORDS.sub(" ", formula[1] or formula[2]))
     }
 
 

@@ -25,9 +25,9 @@ def instruction(line: int) -> Instr | None:
 def launch(*steps, name="k", grid=(2, 1, 1), block=(4, 1, 1), shared=(), sizes=None, shuffles=False):
     """A launch from (kind, tensor, line, [(block, thread, element, value), ...]) for each step."""
     columns = [row for *_, rows in steps for row in rows]
-    made, first = [], 0
+    all_steps, first = [], 0
     for kind, tensor, line, rows in steps:
-        made.append(Step(kind, tensor, instruction(line), first, first + len(rows)))
+        all_steps.append(Step(kind, tensor, instruction(line), first, first + len(rows)))
         first += len(rows)
     names = {tensor for _, tensor, _, _ in steps if tensor}
     size = {name: 8 for name in names} | (sizes or {})
@@ -36,7 +36,7 @@ def launch(*steps, name="k", grid=(2, 1, 1), block=(4, 1, 1), shared=(), sizes=N
         for name in names
     }
     b, t, e, v = (np.array([row[k] for row in columns]) for k in range(4))
-    events = Events(made, tensors, b.astype(int), t.astype(int), e.astype(int), v.astype(float))
+    events = Events(all_steps, tensors, b.astype(int), t.astype(int), e.astype(int), v.astype(float))
     body = [SimpleNamespace(op="shfl")] if shuffles else []
     kernel = SimpleNamespace(function=SimpleNamespace(body=body))
     return SimpleNamespace(name=name, grid=grid, block=block, events=events, findings=[], kernel=kernel)
@@ -162,8 +162,8 @@ def test_the_way_back_goes_through_launches_and_shared_memory():
 
 
 def test_shared_memory_of_another_block_is_another_place():
-    made = launch(("W", "tile", 11, [(0, 0, 5, 1.0), (1, 0, 5, 2.0)]), shared=("tile",))
-    accesses = run(made)
+    launched = launch(("W", "tile", 11, [(0, 0, 5, 1.0), (1, 0, 5, 2.0)]), shared=("tile",))
+    accesses = run(launched)
     rows = np.flatnonzero(accesses.at(Place("tile", 5, 0, 1)))
     assert [accesses.access(int(row)).value for row in rows] == [2.0]
 
@@ -196,12 +196,12 @@ def test_nobody_writes_it():
 @pytest.mark.parametrize(("stride", "extra"), [(1, 0), (2, 1), (32, 31), (33, 0), (0, 0)])
 def test_bank_conflicts(stride, extra):
     rows = [(0, t, t * stride, 0.0) for t in range(32)]
-    made = launch(("R", "tile", 1, rows), shared=("tile",), sizes={"tile": 2048}, block=(32, 1, 1))
-    assert bank_conflicts(made.events, made.events.steps[0]) == extra
+    launched = launch(("R", "tile", 1, rows), shared=("tile",), sizes={"tile": 2048}, block=(32, 1, 1))
+    assert bank_conflicts(launched.events, launched.events.steps[0]) == extra
 
 
 @pytest.mark.parametrize(("stride", "moved", "least"), [(1, 4, 4), (8, 32, 4), (0, 1, 1), (2, 8, 4)])
 def test_sectors(stride, moved, least):
     rows = [(0, t, t * stride, 0.0) for t in range(32)]
-    made = launch(("R", "x", 1, rows), sizes={"x": 2048}, block=(32, 1, 1))
-    assert sectors(made.events, made.events.steps[0]) == (moved, least)
+    launched = launch(("R", "x", 1, rows), sizes={"x": 2048}, block=(32, 1, 1))
+    assert sectors(launched.events, launched.events.steps[0]) == (moved, least)

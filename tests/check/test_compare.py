@@ -49,10 +49,10 @@ def test_the_floor_alone_where_torch_is_exact(dtype, floor):
 
 def test_error_limit_ratio_and_difference_by_hand():
     # The largest truth is 4: PyTorch errs by 0.5 / 4, we err by 1 / 4.
-    seen = verdict([2.0, -5.0], [2.0, -4.0], baseline=[2.0, -4.5])
-    assert (seen.error, seen.baseline, seen.ratio, seen.difference) == (0.25, 0.125, 2.0, 0.5)
-    assert seen.limit == 0.25 + 2.0**-21 and seen.ok
-    assert seen.worst == (1,)
+    judged = verdict([2.0, -5.0], [2.0, -4.0], baseline=[2.0, -4.5])
+    assert (judged.error, judged.baseline, judged.ratio, judged.difference) == (0.25, 0.125, 2.0, 0.5)
+    assert judged.limit == 0.25 + 2.0**-21 and judged.ok
+    assert judged.worst == (1,)
     assert not verdict([2.0, -5.1], [2.0, -4.0], baseline=[2.0, -4.5]).ok
 
 
@@ -61,8 +61,8 @@ def test_an_error_counts_against_the_largest_truth_and_not_its_own():
 
 
 def test_allowance_widens_the_share_of_the_baseline_only():
-    seen = verdict([5.5], [4.0], baseline=[4.5], allowance=3.0)
-    assert seen.limit == 0.75 + 2.0**-21 and seen.ok
+    judged = verdict([5.5], [4.0], baseline=[4.5], allowance=3.0)
+    assert judged.limit == 0.75 + 2.0**-21 and judged.ok
     assert not verdict([5.5], [4.0], baseline=[4.5]).ok
     assert not verdict([4.1], [4.0], allowance=8.0).ok
 
@@ -71,8 +71,11 @@ def test_allowance_widens_the_share_of_the_baseline_only():
 def test_allowance_grows_with_the_root_of_the_rows(rows, s):
     assert allowance(True, rows) == s
     assert allowance(False, rows) == 1
-    seen = verdict([2.0], [1.0], allowance=allowance(True, rows))
-    assert json.loads(json.dumps({"ok": seen.ok, "limit": seen.limit})) == {"ok": False, "limit": seen.limit}
+    judged = verdict([2.0], [1.0], allowance=allowance(True, rows))
+    assert json.loads(json.dumps({"ok": judged.ok, "limit": judged.limit})) == {
+        "ok": False,
+        "limit": judged.limit,
+    }
 
 
 def test_the_ratio_where_torch_makes_no_error():
@@ -87,17 +90,17 @@ def test_the_ratio_where_torch_makes_no_error():
 def test_where_all_cancels_the_terms_are_the_measure(dtype):
     """16-bit kernels compute in float32, and are held to its last place."""
     floor = 2.0**-46 if dtype == "float64" else 2.0**-21
-    seen = verdict([0.0, 50 * floor], [0.0, 0.0], dtype=dtype, terms=50.0)
-    assert seen.ok and seen.error == floor
+    judged = verdict([0.0, 50 * floor], [0.0, 0.0], dtype=dtype, terms=50.0)
+    assert judged.ok and judged.error == floor
     assert not verdict([0.0, 51 * floor], [0.0, 0.0], dtype=dtype, terms=50.0).ok
     # What is too much for large terms is too much for small ones at a smaller size.
     assert not verdict([0.0, floor], [0.0, 0.0], dtype=dtype, terms=0.5).ok
 
 
 def test_torch_is_measured_by_the_terms_too():
-    seen = verdict([0.75], [0.0], baseline=[0.25], terms=8.0)
-    assert (seen.error, seen.baseline, seen.limit) == (0.09375, 0.03125, 0.0625 + 2.0**-21)
-    assert not seen.ok and verdict([-0.5], [0.0], baseline=[0.25], terms=8.0).ok
+    judged = verdict([0.75], [0.0], baseline=[0.25], terms=8.0)
+    assert (judged.error, judged.baseline, judged.limit) == (0.09375, 0.03125, 0.0625 + 2.0**-21)
+    assert not judged.ok and verdict([-0.5], [0.0], baseline=[0.25], terms=8.0).ok
 
 
 def test_a_truth_that_rounding_of_the_terms_leaves_counts_as_none():
@@ -173,23 +176,23 @@ def test_an_all_zero_truth_wants_the_floor_absolutely():
 
 def test_empty_tensors_are_right():
     empty = np.empty((0, 3))
-    seen = judge(empty, empty, empty, "float32")
-    assert seen.ok and seen.error == 0 and seen.worst == ()
+    judged = judge(empty, empty, empty, "float32")
+    assert judged.ok and judged.error == 0 and judged.worst == ()
     assert relative_error(empty, empty) == 0
     assert spread_in_ulps(empty, empty, "float32") == 0
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_a_value_that_is_none_where_the_truth_has_one(bad):
-    seen = verdict([1.0, bad, 3.0], [1.0, 2.0, 3.0])
-    assert not seen.ok and seen.nonfinite == 1 and seen.worst == (1,)
-    assert seen.error == 0, "the finite elements are right"
+    judged = verdict([1.0, bad, 3.0], [1.0, 2.0, 3.0])
+    assert not judged.ok and judged.nonfinite == 1 and judged.worst == (1,)
+    assert judged.error == 0, "the finite elements are right"
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_a_value_where_the_truth_has_none(bad):
-    seen = verdict([1.0, 2.0, 3.0], [1.0, bad, 3.0])
-    assert not seen.ok and seen.nonfinite == 1 and seen.worst == (1,)
+    judged = verdict([1.0, 2.0, 3.0], [1.0, bad, 3.0])
+    assert not judged.ok and judged.nonfinite == 1 and judged.worst == (1,)
 
 
 @pytest.mark.parametrize(("got", "truth"), [(INF, -INF), (-INF, INF)])
@@ -212,13 +215,13 @@ def test_the_same_kind_of_none_at_the_same_place_is_right(value):
 
 
 def test_none_in_the_baseline_does_not_widen_the_limit():
-    seen = verdict([1.0, 2.5], [1.0, 2.0], baseline=[1.0, NAN])
-    assert not seen.ok and np.isfinite(seen.limit) and seen.baseline == 0
+    judged = verdict([1.0, 2.5], [1.0, 2.0], baseline=[1.0, NAN])
+    assert not judged.ok and np.isfinite(judged.limit) and judged.baseline == 0
 
 
 def test_an_unwritten_element_is_wrong_whatever_it_holds():
-    seen = verdict([1.0, 2.0], [1.0, 2.0], poison=np.array([False, True]))
-    assert not seen.ok and seen.unwritten == 1
+    judged = verdict([1.0, 2.0], [1.0, 2.0], poison=np.array([False, True]))
+    assert not judged.ok and judged.unwritten == 1
     assert verdict([1.0, 2.0], [1.0, 2.0], poison=np.array([False, False])).ok
 
 
@@ -227,8 +230,8 @@ def test_poison_is_a_nan_and_is_found_again(dtype):
     buffer = poison.poisoned((3, 2), dtype)
     assert buffer.isnan().all() and str(buffer.dtype) == f"torch.{dtype}"
     buffer[1, 1] = 0
-    found = buffer.view(poison.BITS[dtype]) == poison.POISON[dtype]
-    assert found.tolist() == [[True, True], [True, False], [True, True]]
+    poisoned = buffer.view(poison.BITS[dtype]) == poison.POISON[dtype]
+    assert poisoned.tolist() == [[True, True], [True, False], [True, True]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -236,9 +239,9 @@ def test_arithmetic_does_not_make_the_poison(dtype):
     """A kernel that computes 0 / 0 or inf - inf is not told that it wrote nothing."""
     zero = poison.poisoned((1,), dtype).zero_()
     infinity = zero + INF
-    for made in (zero / zero, infinity - infinity, infinity * zero, zero + NAN):
-        assert made.isnan().all()
-        assert not bool((made.view(poison.BITS[dtype]) == poison.POISON[dtype]).any())
+    for result in (zero / zero, infinity - infinity, infinity * zero, zero + NAN):
+        assert result.isnan().all()
+        assert not bool((result.view(poison.BITS[dtype]) == poison.POISON[dtype]).any())
 
 
 def test_spread_in_ulps_by_hand():
@@ -266,12 +269,12 @@ def triples(draw):
 @given(triples(), st.sampled_from(DTYPES))
 def test_ok_means_within_the_published_formula(tensors, dtype):
     got, truth, baseline = tensors
-    seen = judge(got, truth, baseline, dtype)
+    judged = judge(got, truth, baseline, dtype)
     scale = np.abs(truth).max()
     assume(scale > 0)
     floor = {"float32": 2.0**-21, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-46}[dtype]
     limit = 2 * np.abs(baseline - truth).max() / scale + floor
-    assert seen.ok == (np.abs(got - truth).max() / scale <= limit)
+    assert judged.ok == (np.abs(got - truth).max() / scale <= limit)
 
 
 @given(triples())
@@ -286,9 +289,9 @@ def test_the_unit_of_the_numbers_does_not_matter(tensors, exponent):
     got, truth, baseline = tensors
     assume(np.abs(truth).max() > 1e-100)
     factor = 2.0**exponent
-    seen, scaled = (judge(f * got, f * truth, f * baseline, "float32") for f in (1, factor))
-    assert (seen.ok, seen.worst) == (scaled.ok, scaled.worst)
-    assert scaled.error == pytest.approx(seen.error) and scaled.limit == pytest.approx(seen.limit)
+    judged, scaled = (judge(f * got, f * truth, f * baseline, "float32") for f in (1, factor))
+    assert (judged.ok, judged.worst) == (scaled.ok, scaled.worst)
+    assert scaled.error == pytest.approx(judged.error) and scaled.limit == pytest.approx(judged.limit)
 
 
 @given(triples(), st.data())
@@ -297,8 +300,8 @@ def test_one_none_anywhere_fails(tensors, data):
     index = data.draw(st.tuples(*(st.integers(0, size - 1) for size in truth.shape)))
     got = truth.copy()
     got[index] = data.draw(st.sampled_from([NAN, INF, -INF]))
-    seen = judge(got, truth, baseline, "float32")
-    assert not seen.ok and seen.nonfinite == 1 and seen.worst == index
+    judged = judge(got, truth, baseline, "float32")
+    assert not judged.ok and judged.nonfinite == 1 and judged.worst == index
 
 
 @given(triples())
@@ -415,15 +418,15 @@ def reference(puzzle):
 
 def rejected(puzzle, reference, cases, seed, change) -> set[tuple[str, str]]:
     """(case, quantity) of every verdict that is not ok."""
-    found = set()
+    wrong = set()
     for case in cases:
         with np.errstate(all="ignore"):
             got = correct(reference(seed).arrays(case), **change)
         truth, baseline = reference(seed).truth(case, cpu()), reference(seed).baseline(case, cpu())
         for name in JUDGED:
             if not judge(got[name].astype(np.float64), truth[name], baseline[name], "float32").ok:
-                found.add((case.name, name))
-    return found
+                wrong.add((case.name, name))
+    return wrong
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -95,14 +95,14 @@ def by_formula(mistake, case, quantity):
 def test_every_mistake_is_named_in_every_quantity_that_it_spoils(mistake):
     spoiled = 0
     for quantity in QUANTITIES:
-        found = [(case, by_formula(mistake, case, quantity)) for case in CASES]
-        cases = [evidence(case, quantity, values) for case, values in found if values is not None]
+        spoiled_cases = [(case, by_formula(mistake, case, quantity)) for case in CASES]
+        cases = [evidence(case, quantity, values) for case, values in spoiled_cases if values is not None]
         if not cases:
             continue
         spoiled += 1
         diagnosis = d.diagnose(PUZZLE, quantity, cases, gate="G")
         named = next(m for m in MISTAKES if m.id == diagnosis.mistake)
-        for case, values in found:
+        for case, values in spoiled_cases:
             if values is not None:  # the name may be another's only where that one gives the same numbers
                 other = np.asarray(getattr(derive(ARRAYS[case.name], named.changes), quantity))
                 apart = np.abs(values - other)
@@ -185,10 +185,10 @@ def test_what_swallows_or_spreads_nan_is_named(case):
 def test_nan_that_is_right_does_not_hide_a_known_mistake():
     """dx without c2 is wrong in the rows that hold numbers, and NaN in the one where it must be."""
     cases = [CASES[0], next(case for case in NOT_FINITE if case.name == "NaN in dy")]
-    found = [
+    shown = [
         evidence(case, "grad_input", derive(ARRAYS[case.name], {"c2": nothing}).grad_input) for case in cases
     ]
-    diagnosis = d.diagnose(PUZZLE, "grad_input", found, gate="dx")
+    diagnosis = d.diagnose(PUZZLE, "grad_input", shown, gate="dx")
     assert diagnosis.mistake == "mean-term-dropped"
     assert "where in 'hard values'" in " ".join(diagnosis.lines), "the words are about a case of numbers"
 
@@ -377,8 +377,8 @@ def finding(kind, message="", where="a.mojo:1:1", other="", kernel="k"):
     ],
 )
 def test_what_findings_mean(findings, mistake):
-    seen = d.from_findings(findings)
-    assert (seen and seen[0]) == mistake
+    explained = d.from_findings(findings)
+    assert (explained and explained[0]) == mistake
 
 
 def test_what_only_follows_from_an_index_that_leaves_its_tensor_is_left_out():

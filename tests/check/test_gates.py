@@ -71,9 +71,9 @@ ENDLESS = (
 def packages(puzzle, solution, tmp_path_factory) -> dict[str, OpPackage]:
     """The packages that the tests record, recorded together: the checker finds what it asks for in the cache."""
     folder = tmp_path_factory.mktemp("packages")
-    made = {id: solved(solution, folder / id, id) for id in ("dx", "row_sums", "ln")}
-    made["endless"] = solved(solution, folder / "endless", "db", change=ENDLESS)
-    made["unmarked"] = without_markers(solution, folder / "unmarked")
+    by_name = {id: solved(solution, folder / id, id) for id in ("dx", "row_sums", "ln")}
+    by_name["endless"] = solved(solution, folder / "endless", "db", change=ENDLESS)
+    by_name["unmarked"] = without_markers(solution, folder / "unmarked")
     variants = {gate.id: gate.variant for gate in puzzle.kernel_gates}
     cases = {"endless": few(puzzle)[:1]}
     orders = [
@@ -83,10 +83,10 @@ def packages(puzzle, solution, tmp_path_factory) -> dict[str, OpPackage]:
             (variants.get(name, "fused"),),
             small_grid=True,
         )
-        for name, package in made.items()
+        for name, package in by_name.items()
     ]
     record_many(orders, puzzle.name, "float32")
-    return made
+    return by_name
 
 
 def states(results):
@@ -200,16 +200,16 @@ def test_a_change_of_the_file_is_seen_by_the_same_package_object(checker, copied
 def test_a_finding_in_a_helper_is_put_at_the_learner_s_line():
     source, blank = Path("/x/kernel.mojo"), blanks.Blank("dx", "the task", "", ("a", "b"), 40)
     inside = Location("/x/shared/common.mojo", 170, 5, Location(str(source), 41, 5))
-    found = Finding(
+    finding = Finding(
         "out-of-bounds atomic", "an atomic past the end", "/x/shared/common.mojo:170:5",
         instr=stand_in(Instr, loc=inside),
     )  # fmt: skip
-    lines = places.finding_lines(found, source, blank)
+    lines = places.finding_lines(finding, source, blank)
     assert lines[0] == (
         "error: out-of-bounds atomic at /x/kernel.mojo:41:5 (in a helper, /x/shared/common.mojo:170:5)"
     )
     assert not any("called from" in line for line in lines)
-    assert places.finding_lines(found, source, None)[0].endswith("at /x/shared/common.mojo:170:5")
+    assert places.finding_lines(finding, source, None)[0].endswith("at /x/shared/common.mojo:170:5")
 
 
 def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
@@ -225,7 +225,7 @@ def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
 
     def said(line, kernel="adding"):
         at = Location("/x/shared/common.mojo", 3, 5, Location(str(source), line, 5))
-        found = Finding(
+        finding = Finding(
             "out-of-bounds atomic",
             f"past the end of {named('sums_grad')} (16 of sums_grad)",
             "",
@@ -233,7 +233,7 @@ def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
             "sums_grad",
         )
         return places.in_the_kernels_words(
-            dataclasses.replace(found, instr=stand_in(Instr, loc=at)), recording, source
+            dataclasses.replace(finding, instr=stand_in(Instr, loc=at)), recording, source
         )
 
     assert (said(7).message, said(7).tensor) == ("past the end of grad (16 of sums_grad)", "grad")
@@ -248,10 +248,10 @@ def test_a_load_that_the_compiler_has_moved_out_of_its_loop_is_put_at_its_line(t
 
     def said(tensor, line=1):
         at = stand_in(Instr, loc=Location(str(source), line, 5))
-        found = Finding(
+        finding = Finding(
             "out-of-bounds load", "a load past the end", f"{source}:{line}:5", tensor=tensor, instr=at
         )
-        return places.finding_lines(found, source, blank)
+        return places.finding_lines(finding, source, blank)
 
     assert said("mean")[1] == "  the compiler has moved it out of the loop: it stands in line 2"
     assert said("rstd")[1] == said("mean", line=2)[1] == "  a load past the end"
@@ -299,17 +299,17 @@ def test_an_error_outside_of_blanks_is_explained_by_an_index_by_parts(puzzle, so
         solution, tmp_path / "op", "db", change=("grad_bias, o, dy[row, o]", "grad_bias, o, dy[row][o]")
     )
     source = package.path / puzzle.source
-    found = blanks.find(source.read_text())
+    by_id = blanks.find(source.read_text())
     words = f"it does not compile\nerror: failed to run the pass manager\nalso {source}:1:4: error: function instantiation failed"
     error = CompileFailed(words, "all of it")
-    said = gates.with_owner(error, source, found, ["db"])
+    said = gates.with_owner(error, source, by_id, ["db"])
     assert str(said).splitlines()[-1].endswith("takes both indices at once, `dy[row, o]`")
-    assert f"   -> line {found['db'].line + 1}: " in str(said) and said.details == "all of it"
+    assert f"   -> line {by_id['db'].line + 1}: " in str(said) and said.details == "all of it"
     right = solution.path / puzzle.source
     assert gates.with_owner(error, right, blanks.find(right.read_text()), ["db"]) is error
 
 
 def test_an_error_outside_of_blanks_is_nobody_s(puzzle, solution):
     error = CompileFailed(f"{solution.path / puzzle.source}:1:1: error: no such name")
-    found = blanks.find((solution.path / puzzle.source).read_text())
-    assert gates.with_owner(error, solution.path / puzzle.source, found, ["dx"]) is error
+    by_id = blanks.find((solution.path / puzzle.source).read_text())
+    assert gates.with_owner(error, solution.path / puzzle.source, by_id, ["dx"]) is error

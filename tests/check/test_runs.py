@@ -122,11 +122,11 @@ class Stopped:
 
 def counted(puzzle, package, finding, *, empty=()) -> list[Finding]:
     """The errors that a judge counts where a finding lies in no blank, and some blanks are untouched."""
-    found = {
+    by_id = {
         id: replace(blank, body=()) if id in empty else blank
         for id, blank in package_blanks(package, puzzle).items()
     }
-    judge = Judge(puzzle, Reference(puzzle, "float32", 0), package, found)
+    judge = Judge(puzzle, Reference(puzzle, "float32", 0), package, by_id)
     return judge.variant(Stopped(finding), "fused", []).errors
 
 
@@ -173,11 +173,11 @@ def test_quantities_follow_the_question(puzzle):
 
 
 def test_only_gpu_kernels_wait_for_blanks(puzzle, solution):
-    found = {
+    by_id = {
         id: replace(blank, body=()) if id in ("dx", "ln") else blank
         for id, blank in package_blanks(solution, puzzle).items()
     }
-    judge = Judge(puzzle, Reference(puzzle, "float32", 0), solution, found)
+    judge = Judge(puzzle, Reference(puzzle, "float32", 0), solution, by_id)
     quantities = [*puzzle.forward, *puzzle.backward]
 
     def waits(kind, variant):
@@ -225,7 +225,8 @@ def test_a_run_on_the_cpu_judges_everything(puzzle):
         assert compared == set(run.quantities) - TRANSFER - own
         assert set(result.repeats) == set(puzzle.backward) - TRANSFER
         assert all(
-            seen.runs == 2 and seen.bit_equal and not seen.wrong_runs for seen in result.repeats.values()
+            repeats.runs == 2 and repeats.bit_equal and not repeats.wrong_runs
+            for repeats in result.repeats.values()
         )
 
 

@@ -34,7 +34,7 @@ LOOPS = (
 )
 
 
-def seen(tmp_path, code: str) -> list:
+def faults_in(tmp_path, code: str) -> list:
     """The faults of a blank with this code."""
     path = tmp_path / "kernel.mojo"
     path.write_text(TEXT % code)
@@ -57,7 +57,7 @@ def seen(tmp_path, code: str) -> list:
     ],
 )
 def test_a_slip_is_named_with_its_line(tmp_path, code, mistake, words):
-    (fault,) = seen(tmp_path, code)
+    (fault,) = faults_in(tmp_path, code)
     assert fault.mistake == mistake and words in fault.words
     assert (tmp_path / "kernel.mojo").read_text().splitlines()[fault.line - 1] == code.splitlines()[-1]
 
@@ -77,7 +77,7 @@ def test_a_slip_is_named_with_its_line(tmp_path, code, mistake, words):
     ids=["right", "guarded", "computed", "in order", "no tensor", "a part", "two loops", "unfinished"],
 )
 def test_what_may_be_right_is_passed_over(tmp_path, code):
-    assert seen(tmp_path, code) == []
+    assert faults_in(tmp_path, code) == []
 
 
 def test_no_solution_shows_a_fault():

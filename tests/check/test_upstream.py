@@ -95,24 +95,24 @@ def test_what_is_wrong_by_itself_is_explained_whatever_is_before_it(tmp_path):
 
 def test_a_runs_gradients_are_blamed_on_what_their_op_reads():
     """The fused backward pass reads the output's lse, and delta, which is made of the output."""
-    seen = {
+    diagnoses = {
         "lse": Diagnosis(["lse"], "lse-without-log", "online-2", frozenset({"lse"})),
         "grad_query": Diagnosis(["dQ"], None, "flash_dQ-1"),
         "grad_value": Diagnosis(["dV"], "scale-in-the-chain", "flash_dKdV-2", frozenset({"grad_value"})),
     }
-    blame_quantities(seen, P23, "fused")
-    assert seen["lse"].lines == ["lse"]
-    assert seen["grad_query"].lines == ["computed from lse, which is wrong: mend that first"]
-    assert seen["grad_query"].hint is None and seen["grad_query"].mistake is None
-    assert seen["grad_value"].lines == ["dV"], "its own last step is wrong, and lse has not spoilt it"
+    blame_quantities(diagnoses, P23, "fused")
+    assert diagnoses["lse"].lines == ["lse"]
+    assert diagnoses["grad_query"].lines == ["computed from lse, which is wrong: mend that first"]
+    assert diagnoses["grad_query"].hint is None and diagnoses["grad_query"].mistake is None
+    assert diagnoses["grad_value"].lines == ["dV"], "its own last step is wrong, and lse has not spoilt it"
 
 
 def test_one_mistake_in_two_quantities_is_explained_once():
     steps = frozenset({"weights"})
-    seen = {
+    diagnoses = {
         "output": Diagnosis(["O"], "largest-not-subtracted", "online-2", steps),
         "lse": Diagnosis(["lse"], "largest-not-subtracted", "online-2", steps),
     }
-    point_back(seen, P23)
-    assert seen["output"].lines == ["O"]
-    assert seen["lse"].lines == ["the mistake is the same as that in output: mend that first"]
+    point_back(diagnoses, P23)
+    assert diagnoses["output"].lines == ["O"]
+    assert diagnoses["lse"].lines == ["the mistake is the same as that in output: mend that first"]

@@ -88,9 +88,9 @@ def test_an_edited_task_is_found_and_put_back(spoiled):
     path = spoiled / "pixi.toml"
     text = path.read_text()
     path.write_text(text.replace('"Check all of your work"', '"Check"'))
-    found = harness(spoiled, "dev", "tasks", "--check")
-    assert found.returncode == 1
-    assert found.stdout == "pixi.toml: its tasks are out of step; `python -m harness dev tasks`\n"
+    checked = harness(spoiled, "dev", "tasks", "--check")
+    assert checked.returncode == 1
+    assert checked.stdout == "pixi.toml: its tasks are out of step; `python -m harness dev tasks`\n"
     assert harness(spoiled, "dev", "tasks").stdout == "wrote pixi.toml\n"
     assert path.read_text() == text
 
@@ -186,11 +186,11 @@ ZOO = "solutions/p22/wrong/db_overwritten.toml"
 )
 def test_what_is_missing_or_unexpected_is_named(spoiled, puzzle, spoil, said):
     spoil(spoiled)
-    found = [*check.faults(spoiled, puzzle), *check.strangers(spoiled, ["p22"])]
-    assert any(fault.startswith(said) or (said in fault and said.startswith("BLANK")) for fault in found), (
-        found
+    faults = [*check.faults(spoiled, puzzle), *check.strangers(spoiled, ["p22"])]
+    assert any(fault.startswith(said) or (said in fault and said.startswith("BLANK")) for fault in faults), (
+        faults
     )
-    assert not any(str(spoiled) in fault for fault in found)
+    assert not any(str(spoiled) in fault for fault in faults)
 
 
 def test_blanks_and_gates_of_one_name(spoiled, puzzle):
@@ -198,16 +198,16 @@ def test_blanks_and_gates_of_one_name(spoiled, puzzle):
     path.write_text(
         path.read_text().replace("BLANK-START dx:", "BLANK-START xd:").replace("BLANK-END dx", "BLANK-END xd")
     )
-    found = list(check.faults(spoiled, puzzle))
-    assert f"solutions/p22/{SOURCE} has no blank dx" in found
-    assert f"solutions/p22/{SOURCE}: blank xd is no gate of the rung" in found
+    faults = list(check.faults(spoiled, puzzle))
+    assert f"solutions/p22/{SOURCE} has no blank dx" in faults
+    assert f"solutions/p22/{SOURCE}: blank xd is no gate of the rung" in faults
 
 
 def test_a_wrong_kernel_that_no_longer_applies(spoiled, puzzle):
     text = (spoiled / ZOO).read_text()
     (spoiled / ZOO).write_text(re.sub(r"^old = .*?(?=^new)", 'old = "gone"\n', text, flags=re.M | re.S))
-    found = [fault for fault in check.faults(spoiled, puzzle) if fault.startswith(ZOO)]
-    assert found == [
+    faults = [fault for fault in check.faults(spoiled, puzzle) if fault.startswith(ZOO)]
+    assert faults == [
         f"{ZOO}: wrong kernel db_overwritten no longer applies: its old text stands 0 times in layernorm_linear.mojo"
     ]
 

@@ -93,11 +93,13 @@ def test_a_line_of_mojo(body, wanted):
 def test_each_mutant_is_one_whole_file_that_can_be_parsed_and_has_its_place(here):
     (work, *_) = mutation.works(find_puzzle("p91"))
     text = work.solution.read_text()
-    found = mutants.mutants(work)
-    assert {(each.gate, each.line, each.was) for each in found} == {
+    all_mutants = mutants.mutants(work)
+    assert {(each.gate, each.line, each.was) for each in all_mutants} == {
         ("dcube", 7, "return 3 * input**2 * grad_output")
     }
-    assert len({each.text for each in found}) == len(found) == 5 and text not in {each.text for each in found}
+    assert len({each.text for each in all_mutants}) == len(all_mutants) == 5 and text not in {
+        each.text for each in all_mutants
+    }
 
 
 # ---- The command --------------------------------------------------------------------------------------------

@@ -272,14 +272,14 @@ def test_captured_stderr_keeps_what_native_code_writes(capfd):
 
 def test_captured_stderr_is_shared_by_threads_that_overlap(capfd):
     inside, leave = threading.Event(), threading.Event()
-    seen = {}
+    texts = {}
 
     def other():
         with graphs.captured_stderr() as captured:
             os.write(2, b"other\n")
             inside.set()
             leave.wait(10)
-        seen["other"] = captured.text
+        texts["other"] = captured.text
 
     thread = threading.Thread(target=other)
     thread.start()
@@ -289,7 +289,7 @@ def test_captured_stderr_is_shared_by_threads_that_overlap(capfd):
     leave.set()
     thread.join()
     os.write(2, b"after\n")
-    assert captured.text == seen["other"] == "other\nmine\n"
+    assert captured.text == texts["other"] == "other\nmine\n"
     assert capfd.readouterr().err == "after\n"
 
 

@@ -159,21 +159,21 @@ def test_what_many_packages_have_in_common_is_compiled_once(edited, runs):
     sizes = {"slope": DIMS[1:]}
     orders = {name: recorder.Order(p, sizes.get(name, DIMS), ("plain",)) for name, p in packages.items()}
     orders["another variant"] = recorder.Order(packages["slope"], DIMS, ("again",))
-    found = dict(zip(orders, recorder.record_many([*orders.values()], "p90", "float32"), strict=True))
+    recordings = dict(zip(orders, recorder.record_many([*orders.values()], "p90", "float32"), strict=True))
     every = "square_backward_kernel square_kernel + square_backward_kernel + square_kernel"
     assert runs == ["plan", every], (
         "`both` has the backward kernel of `slope`, `moved` and `host` no kernel of their own"
     )
     geometry = {
-        name: {launch.name: launch.block for launch in each.launches()} for name, each in found.items()
+        name: {launch.name: launch.block for launch in each.launches()} for name, each in recordings.items()
     }
     assert geometry["host"] == {"square": (32, 1, 1), "square_backward": (64, 1, 1)}
     assert all(geometry[name]["square"] == (64, 1, 1) for name in edits)
     for name, order in orders.items():
-        assert take_order(order) == found[name] and len(runs) == 2, "found in the cache"
+        assert take_order(order) == recordings[name] and len(runs) == 2, "found in the cache"
     whole = recorder._run([*orders.values()], "p90")
     for name, text in zip(orders, whole, strict=True):
-        assert_same(found[name], recorder.parse(text), name, *orders[name].variants)
+        assert_same(recordings[name], recorder.parse(text), name, *orders[name].variants)
 
 
 def take_order(order: recorder.Order):

@@ -52,9 +52,9 @@ def given_away(wanted: str, lines: Sequence[str]) -> list[str]:
 
 def answers(work: Work) -> list[tuple[str, str]]:
     """Blank and line of everything that a file's blanks want."""
-    found = blanks.find(work.solution.read_text())
+    by_id = blanks.find(work.solution.read_text())
     # A blank that is given with wrong code is mended in its place, among lines that are meant to be compared.
-    bodies = {id: blank.body for id, blank in found.items() if not blank.given}
+    bodies = {id: blank.body for id, blank in by_id.items() if not blank.given}
     return [(id, line.strip()) for id, body in bodies.items() for line in body if computes(line)]
 
 
@@ -63,8 +63,8 @@ def test_no_given_line_of_a_learner_s_file_is_an_answer(work):
     lines = blanks.outside(blanks.skeleton(work.solution.read_text())).split("\n")
     step = STEPS.get((work.puzzle.name, work.rung.id))
     lines = [line for line in lines if line.strip() != step]
-    shown = [(id, line, seen) for id, line in answers(work) for seen in given_away(line, lines)]
-    assert not shown, "\n".join(f"{id}: {line} | {seen.strip()}" for id, line, seen in shown)
+    shown = [(id, line, given) for id, line in answers(work) for given in given_away(line, lines)]
+    assert not shown, "\n".join(f"{id}: {line} | {given.strip()}" for id, line, given in shown)
 
 
 @pytest.mark.parametrize("name", puzzle_names())

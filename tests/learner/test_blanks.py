@@ -54,12 +54,12 @@ def test_skeleton_empties_the_blanks_and_nothing_else():
 
 
 def test_find_gives_id_task_size_and_line():
-    found = blanks.find(SOLUTION)
-    assert list(found) == ["one", "two"]
-    assert (found["one"].task, found["one"].size, found["one"].line) == ("do the first thing", 2, 5)
-    assert found["two"].body == ("    third()",)
+    by_id = blanks.find(SOLUTION)
+    assert list(by_id) == ["one", "two"]
+    assert (by_id["one"].task, by_id["one"].size, by_id["one"].line) == ("do the first thing", 2, 5)
+    assert by_id["two"].body == ("    third()",)
     lines = SOLUTION.splitlines()
-    assert lines[found["two"].line - 1] == "    third()"
+    assert lines[by_id["two"].line - 1] == "    third()"
 
 
 def test_filling_the_skeleton_gives_the_solution_back():
@@ -137,10 +137,10 @@ def kernel():
 
 def test_given_code_stands_in_the_problem_and_is_no_work_of_the_learner_s():
     problem = blanks.skeleton(GIVEN)
-    found = blanks.find(problem)
-    assert found["one"].body == ("    if True:", "        wrong()", "") and found["one"].task == "mend it"
+    by_id = blanks.find(problem)
+    assert by_id["one"].body == ("    if True:", "        wrong()", "") and by_id["one"].task == "mend it"
     assert "right()" not in problem and "BLANK-GIVEN" not in problem and "FILL IN" in problem
-    assert [found["one"].size, found["two"].size] == [0, 0]
+    assert [by_id["one"].size, by_id["two"].size] == [0, 0]
     assert blanks.find(GIVEN)["one"].body == ("    right()",), "the solution's blank holds the right code"
     assert blanks.find(problem.replace("wrong()", "mended()"))["one"].size == 2
     emptied = problem.replace("    if True:\n        wrong()\n", "")
@@ -367,10 +367,10 @@ PAIRS = LAYOUT.edited
 
 
 def test_the_solution_has_its_blanks_and_the_gates_have_their_ids(puzzle):
-    found = blanks.find((ROOT / "solutions" / "p22" / "op" / puzzle.source).read_text())
-    assert set(found) == {"ln", "forward", "row_sums", "db", "dW", "dgamma", "dx", "transfer"}
-    assert {gate.id for gate in puzzle.kernel_gates} == set(found)
-    assert all(blank.size > 0 for blank in found.values())
+    by_id = blanks.find((ROOT / "solutions" / "p22" / "op" / puzzle.source).read_text())
+    assert set(by_id) == {"ln", "forward", "row_sums", "db", "dW", "dgamma", "dx", "transfer"}
+    assert {gate.id for gate in puzzle.kernel_gates} == set(by_id)
+    assert all(blank.size > 0 for blank in by_id.values())
 
 
 @pytest.mark.parametrize("relative", PAIRS, ids=str)

@@ -59,8 +59,8 @@ def test_the_language_server_finds_what_lies_behind_the_links(tmp_path):
         position = {"line": before.count("\n"), "character": len(before.rsplit("\n", 1)[-1])}
         place = {"textDocument": {"uri": file.as_uri()}, "position": position}
         server.send("textDocument/definition", place, id=2)
-        (found,) = server.receive(lambda message: message.get("id") == 2)["result"]
-        assert found["uri"].endswith("/shared/common.mojo")
+        (definition,) = server.receive(lambda message: message.get("id") == 2)["result"]
+        assert definition["uri"].endswith("/shared/common.mojo")
     finally:
         server.process.kill()
         server.process.wait()

@@ -231,8 +231,8 @@ def test_a_passed_blank_that_is_edited_counts_as_changed(tmp_path):
 
 
 def test_the_numpy_rung_is_about_ten_lines():
-    found = blanks.find((SOLUTION / "backward.py").read_text())
-    assert sum(blank.size for blank in found.values()) <= 12
+    by_id = blanks.find((SOLUTION / "backward.py").read_text())
+    assert sum(blank.size for blank in by_id.values()) <= 12
 
 
 def test_numpy_unsolved_then_wrong_then_right(checkout):
@@ -398,8 +398,8 @@ def test_reset_of_one_blank_keeps_the_others_and_a_copy(checkout):
     work = checkout.kernels.read_text()
     finished = checkout.run("reset", "p22", "dx", say="y\n")
     assert finished.returncode == 0
-    found = blanks.find(checkout.kernels.read_text())
-    assert found["dx"].size == 0 and found["db"].size > 0
+    by_id = blanks.find(checkout.kernels.read_text())
+    assert by_id["dx"].size == 0 and by_id["db"].size > 0
     (kept,) = backups(checkout)
     assert kept.read_text() == work and kept.parent == checkout.kernels.parent
 
@@ -451,8 +451,8 @@ def test_reset_of_one_blank_keeps_windows_line_endings(checkout, file):
     assert checkout.run("reset", "p22", "dx", "--yes", *flags).returncode == 0
     data = path.read_bytes()
     assert data.count(b"\r\n") == data.count(b"\n") <= lines
-    found = blanks.find(data.decode())
-    assert found["dx"].size == 0 and found["db"].size > 0
+    by_id = blanks.find(data.decode())
+    assert by_id["dx"].size == 0 and by_id["db"].size > 0
 
 
 @pytest.mark.parametrize("where", ["the copy", "the file"])
@@ -707,10 +707,10 @@ def test_doctor_compares_versions_with_what_is_wanted(monkeypatch):
     lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert [f"{name}{versions}" for name, versions in doctor.wanted().items()] == lines
     monkeypatch.setattr(doctor, "wanted", lambda: {"numpy": "==0.0.1", "no-such-thing": ">=3,<4"})
-    found = {finding.part: finding for finding in doctor.packages()}
-    assert found["numpy"].state == "broken" and "==0.0.1 is wanted" in found["numpy"].remedy
-    assert found["no-such-thing"].state == "broken"
-    assert found["no-such-thing"].words == "not installed, >=3,<4 is wanted"
+    by_part = {finding.part: finding for finding in doctor.packages()}
+    assert by_part["numpy"].state == "broken" and "==0.0.1 is wanted" in by_part["numpy"].remedy
+    assert by_part["no-such-thing"].state == "broken"
+    assert by_part["no-such-thing"].words == "not installed, >=3,<4 is wanted"
 
 
 @pytest.mark.parametrize(
@@ -743,9 +743,9 @@ def test_doctor_goes_on_behind_a_check_that_fails(monkeypatch):
         yield
 
     monkeypatch.setattr(doctor, "PARTS", {"one": fails, "two": doctor.python})
-    found = list(doctor.findings())
-    assert (found[0].part, found[0].state) == ("one", "broken") and "no luck" in found[0].words
-    assert found[1].part == "Python"
+    findings = list(doctor.findings())
+    assert (findings[0].part, findings[0].state) == ("one", "broken") and "no luck" in findings[0].words
+    assert findings[1].part == "Python"
 
 
 # ---- From one rung to the next ------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ def folder(tmp_path, monkeypatch, command_line):
     monkeypatch.setattr(roots, "CHECKOUT", roots.CHECKOUT)
     monkeypatch.setenv(roots.FOLDER, "")
     monkeypatch.chdir(tmp_path)
-    made = command_line("init")
-    assert made.code == 0 and "next: cd workbook && " in made.out, made
+    finished = command_line("init")
+    assert finished.code == 0 and "next: cd workbook && " in finished.out, finished
     monkeypatch.chdir(tmp_path / "workbook")
     return tmp_path / "workbook"
 
@@ -53,8 +53,8 @@ def solve(folder, file=DERIVE):
 
 def test_init_writes_what_a_checkout_has(folder):
     there = roots.origin().parent / "problems"
-    made = {path.relative_to(folder / "problems") for path in (folder / "problems").rglob("*")}
-    assert made == {path.relative_to(there) for path in there.rglob("*") if not path.name.endswith(".bak")}
+    written = {path.relative_to(folder / "problems") for path in (folder / "problems").rglob("*")}
+    assert written == {path.relative_to(there) for path in there.rglob("*") if not path.name.endswith(".bak")}
     assert blanks.check(folder / "solutions", folder / "problems") == 0
     assert not any(path.is_symlink() for path in (folder / "solutions").rglob("*"))
 

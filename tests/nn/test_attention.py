@@ -355,8 +355,8 @@ def test_memory_is_constant():
             attention(*tensors, attn_mask=mask).square().sum().backward()
             for leaf in (*tensors, mask):
                 leaf.grad = None
-        found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-        return len(found), sum(tensor.numel() * tensor.element_size() for tensor in found)
+        tensors_alive = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+        return len(tensors_alive), sum(tensor.numel() * tensor.element_size() for tensor in tensors_alive)
 
     alive(1)
     gc.collect()

@@ -43,9 +43,9 @@ def test_parts_of_the_keys_with_offsets_are_the_whole(is_causal):
     truth = whole(tensors, sees)
     parts = [Part(key_offset=cut.start, is_causal=is_causal) for cut in cuts]
     pieces = [(key[:, :, cut], value[:, :, cut]) for cut in cuts]
-    found = [attention_block(query, *piece, part) for piece, part in zip(pieces, parts, strict=True)]
-    assert is_causal == bool(torch.isneginf(found[2][1]).any())
-    output, lse = put_together(found)
+    results = [attention_block(query, *piece, part) for piece, part in zip(pieces, parts, strict=True)]
+    assert is_causal == bool(torch.isneginf(results[2][1]).any())
+    output, lse = put_together(results)
     grad_out = gradient_of(output)
     delta = attention_delta(grad_out, output)
     torch.testing.assert_close(delta, (grad_out * output).sum(-1), rtol=1e-5, atol=1e-5)
@@ -78,9 +78,9 @@ def test_autograd_goes_through_output_and_lse():
     near([output, *torch.autograd.grad(output, leaves, gradient_of(output))], whole(tensors))
 
 
-def mask_of(seen: torch.Tensor, size: int, S: int, T: int) -> torch.Tensor:
+def mask_of(visible: torch.Tensor, size: int, S: int, T: int) -> torch.Tensor:
     """A mask of blocks as one of elements."""
-    return seen.repeat_interleave(size, 0).repeat_interleave(size, 1)[:S, :T]
+    return visible.repeat_interleave(size, 0).repeat_interleave(size, 1)[:S, :T]
 
 
 @pytest.mark.parametrize("size", [3, 16, 32])
@@ -89,17 +89,17 @@ def test_blocks(size, as_pairs):
     S, T = 40, 52
     query, key, value = tensors = inputs(B=1, S=S, T=T)
     counts = -(-S // size), -(-T // size)
-    seen = torch.rand(counts, generator=torch.Generator().manual_seed(0)) < 0.5
-    seen[0] = False
-    seen[-1, 0] = True
-    blocks = [(int(i), int(j)) for i, j in seen.nonzero()] if as_pairs else seen
+    visible = torch.rand(counts, generator=torch.Generator().manual_seed(0)) < 0.5
+    visible[0] = False
+    visible[-1, 0] = True
+    blocks = [(int(i), int(j)) for i, j in visible.nonzero()] if as_pairs else visible
     part = Part(blocks=blocks, block_size=size)
     output, lse = attention_block(query, key, value, part)
     assert not output[:, :, :size].any() and torch.isneginf(lse[:, :, :size]).all()
     grad_out = gradient_of(output)
     delta = attention_delta(grad_out, output)
     gradients = attention_block_backward(grad_out, query, key, value, lse, delta, part)
-    near((output, *gradients), whole(tensors, mask_of(seen, size, S, T)))
+    near((output, *gradients), whole(tensors, mask_of(visible, size, S, T)))
 
 
 def test_no_block_is_seen():
@@ -111,15 +111,15 @@ def test_an_index_is_the_order_in_which_rows_are_taken():
     """Causal along the index, with blocks of positions; results stand where their rows stand."""
     query, key, value = tensors = inputs(S=8, T=8)
     index = torch.randperm(8, generator=torch.Generator().manual_seed(1))
-    seen = torch.tensor([[True, False], [True, True]])
-    part = Part(is_causal=True, blocks=seen, block_size=4, index=index)
+    visible = torch.tensor([[True, False], [True, True]])
+    part = Part(is_causal=True, blocks=visible, block_size=4, index=index)
     output, lse = attention_block(query, key, value, part)
     grad_out = gradient_of(output)
     gradients = attention_block_backward(
         grad_out, query, key, value, lse, attention_delta(grad_out, output), part
     )
     position = torch.argsort(index)
-    sees = (position[None] <= position[:, None]) & mask_of(seen, 4, 8, 8)[position][:, position]
+    sees = (position[None] <= position[:, None]) & mask_of(visible, 4, 8, 8)[position][:, position]
     near((output, *gradients), whole(tensors, sees))
     expected = torch.logsumexp((query @ key.mT / 8**0.5).masked_fill(~sees, -torch.inf), -1)
     torch.testing.assert_close(lse, expected, rtol=1e-5, atol=1e-5)

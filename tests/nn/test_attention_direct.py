@@ -44,8 +44,8 @@ class Module(ModuleType):
 @pytest.fixture
 def module(monkeypatch):
     """A module on the CPU, in the place of a GPU's."""
-    made = Module()
-    kernels = attention_direct.AttentionKernels(made, torch.device("cpu"))
+    stand_in = Module()
+    kernels = attention_direct.AttentionKernels(stand_in, torch.device("cpu"))
     monkeypatch.setattr(attention_direct, "current_device", lambda: CPU_INDEX)
     monkeypatch.setattr(attention_direct, "current_stream", lambda index: 99)
     monkeypatch.setattr(
@@ -55,7 +55,7 @@ def module(monkeypatch):
     )
     monkeypatch.setattr(on_stream, "DEVICE", "cpu")
     monkeypatch.setattr(attention_direct.kernels, "table", {CPU_INDEX: kernels})
-    return made
+    return stand_in
 
 
 def leaves(dtype=torch.bfloat16, S=9, T=9, N=4, G=4, d=64):
@@ -69,8 +69,8 @@ def leaves(dtype=torch.bfloat16, S=9, T=9, N=4, G=4, d=64):
 def expected_counts():
     """How many arguments each function of the module wants."""
     text = (extension.sources("p23")[0] / "extension.mojo").read_text()
-    found = re.findall(r'call\["(\w+)", ([\d +]+)\]', text)
-    return {name: sum(int(number) for number in sizes.split("+")) for name, sizes in found}
+    calls = re.findall(r'call\["(\w+)", ([\d +]+)\]', text)
+    return {name: sum(int(number) for number in sizes.split("+")) for name, sizes in calls}
 
 
 def counts(module):

@@ -407,8 +407,8 @@ def test_without_a_compiler_the_rest_runs_uncompiled_and_one_line_says_so(monkey
 
 
 def test_the_name_works_without_an_import():
-    found = importlib.metadata.entry_points(group="torch_dynamo_backends", name="mojo_workbook")
-    assert [point.load() for point in found][:1] == [mojo_workbook]
+    points = importlib.metadata.entry_points(group="torch_dynamo_backends", name="mojo_workbook")
+    assert [point.load() for point in points][:1] == [mojo_workbook]
     assert "mojo_workbook" in torch._dynamo.list_backends()
 
 

@@ -63,7 +63,7 @@ MODELS = {
 }
 
 
-def made(name: str):
+def model_of(name: str):
     torch.manual_seed(0)
     model = MODELS[name][0]()
     generator = torch.Generator().manual_seed(1)
@@ -102,7 +102,7 @@ def gradients(call, model, name, dtype=torch.float32):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_as_near_to_float64_as_eager_mode_s(name):
-    model = made(name)
+    model = model_of(name)
     call, reports = compiled(model)
     eager, ours = gradients(model, model, name), gradients(call, model, name)
     wide = copy.deepcopy(model).double()
@@ -121,22 +121,22 @@ def test_gradients_are_as_near_to_float64_as_eager_mode_s(name):
 @pytest.mark.parametrize("way", ["compile", "patch"])
 def test_five_steps_of_training(name, way):
     def losses(swapped: bool) -> list[float]:
-        model = made(name)
+        model = model_of(name)
         call, done = model, None
         if swapped and way == "compile":
             call, _ = compiled(model)
         elif swapped:
             done = patch(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        found = []
+        values = []
         for _ in range(5):
             optimizer.zero_grad()
             loss = loss_of(call, name)
             loss.backward()
             optimizer.step()
-            found.append(loss.item())
+            values.append(loss.item())
         assert done is None or len(done.swapped) == MODELS[name][2]
-        return found
+        return values
 
     eager, ours = losses(False), losses(True)
     assert eager[-1] < eager[0]

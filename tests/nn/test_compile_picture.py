@@ -60,15 +60,15 @@ def test_the_svg_is_well_formed_and_marks_both(rewrite):
 
 @pytest.mark.compiler
 def test_the_backend_hands_every_swap_to_whoever_asks():
-    seen = []
+    rewrites = []
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 6), nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, 4))
     torch._dynamo.reset()
-    options = {"tail": "eager", "pictures": seen.append}
+    options = {"tail": "eager", "pictures": rewrites.append}
     torch.compile(model, backend=mojo_workbook, options=options)(torch.randn(3, 8))
-    assert [rewrite.title for rewrite in seen] == [
+    assert [rewrite.title for rewrite in rewrites] == [
         "swapped  1: 3 rows, 8 -> 6, float32",
         "swapped  4: 3 rows, 6 -> 4, float32",
     ]
-    first, second = ("\n".join(rewrite.text()) for rewrite in seen)
+    first, second = ("\n".join(rewrite.text()) for rewrite in rewrites)
     assert re.search(r"- \w+ = layer_norm\(1e-05\) \[3, 8\] <- args.0, \S*0.weight, \S*0.bias", first), first
     assert "layernorm_linear.default" in second and "3.weight" in second and "0.weight" not in second

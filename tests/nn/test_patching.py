@@ -43,8 +43,8 @@ class Pair(torch.autograd.Function):
         own = [None if t is None else t.detach().requires_grad_() for t in ctx.saved_tensors]
         with torch.enable_grad():
             output = Pair.function(*own, ctx.eps)
-        found = iter(torch.autograd.grad(output, [t for t in own if t is not None], grad_output))
-        return *(None if t is None else next(found) for t in own), None
+        gradients = iter(torch.autograd.grad(output, [t for t in own if t is not None], grad_output))
+        return *(None if t is None else next(gradients) for t in own), None
 
 
 @pytest.fixture
@@ -336,15 +336,15 @@ def test_an_input_detached_in_place_is_refused_by_torch_as_ever(pairs):
 
 
 def test_a_gradient_that_is_kept_at_the_output(pairs):
-    found = []
+    gradients = []
     for m in (fresh(sequential()), fresh(sequential())):
-        if found:
+        if gradients:
             patch(m)
         h = m[0](seeded(2, H, generator=torch.Generator().manual_seed(3)))
         h.retain_grad()
         m[1](h).square().sum().backward()
-        found.append(h.grad)
-    assert_same(*([g] for g in found))
+        gradients.append(h.grad)
+    assert_same(*([g] for g in gradients))
 
 
 # ---- Changes after the patch --------------------------------------------------------------------------------------
@@ -489,8 +489,8 @@ def with_device(m, x):
 def doubled(m, x):
     class Twice(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
-            found = function(*args, **(kwargs or {}))
-            return found * 2 if function is F.layer_norm else found
+            result = function(*args, **(kwargs or {}))
+            return result * 2 if function is F.layer_norm else result
 
     with Twice():
         return m(x)

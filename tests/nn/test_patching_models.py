@@ -96,9 +96,9 @@ MODELS = {
 
 def loss_and_gradients(model, output):
     model.zero_grad()
-    found = output(model)
-    (found * found.detach().cos()).sum().backward()
-    return [found.detach(), *(p.grad for p in model.parameters())]
+    result = output(model)
+    (result * result.detach().cos()).sum().backward()
+    return [result.detach(), *(p.grad for p in model.parameters())]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -16,21 +16,21 @@ half = torch.bfloat16
 
 def measured():
     """size -> way -> microseconds of each pass, from the table."""
-    found: dict[tuple[int, int, int], dict] = {}
+    times: dict[tuple[int, int, int], dict] = {}
     for row in record.rows("products"):
         size = int(row["M"]), int(row["H"]), int(row["O"])
         way = row["output"], row["dln"], row["dW"]
-        found.setdefault(size, {})[way] = float(row["forward_us"]), float(row["backward_us"])
-    return found
+        times.setdefault(size, {})[way] = float(row["forward_us"]), float(row["backward_us"])
+    return times
 
 
 def branches_measured():
     """size -> (who multiplies dln, dW, on how many branches) -> microseconds of both passes in a graph."""
-    found: dict[tuple[int, int, int], dict] = {}
+    times: dict[tuple[int, int, int], dict] = {}
     for row in record.rows("branches"):
         size = int(row["M"]), int(row["H"]), int(row["O"])
-        found.setdefault(size, {})[row["dln"], row["dW"], int(row["branches"])] = float(row["us"])
-    return found
+        times.setdefault(size, {})[row["dln"], row["dW"], int(row["branches"])] = float(row["us"])
+    return times
 
 
 def test_one_branch_or_two_is_near_the_fastest_that_was_measured():

@@ -41,7 +41,7 @@ def samples(dtype: torch.dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layer_norm_samples(dtype):
-    seen = 0
+    compared = 0
     for x, gamma, beta, eps in samples(dtype):
         W = torch.eye(x.shape[-1], dtype=dtype)  # the Linear passes LayerNorm's output on
         if not x.shape[-1]:
@@ -67,16 +67,16 @@ def test_layer_norm_samples(dtype):
         for one, other in zip(got, torch.autograd.grad(truth, wide, dy.double()), strict=True):
             scale = max(1.0, other.abs().max().item() if other.numel() else 1.0)
             assert_near(one / scale, other / scale, dtype)
-        seen += 1
-    assert seen >= 3, "torch has changed its samples: too few normalise the last axis"
+        compared += 1
+    assert compared >= 3, "torch has changed its samples: too few normalise the last axis"
 
 
 def module_inputs(module: type, dtype: torch.dtype):
     """The constructor arguments and the first input of a module's own tests."""
-    made = MODULES[module].module_inputs_func(
+    module_samples = MODULES[module].module_inputs_func(
         MODULES[module], device="cpu", dtype=dtype, requires_grad=False, training=True
     )
-    for sample in made:
+    for sample in module_samples:
         given = sample.forward_input
         yield sample.constructor_input, (given.args or tuple(given.kwargs.values()))[0]
 
@@ -84,25 +84,25 @@ def module_inputs(module: type, dtype: torch.dtype):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 def test_module_samples_of_linear(dtype):
     """Each Linear of the module tests behind a LayerNorm of its input."""
-    seen = 0
-    for made, x in module_inputs(torch.nn.Linear, dtype):
-        linear = torch.nn.Linear(*made.args, **made.kwargs, dtype=dtype)
+    compared = 0
+    for arguments, x in module_inputs(torch.nn.Linear, dtype):
+        linear = torch.nn.Linear(*arguments.args, **arguments.kwargs, dtype=dtype)
         ln = torch.nn.LayerNorm(x.shape[-1], dtype=dtype)
         pair = torch.nn.Sequential(ln, linear)
         layer = LayerNormLinear.from_modules(ln, linear)
         assert_near(
             layer(x), pair.double()(x.double()) if dtype == torch.float64 else pair(x).double(), dtype
         )
-        seen += 1
-    assert seen >= 2
+        compared += 1
+    assert compared >= 2
 
 
 def test_module_samples_of_layer_norm():
     """Each LayerNorm of the module tests in front of a Linear; one over several axes is refused."""
     outcomes = set()
     cases = itertools.product(module_inputs(torch.nn.LayerNorm, torch.float32), (True, False))
-    for (made, x), affine in cases:
-        ln = torch.nn.LayerNorm(*made.args[:2], elementwise_affine=affine)  # the shape, and eps
+    for (arguments, x), affine in cases:
+        ln = torch.nn.LayerNorm(*arguments.args[:2], elementwise_affine=affine)  # the shape, and eps
         linear = torch.nn.Linear(ln.normalized_shape[-1], 3)
         if len(ln.normalized_shape) > 1:
             with pytest.raises(ValueError, match="ln: expected normalized_shape"):

@@ -22,12 +22,12 @@ QUANTITIES = list(PUZZLE.forward)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_reference_truth_and_derivation_agree(case):
     arrays = PUZZLE.inputs(case, "float64", 0)
-    found = reference({name: torch.tensor(array) for name, array in arrays.items()})
+    outputs = reference({name: torch.tensor(array) for name, array in arrays.items()})
     truth = PUZZLE.exact(arrays)
-    assert set(truth) == set(found) == set(QUANTITIES)
+    assert set(truth) == set(outputs) == set(QUANTITIES)
     for name, expected in truth.items():
         wanted = expected.astype(float)
-        np.testing.assert_allclose(found[name].numpy(), wanted, rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(outputs[name].numpy(), wanted, rtol=1e-11, atol=1e-13)
         np.testing.assert_allclose(getattr(derive(arrays), name), wanted, rtol=1e-11, atol=1e-13)
 
 
@@ -87,6 +87,6 @@ def test_every_gate_is_a_variant_with_a_quantity_of_its_own():
 def test_blanks_are_as_short_as_promised():
     from harness.learner import blanks
 
-    found = blanks.find(blanks.read(roots.solutions() / "p19" / "op" / "ramp.mojo"))
-    assert [blank.id for blank in found.values()] == [gate.id for gate in GATES]
-    assert all(2 <= blank.size <= 6 for blank in found.values())
+    by_id = blanks.find(blanks.read(roots.solutions() / "p19" / "op" / "ramp.mojo"))
+    assert [blank.id for blank in by_id.values()] == [gate.id for gate in GATES]
+    assert all(2 <= blank.size <= 6 for blank in by_id.values())

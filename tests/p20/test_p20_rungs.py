@@ -137,9 +137,9 @@ def test_a_second_derivative_is_refused_by_whatever_words_are_raised(body, words
 
 
 def test_what_changes_in_place_is_said_once_and_not_in_autograds_words_too(tmp_path):
-    found = judged("torch", tmp_path, {"relu_mask": tuple(IN_PLACE.split("\n"))})["relu_mask"]
-    assert found.mistake == "inputs_unchanged" and len(found.diagnosis) == 1
-    assert found.diagnosis[0].startswith("inputs_unchanged: an input is changed in place: whoever reads it")
+    result = judged("torch", tmp_path, {"relu_mask": tuple(IN_PLACE.split("\n"))})["relu_mask"]
+    assert result.mistake == "inputs_unchanged" and len(result.diagnosis) == 1
+    assert result.diagnosis[0].startswith("inputs_unchanged: an input is changed in place: whoever reads it")
 
 
 def test_a_missing_class_and_a_register_that_returns_nothing_are_named(tmp_path):
@@ -167,9 +167,9 @@ def test_the_truths_agree():
 
     for case in cases():
         arrays = inputs(case, "float64", 0)
-        found = reference({name: torch.tensor(array) for name, array in arrays.items()})
+        outputs = reference({name: torch.tensor(array) for name, array in arrays.items()})
         for name, expected in PUZZLE.exact(arrays).items():
-            got, wanted = found[name].numpy(), np.asarray(expected, np.float64)
+            got, wanted = outputs[name].numpy(), np.asarray(expected, np.float64)
             finite = np.isfinite(wanted)
             assert np.array_equal(np.isfinite(got), finite), (case.name, name)
             np.testing.assert_allclose(got[finite], wanted[finite], rtol=1e-9, atol=1e-12, err_msg=name)
@@ -301,9 +301,9 @@ def test_no_hint_gives_a_whole_solution_of_several_lines_away():
     from harness.learner import hints
 
     for rung in PUZZLE.rungs:
-        found = blanks.find((roots.solutions() / "p20" / rung.file).read_text())
+        by_id = blanks.find((roots.solutions() / "p20" / rung.file).read_text())
         for gate in rung.gates:
-            body = {line.strip() for line in found[gate].body if line.strip()}
+            body = {line.strip() for line in by_id[gate].body if line.strip()}
             for hint in hints.ladders("p20")[gate]:
                 code = {line.strip() for line in hint.code.splitlines()}
                 assert not body <= code, hint.id
@@ -343,37 +343,37 @@ def verdict(rung, gate, file, old, new, tmp_path):
     ],
 )
 def test_a_wrong_edge_is_named_by_what_it_is_at_every_x(edge, lines, tmp_path):
-    found = verdict("derive", "edges", "graph.py", '"x->a": 2 * v["x"]', f'"x->a": {edge}', tmp_path)
-    assert found.diagnosis == lines
+    result = verdict("derive", "edges", "graph.py", '"x->a": 2 * v["x"]', f'"x->a": {edge}', tmp_path)
+    assert result.diagnosis == lines
 
 
 def test_exchanged_arguments_of_a_kernel_are_named_and_not_called_strides(tmp_path):
-    found = verdict(
+    result = verdict(
         "register", "gradient", "register.py", "return softmax_backward(dy, y)", "return softmax_backward(y, dy)", tmp_path
     )  # fmt: skip
-    assert found.diagnosis == [
+    assert result.diagnosis == [
         "gradient: the gradient is dy * (y - sum(dy * y)): y and dy are handed to the kernel in each other's place",
         "   in a model: the loss may still go down, along another direction than its gradient",
     ]
 
 
 def test_an_operator_that_cannot_be_called_is_not_said_to_compute_wrong_numbers(tmp_path):
-    found = verdict("register", "define", "register.py", "softmax(x: Tensor)", "softmax(x)", tmp_path)
+    result = verdict("register", "define", "register.py", "softmax(x: Tensor)", "softmax(x)", tmp_path)
     assert (
-        found.state == "wrong"
-        and "must have a type annotation" in found.diagnosis[0]
-        and len(found.diagnosis) == 1
+        result.state == "wrong"
+        and "must have a type annotation" in result.diagnosis[0]
+        and len(result.diagnosis) == 1
     )
 
 
 def test_a_gradient_that_gradcheck_refuses_is_one_short_line(tmp_path):
-    found = verdict(
+    result = verdict(
         "register", "gradient", "register.py", "return softmax_backward(dy, y)", "return 2 * softmax_backward(dy, y)", tmp_path
     )  # fmt: skip
-    assert found.diagnosis[0] == (
+    assert result.diagnosis[0] == (
         "gradient: gradcheck in float64: Jacobian mismatch for output 0 with respect to input 0"
     )
-    assert len(found.diagnosis) == 2
+    assert len(result.diagnosis) == 2
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_a_gradient_that_gradcheck_refuses_is_one_short_line(tmp_path):
     ],
 )
 def test_a_wrong_layernorm_in_pytorch_is_named(old, new, words, tmp_path):
-    found = verdict("torch", "layernorm", "functions.py", old, new, tmp_path)
-    assert found.diagnosis[0].startswith("at odd sizes") and found.diagnosis[-1].startswith(words), (
-        found.diagnosis
+    result = verdict("torch", "layernorm", "functions.py", old, new, tmp_path)
+    assert result.diagnosis[0].startswith("at odd sizes") and result.diagnosis[-1].startswith(words), (
+        result.diagnosis
     )

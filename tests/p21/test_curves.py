@@ -15,19 +15,19 @@ from harness.toolchain import roots
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, curves.Pair]:
+def pairs() -> dict[str, curves.Pair]:
     """Short runs: enough for the curves to part."""
     return curves.pairs(40)
 
 
-def test_both_begin_alike_and_both_fall(made):
-    assert list(made) == list(curves.BUGS)
-    for name, pair in made.items():
+def test_both_begin_alike_and_both_fall(pairs):
+    assert list(pairs) == list(curves.BUGS)
+    for name, pair in pairs.items():
         assert pair.right[0] == pytest.approx(pair.wrong[0], rel=1e-5), name
         assert pair.wrong[-1] < pair.wrong[0], f"{name}: the loss still goes down"
         assert pair.right[-1] < 0.9 * pair.right[0]
     assert all(
-        right != wrong for pair in made.values() for right, wrong in [(pair.right[-1], pair.wrong[-1])]
+        right != wrong for pair in pairs.values() for right, wrong in [(pair.right[-1], pair.wrong[-1])]
     )
 
 
@@ -54,25 +54,25 @@ def test_the_right_model_has_autograd_s_gradients():
 
     plain = {w.name: Plain(w.reference) for w in WANTED.values()}
     plain["right Softmax"] = plain["Softmax"]
-    found = []
+    gradients = []
     for used in (functions, plain):
         p = curves.parameters(3)
         loss = curves.loss_of(used, p, *curves.batch(torch.Generator().manual_seed(4)))
         leaves = [t for t in p.values() if t.requires_grad]
-        found.append(torch.autograd.grad(loss, leaves))
-    for ours, theirs in zip(*found, strict=True):
+        gradients.append(torch.autograd.grad(loss, leaves))
+    for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_the_command_draws_and_writes(monkeypatch, capsys, tmp_path, made):
-    monkeypatch.setattr(curves, "pairs", lambda steps: made)
+def test_the_command_draws_and_writes(monkeypatch, capsys, tmp_path, pairs):
+    monkeypatch.setattr(curves, "pairs", lambda steps: pairs)
     target = tmp_path / "curves.csv"
     assert cli.main(["p21", "--curves", "--steps", "40", "--csv", str(target)]) == 0
     said = capsys.readouterr().out
     assert said.count("final loss: right") == 3 and "step 40" in said
     rows = list(csv.DictReader(target.open()))
     assert len(rows) == 120 and float(rows[0]["right"]) == pytest.approx(
-        made[curves.BUGS[0]].right[0], abs=1e-6
+        pairs[curves.BUGS[0]].right[0], abs=1e-6
     )
 
 
@@ -80,7 +80,7 @@ def test_the_command_draws_and_writes(monkeypatch, capsys, tmp_path, made):
     ("arguments", "words"),
     [(("--steps", "3"), "--steps 3: must be at least 20"), (("--csv", "no/such/folder.csv"), "--csv no/such/folder.csv: ")],
 )  # fmt: skip
-def test_bad_use_is_a_line(monkeypatch, capsys, made, arguments, words):
-    monkeypatch.setattr(curves, "pairs", lambda steps: made)
+def test_bad_use_is_a_line(monkeypatch, capsys, pairs, arguments, words):
+    monkeypatch.setattr(curves, "pairs", lambda steps: pairs)
     assert cli.main(["p21", "--curves", *arguments]) == 2
     assert words in capsys.readouterr().err

@@ -59,8 +59,10 @@ def test_what_is_given_shows_its_failing_verdict_where_it_is_asked_for_alone(che
     path.write_text(blanks.skeleton(SOLUTION.read_text()))
     (result,) = checker.check(path, ["addbias"])
     assert (result.state, result.mistake, result.hint) == ("unsolved", None, "addbias-1")
-    found = re.search(r"the gradient of input 1 at \[\d\]: got (\S+), expected (\S+), ", result.diagnosis[0])
-    assert found and float(found[1]) == pytest.approx(15 * float(found[2]), rel=1e-4), (
+    numbers = re.search(
+        r"the gradient of input 1 at \[\d\]: got (\S+), expected (\S+), ", result.diagnosis[0]
+    )
+    assert numbers and float(numbers[1]) == pytest.approx(15 * float(numbers[2]), rel=1e-4), (
         "15 rows, added up twice"
     )
     assert result.diagnosis[2].startswith("seen by: gradcheck float64, ")
@@ -107,14 +109,18 @@ def matrix() -> dict[str, dict[str, bool]]:
 
 @pytest.mark.long
 def test_the_matrix_says_what_the_chapter_says(matrix):
-    assert {name for name, seen in matrix.items() if not any(seen.values())} == NOT_SEEN
-    only_opcheck = {name for name, seen in matrix.items() if seen["opcheck"] and sum(seen.values()) == 1}
+    assert {name for name, catches in matrix.items() if not any(catches.values())} == NOT_SEEN
+    only_opcheck = {
+        name for name, catches in matrix.items() if catches["opcheck"] and sum(catches.values()) == 1
+    }
     assert only_opcheck == {"silu_contiguous_gradient"}, "gradcheck hands in contiguous gradients"
     assert not matrix["crossentropy_gradient_ignored"]["allclose on ones"]
     assert not matrix["attention_query_scale"]["allclose on ones"], "equal keys: their gradients cancel"
     assert not matrix["linear_attribute_never_set"]["gradcheck float64"]
     assert all(
-        any(seen[column] for seen in matrix.values()) for column in hunt.USUAL if column != "repeat runs"
+        any(catches[column] for catches in matrix.values())
+        for column in hunt.USUAL
+        if column != "repeat runs"
     )
 
 
@@ -172,5 +178,5 @@ def test_autograd_sums_what_was_broadcast():
             return dy, dy
 
     bias = torch.zeros(3, requires_grad=True)
-    (found,) = torch.autograd.grad(Add.apply(torch.ones(5, 3), bias).sum(), bias)
-    assert found.tolist() == [5.0] * 3
+    (gradient,) = torch.autograd.grad(Add.apply(torch.ones(5, 3), bias).sum(), bias)
+    assert gradient.tolist() == [5.0] * 3

@@ -95,11 +95,11 @@ def test_every_known_mistake_is_rejected_and_nothing_else(dtype):
     quantities = [name for call in CALLS for name in call.writes]
 
     def right(changes, case) -> bool:
-        found = derivation.derive(reference.arrays(case), changes)
+        derived = derivation.derive(reference.arrays(case), changes)
         truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
         return all(
             judge(
-                rounded(getattr(found, name), PUZZLE.written_dtype(name, dtype)), truth[name], baseline[name],
+                rounded(getattr(derived, name), PUZZLE.written_dtype(name, dtype)), truth[name], baseline[name],
                 dtype, terms=reference.terms(case).get(name, 0.0),
             ).ok
             for name in quantities

@@ -63,9 +63,9 @@ def test_the_floor_is_one_two_or_three_products():
     M, H, O = TINY.M, TINY.H, TINY.O
     shapes = {"forward": [(M, O)], "backward": [(M, H), (O, H)], "both": [(M, O), (M, H), (O, H)]}
     for direction, expected in shapes.items():
-        found = products.prepare(direction)()
-        assert [tuple(tensor.shape) for tensor in found] == expected
-        assert not any(tensor.requires_grad for tensor in found)
+        outputs = products.prepare(direction)()
+        assert [tuple(tensor.shape) for tensor in outputs] == expected
+        assert not any(tensor.requires_grad for tensor in outputs)
 
 
 @pytest.mark.compiler

@@ -279,9 +279,10 @@ def test_textbook_statistics_are_right_and_cancelled_ones_are_not(statistics, ri
         x = reference.arrays(case)["input"].astype(np.float32)
         truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
         with np.errstate(invalid="ignore"):
-            found = dict(zip(("mean", "rstd"), statistics(x), strict=True))
+            computed = dict(zip(("mean", "rstd"), statistics(x), strict=True))
         verdicts += [
-            judge(found[name].astype(np.float64), truth[name], baseline[name], "float32") for name in found
+            judge(computed[name].astype(np.float64), truth[name], baseline[name], "float32")
+            for name in computed
         ]
     assert all(verdict.ok for verdict in verdicts) == right
 

@@ -26,9 +26,9 @@ SOLUTION = roots.solutions() / "p22" / "derive.py"
 @pytest.fixture(scope="module")
 def checker():
     """One warm checker, found as the command line finds it."""
-    made = make_checker(Work(PUZZLE, derive_rung.RUNG))
-    assert isinstance(made, DeriveChecker)
-    return made
+    warm = make_checker(Work(PUZZLE, derive_rung.RUNG))
+    assert isinstance(warm, DeriveChecker)
+    return warm
 
 
 def test_differences_are_exact_to_nine_digits():
@@ -56,8 +56,8 @@ def test_the_truth_is_that_of_autograd(case):
     agree("dvar", torch.autograd.grad(x.var(correction=0), x)[0])
     agree("jvp", torch.autograd.functional.jvp(x_hat, x, along)[1])
     gradient = torch.autograd.grad(g @ x_hat(x), x)[0].numpy()
-    found = v.row_scale * (v.row_g - truth["row_c2"] - v.row_x_hat * truth["row_c1"])
-    np.testing.assert_allclose(found, gradient, rtol=0, atol=3e-9 * np.abs(v.row_g).max() * v.row_scale)
+    by_hand = v.row_scale * (v.row_g - truth["row_c2"] - v.row_x_hat * truth["row_c1"])
+    np.testing.assert_allclose(by_hand, gradient, rtol=0, atol=3e-9 * np.abs(v.row_g).max() * v.row_scale)
 
 
 def test_the_solution_is_right_on_every_finite_case(checker):

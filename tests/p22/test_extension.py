@@ -65,7 +65,7 @@ def test_an_nvidia_gpu_that_is_too_old(capability):
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("given", "expected"),
     [
         ("sm_90", "sm_90a"),
         ("sm_90a", "sm_90a"),
@@ -74,8 +74,8 @@ def test_an_nvidia_gpu_that_is_too_old(capability):
         ("mi300x", "gfx942"),
     ],
 )
-def test_a_name_becomes_the_one_that_is_looked_for(given, found):
-    assert extension.canonical(given) == found
+def test_a_name_becomes_the_one_that_is_looked_for(given, expected):
+    assert extension.canonical(given) == expected
 
 
 @pytest.mark.parametrize(
@@ -373,15 +373,15 @@ def test_the_module_on_the_virtual_gpu():
         "ln_out alone": {"dx", "db", *of_norm},
     }
     skipped |= {"dgamma alone": {"dx", "db", *of_dW}, "db alone": {"dx", *of_dW, *of_norm}}
-    for label, found in errors.items():
+    for label, of_case in errors.items():
         case = label.split(", ")[-1]
-        left = {name for name, error in found.items() if error == "untouched"}
-        assert left == skipped.get(case, set()) & found.keys(), label
+        left = {name for name, error in of_case.items() if error == "untouched"}
+        assert left == skipped.get(case, set()) & of_case.keys(), label
         limit = {"tf32": 2e-3, "bfloat16": 2e-2, "float16": 2e-3, "float64": 1e-14}.get(case, 2e-6)
-        largest = max(error for error in found.values() if error != "untouched")
-        assert largest < limit, (label, found)
+        largest = max(error for error in of_case.values() if error != "untouched")
+        assert largest < limit, (label, of_case)
         # A kind that computed in a wider dtype than it says would be as good as the next one.
-        assert largest > limit / 1000, (label, found)
+        assert largest > limit / 1000, (label, of_case)
     assert "bytes of scratch memory, got" in result.stdout.splitlines()[1]
 
 
@@ -396,18 +396,20 @@ def test_hopper_s_kernels_on_the_virtual_gpu():
     assert told["findings"] == []
     bits = {"dW": 1, "db": 2, "dx": 4, "dgamma": 8, "dbeta": 8}
     expected = 0
-    for label, found in told["errors"].items():
+    for label, of_case in told["errors"].items():
         wanted = int(label.removeprefix("wanted ")) if label.startswith("wanted") else 15
         # What is not wanted is not multiplied: dln for dW or db alone or nothing, dW without it.
         expected += 1 + bool(wanted & (bits["dx"] | bits["dgamma"])) + bool(wanted & bits["dW"])
-        left = {name for name, error in found.items() if error == "untouched"}
+        left = {name for name, error in of_case.items() if error == "untouched"}
         assert left == {name for name, bit in bits.items() if not wanted & bit}, label
-        largest = max(error for error in found.values() if error != "untouched")
-        assert 1e-5 < largest < (2e-3 if label in told["narrow"] else 2e-2), (label, found)
+        largest = max(error for error in of_case.values() if error != "untouched")
+        assert 1e-5 < largest < (2e-3 if label in told["narrow"] else 2e-2), (label, of_case)
     products = [name for name, _ in told["launches"] if "gemm_ho" in name]
     assert len(products) == expected, told["launches"]
     assert max(grid for name, (grid, _, _) in told["launches"] if "gemm_ho" in name) > 4
-    errors = [error for found in told["pairs"].values() for error in found.values() if error != "untouched"]
+    errors = [
+        error for of_case in told["pairs"].values() for error in of_case.values() if error != "untouched"
+    ]
     assert max(errors) < 1e-6, told["pairs"]
     assert len([name for name, _ in told["launches"] if "pairs_gemm" in name]) == 3 + 3 + 2 + 2 + 1 + 3
 
@@ -489,8 +491,8 @@ def test_build_ext_help(command_line):
 
 def test_the_doctor_without_a_gpu(monkeypatch):
     monkeypatch.setattr(targets, "gpu_may_exist", lambda: False)
-    (found,) = doctor.extension_module()
-    assert found.state == "note" and "build-ext --arch NAME" in found.words
+    (finding,) = doctor.extension_module()
+    assert finding.state == "note" and "build-ext --arch NAME" in finding.words
 
 
 def test_the_doctor_with_gpus(monkeypatch, tmp_path):
@@ -498,14 +500,14 @@ def test_the_doctor_with_gpus(monkeypatch, tmp_path):
     monkeypatch.setattr(extension, "present", lambda: ["sm_80", "sm_90a"])
     monkeypatch.setenv(extension.VARIABLE, str(tmp_path))
     there = keep(tmp_path / extension.file_name("sm_90a"), lambda staged: staged.write_text(""), "it")
-    missing, found = doctor.extension_module()
+    missing, present = doctor.extension_module()
     assert missing.state == "note" and "not built for sm_80 yet" in missing.words
-    assert found.state == "good" and found.words == str(there)
+    assert present.state == "good" and present.words == str(there)
 
 
 def test_the_doctor_with_an_old_gpu(monkeypatch):
     monkeypatch.setattr(targets, "gpu_may_exist", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    (found,) = doctor.extension_module()
-    assert found.state == "note" and "want sm_80 or newer, not sm_75: " in found.words
+    (finding,) = doctor.extension_module()
+    assert finding.state == "note" and "want sm_80 or newer, not sm_75: " in finding.words

@@ -49,7 +49,7 @@ def wrong(puzzle, program, dtype, case, seed=0) -> dict[str, tuple[float, float]
     reference = Reference(puzzle, dtype, seed)
     outputs = tensors.execute(puzzle, program, cpu(), reference.inputs(case))
     verdicts = judge_variant(reference, case, cpu(), "fast", of_variant(outputs, "fast"), list(QUANTITIES))
-    return {name: (seen.error, seen.limit) for name, seen in verdicts.items() if not seen.ok}
+    return {name: (verdict.error, verdict.limit) for name, verdict in verdicts.items() if not verdict.ok}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -148,13 +148,13 @@ def test_processors_with_narrower_vectors_and_fewer_registers(puzzle, solution, 
         "dln": np.zeros((1, 35, 37)),
     }
     truth = puzzle.exact(arrays)
-    seen = set()
+    compared = set()
     for line in finished.stdout.splitlines():
         dtype, name, *values = line.split()
         apart = np.abs(np.array(values, np.float64) - truth[name].ravel()).max() / np.abs(truth[name]).max()
         assert apart < (1 if "16" in dtype else 16) * EPSILON[dtype], (dtype, name)
-        seen.add((dtype, name))
-    assert len(seen) == len(DTYPES) * 6
+        compared.add((dtype, name))
+    assert len(compared) == len(DTYPES) * 6
 
 
 def test_it_compiles_for_arm(solution, tmp_path):
@@ -175,10 +175,10 @@ def test_every_run_gives_the_same_bits(puzzle, fast_program):
     reference = Reference(puzzle, "float32", 0)
     program = fast_program("float32")
     device = Compiled(program, reference, cpu())
-    seen = repeat(
+    by_quantity = repeat(
         lambda: device.outputs("fast", MANY_BLOCKS), reference, MANY_BLOCKS, cpu(), "fast", QUANTITIES, 20
     )
-    assert all(repeats.bit_equal and not repeats.wrong_runs for repeats in seen.values())
+    assert all(repeats.bit_equal and not repeats.wrong_runs for repeats in by_quantity.values())
 
 
 DIGEST = """

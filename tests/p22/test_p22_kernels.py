@@ -45,8 +45,8 @@ def judged(puzzle, program):
         verdicts = {}
         for variant in puzzle.default_variants:
             quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
-            seen = judge_variant(reference, case, cpu(), variant, of_variant(outputs, variant), quantities)
-            verdicts |= {f"{variant}.{quantity}": verdict for quantity, verdict in seen.items()}
+            judged = judge_variant(reference, case, cpu(), variant, of_variant(outputs, variant), quantities)
+            verdicts |= {f"{variant}.{quantity}": verdict for quantity, verdict in judged.items()}
         return outputs, verdicts
 
     return run
@@ -274,10 +274,10 @@ def launches_for(home: Path, target: str, package: OpPackage):
 
 def errors_in(finished: subprocess.CompletedProcess) -> list[str]:
     """What went wrong in a compile: the compiler's error lines, which may come with an exit code of 0."""
-    found = [line for line in finished.stderr.splitlines() if "error:" in line.lower()]
-    if finished.returncode and not found:
-        found = [f"exit code {finished.returncode}: {finished.stderr[-2000:]}"]
-    return found
+    lines = [line for line in finished.stderr.splitlines() if "error:" in line.lower()]
+    if finished.returncode and not lines:
+        lines = [f"exit code {finished.returncode}: {finished.stderr[-2000:]}"]
+    return lines
 
 
 LAUNCH_TARGETS = ("mi300x", "sm_80", "apple-m4")

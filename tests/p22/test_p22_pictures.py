@@ -117,23 +117,23 @@ def taken(puzzle, solution):
 @pytest.mark.compiler
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_picture_names_what_is_at_fault(name, taken):
-    made, expected = taken(name), EXPECTED[name]
-    told = story.tell(made)
+    picture, expected = taken(name), EXPECTED[name]
+    told = story.tell(picture)
     said = "\n".join(sentence.text for sentence in told)
     if expected.element:
         assert told[0].text.startswith(f"{expected.element} "), said
     else:
-        assert not made.wrong, said
-    assert (made.finding.kind if made.finding else made.fault.kind) == expected.kind, said
-    launch = made.mine.accesses.launches[made.who.launch]
+        assert not picture.wrong, said
+    assert (picture.finding.kind if picture.finding else picture.fault.kind) == expected.kind, said
+    launch = picture.mine.accesses.launches[picture.who.launch]
     if expected.block:
-        assert launch.block_index(made.who.block) == expected.block, said
-    assert made.who.thread == expected.thread, said
+        assert launch.block_index(picture.who.block) == expected.block, said
+    assert picture.who.thread == expected.thread, said
     assert expected.words in said
     if expected.line:
         kernel = ZOO[name]
-        assert made.line.blank == kernel.gate and expected.line in story.code(made.line), story.code(
-            made.line
+        assert picture.line.blank == kernel.gate and expected.line in story.code(picture.line), story.code(
+            picture.line
         )
 
 
@@ -153,14 +153,14 @@ def test_the_line_at_fault_lies_in_the_edit(taken):
 
 @pytest.mark.compiler
 def test_the_way_back_leads_through_scratch_memory(taken):
-    made = taken("dw_from_x_hat")
-    (hop,) = made.fault.hops
+    picture = taken("dw_from_x_hat")
+    (hop,) = picture.fault.hops
     assert (hop.write.place.tensor, hop.read.place.tensor) == ("grad_weight", "sums_weight")
-    assert made.shapes["sums_weight"] == (16, 8)
+    assert picture.shapes["sums_weight"] == (16, 8)
 
 
 @pytest.mark.compiler
 def test_a_shuffle_leads_to_the_thread_that_reads_too_little(taken):
-    made = taken("row_sums_odd_column")
-    assert made.fault.place.tensor == "row_sums" or re.match("shared", made.fault.place.tensor)
-    assert {place.element % 7 for place in made.fault.missing if place.tensor == "input"} == {6}
+    picture = taken("row_sums_odd_column")
+    assert picture.fault.place.tensor == "row_sums" or re.match("shared", picture.fault.place.tensor)
+    assert {place.element % 7 for place in picture.fault.missing if place.tensor == "input"} == {6}

@@ -150,16 +150,16 @@ def dims_of(cases):
 def packages(puzzle, tmp_path_factory, request):
     """The right kernels' packages by name, recorded together."""
     folder = tmp_path_factory.mktemp("right")
-    found = {
+    by_name = {
         name: WrongKernel("p22", name, "", "none", *RIGHT[name][:3]).apply(folder / name)
         for name in chosen(request, "name")
     }
     orders = [
         Order(package, dims_of(cases_for(puzzle, name)), (RIGHT[name][3],), small_grid=True)
-        for name, package in found.items()
+        for name, package in by_name.items()
     ]
     record_many(orders, "p22", "float32")
-    return found
+    return by_name
 
 
 @pytest.fixture(scope="module")

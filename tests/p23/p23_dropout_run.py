@@ -44,11 +44,11 @@ def on_device(array):
     return Buffer.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
-def truth(Q, K, V, dO, seen, scale, mask, left):
+def truth(Q, K, V, dO, visible, scale, mask, left):
     """Output, lse and the gradients of [B, N or G, length, d]; `left` [B, N, S, T] is what probabilities are multiplied by."""
     group = Q.shape[1] // K.shape[1]
     K, V = K.repeat(group, 1), V.repeat(group, 1)
-    scores = np.where(seen, scale * Q @ K.swapaxes(2, 3) + mask, -np.inf)
+    scores = np.where(visible, scale * Q @ K.swapaxes(2, 3) + mask, -np.inf)
     largest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - largest)
     total = weights.sum(-1, keepdims=True)
@@ -110,9 +110,9 @@ def run(dims, axes, kept, dtype, scale):
     Q, K, V, dO = (decode(bits[name], dtype) for name in "qkvg")
     errors = {}
     for name, right in truth(Q, K, V, dO, t <= s + diagonal, scale, mask, left).items():
-        found = (lse if name == "lse" else written[name]).to(CPU()).to_numpy()
-        found = found.astype(np.float64) if name == "lse" else decode(found, dtype)
-        errors[name] = float(np.abs(found - right).max() / max(np.abs(right).max(), 1e-9))
+        values = (lse if name == "lse" else written[name]).to(CPU()).to_numpy()
+        values = values.astype(np.float64) if name == "lse" else decode(values, dtype)
+        errors[name] = float(np.abs(values - right).max() / max(np.abs(right).max(), 1e-9))
     return errors
 
 

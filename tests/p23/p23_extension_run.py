@@ -67,11 +67,11 @@ def heads_inside(shape, dtype):
     return decode(bits, dtype).swapaxes(1, 2), on_device(bits), (length * heads * d, d, heads * d)
 
 
-def truth(Q, K, V, dO, seen, scale, mask):
-    """Output, lse and the gradients, in float64; `seen` [S, T] says which queries see which keys, and the mask is added."""
+def truth(Q, K, V, dO, visible, scale, mask):
+    """Output, lse and the gradients, in float64; `visible` [S, T] says which queries see which keys, and the mask is added."""
     group = Q.shape[1] // K.shape[1]
     K, V = K.repeat(group, 1), V.repeat(group, 1)
-    scores = np.where(seen, scale * Q @ K.swapaxes(2, 3) + mask, -np.inf)
+    scores = np.where(visible, scale * Q @ K.swapaxes(2, 3) + mask, -np.inf)
     largest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
     total = weights.sum(-1, keepdims=True)
@@ -95,7 +95,7 @@ def truth(Q, K, V, dO, seen, scale, mask):
     }
 
 
-def run(dims, dtype, seen, mask=0, choice=0, scale=None, mask_sizes=()):
+def run(dims, dtype, visible, mask=0, choice=0, scale=None, mask_sizes=()):
     """Both passes; the error of each result. Of a window, its address as mask; or there is an additive mask of some sizes."""
     B, N, S, T, d, G, diagonal = dims
     added = random.standard_normal(mask_sizes) if mask_sizes else np.zeros(1)
@@ -165,7 +165,7 @@ def run(dims, dtype, seen, mask=0, choice=0, scale=None, mask_sizes=()):
         got = {name: of.reshape(*np.take(of.shape, (0, 2, 1, 3))).swapaxes(1, 2) for name, of in got.items()}
     got["lse"] = lse.to(CPU()).to_numpy().astype(np.float64)
     errors = {}
-    for name, right in truth(Q, K, V, dO, seen, scale, added).items():
+    for name, right in truth(Q, K, V, dO, visible, scale, added).items():
         finite = np.isfinite(right)
         assert np.array_equal(finite, np.isfinite(got[name])), name
         apart = np.abs(np.where(finite, got[name], 0) - np.where(finite, right, 0))
@@ -183,9 +183,9 @@ def run_window(dims, dtype):
     window = GridWindow(cells, columns, radius)
     words = on_device(window.words(tiles))
     down, right = (np.abs(each[:, None] - each) for each in np.divmod(cells, columns))
-    seen = (down <= radius) & (right <= radius)
+    visible = (down <= radius) & (right <= radius)
     sizes = (1, heads, L, L, d, heads, EVERY_KEY)
-    return run(sizes, dtype, seen, words._data_ptr(), tiles)
+    return run(sizes, dtype, visible, words._data_ptr(), tiles)
 
 
 errors = {}
@@ -209,5 +209,5 @@ for kind, d, scale in ((0, 64, 1.0), (2, 136, 1.0), (2, 64, -1.0)):
         module.window_forward(gpu, stream, 0, 0, kind, 1, *sizes, scale, *[0] * 18)
     except Exception as error:
         refused.append(str(error))
-found = {"errors": errors, "launches": launches, "masked": masked, "refused": refused}
-print(json.dumps(found | {"findings": [finding.text() for finding in virtual.findings]}))
+report = {"errors": errors, "launches": launches, "masked": masked, "refused": refused}
+print(json.dumps(report | {"findings": [finding.text() for finding in virtual.findings]}))

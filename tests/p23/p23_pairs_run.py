@@ -99,11 +99,11 @@ def errors(dims, choice):
     return apart
 
 
-found, launches = {}, {}
+by_case, launches = {}, {}
 for name, (dims, order, choice) in CASES.items():
     virtual.blocks = order
     before = len(virtual.launches)
-    found[name] = errors(dims, choice)
+    by_case[name] = errors(dims, choice)
     launches[name] = sorted({launch.name for launch in virtual.launches[before:]})
 dims = CASES["whole tiles"][0]
 given = inputs_of(dims)
@@ -114,4 +114,4 @@ given["grad_output"][0, 0, 3, 5] = torch.inf
 assert run(dims, 0, given)["grad_query"][0, 0, 3].isnan().all()
 same = all(torch.equal(*(path[name].nan_to_num() for path in paths)) for name in ("output", "grad_query"))
 findings = [finding.text() for finding in virtual.findings]
-print(json.dumps({"errors": found, "launches": launches, "plain": same, "findings": findings}))
+print(json.dumps({"errors": by_case, "launches": launches, "plain": same, "findings": findings}))

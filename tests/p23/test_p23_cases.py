@@ -120,7 +120,7 @@ def test_the_fused_baseline_has_the_rounding_of_what_is_kept_and_no_other(dtype)
     """By hand for one row: P is wrong by what rounding took from lse, dS by what it took from the output."""
     arrays = p23.inputs(Case("row", "", (1, 1, 1, 5, 4), "unmasked"), dtype, 0)
     kind, double = getattr(torch, dtype), answers(arrays)
-    found = p23.reference({name: strided(array, kind) for name, array in arrays.items()})
+    outputs = p23.reference({name: strided(array, kind) for name, array in arrays.items()})
     lse, output = (double[name].to(t).double() for name, t in (("lse", torch.float32), ("output", kind)))
     query, key, value, dO = (strided(arrays[name]) for name in ("query", "key", "value", "grad_output"))
     P = torch.exp(query @ key.mT / 2 - lse[..., None])
@@ -129,7 +129,7 @@ def test_the_fused_baseline_has_the_rounding_of_what_is_kept_and_no_other(dtype)
     unit = torch.finfo(kind).eps + 64 * torch.finfo(torch.float32).eps
     for name, tensor in expected.items():
         torch.testing.assert_close(
-            found[f"fused.{name}"].double(), tensor, rtol=unit, atol=unit * float(tensor.abs().max())
+            outputs[f"fused.{name}"].double(), tensor, rtol=unit, atol=unit * float(tensor.abs().max())
         )
 
 
@@ -140,18 +140,18 @@ def test_the_fused_baseline_has_the_rounding_of_what_is_kept_and_no_other(dtype)
 def test_identities_that_need_no_reference(case):
     """What the learner can check alone: each would catch some mistake, and a right backward pass has all of them."""
     arrays = p23.inputs(case, "float64", 3)
-    found = p23.PUZZLE.exact(arrays)
+    exact = p23.PUZZLE.exact(arrays)
     P, dS, dK, dV, dQ = (
-        found[name] for name in ("probabilities", "grad_scores", "grad_key", "grad_value", "grad_query")
+        exact[name] for name in ("probabilities", "grad_scores", "grad_key", "grad_value", "grad_query")
     )
     size = np.abs(dS).max() + 1
     empty = np.isneginf(arrays["mask"]).all(-1)
-    seen = ~np.broadcast_to(empty, P.shape[:3])
+    nonempty = ~np.broadcast_to(empty, P.shape[:3])
     # Probabilities of a row add up to 1, so the scores of a row may all grow by the same.
-    assert np.abs(P.sum(-1) - seen).max() < 1e-12
+    assert np.abs(P.sum(-1) - nonempty).max() < 1e-12
     assert np.abs(dS.sum(-1)).max() < 1e-12 * size
     # Every query that sees a key hands its dO on to the values.
-    assert np.allclose(dV.sum(-2), (arrays["grad_output"] * seen[..., None]).sum(-2), rtol=1e-10)
+    assert np.allclose(dV.sum(-2), (arrays["grad_output"] * nonempty[..., None]).sum(-2), rtol=1e-10)
     # Scores are bilinear: Q and K may be scaled against each other.
     in_query, in_key = (arrays["query"] * dQ).sum((-1, -2)), (arrays["key"] * dK).sum((-1, -2))
     assert np.abs(in_query - in_key).max() < 1e-10 * (np.abs(in_query).max() + 1)

@@ -15,20 +15,20 @@ pytestmark = pytest.mark.compiler
 def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding(module_on_virtual_gpu):
     """Addresses, order of arguments, strides, scratch memory, tensor maps, barriers; ragged lengths and shared heads; windows in
     three orders, with tiles that a block passes over."""
-    found = module_on_virtual_gpu("p23_extension_run.py")
-    assert found["findings"] == []
+    report = module_on_virtual_gpu("p23_extension_run.py")
+    assert report["findings"] == []
     kernels = ("hopper_forward", "hopper_keys_hopper_key", "hopper_numbers", "hopper_query", "fast_delta")
-    assert all(any(kernel in name for name in found["launches"]) for kernel in kernels)
-    assert len(found["launches"]) == len(kernels), found["launches"]
+    assert all(any(kernel in name for name in report["launches"]) for kernel in kernels)
+    assert len(report["launches"]) == len(kernels), report["launches"]
     kernels = ("fast_delta", "fast_forward", "fast_key_value", "fast_mask_gradient", "fast_query")
-    assert all(any(kernel in name for name in found["masked"]) for kernel in kernels)
-    assert len(found["masked"]) == len(kernels), found["masked"]
-    of_types, *of_sizes = found["refused"]
+    assert all(any(kernel in name for name in report["masked"]) for kernel in kernels)
+    assert len(report["masked"]) == len(kernels), report["masked"]
+    of_types, *of_sizes = report["refused"]
     assert "a window wants 16-bit types on NVIDIA's tensor cores" in of_types
     assert len(of_sizes) == 2 and all(
         "heads of at most 128 elements in whole chunks" in text for text in of_sizes
     )
-    for case, errors in found["errors"].items():
+    for case, errors in report["errors"].items():
         assert errors.pop("lse") < 1e-6, case
         # A few units of the 16-bit type, and not of a wider one.
         assert 1e-4 < max(errors.values()) < 8e-3, (case, errors)
@@ -36,13 +36,13 @@ def test_hopper_s_kernels_are_right_on_the_virtual_gpu_without_a_finding(module_
 
 def behind(program: Program, start: int, without: int | None = None) -> set[int]:
     """The blocks that control flow can reach from one, itself only around a loop."""
-    seen, todo = set(), [start]
+    reached, todo = set(), [start]
     while todo:
         for block in program.blocks[todo.pop()].succs:
-            if block not in seen and block != without:
-                seen.add(block)
+            if block not in reached and block != without:
+                reached.add(block)
                 todo.append(block)
-    return seen
+    return reached
 
 
 def longest_jump(program: Program) -> int:

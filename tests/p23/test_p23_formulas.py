@@ -157,10 +157,10 @@ def mask(v):
     M = torch.zeros(1, T, dtype=torch.float64, requires_grad=True)
     Q, dO = (torch.stack([t.detach(), 0.5 - t.detach()]) for t in (v.Q, v.dO))
     K, V = (t.detach().expand(2, T, D) for t in (v.K, v.V))
-    (found,) = torch.autograd.grad(F.scaled_dot_product_attention(Q, K, V, attn_mask=M), M, dO)
+    (gradient,) = torch.autograd.grad(F.scaled_dot_product_attention(Q, K, V, attn_mask=M), M, dO)
     scores = (Q @ K.mT / D**0.5).requires_grad_()
     (dS,) = torch.autograd.grad(torch.softmax(scores, -1) @ V, scores, dO)
-    return [(sum(dS[n, s] for n in range(2) for s in range(S)), found[0])]
+    return [(sum(dS[n, s] for n in range(2) for s in range(S)), gradient[0])]
 
 
 def parts(v):
@@ -223,7 +223,7 @@ def test_every_named_formula_has_a_check():
 def test_the_formula_holds(name):
     pairs = FORMULAS[name](Sample())
     assert pairs
-    for claimed, found in pairs:
+    for claimed, right in pairs:
         torch.testing.assert_close(
-            torch.as_tensor(claimed).detach(), torch.as_tensor(found).detach(), rtol=1e-7, atol=1e-9
+            torch.as_tensor(claimed).detach(), torch.as_tensor(right).detach(), rtol=1e-7, atol=1e-9
         )

@@ -155,8 +155,8 @@ def truth(dims, tensors, grad_lse: float = 0) -> dict[str, torch.Tensor]:
     lse = torch.logsumexp(query @ keys.mT / query.shape[-1] ** 0.5 + mask.clamp(min=-1e30), -1)
     of_rows = grad_lse * (lse > -1e29).double()
     names = ("grad_query", "grad_key", "grad_value", "grad_attn_mask")
-    found = torch.autograd.grad((output, lse), leaves, (grad, of_rows))
-    gradients = dict(zip(names, found, strict=True))
+    grads = torch.autograd.grad((output, lse), leaves, (grad, of_rows))
+    gradients = dict(zip(names, grads, strict=True))
     return {"output": output.detach(), **gradients}
 
 
@@ -231,8 +231,8 @@ def test_the_options_are_right(players, dims, variant):
 
 @pytest.mark.parametrize("dims", MASKS.values(), ids=MASKS)
 def test_the_gradient_of_a_mask_is_summed_over_what_it_was_broadcast_to(players, dims):
-    found = errors(players["masked", ""], dims, "masked")
-    assert set(found) == {"output", "grad_attn_mask"} and max(found.values()) < 3e-6
+    by_name = errors(players["masked", ""], dims, "masked")
+    assert set(by_name) == {"output", "grad_attn_mask"} and max(by_name.values()) < 3e-6
 
 
 @pytest.mark.parametrize("dims", BROADCAST_ALONG_KEYS.values(), ids=BROADCAST_ALONG_KEYS)

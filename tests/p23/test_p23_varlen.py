@@ -8,17 +8,17 @@ pytestmark = pytest.mark.compiler
 def test_sequences_of_unequal_lengths_are_right_on_the_virtual_gpu_without_a_finding(module_on_virtual_gpu):
     """Sequences without queries or keys, of one row and of several blocks, more than a warp has lanes; rows of none; offsets from
     outside of the tensors; and work that follows the lengths."""
-    found = module_on_virtual_gpu("p23_varlen_run.py")
-    assert found["findings"] == []
+    report = module_on_virtual_gpu("p23_varlen_run.py")
+    assert report["findings"] == []
     kernels = ("fast_delta", "fast_forward", "fast_key_value", "fast_query")
-    assert all(any(kernel in name for name in found["launches"]) for kernel in kernels)
-    assert len(found["launches"]) == len(kernels), found["launches"]
-    of_types, *of_sizes = found["refused"]
+    assert all(any(kernel in name for name in report["launches"]) for kernel in kernels)
+    assert len(report["launches"]) == len(kernels), report["launches"]
+    of_types, *of_sizes = report["refused"]
     assert "unequal lengths want 16-bit types on NVIDIA's tensor cores" in of_types
     assert len(of_sizes) == 4 and all("at most 128 elements in whole chunks" in text for text in of_sizes)
-    for case, errors in found["errors"].items():
+    for case, errors in report["errors"].items():
         assert errors.pop("lse") < 1e-6, case
         # A few units of the 16-bit type, and not of a wider one.
         assert 1e-4 < max(errors.values()) < 8e-3, (case, errors)
     # Of as many rows: products grow with the squares of the lengths.
-    assert found["instructions"]["eight"] < found["instructions"]["one"] / 4
+    assert report["instructions"]["eight"] < report["instructions"]["one"] / 4

@@ -54,8 +54,8 @@ def named(results, wrong) -> None:
     """Asserts that the gates of a wrong solution, and no others, are wrong, and that its mistake is named."""
     states = {result.gate.id for result in results if result.state == "wrong"}
     assert states == {wrong.gate, *wrong.also}, [line for r in results for line in r.diagnosis]
-    found = next(result for result in results if result.gate.id == wrong.gate)
-    assert not wrong.mistake or found.mistake == wrong.mistake, "\n".join(found.diagnosis)
+    judged = next(result for result in results if result.gate.id == wrong.gate)
+    assert not wrong.mistake or judged.mistake == wrong.mistake, "\n".join(judged.diagnosis)
 
 
 @pytest.mark.compiler

@@ -100,9 +100,9 @@ def test_what_a_window_reads_is_drawn_as_it_is_counted(p24, tmp_path):
         for _ in range(int(each.attrib["width"]) // drawing.PITCH)
     ]
     # A tile is the row 5; its window reaches the rows 3 to 7, and nothing else is loaded.
-    queries, seen = drawing.SHADES["query"], drawing.SHADES["seen"]
+    queries, keys = drawing.SHADES["query"], drawing.SHADES["seen"]
     rows = np.array(cells).reshape(16, 16)
-    assert (rows[5] == queries).all() and (rows[[3, 4, 6, 7]] == seen).all()
+    assert (rows[5] == queries).all() and (rows[[3, 4, 6, 7]] == keys).all()
     assert (np.delete(rows, range(3, 8), 0) == drawing.SHADES["other"]).all()
 
 
@@ -111,8 +111,8 @@ def test_what_a_window_reads_is_drawn_as_it_is_counted(p24, tmp_path):
 )
 def test_the_counted_ratios(p24, side, radius, ratio):
     code, said = p24("--count", "--sides", side, "--radii", radius)
-    found = next(line for line in said.splitlines() if line.startswith("row-major"))
-    assert code == 0 and f"{ratio:.2f} x" in found
+    row = next(line for line in said.splitlines() if line.startswith("row-major"))
+    assert code == 0 and f"{ratio:.2f} x" in row
 
 
 @pytest.mark.parametrize("name", orders.ORDERS)
@@ -132,11 +132,11 @@ def test_a_count_is_what_its_words_say(name):
         for group in groups
     ]
     tiles = [{at // tile for at in need} for need in needs]
-    found = counting.count(order, W, radius, tile)
-    assert found.pairs == sum(map(len, tiles)) and found.all_pairs == len(groups) ** 2
-    assert found.needed == np.mean([len(need) for need in needs])
-    assert found.runs == np.mean([sum(at - 1 not in need for at in need) for need in needs])
-    assert found.loaded == np.mean([sum(len(groups[j]) for j in each) for each in tiles])
+    counted = counting.count(order, W, radius, tile)
+    assert counted.pairs == sum(map(len, tiles)) and counted.all_pairs == len(groups) ** 2
+    assert counted.needed == np.mean([len(need) for need in needs])
+    assert counted.runs == np.mean([sum(at - 1 not in need for at in need) for need in needs])
+    assert counted.loaded == np.mean([sum(len(groups[j]) for j in each) for each in tiles])
 
 
 @pytest.mark.parametrize("dim", [1, 2, 4, 24, 64])

@@ -30,9 +30,11 @@ def test_the_derivation_is_what_autograd_says(case):
         name: t.numpy()
         for name, t in PUZZLE.reference({n: torch.tensor(a) for n, a in arrays.items()}).items()
     }
-    for found in (PUZZLE.derive(arrays, {}), PUZZLE.exact(arrays)):
+    for derived in (PUZZLE.derive(arrays, {}), PUZZLE.exact(arrays)):
         for name, truth in right.items():
-            got = np.asarray(found[name] if isinstance(found, dict) else getattr(found, name), np.float64)
+            got = np.asarray(
+                derived[name] if isinstance(derived, dict) else getattr(derived, name), np.float64
+            )
             scale = np.abs(truth).max() or 1
             assert got.shape == truth.shape and np.abs(got - truth).max() <= 1e-12 * max(scale, 1), name
 
@@ -44,9 +46,9 @@ def test_a_window_over_the_whole_grid_is_dense_attention():
     output = torch.nn.functional.scaled_dot_product_attention(*leaves)
     grads = torch.autograd.grad(output, leaves, arrays["grad_output"])
     right = dict(zip(("output", *GRADIENTS), (output, *grads), strict=True))
-    found = PUZZLE.reference(arrays)
+    outputs = PUZZLE.reference(arrays)
     for name, truth in right.items():
-        torch.testing.assert_close(found[name], truth.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(outputs[name], truth.detach(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("mistake", PUZZLE.mistakes, ids=lambda mistake: mistake.id)

@@ -78,8 +78,8 @@ def replayed(recorded):
 def test_the_keys_that_are_loaded_are_those_that_are_counted(name, replayed):
     """Every pass loads the rows of the tiles that the order makes it compute, and of no other."""
     B, N, H, W, d, radius, tile = GRID
-    found = counting.count(orders.ORDERS[name](H, W), W, radius, tile)
-    rows = found.pairs * tile * B * N * d * 4
+    counted = counting.count(orders.ORDERS[name](H, W), W, radius, tile)
+    rows = counted.pairs * tile * B * N * d * 4
     launches = replayed[name]
     assert launches["window_forward"].tensors["key"].read == rows
     assert launches["window_forward"].tensors["value"].read == rows

@@ -86,22 +86,24 @@ def test_masks_by_arithmetic(order):
     problem = timing.Problem(1, 1, side, radius, torch.device("cpu"))
     every = torch.arange(side**2)
     position = (None, None, every[:, None], every)
-    seen = problem.window(order)(*position)
-    assert torch.equal(problem.by_arithmetic(order)(*position), seen)
+    window = problem.window(order)(*position)
+    assert torch.equal(problem.by_arithmetic(order)(*position), window)
     inward = problem.by_arithmetic(order, inward=True)(*position)
-    assert (inward.sum(1) == (2 * radius + 1) ** 2).all() and not torch.equal(inward, seen)
-    whole = seen.sum(1) == (2 * radius + 1) ** 2
-    assert torch.equal(inward[whole], seen[whole]) and whole.sum() == (side - 2 * radius) ** 2
+    assert (inward.sum(1) == (2 * radius + 1) ** 2).all() and not torch.equal(inward, window)
+    whole = window.sum(1) == (2 * radius + 1) ** 2
+    assert torch.equal(inward[whole], window[whole]) and whole.sum() == (side - 2 * radius) ** 2
 
 
-def right_mask(problem, mask, tile, made=timing.block_mask):
+def right_mask(problem, mask, tile, block_mask=timing.block_mask):
     """The block mask without its count."""
-    return made(problem, mask, tile)[0]
+    return block_mask(problem, mask, tile)[0]
 
 
 def test_a_block_mask_that_holds_other_tiles_than_are_counted(tmp_path, monkeypatch):
-    made = timing.block_mask
-    monkeypatch.setattr(timing, "block_mask", lambda problem, mask, tile: (made(problem, mask, tile)[0], 1))
+    block_mask = timing.block_mask
+    monkeypatch.setattr(
+        timing, "block_mask", lambda problem, mask, tile: (block_mask(problem, mask, tile)[0], 1)
+    )
     assert timing.main([*SMALL, "--csv", str(tmp_path / "orders.csv")]) == 1
     notes = [row["note"] for row in csv.DictReader((tmp_path / "orders.csv").open())]
     assert "AssertionError: row-major, tiles of 16: 1 in the block mask, 10 counted" in notes

@@ -69,8 +69,8 @@ def test_a_wrong_formula_is_rejected_for_the_right_reason(wrong, checkers):
     results = checkers[wrong.rung].check(wrong.target())
     states = {result.gate.id for result in results if result.state == "wrong"}
     assert states == {wrong.gate, *wrong.also}, [line for r in results for line in r.diagnosis]
-    found = next(result for result in results if result.gate.id == wrong.gate)
-    assert found.mistake == wrong.mistake, "\n".join(found.diagnosis)
+    judged = next(result for result in results if result.gate.id == wrong.gate)
+    assert judged.mistake == wrong.mistake, "\n".join(judged.diagnosis)
 
 
 @pytest.mark.parametrize("rung", ["numpy", "torch"])

@@ -20,10 +20,10 @@ def tensors(arrays):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_reference_derivation_and_formulas_agree(case):
     arrays = PUZZLE.inputs(case, "float64", 0)
-    truth, found, derived = PUZZLE.exact(arrays), reference(tensors(arrays)), derive(arrays)
+    truth, outputs, derived = PUZZLE.exact(arrays), reference(tensors(arrays)), derive(arrays)
     for name in EVERY:
         expected = truth[name].astype(float)
-        np.testing.assert_allclose(found[name].numpy(), expected, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(outputs[name].numpy(), expected, rtol=1e-9, atol=1e-11)
         np.testing.assert_allclose(getattr(derived, name), expected, rtol=1e-9, atol=1e-11)
 
 
@@ -74,13 +74,13 @@ def test_zigzag_gives_every_rank_the_same_work():
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
 def test_every_mistake_changes_something(mistake):
     """In a case of four ranks, plain or balanced."""
-    found = []
+    changes = []
     for case in CASES:
         if case.name in ("causal", "balanced", "four ranks"):
             arrays = PUZZLE.inputs(case, "float64", 0)
             right, wrong = derive(arrays), derive(arrays, mistake.changes)
-            found += [not np.allclose(getattr(right, name), getattr(wrong, name)) for name in EVERY]
-    assert any(found)
+            changes += [not np.allclose(getattr(right, name), getattr(wrong, name)) for name in EVERY]
+    assert any(changes)
 
 
 def test_heads_that_cannot_be_shared():

@@ -46,9 +46,9 @@ def test_flash_attention_s_blocks_fit_into_the_ring(balanced):
     right = reference({name: torch.tensor(array) for name, array in arrays.items()})
     split = {name: layout.split(arrays[name], 2, balanced) for name in NAMES}
     parts = [(balanced, *(np.ascontiguousarray(split[name][rank]) for name in NAMES)) for rank in range(2)]
-    found = run_ranks(with_flash_blocks, parts)
+    by_rank = run_ranks(with_flash_blocks, parts)
     for number, name in enumerate(EVERY):
-        got = layout.joined([each[number] for each in found], balanced)
+        got = layout.joined([each[number] for each in by_rank], balanced)
         np.testing.assert_allclose(got, right[name].numpy(), rtol=1e-9, atol=1e-9)
 
 
@@ -65,7 +65,7 @@ def with_flash_blocks(balanced, *arrays):
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_joined_pairs_see_what_single_ones_see(size, balanced, causal):
     """Every (query, key) that the mask shows, once, over all steps; a pair is whole, or the rank's own up to the diagonal."""
-    length, seen = 16, np.zeros((16, 16), int)
+    length, counts = 16, np.zeros((16, 16), int)
     for rank in range(size):
         mine = layout.held(rank, size, length, balanced)
         rows = layout.places(rank, size, length, balanced)
@@ -77,8 +77,8 @@ def test_joined_pairs_see_what_single_ones_see(size, balanced, causal):
             for queries, of_rows, keys, of_columns in pairs:
                 index = np.ix_(rows[of_rows], columns[of_columns])
                 block = np.ones((len(rows[of_rows]), len(columns[of_columns])), int)
-                seen[index] += np.tril(block) if causal and queries == keys else block
-    assert np.array_equal(seen, np.tril(np.ones_like(seen)) if causal else np.ones_like(seen))
+                counts[index] += np.tril(block) if causal and queries == keys else block
+    assert np.array_equal(counts, np.tril(np.ones_like(counts)) if causal else np.ones_like(counts))
 
 
 @pytest.mark.compiler
@@ -104,13 +104,13 @@ def test_puzzle_23_s_kernels_compute_a_block(attention_graphs, causal):
 def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, monkeypatch):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 8, 4)
-    ring, seen = ring_with("solution"), set()
+    ring, dtypes = ring_with("solution"), set()
     merge = ring["merge"]
-    ring["merge"] = lambda *tensors: seen.update(each.dtype for each in tensors) or merge(*tensors)
+    ring["merge"] = lambda *tensors: dtypes.update(each.dtype for each in tensors) or merge(*tensors)
     monkeypatch.setattr("harness.nn.ring.ring_of", lambda blocks: ring)
     with torch.autocast("cpu", torch.bfloat16):
         out = ring_attention(q, k, v)
-    assert out.dtype == torch.bfloat16 and seen == {torch.float32}
+    assert out.dtype == torch.bfloat16 and dtypes == {torch.float32}
     expected = torch.nn.functional.scaled_dot_product_attention(
         *three(each.bfloat16().double() for each in (q, k, v))
     )
@@ -172,15 +172,15 @@ def test_the_bench_rehearsed_on_gloo(tmp_path):
     said, err = run.communicate(timeout=300)
     assert run.returncode == 0, said + err
     rows = list(csv.DictReader(target.open()))
-    found = {
+    by_key = {
         (row["candidate"], row["ranks"], row["causal"]): row for row in rows if row["rotation"] != "allgather"
     }
-    assert set(found) == {
+    assert set(by_key) == {
         *(("one GPU", "1", causal) for causal in "01"), *(("ring", "2", causal) for causal in "01"),
         *((each, "2", "1") for each in ("ring, transfers alone", "ring, blocks alone", "context parallel")),
     }  # fmt: skip
-    assert 0 < float(found["ring", "2", "1"]["apart"]) < gpus.ALIKE
-    assert "NotImplementedError" in found["context parallel", "2", "1"]["note"]  # PyTorch has none for CPUs
+    assert 0 < float(by_key["ring", "2", "1"]["apart"]) < gpus.ALIKE
+    assert "NotImplementedError" in by_key["context parallel", "2", "1"]["note"]  # PyTorch has none for CPUs
     traced = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
     kinds = [{kind for kind, _, _ in kernels} for kernels in traced[0]["kernels_by_rank"]]
     assert len(kinds) == 2 and all("attention" in each for each in kinds)
@@ -268,10 +268,12 @@ def trained_alone(chapters, pair):
 
 @pytest.mark.long
 def test_every_way_has_the_losses_of_one_process(chapters):
-    (found, said), (others, silent) = run_ranks(trained, [(str(chapters), FLAGS), (str(chapters), FLAGS)])
+    (losses_by_way, said), (others, silent) = run_ranks(
+        trained, [(str(chapters), FLAGS), (str(chapters), FLAGS)]
+    )
     right = trained_alone(chapters, alone.plain_pair)
-    assert set(found) == {"one", "moved", "ddp", "fsdp", "ring"} and found == others
-    for way, losses in found.items():
+    assert set(losses_by_way) == {"one", "moved", "ddp", "fsdp", "ring"} and losses_by_way == others
+    for way, losses in losses_by_way.items():
         assert losses == pytest.approx(right, rel=2e-5), way
     assert right[-1] < right[0] - 0.1
     assert "✅ all losses are those of one process" in said and silent == ""

@@ -40,9 +40,9 @@ def test_ring_attention_for_a_model():
     right = (out.detach(), *torch.autograd.grad(out, leaves, grad))
     cuts = [22 * i // 4 for i in range(5)]
     parts = [tuple(t[:, :, a:b].contiguous().numpy() for t in (q, k, v, grad)) for a, b in pairwise(cuts)]
-    found = run_ranks(of_a_model, parts)
+    by_rank = run_ranks(of_a_model, parts)
     for number, expected in enumerate(right):
-        whole = torch.cat([torch.from_numpy(each[number]) for each in found], 2)
+        whole = torch.cat([torch.from_numpy(each[number]) for each in by_rank], 2)
         torch.testing.assert_close(whole, expected, rtol=1e-10, atol=1e-10)
 
 

@@ -108,9 +108,9 @@ X = numbers()
 
 
 def kind_of(one: Try, backend) -> str:
-    with pytest.raises(Fault) as found:
+    with pytest.raises(Fault) as raised:
         attempt(one, backend)
-    return found.value.kind
+    return raised.value.kind
 
 
 def returning(change):
@@ -306,9 +306,9 @@ def test_rewrites_are_shown_and_written_as_pictures(tmp_path, capsys):
 
 def test_no_hint_gives_a_whole_solution_of_several_lines_away():
     for rung in PUZZLE.rungs:
-        found = blanks.find((roots.solutions() / "p26" / rung.file).read_text())
+        by_id = blanks.find((roots.solutions() / "p26" / rung.file).read_text())
         for gate in rung.gates:
-            body = {line.strip() for line in found[gate].body if line.strip()}
+            body = {line.strip() for line in by_id[gate].body if line.strip()}
             for hint in hints.ladders("p26")[gate]:
                 assert not body <= {line.strip() for line in hint.code.splitlines()}, hint.id
 

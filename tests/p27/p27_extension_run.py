@@ -72,13 +72,13 @@ def run_rows(rows, classes, dtype, loss, *, one_scale=False, wanted=True, order=
     addresses = [buffer._data_ptr() for buffer in given]
     module.cross_entropy_rows(gpu, stream, 0, 0, *sizes, *options, *addresses)
     after = from_device(given[0], dtype).view(rows, pitch)
-    found = {"losses": error_of(from_device(given[1], sums), losses)}
+    errors = {"losses": error_of(from_device(given[1], sums), losses)}
     if wanted:
         assert (after[:-1, classes:] == 0).all()
-        found["gradient"] = error_of(after[:, :classes], exact)
+        errors["gradient"] = error_of(after[:, :classes], exact)
     else:
         assert torch.equal(after.view(torch.uint8), logits.view(torch.uint8))
-    return found
+    return errors
 
 
 def run_scale(count, factor):

@@ -28,10 +28,10 @@ def test_the_module_on_the_virtual_gpu():
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["findings"] == []
-    for case, found in told["cases"].items():
-        assert max(found.values()) < LIMITS.get(case, 1e-6), (case, found)
+    for case, of_case in told["cases"].items():
+        assert max(of_case.values()) < LIMITS.get(case, 1e-6), (case, of_case)
         # A kind that computed in a wider dtype than it says would be as good as the next one.
-        assert case not in LIMITS or max(found.values()) > LIMITS[case] / 1000, (case, found)
+        assert case not in LIMITS or max(of_case.values()) > LIMITS[case] / 1000, (case, of_case)
     parts = ("y_cross_en", "y_scale_un", "gelu", "add_with_p", "finish_col", "token_sums", "token_grad")
     parts += ("square_sums", "norm_of", "adamw")
     launched = [sum(part in name for name in told["launches"]) for part in parts]

@@ -96,11 +96,11 @@ def test_the_derivation_is_pytorch_s_and_every_known_mistake_is_rejected(dtype):
     known = [m for m in kernels.MISTAKES if m not in derivation.MISTAKES]
 
     def right(changes, case) -> bool:
-        found = kernels.derive(reference.arrays(case), changes)
+        derived = kernels.derive(reference.arrays(case), changes)
         truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
         return all(
             judge(
-                rounded(np.asarray(getattr(found, name), np.float64), PUZZLE.written_dtype(name, dtype)),
+                rounded(np.asarray(getattr(derived, name), np.float64), PUZZLE.written_dtype(name, dtype)),
                 truth[name], baseline[name], PUZZLE.written_dtype(name, dtype),
             ).ok
             for name in kernels.QUANTITIES
@@ -113,6 +113,6 @@ def test_the_derivation_is_pytorch_s_and_every_known_mistake_is_rejected(dtype):
 
 def test_places_are_sorted_by_token():
     tokens = np.array([[3, 0, 3], [1, 3, 0]])
-    found = kernels.sorted_places(tokens, 5)
-    assert found["order"].tolist() == [1, 5, 3, 0, 2, 4]
-    assert found["starts"].tolist() == [0, 2, 3, 3, 6, 6]
+    places = kernels.sorted_places(tokens, 5)
+    assert places["order"].tolist() == [1, 5, 3, 0, 2, 4]
+    assert places["starts"].tolist() == [0, 2, 3, 3, 6, 6]

@@ -52,9 +52,9 @@ def test_the_zoo_has_a_wrong_solution_for_every_gate():
 
 def test_no_hint_gives_a_whole_solution_of_several_lines_away():
     for rung in PUZZLE.rungs:
-        found = blanks.find((SOLUTIONS / rung.file).read_text())
+        by_id = blanks.find((SOLUTIONS / rung.file).read_text())
         for gate in rung.gates:
-            body = {line.strip() for line in found[gate].body if line.strip()}
+            body = {line.strip() for line in by_id[gate].body if line.strip()}
             for hint in hints.ladders("p27")[gate]:
                 assert not body <= {line.strip() for line in hint.code.splitlines()}, hint.id
 
@@ -78,19 +78,19 @@ def autograd(v) -> dict[str, torch.Tensor]:
     loss = F.cross_entropy(
         logits.flatten(0, 1), t["targets"].flatten(), label_smoothing=float(t["smoothing"])
     )
-    made = {"loss": loss.detach(), "grad_logits": gradients(loss, None, logits)[0]}
-    made["grad_gelu"] = gradients(F.gelu(x, approximate="tanh"), t["dx"], x)[0]
+    results = {"loss": loss.detach(), "grad_logits": gradients(loss, None, logits)[0]}
+    results["grad_gelu"] = gradients(F.gelu(x, approximate="tanh"), t["dx"], x)[0]
     bias = torch.zeros(len(W), dtype=x.dtype, requires_grad=True)
     linear = gradients(F.linear(x, W, bias), t["dy"], x, W, bias)
-    made |= dict(zip(("grad_x", "grad_W", "grad_b"), linear, strict=True))
+    results |= dict(zip(("grad_x", "grad_W", "grad_b"), linear, strict=True))
     token, position = (torch.zeros(n, C, dtype=x.dtype, requires_grad=True) for n in (V, T))
     tables = gradients(F.embedding(t["tokens"], token) + position, t["dx"], token, position)
-    made |= dict(zip(("grad_token", "grad_position"), tables, strict=True))
-    made["grad_stream"] = gradients(x + x @ A.T, t["dx"], x)[0]
+    results |= dict(zip(("grad_token", "grad_position"), tables, strict=True))
+    results["grad_stream"] = gradients(x + x @ A.T, t["dx"], x)[0]
     both = (F.embedding(t["tokens"], token) * t["dx"]).sum() + (
-        (x.detach() @ token.T) * made["grad_logits"]
+        (x.detach() @ token.T) * results["grad_logits"]
     ).sum()
-    return made | {"grad_tied": gradients(both, None, token)[0]}
+    return results | {"grad_tied": gradients(both, None, token)[0]}
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)

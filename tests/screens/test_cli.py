@@ -174,7 +174,9 @@ def test_json_to_a_file(full_run):
             assert list(variant["cases"]) == [case.name for case in p22.cases()]
             for quantities in variant["cases"].values():
                 assert {"grad_linear_weight", "grad_linear_bias", "grad_input"} <= set(quantities)
-                assert all(seen["ok"] and seen["error"] <= seen["limit"] for seen in quantities.values())
+                assert all(
+                    verdict["ok"] and verdict["error"] <= verdict["limit"] for verdict in quantities.values()
+                )
 
 
 @pytest.mark.compiler
@@ -192,9 +194,9 @@ def test_json_of_a_rung_in_python(command_line):
     (gate,) = data["gates"].values()
     assert gate["state"] == "correct" and list(data["gates"]) == ["index"] and not gate["lines"]
     assert gate["cases"] and all(
-        seen["ok"] and seen["error"] <= seen["limit"]
+        verdict["ok"] and verdict["error"] <= verdict["limit"]
         for case in gate["cases"].values()
-        for seen in case.values()
+        for verdict in case.values()
     )
     assert "✅ index" in finished.err
 
@@ -540,9 +542,9 @@ def test_3_untouched_problems_compile_and_say_what_is_unsolved(skeleton_package)
     assert finished.returncode == 3, finished.stdout + finished.stderr
     lines = finished.stdout.splitlines()
     at = lines.index("Unsolved blanks (7 of 8):")
-    found = blanks.find((skeleton_package / "layernorm_linear.mojo").read_text())
+    by_id = blanks.find((skeleton_package / "layernorm_linear.mojo").read_text())
     source = skeleton_package / "layernorm_linear.mojo"
-    expected = {id: f"{source}:{blank.line}  {blank.task}" for id, blank in found.items()}
+    expected = {id: f"{source}:{blank.line}  {blank.task}" for id, blank in by_id.items()}
     del expected["transfer"]  # the last gate's variant runs on request
     assert dict(line.split(maxsplit=1) for line in lines[at + 1 : at + 8]) == expected
     assert "   Overall Result: ⏳ UNSOLVED, nothing attempted is wrong" in lines

@@ -277,8 +277,13 @@ def test_json_holds_the_verdicts_under_printed_names(make_run):
     assert data["exit_code"] == 1 and data["skipped"] == {"virtual": "why not"}
     (cpu, gpu) = data["devices"]
     assert (cpu["device"], cpu["cached"], gpu["cached"], gpu["compile_seconds"]) == ("cpu", True, False, 12.3)
-    seen = gpu["variants"]["fused"]["cases"]["chapter"]["grad_linear_weight"]
-    assert (seen["ok"], seen["error"], seen["pytorch_error"], seen["limit"]) == (False, 5e-3, 1e-7, 1e-6)
+    verdict = gpu["variants"]["fused"]["cases"]["chapter"]["grad_linear_weight"]
+    assert (verdict["ok"], verdict["error"], verdict["pytorch_error"], verdict["limit"]) == (
+        False,
+        5e-3,
+        1e-7,
+        1e-6,
+    )
     assert gpu["variants"]["fused"]["state"] == "wrong"
     assert data["ledger"]["saved_ours"] == {"input": 512, "mean": 64, "rstd": 64}
 

@@ -41,11 +41,11 @@ def solve(folder: Path, old: str = "", new: str = "", **bodies: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A checkout with the toys, the harness in it; the first blank of p90 reads the wrong row."""
-    made = tmp_path_factory.mktemp("checkout")
-    toys.make(made)
-    with toys.entered(made):
-        solve(made, RIGHT, WRONG)
-        yield made
+    checkout = tmp_path_factory.mktemp("checkout")
+    toys.make(checkout)
+    with toys.entered(checkout):
+        solve(checkout, RIGHT, WRONG)
+        yield checkout
 
 
 @pytest.fixture(scope="module")

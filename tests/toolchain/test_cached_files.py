@@ -1,4 +1,4 @@
-"""Every kind of file that is cached, cut at some point: it is made anew without a word, and the answer is the same.
+"""Every kind of file that is cached, cut at some point: it is builds anew without a word, and the answer is the same.
 
 The compilers are played by what they once answered, so that only the files are real; the graph is one that another test
 has compiled.
@@ -33,18 +33,18 @@ RECORDED = (
 
 @dataclass
 class Kind:
-    """One user of the cache: `use` asks for the entry and says what came of it; `made` counts how often it was made."""
+    """One user of the cache: `use` asks for the entry and says what came of it; `builds` counts how often it was made."""
 
     use: Callable[[], object]
-    made: list
+    builds: list
 
 
-def answered(output: str = "", data: bytes = b"", made: list | None = None) -> Callable:
+def answered(output: str = "", data: bytes = b"", builds: list | None = None) -> Callable:
     """In the place of the Mojo compiler: prints, and writes what stands behind -o."""
 
     def run(*arguments, **options):
-        if made is not None:
-            made.append(arguments)
+        if builds is not None:
+            builds.append(arguments)
         if "-o" in arguments:
             Path(arguments[arguments.index("-o") + 1]).write_bytes(data)
         return subprocess.CompletedProcess(arguments, 0, output, "")
@@ -53,56 +53,58 @@ def answered(output: str = "", data: bytes = b"", made: list | None = None) -> C
 
 
 def recordings(monkeypatch, solution, request) -> Kind:
-    made = []
-    monkeypatch.setattr(recorder, "run_mojo", answered(RECORDED, made=made))
-    return Kind(lambda: recorder.record(solution, "p22", "float32", [(2, 3, 5, 7)]), made)
+    builds = []
+    monkeypatch.setattr(recorder, "run_mojo", answered(RECORDED, builds=builds))
+    return Kind(lambda: recorder.record(solution, "p22", "float32", [(2, 3, 5, 7)]), builds)
 
 
 def op_packages(monkeypatch, solution, request) -> Kind:
-    made = []
-    monkeypatch.setattr(packages, "run_mojo", answered(data=bytes(range(256)) * 99, made=made))
-    return Kind(lambda: solution.compile().read_bytes(), made)
+    builds = []
+    monkeypatch.setattr(packages, "run_mojo", answered(data=bytes(range(256)) * 99, builds=builds))
+    return Kind(lambda: solution.compile().read_bytes(), builds)
 
 
 def wrong_kernels(monkeypatch, solution, request) -> Kind:
-    made, wrong, honest = [], zoo.load("p22")[0], zoo.WrongKernel.apply
-    monkeypatch.setattr(zoo.WrongKernel, "apply", lambda *arguments: [made.append(1), honest(*arguments)][1])
-    return Kind(lambda: wrong.package().digest, made)
+    builds, wrong, honest = [], zoo.load("p22")[0], zoo.WrongKernel.apply
+    monkeypatch.setattr(
+        zoo.WrongKernel, "apply", lambda *arguments: [builds.append(1), honest(*arguments)][1]
+    )
+    return Kind(lambda: wrong.package().digest, builds)
 
 
 def vgpu_driver(monkeypatch, solution, request) -> Kind:
-    made, honest = [], build.build_into
+    builds, honest = [], build.build_into
 
     def library(target, source, mojo, env):
         target.write_bytes(target.name.encode() * 99)
 
     def build_into(folder, mojo):
-        made.append(folder)
+        builds.append(folder)
         honest(folder, mojo)
 
     monkeypatch.setattr(build, "compile_library", library)
     monkeypatch.setattr(build, "build_into", build_into)
     monkeypatch.setattr(build, "cache_key", lambda mojo: "key")
-    return Kind(lambda: {p.name: p.read_bytes() for p in build.build().folder.iterdir()}, made)
+    return Kind(lambda: {p.name: p.read_bytes() for p in build.build().folder.iterdir()}, builds)
 
 
 def extension_modules(monkeypatch, solution, request) -> Kind:
-    made = []
+    builds = []
 
     def compile_module(architecture, staging, puzzle):
-        made.append(architecture)
+        builds.append(architecture)
         (staging / "module.so").write_bytes(bytes(range(256)) * 99)
         return staging / "module.so"
 
     monkeypatch.delenv(extension.VARIABLE, raising=False)
     monkeypatch.setattr(extension, "compile_module", compile_module)
-    return Kind(lambda: extension.build("sm_80").path.read_bytes(), made)
+    return Kind(lambda: extension.build("sm_80").path.read_bytes(), builds)
 
 
 def compiled_graphs(monkeypatch, solution, request) -> Kind:
     from harness.puzzles.p22.spec import PUZZLE
 
-    made, places = [], []
+    builds, places = [], []
     request.getfixturevalue("program")("float32")  # lies in the session's cache now
     calls = PUZZLE.calls_of(PUZZLE.default_variants)
 
@@ -114,13 +116,13 @@ def compiled_graphs(monkeypatch, solution, request) -> Kind:
         use()
 
     def compile_graph(session, module, package):
-        made.append(1)
+        builds.append(1)
         return read(places[0])
 
     monkeypatch.setattr(graphs, "compile_graph", compile_graph)
     monkeypatch.setattr(graphs, "kernel_library", lambda package: None)
     monkeypatch.setattr(graphs, "build", lambda *arguments: (SimpleNamespace(module="a module"), []))
-    return Kind(use, made)
+    return Kind(use, builds)
 
 
 KINDS = [recordings, op_packages, wrong_kernels, vgpu_driver, extension_modules, compiled_graphs]
@@ -134,17 +136,17 @@ def test_a_cached_file_that_is_cut_is_made_anew_without_a_word(
     entry = kind(monkeypatch, OpPackage(solution.path), request)
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
     right = entry.use()
-    assert entry.use() == right and len(entry.made) == 1, "the second time it is there"
+    assert entry.use() == right and len(entry.builds) == 1, "the second time it is there"
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.suffix == ".sum" for path in files) and len(files) >= 2
     capfd.readouterr()
     for number, file in enumerate(files):
         # Of many files the first three are cut everywhere, the others at one point each.
         for name, at in CUTS.items() if number < 3 else [list(CUTS.items())[number % len(CUTS)]]:
-            data, before = file.read_bytes(), len(entry.made)
+            data, before = file.read_bytes(), len(entry.builds)
             file.write_bytes(data[:at] if at < 0 else data[: int(len(data) * at)])
             assert entry.use() == right, (file.name, name)
-            assert len(entry.made) == before + 1, (file.name, name)
+            assert len(entry.builds) == before + 1, (file.name, name)
     assert capfd.readouterr() == ("", "")
 
 

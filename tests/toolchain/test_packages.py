@@ -77,8 +77,8 @@ def test_diagnostics_are_read_and_other_output_is_passed_over():
     output = "\n".join(
         ["warming up", diagnostic(), '{"kind": "note"}', "[1]", diagnostic(kind="note", line=9)]
     )
-    found = parse_diagnostics(output)
-    assert [str(d) for d in found] == ["a.mojo:3:7: error: no such name", "a.mojo:9:7: note: no such name"]
+    messages = parse_diagnostics(output)
+    assert [str(d) for d in messages] == ["a.mojo:3:7: error: no such name", "a.mojo:9:7: note: no such name"]
 
 
 def test_a_failure_shows_the_first_error_and_keeps_the_rest(tmp_path):

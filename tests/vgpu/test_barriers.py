@@ -104,9 +104,11 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_counts_and_parities_are_named(name):
     body, parity, kind, text = WRONG[name]
-    found = findings(f"{INIT.format(count=1)} @!%p7 bra done; {body} {WAIT.format(parity=parity)} done:", 32)
-    assert list(found) == [kind] and text in found[kind]
-    assert kind != "hang" or "mbarrier shared array bar[0]" in found[kind]
+    by_kind = findings(
+        f"{INIT.format(count=1)} @!%p7 bra done; {body} {WAIT.format(parity=parity)} done:", 32
+    )
+    assert list(by_kind) == [kind] and text in by_kind[kind]
+    assert kind != "hang" or "mbarrier shared array bar[0]" in by_kind[kind]
 
 
 # -- named barriers -----------------------------------------------------------------------------------------
@@ -135,10 +137,10 @@ def test_a_complete_barrier_lets_go_its_own_threads_only():
 
 
 def test_an_arrival_that_never_comes():
-    found = findings(
+    by_kind = findings(
         "mov.u32 %y0, 0;  setp.lt.u32 %p1, %t2, 32;  @%p1 bra done;  bar.sync 1, 64;  done: bar.sync 0;"
     )
-    assert list(found) == ["barrier divergence"]
+    assert list(by_kind) == ["barrier divergence"]
 
 
 # -- setmaxnreg ---------------------------------------------------------------------------------------------
@@ -162,16 +164,16 @@ GIVE = "few: setmaxnreg.dec.sync.aligned.u32 {few};  done:"
     ],
 )
 def test_registers_within_the_budget(few, more, text):
-    found = findings(TAKE.format(more=more) + GIVE.format(few=few), 384, "")
-    assert set(found) == ({"register budget"} if text else set())
-    assert text in found.get("register budget", "")
+    by_kind = findings(TAKE.format(more=more) + GIVE.format(few=few), 384, "")
+    assert set(by_kind) == ({"register budget"} if text else set())
+    assert text in by_kind.get("register budget", "")
 
 
 def test_registers_are_moved_by_whole_warpgroups():
-    found = findings(
+    by_kind = findings(
         "setp.lt.u32 %p1, %t2, 96;  mov.u32 %y0, 0;  @%p1 setmaxnreg.dec.sync.aligned.u32 56;", 128, ""
     )
-    assert "needs all 128 threads of a warpgroup" in found["warp divergence"]
+    assert "needs all 128 threads of a warpgroup" in by_kind["warp divergence"]
 
 
 def test_only_blocks_that_have_not_ended_pass_barriers():

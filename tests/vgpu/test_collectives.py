@@ -122,8 +122,8 @@ def test_quirks_of_the_library_stay_notes():
     ],
 )
 def test_post_dominators(graph, expected):
-    found = post_dominators(graph)
-    assert [{k for k in range(len(graph)) if bits >> k & 1} for bits in found] == expected
+    dominators = post_dominators(graph)
+    assert [{k for k in range(len(graph)) if bits >> k & 1} for bits in dominators] == expected
 
 
 def test_what_decides_whether_an_instruction_is_reached():

@@ -48,11 +48,11 @@ def names_max_looks_up() -> list[str]:
     package = Path(present(present(importlib.util.find_spec("modular")).submodule_search_locations)[0])
     text = (package / "lib" / "libAsyncRTMojoBindings.so").read_bytes()
     # Only whole strings: some names stand in pieces between machine instructions.
-    found = re.findall(
+    names = re.findall(
         rb"(?<=\0)cu(?:Mem|Stream|Graph|Event|Func|Module|Launch)[A-Za-z0-9]+(?:_v\d)?(?=\0)", text
     )
     # These three are words of messages.
-    return sorted({name.decode() for name in found} - {"cuMemset", "cuMemcpyBatch", "cuMemcpyDtoD"})
+    return sorted({name.decode() for name in names} - {"cuMemset", "cuMemcpyBatch", "cuMemcpyDtoD"})
 
 
 def only_entry(folder: Path) -> bool:

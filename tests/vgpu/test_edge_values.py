@@ -35,9 +35,11 @@ LAST_DIGIT = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-22, "f64": 2.0**-51
 @functools.cache
 def table() -> dict:
     """What the real GPU gave."""
-    found = json.loads(gzip.decompress(TABLE.read_bytes()))
-    assert found["digest"] == edge_values.digest(), "edge_values.py has changed since the table was measured"
-    return found
+    recorded = json.loads(gzip.decompress(TABLE.read_bytes()))
+    assert recorded["digest"] == edge_values.digest(), (
+        "edge_values.py has changed since the table was measured"
+    )
+    return recorded
 
 
 def on_virtual_gpu(case: Case) -> np.ndarray:

@@ -29,9 +29,9 @@ def at(finding, text: str, nth: int = 0) -> bool:
 
 def only(bench: Bench, *kinds: str) -> list:
     """The error findings, which must be of exactly these kinds."""
-    found = bench.errors()
-    assert sorted(f.kind for f in found) == sorted(kinds), "\n".join(f.text() for f in bench.gpu.findings)
-    return found
+    errors = bench.errors()
+    assert sorted(f.kind for f in errors) == sorted(kinds), "\n".join(f.text() for f in bench.gpu.findings)
+    return errors
 
 
 def ones(bench, name, n=1000):
@@ -237,7 +237,7 @@ def test_bank_conflicts_are_counted(ptx):
 
 
 # -- hand-written PTX ---------------------------------------------------------------------------------------
-def found(body: str, threads: int = 32, *, declare: str = "", module: str = "") -> list:
+def errors_of(body: str, threads: int = 32, *, declare: str = "", module: str = "") -> list:
     """Errors of a kernel whose only array is `cells`, 64 words of 1; %a0 is the thread's word."""
     bench = Bench()
     text = kernel(body, 0, 1, widths_in=[], widths_out=[4], declare=declare)
@@ -269,7 +269,7 @@ def found(body: str, threads: int = 32, *, declare: str = "", module: str = "") 
     ],
 )  # fmt: skip
 def test_finding_on_hand_written_ptx(body, kind, text):
-    errors = found(
+    errors = errors_of(
         body, declare=".shared .align 8 .b8 s[16]; .local .align 8 .b8 l[16];", module=".const .u32 c = 5;\n"
     )
     assert {f.kind for f in errors} == ({kind} if kind else set()), [f.text() for f in errors]
@@ -278,7 +278,7 @@ def test_finding_on_hand_written_ptx(body, kind, text):
 
 
 def test_matrix_instruction_without_a_whole_warp():
-    errors = found("mov.u32 %r1, s; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];", 20,
+    errors = errors_of("mov.u32 %r1, s; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];", 20,
                    declare=".shared .align 16 .b8 s[128];")  # fmt: skip
     assert "needs all 32 threads of the warp" in errors[0].text()
 
@@ -288,9 +288,9 @@ def test_barrier_that_some_never_reach():
     body = """setp.lt.u32 %p1, %t2, 32;  @%p1 bra a;  bar.sync 1, 64;  bra done;
     a: bar.sync 2, 64;
     done:"""
-    (f,) = found(body, 64)
+    (f,) = errors_of(body, 64)
     assert f.kind == "barrier divergence" and "at another barrier" in f.message
-    (f,) = found("setp.lt.u32 %p1, %t2, 32;  @!%p1 bra done;  bar.sync 1, 64;  done: bar.sync 2;", 64)
+    (f,) = errors_of("setp.lt.u32 %p1, %t2, 32;  @!%p1 bra done;  bar.sync 1, 64;  done: bar.sync 2;", 64)
     assert f.kind == "barrier divergence"
 
 
@@ -370,11 +370,11 @@ def test_a_pointer_that_lands_in_another_tensor(address, kind):
     for k, width in enumerate((32, 32, 64)):
         text = text.replace(f"st.global.b{width} [%a{k}], %y{k};", "")
     bench.run(text, 1, 1, first, second, table)
-    found = bench.errors()
-    assert [f.kind for f in found] == ([kind] if kind else [])
+    errors = bench.errors()
+    assert [f.kind for f in errors] == ([kind] if kind else [])
     if kind:
-        assert found[0].tensor == "first" and found[0].index == far // 4
-        assert "so far past the end of first that it lands in second[0]" in found[0].message
+        assert errors[0].tensor == "first" and errors[0].index == far // 4
+        assert "so far past the end of first that it lands in second[0]" in errors[0].message
 
 
 def test_a_pointer_that_lands_before_its_tensor():
@@ -386,8 +386,8 @@ def test_a_pointer_that_lands_before_its_tensor():
     for k in range(2):
         text = text.replace(f"st.global.b32 [%a{k}], %y{k};", "")
     bench.run(text, 1, 1, first, second)
-    (found,) = bench.errors()
-    assert found.kind == "out-of-bounds load" and "before the start of second" in found.message
+    (errors,) = bench.errors()
+    assert errors.kind == "out-of-bounds load" and "before the start of second" in errors.message
 
 
 def test_a_kernel_is_not_called_from_its_own_definition(tmp_path):

@@ -27,11 +27,11 @@ UNEXPLAINED = "bulk copies into shared memory"
 @functools.cache
 def table() -> dict:
     """What the real GPU gave."""
-    found = json.loads(TABLE.read_text())
-    assert found["digest"] == hopper_values.digest(), (
+    recorded = json.loads(TABLE.read_text())
+    assert recorded["digest"] == hopper_values.digest(), (
         "hopper_values.py has changed since the table was measured"
     )
-    return found
+    return recorded
 
 
 def on_virtual_gpu(case: Case) -> tuple[str, set[str]]:

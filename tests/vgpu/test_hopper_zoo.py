@@ -135,11 +135,11 @@ def run(edits=(), **options):
 
     def tiled(array, kind, width, box, swizzle):
         rows, columns = array.shape
-        made = tensor_map.tiled(
+        encoded = tensor_map.tiled(
             kind, bench.address(array), [columns, rows], [columns * width], [box, 64], [1, 1],
             interleave=0, swizzle=swizzle, promotion=0, fill=0,
         )  # fmt: skip
-        return made.encode()
+        return encoded.encode()
 
     maps = [tiled(a, 9, 2, 64, 3), tiled(b, 9, 2, 64, 3), tiled(c, 7, 4, 64, 0)]
     kernel = bench.gpu.load(text(list(edits))).kernels["product"]
@@ -147,9 +147,9 @@ def run(edits=(), **options):
         bench.gpu.launch(kernel, (2, 2, 1), (256, 1, 1), maps, shared_bytes=SHARED)
     exact = [(x.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for x in bits]
     want = exact[0] @ exact[1].T
-    found = bench.errors()
+    errors = bench.errors()
     got = bench.gpu.read(bench.address(c), c.nbytes).view(np.float32).reshape(c.shape)
-    return found, np.abs(got - want).max() / np.abs(want).max()
+    return errors, np.abs(got - want).max() / np.abs(want).max()
 
 
 WAIT_FULL = "WAIT_FULL: mbarrier.try_wait.parity.shared.b64 %p2, [%full], %phase; @!%p2 bra WAIT_FULL;"
@@ -268,17 +268,17 @@ WRONG = {
 @pytest.mark.parametrize("blocks", ["natural", "reversed", "shuffled:4"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_kernels_are_clean_and_right(name, blocks):
-    found, error = run(RIGHT[name], blocks=blocks)
-    assert not found, found[0].text()
+    errors, error = run(RIGHT[name], blocks=blocks)
+    assert not errors, errors[0].text()
     assert "again" in name or "anew" in name or error < 1e-6  # those store something else
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_kernels_are_found(name):
     edits, kind, word = WRONG[name]
-    found, _ = run(edits)
-    assert kind in {f.kind for f in found}, [f.text() for f in found]
-    finding = next(f for f in found if f.kind == kind)
+    errors, _ = run(edits)
+    assert kind in {f.kind for f in errors}, [f.text() for f in errors]
+    finding = next(f for f in errors if f.kind == kind)
     assert word in finding.message, finding.text()
     assert finding.where.startswith("PTX line")
     assert kind != "hang" or "mbarrier dynamic shared memory" in finding.message

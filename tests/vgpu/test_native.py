@@ -318,10 +318,10 @@ def fresh_machine():
     machine_code.unavailable.cache_clear()
 
 
-def features(**found):
+def features(**has):
     """A stand-in for llvmlite on another processor."""
     binding = types.ModuleType("llvmlite.binding")
-    vars(binding)["get_host_cpu_features"] = lambda: found
+    vars(binding)["get_host_cpu_features"] = lambda: has
     return {"llvmlite": types.ModuleType("llvmlite"), "llvmlite.binding": binding}
 
 

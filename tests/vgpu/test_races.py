@@ -50,8 +50,8 @@ ORDERS = pytest.mark.parametrize("blocks", ["natural", "reversed", "shuffled:2"]
     ],
 )  # fmt: skip
 def test_between_blocks(body, kind, blocks):
-    found = races(body, 4, 1, blocks=blocks)
-    assert {f.kind for f in found} == ({kind} if kind else set())
+    findings = races(body, 4, 1, blocks=blocks)
+    assert {f.kind for f in findings} == ({kind} if kind else set())
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_between_blocks(body, kind, blocks):
     ],
 )  # fmt: skip
 def test_inside_a_block(body, kind):
-    found = races(body, 1, 64, declare=".shared .align 4 .b8 s[64];")
-    assert {f.kind for f in found} == ({kind} if kind else set()), [f.text() for f in found]
+    findings = races(body, 1, 64, declare=".shared .align 4 .b8 s[64];")
+    assert {f.kind for f in findings} == ({kind} if kind else set()), [f.text() for f in findings]
 
 
 @pytest.mark.parametrize("space", ["shared", "global"])
@@ -158,9 +158,9 @@ ADD = "red.relaxed.{}.global.add.u32 [%d0], 1;"
 def test_scope_of_atomics_between_blocks(body, kind, blocks):
     """Block scope is enough inside one block, and in memory that only one block uses."""
     begin = "mad.wide.u32 %d1, %t0, 4, %d0; setp.ne.u32 %p2, %t2, 0; @%p2 bra w; st.shared.u32 [s], 0; w: bar.sync 0;"
-    found = races(begin + body, 4, 2, blocks=blocks, declare=".shared .align 4 .b8 s[4];")
-    assert {f.kind for f in found} == ({kind} if kind else set()), [f.text() for f in found]
-    assert all("block scope" in f.message for f in found)
+    findings = races(begin + body, 4, 2, blocks=blocks, declare=".shared .align 4 .b8 s[4];")
+    assert {f.kind for f in findings} == ({kind} if kind else set()), [f.text() for f in findings]
+    assert all("block scope" in f.message for f in findings)
 
 
 @pytest.mark.parametrize("part", ["st.release.gpu", "ld.acquire.gpu", "fence.acq_rel.gpu"])
@@ -193,8 +193,8 @@ def test_async_copy_into_a_buffer_that_others_still_read(barrier):
     body = f"""mov.u32 %r1, s; mad.lo.u32 %r2, %t2, 4, %r1; st.shared.u32 [%r2], 1; bar.sync 0;
     xor.b32 %r3, %t2, 33; mad.lo.u32 %r3, %r3, 4, %r1; ld.shared.u32 %r4, [%r3]; {barrier}
     mad.wide.u32 %d1, %t2, 4, %d0; cp.async.ca.shared.global [%r2], [%d1], 4; bar.sync 0; cp.async.wait_all; bar.sync 0;"""
-    found = races(body, 1, 64, declare=".shared .align 4 .b8 s[256];")
-    assert {f.kind for f in found} == (set() if barrier else {"shared race"})
+    findings = races(body, 1, 64, declare=".shared .align 4 .b8 s[256];")
+    assert {f.kind for f in findings} == (set() if barrier else {"shared race"})
 
 
 def test_one_finding_per_cause_with_a_count():
@@ -259,8 +259,8 @@ FIRST_READS_ALL = """mov.u32 %r1, %cluster_ctarank;  setp.ne.u32 %p1, %r1, 0;  @
     ],
 )  # fmt: skip
 def test_a_cluster_barrier_orders_the_blocks_of_its_cluster(body, kind, blocks):
-    found = races(body, 4, 1, blocks=blocks, cluster=(2, 1, 1))
-    assert {f.kind for f in found} == ({kind} if kind else set())
+    findings = races(body, 4, 1, blocks=blocks, cluster=(2, 1, 1))
+    assert {f.kind for f in findings} == ({kind} if kind else set())
 
 
 # Block 0's threads all store, one of them counts; block 1 waits for the count and reads all.
@@ -285,8 +285,8 @@ PUBLISH = """setp.ne.u32 %p1, %t0, 0;  @%p1 bra reader;
 )
 def test_a_fence_speaks_for_its_own_thread(before, after, race, blocks):
     """A fence by one thread says nothing about what others of its block have just stored, or read soon after."""
-    found = races(PUBLISH.format(before=before, after=after), 2, 64, cells=128, blocks=blocks)
-    assert {f.kind for f in found} == ({"global race"} if race else set()), [f.text() for f in found]
+    findings = races(PUBLISH.format(before=before, after=after), 2, 64, cells=128, blocks=blocks)
+    assert {f.kind for f in findings} == ({"global race"} if race else set()), [f.text() for f in findings]
 
 
 # Thread 32 waits for a flag in shared memory that thread 0 sets behind its data; both in shared memory, or data global.
@@ -324,9 +324,9 @@ def test_flags_in_shared_memory(space, release, acquire, after, race):
         acquire=acquire,
         after=after,
     )
-    found = races(body, 1, 64, declare=".shared .align 4 .b8 s[4]; .shared .align 4 .b8 flag[4];")
+    findings = races(body, 1, 64, declare=".shared .align 4 .b8 s[4]; .shared .align 4 .b8 flag[4];")
     kind = "shared race" if space == "shared" else "race inside a block"
-    assert {f.kind for f in found} == ({kind} if race else set()), [f.text() for f in found]
+    assert {f.kind for f in findings} == ({kind} if race else set()), [f.text() for f in findings]
 
 
 def test_a_flag_orders_only_who_has_looked_at_it():
@@ -366,6 +366,8 @@ SYNC = "barrier.cluster.arrive;  barrier.cluster.wait;"
     ],
 )  # fmt: skip
 def test_shared_memory_of_other_blocks(body, kind, message, blocks):
-    found = races(OTHERS + body, 4, 1, declare=".shared .align 4 .b8 s[4];", blocks=blocks, cluster=(2, 1, 1))
-    assert {f.kind for f in found} == ({kind} if kind else set()), [f.text() for f in found]
-    assert all(message in f.message for f in found), [f.text() for f in found]
+    findings = races(
+        OTHERS + body, 4, 1, declare=".shared .align 4 .b8 s[4];", blocks=blocks, cluster=(2, 1, 1)
+    )
+    assert {f.kind for f in findings} == ({kind} if kind else set()), [f.text() for f in findings]
+    assert all(message in f.message for f in findings), [f.text() for f in findings]

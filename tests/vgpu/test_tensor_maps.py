@@ -17,9 +17,9 @@ GOOD: dict[str, Any] = {"kind": 9, "address": 0x1000, "dims": (40, 20, 6), "stri
 
 
 def test_a_map_survives_its_bytes():
-    made = tiled(**GOOD)
-    assert len(made.encode()) == BYTES and TensorMap.decode(made.encode()) == made
-    assert (made.width, made.nbytes, made.strides) == (2, 2 * 32 * 8 * 2, (2, 80, 1600))
+    original = tiled(**GOOD)
+    assert len(original.encode()) == BYTES and TensorMap.decode(original.encode()) == original
+    assert (original.width, original.nbytes, original.strides) == (2, 2 * 32 * 8 * 2, (2, 80, 1600))
     assert TensorMap.decode(bytes(BYTES)) is None
 
 

@@ -566,9 +566,9 @@ def endless(body: str, *, block: int, declare: str = "") -> tuple[str, str]:
     ],
 )  # fmt: skip
 def test_a_poll_that_nobody_can_satisfy_ends(body, text):
-    message, found = endless(body, block=32, declare=BARRIER)
-    assert "32 threads wait here for ever" in found or "16 threads wait here for ever" in found
-    assert re.search(text, found) and found in message
+    message, finding = endless(body, block=32, declare=BARRIER)
+    assert "32 threads wait here for ever" in finding or "16 threads wait here for ever" in finding
+    assert re.search(text, finding) and finding in message
 
 
 def test_a_lock_that_nobody_gives_back_ends(monkeypatch):
@@ -578,8 +578,8 @@ def test_a_lock_that_nobody_gives_back_ends(monkeypatch):
     setp.eq.u32 %p1, %t2, 64;  @%p1 bra meet;
     spin: atom.shared.cas.b32 %r1, [lock], 0, 1;  setp.ne.u32 %p3, %r1, 0;  @%p3 bra spin;
     meet: bar.sync 0;"""
-    _, found = endless(body, block=65, declare=".shared .align 4 .b8 lock[4];")
-    assert "64 threads wait here for ever" in found
+    _, finding = endless(body, block=65, declare=".shared .align 4 .b8 lock[4];")
+    assert "64 threads wait here for ever" in finding
 
 
 def test_a_poll_with_a_limit_of_its_own_goes_on(monkeypatch):
@@ -598,8 +598,8 @@ def test_a_poll_that_counts_its_rounds_ends_too(count, monkeypatch):
     monkeypatch.setattr(executor, "SPIN_LOOK", 64)
     body = f"""mov.u32 %y0, 0;  st.shared.u32 [flag], 0;
     spin: ld.volatile.shared.u32 %r1, [flag];  {count}  setp.eq.u32 %p2, %r1, 0;  @%p2 bra spin;"""
-    _, found = endless(body, block=1, declare=".shared .align 4 .b8 flag[4];")
-    assert "1 thread waits here for ever" in found
+    _, finding = endless(body, block=1, declare=".shared .align 4 .b8 flag[4];")
+    assert "1 thread waits here for ever" in finding
 
 
 def test_a_poll_that_waits_by_the_clock_goes_on(monkeypatch):

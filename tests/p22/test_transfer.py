@@ -1,5 +1,8 @@
 """The last gate's op, RMSNorm + Linear backward: its CPU path is right in every dtype and case, and its name stays."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from harness.check import tensors
@@ -49,4 +52,10 @@ def test_a_run_that_names_no_variant_leaves_the_gate_out():
 def test_the_hints_say_only_where_the_idea_stands():
     ladder = hints.ladder("p22", "transfer")
     assert len(ladder) == 3 and not any(rung.code for rung in ladder)
-    assert all("chapter" in rung.text and '"' in rung.text and "=" not in rung.text for rung in ladder)
+    book = Path(__file__).absolute().parents[2] / "book" / "src"
+    pages = "".join(page.read_text(encoding="utf-8") for page in book.rglob("*.md"))
+    for rung in ladder:
+        places = re.findall(r'"([^"]+)"', " ".join(rung.text.split()))
+        assert places and "=" not in rung.text
+        for place in places:
+            assert re.search(rf"^#+ {re.escape(place)}$|\[{re.escape(place)}\]", pages, re.M), place

@@ -74,6 +74,8 @@ def sums(
 def softmax(weights: str, whole: str, result: str, scores: str, threads: int) -> tuple[Mistake, ...]:
     """Of result = weights / whole, with weights = exp(scores - their largest) and whole their row sum."""
     v_weights: Terms = lambda v: getattr(v, weights)  # noqa: E731
+    unshifted: Terms = lambda v: np.exp(getattr(v, scores).astype(np.float32)).astype(np.float64)  # noqa: E731
+    shifted: Terms = lambda v: getattr(v, scores) - or_0(getattr(v, scores).max(-1, keepdims=True))  # noqa: E731
     return (
         Mistake("not-normalised", "not divided by the sum of the row", {result: v_weights}),
         Mistake(
@@ -84,8 +86,13 @@ def softmax(weights: str, whole: str, result: str, scores: str, threads: int) ->
         Mistake(
             "largest-not-subtracted",
             "without the largest subtracted: the exponential overflows",
-            {weights: lambda v: np.exp(getattr(v, scores).astype(np.float32)).astype(np.float64)},
+            {weights: unshifted},
         ),
+        Mistake("largest-in-the-sum-alone", "with the largest subtracted in the sum alone, not where each column is written",
+                {result: lambda v: unshifted(v) / getattr(v, whole)}),
+        Mistake("largest-in-the-columns-alone", "with the largest subtracted where each column is written, not in the sum",
+                {whole: lambda v: total(unshifted(v))}),
+        Mistake("exponential-forgotten-in-sum", "divided by a sum of scores, not of their exponentials", {whole: lambda v: total(shifted(v))}),
         Mistake("largest-for-sum", "divided by the largest exponential, not by the sum", {whole: lambda v: v_weights(v).max(-1, keepdims=True)}),
         *sums(v_weights, threads, {whole: lambda change: change}),
     )  # fmt: skip
@@ -220,6 +227,8 @@ def softmax_backward(
         Mistake("probabilities-twice", "with P multiplied twice", {result: lambda v: p(v) ** 2 * (dp(v) - row(v))}),
         Mistake("probabilities-inside", "with P multiplied twice: P * (dP * P - sum(dP * P))", {result: lambda v: p(v) * (dp(v) * p(v) - row(v))}),
         Mistake("probabilities-forgotten", "without the factor P", {result: lambda v: dp(v) - row(v)}),
+        Mistake("row-sum-times-p", "with the row sum multiplied by P inside of the bracket too", {result: lambda v: p(v) * (dp(v) - p(v) * row(v))}),
+        Mistake("diagonal-beside-row-sum", "with P * (1 - P) for P: the row sum has the diagonal's share already", {result: lambda v: p(v) * (1 - p(v)) * (dp(v) - row(v))}),
         Mistake("row-sum-outside", "with the row sum subtracted from P * dP, outside of the bracket: it is P * (dP - sum)", {result: lambda v: p(v) * dp(v) - row(v)}),
         Mistake("probabilities-forgotten-in-sum", "with the row sum of dP, not of dP * P", {dot: lambda v: total(dp(v))}),
         Mistake("gradient-forgotten-in-sum", "with the row sum of P, not of dP * P", {dot: lambda v: total(p(v))}),
@@ -274,6 +283,9 @@ def layernorm_means(threads: int) -> tuple[Mistake, ...]:
     def width(v: Derivation) -> int:
         return v.input.shape[-1]
 
+    def one_less(v: Derivation) -> float:
+        return width(v) / max(width(v) - 1, 1)
+
     def of_threads(v: Derivation, of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         return v.row_rstd * (v.g - of(v.g) / width(v) - v.x_hat * of(v.g * v.x_hat) / width(v))
 
@@ -285,6 +297,8 @@ def layernorm_means(threads: int) -> tuple[Mistake, ...]:
             f"with c1 and c2 divided by the {threads} threads of a row, not by its columns",
             {"grad_input": lambda v: scaled(v, width(v) / threads, width(v) / threads)},
         ),
+        Mistake("c1-by-one-less", "with c1 divided by the number of columns less one", {"grad_input": lambda v: scaled(v, one_less(v), 1)}),
+        Mistake("means-by-one-less", "with c1 and c2 divided by the number of columns less one", {"grad_input": lambda v: scaled(v, one_less(v), one_less(v))}),
         Mistake("means-of-own-share", "with every thread's own share in c1 and c2: block.sum is missing", {"grad_input": lambda v: of_threads(v, lambda t: own_share(t, threads))}, 3),
         Mistake("means-over-everything", "with c1 and c2 taken over the whole tensor, not over each row", {"grad_input": lambda v: v.row_rstd * (v.g - v.g.mean() - v.x_hat * (v.g * v.x_hat).mean())}),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from harness.devices.recorder import Order, record_many
 from harness.devices.targets import cpu
 from harness.learner import blanks
 from harness.puzzles.p27 import derivation, kernels
-from harness.puzzles.p27.spec import LONG, PUZZLE, cases
+from harness.puzzles.p27.spec import GATE_CASES, LONG, PUZZLE, cases
 from harness.spec.rounding import rounded
 from harness.toolchain import roots
 
@@ -26,7 +26,8 @@ USUAL = ("chapter", "large logits", "many places", "1 x 1 x 389", "1 x 513 x 1")
 
 def cases_for(kernel):
     """The cases that a wrong kernel is judged by: those that it needs, where it says so, else the usual ones."""
-    return [case for case in (*cases(), LONG) if case.name in (kernel.cases or USUAL)]
+    of_variant = [case for case in GATE_CASES if case.variant == VARIANT[kernel.gate]]
+    return [case for case in (*cases(), *of_variant) if case.name in (kernel.cases or USUAL)]
 
 
 @pytest.fixture(scope="module")

@@ -194,5 +194,11 @@ MISTAKES = (
             "grad_bias": lambda v: (v.grad_output * v.x_hat).sum(0),
         },
         3,
+        together=True,
+    ),
+    Mistake(
+        "x-hat-in-bias",
+        "with x_hat in the sum, which belongs to the weight's alone",
+        {"grad_bias": lambda v: (v.grad_output * v.x_hat).sum(0)},
     ),
 )

@@ -200,7 +200,7 @@ GATE_CASES = (
     Case(
         "grouped queries",
         "query heads share a head of key and value, over more than a tile of queries",
-        (1, 4, 18, 20, 5, 2),
+        (2, 4, 18, 20, 5, 2),
         "hard",
         variant="fused",
     ),

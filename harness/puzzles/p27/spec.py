@@ -3,11 +3,13 @@
 Names: B = sequences, T = tokens of each, C = channels, V = vocabulary. The tape has its own models (`checker.py`).
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from harness.puzzles.p27 import kernels
 from harness.puzzles.p27.derivation import IGNORED
-from harness.spec.cases import covering, listed, tiled
+from harness.spec.cases import covering, listed, not_finite, tiled, with_not_finite
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
 from harness.spec.rounding import rounded
 from harness.spec.rungs import MojoRung, NumpyRung, Rung
@@ -76,6 +78,22 @@ LONG = Case(
     variant="clip",
 )
 """For the kernels alone: the norm's second stage has a loop."""
+NOT_FINITE = {
+    "loss": {"logits": ("z", "NaN", "-inf")},
+    "gelu": {"x": ("x", "NaN"), "dx": ("dx", "inf")},
+    "embedding": {"dx": ("dx", "inf")},
+    "adamw": {"dx": ("dx", "NaN")},
+    "clip": {"dx": ("dx", "inf")},
+}
+"""Variant -> tensor -> its symbol in the book, and what one of its elements becomes, for the kernels alone."""
+GATE_CASES = (
+    LONG,
+    *(
+        replace(case, variant=name)
+        for name, places in NOT_FINITE.items()
+        for case in not_finite(places, DIMS)
+    ),
+)
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
@@ -100,6 +118,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "smoothing": np.asarray(0.1 if case.values == "smoothed" else 0.0),
         "V": np.asarray(V),
     }
+    with_not_finite(arrays, case.values)
     moments = {"mean": normal(B, T, C), "square": rounded(normal(B, T, C) ** 2, dtype)}
     return arrays | moments | kernels.sorted_places(arrays["tokens"], V)
 
@@ -146,7 +165,7 @@ PUZZLE = Puzzle(
     dims=DIMS,
     dim_names=("B", "T", "C", "V"),
     cases=cases,
-    gate_cases=(LONG,),
+    gate_cases=GATE_CASES,
     derived_sizes=kernels.derived_sizes,
     inputs=inputs,
     reference=kernels.reference,

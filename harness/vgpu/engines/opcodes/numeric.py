@@ -280,8 +280,9 @@ def fma_f4(a, b, c):
     s = p + c
     tie = s.view(u8) & _HALFWAY
     # A second rounding can go wrong only where the float64 sum lies half-way between two float32, or is
-    # subnormal.
-    if (tie == u8(0x10000000)).any() or (np.abs(s) < 2.4e-38).any():
+    # subnormal. A sum of 0 is exact.
+    small = np.abs(s) < 2.4e-38
+    if (tie == u8(0x10000000)).any() or (small.any() and (small & (s != 0)).any()):
         return sum_to_odd(p, c.astype(f8)).astype(f4)
     return s.astype(f4)
 

@@ -8,7 +8,7 @@ import copy
 
 import pytest
 import torch
-from test_patching import assert_same, fresh, pairs  # noqa: F401
+from patch_checks import assert_same, fresh
 from torch import nn
 
 from harness.nn import patch
@@ -102,7 +102,7 @@ def loss_and_gradients(model, output):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_pairs_and_gradients(pairs, name):  # noqa: F811
+def test_pairs_and_gradients(pairs, name):
     make, output, expected = MODELS[name]
     torch.manual_seed(0)
     model = make().double().eval()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_patching import H, Scaled, assert_same, fresh, pairs, seeded  # noqa: F401
+from patch_checks import H, Scaled, assert_same, fresh, seeded
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -187,7 +187,7 @@ def compare(seed: int, way: str) -> bool:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_random_modules(pairs, way):  # noqa: F811
+def test_random_modules(pairs, way):
     refused = sum(compare(1000 * list(WAYS).index(way) + number, way) for number in range(EACH))
     assert refused <= EACH // 3
     assert (len(pairs) >= EACH // 3) == (way not in ("autocast", "inference_mode"))
@@ -195,7 +195,7 @@ def test_random_modules(pairs, way):  # noqa: F811
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_random_modules_compiled(pairs, backend, monkeypatch):  # noqa: F811
+def test_random_modules_compiled(pairs, backend, monkeypatch):
     def compiled(m, x):
         return torch.compile(m, backend=backend)(x)
 

@@ -1,0 +1,208 @@
+"""What `--bench` measures on a GPU alone, on stand-ins that run on the CPU, and what a terminal shows meanwhile."""
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+import typed
+from benches import EAGER, FLOOR, TINY, a_bench, printed
+from rich.console import Console
+
+from harness.bench import machine, runner, timing
+from harness.bench.benchmark import COLUMNS, Candidate, Differentiable
+from harness.bench.report import Show
+from harness.puzzles.p22 import candidates
+from harness.puzzles.p22.candidates import BENCHMARK, Sizes
+
+pytestmark = pytest.mark.usefixtures("short_bursts")
+
+
+def test_a_graph_that_holds_no_launch_is_found(monkeypatch):
+    """A replay that writes nothing leaves the NaN that was put there."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
+    one = runner.Ready(EAGER, EAGER.build(problem), {})
+
+    class Replay(timing.Graph):
+        def __init__(self, writes):
+            self.writes = writes
+            self.outputs = one.calls.prepare("both")()
+
+        def __call__(self):
+            if self.writes:
+                for tensor, value in zip(self.outputs, one.calls.prepare("both")(), strict=True):
+                    tensor.copy_(value)
+
+    run = a_bench(EAGER)
+    run.check_graph(Replay(True), one, problem, "both")
+    with pytest.raises(runner.WrongGraph, match="does not write what a plain call writes"):
+        run.check_graph(Replay(False), one, problem, "both")
+
+
+class PretendDevice:
+    """Says that it is a GPU; its tensors lie on the CPU."""
+
+    type = "cuda"
+
+
+@pytest.fixture
+def pretend_gpu(monkeypatch):
+    """Stand-ins for torch.cuda that run everything on the CPU: the plumbing of the GPU's columns, not its times."""
+
+    class Event:
+        clock = 0.0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            Event.clock += 0.05
+            self.at = Event.clock
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return end.at - self.at  # 0.05 ms
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    class CUDAGraph:
+        outputs: tuple[torch.Tensor, ...]
+        call: Callable[[], tuple[torch.Tensor, ...]]
+
+        def replay(self):
+            for tensor, value in zip(self.outputs, self.call(), strict=True):
+                tensor.detach().copy_(value.detach())
+
+    @contextlib.contextmanager
+    def capture(graph, stream):
+        pretend["capturing"] = True
+        yield
+        pretend["capturing"] = False
+
+    pretend = {"capturing": False, "memory": 0}
+    for name, value in {
+        "Event": Event,
+        "Stream": Stream,
+        "CUDAGraph": CUDAGraph,
+        "graph": capture,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": Stream,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+        "get_device_name": lambda device: "Pretend GPU",
+        "memory_allocated": lambda: 100,
+        "max_memory_allocated": lambda: 1700,
+        "reset_peak_memory_stats": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    original = timing.Graph.__init__
+
+    def remembering(self, prepare):
+        original(self, prepare)
+        self.graph.outputs, self.graph.call = self.outputs, self.call
+
+    monkeypatch.setattr(timing.Graph, "__init__", remembering)
+    for name in ("randn", "randint", "empty"):
+        monkeypatch.setattr(torch, name, on_the_cpu(getattr(torch, name)))
+    monkeypatch.setattr(runner, "CEILING_PRODUCTS", ((2, 2, 2), (8, 8, 16), (4, 4, 4)))
+    monkeypatch.setattr(runner, "CEILING_BYTES", 2**10)
+    monkeypatch.setattr(timing, "FLUSH_BYTES", 2**10)
+    monkeypatch.setattr(machine, "driver", lambda: "1.2")
+    return pretend
+
+
+def on_the_cpu(function):
+    """The function with a device named PretendDevice replaced."""
+
+    def call(*arguments, **named):
+        arguments = [torch.device("cpu") if isinstance(a, PretendDevice) else a for a in arguments]
+        if isinstance(named.get("device"), PretendDevice):
+            named["device"] = torch.device("cpu")
+        return function(*arguments, **named)
+
+    return call
+
+
+def test_the_columns_of_a_gpu(pretend_gpu):
+    """Every column is filled, ceilings included, and who cannot be captured says so and is timed in the loop."""
+    gradients = {}
+
+    class NoCapture(Differentiable):
+        def prepare(self, direction):
+            call = super().prepare(direction)
+
+            def refusing():
+                gradients[direction] = torch.is_grad_enabled()
+                if pretend_gpu["capturing"]:
+                    pretend_gpu["capturing"] = False
+                    raise RuntimeError("cannot be captured in a CUDA graph")
+                return call()
+
+            return refusing
+
+    def build(problem):
+        return NoCapture(candidates.eager, problem.leaves, problem.grad_output, note="a detour")
+
+    chosen = (FLOOR, EAGER, Candidate("mine", "ours", build))
+    benchmark = dataclasses.replace(
+        BENCHMARK, make_problem=on_the_cpu(candidates.make_problem), host_sizes=Sizes(3, 2, 4)
+    )
+    run = a_bench(*chosen, columns=COLUMNS, passes=("forward", "backward", "both"), benchmark=benchmark)
+    run.options = dataclasses.replace(run.options, device=PretendDevice(), cold=True)
+    run.run()
+    assert run.faults == 0, printed(run)
+    cells = {(row["candidate"], row["pass"], row["column"]): row for row in run.rows}
+    for direction in ("forward", "backward", "both"):
+        for name in ("bare GEMMs", "eager"):
+            graph = cells[name, direction, "graph"]
+            assert float(graph["median_us"]) == pytest.approx(50.0) and graph["device"] == "Pretend GPU"
+            assert graph["driver"] == "1.2" and "60-80 ms idle" in str(graph["protocol"])
+            assert "L2 emptied" in str(graph["protocol"]) and graph["percent_of_matmul"]
+            assert float(graph["ratio_to_floor"]) == pytest.approx(1)
+        refused = cells["mine", direction, "graph"]
+        assert refused["note"] == "cannot be captured: RuntimeError: cannot be captured in a CUDA graph"
+        assert refused["median_us"] == ""
+        assert float(cells["mine", direction, "loop"]["median_us"]) == pytest.approx(50.0)
+        assert cells["mine", direction, "loop"]["note"] == "a detour"
+    assert gradients == {"inference": False, "forward": True, "backward": True, "both": True}
+    for direction in ("inference", "forward", "both"):
+        host = cells["eager", direction, "host"]
+        assert (host["M"], host["H"], host["O"]) == (3, 2, 4) and float(host["median_us"]) > 0
+        assert host["ratio_to_floor"] == host["tflops"] == "" and "L2" not in str(host["protocol"])
+    memory = cells["eager", "both", "memory"]
+    assert memory["peak_bytes"] == 1600 and memory["grown_bytes"] == -4 * TINY.M * TINY.O
+    ceiling, copy = (cells[name, "", "ceiling"] for name in ("matmul ceiling", "copy ceiling"))
+    # Every burst takes the same time here, so the largest product is the fastest.
+    assert ceiling["note"] == "8 rows, 8 -> 16" and ceiling["M"] == copy["note"] == ""
+    for row, rate, work in ((ceiling, "tflops", 2 * 8 * 8 * 16 / 1e12), (copy, "gbs", 2 * 2**10 / 1e9)):
+        assert float(row[rate]) == pytest.approx(work / float(row["median_us"]) / 1e-6, rel=0.02)
+    assert "Ceilings of this run" in printed(run)
+
+
+def test_ceilings_turn_rates_into_percents():
+    run = a_bench(EAGER)
+    assert "percent_of_matmul" not in run.rates(TINY, "both", 10.0)
+    run.ceilings = {"tflops": 500.0, "gbs": 4000.0}
+    rates = run.rates(Sizes(4096, 768, 3072), "both", 100.0)
+    operations = 3 * 2 * 4096 * 768 * 3072
+    assert float(rates["tflops"]) == pytest.approx(operations / 100e-6 / 1e12, rel=1e-3)
+    assert float(rates["percent_of_matmul"]) == pytest.approx(operations / 100e-6 / 1e12 / 5, abs=0.05)
+    assert float(rates["percent_of_copy"]) == pytest.approx(float(rates["gbs"]) / 40, abs=0.05)
+
+
+def test_a_terminal_sees_a_bar_and_a_pipe_lines():
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Show(terminal).step("compiling eager") as advance:
+        advance(0.5)
+    assert "compiling eager" in typed.printed(terminal) and "\x1b" in typed.printed(terminal)
+    pipe = Console(file=io.StringIO(), width=100)
+    with contextlib.suppress(ValueError), Show(pipe).step("compiling eager"):
+        raise ValueError
+    assert typed.printed(pipe) == "compiling eager ...\n"

@@ -1,0 +1,72 @@
+"""The doctor: what it finds on this machine, and what it says of a part that is missing or broken."""
+
+import re
+import tomllib
+
+import pytest
+from checkouts import ROOT
+
+from harness.cli import main
+from harness.screens import doctor
+
+
+def test_doctor_finds_this_machine_well(checkout):
+    finished = checkout.run("doctor")
+    assert finished.returncode == 0, finished.stdout
+    for part in (
+        "Python",
+        "max",
+        "mojo",
+        "torch",
+        "Mojo compiler",
+        "GPU",
+        "virtual GPU",
+        "workbook cache",
+        "C compiler",
+    ):
+        assert re.search(rf"^[✅·] {re.escape(part)} ", finished.stdout, re.MULTILINE), part
+
+
+def test_doctor_compares_versions_with_what_is_wanted(monkeypatch):
+    lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert [f"{name}{versions}" for name, versions in doctor.wanted().items()] == lines
+    monkeypatch.setattr(doctor, "wanted", lambda: {"numpy": "==0.0.1", "no-such-thing": ">=3,<4"})
+    by_part = {finding.part: finding for finding in doctor.packages()}
+    assert by_part["numpy"].state == "broken" and "==0.0.1 is wanted" in by_part["numpy"].remedy
+    assert by_part["no-such-thing"].state == "broken"
+    assert by_part["no-such-thing"].words == "not installed, >=3,<4 is wanted"
+
+
+@pytest.mark.parametrize(
+    ("version", "versions", "allowed"),
+    [
+        ("2.15.0+cpu", ">=2.11,<2.16", True),
+        ("2.11", ">=2.11,<2.16", True),
+        ("2.10.9", ">=2.11,<2.16", False),
+        ("2.16.0", ">=2.11,<2.16", False),
+        ("26.7.0", "==26.7.0", True),
+        ("26.7", "==26.7.0", True),
+        ("26.7.1", "==26.7.0", False),
+    ],
+)
+def test_doctor_knows_ranges_of_versions(version, versions, allowed):
+    assert doctor.satisfies(version, versions) is allowed
+
+
+def test_doctor_exits_5_where_a_part_is_broken(monkeypatch, tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("WORKBOOK_CACHE", str(blocked / "cache"))
+    assert main(["doctor"]) == 5
+    assert "❌ caches" in capsys.readouterr().out.replace("workbook cache", "caches")
+
+
+def test_doctor_goes_on_behind_a_check_that_fails(monkeypatch):
+    def fails():
+        raise RuntimeError("no luck")
+        yield
+
+    monkeypatch.setattr(doctor, "PARTS", {"one": fails, "two": doctor.python})
+    findings = list(doctor.findings())
+    assert (findings[0].part, findings[0].state) == ("one", "broken") and "no luck" in findings[0].words
+    assert findings[1].part == "Python"

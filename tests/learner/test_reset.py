@@ -1,0 +1,309 @@
+"""What puts a learner's files right: diff and reset, damaged files, broken links."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from checkouts import ROOT, Checkout, damage, one_line
+
+from harness.learner import blanks, progress, restore
+from harness.learner.work import Work
+from harness.puzzles.p22.spec import PUZZLE
+from harness.spec.catalogue import find_puzzle
+
+SOLUTION = ROOT / "solutions" / "p22"
+
+
+# ---- diff and reset -----------------------------------------------------------------------------------------
+
+
+def test_diff_waits_for_the_gate_to_pass(checkout):
+    checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "axis=(0, 1)"))
+    before = checkout.run("diff", "p22", "db", "--numpy")
+    assert before.returncode == 3 and "dy.sum" not in before.stdout and "--spoil" in before.stdout
+    spoiled = checkout.run("diff", "p22", "db", "--numpy", "--spoil").stdout
+    assert "> return dy.sum(axis=(0, 1))" in spoiled and "> return dy.sum((0, 1))" in spoiled
+    checkout.run("p22", "--numpy")
+    after = checkout.run("diff", "p22", "--numpy")
+    assert after.returncode == 0
+    assert "> return dy.sum(axis=(0, 1))" in after.stdout and "einsum" not in after.stdout
+
+
+def test_diff_of_equal_blanks_says_so(checkout):
+    checkout.fill(checkout.kernels, "db")
+    assert "the same as the solution" in checkout.run("diff", "p22", "db", "--spoil").stdout
+
+
+def test_diff_of_a_puzzle_that_is_all_its_rungs_goes_through_each(checkout):
+    shutil.copytree(ROOT / "solutions" / "p26", checkout.path / "solutions" / "p26", symlinks=True)
+    blanks.generate(checkout.path / "solutions", checkout.path / "problems")
+    lines = checkout.run("diff", "p26").stdout.splitlines()
+    rungs = find_puzzle("p26").rungs
+    assert [line.partition(":")[0] for line in lines] == [gate for rung in rungs for gate in rung.gates]
+    assert len(checkout.run("diff", "p26", "--rung", rungs[0].id).stdout.splitlines()) == len(rungs[0].gates)
+
+
+def backups(checkout: Checkout) -> list[Path]:
+    """Every copy that resets have made."""
+    return sorted((checkout.path / "problems").rglob("*.bak"))
+
+
+def test_reset_asks_and_a_no_changes_nothing(checkout):
+    checkout.fill(checkout.kernels, "dx")
+    work = checkout.kernels.read_text()
+    for answer in ("", "n\n", "what\n"):
+        finished = checkout.run("reset", "p22", say=answer)
+        assert finished.returncode == 0 and "Nothing was changed." in finished.stdout
+        assert checkout.kernels.read_text() == work and not backups(checkout)
+
+
+def test_reset_of_one_blank_keeps_the_others_and_a_copy(checkout):
+    checkout.fill(checkout.kernels, "dx", "db")
+    work = checkout.kernels.read_text()
+    finished = checkout.run("reset", "p22", "dx", say="y\n")
+    assert finished.returncode == 0
+    by_id = blanks.find(checkout.kernels.read_text())
+    assert by_id["dx"].size == 0 and by_id["db"].size > 0
+    (kept,) = backups(checkout)
+    assert kept.read_text() == work and kept.parent == checkout.kernels.parent
+
+
+def test_reset_of_a_puzzle_puts_every_changed_file_back(checkout):
+    checkout.fill(checkout.kernels, "dx")
+    fast = checkout.kernels.with_name("fast.mojo")
+    fast.unlink()
+    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert checkout.kernels.read_text() == blanks.skeleton((SOLUTION / "op" / PUZZLE.source).read_text())
+    assert fast.is_symlink() and fast.read_text() == (SOLUTION / "op" / "fast.mojo").read_text()
+    assert len(backups(checkout)) == 1
+    again = checkout.run("reset", "p22", "--yes")
+    assert again.returncode == 0 and "Nothing to reset" in again.stdout and len(backups(checkout)) == 1
+
+
+@pytest.mark.parametrize("gone", ["problems", "problems/p22", "problems/p22/op"])
+def test_reset_of_a_puzzle_makes_everything_that_is_gone(checkout, gone):
+    others = [path for path in (checkout.path / "problems").iterdir() if path.name != "p22"]
+    for path in others:  # a reset is of one puzzle
+        shutil.rmtree(path)
+    before = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
+    shutil.rmtree(checkout.path / gone)
+    assert "the file is missing; `python -m harness reset p22` puts" in one_line(
+        checkout.run("p22", "--backward")
+    )
+    assert checkout.run("list").returncode == 0
+    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    after = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
+    assert after == before and checkout.numpy in after
+    assert "Nothing to reset" in checkout.run("reset", "p22", "--yes").stdout
+
+
+def test_reset_of_the_kernels_leaves_work_in_numpy(checkout):
+    checkout.fill(checkout.numpy, "db")
+    checkout.fill(checkout.kernels, "dx")
+    work = checkout.numpy.read_text()
+    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert checkout.numpy.read_text() == work and len(backups(checkout)) == 1
+
+
+@pytest.mark.parametrize("file", ["kernels", "numpy"])
+def test_reset_of_one_blank_keeps_windows_line_endings(checkout, file):
+    path = getattr(checkout, file)
+    flags = ["--numpy"] if file == "numpy" else []
+    checkout.fill(path, "db", "dx")
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    lines = path.read_bytes().count(b"\n")
+    assert checkout.run("reset", "p22", "dx", "--yes", *flags).returncode == 0
+    data = path.read_bytes()
+    assert data.count(b"\r\n") == data.count(b"\n") <= lines
+    by_id = blanks.find(data.decode())
+    assert by_id["dx"].size == 0 and by_id["db"].size > 0
+
+
+@pytest.mark.parametrize("where", ["the copy", "the file"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_reset_that_cannot_write_is_one_line_and_changes_nothing(checkout, monkeypatch, where, number):
+    checkout.fill(checkout.kernels, "dx")
+    work = checkout.kernels.read_bytes()
+
+    def fail(*arguments):
+        if where == "the copy":
+            Path(arguments[1]).write_text("half")
+        raise OSError(number, os.strerror(number))
+
+    target, name = (restore.shutil, "copy2") if where == "the copy" else (os, "fsync")
+    monkeypatch.setattr(target, name, fail)
+    finished = checkout.run("reset", "p22", "--yes")
+    assert checkout.kernels.read_bytes() == work and not list(checkout.kernels.parent.glob("*.tmp"))
+    assert finished.stderr.count("\n") == 1
+    if number == errno.ENOSPC:
+        assert finished.returncode == 5
+        assert (
+            "disk full: no room for problems/p22/op/layernorm_linear.mojo and a copy of it" in finished.stderr
+        )
+    else:
+        assert (
+            finished.returncode == 2 and "Read-only file system; nothing of it was changed" in finished.stderr
+        )
+    if where == "the copy":
+        assert not backups(checkout), "no half a copy"
+
+
+def test_the_lock_of_an_editor_is_no_part_of_the_package(checkout):
+    """Emacs marks a file that is being edited by a link of a hidden name that leads nowhere."""
+    work = Work(PUZZLE, PUZZLE.rung("mojo"))
+    before, digest = work.package.files, work.package.digest
+    (checkout.kernels.parent / ".#layernorm_linear.mojo").symlink_to("someone@somewhere.4711:1")
+    os.mkfifo(checkout.kernels.parent / "pipe.mojo")
+    assert (work.package.files, work.package.digest) == (before, digest)
+
+
+def test_copies_never_overwrite_each_other(checkout):
+    for n in range(3):
+        checkout.numpy.write_text(f"work {n}")
+        assert checkout.run("reset", "p22", "--numpy", "--yes").returncode == 0
+    assert {path.read_text() for path in backups(checkout)} == {"work 0", "work 1", "work 2"}
+
+
+def test_git_ignores_progress_and_copies(checkout):
+    rules = (ROOT / ".gitignore").read_text().splitlines()
+    assert progress.FILE in rules and "problems/**/*.bak" in rules
+
+
+# ---- Damaged problem files ----------------------------------------------------------------------------------
+
+
+DAMAGE = {
+    "one marker deleted": "blank dx",
+    "both markers deleted": "the markers of blank dx are gone",
+    "every marker deleted": "the markers of blank",
+    "duplicated": "stands twice",
+    "half-written": "blank dx has no BLANK-END",
+    "empty": "the markers of blank",
+    "not text": "is no UTF-8 text",
+    "folder": "a folder stands where the file should be",
+    "missing": "the file is missing",
+    "byte order mark": ":1: begins with a byte order mark, which Mojo does not take: save it as UTF-8 without BOM",
+    "NUL": "is NUL, so that this is no text",
+    "huge": "has 1,099,511,627,776 bytes, which no source file needs",
+    "link to nowhere": "links to nowhere, which is not there",
+    "link to itself": "cannot be read (Too many levels of symbolic links)",
+    "pipe": "is no ordinary file",
+    "device": "is no ordinary file",
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("file", ["kernels", "numpy"])
+def test_a_damaged_file_is_one_clear_line_and_reset_repairs_it(checkout, how, file):
+    path = getattr(checkout, file)
+    flags = ["--numpy"] if file == "numpy" else []
+    damage(path, how)
+    line = one_line(checkout.run("diff", "p22", *flags))
+    assert DAMAGE[how] in line and path.name in line
+    listed = checkout.run("list")
+    assert listed.returncode == 0 and DAMAGE[how] in listed.stdout
+    assert checkout.run("reset", "p22", "--yes", *flags).returncode == 0
+    assert path.read_text() == blanks.skeleton(
+        (ROOT / "solutions" / path.relative_to(checkout.path / "problems")).read_text()
+    )
+    kept = backups(checkout)
+    assert not path.is_symlink()
+    if how in ("missing", "link to nowhere", "link to itself"):
+        assert not kept
+    elif how == "folder":
+        assert (kept[0] / "notes").read_text() == "mine"
+    else:
+        assert len(kept) == 1
+
+
+@pytest.mark.parametrize("how", ["folder", "half-written", "every marker deleted", "missing", "pipe", "NUL"])
+def test_a_run_of_a_damaged_file_is_one_clear_line(checkout, how):
+    damage(checkout.kernels, how)
+    assert DAMAGE[how] in one_line(checkout.run("p22", "--backward"))
+
+
+# ---- Links --------------------------------------------------------------------------------------------------
+
+
+BROKEN = {
+    "missing": "launches.mojo is missing",
+    "dangling": "launches.mojo links to ../nowhere.mojo, which is not there",
+    "text": "launches.mojo is a text file in the place of a link",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_link_is_one_clear_line_and_reset_puts_it_back(checkout, how):
+    link = checkout.kernels.with_name("launches.mojo")
+    target = os.readlink(link)
+    link.unlink()
+    if how == "dangling":
+        link.symlink_to("../nowhere.mojo")
+    elif how == "text":
+        link.write_text(target)
+    line = one_line(checkout.run("p22", "--backward"))
+    assert BROKEN[how] in line and line.endswith("; `python -m harness reset p22` puts it back\n")
+    verified = checkout.run("verify", "p22")
+    assert verified.returncode == 2 and BROKEN[how] in verified.stdout
+    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert os.readlink(link) == target
+    assert [kept.read_text() for kept in backups(checkout)] == ([target] if how == "text" else [])
+
+
+def test_a_file_of_one_s_own_in_the_place_of_a_link_is_compiled_named_and_kept(checkout, monkeypatch):
+    link = checkout.kernels.with_name("launches.mojo")
+    target = os.readlink(link)
+    text = link.read_text() + "\n# mine\n"
+    link.unlink()
+    link.write_text(text)
+    (link.parent / "helper.mojo").write_text("# mine too\n")
+    files = Work(PUZZLE, PUZZLE.rung("mojo")).package.files
+    assert {"launches.mojo", "helper.mojo"} <= {file.name for file in files if not file.is_symlink()}
+    notes = [
+        "   note: problems/p22/op/launches.mojo is your own, not the link to the solution's",
+        "   note: problems/p22/op/helper.mojo is no part of the puzzle",
+    ]
+    verified = checkout.run("verify", "p22").stdout.splitlines()
+    assert [line for line in verified if "note:" in line] == notes
+    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert os.readlink(link) == target
+    assert [kept.read_text() for kept in backups(checkout)] == [text]
+    verified = checkout.run("verify", "p22").stdout.splitlines()
+    assert [line for line in verified if "note:" in line] == notes[1:]
+
+
+@pytest.mark.compiler
+def test_a_learner_s_file_is_compiled_with_the_solution_s_launches(checkout):
+    """Files that are links belong to the package in which they lie: its kernels, not the solution's."""
+    checkout.kernels.write_text(
+        checkout.kernels.read_text().replace("comptime TILE = 16", "comptime TILE = no_such_name")
+    )
+    finished = checkout.run("p22", "--backward", "--device", "cpu")
+    assert finished.returncode == 4 and "problems/p22/op/layernorm_linear.mojo:" in finished.stderr
+
+
+def test_one_blank_of_a_damaged_file_is_not_reset(checkout):
+    damage(checkout.kernels, "one marker deleted")
+    before = checkout.kernels.read_text()
+    assert "one blank of a damaged file cannot be found" in one_line(
+        checkout.run("reset", "p22", "db", "--yes")
+    )
+    assert checkout.kernels.read_text() == before and not backups(checkout)
+
+
+def test_windows_line_endings_and_tabs_are_fine(checkout):
+    checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
+    checkout.numpy.write_bytes(checkout.numpy.read_bytes().replace(b"\n", b"\r\n").replace(b"    ", b"\t"))
+    finished = checkout.run("p22", "--numpy")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    checkout.kernels.write_bytes(checkout.kernels.read_bytes().replace(b"\n", b"\r\n"))
+    assert f"0/{len(PUZZLE.kernel_gates)}  Mojo kernels" in checkout.run("list", "p22").stdout
+
+
+def test_a_syntax_error_names_the_line(checkout):
+    checkout.fill(checkout.numpy, "db", change=lambda line: line + ")")
+    line = one_line(checkout.run("p22", "--numpy"))
+    number = blanks.find(checkout.numpy.read_text())["db"].line
+    assert f"backward.py:{number}: " in line and "unmatched ')'" in line

@@ -110,7 +110,7 @@ def test_library_that_does_not_compile(tmp_path, monkeypatch):
     (tmp_path / "broken.mojo").write_text("def f() -> Int:\n    return nothing\n")
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "HERE", tmp_path)
-    monkeypatch.setattr(build, "LIBRARIES", {"libcuda.so.1": "broken.mojo"})
+    monkeypatch.setattr(build, "LIBRARIES", {"libcuda.so.1": ("broken.mojo",)})
     with pytest.raises(build.DriverBuildError, match=r"mojo could not build libcuda\.so\.1: .*failed"):
         build.build()
     assert list((tmp_path / "cache" / "vgpu-driver").iterdir()) == []

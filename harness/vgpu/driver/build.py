@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,11 @@ from harness.toolchain.disk import compiler_out_of_room
 from harness.toolchain.linker import environment_with_linker
 
 HERE = Path(__file__).resolve().parent
-LIBRARIES = {"libcuda.so.1": "libcuda.mojo", "libnvidia-ml.so.1": "libnvml.mojo"}
+LIBRARIES = {"libcuda.so.1": ("libcuda.mojo", "libcuda_work.mojo"), "libnvidia-ml.so.1": ("libnvml.mojo",)}
+"""Library -> its source, and what is linked in: Mojo exports the functions of the file it compiles, not of those it imports."""
 CONSTRUCTOR = "workbook_vgpu_open"
+OPTIONS = ("-D", "ASSERT=none")
+"""Without assertions, which print by Mojo's run-time library: these libraries need libc only."""
 
 # Mojo calls an external assembler as `ptxas IN -o OUT --gpu-name=...`. Copying the input keeps the PTX text,
 # which then reaches cuModuleLoadDataEx instead of machine code.
@@ -100,7 +104,9 @@ def last_line(text: str) -> str:
 def cache_key(mojo: str) -> str:
     """Changes with any source of the libraries, with how they are built and with the compiler."""
     sources = sorted(HERE.glob("*.mojo"))
-    return digest([mojo_version(mojo), PTXAS, CONSTRUCTOR, *(source.read_bytes() for source in sources)])
+    return digest(
+        [mojo_version(mojo), PTXAS, CONSTRUCTOR, *OPTIONS, *(source.read_bytes() for source in sources)]
+    )
 
 
 def build() -> Driver:
@@ -124,8 +130,7 @@ def build_into(folder: Path, mojo: str) -> None:
         with ThreadPoolExecutor() as pool:
             list(
                 pool.map(
-                    lambda pair: compile_library(folder / pair[0], HERE / pair[1], mojo, env),
-                    LIBRARIES.items(),
+                    lambda pair: compile_library(folder / pair[0], pair[1], mojo, env), LIBRARIES.items()
                 )
             )
     ptxas = folder / "ptxas"
@@ -133,14 +138,32 @@ def build_into(folder: Path, mojo: str) -> None:
     ptxas.chmod(0o755)
 
 
-def compile_library(target: Path, source: Path, mojo: str, env: dict[str, str]) -> None:
+def compile_library(target: Path, sources: Sequence[str], mojo: str, env: dict[str, str]) -> None:
     """One shared library. The soname is what later dlopen calls find it by."""
-    command = [mojo, "build", "--emit", "shared-lib", "-o", str(target), str(source)]
-    for option in (f"-soname={target.name}", f"-init={CONSTRUCTOR}"):
+    options = [f"-soname={target.name}", f"-init={CONSTRUCTOR}"]
+    for source in sources[1:]:
+        compiled = Path(env["TMPDIR"]) / f"{source}.o"
+        compile_source(compiled, source, "object", target, mojo, env)
+        options.append(str(compiled))
+    compile_source(target, sources[0], "shared-lib", target, mojo, env, options)
+
+
+def compile_source(
+    to: Path,
+    source: str,
+    kind: str,
+    library: Path,
+    mojo: str,
+    env: dict[str, str],
+    options: Sequence[str] = (),
+) -> None:
+    """One file of a library. Raises EnvironmentProblem on a full disk, DriverBuildError with the compiler's last line."""
+    command = [mojo, "build", *OPTIONS, "--emit", kind, "-o", str(to), str(HERE / source)]
+    for option in options:
         command += ["-Xlinker", option]
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
     )
     if done.returncode != 0:
-        full = compiler_out_of_room(done.stdout + done.stderr, target.parents[2])
-        raise full or DriverBuildError(f"mojo could not build {target.name}: {last_line(done.stderr)}")
+        full = compiler_out_of_room(done.stdout + done.stderr, library.parents[2])
+        raise full or DriverBuildError(f"mojo could not build {library.name}: {last_line(done.stderr)}")

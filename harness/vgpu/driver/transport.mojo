@@ -287,3 +287,27 @@ def ask(operation: Int, a: Int = 0, b: Int = 0, c: Int = 0, d: Int = 0) -> Int32
     """A request without input or output bytes whose only answer is the result code."""
     var request = Request(operation, a, b, c, d)
     return request.call()
+
+
+def int32_answer(var request: Request, address: Int) -> Int32:
+    """Call, and store the first result in a C int."""
+    var code = request.call()
+    if code == SUCCESS:
+        at[Int32](address)[] = Int32(request.result())
+    return code
+
+
+def int_answer(var request: Request, address: Int) -> Int32:
+    """Call, and store the first result in a 64-bit word (an address, a handle, a size)."""
+    var code = request.call()
+    if code == SUCCESS:
+        at[Int](address)[] = request.result()
+    return code
+
+
+def unsupported(name: StaticString) -> Int32:
+    """Tell Python the name of an entry point that the virtual GPU does not have."""
+    var request = Request(OP_UNSUPPORTED)
+    request.input(c_text(name), name.byte_length())
+    _ = request.call()
+    return NOT_SUPPORTED

@@ -6,7 +6,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from harness.check import gradient_checks as checks
-from harness.check.gradient_checks import Subject
+from harness.check.gradients import Subject
 
 LEADING = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
 

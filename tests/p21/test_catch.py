@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.check import zoo
-from harness.check.gradient_checks import random_like
+from harness.check.gradients import random_like
 from harness.check.python_files import load
 from harness.check.results import GateResult
 from harness.errors import DamagedFile

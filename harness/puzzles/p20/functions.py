@@ -13,7 +13,7 @@ from harness.check import gradient_checks as checks
 from harness.check.compare import judge
 from harness.check.diagnose import explanation
 from harness.check.evidence import Evidence
-from harness.check.gradient_checks import Subject
+from harness.check.gradients import TOLERANCE, Subject, gradients, random_like
 from harness.check.python_files import PythonChecker, describe
 from harness.check.results import GateResult
 from harness.puzzles.p20.mistakes import EPS, WORD
@@ -152,14 +152,12 @@ def wrong_gradients(
     names = [name for name in inspect.signature(function.forward).parameters if name != "ctx"]
     for sizes in what.sizes:
         inputs = what.inputs(sizes)
-        expected = checks.gradients(what.reference, what.inputs(sizes), checks.random_like)
+        expected = gradients(what.reference, what.inputs(sizes), random_like)
         try:
-            got = checks.gradients(what.function, inputs, checks.random_like)
+            got = gradients(what.function, inputs, random_like)
         except Exception as error:  # whatever a learner's code raises is a verdict
             return [f"{describe(error, path)} ({sizes} sizes, {shapes(names, inputs)})"]
-        ones = checks.gradients(
-            what.reference, what.inputs(sizes), lambda out: [torch.ones_like(t) for t in out]
-        )
+        ones = gradients(what.reference, what.inputs(sizes), lambda out: [torch.ones_like(t) for t in out])
         lines = [
             line
             for name, g, e, of_sum in zip(names, got, expected, ones, strict=False)
@@ -184,11 +182,11 @@ def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]
     for sizes in what.sizes:
         inputs = what.inputs(sizes)
         try:
-            got = checks.gradients(what.function, inputs, checks.random_like)
+            got = gradients(what.function, inputs, random_like)
         except Exception:  # sizes that the learner's code does not take are another mistake
             return []
-        expected = checks.gradients(what.reference, what.inputs(sizes), checks.random_like)
-        arrays = matrices(names, [*inputs, *checks.random_like((inputs[0],))])
+        expected = gradients(what.reference, what.inputs(sizes), random_like)
+        arrays = matrices(names, [*inputs, *random_like((inputs[0],))])
         for name, mine, right in zip(names, got, expected, strict=False):
             quantity = QUANTITIES.get(tuple(names), {}).get(name)
             if quantity is None or mine.shape != right.shape:
@@ -219,7 +217,7 @@ def matrices(names: list[str], tensors: list[Tensor]) -> dict[str, np.ndarray]:
 def one_wrong(name: str, got: Tensor, expected: Tensor, of_sum: Tensor, inputs: list[Tensor]) -> str | None:
     """What is wrong with one gradient, with one element of it; None where it is right."""
     apart = (got - expected).abs()
-    if apart.max() <= checks.TOLERANCE * expected.abs().max():
+    if apart.max() <= TOLERANCE * expected.abs().max():
         return None
     place = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
     words = (

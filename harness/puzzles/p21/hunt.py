@@ -16,7 +16,8 @@ from rich.text import Text
 
 from harness.check import gradient_checks as checks
 from harness.check import zoo
-from harness.check.gradient_checks import Check, Subject
+from harness.check.gradient_checks import Check
+from harness.check.gradients import Subject
 from harness.check.python_files import PythonChecker, load
 from harness.check.results import GateResult
 from harness.errors import DamagedFile

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from harness.check.gradient_checks import Subject
+from harness.check.gradients import Subject
 from harness.puzzles.p21.subjects import ALL_SIZES, EPS, WANTED, Random, one
 
 WIDE = (torch.float64, torch.float32)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.check.gradient_checks import Function, Subject
+from harness.check.gradients import Function, Subject
 
 EPS = 1e-5
 """What is added to a variance or a mean square."""

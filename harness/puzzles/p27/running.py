@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 
-from harness.check.gradient_checks import TOLERANCE
+from harness.check.gradients import TOLERANCE
 from harness.puzzles.p27.autograd import Model, Tensors
 from harness.puzzles.p27.derivation import IGNORED
 

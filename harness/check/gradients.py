@@ -1,0 +1,160 @@
+"""Gradients of one differentiable PyTorch function beside those of another: how both are run, and how far apart they are."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Function = Callable[..., Tensor | tuple[Tensor, ...]]
+TOLERANCE = 1e-9
+"""Largest error of a gradient in float64, relative to its largest element."""
+CANCELLED = 1e-6
+"""A gradient that is nowhere larger is what rounding leaves of terms that cancel, as softmax's under a constant gradient."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A function and what it should be.
+
+    Attributes:
+        function: What is checked; takes the tensors of `make` by position, returns a tensor or several.
+        reference: The same by PyTorch's own differentiable operations.
+        make: (sizes, seed) -> float64 tensors of a problem. `sizes` is "odd", "square", "row" (no leading axis) or "deep"
+            (three leading axes).
+        differentiable: Which inputs have a gradient; None for all of a floating-point dtype.
+        saved: (inputs) -> bytes that it may keep for the backward pass; None where nobody counts.
+        sizes: Which of the kinds of sizes `make` knows; "tall" (thousands of rows) is asked for by name alone.
+    """
+
+    function: Function
+    reference: Function
+    make: Callable[[str, int], tuple[Tensor, ...]]
+    differentiable: tuple[int, ...] | None = None
+    saved: Callable[..., int] | None = None
+    sizes: tuple[str, ...] = ("odd", "square", "row", "deep")
+
+    def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+        """Fresh leaves of a problem; those with a gradient ask for it."""
+        tensors = [
+            t.to(dtype) if t.is_floating_point() else t for t in self.make(sizes, seed)
+        ]  # masks and indices stay what they are
+        wanted = self.differentiable or [i for i, t in enumerate(tensors) if t.is_floating_point()]
+        return [t.detach().clone().requires_grad_(i in wanted) for i, t in enumerate(tensors)]
+
+
+def outputs_of(function: Function, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    """What a function returns, always as a tuple."""
+    returned = function(*inputs)
+    return returned if isinstance(returned, tuple) else (returned,)
+
+
+def leaves(inputs: list[Tensor]) -> list[Tensor]:
+    """The inputs that ask for a gradient."""
+    return [t for t in inputs if t.requires_grad]
+
+
+def random_like(tensors: tuple[Tensor, ...], seed: int = 1) -> list[Tensor]:
+    """Random gradients, with a mean, for outputs."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) + 0.5 for t in tensors]
+
+
+def gradients(
+    function: Function, inputs: list[Tensor], incoming: Callable[[tuple[Tensor, ...]], list[Tensor]]
+) -> list[Tensor]:
+    """The gradients of the inputs that ask for one; zeros where autograd has none."""
+    return pulled_back(outputs_of(function, inputs), inputs, incoming)
+
+
+def pulled_back(
+    outputs: tuple[Tensor, ...],
+    inputs: list[Tensor],
+    incoming: Callable[[tuple[Tensor, ...]], list[Tensor]],
+    again: bool = False,
+) -> list[Tensor]:
+    """The same from outputs that there are already, whose graph may be needed again."""
+    outputs = tuple(t for t in outputs if t.requires_grad)
+    gradients_or_none = torch.autograd.grad(
+        outputs, leaves(inputs), incoming(outputs), allow_unused=True, retain_graph=again
+    )
+    return [
+        torch.zeros_like(t) if g is None else g
+        for t, g in zip(leaves(inputs), gradients_or_none, strict=True)
+    ]
+
+
+def second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
+    """The gradients of a random sum of the gradients: with respect to the inputs, then to the gradients coming in."""
+    outputs = tuple(t for t in outputs_of(function, inputs) if t.requires_grad)
+    incoming = [g.requires_grad_() for g in random_like(outputs)]
+    gradients_or_none = torch.autograd.grad(
+        outputs, leaves(inputs), incoming, create_graph=True, allow_unused=True
+    )
+    weights = random_like(tuple(leaves(inputs)), 2)
+    total = sum(
+        ((g * w).sum() for g, w in zip(gradients_or_none, weights, strict=True) if g is not None),
+        torch.zeros(()),
+    )
+    if total.requires_grad:
+        total.backward()  # unlike grad it runs all that there is: once_differentiable then refuses
+    every = (*leaves(inputs), *incoming)
+    return [torch.zeros_like(t) if t.grad is None else t.grad for t in every]
+
+
+class Distance(float):
+    """How far some gradients are from others; `element` says where they are farthest apart, and what stands there."""
+
+    element: str = ""
+
+
+def furthest(
+    got: list[Tensor],
+    expected: list[Tensor],
+    least: float = CANCELLED,
+    names: Sequence[str] = (),
+) -> Distance:
+    """The largest difference, relative to the largest expected element of its tensor, or to `least`; inf where shapes differ or a value
+    is none. `names` says what the gradients are of, where it is not input 0, input 1 and so on.
+    """
+    worst = Distance(0.0)
+    names = names or [f"input {number}" for number in range(len(got))]
+    for name, one, other in zip(names, got, expected, strict=True):
+        if one.shape != other.shape:
+            worst = Distance("inf")
+            worst.element = (
+                f"the gradient of {name} has shape {list(one.shape)}, expected {list(other.shape)}"
+            )
+            return worst
+        if not other.numel():
+            continue
+        apart = (one.double() - other.double()).abs().nan_to_num(nan=math.inf)
+        error = apart.max().item() / max(other.double().abs().max().item(), least)
+        if error > worst:
+            at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+            worst = Distance(error)
+            values = f"got {one[at].item():.6g}, expected {other[at].item():.6g}"
+            worst.element = f"the gradient of {name} at {list(at)}: {values}"
+    return worst
+
+
+def compare(
+    subject: Subject,
+    sizes: str = "odd",
+    seed: int = 0,
+    incoming: Callable[[tuple[Tensor, ...]], list[Tensor]] = random_like,
+) -> Distance:
+    """How far the gradients in float64 are from PyTorch's."""
+    return furthest(
+        gradients(subject.function, subject.inputs(sizes, seed), incoming),
+        gradients(subject.reference, subject.inputs(sizes, seed), incoming),
+    )
+
+
+def off(error: Distance, what: str) -> str | None:
+    """A line where an error in float64 is too large."""
+    if error <= TOLERANCE:
+        return None
+    far = "" if math.isinf(error) else f", off by {error:.1e} of the largest element"
+    return f"{what}: {error.element}{far}"

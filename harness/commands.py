@@ -1,6 +1,6 @@
 """The sub-commands of the workbench: init, update, list, hint, watch, diff, score, reset, verify, doctor, build-ext.
 
-Each is a function of the arguments behind its name that returns an exit code.
+Each is a function of the arguments after its name that returns an exit code.
 """
 
 import argparse
@@ -365,7 +365,7 @@ def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int |
     title = f"{work.puzzle.name} {work.rung.words}: {shown(work.path)}"
     try:
         blanks = work.blanks()
-        # An optional rung is an offer: left untouched, it keeps nobody from having solved the puzzle.
+        # An optional rung is an offer: the puzzle counts as solved without it.
         if work.rung.optional and not any(blank.size for blank in blanks.values()):
             console.print(Text(f"{title}: untouched (it is optional)", style="dim"))
             return None

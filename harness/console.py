@@ -103,7 +103,7 @@ class PipedConsole(Console):
 
 
 def make_console(stream) -> Console:
-    """A console that prints plain, unwrapped text where nobody looks at a terminal."""
+    """A console that prints plain, unwrapped text where the output is no terminal."""
     piped = not stream.isatty()
     return PipedConsole(file=stream, highlight=False, emoji=False, width=200 if piped else None)
 

@@ -28,7 +28,7 @@ def command(
     """The whole command line for a sub-command or puzzle with its arguments, as "hint pNN dx-2".
 
     Args:
-        words: What stands behind `python -m harness`.
+        words: What follows `python -m harness`.
         environment: Tells who started this process: `uv run`, poe and pixi each leave their mark.
         program: What this process was started as; `sys.argv[0]` unless given.
         prefix: The folder of this Python's environment.

@@ -118,14 +118,14 @@ def name_of(requirement: str) -> str:
 
 EXTRA = PROJECT["project"]["optional-dependencies"]["dev"]
 LIBRARIES = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["native"]]
-"""What whoever uses the layers installs beside a model: only these may be ranges."""
+"""What a user of the layers installs beside a model: only these may be ranges."""
 RANGES = {"torch": ("2.11.0", "2.15.0", "2.16.0"), "numpy": ("2.0.0", "2.4.6", "3.0.0")}
 """Of what a model brings itself: the oldest version that was tested, the one that is pinned, the first that is refused."""
 
 
 @pytest.mark.parametrize("requirement", requirements())
 def test_every_requirement_is_pinned_exactly_or_a_range_that_is(requirement):
-    """A library does not tell a model which torch to use; whoever works on it gets the versions of the numbers."""
+    """A library does not tell a model which torch to use; a developer gets the versions of the numbers."""
     if re.fullmatch(r"[\w.-]+==\d+(\.\w+)*", requirement.split(";")[0].strip()):
         return
     name = name_of(requirement)

@@ -48,7 +48,7 @@ class Sizes(Protocol):
         ...
 
     def operations(self, direction: str) -> int:
-        """Floating-point operations of a pass that nobody can do without."""
+        """Floating-point operations that a pass cannot do without."""
         ...
 
     def bytes(self, direction: str, width: int) -> int:

@@ -8,7 +8,7 @@ ceilings (a large matrix product, a large copy) are measured in the same run. Co
 - `loop`: plain calls one after the other, between CUDA events; on a CPU by the wall clock. This is what a program
   without graphs waits for.
 - `host`: how long a call keeps its caller, at sizes where that is all of it.
-- `memory`: bytes that autograd keeps, bytes in use behind the forward pass, and the peak of forward and backward.
+- `memory`: bytes that autograd keeps, bytes in use after the forward pass, and the peak of forward and backward.
 - `waited`, on request: each call waited for, so that small sizes show the cost of a call; also through MAX alone.
 """
 
@@ -220,7 +220,7 @@ def kept(flags: argparse.Namespace, who: str) -> str:
 
 @contextmanager
 def csv_file(path: Path | None, options: Options, kept_rows: list[Row]) -> Iterator:
-    """Yields what writes a row at once, behind the rows that are kept, or None without a path. Raises BadUse where the file
+    """Yields what writes a row at once, after the rows that are kept, or None without a path. Raises BadUse where the file
     cannot be written."""
     if path is None:
         yield None

@@ -57,7 +57,7 @@ def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
 
 
 def grown_bytes(forward: Call) -> int:
-    """By how much the memory in use has grown behind a forward pass, its output left out. CUDA only."""
+    """By how much the memory in use has grown after a forward pass, its output left out. CUDA only."""
     before = torch.cuda.memory_allocated()
     output, *_ = forward()
     return torch.cuda.memory_allocated() - before - output.untyped_storage().nbytes()

@@ -367,7 +367,7 @@ class Bench:
         )
 
     def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
-        """One row for each candidate: bytes kept for backward, in use behind forward, and at the peak of both."""
+        """One row for each candidate: bytes kept for backward, in use after forward, and at the peak of both."""
         rows = []
         for one in ready:
             if not isinstance(one.calls, Differentiable):

@@ -177,7 +177,7 @@ def take_turns(
 ) -> dict[Key, list[float]]:
     """Microseconds of a call for every candidate and round, in the order of the rounds.
 
-    A candidate of SLOW microseconds and more has no entries behind the first SLOW_ROUNDS.
+    A candidate of SLOW microseconds and more has no entries after the first SLOW_ROUNDS.
     """
     order = random.Random(seed)
     repeats = {name: repeats_for(clock, call, protocol.burst) for name, call in calls.items()}

@@ -230,7 +230,7 @@ def serve(
     environment: dict[str, str],
     terminal: str = "",
 ) -> None:
-    """Answers checks until nobody asks any more. Deaf to Ctrl-C: who asks ends it."""
+    """Answers checks until the parent stops asking. Deaf to Ctrl-C: the parent ends it."""
     if terminal:  # `multiprocessing` gives a process an empty input
         with suppress(OSError):  # one that may not be opened again stays unread
             os.dup2(os.open(terminal, os.O_RDONLY), 0)

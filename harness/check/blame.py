@@ -88,7 +88,7 @@ class Search:
 
     # -- the way back ---------------------------------------------------------------------------------------
     def run(self, place: Place) -> Fault | None:
-        """The fault behind a wrong place, None where nobody in either run writes it."""
+        """The fault behind a wrong place, None where neither run writes it."""
         visited = set()
         before = len(self.mine.steps)
         other = len(self.theirs.steps)
@@ -312,5 +312,5 @@ def amount(writes: list[Access]) -> float:
 
 
 def blame(mine: Accesses, theirs: Accesses, place: Place) -> Fault | None:
-    """The fault behind a wrong place of the learner's run; None where nobody in either run writes it."""
+    """The fault behind a wrong place of the learner's run; None where neither run writes it."""
     return Search(mine, theirs).run(place)

@@ -24,7 +24,7 @@ class Subject:
         make: (sizes, seed) -> float64 tensors of a problem. `sizes` is "odd", "square", "row" (no leading axis) or "deep"
             (three leading axes).
         differentiable: Which inputs have a gradient; None for all of a floating-point dtype.
-        saved: (inputs) -> bytes that it may keep for the backward pass; None where nobody counts.
+        saved: (inputs) -> bytes that it may keep for the backward pass; None where bytes are not counted.
         sizes: Which of the kinds of sizes `make` knows; "tall" (thousands of rows) is asked for by name alone.
     """
 

@@ -1,4 +1,4 @@
-"""What a check is at, told to whoever shows it: the line that moves while a check takes longer than a second."""
+"""What a check is at, told to what shows it: the line that moves while a check takes longer than a second."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -288,7 +288,7 @@ def wrong_elements(puzzle: Puzzle, gate: Gate, case: Case, checker: Checker, sid
 
 
 def first_write(run: Accesses, wrong: Wrong) -> int:
-    """The step that first writes the first wrong element; behind all others where none does."""
+    """The step that first writes the first wrong element; after all others where none does."""
     rows = np.flatnonzero(run.at(Place(wrong.quantity, wrong.element)) & (run.kind != "R"))
     return int(run.step[rows[0]]) if len(rows) else len(run.steps)
 

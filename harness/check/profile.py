@@ -82,7 +82,7 @@ def replayed(options: Options) -> dict[str, Replayed]:
 
 
 def needed(launches: list, outputs: set[str]) -> int:
-    """How many launches it takes until every output is written; those behind only show intermediates to a gate."""
+    """How many launches it takes until every output is written; later ones only show intermediates to a gate."""
     writers = [
         number
         for number, launch in enumerate(launches, start=1)

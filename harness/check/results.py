@@ -43,7 +43,7 @@ class GateResult:
         diagnosis: What is wrong, line by line; empty unless wrong, or unsolved with wrong code that was given.
         mistake: The id of the known mistake that the result equals, or None.
         hint: The hint to read next, as "dx-2"; None unless wrong.
-        summary: What a line says behind "correct" where there are no comparisons to count.
+        summary: What a line says after "correct" where there are no comparisons to count.
         by_itself: Whether its values are right but for a known mistake in its own last step.
         picture: What the learner's own run looks like, line by line, below the verdict, right or wrong.
         repeats: What repeated runs of one case showed, by quantity.

@@ -112,7 +112,7 @@ def one_rank(
         importlib.import_module(module)
 
     if not folder.is_dir():
-        return  # whoever started this process was interrupted on the way
+        return  # the parent was interrupted meanwhile
     with (folder / f"stack {rank}").open("w") as stack:
         faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
         torch.set_num_threads(1)

@@ -48,7 +48,7 @@ class RecordedTensor:
     scratch: bool = False
 
     def offset(self, argument: bytes) -> int | None:
-        """How far behind the tensor's begin an argument points, in bytes; None where it is no address in its pages, of which
+        """How far past the tensor's start an argument points, in bytes; None where it is no address in its pages, of which
         the last belongs to nobody."""
         behind = int.from_bytes(argument, "little") - self.address
         room = -(-self.nbytes // PAGE) * PAGE + PAGE

@@ -18,7 +18,7 @@ the right code:
     # BLANK-END dx
 
 In the problem file the start marker then bears a hash of that code, `# BLANK-START dx (given 0f3a92c1): ...`: while
-the blank holds nothing else, nobody has worked on it.
+the blank holds nothing else, it is untouched.
 """
 
 import codecs

@@ -82,7 +82,7 @@ class Work:
         return {gate.id: progress.state(self.key(gate.id), blanks[gate.id]) for gate in self.gates}
 
     def next_gate(self, progress: Progress, after: str | None = None) -> Gate | None:
-        """The first gate that has not passed, looking from behind `after` and round again; None where all have."""
+        """The first gate that has not passed, looking from the one after `after` and round again; None where all have."""
         states = self.states(progress)
         order = [gate.id for gate in self.gates]
         start = order.index(after) + 1 if after else 0

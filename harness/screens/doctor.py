@@ -80,7 +80,7 @@ def wanted() -> dict[str, str]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The release of a version, without what stands behind it: "2.15.0+cpu" is (2, 15, 0)."""
+    """The release of a version, without what follows it: "2.15.0+cpu" is (2, 15, 0)."""
     release = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, release[0].split("."))) if release else ()
 

@@ -103,7 +103,7 @@ def launch_lines(picture: Picture) -> Iterator[RenderableType]:
 
 
 def sizes_text(sizes: tuple[int, int, int]) -> str:
-    """A grid or block without the axes behind its last that counts: "(4, 4)", "128"."""
+    """A grid or block without the axes after its last that counts: "(4, 4)", "128"."""
     axes = max((axis for axis in range(3) if sizes[axis] > 1), default=0) + 1
     return str(sizes[0]) if axes == 1 else str(sizes[:axes])
 

@@ -17,7 +17,7 @@ from harness.screens.picture_html import page_from
 MOST = 40_000
 """Accesses of a launch that a page holds."""
 AROUND = 3
-"""Lines of source shown before and behind those that touch memory."""
+"""Lines of source shown before and after those that touch memory."""
 
 
 def page(picture: Picture) -> str:

@@ -113,7 +113,7 @@ class Report:
             self.line(f"   Overall: {STATES[worst(states)]}")
 
     def section(self, run: Run, device: DeviceResult, name: str, what: str) -> None:
-        """One variant on one device: the published lines, then what stands behind them."""
+        """One variant on one device: the published lines, then the details."""
         label, variant = device.target.label, device.variants[name]
         puzzle = run.options.puzzle
         written = puzzle.writes(name)
@@ -309,7 +309,7 @@ def main_variant(run: Run) -> str:
 
 
 def suffix_of(run: Run, name: str) -> str:
-    """A variant's name behind its lines; none for the main one, if it makes everything that the puzzle is about."""
+    """A variant's name after its lines; none for the main one, if it makes everything that the puzzle is about."""
     puzzle = run.options.puzzle
     everything = {*puzzle.forward, *puzzle.backward} <= puzzle.writes(name)
     return "" if name == main_variant(run) and everything else f" ({name})"

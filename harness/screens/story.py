@@ -181,7 +181,7 @@ def thread_words(launch, block: int, thread: int) -> list[str]:
 
 
 def trimmed(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> str:
-    """(x, y, z) without the axes behind the last that has more than one element: "3" or "(0, 1)"."""
+    """(x, y, z) without the axes after the last that has more than one element: "3" or "(0, 1)"."""
     axes = max((axis for axis in range(3) if sizes[axis] > 1), default=0) + 1
     return str(index[0]) if axes == 1 else str(index[:axes])
 

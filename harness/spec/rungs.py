@@ -54,10 +54,10 @@ class Rung:
         gates: The ids of the gates whose blanks it holds, in the order in which they are taken.
         checker: "module:Class" of what judges it, imported when it is asked for.
         title: What lists call it, "NumPy rung".
-        about: A remark behind the title in lists.
+        about: A remark after the title in lists.
         needs: Gate -> the gates before it whose code its own verdict runs: where one of them is wrong, it is to be mended
             first. Where every gate is given right values for what it needs, nothing.
-        optional: Left untouched, it keeps nobody from having solved the puzzle.
+        optional: The puzzle counts as solved without it.
     """
 
     id: str

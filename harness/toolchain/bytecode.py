@@ -1,7 +1,7 @@
 """Python's bytecode where it is told to keep none: in the workbook's cache.
 
 Images of containers like to set PYTHONDONTWRITEBYTECODE, so that nothing is written beside the sources. Then every
-command compiles PyTorch anew, some seconds each time, unless whoever installed it has left its bytecode there.
+command compiles PyTorch anew, some seconds each time, unless the installer left its bytecode there.
 
 Python writes bytecode without a look at how much of it a full disk has taken, and then fails at every start. Here a file that
 is no bytecode gives way to its source.
@@ -70,7 +70,7 @@ def keep_bytecode() -> None:
         return
     try:
         folder = str(cache_folder("bytecode"))
-    except WorkbookError:  # whoever needs the cache says so; this is done without
+    except WorkbookError:  # what needs the cache says so; this does without
         return
     del os.environ[FORBID]
     os.environ[PLACE] = sys.pycache_prefix = folder

@@ -15,7 +15,7 @@ from itertools import pairwise
 OPENS = re.compile(r"(?:@|def |struct |trait |comptime |from |import )")
 """How a line in the first column begins an item; whatever is not closed before it is the learner's slip."""
 NAMED = re.compile(r"^(?:def|struct|trait|comptime)\s+(\w+)", re.MULTILINE)
-"""Finds the name of an item, behind its decorators, which may have several lines each."""
+"""Finds the name of an item, after its decorators, which may have several lines each."""
 IMPORT = re.compile(r"from\s+(?P<module>[\w.]+)\s+import\s+(?P<names>.*)|import\s+(?P<whole>\w+)", re.DOTALL)
 WORD = re.compile(r"[A-Za-z_]\w*")
 NOT_CODE = re.compile(

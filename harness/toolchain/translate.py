@@ -37,7 +37,7 @@ NAMES = {
     "atomicAdd": "CUDA's `atomicAdd` is `atomic_add(sums, index, value)` here, from shared/common.mojo.",
 }
 SHOWN = 3
-"""So many errors behind the first are shown, in a line each."""
+"""So many errors after the first are shown, in a line each."""
 MESSAGES: tuple[tuple[str, str], ...] = (
     (
         r"use of unknown declaration '(\w+)'; did you mean to import it from '([\w.]+)'",

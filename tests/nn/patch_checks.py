@@ -24,7 +24,7 @@ class Pair(torch.autograd.Function):
     def forward(ctx, *arguments):
         *tensors, ctx.eps = arguments
         ctx.save_for_backward(*tensors)
-        # As the layer, whose output is no view: some PyTorch's linear returns one, which nobody could change in place.
+        # As the layer, whose output is no view: some PyTorch's linear returns one, which could not be changed in place.
         return Pair.function(*arguments).clone()
 
     @staticmethod

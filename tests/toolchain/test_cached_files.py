@@ -33,14 +33,14 @@ RECORDED = (
 
 @dataclass
 class Kind:
-    """One user of the cache: `use` asks for the entry and says what came of it; `builds` counts how often it was made."""
+    """One user of the cache: `use` asks for the entry and returns what it got; `builds` has an element for each time it was made."""
 
     use: Callable[[], object]
     builds: list
 
 
 def answered(output: str = "", data: bytes = b"", builds: list | None = None) -> Callable:
-    """In the place of the Mojo compiler: prints, and writes what stands behind -o."""
+    """In the place of the Mojo compiler: prints, and writes the file after -o."""
 
     def run(*arguments, **options):
         if builds is not None:

@@ -53,7 +53,7 @@ SIZES = {
     "relu_mask_backward_train": "rows * columns",
     "layernorm_train": "rows, columns, Scalar[accum](1e-5)",
 }
-"""Op -> what its launch takes behind the tensors; of the others rows and columns."""
+"""Op -> what its launch takes after the tensors; for the others rows and columns."""
 
 
 def call(op: OpSpec, variant: str) -> Call:
@@ -66,7 +66,7 @@ VARIANTS = {
     name: tuple(call(op, name) for op in CALLS if op.name.startswith(name))
     for name in ("relu", "softmax", "layernorm")
 }
-"""One for each pair of kernels, so that whoever works on one compiles no other."""
+"""One for each pair of kernels, so that work on one compiles no other."""
 
 GRAPH = (
     Gate("edges", about="the derivative along each edge of the graph"),

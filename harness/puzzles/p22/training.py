@@ -189,7 +189,7 @@ def batches(text: torch.Tensor, options: Options) -> Iterator[tuple[torch.Tensor
 
 
 def training_progress(console: Console) -> Progress:
-    """A bar of steps, with the field `losses` behind it; shown on a terminal only, and gone afterwards."""
+    """A bar of steps, with the field `losses` after it; shown on a terminal only, and gone afterwards."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -53,7 +53,7 @@ def product_kernel(
     tile_depth: tl.constexpr,
     swizzle: tl.constexpr,
 ):
-    """A tile of c = a b; the numbers behind the sizes are the factors' strides in elements."""
+    """A tile of c = a b; the numbers after the sizes are the factors' strides in elements."""
     down, across = tl.cdiv(rows, tile_rows), tl.cdiv(columns, tile_columns)
     first = tl.program_id(0) // (swizzle * across) * swizzle
     height = min(down - first, swizzle)

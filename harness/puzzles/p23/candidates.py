@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 QUANTITIES = ("output", "grad_query", "grad_key", "grad_value")
 PRODUCTS = {"inference": 2, "forward": 2, "backward": 5, "both": 7}
-"""Matrix products of a pass that nobody can do without; backward they include the scores, computed again."""
+"""Matrix products that a pass cannot do without; backward they include the scores, computed again."""
 AT_ONCE = 2**28
 """Scores that the reference holds at a time; beyond it goes through the batch and keeps none of them."""
 SLOW = 2**34
@@ -91,7 +91,7 @@ def reference(sizes: Sizes) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
     """Random query, key and value [B, N, S, d]; grad_output follows the value, so that dP differs from its mean.
 
-    Keys have a mean of 0, as behind a LayerNorm: of others, rounded factors leave the gradient of the query few digits, in
+    Keys have a mean of 0, as after a LayerNorm: with others, rounded factors leave the gradient of the query few digits, in
     every kernel for tensor cores alike.
     """
     generator = torch.Generator(device).manual_seed(seed)

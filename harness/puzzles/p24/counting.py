@@ -1,6 +1,6 @@
 """`p24 --count`: what each order of positions costs attention in a window, counted from the orders themselves.
 
-A tile is so many positions behind each other in the order. Attention in tiles computes every pair of a query's tile and a
+A tile is so many successive positions of the order. Attention in tiles computes every pair of a query's tile and a
 key's tile that holds a pair of cells within the window, and loads all keys of the tiles that it computes.
 """
 
@@ -69,7 +69,7 @@ def keys_of_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.n
 
 
 def sectors(order: np.ndarray, dim: int, size: int) -> float:
-    """Sectors that a warp's load asks for, the mean, where 32 threads gather elements behind each other.
+    """Sectors that a warp's load asks for, the mean, where 32 threads gather successive elements.
 
     `dim` elements of `size` bytes make a row; element i of the gathered rows is in row order[i // dim].
     """

@@ -72,7 +72,7 @@ LAUNCHES = {
     "window_attention_train_backward": "launch_window_backward(recorder, WindowBackward[dtype](=, sizes=sizes.copy()))",
 }
 VARIANTS = {name: tuple(Call(op, (), name, LAUNCHES[op.name]) for op in ops) for name, ops in OPS.items()}
-"""One for each part of the puzzle, so that whoever works on one compiles no other."""
+"""One for each part of the puzzle, so that work on one compiles no other."""
 
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 GATES = (

@@ -114,7 +114,7 @@ class RingChecker(PythonChecker):
         return self.references[dtype_of(case)].arrays(case)
 
     def about(self, cases: list[Case]) -> str:
-        """What stands behind "correct"."""
+        """What follows "correct"."""
         return ""
 
     def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):

@@ -42,7 +42,7 @@ class Part:
         size: How many ranks it has.
         dtype: Of the tensors.
         arrays: The rank's part of query, key, value and grad_output; empty for a process that has no part in it.
-        arguments: What the ring takes behind query, key and value: length, scale, causal, balanced.
+        arguments: What the ring takes after query, key and value: length, scale, causal, balanced.
         transposed: Whether the tensors lie in memory as [B, s, heads, d].
     """
 

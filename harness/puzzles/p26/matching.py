@@ -13,7 +13,7 @@ SILU = "silu.default"
 
 
 def two_silus(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two of them, one on top of the other, and something behind."""
+    """Two of them, one on top of the other, and something after."""
     y = x * torch.sigmoid(x)
     z = torch.sigmoid(y) * y
     return z + 1.0, y

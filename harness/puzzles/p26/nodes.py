@@ -68,7 +68,7 @@ def pointwise(node: object) -> bool:
 
 
 def written_between(first: Node, last: Node) -> bool:
-    """Whether a node behind `first` and before `last` may write to a tensor, or switches gradients or autocast on or off."""
+    """Whether a node after `first` and before `last` may write to a tensor, or switches gradients or autocast on or off."""
     node = first.next
     while node is not last:
         if mutates(node):

@@ -8,7 +8,7 @@ from harness.puzzles.p26.trying import Module, Try, attempt, captured, expect, n
 
 
 def plain(x: Tensor, w: Tensor) -> Tensor:
-    """A product with pointwise work in front and behind."""
+    """A product with pointwise work before and after it."""
     return torch.relu((x * 2.0).sin() @ w + 1.0).to(torch.bfloat16)
 
 
@@ -58,7 +58,7 @@ def two_paths(x: Tensor, w: Tensor) -> Tensor:
 
 
 def joined(x: Tensor, w: Tensor) -> Tensor:
-    """Two chains meet; a single operation stands behind the product."""
+    """Two chains meet; a single operation follows the product."""
     return torch.sin((torch.exp(x) + torch.cos(x) * 2.0) @ w)
 
 

@@ -27,7 +27,7 @@ def solution(rung: str) -> dict:
 
 
 def rewritten(title: str, gm: GraphModule, change) -> Rewrite:
-    """A graph before and behind a change."""
+    """A graph before and after a change."""
     before = Snapshot.of(gm.graph)
     change(gm)
     return Rewrite(title, before, Snapshot.of(gm.graph))

@@ -127,7 +127,7 @@ class State:
 
     @classmethod
     def load(cls, path: Path, sizes: Sizes, device: torch.device) -> "State":
-        """What `save` wrote, by whoever trained it. Raises BadUse where there is no such file, or it is of another model."""
+        """What `save` wrote, from any training run. Raises BadUse where there is no such file, or it is of another model."""
         try:
             with path.open("rb") as file:
                 told = torch.load(file, map_location="cpu", weights_only=True)

@@ -75,7 +75,7 @@ OPS = {
         ),
     ),
 }
-"""Variant -> its ops; one for each part, so that whoever works on one compiles no other."""
+"""Variant -> its ops; one for each part, so that work on one compiles no other."""
 SIZES = {"rows": "B * T", "ends": "V + 1", "chunks": "ceildiv(B * T * C, CHUNK)"}
 """The sizes that follow from B, T, C and V, in Mojo."""
 LAUNCHES = {

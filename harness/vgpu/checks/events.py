@@ -25,7 +25,7 @@ LIKELY = (1e-12, 1e12)
 class Tensor:
     """A piece of memory that a launch touches: `space` is "global" or "shared" (one of it in each block).
 
-    `shape` is empty and `dtype` "" where nobody has said them. `itemsize` are the bytes of an element, `size`
+    `shape` is empty and `dtype` "" where they are unknown. `itemsize` are the bytes of an element, `size`
     counts them."""
 
     name: str

@@ -65,7 +65,7 @@ class Order:
         threads = batch.count * batch.threads
         self.rows = np.zeros((ROWS, self.width), np.int32)
         self.used = 1  # row 0 knows nothing
-        self.most = ROWS // 2  # rows before those that nobody has any more are forgotten
+        self.most = ROWS // 2  # rows before the oldest in use are forgotten
         self.row_of = np.zeros(threads, np.int64)
         self.fence_row = np.zeros(threads, np.int64)  # what a thread knew at its last proxy fence
         self.now = 1
@@ -103,7 +103,7 @@ class Order:
         return self.used - 1
 
     def sweep(self):
-        """Forget the rows that nobody has any more."""
+        """Forget the rows that are no longer in use."""
         barriers = list(self.batch.mbarriers.values())
         kept = [self.row_of, self.fence_row, np.array([*self.arrivals.values()], np.int64)]
         kept += [np.array([x for b in barriers for x in (b.arriving, b.arrived)], np.int64)]

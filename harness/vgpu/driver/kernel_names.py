@@ -75,7 +75,7 @@ class KernelCatalogue:
         return Twin(name, text, entry_names(text)[0], entry_names(ptx)[0])
 
     def label(self, symbol: str) -> str:
-        """A short name for a kernel that nobody recorded. In a package kernels have only the package's name,
+        """A short name for a kernel that was not recorded. In a package kernels have only the package's name,
         `ops_` or `mojo_pkg_` and a hash: they are numbered in the order in which they are met."""
         if symbol not in self._labels:
             nameless = re.match(r"\w*_[0-9a-f]{16}_", symbol)

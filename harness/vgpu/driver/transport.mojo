@@ -118,7 +118,7 @@ def move_bytes[send: Bool](fd: Int32, address: Int, count: Int) -> Bool:
 
 
 def connect() -> Int32:
-    """Make sure that someone answers. Returns a CUDA result code: NO_DEVICE where nobody asked for a virtual GPU.
+    """Make sure that someone answers. Returns a CUDA result code: NO_DEVICE where no virtual GPU was asked for.
     """
     if not state_is_ours():
         return OPERATING_SYSTEM

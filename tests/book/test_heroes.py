@@ -20,7 +20,7 @@ PLACES = {
     "tiles": "essays/flash_attention_backward.html",
     "walk": "puzzle_24/curve.html",
     "ring_steps": "puzzle_25/backward.html",
-    "rewriting": "puzzle_26/rewriting.html",
+    "rewriting": "puzzle_26/puzzle_26.html",
     "tape_steps": "puzzle_27/tape.html",
 }
 needs_browser = pytest.mark.skipif(

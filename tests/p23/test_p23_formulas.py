@@ -10,7 +10,13 @@ from harness.toolchain.roots import CHECKOUT
 
 PAGES = [
     CHECKOUT / "book" / "src" / "puzzle_23" / f"{name}.md"
-    for name in ("softmax_jacobian", "flash_attention", "flash_engineering")
+    for name in (
+        "softmax_jacobian",
+        "flash_attention",
+        "flash_engineering",
+        "lengths_and_dropout",
+        "float32_pairs",
+    )
 ]
 S, T, D = 4, 6, 3
 

@@ -139,7 +139,7 @@ def shrink_search_index(site: Path) -> None:
             [
                 address,
                 text["title"],
-                text["breadcrumbs"],
+                text["breadcrumbs"].removesuffix(f" » {text['title']}"),
                 NUMBERS.sub("… ", PRINTED.sub("", LISTS.split(text["body"])[0])),
             ]
             for number, address in enumerate(search.pop("doc_urls"))

@@ -13,6 +13,6 @@ function makeSearch(options, texts) {
             return known.get(word);
         });
     };
-    texts.forEach(function ([, title, breadcrumbs, body], id) { index.addDoc({ id: String(id), title, breadcrumbs, body }); });
+    texts.forEach(function ([, title, page, body], id) { index.addDoc({ id: String(id), title, breadcrumbs: page + ' » ' + title, body }); });
     return Object.assign(options, { doc_urls: texts.map(function (text) { return text[0]; }), index: index.toJSON() });
 }

@@ -195,6 +195,11 @@ TRANSPOSES = (
 
 SOFTMAX = (
     Mistake("softmax-over-queries", "taken over the queries, not the keys", {"probabilities": by_query}, 1),
+    Mistake(
+        "largest-of-hidden",
+        "less the largest of all scores, also of those that the mask hides",
+        {"weights": lambda v: np.exp(v.masked - v.scores.max(-1, keepdims=True))},
+    ),
     *formulas.softmax("weights", "total", "probabilities", "masked", BLOCK),
     Mistake("mask-forgotten", "without the mask", {"masked": lambda v: v.scores}),
     Mistake(

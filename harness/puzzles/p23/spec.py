@@ -175,7 +175,13 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         Case(
             "large scores", "scores in the hundreds: no exponential may overflow", (1, 2, 6, 9, 16), "large"
         ),
-        Case("far below 0", "every score near -1,000: the largest is not 0", (1, 2, 6, 9, 16), "low"),
+        Case(
+            "far below 0",
+            "every score near -1,000: the largest is not 0",
+            (1, 2, 6, 9, 16),
+            "low",
+        ),
+        Case("hidden", "the largest score is one that the mask hides", (1, 2, 6, 9, 16), "hidden"),
         *not_finite(NOT_FINITE, dims),
         *covering(AXES, ("hard", "unmasked"), lambda S, T, d: (1, 1, S, T, d)),
         Case(
@@ -230,7 +236,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         # V makes the row sum of dP * P large.
         query, key, value = query + 0.5, key + 0.5, value + 1
         grad = grad + 0.5 + repeated(value, query).mean(-2, keepdims=True)
-        if case.values not in ("unmasked", "large", "low"):
+        if case.values not in ("unmasked", "large", "low", "hidden"):
             mask = hard_mask(S, T, random)
     if case.values == "causal":
         mask = np.where(np.tri(S, T, dtype=bool), 0.0, -np.inf)
@@ -242,9 +248,12 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         # Whole numbers, so that the scores are exact: of scores in the hundreds a unit in the last place, which is up to
         # the order of a sum, would be hundreds of units of a probability.
         query, key = np.round(7 * query), np.round(7 * key)
-    elif case.values == "low":
+    elif case.values in ("low", "hidden"):
         query, key = np.round(query), np.round(key)  # exact again
         query[..., 0], key[..., 0] = 64, -64
+        if case.values == "hidden":
+            key[:, :, 0, 0] = 64
+            mask[:, 0] = -np.inf
     arrays = {"query": query, "key": key, "value": value, "mask": mask, "grad_output": grad}
     with_not_finite(arrays, case.values)
     arrays = {name: rounded(array, dtype) for name, array in arrays.items()}

@@ -188,6 +188,7 @@ OVERFLOW = (
 NAN_KEPT = ("what is no number must stay so: it says that an input was none", "nan-swallowed")
 inf, nan = np.inf, np.nan
 ROWS = (
+    Merged(1, 0.5, 2, 1.5, (1 + 1 / (1 + np.exp(-1)), np.logaddexp(0.5, 1.5))),
     Merged(1, 0.5, 2, 0.5, (1.5, 0.5 + np.log(2))),
     Merged(0, -inf, 5, 0.75, (5, 0.75), NOTHING, "nothing-visible", SHARE),
     Merged(3, 0.25, 0, -inf, (3, 0.25), NOTHING, "nothing-visible", SHARE),

@@ -387,8 +387,8 @@ ONLINE = {
 @pytest.mark.parametrize("mistake", [id for id in ONLINE if id])
 def test_a_wrong_rescaling_of_the_online_softmax_has_its_name(mistake):
     for place, name in enumerate(("output", "lse")):
-        found = said(p23.PUZZLE, name, lambda v, place=place: tile_by_tile(v, *ONLINE[mistake])[place])
-        assert present(found.mistake).removeprefix("total-") == mistake, found.lines
+        diagnosis = said(p23.PUZZLE, name, lambda v, place=place: tile_by_tile(v, *ONLINE[mistake])[place])
+        assert present(diagnosis.mistake).removeprefix("total-") == mistake, diagnosis.lines
 
 
 def test_the_online_softmax_that_the_mistakes_are_made_of_is_right():

@@ -6,23 +6,14 @@ end. A test that cuts entries on purpose does so in a cache of its own.
 """
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from harness.toolchain.cache import LOG, cache_folder
 
 FILE = pytest.StashKey[Path]()
-
-
-class Entry(NamedTuple):
-    """What was made, where, and in how many seconds."""
-
-    what: str
-    path: Path
-    seconds: float
 
 
 @pytest.hookimpl(trylast=True)  # the folder for temporary files must be there
@@ -36,17 +27,13 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session):
     file = session.config.stash.get(FILE, None)
-    if (
-        file is not None
-        and repeated(entries_of(file), cache_folder())
-        and session.exitstatus == pytest.ExitCode.OK
-    ):
+    if file is not None and repeated(made(file), cache_folder()) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, config):
     file = config.stash.get(FILE, None)
-    entries = entries_of(file) if file is not None else []
+    entries = made(file) if file is not None else []
     if not entries:
         return
     for what, path in repeated(entries, cache_folder()):
@@ -54,16 +41,15 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.write_line(summary(entries, cache_folder()))
 
 
-def entries_of(file: Path) -> list[Entry]:
-    """The entries of a log, in order."""
+def made(file: Path) -> list[tuple[str, Path]]:
+    """The entries of a log, in order: what each is, and its path."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    fields = (line.split("\t") for line in lines)
-    return [Entry(what, Path(path), float(seconds)) for what, path, seconds in fields]
+    return [(what, Path(path)) for what, _, path in (line.partition("\t") for line in lines)]
 
 
-def repeated(entries: list[Entry], root: Path) -> list[tuple[str, Path]]:
+def repeated(entries: list[tuple[str, Path]], root: Path) -> list[tuple[str, Path]]:
     """The entries of a cache that were made more than once; a note of the unit in which a graph is found is none."""
-    counts = Counter(entry[:2] for entry in entries)
+    counts = Counter(entries)
     return [
         (what, path)
         for (what, path), times in counts.items()
@@ -71,21 +57,15 @@ def repeated(entries: list[Entry], root: Path) -> list[tuple[str, Path]]:
     ]
 
 
-def summary(entries: list[Entry], root: Path) -> str:
-    """How much was made, what of it in vain, and how long each kind took: a build of a module counts what it built on the way."""
-    units = Counter(path for _, path, _ in entries if path.suffix == ".unit" and path.is_relative_to(root))
-    names = {path.name for _, path, _ in entries if path.is_relative_to(root)}
+def summary(entries: list[tuple[str, Path]], root: Path) -> str:
+    """One line: how much was made, and what of it in vain."""
+    units = Counter(path for _, path in entries if path.suffix == ".unit" and path.is_relative_to(root))
+    names = {path.name for _, path in entries if path.is_relative_to(root)}
     elsewhere = Counter(
-        what for what, path, _ in entries if path.name in names and not path.is_relative_to(root)
+        what for what, path in entries if path.name in names and not path.is_relative_to(root)
     )
     again = ", ".join(f"{what} {count}" for what, count in elsewhere.most_common())
-    took: defaultdict[str, float] = defaultdict(float)
-    for what, _, seconds in entries:
-        took[what] += seconds
-    longest = ", ".join(
-        f"{what} {seconds:.0f}" for what, seconds in sorted(took.items(), key=lambda kind: -kind[1])[:6]
-    )
     return (
         f"made in caches: {len(entries)}; graphs compiled in more than one unit: {sum(n > 1 for n in units.values())}; "
-        f"in another cache again: {again or 'nothing'}\nseconds by kind: {longest}"
+        f"in another cache again: {again or 'nothing'}"
     )

@@ -175,7 +175,8 @@ def test_time_is_told_by_folder_that_of_other_processes_too(suite):
 
 
 MAKES = """
-import time
+import subprocess
+import sys
 from harness.toolchain.cache import cache_folder, keep
 
 def make(name):
@@ -183,9 +184,6 @@ def make(name):
 
 def test_makes_each_once():
     make("one"); make("one"); make("two")
-
-def test_makes_one_slowly():
-    keep(cache_folder("things") / "slow", lambda path: (time.sleep(0.6), path.write_text("x")), "a slow thing")
 
 def test_makes_one_in_another_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
@@ -207,11 +205,11 @@ def test_a_run_that_makes_the_same_twice_fails(suite, monkeypatch, tmp_path):
     done = suite({"test_makes.py": MAKES}, *plugin)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
-        "made in caches: 4; graphs compiled in more than one unit: 0; in another cache again: a thing 1\n"
-        "seconds by kind: a slow thing 1, a thing 0\n" in done.stdout
+        "made in caches: 3; graphs compiled in more than one unit: 0; in another cache again: a thing 1"
+        in done.stdout
     )
     done = suite({"test_remakes.py": AGAIN}, *plugin, "-p", "xdist", "-n", "2")
-    assert done.returncode == 1 and "4 passed" in done.stdout, done.stdout
+    assert done.returncode == 1 and "3 passed" in done.stdout, done.stdout
     assert f"made twice: a thing, {tmp_path}/cache/things/three" in done.stdout
 
 

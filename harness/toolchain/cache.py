@@ -22,8 +22,8 @@ from harness.toolchain.disk import is_full, no_room
 
 VARIABLE = "WORKBOOK_CACHE"
 LOG = "WORKBOOK_CACHE_LOG"
-"""Names a file that gets a line for each entry that is made: what it is, its path, and the seconds that it took, with tabs
-between. The tests look there for what is made twice."""
+"""Names a file that gets a line for each entry that is made: what it is, a tab, its path. The tests look there for what is
+made twice."""
 REMEDY = f"set {VARIABLE} to a folder you can write"
 STAGING = ".making-"
 STALE = 24 * 3600
@@ -90,13 +90,12 @@ def keep(target: Path, make: Callable[[Path], Any], what: str, remedy: str = REM
     with writing(target.parent, what, remedy), only_one(target):
         if not whole(target):  # else another was first
             sweep(target.parent)
-            begun = time.monotonic()
             with tempfile.TemporaryDirectory(prefix=STAGING, dir=target.parent) as staging:
                 make(Path(staging) / target.name)
                 publish(Path(staging) / target.name, target)
             if log := os.environ.get(LOG):
                 with open(log, "a", encoding="utf-8") as lines:
-                    lines.write(f"{what}\t{target}\t{time.monotonic() - begun:.2f}\n")
+                    lines.write(f"{what}\t{target}\n")
     return target
 
 

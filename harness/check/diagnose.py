@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.check.evidence import NEARER, Evidence, largest, severity
 from harness.check.families import family
+from harness.spec.cases import is_not_finite
 from harness.spec.derivation import Mistake
 from harness.spec.ops import Shape
 from harness.spec.puzzle import Dims, Puzzle, Symptom
@@ -276,12 +277,24 @@ def explanation(
         )  # else the quantity is computed without what it changes
         and not (mistake.together and not mistake.changes.keys().isdisjoint(right))
     ]
+    if all(is_not_finite(e.case.values) for e in evidence):
+        asked = [mistake for mistake in asked if not shows_in_numbers(puzzle, quantity, evidence[0], mistake)]
     small_first = sorted(evidence, key=lambda e: e.got.size)
     fit = fitting(puzzle, quantity, small_first, asked, numbers_only=False)
     if fit or not any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence):
         return fit
     numbers = sum(int((e.wrong & np.isfinite(e.got)).sum()) for e in evidence)
     return fitting(puzzle, quantity, small_first, asked, numbers_only=True) if numbers >= NUMBERS else None
+
+
+def shows_in_numbers(puzzle: Puzzle, quantity: str, e: Evidence, mistake: Mistake) -> bool:
+    """Whether a mistake changes a quantity of finite numbers too. Where only cases with a NaN or infinity fail, it is not made."""
+    arrays = {name: np.where(np.isfinite(array), array, 1) for name, array in e.arrays.items()}
+    with np.errstate(all="ignore"):
+        right, wrong = (
+            getattr(puzzle.derive(arrays, changes), quantity) for changes in ({}, mistake.changes)
+        )
+        return not np.allclose(right, wrong, rtol=1e-3, atol=0)
 
 
 def fitting(

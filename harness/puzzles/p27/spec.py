@@ -83,7 +83,7 @@ NOT_FINITE = {
     "gelu": {"x": ("x", "NaN"), "dx": ("dx", "inf")},
     "embedding": {"dx": ("dx", "inf")},
     "adamw": {"dx": ("dx", "NaN")},
-    "clip": {"dx": ("dx", "inf")},
+    "clip": {"dx": ("dx", "inf", "NaN")},
 }
 """Variant -> tensor -> its symbol in the book, and what one of its elements becomes, for the kernels alone."""
 GATE_CASES = (

@@ -248,5 +248,5 @@ def clip_kernel[
     if i >= Int(count):
         return
     # BLANK-START clip_gradients: limit / (norm + NORM_EPS), and never up
-    # FILL IN (about 2 lines)
+    # FILL IN (about 4 lines)
     # BLANK-END clip_gradients

@@ -183,6 +183,8 @@ def clip_cpu[
         square_sums[unsafe_offset=first // CHUNK] = squares.total
         total += squares.total
     norm[unsafe_offset=0] = sqrt(total.total)
-    var factor = min(Scalar[accum](1), limit / (sqrt(total.total) + Scalar[accum](NORM_EPS)))
+    var factor = limit / (sqrt(total.total) + Scalar[accum](NORM_EPS))
+    if factor > 1:  # not min(1, factor), which makes 1 of NaN
+        factor = 1
     for i in range(count):
         clipped[unsafe_offset=i] = (gradient[unsafe_offset=i].cast[accum]() * factor).cast[dtype]()

@@ -311,7 +311,9 @@ def adamw_vectors(
     if i >= Int(count):
         return
     var rate = numbers[unsafe_offset=0]
-    var factor = min(Float32(1), limit / (norm[unsafe_offset=0] + NORM_EPS))
+    var factor = limit / (norm[unsafe_offset=0] + NORM_EPS)
+    if factor > 1:  # not min(1, factor), which makes 1 of NaN
+        factor = 1
     var g = load(gradient, i) * factor
     var m = load_wide(mean.as_imm(), i)
     m += (1 - beta1) * (g - m)

@@ -301,6 +301,8 @@ def clip_kernel[
     if i >= Int(count):
         return
     # BLANK-START clip_gradients: limit / (norm + NORM_EPS), and never up
-    var factor = min(Scalar[accum](1), limit / (norm[unsafe_offset=0] + Scalar[accum](NORM_EPS)))
+    var factor = limit / (norm[unsafe_offset=0] + Scalar[accum](NORM_EPS))
+    if factor > 1:  # not min(1, factor), which makes 1 of NaN
+        factor = 1
     clipped[unsafe_offset=i] = (gradient[unsafe_offset=i].cast[accum]() * factor).cast[dtype]()
     # BLANK-END clip_gradients

@@ -198,6 +198,7 @@ cases = {
     "a norm of many turns": run_norm(1_200_008),
     "AdamW, clipped": run_adamw(4112, 2064, 3.0),
     "AdamW": run_adamw(64, 0, 0.5),
+    "AdamW, a norm that is NaN": run_adamw(64, 0, float("nan")),
 }
 launches = [launch.name for launch in virtual.launches]
 print(json.dumps({"cases": cases, "launches": launches, "findings": [f.text() for f in virtual.findings]}))

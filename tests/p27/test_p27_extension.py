@@ -35,4 +35,4 @@ def test_the_module_on_the_virtual_gpu():
     parts = ("y_cross_en", "y_scale_un", "gelu", "add_with_p", "finish_col", "token_sums", "token_grad")
     parts += ("square_sums", "norm_of", "adamw")
     launched = [sum(part in name for name in told["launches"]) for part in parts]
-    assert launched == [10, 2, 2, 1, 1, 3, 4, 2, 2, 2]
+    assert launched == [10, 2, 2, 1, 1, 3, 4, 2, 2, 3]

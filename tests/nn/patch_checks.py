@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import nn
 
 from harness.nn import patch
 
+M = TypeVar("M", bound=nn.Module)
 H, O = 8, 6
 seeded = functools.partial(torch.randn, dtype=torch.float64)
 
@@ -36,7 +38,7 @@ class Pair(torch.autograd.Function):
         return *(None if t is None else next(gradients) for t in own), None
 
 
-def fresh(module: nn.Module) -> nn.Module:
+def fresh(module: M) -> M:
     """In float64, with random parameters: LayerNorms begin with ones and zeros, behind which mistakes hide."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from harness.nn.layers import fused_layernorm_linear
+from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
 
 NAMES = ("x", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
 EPS = 1e-5
@@ -40,6 +40,13 @@ def random_gradient(output, seed=1):
     """Random values of an output's shape, dtype and device."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(output.shape, generator=generator) + 1).to(output)
+
+
+def layer_from(modules: nn.Module, algorithm: str = "fast") -> LayerNormLinear:
+    """The layer of a LayerNorm and a Linear."""
+    ln, linear = modules.children()
+    assert isinstance(ln, nn.LayerNorm) and isinstance(linear, nn.Linear)
+    return LayerNormLinear.from_modules(ln, linear, algorithm=algorithm)
 
 
 def plain_torch(x, ln_weight, ln_bias, linear_weight, linear_bias, eps: Any = EPS) -> Tensor:

@@ -9,6 +9,7 @@ import ctypes
 import math
 import threading
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -23,19 +24,23 @@ from layer_checks import (
     assert_as_good_as_torch,
     assert_near,
     assert_only_needed_gradients,
+    layer_from,
     make_inputs,
     output_and_gradients,
     plain_torch,
 )
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from typed import loosely, present
 
 from harness.errors import EnvironmentProblem
-from harness.nn import autograd, direct, on_stream, products
-from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
+from harness.nn import autograd, direct, layers, on_stream, products
+from harness.nn.layers import LayerNormLinear
 from harness.nn.products import LIBRARY, OWN, PADDED
 from harness.toolchain import extension
 
+fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
+call_directly = loosely(autograd.call_directly)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 KINDS = {
@@ -88,7 +93,7 @@ class TorchModule:
 
     def empty_strided(self, size, strides, dtype):
         """What the layer allocates with."""
-        tensor = torch._C._dynamo.guards._empty_strided_cpu(size, strides, dtype)
+        tensor = torch.empty_strided(size, strides, dtype=dtype)
         self.allocated.append((tensor.data_ptr(), tensor.untyped_storage().nbytes()))
         return tensor
 
@@ -188,7 +193,7 @@ def wide_of(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def at(address, shape, dtype):
+def at(address, shape, dtype) -> Any:
     """A tensor on the memory at an address; None at address 0."""
     if not address:
         return None
@@ -334,7 +339,7 @@ def test_zero_rows_launch_nothing(module, no_operator, rows):
 def test_scratch_is_counted_again_for_unaligned_tensors(module, monkeypatch):
     """Kernels may need more for tensors whose addresses rule out wide loads; those are counted call by call."""
     counted = []
-    kernels = direct.kernels.table[-1]
+    kernels = present(direct.kernels.table[-1])
     for name in ("launch_forward", "launch_backward"):
         launch = getattr(kernels, name)
 
@@ -374,7 +379,7 @@ def test_a_call_with_other_sizes_plans_anew(module, no_operator):
 
 def test_eps_is_passed_on(module, no_operator):
     inputs = make_inputs()
-    assert_near(fused_layernorm_linear(*inputs, 0.5), plain_torch(*inputs, 0.5))
+    assert_near(fused_layernorm_linear(*inputs, 0.5), plain_torch(*inputs, eps=0.5))
     assert (fused_layernorm_linear(*inputs, 0.5) - plain_torch(*inputs)).abs().max() > 0.01
 
 
@@ -621,7 +626,7 @@ def test_dx_takes_the_place_of_the_gradient_before_it(module, chosen, monkeypatc
 
 def test_dW_has_room_for_a_copy_of_the_weight_on_hopper(module, no_operator):
     """Where rows of the weight begin at any address; nobody sees it but the module, and the memory's owner."""
-    kernels = direct.kernels.table[-1]
+    kernels = present(direct.kernels.table[-1])
     for hopper, dtype, width, room in (
         (True, torch.bfloat16, 9, 64),
         (True, torch.bfloat16, 65, 128),
@@ -667,7 +672,7 @@ def test_a_graph_has_its_own_choice(module, chosen, no_operator, monkeypatch):
 )
 def test_pairs_are_for_whole_rows_of_float32(module, no_operator, dtype, sizes, kind):
     forget_plans()
-    kernels = direct.kernels.table[-1]
+    kernels = present(direct.kernels.table[-1])
     inputs = make_inputs(dtype, H=sizes[0], O=sizes[1])
 
     def function(*tensors):
@@ -837,7 +842,7 @@ def sequential():
 
 def test_layer(module, no_operator):
     reference = sequential()
-    layer = LayerNormLinear.from_modules(*copy.deepcopy(reference))
+    layer = layer_from(copy.deepcopy(reference))
     assert layer.algorithm == "fast"
     x, y = (make_inputs()[0] for _ in range(2))
     layer(x).square().sum().backward()
@@ -851,7 +856,7 @@ def test_layer_with_a_parametrized_weight(module, no_operator):
     """A parametrized weight is computed on access, and is no parameter of its module any more."""
     reference = sequential()
     nn.utils.parametrizations.weight_norm(reference[1])
-    layer = LayerNormLinear.from_modules(*copy.deepcopy(reference))
+    layer = layer_from(copy.deepcopy(reference))
     x = make_inputs()[0]
     assert_near(layer(x), reference(x))
 
@@ -862,7 +867,7 @@ def test_autocast_goes_the_direct_way(module, no_operator):
         output = fused_layernorm_linear(*inputs)
     assert output.dtype == torch.bfloat16 and module.calls == [("forward", 2)]
     output.sum().backward()
-    assert all(tensor.grad.dtype == torch.float32 for tensor in inputs)
+    assert all(present(tensor.grad).dtype == torch.float32 for tensor in inputs)
 
 
 def test_inference_mode(module, no_operator):
@@ -883,17 +888,17 @@ def test_subclasses_go_through_the_operator(module, monkeypatch, name):
     index = NAMES.index(name)
     inputs[index] = inputs[index].as_subclass(Subclass)
     monkeypatch.setattr(autograd, "Direct", None)
-    assert autograd.call_directly(*inputs, EPS) is None
+    assert call_directly(*inputs, EPS) is None
 
 
 def test_modes_and_transforms_go_through_the_operator(module):
     inputs = make_inputs(requires_grad=False)
     with FakeTensorMode():
-        assert autograd.call_directly(*inputs, EPS) is None
+        assert call_directly(*inputs, EPS) is None
     seen = []
 
     def function(x):
-        seen.append(autograd.call_directly(x, *inputs[1:], EPS))
+        seen.append(call_directly(x, *inputs[1:], EPS))
         return x.sum()
 
     torch.func.grad(function)(inputs[0])
@@ -953,7 +958,7 @@ def test_opcheck(module, wanted):
 @pytest.mark.compiler
 def test_compiled_graphs_call_the_operator(module):
     torch._dynamo.reset()
-    layer = LayerNormLinear.from_modules(*sequential())
+    layer = layer_from(sequential())
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for rows in (3, 4, 9):
         x, y = (make_inputs(rows=(2, rows))[0] for _ in range(2))
@@ -1305,7 +1310,7 @@ def test_gpu_graph_of_a_layer_whose_plain_calls_multiply_otherwise(kernels):
 def test_gpu_compiled(counted, mode):
     torch._dynamo.reset()
     reference = sequential().cuda()
-    layer = LayerNormLinear.from_modules(*copy.deepcopy(reference))
+    layer = layer_from(copy.deepcopy(reference))
     compiled = torch.compile(layer, fullgraph=True, mode=mode)
     for seed in range(5):
         x, y = (gpu_inputs(rows=(2, 3), seed=seed)[0] for _ in range(2))
@@ -1326,7 +1331,7 @@ def test_gpu_compiled(counted, mode):
 def test_gpu_compiled_with_changing_lengths(kernels):
     torch._dynamo.reset()
     reference = sequential().cuda()
-    compiled = torch.compile(LayerNormLinear.from_modules(*copy.deepcopy(reference)), fullgraph=True)
+    compiled = torch.compile(layer_from(copy.deepcopy(reference)), fullgraph=True)
     for rows in (3, 4):
         compiled(gpu_inputs(rows=(2, rows))[0]).sum().backward()
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -1338,12 +1343,12 @@ def test_gpu_compiled_with_changing_lengths(kernels):
 
 @pytest.mark.gpu
 def test_gpu_autocast(counted):
-    layer = LayerNormLinear.from_modules(*sequential()).cuda()
+    layer = layer_from(sequential()).cuda()
     x = gpu_inputs()[0]
     with torch.autocast("cuda", dtype=torch.bfloat16):
         output = layer(x)
     output.float().square().sum().backward()
-    assert output.dtype == torch.bfloat16 and x.grad.dtype == torch.float32
+    assert output.dtype == torch.bfloat16 and present(x.grad).dtype == torch.float32
     assert counted == ["launch_forward", "launch_backward"]
 
 
@@ -1361,4 +1366,4 @@ def test_gpu_the_second_of_two():
     with torch.cuda.device(0):
         assert_as_good_as_torch(fused_layernorm_linear, inputs)
         assert torch.cuda.current_device() == 0
-    assert direct.kernels.table[1].index == 1
+    assert present(direct.kernels.table[1]).index == 1

@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
+from layer_checks import layer_from
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from typed import present
@@ -29,13 +30,6 @@ def sequential(**linear_options):
         ln.weight.add_(0.5 * torch.randn(H))
         ln.bias.add_(torch.randn(H))
     return modules
-
-
-def layer_from(modules: nn.Module, algorithm: str = "fast") -> LayerNormLinear:
-    """The layer of a LayerNorm and a Linear."""
-    ln, linear = modules.children()
-    assert isinstance(ln, nn.LayerNorm) and isinstance(linear, nn.Linear)
-    return LayerNormLinear.from_modules(ln, linear, algorithm=algorithm)
 
 
 def random_input(*shape, seed=0):

@@ -342,7 +342,7 @@ NAMED = {
     ),
     "torch: dS.mean((0, 1))": (
         P23, "grad_mask", lambda v: v.grad_scores.mean((0, 1)),
-        "is exactly 1 / (B * N) times what it should be: 0.166667 times in 'many queries', 0.5 in 'causal'",
+        "is exactly 1 / (B * N) times what it should be: 0.166667 times in 'many queries', 0.5 in 'hidden'",
     ),
     "scores in bits": (P23, "scores", lambda v: v.scores * np.log2(np.e), "is exactly 1 / ln 2 times what it should be"),
     # Puzzle 24

@@ -359,12 +359,7 @@ MISTAKES = (
     Mistake(
         "sums-over-h-minus-1",
         "with c1 and c2 divided by H - 1, not H",
-        {
-            "grad_input": lambda v: (
-                v.row_rstd * (v.g - values(v) / (values(v) - 1) * (v.c2 + v.x_hat * v.c1))
-            ),
-            "row_sums": lambda v: values(v) / (values(v) - 1) * packed(*row_sums(v, v.given_dln)),
-        },
+        {"row_sums": lambda v: values(v) / (values(v) - 1) * packed(*row_sums(v, v.given_dln))},
     ),
     Mistake(
         "rstd-forgotten-in-terms",

@@ -30,6 +30,7 @@ def excerpts(text, count: int) -> list[torch.Tensor]:
     return [each for _, each in zip(range(count), train_gpt.excerpts(SMALL, 5, CPU, text), strict=False)]
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("sizes", [SMALL, ODD])
 def test_every_value_of_a_step_is_autograd_s(sizes):
     values = compare_gpt.compare(sizes, 3, CPU)
@@ -52,6 +53,7 @@ def untold_of_block(i: int) -> set[str]:
     return outputs | {f"the gradient of what {part} is given" for part in (*inside, "loss")}
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("part", "wrong", "first"),
     [
@@ -102,6 +104,7 @@ def test_adamw_is_pytorch_s_with_clipping(size):
         torch.testing.assert_close(by_hand.p[name], leaf.detach(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.compiler
 def test_the_step_by_hand_trains_as_autograd_and_two_runs_have_the_same_bits(text):
     runs = []
     for kind in (ByHand, ByHand, ByAutograd):
@@ -113,6 +116,7 @@ def test_the_step_by_hand_trains_as_autograd_and_two_runs_have_the_same_bits(tex
     assert runs[0][0] == pytest.approx(runs[2][0], rel=2e-4)
 
 
+@pytest.mark.compiler
 def test_autograd_is_out_of_reach_of_a_step_by_hand(text, monkeypatch):
     def asks(x, dy):
         leaf = x.clone().requires_grad_()
@@ -142,6 +146,7 @@ def small(monkeypatch):
     monkeypatch.setitem(SIZES, "tiny", SMALL)
 
 
+@pytest.mark.compiler
 def test_compare_of_a_size_prints_every_value(command_line, small):
     finished = command_line("p27", "--compare", "--size", "tiny", "--device", "cpu")
     assert finished.code == 0 and finished.lines[-1] == "✅ every value is autograd's"
@@ -149,12 +154,14 @@ def test_compare_of_a_size_prints_every_value(command_line, small):
     assert said["the gradient of token"] == said["block1.attention, its output"] == "ok"
 
 
+@pytest.mark.compiler
 def test_compare_of_a_size_ends_with_1_where_a_value_is_wrong(command_line, small, monkeypatch):
     monkeypatch.setattr(step_parts, "gelu", lambda x: x * torch.nan)
     finished = command_line("p27", "--compare", "--size", "tiny", "--device", "cpu")
     assert finished.code == 1 and finished.lines[-1].endswith("the first is block0.gelu, its output")
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("by", ["hand", "autograd"])
 def test_a_size_trains_draws_and_writes(by, command_line, small):
     finished = command_line("p27", "--train", "--size", "tiny", "--device", "cpu", "--steps", "2", "--by", by)
@@ -165,6 +172,7 @@ def test_a_size_trains_draws_and_writes(by, command_line, small):
     assert finished.lines[finished.lines.index("it writes:") + 1].startswith("   The gradient ")
 
 
+@pytest.mark.compiler
 def test_training_stops_when_the_time_is_over(text):
     flags = train.parser().parse_args(
         ["--size", "tiny", "--device", "cpu", "--by", "hand", "--seconds", "1e-9"]
@@ -173,6 +181,7 @@ def test_training_stops_when_the_time_is_over(text):
     assert len(losses) == 1
 
 
+@pytest.mark.compiler
 def test_a_loss_that_is_no_number_ends_the_training(text, monkeypatch):
     flags = train.parser().parse_args(["--size", "tiny", "--device", "cpu", "--by", "hand"])
     monkeypatch.setattr(step_parts, "gelu", lambda x: x * torch.nan)
@@ -197,6 +206,7 @@ def test_what_a_size_cannot_do_is_said(arguments, words, command_line, monkeypat
     assert finished.code == 2 and words in finished.err
 
 
+@pytest.mark.compiler
 def test_the_bench_times_steps_beside_autograd(command_line, small, monkeypatch):
     monkeypatch.delitem(bench_gpt.CANDIDATES, "torch.compile")  # which calls a C++ compiler for half a minute
     finished = command_line("p27", "--train", "--size", "tiny", "--device", "cpu", "--time", "--steps", "3")
@@ -239,6 +249,7 @@ def trained(text, kind, state, first, count):
     return [train_gpt.one_step(by, each, 3e-3) for each in excerpts(text, first + count)[first:]]
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(("writer", "reader"), [(ByHand, ByAutograd), (ByAutograd, ByHand)])
 def test_a_state_written_by_one_is_read_by_the_other(writer, reader, text, tmp_path):
     state = State.begin(SMALL, 7, CPU)
@@ -253,6 +264,7 @@ def test_a_state_written_by_one_is_read_by_the_other(writer, reader, text, tmp_p
     assert read.steps == 10
 
 
+@pytest.mark.compiler
 def test_a_run_that_goes_on_has_the_bits_of_one_that_never_stopped(command_line, small, tmp_path):
     whole, half, rest = (tmp_path / name for name in ("whole.pt", "half.pt", "rest.pt"))
     base = ("p27", "--train", "--size", "tiny", "--device", "cpu")

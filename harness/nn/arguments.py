@@ -52,3 +52,9 @@ def check_scale(scale: object) -> None:
     """Raises TypeError where what the scores are multiplied by is neither a number nor None."""
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
         raise TypeError(f"scale: expected a number or None, got {type(scale).__name__}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raises TypeError where an argument is neither True nor False: `"no"` would count as True."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {value!r}")

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from harness.devices.graphs import Program, load_each
 from harness.nn import attention_direct, attention_dropout
-from harness.nn.arguments import DTYPES, check_attended, check_dense, check_scale, plain
+from harness.nn.arguments import DTYPES, check_attended, check_dense, check_flag, check_scale, plain
 from harness.nn.attention_direct import CHUNK, FIRST_ONLY
 from harness.nn.attention_ops import BACKWARD, DELTA, EVERY_KEY, FORWARD, MASK_BACKWARD
 from harness.nn.autograd import compiling, max_device, programs, refuse_after_fork, run
@@ -159,7 +159,7 @@ def prepared(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, enable_gqa: bool
 ) -> "tuple[Folded, int]":
     """The arguments of `attention`, checked, in autocast's dtype, with four axes; and how many keys past its own place a query sees."""
-    refuse_options(is_causal, attn_mask)
+    refuse_options(is_causal, attn_mask, enable_gqa)
     FIRST_ONLY.refuse(query=query, key=key, value=value, attn_mask=attn_mask)
     query, key, value, attn_mask = in_autocast_dtype(query, key, value, attn_mask)
     check(query, key, value, attn_mask, enable_gqa)
@@ -190,7 +190,7 @@ def attention_backward(
 
     Raises what `attention` raises.
     """
-    refuse_options(is_causal, attn_mask)
+    refuse_options(is_causal, attn_mask, enable_gqa)
     FIRST_ONLY.refuse(
         grad_out=grad_out, query=query, key=key, value=value, out=out, lse=lse, attn_mask=attn_mask
     )
@@ -373,6 +373,7 @@ def seen_blocks(blocks: Blocks, counts: tuple[int, int], device: torch.device) -
 def check_part(part: Part, query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raises, naming the argument, for what a part cannot be made of."""
     check(query, key, value, None, enable_gqa=True)
+    check_flag("is_causal", part.is_causal)
     if not query.dim() == key.dim() == value.dim() == 4:
         raise ValueError(f"query, key, value: expected four axes, [B, N, length, d], got {list(query.shape)}")
     if value.shape != key.shape or key.shape[0] != query.shape[0]:
@@ -402,8 +403,10 @@ def check_pair(grad_out: Tensor, out: Tensor) -> None:
 # ---- Checks, and how the arguments become four axes ---------------------------------------------------------
 
 
-def refuse_options(is_causal: bool, attn_mask: Tensor | None) -> None:
-    """Raises for options that do not go together."""
+def refuse_options(is_causal: bool, attn_mask: Tensor | None, enable_gqa: bool) -> None:
+    """Raises for options that are none, and for those that do not go together."""
+    check_flag("is_causal", is_causal)
+    check_flag("enable_gqa", enable_gqa)
     if is_causal and attn_mask is not None:
         raise ValueError(
             "is_causal: expected False where there is an attn_mask; put the triangle into the mask"

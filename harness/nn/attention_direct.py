@@ -574,6 +574,8 @@ def call_directly(
         type(query) in PLAIN
         and type(key) in PLAIN
         and type(value) in PLAIN
+        and type(is_causal) is bool
+        and type(enable_gqa) is bool
         and query.layout is torch.strided
         and dispatch_modes() == 0
         and not transforms_active()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.nn.arguments import check_attended, check_scale, plain
+from harness.nn.arguments import check_attended, check_flag, check_scale, plain
 from harness.nn.derivatives import FirstOnly
 from harness.nn.orders import whole
 from harness.nn.ring_blocks import BLOCKS, ONE_LENGTH, ring_with
@@ -75,13 +75,14 @@ def ring_attention(
     """
     if blocks not in BLOCKS:
         raise ValueError(f"blocks: expected one of {', '.join(BLOCKS)}, got {blocks!r}")
+    check_flag("balanced", balanced)
     group = process_group(group)
     FIRST_ONLY.refuse(batches=False, query=query, key=key, value=value)
     ring = ring_of(blocks)
     if length is None:
         options = {"is_causal": is_causal, "scale": scale}
         length = agreed_length(query, key, value, balanced, group, ring["positions"], options)
-    query, key, value = parts_of(query, key, value, scale)
+    query, key, value = parts_of(query, key, value, scale, is_causal)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     part = ring["positions"](rank, size, whole("length", length, 0), balanced)
     if query.shape[2] != part:
@@ -111,11 +112,12 @@ def process_group(group) -> Any:
     return group
 
 
-def parts_of(query, key, value, scale) -> tuple[Tensor, Tensor, Tensor]:
+def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors, in the dtype of `torch.autocast` where it is on. Raises what names the argument that does not fit."""
     query, key, value = map(in_autocast_dtype, (query, key, value))
     check_attended(query, key, value)
     check_scale(scale)
+    check_flag("is_causal", is_causal)
     if query.is_meta:
         raise NotImplementedError("query: a tensor on meta has nothing that could be sent")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -162,7 +164,7 @@ def agreed_length(
 def what_is_here(query, key, value, options: dict[str, Any]) -> tuple[dict[str, Any], list] | Exception:
     """What all ranks must have alike, by name, and the shapes; or what is wrong with it."""
     try:
-        tensors = parts_of(query, key, value, options.get("scale"))
+        tensors = parts_of(query, key, value, options.get("scale"), options.get("is_causal", False))
     except (TypeError, ValueError, NotImplementedError) as error:
         return type(error)(*error.args)
     backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from harness.nn import attention_direct
-from harness.nn.arguments import check_dense, plain
+from harness.nn.arguments import check_dense, check_flag, plain
 from harness.nn.attention_autograd import accum, backward_operator, check, factor, in_autocast_dtype
 from harness.nn.attention_direct import CHUNK, WIDE, AttentionKernels, aligned, row_strides
 from harness.nn.attention_ops import EVERY_KEY
@@ -61,6 +61,8 @@ def attention_varlen(
         NotImplementedError: A head dimension above 256, a second or a forward-mode derivative, or a transform of torch.func.
         harness.errors.WorkbookError: The kernels cannot be compiled, or the cache folder cannot be written.
     """
+    check_flag("is_causal", is_causal)
+    check_flag("enable_gqa", enable_gqa)
     FIRST_ONLY.refuse(batches=False, query=query, key=key, value=value)
     query, key, value, _ = in_autocast_dtype(query, key, value, None)
     check_packed(query, key, value, enable_gqa)

@@ -477,6 +477,8 @@ ERRORS = {
         {"attn_mask": ("lower_right", 5, 6)},
     ),
     "scale": (TypeError, "scale: expected a number or None, got str", {"scale": "x"}),
+    "is_causal": (TypeError, "is_causal: expected True or False, got 'no'", {"is_causal": "no"}),
+    "enable_gqa": (TypeError, "enable_gqa: expected True or False, got 1", {"enable_gqa": 1}),
     "scale of no number": (TypeError, "scale: expected a number or None, got bool", {"scale": True}),
     "groups": (
         ValueError,

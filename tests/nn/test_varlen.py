@@ -207,6 +207,8 @@ ERRORS = {
     "groups": (ValueError, "enable_gqa: the heads of key", {"key": packed(G=3)[1], "value": packed(G=3)[2], "enable_gqa": True}),
     "wide": (NotImplementedError, "256 elements at most, got 264", dict(zip(NAMES, packed(d=264), strict=True))),
     "scale": (TypeError, "scale: expected a number or None, got str", {"scale": "x"}),
+    "is_causal": (TypeError, "is_causal: expected True or False, got 'no'", {"is_causal": "no"}),
+    "enable_gqa": (TypeError, "enable_gqa: expected True or False, got 1", {"enable_gqa": 1}),
     "offsets of another dtype": (ValueError, r"offsets_q: expected int32 \[sequences \+ 1\], got int64 \[5\]", {"offsets_q": OFFSETS[0].long()}),
     "offsets of no sequence": (ValueError, r"offsets_k: expected int32 .* got int32 \[1\]", {"offsets_k": OFFSETS[1][:1]}),
     "two axes of offsets": (ValueError, r"offsets_k: expected int32 .* got int32 \[1, 5\]", {"offsets_k": OFFSETS[1][None]}),

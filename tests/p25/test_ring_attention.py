@@ -179,6 +179,13 @@ BAD = {
         "group: expected a process group, got one that this rank is not in",
     ),
     "scale": ({"scale": "x"}, TypeError, "scale: expected a number or None, got str"),
+    "is_causal": ({"is_causal": "no"}, TypeError, "is_causal: expected True or False, got 'no'"),
+    "is_causal of a known length": (
+        {"is_causal": "no", "length": 5},
+        TypeError,
+        "is_causal: expected True or False, got 'no'",
+    ),
+    "balanced": ({"balanced": 1}, TypeError, "balanced: expected True or False, got 1"),
     "length": ({"length": 5.0}, TypeError, "length: expected a whole number, got 5.0"),
     "another length": (
         {"length": 6},

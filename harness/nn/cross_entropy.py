@@ -7,6 +7,7 @@ loss of its own, the backward pass computes the logits again.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -205,11 +206,12 @@ def forward(
     reduction: str,
     wanted: int,
     chunk_rows: int,
+    empty: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, Results, Tensor | None]:
     """The reduced loss; the losses and gradients it was made from; and what the gradients are still to be multiplied by.
 
     For "none" there are no gradients yet. In float16 the mean's 1 / count comes last, and the gradient of weight waits in
-    float32: a scaler's factor keeps them from being 0.
+    float32: a scaler's factor keeps them from being 0. `empty` is as in `compute`.
     """
     check_targets(target, len(weight), loss.ignore_index)
     sums = wide(input.dtype)
@@ -224,7 +226,7 @@ def forward(
             scales, late = late.reshape(1), None
     made = 0 if reduction == "none" else wanted
     flat = input.reshape(-1, input.shape[-1])
-    results = compute(flat, weight, bias, rows, scales, loss, made, chunk_rows)
+    results = compute(flat, weight, bias, rows, scales, loss, made, chunk_rows, empty)
     if reduction == "none":
         return results.losses.view(target.shape), results, None
     total = results.losses.sum()

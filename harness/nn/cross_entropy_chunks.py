@@ -6,7 +6,7 @@ anywhere else, and where the module cannot be built, torch's own operations do. 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -181,6 +181,7 @@ def compute(
     loss: Loss,
     wanted: int,
     chunk_rows: int,
+    empty: Callable[..., Tensor] | None = None,
 ) -> Results:
     """Losses and gradients of input [rows, H], weight [V, H], bias [V] and target [rows], all on one device.
 
@@ -193,19 +194,21 @@ def compute(
         loss: Of a row.
         wanted: INPUT, WEIGHT and BIAS, added.
         chunk_rows: Rows of a chunk; the last one may have fewer.
+        empty: What makes uninitialised matrices of input's dtype, for dx and the logits of a chunk, from their sizes; torch unless given.
     """
+    empty = empty or input.new_empty
     rows, classes = len(input), len(weight)
     sums = wide(input.dtype)
     opened = kernels(input.device)
     make_rows = rows_by_torch if opened is None else opened.rows
     chunked = rows > chunk_rows
     losses = input.new_empty(rows, dtype=sums)
-    dx = input.new_empty(input.shape) if wanted & INPUT else None
+    dx = empty(*input.shape) if wanted & INPUT else None
     # The first chunk is written, not added. One product needs no wide sum.
     make = input.new_empty if rows else input.new_zeros
     dW = make(weight.shape, dtype=sums if chunked else input.dtype) if wanted & WEIGHT else None
     db = input.new_zeros(classes, dtype=sums) if wanted & BIAS else None
-    buffer = input.new_empty(min(rows, chunk_rows), padded(classes, input.dtype))
+    buffer = empty(min(rows, chunk_rows), padded(classes, input.dtype))
     for part in parts(rows, chunk_rows):
         x, own_target = input[part], target[part]
         logits = buffer[: len(x), :classes]

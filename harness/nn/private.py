@@ -54,6 +54,7 @@ def function_modes() -> bool:
 empty_strided = private("_C._dynamo.guards._empty_strided_cuda", empty_on_gpu)
 current_stream = private("_C._cuda_getCurrentRawStream", raw_stream)
 current_device = private("_C._cuda_getDevice", torch.cuda.current_device)
+clear_product_workspaces = private("_C._cuda_clearCublasWorkspaces", lambda: None)
 is_capturing = private("_C._cuda_isCurrentStreamCapturing", capturing)
 fp32_precision = private("_C._get_fp32_precision_getter", product_precision)
 any_autocast = private("_C._is_any_autocast_enabled", autocast_on)

@@ -6,12 +6,13 @@ from itertools import pairwise
 import pytest
 import torch
 from rich.console import Console
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.errors import BadUse
 from harness.puzzles.p27 import bench_gpt, compare_gpt, step_parts, train, train_gpt
 from harness.puzzles.p27.gpt import SIZES, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
-from harness.puzzles.p27.gpt_step import ByHand, Graphed
+from harness.puzzles.p27.gpt_step import ByHand, Graphed, Pass
 
 CPU = torch.device("cpu")
 SMALL = replace(SIZES["tiny"], layers=2, width=32, vocabulary=256, context=24, batch=3)
@@ -114,6 +115,46 @@ def test_the_step_by_hand_trains_as_autograd_and_two_runs_have_the_same_bits(tex
     assert runs[0][0][0] > 5.4 and runs[0][0][-1] < 4.2  # log 256 is 5.55
     assert runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1])
     assert runs[0][0] == pytest.approx(runs[2][0], rel=2e-4)
+
+
+@pytest.mark.compiler
+def test_what_lies_in_the_gradients_memory_first_changes_no_gradient():
+    sizes = replace(ODD, layers=3)
+    trained = ByHand(State.begin(sizes, 1, CPU))
+    excerpt = torch.randint(sizes.vocabulary, (sizes.batch, sizes.context + 1))
+    alone = Pass(sizes, trained.p)
+    alone.forward(excerpt[:, :-1], excerpt[:, 1:])
+    grads = alone.backward()
+    for _ in range(2):
+        trained.gradients.fill_(torch.nan)
+        trained.passes(excerpt)
+        for name, gradient in grads.items():
+            assert torch.equal(trained.grads[name], gradient), name
+        assert len(trained.gaps) > 3 and not any(gap.any() for gap in trained.gaps)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that lies in none of the given memories."""
+
+    def __init__(self, *known: torch.Tensor):
+        super().__init__()
+        self.known = {each.untyped_storage().data_ptr() for each in known}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in self.known:
+            self.bytes = max(self.bytes, result.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.compiler
+def test_logits_take_no_memory_of_their_own(text):
+    trained = ByHand(State.begin(SMALL, 7, CPU))
+    with Largest(trained.working, trained.gradients) as largest:
+        trained.passes(excerpts(text, 1)[0])
+    tokens = SMALL.batch * SMALL.context
+    assert largest.bytes == 4 * tokens * 4 * SMALL.width < 4 * tokens * SMALL.vocabulary
 
 
 @pytest.mark.compiler

@@ -65,6 +65,12 @@ class Pieces:
             if like[name].dim() > 1:
                 self.decayed = self.count
 
+    def gaps(self, piece: Tensor) -> list[Tensor]:
+        """What of a piece [count] belongs to no tensor."""
+        ends = [at + shape.numel() for at, shape in self.places.values()]
+        begins = [*(at for at, _ in self.places.values()), self.count][1:]
+        return [piece[end:begin] for end, begin in zip(ends, begins, strict=True) if end < begin]
+
     def views(self, piece: Tensor) -> Tensors:
         """The tensors of a piece [count] by name."""
         return {name: piece[at : at + shape.numel()].view(shape) for name, (at, shape) in self.places.items()}

@@ -3,7 +3,8 @@
 The LayerNorm before a product is one layer with it, attention keeps its output and lse, GELU is computed again, and
 the head with its loss makes its gradients in the forward pass, chunk by chunk. The stream between the blocks, [rows, C]
 with rows = batch * T, is in the working dtype; parameters are float32, AdamW updates them, and the products read a
-copy in the working dtype, which is made where the parameters are updated.
+copy in the working dtype, which is made where the parameters are updated. What is largest and short-lived lies in the memory of the
+gradients, before they are written.
 """
 
 from collections.abc import Callable
@@ -18,10 +19,11 @@ from harness.nn.autograd import layernorm_linear, layernorm_linear_backward
 from harness.nn.cross_entropy_chunks import INPUT, WEIGHT, Loss, rows_of_a_chunk
 from harness.nn.direct import ALL_GRADIENTS
 from harness.nn.ops import EPS
+from harness.nn.private import clear_product_workspaces
 from harness.puzzles.p27 import step_parts as parts
 from harness.puzzles.p27.autograd import Tensors
 from harness.puzzles.p27.derivation import IGNORED
-from harness.puzzles.p27.gpt import Sizes, State, working_dtype
+from harness.puzzles.p27.gpt import RUN, Pieces, Sizes, State, working_dtype
 
 BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
 """Of AdamW, and the norm that gradients are clipped to; as in the tape's file."""
@@ -33,6 +35,33 @@ def ignore(name: str, value: Tensor) -> None:
     """Looks at no value."""
 
 
+class Idle:
+    """The gradients' piece of memory as long as nothing is written there: at first all of it; then what lies before the block whose
+    backward pass is at work, because the blocks lie in the order of the forward pass.
+
+    Args:
+        pieces: Where the gradients will lie.
+        piece: [count].
+    """
+
+    def __init__(self, pieces: Pieces, piece: Tensor):
+        self.pieces, self.piece = pieces, piece
+        self.places = pieces.views(piece)
+        self.free = piece
+
+    def before(self, name: str) -> None:
+        """Takes back all that was lent; from now on nothing but what lies before a gradient is."""
+        self.free = self.piece[: self.pieces.places[name][0]]
+
+    def matrix(self, rows: int, columns: int) -> Tensor:
+        """An uninitialised one, in memory of its own where there is no room."""
+        count = rows * columns
+        if count > len(self.free):
+            return self.piece.new_empty(rows, columns)
+        lent, self.free = self.free[:count], self.free[-(-count // RUN) * RUN :]
+        return lent.view(rows, columns)
+
+
 @dataclass
 class Pass:
     """The forward and the backward pass of one model.
@@ -41,7 +70,7 @@ class Pass:
         sizes: Of the model.
         p: Its parameters in the working dtype, by the tape's names.
         note: Is shown every activation, "block0.qkv, its output", and every gradient of an input, by name.
-        places: Where gradients of parameters are wanted, by name; those that a product makes are written there.
+        idle: Where gradients of parameters are wanted, and until then the largest matrices; None: in memory of their own.
 
     Attributes:
         grads: The gradients of the parameters, after `backward`.
@@ -51,7 +80,7 @@ class Pass:
     sizes: Sizes
     p: Tensors
     note: Callable[[str, Tensor], None] = ignore
-    places: Tensors = field(default_factory=dict)
+    idle: Idle | None = None
     grads: Tensors = field(default_factory=dict)
     kept: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
@@ -65,6 +94,14 @@ class Pass:
         self.note(f"the gradient of what {part} is given", gradient)
         return gradient
 
+    def place(self, name: str) -> Tensor | None:
+        """Where the gradient of a parameter is wanted."""
+        return self.idle.places[name] if self.idle else None
+
+    def matrix(self, rows: int, columns: int) -> Tensor:
+        """An uninitialised one in the working dtype, not needed for long."""
+        return (self.idle.matrix if self.idle else self.p["token"].new_empty)(rows, columns)
+
     # ---- Parts --------------------------------------------------------------------------------------------------
 
     def embedding(self, tokens: Tensor) -> Tensor:
@@ -77,7 +114,8 @@ class Pass:
     def embedding_backward(self, dx: Tensor, of_head: Tensor) -> None:
         """The gradients of both tables; that of the tokens' also holds the head's, [V, C]."""
         (tokens,) = self.kept.pop("embedding")
-        table = self.places["token"] if self.places else torch.empty_like(self.p["token"])
+        table = self.place("token")
+        table = torch.empty_like(self.p["token"]) if table is None else table
         self.grads["token"] = parts.token_gradient(table, of_head, dx, tokens.flatten())
         self.grads["position"] = torch.zeros_like(self.p["position"])
         self.grads["position"][: tokens.shape[1]] = dx.view(*tokens.shape, -1).sum(0)
@@ -108,7 +146,7 @@ class Pass:
     def weight_gradient(self, dy: Tensor, x: Tensor, name: str) -> None:
         """That of a plain linear layer which was given x."""
         weight = f"{name}.weight"
-        self.grads[weight] = torch.mm(dy.T, x, out=self.places.get(weight))
+        self.grads[weight] = torch.mm(dy.T, x, out=self.place(weight))
 
     def add_linear(self, x: Tensor, branch: Tensor, name: str) -> Tensor:
         """The stream with a linear layer of a branch added to it."""
@@ -132,8 +170,11 @@ class Pass:
         """The gradient of the stream before block i; dx is written over. The bias of the linear layer that came last has its
         gradient already."""
         name, before = f"block{i}", f"block{i - 1}.narrow" if i else ""
+        if self.idle:
+            self.idle.before(f"{name}.qkv.weight")
         (wide,) = self.kept.pop(f"{name}.gelu")
-        d = self.back(f"{name}.narrow", dx @ self.p[f"{name}.narrow.weight"])
+        d = torch.mm(dx, self.p[f"{name}.narrow.weight"], out=self.matrix(*wide.shape))
+        self.back(f"{name}.narrow", d)
         again, d = parts.gelu_backward(wide, d)
         self.weight_gradient(dx, again, f"{name}.narrow")
         del wide, again
@@ -158,7 +199,7 @@ class Pass:
         vocabulary, width = token.shape
         chunk = rows_of_a_chunk(len(rows), width, vocabulary, token.dtype, token.device)
         loss, results, _ = cross_entropy.forward(
-            self.shown("ln_f", y), token, None, rows, PLAIN_LOSS, "mean", INPUT | WEIGHT, chunk
+            self.shown("ln_f", y), token, None, rows, PLAIN_LOSS, "mean", INPUT | WEIGHT, chunk, self.matrix
         )
         assert results.dx is not None and results.dW is not None  # they are wanted
         self.kept["head"] = (statistics, results.dx, results.dW)
@@ -212,13 +253,17 @@ class ByHand:
         self.norm = torch.zeros(1, device=device)
         self.p = state.pieces.views(self.working)
         self.grads = state.pieces.views(self.gradients)
+        self.gaps = state.pieces.gaps(self.gradients)
 
     def passes(self, excerpt: Tensor) -> Tensor:
         """Forward and backward over an excerpt [batch, context + 1]: the loss; the gradients lie in their piece."""
-        model = Pass(self.state.sizes, self.p, places=self.grads)
+        model = Pass(self.state.sizes, self.p, idle=Idle(self.state.pieces, self.gradients))
         loss = model.forward(excerpt[:, :-1], excerpt[:, 1:])
-        elsewhere = {name: grad for name, grad in model.backward().items() if grad is not self.grads[name]}
+        gradients = model.backward().items()
+        elsewhere = {name: grad for name, grad in gradients if grad.data_ptr() != self.grads[name].data_ptr()}
         copy_each([self.grads[name] for name in elsewhere], [*elsewhere.values()])
+        for gap in self.gaps:
+            gap.zero_()
         return loss
 
     def update(self) -> None:
@@ -285,6 +330,7 @@ class Graphed(ByHand):
         torch.cuda.current_stream().wait_stream(stream)
         for tensor, value in zip(written, before, strict=True):
             tensor.copy_(value)
+        clear_product_workspaces()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

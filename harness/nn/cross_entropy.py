@@ -97,9 +97,9 @@ def linear_cross_entropy(
     loss = checked_loss(ignore_index, label_smoothing, z_loss, softcap)
     check(*tensors, target, reduction, chunk_rows)
     input, weight, bias = tensors
-    if chunk_rows is None:
-        V, H = weight.shape
-        chunk_rows = rows_of_a_chunk(target.numel(), H, V, input.dtype, input.device)
+    chunk_rows = (
+        chunk_rows or 0
+    )  # decided where the rows are counted, because a compiled graph must not depend on their number
     wanted = wanted_of([tensor is not None and tensor.requires_grad for tensor in tensors])
     if not torch.is_grad_enabled():
         wanted = 0

@@ -193,11 +193,12 @@ def compute(
         scales: What the gradients of the rows are multiplied by, [rows] or [1], in the dtype of sums.
         loss: Of a row.
         wanted: INPUT, WEIGHT and BIAS, added.
-        chunk_rows: Rows of a chunk; the last one may have fewer.
+        chunk_rows: Rows of a chunk, of which the last one may have fewer; 0: as `rows_of_a_chunk` says.
         empty: What makes uninitialised matrices of input's dtype, for dx and the logits of a chunk, from their sizes; torch unless given.
     """
     empty = empty or input.new_empty
     rows, classes = len(input), len(weight)
+    chunk_rows = chunk_rows or rows_of_a_chunk(rows, input.shape[1], classes, input.dtype, input.device)
     sums = wide(input.dtype)
     opened = kernels(input.device)
     make_rows = rows_by_torch if opened is None else opened.rows

@@ -101,7 +101,8 @@ def patch(model: nn.Module, *, algorithm: str = "fast", memory: str = AUTO) -> P
     LayerNorm's output has (or keeps its gradient), under autocast, in inference mode, where only the Linear's parameters
     need gradients, and while something compiles, traces or transforms. The gradient with respect to the LayerNorm's output
     is of its other readers only, for who asks for it after the Linear has run. Writes that autograd does not see (`.data`)
-    are not seen here either.
+    are not seen here either. A head and its loss stay two, because a Linear cannot know whether a loss alone will read its logits; the
+    compile backend sees that in the graph.
 
     Args:
         model: Any module; it is changed.

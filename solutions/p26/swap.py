@@ -11,7 +11,8 @@ import operator
 import torch
 
 import harness.nn.autograd  # noqa: F401 registers mojo_workbook::layernorm_linear
-from harness.nn.compile.backend import Adder, drop, name_of
+from harness.nn.compile.backend import drop
+from harness.nn.compile.edit import Adder, name_of
 from harness.nn.compile.match import (
     DEFAULT_EPS,
     DTYPES,

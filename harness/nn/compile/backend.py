@@ -1,16 +1,16 @@
 """The torch.compile backend "mojo_workbook": LayerNorm -> Linear becomes the workbook's operator, Inductor does the rest.
 
-`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Four
+`torch.compile(model, backend="mojo_workbook")`, also with `mode`, `dynamic`, `fullgraph` and Inductor's own `options`. Five
 options are this backend's: `report` (True: print what was swapped and what was not; a function: it gets the `Report`),
 `pictures` (a function that gets the `Rewrite` of every swap, to look at), `attention` (whether puzzle 23's kernels take the place
 of `scaled_dot_product_attention`: True wherever they can, False nowhere; else where gradients are wanted and measurements say
-that they are faster) and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
+that they are faster), `head` (whether a head and its cross-entropy become `linear_cross_entropy`: True wherever they can, False
+nowhere; else where the logits are large), and `tail`, what compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
 """
 
 import functools
 import operator
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from harness.nn import on_stream
+from harness.nn.compile.edit import Adder, name_of
+from harness.nn.compile.head import Head, find_heads, swap_head
 from harness.nn.compile.match import (
+    Found,
     Left,
     Match,
     find,
@@ -37,7 +40,7 @@ REPORT = "MOJO_WORKBOOK_REPORT"
 TAILS = ("inductor", "aot_eager", "eager")
 ALGORITHM = "fast"
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
-OWN = ("report", "pictures", "attention", "tail")
+OWN = ("report", "pictures", "attention", "head", "tail")
 """The options that are not Inductor's."""
 
 
@@ -72,22 +75,33 @@ class Attention:
 
 @dataclass(frozen=True)
 class Report:
-    """What happened to one graph: the swaps, and (name, reason) of what stayed as it was; attention apart."""
+    """What happened to one graph: the swaps, and (name, reason) of what stayed as it was; attention and heads apart."""
 
     swaps: tuple[Swap, ...]
     left: tuple[tuple[str, str], ...]
     attentions: tuple[Attention, ...] = ()
     attentions_left: tuple[tuple[str, str], ...] = ()
+    heads: tuple[Head, ...] = ()
+    heads_left: tuple[tuple[str, str], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.swaps or self.left or self.attentions or self.attentions_left)
+        return bool(
+            self.swaps
+            or self.left
+            or self.attentions
+            or self.attentions_left
+            or self.heads
+            or self.heads_left
+        )
 
     def lines(self) -> list[str]:
-        """The report as text, one line for each Linear behind a LayerNorm, and for each attention."""
+        """The report as text, one line for each Linear behind a LayerNorm, each attention and each head with its loss."""
         found: list[tuple[tuple[Any, ...], tuple[tuple[str, str], ...], str]]
         found = [(self.swaps, self.left, "Linear layers behind a LayerNorm")]
         if self.attentions or self.attentions_left:
             found.append((self.attentions, self.attentions_left, "attentions"))
+        if self.heads or self.heads_left:
+            found.append((self.heads, self.heads_left, "heads with cross-entropy"))
         lines = []
         for swapped, left, what in found:
             lines.append(f"mojo_workbook: {len(swapped)} of {len(swapped) + len(left)} {what} swapped")
@@ -127,7 +141,7 @@ def mojo_workbook(
         raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
     if own.get("pictures") and not callable(own["pictures"]):
         raise ValueError(f"pictures {own['pictures']!r}: a function that gets each rewrite")
-    report = rewrite(gm, own.get("pictures"), attention=own.get("attention"))
+    report = rewrite(gm, own.get("pictures"), attention=own.get("attention"), head=own.get("head"))
     tell(report, own.get("report") or os.environ.get(REPORT, "0") not in ("", "0"))
     if tail == "eager":
         return gm.forward
@@ -181,26 +195,25 @@ def rewrite(
     pictures: Callable[[Rewrite], None] | None = None,
     *,
     attention: bool | None = None,
+    head: bool | None = None,
 ) -> Report:
     """Swaps every LayerNorm -> Linear of a graph and of the graphs that it calls; `pictures` gets each swap to look at.
 
-    Attention is swapped everywhere, nowhere, or, where `attention` is None, if that is faster.
+    Attention is swapped everywhere, nowhere, or, where `attention` is None, if that is faster; a head with its loss likewise, or if its
+    logits are large. Heads come first: one that stays may be behind a LayerNorm.
     """
     swaps: list[Swap] = []
     left: list[tuple[str, str]] = []
     attentions: list[Attention] = []
     attentions_left: list[tuple[str, str]] = []
+    heads: list[Head] = []
+    heads_left: list[tuple[str, str]] = []
     for graph_module in graph_modules(gm):
+        ends = find_heads(graph_module, head)
+        heads += each_swapped(graph_module, ends, swap_head, pictures)
+        heads_left += [(name_of(one.linear), one.why) for one in ends.left]
         found = find(graph_module)
-        for match in found.matches:
-            before = Snapshot.of(graph_module.graph) if pictures else None
-            try:
-                swaps.append(swap(graph_module, match))
-            except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself says no
-                found.left.append(Left(match.linear, str(error)))
-            else:
-                if pictures and before:
-                    pictures(Rewrite(str(swaps[-1]), before, Snapshot.of(graph_module.graph)).near())
+        swaps += each_swapped(graph_module, found, swap, pictures)
         left += [(name_of(one.linear), one.why) for one in found.left]
         for node in attentions_of(graph_module, attention):
             slower = None if attention else may_be_slower(node)
@@ -211,10 +224,34 @@ def rewrite(
                 attentions.append(swap_attention(graph_module, node))
             except (TypeError, ValueError, NotImplementedError) as error:
                 attentions_left.append((name_of(node), str(error)))
-        if found.matches or attentions:
+        if found.matches or ends.matches or attentions:
             graph_module.graph.lint()
             graph_module.recompile()
-    return Report(tuple(swaps), tuple(left), tuple(attentions), tuple(attentions_left))
+    return Report(
+        tuple(swaps),
+        tuple(left),
+        tuple(attentions),
+        tuple(attentions_left),
+        tuple(heads),
+        tuple(heads_left),
+    )
+
+
+def each_swapped(
+    gm: GraphModule, found: Found, swap: Callable[[GraphModule, Any], Any], pictures: Any
+) -> list[Any]:
+    """What `swap` says of each match that it swaps; what it refuses is left."""
+    done = []
+    for match in found.matches:
+        before = Snapshot.of(gm.graph) if pictures else None
+        try:
+            done.append(swap(gm, match))
+        except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself says no
+            found.left.append(Left(match.linear, str(error)))
+        else:
+            if before:
+                pictures(Rewrite(str(done[-1]), before, Snapshot.of(gm.graph)).near())
+    return done
 
 
 def attentions_of(gm: GraphModule, asked: bool | None) -> list[Node]:
@@ -313,37 +350,6 @@ def swap(gm: GraphModule, match: Match) -> Swap:
     return done
 
 
-class Adder:
-    """Adds nodes before one node of a graph, each with its fake tensor, and takes them back if asked."""
-
-    def __init__(self, gm: GraphModule, before: Node):
-        self.gm, self.before = gm, before
-        self.added: list[Node] = []
-
-    def function(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        """A node that calls a function."""
-        with self.gm.graph.inserting_before(self.before):
-            return self.finish(self.gm.graph.call_function(target, args, kwargs), target)
-
-    def method(self, name: str, *args: Any) -> Node:
-        """A node that calls a method of its first argument."""
-        with self.gm.graph.inserting_before(self.before):
-            return self.finish(self.gm.graph.call_method(name, args), getattr(torch.Tensor, name))
-
-    def finish(self, node: Node, call: Callable[..., Any]) -> Node:
-        self.added.append(node)
-        known = {k: v for k, v in self.before.meta.items() if k != "example_value"}
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
-        with value(self.before).fake_mode:
-            node.meta = known | {"example_value": call(*args, **kwargs)}
-        return node
-
-    def undo(self) -> None:
-        """Take all of them back."""
-        for node in reversed(self.added):
-            self.gm.graph.erase_node(node)
-
-
 def drop(gm: GraphModule, linear: Node) -> None:
     """Erases a node and, of what led to it, what nobody else uses; no more, since other nodes may have effects."""
     behind = [linear]
@@ -361,11 +367,3 @@ def leads(node: Node) -> bool:
     if layer_norm(node) is not None:
         return True
     return bool(node.all_input_nodes) and (keeps_rows(node) or slices_rows(node))
-
-
-def name_of(node: Node) -> str:
-    """What the model calls the layer that a node comes from, as "transformer.h.0.mlp.c_fc"; else the node's name."""
-    stack = node.meta.get("nn_module_stack") or {}
-    if not stack:
-        return node.name
-    return re.sub(r"^L\['\w+'\]\.?", "", str(list(stack.values())[-1][0])) or node.name

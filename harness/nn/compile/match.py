@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
+from harness.nn.arguments import plain
+
 aten = torch.ops.aten
 
 LAYER_NORM = {
@@ -86,7 +88,7 @@ class Left:
 class Found:
     """What one graph holds."""
 
-    matches: list[Match] = field(default_factory=list)
+    matches: list[Any] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
 
 
@@ -127,12 +129,21 @@ def judge(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Le
         between=between,
         transposed=linear.target in TRANSPOSED,
     )
-    why = unfit(match, norm["normalized_shape"]) or scaled(linear)
-    changed = next((n for n in nodes[order[ln] + 1 : order[linear]] if mutates(n)), None)
-    if not why and changed is not None:
-        does = "switches a mode of PyTorch" if switches(changed) else "may change a tensor in place"
-        why = f"{called(changed)} between the two {does}"
+    why = (
+        unfit(match, norm["normalized_shape"])
+        or scaled(linear)
+        or changed(nodes[order[ln] + 1 : order[linear]])
+    )
     return Left(linear, why) if why else match
+
+
+def changed(between: list[Node]) -> str:
+    """Why a call cannot be moved over these nodes; empty where it can."""
+    node = next((n for n in between if mutates(n)), None)
+    if node is None:
+        return ""
+    does = "switches a mode of PyTorch" if switches(node) else "may change a tensor in place"
+    return f"{called(node)} between the two {does}"
 
 
 def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
@@ -210,14 +221,20 @@ def unfit(match: Match, normalized_shape: Any) -> str:
         return "an input is no tensor of the graph"
     if isinstance(normalized_shape, list | tuple) and len(normalized_shape) != 1:
         return f"LayerNorm is over {len(normalized_shape)} axes"
-    out, x = value(match.linear), value(match.x)
+    return unfit_linear(value(match.linear), value(match.x), match.weight, match.linear_bias)
+
+
+def unfit_linear(out: FakeTensor, x: FakeTensor, weight: Node, bias: Node | None) -> str:
+    """Why the kernels do not compute a product; empty where they do."""
+    if not (isinstance(out, FakeTensor) and isinstance(x, FakeTensor)):
+        return "a transform of torch.func is at work"
     if out.dtype not in DTYPES or x.dtype not in DTYPES:
-        return f"there is no kernel for {str(out.dtype).removeprefix('torch.')}"
+        return f"there is no kernel for {plain(out.dtype)}"
     if x.device.type not in DEVICES:
         return f"there is no kernel for the device {x.device.type}"
-    if len(shape(match.weight)) != 2:
-        return f"its weight has {len(shape(match.weight))} axes"
-    if match.linear_bias is not None and len(shape(match.linear_bias)) != 1:
+    if len(shape(weight)) != 2:
+        return f"its weight has {len(shape(weight))} axes"
+    if bias is not None and len(shape(bias)) != 1:
         return "what is added is no vector"
     return ""
 

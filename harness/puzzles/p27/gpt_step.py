@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.nn import cross_entropy
 from harness.nn.autograd import layernorm_linear, layernorm_linear_backward
-from harness.nn.cross_entropy_chunks import INPUT, WEIGHT, Loss, rows_of_a_chunk
+from harness.nn.cross_entropy_chunks import INPUT, WEIGHT, Loss
 from harness.nn.direct import ALL_GRADIENTS
 from harness.nn.ops import EPS
 from harness.nn.private import clear_product_workspaces
@@ -196,10 +196,8 @@ class Pass:
         self.kept["ln_f"] = (x,)
         y, statistics = parts.layernorm(x, self.p["ln_f.weight"], self.p["ln_f.bias"])
         rows, token = targets.flatten(), self.p["token"]
-        vocabulary, width = token.shape
-        chunk = rows_of_a_chunk(len(rows), width, vocabulary, token.dtype, token.device)
         loss, results, _ = cross_entropy.forward(
-            self.shown("ln_f", y), token, None, rows, PLAIN_LOSS, "mean", INPUT | WEIGHT, chunk, self.matrix
+            self.shown("ln_f", y), token, None, rows, PLAIN_LOSS, "mean", INPUT | WEIGHT, 0, self.matrix
         )
         assert results.dx is not None and results.dW is not None  # they are wanted
         self.kept["head"] = (statistics, results.dx, results.dW)

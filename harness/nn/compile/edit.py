@@ -1,0 +1,49 @@
+"""Changes a graph that Dynamo has captured: nodes that come, each with its fake tensor, and what the model calls the old ones."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from harness.nn.compile.match import value
+
+
+class Adder:
+    """Adds nodes before one node of a graph, each with its fake tensor, and takes them back if asked."""
+
+    def __init__(self, gm: GraphModule, before: Node):
+        self.gm, self.before = gm, before
+        self.added: list[Node] = []
+
+    def function(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """A node that calls a function."""
+        with self.gm.graph.inserting_before(self.before):
+            return self.finish(self.gm.graph.call_function(target, args, kwargs), target)
+
+    def method(self, name: str, *args: Any) -> Node:
+        """A node that calls a method of its first argument."""
+        with self.gm.graph.inserting_before(self.before):
+            return self.finish(self.gm.graph.call_method(name, args), getattr(torch.Tensor, name))
+
+    def finish(self, node: Node, call: Callable[..., Any]) -> Node:
+        self.added.append(node)
+        known = {k: v for k, v in self.before.meta.items() if k != "example_value"}
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
+        with value(self.before).fake_mode:
+            node.meta = known | {"example_value": call(*args, **kwargs)}
+        return node
+
+    def undo(self) -> None:
+        """Take all of them back."""
+        for node in reversed(self.added):
+            self.gm.graph.erase_node(node)
+
+
+def name_of(node: Node) -> str:
+    """What the model calls the layer that a node comes from, as "transformer.h.0.mlp.c_fc"; else the node's name."""
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return node.name
+    return re.sub(r"^[LG]\['\w+'\]\.?", "", str(list(stack.values())[-1][0])) or node.name

@@ -1,0 +1,224 @@
+"""Finds a Linear whose logits a cross-entropy alone reads, and puts `linear_cross_entropy` in the place of both.
+
+Between the two there may be rows sliced away, then a reshape into rows and a cast to float32, as in `logits.float().view(-1, V)`. Where
+anything else reads the logits, or the graph returns them, they have to be there: the head stays.
+"""
+
+import operator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F
+
+from harness.nn.arguments import plain
+from harness.nn.compile.edit import Adder, name_of
+from harness.nn.compile.match import (
+    FAR,
+    PRODUCTS,
+    TRANSPOSED,
+    Found,
+    Left,
+    bound,
+    called,
+    changed,
+    keeps_rows,
+    scaled,
+    shape,
+    slices_rows,
+    unfit_linear,
+    value,
+)
+
+LOSS = (
+    "input",
+    "target",
+    "weight",
+    "size_average",
+    "ignore_index",
+    "reduce",
+    "reduction",
+    "label_smoothing",
+)
+"""The arguments of `F.cross_entropy`."""
+CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
+SMALL = 2**25
+"""Bytes of logits in float32: below them a head is left as it is, unless asked for."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head that was swapped with its loss: the model's name for it, its sizes and dtype."""
+
+    name: str
+    rows: tuple[Any, ...]
+    in_features: int
+    classes: int
+    dtype: str
+
+    def __str__(self) -> str:
+        rows = "x".join(map(str, self.rows)) or "one"
+        return f"swapped  {self.name} with its loss: {rows} rows, {self.in_features} -> {self.classes}, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class HeadMatch:
+    """A Linear and the cross-entropy of its logits.
+
+    Attributes:
+        linear, loss: The two nodes.
+        path: All nodes from the loss to the Linear, both included.
+        given: The arguments of both by name: `x`, `matrix` and `bias`, and those of the loss.
+        slices: The indices of rows, to be applied in order.
+    """
+
+    linear: Node
+    loss: Node
+    path: tuple[Node, ...]
+    given: dict[str, Any]
+    slices: tuple[Any, ...]
+
+
+def find_heads(gm: GraphModule, asked: bool | None) -> Found:
+    """The heads of a graph: all or none where it was asked for or forbidden, else those with large logits."""
+    found = Found()
+    nodes = list(gm.graph.nodes)
+    order = {node: k for k, node in enumerate(nodes)}
+    for node in [] if asked is False else nodes:
+        if node.op == "call_function" and node.target is F.cross_entropy:
+            judged = judge(node, nodes, order, bool(asked))
+            if isinstance(judged, HeadMatch):
+                found.matches.append(judged)
+            elif isinstance(judged, Left):
+                found.left.append(judged)
+    return found
+
+
+def judge(loss: Node, nodes: list[Node], order: dict[Node, int], asked: bool) -> HeadMatch | Left | None:
+    """A match, the reason why it is none, or None where no Linear leads to this loss."""
+    given = bound(loss, LOSS)
+    path, why = walk_back(loss, given["input"])
+    linear = path[-1]
+    if linear.target not in PRODUCTS:
+        return None
+    product = bound(linear, PRODUCTS[linear.target])
+    given |= {"x": product["input"], "matrix": product["weight"], "bias": product.get("bias")}
+    slices = tuple(node.args[1] for node in reversed(path) if node.target is operator.getitem)
+    match = HeadMatch(linear, loss, path, given, slices)
+    why = why or unread(path) or unfit(match) or scaled(linear)
+    why = why or changed(nodes[order[linear] + 1 : order[loss]])
+    if not why and not asked and value(linear).numel() * 4 < SMALL:
+        why = f"its logits take less than {SMALL >> 20} MiB"
+    return Left(linear, why) if why else match
+
+
+def walk_back(loss: Node, node: Any) -> tuple[tuple[Node, ...], str]:
+    """From a loss towards a Linear: (the nodes on the way, what stands in the way)."""
+    path, why, reshaped_before = [loss], "", False
+    for _ in range(2 * FAR):
+        if not isinstance(node, Node) or not node.all_input_nodes:
+            break
+        path.append(node)
+        if node.target in PRODUCTS:
+            break
+        if slices_rows(node):
+            reshaped_before = True
+        elif not casts(node) and not reshapes_rows(node):
+            why = f"{called(node)} stands between it and its loss"
+        elif reshaped_before and shape(node) != shape(node.all_input_nodes[0]):
+            why = "its logits are reshaped, then sliced"
+        node = node.all_input_nodes[0]
+    return tuple(path), why
+
+
+def reshapes_rows(node: Node) -> bool:
+    """Whether a node hands rows on, perhaps in other axes."""
+    flat = (node.op == "call_method" and node.target == "flatten") or node.target is torch.flatten
+    return keeps_rows(node) or (flat and shape(node)[-1:] == shape(node.all_input_nodes[0])[-1:])
+
+
+def casts(node: Node) -> bool:
+    """Whether a node changes nothing but the dtype."""
+    if node.op != "call_method" or node.target not in CASTS:
+        return False
+    return value(node).device == value(node.all_input_nodes[0]).device
+
+
+def unread(path: tuple[Node, ...]) -> str:
+    """Who else reads the logits; empty if nothing does."""
+    for reader, node in pairwise(path):
+        others = [user for user in node.users if user is not reader]
+        if any(user.op == "output" for user in others):
+            return "its logits are returned"
+        if others:
+            return f"{called(others[0])} reads its logits too"
+    return ""
+
+
+def unfit(match: HeadMatch) -> str:
+    """Why `linear_cross_entropy` does not compute these two; empty where it does."""
+    given, out = match.given, value(match.linear)
+    if not all(isinstance(given[name], Node) for name in ("x", "matrix", "target")):
+        return "an input is no tensor of the graph"
+    if given.get("weight") is not None:
+        return "its loss has weights for classes"
+    if given.get("size_average") is not None or given.get("reduce") is not None:
+        return "its loss has an argument of old: size_average or reduce"
+    if given.get("reduction", "mean") not in ("mean", "sum"):
+        return f"its loss has the reduction {given['reduction']!r}"
+    if value(given["target"]).dtype != torch.int64:
+        return f"its targets are {plain(value(given['target']).dtype)}, not classes"
+    if len(shape(given["input"])) not in (1, 2):
+        return f"its loss gets {len(shape(given['input']))} axes, not rows"
+    for node in match.path[1:-1]:
+        if value(node).dtype not in (out.dtype, wide(out.dtype)):
+            return f"its logits are cast to {plain(value(node).dtype)}"
+    return unfit_linear(out, value(given["x"]), given["matrix"], given["bias"])
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Of a loss that keeps all digits."""
+    return dtype if dtype == torch.float64 else torch.float32
+
+
+def swap_head(gm: GraphModule, match: HeadMatch) -> Head:
+    """Puts `linear_cross_entropy` in the place of a head with its loss.
+
+    Nothing is changed where it refuses its arguments (TypeError, ValueError or NotImplementedError).
+    """
+    # Here, because a model without a head does not need the kernels' module.
+    from harness.nn.cross_entropy import linear_cross_entropy
+
+    given, dtype, wanted = match.given, value(match.linear).dtype, value(match.loss).dtype
+    rows, features = shape(given["input"])[:-1], shape(given["x"])[-1]
+    add = Adder(gm, match.loss)
+    try:
+        x = given["x"]
+        for index in match.slices:
+            x = add.function(operator.getitem, x, index)
+        if rows and len(shape(x)) == 1:
+            x = add.method("unsqueeze", x, 0)
+        elif rows:
+            x = add.method("flatten", x, 0, -2)
+        weight = add.method("t", given["matrix"]) if match.linear.target in TRANSPOSED else given["matrix"]
+        # Under autocast a Linear computes in a dtype that its operands do not have yet.
+        x, weight, bias = (
+            t if t is None or value(t).dtype == dtype else add.method("to", t, dtype)
+            for t in (x, weight, given["bias"])
+        )
+        options = {
+            name: given[name] for name in ("ignore_index", "label_smoothing", "reduction") if name in given
+        }
+        loss = add.function(linear_cross_entropy, x, weight, given["target"], bias, **options)
+        if value(loss).dtype != wanted:
+            loss = add.method("to", loss, wanted)
+    except Exception:
+        add.undo()
+        raise
+    done = Head(name_of(match.linear), rows, features, shape(match.linear)[-1], plain(dtype))
+    match.loss.replace_all_uses_with(loss)
+    for node in match.path:
+        gm.graph.erase_node(node)
+    return done

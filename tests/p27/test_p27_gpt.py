@@ -9,10 +9,11 @@ from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.errors import BadUse
-from harness.puzzles.p27 import bench_gpt, compare_gpt, step_parts, train, train_gpt
+from harness.puzzles.p27 import bench_gpt, compare_gpt, kernel_times, step_parts, train, train_gpt
 from harness.puzzles.p27.gpt import SIZES, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
 from harness.puzzles.p27.gpt_step import ByHand, Graphed, Pass
+from harness.puzzles.p27.kernel_times import Kernel
 
 CPU = torch.device("cpu")
 SMALL = replace(SIZES["tiny"], layers=2, width=32, vocabulary=256, context=24, batch=3)
@@ -266,6 +267,43 @@ def test_a_rate_is_of_the_median():
     )
 
 
+def test_the_kernels_of_a_step_are_listed_under_their_kinds_with_floors():
+    kernels = [
+        Kernel("nvjet_hsh_128x256_" + "x" * 99, 24, 6000.0),
+        Kernel("gemm_small", 1, 3.0),
+        Kernel("solutions_p27_fast_step_gelu_backward", 12, 1500.0),
+        Kernel("vectorized_elementwise_kernel", 7, 500.0),
+    ]
+    lines = [line.split() for line in kernel_times.lines_of(kernels, {"products": 5500.0, "GELU": 1250.0})]
+    assert lines[0] == ["products", "6.00", "ms", "floor", "5.50", "ms"]
+    assert lines[1] == [kernels[0].name[:48], "6.00", "ms", "24", "launches"]
+    assert ["GELU", "1.50", "ms", "floor", "1.25", "ms"] in lines and ["attention", "0.00", "ms"] in lines
+    assert lines[-2] == [*kernel_times.REST.split(), "0.50", "ms"] and lines[-1][0] == kernels[-1].name
+    assert not any("gemm_small" in line for line in lines)
+
+
+def test_the_floor_of_the_products_is_six_operations_for_each_weight_and_token():
+    state = State.begin(SMALL, 1, CPU)
+    multiplied = [t.numel() for name, t in state.parameters.items() if t.dim() == 2 and name != "position"]
+    floors = kernel_times.floors(SMALL, 2.0, 1.0)
+    assert floors["products"] == 6 * sum(multiplied) * SMALL.tokens / 2
+    count = sum(t.numel() for t in state.parameters.values())
+    assert (
+        floors["AdamW and the norm"] == 30 * count
+    )  # three of 4 bytes read and written, 2 written, 2 read twice
+
+
+@pytest.mark.gpu
+def test_gpu_the_bench_says_where_a_step_spends_its_time(command_line, small, monkeypatch):
+    monkeypatch.delitem(bench_gpt.CANDIDATES, "torch.compile")
+    finished = command_line("p27", "--train", "--size", "tiny", "--device", "gpu", "--time", "--steps", "3")
+    begins = finished.lines.index("the kernels of a step by hand:")
+    times = {
+        line[3:40].strip(): float(line.split(" ms")[0].split()[-1]) for line in finished.lines[begins + 1 :]
+    }
+    assert finished.code == 0 and times["products"] > 0 and times["AdamW and the norm"] > 0
+
+
 @pytest.mark.gpu
 def test_gpu_the_graphed_step_trains_as_launches_do_and_twice_alike(text):
     runs = []
@@ -319,6 +357,23 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_never_stopped(command_line,
     assert one.steps == other.steps == 4 and torch.equal(one.master, other.master)
     compared = command_line("p27", "--compare", "--size", "tiny", "--device", "cpu", "--load", str(rest))
     assert compared.code == 0 and compared.lines[-1] == "✅ every value is autograd's"
+
+
+@pytest.mark.compiler
+def test_the_losses_of_every_step_are_kept_and_the_parameters_bits_are_told(command_line, small, tmp_path):
+    base = ("p27", "--train", "--size", "tiny", "--device", "cpu", "--steps", "3")
+    told = []
+    for name, seed in (("one", "5"), ("again", "5"), ("other", "6")):
+        finished = command_line(*base, "--seed", seed, "--csv", str(tmp_path / name))
+        (line,) = (line for line in finished.lines if "bits are" in line)
+        told.append((line.split()[-1], (tmp_path / name).read_text()))
+    assert told[0] == told[1] and told[0][0] != told[2][0] and told[0][1] != told[2][1]
+    head, *rows = told[0][1].splitlines()
+    assert head == "step,loss" and [row.split(",")[0] for row in rows] == ["1", "2", "3"]
+    assert all(5 < float(row.split(",")[1]) < 6 for row in rows)
+    finished = command_line(*base, "--csv", str(tmp_path / "no" / "file"))
+    assert finished.code == 2 and "file: No such file or directory" in finished.err
+    assert "--csv: only with --size" in command_line("p27", "--train", "--csv", "x").err
 
 
 def test_what_cannot_be_saved_or_loaded_is_said(command_line, small, tmp_path):

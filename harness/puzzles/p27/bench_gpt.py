@@ -12,6 +12,7 @@ from rich.console import Console
 
 from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
 from harness.console import print_lines
+from harness.puzzles.p27 import kernel_times
 from harness.puzzles.p27.gpt import SIZES, Sizes, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
 from harness.puzzles.p27.gpt_step import ByHand, by_hand
@@ -39,12 +40,17 @@ class Timed:
 
 
 def bench(console: Console, flags: Namespace, chapters: Path) -> None:
-    """Times whole steps, each with its loss waited for, and prints a line for each candidate."""
+    """Times whole steps, each with its loss waited for, and prints a line for each candidate; on a GPU also where the step by hand spends
+    its time."""
     sizes, device = SIZES[flags.size], device_of(flags.device)
     timed = measure(sizes, device, flags.seed, flags.steps or ROUNDS, chapters)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     shape = f"{sizes.batch} x {sizes.context} tokens at every step"
     print_lines(console, [f"{shape}, on {where}; medians", *lines_of(timed, sizes.tokens)])
+    if device.type == "cuda":
+        kernels = kernel_times.taken(timed["by hand"].step)
+        least = kernel_times.floors(sizes, *kernel_times.rates(device))
+        print_lines(console, ["the kernels of a step by hand:", *kernel_times.lines_of(kernels, least)])
 
 
 def measure(sizes: Sizes, device: torch.device, seed: int, rounds: int, chapters: Path) -> dict[str, Timed]:

@@ -134,7 +134,7 @@ def parser() -> Parser:
         "--time",
         action="store_true",
         default=None,
-        help="with --size: no training, but the times of steps by hand, by autograd and by torch.compile",
+        help="with --size: no training, but the times of steps by hand, by autograd and by torch.compile, and of kernels",
     )
     parser.add_argument(
         "--save",
@@ -142,6 +142,7 @@ def parser() -> Parser:
         metavar="FILE",
         help="with --size: writes parameters and AdamW's means at the end",
     )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="with --size: writes the loss of every step")
     return parser
 
 
@@ -175,7 +176,7 @@ def check_size(flags, *of_size: str) -> None:
 def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None = None) -> int:
     """Trains on the chapters, the book's unless given, draws the losses, and lets the model write. Raises BadUse, Unsolved."""
     flags = parser().parse_args(arguments)
-    check_size(flags, "by", "save", "time")
+    check_size(flags, "by", "save", "time", "csv")
     if flags.steps is not None and flags.steps < 1:
         raise BadUse(f"--steps {flags.steps}: must be at least 1")
     if not flags.seconds > 0:

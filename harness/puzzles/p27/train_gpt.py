@@ -3,6 +3,8 @@
 Tokens are bytes, of which GPT-2 has 256 among its 50,304. The same seed gives the same losses, bit for bit, on one machine.
 """
 
+import csv
+import hashlib
 import math
 import time
 from argparse import Namespace
@@ -102,20 +104,39 @@ def train(
     )
     if flags.save:
         state.save(flags.save)  # now, so that a path that cannot be written is said before the training
+    keep_losses(flags.csv, [], state.steps)  # likewise
     # A run that goes on sees what it would have seen.
     texts = islice(excerpts(sizes, flags.seed, device, chapters), state.steps, None)
     losses = run(console, state, flags, plan, steps, texts)
     if flags.save:
         state.save(flags.save)
+    keep_losses(flags.csv, losses, state.steps)
     first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
     lines = [
         *plot({f"by {flags.by}": losses}, height=10),
-        f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}",
+        f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}; the parameters' bits are {digest(state.master)}",
         "it writes:",
         *(f"   {line}" for line in written(state, sample, flags.seed).splitlines()),
     ]
     print_lines(console, lines)
     return losses
+
+
+def keep_losses(path: Path | None, losses: list[float], steps: int) -> None:
+    """Writes the losses of the last of so many steps as a CSV, each with all its digits. Raises BadUse where it cannot be written."""
+    if path is None:
+        return
+    try:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([("step", "loss"), *enumerate(losses, steps - len(losses) + 1)])
+    except OSError as error:
+        raise BadUse(f"--csv {path}: {error.strerror}") from error
+
+
+def digest(tensor: Tensor) -> str:
+    """Eight letters that two tensors have in common if they are equal bit for bit."""
+    return hashlib.sha256(tensor.detach().cpu().numpy().data).hexdigest()[:8]
 
 
 def run(

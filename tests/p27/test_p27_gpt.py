@@ -118,6 +118,21 @@ def test_the_step_by_hand_trains_as_autograd_and_two_runs_have_the_same_bits(tex
     assert runs[0][0] == pytest.approx(runs[2][0], rel=2e-4)
 
 
+def test_the_token_table_s_gradient_has_one_set_of_bits():
+    """Few tokens that occur often, and so many that a CPU takes several threads."""
+    dx, tokens, of_head = torch.randn(2048, 96), torch.randint(9, (2048,)), torch.randn(9, 96)
+    table = torch.empty(9, 96)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        all_of = [step_parts.token_gradient(table, of_head.clone(), dx, tokens).clone() for _ in range(20)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, all_of[0]) for one in all_of)
+    hot = torch.nn.functional.one_hot(tokens).double()
+    torch.testing.assert_close(table.double(), of_head + hot.T @ dx.double(), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.compiler
 def test_what_lies_in_the_gradients_memory_first_changes_no_gradient():
     sizes = replace(ODD, layers=3)

@@ -161,7 +161,11 @@ def token_gradient(table: Tensor, of_head: Tensor, dx: Tensor, tokens: Tensor) -
         opened.launch(opened.module.token_gradient, *tensors, len(tokens), *table.shape)
         return table
     total = of_head.float()
-    total.index_put_((tokens,), dx.float(), accumulate=True)  # sorted, so that the sums have one order
+    # Sums in one order: on a GPU index_put_ sorts the places, on a CPU index_add_ takes one after the other, and index_put_ does not.
+    if total.is_cuda:
+        total.index_put_((tokens,), dx.float(), accumulate=True)
+    else:
+        total.index_add_(0, tokens, dx.float())
     return table.copy_(total)
 
 

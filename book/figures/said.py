@@ -17,6 +17,11 @@ class Rows:
     def __init__(self, name: str):
         self.name = name
 
+    @property
+    def gpu(self) -> str:
+        """What measured it, in a word: H200."""
+        return record.rows(self.name)[0]["device"].removeprefix("NVIDIA ").split()[0]
+
     def all(self, number: str, /, **where: object) -> list[float]:
         """The numbers of every row with these values, rows without a number left out. Raises LookupError where none is."""
         wanted = {key.rstrip("_"): str(value) for key, value in where.items()}

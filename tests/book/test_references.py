@@ -42,6 +42,12 @@ def taken_all(known):
     return known["taken"].all("median_us", pass_="both")
 
 
+@pytest.mark.parametrize(("device", "word"), [("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100")])
+def test_a_page_names_the_gpu_of_a_record(known, monkeypatch, device, word):
+    monkeypatch.setattr(record, "rows", lambda name: [{"device": device}])
+    assert resolved("On one {{= taken.gpu }}.", known) == (f"On one {word}.", [])
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [

@@ -212,16 +212,21 @@ def test_a_head_that_stays_is_reported_with_the_reason(body, why):
 
 
 @pytest.mark.parametrize("tail", ["eager", "aot_eager"])
-def test_inside_a_transform_of_torch_func_a_head_and_a_linear_behind_a_layer_norm_stay(tail):
-    model, (x, t) = Model(plain), given()
+def test_inside_a_transform_of_torch_func_all_stays(tail):
+    model, (x, t) = Model(plain).requires_grad_(False), given()
 
     def gradient(x):
-        return torch.func.grad(lambda x: plain(model, F.layer_norm(x, (H,)), t))(x)
+        def loss(x):
+            x = F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+            return plain(model, F.layer_norm(x, (H,)), t)
 
-    call, reports = compiled(gradient, tail)
+        return torch.func.grad(loss)(x)
+
+    call, reports = compiled(gradient, tail, attention=True)
     torch.testing.assert_close(call(x), gradient(x))
-    why = ["a transform of torch.func is at work"]
-    assert [w for _, w in reports[0].heads_left] == [w for _, w in reports[0].left] == why
+    why = "its tensors are wrapped, by a transform of torch.func or in a subclass"
+    for left in (reports[0].heads_left, reports[0].left, reports[0].attentions_left):
+        assert [reason for _, reason in left] == [why]
 
 
 def test_what_linear_cross_entropy_refuses_stays(monkeypatch):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
 from harness.nn.compile.match import value
@@ -29,6 +30,10 @@ class Adder:
 
     def finish(self, node: Node, call: Callable[..., Any]) -> Node:
         self.added.append(node)
+        if not isinstance(value(self.before), FakeTensor):
+            raise NotImplementedError(
+                "its tensors are wrapped, by a transform of torch.func or in a subclass"
+            )
         known = {k: v for k, v in self.before.meta.items() if k != "example_value"}
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
         with value(self.before).fake_mode:

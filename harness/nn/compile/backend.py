@@ -97,14 +97,15 @@ class Report:
     def lines(self) -> list[str]:
         """The report as text, one line for each Linear behind a LayerNorm, each attention and each head with its loss."""
         found: list[tuple[tuple[Any, ...], tuple[tuple[str, str], ...], str]]
-        found = [(self.swaps, self.left, "Linear layers behind a LayerNorm")]
-        if self.attentions or self.attentions_left:
-            found.append((self.attentions, self.attentions_left, "attentions"))
-        if self.heads or self.heads_left:
-            found.append((self.heads, self.heads_left, "heads with cross-entropy"))
+        found = [
+            (self.swaps, self.left, "Linear layers behind a LayerNorm"),
+            (self.attentions, self.attentions_left, "attentions"),
+            (self.heads, self.heads_left, "heads with cross-entropy"),
+        ]
         lines = []
         for swapped, left, what in found:
-            lines.append(f"mojo_workbook: {len(swapped)} of {len(swapped) + len(left)} {what} swapped")
+            if swapped or left:
+                lines.append(f"mojo_workbook: {len(swapped)} of {len(swapped) + len(left)} {what} swapped")
             lines += [f"  {swap}" for swap in swapped] + [f"  left     {name}: {why}" for name, why in left]
         return lines
 
